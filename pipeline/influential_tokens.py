@@ -36,7 +36,9 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
-from typing import Any
+from typing import Any, cast
+
+import numpy as np
 
 from pipeline.cli import (
     InputError,
@@ -49,7 +51,6 @@ from pipeline.cli import (
     stage_parser,
     whole_number,
 )
-from pipeline.measuring.choices import choices_sha256, read_choices, settings_of_choices
 from pipeline.measuring.flags import (
     KEPT_FRACTION,
     LEARNING_CHUNKS,
@@ -71,8 +72,11 @@ from pipeline.measuring.rules import (
     refuse_rules,
     studied_numbers,
 )
+from pipeline.results.read import read_artefact, read_made_by, sources
+from pipeline.results.versions import sha256_of_files
 from pipeline.text.folder import TokenizedData, UnigramDistribution
 
+STAGE = "influential_tokens"
 ORIGINAL, COMPACT = "original", "compact"
 ENGINE = "left_out_at_kept_position_ids"
 """How contexts are made, as results name it: what is not in a context is no row of the sequence."""
@@ -133,7 +137,7 @@ def check(arguments: argparse.Namespace) -> ContextLengths:
     lengths = ContextLengths(arguments.short_context_length, last or long, arguments.targets_per_chunk)
     known: dict[str, Any] = {"k": DEFAULT_KS, "rules": DEFAULT_RULES}
     if arguments.choices is not None and arguments.choices.exists():  # not yet, where a study is planned
-        known = settings_of_choices(arguments)
+        known = _settings_of_choices(arguments)
     smallest = int(lengths.num_far_tokens_T[0])
     arguments.k = arguments.k or [k for k in known["k"] if k <= smallest]
     arguments.rules = arguments.rules or list(known["rules"])
@@ -180,7 +184,7 @@ def main(arguments: argparse.Namespace) -> None:
         seed=arguments.seed, num_subsets=arguments.num_subsets, kept_fraction=arguments.kept_fraction,
         unigram=unigram, null_fraction=arguments.null_fraction, is_compact=arguments.positions == COMPACT,
         choosers_judge=arguments.choosers_judge,
-        choices=None if arguments.choices is None else read_choices(arguments, lengths),
+        choices=None if arguments.choices is None else _read_choices(arguments, lengths),
     )  # fmt: skip
 
     def prepare(loaded: LoadedModel, checkpoint_sha256: str, dtype: str) -> None:
@@ -192,7 +196,7 @@ def main(arguments: argparse.Namespace) -> None:
     num_choosers = len(arguments.checkpoints) if arguments.choose_together else 1
     how_many = arguments.intervention, max(1, num_backgrounds), num_choosers, len(arguments.judge_with)
     MeasuringStage(
-        arguments, "influential_tokens", _settings(arguments, unigram),
+        arguments, STAGE, _settings(arguments, unigram),
         lambda choosers, chunk, judges: measure_chunk(choosers, chunk, judges, request),
         other_models={"--judge-with": arguments.judge_with}, num_other_documents=1 + num_backgrounds,
         prepare=prepare if set(LEARNING_RULES) & set(arguments.rules) else None,
@@ -204,6 +208,11 @@ def main(arguments: argparse.Namespace) -> None:
 def _settings(arguments: argparse.Namespace, unigram: UnigramDistribution | None) -> dict[str, object]:
     """What decides the numbers; null where the rules and the intervention do not ask for it."""
     names = "short_context_length", "k", "rules", "recovery_fraction", "minimum_gain", "seed", "intervention"
+
+    choices = None
+    if arguments.choices is not None:
+        paths = [file.path for file in sources(arguments.choices, STAGE, [arguments.choices_of])]
+        choices = {"model": arguments.choices_of, "sha256": sha256_of_files(*paths)}
 
     def of_rules(name: str, *beginnings: str) -> object:
         return getattr(arguments, name) if any(r.startswith(beginnings) for r in arguments.rules) else None
@@ -218,6 +227,56 @@ def _settings(arguments: argparse.Namespace, unigram: UnigramDistribution | None
         "choosers_judge": arguments.choosers_judge or None,
         "null_fraction": arguments.null_fraction if arguments.null_fraction < 1 else None,
         "last_tokens": arguments.last_tokens,
-        "choices": arguments.choices and {"model": arguments.choices_of, "sha256": choices_sha256(arguments)},
+        "choices": choices,
         "positions": arguments.positions if arguments.positions == COMPACT else None,
     }
+
+
+def _settings_of_choices(arguments: argparse.Namespace) -> dict[str, Any]:
+    """How the tokens of --choices were chosen; sets `arguments.choices_of`, and refuses what does not fit."""
+    found = read_made_by(arguments.choices, STAGE)
+    name = arguments.choices_of or next(iter(found), None)
+    if name not in found or (arguments.choices_of is None and len(found) > 1):
+        raise InputError(
+            f"--choices {arguments.choices} holds choices of {', '.join(found) or 'no model'}; name one with"
+            " --choices-of"
+        )
+    arguments.choices_of, made_by = name, found[name]
+    settings: dict[str, Any] = made_by["settings"]
+    data = TokenizedData.open(arguments.data)
+    if made_by["inputs"]["evaluation_documents"] != data.evaluation_sha256:
+        raise InputError(f"--choices {arguments.choices} are of another text than that of {arguments.data}")
+    # As many documents: of fewer, the last one's null would be another document.
+    lengths = [num for num in data.evaluation_lengths() if num >= arguments.long_context_length]
+    asked = vars(arguments) | {"num_documents": len(lengths[: arguments.max_documents])}
+    for setting in (
+        "short_context_length", "long_context_length", "targets_per_chunk", "last_tokens",
+        "max_chunks_per_document", "num_documents",
+    ):  # fmt: skip
+        if (theirs := settings.get(setting)) != asked[setting]:
+            raise InputError(
+                f"--choices were made with {setting} {theirs}, here it is {asked[setting]}: make them equal"
+            )
+    if arguments.k and arguments.k[-1] > settings["k"][-1]:
+        raise InputError(f"--k {arguments.k[-1]} is more than the {settings['k'][-1]} tokens of --choices")
+    if unknown := set(arguments.rules or ()) - set(settings["rules"]):
+        raise InputError(f"--choices have no rule {min(unknown)}; they have {', '.join(settings['rules'])}")
+    return settings
+
+
+def _read_choices(
+    arguments: argparse.Namespace, lengths: ContextLengths
+) -> dict[tuple[str, int], dict[str, dict[str, np.ndarray]]]:
+    """Document and chunk -> `Choices`, positions counted from the start of what is read of the chunk."""
+    keys = ["document_id", "chunk_index", "far_context", "rule"]
+    order = [*keys, "target_position", "rank"]
+    only = {"model": [arguments.choices_of], "rule": arguments.rules}
+    rows = read_artefact(arguments.choices, STAGE, [*order, "context_position"], only).sort_values(order)
+    skipped = arguments.long_context_length - lengths.long_context_length
+    choices: dict[tuple[str, int], dict[str, dict[str, np.ndarray]]] = {}
+    for key, of_rule in rows.groupby(keys, sort=False):
+        document, chunk, far_context, rule = cast("tuple[str, int, str, str]", key)
+        start = chunk * arguments.long_context_length + skipped
+        positions_TK = of_rule["context_position"].to_numpy().reshape(lengths.targets_per_chunk, -1) - start
+        choices.setdefault((document, chunk), {}).setdefault(far_context, {})[rule] = positions_TK
+    return choices

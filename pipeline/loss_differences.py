@@ -101,7 +101,6 @@ def main(arguments: argparse.Namespace) -> None:
     from pipeline.measuring.sparsity import compared_losses, length_harm
     from pipeline.measuring.stage import MeasuringStage
     from pipeline.models.interface import NotFiniteLossError
-    from pipeline.results.schemas import OWN
 
     reference = [] if arguments.reference_model is None else [arguments.reference_model]
 
@@ -113,9 +112,7 @@ def main(arguments: argparse.Namespace) -> None:
     ) -> "dict[str, Columns]":
         (loaded,) = models
         chunk_L, sequence = chunk.token_ids_L, own_context(chunk.token_ids_L, lengths)
-        own = FarContext(
-            OWN, chunk_L, chunk_L, (sequence,), Measurement(loaded.model, lengths, loaded.batching)
-        )
+        own = FarContext(Measurement(loaded.model, lengths, loaded.batching), chunk_L, chunk_L)
         columns = compared_losses(chunk, own)
         if near is not None:
             harm_TB = length_harm(own, near, chunk.other_token_ids_NL[1:])

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline.cli import InputError, logger
-from pipeline.measuring.contexts import Measurement, own_context
+from pipeline.measuring.contexts import Measurement
 from pipeline.measuring.explanation import foreign_text, measured_tables, planned
 from pipeline.measuring.far_context import FarContext
 from pipeline.measuring.flags import ContextLengths
@@ -123,7 +123,7 @@ def losses_frame(
         for text, start, ids_L, lengths in spans:
             with failures_in_words(given.name, len(ids_L), start, f" of text {text}"):
                 measurement = Measurement(loaded.model, lengths, loaded.batching)
-                own = FarContext(OWN, ids_L, ids_L, (own_context(ids_L, lengths),), measurement)
+                own = FarContext(measurement, ids_L, ids_L)
                 long_T, short_T = own.long_losses_T, own.short.losses
                 values = long_T, short_T, short_T - long_T, own.short.divergences
             measured[text][start + lengths.targets_T] = np.stack(values, axis=-1)

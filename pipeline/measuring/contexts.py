@@ -14,7 +14,6 @@ shared window, Q targets of one.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -82,20 +81,6 @@ class Batching:
             num_sequences = min(num_sequences, int(self.memory_budget_bytes // sequence_bytes))
         return max(1, num_sequences)
 
-    @contextmanager
-    def halved_where_memory_runs_out(self, num_sequences: int, num_rows: int) -> Iterator[None]:
-        """Where the pass inside, of this size, runs out of memory, go on with batches half as large."""
-        try:
-            yield
-        except (RuntimeError, MemoryError) as error:
-            if num_sequences == 1 or not is_out_of_memory(error):
-                raise
-            self.tokens_per_batch = num_sequences // 2 * num_rows
-            logger.warning(
-                "out of memory with %d sequences of %d tokens in a batch; going on with half as many",
-                num_sequences, num_rows,
-            )  # fmt: skip
-
 
 class Rows(NamedTuple):
     """What a forward pass runs, its prefix apart; as `CausalLM.hidden_states` takes it."""
@@ -137,26 +122,35 @@ class PassQueue:
     ) -> int:
         """Queue a pass, and say how many sequences it has run: 0 where the memory ran out.
 
+        Then the batches after it are half as large.
+
         Args:
             reference_index_BT: which prediction of the reference each target's is compared with; None: target
                 t's with number t.
             places_BS: where the rows stand in the chunk, where that is not their position ID.
         """
         num_sequences, num_rows = rows.token_ids_BS.shape
-        with self._batching.halved_where_memory_runs_out(num_sequences, num_rows):
-            model, targets = self._model, to_device(target_ids_BT, self._model.device)
-            inputs = rows.on_device(model.device)
+        model = self._model
+        try:
+            targets, inputs = to_device(target_ids_BT, model.device), rows.on_device(model.device)
             if self._reference is None:
                 hidden_BTD = model.hidden_states(*inputs, prefix)
                 values: tuple[torch.Tensor, ...] = (losses_of_hidden_states(model, hidden_BTD, targets),)
             else:
                 index = None if reference_index_BT is None else torch.as_tensor(reference_index_BT)
                 values = losses_and_divergences(model, *inputs, targets, self._reference, index, prefix)
-            self._passes.append(
-                (rows.position_ids_BS if places_BS is None else places_BS, rows.query_rows_BT, values)
-            )
-            return num_sequences
-        return 0
+        except (RuntimeError, MemoryError) as error:
+            if num_sequences == 1 or not is_out_of_memory(error):
+                raise
+            self._batching.tokens_per_batch = num_sequences // 2 * num_rows
+            logger.warning(
+                "out of memory with %d sequences of %d tokens in a batch; going on with half as many",
+                num_sequences, num_rows,
+            )  # fmt: skip
+            return 0
+        places_BS = rows.position_ids_BS if places_BS is None else places_BS
+        self._passes.append((places_BS, rows.query_rows_BT, values))
+        return num_sequences
 
     def read(self) -> list[list[np.ndarray]]:
         """Losses and, with a reference, divergences: of each float32 [B, T] a pass, nats.
@@ -396,9 +390,8 @@ def null_contexts(
     window of s own tokens a target. A few targets at a time, so that their windows take about as many rows as
     the other document does and the attention mask stays small.
     """
-    short, num_targets = lengths.short_context_length, lengths.targets_per_chunk
-    num_sequences = max(1, round(num_targets * short / int(lengths.num_far_tokens_T[-1])))
-    for index_T in np.array_split(np.arange(num_targets), min(num_sequences, num_targets)):
+    short = lengths.short_context_length
+    for index_T in lengths.packed_targets():
         targets_T = lengths.targets_T[index_T]
         num_far_T = targets_T - short
         num_far = int(num_far_T[-1])

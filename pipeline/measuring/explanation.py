@@ -57,11 +57,6 @@ class Explanation:
     """Artefact -> its rows, places counted from `first_token`. The divergence of leaving a selected token out
     stands in influential_tokens, NaN where no rule left tokens out."""
 
-    @property
-    def pieces_L(self) -> list[str]:
-        """The text of each measured token."""
-        return self.text.pieces[self.first_token :]
-
     @cached_property
     def html(self) -> str:
         """The explorer's page of the text."""
@@ -255,7 +250,7 @@ def explorer_page(explanation: Explanation, name: str) -> str:
     )
     chunk = chunk_record(rows, _CHUNK, 0, [explanation.model], rules) | {
         "start": explanation.first_token,
-        "pieces": explanation.pieces_L,
+        "pieces": explanation.text.pieces[explanation.first_token :],
         "null": {"id": "the foreign text", "pieces": foreign_pieces[: lengths.long_context_length]},
     }
     record: Record = {"id": name, "num_tokens": len(explanation.text.token_ids_N), "chunks": [chunk]}
@@ -295,7 +290,7 @@ def in_words(explanation: Explanation, *, is_coloured: bool) -> str:
     losses, request = explanation.tables["loss_differences"], explanation.request
     gains = dict(zip(losses["target_position"], losses["loss_difference"], strict=True))
     shown = []
-    for place, piece in enumerate(explanation.pieces_L):
+    for place, piece in enumerate(explanation.text.pieces[explanation.first_token :]):
         harmless = "".join(char if char in _JOINERS else printable(char) for char in piece)
         shown.append(_marked(harmless, gains.get(place, 0.0), is_coloured))
     legend = f"In [brackets]: the loss falls by at least {_LEVELS_NATS[1]:g} nats"

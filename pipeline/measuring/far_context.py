@@ -21,7 +21,7 @@ or subsets, K positions of a set or largest k, C context, J studied values of k,
 a pass, V vocabulary.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, NamedTuple, Optional, TypeVar
@@ -53,7 +53,7 @@ from pipeline.results.schemas import OTHER_DOCUMENT, OWN
 
 T = TypeVar("T")
 Inspect = Callable[[CausalLM, ReadText], torch.Tensor]
-"""Given a model and what it reads, a number for each target and row: [T, S]."""
+"""Given a model and what it reads, a number for each target and row: [T, S], or several: [..., T, S]."""
 _LOOKED_INTO = (
     "it runs on OLMo and on Hugging Face families whose attention the library can write out, such as Llama,"
     " Mistral, Qwen, Gemma, OLMo 2, GPT-NeoX and GPT-2"
@@ -163,7 +163,7 @@ def rows_with_substitutes(
 
 def far_context_only(values_TF: np.ndarray, num_far_tokens_T: np.ndarray) -> np.ndarray:
     """The values, NaN in place of those of positions beyond a target's own far context."""
-    return np.where(np.arange(values_TF.shape[1]) < num_far_tokens_T[:, None], values_TF, np.float32(np.nan))
+    return np.where(np.arange(values_TF.shape[-1]) < num_far_tokens_T[:, None], values_TF, np.float32(np.nan))
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,19 +173,15 @@ class FarContext:
     Measurements are float32 [T, F], NaN beyond a target's own far context.
     """
 
-    name: str
-    """OWN, or OTHER_DOCUMENT for the null."""
-    token_ids_L: np.ndarray
-    """Where the far tokens come from."""
+    measurement: Measurement
     chunk_L: np.ndarray
     """Where the short contexts and the targets come from."""
-    sequences: tuple[PackedSequence, ...]
-    """All targets after their long contexts, a few targets each."""
-    measurement: Measurement
+    token_ids_L: np.ndarray
+    """Where the far tokens come from."""
     substitute_ids_L: np.ndarray | None = None
     """Stand-ins for left-out tokens (intervention `substitute`); None: they are removed."""
     own: Optional["FarContext"] = None
-    """The chunk's own far context, of a null; None: this is it."""
+    """The chunk's own far context, of a null; None: this is it, and its tokens are the chunk's."""
     _measured_sets: dict[bytes, np.ndarray] = field(default_factory=dict, init=False)
     """`_set_keys` -> loss and divergence [2, B] of a set that is likely to be asked for again."""
     _kept: dict[Callable[..., Any], Any] = field(default_factory=dict, init=False)
@@ -221,6 +217,18 @@ class FarContext:
         """Position p is far context of target t where p < num_far_tokens_T[t]."""
         return self.lengths.num_far_tokens_T
 
+    @property
+    def name(self) -> str:
+        """OWN, or OTHER_DOCUMENT of the null."""
+        return OWN if self.own is None else OTHER_DOCUMENT
+
+    @cached_property
+    def sequences(self) -> list[PackedSequence]:
+        """All targets after their long contexts, a few targets each."""
+        if self.own is None:
+            return [own_context(self.chunk_L, self.lengths)]
+        return list(null_contexts(self.chunk_L, self.token_ids_L, self.lengths))
+
     @cached_property
     def _full_passes(self) -> list[FullPass]:
         return [full_pass(self.model, sequence) for sequence in self.sequences]
@@ -245,10 +253,8 @@ class FarContext:
         batching = self.measurement.batching
         of_stand_ins = [
             self._of_all_targets(
-                [
-                    leave_each_out(self.model, sequence, batching, full=full, substitute_ids_L=stand_in_L)
-                    for sequence, full in zip(self.sequences, self._full_passes, strict=True)
-                ]
+                leave_each_out(self.model, sequence, batching, full=full, substitute_ids_L=stand_in_L)
+                for sequence, full in zip(self.sequences, self._full_passes, strict=True)
             )
             for stand_in_L in self._stand_ins
         ]
@@ -272,13 +278,9 @@ class FarContext:
     @cached_property
     def attention_TF(self) -> np.ndarray:
         """Attention of the row that predicts t to token i, mean over layers and heads."""
-
-        def mean_over_heads(model: CausalLM, read: ReadText) -> torch.Tensor:
-            of_layers: list[torch.Tensor] = []
-            model.watch_attention(*read[:4], lambda weights_HTS: of_layers.append(weights_HTS.mean(0)))
-            return torch.stack(of_layers).mean(0)
-
-        return self.look_inside("attention", mean_over_heads)
+        return self.watched_attention(
+            "attention", lambda layer_HTS: layer_HTS.mean(0), lambda layers: torch.stack(layers).mean(0)
+        )
 
     @cached_property
     def gate_gradient_TF(self) -> np.ndarray:
@@ -448,7 +450,7 @@ class FarContext:
         return Measured.of_each([measured])
 
     def look_inside(self, rule: str, inspect: Inspect, answers_T: np.ndarray | None = None) -> np.ndarray:
-        """What `inspect` tells of the far tokens of each target, from reading the long context: [T, F].
+        """What `inspect` tells of the far tokens of each target, from reading the long context: [..., T, F].
 
         InputError, which names the rule, where the model cannot be looked into so. `answers_T` are predicted
         in place of the targets.
@@ -464,21 +466,29 @@ class FarContext:
             except NotInspectableError as error:
                 raise InputError(f"{error}; leave rule '{rule}' out of --rules: {_LOOKED_INTO}") from error
             num_far_T = sequence.num_far_tokens_T
-            parts.append((far_context_only(values_TS[:, : num_far_T[-1]].cpu().numpy(), num_far_T),))
-        return self._of_all_targets(parts)[0]
+            parts.append(far_context_only(values_TS[..., : num_far_T[-1]].cpu().numpy(), num_far_T))
+        return self._of_all_targets(parts)
 
-    def _of_all_targets(self, parts: Sequence[tuple[np.ndarray, ...]]) -> list[np.ndarray]:
-        """[T, F] of all targets, of each kind of values, from sequences that hold a few targets each."""
-        num_far = self.num_far_tokens_T[-1]
-        return [
-            np.concatenate(
-                [
-                    np.pad(part, ((0, 0), (0, num_far - part.shape[1])), constant_values=np.nan)
-                    for part in values
-                ]
-            )
-            for values in zip(*parts, strict=True)
-        ]
+    def watched_attention(
+        self, rule: str, of_layer: Callable[[torch.Tensor], torch.Tensor],
+        together: Callable[[list[torch.Tensor]], torch.Tensor],
+    ) -> np.ndarray:  # fmt: skip
+        """What `of_layer` keeps of each layer's attention [H, T, S], put `together`: [..., T, F]."""
+
+        def watch(model: CausalLM, read: ReadText) -> torch.Tensor:
+            layers: list[torch.Tensor] = []
+            model.watch_attention(*read[:4], lambda layer_HTS: layers.append(of_layer(layer_HTS)))
+            return together(layers)
+
+        return self.look_inside(rule, watch)
+
+    def _of_all_targets(self, parts: Iterable[Sequence[np.ndarray] | np.ndarray]) -> np.ndarray:
+        """[..., T, F] of all targets, from the values of sequences that hold a few targets each."""
+        num_far, padded = self.num_far_tokens_T[-1], []
+        for part in map(np.asarray, parts):
+            widths = [(0, 0)] * (part.ndim - 1) + [(0, num_far - part.shape[-1])]
+            padded.append(np.pad(part, widths, constant_values=np.nan))
+        return np.concatenate(padded, axis=-2)
 
 
 def random_subsets(num_far: int, num_subsets: int, seed: tuple[int, ...]) -> np.ndarray:
@@ -627,11 +637,8 @@ def far_contexts(
     kind: Callable[..., FarContext] = FarContext
     if background_ids_BL is not None:
         kind = partial(FarContextInBackground, background_ids_BL=background_ids_BL)
-    of_own = (own_context(chunk_L, measurement.lengths),)
-    of_null = tuple(null_contexts(chunk_L, null_chunk_L, measurement.lengths))
-    own = kind(OWN, chunk_L, chunk_L, of_own, measurement, substitute_ids_L)
-    null = kind(OTHER_DOCUMENT, null_chunk_L, chunk_L, of_null, measurement, substitute_ids_L, own)
-    return {OWN: own, OTHER_DOCUMENT: null}
+    own = kind(measurement, chunk_L, chunk_L, substitute_ids_L)
+    return {OWN: own, OTHER_DOCUMENT: kind(measurement, chunk_L, null_chunk_L, substitute_ids_L, own)}
 
 
 def sparse_contexts(

@@ -61,6 +61,12 @@ class ContextLengths:
         """Far-context tokens of each target: the far context of t is [0, t - s)."""
         return self.targets_T - self.short_context_length
 
+    def packed_targets(self) -> list[np.ndarray]:
+        """The targets in groups whose short contexts together are about as long as a far context: indices."""
+        num_windows = self.targets_per_chunk * self.short_context_length
+        num_groups = max(1, round(num_windows / int(self.num_far_tokens_T[-1])))
+        return np.array_split(np.arange(self.targets_per_chunk), min(num_groups, self.targets_per_chunk))
+
 
 @dataclass(frozen=True)
 class TaskSplit:

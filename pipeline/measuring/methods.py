@@ -279,28 +279,15 @@ def _weighted_attention(context: FarContext, criterion: Literal["losses_H", "div
             " to training tokens before it measures"
         )
     weights_H = torch.as_tensor(getattr(head_weights, criterion), device=context.model.device).float()
-
-    def weigh(model: CausalLM, read: ReadText) -> torch.Tensor:
-        of_layers: list[torch.Tensor] = []
-        model.watch_attention(*read[:4], of_layers.append)
-        return (weights_H[:, None, None] * torch.cat(of_layers)).sum(0)
-
-    return context.look_inside("learned_attention", weigh)
+    return context.watched_attention(
+        "learned_attention", lambda layer_HTS: layer_HTS,
+        lambda layers: (weights_H[:, None, None] * torch.cat(layers)).sum(0),
+    )  # fmt: skip
 
 
 def attention_of_heads(context: FarContext, rule: str) -> np.ndarray:
-    """Attention of each target's row to each token of the own far context, by head: float32 [H, T, F]."""
-    of_layers: list[np.ndarray] = []
-
-    def watch(model: CausalLM, read: ReadText) -> torch.Tensor:
-        num_far = context.num_far_tokens_T[-1]
-        model.watch_attention(
-            *read[:4], lambda weights_HTS: of_layers.append(weights_HTS[..., :num_far].cpu().numpy())
-        )
-        return torch.zeros(len(read.query_rows_T), read.token_ids_1S.shape[1])
-
-    context.look_inside(rule, watch)
-    return np.concatenate(of_layers)
+    """Attention of each target's row to each far token, by head, layer after layer: float32 [H, T, F]."""
+    return context.watched_attention(rule, lambda layer_HTS: layer_HTS, torch.cat)
 
 
 def fitted_head_weights(contexts: Iterable[FarContext], rule: str) -> HeadWeights:

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pipeline.cli import InputError, unknown_name
-from pipeline.measuring.choices import ranked
-from pipeline.measuring.flags import NUM_INTEGRATION_STEPS, NUM_SAMPLED_ANSWERS, NUM_SUBSETS
+from pipeline.measuring.flags import NUM_INTEGRATION_STEPS, NUM_SAMPLED_ANSWERS, NUM_SUBSETS, ContextLengths
 from pipeline.results.schemas import MIMICRY, SELECTION
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ _ADDING_ONE_BY_ONE = ("add_one_in", "add_one_in_divergence", "greedy", "greedy_d
 
 
 @dataclass(frozen=True)
-class RuleCosts:
+class RuleCosts(ContextLengths):
     """Token-forwards (tokens run through the network) of the choice for a chunk's own far context.
 
     With s the short context, F a target's far context, n = l - 1 the tokens before the last target and m the
@@ -53,9 +52,6 @@ class RuleCosts:
     really runs.
     """
 
-    short_context_length: int
-    long_context_length: int
-    targets_per_chunk: int
     intervention: str = REMOVE
     num_backgrounds: int = 1
     """Foreign documents, under the intervention `background`."""
@@ -98,8 +94,8 @@ class RuleCosts:
     @property
     def num_far_tokens(self) -> range:
         """F of each target of a chunk."""
-        num_short_of_last = self.long_context_length - self.short_context_length
-        return range(num_short_of_last - self.targets_per_chunk, num_short_of_last)
+        short = self.short_context_length
+        return range(self.first_target - short, self.long_context_length - short)
 
     def one_pass(self, k: int = 0) -> int:
         """n: all tokens once, for all targets."""
@@ -172,11 +168,9 @@ class RuleCosts:
         return self.num_backgrounds * (self.num_far_tokens[-1] + round(again))
 
     def _packed_sequences(self) -> list[tuple[int, int]]:
-        """Rows and far rows of each of the null's sequences, whose windows take about as many rows as it."""
-        short, num_targets = self.short_context_length, self.targets_per_chunk
-        wanted = max(1, round(num_targets * short / self.num_far_tokens[-1]))
-        parts = np.array_split(self.num_far_tokens, min(wanted, num_targets))
-        return [(int(part[-1]) + short * len(part), int(part[-1])) for part in parts]
+        """Rows and far rows of each of the null's sequences."""
+        parts = [self.num_far_tokens_T[index_T] for index_T in self.packed_targets()]
+        return [(int(part[-1]) + self.short_context_length * len(part), int(part[-1])) for part in parts]
 
 
 Sees = Literal["answer", "prediction", "attention", "nothing"]
@@ -239,6 +233,17 @@ class Rule:
     def says_something_alone(self) -> bool:
         """Whether it is measured where a document has no null: it is no control, and needs none."""
         return self.name not in CONTROLS and not self.needs_null
+
+
+def ranked(scores_TF: np.ndarray, max_k: int) -> np.ndarray:
+    """Positions of the `max_k` largest scores, largest first, the nearer of equals first: int64 [T, K].
+
+    NaN is no candidate.
+    """
+    # A stable sort keeps the order of equals, so sorting from the nearest token on breaks ties rightly.
+    nearest_first_TF = np.where(np.isnan(scores_TF), -np.inf, scores_TF)[:, ::-1]
+    order_TK = np.argsort(-nearest_first_TF, axis=1, kind="stable")[:, :max_k]
+    return scores_TF.shape[1] - 1 - order_TK
 
 
 def _by(scores: Scores) -> Ranking:
@@ -409,38 +414,26 @@ def studied_numbers(rule: str, ks: Sequence[int], smallest_far_context: int) -> 
 
 
 def refuse_rules(
-    rules: Collection[str],
-    *,
-    intervention: str,
-    largest_k: int,
-    smallest_far_context: int,
+    rules: Collection[str], *, intervention: str, largest_k: int, smallest_far_context: int,
     num_subsets: int = NUM_SUBSETS,
-) -> None:
+) -> None:  # fmt: skip
     """Refuse what cannot be asked for together, in the words of the flags (InputError)."""
-    for rule in rules:
-        find_rule(rule)
-    if intervention not in INTERVENTIONS:
-        raise unknown_name("intervention", intervention, INTERVENTIONS)
-    able = [name for name, rule in RULES.items() if BACKGROUND in rule.interventions]
-    unable = "".join([name for name in rules if name not in able][:1])
-    surrogate = "".join([name for name in rules if name.startswith("surrogate")][:1])
-    for is_refused, sentence in (
-        (
-            largest_k > smallest_far_context,
+    for rule in map(find_rule, rules):
+        if intervention == BACKGROUND and BACKGROUND not in rule.interventions:
+            able = ", ".join(name for name, one in RULES.items() if BACKGROUND in one.interventions)
+            raise InputError(
+                f"--intervention background has no meaning for rule {rule.name}; it is for {able}; choose of"
+                " these, or say --intervention remove"
+            )
+        if rule.name.startswith("surrogate") and num_subsets < largest_k:
+            raise InputError(
+                f"--num-subsets {num_subsets} tells rule {rule.name} of at most {num_subsets} tokens, and --k"
+                f" asks for {largest_k}; choose at least as many subsets"
+            )
+    if largest_k > smallest_far_context:
+        raise InputError(
             f"--k {largest_k} is more than the {smallest_far_context} far-context tokens of the first target:"
-            " choose a smaller k, a longer long context or fewer targets a chunk",
-        ),
-        (
-            intervention == BACKGROUND and unable,
-            f"--intervention background has no meaning for rule {unable}; it is for {', '.join(able)}; choose"
-            " of these, or say --intervention remove",
-        ),
-        (num_subsets % 2, f"--num-subsets {num_subsets}: subsets come in pairs; choose an even number"),
-        (
-            surrogate and num_subsets < largest_k,
-            f"--num-subsets {num_subsets} tells rule {surrogate} of at most {num_subsets} tokens, and --k"
-            f" asks for {largest_k}; choose at least as many subsets",
-        ),
-    ):
-        if is_refused:
-            raise InputError(sentence)
+            " choose a smaller k, a longer long context or fewer targets a chunk"
+        )
+    if num_subsets % 2:
+        raise InputError(f"--num-subsets {num_subsets}: subsets come in pairs; choose an even number")

@@ -12,7 +12,6 @@ from operator import attrgetter
 import numpy as np
 import torch
 
-from pipeline.measuring.choices import Choices
 from pipeline.measuring.contexts import HeadWeights, Measured, Measurement, Rows, measured_in_foreign_context
 from pipeline.measuring.far_context import FarContext, far_contexts, sparse_contexts
 from pipeline.measuring.flags import KEPT_FRACTION, NUM_SUBSETS, ContextLengths
@@ -30,6 +29,9 @@ from pipeline.models.interface import NotFiniteLossError, Predictions
 from pipeline.results.schemas import DIVERGENCE, LOSS, OTHER_DOCUMENT, OWN, Columns, append_columns
 from pipeline.text.chunks import Chunk
 from pipeline.text.folder import UnigramDistribution
+
+Choices = Mapping[str, dict[str, np.ndarray]]
+"""Far context -> rule -> the chunk's chosen positions, most influential first: int64 [T, K]."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -16,7 +16,6 @@ import numpy as np
 
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.rules import BACKGROUND, CONTROLS, REMOVE, RULES, SUBSTITUTE, find_rule
-from pipeline.results.schemas import OWN
 from pipeline.synthetic.tasks import ExampleBatch
 
 if TYPE_CHECKING:
@@ -97,12 +96,11 @@ class SearchedExample:
 
     def _context(self, intervention: str) -> "FarContext":
         # Imported late: the names of the rules are wanted for a --help at once.
-        from pipeline.measuring.contexts import Measurement, own_context
+        from pipeline.measuring.contexts import Measurement
         from pipeline.measuring.far_context import FarContext, FarContextInBackground
 
-        tokens_L = self.token_ids_L
-        sequences = (own_context(tokens_L, self.lengths),)
-        fields = OWN, tokens_L, tokens_L, sequences, Measurement(self.model, self.lengths, self.batching)
+        measurement = Measurement(self.model, self.lengths, self.batching)
+        fields = measurement, self.token_ids_L, self.token_ids_L
         if intervention == REMOVE:
             return FarContext(*fields)
         if intervention == BACKGROUND:
