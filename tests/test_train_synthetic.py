@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -47,23 +48,6 @@ def fingerprint(folder: Path) -> dict[str, str]:
     return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
 
 
-class StopAfter(StopRequest):
-    """Asks to stop once it has been asked so many times, which it is in each step."""
-
-    def __init__(self, num_steps: int) -> None:
-        super().__init__()
-        self._left = num_steps
-
-    @property
-    def signal_name(self) -> str | None:  # type: ignore[override]
-        self._left -= 1
-        return signal.Signals.SIGTERM.name if self._left < 0 else None
-
-    @signal_name.setter
-    def signal_name(self, value: str | None) -> None:
-        pass
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("synthetic") / "copy-predicted-seed0"
@@ -75,10 +59,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_stopped_run_goes_on_to_the_same_bytes(tmp_path: Path, architecture: str) -> None:
     of_architecture = f"model.architecture={architecture}"
     train(tmp_path / "whole", of_architecture)
-    overrides = [*TINY, of_architecture]
-    config = load_task_config(CONFIG, overrides, task="copy", positions="predicted")
-    stopped = TaskTrainer(config, tmp_path / "stopped", torch.device("cpu"), StopAfter(2))
-    assert stopped.run().name == "step3-unsharded"
+    config = load_task_config(CONFIG, [*TINY, of_architecture], task="copy", positions="predicted")
+    asked = StopRequest()
+    asked.signal_name = signal.Signals.SIGTERM.name
+    stopped = TaskTrainer(config, tmp_path / "stopped", torch.device("cpu"), asked)
+    assert stopped.run().name == "step1-unsharded"
+    train(tmp_path / "stopped", of_architecture)
+    assert fingerprint(tmp_path / "stopped") == fingerprint(tmp_path / "whole")
+    shutil.rmtree(tmp_path / "stopped" / "step6-unsharded")  # from step 4, with what was measured after 3
     train(tmp_path / "stopped", of_architecture)
     assert fingerprint(tmp_path / "stopped") == fingerprint(tmp_path / "whole")
 
@@ -119,7 +107,7 @@ def test_metrics_are_a_row_a_step(trained: Path) -> None:
 def test_in_distribution_means_every_training_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     overrides = [*TINY, "eval_num_examples=25"]
     config = load_task_config(CONFIG, overrides, task="copy", positions="predicted")
-    trainer = TaskTrainer(config, tmp_path, torch.device("cpu"), StopAfter(0))
+    trainer = TaskTrainer(config, tmp_path, torch.device("cpu"), StopRequest())
     drawn: list[tuple[int, int]] = []
 
     def right_up_to_size_5(_: object, batch: ExampleBatch, *args: object, **kwargs: object) -> Answers:

@@ -18,9 +18,9 @@ import argparse
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,8 +30,11 @@ from olmo.model import OLMo
 from olmo.optim import get_param_groups
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
+from matrix_product_peak import seconds_of
+
+from pipeline.cli import positive_int, stage_parser
 from pipeline.models.devices import keep_freed_memory
 from pipeline.training.config import AssumedData, PretrainConfig, Schedule, load_config
 from pipeline.training.data import TrainingBatches
@@ -55,20 +58,17 @@ class Case:
 
 
 def arguments_of_command_line() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--configs", nargs="+", default=["20m", "60m"], help="names in olmo_configs/")
-    parser.add_argument("--contexts", type=int, nargs="+", default=[64, 512], help="train_context_length")
-    parser.add_argument("--precisions", nargs="+", default=["fp32", "amp_bf16"])
-    parser.add_argument("--vocabulary-size", type=int, default=VOCABULARY)
-    parser.add_argument("--tokens-per-step", type=int, default=4096, help="one micro-batch")
-    parser.add_argument("--steps", type=int, default=10, help="timed steps of each loop")
-    parser.add_argument("--set", nargs="*", default=[], metavar="field=value", help="overrides for ours only")
-    parser.add_argument(
-        "--give-memory-back", action="store_true", help="freed memory to the kernel, as glibc does by itself"
-    )
-    parser.add_argument("--quick", action="store_true", help="20m at 64 tokens, 1,024 tokens a step, 3 steps")
+    parser = stage_parser(__doc__)
+    add = parser.add_argument
+    add("--configs", nargs="+", default=["20m", "60m"], help="names in olmo_configs/")
+    add("--contexts", type=positive_int, nargs="+", default=[64, 512], help="train_context_length")
+    add("--precisions", nargs="+", default=["fp32", "amp_bf16"], help="of both loops")
+    add("--vocabulary-size", type=positive_int, default=VOCABULARY, help="of the tokens, which are random")
+    add("--tokens-per-step", type=positive_int, default=4096, help="one micro-batch")
+    add("--steps", type=positive_int, default=10, help="timed steps of each loop")
+    add("--set", nargs="*", default=[], metavar="field=value", help="overrides for ours only")
+    add("--give-memory-back", action="store_true", help="freed memory to the kernel, as glibc by itself does")
+    add("--quick", action="store_true", help="20m at 64 tokens, 1,024 tokens a step, 3 steps")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.configs, arguments.contexts = ["20m"], [64]
@@ -154,23 +154,13 @@ def plain_loop(
 
 
 def compare(
-    case: Case,
-    vocabulary_size: int,
-    tokens_per_step: int,
-    num_steps: int,
-    own_overrides: Sequence[str],
-    folder: Path,
-    peaks: Mapping[str, float] | None = None,
-) -> Compared:
-    """Check, then time in turn.
+    case: Case, vocabulary_size: int, tokens_per_step: int, num_steps: int, own_overrides: Sequence[str],
+    folder: Path, peaks: Mapping[str, float] | None = None,
+) -> Compared:  # fmt: skip
+    """Check, then time in turn; SystemExit where the losses differ.
 
-    Args:
-        own_overrides: of ours; the plain loop has the same model, and none of torch.compile.
-        folder: for the run and its tokens.
-        peaks: dtype -> FLOPs a second; None: measured now.
-
-    Raises:
-        SystemExit: the losses differ.
+    The plain loop has the same model without `own_overrides`, so none of torch.compile. Run and tokens are
+    written to `folder`. The `peaks`, dtype -> FLOPs a second, are measured now where they are not given.
     """
     AcceleratorState._reset_state(reset_partial_state=True)  # one process, many precisions
     config = config_of(case, vocabulary_size, tokens_per_step, own_overrides, folder)
@@ -187,8 +177,12 @@ def compare(
         losses = ours(number), plain(number)
         if abs(losses[0] - losses[1]) > LOSS_TOLERANCE[mixed_precision] * losses[1]:
             raise SystemExit(f"{case}: step {number}: our loss is {losses[0]}, the plain loop's {losses[1]}")
-    seconds = list(_timed_in_turn(ours, plain, num_steps))
-    rates = [config.tokens_per_step / statistics.median(of_loop) for of_loop in zip(*seconds, strict=True)]
+    loops = {"ours": ours, "plain": plain}
+    seconds: dict[str, list[float]] = {name: [] for name in loops}
+    for number in range(CHECKED_STEPS + 1, CHECKED_STEPS + 1 + num_steps):
+        for name in loops if number % 2 else reversed(loops):  # the one that begins changes
+            seconds[name].append(seconds_of(partial(loops[name], number), device))
+    rates = [config.tokens_per_step / statistics.median(of_loop) for of_loop in seconds.values()]
     dtype = torch.bfloat16 if mixed_precision == "bf16" else torch.float32
     name = str(dtype).removeprefix("torch.")
     config.peak_flops = measured_peak_flops(device, dtype) if peaks is None else peaks[name]
@@ -204,25 +198,6 @@ def line(case: Case, compared: Compared) -> str:
         f" {compared.fraction_of_peak:>7.1%} {compared.plain_fraction_of_peak:>7.1%}"
         f" {compared.peak_flops / 1e9:>13,.0f}"
     )
-
-
-def _timed_in_turn(
-    ours: Callable[[int], float], plain: Callable[[int], float], num_steps: int
-) -> Iterator[tuple[float, float]]:
-    """Seconds of a step of each, the one that begins changing from step to step."""
-    for number in range(CHECKED_STEPS + 1, CHECKED_STEPS + 1 + num_steps):
-        loops = {"ours": ours, "plain": plain}
-        names = ["ours", "plain"] if number % 2 else ["plain", "ours"]
-        seconds = {name: _seconds_of(loops[name], number) for name in names}
-        yield seconds["ours"], seconds["plain"]
-
-
-def _seconds_of(step: Callable[[int], float], number: int) -> float:
-    started = time.perf_counter()
-    step(number)  # ends in a number on the CPU, so the device has finished the loss and all before it
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - started
 
 
 def main() -> None:
@@ -242,13 +217,9 @@ def main() -> None:
                 case = Case(name, context, precision)
                 with tempfile.TemporaryDirectory() as folder:
                     compared = compare(
-                        case,
-                        arguments.vocabulary_size,
-                        arguments.tokens_per_step,
-                        arguments.steps,
-                        arguments.set,
-                        Path(folder),
-                    )
+                        case, arguments.vocabulary_size, arguments.tokens_per_step, arguments.steps,
+                        arguments.set, Path(folder),
+                    )  # fmt: skip
                 print(line(case, compared), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""The head of position IDs behind the measuring interface: the model's own numbers, a planted dependency."""
+"""The head of position IDs behind the measuring interface: the model's own numbers, token by token."""
 
 from typing import Any
 
@@ -9,9 +9,8 @@ from test_task_model import FAMILIES, NUM_IDS, D, V, task_model
 
 from pipeline.measuring.contexts import Batching
 from pipeline.measuring.flags import ContextLengths
-from pipeline.models.interface import CausalLM, Prefix, causal_visibility
 from pipeline.synthetic.dependencies import POSITION_IDS, SearchedExample, searched_example
-from pipeline.synthetic.models import PositionIdLM, PositionIDs, TaskModel
+from pipeline.synthetic.models import PositionIdLM, TaskModel
 
 NUM_PROMPT = 6
 TOKENS_L = np.array([5, 1, 2, 6, 7, 8, 3, 9, 9])
@@ -88,47 +87,3 @@ def test_derivatives_are_those_of_the_head_of_ids(name: str) -> None:
     assert (gradients_TS - other_ids).abs().max() > 1e-3
     # The head of tokens is as it was.
     assert torch.equal(model.token_logits(torch.ones(1, D)), own_head)
-
-
-class _PointsAtMarks(CausalLM):
-    """Says, at every row, the sum of the one-hot IDs of the marked tokens that the row sees."""
-
-    mark, vocabulary_size, device = 2, V, torch.device("cpu")
-
-    def __init__(self) -> None:
-        super().__init__(torch.nn.Module())
-
-    def embed(self, token_ids_BS: torch.Tensor) -> torch.Tensor:
-        return 100.0 * (token_ids_BS == self.mark)[..., None].expand(-1, -1, NUM_IDS)
-
-    def _run(
-        self, embedded: torch.Tensor, ids: torch.Tensor, visible: torch.Tensor | None, queries: None,
-        prefix: Prefix | None = None, *, keeps_rows: bool = False,
-    ) -> tuple[torch.Tensor, Prefix]:  # fmt: skip
-        # Embeddings of marks are 100 and more, so that their one-hot IDs are what is above 50.
-        own = (embedded * (embedded.mean(-1, keepdim=True) > 50) - 100).clamp(min=0)
-        seen, num_past = own, 0
-        if prefix is not None:
-            read = prefix.keys_and_values[0][0][:, 0]
-            seen, num_past = torch.cat([read.expand(len(own), -1, -1), own], 1), read.shape[1]
-        if visible is None:
-            visible = causal_visibility(own.shape[1], own.device)
-        missing = num_past + own.shape[1] - visible.shape[-1]
-        visible = torch.nn.functional.pad(visible, (missing, 0), value=True).float()
-        return 5 * visible.expand(len(own), -1, -1) @ seen, Prefix(((own[:, None], own[:, None]),))
-
-    _project = sequence_bytes = watch_attention = None  # which nothing here asks for
-
-
-@pytest.mark.parametrize("rule", ["leave_one_out", "leave_one_out_divergence"])
-@pytest.mark.parametrize("intervention", ["remove", "substitute"])
-def test_a_planted_token_that_decides_the_id_is_found(rule: str, intervention: str) -> None:
-    position_ids = PositionIDs(NUM_IDS, NUM_IDS)
-    with torch.no_grad():
-        position_ids.table_ID.copy_(torch.eye(NUM_IDS))
-    model = TaskModel(_PointsAtMarks(), position_ids)
-    # The mark stands at place 2, whose ID, 12, is the second to be predicted.
-    example = searched(model, np.full((1, 9), 4))
-    selections, long_losses_T = example.select([rule], [intervention], 1, np.random.default_rng(0))
-    assert selections[0].positions_TK[1].tolist() == [2]
-    assert long_losses_T[1] < 1.0 < long_losses_T[0]
