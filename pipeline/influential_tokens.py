@@ -173,8 +173,9 @@ def main(arguments: argparse.Namespace) -> None:
     if arguments.intervention == SUBSTITUTE:
         unigram = UnigramDistribution.of_training_tokens(TokenizedData.open(arguments.data))
     # Imported late, for a --help, and a refusal, at once.
+    from pipeline.measuring.methods import LEARNED
     from pipeline.measuring.sparsity import Request, measure_chunk, planned_tokens
-    from pipeline.measuring.stage import LEARNING_RULES, LoadedModel, MeasuringStage, head_weights_of
+    from pipeline.measuring.stage import LoadedModel, MeasuringStage, head_weights_of
 
     num_far = int(lengths.num_far_tokens_T[0])
     request = Request(
@@ -199,7 +200,7 @@ def main(arguments: argparse.Namespace) -> None:
         arguments, STAGE, _settings(arguments, unigram),
         lambda choosers, chunk, judges: measure_chunk(choosers, chunk, judges, request),
         other_models={"--judge-with": arguments.judge_with}, num_other_documents=1 + num_backgrounds,
-        prepare=prepare if set(LEARNING_RULES) & set(arguments.rules) else None,
+        prepare=prepare if any(rule.startswith(LEARNED) for rule in arguments.rules) else None,
         together=arguments.choose_together, last_tokens=arguments.last_tokens,
         planned=lambda document_id: planned_tokens(request, *how_many, document_id),
     ).run()  # fmt: skip

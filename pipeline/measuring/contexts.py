@@ -166,16 +166,6 @@ class PassQueue:
         return [list(values) for values in zip(*of_passes, strict=True)]
 
 
-@dataclass(frozen=True, eq=False)
-class HeadWeights:
-    """A weight for each head, layer after layer, float64; only their proportions matter."""
-
-    losses_H: np.ndarray
-    """Fitted to influences."""
-    divergences_H: np.ndarray
-    """Fitted to the divergences of leaving one out."""
-
-
 @dataclass(frozen=True)
 class Measurement:
     """How far contexts are measured."""
@@ -189,8 +179,8 @@ class Measurement:
     """How likely a token is to be in a subset of rules `surrogate*`."""
     is_compact: bool = False
     """Whether sparse contexts are closed up: position IDs without gaps."""
-    head_weights: HeadWeights | None = None
-    """Of rules `learned_attention*`; None where none of them is asked for."""
+    head_weights_2H: np.ndarray | None = None
+    """Of rules `learned_attention*` (`methods.fitted_head_weights`); None where none of them is asked for."""
     seed: tuple[int, ...] = (0,)
     """Of random subsets and sampled answers."""
 

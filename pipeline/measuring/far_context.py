@@ -345,20 +345,16 @@ class FarContext:
         target_ids_T = to_device(sequence.target_ids_T, self.model.device)
         while start < len(kept_NF):
             kept_BF = kept_NF[start : start + batching.num_sequences(self.model, num_rows), :num_far]
-            token_ids_BS = np.tile(sequence.token_ids_S, (len(kept_BF), 1))
+            is_there_BS = np.pad(kept_BF, ((0, 0), (0, num_rows - num_far)), constant_values=True)
+            substitutes_L = sequence.token_ids_S if replacement_L is None else replacement_L
+            rows = rows_with_substitutes(sequence, 0, ~is_there_BS, substitutes_L)
             if replacement_L is None:
-                is_there_BS = np.pad(kept_BF, ((0, 0), (0, num_rows - num_far)), constant_values=True)
                 # A row outside the subset sees itself, for it must see something, and no other row sees it.
-                visible_BSS = visible_SS & (is_there_BS[:, None, :] | np.eye(num_rows, dtype=bool))
-            else:
-                token_ids_BS[:, :num_far] = np.where(
-                    kept_BF, token_ids_BS[:, :num_far], replacement_L[:num_far]
-                )
-                visible_BSS = visible_SS[None]
-            queries_BT = np.tile(sequence.query_rows_T, (len(kept_BF), 1))
-            rows = Rows(token_ids_BS, sequence.position_ids_S[None], visible_BSS, queries_BT)
-            index_BT = torch.arange(sequence.targets.start, sequence.targets.stop).expand(queries_BT.shape)
-            start += queue.run(rows, target_ids_T.expand(queries_BT.shape), index_BT)
+                seen_BSS = is_there_BS[:, None, :] | np.eye(num_rows, dtype=bool)
+                rows = rows._replace(visible_BSK=visible_SS & seen_BSS)
+            shape = len(kept_BF), len(target_ids_T)
+            index_BT = torch.arange(sequence.targets.start, sequence.targets.stop).expand(shape)
+            start += queue.run(rows, target_ids_T.expand(shape), index_BT)
         return Measured(*(np.concatenate(values) for values in queue.read()))
 
     @cached_property

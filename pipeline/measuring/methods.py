@@ -11,13 +11,12 @@ width, N subsets, E = F + 1 starts, B starts of a pass.
 
 from collections.abc import Callable, Iterable
 from functools import wraps
-from typing import Literal
 
 import numpy as np
 import torch
 
 from pipeline.cli import InputError
-from pipeline.measuring.contexts import HeadWeights, Measured, PackedSequence, PassQueue, Rows, read_prefix
+from pipeline.measuring.contexts import Measured, PackedSequence, PassQueue, Rows, read_prefix
 from pipeline.measuring.far_context import FarContext, rows_with_substitutes
 from pipeline.measuring.flags import NUM_INTEGRATION_STEPS
 from pipeline.models.interface import CausalLM, ReadText, to_device
@@ -30,7 +29,7 @@ _SUREST = 2.0**-24
 """Nats: a loss below float32's last bit is taken for this, as its logit would be infinite."""
 RIDGE = 1e-3
 """What is added to the variances of heads' attention, as a share of their mean."""
-
+LEARNED = "learned_attention"
 POOLED, PAGE = 5, 16
 """Neighbours that `snapkv` averages over; tokens of a page of `quest`."""
 Policy = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -257,41 +256,36 @@ def _attributed_to_embeddings(
     return context.look_inside(rule, of_sequence)
 
 
-def learned_attention(context: FarContext) -> np.ndarray:
-    """Attention weighted by heads, whose weights are fitted to influences (AT2; `fitted_head_weights`).
+def learned_attention(context: FarContext) -> Measured:
+    """Attention weighted by heads, as AT2 learns it (`fitted_head_weights`): [T, F] each.
 
-    The sum over heads of the head's weight times its attention from the row that predicts the target. Blind
-    to the target; its weights were fitted to other targets.
+    The sum over heads of the head's weight times its attention from the row that predicts the target. The
+    weights are fitted to influences, or to how far leaving one out moves the prediction, of other targets:
+    this one's token is not seen.
     """
-    return _weighted_attention(context, "losses_H")
-
-
-def learned_attention_divergence(context: FarContext) -> np.ndarray:
-    """The same, with weights fitted to how far leaving one out moves the prediction."""
-    return _weighted_attention(context, "divergences_H")
-
-
-def _weighted_attention(context: FarContext, criterion: Literal["losses_H", "divergences_H"]) -> np.ndarray:
-    head_weights = context.measurement.head_weights
-    if head_weights is None:
+    if (weights_2H := context.measurement.head_weights_2H) is None:
         raise InputError(
-            "rule 'learned_attention' has no weights of heads for this model; influential_tokens fits them"
+            f"rule '{LEARNED}' has no weights of heads for this model; influential_tokens fits them"
             " to training tokens before it measures"
         )
-    weights_H = torch.as_tensor(getattr(head_weights, criterion), device=context.model.device).float()
-    return context.watched_attention(
-        "learned_attention", lambda layer_HTS: layer_HTS,
-        lambda layers: (weights_H[:, None, None] * torch.cat(layers)).sum(0),
-    )  # fmt: skip
+    weights_2H11 = torch.tensor(weights_2H, device=context.model.device).float()[..., None, None]
+
+    def weighted(layers: list[torch.Tensor]) -> torch.Tensor:
+        heads_HTS = torch.cat(layers)
+        return torch.stack([(weights_H11 * heads_HTS).sum(0) for weights_H11 in weights_2H11])
+
+    return Measured(*context.watched_attention(LEARNED, lambda layer_HTS: layer_HTS, weighted))
 
 
-def attention_of_heads(context: FarContext, rule: str) -> np.ndarray:
+def attention_of_heads(context: FarContext) -> np.ndarray:
     """Attention of each target's row to each far token, by head, layer after layer: float32 [H, T, F]."""
-    return context.watched_attention(rule, lambda layer_HTS: layer_HTS, torch.cat)
+    return context.watched_attention(LEARNED, lambda layer_HTS: layer_HTS, torch.cat)
 
 
-def fitted_head_weights(contexts: Iterable[FarContext], rule: str) -> HeadWeights:
-    """A weight for each head, so that weighted attention tells what leaving tokens out does.
+def fitted_head_weights(contexts: Iterable[FarContext]) -> np.ndarray:
+    """Weights of heads, so that weighted attention tells what leaving tokens out does: float64 [2, H].
+
+    First by the influences, then by the divergences; layer after layer, and only proportions matter.
 
     As AT2 does (Cohen-Wang, Chuang and Madry 2025, "Learning to Attribute with Attention", arXiv 2504.13752).
     Theirs is fitted to the effects of random subsets, ours to those of single tokens, which the engine tells
@@ -307,7 +301,7 @@ def fitted_head_weights(contexts: Iterable[FarContext], rule: str) -> HeadWeight
     products_HH: np.ndarray | float = 0.0
     outcomes_H2: np.ndarray | float = 0.0
     for context in contexts:
-        heads_HTF = attention_of_heads(context, rule).astype(np.float64)
+        heads_HTF = attention_of_heads(context).astype(np.float64)
         effects = context.influence_TF, context.divergence_TF
         for target, num_far in enumerate(context.num_far_tokens_T):
             features_HF = heads_HTF[:, target, :num_far]
@@ -318,8 +312,8 @@ def fitted_head_weights(contexts: Iterable[FarContext], rule: str) -> HeadWeight
             outcomes_H2 = outcomes_H2 + features_HF @ outcomes_F2 / num_far
     assert isinstance(products_HH, np.ndarray), "no chunk to learn from"
     ridge = RIDGE * np.trace(products_HH) / len(products_HH)
-    weights_H2 = np.linalg.solve(products_HH + ridge * np.eye(len(products_HH)), outcomes_H2)
-    return HeadWeights(weights_H2[:, 0], weights_H2[:, 1])
+    weights_2H: np.ndarray = np.linalg.solve(products_HH + ridge * np.eye(len(products_HH)), outcomes_H2).T
+    return weights_2H
 
 
 def cache_policy(policy: Policy) -> Callable[[FarContext], np.ndarray]:

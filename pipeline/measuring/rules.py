@@ -12,7 +12,7 @@ No torch here: a --help and a refusal are quick.
 Shapes: T targets, F far-context positions (of the last target), K the largest k.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -278,7 +278,7 @@ def _nearest(contexts: Sequence["FarContext"], max_k: int, generator: np.random.
 
 def _both(
     search: str, scores: "Callable[[FarContext], Sequence[np.ndarray]]",
-    cost: Callable[[RuleCosts, int], int], **more: Any,
+    cost: Callable[[RuleCosts, int], int], criteria: Mapping[str, Sees] = _CRITERIA, **more: Any,
 ) -> list[Rule]:  # fmt: skip
     """A search by either criterion; `scores` are by the loss and by the divergence."""
 
@@ -287,7 +287,7 @@ def _both(
 
     return [
         Rule(search + ending, sees, by(criterion), cost, **more)
-        for criterion, (ending, sees) in enumerate(_CRITERIA.items())
+        for criterion, (ending, sees) in enumerate(criteria.items())
     ]
 
 
@@ -352,9 +352,13 @@ _ROWS = (
         lambda costs, k: NUM_INTEGRATION_STEPS * costs.targets_per_chunk * costs.one_pass(),
         reads_everything=True, needs="captum",
     ),
-    *(
-        Rule(name, "attention", _by(_method(name)), RuleCosts.one_pass, reads_everything=True)
-        for name in ("attention_rollout", "learned_attention", "learned_attention_divergence")
+    Rule(
+        "attention_rollout", "attention", _by(_method("attention_rollout")), RuleCosts.one_pass,
+        reads_everything=True,
+    ),
+    *_both(
+        "learned_attention", _method("learned_attention"), RuleCosts.one_pass,
+        {"": "attention", "_divergence": "attention"}, reads_everything=True,
     ),
     *_both(
         "context_length_probing", _method("context_length_probing"), RuleCosts.starts, builds_up=True

@@ -12,7 +12,7 @@ from operator import attrgetter
 import numpy as np
 import torch
 
-from pipeline.measuring.contexts import HeadWeights, Measured, Measurement, Rows, measured_in_foreign_context
+from pipeline.measuring.contexts import Measured, Measurement, Rows, measured_in_foreign_context
 from pipeline.measuring.far_context import FarContext, far_contexts, sparse_contexts
 from pipeline.measuring.flags import KEPT_FRACTION, NUM_SUBSETS, ContextLengths
 from pipeline.measuring.rules import (
@@ -62,7 +62,7 @@ class Request:
     """Document and chunk -> what was chosen of it before. None: the rules choose."""
     every_influence: bool = True
     """Whether the table `influences` is made: that of every far token on every target."""
-    head_weights: dict[str, HeadWeights] = field(default_factory=dict)
+    head_weights: dict[str, np.ndarray] = field(default_factory=dict)
     """Model -> what the rules learned_attention* need of it."""
 
     def numbers_in(self, far_context: str, document_id: str = "") -> dict[str, Sequence[int]]:
@@ -87,7 +87,7 @@ class Request:
         seed = self.seed_of(chunk)
         measurement = Measurement(
             loaded.model, self.lengths, loaded.batching, num_subsets=self.num_subsets,
-            kept_fraction=self.kept_fraction, head_weights=self.head_weights.get(loaded.name), seed=seed,
+            kept_fraction=self.kept_fraction, head_weights_2H=self.head_weights.get(loaded.name), seed=seed,
             is_compact=self.is_compact,
         )  # fmt: skip
         chunk_L, backgrounds = chunk.token_ids_L, chunk.other_token_ids_NL[1:]

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 
 from pipeline.cli import InputError, is_out_of_memory, logger, progress
-from pipeline.measuring.contexts import Batching, HeadWeights, Measurement, PassQueue, Rows
+from pipeline.measuring.contexts import Batching, Measurement, PassQueue, Rows
 from pipeline.measuring.far_context import far_contexts
 from pipeline.measuring.flags import ContextLengths, split_of_this_process
-from pipeline.measuring.methods import RIDGE, fitted_head_weights
+from pipeline.measuring.methods import LEARNED, RIDGE, fitted_head_weights
 from pipeline.models.devices import GIBIBYTE, keep_freed_memory, peak_bytes, supports_bfloat16, usable_device
 from pipeline.models.interface import CausalLM, NotFiniteLossError, Predictions
 from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm, training_facts
@@ -37,8 +37,6 @@ from pipeline.training.speed import faster_dtype, warn_where_bfloat16_is_slow
 
 AUTO = "auto"
 _NOT_LONG_SECONDS = 10
-LEARNING_RULES = ("learned_attention", "learned_attention_divergence")
-"""Those that need weights of heads."""
 
 
 @dataclass(frozen=True)
@@ -350,7 +348,7 @@ def failures_in_words(model: str, num_tokens: int, start: int, where: str = "") 
 def head_weights_of(
     loaded: LoadedModel, arguments: argparse.Namespace, lengths: ContextLengths, checkpoint_sha256: str,
     dtype: str,
-) -> HeadWeights:  # fmt: skip
+) -> np.ndarray:  # fmt: skip
     """The weights of a model's heads: read where they are among the results, or fitted and written there."""
     data = TokenizedData.open(arguments.data)
     settings = asdict(lengths)
@@ -361,22 +359,21 @@ def head_weights_of(
     )  # fmt: skip
     if output.is_done():
         rows = read_artefact(arguments.results, ATTENTION_HEADS, only={"model": [loaded.name]})
-        rows = rows.sort_values("head_index")
-        return HeadWeights(np.array(rows["loss_weight"]), np.array(rows["divergence_weight"]))
+        return rows.sort_values("head_index")[["loss_weight", "divergence_weight"]].to_numpy().T
     chunks = training_chunks(data, lengths.long_context_length, arguments.learning_chunks)
     measurement = Measurement(loaded.model, lengths, loaded.batching)
     contexts = (
         far_contexts(measurement, chunk_L, chunk_L)[OWN]
-        for chunk_L in progress(chunks, f"{LEARNING_RULES[0]} {loaded.name}: training", "chunk")
+        for chunk_L in progress(chunks, f"{LEARNED} {loaded.name}: training", "chunk")
     )
-    weights = fitted_head_weights(contexts, LEARNING_RULES[0])
+    weights_2H = fitted_head_weights(contexts)
     # Tasks of an array that begin together fit the same weights each, to the same bytes.
     with output.writing(split_of_this_process(arguments).name):
         if not output.is_done():
+            by_loss, by_divergence = weights_2H.tolist()
             columns = {
-                "head_index": list(range(len(weights.losses_H))),
-                "loss_weight": weights.losses_H.tolist(),
-                "divergence_weight": weights.divergences_H.tolist(),
-            }
+                "head_index": list(range(len(by_loss))), "loss_weight": by_loss,
+                "divergence_weight": by_divergence,
+            }  # fmt: skip
             output.write_shard(0, {ATTENTION_HEADS: columns})
-    return weights
+    return weights_2H

@@ -67,8 +67,8 @@ def main(arguments: argparse.Namespace) -> None:
     if len(chunks) < 2:
         raise InputError("one chunk is not counted; choose --max-documents 2 or more")
     plain = Measurement(model, lengths, Batching.for_model(model))
-    weights = fitted_head_weights([_own(plain, chunks[0])], "learned_attention")
-    measurement = Measurement(model, lengths, plain.batching, head_weights=weights)
+    weights_2H = fitted_head_weights([_own(plain, chunks[0])])
+    measurement = Measurement(model, lengths, plain.batching, head_weights_2H=weights_2H)
     costs = RuleCosts(lengths.short_context_length, lengths.long_context_length, lengths.targets_per_chunk)
     seconds = {
         rule: _seconds(rule, measurement, chunks, arguments.k) / lengths.targets_per_chunk

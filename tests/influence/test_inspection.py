@@ -22,14 +22,13 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pipeline.cli import InputError
 from pipeline.measuring import far_context, methods
-from pipeline.measuring.contexts import Batching, HeadWeights, Measurement
+from pipeline.measuring.contexts import Batching, Measurement
 from pipeline.measuring.far_context import FarContext, far_contexts, sampled_answers
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.methods import (
     attention_of_heads,
     attention_rollout,
     learned_attention,
-    learned_attention_divergence,
 )
 from pipeline.measuring.rules import selected_positions
 from pipeline.models.huggingface import HuggingFaceCausalLM
@@ -43,7 +42,7 @@ GENERATOR = np.random.default_rng(11)
 CHUNKS = {name: GENERATOR.integers(0, VOCABULARY_SIZE, L) for name in ("own", "other_document")}
 STEP, NUM_ANSWERS, SEED = 5e-3, 3, (2, 7)
 TOLERANCE, TOLERANCE_AT_KINKS = 1e-3, 1e-2  # of the largest derivative; OPT's ReLU has kinks
-WEIGHTS = HeadWeights(np.array([0.5, -1, 2, 0, 0, 3, -0.25, 1]), np.array([1, 2, -3, 0.5, 0, -1, 1, 0]))
+WEIGHTS = np.array([[0.5, -1, 2, 0, 0, 3, -0.25, 1], [1, 2, -3, 0.5, 0, -1, 1, 0]])
 # Another gate may send a token to another expert, and there a finite difference is none.
 INSPECTED = ["olmo", *sorted(FAMILIES.keys() - {"mixtral"})]
 
@@ -67,7 +66,7 @@ class Family:
         return [weights_HSS for weights_HSS, _, _ in self.heads(text_S)]
 
     def contexts(self) -> dict[str, FarContext]:
-        measurement = Measurement(self.lm, LENGTHS, Batching(100), head_weights=WEIGHTS, seed=SEED)
+        measurement = Measurement(self.lm, LENGTHS, Batching(100), head_weights_2H=WEIGHTS, seed=SEED)
         return far_contexts(measurement, *CHUNKS.values())
 
     def slopes(self, text_S: torch.Tensor, num_far: int, answer: int) -> np.ndarray:
@@ -202,11 +201,8 @@ def test_every_gate_gradient_and_information_is_of_finite_differences(
 
 def test_attention_rollout_and_weighted_heads_are_of_the_stock_models_attention(family: Family) -> None:
     for name, context in family.contexts().items():
-        heads_HTF = attention_of_heads(context, "learned_attention") if name == "own" else None
-        found = [
-            context.attention_TF, attention_rollout(context), learned_attention(context),
-            learned_attention_divergence(context),
-        ]  # fmt: skip
+        heads_HTF = attention_of_heads(context) if name == "own" else None
+        found = [context.attention_TF, attention_rollout(context), *learned_attention(context)]
         for index, target in enumerate(TARGETS):
             layers, num_far = family.attention(seen(name, target)), target - S
             assert len(layers) == 2
@@ -214,9 +210,7 @@ def test_attention_rollout_and_weighted_heads_are_of_the_stock_models_attention(
             for heads_HSS in layers:
                 rollout_SS = (0.5 * heads_HSS.mean(0) + 0.5 * np.eye(target)) @ rollout_SS
             last_HS = np.concatenate(layers)[:, -1]
-            naive = [
-                last_HS.mean(0), rollout_SS[-1], WEIGHTS.losses_H @ last_HS, WEIGHTS.divergences_H @ last_HS
-            ]  # fmt: skip
+            naive = [last_HS.mean(0), rollout_SS[-1], *(WEIGHTS @ last_HS)]
             for values_TF, naive_S, tolerance in zip(found, naive, (1e-5, 1e-5, 1e-4, 1e-4), strict=True):
                 np.testing.assert_allclose(values_TF[index, :num_far], naive_S[:num_far], atol=tolerance)
                 assert np.isnan(values_TF[index, num_far:]).all(), (name, target)

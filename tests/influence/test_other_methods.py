@@ -176,7 +176,7 @@ def test_planted_weights_of_heads_are_found_by_a_ridge_regression_within_targets
     for seed in range(8):
         own, other = np.random.default_rng(seed).integers(0, 48, (2, L))
         context = far_contexts(Measurement(lm, LENGTHS, Batching(200)), own, other)["own"]
-        heads_HTF = methods.attention_of_heads(context, "learned_attention").astype(np.float64)
+        heads_HTF = methods.attention_of_heads(context).astype(np.float64)
         is_far_TF = np.arange(heads_HTF.shape[2]) < context.num_far_tokens_T[:, None]
         effects = [
             np.where(is_far_TF, 7 + np.tensordot(weights_H, heads_HTF, axes=1), np.nan)
@@ -188,14 +188,14 @@ def test_planted_weights_of_heads_are_found_by_a_ridge_regression_within_targets
             heads_FH, effects_F = heads_HTF[:, index, :num_far].T, effects[0][index, :num_far]
             rows.append((heads_FH - heads_FH.mean(0)) / np.sqrt(num_far))
             outcomes.append((effects_F - effects_F.mean()) / np.sqrt(num_far))
-    found = methods.fitted_head_weights(contexts, "learned_attention")
-    for found_H, planted_H in zip((found.losses_H, found.divergences_H), planted, strict=True):
+    found = methods.fitted_head_weights(contexts)
+    for found_H, planted_H in zip(found, planted, strict=True):
         assert np.corrcoef(found_H, planted_H)[0, 1] > 0.99
     features = np.concatenate(rows)
     ridge = np.sqrt(methods.RIDGE * (features**2).sum() / num_heads)
     features = np.concatenate([features, ridge * np.eye(num_heads)])
     expected, *_ = np.linalg.lstsq(features, np.concatenate([*outcomes, np.zeros(num_heads)]), rcond=None)
-    np.testing.assert_allclose(found.losses_H, expected, rtol=1e-6)
+    np.testing.assert_allclose(found[0], expected, rtol=1e-6)
     with pytest.raises(InputError, match="'learned_attention' has no weights of heads for this model"):
         methods.learned_attention(contexts[0])
 
