@@ -124,7 +124,7 @@ def test_the_first_page(effects: dict[Any, Row]) -> None:
     agree(re.findall(r"same way, carry (\S+)$", carried)[0], four["null_recovered"] / four["gain"])
     sixteen = effects[JUDGE, DIVERGENCE, "leave_one_out_divergence", 16]
     page = FIRST_PAGE.read_text(encoding="utf-8")
-    agree(re.findall(r"judged by another model: (\S+ \[.*?\])", page)[0], *interval(sixteen, "share"))
+    agree(re.findall(r"There 16 tokens carry (\S+ \[.*?\])", page)[0], *interval(sixteen, "share"))
     answer = re.findall(r"they \[carry\]\S+ (\S+ \[.*?\])", FINDINGS.read_text(encoding="utf-8"))
     agree(answer[0], *interval(sixteen, "share"))
     needs = cells_of(text, "Does every prediction need few?")[0]
