@@ -214,15 +214,18 @@ def windows_figure(table: "pd.DataFrame", labels: Mapping[str, "ModelLabel"]) ->
                 drawing.draw_points(ax, [-place], rows, f"window_{percent}", [style] * len(rows))
     for ax, criterion in zip(axes, criteria, strict=True):
         drawing.tokens_axis(ax, table["context_length"].unique(), "context that keeps it (tokens)")
-        ax.set_xlim(shortest, longest)
+        ax.set_xlim(shortest, 1.1 * longest)
         ax.set_title(f"by the {criterion}")
         ax.set_yticks([-place for place in range(len(names))], names if ax is axes[0] else [])
-    nineties = table["window_90"].dropna()
-    low, high = round(nineties.min()), round(nineties.max())
+    trained = {model: labels[model].train_context_length or 0 for model in table["model"].unique()}
+    longest_trained = max(trained.values())
+    of_longest = table[table["model"].map(trained) == longest_trained]
+    low, high = round(of_longest["window_90"].min()), round(of_longest["window_90"].max())
     extent = f"{low}" if low == high else f"{low} to {high}"
+    who = f"Models trained at {longest_trained} tokens need" if longest_trained else "The models need"
     size = drawing.common_size(labels[model] for model in table["model"])
     drawing.put_title(
-        figure, f"To keep nine tenths of what {longest} tokens are worth takes {extent} of them",
+        figure, f"{who} {extent} of {longest} tokens for nine tenths of what these are worth",
         drawing.sample_size(table), size, f"worth: what they give more than {shortest}", drawing.BARS,
     )  # fmt: skip
     return figure

@@ -547,14 +547,15 @@ def outcome_figure(
         slope = interval_of(main[outcome.name], "slope")
         ax.set_title(f"{outcome.name}\n{slope} nats per doubling", loc="left")
         within = ",\nwithin the last tokens" if outcome is HARM else ""
-        ax.set_xlabel(f"doublings of tokens that it takes{within}")
+        ax.set_xlabel(f"tokens needed (mean log2 k){within}")
         drawing.label_line_ends(ax, ends)
-    axes[0].set_ylabel("more than other long-trained models (nats)")
+    axes[0].set_ylabel("difference from long-trained (nats)")
     drawing.put_title(
         figure, _SAID[table["decision"].iloc[0] if "decision" in table else ""],
         models, drawing.sample_size(planned),
         "without targets that have too little at stake",
-        "difficulty and stake held equal", drawing.BARS, "grey: the smallest effect of interest",
+        "stake, gain, difficulty, frequency, position and source held equal", drawing.BARS,
+        "grey: slopes as large as the smallest effect of interest",
     )  # fmt: skip
     return figure
 

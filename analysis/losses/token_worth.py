@@ -204,7 +204,7 @@ def alone_figure(alone: pd.DataFrame, labels: Mapping[str, drawing.ModelLabel]) 
     figure, axes = drawing.panels(len(first), 3.0)
     highest = float(alone[["loss_high", "short_loss"]].to_numpy().max())
     lowest = float(alone["loss_low"].min())
-    for ax, (training, model) in zip(axes, sorted(first.items()), strict=True):
+    for ax, (_, model) in zip(axes, sorted(first.items()), strict=True):
         line, label = alone[alone["model"] == model], labels[str(model)]
         style = label.style.measured
         ends = [drawing.draw_line(ax, line["k"], line, "loss", style, "k chosen\ntokens")]
@@ -218,7 +218,7 @@ def alone_figure(alone: pd.DataFrame, labels: Mapping[str, drawing.ModelLabel]) 
             ends.append(drawing.LineEnd(ax.get_xlim()[1], level, words, drawing.GREY))
         ax.set_ylim(lowest - 0.1 * (highest - lowest), highest + 0.1 * (highest - lowest))
         drawing.tokens_axis(ax, line["k"].unique())
-        ax.set_title(training, loc="left")
+        ax.set_title(label.text, loc="left")
         drawing.label_line_ends(ax, ends)
     axes[0].set_ylabel("loss (nats)")
     size = drawing.common_size(labels[str(model)] for model in first.values())

@@ -123,7 +123,9 @@ def sparsity_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
         by_k = lines[beyond[lines.index]].pivot(index="size", columns=column, values="exact_match")
         is_ordered &= bool((by_k.diff(axis=1).iloc[:, 1:] <= 0).all(axis=None))
     where = "across trainings and within one" if len(shown) > 1 else "within one training"
-    finding = f"Beyond the trained sizes, answers of fewer {noun}s are right at least as often, {where}"
+    finding = (
+        f"Beyond the trained sizes, answers of fewer {noun}s are on average right at least as often, {where}"
+    )
     if not is_ordered:
         finding = f"Beyond the trained sizes, answers of fewer {noun}s are not right more often at every size"
     drawing.put_title(figure, finding, *parts)

@@ -152,6 +152,7 @@ def signs_figure(accuracy: pd.DataFrame) -> Figure:
                 words = drawing.counted(number, "sign") if scaling == NONE else ""
                 ends.append(drawing.draw_line(ax, line["size"], line, "excess", look, words, band=True))
         ax.set_xscale("log", base=2)
+        ax.set_yscale("log")
         sizes = sorted(accuracy["size"].unique())
         ax.set_xticks(sizes[::2], [f"{size:,}" for size in sizes[::2]])
         ax.set_xlabel("length (tokens)")

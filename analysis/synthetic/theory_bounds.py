@@ -170,11 +170,11 @@ def _where_answers_fail(by_length_of: Mapping[int, pd.DataFrame]) -> str:
         for model, (words, _) in drawn_cases(by_length).items():
             if longest.loc[model, "error_rate_high"] > _FAILING:
                 failing.setdefault(words.replace("\n", " "), []).append(str(k))
-    lengths = f"At {longest['length_ratio'].iloc[0]:g} times the training length answers"
+    lengths = f"Of these cases, answers fail at {longest['length_ratio'].iloc[0]:g} times the training length"
     if not failing:
-        return f"{lengths} hold in every case"
+        return f"At {longest['length_ratio'].iloc[0]:g} times the training length answers hold in every case"
     cases = "; ".join(f"{words}, at k = {' and '.join(ks)}" for words, ks in failing.items())
-    return f"{lengths} fail only where the deciding tokens are {cases}"
+    return f"{lengths} only where the deciding tokens are {cases}"
 
 
 def against_length(by_length: pd.DataFrame, value: str, ax: Axes) -> list[drawing.LineEnd]:

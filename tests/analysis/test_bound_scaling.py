@@ -72,7 +72,7 @@ def test_the_figure_of_every_k_draws_the_tables() -> None:
     assert list(bound.get_ydata()) == drawn["improved_bound"].tolist()[2:]
     assert len({ax.get_ylim() for ax in figure.axes[3:]}) == 1
     title = " ".join(figure.texts[0].get_text().split())
-    assert title.endswith("fail only where the deciding tokens are far apart and uncoupled, at k = 2 and 3")
+    assert title.endswith("only where the deciding tokens are far apart and uncoupled, at k = 2 and 3")
     assert_legible(figure)
     figure = theory_bounds.bounds_figure({1: by_length_of[1]}, "3 seeds", 500)
     assert figure.texts[0].get_text() == "At 8 times the training length answers hold in every case"

@@ -94,7 +94,7 @@ def test_the_program_prints_writes_and_draws(tmp_path: Path, capsys: pytest.Capt
     assert len(table) == 2 * 2 * 4
     labels = model_labels(tmp_path / "results", "length_losses")
     figure = windows_figure(table[table["model"] == "m"], labels)
-    assert "takes 32 of them" in figure.texts[0].get_text()
+    assert "need 32 of 64 tokens" in figure.texts[0].get_text()
     assert_legible(figure)
     write_data(tmp_path / "data")
     with pytest.raises(InputError, match="no document measured in .* has a URL in"):
