@@ -94,6 +94,11 @@ class Command:
         """The program's name."""
         return Path(self.program).stem
 
+    @property
+    def is_stage(self) -> bool:
+        """Whether it is not run again; programs of analysis see by themselves what is new."""
+        return self.program.startswith("pipeline/")
+
     def words(self) -> list[str]:
         """Program and arguments; the program by its whole path where one is elsewhere than in the root."""
         is_in_root = Path.cwd() == ROOT or Path(self.program).is_file()
@@ -122,18 +127,22 @@ def commands_of(study: Study) -> list[Command]:
         return _synthetic_commands(study)
     assert isinstance(study, TextStudy)
     tokenize = _tokenize("tokenize_c4", study.data, run / "data", study.slurm.tokenize)
-    commands, train_on = [tokenize], (run / "data", tokenize.name)
+    commands, train_on, needs = [tokenize], run / "data", (tokenize.name,)
     if study.planted is not None:
         arguments = ("--data", str(run / "data"), "--out", str(run / "signs"), *flags(study.planted))
         commands.append(Command("plant_signs", "pipeline/plant_signs.py", arguments, (tokenize.name,)))
-        train_on = run / "signs" / "planted" / "data", "plant_signs"
+        train_on, needs = run / "signs" / "planted" / "data", ("plant_signs",)
     trainings: dict[str, dict[str, Training]] = {}
     for size_name, size in study.sizes.items():
         trainings[size_name] = of_size = {}
         for name in size.models or study.models:
             full_name = f"{size_name}-{name}" if study.sizes_in_names else name
-            of_size[name] = Training(full_name, run / "models" / full_name)
-            commands.append(_pretrain(study, size_name, name, of_size[name], *train_on))
+            of_size[name] = training = Training(full_name, run / "models" / full_name)
+            words = [size.config, "--data", str(train_on), "--save-folder", str(training.folder)]
+            words += [] if size.max_duration is None else [f"max_duration={size.max_duration}"]
+            how = vars(study.models[name])
+            words += [*size.overrides, *(f"{key}={value}" for key, value in how.items() if value is not None)]
+            commands.append(Command(full_name, "pipeline/pretrain.py", tuple(words), needs, training))
     plans: list[_EvaluationPlan] = []
     for name, evaluation in study.evaluations.items():
         data, data_command = run / "data", tokenize.name
@@ -163,16 +172,6 @@ def _tokenize(name: str, text: Text, out: Path, num_tasks: int, needs: tuple[str
     return Command(name, "pipeline/tokenize_c4.py", arguments, needs, num_tasks=num_tasks)
 
 
-def _pretrain(
-    study: TextStudy, size_name: str, name: str, training: Training, data: Path, data_command: str
-) -> Command:
-    size, model = study.sizes[size_name], study.models[name]
-    words = [size.config, "--data", str(data), "--save-folder", str(training.folder)]
-    words += [] if size.max_duration is None else [f"max_duration={size.max_duration}"]
-    words += [*size.overrides, *(f"{key}={value}" for key, value in vars(model).items() if value is not None)]
-    return Command(training.name, "pipeline/pretrain.py", tuple(words), (data_command,), training)
-
-
 @dataclass(frozen=True)
 class _EvaluationPlan:
     """One evaluation of one size: its folders, and its commands."""
@@ -193,8 +192,8 @@ class _EvaluationPlan:
         needs = tuple(command.name for command in commands)
         folders = "--results", str(self.folder("results")), "--figures", str(self.folder("figures"))
         if "run_notebooks" in stages:
-            arguments = (*folders, "--data", str(self.data), *self._long_and_short())
-            arguments += (*flags(self.evaluation, ("notebooks",)),)
+            shown = flags(self.evaluation, ("notebooks",))
+            arguments = (*folders, "--data", str(self.data), *self._long_and_short(), *shown)
             name = self._command_name("run_notebooks")
             commands.append(Command(name, "analysis/run_notebooks.py", arguments, needs))
             needs = (name,)

@@ -37,7 +37,7 @@ from pipeline.measuring.sparsity import Request, planned_tokens
 from pipeline.measuring.stage import seconds_per_token
 from pipeline.models.olmo import OLMoCausalLM
 from pipeline.studies.commands import Command, Measuring, TaskTraining, Training
-from pipeline.studies.file import Evaluation, Text
+from pipeline.studies.file import Evaluation, Text, find_study_file
 from pipeline.synthetic.config import TaskConfig
 from pipeline.synthetic.train import BYTES_PER_PARAMETER, about_num_parameters
 from pipeline.text.folder import TokenizedData, read_manifest
@@ -70,16 +70,13 @@ class Machine:
 
     def flops_per_second(self, precision: str | None) -> float:
         """For a training's `precision` or a measuring's --dtype; `auto` is the faster of the two."""
-        is_bfloat16 = precision in ("amp_bf16", "bfloat16")
-        peak = self._peak(torch.bfloat16 if is_bfloat16 else torch.float32)
-        if precision == "auto":
-            peak = max(peak, self._peak(torch.bfloat16))
-        return peak * self.utilization
+        of_bfloat16 = {"amp_bf16": [True], "bfloat16": [True], "auto": [False, True]}
+        return self.utilization * max(map(self._peak, of_bfloat16.get(precision or "", [False])))
 
-    def _peak(self, dtype: torch.dtype) -> float:
+    def _peak(self, is_bfloat16: bool) -> float:
         if self.gpu is not None:
-            return GPUS[self.gpu].bfloat16 if dtype == torch.bfloat16 else GPUS[self.gpu].float32
-        return self.peak_flops or _measured_peak(dtype)
+            return GPUS[self.gpu].bfloat16 if is_bfloat16 else GPUS[self.gpu].float32
+        return self.peak_flops or _measured_peak(torch.bfloat16 if is_bfloat16 else torch.float32)
 
     def __str__(self) -> str:
         """What the estimates assume."""
@@ -166,7 +163,15 @@ def cost_of(command: Command, checked: Checked, machine: Machine) -> Cost:
     """Of one command; nothing for those that neither train nor measure."""
     about = command.about
     if isinstance(about, TaskTraining):
-        return _task_training_cost(checked.configs[about.name], machine)
+        task: TaskConfig = checked.configs[about.name]
+        generator = np.random.default_rng(0)
+        # All training sizes are as frequent; long examples have more tokens, and more attention a token.
+        lengths_E = np.array([task.draw(size, 1, generator).token_ids_BS.shape[1] for size in task.sizes])
+        weights, attention = 6 * about_num_parameters(task), 12 * task.model.num_layers * task.model.width
+        num_examples = task.num_steps * task.batch_size
+        flops = num_examples * float(np.mean(lengths_E * (weights + attention * lengths_E)))
+        num_tokens = round(num_examples * float(np.mean(lengths_E)))
+        return Cost(train_tokens=num_tokens, flops=flops, seconds=flops / machine.flops_per_second(None))
     if isinstance(about, Training):
         config, facts = checked.configs[about.name], checked.facts
         num_train_tokens = None if facts is None else facts.num_train_tokens
@@ -178,15 +183,16 @@ def cost_of(command: Command, checked: Checked, machine: Machine) -> Cost:
         return Cost(train_tokens=run.num_tokens, flops=run.flops, seconds=seconds)
     if not isinstance(about, Measuring):
         return Cost()
-    if (chunks := num_chunks(about.evaluation, about.data)) is None:
+    evaluation = about.evaluation
+    if (chunks := num_chunks(evaluation, about.data)) is None:
         return Cost(num_unknown=1)
-    evaluation, flops, seconds = about.evaluation, 0.0, 0.0
+    flops = seconds = 0.0
     of_a_checkpoint = chunks * token_forwards_of_chunk(command.stage, evaluation)
     lengths = ContextLengths(1, evaluation.long_context_length, evaluation.targets_per_chunk)
     for training, num_checkpoints in Counter(about.trainings).items():
         model = checked.configs[training.name].model
         vocabulary = 2 * (model.embedding_size or model.vocab_size) * model.d_model
-        of_a_token = flops_per_token(model, about.evaluation.long_context_length) / 3 - vocabulary
+        of_a_token = flops_per_token(model, evaluation.long_context_length) / 3 - vocabulary
         of_training = num_checkpoints * of_a_checkpoint
         flops += of_training * of_a_token
         if machine.is_timed(model) and evaluation.dtype in (None, "float32"):
@@ -219,6 +225,8 @@ def token_forwards_of_chunk(stage: str, evaluation: Evaluation) -> int:
     """What a measuring stage runs through the network for one chunk of one checkpoint."""
     s, m = evaluation.short_context_length, evaluation.targets_per_chunk
     length = evaluation.long_context_length
+    if stage == "length_losses":
+        return 4 * m * length
     if stage == "influential_tokens":
         length = evaluation.last_tokens or length
     intervention = evaluation.intervention or DEFAULT_INTERVENTION
@@ -226,15 +234,13 @@ def token_forwards_of_chunk(stage: str, evaluation: Evaluation) -> int:
         s, length, m, intervention=intervention, num_backgrounds=evaluation.num_backgrounds or 1,
         num_subsets=NUM_SUBSETS,
     )  # fmt: skip
-    if stage == "length_losses":
-        return 4 * m * length
     if stage == "loss_differences":
         num_readings = 1 if evaluation.reference_model is None else 2
-        harm = 0
+        total = m * s + num_readings * length + costs.foreign_context()
         if (near := evaluation.near_context_length) is not None:
             foreign = replace(costs, short_context_length=near).foreign_context()
-            harm = m * near + costs.num_backgrounds * foreign
-        return m * s + num_readings * length + costs.foreign_context() + harm
+            total += m * near + costs.num_backgrounds * foreign
+        return total
     fewest = costs.num_far_tokens[0]
     ks = evaluation.k or [k for k in DEFAULT_KS if k <= fewest]
     null_fraction = 1.0 if evaluation.null_fraction is None else evaluation.null_fraction
@@ -266,19 +272,6 @@ def num_chunks(evaluation: Evaluation, data: Path) -> int | None:
     return sum(number if max_chunks is None else min(number, max_chunks) for number in long_enough)
 
 
-def _task_training_cost(config: TaskConfig, machine: Machine) -> Cost:
-    """Of one run, where all training sizes are as frequent."""
-    generator, draw = np.random.default_rng(0), config.draw
-    lengths = [draw(size, 1, generator).token_ids_BS.shape[1] for size in config.sizes]
-    num_examples = config.num_steps * config.batch_size
-    # Long examples have the more of the tokens, and the more attention a token.
-    weights, attention = 6 * about_num_parameters(config), 12 * config.model.num_layers * config.model.width
-    of_examples = [length * (weights + attention * length) for length in lengths]
-    flops = num_examples * float(np.mean(of_examples))
-    num_tokens = round(num_examples * float(np.mean(lengths)))
-    return Cost(train_tokens=num_tokens, flops=flops, seconds=flops / machine.flops_per_second(None))
-
-
 def lines_of_plan(
     commands: Sequence[Command], finished: Collection[str], checked: Checked, machine: Machine
 ) -> Iterator[str]:
@@ -305,7 +298,7 @@ def need_of_run(path: Path, overrides: Sequence[str], vocabulary_size: int, mach
 
     Chinchilla-optimal are 20 tokens a parameter (Hoffmann et al. 2022, arXiv 2203.15556).
     """
-    config = load_config(path, overrides, AssumedData(vocabulary_size))
+    config = load_config(find_study_file(path), overrides, AssumedData(vocabulary_size))
     run = estimate(config, machine.flops_per_second(config.precision))
     return (
         f"{run.num_parameters / 1e6:,.1f} M parameters, Chinchilla-optimal at"

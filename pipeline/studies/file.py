@@ -3,7 +3,7 @@
 Field names are those of the programs' flags, which --help explains, and of pretrain.py's overrides; None: the
 program's own default. Lengths count tokens. Paths are relative to the folder that the command is typed in. A
 study file that is not there is looked for in this repository; a configuration, beside the study file and then
-in this repository. Numbers are checked by the programs' own parsers (studies/checks.py), names here.
+in this repository. Numbers are checked by the programs' own parsers (study.py), names here.
 """
 
 import re
@@ -153,6 +153,11 @@ class Study:
     threads: int = 1
     """Of each command that study.py runs on this machine; the last bits of numbers depend on it, so it is not
     the machine's to say. More pay for models of some million parameters or more, where there are cores."""
+
+    @property
+    def logs(self) -> Path:
+        """The folder of the commands' logs."""
+        return Path(self.run) / "logs"
 
 
 @dataclass

@@ -17,9 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -79,22 +78,14 @@ def workers(
 
 
 def free_bytes() -> int:
-    """Memory that could be taken, of the machine's and of the container's."""
+    """Memory that could be taken, of the machine's and of the container's, which psutil does not know."""
     free = int(psutil.virtual_memory().available)
-    limit, taken, stat = _cgroup("memory.max"), _cgroup("memory.current"), _cgroup("memory.stat")
-    if limit and limit[0].isdecimal() and taken:
+    with suppress(OSError, ValueError):  # no container, or the word max
+        limit, taken = (int((_CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
+        stat = (_CGROUP / "memory.stat").read_text().split()
         # Files that were read and can be read again count as taken, but the kernel gives them up.
-        cached = int(stat[stat.index("inactive_file") + 1]) if "inactive_file" in stat else 0
-        free = min(free, int(limit[0]) - int(taken[0]) + cached)
+        free = min(free, limit - taken + int(stat[stat.index("inactive_file") + 1]))
     return free
-
-
-def _cgroup(name: str) -> list[str]:
-    """Words of a file of the container's limits, which psutil does not know; none where there is no file."""
-    try:
-        return (_CGROUP / name).read_text().split()
-    except OSError:
-        return []
 
 
 def gpus_here() -> tuple[str, ...]:
@@ -180,11 +171,14 @@ def run_all(commands: Sequence[Command], finished: Collection[str], workers: Wor
     InputError where a training's configuration was edited meanwhile, are raised once no process is left.
     """
     run = _Run(commands, finished, workers, logs)
-    with run.listening():
-        try:
-            return run.to_its_end()
-        finally:
-            run.stop()
+    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
+    earlier = {number: signal.signal(number, run.note) for number in numbers}
+    try:
+        return run.to_its_end()
+    finally:
+        run.stop()
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
 
 
 class _Run:
@@ -194,45 +188,53 @@ class _Run:
         self, commands: Sequence[Command], finished: Collection[str], workers: Workers, logs: Path
     ) -> None:
         self._workers, self._logs = workers, logs
-        self._before = [command.name for command in commands if command.name in finished]
-        self._finished = set(self._before)
+        before = [command.name for command in commands if command.name in finished]
+        self._finished = set(before)
         self._waiting = [command for command in commands if command.name not in finished]
         self._ready: list[tuple[Command, int, int]] = []
-        self._unended = Counter[str]()
-        """Command -> its processes that are ready or run."""
+        """Of the command started last, the processes that wait for a place: index and number."""
         self._running: list[Process] = []
         self._started: dict[str, float] = {}
         configs = {one.arguments[0] for one in commands if isinstance(one.about, Training)}
         self._configs = {name: Path(name).read_bytes() for name in configs if Path(name).is_file()}
-        self._signal: signal.Signals | None = None
+        self._signal: int | None = None
         self._is_stopping = self._waits_no_more = False
         self._bar = tqdm(  # on a terminal only: elsewhere the log files say more
-            total=len(commands), initial=len(self._finished), disable=None, dynamic_ncols=True,
+            total=len(commands), initial=len(before), disable=None, dynamic_ncols=True,
             bar_format="study: {n}/{total} commands, {elapsed}{postfix}",
         )  # fmt: skip
+        if before:
+            self._say(f"finished before: {', '.join(before)}")
+
+    def note(self, number: int, frame: object) -> None:
+        """Note a request to stop; a second Ctrl-C does not disturb the first."""
+        if number != signal.SIGINT:
+            self._signal = number
+        elif self._is_stopping:
+            self._waits_no_more = True
+        else:
+            raise KeyboardInterrupt
 
     def to_its_end(self) -> int:
         """As `run_all`."""
-        if self._before:
-            self._say(f"finished before: {', '.join(self._before)}")
         drawn = 0.0
         while not self._signal:
             self._start()
             if not self._running:
                 return 0
             time.sleep(_SECONDS_BETWEEN_LOOKS)
-            for process in self._ended():
+            for process in [one for one in self._running if one.code() is not None]:
+                self._running.remove(process)
                 if code := process.code():
                     return self._failed(process, code)
                 name = process.command.name
-                self._unended[name] -= 1
-                if not self._unended[name]:
+                left = [one.command.name for one in self._running] + [one[0].name for one in self._ready]
+                if name not in left:
                     self._finished.add(name)
                     self._bar.update()
                     seconds = round(time.time() - self._started[name])
                     self._say(f"{name} finished in {timedelta(seconds=seconds)}")
-                if process.output:
-                    self._print(process.output.decode(errors="replace"), sys.stdout)
+                self._print(process.output.decode(errors="replace"), sys.stdout)
             if not self._bar.disable and time.monotonic() - drawn > _SECONDS_BETWEEN_DRAWINGS:
                 drawn = time.monotonic()
                 said = [" ".join([one.name, *one.last_lines(1)]) for one in self._running]
@@ -264,16 +266,10 @@ class _Run:
                 self._waiting.remove(command)
                 number = num_processes(command, self._workers.number)
                 self._ready = [(command, index, number) for index in range(number)]
-                self._unended[command.name], self._started[command.name] = number, time.time()
+                self._started[command.name] = time.time()
                 self._print(f"{command}\n", sys.stdout)
             place = min(set(range(self._workers.number)) - {one.place for one in self._running})
             self._running.append(Process(*self._ready.pop(0), place, self._workers, self._logs))
-
-    def _ended(self) -> list[Process]:
-        """Those that have ended since the last look; they run no more."""
-        ended = [one for one in self._running if one.code() is not None]
-        self._running = [one for one in self._running if one not in ended]
-        return ended
 
     def _failed(self, process: Process, code: int) -> int:
         """Stop the others, and say what is known of it; its exit code."""
@@ -298,25 +294,5 @@ class _Run:
             for one in self._running if self._waits_no_more else ():
                 one.tell(signal.SIGKILL)
             time.sleep(_SECONDS_BETWEEN_LOOKS)
-            self._ended()
+            self._running = [one for one in self._running if one.code() is None]
         self._bar.close()
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Inside, a request to stop is noted, and a second Ctrl-C does not disturb the first."""
-
-        def note(number: int, frame: object) -> None:
-            if number != signal.SIGINT:
-                self._signal = signal.Signals(number)
-            elif self._is_stopping:
-                self._waits_no_more = True
-            else:
-                raise KeyboardInterrupt
-
-        numbers = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
-        earlier = {number: signal.signal(number, note) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in earlier.items():
-                signal.signal(number, handler)

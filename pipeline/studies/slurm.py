@@ -7,7 +7,7 @@ arguments. Tokenizing in several tasks becomes two jobs, the array and the merge
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,8 +16,6 @@ from pipeline.studies.commands import Command
 from pipeline.studies.file import Study
 
 _ENVIRONMENT = Path("slurm/cluster.env")
-Submit = Callable[[str, Sequence[str]], str]
-"""Submits the job of this name with these words after `sbatch`; returns its ID."""
 
 
 class _Job(NamedTuple):
@@ -28,11 +26,18 @@ class _Job(NamedTuple):
     """Of an array; None: no array."""
 
 
-def submit_chain(commands: Sequence[Command], study: Study, submit: Submit | None) -> None:
+def submit_chain(commands: Sequence[Command], study: Study, *, is_plan: bool = False) -> None:
     """Submit a job a command, in order, with the IDs of those it needs, and print it.
 
-    Without `submit`, they are only printed, and a job's name stands for its ID.
+    Of a plan they are only printed, and a job's name stands for its ID.
     """
+    if not is_plan:
+        if not _ENVIRONMENT.is_file():
+            raise InputError(
+                f"{_ENVIRONMENT} is missing here: in the repository's root, cp slurm/cluster.env.example"
+                f" {_ENVIRONMENT}, edit it, and type the command there"
+            )
+        study.logs.mkdir(parents=True, exist_ok=True)  # Slurm opens the logs, and makes no folder
     job_ids: dict[str, str] = {}
     for command in commands:
         needed = [job_ids[name] for name in command.needs]
@@ -40,21 +45,28 @@ def submit_chain(commands: Sequence[Command], study: Study, submit: Submit | Non
             in_log = "%j" if job.num_tasks is None else "%A_%a"
             words = [
                 *("--parsable", "--kill-on-invalid-dep=yes", f"--job-name={job.name}"),
-                f"--output={logs_of(study) / f'{job.name}-{in_log}.log'}",
+                f"--output={study.logs / f'{job.name}-{in_log}.log'}",
                 *([] if job.num_tasks is None else [f"--array=0-{job.num_tasks - 1}"]),
                 *([f"--dependency=afterok:{':'.join(needed)}"] if needed else []),
                 f"slurm/{job.script}.sh",
                 *job.arguments,
             ]
-            job_id = job_ids[job.name] = submit(job.name, words) if submit else job.name
-            sys.stdout.write(f"{f'job {job_id}: ' if submit else ''}sbatch {shlex.join(words)}\n")
+            job_id = job_ids[job.name] = job.name if is_plan else _submitted(job.name, words)
+            sys.stdout.write(f"{'' if is_plan else f'job {job_id}: '}sbatch {shlex.join(words)}\n")
             sys.stdout.flush()
             needed = [job_id]
 
 
-def logs_of(study: Study) -> Path:
-    """The folder of the jobs' logs."""
-    return Path(study.run) / "logs"
+def _submitted(name: str, words: Sequence[str]) -> str:
+    """Submit a job, with the variables of slurm/cluster.env; its ID."""
+    sourced = f'source {_ENVIRONMENT} && exec sbatch "$@"'
+    done = subprocess.run(["bash", "-c", sourced, "sbatch", *words], capture_output=True, text=True)
+    if done.returncode:
+        raise InputError(
+            f"sbatch refused the job {name}: {done.stderr.strip()}; jobs that were submitted before it"
+            " stay in the queue (scancel ends them)"
+        )
+    return done.stdout.strip().partition(";")[0]  # of a federation: ID;cluster
 
 
 def arguments_of(commands: Sequence[Command], name: str) -> list[str]:
@@ -69,7 +81,7 @@ def arguments_of(commands: Sequence[Command], name: str) -> list[str]:
 def _jobs_of(command: Command) -> list[_Job]:
     """One job, or for a text that is tokenized in tasks two, the second of which needs the first."""
     name, arguments, num_tasks = command.name, command.arguments, command.num_tasks
-    if command.program.startswith("analysis/"):
+    if not command.is_stage:
         return [_Job(name, "analysis", [command.program, *arguments])]
     if num_tasks is None:
         return [_Job(name, command.stage, arguments)]
@@ -78,25 +90,3 @@ def _jobs_of(command: Command) -> list[_Job]:
         merge = _Job(name, "merge_c4", arguments[:2])  # --out and its folder
         return [_Job(f"{name}-tasks", "tokenize_c4", of_tasks, num_tasks), merge]
     return [_Job(name, command.stage, of_tasks, num_tasks)]
-
-
-def sbatch(study: Study) -> Submit:
-    """What submits for real, with the variables of slurm/cluster.env; an InputError where that is missing."""
-    if not _ENVIRONMENT.is_file():
-        raise InputError(
-            f"{_ENVIRONMENT} is missing here: in the repository's root, cp slurm/cluster.env.example"
-            f" {_ENVIRONMENT}, edit it, and type the command there"
-        )
-    logs_of(study).mkdir(parents=True, exist_ok=True)  # Slurm opens the logs, and makes no folder
-
-    def submit(name: str, words: Sequence[str]) -> str:
-        sourced = f'source {_ENVIRONMENT} && exec sbatch "$@"'
-        done = subprocess.run(["bash", "-c", sourced, "sbatch", *words], capture_output=True, text=True)
-        if done.returncode:
-            raise InputError(
-                f"sbatch refused the job {name}: {done.stderr.strip()}; jobs that were submitted before it"
-                " stay in the queue (scancel ends them)"
-            )
-        return done.stdout.strip().partition(";")[0]  # of a federation: ID;cluster
-
-    return submit

@@ -1,8 +1,8 @@
-"""The jobs of a study: with a recorder in place of sbatch, and with one that refuses."""
+"""The jobs of a study: with as they are planned, and with a recorder in place of sbatch."""
 
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,9 +10,10 @@ import pytest
 from pipeline.cli import InputError
 from pipeline.studies.commands import commands_of
 from pipeline.studies.file import load_study
-from pipeline.studies.slurm import arguments_of, sbatch, submit_chain
+from pipeline.studies.slurm import arguments_of, submit_chain
 from pipeline.study import main, parser
 
+ROOT = Path(__file__).resolve().parents[2]
 # Writes down how it was called, and answers as `sbatch --parsable` does on a federation.
 SBATCH = """#!/bin/bash
 echo "$ACCOUNT $*" >> calls
@@ -21,36 +22,31 @@ echo "$(wc -l < calls);cluster"
 """
 
 
-def submitted(path: Path, *overrides: str) -> dict[str, list[str]]:
-    """Job name -> what stood after sbatch; IDs are j1, j2, …"""
-    jobs: dict[str, list[str]] = {}
+def test_each_job_waits_for_those_it_needs_and_is_given_its_tasks(
+    study_file: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def planned(*overrides: str) -> dict[str, list[str]]:
+        """Job name -> what stands after sbatch, where a job's name stands for its ID."""
+        study = load_study(study_file(), overrides)
+        submit_chain(commands_of(study), study, is_plan=True)
+        lines = [shlex.split(line)[1:] for line in capsys.readouterr().out.splitlines()]
+        return {words[2].removeprefix("--job-name="): words for words in lines}
 
-    def submit(name: str, words: Sequence[str]) -> str:
-        assert name not in jobs
-        jobs[name] = list(words)
-        return f"j{len(jobs)}"
-
-    study = load_study(path, overrides)
-    submit_chain(commands_of(study), study, submit)
-    return jobs
-
-
-def test_each_job_waits_for_those_it_needs_and_is_given_its_tasks(study_file: Callable[..., Path]) -> None:
-    jobs = submitted(study_file(), "slurm={tokenize: 3, measure: 2}")
+    jobs = planned("slurm={tokenize: 3, measure: 2}")
     waits = {name: re.findall("--dependency=afterok:(.*?) ", " ".join(jobs[name])) for name in jobs}
+    models = "tiny-short-seed0:tiny-long-seed1"
     assert {name: "".join(wait) for name, wait in waits.items()} == {
         "tokenize_c4-tasks": "",
-        "tokenize_c4": "j1",
-        "tiny-short-seed0": "j2",
-        "tiny-long-seed1": "j2",
-        "loss_differences-tiny": "j2:j3:j4",
-        "length_losses-tiny": "j2:j3:j4",
-        "influential_tokens-tiny": "j2:j4",
-        "run_notebooks-tiny": "j5:j6:j7",
-        "summary-tiny": "j8",
-        "loss_differences-tiny-along_training": "j2:j4",
+        "tokenize_c4": "tokenize_c4-tasks",
+        "tiny-short-seed0": "tokenize_c4",
+        "tiny-long-seed1": "tokenize_c4",
+        "loss_differences-tiny": f"tokenize_c4:{models}",
+        "length_losses-tiny": f"tokenize_c4:{models}",
+        "influential_tokens-tiny": "tokenize_c4:tiny-long-seed1",
+        "run_notebooks-tiny": "loss_differences-tiny:length_losses-tiny:influential_tokens-tiny",
+        "summary-tiny": "run_notebooks-tiny",
+        "loss_differences-tiny-along_training": "tokenize_c4:tiny-long-seed1",
     }
-    assert all("--kill-on-invalid-dep=yes" in words for words in jobs.values())
     assert jobs["tokenize_c4-tasks"] == [
         "--parsable", "--kill-on-invalid-dep=yes", "--job-name=tokenize_c4-tasks",
         "--output=run/logs/tokenize_c4-tasks-%A_%a.log", "--array=0-2", "slurm/tokenize_c4.sh",
@@ -62,18 +58,17 @@ def test_each_job_waits_for_those_it_needs_and_is_given_its_tasks(study_file: Ca
     assert jobs["length_losses-tiny"][4] == "--array=0-1"
     assert jobs["length_losses-tiny"][6:10] == ["slurm/length_losses.sh", "--num-tasks", "2", "--data"]
     assert jobs["summary-tiny"][-6:-3] == ["slurm/analysis.sh", "analysis/summary.py", "--results"]
-    in_one_piece = submitted(study_file())  # which needs no merge
+    in_one_piece = planned()  # which needs no merge
     assert "tokenize_c4-tasks" not in in_one_piece
     assert in_one_piece["tokenize_c4"][4:8] == ["--array=0-0", "slurm/tokenize_c4.sh", "--num-tasks", "1"]
 
 
 def test_every_script_of_a_job_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    root = Path(__file__).resolve().parents[2]
     for variable in ("C4", "SCRATCH", "TEXT"):
         monkeypatch.setenv(variable, "/text")
-    for path in sorted((root / "olmo_configs" / "studies").glob("*.yaml")):
-        scripts = {word for words in submitted(path).values() for word in words if word.startswith("slurm/")}
-        assert all((root / script).is_file() for script in scripts), path
+    for path in (ROOT / "olmo_configs" / "studies").glob("*.yaml"):
+        stages = {command.stage for command in commands_of(load_study(path)) if command.is_stage}
+        assert all((ROOT / "slurm" / f"{stage}.sh").is_file() for stage in stages), path
 
 
 @pytest.fixture
@@ -106,7 +101,7 @@ def test_jobs_are_submitted_with_the_clusters_variables(
         main(parser().parse_args([str(study_file()), "--slurm"]))
     Path("slurm/cluster.env").unlink()
     with pytest.raises(InputError, match="cluster.env is missing here: .* cp slurm/cluster.env.example"):
-        sbatch(load_study(study_file()))
+        main(parser().parse_args([str(study_file()), "--slurm"]))
 
 
 def test_the_arguments_of_one_job_by_its_name_or_its_script(study_file: Callable[..., Path]) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli import InputError
-from pipeline.studies.checks import warn_of_other_code
-from pipeline.study import main, parser
+from pipeline.study import main, parser, warn_of_other_code
 
 ROOT = Path(__file__).resolve().parents[2]
 StudyFile = Callable[..., Path]
@@ -75,7 +74,7 @@ def test_other_code_is_said_once(
     for name, commit in commits.items():
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "manifest.json").write_text(json.dumps({"git_commit": commit}))
-    monkeypatch.setattr("pipeline.studies.checks.git_commit", lambda: "1" * 40)
+    monkeypatch.setattr("pipeline.study.git_commit", lambda: "1" * 40)
     warn_of_other_code(tmp_path)
     (said,) = caplog.messages
     assert said.startswith(f"what is kept in {tmp_path} was made by commit {'0' * 40}")

@@ -11,7 +11,6 @@ from measured_documents import write_data
 
 from pipeline import pretrain
 from pipeline.studies import costs as costs_module
-from pipeline.studies.checks import check_settings
 from pipeline.studies.commands import Command, commands_of
 from pipeline.studies.costs import (
     Checked,
@@ -23,6 +22,7 @@ from pipeline.studies.costs import (
     token_forwards_of_chunk,
 )
 from pipeline.studies.file import Evaluation, load_study
+from pipeline.study import check_settings
 from pipeline.text.chunks import chunks_of, long_enough_documents
 from pipeline.text.folder import TokenizedData
 from pipeline.training.config import AssumedData

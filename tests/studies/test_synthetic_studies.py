@@ -8,11 +8,10 @@ import pytest
 
 from pipeline.cli import InputError
 from pipeline.results.read import read_artefact
-from pipeline.studies.checks import check_settings
 from pipeline.studies.commands import TaskTraining, commands_of
 from pipeline.studies.costs import Machine, cost_of, need_of
 from pipeline.studies.file import load_study
-from pipeline.study import main, parser
+from pipeline.study import check_settings, main, parser
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "olmo_configs" / "synthetic" / "small.yaml"
