@@ -238,8 +238,9 @@ def _write(work: Tokenization, path_or_size: Path | int) -> dict[str, Any]:
         logger.info("going on behind %d whole training files; the text before is read again", num_parts)
     try:
         tokenizer = _tokenizer(work, unfinished, path_or_size)
-        counts_tokens = work.max_tokens is not None or work.max_documents is None
-        unit, total = ("token", work.max_tokens) if counts_tokens else ("document", work.max_documents)
+        max_documents, max_tokens = work.limit("max_documents"), work.limit("max_tokens")
+        counts_tokens = max_tokens is not None or max_documents is None
+        unit, total = ("token", max_tokens) if counts_tokens else ("document", max_documents)
         with progress(None, "tokenizing", unit, total) as bar:
             return work.write(tokenizer, unfinished, lambda *written: bar.update(written[counts_tokens]))
     except UnfinishedError:

@@ -2,7 +2,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -68,7 +67,7 @@ def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def wait_for(path: Path, process: "ForkedStage | subprocess.Popen[str]") -> None:
+def wait_for(path: Path, process: ForkedStage) -> None:
     deadline = time.monotonic() + 120
     while not path.exists() or not path.stat().st_size:
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()[1]
@@ -163,24 +162,14 @@ def test_two_ranks_drop_other_values_and_go_on_with_their_own_streams(
     assert "the dropout of this checkpoint was drawn by 2 ranks on a cpu, and is drawn" in caplog.text
 
 
-UNTIL_ASKED = ("max_duration=100000", "save_interval=100000", "distributed_strategy=fsdp")
-
-
-def ask_a_rank_to_stop(save_folder: Path, process: "ForkedStage | subprocess.Popen[str]") -> None:
-    wait_for(save_folder / "metrics.jsonl", process)
-    os.kill(json.loads((save_folder / "lock.json").read_text())["pid"], signal.SIGUSR1)
-
-
-def has_saved_its_last_step(save_folder: Path) -> bool:
-    (saved,) = save_folder.glob("step*-unsharded")
-    return steps_in(save_folder)[-1] == int(saved.name[4:].split("-")[0])
-
-
 def test_two_ranks_stop_after_the_same_step_when_one_is_asked(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with two_ranks(data, run, *UNTIL_ASKED, code=75) as ranks:
-        ask_a_rank_to_stop(run, ranks[0])
-    assert has_saved_its_last_step(run)
+    until_asked = "max_duration=100000", "save_interval=100000", "distributed_strategy=fsdp"
+    with two_ranks(data, run, *until_asked, code=75) as ranks:
+        wait_for(run / "metrics.jsonl", ranks[0])
+        os.kill(json.loads((run / "lock.json").read_text())["pid"], signal.SIGUSR1)
+    (saved,) = run.glob("step*-unsharded")
+    assert steps_in(run)[-1] == int(saved.name[4:].split("-")[0])
     assert f"saved: {run}" in ranks[0].communicate()[1]
 
 

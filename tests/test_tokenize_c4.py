@@ -3,13 +3,11 @@
 import gzip
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import forked_stages
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,7 +26,6 @@ from pipeline.text.folder import EVALUATION_FILE, TokenizedData
 from pipeline.text.sources import Document
 from pipeline.text.tokenizer import DocumentTokenizer
 
-STAGE = Path(tokenize_c4.__file__)
 WORDS = ["<|endoftext|>", "<unk>", *"abcdefghij"]  # so a is 2, b is 3, …; of a number's digits 0 is a, 1 is b
 SHARED = 8  # trains, with the flags below
 TASKS = ("--evaluation-fraction", "0.2", "--seed", "1", "--tokens-per-part", "300")
@@ -245,21 +242,13 @@ def test_bad_input_is_a_sentence_and_leaves_nothing_behind(
     assert contents(folder) == before
 
 
-def run_stage(*flags: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-    environment.pop("PYTHONPATH", None)
-    command = [sys.executable, str(STAGE), "--out", "data", *flags]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-
-
 def test_the_command_from_any_folder_on_any_number_of_threads(folder: Path) -> None:
-    flags = ["--source", "train.jsonl", "--evaluation-source", "evaluation.jsonl"]
-    flags += ["--tokenizer", "words.json"]
-    first = run_stage(*flags, "--num-workers", "1", folder=folder)
-    assert first.returncode == 0, first.stderr
-    assert training_tokens(TokenizedData.open(folder / "data")) == [[2, 3, 0, 5, 6, 7, 0, 8, 0]]
-    again = run_stage(*flags, "--num-workers", "3", folder=folder)
-    assert (again.returncode, "complete, nothing to do" in again.stderr) == (0, True)
+    words = ["--source", "train.jsonl", "--evaluation-source", "evaluation.jsonl", "--tokenizer"]
+    for number in ("1", "3"):
+        flags = [*words, "words.json", "--num-workers", number, "--out", number]
+        done = forked_stages.run("pipeline/tokenize_c4.py", *flags, cwd=folder)
+        assert done.returncode == 0, done.stderr
+        assert training_tokens(TokenizedData.open(folder / number)) == [[2, 3, 0, 5, 6, 7, 0, 8, 0]]
 
 
 def interrupt_at_document(patch: pytest.MonkeyPatch, number: int) -> None:
@@ -331,11 +320,6 @@ def test_unfinished_data_of_other_settings_is_refused(numbers: Path) -> None:
     with pytest.raises(InputError, match="holds unfinished data made otherwise: max_tokens was None, now"):
         tokenize_numbers(numbers, "--max-tokens", "90")
     assert contents(numbers / "data") == before
-
-
-def test_the_folder_of_another_run_is_left_alone(folder: Path) -> None:
-    with folder_lock(folder / "data", "--out"), pytest.raises(InputError, match="is in use by process"):
-        tokenize(folder)
 
 
 @pytest.fixture(scope="module")

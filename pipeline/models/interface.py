@@ -287,12 +287,15 @@ def causal_visibility(num_rows: int, device: torch.device) -> torch.Tensor:
     return torch.ones(1, num_rows, num_rows, dtype=torch.bool, device=device).tril()
 
 
-def rows_of(hidden_BSD: torch.Tensor, query_rows_BT: torch.Tensor | None) -> torch.Tensor:
-    """The hidden states of the query rows, of all rows where None: [B, T, D]."""
+def rows_of(rows: torch.Tensor, query_rows_BT: torch.Tensor | None) -> torch.Tensor:
+    """The query rows of [B, S, D] or [B, 1, S, E], all where None; either batch may be 1, for all."""
     if query_rows_BT is None:
-        return hidden_BSD
-    rows_BT1 = query_rows_BT.expand(len(hidden_BSD), -1)[..., None]
-    return hidden_BSD.gather(1, rows_BT1.expand(-1, -1, hidden_BSD.shape[-1]))
+        return rows
+    middle = rows.shape[1:-2]
+    batch_size = max(rows.shape[0], query_rows_BT.shape[0])
+    index = query_rows_BT.view(len(query_rows_BT), *(1 for _ in middle), -1, 1)
+    index = index.expand(batch_size, *middle, -1, rows.shape[-1])
+    return rows.expand(batch_size, *rows.shape[1:]).gather(-2, index)
 
 
 def rows_per_block(model: CausalLM, device: torch.device) -> int:

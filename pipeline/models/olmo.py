@@ -24,7 +24,14 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pipeline.models.attention import attend, tells_log_sum_exp
-from pipeline.models.interface import CausalLM, KeysAndValues, NoteHeads, Prefix, causal_visibility
+from pipeline.models.interface import (
+    CausalLM,
+    KeysAndValues,
+    NoteHeads,
+    Prefix,
+    causal_visibility,
+    rows_of,
+)
 
 ATTENTION_SCALINGS = ("none", "log_length", "learnt")
 
@@ -203,26 +210,21 @@ def run_block(
         qkv = qkv.clamp(min=-config.clip_qkv, max=config.clip_qkv)
     query, key, value = qkv.split(block.fused_dims, dim=-1)
     sine, cosine, visible = rows.sine_B1SE, rows.cosine_B1SE, rows.visible_B1SK
-    num_keys_BS = rows.num_keys_BS
-    if query_rows_BT is not None:
-        query, hidden_BSD = _take_rows(query, query_rows_BT), _take_rows(hidden_BSD, query_rows_BT)
-        query_sine, query_cosine = _take_rows(sine, query_rows_BT), _take_rows(cosine, query_rows_BT)
-        if num_keys_BS is not None:
-            num_keys_BS = _take_rows(num_keys_BS[..., None], query_rows_BT)[..., 0]
-        if visible is None:
-            rows_S = torch.arange(key.shape[1], device=key.device)
-            visible = (rows_S <= query_rows_BT[..., None])[:, None]
-        else:
-            visible = _take_rows(visible, query_rows_BT)
-    else:
-        query_sine, query_cosine = sine, cosine
+    query, hidden_BSD = rows_of(query, query_rows_BT), rows_of(hidden_BSD, query_rows_BT)
+    query_sine, query_cosine = rows_of(sine, query_rows_BT), rows_of(cosine, query_rows_BT)
+    if visible is not None:
+        visible = rows_of(visible, query_rows_BT)
+    elif query_rows_BT is not None:
+        rows_S = torch.arange(key.shape[1], device=key.device)
+        visible = (rows_S <= query_rows_BT[..., None])[:, None]
     if block.q_norm is not None and block.k_norm is not None:
         query, key = block.q_norm(query).to(key.dtype), block.k_norm(key).to(key.dtype)
     query = rows.table.rotate(_heads(query, config.n_heads), query_sine, query_cosine)
     key = rows.table.rotate(_heads(key, config.effective_n_kv_heads), sine, cosine)
     value = _heads(value, config.effective_n_kv_heads)
-    if num_keys_BS is not None:
-        query = block.attention_scaling(query, num_keys_BS)
+    if rows.num_keys_BS is not None:
+        num_keys_BT1 = rows_of(rows.num_keys_BS[..., None], query_rows_BT)
+        query = block.attention_scaling(query, num_keys_BT1[..., 0])
     if rows.watch is not None:
         rows.watch(query, key)
     attended_BHSE = attend(query, key, value, past, visible)
@@ -236,15 +238,6 @@ def run_block(
 def _heads(rows_BSD: torch.Tensor, num_heads: int) -> torch.Tensor:
     """[B, S, D] -> [B, H, S, E]."""
     return rows_BSD.unflatten(-1, (num_heads, -1)).transpose(1, 2)
-
-
-def _take_rows(rows: torch.Tensor, query_rows_BT: torch.Tensor) -> torch.Tensor:
-    """The query rows of [B, S, D] or [B, 1, S, E]; either batch may be 1, for all."""
-    middle = rows.shape[1:-2]
-    batch_size = max(rows.shape[0], query_rows_BT.shape[0])
-    index = query_rows_BT.view(len(query_rows_BT), *(1 for _ in middle), -1, 1)
-    index = index.expand(batch_size, *middle, -1, rows.shape[-1])
-    return rows.expand(batch_size, *rows.shape[1:]).gather(-2, index)
 
 
 class OLMoCausalLM(CausalLM):

@@ -65,12 +65,6 @@ MAX_REMEMBERED_DOCUMENTS = 1 << 23
 """8.4 million, as many as 23 of C4's 1,024 files hold: a set of them takes 0.6 GiB."""
 
 
-def is_evaluation_document(document_id: str, evaluation_fraction: float, seed: int) -> bool:
-    """Whether a document evaluates: a function of seed and content alone, whatever else is in the source."""
-    digest = sha256(f"{seed}:{document_id}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") < evaluation_fraction * 2**64
-
-
 @dataclass
 class Split:
     """Sorts the documents of a source, one after another from its start."""
@@ -92,7 +86,9 @@ class Split:
         self._seen.add(number)
         if document_id in self.evaluation_ids:
             return "in_evaluation_source"
-        is_evaluation = is_evaluation_document(document_id, self.evaluation_fraction, self.seed)
+        # By seed and content alone, whatever else is in the source.
+        digest = sha256(f"{self.seed}:{document_id}".encode()).digest()
+        is_evaluation = int.from_bytes(digest[:8], "big") < self.evaluation_fraction * 2**64
         return "evaluation" if is_evaluation else "train"
 
 
@@ -167,12 +163,10 @@ class Unfinished:
         write_json(folder / UNFINISHED_FILE, made_by | {"written": asdict(self)})
 
 
-def read_unfinished(folder: Path) -> tuple[dict[str, Any], Unfinished] | None:
-    """What unfinished data is made by and how far it is; None where there is none."""
-    if not (folder / UNFINISHED_FILE).exists():
-        return None
-    made_by = json.loads((folder / UNFINISHED_FILE).read_text(encoding="utf-8"))
-    return made_by, Unfinished(**made_by["written"])
+def read_unfinished(folder: Path) -> dict[str, Any] | None:
+    """What unfinished data is made by, and what of it is `written`; None where there is none."""
+    path = folder / UNFINISHED_FILE
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 def begin_or_go_on(folder: Path, configuration: Mapping[str, Any]) -> Unfinished:
@@ -181,8 +175,8 @@ def begin_or_go_on(folder: Path, configuration: Mapping[str, Any]) -> Unfinished
     Unfinished data of another configuration is refused.
     """
     unfinished = Unfinished()
-    if earlier := read_unfinished(folder):
-        made_by, unfinished = earlier
+    if made_by := read_unfinished(folder):
+        unfinished = Unfinished(**made_by["written"])
         changes = changed_settings(made_by, configuration)
         if made_by.get("c4_revision") != c4_revision_of(configuration):
             changes.append("C4 has another revision on the hub")
@@ -312,15 +306,9 @@ class Tokenization:
     def _settings(self) -> Mapping[str, Any]:
         return self.configuration["settings"]
 
-    @property
-    def max_documents(self) -> int | None:
-        """Training documents at most."""
-        return self.task.share_of(self._settings["max_documents"])
-
-    @property
-    def max_tokens(self) -> int | None:
-        """Training tokens at most, EOS included."""
-        return self.task.share_of(self._settings["max_tokens"])
+    def limit(self, name: str) -> int | None:
+        """The task's part of `max_documents` or `max_tokens`, EOS included: of training, at most."""
+        return self.task.share_of(self._settings[name])
 
     @cached_property
     def _evaluation_ids(self) -> frozenset[str]:
@@ -344,7 +332,7 @@ class Tokenization:
         split = self._split()
         documents = read_documents(self.sources, skip_malformed=self._settings["skip_malformed"])
         texts = (document.text for document in documents if split.kind_of(document.document_id) == "train")
-        for text in islice(texts, self.max_documents):
+        for text in islice(texts, self.limit("max_documents")):
             yield text
             num_characters -= len(text)
             if num_characters <= 0:
@@ -358,7 +346,7 @@ class Tokenization:
         `advance` is called with the numbers of training documents and tokens written since the last call.
         """
         tally = Counter(train_documents=unfinished.num_train_documents, empty=unfinished.num_empty)
-        num_empty = unfinished.num_empty
+        num_empty, max_tokens = unfinished.num_empty, self.limit("max_tokens")
         sample = EvaluationSample(self._settings["max_evaluation_documents"])
         writer = PackedShardWriter(
             self.folder / TRAIN_FOLDER, tokenizer.token_dtype, tokenizer.eos_token_id,
@@ -373,7 +361,7 @@ class Tokenization:
                     num_empty += trains
                 elif not trains:
                     sample.add(EvaluationDocument(document.document_id, token_ids, document.url))
-                elif self.max_tokens is not None and writer.num_tokens + num_tokens > self.max_tokens:
+                elif max_tokens is not None and writer.num_tokens + num_tokens > max_tokens:
                     break
                 else:
                     writer.add(token_ids)
@@ -405,9 +393,8 @@ class Tokenization:
             yield from islice(reserved, self._settings["max_evaluation_documents"])
         batches = document_batches(self.sources, skip_malformed=skip_malformed)
         num_written = unfinished.num_train_documents + unfinished.num_empty
-        yield from encoded_documents(
-            tokenizer, batches, self._split(), tally, num_written, self.max_documents
-        )
+        max_train = self.limit("max_documents")
+        yield from encoded_documents(tokenizer, batches, self._split(), tally, num_written, max_train)
 
 
 def _refuse_empty_parts(counts: Mapping[str, int]) -> None:
@@ -435,7 +422,7 @@ def refuse_other_tasks(out: Path, task: TokenizationTask, configuration: Mapping
     # All tasks agree with one another, as each was checked so: one finished and one begun stand for them.
     finished = next(filter(None, map(read_manifest, others.values())), None)
     begun = next(filter(None, map(read_unfinished, others.values())), None)
-    for made_by in filter(None, (read_manifest(out), finished, begun and begun[0])):
+    for made_by in filter(None, (read_manifest(out), finished, begun)):
         if changes := _changes_between_tasks(made_by, configuration):
             raise made_otherwise(out, changes)
 

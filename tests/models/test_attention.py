@@ -1,16 +1,13 @@
 """Attention of our own, with log-sum-exps and to a shared prefix, equals attention written out."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
 from cuda_kernels import NAMES, write_out_cuda_kernels
-from olmo.model import OLMo
 
 from pipeline.models import attention
 from pipeline.models.attention import attend, attention_and_log_sum_exp, tells_log_sum_exp
-from pipeline.models.olmo import OLMoCausalLM
 
 B, S, K, H, E = 2, 5, 7, 4, 8
 DTYPES = {torch.float32: 1e-6, torch.bfloat16: 2e-2}  # dtype -> tolerance
@@ -71,9 +68,13 @@ def test_kinds_of_heads_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> Non
         assert calls == {NAMES[1]: num_calls}
 
 
+@pytest.mark.parametrize("kernels", ["of the CPU", "of CUDA"])
 @pytest.mark.parametrize("num_groups", [4, 2, 1])
 @pytest.mark.parametrize("mask", ["none", "bool", "added", "fewer queries"])
-def test_attention_to_a_shared_prefix(num_groups: int, mask: str) -> None:
+def test_attention_to_a_shared_prefix(
+    kernels: str, num_groups: int, mask: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = write_out_cuda_kernels(monkeypatch) if kernels == "of CUDA" else None
     num_past, rows = 4, [1, 4] if mask == "fewer queries" else list(range(S))
     visible = torch.ones(1, 1, S, S, dtype=torch.bool).tril()
     if mask in ("bool", "added"):
@@ -96,25 +97,4 @@ def test_attention_to_a_shared_prefix(num_groups: int, mask: str) -> None:
             with torch.set_grad_enabled(not goes_apart):
                 found = attend(query, key, value, past, given).double()
             torch.testing.assert_close(found, expected, rtol=0, atol=tolerance, msg=f"{dtype}, {goes_apart}")
-
-
-@pytest.mark.parametrize("fields", [{}, {"n_kv_heads": 2}])
-def test_a_model_that_reads_on_from_a_prefix_by_cudas_kernels(
-    fields: dict[str, int], make_olmo: Callable[..., OLMo], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    generator = torch.Generator().manual_seed(3)
-    token_ids_BS = torch.randint(0, 48, (3, 20), generator=generator)
-    token_ids_BS[:, :8] = token_ids_BS[0, :8]
-    position_ids_1S, last_1T = torch.arange(20)[None], torch.tensor([[9, 11]])
-    visible_1SS = torch.ones(1, 12, 12, dtype=torch.bool).tril()
-    visible_1SS[:, 5:, 3] = False
-    wholly_visible = torch.ones(1, 20, 20, dtype=torch.bool).tril()
-    wholly_visible[:, 13:, 11] = False
-    lm = OLMoCausalLM(make_olmo(seed=1, **fields))
-    expected = lm.hidden_states(token_ids_BS, position_ids_1S, wholly_visible, last_1T + 8)
-    calls = write_out_cuda_kernels(monkeypatch)
-    _, prefix = lm.read(token_ids_BS[:1, :8], position_ids_1S[:, :8], None, None)
-    assert not calls  # nothing to be merged
-    found = lm.hidden_states(token_ids_BS[:, 8:], position_ids_1S[:, 8:], visible_1SS, last_1T, prefix)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-    assert calls == {NAMES[1]: 4}  # two layers, prefix and own rows
+    assert calls is None or calls.total() == 4  # in each dtype of the prefix and of the own rows

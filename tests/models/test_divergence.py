@@ -1,18 +1,11 @@
 """Divergences of whole distributions: small to float64's digits, exact 0, blocks in any order and no more."""
 
-import math
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from olmo.model import OLMo
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.models import interface as causal_lm
 from pipeline.models.interface import Predictions, losses_and_divergences
-from pipeline.models.olmo import OLMoCausalLM
 
 V = 40
 
@@ -33,10 +26,6 @@ class LogitsAreStates:
         return hidden_NV.clone()
 
 
-def reference_of(logits_TV: torch.Tensor) -> Predictions:
-    return Predictions.of(logits_TV)
-
-
 def found(model: LogitsAreStates, reference: Predictions, *index_BT: torch.Tensor) -> list[np.ndarray]:
     rows = torch.zeros(model._logits_BTV.shape[:2], dtype=torch.int64)
     inputs = rows[:, :1], rows[:, :1], None, rows, torch.full_like(rows, 3)
@@ -53,7 +42,7 @@ def test_large_and_small_divergences(scale: float) -> None:
     generator = torch.Generator().manual_seed(0)
     reference_TV = 4 * torch.randn(6, V, generator=generator)
     logits_BTV = reference_TV + scale * torch.randn(3, 6, V, generator=generator)
-    losses_BT, divergences_BT = found(LogitsAreStates(logits_BTV), reference_of(reference_TV))
+    losses_BT, divergences_BT = found(LogitsAreStates(logits_BTV), Predictions.of(reference_TV))
     expected = [[exact(*pair) for pair in zip(reference_TV, row, strict=True)] for row in logits_BTV]
     # Float32 knows the logits to some 1e-7 of themselves; a difference of two losses would know no more.
     np.testing.assert_allclose(divergences_BT, expected, rtol=1e-4, atol=1e-6)
@@ -63,7 +52,7 @@ def test_large_and_small_divergences(scale: float) -> None:
 
 def test_the_same_logits_diverge_by_exactly_0() -> None:
     logits_TV = 30 * torch.randn(50, V, generator=torch.Generator().manual_seed(1))
-    assert (found(LogitsAreStates(logits_TV[None]), reference_of(logits_TV))[1] == 0).all()
+    assert (found(LogitsAreStates(logits_TV[None]), Predictions.of(logits_TV))[1] == 0).all()
 
 
 @pytest.mark.parametrize("rows_per_block", [1, 5, 1000])
@@ -73,46 +62,9 @@ def test_blocks_and_any_order_of_references(rows_per_block: int, monkeypatch: py
     reference_TV, logits_BTV = (torch.randn(*size, V, generator=generator) for size in ((4,), (7, 3)))
     index_BT = torch.randint(0, 4, (7, 3), generator=generator)
     model = LogitsAreStates(logits_BTV)
-    losses_BT, divergences_BT = found(model, reference_of(reference_TV), index_BT)
+    losses_BT, divergences_BT = found(model, Predictions.of(reference_TV), index_BT)
     pairs = zip(index_BT.flatten(), logits_BTV.flatten(0, 1), strict=True)
     expected = [exact(reference_TV[index], row) for index, row in pairs]
     np.testing.assert_allclose(divergences_BT.ravel(), expected, atol=1e-6)
     np.testing.assert_allclose(losses_BT, -logits_BTV.log_softmax(-1)[..., 3], atol=1e-6)
     assert max(model.rows_at_a_time) <= rows_per_block and sum(model.rows_at_a_time) == 21
-
-
-class LargestTensor(TorchDispatchMode):
-    """Notes the largest tensor that any operation returns, those inside the functions of torch included."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_values = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        returned = func(*args, **(kwargs or {}))
-        for tensor in returned if isinstance(returned, tuple | list) else [returned]:
-            # A view such as an expanded vector holds no more than what it is a view of.
-            if isinstance(tensor, torch.Tensor) and 0 not in tensor.stride():
-                self.num_values = max(self.num_values, tensor.numel())
-        return returned
-
-
-def test_no_tensor_holds_a_vocabulary_for_every_context(
-    make_olmo: Callable[..., OLMo], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    vocabulary_size, num_contexts, num_targets, num_at_a_time = 4096, 12, 5, 8
-    monkeypatch.setattr(causal_lm, "LOGITS_PER_BLOCK", num_at_a_time * vocabulary_size)
-    lm = OLMoCausalLM(make_olmo(vocab_size=vocabulary_size, embedding_size=vocabulary_size))
-    generator = torch.Generator().manual_seed(3)
-    tokens_BS = torch.randint(0, vocabulary_size, (num_contexts, 9), generator=generator)
-    rows_BT = torch.arange(4, 9).expand(num_contexts, -1)
-    inputs = lm, tokens_BS, torch.arange(9)[None], None, rows_BT, tokens_BS[:, :num_targets]
-    hidden_1TD = lm.hidden_states(tokens_BS[:1], torch.arange(9)[None], None, rows_BT[:1])
-    reference = Predictions.of(lm.logits(hidden_1TD[0]))
-    with LargestTensor() as largest:
-        losses_BT, divergences_BT = losses_and_divergences(*inputs, reference)
-    assert losses_BT.shape == divergences_BT.shape == (num_contexts, num_targets)
-    # The logits of one block, and nothing larger, however many contexts and targets there are.
-    assert largest.num_values == num_at_a_time * vocabulary_size
-    assert largest.num_values < math.prod(losses_BT.shape) * vocabulary_size / 7
-    assert divergences_BT[0].max() < 1e-5 < divergences_BT[1:].min()

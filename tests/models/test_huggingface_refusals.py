@@ -144,14 +144,6 @@ class _BlindToTheMask(HuggingFaceCausalLM):
         return super().hidden_states(tokens, ids, None, *rest)
 
 
-class _CountsRows(HuggingFaceCausalLM):
-    def hidden_states(
-        self, tokens: Any, ids: Any, visible: Any, queries: Any, prefix: Any = None
-    ) -> torch.Tensor:
-        rows = torch.arange(tokens.shape[1])[None] + (0 if prefix is None else prefix.num_rows)
-        return super().hidden_states(tokens, rows, visible, queries, prefix)
-
-
 class _ForgetsThePrefix(HuggingFaceCausalLM):
     def hidden_states(self, tokens: Any, ids: Any, visible: Any, queries: Any, *_: Any) -> torch.Tensor:
         return super().hidden_states(tokens, ids, visible, queries)
@@ -171,7 +163,6 @@ class _Fails(HuggingFaceCausalLM):
     ("kind", "sentence"),
     [
         (_BlindToTheMask, "m cannot be measured: tokens left out at kept position IDs are not the same"),
-        (_CountsRows, "m cannot be measured: tokens left out at kept position IDs are not the same"),
         (_ForgetsThePrefix, "m cannot be measured: it does not read on from a shared prefix"),
         (_ScalesItsLogits, "m cannot be measured: its logits are not its output embedding"),
         (_Fails, r"m fails when it is told position IDs, a mask and a prefix \(KeyError: 'layer 3'\)"),

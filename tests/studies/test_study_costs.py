@@ -3,17 +3,14 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from measured_documents import write_data
 
-from pipeline import pretrain
 from pipeline.studies import costs as costs_module
-from pipeline.studies.commands import Command, commands_of
+from pipeline.studies.commands import commands_of
 from pipeline.studies.costs import (
-    Checked,
     Cost,
     Machine,
     cost_of,
@@ -25,7 +22,6 @@ from pipeline.studies.file import Evaluation, load_study
 from pipeline.study import check_settings
 from pipeline.text.chunks import chunks_of, long_enough_documents
 from pipeline.text.folder import TokenizedData
-from pipeline.training.config import AssumedData
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU = ROOT / "olmo_configs" / "studies" / "gpu.yaml"
@@ -81,18 +77,11 @@ def test_chunks_are_counted_as_the_stages_cut_them(
     assert known_before == (None if None in limits else limits[0] * limits[1])
 
 
-def checked(commands: list[Command], **facts: Any) -> Checked:
-    """The configurations of the trainings, as their program checks them before the data is there."""
-    assumed, configs = AssumedData(300, **facts), {}
-    for command in commands:
-        if command.stage == "pretrain":
-            configs[command.name] = pretrain.check(pretrain.parser().parse_args(command.arguments), assumed)
-    return Checked(configs, assumed)
-
-
 def test_costs_of_commands_by_hand(study_file: Callable[..., Path]) -> None:
-    commands = {command.name: command for command in commands_of(load_study(study_file()))}
-    known, machine = checked(list(commands.values())), Machine(utilization=0.5, peak_flops=1e9)
+    study = load_study(study_file())
+    commands = {command.name: command for command in commands_of(study)}
+    known = check_settings(study, list(commands.values()), [])
+    machine = Machine(utilization=0.5, peak_flops=1e9)
 
     def cost(name: str) -> Cost:
         return cost_of(commands[name], known, machine)
@@ -113,8 +102,9 @@ def test_costs_of_commands_by_hand(study_file: Callable[..., Path]) -> None:
 
 def test_small_models_are_timed_at_their_own_work(study_file: Callable[..., Path]) -> None:
     costs_module._timed.clear()
-    commands = [command for command in commands_of(load_study(study_file())) if command.about]
-    known = checked(commands)
+    study = load_study(study_file())
+    commands = [command for command in commands_of(study) if command.about]
+    known = check_settings(study, commands, [])
     machine = Machine(0.4, num_jobs=2)
     costs = {command.name: cost_of(command, known, machine) for command in commands}
     timed = list(costs_module._timed.values())

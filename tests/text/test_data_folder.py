@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from measured_documents import write_data
+from measured_documents import DOCUMENTS, write_data
 
 from pipeline.cli import InputError
 from pipeline.results.versions import describe_files
@@ -24,41 +24,32 @@ from pipeline.text.folder import (
 from pipeline.text.sources import Source
 from pipeline.training.data import refuse_damaged_tokens
 
-
-def make_folder(folder: Path) -> Path:
-    """Two parts, 1 2 0 and 3 0, and two evaluation documents."""
-    (folder / "train").mkdir(parents=True)
-    np.array([1, 2, 0], dtype="<u2").tofile(folder / "train/part-00000.npy")
-    np.array([3, 0], dtype="<u2").tofile(folder / "train/part-00001.npy")
-    documents = [
-        EvaluationDocument("bb", np.array([3, 2], dtype=np.int32)),
-        EvaluationDocument("aa", np.array([1], dtype=np.int32), "https://a.org"),
-    ]
-    write_evaluation_documents(folder / EVALUATION_FILE, documents)
-    paths = [folder / name for name in ("train/part-00000.npy", "train/part-00001.npy", EVALUATION_FILE)]
-    manifest = {
-        "stage": "tokenize_c4", "token_dtype": "uint16", "vocabulary_size": 4, "eos_token_id": 0,
-        "counts": {"train_tokens": 5}, "files": describe_files(folder, paths),
-    }  # fmt: skip
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    return folder
+PARTS = [[1, 2, 0], [3, 0]]
 
 
 def test_the_folder_says_all_that_stages_need(tmp_path: Path) -> None:
-    data = TokenizedData.open(make_folder(tmp_path / "data"))
-    assert (data.token_dtype, data.vocabulary_size, data.eos_token_id) == (np.uint16, 4, 0)
+    data = TokenizedData.open(write_data(tmp_path, train_token_ids=PARTS))
+    assert (data.token_dtype, data.vocabulary_size, data.eos_token_id) == (np.uint16, 48, 0)
     assert data.num_train_tokens == 5
     tokens = np.concatenate([np.memmap(path, dtype=data.token_dtype, mode="r") for path in data.train_paths])
     assert tokens.tolist() == [1, 2, 0, 3, 0]
     documents = data.evaluation_documents()
-    assert [(d.document_id, d.token_ids.tolist(), d.url) for d in documents] == [
-        ("aa", [1], "https://a.org"),
-        ("bb", [3, 2], None),
-    ]
+    found = {document.document_id: document.token_ids.tolist() for document in documents}
+    assert found == {document_id: tokens.tolist() for document_id, tokens in DOCUMENTS.items()}
     assert all(d.token_ids.dtype == np.int32 and d.token_ids.flags.writeable for d in documents)
-    assert data.evaluation_lengths() == [1, 2]
-    write_evaluation_documents(tmp_path / "a.parquet", documents[1:])  # no URL at all
-    assert read_evaluation_documents(tmp_path / "a.parquet")[0].url is None
+    assert data.evaluation_lengths() == list(map(len, found.values()))
+
+
+def test_evaluation_documents_are_read_in_the_order_of_their_ids(tmp_path: Path) -> None:
+    tokens = np.array([3, 2], dtype=np.int32)
+    documents = [EvaluationDocument("bb", tokens), EvaluationDocument("aa", tokens[:1], "https://a.org")]
+    for some, expected in (
+        (documents, [("aa", "https://a.org"), ("bb", None)]),
+        (documents[:1], [("bb", None)]),
+    ):
+        write_evaluation_documents(tmp_path / "a.parquet", some)
+        read = read_evaluation_documents(tmp_path / "a.parquet")
+        assert [(document.document_id, document.url) for document in read] == expected
 
 
 def change_manifest(folder: Path, **changes: object) -> None:
@@ -74,7 +65,7 @@ def flip(path: Path) -> None:
 
 
 def test_training_files_are_read_by_their_content_each_by_one_rank(tmp_path: Path) -> None:
-    data = TokenizedData.open(make_folder(tmp_path))
+    data = TokenizedData.open(write_data(tmp_path, train_token_ids=PARTS))
     refuse_damaged_tokens(data)
     flip(tmp_path / "train/part-00001.npy")
     assert TokenizedData.open(tmp_path) == data  # by size
@@ -88,7 +79,7 @@ def test_training_files_are_read_by_their_content_each_by_one_rank(tmp_path: Pat
 
 
 def test_evaluation_documents_and_a_tokenizer_of_another_content_are_refused(tmp_path: Path) -> None:
-    (make_folder(tmp_path) / "tokenizer.json").write_text("{}")
+    (write_data(tmp_path, train_token_ids=PARTS) / "tokenizer.json").write_text("{}")
     files = json.loads((tmp_path / "manifest.json").read_text())["files"]
     change_manifest(tmp_path, files=files | describe_files(tmp_path, [tmp_path / "tokenizer.json"]))
     data = TokenizedData.open(tmp_path)
@@ -101,7 +92,7 @@ def test_evaluation_documents_and_a_tokenizer_of_another_content_are_refused(tmp
 
 
 def test_a_damaged_newer_or_foreign_manifest_is_refused(tmp_path: Path) -> None:
-    make_folder(tmp_path)
+    write_data(tmp_path, train_token_ids=PARTS)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     changes: list[dict[str, object]] = [
         {"stage": "other"}, {"schema_version": 99}, {"files": []},

@@ -14,7 +14,6 @@ from pipeline.text.encode import (
     PackedShardWriter,
     Split,
     encoded_documents,
-    is_evaluation_document,
 )
 from pipeline.text.folder import EvaluationDocument
 from pipeline.text.sources import Document, Source, document_batches
@@ -111,10 +110,9 @@ def kinds(split: Split, ids: list[str]) -> dict[str, str]:
 
 def test_the_decision_is_fixed_by_seed_and_content() -> None:
     # sha256("0:00000000000000aa") begins with 0381, sha256("1:00000000000000aa") with e750
-    assert is_evaluation_document("00000000000000aa", 0.5, seed=0) is True
-    assert is_evaluation_document("00000000000000aa", 0.5, seed=1) is False
-    assert not is_evaluation_document("00000000000000aa", 0.0, seed=0)
-    assert is_evaluation_document("00000000000000aa", 1.0, seed=0)
+    splits = Split(0.5, seed=0), Split(0.5, seed=1), Split(0.0), Split(1.0)
+    found = [split.kind_of("00000000000000aa") for split in splits]
+    assert found == ["evaluation", "train", "train", "evaluation"]
 
 
 def test_parts_are_of_the_right_size_and_blind_to_order() -> None:

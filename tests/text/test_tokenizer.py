@@ -1,9 +1,7 @@
 """Tokenizers: names, EOS that never comes out of text, long words, where tokens stand in a text."""
 
-import json
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +17,23 @@ from pipeline.text.tokenizer import (
     train_bpe,
 )
 
-WORDS = {"<|endoftext|>": 0, "a": 1, "b": 2, "<unk>": 3}
+WORDS = "<|endoftext|>", "a", "b", "<unk>"
+SPECIAL = "<unk>", "<s>", "</s>"
 TEXT = "Naïve  cafe\u0301 👩‍🚀 مَرحبا\n\tend"
 OLMO = Path(str(parse_tokenizer_name("olmo")))
+
+
+def words(*known: str, **special: int) -> Tokenizer:
+    """Whole words, without blanks, in the order of their IDs, and <unk> where it is among them."""
+    vocabulary = {name: id_ for id_, name in enumerate(known)} | special
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return tokenizer
+
+
+def saved(tokenizer: Tokenizer, folder: Path) -> Path:
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
 
 
 def english(num_characters: int) -> str:
@@ -29,15 +41,8 @@ def english(num_characters: int) -> str:
     return "\n\n".join(str(record["text"]) for record in records)[:num_characters]  # type: ignore[call-overload]
 
 
-def save_word_tokenizer(path: Path, words: dict[str, int] = WORDS, **changes: Any) -> Path:
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    path.write_text(json.dumps(json.loads(tokenizer.to_str()) | changes))
-    return path
-
-
 def test_words_become_their_ids(tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(save_word_tokenizer(tmp_path / "words.json"))
+    tokenizer = load_tokenizer(saved(words(*WORDS), tmp_path))
     first, second = tokenizer.encode(["a b a", "b <|endoftext|> c"])  # EOS, an ordinary word here, is dropped
     assert (first.tolist(), second.tolist(), first.dtype) == ([1, 2, 1], [2, 3], np.int32)
     assert (tokenizer.eos_token_id, tokenizer.vocabulary_size) == (0, 4)
@@ -54,35 +59,25 @@ def test_olmos_tokenizer_encodes_known_ids_and_no_eos() -> None:
 
 
 def test_truncation_and_padding_of_a_tokenizer_file_are_ignored(tmp_path: Path) -> None:
-    limits = {
-        "truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0},
-        "padding": {
-            "strategy": {"Fixed": 8}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 3,
-            "pad_type_id": 0, "pad_token": "<unk>",
-        },
-    }  # fmt: skip
-    tokenizer = load_tokenizer(save_word_tokenizer(tmp_path / "words.json", **limits))
-    assert tokenizer.encode(["a a a b"])[0].tolist() == [1, 1, 1, 2]
+    tokenizer = words(*WORDS)
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=8)
+    assert load_tokenizer(saved(tokenizer, tmp_path)).encode(["a a a b"])[0].tolist() == [1, 1, 1, 2]
 
 
 def test_a_vocabulary_beyond_16_bits_gets_32(tmp_path: Path) -> None:
-    path = save_word_tokenizer(tmp_path / "words.json", {**WORDS, "last": 65_534})
-    assert load_tokenizer(path).token_dtype == np.uint16
-    path = save_word_tokenizer(tmp_path / "words.json", {**WORDS, "last": 65_535})
-    assert load_tokenizer(path).token_dtype == np.uint32
+    for last, dtype in ((65_534, np.uint16), (65_535, np.uint32)):
+        assert load_tokenizer(saved(words(*WORDS, last=last), tmp_path)).token_dtype == dtype
 
 
 def test_usual_eos_tokens_are_found_and_an_added_one_keeps_its_id(tmp_path: Path) -> None:
     for name in ("</s>", "<|end_of_text|>", "<eos>"):
-        path = save_word_tokenizer(tmp_path / "words.json", {"a": 0, "<unk>": 1, name: 2})
-        assert load_tokenizer(path).eos_token_id == 2, name
-    tokenizer = Tokenizer.from_file(str(save_word_tokenizer(tmp_path / "words.json", {"a": 0, "<unk>": 1})))
+        assert load_tokenizer(saved(words("a", "<unk>", name), tmp_path)).eos_token_id == 2, name
+    tokenizer = words("a", "<unk>")
     tokenizer.add_special_tokens([AddedToken("</s>", special=True)])
-    tokenizer.save(str(tmp_path / "added.json"))
-    assert load_tokenizer(tmp_path / "added.json").eos_token_id == 2
-    path = save_word_tokenizer(tmp_path / "words.json", {"a": 0, "[END]": 1, "<unk>": 2})
-    with pytest.raises(InputError, match=r"words\.json has no token <\|endoftext\|> or "):
-        load_tokenizer(path)
+    assert load_tokenizer(saved(tokenizer, tmp_path)).eos_token_id == 2
+    with pytest.raises(InputError, match=r"tokenizer\.json has no token <\|endoftext\|> or "):
+        load_tokenizer(saved(words("a", "[END]", "<unk>"), tmp_path))
 
 
 def test_names(tmp_path: Path) -> None:
@@ -133,10 +128,7 @@ def test_a_long_run_of_replacement_characters_does_not_swallow_the_text_after_it
 
 
 def test_a_text_that_a_tokenizer_has_no_tokens_for_is_a_sentence(tmp_path: Path) -> None:
-    tokenizer = Tokenizer(models.WordLevel({"<|endoftext|>": 0, "a": 1}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.save(str(tmp_path / "words.json"))
-    loaded = load_tokenizer(tmp_path / "words.json")
+    loaded = load_tokenizer(saved(words("<|endoftext|>", "a"), tmp_path))
     assert loaded.encode(["a a"])[0].tolist() == [1, 1]
     with pytest.raises(InputError, match="the tokenizer cannot encode the text: WordLevel error"):
         loaded.encode(["a b"])
@@ -147,21 +139,8 @@ def test_long_words_do_not_change_what_a_bpe_learns_from_others() -> None:
     tokenizer = train_bpe([*texts, "!" * 5000], 600)
     assert "Split" not in tokenizer.to_json()
     # "!" alone makes merges of its own, at most one for each doubling; all others are those of the text.
-    words, with_signs = (set(t._tokenizer.get_vocab()) for t in (train_bpe(texts, 580), tokenizer))
-    assert words <= with_signs
-
-
-def saved(tokenizer: Tokenizer, folder: Path) -> Path:
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder / "tokenizer.json"
-
-
-def words(*known: str) -> Tokenizer:
-    """Whole words, without blanks, and <unk> for what is not known."""
-    names = ["<unk>", "<s>", "</s>", *known]
-    tokenizer = Tokenizer(models.WordLevel({name: id_ for id_, name in enumerate(names)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return tokenizer
+    of_text, with_signs = (set(t._tokenizer.get_vocab()) for t in (train_bpe(texts, 580), tokenizer))
+    assert of_text <= with_signs
 
 
 def of_bytes(read: TokenizedText) -> list[str]:
@@ -184,7 +163,7 @@ def test_a_byte_level_tokenizer_has_every_byte(tmp_path: Path) -> None:
 
 
 def test_dropped_accents_and_blanks_and_folded_cases(tmp_path: Path) -> None:
-    tokenizer = words("naive", "cafe", "end")
+    tokenizer = words(*SPECIAL, "naive", "cafe", "end")
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.NFD(), normalizers.Lowercase(), normalizers.StripAccents()]
     )
@@ -196,7 +175,7 @@ def test_dropped_accents_and_blanks_and_folded_cases(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_that_drops_characters_altogether(tmp_path: Path) -> None:
-    tokenizer = words("ab", "c")
+    tokenizer = words(*SPECIAL, "ab", "c")
     tokenizer.normalizer = normalizers.Replace("é", "")
     read = tokenized_text("ééa\u0301b éc é", saved(tokenizer, tmp_path))
     assert read.token_ids_N.tolist() == [0, 4]
@@ -216,7 +195,7 @@ def test_a_sentencepiece_tokenizer_with_bytes_for_what_it_does_not_know(tmp_path
 
 
 def test_what_is_put_before_a_text_is_kept_and_what_is_put_behind_it_is_not(tmp_path: Path) -> None:
-    tokenizer = words("a", "b")
+    tokenizer = words(*SPECIAL, "a", "b")
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
     )
@@ -233,4 +212,4 @@ def test_what_is_put_before_a_text_is_kept_and_what_is_put_behind_it_is_not(tmp_
 )
 def test_texts_that_cannot_be_read(text: str, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=sentence):
-        tokenized_text(text, saved(words("a"), tmp_path))
+        tokenized_text(text, saved(words(*SPECIAL, "a"), tmp_path))
