@@ -22,6 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from scipy.optimize import isotonic_regression
 
 from pipeline.results.files import partial_note
 from pipeline.results.read import read_model_facts
@@ -136,7 +137,7 @@ class ModelLabel:
     @property
     def size(self) -> str:
         """Such as "2.3 M parameters"; "" where it is not known."""
-        return "" if self.num_parameters is None else size_text(self.num_parameters)
+        return "" if self.num_parameters is None else f"{self.num_parameters / 1e6:.2g} M parameters"
 
 
 def model_labels(results: Path, artefact: str) -> dict[str, ModelLabel]:
@@ -175,20 +176,10 @@ def rule_text(rule: str) -> str:
     return irregular.get(rule, rule.replace("_", " "))
 
 
-def size_text(num_parameters: int) -> str:
-    """A model's size, such as "2.3 M parameters"."""
-    return f"{num_parameters / 1e6:.2g} M parameters"
-
-
 def common_size(labels: Iterable[ModelLabel]) -> str:
     """The size of all these models; "" where it differs or is not known."""
     sizes = {label.size for label in labels}
     return sizes.pop() if len(sizes) == 1 else ""
-
-
-def is_above(low: float, bound: float = 0.0) -> bool:
-    """Whether an interval lies above `bound`; False where it is NaN."""
-    return bool(low > bound)
 
 
 def counted(number: int, noun: str) -> str:
@@ -343,19 +334,12 @@ def moved_apart(
 ) -> np.ndarray:
     """Middles of boxes one above the other, moved as little as may be so that none touch.
 
-    Least squares under the order of the wished `places`, which ascend, by pooling neighbours that touch; then
-    within `bottom` and `top`, where there is room for all.
+    Least squares under the order of the wished `places`, which ascend; then within `bottom` and `top`, where
+    there is room for all.
     """
-    if not len(places):
-        return np.empty(0)
     halves = np.asarray(heights) / 2
     offsets = np.concatenate([[0], np.cumsum(halves[:-1] + halves[1:])])
-    pools: list[list[float]] = []  # of wished places less offsets, which must ascend
-    for wish in np.asarray(places, dtype=float) - offsets:
-        pools.append([wish])
-        while len(pools) > 1 and np.mean(pools[-2]) > np.mean(pools[-1]):
-            pools[-2:] = [pools[-2] + pools[-1]]
-    starts = np.repeat([np.mean(pool) for pool in pools], [len(pool) for pool in pools])
+    starts = isotonic_regression(np.asarray(places, dtype=float) - offsets).x
     lowest, highest = bottom + halves[0], top - halves[-1] - offsets[-1]
     return np.clip(starts, lowest, max(lowest, highest)) + offsets
 

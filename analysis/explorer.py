@@ -66,8 +66,6 @@ def main(arguments: argparse.Namespace) -> None:
     from analysis.read import data_of
     from pipeline.text.tokenizer import load_tokenizer
 
-    if arguments.out.is_dir():
-        raise InputError(f"--out {arguments.out} is a folder; name the file to write, such as explorer.html")
     allow_partial(arguments.allow_partial)
     refuse_missing_artefacts(arguments.results)
     data = data_of(arguments.results, arguments.data)

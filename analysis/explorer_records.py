@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from analysis.read import TARGET, read_sparse_losses, read_sparsity, shown_rule
+from analysis.read import TARGET, read_sparse_losses, read_sparsity, refuse_other_documents, shown_rule
 from pipeline.cli import InputError, unknown_name
-from pipeline.explorer_page.writing import PAGE_COLUMNS, Record, ResultRows, chunk_record, grouped
+from pipeline.explorer_page.writing import PAGE_COLUMNS, Groups, Record, chunk_record, grouped
 from pipeline.results.read import artefacts_in, read_artefact, read_made_by, read_settings
 from pipeline.results.schemas import DIVERGENCE, LOSS, OTHER_DOCUMENT
 from pipeline.text.chunks import long_enough_documents
@@ -18,9 +19,12 @@ from pipeline.text.tokenizer import DocumentTokenizer
 
 _ARTEFACTS = ("loss_differences", "influential_tokens", "sparse_context_losses", "dependency_sparsity")
 _DOCUMENTS_A_READ = 50
-# What must be the same for all that stands side by side on the page.
 _GEOMETRY = ("short_context_length", "long_context_length", "targets_per_chunk")
-_OF_SELECTIONS = ("k", "intervention", "recovery_fraction", "minimum_gain")
+_SETTINGS = {
+    "loss_differences": _GEOMETRY,
+    "influential_tokens": (*_GEOMETRY, "k", "intervention", "recovery_fraction", "minimum_gain"),
+}
+"""Stage -> what must be the same for all that stands side by side on the page."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class Shown:
     """Documents that only one of the two stages has measured, and that are not shown."""
     settings: Mapping[str, Any]
     """That all models share."""
-    num_measured: int | None = None
+    num_measured: int | None
     """Documents among which each has its null, in their order; None where models differ in it."""
 
 
@@ -58,36 +62,39 @@ def choose(
 ) -> Shown:
     """What of a results folder can be shown beside `data`: all models and rules where None are named.
 
-    Raises:
-        InputError: a model or rule is missing; models were measured with other settings than
-            others, or on other documents than those of `data`; nothing is left to show.
+    InputError where a model or rule is missing, models were measured with other settings than others or on
+    other documents than those of `data`, or nothing is left to show.
     """
     sparsity = read_sparsity(results, columns=["document_id", "rule"])
     losses = read_artefact(results, "loss_differences", ["document_id"])
-    with_selections = sorted(set(sparsity["model"]))
-    present = [*with_selections, *sorted(set(losses["model"]) - set(with_selections))]
-    chosen_models = _named("model", models, present)
-    sparsity = sparsity[sparsity["model"].isin(chosen_models)]
+    choosing = sorted(set(sparsity["model"]))
+    models = _named("model", models, [*choosing, *sorted(set(losses["model"]) - set(choosing))])
+    sparsity = sparsity[sparsity["model"].isin(models)]
     present_rules = list(dict.fromkeys(sparsity["rule"]))
     recommended_first = sorted(present_rules, key=lambda rule: rule != shown_rule(present_rules))
-    chosen_rules = _named("rule", rules, recommended_first)
-    sparsity = sparsity[sparsity["rule"].isin(chosen_rules)]
-    losses = losses[losses["model"].isin(chosen_models)]
+    rules = _named("rule", rules, recommended_first)
+    sparsity = sparsity[sparsity["rule"].isin(rules)]
+    losses = losses[losses["model"].isin(models)]
     both = sparsity[["model", "document_id"]].drop_duplicates().merge(losses.drop_duplicates())
     if both.empty:
         raise InputError(
             f"{results} has no document with both loss differences and influential tokens of"
-            f" {', '.join(chosen_models)}; run both stages on the same documents"
+            f" {', '.join(models)}; run both stages on the same documents"
         )
-    settings = _shared_settings(results, data, chosen_models, with_selections)
+    made_by = {
+        f"{stage} of model '{model}'": (names, made)
+        for stage, names in _SETTINGS.items()
+        for model, made in read_made_by(results, stage).items()
+        if model in models
+    }
     document_ids = set(both["document_id"])
     of_one_stage = ({*sparsity["document_id"]} | {*losses["document_id"]}) - document_ids
-    of_model = read_settings(results, "influential_tokens")
-    numbers = {of_model[name].get("num_documents") for name in chosen_models if name in with_selections}
-    num_measured = numbers.pop() if len(numbers) == 1 else None
+    of_selections = read_settings(results, "influential_tokens")
+    numbers = {of.get("num_documents") for model, of in of_selections.items() if model in models}
     return Shown(
-        results, chosen_models, chosen_rules, sorted(document_ids), len(of_one_stage), settings, num_measured
-    )
+        results, models, rules, sorted(document_ids), len(of_one_stage),
+        _shared_settings(results, data, made_by), numbers.pop() if len(numbers) == 1 else None,
+    )  # fmt: skip
 
 
 def _named(kind: str, wanted: Sequence[str] | None, present: Sequence[str]) -> list[str]:
@@ -98,32 +105,20 @@ def _named(kind: str, wanted: Sequence[str] | None, present: Sequence[str]) -> l
 
 
 def _shared_settings(
-    results: Path, data: TokenizedData, models: Sequence[str], with_selections: Sequence[str]
+    results: Path, data: TokenizedData, made_by: Mapping[str, tuple[Sequence[str], Mapping[str, Any]]]
 ) -> dict[str, Any]:
     """The settings shown; refuses models that were measured otherwise, or on other documents."""
     shared: dict[str, tuple[Any, str]] = {}
-    for model in models:
-        stages: dict[str, tuple[str, ...]] = {"loss_differences": _GEOMETRY}
-        if model in with_selections:
-            stages["influential_tokens"] = (*_GEOMETRY, *_OF_SELECTIONS)
-        for stage, names in stages.items():
-            made_by = read_made_by(results, stage).get(model)
-            here = f"{stage} of model '{model}'"
-            if made_by is None:
-                raise InputError(f"{results}/_stages does not say what made {here}; copy the whole folder")
-            if made_by["inputs"].get("evaluation_documents") != data.evaluation_sha256:
+    for here, (names, made) in made_by.items():
+        refuse_other_documents(results, here, made, data)
+        for name in names:
+            value = made["settings"].get(name)
+            first_value, first = shared.setdefault(name, (value, here))
+            if value != first_value:
                 raise InputError(
-                    f"{here} in {results} was not measured on the evaluation documents of {data.folder}:"
-                    " their SHA-256 differs; name the folder that was its --data with --data"
+                    f"{results} mixes configurations: {name} is {first_value} for {first} and {value} for"
+                    f" {here}; show models that were measured alike, with --models"
                 )
-            for name in names:
-                value = made_by["settings"].get(name)
-                first_value, first = shared.setdefault(name, (value, here))
-                if value != first_value:
-                    raise InputError(
-                        f"{results} mixes configurations: {name} is {first_value} for {first} and {value} for"
-                        f" {here}; show models that were measured alike, with --models"
-                    )
     return {name: value for name, (value, _) in shared.items()}
 
 
@@ -149,31 +144,31 @@ def _nulls(shown: Shown, data: TokenizedData) -> dict[str, EvaluationDocument]:
     return {document.document_id: null for document, null in zip(measured, following, strict=True)}
 
 
-def _rows_of(shown: Shown, document_ids: list[str]) -> ResultRows:
-    only = {"model": shown.models, "document_id": document_ids}
+def _rows_of(shown: Shown, document_ids: list[str]) -> dict[str, Groups]:
+    results, only = shown.results, {"model": shown.models, "document_id": document_ids}
     of_rules = only | {"rule": shown.rules}
-    losses, k_star, sparse, selected = ([*TARGET, *names] for names in PAGE_COLUMNS)
-    tokens = read_artefact(shown.results, "influential_tokens", selected, of_rules)
-    return ResultRows(
-        grouped(read_artefact(shown.results, "loss_differences", losses, only)),
+    columns = {artefact: [*TARGET, *names] for artefact, names in PAGE_COLUMNS.items()}
+    losses, selected = columns["loss_differences"], columns["influential_tokens"]
+    k_stars = [
+        read_sparsity(results, criterion, columns["dependency_sparsity"], of_rules)
+        for criterion in (LOSS, DIVERGENCE)
+    ]
+    return grouped(
         {
-            criterion: grouped(read_sparsity(shown.results, criterion, k_star, of_rules), "rule")
-            for criterion in (LOSS, DIVERGENCE)
-        },
-        grouped(read_sparse_losses(shown.results, sparse, of_rules), "rule", "far_context"),
-        grouped(tokens, "rule", "far_context"),
+            "loss_differences": read_artefact(results, "loss_differences", losses, only),
+            "dependency_sparsity": pd.concat(k_stars),
+            "sparse_context_losses": read_sparse_losses(results, columns["sparse_context_losses"], of_rules),
+            "influential_tokens": read_artefact(results, "influential_tokens", selected, of_rules),
+        }
     )
 
 
 def _record(
-    shown: Shown,
-    document: EvaluationDocument,
-    null: EvaluationDocument | None,
-    rows: ResultRows,
+    shown: Shown, document: EvaluationDocument, null: EvaluationDocument | None, rows: dict[str, Groups],
     tokenizer: DocumentTokenizer,
-) -> Record:
+) -> Record:  # fmt: skip
     chunk_length = shown.settings["long_context_length"]
-    indices = sorted({key[1] for key in rows.losses if key[0] == document.document_id})
+    indices = sorted({key[1] for key in rows["loss_differences"] if key[0] == document.document_id})
     # From the document's start, as a chunk may begin inside of a character.
     pieces = tokenizer.pieces(document.token_ids[: (indices[-1] + 1) * chunk_length].tolist())
     chunks = []
@@ -188,7 +183,7 @@ def _record(
 
 
 def _null_chunk(
-    null: EvaluationDocument, chunk: tuple[str, int], start: int, chunk_length: int, rows: ResultRows
+    null: EvaluationDocument, chunk: tuple[str, int], start: int, chunk_length: int, rows: dict[str, Groups]
 ) -> np.ndarray | None:
     """The tokens of a chunk's null; None where those that were selected there are not among them.
 
@@ -196,7 +191,7 @@ def _null_chunk(
     """
     null_start = chunk[1] % (len(null.token_ids) // chunk_length) * chunk_length
     null_ids = null.token_ids[null_start : null_start + chunk_length]
-    for key, selected in rows.selected.items():
+    for key, selected in rows["influential_tokens"].items():
         if key[:2] == chunk and key[-1] == OTHER_DOCUMENT:
             places = selected["target_position"] - selected["distance"] - start
             if not np.array_equal(null_ids[places], selected["context_token_id"]):

@@ -66,10 +66,7 @@ def models_by_training(
     """The measured models trained at the long context, and those trained at a shorter one; of those given.
 
     Where none is given, a model is trained short that saw fewer tokens at once than the long context and than
-    another model; those that chose tokens come first.
-
-    Raises:
-        InputError: none of the given models trained at the long context was measured.
+    another model; those that chose tokens come first. InputError where no given long model was measured.
     """
     facts = read_model_facts(results, "loss_differences")
     if long_models or short_models:
@@ -114,9 +111,8 @@ def generalization_gaps(
 ) -> pd.DataFrame:
     """Per token, how much worse a short-trained model is at the long context than a long-trained one.
 
-    Returns:
-        model (each of `short_models`), document_id, chunk_index, target_position, generalization_gap:
-        L_long of the short-trained model - L_long of the reference, nats. Targets both have, no others.
+    The columns `TARGET`, model (each of `short_models`) and generalization_gap: L_long of the short-trained
+    model - L_long of the reference, nats. Targets both have, no others.
     """
     columns = [*TARGET, "long_context_loss"]
     reference = rows_of(loss_differences, reference_model)[columns]
@@ -230,8 +226,7 @@ def summarized(
 def multiple_comparison_note(table: pd.DataFrame, value: str) -> str:
     """The sentence that goes with every table or figure of several intervals; "" for fewer than two.
 
-    Each interval covers its own truth in 95 of 100 studies; that all of them do is less likely. The
-    level that Bonferroni's bound asks of each, for 95 % together, needs no independence of them.
+    The level of each is Bonferroni's, which needs no independence of them.
     """
     num_intervals = int(table[f"{value}_low"].notna().sum())
     if num_intervals < 2:
@@ -259,15 +254,13 @@ def read_sparse_losses(
 ) -> pd.DataFrame:
     """Rows of sparse_context_losses: judged by the model that chose, at the k that were requested.
 
-    Args:
-        results, columns, only: as `read_artefact` takes them.
-        every_judge, every_k: rows of other judges too, and the controls' further k, up to all far tokens.
+    With `every_judge` those of other judges too; with `every_k` the controls' further k, to all far tokens.
     """
     rows = read_artefact(results, "sparse_context_losses", _with(columns, ["judge", "k"]), only)
     is_wanted = pd.Series(True, index=rows.index) if every_judge else is_own(rows)
-    for model, ks in {} if every_k else requested_ks(results).items():
-        if ks:
-            is_wanted &= (rows["model"] != model) | rows["k"].isin(ks)
+    for model, settings in read_settings(results, "influential_tokens").items():
+        if not every_k and settings.get("k"):
+            is_wanted &= (rows["model"] != model) | rows["k"].isin(settings["k"])
     return _only(rows[is_wanted], columns)
 
 
@@ -282,7 +275,8 @@ def read_sparsity(
     Rows of before there were two criteria are of the loss.
     """
     rows = read_artefact(results, "dependency_sparsity", _with(columns, ["judge", "criterion"]), only)
-    return _only(rows[is_own(rows) & (rows["criterion"].fillna(LOSS) == criterion)], columns)
+    rows["criterion"] = rows["criterion"].fillna(LOSS)
+    return _only(rows[is_own(rows) & (rows["criterion"] == criterion)], columns)
 
 
 def _with(columns: Sequence[str] | None, further: Sequence[str]) -> list[str] | None:
@@ -301,19 +295,13 @@ def is_own(rows: pd.DataFrame) -> pd.Series:
     return is_chooser | (~is_chooser.groupby(rows["model"]).transform("any") & (rows["judge"] == first))
 
 
-def requested_ks(results: Path) -> dict[str, list[int]]:
-    """Model -> the numbers of tokens that influential_tokens was run for; [] where that is not known."""
-    of_models = read_settings(results, "influential_tokens").items()
-    return {model: sorted(settings.get("k") or []) for model, settings in of_models}
-
-
 def sees_answer(rule: str) -> bool:
     """Whether a rule looks at the target's loss; so does one that is not known."""
     return rule not in RULES or RULES[rule].sees == "answer"
 
 
 def needs_null(rule: str) -> bool:
-    """Whether what a rule recovers says nothing without its null; of one that is not known, yes."""
+    """Whether what a rule recovers says nothing without its null; so it is of one that is not known."""
     return rule not in RULES or RULES[rule].needs_null
 
 
@@ -334,6 +322,15 @@ def data_of(results: Path, data: Path | None) -> TokenizedData:
     return TokenizedData.open(data or beside)
 
 
+def refuse_other_documents(results: Path, what: str, made: Mapping[str, Any], data: TokenizedData) -> None:
+    """Refuse data other than that by which `made` says that `what` in these results was made."""
+    if made["inputs"].get("evaluation_documents") != data.evaluation_sha256:
+        raise InputError(
+            f"{what} in {results} was not measured on the evaluation documents of {data.folder}: their"
+            " SHA-256 differs; give the folder that was measured as --data"
+        )
+
+
 _LENGTHS = (
     "short_context_length", "long_context_length", "targets_per_chunk", "num_documents",
     "max_chunks_per_document",
@@ -352,9 +349,8 @@ class MeasuredText:
     def open(cls, results: Path, stage: str, data: Path | None = None) -> "MeasuredText":
         """The text behind the results of a stage, "loss_differences" or "influential_tokens".
 
-        Raises:
-            InputError: there is no data, it is not that which was measured, or models were measured with
-                different lengths or on different documents.
+        InputError where there is no data, it is not what was measured, or models were measured with different
+        lengths or on different documents.
         """
         made_by = read_made_by(results, stage)
         if not made_by:
@@ -362,11 +358,7 @@ class MeasuredText:
         opened = data_of(results, data)
         settings = [{name: made["settings"].get(name) for name in _LENGTHS} for made in made_by.values()]
         for (model, made), setting in zip(made_by.items(), settings, strict=True):
-            if made["inputs"].get("evaluation_documents") != opened.evaluation_sha256:
-                raise InputError(
-                    f"{stage} of model '{model}' in {results} was not measured on the evaluation documents"
-                    f" of {opened.folder}: their SHA-256 differs; give the folder that was measured as --data"
-                )
+            refuse_other_documents(results, f"{stage} of model '{model}'", made, opened)
             if setting != settings[0]:
                 raise InputError(
                     f"{results} holds {stage} of models that were measured in two ways: {setting} for"

@@ -35,8 +35,6 @@ PROGRAMS = (
 )  # fmt: skip
 """A whole study, its stages in the order of the work, what is done besides, synthetic tasks, theory."""
 EXIT_BAD_INPUT = 2
-EXIT_NO_READER = 141
-"""What a shell reports of a program that SIGPIPE ended; here it ends by itself, in silence."""
 LARGEST_INT = (1 << 63) - 1  # what a column of results, and every generator of random numbers, can hold
 _MEMORY_ERRORS = ("DefaultCPUAllocator", "Cannot allocate memory", "CUDA error: out of memory")
 """What torch's plain errors say where there is no memory: for tensors, for a map of a file, on a GPU."""
@@ -89,7 +87,7 @@ def endings(program: str) -> Iterator[None]:
         sys.stderr.write(f"{program}: interrupted; run the same command again to go on\n")
         sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:  # nobody reads the output any more, as after `| head`
-        sys.exit(EXIT_NO_READER)
+        sys.exit(141)  # what a shell reports of a program that SIGPIPE ended
     except (InputError, MemoryError, OSError, ModuleNotFoundError, RuntimeError) as error:
         sentence = _sentence_of(error)
         if sentence is None:
@@ -111,9 +109,8 @@ def _sentence_of(error: Exception) -> str | None:
             " it, `make install` in the repository all of them, into .venv"
         )
     if is_out_of_memory(error):
-        return (
-            "the memory does not suffice; end other programs, ask for less at once, or take a larger machine"
-        )
+        remedy = "end other programs, ask for less at once, or take a larger machine"
+        return f"the memory does not suffice; {remedy}"
     return os_error_sentence(error) if isinstance(error, OSError) else None
 
 
@@ -138,9 +135,8 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with code 2; argparse's own method, which it calls for whatever it refuses."""
-        self.exit(
-            EXIT_BAD_INPUT, f"{self.prog}: error: {' '.join(message.split())}; --help explains every flag\n"
-        )
+        sentence = f"{' '.join(message.split())}; --help explains every flag"
+        self.exit(EXIT_BAD_INPUT, f"{self.prog}: error: {sentence}\n")
 
 
 def stage_parser(manual: str | None) -> argparse.ArgumentParser:
@@ -152,9 +148,8 @@ def run_stage(parser: argparse.ArgumentParser, main: Callable[[argparse.Namespac
     """Parse the command line and run `main`; what the user can mend is one line and exit code 2."""
     with endings(parser.prog):
         arguments = parser.parse_args()
-        logging.basicConfig(
-            level=logging.INFO, format=f"{Path(parser.prog).stem}: %(message)s", stream=sys.stderr
-        )
+        line = f"{Path(parser.prog).stem}: %(message)s"
+        logging.basicConfig(level=logging.INFO, format=line, stream=sys.stderr)
         # Libraries log what only their authors need; warnings of theirs still pass.
         for noisy in ("olmo", "datasets", "accelerate", "urllib3", "httpx", "fsspec"):
             logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -427,11 +427,11 @@ def kinds_figure(kinds: pd.DataFrame, overall: "pd.Series[float]", label: drawin
     ax.set_yticks(heights, sizes)
     ax.set_ylim(min(heights, default=0) - 0.6, 0.6)
     ax.set_xlabel("gain of the long context (nats per token)")
-    if drawing.is_above(overall["loss_difference_low"]):
+    if overall["loss_difference_low"] > 0:
         _write_shares(kinds, heights, ax)
     n = f"{drawing.sample_size(overall.to_frame().T)} (targets of a kind in brackets)"
     finding = "The far context is not shown to gain anything"
-    if drawing.is_above(overall["loss_difference_low"]) and len(kinds):
+    if overall["loss_difference_low"] > 0 and len(kinds):
         parts = kinds["num_targets"] / overall["num_targets"]
         place = (kinds["share_of_gain"] - parts).argmax()
         most, part = kinds.iloc[place], parts.iloc[place]

@@ -13,35 +13,34 @@ The header says what all documents share:
  "null_pieces": {"17": " cat", …}}                the text of the tokens that nulls name, by their ID
 
 A record holds the measured chunks of one document. Losses and influences are whole numbers of `NATS`, which
-is all that the page shows of them, at half the bytes of decimals:
+is all that the page shows of them, at half the bytes of decimals. What is marked ? may be absent:
 
 {"id": "00f3…", "num_tokens": 812, "chunks": [{"start": 0,
   "pieces": ["The", " cat", …],                   the text of each token of the chunk
-  "null": {"id": "0a11…", "pieces": […]},         that of the null's chunk; may be absent
+  "null": {"id": "0a11…", "pieces": […]},         ? that of the null's chunk
   "targets": [240, …],                            places in the chunk
   "models": {"long-seed0": {
     "short": [4123, …], "long": […],              losses, a value a target
-    "expected": […], "specific": […],             short-context divergence, specific gain; may be absent
-    "background": […], "background_kl": […],      of intervention `background`: loss, divergence with no k
+    "expected": […], "specific": […],             ? short-context divergence, specific gain
+    "background": […], "background_kl": […],      ? of the intervention: loss, divergence with no k
     "rules": {"leave_one_out": {
-      "k_star": {"loss": [4, null, "censored", …], "divergence": […]},      the latter may be absent
+      "k_star": {"loss": [4, null, "censored", …], "divergence": […]},    ? the latter
       "own": {
-        "loss": [[4110, …], …], "kl": […],        a target: loss, divergence (may be absent) at each studied k
-        "distance": [[3, …], …], "influence": [[210, null, …], …],          a target: a value a rank
-        "moved": […]},                            how far leaving it out moves the prediction; may be absent
-      "other_document": {…, "token": [[17, …], …]}}}}}}]}]}        the null, its tokens by ID; may be absent
+        "loss": [[4110, …], …], "kl": […],        a target: loss, ? divergence, at each studied k
+        "distance": [[3, …], …], "influence": [[210, null, …], …],        a target: a value a rank
+        "moved": […]},                            ? how far leaving it out moves the prediction
+      "other_document": {…, "token": [[17, …], …]}}}}}}]}]}      ? the null, its tokens by ID
 """
 
 import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cli import InputError
-from pipeline.results.schemas import LOSS, OTHER_DOCUMENT, OWN
+from pipeline.results.schemas import DIVERGENCE, LOSS, OTHER_DOCUMENT, OWN
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,88 +54,79 @@ _OF_TARGETS = {
 }  # fmt: skip
 _BACKGROUND = {"background": "background_loss", "background_kl": "background_divergence"}
 _CURVES = {"loss": "sparse_context_loss", "kl": "sparse_context_divergence"}
-_LEFT_OUT = {"moved": "divergence"}
 """The page's names of columns; a column that is absent or holds nulls alone is left out."""
-PAGE_COLUMNS = (
-    list(_OF_TARGETS.values()),
-    ["rule", "dependency_sparsity", "is_censored"],
-    ["rule", "far_context", "k", *_CURVES.values(), *_BACKGROUND.values()],
-    ["rule", "far_context", "rank", "distance", "context_token_id", "influence"],
-)
-"""What the page needs of the results of each field of `ResultRows`, beside the target."""
-_BEGINNING = 60
-"""Characters that lists.js shows of a document."""
+PAGE_COLUMNS = {
+    "loss_differences": [*_OF_TARGETS.values()],
+    "dependency_sparsity": ["rule", "criterion", "dependency_sparsity", "is_censored"],
+    "sparse_context_losses": ["rule", "far_context", "k", *_CURVES.values(), *_BACKGROUND.values()],
+    "influential_tokens": ["rule", "far_context", "rank", "distance", "context_token_id", "influence"],
+}
+"""What the page needs of the results, beside the target."""
+_KEYS = ["document_id", "chunk_index", "model", "rule", "criterion", "far_context"]
+_BEGINNING = 60  # characters that lists.js shows of a document
 _PARTS = Path(__file__).resolve().parent
 _SCRIPTS = (
     "drawing.js", "values.js", "address.js", "lists.js", "text.js", "target.js", "taking.js", "page.js",
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class ResultRows:
-    """Rows of results by what they are about, each group in the order of targets, then of ranks or k."""
-
-    losses: Groups
-    """(document_id, chunk_index, model) -> rows of loss_differences."""
-    k_stars: Mapping[str, Groups]
-    """Criterion -> (document_id, chunk_index, model, rule) -> rows of dependency_sparsity."""
-    sparse: Groups
-    """(document_id, chunk_index, model, rule, far_context) -> rows of sparse_context_losses."""
-    selected: Groups
-    """The same of influential_tokens."""
-
-
-def grouped(rows: "pd.DataFrame", *names: str) -> Groups:
-    """(document_id, chunk_index, model, *names) -> the rows, as `ResultRows` has them."""
-    keys = ["document_id", "chunk_index", "model", *names]
-    order = [*keys, "target_position", *(name for name in ("rank", "k") if name in rows)]
-    return {tuple(key): group for key, group in rows.sort_values(order).groupby(keys, sort=False)}
+def grouped(tables: Mapping[str, "pd.DataFrame"]) -> dict[str, Groups]:
+    """Artefact -> those of `_KEYS` that it has -> its rows in the order of targets, then of ranks or k."""
+    groups = {}
+    for artefact in PAGE_COLUMNS:
+        rows = tables[artefact]
+        keys, places = ([name for name in names if name in rows] for names in (_KEYS, ("rank", "k")))
+        in_order = rows.sort_values([*keys, "target_position", *places])
+        groups[artefact] = {tuple(key): group for key, group in in_order.groupby(keys, sort=False)}
+    return groups
 
 
 def chunk_record(
-    rows: ResultRows, chunk: tuple[str, int], start: int, models: Sequence[str], rules: Sequence[str]
-) -> Record:
+    rows: Mapping[str, Groups], chunk: tuple[str, int], start: int, models: Sequence[str],
+    rules: Sequence[str],
+) -> Record:  # fmt: skip
     """The targets of a chunk (document_id and chunk_index), and by model what was measured of them.
 
-    `start` is the place of the chunk's first token in the document.
+    `rows` are `grouped`; `start` is the place of the chunk's first token in the document.
     """
     of_models: dict[str, Record] = {}
     targets: list[int] | None = None
     for model in models:
-        losses = rows.losses.get((*chunk, model))
+        losses = rows["loss_differences"].get((*chunk, model))
         if losses is None:
             continue
         places = (losses["target_position"] - start).tolist()
         targets = targets or places
         if places != targets:
             raise InputError(f"model '{model}' was measured on other targets of document {chunk[0]}")
-        present = [rule for rule in rules if (*chunk, model, rule) in rows.k_stars[LOSS]]
-        of_rules = {rule: _rule_record(rows, (*chunk, model, rule), len(targets)) for rule in present}
+        present = [rule for rule in rules if (*chunk, model, rule, LOSS) in rows["dependency_sparsity"]]
         of_models[model] = _columns(losses, _OF_TARGETS)
         if present:  # no rule decides what S_k is added to under the intervention `background`
-            sparse = rows.sparse[*chunk, model, present[0], OWN]
+            sparse = rows["sparse_context_losses"][*chunk, model, present[0], OWN]
             of_models[model] |= _columns(sparse.iloc[:: len(sparse) // len(targets)], _BACKGROUND)
-        of_models[model]["rules"] = of_rules
+        of_models[model]["rules"] = {
+            rule: _rule_record(rows, (*chunk, model, rule), len(targets)) for rule in present
+        }
     return {"targets": targets, "models": of_models}
 
 
-def _rule_record(rows: ResultRows, key: tuple[Any, ...], num_targets: int) -> Record:
+def _rule_record(rows: Mapping[str, Groups], key: tuple[Any, ...], num_targets: int) -> Record:
     """k* and, by far context, the losses and tokens of one rule; a null that was not measured is absent."""
     record: Record = {"k_star": {}}
-    for criterion, groups in rows.k_stars.items():
-        if key in groups:
-            k_stars = groups[key]["dependency_sparsity"].to_numpy("float64", na_value=float("nan"))
+    for criterion in (LOSS, DIVERGENCE):
+        if (of_criterion := rows["dependency_sparsity"].get((*key, criterion))) is not None:
+            k_stars = of_criterion["dependency_sparsity"].to_numpy("float64", na_value=float("nan"))
             record["k_star"][criterion] = [
                 "censored" if is_censored else None if k != k else int(k)
-                for k, is_censored in zip(k_stars, groups[key]["is_censored"], strict=True)
+                for k, is_censored in zip(k_stars, of_criterion["is_censored"], strict=True)
             ]
     for far_context in (OWN, OTHER_DOCUMENT):
-        if (*key, far_context) not in rows.sparse:
+        if (selected := rows["influential_tokens"].get((*key, far_context))) is None:
             continue
-        sparse, selected = rows.sparse[*key, far_context], rows.selected[*key, far_context]
         columns = {
-            **_columns(sparse, _CURVES), "distance": selected["distance"].tolist(),
-            "influence": _in_units(selected["influence"]), **_columns(selected, _LEFT_OUT),
+            **_columns(rows["sparse_context_losses"][*key, far_context], _CURVES),
+            "distance": selected["distance"].tolist(), "influence": _in_units(selected["influence"]),
+            **_columns(selected, {"moved": "divergence"}),
         }  # fmt: skip
         if far_context == OTHER_DOCUMENT:
             columns["token"] = selected["context_token_id"].tolist()
@@ -175,8 +165,7 @@ def numbers_of(record: Record) -> Record:
             k_stars = {rule: {"k_star": of_rule["k_star"]} for rule, of_rule in measured["rules"].items()}
             models[model] = measured | {"rules": k_stars}
         chunks.append({"start": chunk["start"], "targets": chunk["targets"], "models": models})
-    whole = {"id": record["id"], "num_tokens": record["num_tokens"]}
-    return whole | {"beginning": text[:_BEGINNING], "chunks": chunks}
+    return record | {"beginning": text[:_BEGINNING], "chunks": chunks}
 
 
 def page_of(header: dict[str, Any], documents: Sequence[tuple[Record, str]]) -> str:
@@ -187,9 +176,8 @@ def page_of(header: dict[str, Any], documents: Sequence[tuple[Record, str]]) -> 
     """
     script, style = "".join(map(_part, _SCRIPTS)), _part("style.css")
     at_once = to_json(header | {"documents": [numbers_of(record) for record, _ in documents]})
-    data = f'<script type="application/json" id="data">{at_once}</script>\n' + "\n".join(
-        f'<script type="application/json" class="document">{encoded}</script>' for _, encoded in documents
-    )
+    elements = [('id="data"', at_once), *(('class="document"', encoded) for _, encoded in documents)]
+    data = "\n".join(f'<script type="application/json" {which}>{text}</script>' for which, text in elements)
     html = _part("page.html")
     # The data comes last: texts may hold the very words that stand for the parts.
     contents = {

@@ -18,7 +18,7 @@ import pandas as pd
 from tokenizers import Tokenizer
 
 from pipeline.cli import InputError, logger
-from pipeline.explorer_page.writing import NATS, Record, ResultRows, chunk_record, grouped, page_of, to_json
+from pipeline.explorer_page.writing import NATS, Record, chunk_record, grouped, page_of, to_json
 from pipeline.measuring.far_context import FarContext
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.given import GivenModel, counted
@@ -241,14 +241,7 @@ def explorer_page(explanation: Explanation, name: str) -> str:
     """The page's HTML; `name` is shown as the text's."""
     tables, request, lengths = explanation.tables, explanation.request, explanation.request.lengths
     rules, foreign_pieces = list(request.numbers_of_rule), explanation.foreign.pieces
-    k_stars = tables["dependency_sparsity"].groupby("criterion")
-    rows = ResultRows(
-        grouped(tables["loss_differences"]),
-        {str(criterion): grouped(of_criterion, "rule") for criterion, of_criterion in k_stars},
-        grouped(tables["sparse_context_losses"], "rule", "far_context"),
-        grouped(tables["influential_tokens"], "rule", "far_context"),
-    )
-    chunk = chunk_record(rows, _CHUNK, 0, [explanation.model], rules) | {
+    chunk = chunk_record(grouped(tables), _CHUNK, 0, [explanation.model], rules) | {
         "start": explanation.first_token,
         "pieces": explanation.text.pieces[explanation.first_token :],
         "null": {"id": "the foreign text", "pieces": foreign_pieces[: lengths.long_context_length]},

@@ -156,24 +156,23 @@ def folder_lock(folder: Path, flag: str, part: str | None = None) -> Iterator[No
     """
     own = LOCK_FILE if part is None else f"lock-{part}.json"
     made = [path for path in (folder, *folder.parents) if not path.exists()]
-
-    def remove_empty() -> None:
+    try:
+        with ExitStack() as held:
+            with door(folder, flag):
+                for path in sorted(folder.glob("lock*.json")):
+                    # Task 1 of 3 overlaps task 0 of 2.
+                    divisions = {re.sub(r"\d+(?=-of-)", "", name) for name in (path.name, own)}
+                    if part is None or len(divisions) > 1:
+                        with _held(path, flag):
+                            pass  # its holder has died
+                held.enter_context(_held(folder / own, flag))
+                if part is None:  # and removes what killed writers left
+                    remove_leftovers(folder)
+            yield
+    finally:
         with suppress(OSError):  # not empty: then it stays
             for path in made:
                 path.rmdir()
-
-    with ExitStack() as held:
-        held.callback(remove_empty)
-        with door(folder, flag):
-            for path in sorted(folder.glob("lock*.json")):
-                # Task 1 of 3 overlaps task 0 of 2.
-                if part is None or re.sub(r"\d+(?=-of-)", "", path.name) != re.sub(r"\d+(?=-of-)", "", own):
-                    with _held(path, flag):
-                        pass  # its holder has died
-            held.enter_context(_held(folder / own, flag))
-            if part is None:  # and removes what killed writers left
-                remove_leftovers(folder)
-        yield
 
 
 def door(folder: Path, flag: str) -> AbstractContextManager[None]:

@@ -8,7 +8,6 @@ from unittest import mock
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from matplotlib.transforms import Bbox
 
 from analysis.drawing import SUBTITLE, TITLE
 
@@ -38,20 +37,19 @@ def legibility_faults(figure: Figure) -> list[str]:
     text, or is small; a legend on the data.
     """
     texts = drawn_texts(figure)
-    boxes = [(text, Text.get_window_extent(text)) for text in texts]
+    words = [text.get_text() for text in texts]
+    boxes = [(text.get_text(), Text.get_window_extent(text)) for text in texts]
+    small = [text for text in texts if text.get_fontsize() < SMALLEST_FONT]
+    canvas = figure.bbox.padded(_TOLERANCE)
     return [
         *_faults_of_head(texts),
-        *(f"'{text.get_text()}' is no words" for text in texts if is_code(text.get_text())),
+        *(f"'{text}' is no words" for text in words if is_code(text)),
+        *(f"'{text.get_text()}' is of {text.get_fontsize():g} points" for text in small),
+        *(f"'{text}' leaves the canvas" for text, box in boxes if canvas.count_contains(box.corners()) < 4),
         *(
-            f"'{text.get_text()}' is of {text.get_fontsize():g} points"
-            for text in texts
-            if text.get_fontsize() < SMALLEST_FONT
-        ),
-        *(f"'{text.get_text()}' leaves the canvas" for text, box in boxes if _leaves(box, figure.bbox)),
-        *(
-            f"'{first.get_text()}' touches '{second.get_text()}'"
+            f"'{first}' touches '{second}'"
             for (first, box), (second, other) in combinations(boxes, 2)
-            if _touch(box, other)
+            if box.padded(-_TOLERANCE / 2).overlaps(other.padded(-_TOLERANCE / 2))
         ),
         *(f"a legend lies on the data of panel {i}" for i, ax in enumerate(figure.axes) if ax.get_legend()),
     ]
@@ -68,19 +66,6 @@ def _faults_of_head(texts: list[Text]) -> list[str]:
 def is_code(words: str) -> bool:
     """Whether a text holds a run ID or a name of code: an underscore, or -seed0, outside mathematics."""
     return bool(re.search(r"\w_\w|-seed\d", re.sub(r"\$.*?\$", "", words)))
-
-
-def _leaves(box: Bbox, canvas: Bbox) -> bool:
-    return bool(
-        box.x0 < canvas.x0 - _TOLERANCE or box.y0 < canvas.y0 - _TOLERANCE
-        or box.x1 > canvas.x1 + _TOLERANCE or box.y1 > canvas.y1 + _TOLERANCE
-    )  # fmt: skip
-
-
-def _touch(box: Bbox, other: Bbox) -> bool:
-    across = min(box.x1, other.x1) - max(box.x0, other.x0)
-    upwards = min(box.y1, other.y1) - max(box.y0, other.y0)
-    return bool(across > _TOLERANCE and upwards > _TOLERANCE)
 
 
 def assert_legible(figure: Figure) -> None:

@@ -3,17 +3,17 @@
 import json
 import re
 import shutil
+from itertools import product
 from pathlib import Path
 
 import explorable_results
 import numpy as np
 import pytest
 from explorable_results import KS, LONG, LOSSES_ONLY, MODELS, RULES, SHORT, TARGETS, write_explorable
-from exported_results import mark_as_whole
 
 from analysis import explorer
 from pipeline.cli import InputError
-from pipeline.explorer_page.writing import NATS, numbers_of, page_of, to_json
+from pipeline.explorer_page.writing import _OF_TARGETS, NATS, numbers_of, page_of, to_json
 from pipeline.results.read import read_artefact
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,55 +54,42 @@ def embedded(page: Path) -> dict:
 def test_records_are_the_parquet_row_by_row(explorable: Path) -> None:
     shown = embedded(run_explorer(explorable))
     keys = ["model", "document_id", "target_position", "rule", "far_context"]
-    tokens, sparse = (
-        read_artefact(explorable / "results", artefact).set_index([*keys, place]).sort_index()
-        for artefact, place in (("influential_tokens", "rank"), ("sparse_context_losses", "k"))
+    losses, tokens, sparse = (
+        read_artefact(explorable / "results", artefact).set_index([*keys[:3], *further]).sort_index()
+        for artefact, further in (
+            ("loss_differences", []),
+            ("influential_tokens", [*keys[3:], "rank"]),
+            ("sparse_context_losses", [*keys[3:], "k"]),
+        )
     )
     num_compared = 0
-    for document in shown["documents"]:
-        for chunk in document["chunks"]:
-            for target, place in enumerate(chunk["targets"]):
-                for model in MODELS:
-                    for rule, of_rule in chunk["models"][model]["rules"].items():
-                        for far_context in ("own", "other_document"):
-                            key = (model, document["id"], chunk["start"] + place, rule, far_context)
-                            of = {name: column[target] for name, column in of_rule[far_context].items()}
-                            rows = tokens.loc[key]
-                            assert of["distance"] == rows["distance"].tolist()
-                            influence = np.array(of["influence"], dtype=float) * NATS
-                            np.testing.assert_allclose(influence, rows["influence"], atol=NATS)
-                            losses = sparse.loc[key]["sparse_context_loss"]
-                            np.testing.assert_allclose(np.array(of["loss"]) * NATS, losses, atol=NATS)
-                            if far_context == "other_document":
-                                assert of["token"] == rows["context_token_id"].tolist()
-                                assert {str(id_) for id_ in of["token"]} <= shown["null_pieces"].keys()
-                            num_compared += 1
-    losses = read_artefact(explorable / "results", "loss_differences", [])
-    assert num_compared == (losses["model"] == LOSSES_ONLY).sum() * len(MODELS) * len(RULES) * 2
-
-
-def test_losses_and_k_star_are_those_of_the_parquet(explorable: Path) -> None:
-    losses = read_artefact(explorable / "results", "loss_differences")
-    for document in embedded(run_explorer(explorable))["documents"]:
-        for chunk in document["chunks"]:
-            start, places = chunk["start"], chunk["targets"]
-            assert places == list(range(LONG - TARGETS, LONG))
-            for model in [*MODELS, LOSSES_ONLY]:
-                rows = losses[(losses["model"] == model) & (losses["document_id"] == document["id"])]
-                rows = rows.set_index("target_position").loc[[start + place for place in places]]
-                measured = chunk["models"][model]
-                for name, column in {
-                    "short": "short_context_loss", "long": "long_context_loss", "specific": "specific_gain",
-                    "expected": "short_context_divergence",
-                }.items():  # fmt: skip
-                    np.testing.assert_allclose(np.array(measured[name]) * NATS, rows[column], atol=NATS)
-                assert "background" not in measured
-                kinds = [[None, 2, "censored"][(start + place) % 3] for place in places]
-                k_stars = {"loss": kinds, "divergence": [4] * len(places)}
-                assert [rule["k_star"] for rule in measured["rules"].values()] == [k_stars] * len(
-                    measured["rules"]
-                )
-            assert list(chunk["models"][LOSSES_ONLY]["rules"]) == []
+    chunks = [(document, chunk) for document in shown["documents"] for chunk in document["chunks"]]
+    for document, chunk in chunks:
+        assert chunk["targets"] == list(range(LONG - TARGETS, LONG))
+        assert chunk["models"][LOSSES_ONLY]["rules"] == {}
+        for (target, place), model in product(enumerate(chunk["targets"]), [*MODELS, LOSSES_ONLY]):
+            measured, position = chunk["models"][model], chunk["start"] + place
+            assert "background" not in measured
+            for name, column in _OF_TARGETS.items():
+                row = losses.loc[model, document["id"], position]
+                assert measured[name][target] * NATS == pytest.approx(row[column], abs=NATS)
+            for rule, far_context in product(measured["rules"], ("own", "other_document")):
+                of_rule = measured["rules"][rule]
+                of_loss = [None, 2, "censored"][position % 3]
+                assert [of[target] for of in of_rule["k_star"].values()] == [of_loss, 4]
+                key = (model, document["id"], position, rule, far_context)
+                of = {name: column[target] for name, column in of_rule[far_context].items()}
+                rows = tokens.loc[key]
+                assert of["distance"] == rows["distance"].tolist()
+                influence = np.array(of["influence"], dtype=float) * NATS
+                np.testing.assert_allclose(influence, rows["influence"], atol=NATS)
+                of_k = sparse.loc[key]["sparse_context_loss"]
+                np.testing.assert_allclose(np.array(of["loss"]) * NATS, of_k, atol=NATS)
+                if far_context == "other_document":
+                    assert of["token"] == rows["context_token_id"].tolist()
+                    assert {str(id_) for id_ in of["token"]} <= shown["null_pieces"].keys()
+                num_compared += 1
+    assert num_compared == len(losses.loc[LOSSES_ONLY]) * len(MODELS) * len(RULES) * 2
 
 
 def test_pieces_are_the_text_of_the_measured_chunks(explorable: Path) -> None:
@@ -138,11 +125,8 @@ def test_the_recommended_rule_is_the_first(tmp_path: Path, monkeypatch: pytest.M
 
 def test_texts_cannot_end_the_script_that_holds_them() -> None:
     hostile = "</script><script>alert(1)</script><!-- <img onerror=alert(1)> {{data}} \u2028 &lt;"
-    record = {
-        "id": hostile,
-        "num_tokens": 1,
-        "chunks": [{"start": 0, "pieces": [hostile], "targets": [], "models": {}}],
-    }
+    chunk = {"start": 0, "pieces": [hostile], "targets": [], "models": {}}
+    record = {"id": hostile, "num_tokens": 1, "chunks": [chunk]}
     encoded = to_json(record)
     assert "<" not in encoded
     assert json.loads(encoded) == record
@@ -161,6 +145,6 @@ def test_missing_artefacts_and_empty_selections_are_refused(explorable: Path, co
     shutil.rmtree(copied / "results" / "influential_tokens")
     with pytest.raises(InputError, match="parquet is missing, though marked as complete"):
         run_explorer(copied)
-    mark_as_whole(copied / "results")
-    with pytest.raises(InputError, match="holds no influential_tokens; it holds .*sparse_context_losses"):
+    shutil.rmtree(copied / "results" / "_stages" / "influential_tokens")
+    with pytest.raises(InputError, match="holds no influential_tokens and no .*; it holds loss_differences"):
         run_explorer(copied)

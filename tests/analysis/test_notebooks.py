@@ -155,19 +155,15 @@ def one_cell(folder: Path, cell: str) -> Path:
     return folder / "broken.ipynb"
 
 
+SLOW = {"marks": pytest.mark.slow}
+
+
 @pytest.mark.parametrize(
     ("cell", "error", "sentence"),
     [
         ("from pipeline.cli import InputError\nraise InputError('mend' * a)", InputError, "mendmend"),
-        pytest.param(
-            "open('/nowhere/a')",
-            InputError,
-            r".*No such file or directory: '/nowhere/a'",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "import os\nos._exit(9)", InputError, "its kernel ended by itself", marks=pytest.mark.slow
-        ),
+        pytest.param("open('/nowhere/a')", InputError, r".*No such file or directory: '/nowhere/a'", **SLOW),
+        pytest.param("import os\nos._exit(9)", InputError, "its kernel ended by itself", **SLOW),
         ("1 / 0", SystemExit, r"a cell failed: ZeroDivisionError: division by zero; its traceback is in \S+"),
     ],
 )

@@ -25,14 +25,9 @@ with folder_lock(Path(sys.argv[1]), "--out", sys.argv[2] or None):
 """
 
 
-# Many short holds that end by giving back or by a kill; a file made with O_EXCL tells of two at once.
-def started(program: str, *arguments: object) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", program.format(root=str(ROOT)), *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
 def holder_of(folder: Path, part: str = "") -> "subprocess.Popen[str]":
-    process = started(HOLD, folder, part)
+    command = [sys.executable, "-c", HOLD.format(root=str(ROOT)), str(folder), part]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "held\n"
     return process
 
