@@ -1,12 +1,9 @@
-"""Models whose losses and costs a human can work out, and the oracle of what few tokens can do."""
+"""Models whose losses and costs a human can work out."""
 
 from collections.abc import Callable, Set
-from itertools import combinations
 
-import numpy as np
 import torch
 
-from pipeline.measuring.far_context import FarContext
 from pipeline.models.interface import Prefix
 from pipeline.models.olmo import OLMoCausalLM
 
@@ -139,16 +136,3 @@ class CountingLM:
         gradients_TS = self._model.gate_gradients(token_ids, *arguments)
         self.backward_passes += len(gradients_TS)
         return gradients_TS
-
-
-def exhaustive(context: FarContext, k: int) -> np.ndarray:
-    """The k far tokens that together lower the loss most, among all subsets of that size: int64 [T, k].
-
-    Positions come nearest first, and of equally good sets the nearer. The sets of different k are not nested.
-    """
-    best = []
-    for target_index, num_far in enumerate(context.num_far_tokens_T):
-        sets_Nk = np.array(list(combinations(range(num_far - 1, -1, -1), k)))
-        measured = context.measured_with(np.full(len(sets_Nk), target_index), sets_Nk)
-        best.append(sets_Nk[measured.losses[:, 0].argmin()])
-    return np.stack(best)

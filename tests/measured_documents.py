@@ -42,9 +42,6 @@ DOCUMENTS = {
     "00000000000000cc": _tokens(2, 13),
     "00000000000000dd": _tokens(3, 11),
 }
-_LONG_ENOUGH = list(DOCUMENTS)[:3]
-NULL_OF = dict(zip(_LONG_ENOUGH, [*_LONG_ENOUGH[1:], _LONG_ENOUGH[0]], strict=True))
-"""Document -> that whose chunk is its null: the next."""
 TARGET_POSITIONS = [
     *[("00000000000000aa", 0, position) for position in (9, 10, 11)],
     *[("00000000000000aa", 1, position) for position in (21, 22, 23)],
@@ -54,11 +51,17 @@ TARGET_POSITIONS = [
 """(document_id, chunk_index, target_position) of every target, in order."""
 
 
-def chunk_of(document_id: str, chunk_index: int, num_after: int = 0) -> np.ndarray:
-    """The chunk, or that of the document so many places after; those after the first have one chunk."""
-    for _ in range(num_after):
-        document_id, chunk_index = NULL_OF[document_id], 0
-    return DOCUMENTS[document_id][chunk_index * LONG : (chunk_index + 1) * LONG].astype(np.int64)
+def chunk_of(document_id: str, chunk_index: int, num_after: int = 0, length: int = LONG) -> np.ndarray:
+    """The chunk, or that of the document so many places after among those that hold one: 1, its null."""
+    names = [name for name, tokens in DOCUMENTS.items() if len(tokens) >= length]
+    tokens = DOCUMENTS[names[(names.index(document_id) + num_after) % len(names)]].astype(np.int64)
+    start = chunk_index % (len(tokens) // length) * length
+    return tokens[start : start + length]
+
+
+def with_far(own_L: np.ndarray, far_L: np.ndarray, place: int, short: int = SHORT) -> np.ndarray:
+    """The chunk with another's far context before the target at `place`."""
+    return np.concatenate([far_L[: place - short], own_L[place - short :]])
 
 
 def write_data(

@@ -67,7 +67,9 @@ def test_every_number_is_that_of_the_stock_model(model: Path) -> None:
         order = np.argsort(-np.array(moved))
         kept = np.sort([*order[:2], *seen[-S:]])
         sparse = log_probs(stock, ids[kept], kept)
-        assert row.token_id == ids[t]
+        of_bytes = TEXT.encode()[row.byte_start : row.byte_end].decode()
+        # Beside the token's own text may stand characters of which it holds some bytes.
+        assert row.token_id == ids[t] and row.token in of_bytes and len(of_bytes) - len(row.token) <= 2
         assert row.source_positions == (order[:2] + num_before).tolist()
         found = [
             row.long_context_loss, row.short_context_loss, row.foreign_context_loss,
@@ -84,17 +86,6 @@ def test_every_number_is_that_of_the_stock_model(model: Path) -> None:
 
 def _divergence(reference: torch.Tensor, other: torch.Tensor) -> float:
     return float((reference.exp() * (reference - other)).sum())
-
-
-def test_the_frame_names_the_bytes_of_each_token(model: Path) -> None:
-    frame = explain(TEXT, str(model), short_context_length=S, k=KS).frame
-    content = TEXT.encode()
-    assert len(frame) == 64 - S - max(KS)
-    for row in frame.itertuples():
-        of_bytes = content[row.byte_start : row.byte_end].decode()
-        # Beside the token's own text may stand characters of which it holds some bytes.
-        assert row.token in of_bytes and len(of_bytes) - len(row.token) <= 2, row.token
-    assert list(frame["position"]) == sorted(frame["position"])
 
 
 def test_only_rules_that_say_nothing_without_a_null_are_measured_in_it(

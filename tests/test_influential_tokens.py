@@ -6,9 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from measured_documents import (
-    DOCUMENTS,
     LONG,
     SHORT,
     TARGET_POSITIONS,
@@ -40,10 +38,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory, make_olmo: Callable[..., OL
 @pytest.fixture(scope="module")
 def tables(folder: Path) -> Tables:
     return {artefact: read_artefact(folder / "results", artefact) for artefact in ARTEFACTS}
-
-
-def far_length(target_position: int) -> int:
-    return target_position % LONG - SHORT
 
 
 def test_every_combination_has_its_rows(tables: Tables) -> None:
@@ -78,10 +72,7 @@ def test_every_combination_has_its_rows(tables: Tables) -> None:
 def test_selected_tokens_lie_in_the_far_context_of_their_document(tables: Tables) -> None:
     rows = tables["influential_tokens"]
     assert rows["distance"].equals(rows["target_position"] - rows["context_position"])
-    assert (rows["distance"] > SHORT).all()
-    assert (rows["context_position"] >= rows["chunk_index"] * LONG).all()
     assert set(rows[rows["chunk_index"] == 1]["context_position"]) <= set(range(12, 19))
-    assert not rows.duplicated([*TARGET, "rule", "far_context", "context_position"]).any()
     # the null holds the other document's token at that place of its chunk
     for row in rows.itertuples():
         chunk = chunk_of(row.document_id, row.chunk_index, int(row.far_context != "own"))
@@ -95,40 +86,12 @@ def test_each_rule_ranks_by_its_own_measure(tables: Tables) -> None:
     places = random.pivot_table(index=[*TARGET, "rank"], columns="far_context", values="context_position")
     assert places["own"].equals(places["other_document"].rename("own")), "random draws the same in the null"
     lists = tables["influences"].set_index([*TARGET, "far_context"])["influences"]
-    assert all(len(influences) == far_length(key[2]) for key, influences in lists.items())
     of_largest = rows.query("rule == 'leave_one_out'").sort_values("rank")
     for key, ranked in of_largest.groupby([*TARGET, "far_context"]):
         assert ranked["influence"].tolist() == np.sort(lists[key])[::-1][:5].tolist(), key
     for row in rows.itertuples():
         influences = lists[row.document_id, row.chunk_index, row.target_position, row.far_context]
         assert influences[row.context_position - row.chunk_index * LONG] == row.influence
-
-
-def test_losses_are_those_of_stock_olmo(tables: Tables, make_olmo: Callable[..., OLMo]) -> None:
-    model = make_olmo(seed=1)
-    influences = tables["influences"].set_index([*TARGET, "far_context"])["influences"]
-    sparse = tables["sparse_context_losses"].set_index([*TARGET, "far_context", "rule", "k"])
-    sparse_losses = sparse["sparse_context_loss"].sort_index()
-    for document_id, chunk_index, target_position in TARGET_POSITIONS:
-        place, far = target_position % LONG, far_length(target_position)
-        target_id = DOCUMENTS[document_id][target_position]
-        for far_context in ("own", "other_document"):
-            key = (document_id, chunk_index, target_position, far_context)
-            short = chunk_of(document_id, chunk_index)[far:place]
-            far_L = chunk_of(document_id, chunk_index, int(far_context != "own"))
-            context = np.concatenate([far_L[:far], short])
-            # without its first tokens, what is left is contiguous again, which stock OLMo can read
-            loss = {start: stock_loss(model, context[start:], target_id) for start in (0, 1, far - 2)}
-            assert influences[key][0] == pytest.approx(loss[1] - loss[0], abs=2e-5)
-            assert sparse_losses[*key, "nearest", 2] == pytest.approx(loss[far - 2], abs=2e-5)
-            if far == 5:  # k = 5 is everything
-                assert sparse_losses[*key, "leave_one_out", 5] == pytest.approx(loss[0], abs=2e-5)
-
-
-def stock_loss(model: OLMo, context: np.ndarray, target_id: int) -> float:
-    with torch.inference_mode():
-        logits_1SV = model(torch.as_tensor(context)[None]).logits
-    return float(-logits_1SV[0, -1].log_softmax(-1)[target_id])
 
 
 def test_sparsity_agrees_with_a_recomputation_from_the_sparse_losses(tables: Tables) -> None:

@@ -12,14 +12,11 @@ import torch
 from measured_documents import (
     DOCUMENTS,
     LONG,
-    SHORT,
     TARGET_POSITIONS,
-    chunk_of,
     measure,
     write_checkpoint,
     write_data,
 )
-from naive_predictions import naive_losses, stock_olmo
 from olmo.model import OLMo
 
 from pipeline import loss_differences
@@ -51,18 +48,6 @@ def test_a_row_for_each_target_in_the_coordinates_of_its_document(rows: pd.DataF
     assert rows["target_token_id"].tolist() == [
         int(DOCUMENTS[document_id][position]) for document_id, _, position in TARGET_POSITIONS
     ]
-
-
-def test_losses_are_those_of_stock_olmo(rows: pd.DataFrame, make_olmo: Callable[..., OLMo]) -> None:
-    stock = stock_olmo(make_olmo(seed=1))
-    for row in rows.itertuples():
-        chunk_L = chunk_of(row.document_id, row.chunk_index)
-        place = row.target_position - row.chunk_index * LONG
-        contexts = [(chunk_L, range(place)), (chunk_L, range(place - SHORT, place))]
-        long, short = naive_losses(stock, place, contexts)
-        assert row.long_context_loss == pytest.approx(long, abs=1e-5)
-        assert row.short_context_loss == pytest.approx(short, abs=1e-5)
-        assert row.loss_difference == pytest.approx(short - long, abs=2e-5)
 
 
 def test_windowed_losses_stand_beside_the_exact_ones(
@@ -109,10 +94,3 @@ def test_each_file_says_what_made_it(folder: Path) -> None:
         }
         assert json.loads(metadata["model_facts"])["train_context_length"] == 64
         assert {"torch", "ai2-olmo"} <= json.loads(metadata["packages"]).keys()
-
-
-def test_neither_shards_nor_batches_move_a_number(folder: Path, rows: pd.DataFrame, tmp_path: Path) -> None:
-    flags = ["--documents-per-shard", "1", "--memory-budget", "1e-6", "--max-chunks-per-document", "1"]
-    measure(loss_differences, folder, "--results", str(tmp_path), *flags)
-    first = rows[rows["chunk_index"] == 0].reset_index(drop=True)
-    pd.testing.assert_frame_equal(read_artefact(tmp_path, "loss_differences"), first, atol=1e-5, rtol=0)

@@ -8,17 +8,14 @@ witness reads every position before the target, and only which document's token 
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import product
 
 import numpy as np
 import pytest
-from hand_made_models import exhaustive
 from naive_predictions import (
     IMPLEMENTATIONS,
     Case,
     Stock,
-    divergence,
-    log_probs,
     naive_divergences,
     naive_losses,
     witness_and_model,
@@ -28,11 +25,8 @@ from olmo.model import OLMo
 from pipeline.measuring.contexts import (
     Batching,
     Measurement,
-    full_pass,
     measured_in_foreign_context,
-    measured_in_sequence,
     measured_windows,
-    own_context,
 )
 from pipeline.measuring.far_context import FarContext, far_contexts, random_subsets, sparse_contexts
 from pipeline.measuring.flags import ContextLengths
@@ -281,21 +275,6 @@ def test_a_wide_target_block_reaches_into_its_own_far_context(model: Implementat
     assert np.isnan(removed.attention_TF[0, first - 2 :]).all()
 
 
-def test_one_model_from_another_and_none_from_itself(
-    model: Implementation, make_olmo: Callable[..., OLMo]
-) -> None:
-    other_stock, other_lm = witness_and_model("olmo", 9, make_olmo)
-    sequence = own_context(CHUNKS["own"], LENGTHS)
-    found = measured_in_sequence(model.lm, sequence, full_pass(other_lm, sequence).predictions).divergences
-    for index, target in enumerate(TARGETS):
-        long = [(CHUNKS["own"], range(target))]
-        other_V, own_V = (log_probs(stock, target, long)[0] for stock in (other_stock, model.stock))
-        assert found[index] == pytest.approx(divergence(other_V, own_V), abs=TOLERANCE)
-    assert found.min() > 0.1
-    itself = full_pass(model.lm, sequence).predictions
-    assert (measured_in_sequence(model.lm, sequence, itself).divergences == 0).all()
-
-
 def test_divergences_are_not_below_0(measured: tuple[dict[str, FarContext], list[np.ndarray]]) -> None:
     for context in measured[0].values():
         for values_TF in (context.divergence_TF, context.first_additions.divergences):
@@ -309,16 +288,3 @@ def test_a_background_of_the_own_tokens_changes_nothing(model: Implementation) -
     assert (own.background.divergences < 2e-6).all()
     assert np.nanmax(np.abs(own.influence_TF)) < TOLERANCE
     assert np.nanmax(own.first_additions.divergences) < 2e-6
-
-
-def test_exhaustive_takes_the_best_naive_pair_and_is_no_worse_than_greedy(model: Implementation) -> None:
-    own, target = model.contexts()["own"], TARGETS[0]
-    pairs = exhaustive(own, 2)
-    every_pair = list(combinations(range(target - S), 2))
-    losses, _ = model.naive("own", target, every_pair, [])
-    assert sorted(pairs[0].tolist()) == list(every_pair[int(np.argmin(losses))])
-    greedy, nothing = selected_positions(own, "greedy", 2, seed=[0]), np.empty((M, 0), dtype=np.int64)
-    of_exhaustive, of_greedy, of_nothing = (
-        own.measured_with(np.arange(M), positions).losses[:, 0] for positions in (pairs, greedy, nothing)
-    )
-    assert (of_exhaustive <= of_greedy + TOLERANCE).all() and (of_greedy < of_nothing).all()

@@ -5,11 +5,13 @@ integral with a sum over a fine grid.
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from measured_documents import DOCUMENTS, SHORT, measure, write_checkpoint, write_data
+from measured_documents import DOCUMENTS, SHORT, measure, with_far, write_checkpoint, write_data
+from measured_documents import chunk_of as chunk_of_length
 from naive_predictions import Case, Stock, divergence, log_probs, naive_losses, stock_olmo
 from olmo.model import OLMo
 
@@ -24,6 +26,7 @@ WORDS = ["--long-context-length", str(L), "--k", *map(str, KS)]
 IN_BACKGROUND = ["--intervention", "background", "--num-backgrounds", "2"]
 TARGET = ["document_id", "chunk_index", "target_position"]
 TOLERANCE = 2e-5
+chunk_of = partial(chunk_of_length, length=L)
 
 
 def value(shares: list[float], ks: list[int], num_far: int) -> float:
@@ -83,17 +86,6 @@ def crossed(folder: Path) -> Path:
     rules = ["--rules", "leave_one_out_divergence", "random", "nearest"]
     where = ["--results", str(folder / "crossed"), "--minimum-gain", "0"]
     return measure(influential_tokens, folder, *WORDS, *words, *rules, *IN_BACKGROUND, *where)
-
-
-def chunk_of(document_id: str, chunk_index: int, num_after: int = 0) -> np.ndarray:
-    names = list(DOCUMENTS)
-    tokens = DOCUMENTS[names[(names.index(document_id) + num_after) % len(names)]].astype(np.int64)
-    start = chunk_index % (len(tokens) // L) * L
-    return tokens[start : start + L]
-
-
-def with_far(own_L: np.ndarray, far_L: np.ndarray, place: int, short: int = SHORT) -> np.ndarray:
-    return np.concatenate([far_L[: place - short], own_L[place - short :]])
 
 
 def naive_choice(stocks: dict[str, Stock], key: tuple[str, int, int]) -> np.ndarray:
@@ -254,6 +246,8 @@ def test_what_is_refused(folder: Path, crossed: Path, tmp_path: Path) -> None:
     for words, sentence in (
         (["--k", "1", "64"], "--k 64 is more than the 4 far-context tokens of the first target"),
         (["--k", "1", "1"], "--k 1 1: name each k once"),
+        (["--num-subsets", "7"], "--num-subsets 7: subsets come in pairs; choose an even number"),
+        ([*IN_BACKGROUND, "--rules", "greedy"], "background has no meaning for rule greedy"),
         ([*both, *judges, *divergence_rule], "third is named by --checkpoints and by --judge-with"),
         (["--choose-together"], "--choose-together needs --judge-with"),
         (["--positions", "compact"], "--positions compact is of --choices"),

@@ -60,14 +60,6 @@ def test_a_model_beside_it_with_the_name_of_another(folder: Path, make_olmo: Cal
     assert "are both named 'run'" in sentence
 
 
-def test_flags_that_make_no_sense(folder: Path) -> None:
-    for flags, sentence in (
-        ("--num-subsets 7", "--num-subsets 7: subsets come in pairs; choose an even number"),
-        ("--intervention background --rules greedy", "background has no meaning for rule greedy"),
-    ):
-        assert sentence in refused(influential_tokens, folder, *flags.split()), flags
-
-
 @pytest.mark.parametrize("stage", FLAGS)
 def test_what_is_no_number_is_told_with_the_model_that_gave_it(
     stage: ModuleType, folder: Path, make_olmo: Callable[..., OLMo]

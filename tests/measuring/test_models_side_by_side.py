@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from measured_documents import LONG, SHORT, chunk_of, measure, write_checkpoint, write_data
+from measured_documents import LONG, SHORT, chunk_of, measure, with_far, write_checkpoint, write_data
 from naive_predictions import Case, divergence, log_probs, naive_divergences, naive_losses, stock_olmo
 from olmo.model import OLMo
 
@@ -40,10 +40,6 @@ def judged(folder: Path) -> Path:
     return measure(influential_tokens, folder, "--checkpoints", *both, *JUDGED, *both, "--choosers-judge")
 
 
-def with_far(own_L: np.ndarray, far_L: np.ndarray, place: int) -> np.ndarray:
-    return np.concatenate([far_L[: place - SHORT], own_L[place - SHORT :]])
-
-
 def in_the_chunk(row: object) -> int:
     return row.target_position - row.chunk_index * LONG
 
@@ -74,6 +70,18 @@ def test_a_judge_tries_the_very_sets_that_another_model_chose(judged: Path, mode
         fits = row.rule == "add_one_in_divergence"
         kind = row.null_kind if row.far_context == "other_document" else "own"
         assert kind == ("own" if row.far_context == "own" else "mimicry" if fits else "selection")
+
+
+def test_influences_are_of_every_far_token(judged: Path, models: dict[str, OLMo]) -> None:
+    rows = read_artefact(judged, "influences")
+    assert len(rows) == 2 * 12 * 2  # models, targets, far contexts
+    for row in rows.itertuples():
+        place, own_L = in_the_chunk(row), chunk_of(row.document_id, row.chunk_index)
+        far_L = chunk_of(row.document_id, row.chunk_index, int(row.far_context != "own"))
+        tokens, seen = with_far(own_L, far_L, place), range(place)
+        left_out: list[Case] = [(tokens, {*seen} - {position}) for position in range(place - SHORT)]
+        long, *others = naive_losses(stock_olmo(models[row.model]), place, [(tokens, seen), *left_out])
+        np.testing.assert_allclose(row.influences, np.array(others) - long, atol=TOLERANCE)
 
 
 def test_a_judge_moves_nothing_that_the_model_itself_measures(
@@ -143,8 +151,10 @@ def test_foreign_contexts_and_a_reference(folder: Path, models: dict[str, OLMo])
         foreign: Case = (with_far(own_L, chunk_of(row.document_id, row.chunk_index, 1), place), range(place))
         short: Case = (own_L, range(place - SHORT, place))
         stock = stock_olmo(models[row.model])
-        (loss,) = naive_losses(stock, place, [foreign])
-        assert row.foreign_context_loss == pytest.approx(loss, abs=TOLERANCE)
+        found = [row.foreign_context_loss, row.short_context_loss, row.long_context_loss]
+        losses = naive_losses(stock, place, [foreign, short, long_case])
+        np.testing.assert_allclose(found, losses, atol=TOLERANCE)
+        assert row.loss_difference == pytest.approx(losses[1] - losses[2], abs=TOLERANCE)
         found = [row.foreign_context_divergence, row.short_context_divergence]
         expected = naive_divergences(stock, place, long_case, [foreign, short])
         np.testing.assert_allclose(found, expected, atol=TOLERANCE)
