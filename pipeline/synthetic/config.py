@@ -23,6 +23,7 @@ from pipeline.training.settings import (
     POSITIVE,
     SEED,
     SHARE_BELOW_ONE,
+    Allowed,
     Range,
     Relation,
     read_overrides,
@@ -174,16 +175,17 @@ class TaskConfig:
         return position_scheme(scheme, table)(num_examples, num_tokens, generator)
 
 
-ARCHITECTURES = ("gpt_neox", "olmo")
-SPREADS = ("contiguous", "pose")
-
 _COUNT = Range(1, 2**31 - 1)  # what a column of results holds
 _COUNTS = (
     "smallest_size", "largest_size", "size_step", "largest_sparsity", "num_position_ids", "model.width",
     "model.num_layers", "model.num_heads", "batch_size", "sizes_per_step", "num_steps", "save_interval",
     "eval_interval", "eval_num_examples",
 )  # fmt: skip
-RANGES = {
+ALLOWED: Allowed = {
+    "positions": EXAMPLE_SCHEMES,
+    "spread_of_coupled_ids": ("contiguous", "pose"),
+    "model.architecture": ("gpt_neox", "olmo"),
+    "model.attention_scaling": ATTENTION_SCALINGS,
     **dict.fromkeys(_COUNTS, _COUNT),
     "seed": SEED,
     "model.rotary_fraction": Range(0, 1, leaves_least_out=True),
@@ -193,8 +195,6 @@ RANGES = {
     "betas": SHARE_BELOW_ONE,
     "max_grad_norm": POSITIVE,
 }
-"""Field of a `TaskConfig` -> where its number lies; of a list, where each of its numbers lies."""
-
 RELATIONS: tuple[Relation, ...] = (
     (lambda config: config.model.width % (2 * config.model.num_heads) == 0,
      "model.width {0.model.width} is not a multiple of twice model.num_heads, {0.model.num_heads}: RoPE"
@@ -240,15 +240,7 @@ def _complete(path: Path, *parts: DictConfig) -> TaskConfig:
     task = task_called(config.task)
     if config.positions in COUPLED_SCHEMES:
         task.require_coupled_ids(config.positions)
-    for name, value, valid in (
-        ("positions", config.positions, EXAMPLE_SCHEMES),
-        ("spread_of_coupled_ids", config.spread_of_coupled_ids, SPREADS),
-        ("model.architecture", config.model.architecture, ARCHITECTURES),
-        ("model.attention_scaling", config.model.attention_scaling, ATTENTION_SCALINGS),
-    ):
-        if value not in valid:
-            raise unknown_name(name, value, valid)
-    refuse_bad_fields(config, RANGES, RELATIONS)
+    refuse_bad_fields(config, ALLOWED, RELATIONS)
     largest = config.largest_sparsity
     most = task.largest_sparsity(config.largest_size) if task.largest_sparsity else None
     if (largest is None) != (most is None) or (largest or 0) > (most or 0):

@@ -63,7 +63,6 @@ def new_olmo(
             residual_dropout=0.0,
             embedding_dropout=0.0,
             layer_norm_with_affine=False,
-            attention_layer_norm_with_affine=False,
             include_bias=False,
             weight_tying=False,
             max_sequence_length=num_position_ids,
@@ -71,7 +70,6 @@ def new_olmo(
             embedding_size=vocabulary_size,
             eos_token_id=0,
             pad_token_id=0,
-            init_device="cpu",
         )
     )
 

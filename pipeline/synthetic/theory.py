@@ -85,13 +85,9 @@ class SparseFunctionalAttention(nn.Module):
     def __init__(
         self, sparsity: int, vocabulary_size: int, key_reach: int, generator: torch.Generator
     ) -> None:
-        """All keys 1, all values near 0.
+        """All keys 1, all values near 0; without the noise of `generator` none would be told from another.
 
-        Args:
-            sparsity: k.
-            vocabulary_size: token IDs are below this.
-            key_reach: keys are 0 where position IDs of a subset differ by this or more.
-            generator: of the values' initial noise, without which none would be told from another.
+        Keys are 0 where position IDs of a subset differ by `key_reach` or more.
         """
         super().__init__()
         self.sparsity, self.vocabulary_size, self.key_reach = sparsity, vocabulary_size, key_reach

@@ -173,10 +173,6 @@ def find_task_run(folder: Path, task: str) -> TaskRun:
     return TaskRun(folder.resolve().name, step, newest, config)
 
 
-Part = tuple[ExampleBatch, np.ndarray]
-"""Examples of one size, and their position IDs [B, S]."""
-
-
 class TaskTrainer(TrainingLoop):
     """One run: model and optimizer at `step` finished steps."""
 
@@ -286,7 +282,8 @@ class TaskTrainer(TrainingLoop):
         position_logits = self._model.position_logits(hidden_BTD)
         return torch.stack((of_tokens, _mean_loss(position_logits, position_ids_BS[:, num_prompt_tokens:])))
 
-    def _draw(self, step: int) -> list[Part]:
+    def _draw(self, step: int) -> list[tuple[ExampleBatch, np.ndarray]]:
+        """The examples of a step, a batch a size, and their position IDs [B, S]."""
         config, generator = self._config, of_training_step(self._config.seed, step)
         num_examples, parts = config.batch_size // config.sizes_per_step, []
         for _ in range(config.sizes_per_step):

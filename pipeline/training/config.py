@@ -22,7 +22,7 @@ from olmo.model import OLMo
 from olmo.optim import build_scheduler
 from omegaconf import OmegaConf
 
-from pipeline.cli import InputError, unknown_name
+from pipeline.cli import InputError
 from pipeline.models.olmo import ATTENTION_SCALINGS
 from pipeline.text.folder import TokenizedData
 from pipeline.training.positions import POSITION_SCHEMES, position_scheme
@@ -32,6 +32,7 @@ from pipeline.training.settings import (
     POSITIVE,
     SEED,
     SHARE_BELOW_ONE,
+    Allowed,
     Range,
     Relation,
     plain_values,
@@ -40,8 +41,6 @@ from pipeline.training.settings import (
     refuse_bad_fields,
     settings_of,
 )
-
-PRECISIONS = ("auto", "amp_bf16", "fp32")
 
 
 @dataclass
@@ -133,18 +132,19 @@ HONOURED_FIELDS = frozenset(OUR_FIELDS) | {
     "activation_checkpointing", "compile",
 }  # fmt: skip
 
-_COUNT, _LENGTH, _SIZE = Range(1), Range(2), Range(0, leaves_least_out=True, leaves_most_out=True)
-_VOCABULARY = Range(1, 2**32)  # what a token's widest type holds
-_FIELDS = {
+_SIZE = Range(0, leaves_least_out=True, leaves_most_out=True)
+_FIELDS: dict[Range | tuple[str, ...], str] = {
+    ("auto", "amp_bf16", "fp32"): "precision",
+    ATTENTION_SCALINGS: "attention_scaling",
     SEED: "seed",
-    _LENGTH: "train_context_length pose_target_length randomized_target_length eval_context_lengths"
+    Range(2): "train_context_length pose_target_length randomized_target_length eval_context_lengths"
     " model.max_sequence_length",
-    _COUNT: "global_train_batch_size global_train_batch_tokens device_train_microbatch_size"
+    Range(1): "global_train_batch_size global_train_batch_tokens device_train_microbatch_size"
     " device_train_microbatch_tokens eval_num_documents eval_interval save_interval console_log_interval"
     " model.d_model model.n_heads model.n_kv_heads model.n_layers model.block_group_size model.mlp_ratio"
     " model.mlp_hidden_size scheduler.t_max",
     Range(-1): "save_num_unsharded_checkpoints_to_keep",  # OLMo's: -1 keeps all
-    _VOCABULARY: "model.vocab_size model.embedding_size",
+    Range(1, 2**32): "model.vocab_size model.embedding_size",  # what a token's widest type holds
     _SIZE: "peak_flops model.rope_theta model.clip_qkv model.layer_norm_eps model.init_std"
     " model.init_cutoff_factor model.emb_init_std optimizer.eps scheduler.grad_clip_warmup_factor",
     SHARE_BELOW_ONE: "model.attention_dropout model.residual_dropout model.embedding_dropout optimizer.betas",
@@ -153,8 +153,7 @@ _FIELDS = {
     FINITE_FROM_ZERO: "optimizer.weight_decay scheduler.t_warmup scheduler.alpha_f scheduler.warmup_min_lr"
     " scheduler.grad_clip_warmup_steps",
 }
-RANGES = {field: allowed for allowed, fields in _FIELDS.items() for field in fields.split()}
-"""Field of a `PretrainConfig` -> where its number lies, or each number of its list."""
+ALLOWED: Allowed = {field: values for values, fields in _FIELDS.items() for field in fields.split()}
 
 RELATIONS: tuple[Relation, ...] = (
     (lambda config: config.model.d_model % (2 * config.model.n_heads) == 0,
@@ -208,7 +207,7 @@ def load_config(path: Path, overrides: Sequence[str], data: DataFacts) -> Pretra
         for part in (file, chosen):
             if (given := OmegaConf.select(part, field)) not in (None, value):
                 raise InputError(f"{field} is {given}, but the tokenized data says {value}; leave it out")
-    refuse_bad_fields(config, RANGES, RELATIONS)
+    refuse_bad_fields(config, ALLOWED, RELATIONS)
     _derive_sequences(config, {*file, *chosen})
     _refuse_bad_names(config)
     _refuse_bad_lengths(config)
@@ -252,12 +251,6 @@ def _refuse_bad_names(config: PretrainConfig) -> None:
             raise InputError(
                 f"'{name}' is a field of OLMo's trainer that pretrain does not act on; leave it out"
             )
-    for kind, name, known in (
-        ("precision", config.precision, PRECISIONS),
-        ("attention_scaling", config.attention_scaling, ATTENTION_SCALINGS),
-    ):
-        if name is not None and name not in known:
-            raise unknown_name(kind, name, known)
     for tracker in config.trackers or ():  # accelerate would go on without it
         if find_spec(tracker) is None:
             raise InputError(f"trackers names {tracker}, which is not installed: pip install {tracker}")

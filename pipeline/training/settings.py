@@ -1,4 +1,4 @@
-"""The settings of a run: a YAML file, overrides from the command line, and the ranges their numbers lie in.
+"""The settings of a run: a YAML file, overrides from the command line, and the values that they may have.
 
 Training of language models (config.py) and of synthetic tasks (pipeline/synthetic/config.py) use it.
 OmegaConf's structured merge refuses unknown names and wrong types. A number is compared with its range
@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from pipeline.cli import InputError
+from pipeline.cli import InputError, unknown_name
 
 
 @dataclass(frozen=True)
@@ -46,17 +46,22 @@ POSITIVE = Range(0, leaves_least_out=True)
 FINITE_FROM_ZERO = Range(0, leaves_most_out=True)
 LEARNING_RATE = Range(0, 1000, leaves_least_out=True)  # beyond, a step overflows
 
+Allowed = Mapping[str, "Range | tuple[str, ...]"]
+"""Field of a configuration -> where its number lies, or its names; of a list, those of each of its values."""
 Relation = tuple[Callable[[Any], bool], str]
 """What must hold between the fields of a configuration, and the sentence where it does not."""
 
 
-def refuse_bad_fields(config: Any, ranges: Mapping[str, Range], relations: Sequence[Relation]) -> None:
-    """An InputError where a number lies outside of its range, or fields do not go together."""
-    for field, allowed in ranges.items():
-        value = attrgetter(field)(config)
-        for number in value if isinstance(value, list | tuple) else (value,):
-            if number is not None and number not in allowed:
-                raise InputError(f"{field} is {number}; it must be {allowed}")
+def refuse_bad_fields(config: Any, allowed: Allowed, relations: Sequence[Relation]) -> None:
+    """An InputError where a value, or one of a list, is not allowed, or fields do not go together."""
+    for field, values in allowed.items():
+        given = attrgetter(field)(config)
+        for value in given if isinstance(given, list | tuple) else (given,):
+            if value is None or value in values:
+                continue
+            if isinstance(values, Range):
+                raise InputError(f"{field} is {value}; it must be {values}")
+            raise unknown_name(field, value, values)
     for holds, sentence in relations:
         if not holds(config):
             raise InputError(sentence.format(config))
