@@ -58,13 +58,12 @@ def export(folders: Sequence[Path], out: Path, artefacts: Sequence[str] | None =
         for model, of_model in groupby(of_artefact, lambda file: file.model):
             shards = list(of_model)
             parts.append(dataset_of(shards, artefact).to_table(filter=pc.field("model") == model))
-            metadata[model] = {key.decode(): value.decode() for key, value in shards[0].metadata.items()}
-            of_shards = [json.loads(file.metadata.get(b"model_facts", b"{}")) for file in shards]
+            of_shards = [json.loads(file.metadata.get("model_facts", "{}")) for file in shards]
             counts = {name: sum(of[name] for of in of_shards) for name in COUNTS if name in of_shards[0]}
-            metadata[model]["model_facts"] = json.dumps(of_shards[0] | counts)
-        schema = pa.schema(
-            [pa.field("model", pa.string()), *SCHEMAS[artefact]], metadata={MODELS: json.dumps(metadata)}
-        )
+            facts = {"model_facts": json.dumps(of_shards[0] | counts)}
+            metadata[model] = {**shards[0].metadata, **facts}
+        columns = [pa.field("model", pa.string()), *SCHEMAS[artefact]]
+        schema = pa.schema(columns, metadata={MODELS: json.dumps(metadata)})
         path = out / f"{artefact}.parquet"
         rows = pa.concat_tables(parts).cast(schema)
         # For version control: two thirds of the bytes or fewer, more slowly.

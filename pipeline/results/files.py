@@ -124,6 +124,11 @@ def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         return pq.read_table(path, columns=list(columns or present), page_checksum_verification=True)
 
 
+def read_metadata(path: Path) -> dict[str, str]:
+    """The metadata of one Parquet file, as `read_schema` reads it."""
+    return {key.decode(): value.decode() for key, value in (read_schema(path).metadata or {}).items()}
+
+
 def read_schema(path: Path) -> pa.Schema:
     """The schema and metadata of one Parquet file; an InputError where it is not Parquet, or not whole."""
     if not path.is_file():
@@ -300,14 +305,13 @@ def read_manifest(results: Path) -> dict[str, str]:
         raise InputError(f"{path} is damaged; copy the exported folder again") from error
 
 
-def made_by_of(metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
+def made_by_of(metadata: Mapping[str, str]) -> dict[str, Any]:
     """What a shard's metadata says made it: "schema_version", "stage", "settings", "inputs" (SHA-256)."""
-    content = {name: json.loads(metadata[name.encode()]) for name in ("schema_version", "settings", "inputs")}
-    return {**content, "stage": metadata[b"stage"].decode()}
+    content = {name: json.loads(metadata[name]) for name in ("schema_version", "settings", "inputs")}
+    return {**content, "stage": metadata["stage"]}
 
 
-_allowed = False
-_notes: dict[str, None] = {}
+_notes: dict[str, None] | None = None  # of what was read in part; None where that is not allowed
 
 
 def allow_partial(is_allowed: bool = True) -> None:
@@ -315,9 +319,8 @@ def allow_partial(is_allowed: bool = True) -> None:
 
     One switch a process, for what is read lies many calls below.
     """
-    global _allowed
-    _allowed = is_allowed
-    _notes.clear()
+    global _notes
+    _notes = {} if is_allowed else None
 
 
 def add_partial_flag(parser: argparse.ArgumentParser) -> None:
@@ -328,7 +331,7 @@ def add_partial_flag(parser: argparse.ArgumentParser) -> None:
 
 def refuse_unless_allowed(note: str, sentence: str) -> None:
     """An InputError of this sentence; or, where partial results are allowed, the note is remembered."""
-    if not _allowed:
+    if _notes is None:
         raise InputError(sentence)
     _notes[note] = None
 

@@ -29,7 +29,7 @@ from pipeline.results.files import (
     made_by_of,
     read_manifest,
     read_marks,
-    read_schema,
+    read_metadata,
     refuse_unless_allowed,
 )
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from pyarrow.dataset import Dataset
 
-MODELS = b"models"
+MODELS = "models"
 """Of an export's file: model -> the metadata that its files had, as JSON."""
 _HOW_THE_WORK_WAS_CUT = {"num_shards", "documents_per_shard", "tokens_per_batch"}
 _IN_THE_ROWS = {"rules", "k", "context_lengths", "checkpoint", "task", "sizes", "sparsities", "seeds"}
@@ -65,12 +65,7 @@ class Source:
 
     path: Path
     model: str
-    metadata: Mapping[bytes, bytes]
-
-    @property
-    def is_export(self) -> bool:
-        """Whether the file holds other models' rows too, which its column `model` distinguishes."""
-        return self.path.parent.name != f"model={self.model}"
+    metadata: Mapping[str, str]
 
 
 def sources(results: Path, artefact: str, models: Collection[str] | None = None) -> list[Source]:
@@ -82,15 +77,12 @@ def sources(results: Path, artefact: str, models: Collection[str] | None = None)
     """
     found = []
     for path in _whole_files(results, artefact, models):
-        metadata = read_schema(path).metadata or {}
+        metadata = read_metadata(path)
         of_models = {path.parent.name.removeprefix("model="): metadata}
         if MODELS in metadata:
-            of_models = {
-                model: {key.encode(): value.encode() for key, value in of_model.items()}
-                for model, of_model in json.loads(metadata[MODELS]).items()
-            }
+            of_models = json.loads(metadata[MODELS])
         for model, of_model in of_models.items():
-            version = json.loads(of_model.get(b"schema_version", b"null"))
+            version = json.loads(of_model.get("schema_version", "null"))
             if version != SCHEMA_VERSION:
                 raise InputError(
                     f"{path} is of schema version {version}, and this code reads {SCHEMA_VERSION}; measure it"
@@ -150,9 +142,9 @@ def differences_between_models(files: Sequence[Source]) -> list[str]:
 
 
 def _differences(files: Iterable[Source], ignored: set[str]) -> list[str]:
-    distinct: dict[tuple[bytes, ...], Source] = {}  # files of one model are as a rule alike, and thousands
+    distinct: dict[tuple[str, str], Source] = {}  # files of one model are as a rule alike, and thousands
     for file in files:
-        distinct.setdefault((file.metadata[b"settings"], file.metadata[b"inputs"]), file)
+        distinct.setdefault((file.metadata["settings"], file.metadata["inputs"]), file)
     facts = [(file, made_by_of(file.metadata)) for file in distinct.values()]
     facts = [(file, made_by["settings"] | made_by["inputs"]) for file, made_by in facts]
     phrases = []
@@ -175,7 +167,7 @@ def what_made(results: Path, stage: str, model: str) -> dict[str, Any] | None:
         for artefact, sha256 in mark.sha256.items():
             path = mark.path(results, artefact)
             if damage(path, sha256) is None:
-                return made_by_of(read_schema(path).metadata)
+                return made_by_of(read_metadata(path))
     return None
 
 
@@ -185,7 +177,7 @@ def read_made_by(results: Path, stage: str) -> dict[str, dict[str, Any]]:
     found = {model: made_by for model in models if (made_by := what_made(results, stage, model))}
     for name in read_manifest(results):
         for file in sources(results, name.removesuffix(".parquet")):
-            if file.metadata[b"stage"].decode() == stage:
+            if file.metadata["stage"] == stage:
                 found.setdefault(file.model, made_by_of(file.metadata))
     return dict(sorted(found.items()))
 
@@ -199,7 +191,7 @@ def read_model_facts(results: Path, artefact: str) -> dict[str, dict[str, Any]]:
     """What the files of one artefact say of each model, its size and training; empty where they are older."""
     facts: dict[str, dict[str, Any]] = {}
     for file in sources(results, artefact):
-        facts.setdefault(file.model, json.loads(file.metadata.get(b"model_facts", b"{}")))
+        facts.setdefault(file.model, json.loads(file.metadata.get("model_facts", "{}")))
     return facts
 
 
@@ -248,7 +240,8 @@ def dataset_of(files: Sequence[Source], artefact: str) -> "Dataset":
     import pyarrow.dataset as ds
 
     model = pa.field("model", pa.string())
-    of_folders = {} if not files or files[0].is_export else {
+    is_export = not files or files[0].path.parent.name != f"model={files[0].model}"
+    of_folders = {} if is_export else {
         "partitioning": ds.HivePartitioning(pa.schema([model]), segment_encoding="none"),
         "partition_base_dir": str(files[0].path.parents[1]),
     }  # fmt: skip

@@ -334,26 +334,20 @@ def test_what_is_not_of_one_result_is_refused_by_name(
         assert sentence in str(error.value)
 
 
-def test_files_of_before_a_column_that_may_be_null_read_with_those_of_after(tmp_path: Path) -> None:
-    def differences(model: str, windowed: float | None) -> Path:
-        columns = {
-            "document_id": ["d"], "chunk_index": [0], "target_position": [9], "target_token_id": [1],
-            "num_long_context_tokens": [9], "short_context_loss": [3.0], "long_context_loss": [2.0],
-            "loss_difference": [1.0], "windowed_short_context_loss": [windowed],
-        }  # fmt: skip
-        output = StageOutput(tmp_path, "loss_differences", model, settings={}, inputs={}, num_shards=1)
-        output.write_shard(0, {"loss_differences": columns})
-        return tmp_path / "loss_differences" / f"model={model}" / "00000-of-00001.parquet"
-
-    older = differences("older", None)
-    pq.write_table(pq.ParquetFile(older).read().drop_columns("windowed_short_context_loss"), older)
-    mark = tmp_path / "_stages/loss_differences/model=older/00000-of-00001.done"
-    mark.write_text(json.dumps({"files": {"loss_differences": files.file_record(older, 1)}}))
-    differences("newer", 2.5)
-    frame = read_artefact(tmp_path, "loss_differences").set_index("model")
-    assert frame["windowed_short_context_loss"].dropna().to_dict() == {"newer": 2.5}
-    sql = "SELECT model, windowed_short_context_loss FROM loss_differences ORDER BY model DESC"
-    assert run_query(connect(tmp_path), sql, 9)[1] == [("older", None), ("newer", 2.5)]
+def test_files_of_before_a_column_that_may_be_null_read_with_those_of_after(results: Path) -> None:
+    for name in (FIRST, SECOND):
+        path = shards(results) / f"{name}.parquet"
+        pq.write_table(pq.ParquetFile(path).read().drop_columns("mean_divergence"), path)
+        mark = {"files": {"length_losses": files.file_record(path, 1)}}
+        (marks(results) / f"{name}.done").write_text(json.dumps(mark))
+    forget()
+    newer = {"length_losses": rows(9.0)["length_losses"] | {"mean_divergence": [2.5]}}
+    open_output(results, "newer", num_shards=1).write_shard(0, newer)
+    assert read_by_all(results)[::4] == [("a", 1.0), ("newer", 9.0)]
+    frame = read_artefact(results, "length_losses").set_index("model")
+    assert frame["mean_divergence"].dropna().to_dict() == {"newer": 2.5}
+    sql = "SELECT model, mean_divergence FROM length_losses WHERE mean_loss IN (1, 9) ORDER BY model"
+    assert run_query(connect(results), sql, 9)[1] == [("a", None), ("newer", 2.5)]
 
 
 def test_the_page_of_results_equals_the_schemas() -> None:
