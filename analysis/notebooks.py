@@ -103,7 +103,8 @@ def execute_all(
 ) -> Iterator[Path]:  # fmt: skip
     """Execute notebooks, several at once, write the executed copies, and yield each path as it ends.
 
-    The first failure, or an interruption, ends the other notebooks too.
+    The first failure, or an interruption, ends the other notebooks too: an InputError where a cell met bad
+    input or could not write; else SystemExit, in a sentence, and the traceback stands in <name>.failed.ipynb.
 
     Args:
         notebooks, figures: their paths; where the copies, their figures and tables go.
@@ -111,10 +112,6 @@ def execute_all(
         made_from: the fingerprint of what they read.
         num_at_once: kernels, each of one thread, so that no figure depends on it.
         allow_partial: read what is complete of partial results, and say below every cell what that was.
-
-    Raises:
-        InputError: a cell met bad input, such as an artefact that is missing, or could not write.
-        SystemExit: a cell failed otherwise, in a sentence; the traceback stands in <name>.failed.ipynb.
     """
     figures.mkdir(parents=True, exist_ok=True)
     execute = partial(_execute, figures, dict(parameters), made_from, allow_partial)

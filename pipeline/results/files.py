@@ -116,31 +116,27 @@ def write_parquet(
 
 def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """The named columns, or all, of one Parquet file; an InputError where it is damaged, or lacks one."""
-    present = read_schema(path).names
-    missing = [name for name in columns or () if name not in present]
-    if missing:
-        raise InputError(f"{path} lacks the column {missing[0]}: it is another file, or of another version")
-    with _damage_in_words(path):
-        return pq.read_table(path, columns=list(columns or present), page_checksum_verification=True)
+    with _opened(path) as file:
+        present = file.schema_arrow.names
+        for name in columns or ():
+            if name not in present:
+                raise InputError(f"{path} lacks the column {name}: it is another file, or of another version")
+        return file.read(columns or None).select(list(columns or present))
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The metadata of one Parquet file, as `read_schema` reads it."""
-    return {key.decode(): value.decode() for key, value in (read_schema(path).metadata or {}).items()}
-
-
-def read_schema(path: Path) -> pa.Schema:
-    """The schema and metadata of one Parquet file; an InputError where it is not Parquet, or not whole."""
-    if not path.is_file():
-        raise InputError(f"{path} is no file")
-    with _damage_in_words(path):
-        return pq.read_schema(path)
+    """The metadata of one Parquet file; an InputError where it is not Parquet, or not whole."""
+    with _opened(path) as file:
+        return {key.decode(): value.decode() for key, value in (file.schema_arrow.metadata or {}).items()}
 
 
 @contextmanager
-def _damage_in_words(path: Path) -> Iterator[None]:
+def _opened(path: Path) -> Iterator[pq.ParquetFile]:
+    if not path.is_file():
+        raise InputError(f"{path} is no file")
     try:
-        yield
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            yield file
     except (pa.ArrowException, OSError, ValueError) as error:
         if getattr(error, "errno", None) is not None:  # what the system refuses, no damage has caused
             raise

@@ -204,11 +204,9 @@ def read_artefact(
     """All models' rows of one artefact, a name of `SCHEMAS`, with the column `model` first.
 
     Of `columns` where these are given; `only` is column, or `model`, -> the values wanted: other rows are
-    left out while reading. Models measured in two ways are read, with a warning.
-
-    Raises:
-        InputError: the folder has no such artefact (the message lists those present), no rows of it, or files
-            of one model of two configurations; or as `sources` raises it.
+    left out while reading. Models measured in two ways are read, with a warning. InputError where the folder
+    has no such artefact (it lists those present), no rows of it, or files of one model of two configurations;
+    or as `sources` raises it.
     """
     import pyarrow.dataset as ds  # late: it loads pandas, which few need
 
