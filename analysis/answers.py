@@ -6,8 +6,7 @@ told of what may be near nothing.
 """
 
 import textwrap
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,28 +46,19 @@ the effect is what lies beyond it; of rules that fit neither answer nor predicti
 """
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """The measure that the answers are about."""
+def chosen_measure(results: Path) -> tuple[str, str] | None:
+    """The model and the rule that the answers are about; None where no tokens were chosen.
 
-    model: str
-    rule: str
-    settings: Mapping[str, Any]
-
-
-def chosen_measure(results: Path) -> Chosen | None:
-    """The least fooled rule of the results, of the first model that has it; None where no tokens were chosen.
-
-    Rules that see the answer come last: of these only the excess over the null is shown too.
+    The least fooled rule of the results, of the first model that has it. Rules that see the answer come last:
+    of these only the excess over the null is shown too.
     """
     if "sparse_context_losses" not in artefacts_in(results):
         return None
     present = read_artefact(results, "sparse_context_losses", ["rule"]).drop_duplicates()
-    settings = read_settings(results, "influential_tokens")
     others = [rule for rule in (*RULES, *present["rule"]) if rule not in CONTROLS]
     for rule in dict.fromkeys([*PREFERRED_RULES, *others]):
         for model in present.loc[present["rule"] == rule, "model"]:
-            return Chosen(str(model), rule, settings.get(model, {}))
+            return str(model), rule
     return None
 
 
@@ -77,16 +67,16 @@ def answers(results: Path) -> Iterator[str]:
     losses = read_artefact(results, "loss_differences")
     chosen = chosen_measure(results)
     model = str(losses.groupby("model")["loss_difference"].mean().idxmax())
-    if chosen is not None and chosen.model in set(losses["model"]):
-        model = chosen.model
+    if chosen is not None and chosen[0] in set(losses["model"]):
+        model = chosen[0]
     yield worth_of_far_context(losses[losses["model"] == model], model)
     if chosen is None:
         run = "run influential_tokens with its own choice of rules and intervention"
         yield f"How many tokens carry it was not measured: {run}."
     else:
-        yield carried_by(results, chosen)
-        yield from tokens_needed(results, chosen)
-    yield short_models_answer(results, losses, chosen)
+        yield carried_by(results, *chosen)
+        yield from tokens_needed(results, *chosen)
+    yield short_models_answer(results, losses, "" if chosen is None else chosen[0])
 
 
 def worth_of_far_context(targets: pd.DataFrame, model: str) -> str:
@@ -100,16 +90,16 @@ def worth_of_far_context(targets: pd.DataFrame, model: str) -> str:
     return f"{text}; another document's in its place costs {own}."
 
 
-def carried_by(results: Path, chosen: Chosen) -> str:
+def carried_by(results: Path, model: str, rule: str) -> str:
     """How much few tokens bring back, beside another document's, as another model judges where one did."""
-    only = {"model": [chosen.model], "rule": [chosen.rule]}
+    only = {"model": [model], "rule": [rule]}
     losses = read_sparse_losses(results, only=only, every_judge=True)
     effects = token_effects(losses)
     if effects.empty:
-        return f"How many tokens carry it cannot be told: {chosen.rule} was measured without its null."
+        return f"How many tokens carry it cannot be told: {rule} was measured without its null."
     # The divergence is surer than the loss; of judges, those that did not choose; of k, the largest of few.
     effects = effects[effects["criterion"] == effects["criterion"].iloc[-1]]
-    others = effects[~effects["judge"].isin(chosen.model.split("+"))]
+    others = effects[~effects["judge"].isin(model.split("+"))]
     effects = others if len(others) else effects
     few = effects[effects["k"] <= _FEW_TOKENS]
     effects = few if len(few) else effects
@@ -117,22 +107,23 @@ def carried_by(results: Path, chosen: Chosen) -> str:
     gain, own, null = (interval_of(row, name) for name in ("gain", "recovered", "null_recovered"))
     kind = " of divergence" if row["criterion"] == DIVERGENCE else ""
     judged = f" to {row['judge']}" if len(others) else ""
-    text = f"{row['k']} tokens of {chosen.rule} bring back {own} of {gain.estimate:.3f} nats{kind}{judged}"
+    text = f"{row['k']} tokens of {rule} bring back {own} of {gain.estimate:.3f} nats{kind}{judged}"
     return f"{text}; another document's {null}."
 
 
-def tokens_needed(results: Path, chosen: Chosen) -> Iterator[str]:
+def tokens_needed(results: Path, model: str, rule: str) -> Iterator[str]:
     """How mean_log2_k spreads over the predictions, and whether two models agree in it."""
     columns = [*TARGET, "judge", "mean_log2_k"]
-    only = {"model": [chosen.model], "rule": [chosen.rule], "criterion": [DIVERGENCE]}
+    only = {"model": [model], "rule": [rule], "criterion": [DIVERGENCE]}
     rows = read_artefact(results, "dependency_sparsity", columns, only)
     of_judges = rows.pivot_table("mean_log2_k", TARGET, "judge", dropna=False)
-    if of_judges.isna().all(axis=None) or "minimum_gain" not in chosen.settings:
+    settings = read_settings(results, "influential_tokens").get(model, {})
+    if of_judges.isna().all(axis=None) or "minimum_gain" not in settings:
         return  # results of before there was such a number
-    others = [judge for judge in of_judges if judge not in chosen.model.split("+")]
+    others = [judge for judge in of_judges if judge not in model.split("+")]
     values = of_judges[others or list(of_judges)].mean(axis=1, skipna=False).dropna()
     low, middle, high = values.quantile([0.1, 0.5, 0.9])
-    whose = f"{len(values)} of {len(of_judges)} with {chosen.settings['minimum_gain']} nats at stake"
+    whose = f"{len(values)} of {len(of_judges)} with {settings['minimum_gain']} nats at stake"
     text = f"The median prediction, of {whose}, needs {middle:.1f} doublings of tokens"
     text += f" (mean_log2_k; 80 %: {low:.1f} to {high:.1f})"
     if len(of_judges.columns) > 1:
@@ -142,13 +133,13 @@ def tokens_needed(results: Path, chosen: Chosen) -> Iterator[str]:
     yield f"{text}."
 
 
-def short_models_answer(results: Path, losses: pd.DataFrame, chosen: Chosen | None) -> str:
-    """What short-trained models lose beyond a long-trained one, of the size that chose tokens."""
+def short_models_answer(results: Path, losses: pd.DataFrame, chooser: str) -> str:
+    """What short-trained models lose beyond a long-trained one, of the size of the one that chose tokens."""
     try:
         compared = compared_models([results])
     except InputError:
         return f"{_UNKNOWN} the results do not say how the models were trained."
-    choosers = set() if chosen is None else set(chosen.model.split("+"))
+    choosers = {*chooser.split("+")}
     group = next((group for group in compared if choosers & {*group.long_models}), compared[-1])
     if not (group.short_models and group.long_models):
         return f"{_UNKNOWN} it needs models trained at a short context and at the long one."

@@ -118,29 +118,23 @@ def fitting(
 
 def what_is_left_out(shown: "Shown", documents: list[Record], num_wanted: int) -> list[str]:
     """What results and data hold and the page does not, a sentence each."""
-    num_available = len(shown.document_ids)
-    note = partial_note()
-    left_out = [f"{note[0].upper()}{note[1:]}."] if note else []
-    if num_other := shown.num_documents_of_one_stage:
-        left_out.append(
-            f"{num_other:,} of {num_other + num_available:,} documents, which only one of the stages"
-            " loss_differences and influential_tokens has measured."
-        )
-    if num_wanted < num_available:
-        left_out.append(
-            f"{num_available - num_wanted:,} of {num_available:,} documents: shown are the first in the order"
-            " of their hashes, a random sample (--max-documents)."
-        )
-    if len(documents) < num_wanted:
-        left_out.append(
-            f"{num_wanted - len(documents):,} documents more, for which {MAX_BYTES / 1e6:.0f} MB have no room"
-            " (fewer --models or --rules leave room)."
-        )
-    shown_tokens = [sum(len(chunk["pieces"]) for chunk in document["chunks"]) for document in documents]
+    note, num_available = partial_note(), len(shown.document_ids)
+    num_other, num_shown = shown.num_documents_of_one_stage, len(documents)
+    chunks = [document["chunks"] for document in documents]
+    shown_tokens = [sum(len(chunk["pieces"]) for chunk in of_document) for of_document in chunks]
     totals = [document["num_tokens"] for document in documents]
-    if num_cut := sum(num < total for num, total in zip(shown_tokens, totals, strict=True)):
-        left_out.append(f"Of {num_cut:,} documents the text outside of the measured chunks.")
-    left_out.append("The influence of far tokens that no rule selected (artefact influences).")
-    if not all("null" in chunk for document in documents for chunk in document["chunks"]):
-        left_out.append("The text of the null's other documents, but for the tokens selected there.")
-    return left_out
+    num_cut = sum(num < total for num, total in zip(shown_tokens, totals, strict=True))
+    sentences = (
+        (note, f"{note[:1].upper()}{note[1:]}."),
+        (num_other, f"{num_other:,} of {num_other + num_available:,} documents, which only one of the stages"
+         " loss_differences and influential_tokens has measured."),
+        (num_wanted < num_available, f"{num_available - num_wanted:,} of {num_available:,} documents: shown"
+         " are the first in the order of their hashes, a random sample (--max-documents)."),
+        (num_shown < num_wanted, f"{num_wanted - num_shown:,} documents more, for which"
+         f" {MAX_BYTES / 1e6:.0f} MB have no room (fewer --models or --rules leave room)."),
+        (num_cut, f"Of {num_cut:,} documents the text outside of the measured chunks."),
+        (True, "The influence of far tokens that no rule selected (artefact influences)."),
+        (not all("null" in chunk for of_document in chunks for chunk in of_document),
+         "The text of the null's other documents, but for the tokens selected there."),
+    )  # fmt: skip
+    return [sentence for is_so, sentence in sentences if is_so]
