@@ -9,7 +9,6 @@ import gzip
 import importlib
 import json
 import os
-import random
 import re
 import runpy
 import shlex
@@ -23,6 +22,7 @@ from pathlib import Path
 import forked_stages
 import pytest
 from hugging_face_families import make_model
+from measured_documents import json_lines
 from shown_commands import ROOT, Shown
 
 from pipeline.text.tokenizer import train_bpe
@@ -200,11 +200,11 @@ def texts_and_models(folder: Path) -> None:
     ):  # fmt: skip
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         length = 800 if "novels" in name else 160  # novels are measured at 1,024 tokens
-        text = documents(seed, number, length).encode()
+        text = json_lines(seed, number, length).encode()
         (folder / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
-    letter = json.loads(documents(2, 1))["text"][:200]
+    letter = json.loads(json_lines(2, 1))["text"][:200]
     (folder / "letter.txt").write_text(letter)
-    tokenizer = train_bpe([documents(3, 4), "magic number of Oslo is 48213"], 320)
+    tokenizer = train_bpe([json_lines(3, 4), "magic number of Oslo is 48213"], 320)
     model = make_model("gpt_neox", vocab_size=tokenizer.vocabulary_size, max_position_embeddings=320)
     model.save_pretrained(folder / MODEL)
     for place in (MODEL, "runs/mine"):  # the last: what `hf download` would leave there
@@ -218,14 +218,6 @@ def texts_and_models(folder: Path) -> None:
     example = folder / "slurm" / "cluster.env.example"  # which a reader edits; here for a quicker start
     quick = f"export PATH={_python(folder).parent}:$PATH\n"
     example.write_text(_smaller(example.read_text()) + quick)
-
-
-def documents(seed: int, number: int, length: int = 160) -> str:
-    """Documents of so many made-up words, 160 of which are more than 256 tokens, in C4's schema."""
-    generator = random.Random(seed)
-    words = ["".join(generator.choices("abcdeghilmnorstu", k=generator.randint(2, 7))) for _ in range(80)]
-    texts = (" ".join(generator.choices(words, k=length)) for _ in range(number))
-    return "".join(json.dumps({"text": text}) + "\n" for text in texts)
 
 
 def how(shown: Shown) -> str | None:

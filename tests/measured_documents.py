@@ -6,6 +6,7 @@ chunks (tokens 0-11 and 12-23; the last 6 belong to none), the next two have one
 
 import hashlib
 import json
+import random
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -114,6 +115,21 @@ def measure(stage: ModuleType, folder: Path, *flags: str) -> Path:
     arguments: Namespace = parser().parse_args(command_line(stage, folder, *flags))
     stage.main(arguments)
     return arguments.results
+
+
+def json_lines(seed: int, number: int, length: int = 160) -> str:
+    """Documents of so many made-up words, 160 of which are more than 256 tokens, in C4's schema."""
+    generator = random.Random(seed)
+    words = ["".join(generator.choices("abcdeghilmnorstu", k=generator.randint(2, 7))) for _ in range(80)]
+    texts = (" ".join(generator.choices(words, k=length)) for _ in range(number))
+    return "".join(json.dumps({"text": text}) + "\n" for text in texts)
+
+
+def flip(path: Path) -> None:
+    """Another bit in the middle, so that the size stays."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

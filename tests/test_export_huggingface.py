@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from losses_under_contexts import long_context_losses
+from measured_documents import flip
 from olmo.model import OLMo
 from omegaconf import OmegaConf
 from tokenizers import Tokenizer, models
@@ -70,9 +71,7 @@ def test_the_folder_is_what_other_tools_expect_and_a_flipped_bit_is_seen(
     assert (tokenizer.eos_token_id, tokenizer("word7")["input_ids"]) == (0, [7])
     with pytest.raises(InputError, match="is there already"):
         write_hugging_face_folder(make_olmo(), tokenizer_file, 0, out)
-    content = bytearray((out / "model.safetensors").read_bytes())
-    content[-1] ^= 1  # a weight's
-    (out / "model.safetensors").write_bytes(content)
+    flip(out / "model.safetensors")
     with pytest.raises(InputError, match="model.safetensors has not the SHA-256 of its manifest"):
         load_causal_lm(find_model(str(out)), CPU, 64)
 

@@ -314,19 +314,19 @@ def _refuse_names(study: TextStudy) -> None:
     for evaluation in study.evaluations.values():
         _refuse_unknown("stage of an evaluation", evaluation.stages, (*MEASURING, *ANALYSING))
         choosing = ["evaluation", *study.further_evaluations]
-        _refuse_unknown("evaluation of `choices`", evaluation.choices and [evaluation.choices], choosing)
+        _refuse_unknown("evaluation of `choices`", [evaluation.choices], choosing)
         for names in (evaluation.models, evaluation.influential_models):
             _refuse_unknown("model of an evaluation", names, study.models)
-        beside = [*evaluation.judge_with, *filter(None, [evaluation.reference_model])]
+        beside = [*evaluation.judge_with, evaluation.reference_model]
         for size_name, size in study.sizes.items():
             kind = f"model of sizes.{size_name} for judge_with or reference_model"
             _refuse_unknown(kind, beside, size.models or study.models)
-        planted = evaluation.of_planted and [evaluation.of_planted]
         kind = "kind of of_planted, for which the study has `planted`, and the evaluation no `data`:"
-        _refuse_unknown(kind, planted, () if evaluation.data or study.planted is None else OF_PLANTED)
+        kinds = () if evaluation.data or study.planted is None else OF_PLANTED
+        _refuse_unknown(kind, [evaluation.of_planted], kinds)
 
 
-def _refuse_unknown(kind: str, names: Sequence[str] | None, known: Collection[str]) -> None:
+def _refuse_unknown(kind: str, names: Sequence[str | None] | None, known: Collection[str]) -> None:
     for name in names or ():
-        if name not in known:
+        if name is not None and name not in known:
             raise unknown_name(kind, name, known)

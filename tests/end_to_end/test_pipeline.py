@@ -5,9 +5,7 @@ forked.
 Then once more with influential_tokens killed in the middle: the same bytes must come out.
 """
 
-import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -20,6 +18,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from forked_stages import ForkedStage
+from measured_documents import json_lines
 
 from pipeline.results.read import artefacts_in, read_artefact
 from pipeline.results.schemas import SCHEMAS
@@ -41,14 +40,6 @@ MEASURE = [
 SHORT = ["--short-context-length", "8"]
 # One document a shard, in batches of eight contexts: slow enough to be killed in the middle.
 INFLUENTIAL = [*MEASURE, *SHORT, "--k", "1", "4", "--documents-per-shard", "1", "--memory-budget", "1e-3"]
-
-
-def write_corpus(path: Path) -> None:
-    """Forty documents of made-up words, of which about twelve evaluate."""
-    generator = random.Random(0)
-    words = ["".join(generator.choices("abcdeghilmnorstu", k=generator.randint(2, 7))) for _ in range(80)]
-    texts = (" ".join(generator.choices(words, k=60)) for _ in range(40))
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
 
 
 def command(*words: str, folder: Path) -> "subprocess.Popen[str]":
@@ -74,7 +65,7 @@ def finish(process: "ForkedStage | subprocess.Popen[str]") -> str:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Everything made once: corpus, data, run, and the results of the three measuring stages."""
     folder = tmp_path_factory.mktemp("end_to_end")
-    write_corpus(folder / "corpus.jsonl")
+    (folder / "corpus.jsonl").write_text(json_lines(0, 40, 60))  # about twelve evaluate
     tokenize = ["--out", "data", "--source", "corpus.jsonl", "--tokenizer", "bpe:300"]
     finish(start("tokenize_c4", [*tokenize, "--evaluation-fraction", "0.3"], folder))
     finish(forked_stages.start("pipeline/pretrain.py", *PRETRAIN, cwd=folder))

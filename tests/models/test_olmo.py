@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from measured_documents import flip
 from naive_predictions import scaled, scaled_by_hand
 from olmo.config import TrainConfig
 from olmo.model import OLMo
@@ -141,9 +142,7 @@ def test_a_mark_tells_of_every_change(checkpoint: Path) -> None:
     write_mark(checkpoint)
     load_olmo(checkpoint, CPU)
     later = Path(shutil.copytree(checkpoint, checkpoint.with_name("step100-unsharded")))
-    content = bytearray((checkpoint / "model.pt").read_bytes())
-    content[len(content) // 2] ^= 1
-    (checkpoint / "model.pt").write_bytes(content)
+    flip(checkpoint / "model.pt")
     assert "model.pt has not the SHA-256 of its manifest" in _refusal(checkpoint)
     os.truncate(checkpoint / "model.pt", 1000)
     assert "has 1000 bytes, not " in _refusal(checkpoint)

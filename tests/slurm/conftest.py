@@ -1,8 +1,6 @@
 """A Slurm for all tests of this folder, and checkouts whose cluster.env is the tests' own."""
 
-import json
 import os
-import random
 import shutil
 import sys
 import tempfile
@@ -12,6 +10,7 @@ from pathlib import Path
 import pytest
 from forked_stages import stand_ins
 from local_slurm import LocalSlurm, local_slurm, why_not_here
+from measured_documents import json_lines
 from omegaconf import OmegaConf
 
 from pipeline import tokenize_c4
@@ -60,11 +59,8 @@ def slurm() -> Iterator[LocalSlurm]:
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two files of training text, one of validation text, all of it tokenized in `data`, a small model."""
     folder = tmp_path_factory.mktemp("text")
-    generator = random.Random(0)
-    words = ["".join(generator.choices("abcdeghilmnorstu", k=generator.randint(2, 7))) for _ in range(80)]
-    for name, num_documents in {"train-0": 20, "train-1": 20, "validation": 6}.items():
-        texts = (" ".join(generator.choices(words, k=80)) for _ in range(num_documents))
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    for seed, (name, number) in enumerate({"train-0": 20, "train-1": 20, "validation": 6}.items()):
+        (folder / f"{name}.jsonl").write_text(json_lines(seed, number, 80))
     config = OmegaConf.merge(OmegaConf.load(ROOT / "olmo_configs" / "tiny.yaml"), SMALL)
     OmegaConf.save(config, folder / "small.yaml")
     words = ["--out", f"{folder}/data", "--tokenizer", "bpe:300", "--source", f"{folder}/train-*.jsonl"]

@@ -10,6 +10,7 @@ import forked_stages
 import pytest
 import torch
 from local_slurm import LocalSlurm
+from measured_documents import json_lines
 
 from pipeline import loss_differences
 
@@ -150,26 +151,18 @@ def test_two_nodes_train_one_model_and_go_on_after_a_requeue(
     assert steps_logged == list(range(1, NUM_STEPS + 1))
 
 
-def tokenize_long_files(slurm: LocalSlurm, root: Path, text: Path) -> str:
-    """Submit two tasks that take a while and save something often; the array's ID."""
-    (root / "run" / "logs").mkdir(parents=True)
-    words = (text / "train-0.jsonl").read_text().split()
-    texts = (f"{n} " + " ".join(words[n % 500 : n % 500 + 80]) for n in range(8_000))
-    lines = "\n".join(json.dumps({"text": text}) for text in texts)
-    for index in range(2):
-        (root / f"long-{index}.jsonl").write_text(lines)
-    flags = ["--num-tasks", "2", "--out", "run/data", "--source", "long-0.jsonl", "long-1.jsonl"]
-    flags += ["--evaluation-source", f"{text}/validation.jsonl", "--tokenizer", f"{text}/data/tokenizer.json"]
-    job = ["--array=0-1", "--output=run/logs/%x-%A_%a.log", "slurm/tokenize_c4.sh"]
-    return slurm.submit(*job, *flags, "--tokens-per-part", "100000", cwd=root)
-
-
 @pytest.mark.slow
 def test_a_task_of_an_array_is_requeued_alone(
     slurm: LocalSlurm, make_checkout: Callable[..., Path], text: Path
 ) -> None:
     root = make_checkout()
-    array = tokenize_long_files(slurm, root, text)
+    (root / "run" / "logs").mkdir(parents=True)
+    for index in range(2):  # which take a while, and save something often
+        (root / f"long-{index}.jsonl").write_text(json_lines(index, 8_000, 80))
+    flags = ["--num-tasks", "2", "--out", "run/data", "--source", "long-0.jsonl", "long-1.jsonl"]
+    flags += ["--evaluation-source", f"{text}/validation.jsonl", "--tokenizer", f"{text}/data/tokenizer.json"]
+    job = ["--array=0-1", "--output=run/logs/%x-%A_%a.log", "slurm/tokenize_c4.sh"]
+    array = slurm.submit(*job, *flags, "--tokens-per-part", "100000", cwd=root)
     # The last task of an array has the array's own ID, which would requeue all of it.
     parts = root / "run/data/tasks/00001-of-00002/train"
     await_until(lambda: any(parts.glob("part-*.npy")), "task 1 has saved something")

@@ -1,7 +1,6 @@
 """A study on real stages: refused text, then the whole of it, then nothing left to do."""
 
 import json
-import random
 import shutil
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from measured_documents import json_lines
 
 from pipeline.results.read import read_artefact
 
@@ -19,13 +19,6 @@ SMALL = [
     "device_train_microbatch_tokens=256,precision=fp32,eval_context_lengths=null]",
     "evaluation.stages=[loss_differences,influential_tokens,summary]",
 ]
-
-
-def write_text(path: Path, num_documents: int, seed: int) -> None:
-    generator = random.Random(seed)
-    words = ["".join(generator.choices("abcdeghilmnorstu", k=generator.randint(2, 7))) for _ in range(80)]
-    texts = (" ".join(generator.choices(words, k=80)) for _ in range(num_documents))
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
 
 
 def run(study: Path, *overrides: str) -> "subprocess.CompletedProcess[str]":
@@ -43,14 +36,14 @@ def test_a_study_goes_on_where_a_stage_failed_and_sees_what_changed(study_file: 
     config.write_text((ROOT / "olmo_configs" / "tiny.yaml").read_text())
     study = study_file((str(ROOT / "olmo_configs" / "tiny.yaml"), str(config)))
     folder = study.parent
-    write_text(folder / "train.jsonl", 40, seed=0)
+    (folder / "train.jsonl").write_text(json_lines(0, 40, 80))
     (folder / "evaluation.jsonl").write_text(json.dumps({"text": "too short"}) + "\n")
     failed = run(study)
     assert failed.returncode == 2, failed.stderr
     assert "-tiny ended with exit code 2; run the same again to go on" in failed.stderr  # the first of two
     assert not (folder / "run" / "results" / "tiny" / "loss_differences").exists()
 
-    write_text(folder / "evaluation.jsonl", 40, seed=1)
+    (folder / "evaluation.jsonl").write_text(json_lines(1, 40, 80))
     refused = run(study)
     assert refused.returncode == 2
     assert "tokenize_c4: run/data holds data made otherwise: evaluation source" in refused.stderr

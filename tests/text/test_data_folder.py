@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from measured_documents import DOCUMENTS, write_data
+from measured_documents import DOCUMENTS, flip, write_data
 
 from pipeline.cli import InputError
 from pipeline.results.versions import describe_files
@@ -55,13 +55,6 @@ def test_evaluation_documents_are_read_in_the_order_of_their_ids(tmp_path: Path)
 def change_manifest(folder: Path, **changes: object) -> None:
     path = folder / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def flip(path: Path) -> None:
-    """Another byte, so that the size stays."""
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
 
 
 def test_training_files_are_read_by_their_content_each_by_one_rank(tmp_path: Path) -> None:
