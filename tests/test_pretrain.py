@@ -1,5 +1,4 @@
 import json
-import os
 import shutil
 import signal
 import time
@@ -167,7 +166,7 @@ def test_two_ranks_stop_after_the_same_step_when_one_is_asked(data: Path, tmp_pa
     until_asked = "max_duration=100000", "save_interval=100000", "distributed_strategy=fsdp"
     with two_ranks(data, run, *until_asked, code=75) as ranks:
         wait_for(run / "metrics.jsonl", ranks[0])
-        os.kill(json.loads((run / "lock.json").read_text())["pid"], signal.SIGUSR1)
+        ranks[1].send_signal(signal.SIGUSR1)
     (saved,) = run.glob("step*-unsharded")
     assert steps_in(run)[-1] == int(saved.name[4:].split("-")[0])
     assert f"saved: {run}" in ranks[0].communicate()[1]
