@@ -115,8 +115,8 @@ class PassQueue:
     def run(
         self,
         rows: Rows,
-        target_ids_BT: np.ndarray | torch.Tensor,
-        reference_index_BT: np.ndarray | torch.Tensor | None = None,
+        target_ids: np.ndarray | torch.Tensor,
+        reference_index: np.ndarray | torch.Tensor | None = None,
         prefix: Prefix | None = None,
         places_BS: np.ndarray | None = None,
     ) -> int:
@@ -125,20 +125,21 @@ class PassQueue:
         Then the batches after it are half as large.
 
         Args:
-            reference_index_BT: which prediction of the reference each target's is compared with; None: target
-                t's with number t.
+            target_ids: [B, T], or [T] of all sequences.
+            reference_index: likewise, which prediction of the reference each target's is compared with; None:
+                target t's with number t.
             places_BS: where the rows stand in the chunk, where that is not their position ID.
         """
-        num_sequences, num_rows = rows.token_ids_BS.shape
-        model = self._model
+        model, (num_sequences, num_rows) = self._model, rows.token_ids_BS.shape
         try:
-            targets, inputs = to_device(target_ids_BT, model.device), rows.on_device(model.device)
+            inputs, shape = rows.on_device(model.device), rows.query_rows_BT.shape
+            targets_BT = to_device(target_ids, model.device).expand(shape)
             if self._reference is None:
                 hidden_BTD = model.hidden_states(*inputs, prefix)
-                values: tuple[torch.Tensor, ...] = (losses_of_hidden_states(model, hidden_BTD, targets),)
+                values: tuple[torch.Tensor, ...] = (losses_of_hidden_states(model, hidden_BTD, targets_BT),)
             else:
-                index = None if reference_index_BT is None else torch.as_tensor(reference_index_BT)
-                values = losses_and_divergences(model, *inputs, targets, self._reference, index, prefix)
+                index_BT = None if reference_index is None else torch.as_tensor(reference_index).expand(shape)
+                values = losses_and_divergences(model, *inputs, targets_BT, self._reference, index_BT, prefix)
         except (RuntimeError, MemoryError) as error:
             if num_sequences == 1 or not is_out_of_memory(error):
                 raise
@@ -222,8 +223,7 @@ def measured_contexts(
     batching: Batching,
     reference: Predictions,
     reference_index_N: np.ndarray,
-    first_tokens: Prefix | None = None,
-    first_token_N: np.ndarray | None = None,
+    first_tokens: tuple[Prefix, np.ndarray] | None = None,
 ) -> Measured:
     """N contexts of C tokens each, nothing else visible anywhere in the network: [N] each.
 
@@ -233,17 +233,15 @@ def measured_contexts(
     Args:
         reference: predictions that theirs are compared with, under their targets' long contexts.
         reference_index_N: which of these each context belongs to.
-        first_tokens: of `read_without_context`; each context begins with one of them.
-        first_token_N: which.
+        first_tokens: of `read_without_context`, and with which of them each context begins: int64 [N].
     """
     queue, start = PassQueue(model, batching, reference), 0
     num_contexts, num_rows = token_ids_NC.shape
     while start < num_contexts:
-        num_before = 0 if first_tokens is None else 1
-        batch = slice(start, start + batching.num_sequences(model, num_rows, num_before))
-        prefix = None
-        if first_tokens is not None and first_token_N is not None:
-            prefix = first_tokens.one_row_each(torch.as_tensor(first_token_N[batch]))
+        batch, prefix = slice(start, start + batching.num_sequences(model, num_rows)), None
+        if first_tokens is not None:
+            batch = slice(start, start + batching.num_sequences(model, num_rows, 1))
+            prefix = first_tokens[0].one_row_each(torch.as_tensor(first_tokens[1][batch]))
         tokens_BC = token_ids_NC[batch]
         queries_B1 = np.full((len(tokens_BC), 1), num_rows - 1)
         rows = Rows(tokens_BC, position_ids_NC[batch], None, queries_B1)
@@ -432,7 +430,7 @@ def full_pass(model: CausalLM, sequence: PackedSequence) -> FullPass:
 def measured_in_sequence(model: CausalLM, sequence: PackedSequence, reference: Predictions) -> Measured:
     """Losses and divergences of a packed sequence's targets, in one pass: [T] each; of all, `reference`."""
     queue = PassQueue(model, Batching(1), reference.at(sequence.targets))
-    queue.run(sequence.rows, sequence.target_ids_T[None])
+    queue.run(sequence.rows, sequence.target_ids_T)
     return Measured(*(values_1T[0] for (values_1T,) in queue.read()))
 
 

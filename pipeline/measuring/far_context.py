@@ -108,13 +108,9 @@ def leave_each_out(
             rows = rows_with_substitutes(sequence, start, is_out_RS, substitute_ids_L)
         # Of earlier targets none of these rows is far context: their numbers would be blanked anyway.
         first = int(np.searchsorted(sequence.num_far_tokens_T, start, side="right"))
-        shape = len(batch_R), num_targets - first
-        num_done = queue.run(
-            rows._replace(query_rows_BT=rows.query_rows_BT[:, first:]),
-            target_ids_T[first:].expand(shape),
-            torch.arange(first, num_targets).expand(shape),
-            full.prefix.first(start) if start else None,
-        )
+        rows = rows._replace(query_rows_BT=rows.query_rows_BT[:, first:])
+        prefix = full.prefix.first(start) if start else None
+        num_done = queue.run(rows, target_ids_T[first:], np.arange(first, num_targets), prefix)
         if num_done:
             batches.append((rest_R[:num_done], first))
         rest_R = rest_R[num_done:]
@@ -341,7 +337,7 @@ class FarContext:
         num_rows, num_far = len(sequence.token_ids_S), int(sequence.num_far_tokens_T[-1])
         batching, visible_SS = self.measurement.batching, sequence.visible_SS
         assert visible_SS is not None
-        queue, start = PassQueue(self.model, batching, self.reference), 0
+        queue, start = PassQueue(self.model, batching, self.reference.at(sequence.targets)), 0
         target_ids_T = to_device(sequence.target_ids_T, self.model.device)
         while start < len(kept_NF):
             kept_BF = kept_NF[start : start + batching.num_sequences(self.model, num_rows), :num_far]
@@ -352,9 +348,7 @@ class FarContext:
                 # A row outside the subset sees itself, for it must see something, and no other row sees it.
                 seen_BSS = is_there_BS[:, None, :] | np.eye(num_rows, dtype=bool)
                 rows = rows._replace(visible_BSK=visible_SS & seen_BSS)
-            shape = len(kept_BF), len(target_ids_T)
-            index_BT = torch.arange(sequence.targets.start, sequence.targets.stop).expand(shape)
-            start += queue.run(rows, target_ids_T.expand(shape), index_BT)
+            start += queue.run(rows, target_ids_T)
         return Measured(*(np.concatenate(values) for values in queue.read()))
 
     @cached_property
@@ -440,8 +434,7 @@ class FarContext:
             self.measurement.batching,
             self.reference,
             target_index_N,
-            first_tokens,
-            None if first_tokens is None else sets_NK[:, 0],
+            None if first_tokens is None else (first_tokens, sets_NK[:, 0]),
         )
         return Measured.of_each([measured])
 

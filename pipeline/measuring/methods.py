@@ -114,8 +114,8 @@ def _from_starts(context: FarContext, sequence: PackedSequence, fill_L: np.ndarr
         return measured
     before = None if fill_L is None else read_prefix(model, fill_L[: num_far - 1])
     target_ids_T = to_device(sequence.target_ids_T, model.device)
-    index_T = torch.arange(sequence.targets.start, sequence.targets.stop)
-    queue, starts_E = PassQueue(model, batching, context.reference), np.arange(1, num_far)
+    queue = PassQueue(model, batching, context.reference.at(sequence.targets))
+    starts_E = np.arange(1, num_far)
     while len(starts_E):
         first = int(starts_E[0])
         num_rows = len(sequence.token_ids_S) - first
@@ -127,9 +127,8 @@ def _from_starts(context: FarContext, sequence: PackedSequence, fill_L: np.ndarr
         else:
             is_before_BS = np.arange(first, len(sequence.token_ids_S)) < starts_B[:, None]
             rows = rows_with_substitutes(sequence, first, is_before_BS, fill_L)
-        each = len(starts_B), num_targets
         prefix = None if before is None else before.first(first)
-        starts_E = starts_E[queue.run(rows, target_ids_T.expand(each), index_T.expand(each), prefix) :]
+        starts_E = starts_E[queue.run(rows, target_ids_T, prefix=prefix) :]
     for values_TE, parts in zip(measured, queue.read(), strict=True):
         values_TE[:, 1:num_far] = np.concatenate(parts).T
     return measured
