@@ -19,7 +19,6 @@ Dimension letters: B sequences, S positions, N subsets within reach, K = k posit
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -123,15 +122,8 @@ _NUM_MEASURED_STEPS = 5
 _SEQUENCES_AT_ONCE = 50  # of a test: what bounds its memory
 
 
-@dataclass(frozen=True)
-class Sequences:
-    """Planted correlations of one length."""
-
-    token_ids_BS: torch.Tensor
-    """int64, the prompt without the "=" that asks."""
-    labels_B: torch.Tensor
-    """float32: 1 where the answer is "0", -1 where it is "1"."""
-    position_ids_S: PositionIds
+Sequences = tuple[torch.Tensor, PositionIds, torch.Tensor]
+"""token_ids_BS, int64, without the "=" that asks; position IDs; labels_B, float32: 1 for "0", -1 for "1"."""
 
 
 def draw_sequences(
@@ -142,11 +134,8 @@ def draw_sequences(
     law = condition.law(lengths)
     examples = [draw_planted(size, sparsity, generator, position_law=law) for _ in range(num_sequences)]
     tokens_and_answers = np.stack([example.token_ids_S for example in examples])
-    return Sequences(
-        token_ids_BS=torch.from_numpy(tokens_and_answers[:, :size]),
-        labels_B=torch.from_numpy(1.0 - 2.0 * tokens_and_answers[:, -1]).float(),
-        position_ids_S=condition.position_ids(size),
-    )
+    labels_B = torch.from_numpy(1.0 - 2.0 * tokens_and_answers[:, -1]).float()
+    return torch.from_numpy(tokens_and_answers[:, :size]), condition.position_ids(size), labels_B
 
 
 def fit(
@@ -169,9 +158,9 @@ def fit(
     measured_steps = {num_steps >> halving for halving in range(_NUM_MEASURED_STEPS)}
     for step in range(1, num_steps + 1):
         size = int(generator.choice(lengths.of_training))
-        batch = draw_sequences(condition, lengths, sparsity, size, BATCH_SIZE, generator)
+        *inputs, labels_B = draw_sequences(condition, lengths, sparsity, size, BATCH_SIZE, generator)
         optimizer.zero_grad()
-        (attention(batch.token_ids_BS, batch.position_ids_S) - batch.labels_B).square().mean().backward()
+        (attention(*inputs) - labels_B).square().mean().backward()
         optimizer.step()
         if step in measured_steps:
             yield from ({"training_step": step} | errors(attention, test) for test in tests)
@@ -180,10 +169,11 @@ def fit(
 @torch.no_grad()
 def errors(attention: SparseFunctionalAttention, test: Sequences) -> dict[str, float]:
     """The mean of (h(X) - y)^2 on the sequences of one test, and how often h(X) has not the label's sign."""
-    blocks = test.token_ids_BS.split(_SEQUENCES_AT_ONCE)
-    outputs_B = torch.cat([attention(block_BS, test.position_ids_S) for block_BS in blocks])
+    token_ids_BS, position_ids_S, labels_B = test
+    blocks = token_ids_BS.split(_SEQUENCES_AT_ONCE)
+    outputs_B = torch.cat([attention(block_BS, position_ids_S) for block_BS in blocks])
     return {
-        "test_length": len(test.position_ids_S),
-        "squared_error": float((outputs_B - test.labels_B).double().square().mean()),
-        "error_rate": float((outputs_B * test.labels_B <= 0).double().mean()),
+        "test_length": len(position_ids_S),
+        "squared_error": float((outputs_B - labels_B).double().square().mean()),
+        "error_rate": float((outputs_B * labels_B <= 0).double().mean()),
     }

@@ -6,7 +6,7 @@ letters: B sequences of one step over all ranks, S = train_context_length tokens
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Generic, Self, TypeVar
 
@@ -35,27 +35,20 @@ class EpochOrder:
     def __init__(
         self, num_sequences: int, seed: Sequence[int], *, largest_shuffle: int = LARGEST_SHUFFLE
     ) -> None:
-        self._num_sequences, self._seed = num_sequences, seed
-        self._is_held = num_sequences <= largest_shuffle
+        generator, self._num_sequences = np.random.default_rng(seed), num_sequences
+        self._shuffled = generator.permutation(num_sequences) if num_sequences <= largest_shuffle else None
+        self._round_keys = generator.integers(1 << 64, size=_NUM_ROUNDS, dtype=np.uint64)
         num_bits = max(2, (num_sequences - 1).bit_length())
         self._half_widths = (num_bits - num_bits // 2, num_bits // 2)  # of the left and the right half
 
     def sequences_at(self, places_N: np.ndarray) -> np.ndarray:
         """Indices [N], int64, of the sequences that come at these places of the epoch."""
-        if self._is_held:
+        if self._shuffled is not None:
             return self._shuffled[places_N]
         indices_N = self._permute(places_N.astype(np.uint64))
         while (is_outside_N := indices_N >= self._num_sequences).any():
             indices_N[is_outside_N] = self._permute(indices_N[is_outside_N])
         return indices_N.astype(np.int64)
-
-    @cached_property
-    def _shuffled(self) -> np.ndarray:
-        return np.random.default_rng(self._seed).permutation(self._num_sequences)
-
-    @cached_property
-    def _round_keys(self) -> np.ndarray:
-        return np.random.default_rng(self._seed).integers(1 << 64, size=_NUM_ROUNDS, dtype=np.uint64)
 
     def _permute(self, numbers_N: np.ndarray) -> np.ndarray:
         """One pass of the network, a bijection on the power of two."""

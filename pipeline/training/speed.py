@@ -26,8 +26,6 @@ from pipeline.training.config import PretrainConfig, counts_epochs, model_withou
 _CPU_MATRIX_SIZES, _GPU_MATRIX_SIZES = (256, 512, 1024), (1024, 4096, 8192)
 _NUM_REPETITIONS = 5
 _LONG_PRODUCT_SECONDS = 0.1
-_IN_WORDS = {"bf16": "bfloat16", "no": "float32"}
-_GIVING = {"bf16": "amp_bf16", "no": "fp32"}
 
 
 def utilization_of_a_token(
@@ -114,9 +112,10 @@ def mixed_precision_of(precision: str | None, device: torch.device, saved: str |
         logger.warning("%s has no bfloat16; training in float32", torch.cuda.get_device_name(device))
         chosen = "no"
     if saved is not None and chosen != saved:
+        in_words, giving = ("bfloat16", "amp_bf16") if saved == "bf16" else ("float32", "fp32")
         raise InputError(
-            f"precision is {precision}, but the checkpoint was trained in {_IN_WORDS[saved]}; go on with"
-            f" precision={_GIVING[saved]}, or choose another --save-folder"
+            f"precision is {precision}, but the checkpoint was trained in {in_words}; go on with"
+            f" precision={giving}, or choose another --save-folder"
         )
     if chosen == "bf16":
         warn_where_bfloat16_is_slow(device, "precision=fp32" if saved is None else "another machine")

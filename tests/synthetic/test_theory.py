@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import combinations
 
@@ -108,7 +107,7 @@ def test_keys_on_the_planted_tokens_alone_have_no_error_at_any_length(name: str)
         drawn = draw_sequences(condition, LENGTHS, 2, size, 50, np.random.default_rng(size))
         assert errors(attention, drawn) == {"test_length": size, "squared_error": 0, "error_rate": 0}
         # The same keys with the labels exchanged are always wrong: by 2, squared.
-        wrong = replace(drawn, labels_B=-drawn.labels_B)
+        wrong = (*drawn[:2], -drawn[2])
         assert errors(attention, wrong) == {"test_length": size, "squared_error": 4, "error_rate": 1}
 
 
@@ -139,9 +138,11 @@ def test_the_probability_of_every_pair(
 
 
 def test_labels_lengths_and_reaches_by_hand() -> None:
-    drawn = draw_sequences(CONDITIONS["local"], LENGTHS, 2, 16, 200, np.random.default_rng(0))
-    assert drawn.position_ids_S == tuple(range(16))
-    for tokens, label in zip(drawn.token_ids_BS.tolist(), drawn.labels_B.tolist(), strict=True):
+    token_ids_BS, position_ids_S, labels_B = draw_sequences(
+        CONDITIONS["local"], LENGTHS, 2, 16, 200, np.random.default_rng(0)
+    )
+    assert position_ids_S == tuple(range(16))
+    for tokens, label in zip(token_ids_BS.tolist(), labels_B.tolist(), strict=True):
         signals = [token for token in tokens if token < 2]  # noise is 2 to 9
         assert len(signals) == 2
         assert label == (1 if signals[0] == signals[1] else -1)
