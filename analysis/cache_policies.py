@@ -164,27 +164,23 @@ def leaderboard(losses: "pd.DataFrame", sparsity: "pd.DataFrame", chosen: "pd.Da
 
 
 def policies_figure(table: "pd.DataFrame") -> "Figure":
-    """The share kept against the budget, a line a policy, beside the measure's own choice."""
+    """The share kept by the divergence against the budget, a line per policy and the measure's own choice."""
     from analysis import drawing
 
     at = max((k for k in table["k"] if k <= COMPARED_AT), default=table["k"].min())
     own = table[~table["is_null"]]
     policies = own[(own["k"] == at) & ~own["rule"].isin([REFERENCE, "random"])]
     first, last = policies.iloc[0], policies.iloc[-1]
-    names, rules = [name for name in _KEPT if own[name].notna().any()], list(own["rule"].unique())
-    figure, axes = drawing.panels(len(names), 3.6)
-    for ax, name in zip(axes, names, strict=True):
-        ends = []
-        for place, rule in enumerate(rules):
-            line, called = own[own["rule"] == rule].sort_values("k"), drawing.rule_text(rule)
-            x = line["k"] * 1.05 ** drawing.beside(place, len(rules))  # the axis is logarithmic
-            style = drawing.rule_style(rule).measured
-            ends.append(drawing.draw_line(ax, x, line, name, style, called.replace(", by", ",\nby")))
-        drawing.tokens_axis(ax, own["k"].unique(), "budget (far tokens)")
-        ax.set_ylim(-0.05, 1.1)  # intervals by the loss may leave it
-        ax.set_title(f"by the {_KEPT[name]}")
-    axes[0].set_ylabel("share of the far context's worth kept")
-    drawing.label_line_ends(axes[-1], ends)
+    rules, ends = list(own["rule"].unique()), []
+    figure, (ax,) = drawing.panels(1, 3.6)
+    for place, rule in enumerate(rules):
+        line, called = own[own["rule"] == rule].sort_values("k"), drawing.rule_text(rule)
+        x = line["k"] * 1.05 ** drawing.beside(place, len(rules))  # the axis is logarithmic
+        style = drawing.rule_style(rule).measured
+        ends.append(drawing.draw_line(ax, x, line, "divergence_kept", style, called.replace(", by", ",\nby")))
+    drawing.tokens_axis(ax, own["k"].unique(), "budget (far tokens)")
+    ax.set_ylabel("share of D(0) kept")
+    drawing.label_line_ends(ax, ends)
     most, least = (
         f"{drawing.rule_text(row['rule'])} keeps {row['divergence_kept']:.2f}" for row in (first, last)
     )
