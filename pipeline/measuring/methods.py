@@ -9,7 +9,7 @@ Shapes: S rows of a sequence, T targets (query rows), F far-context positions (o
 width, N subsets, E = F + 1 starts, B starts of a pass.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 
 import numpy as np
@@ -36,6 +36,8 @@ Policy = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(keys of the far tokens [A, F, E]; queries of the rows that always stay [A, W, E], of which the last
 predicts the target; attention of all rows to the far tokens [A, F + W, F]) -> how much each far token is
 worth keeping [F]. A: heads of all layers; float32."""
+BudgetPolicy = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], Sequence[int] | torch.Tensor]
+"""The same, and a budget k -> the k far tokens kept, by their places from 0 to F - 1."""
 LogProbs = Callable[[torch.Tensor], torch.Tensor]
 """Embeddings [B, S, D] -> ln p of every target [B, T]."""
 
@@ -342,6 +344,40 @@ def cache_policy(policy: Policy) -> Callable[[FarContext], np.ndarray]:
         return context.look_inside(policy.__name__, worth)
 
     return method
+
+
+def kept_by(policy: BudgetPolicy) -> Policy:
+    """Turn a policy that says which k tokens it keeps into one that says how much each is worth.
+
+    It is asked for budgets of 1, 2, 4, … and all far tokens. Budgets between two of these take the places of
+    the larger one in the order that the policy gives them in.
+
+    The result raises InputError where as many different places as the budget do not come back, or where a
+    place is dropped at a larger budget: k are the first k of one ranking.
+    """
+
+    @wraps(policy)
+    def worth(keys_AFE: torch.Tensor, queries_AWE: torch.Tensor, attention_ANF: torch.Tensor) -> torch.Tensor:
+        num_far, ranking = keys_AFE.shape[1], list[int]()
+        for budget in [*(2**power for power in range(num_far.bit_length()) if 2**power < num_far), num_far]:
+            kept = [int(place) for place in policy(keys_AFE, queries_AWE, attention_ANF, budget)]
+            if len(kept) != budget or not set(kept) <= set(range(num_far)) or len(set(kept)) != budget:
+                raise InputError(
+                    f"the policy {policy.__name__} keeps {len(kept)} places, {len(set(kept))} of them"
+                    f" different, at a budget of {budget} of {num_far} far tokens; it must keep as many"
+                    f" different places as the budget, from 0 to {num_far - 1}"
+                )
+            if dropped := set(ranking) - set(kept):
+                raise InputError(
+                    f"the policy {policy.__name__} drops place {min(dropped)} at a budget of {budget}, which"
+                    " it keeps at a smaller one; what it keeps must grow with the budget"
+                )
+            ranking += [place for place in kept if place not in ranking]
+        worth_F = torch.empty(num_far)
+        worth_F[ranking] = -torch.arange(num_far, dtype=torch.float32)
+        return worth_F
+
+    return worth
 
 
 @cache_policy

@@ -250,6 +250,27 @@ def test_cache_policies_are_the_formulas_of_their_papers(
             assert np.ptp(naive["quest"]) > 0
 
 
+@pytest.mark.parametrize(
+    ("kept", "sentence"),
+    [
+        ([[2], [2, 0], [2, 0, 4, 1], [0, 1, 2, 3, 4]], None),
+        ([[2], [2, 2]], "keeps 2 places, 1 of them different, at a budget of 2 of 5 far tokens"),
+        ([[2], [2, 0, 1]], "keeps 3 places, 3 of them different, at a budget of 2"),
+        ([[5]], "from 0 to 4"),
+        ([[2], [0, 1]], "drops place 2 at a budget of 2"),
+    ],
+)  # fmt: skip
+def test_a_policy_with_a_budget_is_a_ranking(kept: list[list[int]], sentence: str | None) -> None:
+    answers = iter(kept)
+    worth = methods.kept_by(lambda keys, queries, attention, budget: next(answers))
+    tensors = torch.zeros(1, 5, 2), torch.zeros(1, 3, 2), torch.zeros(1, 8, 5)
+    if sentence is None:
+        assert worth(*tensors).argsort(descending=True).tolist() == [2, 0, 4, 1, 3]
+    else:
+        with pytest.raises(InputError, match=sentence):
+            worth(*tensors)
+
+
 def predictions(probs: list[list[float]]) -> Predictions:
     return Predictions.of(torch.tensor(probs).log())
 
