@@ -97,15 +97,11 @@ def connect(results: Path, sql: str | None = None, allow_mixed: bool = False) ->
     return connection
 
 
-def views(connection: duckdb.DuckDBPyConnection) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Column names and rows of the listing: each view, how many rows it has, and its columns."""
-    listing = []
+def views(connection: duckdb.DuckDBPyConnection) -> list[tuple[str, int, str]]:
+    """Each view, how many rows it has, and its columns."""
     names = "SELECT view_name FROM duckdb_views() WHERE NOT internal ORDER BY 1"
-    for (view,) in connection.execute(names).fetchall():
-        ((num_rows,),) = connection.execute(f"SELECT count(*) FROM {view}").fetchall()
-        columns = [row[0] for row in connection.execute(f"DESCRIBE {view}").fetchall()]
-        listing.append((view, num_rows, ", ".join(columns)))
-    return ["view", "rows", "columns"], listing
+    relations = {name: connection.view(name) for (name,) in connection.execute(names).fetchall()}
+    return [(name, len(relation), ", ".join(relation.columns)) for name, relation in relations.items()]
 
 
 def _checked(connection: duckdb.DuckDBPyConnection, sql: str) -> duckdb.Statement:
@@ -169,7 +165,7 @@ def main(arguments: argparse.Namespace) -> None:
     if note := partial_note():
         logger.warning("%s", note)  # on standard error, for rows that other programs read must stay rows
     if sql is None:
-        sys.stdout.write(as_table(*views(connection), widest_cell=None))
+        sys.stdout.write(as_table(["view", "rows", "columns"], views(connection), widest_cell=None))
         return
     if file_format == "table":
         names, rows = run_query(connection, sql, _MOST_ROWS)

@@ -32,8 +32,8 @@ def test_the_summary_of_the_study_is_that_of_the_page() -> None:
     assert "0.393 [0.320, 0.472]" in answers.recovered_table(results, "leave_one_out")
 
 
-def test_the_page_of_analysis_names_every_notebook_and_no_file_that_is_not_there() -> None:
-    page = (ROOT / "analysis" / "README.md").read_text(encoding="utf-8")
+def test_the_page_of_figures_names_every_notebook_and_no_file_that_is_not_there() -> None:
+    page = (REFERENCE / "README.md").read_text(encoding="utf-8")
     _, _, table = page.partition("| figure | notebook in `notebooks/` |")
     rows = [row.split("|") for row in table.partition("\n\n")[0].splitlines()[2:]]
     notebooks = {name for row in rows for name in re.findall(r"`(\w+)`", row[2])}

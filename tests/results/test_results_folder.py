@@ -138,17 +138,6 @@ def test_of_two_configurations_that_start_together_the_second_is_refused(tmp_pat
     assert read_settings(tmp_path, "length_losses")["a"]["short_context_length"] == 16
 
 
-def test_another_number_of_tasks_is_refused(tmp_path: Path) -> None:
-    with open_output(tmp_path).writing("task-0-of-2"):
-        pass
-    assert list(tmp_path.iterdir()) == []  # nobody wrote, so nothing was claimed
-    open_output(tmp_path, num_tasks=2).write_shard(1, rows(1.0))
-    assert open_output(tmp_path).state().endswith(": 0, of --task-index 0 --num-tasks 2")
-    sentence = "begun with --num-tasks 2, now 3; repeat --num-tasks 2, or leave out"
-    with pytest.raises(InputError, match=sentence):
-        open_output(tmp_path, num_tasks=3)
-
-
 def test_a_run_that_an_older_version_began_goes_on(tmp_path: Path) -> None:
     open_output(tmp_path).write_shard(0, rows(1.0))
     mark = marks(tmp_path) / f"{FIRST}.done"
