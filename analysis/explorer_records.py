@@ -17,7 +17,6 @@ from pipeline.text.chunks import long_enough_documents
 from pipeline.text.folder import EvaluationDocument, TokenizedData
 from pipeline.text.tokenizer import DocumentTokenizer
 
-_ARTEFACTS = ("loss_differences", "influential_tokens", "sparse_context_losses", "dependency_sparsity")
 _DOCUMENTS_A_READ = 50
 _GEOMETRY = ("short_context_length", "long_context_length", "targets_per_chunk")
 _SETTINGS = {
@@ -49,7 +48,7 @@ class Shown:
 def refuse_missing_artefacts(results: Path) -> None:
     """Refuse a folder without all that the page needs."""
     present = artefacts_in(results)
-    missing = [artefact for artefact in _ARTEFACTS if artefact not in present]
+    missing = [artefact for artefact in PAGE_COLUMNS if artefact not in present]
     if missing:
         raise InputError(
             f"{results} holds no {' and no '.join(missing)}; it holds {', '.join(present) or 'no results'}."
@@ -81,19 +80,13 @@ def choose(
             f"{results} has no document with both loss differences and influential tokens of"
             f" {', '.join(models)}; run both stages on the same documents"
         )
-    made_by = {
-        f"{stage} of model '{model}'": (names, made)
-        for stage, names in _SETTINGS.items()
-        for model, made in read_made_by(results, stage).items()
-        if model in models
-    }
     document_ids = set(both["document_id"])
     of_one_stage = ({*sparsity["document_id"]} | {*losses["document_id"]}) - document_ids
     of_selections = read_settings(results, "influential_tokens")
     numbers = {of.get("num_documents") for model, of in of_selections.items() if model in models}
     return Shown(
         results, models, rules, sorted(document_ids), len(of_one_stage),
-        _shared_settings(results, data, made_by), numbers.pop() if len(numbers) == 1 else None,
+        _shared_settings(results, data, models), numbers.pop() if len(numbers) == 1 else None,
     )  # fmt: skip
 
 
@@ -104,21 +97,22 @@ def _named(kind: str, wanted: Sequence[str] | None, present: Sequence[str]) -> l
     return [name for name in present if wanted is None or name in wanted]
 
 
-def _shared_settings(
-    results: Path, data: TokenizedData, made_by: Mapping[str, tuple[Sequence[str], Mapping[str, Any]]]
-) -> dict[str, Any]:
+def _shared_settings(results: Path, data: TokenizedData, models: Sequence[str]) -> dict[str, Any]:
     """The settings shown; refuses models that were measured otherwise, or on other documents."""
     shared: dict[str, tuple[Any, str]] = {}
-    for here, (names, made) in made_by.items():
-        refuse_other_documents(results, here, made, data)
-        for name in names:
-            value = made["settings"].get(name)
-            first_value, first = shared.setdefault(name, (value, here))
-            if value != first_value:
-                raise InputError(
-                    f"{results} mixes configurations: {name} is {first_value} for {first} and {value} for"
-                    f" {here}; show models that were measured alike, with --models"
-                )
+    for stage, names in _SETTINGS.items():
+        made_by = read_made_by(results, stage)
+        for model in [model for model in made_by if model in models]:
+            made, here = made_by[model], f"{stage} of model '{model}'"
+            refuse_other_documents(results, here, made, data)
+            for name in names:
+                value = made["settings"].get(name)
+                first_value, first = shared.setdefault(name, (value, here))
+                if value != first_value:
+                    raise InputError(
+                        f"{results} mixes configurations: {name} is {first_value} for {first} and {value} for"
+                        f" {here}; show models that were measured alike, with --models"
+                    )
     return {name: value for name, (value, _) in shared.items()}
 
 

@@ -57,9 +57,9 @@ _CURVES = {"loss": "sparse_context_loss", "kl": "sparse_context_divergence"}
 """The page's names of columns; a column that is absent or holds nulls alone is left out."""
 PAGE_COLUMNS = {
     "loss_differences": [*_OF_TARGETS.values()],
-    "dependency_sparsity": ["rule", "criterion", "dependency_sparsity", "is_censored"],
-    "sparse_context_losses": ["rule", "far_context", "k", *_CURVES.values(), *_BACKGROUND.values()],
     "influential_tokens": ["rule", "far_context", "rank", "distance", "context_token_id", "influence"],
+    "sparse_context_losses": ["rule", "far_context", "k", *_CURVES.values(), *_BACKGROUND.values()],
+    "dependency_sparsity": ["rule", "criterion", "dependency_sparsity", "is_censored"],
 }
 """What the page needs of the results, beside the target."""
 _KEYS = ["document_id", "chunk_index", "model", "rule", "criterion", "far_context"]
