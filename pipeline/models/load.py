@@ -44,13 +44,12 @@ _HINT = "put back the file that was saved, or take another checkpoint"
 
 def step_folders(run_folder: Path) -> dict[int, Path]:
     """Step -> `step<N>-unsharded` of a run folder, ascending, whatever is in them."""
-    folders = run_folder.iterdir() if run_folder.is_dir() else ()
-    found = [
-        (int(match[1]), folder)
-        for folder in folders
-        if (match := re.fullmatch(r"step(\d+)-unsharded", folder.name)) and folder.is_dir()
-    ]
-    return dict(sorted(found))
+    found = {
+        int(match[1]): folder
+        for folder in run_folder.glob("step*/")
+        if (match := re.fullmatch(r"step(\d+)-unsharded", folder.name))
+    }
+    return dict(sorted(found.items()))
 
 
 def write_mark(folder: Path) -> None:

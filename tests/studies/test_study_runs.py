@@ -212,25 +212,24 @@ def living(folder: Path) -> list[list[str]]:
     return [process.info["cmdline"] for process in processes if process.info["cwd"] == str(folder.resolve())]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
-def test_a_request_to_stop_reaches_every_command(
-    number: signal.Signals, tmp_path: Path, started_study: Callable[..., "subprocess.Popen[str]"]
+STOPPED = "study: stopped by a signal; run the same again to go on\n"
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "sentence"),
+    [
+        (signal.SIGTERM, 75, STOPPED),
+        pytest.param(signal.SIGUSR1, 75, STOPPED, marks=pytest.mark.slow),
+        (signal.SIGINT, 130, "study.py: interrupted; run the same command again to go on\n"),
+    ],
+)
+def test_a_request_to_stop_reaches_all_that_runs(
+    number: int, code: int, sentence: str, tmp_path: Path, started_study: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    study = started_study({"training": "saves", "measuring": "ends"})
+    study = started_study({"training": "saves", "measuring": "ends", "notebooks": "starts"})
     study.send_signal(number)
     _, said = study.communicate(timeout=60)
-    assert study.returncode == 75
-    assert said.startswith("study: stopped by a signal; run the same again to go on\n")
-    assert (tmp_path / "training-saved").exists()
-    assert living(tmp_path) == []
-
-
-def test_an_interrupt_ends_all(tmp_path: Path, started_study: Callable[..., "subprocess.Popen[str]"]) -> None:
-    study = started_study({"training": "saves", "measuring": "ends", "notebooks": "starts"})
-    study.send_signal(signal.SIGINT)
-    _, said = study.communicate(timeout=60)
-    assert study.returncode == 130
-    assert said.endswith("study.py: interrupted; run the same command again to go on\n")
+    assert (study.returncode, sentence in said) == (code, True), said
     assert (tmp_path / "training-saved").exists()
     wait_until(lambda: living(tmp_path) == [], seconds=5)
 
