@@ -112,13 +112,9 @@ class CountingLM:
         self.token_forwards += token_ids.numel()
         return self._model.hidden_states(token_ids, *arguments)
 
-    def watch_attention(self, token_ids: torch.Tensor, *arguments: object) -> None:
+    def watch_heads(self, token_ids: torch.Tensor, *arguments: object) -> list[object]:
         self.token_forwards += token_ids.numel()
-        self._model.watch_attention(token_ids, *arguments)
-
-    def watch_heads(self, token_ids: torch.Tensor, *arguments: object) -> None:
-        self.token_forwards += token_ids.numel()
-        self._model.watch_heads(token_ids, *arguments)
+        return self._model.watch_heads(token_ids, *arguments)
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         return self._model.embed(token_ids)

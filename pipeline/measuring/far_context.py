@@ -465,9 +465,9 @@ class FarContext:
         """What `of_layer` keeps of each layer's attention [H, T, S], put `together`: [..., T, F]."""
 
         def watch(model: CausalLM, read: ReadText) -> torch.Tensor:
-            layers: list[torch.Tensor] = []
-            model.watch_attention(*read[:4], lambda layer_HTS: layers.append(of_layer(layer_HTS)))
-            return together(layers)
+            return together(
+                model.watch_heads(*read[:4], lambda queries, keys, layer_HTS: of_layer(layer_HTS))
+            )
 
         return self.look_inside(rule, watch)
 

@@ -54,8 +54,7 @@ def attention_rollout(context: FarContext) -> np.ndarray:
     """
 
     def rollout(model: CausalLM, read: ReadText) -> torch.Tensor:
-        of_layers: list[torch.Tensor] = []
-        model.watch_attention(*read[:3], None, lambda all_HSS: of_layers.append(all_HSS.mean(0)))
+        of_layers = model.watch_heads(*read[:3], None, lambda queries, keys, all_HSS: all_HSS.mean(0))
         held_TS = torch.nn.functional.one_hot(read.query_rows_T, read.token_ids_1S.shape[1]).float()
         for mean_SS in reversed(of_layers):  # from the last layer down: T rows, not S
             held_TS = (held_TS @ mean_SS + held_TS) / 2
@@ -328,8 +327,7 @@ def cache_policy(policy: Policy) -> Callable[[FarContext], np.ndarray]:
     @wraps(policy)
     def method(context: FarContext) -> np.ndarray:
         def worth(model: CausalLM, read: ReadText) -> torch.Tensor:
-            layers: list[tuple[torch.Tensor, ...]] = []
-            model.watch_heads(*read[:3], None, lambda *of_layer: layers.append(of_layer))
+            layers = model.watch_heads(*read[:3], None, lambda *of_layer: of_layer)
             queries_ASE, keys_ASE, attention_ASS = (torch.cat(parts) for parts in zip(*layers, strict=True))
             worth_TS = torch.full((len(read.query_rows_T), keys_ASE.shape[1]), torch.nan)
             for target, row in enumerate(read.query_rows_T.tolist()):

@@ -33,9 +33,10 @@ from pipeline.models.attention import added_to_scores, attend
 from pipeline.models.devices import refuse_model_beyond_memory
 from pipeline.models.interface import (
     CausalLM,
+    Kept,
     KeysAndValues,
-    NoteHeads,
     NotInspectableError,
+    OfHeads,
     Prefix,
     causal_visibility,
     rows_of,
@@ -111,7 +112,7 @@ def _attend_with_shared_prefix(
     return attended.transpose(1, 2).contiguous(), None
 
 
-_WATCHING: ContextVar[tuple[torch.Tensor, NoteHeads] | None] = ContextVar("rows and who notes", default=None)
+_WATCHING: ContextVar[tuple[torch.Tensor, OfHeads] | None] = ContextVar("rows and who watches", default=None)
 
 
 def _attend_watched(
@@ -131,8 +132,8 @@ def _attend_watched(
 
     watching = _WATCHING.get()
     assert watching is not None, "only watch_heads runs it"
-    rows_T, note = watching
-    note(
+    rows_T, watch = watching
+    watch(
         query[0].float() * scale * query.shape[-1] ** 0.5,
         key[0].float(),
         weights_of(rows_T.to(key.device))[0],
@@ -308,16 +309,14 @@ class HuggingFaceCausalLM(CausalLM):
     @torch.inference_mode()
     def watch_heads(
         self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None,
-        query_rows_T: torch.Tensor | None, note: NoteHeads,
-    ) -> None:  # fmt: skip
+        query_rows_T: torch.Tensor | None, of_layer: OfHeads[Kept],
+    ) -> list[Kept]:  # fmt: skip
         """See `CausalLM.watch_heads`."""
-        num_seen, num_layers = 0, self._config.num_hidden_layers
+        kept, num_layers = list[Kept](), self._config.num_hidden_layers
 
-        def watch(*of_layer: torch.Tensor) -> None:
-            nonlocal num_seen
-            num_seen += 1
-            queries, keys, attention = (part.to(self.device) for part in of_layer)
-            note(queries, keys, attention)
+        def watch(*heads: torch.Tensor) -> None:
+            queries, keys, attention = (part.to(self.device) for part in heads)
+            kept.append(of_layer(queries, keys, attention))
 
         all_rows_S = torch.arange(token_ids_1S.shape[1], device=token_ids_1S.device)
         before = _WATCHING.set((all_rows_S if query_rows_T is None else query_rows_T, watch))
@@ -328,8 +327,9 @@ class HuggingFaceCausalLM(CausalLM):
             raise self._not_inspectable(f"it has {error}") from error
         finally:
             _WATCHING.reset(before)
-        if num_seen != num_layers:
-            raise self._not_inspectable(f"{num_seen} of its {num_layers} layers show their heads")
+        if len(kept) != num_layers:
+            raise self._not_inspectable(f"{len(kept)} of its {num_layers} layers show their heads")
+        return kept
 
     def _not_inspectable(self, reason: str) -> NotInspectableError:
         return NotInspectableError(f"{type(self._model).__name__} cannot be looked into: {reason}")

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -34,7 +34,8 @@ _LOGITS_COMPARED = 1 << 19
 KeysAndValues = tuple[torch.Tensor, torch.Tensor]
 """Of one layer, keys rotated by their position IDs: two [B, G, K, E]."""
 
-NoteHeads = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+Kept = TypeVar("Kept")
+OfHeads = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Kept]
 """Given a layer's queries and keys [H, S, E], rotated, keys repeated for heads that share them, and the
 attention of T query rows to each row [H, T, S], which sums to 1 over the rows; float32. Its scores are query
 times key over the square root of E."""
@@ -187,21 +188,13 @@ class CausalLM(ABC):
 
     def watch_heads(
         self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None,
-        query_rows_T: torch.Tensor | None, note: NoteHeads,
-    ) -> None:  # fmt: skip
-        """Call `note` layer by layer, of one sequence without a prefix; arguments as in `hidden_states`.
+        query_rows_T: torch.Tensor | None, of_layer: OfHeads[Kept],
+    ) -> list[Kept]:  # fmt: skip
+        """What `of_layer` keeps of each, of one sequence without a prefix; arguments as in `hidden_states`.
 
         NotInspectableError where the kind of model does not show its heads.
         """
         raise NotInspectableError(f"{type(self._model).__name__} does not show its queries and keys")
-
-    def watch_attention(
-        self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None,
-        query_rows_T: torch.Tensor | None, note: Callable[[torch.Tensor], None],
-    ) -> None:  # fmt: skip
-        """`watch_heads`, of which only the attention is noted: [H, T, S]."""
-        rows = token_ids_1S, position_ids_1S, visible_1SS, query_rows_T
-        self.watch_heads(*rows, lambda queries, keys, attention_HTS: note(attention_HTS))
 
     @torch.inference_mode()
     def read(

@@ -26,8 +26,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from pipeline.models.attention import attend, tells_log_sum_exp
 from pipeline.models.interface import (
     CausalLM,
+    Kept,
     KeysAndValues,
-    NoteHeads,
+    OfHeads,
     Prefix,
     causal_visibility,
     rows_of,
@@ -314,18 +315,20 @@ class OLMoCausalLM(CausalLM):
     @torch.inference_mode()
     def watch_heads(
         self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None,
-        query_rows_T: torch.Tensor | None, note: NoteHeads,
-    ) -> None:  # fmt: skip
+        query_rows_T: torch.Tensor | None, of_layer: OfHeads[Kept],
+    ) -> list[Kept]:  # fmt: skip
         """See `CausalLM.watch_heads`."""
         if visible_1SS is None:
             visible_1SS = causal_visibility(token_ids_1S.shape[1], token_ids_1S.device)
         rows_T = slice(None) if query_rows_T is None else query_rows_T
-        is_hidden_TS = ~visible_1SS[0, rows_T]
+        is_hidden_TS, kept = ~visible_1SS[0, rows_T], list[Kept]()
 
         def watch(query_1HSE: torch.Tensor, key_1GSE: torch.Tensor) -> None:
             query_HSE, key_HSE = query_1HSE[0].float(), key_1GSE[0].float()
             key_HSE = key_HSE.repeat_interleave(len(query_HSE) // len(key_HSE), dim=0)
             scores_HTS = query_HSE[:, rows_T] @ key_HSE.transpose(-1, -2) / math.sqrt(key_HSE.shape[-1])
-            note(query_HSE, key_HSE, scores_HTS.masked_fill(is_hidden_TS, -math.inf).softmax(-1))
+            attention_HTS = scores_HTS.masked_fill(is_hidden_TS, -math.inf).softmax(-1)
+            kept.append(of_layer(query_HSE, key_HSE, attention_HTS))
 
         self._run(token_ids_1S, position_ids_1S, visible_1SS, None, watch=watch)
+        return kept

@@ -127,9 +127,8 @@ def attention_on_signs(
     of_examples = []
     for example, ids_S in zip(batch.examples[:num_examples], position_ids_BS, strict=False):
         token_ids_1P = torch.from_numpy(example.token_ids_S[None, : batch.num_prompt_tokens])
-        of_layers: list[torch.Tensor] = []
         lm = TaskCausalLM(model, len(task_called(config.task).vocabulary), ids_S)
-        lm.watch_attention(token_ids_1P.to(model.device), rows_1P, None, rows_1P[0, -1:], of_layers.append)
-        weights_HP = torch.cat([weights_H1P[:, 0] for weights_H1P in of_layers])
+        inputs = token_ids_1P.to(model.device), rows_1P, None, rows_1P[0, -1:]
+        weights_HP = torch.cat(lm.watch_heads(*inputs, lambda queries, keys, weights_H1P: weights_H1P[:, 0]))
         of_examples.append(weights_HP[:, list(example.dependencies[0])].sum(-1).cpu().numpy())
     return np.mean(of_examples, axis=0, dtype=np.float64)

@@ -27,7 +27,7 @@ from olmo.model import OLMo
 from torch import nn
 
 from pipeline.models.huggingface import HuggingFaceCausalLM
-from pipeline.models.interface import CausalLM, NoteHeads, Prefix, rows_of
+from pipeline.models.interface import CausalLM, Kept, OfHeads, Prefix, rows_of
 from pipeline.models.olmo import blocks_of
 
 
@@ -206,11 +206,11 @@ class TaskCausalLM(CausalLM):
 
     def watch_heads(
         self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None,
-        query_rows_T: torch.Tensor | None, note: NoteHeads,
-    ) -> None:  # fmt: skip
+        query_rows_T: torch.Tensor | None, of_layer: OfHeads[Kept],
+    ) -> list[Kept]:  # fmt: skip
         """See `CausalLM.watch_heads`."""
         placed_1SD, ids_1S = self._placed(token_ids_1S, position_ids_1S)
-        self._model.lm.watch_heads(placed_1SD, ids_1S, visible_1SS, query_rows_T, note)
+        return self._model.lm.watch_heads(placed_1SD, ids_1S, visible_1SS, query_rows_T, of_layer)
 
 
 class PositionIdLM(TaskCausalLM):

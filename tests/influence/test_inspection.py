@@ -316,8 +316,7 @@ def test_inspection_leaves_the_model_as_it_was() -> None:
     lm, rows_T = HuggingFaceCausalLM(model), torch.tensor([0, 9, L - 1])
     arguments = torch.tensor(CHUNKS["own"])[None], torch.arange(L)[None], None
     before = lm.hidden_states(*arguments, None)
-    layers: list[torch.Tensor] = []
-    lm.watch_attention(*arguments, rows_T, layers.append)
+    layers = lm.watch_heads(*arguments, rows_T, lambda queries, keys, layer_HTS: layer_HTS)
     mass_TS = torch.cat(layers).mean(0)
     gradient_TS = lm.gate_gradients(*arguments, rows_T, torch.tensor([1, 2, 3]))
     assert model.config._attn_implementation == "sdpa"

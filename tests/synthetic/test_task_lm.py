@@ -65,9 +65,7 @@ def test_the_losses_of_its_own_embeddings_are_its_losses(lm: TaskCausalLM) -> No
 def test_it_can_be_looked_into(lm: TaskCausalLM) -> None:
     token_ids, queries = tokens(1, NUM_TOKENS), torch.tensor([0, 7, 12])
     inputs = token_ids, torch.arange(NUM_TOKENS)[None], None, queries
-    layers: list[torch.Tensor] = []
-    lm.watch_attention(*inputs, layers.append)
-    mass_TS = torch.cat(layers).mean(0)
+    mass_TS = torch.cat(lm.watch_heads(*inputs, lambda queries, keys, layer_HTS: layer_HTS)).mean(0)
     torch.testing.assert_close(mass_TS.sum(-1), torch.ones(3))
     assert mass_TS[0, 0] == 1 and not mass_TS[1, 8:].any() and mass_TS[1, :8].all()
     gradients_TS = lm.gate_gradients(*inputs, torch.tensor([1, 2, 3]))
