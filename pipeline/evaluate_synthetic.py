@@ -82,9 +82,9 @@ def is_done(arguments: argparse.Namespace) -> bool:
 
 def main(arguments: argparse.Namespace) -> None:
     """Test every model at every size and sparsity, then print what was found."""
-    evaluation, scale = _evaluation(arguments), arguments.attention_scale
+    evaluation = _evaluation(arguments)
     check(arguments, {run.name: run.config for run in evaluation.runs})
-    evaluation.run("synthetic_accuracy", _measure, scale)
+    evaluation.run("synthetic_accuracy", _measure)
 
 
 def _measure(

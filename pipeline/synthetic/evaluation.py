@@ -122,14 +122,8 @@ class Evaluation:
         """Whether every cell of every model is measured."""
         return all(self._output_of(run).is_done() for run in self.runs)
 
-    def run(self, artefact: str, measure: Measure, attention_scale: float = 1) -> None:
-        """Measure what is missing.
-
-        Args:
-            artefact: what is written; columns that tell of run and cell are added to those of `measure`.
-            measure: the stage's work.
-            attention_scale: see `TaskModel.sharpen_attention`.
-        """
+    def run(self, artefact: str, measure: Measure) -> None:
+        """Measure what is missing; to the columns of `measure` those are added that tell of run and cell."""
         from pipeline.models.devices import usable_device  # late, for a --help at once
 
         arguments, (task, cells) = self.arguments, self.task_and_cells
@@ -140,8 +134,8 @@ class Evaluation:
                 with output.writing():
                     pending = output.pending_shards()
                     model, is_learnt = run.load(device), run.is_learnt
-                    if attention_scale != 1:
-                        model.sharpen_attention(attention_scale)
+                    if "attention_scale" in self.settings:
+                        model.sharpen_attention(self.settings["attention_scale"])
                     for shard in progress(pending, f"{self.stage} {run.name}", "cells"):
                         size, sparsity = cell = cells[shard]
                         batch, generator = test_examples(

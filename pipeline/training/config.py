@@ -164,6 +164,9 @@ RELATIONS: tuple[Relation, ...] = (
     (lambda config: config.model.rope and not config.model.alibi,
      "model.rope is {0.model.rope} and model.alibi {0.model.alibi}; position IDs can be chosen in models with"
      " RoPE only"),
+    (lambda config: config.sequence_length <= config.model.max_sequence_length,
+     "train_context_length is {0.sequence_length}; it must be at most model.max_sequence_length,"
+     " {0.model.max_sequence_length}"),
 )  # fmt: skip
 """Between the fields of a `PretrainConfig`."""
 
@@ -257,11 +260,7 @@ def _refuse_bad_names(config: PretrainConfig) -> None:
 
 
 def _refuse_bad_lengths(config: PretrainConfig) -> None:
-    length, longest = config.sequence_length, config.model.max_sequence_length
-    if length > longest:
-        raise InputError(
-            f"train_context_length is {length}; it must be at most model.max_sequence_length, {longest}"
-        )
+    length = config.sequence_length
     position_scheme(config.position_scheme, config.position_target_length)
     for scheme in POSITION_SCHEMES:
         target_length = getattr(config, name := f"{scheme}_target_length", None)
