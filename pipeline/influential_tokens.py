@@ -54,8 +54,10 @@ from pipeline.cli import (
 from pipeline.measuring.flags import (
     KEPT_FRACTION,
     LEARNING_CHUNKS,
+    MINIMUM_GAIN,
     MOST_SUBSETS,
     NUM_SUBSETS,
+    RECOVERY_FRACTION,
     ContextLengths,
     add_evaluation_arguments,
 )
@@ -121,8 +123,9 @@ def parser() -> argparse.ArgumentParser:
         help="how likely a far token is to be in a subset of the rules surrogate*")
     add("--learning-chunks", type=positive_int, default=LEARNING_CHUNKS,
         help="chunks of training tokens that the rules learned_attention* are fitted to, once a model")
-    add("--recovery-fraction", type=fraction, default=0.9, help="k* recovers this much of the gain")
-    add("--minimum-gain", type=finite_float, default=0.1,
+    add("--recovery-fraction", type=fraction, default=RECOVERY_FRACTION,
+        help="k* recovers this much of the gain")
+    add("--minimum-gain", type=finite_float, default=MINIMUM_GAIN,
         help="gain of the far context, in nats, below which a target has no k* and no mean_log2_k")
     add("--seed", type=random_seed, default=0, help="of rules and interventions that draw")
     # fmt: on
@@ -182,7 +185,8 @@ def main(arguments: argparse.Namespace) -> None:
         lengths=lengths, largest_k=arguments.k[-1],
         numbers_of_rule={rule: studied_numbers(rule, arguments.k, num_far) for rule in arguments.rules},
         recovery_fraction=arguments.recovery_fraction, minimum_gain=arguments.minimum_gain,
-        seed=arguments.seed, num_subsets=arguments.num_subsets, kept_fraction=arguments.kept_fraction,
+        seed=arguments.seed, intervention=arguments.intervention, num_backgrounds=arguments.num_backgrounds,
+        num_subsets=arguments.num_subsets, kept_fraction=arguments.kept_fraction,
         unigram=unigram, null_fraction=arguments.null_fraction, is_compact=arguments.positions == COMPACT,
         choosers_judge=arguments.choosers_judge,
         choices=None if arguments.choices is None else _read_choices(arguments, lengths),
@@ -195,14 +199,15 @@ def main(arguments: argparse.Namespace) -> None:
     # A chunk comes with the same chunk of the documents after it: of its null, then of its backgrounds.
     num_backgrounds = arguments.num_backgrounds if arguments.intervention == BACKGROUND else 0
     num_choosers = len(arguments.checkpoints) if arguments.choose_together else 1
-    how_many = arguments.intervention, max(1, num_backgrounds), num_choosers, len(arguments.judge_with)
     MeasuringStage(
         arguments, STAGE, _settings(arguments, unigram),
         lambda choosers, chunk, judges: measure_chunk(choosers, chunk, judges, request),
         other_models={"--judge-with": arguments.judge_with}, num_other_documents=1 + num_backgrounds,
         prepare=prepare if any(rule.startswith(LEARNED) for rule in arguments.rules) else None,
         together=arguments.choose_together, last_tokens=arguments.last_tokens,
-        planned=lambda document_id: planned_tokens(request, *how_many, document_id),
+        planned=lambda document_id: planned_tokens(
+            request, num_choosers, len(arguments.judge_with), document_id
+        ),
     ).run()  # fmt: skip
 
 

@@ -170,7 +170,7 @@ def influential_frame(
             for span in read.spans(text, short, fitting[-1], length, num_targets):
                 request = Request(
                     lengths=span.lengths, largest_k=fitting[-1], numbers_of_rule={rule: fitting},
-                    recovery_fraction=0.9, minimum_gain=0.1, seed=seed, every_null=False,
+                    seed=seed, intervention=intervention, num_backgrounds=num_backgrounds, every_null=False,
                     every_influence=False, choosers_judge=not judges,
                 )  # fmt: skip
                 spans.append(span)
@@ -196,7 +196,7 @@ def influential_frame(
             replace(one, name=f"{one.name} (judge {place})") if names.count(one.name) > 1 else one
             for place, one in enumerate(loaded[1:])
         ]
-        stack.enter_context(planned(loaded, "influential_tokens", requests, intervention, num_backgrounds))
+        stack.enter_context(planned(loaded, "influential_tokens", requests))
         for number, ((text, start, ids_L, _), request) in enumerate(zip(spans, requests, strict=True)):
             # The ID is of the text, so that rules that draw do it anew for each.
             chunk = Chunk(f"{text:016x}", number, ids_L, others_NL[:, : len(ids_L)], start)

@@ -22,7 +22,6 @@ from pipeline.explorer_page.writing import NATS, Record, chunk_record, grouped, 
 from pipeline.measuring.far_context import FarContext
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.given import GivenModel, counted
-from pipeline.measuring.rules import REMOVE
 from pipeline.measuring.sparsity import Request, compared_losses, measure_chunk, planned_tokens
 from pipeline.measuring.stage import LoadedModel, failures_in_words, say_how_long
 from pipeline.results.schemas import LOSS, OTHER_DOCUMENT, OWN
@@ -129,7 +128,7 @@ def explained(text: str, arguments: argparse.Namespace) -> Explanation:
     chunk = Chunk(*_CHUNK, tokenized.token_ids_N[-length:], foreign.token_ids_N[None, :length])
     request = Request(
         lengths=lengths, largest_k=ks[-1], numbers_of_rule=dict.fromkeys(arguments.rules, ks),
-        recovery_fraction=0.9, minimum_gain=0.1, seed=arguments.seed, every_null=False, every_influence=False,
+        seed=arguments.seed, every_null=False, every_influence=False,
     )  # fmt: skip
     first_token = num_tokens - length
     with given.ready(length, int(tokenized.token_ids_N.max())) as loaded:
@@ -150,15 +149,9 @@ def explained(text: str, arguments: argparse.Namespace) -> Explanation:
 
 
 @contextmanager
-def planned(
-    models: Sequence[LoadedModel], description: str, requests: Sequence[Request],
-    intervention: str = REMOVE, num_backgrounds: int = 1,
-) -> Iterator[None]:  # fmt: skip
+def planned(models: Sequence[LoadedModel], description: str, requests: Sequence[Request]) -> Iterator[None]:
     """Say about how long the requests take of a chooser and its judges, and show a bar meanwhile."""
-    total = sum(
-        planned_tokens(request, intervention, num_backgrounds, num_judges=len(models) - 1)
-        for request in requests
-    )
+    total = sum(planned_tokens(request, num_judges=len(models) - 1) for request in requests)
     for request in sorted(requests, key=lambda one: one.lengths.long_context_length)[-1:]:
         less = "fewer targets, rules or k, or a shorter long context"
         say_how_long(models[0], total, request.lengths, less)

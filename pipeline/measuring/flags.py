@@ -23,6 +23,8 @@ KEPT_FRACTION = 0.5
 """Of rules surrogate*."""
 LEARNING_CHUNKS = 32
 """Of rules learned_attention*."""
+RECOVERY_FRACTION, MINIMUM_GAIN = 0.9, 0.1
+"""Of the gain, what k* recovers; nats of gain below which there is nothing to recover."""
 NUM_SAMPLED_ANSWERS, NUM_INTEGRATION_STEPS = 8, 20
 """Of rules gradient_divergence and integrated_gradients."""
 

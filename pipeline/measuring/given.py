@@ -1,7 +1,7 @@
 """A model and its tokenizer as a user has them: a path, a name on the hub, or objects in memory."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +92,7 @@ class GivenModel:
         InputError where it cannot be, or has no token of so large an ID.
         """
         keep_freed_memory()
-        with _given_back(self._in_memory):
+        with nullcontext() if self._in_memory is None else _given_back(self._in_memory):
             model = self._measurable(num_positions)
             if largest_token_id >= model.vocabulary_size:
                 raise InputError(
@@ -119,11 +119,8 @@ class GivenModel:
 
 
 @contextmanager
-def _given_back(model: nn.Module | None) -> Iterator[None]:
+def _given_back(model: nn.Module) -> Iterator[None]:
     """Whatever measuring changes of a user's model is as it was afterwards."""
-    if model is None:
-        yield
-        return
     modes = [(module, module.training) for module in model.modules()]
     gradients = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     config: Any = model.config

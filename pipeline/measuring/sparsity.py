@@ -14,7 +14,13 @@ import torch
 
 from pipeline.measuring.contexts import Measured, Measurement, Rows, measured_in_foreign_context
 from pipeline.measuring.far_context import FarContext, far_contexts, sparse_contexts
-from pipeline.measuring.flags import KEPT_FRACTION, NUM_SUBSETS, ContextLengths
+from pipeline.measuring.flags import (
+    KEPT_FRACTION,
+    MINIMUM_GAIN,
+    NUM_SUBSETS,
+    RECOVERY_FRACTION,
+    ContextLengths,
+)
 from pipeline.measuring.rules import (
     BACKGROUND,
     CONTROLS,
@@ -42,11 +48,14 @@ class Request:
     largest_k: int
     numbers_of_rule: Mapping[str, Sequence[int]]
     """Rule -> the numbers of tokens that it is studied at, ascending."""
-    recovery_fraction: float
+    recovery_fraction: float = RECOVERY_FRACTION
     """k* recovers this much of the gain."""
-    minimum_gain: float
+    minimum_gain: float = MINIMUM_GAIN
     """Nats; where the gain is below it there is nothing to recover, and no sparsity."""
-    seed: int
+    seed: int = 0
+    intervention: str = REMOVE
+    num_backgrounds: int = 1
+    """Foreign documents, under the intervention `background`."""
     num_subsets: int = NUM_SUBSETS
     kept_fraction: float = KEPT_FRACTION
     unigram: UnigramDistribution | None = None
@@ -90,28 +99,28 @@ class Request:
             kept_fraction=self.kept_fraction, head_weights_2H=self.head_weights.get(loaded.name), seed=seed,
             is_compact=self.is_compact,
         )  # fmt: skip
-        chunk_L, backgrounds = chunk.token_ids_L, chunk.other_token_ids_NL[1:]
+        chunk_L, is_background = chunk.token_ids_L, self.intervention == BACKGROUND
         substitute_ids_L = None if self.unigram is None else self.unigram.draw(len(chunk_L), [*seed, 1])
         return far_contexts(
             measurement, chunk_L, chunk.null_token_ids_L, substitute_ids_L=substitute_ids_L,
-            background_ids_BL=backgrounds if len(backgrounds) else None,
+            background_ids_BL=chunk.other_token_ids_NL[1:] if is_background else None,
         )  # fmt: skip
 
 
 def planned_tokens(
-    request: Request, intervention: str = REMOVE, num_backgrounds: int = 1, num_choosers: int = 1,
-    num_judges: int = 0, document_id: str = "",
-) -> int:  # fmt: skip
+    request: Request, num_choosers: int = 1, num_judges: int = 0, document_id: str = ""
+) -> int:
     """About how many tokens run through the networks for a chunk of a document, by `RuleCosts`' formulas."""
-    lengths = request.lengths
+    lengths, is_background = request.lengths, request.intervention == BACKGROUND
+    num_backgrounds = request.num_backgrounds if is_background else 1
     costs = RuleCosts(
-        lengths.short_context_length, lengths.long_context_length, lengths.targets_per_chunk, intervention,
-        num_backgrounds, request.num_subsets,
+        lengths.short_context_length, lengths.long_context_length, lengths.targets_per_chunk,
+        request.intervention, num_backgrounds, request.num_subsets,
     )  # fmt: skip
     num_models = num_judges + (num_choosers if request.choosers_judge or not num_judges else 0)
     short = lengths.targets_per_chunk * lengths.short_context_length
     total = num_models * (short + costs.one_pass())
-    if intervention == BACKGROUND:
+    if is_background:
         total += num_models * num_backgrounds * costs.foreign_context()
     for far_context in (OWN, OTHER_DOCUMENT):
         numbers_of_rule = request.numbers_in(far_context, document_id)

@@ -31,7 +31,7 @@ from olmo.config import ModelConfig
 from olmo.model import OLMo
 
 from pipeline.measuring.contexts import Batching
-from pipeline.measuring.flags import NUM_SUBSETS, ContextLengths
+from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.rules import DEFAULT_INTERVENTION, DEFAULT_KS, RuleCosts, studied_numbers
 from pipeline.measuring.sparsity import Request, planned_tokens
 from pipeline.measuring.stage import seconds_per_token
@@ -230,10 +230,7 @@ def token_forwards_of_chunk(stage: str, evaluation: Evaluation) -> int:
     if stage == "influential_tokens":
         length = evaluation.last_tokens or length
     intervention = evaluation.intervention or DEFAULT_INTERVENTION
-    costs = RuleCosts(
-        s, length, m, intervention=intervention, num_backgrounds=evaluation.num_backgrounds or 1,
-        num_subsets=NUM_SUBSETS,
-    )  # fmt: skip
+    costs = RuleCosts(s, length, m, intervention, evaluation.num_backgrounds or 1)
     if stage == "loss_differences":
         num_readings = 1 if evaluation.reference_model is None else 2
         total = m * s + num_readings * length + costs.foreign_context()
@@ -247,15 +244,13 @@ def token_forwards_of_chunk(stage: str, evaluation: Evaluation) -> int:
     request = Request(
         lengths=ContextLengths(s, length, m), largest_k=ks[-1],
         numbers_of_rule={rule: studied_numbers(rule, ks, fewest) for rule in evaluation.rules},
-        recovery_fraction=1, minimum_gain=0, seed=0, null_fraction=null_fraction,
-        num_subsets=costs.num_subsets, choosers_judge=bool(evaluation.choosers_judge),
+        intervention=intervention, num_backgrounds=costs.num_backgrounds, null_fraction=null_fraction,
+        choosers_judge=bool(evaluation.choosers_judge),
         choices=None if evaluation.choices is None else {},
     )  # fmt: skip
     num_choosers = len(evaluation.influential_models) if evaluation.choose_together else 1
     with_null, without = (
-        planned_tokens(
-            request, intervention, costs.num_backgrounds, num_choosers, len(evaluation.judge_with), document
-        )
+        planned_tokens(request, num_choosers, len(evaluation.judge_with), document)
         for document in ("0", "f" * 8)  # IDs are hashes; the least have a null
     )
     return round((null_fraction * with_null + (1 - null_fraction) * without) / num_choosers)

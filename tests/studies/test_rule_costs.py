@@ -120,17 +120,13 @@ def test_what_a_chunk_costs_is_planned_to_a_quarter(
     intervention: str, num_judges: int, null_fraction: float, make_olmo: Callable[..., OLMo]
 ) -> None:
     chunk = Chunk("0" * 8, 0, CHUNKS[0], np.random.default_rng(2).integers(0, 48, (3, 24)))
-    if intervention == "remove":
-        chunk = replace(chunk, other_token_ids_NL=chunk.other_token_ids_NL[:1])
     numbers = {rule: studied_numbers(rule, [1, 4, 8], 15) for rule in DEFAULT_RULES}
     request = Request(
-        lengths=LENGTHS, largest_k=8, numbers_of_rule=numbers, recovery_fraction=0.9, minimum_gain=0.1,
-        seed=0, null_fraction=null_fraction, choosers_judge=not num_judges,
+        lengths=LENGTHS, largest_k=8, numbers_of_rule=numbers, intervention=intervention, num_backgrounds=2,
+        null_fraction=null_fraction, choosers_judge=not num_judges,
     )  # fmt: skip
     models = [CountingLM(OLMoCausalLM(make_olmo(seed=seed))) for seed in range(1 + num_judges)]
     loaded = [LoadedModel(str(seed), model, Batching(1)) for seed, model in enumerate(models)]
     measure_chunk(loaded[:1], chunk, loaded[1:], request)
-    planned = planned_tokens(
-        request, intervention, 2 if intervention == "background" else 1, 1, num_judges, "0"
-    )
+    planned = planned_tokens(request, 1, num_judges, "0")
     assert planned == pytest.approx(sum(model.token_forwards for model in models), rel=1 / 4)
