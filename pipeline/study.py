@@ -139,7 +139,7 @@ def main(arguments: argparse.Namespace) -> None:
         from pipeline.studies.costs import need_of
 
         trainings = [command.about for command in commands if isinstance(command.about, Training)]
-        largest, gpus = max(need_of(training, checked)[1] for training in trainings), gpus_here()
+        largest, gpus = max((need_of(one, checked)[1] for one in trainings), default=0.0), gpus_here()
     with folder_lock(Path(study.run), "run folder, as in run=FOLDER"):
         if finished:
             warn_of_other_code(Path(study.run))
@@ -200,7 +200,9 @@ def check_settings(study: Study, commands: Sequence[Command], to_run: Sequence[C
     """What is known of a study once nothing is left that its programs would refuse, whatever the text."""
     from pipeline.studies.costs import Checked, data_facts
 
-    facts = data_facts(study.data, Path(study.run) / "data") if isinstance(study, TextStudy) else None
+    facts = None
+    if isinstance(study, TextStudy) and study.sizes:
+        facts = data_facts(study.data, Path(study.run) / "data")
     configs: dict[str, Any] = {}
     for command in commands:
         about = command.about
@@ -214,7 +216,8 @@ def check_settings(study: Study, commands: Sequence[Command], to_run: Sequence[C
             elif isinstance(about, Measuring):
                 program.check(arguments)
                 for training in dict.fromkeys(about.trainings):
-                    _refuse_unsaved_steps(training.name, configs[training.name], about.evaluation.steps or ())
+                    if (config := configs.get(training.name)) is not None:
+                        _refuse_unsaved_steps(training.name, config, about.evaluation.steps or ())
             elif isinstance(about, tuple):
                 program.check(arguments, {one.name: configs[one.name] for one in about})
     return Checked(configs, facts)

@@ -87,7 +87,13 @@ from pipeline.text.folder import (
     read_manifest,
 )
 from pipeline.text.sources import Source, open_sources
-from pipeline.text.tokenizer import DocumentTokenizer, load_tokenizer, parse_tokenizer_name, train_bpe
+from pipeline.text.tokenizer import (
+    DocumentTokenizer,
+    HubTokenizer,
+    load_tokenizer,
+    parse_tokenizer_name,
+    train_bpe,
+)
 
 BPE_TRAINING_CHARACTERS = 100_000_000
 """More text hardly changes which pairs of a corpus are frequent, and a hub stream has no end."""
@@ -114,7 +120,8 @@ def parser() -> argparse.ArgumentParser:
         " smallest hashes; the others of --source are left out of both parts")  # fmt: skip
     add(
         "--tokenizer", default="olmo",
-        help="olmo, a tokenizer.json, a folder that holds one, or bpe:SIZE to train one on the training part",
+        help="olmo, a tokenizer.json, a folder that holds one, a model of the hub that brings one (NAME or"
+        " NAME@REVISION), or bpe:SIZE to train one on the training part",
     )  # fmt: skip
     add("--skip-malformed", action="store_true", help="count malformed records and go on")
     add("--tokens-per-part", type=positive_int, default=100_000_000, help="about the size of a training file")
@@ -149,7 +156,7 @@ def is_done(arguments: argparse.Namespace) -> bool:
         # The time of change, and not that of content, which a tool may set back (cp -p, tar).
         written = (arguments.out / MANIFEST_FILE).stat().st_mtime
         if any(file.stat().st_ctime > written for file in files):
-            configuration["inputs"] = _inputs(sources, evaluation_sources, tokenizer)
+            configuration["inputs"] = _inputs(sources, evaluation_sources, _here(tokenizer))
     tasks = {name: manifest["settings"].get(name) for name in ("num_tasks", "all_files")}
     configuration["settings"] |= {name: value for name, value in tasks.items() if value is not None}
     return is_complete(arguments.out, configuration)
@@ -164,7 +171,8 @@ def main(arguments: argparse.Namespace) -> None:
             _report(arguments.out, merge_tasks(arguments.out))
         return
     task = TokenizationTask(arguments.task_index, arguments.num_tasks)
-    all_sources, evaluation_sources, tokenizer = _opened(arguments)
+    all_sources, evaluation_sources, named = _opened(arguments)
+    tokenizer = _here(named)
     folder, sources = task.folder(arguments.out), task.sources_of(all_sources)
     # Before the input is hashed: a folder that cannot be written into is refused at once.
     with folder_lock(arguments.out, "--out", None if task.is_whole else folder.name):
@@ -184,8 +192,13 @@ def main(arguments: argparse.Namespace) -> None:
         _report(folder, manifest)
 
 
-def _opened(arguments: argparse.Namespace) -> tuple[list[Source], list[Source], Path | int]:
-    """The sources that train and that evaluate, and the tokenizer, a file or the size of one to train."""
+def _here(tokenizer: Path | int | HubTokenizer) -> Path | int:
+    """The tokenizer, downloaded if it is the hub's."""
+    return tokenizer.fetch() if isinstance(tokenizer, HubTokenizer) else tokenizer
+
+
+def _opened(arguments: argparse.Namespace) -> tuple[list[Source], list[Source], Path | int | HubTokenizer]:
+    """The sources that train and that evaluate, and the tokenizer, or the size of one to train."""
     if arguments.source is None:
         raise InputError("say what to tokenize with --source; only --merge goes without")
     streams_c4 = "c4" in arguments.source

@@ -161,7 +161,7 @@ def _tokenizer_file(checkpoint: Checkpoint | None, name: str | None) -> Path:
         found = parse_tokenizer_name(name)
         if isinstance(found, int):
             raise InputError(f"--tokenizer {name} would be trained anew; name the model's own tokenizer.json")
-        return found
+        return found if isinstance(found, Path) else found.fetch()
     assert checkpoint is not None
     folder = checkpoint.folder.resolve()
     # A run of pretrain.py lies beside its data as the programs here name their folders.

