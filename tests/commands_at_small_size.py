@@ -163,7 +163,7 @@ STUDIES = {
     ),
     "signs": [
         *_of_tasks(
-            [], _SIGNS, learnt=",model.attention_scaling=learnt",
+            [], _SIGNS,
             **dict.fromkeys(("plain", "weak", "coupled", "pose", "further_seeds"), ""),
             **dict.fromkeys(
                 ("log_length", "weak_log_length", "coupled_log_length"), ",model.attention_scaling=log_length"

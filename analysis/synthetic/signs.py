@@ -19,7 +19,7 @@ from analysis import drawing
 from analysis.read import interval_columns
 from pipeline.results.statistics import Interval
 
-NONE, LOG_LENGTH, LEARNT = "none", "log_length", "learnt"
+NONE, LOG_LENGTH = "none", "log_length"
 LONGEST = 8
 """Times the trained length that growth is measured to."""
 SMALLEST_EFFECT = 0.05
@@ -55,7 +55,6 @@ FURTHER_CONTRASTS = {
         Arm(["signs_32_weak"], "contiguous", LOG_LENGTH),
         Arm(["signs_32_weak"], "contiguous", NONE),
     ),
-    "learnt scale less plain": (Arm(_SPREAD, "contiguous", LEARNT), Arm(_SPREAD, "contiguous", NONE)),
     "PoSE less plain positions": (Arm(_SPREAD, "pose"), Arm(_SPREAD)),
 }
 """Asked after the five were read, and planned before they were run (analysis/LOG.md): they decide nothing."""
