@@ -41,6 +41,7 @@ _NEEDED_ARTEFACTS = {
 }
 _TEXT_FILES = {"token_categories": (MANIFEST_FILE, CATEGORIES_FILE), "influential_places": (MANIFEST_FILE,)}
 """The text that was measured, or what is kept in its place: the data folder must hold one of these files."""
+_SECONDS_TO_END = 20
 _FOR_THE_USER = ("InputError", "OSError", "FileNotFoundError", "PermissionError", "NotADirectoryError")
 """What a cell may raise that is no mistake of ours."""
 
@@ -127,8 +128,12 @@ def execute_all(
                 yield running[future]
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            for process in active_children():
+            children = active_children()
+            for process in children:
                 process.terminate()  # nbclient then ends its kernel
+            for process in children:  # one that waits for a lock of one that has ended hears nothing
+                process.join(_SECONDS_TO_END)
+                process.kill()
             raise
         finally:
             pool.shutdown()
