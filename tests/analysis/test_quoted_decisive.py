@@ -65,7 +65,7 @@ def test_the_table_of_the_answer_and_its_sentences(slopes: pd.DataFrame) -> None
     assert f"**Decision: {main[0]['decision']}.**" in text
     assert [row["slope_high"] < row["smallest_effect"] for row in main] == [True, True, False]
     assert not any(row["slope_low"] > 0 for row in main)
-    agree(re.findall(r"\(p = (\S+) each, after Holm\)", text)[0], main[0]["holm_p_value"])
+    agree(re.findall(r"\(p = (\S+) each, Holm's correction", text)[0], main[0]["holm_p_value"])
     assert len({round(row["holm_p_value"], 2) for row in main}) == 1
     flat = text.replace("\n", " ")
     counts = re.findall(r"Of 14,336 targets (\S+), in (\d+) texts.*?\((\S+) in +outcome 3\)", flat)
@@ -137,7 +137,7 @@ def test_what_chosen_tokens_give_alone() -> None:
         .loc["300k-" + models[-1]]
     )
     low, high = (-own[f"less_than_short_{end}"] for end in ("high", "low"))
-    agree(re.findall(r"16 tokens cost (\S+ \[.*?\])\.", flat)[0], -own["less_than_short"], low, high)
+    agree(re.findall(r"16 tokens cost (\S+ \[.*?\]) nats", flat)[0], -own["less_than_short"], low, high)
 
 
 def test_the_first_page_tells_the_answer(slopes: pd.DataFrame) -> None:
