@@ -171,17 +171,23 @@ def test_signs() -> None:
         agree(f"{first} {second} {p_value}", row["first"], row["second"], row["holm_p_value"])
         agree(difference, *interval(row, "difference"))
     again = re.findall(r"contrast \d (\S+ \[\S+ \S+\])", planned)
-    for quoted, name in zip(again, list(signs.CONTRASTS)[:2], strict=True):
+    for quoted, name in zip(again, list(signs.CONTRASTS)[:4], strict=True):
         agree(quoted, *interval(table[name, "log_length"], "difference"))
+    for letter, name in zip("acbd", signs.FURTHER_CONTRASTS, strict=True):
+        _, first, second, difference = cells_of(planned, f"{letter} | ")
+        row = table[name, "none"]
+        agree(f"{first} {second}", row["first"], row["second"])
+        agree(difference, *interval(row, "difference"))
     cells = by(signs.over_lengths(accuracy), "task", "positions", "attention_scaling", "size")
     for label, task in {
         "1 | anywhere | plain": "signs_1", "2 | anywhere | plain": "signs_2",
         "4 | anywhere | plain": "signs_4",
         "1 | anywhere | coupled": "signs_1", "2 | anywhere | coupled": "signs_2",
         "4 | anywhere | coupled": "signs_4", "1 | near": "signs_1_local", "4 | near": "signs_4_local",
-        "32 weak": "signs_32_weak", "growing | anywhere": "signs_growing",
+        "32 weak": "signs_32_weak", "growing | anywhere": "signs_growing", "8 weak": "signs_8_weak",
+        "1 | anywhere | PoSE": "signs_1", "4 | anywhere | PoSE": "signs_4", "2 | near": "signs_2_local",
     }.items():  # fmt: skip
-        positions = "coupled" if "coupled" in label else "contiguous"
+        positions = next((name for name in ("coupled", "pose") if name in label.lower()), "contiguous")
         rows = [cells[task, positions, "none", size] for size in (64, 256, 512, 1024, 2048)]
         attention = [rows[place]["sign_attention"] for place in (0, 2, 4)]
         quoted = " ".join(cells_of(by_length, label)[-8:])
