@@ -173,4 +173,13 @@ def test_the_trial_of_the_measures() -> None:
     agree(" ".join(re.findall(r"real text (\d+) to (\d+) targets by both", text)[0]), both.min(), both.max())
     first = cells_of(FIRST_PAGE.read_text(encoding="utf-8"), "Which measure can be trusted?")[0]
     best = interval(rows[shown["leave one out by divergence,"]], "right_sparsity")
-    agree(re.findall(r"right in (\S+ \[.*?\])", first)[0], *best)
+    agree(re.findall(r"number in (\S+ \[.*?\]) of them", first)[0], *best)
+    others = re.findall(
+        r"counts (\S+) right, .*? at (\S+)\. .*? at (\S+), and (\S+) are right", text.replace("\n", " ")
+    )
+    by_loss, removed = (
+        rows["leave_one_out_divergence", intervention, "another seed", criterion]
+        for intervention, criterion in (("background", "loss"), ("remove", "divergence"))
+    )
+    of_both = by_loss["right_sparsity"], by_loss["agreement"], removed["agreement"], removed["right_sparsity"]
+    agree(" ".join(others[0]), *of_both)
