@@ -105,7 +105,11 @@ def views(connection: duckdb.DuckDBPyConnection) -> list[tuple[str, int, str]]:
 
 
 def _checked(connection: duckdb.DuckDBPyConnection, sql: str) -> duckdb.Statement:
-    """The SQL's one statement, which only reads; an InputError where it is any other."""
+    """The SQL's one statement, which only reads; an InputError where it is any other, or no text."""
+    try:
+        sql.encode()
+    except UnicodeEncodeError as error:  # bytes that the shell passed on as they were
+        raise InputError("the SQL is no UTF-8; save its file as UTF-8") from error
     statements = connection.extract_statements(sql)
     if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
         kinds = ", ".join(statement.type.name for statement in statements) or "empty"

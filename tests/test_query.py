@@ -56,6 +56,7 @@ NO_QUERIES = [
     ("SELECT sum(model) FROM length_losses", r"'sum\(VARCHAR\)'. You might need to .* casts.$"),
     ("SELEC 1", 'syntax error at or near "SELEC"'),
     ("-- nothing", "the SQL is empty; one SELECT is run here"),
+    ("SELECT '\udcff'", "the SQL is no UTF-8; save its file as UTF-8"),
     ("SELECT 1; SELECT 2", "the SQL is SELECT, SELECT; one SELECT"),
     ("PIVOT length_losses ON model USING sum(mean_loss)", "which names the values that it PIVOTs"),
     ("SELECT * FROM 'http://127.0.0.1/a.parquet'", "requires the extension httpfs"),

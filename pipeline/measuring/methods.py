@@ -370,7 +370,7 @@ def kept_by(policy: BudgetPolicy) -> Policy:
                     f"the policy {policy.__name__} drops place {min(dropped)} at a budget of {budget}, which"
                     " it keeps at a smaller one; what it keeps must grow with the budget"
                 )
-            ranking += [place for place in kept if place not in ranking]
+            ranking = list(dict.fromkeys([*ranking, *kept]))
         worth_F = torch.empty(num_far)
         worth_F[ranking] = -torch.arange(num_far, dtype=torch.float32)
         return worth_F
