@@ -158,19 +158,16 @@ STUDIES = {
     "synthetic_short": _of_tasks(
         [], ["parity_scratchpad"], pose=",largest_size=5", predicted=",largest_size=5"
     ),
-    "synthetic_parity": _of_tasks(
-        [], ["sparse_parity"], up_to_k4=",num_position_ids=256", k6=",num_position_ids=256"
-    ),
-    "signs": [
-        *_of_tasks(
-            [], _SIGNS,
-            **dict.fromkeys(("plain", "weak", "coupled", "pose", "further_seeds"), ""),
-            **dict.fromkeys(
-                ("log_length", "weak_log_length", "coupled_log_length"), ",model.attention_scaling=log_length"
-            ),
+    "synthetic_parity": _of_tasks([], ["sparse_parity"], up_to_k8=",num_position_ids=256"),
+    "signs": _of_tasks(
+        [], _SIGNS,
+        **dict.fromkeys(("plain", "weak", "coupled", "pose"), ""),
+        **dict.fromkeys(
+            ("log_length", "further_log_length", "coupled_log_length"),
+            ",model.attention_scaling=log_length",
         ),
-        "synthetic.grids.further_seeds.seeds=[5]",
-    ],
+        learnt=",model.attention_scaling=learnt",
+    ),
     "signs_demo": _of_tasks([], ["signs_1", "signs_4"], plain=""),
     "synthetic": [
         "run=runs/synthetic_study",

@@ -10,8 +10,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from scipy import stats
 
 from analysis import drawing
+from analysis.read import interval_columns
+from pipeline.results.statistics import Interval
 
 TRAINING = ["task", "positions", "largest_train_size", "largest_train_sparsity"]
 """What the seeds of one training share."""
@@ -29,6 +32,41 @@ def over_seeds(accuracy: pd.DataFrame) -> pd.DataFrame:
         exact_match=("exact_match", "mean"), lowest=("exact_match", "min"), highest=("exact_match", "max"),
         num_seeds=("seed", "nunique"), is_learnt=("is_learnt", "all"),
     ).reset_index()  # fmt: skip
+
+
+def few_less_many(accuracy: pd.DataFrame) -> pd.DataFrame:
+    """Exact match with k bits less that with l - k, of models trained on l bits with all k below l.
+
+    Of l bits as many subsets have k as have l - k. So these examples differ in k alone, not in how many
+    patterns there are or how often one is met.
+
+    Returns:
+        A row a pair (`fewer`, `more`; None, None: the mean over pairs) and size: num_seeds, difference with
+        Student's 95 % interval over seeds, and the same of further_difference: less that at the trained size.
+    """
+    num_bits_M = accuracy["largest_train_size"] // 2
+    is_paired = (accuracy["largest_train_sparsity"] == num_bits_M - 1) & (accuracy["sparsity"] < num_bits_M)
+    rows = []
+    for trained, tests in accuracy[is_paired].groupby("largest_train_size"):
+        by_k, num_bits = (
+            tests.pivot(index=["size", "seed"], columns="sparsity", values="exact_match"),
+            trained // 2,
+        )
+        pairs = {(k, num_bits - k): by_k[k] - by_k[num_bits - k] for k in range(1, (num_bits + 1) // 2)}
+        pairs[None, None] = pd.DataFrame(pairs).mean(axis=1)
+        for (fewer, more), of_pair in pairs.items():
+            for size, differences in of_pair.groupby("size"):
+                further = differences.droplevel("size") - of_pair[trained]
+                rows.append({
+                    "fewer": fewer, "more": more, "size": size, "num_seeds": len(differences),
+                    **interval_columns("difference", _over_seeds(differences)),
+                    **interval_columns("further_difference", _over_seeds(further)),
+                })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def _over_seeds(differences: pd.Series) -> Interval:
+    return Interval(differences.mean(), *stats.ttest_1samp(differences, 0.0).confidence_interval())
 
 
 def sample_size(cells: pd.DataFrame, num_examples: int) -> str:
