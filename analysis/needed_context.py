@@ -206,7 +206,7 @@ def windows_figure(table: "pd.DataFrame", labels: Mapping[str, "ModelLabel"]) ->
     for key, of_group in groups:
         model, source = map(str, key)
         called = labels[model].text + ("" if source == ALL else f", {source}")
-        names += [f"{called}: {KEPT[0] / 100:.2f}", *(f"{percent / 100:.2f}" for percent in KEPT[1:])]
+        names += [f"{called}: keeps {KEPT[0] / 100:.2f}", *(f"{percent / 100:.2f}" for percent in KEPT[1:])]
         for ax, criterion in zip(axes, criteria, strict=True):
             rows = of_group[of_group["criterion"] == criterion].head(1)
             for place, percent in enumerate(KEPT, start=len(names) - len(KEPT)):

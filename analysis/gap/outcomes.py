@@ -546,7 +546,7 @@ def outcome_figure(
         ]
         slope = interval_of(main[outcome.name], "slope")
         ax.set_title(f"{outcome.name}\n{slope} nats per doubling", loc="left")
-        within = ",\nwithin the last tokens" if outcome is HARM else ""
+        within = ",\nof the near context alone" if outcome is HARM else ""
         ax.set_xlabel(f"tokens needed (mean log2 k){within}")
         drawing.label_line_ends(ax, ends)
     axes[0].set_ylabel("difference from long-trained (nats)")

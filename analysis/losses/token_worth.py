@@ -217,7 +217,7 @@ def alone_figure(alone: pd.DataFrame, labels: Mapping[str, drawing.ModelLabel]) 
             ax.axhline(level, color=drawing.GREY, linewidth=0.8, zorder=1)
             ends.append(drawing.LineEnd(ax.get_xlim()[1], level, words, drawing.GREY))
         ax.set_ylim(lowest - 0.1 * (highest - lowest), highest + 0.1 * (highest - lowest))
-        drawing.tokens_axis(ax, line["k"].unique())
+        drawing.tokens_axis(ax, line["k"].unique(), "k chosen far tokens")
         ax.set_title(label.text, loc="left")
         drawing.label_line_ends(ax, ends)
     axes[0].set_ylabel("loss (nats)")
@@ -261,7 +261,7 @@ def loss_figure(curves: pd.DataFrame, label: drawing.ModelLabel, judge: str = ""
     drawing.draw_line(ax, [place_of_all], curves[:1], "long_loss", drawn)
     for name, level in zip(("short", "long"), curves[["loss", "long_loss"]].iloc[0], strict=True):
         ax.axhline(level, color=drawing.GREY, linewidth=0.8, zorder=1)
-        ends.append(drawing.LineEnd(ax.get_xlim()[1], level, f"{name} context: {level:.2f}", drawing.GREY))
+        ends.append(drawing.LineEnd(ax.get_xlim()[1], level, f"{name} context, loss {level:.2f}", drawing.GREY))
     ticks = {str(k): place for k, place in places.items()}
     ticks |= {"…": place_of_all - _STEP_TO_ALL / 2, "all": place_of_all}
     ax.set_xticks(list(ticks.values()), list(ticks))
@@ -308,7 +308,7 @@ def effects_figure(effects: pd.DataFrame, label: drawing.ModelLabel, judge: str 
             style = drawing.rule_style(str(rule)).measured
             ends.append(drawing.draw_line(ax, line["k"], line, "effect", style, name))
         ax.axhline(0, color=drawing.BLACK, linewidth=0.6)
-        drawing.name_level(ax, rows["gain"].iloc[0], "the whole gain" if ax is axes[0] else "", "left")
+        drawing.name_level(ax, rows["gain"].iloc[0], "all far tokens", "left")
         drawing.tokens_axis(ax, rows["k"].unique())
         ax.set_title(titles[str(criterion)], loc="left")
     drawing.share_scale(axes)
