@@ -261,7 +261,8 @@ def loss_figure(curves: pd.DataFrame, label: drawing.ModelLabel, judge: str = ""
     drawing.draw_line(ax, [place_of_all], curves[:1], "long_loss", drawn)
     for name, level in zip(("short", "long"), curves[["loss", "long_loss"]].iloc[0], strict=True):
         ax.axhline(level, color=drawing.GREY, linewidth=0.8, zorder=1)
-        ends.append(drawing.LineEnd(ax.get_xlim()[1], level, f"{name} context, loss {level:.2f}", drawing.GREY))
+        words = f"{name} context, loss {level:.2f}"
+        ends.append(drawing.LineEnd(ax.get_xlim()[1], level, words, drawing.GREY))
     ticks = {str(k): place for k, place in places.items()}
     ticks |= {"…": place_of_all - _STEP_TO_ALL / 2, "all": place_of_all}
     ax.set_xticks(list(ticks.values()), list(ticks))
