@@ -120,6 +120,10 @@ _SIGNS = [
     "signs_1", "signs_2", "signs_4", "signs_1_local", "signs_2_local", "signs_4_local", "signs_8_weak",
     "signs_32_weak", "signs_growing",
 ]  # fmt: skip
+_SIGNS_ALONE = {
+    "plain": "signs_1", "weak": "signs_8_weak", "coupled": "signs_1", "pose": "signs_1",
+    "further_log_length": "signs_8_weak",
+}  # fmt: skip
 _FEW = ["evaluation.max_documents=3", "evaluation.targets_per_chunk=1", "evaluation.k=[1,4]"]
 _OF_SIGNS = ["data.tokenizer=bpe:320", "planted.num_answers=4", "planted.num_planted=[1,2]"]
 _FOUND = ["variable_assignment", "sparse_parity"]
@@ -159,15 +163,20 @@ STUDIES = {
         [], ["parity_scratchpad"], pose=",largest_size=5", predicted=",largest_size=5"
     ),
     "synthetic_parity": _of_tasks([], ["sparse_parity"], up_to_k8=",num_position_ids=256"),
-    "signs": _of_tasks(
-        [], _SIGNS,
-        **dict.fromkeys(("plain", "weak", "coupled", "pose"), ""),
-        **dict.fromkeys(
-            ("log_length", "further_log_length", "coupled_log_length"),
-            ",model.attention_scaling=log_length",
+    "signs": [
+        *_of_tasks(
+            [], ["signs_1", "signs_8_weak"],
+            **dict.fromkeys(_SIGNS_ALONE, ""),
+            **dict.fromkeys(("log_length", "coupled_log_length"), ",model.attention_scaling=log_length"),
+            learnt=",model.attention_scaling=learnt",
         ),
-        learnt=",model.attention_scaling=learnt",
-    ),
+        # One task in each grid, that not all need be trained.
+        *(f"synthetic.grids.{grid}.tasks=[{task}]" for grid, task in _SIGNS_ALONE.items()),
+        "synthetic.grids.log_length.tasks=[signs_1]",
+        "synthetic.grids.coupled_log_length.tasks=[signs_1]",
+        "synthetic.grids.learnt.tasks=[signs_1]",
+        *(f"synthetic.evaluate_synthetic.{task}=null" for task in sorted({*_SIGNS} - {*_SIGNS_ALONE.values()})),
+    ],
     "signs_demo": _of_tasks([], ["signs_1", "signs_4"], plain=""),
     "synthetic": [
         "run=runs/synthetic_study",
