@@ -120,7 +120,7 @@ _SIGNS = [
     "signs_1", "signs_2", "signs_4", "signs_1_local", "signs_2_local", "signs_4_local", "signs_8_weak",
     "signs_32_weak", "signs_growing",
 ]  # fmt: skip
-_SIGNS_ALONE = {
+_ONE_SIGN = {
     "plain": "signs_1", "weak": "signs_8_weak", "coupled": "signs_1", "pose": "signs_1",
     "further_log_length": "signs_8_weak",
 }  # fmt: skip
@@ -166,16 +166,16 @@ STUDIES = {
     "signs": [
         *_of_tasks(
             [], ["signs_1", "signs_8_weak"],
-            **dict.fromkeys(_SIGNS_ALONE, ""),
+            **dict.fromkeys(_ONE_SIGN, ""),
             **dict.fromkeys(("log_length", "coupled_log_length"), ",model.attention_scaling=log_length"),
             learnt=",model.attention_scaling=learnt",
         ),
         # One task in each grid, that not all need be trained.
-        *(f"synthetic.grids.{grid}.tasks=[{task}]" for grid, task in _SIGNS_ALONE.items()),
+        *(f"synthetic.grids.{grid}.tasks=[{task}]" for grid, task in _ONE_SIGN.items()),
         "synthetic.grids.log_length.tasks=[signs_1]",
         "synthetic.grids.coupled_log_length.tasks=[signs_1]",
         "synthetic.grids.learnt.tasks=[signs_1]",
-        *(f"synthetic.evaluate_synthetic.{task}=null" for task in sorted({*_SIGNS} - {*_SIGNS_ALONE.values()})),
+        *(f"synthetic.evaluate_synthetic.{task}=null" for task in sorted({*_SIGNS} - {*_ONE_SIGN.values()})),
     ],
     "signs_demo": _of_tasks([], ["signs_1", "signs_4"], plain=""),
     "synthetic": [
