@@ -52,8 +52,10 @@ from pipeline.cli import (
     whole_number,
 )
 from pipeline.measuring.flags import (
+    BLOCKS,
     KEPT_FRACTION,
     LEARNING_CHUNKS,
+    LONGEST_EXACT,
     MINIMUM_GAIN,
     MOST_SUBSETS,
     NUM_SUBSETS,
@@ -72,6 +74,7 @@ from pipeline.measuring.rules import (
     SUBSTITUTE,
     find_rule,
     refuse_rules,
+    screen_of,
     studied_numbers,
 )
 from pipeline.results.read import read_artefact, read_made_by, sources
@@ -117,6 +120,10 @@ def parser() -> argparse.ArgumentParser:
     add("--choices-of", metavar="MODEL", help="whose choices, where that folder holds several models'")
     add("--positions", choices=(ORIGINAL, COMPACT), default=ORIGINAL,
         help="of --choices under --intervention remove: tokens keep their position IDs, or are closed up")
+    add("--screen", type=positive_int, metavar="N",
+        help="blocks of far tokens that rules leave_one_out* leave out a round, instead of every token; those"
+        " that matter are split, down to single tokens. As many as the far context has leave out every token,"
+        f" which is so up to {LONGEST_EXACT:,} tokens if not given; beyond, {BLOCKS} and one a target")
     add("--num-subsets", type=whole_number(2, MOST_SUBSETS), default=NUM_SUBSETS,
         help="random subsets of the far context, of rules banzhaf* and surrogate*; an even number")
     add("--kept-fraction", type=fraction, default=KEPT_FRACTION,
@@ -144,6 +151,7 @@ def check(arguments: argparse.Namespace) -> ContextLengths:
     smallest = int(lengths.num_far_tokens_T[0])
     arguments.k = arguments.k or [k for k in known["k"] if k <= smallest]
     arguments.rules = arguments.rules or list(known["rules"])
+    arguments.screen = screen_of(lengths, arguments.screen, () if arguments.choices else arguments.rules)
     if arguments.k != sorted(set(arguments.k)):
         raise InputError(f"--k {' '.join(map(str, arguments.k))}: name each k once, in ascending order")
     alone = [rule for rule in arguments.rules if find_rule(rule).says_something_alone]
@@ -183,10 +191,12 @@ def main(arguments: argparse.Namespace) -> None:
     num_far = int(lengths.num_far_tokens_T[0])
     request = Request(
         lengths=lengths, largest_k=arguments.k[-1],
-        numbers_of_rule={rule: studied_numbers(rule, arguments.k, num_far) for rule in arguments.rules},
+        numbers_of_rule={
+            rule: studied_numbers(rule, arguments.k, num_far, arguments.screen) for rule in arguments.rules
+        },
         recovery_fraction=arguments.recovery_fraction, minimum_gain=arguments.minimum_gain,
         seed=arguments.seed, intervention=arguments.intervention, num_backgrounds=arguments.num_backgrounds,
-        num_subsets=arguments.num_subsets, kept_fraction=arguments.kept_fraction,
+        num_subsets=arguments.num_subsets, screen=arguments.screen, kept_fraction=arguments.kept_fraction,
         unigram=unigram, null_fraction=arguments.null_fraction, is_compact=arguments.positions == COMPACT,
         choosers_judge=arguments.choosers_judge,
         choices=None if arguments.choices is None else _read_choices(arguments, lengths),
@@ -229,6 +239,7 @@ def _settings(arguments: argparse.Namespace, unigram: UnigramDistribution | None
         "num_subsets": of_rules("num_subsets", "banzhaf", "surrogate"),
         "learning_chunks": of_rules("learning_chunks", "learned_attention"),
         "kept_fraction": of_rules("kept_fraction", "surrogate"),
+        "screen": arguments.screen,
         "num_backgrounds": arguments.num_backgrounds if arguments.intervention == BACKGROUND else None,
         "choosers_judge": arguments.choosers_judge or None,
         "null_fraction": arguments.null_fraction if arguments.null_fraction < 1 else None,

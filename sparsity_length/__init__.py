@@ -70,7 +70,7 @@ def influential_tokens(
     *, tokenizer: Any = None, short_context_length: int = 64, long_context_length: int | None = None,
     num_targets: int | None = None, rule: str = "leave_one_out_divergence", intervention: str = "background",
     num_backgrounds: int = 1, foreign_text: str | None = None, seed: int = 0, dtype: str = "auto",
-    device: str | None = None,
+    device: str | None = None, screen: int | None = None,
 ) -> "pd.DataFrame":  # fmt: skip
     """The far tokens that each prediction needs most, and how far it gets with them.
 
@@ -83,6 +83,9 @@ def influential_tokens(
         short_context_length, long_context_length, dtype and so on: as of `losses`.
         num_targets: predict the last so many tokens of each text only; None: all that have far tokens enough.
             Time grows with it, and with the square of the length of a chunk.
+        screen: blocks of far tokens that a round of the rules leave_one_out and leave_one_out_divergence
+            leaves out, those that matter being split, so that time grows about linearly; None: every token of
+            a chunk up to 2,048 tokens, 32 blocks and one a target beyond.
         rule: which ranks the far tokens; `sparsity influential_tokens --help` lists them.
         num_backgrounds: foreign texts that means are taken over, under "background".
         foreign_text: is cut into the backgrounds and the null; None: English passages that come along.
@@ -95,7 +98,7 @@ def influential_tokens(
             rank: from 1, the source needed most, to the largest k;
             source_position, source_token: the far token of this rank;
             influence, divergence: what leaving this one out costs, and how far it moves the prediction; NaN
-                where the rule leaves none out;
+                where the rule leaves none out, or the screen not this one alone;
             long_context_loss, short_context_loss: of the target;
             baseline_loss, baseline_divergence: before a source is there: under the foreign far context, or
                 under the short context alone; the divergence is from the prediction with the long context;
@@ -113,7 +116,7 @@ def influential_tokens(
         texts, model, tokenizer, judges, {"dtype": dtype, "device": device}, ks=k,
         short_context_length=short_context_length, long_context_length=long_context_length,
         num_targets=num_targets, rule=rule, intervention=intervention, num_backgrounds=num_backgrounds,
-        foreign=foreign_text, seed=seed,
+        foreign=foreign_text, seed=seed, screen=screen,
     )  # fmt: skip
 
 

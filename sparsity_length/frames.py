@@ -18,7 +18,7 @@ from pipeline.measuring.explanation import foreign_text, measured_tables, planne
 from pipeline.measuring.far_context import FarContext
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.given import GivenModel, counted
-from pipeline.measuring.rules import BACKGROUND, REMOVE, refuse_rules
+from pipeline.measuring.rules import BACKGROUND, REMOVE, refuse_rules, screen_of
 from pipeline.measuring.sparsity import Request
 from pipeline.measuring.stage import failures_in_words
 from pipeline.results.schemas import DIVERGENCE, OTHER_DOCUMENT, OWN
@@ -148,7 +148,7 @@ def influential_frame(
     texts: str | Iterable[str], model: Any, tokenizer: Any, judges: Sequence[Any], options: Mapping[str, Any],
     *, ks: Sequence[int], short_context_length: int, long_context_length: int | None,
     num_targets: int | None, rule: str, intervention: str, num_backgrounds: int, foreign: str | None,
-    seed: int,
+    seed: int, screen: int | None,
 ) -> pd.DataFrame:  # fmt: skip
     """See `sparsity_length.influential_tokens`."""
     ks, short = sorted(set(ks)), short_context_length
@@ -171,7 +171,8 @@ def influential_frame(
                 request = Request(
                     lengths=span.lengths, largest_k=fitting[-1], numbers_of_rule={rule: fitting},
                     seed=seed, intervention=intervention, num_backgrounds=num_backgrounds, every_null=False,
-                    every_influence=False, choosers_judge=not judges,
+                    screen=screen_of(span.lengths, screen, [rule]), every_influence=False,
+                    choosers_judge=not judges,
                 )  # fmt: skip
                 spans.append(span)
                 requests.append(request)

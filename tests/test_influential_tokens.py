@@ -18,6 +18,7 @@ from measured_documents import (
 from olmo.model import OLMo
 
 from pipeline import influential_tokens
+from pipeline.cli import InputError
 from pipeline.results.read import read_artefact
 
 ARTEFACTS = ["influential_tokens", "influences", "sparse_context_losses", "dependency_sparsity"]
@@ -67,6 +68,48 @@ def test_every_combination_has_its_rows(tables: Tables) -> None:
     assert sparse.query("far_context == 'own'")["null_kind"].isna().all()
     assert set(sparse.query("far_context != 'own'")["null_kind"]) == {"selection"}
     assert sparse[["background_loss", "background_divergence"]].isna().all(axis=None)
+
+
+def test_a_screen_is_a_setting_and_leaves_no_table_of_every_influence(folder: Path, tmp_path: Path) -> None:
+    # The first target has 5 far tokens: 2 pairs, of which 2 are split, and the nearest; 5 blocks are all.
+    rules = ["--rules", "leave_one_out", "leave_one_out_divergence"]
+    for screen in (4, 5):
+        measure(
+            influential_tokens,
+            folder,
+            *rules,
+            "--k",
+            "1",
+            "2",
+            "--screen",
+            str(screen),
+            "--results",
+            str(tmp_path / f"{screen}"),
+        )
+    with pytest.raises(InputError, match="screen was 4, now None"):
+        measure(
+            influential_tokens,
+            folder,
+            *rules,
+            "--k",
+            "1",
+            "2",
+            "--screen",
+            "5",
+            "--results",
+            str(tmp_path / "4"),
+        )
+    with pytest.raises(InputError, match="no 'influences'"):
+        read_artefact(tmp_path / "4", "influences")
+    assert len(read_artefact(tmp_path / "5", "influences")) == 12 * 2
+    screened, whole = (
+        {name: read_artefact(tmp_path / of, name) for name in ("influential_tokens", "sparse_context_losses")}
+        for of in ("4", "5")
+    )
+    influences = [tables["influential_tokens"]["influence"] for tables in (screened, whole)]
+    assert 0 < influences[0].isna().sum() < 12 * 2 * 2 * 2 and not influences[1].isna().any()
+    assert set(screened["sparse_context_losses"]["k"]) == {1, 2, 4, 5}
+    assert set(whole["sparse_context_losses"]["k"]) == {1, 2}
 
 
 def test_selected_tokens_lie_in_the_far_context_of_their_document(tables: Tables) -> None:

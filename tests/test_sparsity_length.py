@@ -133,6 +133,11 @@ def test_a_text_of_several_chunks_has_a_row_a_token_and_the_stock_model_s_losses
         np.testing.assert_allclose([row.long_context_loss, row.short_context_loss], [long, short], atol=2e-5)
     chosen = influential_tokens(text, stock, (1, 3), tokenizer=bpe, short_context_length=S)
     assert len(chosen) == 3 * (len(ids) - S - 3)
+    asked = {"tokenizer": bpe, "short_context_length": S, "num_targets": 3}
+    of_blocks = influential_tokens(text, stock, (1, 30), **asked, screen=8)
+    assert 0 < of_blocks["influence"].isna().sum() < len(of_blocks)
+    every = influential_tokens(text, stock, (1, 30), **asked)
+    pd.testing.assert_frame_equal(influential_tokens(text, stock, (1, 30), **asked, screen=57), every)
     joined = chosen.merge(frame, on=["position", "token"], suffixes=("", "_of_losses"))
     same = joined[joined["num_long_context_tokens"] == joined["position"]]
     np.testing.assert_allclose(same["long_context_loss"], same["long_context_loss_of_losses"], atol=2e-5)

@@ -75,6 +75,7 @@ def costs_of(settings: Mapping[str, Any]) -> RuleCosts:
         intervention=settings.get("intervention") or REMOVE,
         num_backgrounds=settings.get("num_backgrounds") or 1,
         num_subsets=settings.get("num_subsets") or NUM_SUBSETS,
+        screen=settings.get("screen"),
     )
 
 

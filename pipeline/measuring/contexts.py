@@ -178,6 +178,8 @@ class Measurement:
     """Random subsets of the far context that rules `banzhaf*` and `surrogate*` learn from."""
     kept_fraction: float = KEPT_FRACTION
     """How likely a token is to be in a subset of rules `surrogate*`."""
+    screen: int | None = None
+    """Blocks that a round of `far_context.leave_blocks_out` leaves out; None: each token is left out."""
     is_compact: bool = False
     """Whether sparse contexts are closed up: position IDs without gaps."""
     head_weights_2H: np.ndarray | None = None

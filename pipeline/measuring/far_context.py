@@ -24,6 +24,7 @@ a pass, V vocabulary.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import pairwise
 from typing import Any, NamedTuple, Optional, TypeVar
 
 import numpy as np
@@ -47,7 +48,7 @@ from pipeline.measuring.contexts import (
     read_prefix,
     read_without_context,
 )
-from pipeline.measuring.flags import NUM_SAMPLED_ANSWERS, ContextLengths
+from pipeline.measuring.flags import NUM_SAMPLED_ANSWERS, ContextLengths, block_widths, num_kept
 from pipeline.models.interface import CausalLM, NotInspectableError, Predictions, Prefix, ReadText, to_device
 from pipeline.results.schemas import OTHER_DOCUMENT, OWN
 
@@ -78,6 +79,7 @@ def leave_each_out(
     reference: Predictions | None = None,
     substitute_ids_L: np.ndarray | None = None,
     removed_rows_R: np.ndarray | None = None,
+    width: int = 1,
 ) -> LeaveOneOut:
     """Leave out every far-context token in turn; F is the far context of the last target.
 
@@ -88,6 +90,8 @@ def leave_each_out(
             nothing does.
         removed_rows_R: the far-context rows to leave out, ascending, the results of all others being NaN;
             None: all.
+        width: how many tokens are left out together, from each of these rows on; all far context of every
+            target, if more than one.
     """
     full = full or full_pass(model, sequence)
     num_far_T = sequence.num_far_tokens_T
@@ -96,15 +100,16 @@ def leave_each_out(
     target_ids_T, num_targets = to_device(sequence.target_ids_T, model.device), len(sequence.target_ids_T)
     while len(rest_R):  # nothing here waits for a GPU
         start = int(rest_R[0])
-        num_run = len(sequence.token_ids_S) - start - (substitute_ids_L is None)
+        num_run = len(sequence.token_ids_S) - start - (width if substitute_ids_L is None else 0)
         # Removals within a quarter of the rows keep the rows run in vain, those between `start` and the
         # removed one, to an eighth.
         num_near = int((rest_R < start + num_run // 4).sum())
         batch_R = rest_R[: max(1, min(batching.num_sequences(model, num_run, start), num_near))]
         if substitute_ids_L is None:
-            rows = _rows_without(sequence, batch_R)
+            rows = _rows_without(sequence, batch_R, width)
         else:
-            is_out_RS = np.arange(start, len(sequence.token_ids_S)) == batch_R[:, None]
+            after_RS = np.arange(start, len(sequence.token_ids_S)) - batch_R[:, None]
+            is_out_RS = (after_RS >= 0) & (after_RS < width)
             rows = rows_with_substitutes(sequence, start, is_out_RS, substitute_ids_L)
         # Of earlier targets none of these rows is far context: their numbers would be blanked anyway.
         first = int(np.searchsorted(sequence.num_far_tokens_T, start, side="right"))
@@ -122,15 +127,64 @@ def leave_each_out(
     return LeaveOneOut(*(far_context_only(values_TF, num_far_T) for values_TF in values_2TF))
 
 
-def _rows_without(sequence: PackedSequence, removed_R: np.ndarray) -> Rows:
-    """The rows after the first removed one, less one each.
+def leave_blocks_out(
+    model: CausalLM,
+    sequence: PackedSequence,
+    batching: Batching,
+    full: FullPass,
+    stand_ins: Sequence[np.ndarray | None],
+    num_blocks: int,
+) -> tuple[LeaveOneOut, LeaveOneOut]:
+    """Leave out blocks of far tokens, split those that matter, and so on down to single tokens.
+
+    A round leaves out about `num_blocks` blocks, by `block_widths`. A block matters by the rank of its
+    divergence among those of the round, at the target where it ranks first: the targets share the rounds.
+    Tokens beside the whole blocks of a round come to the next; those that are not far from every target, and
+    all if `num_blocks` are as many, are left out alone.
+
+    Args:
+        stand_ins: what replaces what is left out, as `substitute_ids_L`; effects are means over them.
+
+    Returns:
+        what leaving out single tokens does, NaN of those that no round came down to; and the same with the
+        estimate for these: of the last block that held the token, an equal share.
+    """
+    num_far_T, by = sequence.num_far_tokens_T, partial(leave_each_out, model, sequence, batching, full=full)
+    fewest = int(num_far_T[0])
+    widths = block_widths(fewest, num_blocks)
+
+    def without(rows_R: np.ndarray, width: int) -> LeaveOneOut:
+        parts = [by(substitute_ids_L=ids_L, removed_rows_R=rows_R, width=width) for ids_L in stand_ins]
+        return LeaveOneOut(*np.mean(parts, axis=0))
+
+    starts_R = np.arange(0, fewest - fewest % widths[0], widths[0])
+    estimates = LeaveOneOut(*np.full((2, len(num_far_T), num_far_T[-1]), np.nan, dtype=np.float32))
+    for width, narrower in pairwise(widths):
+        effects = without(starts_R, width)
+        for estimate_TF, effect_TF in zip(estimates, effects, strict=True):
+            tokens_R = (starts_R[:, None] + np.arange(width)).ravel()
+            estimate_TF[:, tokens_R] = np.repeat(effect_TF[:, starts_R] / width, width, axis=1)
+        order_TR = np.argsort(-effects.divergence_TF[:, starts_R], axis=1, kind="stable")
+        # Every target's first, then every target's second, and so on.
+        _, first_R = np.unique(order_TR.T, return_index=True)
+        kept_R = starts_R[np.argsort(first_R)[: num_kept(num_blocks, width, narrower)]]
+        split_R = np.sort((kept_R[:, None] + np.arange(0, width, narrower)).ravel())
+        beside_R = np.arange(fewest - fewest % width, fewest - fewest % narrower, narrower)
+        starts_R = np.concatenate([split_R, beside_R])
+    single = without(np.concatenate([starts_R, np.arange(fewest, num_far_T[-1])]), 1)
+    scores = [np.where(np.isnan(one), rest, one) for one, rest in zip(single, estimates, strict=True)]
+    return single, LeaveOneOut(*(far_context_only(values_TF, num_far_T) for values_TF in scores))
+
+
+def _rows_without(sequence: PackedSequence, removed_R: np.ndarray, width: int) -> Rows:
+    """The rows after the first removed one, less a block of `width` each.
 
     Where the removed row is a target's own query row, the entry is another row's; a query row is never far
     context, so such entries are blanked.
     """
     start = removed_R[0]
-    rows_1S = np.arange(start, len(sequence.token_ids_S) - 1)[None]
-    kept_RS = rows_1S + (rows_1S >= removed_R[:, None])
+    rows_1S = np.arange(start, len(sequence.token_ids_S) - width)[None]
+    kept_RS = rows_1S + width * (rows_1S >= removed_R[:, None])
     queries_1T = sequence.query_rows_T[None]
     # Which far row is gone makes no difference to who sees whom among the rows that stay, and all of them see
     # all before `start`, save for targets whose far context the removed row is not in, and those entries are
@@ -138,8 +192,8 @@ def _rows_without(sequence: PackedSequence, removed_R: np.ndarray) -> Rows:
     return Rows(
         sequence.token_ids_S[kept_RS],
         sequence.position_ids_S[kept_RS],
-        None if sequence.visible_SS is None else sequence.visible_SS[None, 1 + start :, 1 + start :],
-        (queries_1T - (queries_1T > removed_R[:, None]) - start).clip(min=0),
+        None if sequence.visible_SS is None else sequence.visible_SS[None, width + start :, width + start :],
+        (queries_1T - width * (queries_1T > removed_R[:, None]) - start).clip(min=0),
     )
 
 
@@ -245,26 +299,41 @@ class FarContext:
         return (self.own or self).predictions
 
     @cached_property
-    def _leave_one_out(self) -> LeaveOneOut:
-        batching = self.measurement.batching
+    def _leave_one_out(self) -> tuple[LeaveOneOut, LeaveOneOut]:
+        """Of single tokens, and what they are ranked by, which is another thing under a screen only."""
+        batching, screen = self.measurement.batching, self.measurement.screen
+        sequences = [*zip(self.sequences, self._full_passes, strict=True)]
+        if screen is not None:
+            parts = [
+                leave_blocks_out(self.model, sequence, batching, full, self._stand_ins, screen)
+                for sequence, full in sequences
+            ]
+            single, ranked_by = (LeaveOneOut(*self._of_all_targets(of)) for of in zip(*parts, strict=True))
+            return single, ranked_by
         of_stand_ins = [
             self._of_all_targets(
                 leave_each_out(self.model, sequence, batching, full=full, substitute_ids_L=stand_in_L)
-                for sequence, full in zip(self.sequences, self._full_passes, strict=True)
+                for sequence, full in sequences
             )
             for stand_in_L in self._stand_ins
         ]
-        return LeaveOneOut(*np.mean(of_stand_ins, axis=0))
+        exact = LeaveOneOut(*np.mean(of_stand_ins, axis=0))
+        return exact, exact
 
     @property
     def influence_TF(self) -> np.ndarray:
-        """loss(t | long without i) - loss(t | long), nats."""
-        return self._leave_one_out.influence_TF
+        """loss(t | long without i) - loss(t | long), nats; NaN of tokens that a screen left out in blocks."""
+        return self._leave_one_out[0].influence_TF
 
     @property
     def divergence_TF(self) -> np.ndarray:
         """KL(p(.|long) || p(.|long without i)), nats; of a null, long is with its own far context."""
-        return self._leave_one_out.divergence_TF
+        return self._leave_one_out[0].divergence_TF
+
+    @property
+    def necessity(self) -> LeaveOneOut:
+        """Both, and estimates where the screen has not come down to the single token."""
+        return self._leave_one_out[1]
 
     @property
     def every_influence_TF(self) -> np.ndarray | None:

@@ -25,6 +25,10 @@ LEARNING_CHUNKS = 32
 """Of rules learned_attention*."""
 RECOVERY_FRACTION, MINIMUM_GAIN = 0.9, 0.1
 """Of the gain, what k* recovers; nats of gain below which there is nothing to recover."""
+LONGEST_EXACT, FEWEST_BLOCKS, BLOCKS = 2048, 4, 32
+"""Tokens of the long context up to which rules leave_one_out* leave out every far token if nothing is asked
+for. Of a screen: blocks that a round leaves out at least, as they are split in four; and beside one for each
+target, where nothing is asked for."""
 NUM_SAMPLED_ANSWERS, NUM_INTEGRATION_STEPS = 8, 20
 """Of rules gradient_divergence and integrated_gradients."""
 
@@ -68,6 +72,23 @@ class ContextLengths:
         num_windows = self.targets_per_chunk * self.short_context_length
         num_groups = max(1, round(num_windows / int(self.num_far_tokens_T[-1])))
         return np.array_split(np.arange(self.targets_per_chunk), min(num_groups, self.targets_per_chunk))
+
+
+def block_widths(num_far: int, num_blocks: int) -> list[int]:
+    """Tokens of the blocks of each round of a screen, until single tokens: [1] where `num_blocks` do.
+
+    Else the widest, so that `num_blocks` or fewer cover the far context, are quartered, and pairs halved:
+    of 2,000 tokens, and 64 blocks a round, 32, 8, 2 and 1.
+    """
+    widths = [1]
+    while widths[0] * num_blocks < num_far:
+        widths.insert(0, widths[0] * (2 if widths[0] == 1 else 4))
+    return widths
+
+
+def num_kept(num_blocks: int, width: int, narrower: int) -> int:
+    """How many blocks of a round are split, at least one: `num_blocks` or fewer narrower ones come of it."""
+    return max(1, num_blocks * narrower // width)
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,26 @@ Shapes: T targets, F far-context positions (of the last target), K the largest k
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from pipeline.cli import InputError, unknown_name
-from pipeline.measuring.flags import NUM_INTEGRATION_STEPS, NUM_SAMPLED_ANSWERS, NUM_SUBSETS, ContextLengths
+from pipeline.measuring.flags import (
+    BLOCKS,
+    FEWEST_BLOCKS,
+    LONGEST_EXACT,
+    NUM_INTEGRATION_STEPS,
+    NUM_SAMPLED_ANSWERS,
+    NUM_SUBSETS,
+    ContextLengths,
+    block_widths,
+    num_kept,
+)
 from pipeline.results.schemas import MIMICRY, SELECTION
 
 if TYPE_CHECKING:
@@ -56,6 +67,9 @@ class RuleCosts(ContextLengths):
     num_backgrounds: int = 1
     """Foreign documents, under the intervention `background`."""
     num_subsets: int = NUM_SUBSETS
+    screen: int | None = None
+    """Blocks that a round of leave_one_out leaves out; None: every token. Which blocks are split the text
+    decides, so that a screen's cost is about what the formula says."""
 
     def token_forwards_per_target(self, rule: str, k: int) -> float:
         """To choose the first k tokens, a target."""
@@ -112,10 +126,36 @@ class RuleCosts(ContextLengths):
 
     def removals(self, k: int) -> int:
         """`one_removal_a_pass`; under `background` a token is replaced by each foreign document's in turn."""
+        if self.screen is not None:
+            num_each = self.num_backgrounds if self.intervention == BACKGROUND else 1
+            far = self.num_far_tokens
+            return self.one_pass() + num_each * self._blocks(self.one_pass(), far[0], far[-1])
         if self.intervention != BACKGROUND:
             return self.one_removal_a_pass(substitute=self.intervention == SUBSTITUTE)
         replacements = self.one_removal_a_pass(substitute=True) - self.one_pass()
         return self.one_pass() + self.num_backgrounds * replacements
+
+    def null_removals(self) -> int:
+        """The same of another document's tokens: a pass over the packed sequences for each token or block."""
+        if self.screen is None:
+            return replace(self, intervention=BACKGROUND).additions(1)
+        num_each = self.num_backgrounds if self.intervention == BACKGROUND else 1
+        blocks = sum(self._blocks(rows, far, far) for rows, far in self._packed_sequences())
+        return self.foreign_context() + num_each * blocks
+
+    def _blocks(self, num_rows: int, fewest_far: int, most_far: int) -> int:
+        """Rows after what the rounds of a screen leave out, those split being spread evenly."""
+        assert self.screen is not None
+        widths, short_by = block_widths(fewest_far, self.screen), int(self.intervention == REMOVE)
+        first = range(0, fewest_far - fewest_far % widths[0], widths[0])
+        total = sum(num_rows - start - widths[0] * short_by for start in first)
+        total += sum(num_rows - place - short_by for place in range(fewest_far, most_far))
+        for width, narrower in pairwise(widths):
+            num_split = num_kept(self.screen, width, narrower) * width // narrower
+            total += num_split * (num_rows - narrower * short_by - fewest_far // 2)
+            beside = range(fewest_far - fewest_far % width, fewest_far - fewest_far % narrower, narrower)
+            total += sum(num_rows - start - narrower * short_by for start in beside)
+        return total
 
     def additions(self, k: int) -> int:
         """F s a target; under `background` one pass restores a token for all targets."""
@@ -157,7 +197,7 @@ class RuleCosts(ContextLengths):
         of k tokens spread evenly about the (F - k) / (k + 1)-th, of the nearest ones the (F - k)-th.
         """
         fewest, short = self.num_far_tokens[0], self.short_context_length
-        numbers = [(rule, k) for rule in rules for k in studied_numbers(rule, ks, fewest)]
+        numbers = [(rule, k) for rule in rules for k in studied_numbers(rule, ks, fewest, self.screen)]
         if self.intervention != BACKGROUND:
             return self.targets_per_chunk * sum(short + k for _, k in numbers)
         again = sum(
@@ -311,7 +351,7 @@ def _streaming_llm(
 _ROWS = (
     # Necessity: what leaving the token out of the long context costs; how far it moves the prediction.
     *_both(
-        "leave_one_out", lambda far: (far.influence_TF, far.divergence_TF), RuleCosts.removals,
+        "leave_one_out", lambda far: far.necessity, RuleCosts.removals,
         interventions=INTERVENTIONS,
     ),
     # Sufficiency: what the token alone, beside the short context, gives. Takes every copy of one evidence.
@@ -405,16 +445,30 @@ def selected_positions(
     return find_rule(rule).ranking([far_context, *other_choosers], max_k, np.random.default_rng(seed))
 
 
-def studied_numbers(rule: str, ks: Sequence[int], smallest_far_context: int) -> list[int]:
+def studied_numbers(
+    rule: str, ks: Sequence[int], smallest_far_context: int, screen: int | None = None
+) -> list[int]:
     """The numbers of tokens that a rule is studied at: those asked for, ascending.
 
     Of the controls, whose order costs nothing, also every power of two up to the whole far context, to tell
-    how many of the nearest tokens do what a few chosen ones do.
+    how many of the nearest tokens do what a few chosen ones do. Of screened rules too: their far context is
+    long, and what lies between the largest number asked for and all of it would not be known.
     """
-    if rule not in CONTROLS:
+    if rule not in CONTROLS and (screen is None or rule not in LEAVE_ONE_OUT_RULES):
         return sorted(set(ks))
     powers = {1 << exponent for exponent in range(smallest_far_context.bit_length())}
     return sorted({*ks, *powers, smallest_far_context})
+
+
+def screen_of(lengths: ContextLengths, num_blocks: int | None, rules: Collection[str]) -> int | None:
+    """How many blocks a round leaves out for these rules, given --screen; None: every token, or nothing."""
+    if num_blocks is not None and num_blocks < FEWEST_BLOCKS:
+        raise InputError(f"--screen {num_blocks} is too few: give {FEWEST_BLOCKS} blocks at least")
+    if num_blocks is None and lengths.long_context_length > LONGEST_EXACT:
+        num_blocks = BLOCKS + lengths.targets_per_chunk
+    leaves_out = any(rule in LEAVE_ONE_OUT_RULES for rule in rules)
+    is_whole = num_blocks is None or num_blocks >= lengths.num_far_tokens_T[0]
+    return num_blocks if leaves_out and not is_whole else None
 
 
 def refuse_rules(

@@ -57,6 +57,8 @@ class Request:
     num_backgrounds: int = 1
     """Foreign documents, under the intervention `background`."""
     num_subsets: int = NUM_SUBSETS
+    screen: int | None = None
+    """Blocks that a round of leave_one_out leaves out; None: every token (`flags.screen_of`)."""
     kept_fraction: float = KEPT_FRACTION
     unigram: UnigramDistribution | None = None
     """What left-out tokens are replaced by under `substitute`."""
@@ -95,7 +97,7 @@ class Request:
         """See `far_context.far_contexts`."""
         seed = self.seed_of(chunk)
         measurement = Measurement(
-            loaded.model, self.lengths, loaded.batching, num_subsets=self.num_subsets,
+            loaded.model, self.lengths, loaded.batching, num_subsets=self.num_subsets, screen=self.screen,
             kept_fraction=self.kept_fraction, head_weights_2H=self.head_weights.get(loaded.name), seed=seed,
             is_compact=self.is_compact,
         )  # fmt: skip
@@ -115,7 +117,7 @@ def planned_tokens(
     num_backgrounds = request.num_backgrounds if is_background else 1
     costs = RuleCosts(
         lengths.short_context_length, lengths.long_context_length, lengths.targets_per_chunk,
-        request.intervention, num_backgrounds, request.num_subsets,
+        request.intervention, num_backgrounds, request.num_subsets, request.screen,
     )  # fmt: skip
     num_models = num_judges + (num_choosers if request.choosers_judge or not num_judges else 0)
     short = lengths.targets_per_chunk * lengths.short_context_length
@@ -132,8 +134,7 @@ def planned_tokens(
             continue
         rules = set(numbers_of_rule)
         if far_context == OTHER_DOCUMENT and rules & set(LEAVE_ONE_OUT_RULES):
-            # A pass over the packed sequences for each token, as where tokens are restored.
-            total += num_choosers * replace(costs, intervention=BACKGROUND).additions(1)
+            total += num_choosers * costs.null_removals()
             rules -= set(LEAVE_ONE_OUT_RULES)
         total += num_choosers * costs.token_forwards_together(rules, request.largest_k)
     return total
@@ -196,10 +197,13 @@ def _chosen(
         influence_TF = context.every_influence_TF
         if influence_TF is not None and others:
             influence_TF = np.mean([influence_TF, *(other.influence_TF for other in others)], axis=0)
-        if request.every_influence and influence_TF is not None:
+        if request.every_influence and request.screen is None and influence_TF is not None:
             far_only = [row_F[~np.isnan(row_F)].tolist() for row_F in influence_TF]
             influences = _rows(chunk, targets_T, 1, far_context=name) | {"influences": far_only}
             append_columns(tables, {"influences": influences})
+        if request.screen is not None and influence_TF is not None:
+            is_unknown_TF, influence_TF = np.isnan(influence_TF), influence_TF.astype(object)
+            influence_TF[is_unknown_TF] = None  # of tokens that were not left out alone
         for rule, ranked_TK in chosen[name].items():
             positions_TK = ranked_TK[:, : request.largest_k]
             num_ranks = positions_TK.shape[1]

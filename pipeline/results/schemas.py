@@ -175,13 +175,14 @@ SCHEMAS: dict[str, pa.Schema] = {
         optional("influence", FLOAT, "loss(t | long without the token) - loss(t | long), nats, under any"
                  " rule: positive = it helps; replaced, not removed, under the interventions 'substitute' and"
                  " 'background' (see `settings`); null without the rules leave_one_out and"
-                 " leave_one_out_divergence"),
+                 " leave_one_out_divergence, and where --screen has left the token out in blocks only"),
     ]),
     "influences": pa.schema([
         *TARGET_COLUMNS,
         SELECTION_COLUMNS[1],
         column("influences", FLOATS, "influence of every far-context token, nats; entry i is the token at"
-               " chunk start + i. No rows without the rules leave_one_out and leave_one_out_divergence"),
+               " chunk start + i. No rows without the rules leave_one_out and leave_one_out_divergence, nor"
+               " with --screen"),
     ]),
     "attention_heads": pa.schema([
         column("head_index", INT32, "the head, of all layers one after another, from 0"),

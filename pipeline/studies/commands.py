@@ -36,8 +36,8 @@ _OF_CHUNKS = (
     "documents_per_shard", "dtype",
 )  # fmt: skip
 _OF_CHOICES = (
-    "rules", "k", "intervention", "num_backgrounds", "null_fraction", "last_tokens", "choose_together",
-    "positions", "minimum_gain",
+    "rules", "k", "intervention", "num_backgrounds", "screen", "null_fraction", "last_tokens",
+    "choose_together", "positions", "minimum_gain",
 )  # fmt: skip
 _FLAGS = {
     "length_losses": _OF_CHUNKS,

@@ -33,7 +33,13 @@ from olmo.model import OLMo
 
 from pipeline.measuring.contexts import Batching
 from pipeline.measuring.flags import ContextLengths
-from pipeline.measuring.rules import DEFAULT_INTERVENTION, DEFAULT_KS, RuleCosts, studied_numbers
+from pipeline.measuring.rules import (
+    DEFAULT_INTERVENTION,
+    DEFAULT_KS,
+    RuleCosts,
+    screen_of,
+    studied_numbers,
+)
 from pipeline.measuring.sparsity import Request, planned_tokens
 from pipeline.measuring.stage import seconds_per_token
 from pipeline.models.olmo import OLMoCausalLM
@@ -250,9 +256,11 @@ def token_forwards_of_chunk(stage: str, evaluation: Evaluation) -> int:
     fewest = costs.num_far_tokens[0]
     ks = evaluation.k or [k for k in DEFAULT_KS if k <= fewest]
     null_fraction = 1.0 if evaluation.null_fraction is None else evaluation.null_fraction
+    lengths = ContextLengths(s, length, m)
+    screen = screen_of(lengths, evaluation.screen, () if evaluation.choices else evaluation.rules)
     request = Request(
-        lengths=ContextLengths(s, length, m), largest_k=ks[-1],
-        numbers_of_rule={rule: studied_numbers(rule, ks, fewest) for rule in evaluation.rules},
+        lengths=lengths, screen=screen, largest_k=ks[-1],
+        numbers_of_rule={rule: studied_numbers(rule, ks, fewest, screen) for rule in evaluation.rules},
         intervention=intervention, num_backgrounds=costs.num_backgrounds, null_fraction=null_fraction,
         choosers_judge=bool(evaluation.choosers_judge),
         choices=None if evaluation.choices is None else {},

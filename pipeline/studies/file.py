@@ -105,6 +105,7 @@ class Evaluation:
     k: list[int] | None = None
     intervention: str | None = None
     num_backgrounds: int | None = None
+    screen: int | None = None
     null_fraction: float | None = None
     last_tokens: int | None = None
     choose_together: bool = False

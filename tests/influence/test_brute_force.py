@@ -7,7 +7,7 @@ witness reads every position before the target, and only which document's token 
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -165,6 +165,62 @@ def test_every_influence(model: Implementation, intervention: str) -> None:
                 chosen = selected_positions(context, rule, 3, seed=[0])[index]
                 assert chosen.tolist() == np.argsort(-scores)[:3].tolist(), (name, target, rule)
         assert np.nanstd(context.influence_TF) > 100 * TOLERANCE
+
+
+def test_the_screen_leaves_out_blocks_and_splits_those_that_matter(
+    model: Implementation, measured: tuple[dict[str, FarContext], list[np.ndarray]]
+) -> None:
+    """Of 16 to 19 tokens 2 blocks of 8, then 4 of 2, then 4 of 1, and what is beside them and nearer."""
+    contexts, backgrounds = measured
+
+    def without(name: str, target: int, block: range) -> np.ndarray:
+        """Loss and divergence by which it moves from the long context."""
+        tokens, _ = case(name, target, ())
+        long, naive = (tokens, range(target)), []
+        for background in backgrounds or [None]:
+            replaced, rest = tokens.copy(), set(range(target)) - set(block)
+            if background is not None:
+                replaced[list(block)], rest = background[list(block)], set(range(target))
+            everything, loss = naive_losses(model.stock, target, [long, (replaced, rest)])
+            (divergence,) = naive_divergences(model.stock, target, long, [(replaced, rest)])
+            naive.append((loss - everything, divergence))
+        return np.mean(naive, axis=0)
+
+    for name, context in contexts.items():
+        screened = replace(context, measurement=replace(context.measurement, screen=4))
+        for sequence in screened.sequences:
+            targets = TARGETS[sequence.targets]
+            fewest = targets[0] - S
+            starts, estimates = [0, 8], {}
+            for width, narrower, num_split in ((8, 2, 1), (2, 1, 2)):
+                effects = {
+                    (start, target): without(name, target, range(start, start + width))
+                    for start in starts
+                    for target in targets
+                }
+                for (start, target), effect in effects.items():
+                    estimates |= {(start + place, target): effect / width for place in range(width)}
+                rankings = [
+                    sorted(starts, key=lambda start: -effects[start, target][1]) for target in targets
+                ]
+                best = list(
+                    dict.fromkeys(start for of_rank in zip(*rankings, strict=True) for start in of_rank)
+                )
+                starts = [s + part for s in best[:num_split] for part in range(0, width, narrower)]
+                starts += range(fewest // width * width, fewest // narrower * narrower, narrower)
+            for target in targets:
+                index, alone = target - TARGETS[0], sorted([*starts, *range(fewest, target - S)])
+                exact = {place: without(name, target, range(place, place + 1)) for place in alone}
+                scores = [exact.get(place, estimates.get((place, target))) for place in range(target - S)]
+                for values_TF, scores_F in zip(screened.necessity, np.transpose(scores), strict=True):
+                    close(values_TF[index], scores_F, (name, target))
+                for found_TF, values_TF in zip(
+                    (screened.influence_TF, screened.divergence_TF), screened.necessity, strict=True
+                ):
+                    assert np.flatnonzero(~np.isnan(found_TF[index])).tolist() == alone, (name, target)
+                    assert (found_TF[index, alone] == values_TF[index, alone]).all()
+        everything = replace(context, measurement=replace(context.measurement, screen=19))
+        np.testing.assert_array_equal(everything.necessity, context.necessity)
 
 
 def test_every_addition_and_every_choice(

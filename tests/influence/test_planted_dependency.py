@@ -5,6 +5,7 @@ A trained model says again what stood 12 places before. Within a foreign far con
 """
 
 from collections.abc import Callable, Set
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from olmo.model import OLMo
 from pipeline.measuring.contexts import Batching, Measured, Measurement
 from pipeline.measuring.far_context import FarContext, far_contexts, sparse_contexts
 from pipeline.measuring.flags import ContextLengths
-from pipeline.measuring.rules import BACKGROUND, RULES, selected_positions
+from pipeline.measuring.rules import BACKGROUND, LEAVE_ONE_OUT_RULES, RULES, selected_positions
 from pipeline.measuring.sparsity import dependency_sparsity, mean_log2_k
 from pipeline.models.olmo import OLMoCausalLM, use_position_ids
 from pipeline.results.schemas import OTHER_DOCUMENT, OWN
@@ -142,6 +143,22 @@ def test_exactly_the_planted_tokens_are_found(k: int) -> None:
     for rule in SEARCHES:
         for selected in selected_positions(own, rule, k, seed=[0]).tolist():
             assert sorted(selected) == list(_planted(k)), rule
+
+
+@pytest.mark.parametrize("screen", [8, 16])
+def test_a_screen_of_a_long_text_finds_the_planted_tokens(screen: int) -> None:
+    """Of 999 far tokens a few dozen passes find the two that tell the answer."""
+    lengths = replace(MADE_LENGTHS, long_context_length=1003)
+    own, foreign = np.random.default_rng(5).integers(0, 8, (2, 1003))
+    own[[277, 600]], own[lengths.targets_T] = list(_planted(2).values()), ANSWER
+    model = EvidenceLM(VOCABULARY_SIZE, ANSWER, _evidence(2))
+    measurement = Measurement(model, lengths, Batching(1), screen=screen)
+    for options in ({}, {"background_ids_BL": foreign[None]}):
+        context = far_contexts(measurement, own, foreign, **options)["own"]
+        for rule in LEAVE_ONE_OUT_RULES:
+            selected_T2 = selected_positions(context, rule, 2, seed=[0])
+            assert np.sort(selected_T2).tolist() == [[277, 600], [277, 600]], rule
+        assert np.isnan(context.influence_TF[0]).sum() > 900
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])

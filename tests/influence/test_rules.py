@@ -18,8 +18,7 @@ NAN = np.nan
 SCORES_TF = np.array([[0.1, 0.5, -0.2, 0.5, NAN], [0.0, 0.0, 0.3, 0.0, 0.2]], dtype=np.float32)
 SCORED = SimpleNamespace(
     num_far_tokens_T=np.array([4, 5]),
-    influence_TF=SCORES_TF,
-    divergence_TF=SCORES_TF,
+    necessity=(SCORES_TF, SCORES_TF),
     attention_TF=SCORES_TF,
     gate_gradient_TF=-SCORES_TF,
     gate_information_TF=SCORES_TF,

@@ -112,6 +112,36 @@ def test_a_background_serves_all_targets(make_olmo: Callable[..., OLMo], number:
     assert counted < 0.75 * whole
 
 
+@pytest.mark.parametrize("intervention", ["remove", "background"])
+def test_a_screen_costs_about_what_its_formula_says(
+    make_olmo: Callable[..., OLMo], intervention: str
+) -> None:
+    lengths = ContextLengths(short_context_length=4, long_context_length=204, targets_per_chunk=5)
+    costs = RuleCosts(4, 204, 5, intervention, num_backgrounds=2, screen=12)
+    own, null, *backgrounds = np.random.default_rng(1).integers(0, 48, (4, 204))
+    options = {"background_ids_BL": np.stack(backgrounds)} if intervention == BACKGROUND else {}
+    counted = {}
+    for name in ("own", "other_document"):
+        model = CountingLM(OLMoCausalLM(make_olmo(max_sequence_length=204)))
+        measurement = Measurement(model, lengths, Batching(1), screen=12)
+        context = far_contexts(measurement, own, null, **options)[name]
+        for rule in ("leave_one_out", "leave_one_out_divergence"):
+            selected_positions(context, rule, 3, seed=[0])
+        counted[name] = model.token_forwards
+    # 195 far tokens: 6 blocks of 32, then 12 of 8, of 2, and of 1, one beside them, and the 4 nearest
+    assert counted["own"] == pytest.approx(costs.token_forwards("leave_one_out", 3), rel=1 / 4)
+    assert counted["other_document"] == pytest.approx(costs.null_removals(), rel=1 / 4)
+    exact = replace(costs, screen=None)
+    assert 3 * costs.token_forwards("leave_one_out", 3) < exact.token_forwards("leave_one_out", 3)
+    # Four times the length costs little more than four times as much; the exact way costs sixteen times.
+    of_lengths = [
+        RuleCosts(64, length, 16, "background", screen=64).token_forwards("leave_one_out", 1)
+        for length in (2048, 8192, 32768)
+    ]
+    assert of_lengths[0] < 2048**2 / 2 / 7
+    assert of_lengths[2] < 5.2 * of_lengths[1] < 5.2**2 * of_lengths[0]
+
+
 @pytest.mark.parametrize("null_fraction", [0.0, 1.0])
 @pytest.mark.parametrize(
     ("intervention", "num_judges"), [("remove", 0), ("background", 0), ("background", 2)]
