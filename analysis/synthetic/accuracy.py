@@ -129,8 +129,13 @@ def positions_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
     return figure
 
 
-def sparsity_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
-    """Exact match against size: across trainings, each at its most bits, and within the last, by k."""
+def sparsity_figure(cells: pd.DataFrame, num_examples: int, paired: pd.DataFrame | None = None) -> Figure:
+    """Exact match against size: across trainings, each at its most bits, and within the last, by k.
+
+    Args:
+        cells: `over_seeds`.
+        paired: `few_less_many`, which is the finding where it has rows.
+    """
     own = cells[cells["sparsity"] == cells["largest_train_sparsity"]]
     most, task = int(cells["largest_train_sparsity"].max()), str(cells["task"].iloc[0])
     within = cells[(cells["largest_train_sparsity"] == most) & (cells["sparsity"] <= most)]
@@ -166,6 +171,13 @@ def sparsity_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
     )
     if not is_ordered:
         finding = f"Beyond the trained sizes, answers of fewer {noun}s are not right more often at every size"
+    if paired is not None and len(paired):
+        means = paired[paired["fewer"].isna() & (paired["further_difference_low"] > 0)]
+        where = " and ".join(f"{size:,}" for size in means["size"])
+        finding = f"At {where} tokens answers of few {noun}s are right more often than those of many"
+        if means.empty:
+            finding = f"Beyond the trained size, no difference between few {noun}s and many is clear"
+        parts = *parts, "few and many: with equally many patterns"
     drawing.put_title(figure, finding, *parts)
     return figure
 

@@ -157,7 +157,8 @@ def signs_figure(accuracy: pd.DataFrame) -> Figure:
         ax.set_xscale("log", base=2)
         ax.set_yscale("log")
         sizes = sorted(accuracy["size"].unique())
-        ax.set_xticks(sizes[::2], [f"{size:,}" for size in sizes[::2]])
+        ax.set_xticks(sizes[::3], [f"{size:,}" for size in sizes[::3]])
+        ax.set_xticks(sizes, minor=True)
         ax.set_xlabel("length (tokens)")
         ax.set_title(title)
         drawing.label_line_ends(ax, [end for end in ends if end.name])
@@ -179,6 +180,7 @@ def signs_figure(accuracy: pd.DataFrame) -> Figure:
     numbers = sorted({num_seeds.min(), num_seeds.max()})
     drawing.put_title(
         figure, title, f"n = {' to '.join(map(str, numbers))} seeds of each training",
-        f"trained at {trained} tokens", "bands: range of seeds", "dashed: attention scaled with log length",
+        f"trained at {trained} tokens", "bands: range of seeds",
+        "hollow, dashed: attention scaled with log length",
     )  # fmt: skip
     return figure

@@ -7,9 +7,9 @@ import pandas as pd
 from quoted import CAUSAL, FIRST_PAGE, REFERENCE, SYNTHETIC, Row, agree, by, cells_of, interval, section
 
 from analysis.synthetic import signs
-from analysis.synthetic.accuracy import over_seeds
+from analysis.synthetic.accuracy import few_less_many, over_seeds
 from analysis.synthetic.dependencies import by_kind, by_part
-from pipeline.results.read import read_artefact, read_settings
+from pipeline.results.read import read_artefact
 
 
 def test_position_coupling() -> None:
@@ -53,54 +53,25 @@ def test_position_coupling() -> None:
 
 def test_sparse_parity() -> None:
     text = section(SYNTHETIC, "Does sparsity act?")
-    told = []
-    for folder, sizes in {"parity": (40, 80, 200), "parity_scaled": (80, 200)}.items():
-        results = REFERENCE / "synthetic" / folder
-        cells = over_seeds(read_artefact(results, "synthetic_accuracy"))
-        learnt = cells[cells["sparsity"] <= cells["largest_train_sparsity"]]
-        assert set(learnt["num_seeds"]) == {3} and learnt["is_learnt"].all()
-        told.append((by(learnt, "largest_train_sparsity", "sparsity", "size"), sizes))
-        settings = read_settings(results, "evaluate_synthetic").values()
-        scales = {of_model.get("attention_scale", 1.0) for of_model in settings}
-        assert scales == {2.0 if folder == "parity_scaled" else 1.0}
-    rows = re.findall(r"^\| up to (\d) bits? \| (\d) \|(.*)\|$", text, re.MULTILINE)
-    assert len(rows) == 9
-    for most, k, quoted in rows:
-        values = [table[int(most), int(k), size] for table, sizes in told for size in sizes]
-        for cell, row in zip(quoted.split("|"), values, strict=True):
-            agree(cell, *(row[name] for name in ("exact_match", "lowest", "highest")))
-
-
-def test_sparse_parity_in_single_models() -> None:
-    text = section(SYNTHETIC, "Does sparsity act?").replace("\n", " ")
-    columns = ["largest_train_sparsity", "sparsity", "size", "seed"]
-    tables = [
-        read_artefact(REFERENCE / "synthetic" / folder, "synthetic_accuracy")
-        for folder in ("parity", "parity_scaled")
-    ]
-    own, doubled = (table.set_index(columns).sort_index()["exact_match"] for table in tables)
-    eight, four = re.findall(r"never shown, in (.*?); at 80 tokens they get four right in (\S+),", text)[0]
-    agree(eight, *own[6, 8, 20])
-    agree(four, own[6, 4, 80].mean())
-    (one,) = re.findall(r"at 200 tokens one bit is right in (.*?) where", text)
-    agree(one, *(own[most, 1, 200].mean() for most in (1, 2, 4, 6)))
-    ones = own[6, 1, 200]
-    missed_alike = (1 + (2 * ones - 1) ** 6) / 2
-    found = re.findall(r"right in (\S+) there\..*? by itself, (.*?) +would be right; (\S+) are\.", text)[0]
-    agree(" ".join(found[:2]), ones.mean(), missed_alike.mean(), missed_alike.min(), missed_alike.max())
-    agree(found[2], own[6, 6, 200].mean())
-    (spoilt,) = re.findall(r"doubling spoils six bits even at 20 tokens \((.*?)\)", text)
-    agree(spoilt, *doubled[6, 6, 20])
+    accuracy = read_artefact(REFERENCE / "synthetic/parity", "synthetic_accuracy")
+    cells = over_seeds(accuracy)
+    assert set(cells["num_seeds"]) == {4} and cells["is_learnt"].all()
+    means = by(cells, "sparsity", "size")
+    for label, size in {"at 18 tokens": 18, "at 36,": 36, "at 72,": 72, "at 180,": 180}.items():
+        for k, cell in enumerate(cells_of(text, label), start=1):
+            agree(cell, means[k, size]["exact_match"])
+    paired = few_less_many(accuracy).fillna({"fewer": 0})
+    rows = by(paired, "fewer", "size")
+    for label, fewer in {"1 and 8": 1, "2 and 7": 2, "3 and 6": 3, "4 and 5": 4, "mean": 0}.items():
+        for cell, size in zip(cells_of(text, label), (72, 180), strict=True):
+            agree(cell, *interval(rows[fewer, size], "further_difference"))
+    of_one = accuracy[accuracy["sparsity"] == 1].pivot(index="seed", columns="size", values="exact_match")
+    assert (of_one.round(2) == 1).all(axis=1).sum() == 3
+    agree(re.findall(r"gets one bit right in (\S+) only", text)[0], of_one[180].min())
     first = cells_of(FIRST_PAGE.read_text(encoding="utf-8"), "Does it hold where the truth is known?")[0]
-    means = re.findall(r"(\S+) of the answers of one bit are right, (\S+) of four bits", first)[0]
-    ranges = re.findall(r"(\d\S+ to \d\.\d+)", first)
-    for k, *quoted in zip((1, 4), means, ranges, strict=True):
-        of_seeds = own[4, k, 200]
-        agree(" ".join(quoted), of_seeds.mean(), of_seeds.min(), of_seeds.max())
-    for most in (4, 6):
-        for seed in range(3):
-            at_80 = [own[most, k, 80, seed] for k in range(1, most + 1) if k != 5]
-            assert at_80 == sorted(at_80, reverse=True)
+    agree(re.findall(r"many, by (\S+ \[.*?\])", first)[0], *interval(rows[0, 72], "further_difference"))
+    one, eight = re.findall(r"One bit is right in (\S+), eight in (\S+) ", first)[0]
+    agree(f"{one} {eight}", means[1, 72]["exact_match"], means[8, 72]["exact_match"])
 
 
 def test_planted_correlation() -> None:
