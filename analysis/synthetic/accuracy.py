@@ -44,19 +44,19 @@ def few_less_many(accuracy: pd.DataFrame) -> pd.DataFrame:
         A row a pair (`fewer`, `more`; None, None: the mean over pairs) and size: num_seeds, difference with
         Student's 95 % interval over seeds, and the same of further_difference: less that at the trained size.
     """
-    num_bits_M = accuracy["largest_train_size"] // 2
-    is_paired = (accuracy["largest_train_sparsity"] == num_bits_M - 1) & (accuracy["sparsity"] < num_bits_M)
+    tested = accuracy.assign(most=accuracy["largest_train_size"] // 2 - 1)
+    is_paired = (tested["largest_train_sparsity"] == tested["most"]) & (tested["sparsity"] <= tested["most"])
     rows = []
-    for trained, tests in accuracy[is_paired].groupby("largest_train_size"):
-        by_k, num_bits = (
-            tests.pivot(index=["size", "seed"], columns="sparsity", values="exact_match"),
-            trained // 2,
-        )
-        pairs = {(k, num_bits - k): by_k[k] - by_k[num_bits - k] for k in range(1, (num_bits + 1) // 2)}
-        pairs[None, None] = pd.DataFrame(pairs).mean(axis=1)
+    for most, tests in tested[is_paired].groupby("most"):
+        num_bits = int(str(most)) + 1
+        by_k = tests.pivot(index=["size", "seed"], columns="sparsity", values="exact_match")
+        pairs: dict[tuple[int | None, int | None], pd.Series] = {
+            (k, num_bits - k): by_k[k] - by_k[num_bits - k] for k in range(1, (num_bits + 1) // 2)
+        }
+        pairs[None, None] = pd.concat(pairs.values(), axis=1).mean(axis=1)
         for (fewer, more), of_pair in pairs.items():
             for size, differences in of_pair.groupby("size"):
-                further = differences.droplevel("size") - of_pair[trained]
+                further = differences.droplevel("size") - of_pair[2 * num_bits]
                 rows.append({
                     "fewer": fewer, "more": more, "size": size, "num_seeds": len(differences),
                     **interval_columns("difference", _over_seeds(differences)),
@@ -160,7 +160,6 @@ def sparsity_figure(cells: pd.DataFrame, num_examples: int, paired: pd.DataFrame
         drawing.label_line_ends(ax, ends)
     figure.axes[0].set_ylabel(_EXACT_MATCH)
     names = f"{task_words(task)}, {POSITION_WORDS[cells['positions'].iloc[0]]}"
-    parts = names, sample_size(cells, num_examples), _BANDS
     is_ordered, beyond = True, cells["size"] > cells["largest_train_size"]
     for column, lines, *_ in shown:
         by_k = lines[beyond[lines.index]].pivot(index="size", columns=column, values="exact_match")
@@ -177,8 +176,8 @@ def sparsity_figure(cells: pd.DataFrame, num_examples: int, paired: pd.DataFrame
         finding = f"At {where} tokens answers of few {noun}s are right more often than those of many"
         if means.empty:
             finding = f"Beyond the trained size, no difference between few {noun}s and many is clear"
-        parts = *parts, "few and many: with equally many patterns"
-    drawing.put_title(figure, finding, *parts)
+        names += "; few and many: with equally many patterns"
+    drawing.put_title(figure, finding, names, sample_size(cells, num_examples), _BANDS)
     return figure
 
 
