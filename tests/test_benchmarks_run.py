@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from accelerate.state import AcceleratorState
 from measured_documents import write_checkpoint, write_data
@@ -19,6 +20,7 @@ import gpu
 import leave_one_out
 import matrix_product_peak
 import method_seconds
+import screen
 
 from analysis.rules.benchmark import read_seconds
 from pipeline.cli import InputError
@@ -113,6 +115,11 @@ def test_bfloat16_agreement_and_the_seconds_of_methods(
     for row in report["far_contexts"].values():
         assert 0 < row["influence_error_rms_nats"] < 0.1 * row["influence_rms_nats"]
         assert 0.8 < row["rank_correlation"] <= 1  # ranks may survive what moves every influence
+    run(screen, *words[:4], *sizes[:2], "--targets-per-chunk", 2, "--long-context-lengths", 12,
+        "--lengths-without-exact", 11, "--screens", 4, 9, "--out", tmp_path / "screen.csv")  # fmt: skip
+    table = pd.read_csv(tmp_path / "screen.csv", index_col=["length", "screen"])
+    assert table.loc[12, 9]["recall"] == table.loc[12, 9]["token_forwards_ratio"] == 1
+    assert 0 < table.loc[12, 4]["recall"] < 1 and table.loc[11, 4]["token_forwards"] > 0
     rules = ("surrogate", "learned_attention", "greedy", "nearest")
     run(method_seconds, *words, *sizes, "--max-documents", 2, "--k", 2, "--rules", *rules)
     seconds = read_seconds(tmp_path / "out.json")

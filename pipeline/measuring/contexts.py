@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from pipeline.cli import is_out_of_memory, logger
-from pipeline.measuring.flags import KEPT_FRACTION, NUM_SUBSETS, ContextLengths
+from pipeline.measuring.flags import KEPT_FRACTION, LONGEST_EXACT, NUM_SUBSETS, ContextLengths
 from pipeline.models.devices import GIBIBYTE, free_bytes, total_bytes
 from pipeline.models.interface import (
     CausalLM,
@@ -447,6 +447,17 @@ def measured_in_foreign_context(
 
     What is lost by it is the *specific gain*: the part of the long context's gain that is this document's.
     """
+    if lengths.long_context_length > LONGEST_EXACT:
+        # The mask of a packed sequence takes the square of its rows. Without one, the other document is read
+        # once, and then each target's own tokens in a pass of their own.
+        queue, short = PassQueue(model, Batching(1), reference), lengths.short_context_length
+        foreign = read_prefix(model, other_chunk_L[: lengths.num_far_tokens_T[-1]])
+        for index, num_far in enumerate(lengths.num_far_tokens_T):
+            places_1C = np.arange(num_far, num_far + short)[None]
+            rows = Rows(chunk_L[places_1C], places_1C, None, np.array([[short - 1]]))
+            target_ids_11, index_11 = chunk_L[None, None, num_far + short], np.array([[index]])
+            queue.run(rows, target_ids_11, index_11, foreign.first(int(num_far)))
+        return Measured(*(np.concatenate(values)[:, 0] for values in queue.read()))
     return Measured.joined(
         [
             measured_in_sequence(model, sequence, reference)

@@ -12,7 +12,7 @@ document. A row a length and screen, of all targets together:
                  nats; `exact` of the exact ranking, `random` of a random one, which tells the scale
   token-forwards of the passes that leave something out, counted; their share of the exact ones; the same of
                  seconds, one after the other on the same chunk
-With --length-without-exact only the screen runs there, whose cost tells how it grows.
+With --lengths-without-exact only the screen runs there, whose cost tells how it grows.
 
 Shapes: T targets, F far tokens, J studied values of k.
 """
@@ -31,7 +31,7 @@ import pandas as pd
 import torch
 from matrix_product_peak import use_threads
 
-from pipeline.cli import InputError, positive_int, progress, run_stage, stage_parser
+from pipeline.cli import positive_int, progress, run_stage, stage_parser
 from pipeline.measuring.contexts import Batching, Measurement
 from pipeline.measuring.far_context import FarContext, far_contexts, sparse_contexts
 from pipeline.measuring.flags import MINIMUM_GAIN, ContextLengths
@@ -71,15 +71,13 @@ def main(arguments: argparse.Namespace) -> None:
     model = load_olmo(find_checkpoint(arguments.checkpoint), torch.device("cpu"), torch.float32)
     for length in [*arguments.long_context_lengths, *arguments.lengths_without_exact]:
         lengths = ContextLengths(arguments.short_context_length, length, arguments.targets_per_chunk)
-        if lengths.num_far_tokens_T[0] < K:
-            raise InputError(f"the first target has {lengths.num_far_tokens_T[0]} far tokens, fewer than {K}")
         documents = long_enough_documents(data, length, arguments.max_documents, 2)
         measurement = Measurement(model, lengths, Batching.for_model(model))
         for index in progress(range(len(documents)), f"screen {length}", "chunk"):
             chunk = chunks_of(documents, index, length, 1, 2)[0]
             exact = length in arguments.long_context_lengths
             rows += of_chunk(chunk, measurement, arguments.screens, with_exact=exact)
-    table = pd.DataFrame(rows).groupby(["length", "screen"]).agg(np.nanmean)
+    table = pd.DataFrame(rows).groupby(["length", "screen"]).mean()
     table.insert(0, "targets", pd.DataFrame(rows).groupby(["length", "screen"]).size())
     for what in ("token_forwards", "seconds"):
         table[f"{what}_ratio"] = table[what] / table[f"exact_{what}"]
@@ -97,7 +95,7 @@ def of_chunk(
     if with_exact:
         exact, cost = left_out(chunk, measurement)
         scores_TF = exact.necessity.divergence_TF
-        top_TK = ranked(scores_TF, K)
+        top_TK = ranked(scores_TF, min(K, int(num_far_T[0])))
         of_exact = {f"exact_{name}": value for name, value in cost.items()}
         drawn_TF = selected_positions(exact, "random", int(num_far_T[0]), [0])
         log2_ks = {"exact": log2_k(exact, ranked(scores_TF, num_far_T[0])), "random": log2_k(exact, drawn_TF)}
