@@ -516,9 +516,19 @@ _SAID = {
     "": "Do short-trained models lose more where more tokens are needed?",
     "support": "Short-trained models lose more where more tokens are needed",
     "refuted at this size": "Short-trained models do not lose more where more tokens are needed",
-    "open": "It stays open whether short-trained models lose more where more tokens are needed",
 }
-"""Decision -> the title that tells it."""
+"""Decision -> the title that tells it; what is open, `_what_is_open` tells."""
+
+
+def _what_is_open(rows: Mapping[Hashable, Row]) -> str:
+    """Of `rows`, by outcome, whose interval excludes the smallest effect of interest, and whose does not."""
+    of_names: dict[bool, list[str]] = {True: [], False: []}
+    for outcome in (GAP, HARM):
+        of_names[rows[outcome.name]["slope_high"] < outcome.smallest_effect].append(outcome.name)
+    excluded, possible = (" and ".join(names) for names in of_names.values())
+    if excluded and possible:
+        return f"Open: a rise that would matter is excluded of the {excluded}, not of the {possible}"
+    return "Open: not every rise that would matter is excluded"
 
 
 def outcome_figure(
@@ -547,11 +557,12 @@ def outcome_figure(
         slope = interval_of(main[outcome.name], "slope")
         ax.set_title(f"{outcome.name}\n{slope} nats per doubling", loc="left")
         within = ",\nof the near context alone" if outcome is HARM else ""
-        ax.set_xlabel(f"tokens needed (mean log2 k){within}")
+        ax.set_xlabel(f"tokens needed (mean log2 k, doublings){within}")
         drawing.label_line_ends(ax, ends)
     axes[0].set_ylabel("difference from long-trained (nats)")
+    decided = table["decision"].iloc[0] if "decision" in table else ""
     drawing.put_title(
-        figure, _SAID[table["decision"].iloc[0] if "decision" in table else ""],
+        figure, _SAID.get(decided) or _what_is_open(main),
         models, drawing.sample_size(planned),
         "without targets that have too little at stake",
         "stake, gain, difficulty, frequency, position and source held equal", drawing.BARS,
