@@ -56,7 +56,6 @@ FURTHER_CONTRASTS = {
         Arm(["signs_32_weak"], "contiguous", LOG_LENGTH),
         Arm(["signs_32_weak"], "contiguous", NONE),
     ),
-    "learnt scale less plain": (Arm(_SPREAD, "contiguous", "learnt"), Arm(_SPREAD, "contiguous", NONE)),
     "PoSE less plain positions": (Arm(_SPREAD, "pose"), Arm(_SPREAD)),
     "four signs less one, PoSE": (Arm(["signs_4"], "pose"), Arm(["signs_1"], "pose")),
 }
