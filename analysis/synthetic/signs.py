@@ -157,7 +157,7 @@ def signs_figure(accuracy: pd.DataFrame) -> Figure:
         ax.set_yscale("log")
         sizes = sorted(accuracy["size"].unique())
         ax.set_xticks(sizes[::3], [f"{size:,}" for size in sizes[::3]])
-        ax.set_xticks(sizes, minor=True)
+        ax.set_xticks(sizes, [""] * len(sizes), minor=True)
         ax.set_xlabel("length (tokens)")
         ax.set_title(title)
         drawing.label_line_ends(ax, [end for end in ends if end.name])
