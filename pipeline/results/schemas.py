@@ -220,7 +220,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         optional("dependency_sparsity", INT32, "k*: the least studied k recovering the recovery fraction of"
                  " the gain; null where the gain is below the minimum, or no studied k reaches it"),
         optional("half_sparsity", INT32, "the least studied k recovering half of the gain; null likewise"),
-        column("is_censored", BOOL, "the long context helps enough, but no studied k reaches k*"),
+        column("is_censored", BOOL, "the long context helps enough, but no studied k recovers enough of it"),
         optional("minimum_context_length", INT32, "least number of nearest tokens, short context included,"
                  " that recovers the recovery fraction of the gain (Vakilian et al. 2025), by the same"
                  " criterion: short_context_length and k* of the rule nearest, in powers of two; the same for"

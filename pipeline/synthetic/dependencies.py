@@ -107,7 +107,8 @@ class SearchedExample:
             return FarContextInBackground(*fields, background_ids_BL=self.substitutes_RL)
         draws = [FarContext(*fields, substitute_ids_L=row_L) for row_L in self.substitutes_RL]
         means = {name: np.mean([getattr(draw, name) for draw in draws], axis=0) for name in _EFFECTS.values()}
-        return cast("FarContext", SimpleNamespace(**means))  # all that rules under a substitution ask for
+        of_rules = SimpleNamespace(**means, necessity=tuple(means.values()))
+        return cast("FarContext", of_rules)  # all that rules under a substitution ask for
 
 
 def searched_example(

@@ -182,7 +182,7 @@ def test_planted_weights_of_heads_are_found_by_a_ridge_regression_within_targets
             np.where(is_far_TF, 7 + np.tensordot(weights_H, heads_HTF, axes=1), np.nan)
             for weights_H in planted
         ]
-        context.__dict__["_leave_one_out"] = LeaveOneOut(*effects)
+        context.__dict__["_leave_one_out"] = (LeaveOneOut(*effects),) * 2
         contexts.append(context)
         for index, num_far in enumerate(context.num_far_tokens_T):
             heads_FH, effects_F = heads_HTF[:, index, :num_far].T, effects[0][index, :num_far]
