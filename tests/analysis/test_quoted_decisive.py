@@ -135,7 +135,8 @@ def test_what_chosen_tokens_give_alone() -> None:
         .loc["300k-" + models[-1]]
     )
     low, high = (-own[f"less_than_short_{end}"] for end in ("high", "low"))
-    agree(re.findall(r"above that of the short context, by (\S+ \[.*?\]) nats", flat)[0], -own["less_than_short"], low, high)
+    (raised,) = re.findall(r"above that of the short context, by (\S+ \[.*?\]) nats", flat)
+    agree(raised, -own["less_than_short"], low, high)
 
 
 def test_the_first_page_tells_the_answer(slopes: pd.DataFrame) -> None:
