@@ -72,33 +72,11 @@ def test_every_combination_has_its_rows(tables: Tables) -> None:
 
 def test_a_screen_is_a_setting_and_leaves_no_table_of_every_influence(folder: Path, tmp_path: Path) -> None:
     # The first target has 5 far tokens: 2 pairs, of which 2 are split, and the nearest; 5 blocks are all.
-    rules = ["--rules", "leave_one_out", "leave_one_out_divergence"]
-    for screen in (4, 5):
-        measure(
-            influential_tokens,
-            folder,
-            *rules,
-            "--k",
-            "1",
-            "2",
-            "--screen",
-            str(screen),
-            "--results",
-            str(tmp_path / f"{screen}"),
-        )
+    words = ["--rules", "leave_one_out", "leave_one_out_divergence", "--k", "1", "2", "--screen"]
+    for screen in "45":
+        measure(influential_tokens, folder, *words, screen, "--results", str(tmp_path / screen))
     with pytest.raises(InputError, match="screen was 4, now None"):
-        measure(
-            influential_tokens,
-            folder,
-            *rules,
-            "--k",
-            "1",
-            "2",
-            "--screen",
-            "5",
-            "--results",
-            str(tmp_path / "4"),
-        )
+        measure(influential_tokens, folder, *words, "5", "--results", str(tmp_path / "4"))
     with pytest.raises(InputError, match="no 'influences'"):
         read_artefact(tmp_path / "4", "influences")
     assert len(read_artefact(tmp_path / "5", "influences")) == 12 * 2

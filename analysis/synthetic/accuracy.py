@@ -59,13 +59,14 @@ def few_less_many(accuracy: pd.DataFrame) -> pd.DataFrame:
                 further = differences.droplevel("size") - of_pair[2 * num_bits]
                 rows.append({
                     "fewer": fewer, "more": more, "size": size, "num_seeds": len(differences),
-                    **interval_columns("difference", _over_seeds(differences)),
-                    **interval_columns("further_difference", _over_seeds(further)),
+                    **interval_columns("difference", _student(differences)),
+                    **interval_columns("further_difference", _student(further)),
                 })  # fmt: skip
     return pd.DataFrame(rows)
 
 
-def _over_seeds(differences: pd.Series) -> Interval:
+def _student(differences: pd.Series) -> Interval:
+    """Their mean, with Student's 95 % interval."""
     return Interval(differences.mean(), *stats.ttest_1samp(differences, 0.0).confidence_interval())
 
 
