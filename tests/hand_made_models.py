@@ -4,7 +4,7 @@ from collections.abc import Callable, Set
 
 import torch
 
-from pipeline.models.interface import Prefix
+from pipeline.models.interface import Prefix, causal_visibility, visibility_of_all
 from pipeline.models.olmo import OLMoCausalLM
 
 
@@ -42,7 +42,9 @@ class EvidenceLM:
         past_BP = token_ids_BS[:, :0] if prefix is None else prefix.tokens_1P.expand(batch_size, -1)
         tokens_BK = torch.cat([past_BP, token_ids_BS], dim=1)
         if visible_BSK is None:
-            visible_BSK = torch.ones(1, num_rows, num_rows, dtype=torch.bool).tril()
+            visible_BSK = causal_visibility(num_rows, token_ids_BS.device)
+        if visible_BSK.shape[1] < num_rows:
+            visible_BSK = visibility_of_all(visible_BSK, num_rows)
         num_unmentioned = tokens_BK.shape[1] - visible_BSK.shape[-1]
         visible_BSK = torch.nn.functional.pad(visible_BSK, (num_unmentioned, 0), value=True)
         queries_BT = query_rows_BT.expand(batch_size, -1)

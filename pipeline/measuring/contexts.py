@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from pipeline.cli import is_out_of_memory, logger
-from pipeline.measuring.flags import KEPT_FRACTION, LONGEST_EXACT, NUM_SUBSETS, ContextLengths
+from pipeline.measuring.flags import KEPT_FRACTION, NUM_SUBSETS, ContextLengths
 from pipeline.models.devices import GIBIBYTE, free_bytes, total_bytes
 from pipeline.models.interface import (
     CausalLM,
@@ -89,7 +89,7 @@ class Rows(NamedTuple):
     position_ids_BS: np.ndarray
     """Or [1, S]."""
     visible_BSK: np.ndarray | None
-    """Or [1, S, K]."""
+    """Or [1, S, K], or of the last rows only."""
     query_rows_BT: np.ndarray
 
     def on_device(
@@ -344,8 +344,8 @@ class PackedSequence:
 
     token_ids_S: np.ndarray
     position_ids_S: np.ndarray
-    visible_SS: np.ndarray | None
-    """Which row sees which; None: the rows up to itself."""
+    visible_WS: np.ndarray | None
+    """Which rows the last W see; those before, and all where it is None, see the rows up to themselves."""
     query_rows_T: np.ndarray
     """The row that predicts each target: the one holding the token right before it."""
     target_ids_T: np.ndarray
@@ -357,8 +357,17 @@ class PackedSequence:
     @property
     def rows(self) -> Rows:
         """All of them, for one pass."""
-        visible_1SS = None if self.visible_SS is None else self.visible_SS[None]
-        return Rows(self.token_ids_S[None], self.position_ids_S[None], visible_1SS, self.query_rows_T[None])
+        visible_1WS = None if self.visible_WS is None else self.visible_WS[None]
+        return Rows(self.token_ids_S[None], self.position_ids_S[None], visible_1WS, self.query_rows_T[None])
+
+    @property
+    def visible_SS(self) -> np.ndarray | None:
+        """Which row sees which, of all rows: it takes the square of their number."""
+        if self.visible_WS is None:
+            return None
+        visible_SS = np.tri(len(self.token_ids_S), dtype=bool)
+        visible_SS[-len(self.visible_WS) :] = self.visible_WS
+        return visible_SS
 
 
 def own_context(chunk_L: np.ndarray, lengths: ContextLengths) -> PackedSequence:
@@ -377,8 +386,8 @@ def null_contexts(
 
     What target t sees depends on t: other-document tokens before t - s, own tokens from there on. So a
     sequence holds the other document once, which never sees our tokens and so serves all targets, and then a
-    window of s own tokens a target. A few targets at a time, so that their windows take about as many rows as
-    the other document does and the attention mask stays small.
+    window of s own tokens a target. Only the windows' rows need a mask. A few targets at a time, so that they
+    take about as many rows as the other document does.
     """
     short = lengths.short_context_length
     for index_T in lengths.packed_targets():
@@ -386,19 +395,14 @@ def null_contexts(
         num_far_T = targets_T - short
         num_far = int(num_far_T[-1])
         windows_TC = num_far_T[:, None] + np.arange(short)
-        # The other document is "target" -1; a row sees the rows of its own part up to itself, and a window's
-        # rows see those of the other document that stand before the window.
-        part_S = np.concatenate([np.full(num_far, -1), np.repeat(np.arange(len(targets_T)), short)])
-        position_ids_S = np.concatenate([np.arange(num_far), windows_TC.ravel()])
-        window_start_S = np.concatenate([np.zeros(num_far), np.repeat(num_far_T, short)])
-        same_part_SS = part_S[:, None] == part_S[None, :]
-        visible_SS = (same_part_SS & (position_ids_S[:, None] >= position_ids_S[None, :])) | (
-            (part_S[None, :] == -1) & (position_ids_S[None, :] < window_start_S[:, None])
-        )
+        # A window's rows see those of the other document that stand before it, and its own up to themselves.
+        sees_other_TF = np.arange(num_far) < num_far_T[:, None]
+        sees_own_WW = np.kron(np.eye(len(targets_T), dtype=bool), np.tri(short, dtype=bool))
+        visible_WS = np.hstack([np.repeat(sees_other_TF, short, axis=0), sees_own_WW])
         yield PackedSequence(
             np.concatenate([other_chunk_L[:num_far], chunk_L[windows_TC].ravel()]),
-            position_ids_S,
-            visible_SS,
+            np.concatenate([np.arange(num_far), windows_TC.ravel()]),
+            visible_WS,
             num_far + short * np.arange(1, len(targets_T) + 1) - 1,
             chunk_L[targets_T],
             num_far_T,
@@ -447,17 +451,6 @@ def measured_in_foreign_context(
 
     What is lost by it is the *specific gain*: the part of the long context's gain that is this document's.
     """
-    if lengths.long_context_length > LONGEST_EXACT:
-        # The mask of a packed sequence takes the square of its rows. Without one, the other document is read
-        # once, and then each target's own tokens in a pass of their own.
-        queue, short = PassQueue(model, Batching(1), reference), lengths.short_context_length
-        foreign = read_prefix(model, other_chunk_L[: lengths.num_far_tokens_T[-1]])
-        for index, num_far in enumerate(lengths.num_far_tokens_T):
-            places_1C = np.arange(num_far, num_far + short)[None]
-            rows = Rows(chunk_L[places_1C], places_1C, None, np.array([[short - 1]]))
-            target_ids_11, index_11 = chunk_L[None, None, num_far + short], np.array([[index]])
-            queue.run(rows, target_ids_11, index_11, foreign.first(int(num_far)))
-        return Measured(*(np.concatenate(values)[:, 0] for values in queue.read()))
     return Measured.joined(
         [
             measured_in_sequence(model, sequence, reference)

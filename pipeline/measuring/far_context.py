@@ -192,7 +192,7 @@ def _rows_without(sequence: PackedSequence, removed_R: np.ndarray, width: int) -
     return Rows(
         sequence.token_ids_S[kept_RS],
         sequence.position_ids_S[kept_RS],
-        None if sequence.visible_SS is None else sequence.visible_SS[None, width + start :, width + start :],
+        None if sequence.visible_WS is None else sequence.visible_WS[None, :, width + start :],
         (queries_1T - width * (queries_1T > removed_R[:, None]) - start).clip(min=0),
     )
 
@@ -205,7 +205,7 @@ def rows_with_substitutes(
     return Rows(
         np.where(is_replaced_BS, substitutes_S, sequence.token_ids_S[start:]),
         sequence.position_ids_S[None, start:],
-        None if sequence.visible_SS is None else sequence.visible_SS[None, start:, start:],
+        None if sequence.visible_WS is None else sequence.visible_WS[None, :, start:],
         # A query row before `start` does not see what was replaced; its entry is blanked.
         np.tile((sequence.query_rows_T - start).clip(min=0), (len(is_replaced_BS), 1)),
     )
@@ -515,7 +515,9 @@ class FarContext:
         """
         model, parts = self.model, []
         for sequence in self.sequences:
-            tokens_1S, positions_1S, visible_1SS, queries_1T = sequence.rows.on_device(model.device)
+            visible_SS = sequence.visible_SS
+            rows = sequence.rows._replace(visible_BSK=None if visible_SS is None else visible_SS[None])
+            tokens_1S, positions_1S, visible_1SS, queries_1T = rows.on_device(model.device)
             ids_T = sequence.target_ids_T if answers_T is None else answers_T[sequence.targets]
             target_ids_T = to_device(ids_T, model.device)
             read = ReadText(tokens_1S, positions_1S, visible_1SS, queries_1T[0], target_ids_T)

@@ -141,9 +141,9 @@ def _rows_cut_off(sequence: PackedSequence, starts_B: np.ndarray) -> Rows:
     rows_BR = starts_B[:, None] + np.arange(last + 1 - starts_B[0])
     is_there_BR = rows_BR <= last
     rows_BR = rows_BR.clip(max=last)
-    visible_BRR = None
-    if sequence.visible_SS is not None:
-        visible_BRR = sequence.visible_SS[rows_BR[:, :, None], rows_BR[:, None, :]] & is_there_BR[:, None]
+    visible_SS, visible_BRR = sequence.visible_SS, None
+    if visible_SS is not None:
+        visible_BRR = visible_SS[rows_BR[:, :, None], rows_BR[:, None, :]] & is_there_BR[:, None]
     # A query row before the start is that of a target whose short context it is; its entry is blanked.
     queries_BT = (sequence.query_rows_T - starts_B[:, None]).clip(min=0)
     return Rows(sequence.token_ids_S[rows_BR], sequence.position_ids_S[rows_BR], visible_BRR, queries_BT)

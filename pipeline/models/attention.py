@@ -102,6 +102,11 @@ def attend(
         past: keys and values of the prefix, two [1, G, P, E], or of each sequence's own, [B, G, P, E].
         visible: as in `CausalLM.hidden_states`, [B or 1, 1, S, K]; or numbers added to the scores.
     """
+    if visible is not None and (num_before := query_BHSE.shape[2] - visible.shape[2]):
+        query, key, value = (part[:, :, :num_before] for part in (query_BHSE, key_BGSE, value_BGSE))
+        from_before_BHSE = attend(query, key, value, past, None, scale)
+        rest_BHSE = attend(query_BHSE[:, :, num_before:], key_BGSE, value_BGSE, past, visible, scale)
+        return torch.cat((from_before_BHSE, rest_BHSE), dim=2)
     if past is not None:
         batch_size, num_rows, num_past = len(key_BGSE), key_BGSE.shape[2], past[0].shape[2]
         if visible is None or visible.shape[-1] == num_rows:  # all of the prefix is seen

@@ -40,6 +40,7 @@ from pipeline.models.interface import (
     Prefix,
     causal_visibility,
     rows_of,
+    visibility_of_all,
 )
 
 SHARED_PREFIX = "sdpa_with_shared_prefix"
@@ -52,8 +53,8 @@ class PassCache(transformers.DynamicCache):
     """The cache of one forward pass: shows every sequence the same prefix, and keeps the new rows apart.
 
     The library's own caches grow by what they are shown; a prefix shared by many passes must not. Where it
-    `goes_apart`, the prefix is left to our attention, and the model's own code never sees it: all rows see
-    all of it, and of each other what `visible_BSS` says (None: those up to itself).
+    `goes_apart`, the prefix, if any, and the mask are left to our attention, and the model's own code never
+    sees them: all rows see all of the prefix, and of each other what `visible_BSS` says (as `attend` has it).
     """
 
     def __init__(
@@ -106,8 +107,8 @@ def _attend_with_shared_prefix(
     _refuse(further, "softcap", "position_bias", "s_aux")
     visible = running.visible_B1SS
     visible = None if visible is None else visible.to(query.device)
-    assert running.prefix is not None
-    past = running.prefix.keys_and_values[cast("int", module.layer_idx)]
+    layer = cast("int", module.layer_idx)
+    past = None if running.prefix is None else running.prefix.keys_and_values[layer]
     attended = attend(query, key, value, past, visible, scaling)
     return attended.transpose(1, 2).contiguous(), None
 
@@ -204,8 +205,8 @@ class HuggingFaceCausalLM(CausalLM):
         hidden_width = getattr(config, "intermediate_size", None) or 4 * width
         num_seen = num_rows if self.shares_prefix else num_prefix_rows + num_rows
         values = num_rows * (3 * width + max(10 * width, 3 * hidden_width)) + 4 * width * num_seen
-        if self.window is not None:  # a mask of each sequence, and whom it cuts
-            values += 2 * num_rows * num_seen
+        if not self.shares_prefix:  # a mask; where windows cut, of each sequence, and whom they cut
+            values += (1 if self.window is None else 2) * num_rows * num_seen
         # Attention written out holds the scores twice in float32; fused attention holds none.
         is_written_out = config._attn_implementation == "eager"
         scores = config.num_attention_heads * num_rows * num_seen if is_written_out else 0
@@ -221,9 +222,11 @@ class HuggingFaceCausalLM(CausalLM):
     ) -> tuple[torch.Tensor, Prefix | None]:  # fmt: skip
         """All rows are computed, in every layer."""
         sees_all_past = visible_BSK is None or visible_BSK.shape[-1] == tokens.shape[1]
-        goes_apart = prefix is not None and sees_all_past and self.shares_prefix
+        goes_apart = sees_all_past and self.shares_prefix
+        if visible_BSK is not None and not goes_apart and visible_BSK.shape[1] < tokens.shape[1]:
+            visible_BSK = visibility_of_all(visible_BSK, tokens.shape[1])
         cache = None
-        if keeps_rows or prefix is not None:
+        if keeps_rows or prefix is not None or goes_apart:
             cache = PassCache(prefix, visible_BSK if goes_apart else None, goes_apart)
         before = _RUNNING.set(cache if goes_apart else None)
         try:
@@ -238,7 +241,9 @@ class HuggingFaceCausalLM(CausalLM):
         cache: PassCache | None,
     ) -> Any:  # fmt: skip
         """The library's output of all layers."""
-        if visible_BSK is None:
+        if cache is not None and cache.goes_apart:
+            visible_BSK = causal_visibility(1, tokens.device)  # our attention looks at its own
+        elif visible_BSK is None:
             # Never left to the library: without a mask it takes a gap in the position IDs for the border of
             # two packed sequences, and cuts the attention there.
             visible_BSK = causal_visibility(tokens.shape[1], tokens.device)

@@ -219,7 +219,8 @@ class CausalLM(ABC):
             position_ids_BS: int64, [B, S] or [1, S]; the positions RoPE rotates by.
             visible_BSK: bool, [B, S, K] or [1, S, K]; entry [b, q, k] is whether row q may look at row k. Of
                 S columns it is about the rows given, and all of the prefix is seen, which is the cheaper; of
-                P + S columns the rows of the prefix come first. None: a row sees the rows up to itself.
+                P + S columns the rows of the prefix come first. None: a row sees the rows up to itself; so do
+                the first rows where it is about the last only, among which the query rows then are.
             query_rows_BT: int64, [B, T] or [1, T]; the rows, counted without the prefix, whose states are
                 wanted. None: all rows.
             prefix: rows already read, shared by the sequences of the batch, or of each its own.
@@ -278,6 +279,12 @@ class CausalLM(ABC):
 def causal_visibility(num_rows: int, device: torch.device) -> torch.Tensor:
     """Each row sees the rows up to itself: bool [1, S, S]."""
     return torch.ones(1, num_rows, num_rows, dtype=torch.bool, device=device).tril()
+
+
+def visibility_of_all(visible_BWS: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """What is known of the last W rows, and of those before them that they see the rows up to themselves."""
+    before_1NS = causal_visibility(num_rows, visible_BWS.device)[:, : num_rows - visible_BWS.shape[1]]
+    return torch.cat((before_1NS.expand(len(visible_BWS), -1, -1), visible_BWS), dim=1)
 
 
 def rows_of(rows: torch.Tensor, query_rows_BT: torch.Tensor | None) -> torch.Tensor:

@@ -106,7 +106,9 @@ def num_keys_seen(
     if visible_BSK.is_floating_point():
         visible_BSK = visible_BSK > torch.finfo(visible_BSK.dtype).min / 2
     num_unmentioned = num_past + num_rows - visible_BSK.shape[2]  # all of the prefix is seen
-    return num_unmentioned + visible_BSK.sum(-1)
+    num_before = num_rows - visible_BSK.shape[1]
+    before_1N = num_past + torch.arange(1, num_before + 1, device=model.device)[None]
+    return torch.cat((before_1N.expand(len(visible_BSK), -1), num_unmentioned + visible_BSK.sum(-1)), dim=1)
 
 
 class RotaryTable(nn.Module):
@@ -213,8 +215,9 @@ def run_block(
     sine, cosine, visible = rows.sine_B1SE, rows.cosine_B1SE, rows.visible_B1SK
     query, hidden_BSD = rows_of(query, query_rows_BT), rows_of(hidden_BSD, query_rows_BT)
     query_sine, query_cosine = rows_of(sine, query_rows_BT), rows_of(cosine, query_rows_BT)
-    if visible is not None:
-        visible = rows_of(visible, query_rows_BT)
+    if visible is not None and query_rows_BT is not None:
+        num_before = key.shape[1] - visible.shape[2]
+        visible = rows_of(visible, (query_rows_BT - num_before).clamp(min=0))
     elif query_rows_BT is not None:
         rows_S = torch.arange(key.shape[1], device=key.device)
         visible = (rows_S <= query_rows_BT[..., None])[:, None]

@@ -12,12 +12,14 @@ document. A row a length and screen, of all targets together:
                  nats; `exact` of the exact ranking, `random` of a random one, which tells the scale
   token-forwards of the passes that leave something out, counted; their share of the exact ones; the same of
                  seconds, one after the other on the same chunk
-With --lengths-without-exact only the screen runs there, whose cost tells how it grows.
+With --lengths-without-exact only the screen runs there, whose cost tells how it grows; that of the null, and
+the most memory that the program has taken so far, too.
 
 Shapes: T targets, F far tokens, J studied values of k.
 """
 
 import argparse
+import resource
 import sys
 import time
 from dataclasses import replace
@@ -38,7 +40,7 @@ from pipeline.measuring.flags import MINIMUM_GAIN, ContextLengths
 from pipeline.measuring.rules import ranked, selected_positions, studied_numbers
 from pipeline.measuring.sparsity import mean_log2_k
 from pipeline.models.load import find_checkpoint, load_olmo
-from pipeline.results.schemas import OWN
+from pipeline.results.schemas import OTHER_DOCUMENT, OWN
 from pipeline.text.chunks import Chunk, chunks_of, long_enough_documents
 from pipeline.text.folder import TokenizedData
 
@@ -100,10 +102,14 @@ def of_chunk(
         drawn_TF = selected_positions(exact, "random", int(num_far_T[0]), [0])
         log2_ks = {"exact": log2_k(exact, ranked(scores_TF, num_far_T[0])), "random": log2_k(exact, drawn_TF)}
     for screen in screens:
-        screened, cost = left_out(chunk, replace(measurement, screen=screen))
+        screening = replace(measurement, screen=screen)
+        screened, cost = left_out(chunk, screening)
         row = {"length": measurement.lengths.long_context_length, "screen": screen, **cost}
         if not with_exact:
-            rows.append(row)
+            _, cost = left_out(chunk, screening, OTHER_DOCUMENT)
+            of_null = {f"null_{name}": value for name, value in cost.items()}
+            peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+            rows.append(row | of_null | {"peak_gib": peak_gib})
             continue
         ranking_TF = ranked(screened.necessity.divergence_TF, int(num_far_T[0]))
         log2_ks["screened"] = log2_k(exact, ranking_TF)
@@ -120,13 +126,13 @@ def of_chunk(
     return rows
 
 
-def left_out(chunk: Chunk, measurement: Measurement) -> tuple[FarContext, dict[str, float]]:
+def left_out(chunk: Chunk, measurement: Measurement, name: str = OWN) -> tuple[FarContext, dict[str, float]]:
     """A far context whose tokens have been left out, and what that took, reading it whole apart."""
-    own = far_contexts(
+    far_context = far_contexts(
         measurement, chunk.token_ids_L, chunk.null_token_ids_L,
         background_ids_BL=chunk.other_token_ids_NL[1:],
-    )[OWN]  # fmt: skip
-    _ = own.predictions
+    )[name]  # fmt: skip
+    _ = far_context.reference, far_context.predictions
     model, num_tokens, compute = measurement.model, 0, measurement.model.hidden_states
 
     def counting(token_ids_BS: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
@@ -136,10 +142,10 @@ def left_out(chunk: Chunk, measurement: Measurement) -> tuple[FarContext, dict[s
 
     model.hidden_states = counting  # type: ignore[method-assign]
     started = time.perf_counter()
-    _ = own.necessity
+    _ = far_context.necessity
     seconds = time.perf_counter() - started
     model.hidden_states = compute  # type: ignore[method-assign]
-    return own, {"token_forwards": num_tokens, "seconds": seconds}
+    return far_context, {"token_forwards": num_tokens, "seconds": seconds}
 
 
 def log2_k(context: FarContext, ranking_TF: np.ndarray) -> np.ndarray:

@@ -22,7 +22,6 @@ from naive_predictions import (
 )
 from olmo.model import OLMo
 
-from pipeline.measuring import contexts as measuring_contexts
 from pipeline.measuring.contexts import (
     Batching,
     Measurement,
@@ -103,16 +102,10 @@ def close(found: np.ndarray, naive: np.ndarray | Sequence[float], what: object) 
     assert np.isnan(found[len(naive) :]).all(), what
 
 
-def test_short_long_and_foreign_contexts_and_windows(
-    model: Implementation, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_long_and_foreign_contexts_and_windows(model: Implementation) -> None:
     contexts = model.contexts()
     long = contexts["own"].predictions
     foreign = measured_in_foreign_context(model.lm, CHUNKS["own"], CHUNKS["other_document"], LENGTHS, long)
-    monkeypatch.setattr(measuring_contexts, "LONGEST_EXACT", L - 1)
-    without_a_mask = measured_in_foreign_context(
-        model.lm, CHUNKS["own"], CHUNKS["other_document"], LENGTHS, long
-    )
     windows = {
         length: measured_windows(model.lm, CHUNKS["own"], LENGTHS.targets_T, length, Batching(30), long)
         for length in (1, 2, 7, L - M)
@@ -123,10 +116,6 @@ def test_short_long_and_foreign_contexts_and_windows(
             "short": (contexts["own"].short, model.naive("own", target, [[]], [])),
             "of the null": (contexts["other_document"].short, model.naive("own", target, [[]], [])),
             "foreign": (foreign, model.naive("other_document", target, [everything], [])),
-            "foreign of a long context": (
-                without_a_mask,
-                model.naive("other_document", target, [everything], []),
-            ),
         }
         for length, found in windows.items():
             window = [(CHUNKS["own"], range(target - length, target))]
