@@ -129,7 +129,7 @@ HONOURED_FIELDS = frozenset(OUR_FIELDS) | {
     "run_name", "seed", "model", "optimizer", "scheduler", "save_folder", "save_interval",
     "save_num_unsharded_checkpoints_to_keep", "max_duration", "global_train_batch_size",
     "device_train_microbatch_size", "max_grad_norm", "precision", "console_log_interval", "eval_interval",
-    "activation_checkpointing", "compile",
+    "activation_checkpointing", "compile", "load_path",
 }  # fmt: skip
 
 _SIZE = Range(0, leaves_least_out=True, leaves_most_out=True)

@@ -27,6 +27,7 @@ from torch.nn.functional import cross_entropy, pad
 
 from pipeline.cli import InputError, logger
 from pipeline.models.devices import best_device_type, refuse_beyond_memory, usable_device
+from pipeline.models.load import find_checkpoint, load_stock_olmo
 from pipeline.models.olmo import blocks_of, scale_attention, use_position_ids
 from pipeline.results.files import write_atomically
 from pipeline.results.versions import git_commit, package_versions
@@ -217,6 +218,19 @@ def _distribute(model: OLMo, config: PretrainConfig, accelerator: Accelerator) -
     return accelerator.prepare_model(model, evaluation_mode=True)
 
 
+def _begin_with(model: OLMo, load_path: str) -> None:
+    """Give `model` the weights of another run, all else is its own; InputError where they do not fit it."""
+    checkpoint = find_checkpoint(Path(load_path))
+    try:
+        model.load_state_dict(load_stock_olmo(checkpoint).state_dict())
+    except RuntimeError as error:  # torch's first line names the class only
+        raise InputError(
+            f"load_path: the weights of {checkpoint} do not fit this run's model:"
+            f" {' '.join(str(error).split())}"
+        ) from error
+    logger.info("beginning with the weights of %s", checkpoint)
+
+
 def _optimizer_of(config: PretrainConfig, model: OLMo) -> torch.optim.Optimizer:
     """OLMo's, which refuses kinds of weights that it does not know: our scales come last, without decay."""
     scales = {name: weight for name, weight in model.named_parameters() if ".attention_scaling." in name}
@@ -275,6 +289,8 @@ class Trainer(TrainingLoop):
         self._olmo.set_activation_checkpointing(config.activation_checkpointing)
         compose_short_attention(self._olmo)
         scale_attention(self._olmo, config.attention_scaling, config.sequence_length)
+        if saved is None and config.load_path is not None:
+            _begin_with(self._olmo, config.load_path)
         self._rotary = use_position_ids(self._olmo)
         self._model = _distribute(self._olmo, config, accelerator)
         self._optimizer, settings = _optimizer_of(config, self._olmo), config.optimizer

@@ -142,6 +142,22 @@ def test_a_resumed_run_ends_at_the_same_weights_and_another_seed_does_not(
     assert metrics(tmp_path / "resumed") == metrics(tmp_path / "whole")
 
 
+def test_a_run_begins_with_the_weights_of_another_and_at_another_length(
+    make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    first = make_trainer(tmp_path / "first")
+    first.run()
+    wanted = f"load_path={tmp_path / 'first'}", "train_context_length=4", "seed=5"
+    second = make_trainer(tmp_path / "second", *wanted)
+    assert second.step == 0 and same(second._olmo.state_dict(), first._olmo.state_dict())
+    second.run()
+    trained = weights(second.checkpoint)
+    assert not same(trained, weights(first.checkpoint))
+    assert same(make_trainer(tmp_path / "second", *wanted)._olmo.state_dict(), trained)  # it goes on
+    with pytest.raises(InputError, match=r"load_path: the weights of .*step6-unsharded do not fit .*scale_H"):
+        make_trainer(tmp_path / "third", *wanted, "attention_scaling=learnt")
+
+
 def test_a_loss_that_is_not_a_number_stops_the_run(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     forward = trainer._model.forward
