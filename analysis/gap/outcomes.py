@@ -527,7 +527,7 @@ def _what_is_open(rows: Mapping[Hashable, Row]) -> str:
         of_names[rows[outcome.name]["slope_high"] < outcome.smallest_effect].append(outcome.name)
     excluded, possible = (" and ".join(names) for names in of_names.values())
     if excluded and possible:
-        return f"Open: a rise that would matter is excluded of the {excluded}, not of the {possible}"
+        return f"Open: a rise that would matter is excluded for the {excluded}, not for the {possible}"
     return "Open: not every rise that would matter is excluded"
 
 

@@ -272,7 +272,7 @@ def loss_figure(curves: pd.DataFrame, label: drawing.ModelLabel, judge: str = ""
     drawing.put_title(
         figure, _what_is_brought_back(curves),
         drawing.sample_size(curves), label.size, label.text, f"judged by {judge}" if judge else "",
-        "hollow: in another text", "behind names: fraction of the gain, at the last k",
+        "hollow: in another text", "numbers after names: fraction of the gain, at the last k",
         f"{drawing.BARS}, of the difference from the short context",
     )  # fmt: skip
     return figure
