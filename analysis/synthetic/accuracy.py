@@ -174,7 +174,7 @@ def sparsity_figure(cells: pd.DataFrame, num_examples: int, paired: pd.DataFrame
     if paired is not None and len(paired):
         means = paired[paired["fewer"].isna() & (paired["further_difference_low"] > 0)]
         where = " and ".join(f"{size:,}" for size in means["size"])
-        finding = f"At {where} tokens answers of few {noun}s are right more often than those of many"
+        finding = f"At {where} tokens answers of few {noun}s are right more often (mean of pairs)"
         if means.empty:
             finding = f"Beyond the trained size, no difference between few {noun}s and many is clear"
         names += "; few and many: with equally many patterns"
