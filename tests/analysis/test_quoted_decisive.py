@@ -74,7 +74,7 @@ def test_the_table_of_the_answer_and_its_sentences(slopes: pd.DataFrame) -> None
     assert main[0]["num_targets"] + main[0]["num_left_out"] == 14_336
     agree(re.findall(r"agree at (\S+) \(Spearman", flat)[0], main[0]["spearman"])
     instrumented = [row["slope"] for row in rows_of(slopes, SHORT_TRAINED, INSTRUMENTED)]
-    agree(re.findall(r"for the other's\) the slopes are (.*?)\. ", flat)[0], *instrumented)
+    agree(re.findall(r"for the other\) the slopes are (.*?)\. ", flat)[0], *instrumented)
     of_all = [
         1.96 * np.hypot(row["text_error"] * np.sqrt(448 / 1226), row["seed_error"]) for row in main
     ]  # a rough one: Student's quantile is a little larger

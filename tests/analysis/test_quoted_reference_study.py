@@ -130,6 +130,6 @@ def test_the_first_page(effects: dict[Any, Row]) -> None:
     agree(answer[0], *interval(sixteen, "share"))
     needs = cells_of(text, "Does every prediction need few?")[0]
     quoted = cells_of(section(FINDINGS, "Do few tokens carry it?"), "1 and more")[2]
-    assert f"nat at stake {quoted} need four" in needs
+    assert f"nat at stake, a share of {quoted} needs four" in needs
     median = cells_of(section(FINDINGS, "Do few tokens carry it?"), "all of these")[1]
     assert f"gets {median} of it back" in needs
