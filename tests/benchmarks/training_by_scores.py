@@ -56,6 +56,7 @@ def main(arguments: argparse.Namespace) -> None:
     """Train and measure what is missing, then print and write the table."""
     lines = pd.read_json(arguments.scores / "document_scores.jsonl", lines=True, dtype={"id": str})
     documents = pd.DataFrame(list(lines["metadata"])).assign(text=lines["text"])
+    documents = documents.sample(frac=1, random_state=0, ignore_index=True)  # ties follow no other score
     out, measured = arguments.out, {}
     out.mkdir(parents=True, exist_ok=True)
     arms = [(score, seed) for seed in arguments.seeds for score in arguments.by]
