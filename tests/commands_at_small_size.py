@@ -169,11 +169,13 @@ STUDIES = {
             [], ["signs_1", "signs_8_weak"],
             **dict.fromkeys(_ONE_SIGN, ""),
             **dict.fromkeys(("log_length", "coupled_log_length"), ",model.attention_scaling=log_length"),
+            learnt=",model.attention_scaling=learnt",
         ),
         # One task in each grid, that not all need be trained.
         *(f"synthetic.grids.{grid}.tasks=[{task}]" for grid, task in _ONE_SIGN.items()),
         "synthetic.grids.log_length.tasks=[signs_1]",
         "synthetic.grids.coupled_log_length.tasks=[signs_1]",
+        "synthetic.grids.learnt.tasks=[signs_1]",
         *(f"synthetic.evaluate_synthetic.{task}=null" for task in sorted({*_SIGNS} - {*_ONE_SIGN.values()})),
     ],
     "signs_demo": _of_tasks([], ["signs_1", "signs_4"], plain=""),

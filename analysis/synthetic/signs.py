@@ -19,7 +19,7 @@ from analysis import drawing
 from analysis.read import interval_columns
 from pipeline.results.statistics import Interval
 
-NONE, LOG_LENGTH = "none", "log_length"
+NONE, LOG_LENGTH, LEARNT = "none", "log_length", "learnt"
 LONGEST = 8
 """Times the trained length that growth is measured to."""
 SMALLEST_EFFECT = 0.05
@@ -58,8 +58,13 @@ FURTHER_CONTRASTS = {
     ),
     "PoSE less plain positions": (Arm(_SPREAD, "pose"), Arm(_SPREAD)),
     "four signs less one, PoSE": (Arm(["signs_4"], "pose"), Arm(["signs_1"], "pose")),
+    "learnt scale less plain": (Arm(_SPREAD, "contiguous", LEARNT), Arm(_SPREAD, "contiguous", NONE)),
+    "four signs less one, learnt scale": (
+        Arm(["signs_4"], "contiguous", LEARNT),
+        Arm(["signs_1"], "contiguous", LEARNT),
+    ),
 }
-"""Asked after the five were read, and planned before they were run, but for the last (analysis/LOG.md)."""
+"""Asked after the five were read, and planned before they were run, but for PoSE's last (analysis/LOG.md)."""
 
 
 def over_lengths(accuracy: pd.DataFrame) -> pd.DataFrame:

@@ -153,6 +153,7 @@ def test_signs() -> None:
         ("a", ("growing number less eight", "none")), ("b", ("growing number less fixed", "log_length")),
         ("c", ("scaled attention less plain, 32 weak", "none")),
         ("d", ("PoSE less plain positions", "none")), ("e", ("four signs less one, PoSE", "none")),
+        ("f", ("learnt scale less plain", "none")), ("g", ("four signs less one, learnt scale", "none")),
     ):  # fmt: skip
         _, first, second, difference = cells_of(planned, f"{letter} | ")
         row = table[key]
