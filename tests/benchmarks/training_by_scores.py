@@ -5,9 +5,10 @@
 
 By each score of analysis/document_scores.py the better half of the documents, in tokens, is a training set.
 On each, models of the same size read the same number of tokens, with the same seeds. `random` is another half
-with each seed. They are compared on held-out documents: the gain from a long context, and its loss. Resumes;
-several may run at once, with other --seeds. Prints the table of the seeds that were asked for, and writes it
-as training_by_scores.csv: differences to `random`, with Student's 95 % intervals over paired seeds.
+with each seed. They are compared on held-out documents: the gain from a long context, and the loss with it.
+Resumes; several may run at once, with other --seeds. Of the seeds that were asked for it writes
+training_by_scores.parquet, a row a training, and prints and draws what each score gives more than `random`
+and less than the stake: means over paired seeds with Student's 95 % intervals.
 """
 
 import argparse
@@ -19,10 +20,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from scipy import stats
+from statsmodels.stats.multitest import multipletests
 
+from analysis.drawing import BLACK, GREY, Style, draw_points, panels, put_title, save
+from analysis.read import NO_INTERVAL, interval_cell, interval_columns
 from pipeline.cli import InputError, folder_path, progress, run_stage, stage_parser
 from pipeline.results.read import artefacts_in, read_artefact
+from pipeline.results.statistics import Interval
 from pipeline.results.table import as_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,6 +38,12 @@ BETTER = {
     "key_token_share": MORE, "mean_distance": MORE, "mean_log2_k": FEWER,
 }  # fmt: skip
 """Score -> which half is the better one; of gzip's ratio that without repetition and without noise."""
+NAMES = {
+    "stake": "largest stake", "num_tokens": "longest", "gzip_ratio": "middle gzip ratio",
+    "prolong_difference": "largest ProLong-like difference", "key_token_share": "most key tokens",
+    "mean_distance": "farthest needed tokens", "mean_log2_k": "fewest needed tokens",
+}  # fmt: skip
+VALUES = ("gain", "loss")
 TRAINING = [
     "olmo_configs/tiny.yaml", "max_duration=800", "model.d_model=64", "model.n_heads=2", "precision=fp32",
     "train_context_length=256", "eval_context_lengths=[64,256]", "eval_interval=800", "save_interval=800",
@@ -83,9 +95,18 @@ def main(arguments: argparse.Namespace) -> None:
             "gain": losses["loss_difference"].mean(),
             "loss": losses["long_context_loss"].mean(),
         }
-    table = compared(pd.DataFrame.from_dict(measured, orient="index").rename_axis(["score", "seed"]))
-    table.to_csv(out / "training_by_scores.csv", index=False)
-    sys.stdout.write(as_table(list(table), table.round(4).values.tolist()))
+    trainings = pd.DataFrame.from_dict(measured, orient="index").rename_axis(["score", "seed"]).reset_index()
+    trainings.to_parquet(out / "training_by_scores.parquet", index=False)
+    for value in VALUES:
+        for other in ("random", "stake"):
+            table = compared(trainings, value, other)
+            cells = [
+                [row["score"], row["num_seeds"], row[value], interval_cell(row, "difference"), row["holm_p"]]
+                for row in table.to_dict("records")
+            ]
+            header = ["score", "seeds", f"{value}, nats", f"less that by {other}", "Holm's p"]
+            sys.stdout.write(as_table(header, cells) + "\n")
+    save(scores_figure(compared(trainings, "gain", "random")), out, "training_by_scores")
 
 
 def better_half(documents: pd.DataFrame, score: str, seed: int) -> np.ndarray:
@@ -106,21 +127,52 @@ def better_half(documents: pd.DataFrame, score: str, seed: int) -> np.ndarray:
     return taken
 
 
-def compared(measured: pd.DataFrame) -> pd.DataFrame:
-    """A row a score: means over seeds of gain and loss (nats), and each less random's with its interval."""
-    rows = []
-    for score, of_seeds in measured.groupby(level="score", sort=False):
-        row = {"score": score, "num_seeds": len(of_seeds), **of_seeds.mean()}
-        for value in ("gain", "loss"):
-            differences = (of_seeds[value].droplevel("score") - measured[value]["random"]).dropna()
-            if score == "random" or len(differences) < 2:
-                continue
+def compared(trainings: pd.DataFrame, value: str, other: str) -> pd.DataFrame:
+    """What each score gives more than another, the most first.
+
+    Args:
+        trainings: a row a training: score, seed, and the values.
+        value: one of `VALUES`, nats.
+        other: the score that is compared with.
+
+    Returns:
+        A row a score: num_seeds, value (its mean), difference with its interval, p and holm_p, null for the
+        other itself.
+    """
+    wide, rows = trainings.pivot(index="seed", columns="score", values=value), []
+    for score in wide:
+        differences = (wide[score] - wide[other]).dropna()
+        row = {"score": score, "num_seeds": len(differences), value: wide[score].mean()}
+        interval = NO_INTERVAL
+        if score != other:
             tested = stats.ttest_1samp(differences, 0.0)
-            low, high = tested.confidence_interval()
-            row |= {f"{value}_less_random": differences.mean(), f"{value}_low": low, f"{value}_high": high}
-            row |= {f"{value}_p": tested.pvalue}
-        rows.append(row)
-    return pd.DataFrame(rows)
+            interval = Interval(differences.mean(), *tested.confidence_interval())
+            row["p"] = tested.pvalue
+        rows.append(row | interval_columns("difference", interval))
+    table = pd.DataFrame(rows)
+    is_tested = table["p"].notna()
+    table.loc[is_tested, "holm_p"] = multipletests(table.loc[is_tested, "p"], method="holm")[1]
+    return table.sort_values("difference", ascending=False, ignore_index=True)
+
+
+def scores_figure(table: pd.DataFrame) -> Figure:
+    """What each score's half gains more than random halves, of `compared`."""
+    rows = table.dropna(subset="difference")
+    figure, (ax,) = panels(1, 2.2)
+    places = -np.arange(len(rows))
+    draw_points(ax, places, rows, "difference", [Style(BLACK, "o").measured] * len(rows))
+    ax.axvline(0, color=GREY, linewidth=1, linestyle=":")
+    ax.set_yticks(places, [NAMES[score] for score in rows["score"]])
+    ax.set_xlabel("gain of the long context, less that after random documents (nats)")
+    helpful = rows[(rows["holm_p"] < 0.05) & (rows["difference"] > 0)]  # noqa: PLR2004
+    title = "No score's better half teaches to use a long context clearly better than random documents"
+    if len(helpful):
+        title = f"Better than random documents teach: {', '.join(NAMES[score] for score in helpful['score'])}"
+    gain = table.loc[table["score"] == "random", "gain"].iloc[0]
+    of_random = f"after random documents the gain is {gain:.3f} nats"
+    seeds = f"n = {int(rows['num_seeds'].min())} seeds"
+    put_title(figure, title, seeds, of_random, "bars: 95 % intervals over paired seeds")
+    return figure
 
 
 def _run(program: str, *words: object) -> None:
