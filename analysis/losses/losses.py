@@ -192,10 +192,10 @@ def _whose_loss_is_lower(differences: pd.DataFrame, labels: Mapping[str, drawing
     for way in is_so:
         if is_so[way].all():
             return f"Every model's loss is {way} {change}"
-    named = {way: " and ".join(is_so.index[is_so[way]]) for way in is_so if is_so[way].any()}
+    named = {way: " or ".join(is_so.index[is_so[way]]) for way in is_so if is_so[way].any()}
     if not named:
         return f"No model's loss is clearly other {change}"
     (way, models), *others = named.items()
-    return f"Loss is {way} {change} in models {models}" + "".join(
-        f", {other} in those {those}" for other, those in others
+    return f"Loss is {way} {change} when {models}" + "".join(
+        f", {other} when {those}" for other, those in others
     )

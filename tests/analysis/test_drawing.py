@@ -143,9 +143,9 @@ def test_titles_say_what_is_drawn(
     is_long, is_pose = lengths["model"].str.startswith("long"), lengths["model"] == "short-pose"
     for is_lower, title in (
         (is_long | ~is_long, f"Every model's loss is lower {longest}"),
-        (is_pose, f"Loss is lower {longest} in models trained at 32 with PoSE, higher in those trained at"),
+        (is_pose, f"Loss is lower {longest} when trained at 32 with PoSE, higher when trained at"),
         # One of two seeds: the training is not named.
-        (lengths["model"] == LONG, f"Loss is higher {longest} in models trained at 32 and trained at 32"),
+        (lengths["model"] == LONG, f"Loss is higher {longest} when trained at 32 or trained at 32"),
     ):
         values = lengths["context_length"] * (1.0 - 2.0 * is_lower)
         drawn = lengths.assign(difference=values, difference_low=values - 1, difference_high=values + 1)
