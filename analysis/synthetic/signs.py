@@ -161,7 +161,8 @@ def signs_figure(accuracy: pd.DataFrame) -> Figure:
         ax.set_xscale("log", base=2)
         ax.set_yscale("log")
         sizes = sorted(accuracy["size"].unique())
-        ax.set_xticks(sizes[::3], [f"{size:,}" for size in sizes[::3]])
+        named = sorted({*sizes[::3], sizes[-1]})
+        ax.set_xticks(named, [f"{size:,}" for size in named])
         ax.set_xticks(sizes, [""] * len(sizes), minor=True)
         ax.set_xlabel("length (tokens)")
         ax.set_title(title)
@@ -185,6 +186,6 @@ def signs_figure(accuracy: pd.DataFrame) -> Figure:
     drawing.put_title(
         figure, title, f"n = {' to '.join(map(str, numbers))} seeds of each training",
         f"trained at {trained} tokens", "bands: range of seeds",
-        "hollow, dashed: attention scaled with log length",
+        "hollow, dashed: attention scaled with log length, where it was tried",
     )  # fmt: skip
     return figure
