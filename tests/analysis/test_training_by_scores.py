@@ -1,0 +1,59 @@
+"""The better half of documents by a score, and scores compared over paired seeds, by hand."""
+
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from legible_figures import assert_legible
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+import training_by_scores as benchmark
+
+DOCUMENTS = pd.DataFrame({
+    "num_tokens": [300, 400, 500, 600, 1200],
+    "stake": [0.1, 0.5, 0.3, 0.2, 0.4],
+    "mean_log2_k": [2.0, None, 1.0, 3.0, 4.0],
+    "gzip_ratio": [0.1, 0.5, 0.4, 0.6, 0.9],
+})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("score", "taken"),
+    [
+        (
+            "stake",
+            [1],
+        ),  # half is 1,500 tokens: after 400 the next, of 1,200, is too long, and nothing is skipped
+        ("num_tokens", [4]),
+        ("mean_log2_k", [0, 2, 3]),
+        ("gzip_ratio", [0, 1, 2]),
+    ],
+)
+def test_the_better_half_in_tokens(score: str, taken: list[int]) -> None:
+    half = benchmark.better_half(DOCUMENTS, score, 0)
+    assert half.nonzero()[0].tolist() == taken
+
+
+def test_random_halves_differ_between_seeds_alone() -> None:
+    many = pd.DataFrame({"num_tokens": [1] * 100})
+    first, again, other = (benchmark.better_half(many, "random", seed) for seed in (0, 0, 1))
+    assert first.sum() == other.sum() == len(many) / 2
+    assert (first == again).all() and not (first == other).all()
+
+
+def test_scores_are_compared_over_paired_seeds() -> None:
+    gains = {"random": [0.1, 0.2], "stake": [0.2, 0.4], "num_tokens": [0.1, 0.1]}
+    rows = [
+        {"score": score, "seed": seed, "gain": gain}
+        for score, of_seeds in gains.items()
+        for seed, gain in enumerate(of_seeds)
+    ]
+    table = benchmark.compared(pd.DataFrame(rows), "gain", "random").set_index("score")
+    assert table.loc["stake", "difference"] == pytest.approx(0.15)
+    assert table.loc["num_tokens", "difference"] == pytest.approx(-0.05)
+    # Student's 97.5 % point of one degree of freedom is 12.706; the error of both is 0.05.
+    assert table.loc["stake", "difference_high"] == pytest.approx(0.15 + 12.706 * 0.05, abs=1e-3)
+    assert table.loc["stake", "holm_p"] == pytest.approx(2 * table.loc["stake", "p"])
+    figure = benchmark.scores_figure(table.reset_index())
+    assert_legible(figure)
