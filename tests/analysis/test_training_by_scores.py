@@ -1,5 +1,6 @@
 """The better half of documents by a score, and scores compared over paired seeds, by hand."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -57,3 +58,44 @@ def test_scores_are_compared_over_paired_seeds() -> None:
     assert table.loc["stake", "holm_p"] == pytest.approx(2 * table.loc["stake", "p"])
     figure = benchmark.scores_figure(table.reset_index())
     assert_legible(figure)
+
+
+@pytest.mark.slow
+def test_it_trains_measures_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = Path("LICENSE").read_text(encoding="utf-8").split()
+    texts = [" ".join(words[start:] + words[:start]) for start in range(0, 1200, 300)]
+    lines = [{"text": text, "id": str(place)} for place, text in enumerate(texts)]
+    held_out = [json.dumps({"text": text[::-1]}) for text in texts[:2]]
+    (tmp_path / "held-out.jsonl").write_text("\n".join(held_out))
+    pool, scores = tmp_path / "pool", tmp_path / "scores"
+    source = tmp_path / "pool.jsonl"
+    source.write_text("\n".join(map(json.dumps, lines)))
+    benchmark._run("tokenize_c4", "--out", pool, "--source", source, "--evaluation-source",
+                   tmp_path / "held-out.jsonl", "--tokenizer", "bpe:320")  # fmt: skip
+    scores.mkdir()
+    scored = [
+        line | {"metadata": {"num_tokens": 900, "stake": float(place)}} for place, line in enumerate(lines)
+    ]
+    (scores / "document_scores.jsonl").write_text("\n".join(map(json.dumps, scored)))
+    small = [
+        "max_duration=2",
+        "save_interval=2",
+        "eval_interval=2",
+        "model.d_model=8",
+        "model.n_heads=1",
+        "scheduler.t_warmup=1",
+    ]
+    monkeypatch.setattr(benchmark, "TRAINING", [*benchmark.TRAINING, *small])
+    asked = [
+        "--scores", scores, "--pool", pool, "--held-out", tmp_path / "held-out.jsonl", "--by", "random",
+        "stake", "--seeds", 0, 1, "--out", tmp_path / "out",
+    ]  # fmt: skip
+    arguments = benchmark.parser().parse_args(list(map(str, asked)))
+    benchmark.main(arguments)
+    table = (tmp_path / "out" / "training_by_scores.parquet").read_bytes()
+    halves = (tmp_path / "out" / "halves" / "stake.jsonl").read_text().splitlines()
+    assert {json.loads(line)["text"] for line in halves} == set(texts[2:])
+    monkeypatch.setattr(benchmark, "_run", None)  # nothing is left to run
+    benchmark.main(arguments)
+    assert (tmp_path / "out" / "training_by_scores.parquet").read_bytes() == table
+    assert len(pd.read_parquet(tmp_path / "out" / "training_by_scores.parquet")) == len(asked[8:10]) * 2

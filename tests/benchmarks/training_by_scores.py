@@ -176,10 +176,8 @@ def scores_figure(table: pd.DataFrame) -> Figure:
 
 
 def _run(program: str, *words: object) -> None:
-    command = [sys.executable, ROOT / "pipeline" / f"{program}.py", *words]
-    done = subprocess.run(
-        [str(word) for word in command], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, str(ROOT / "pipeline" / f"{program}.py"), *map(str, words)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise InputError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}")
 
