@@ -78,7 +78,7 @@ def test_the_table_of_the_answer_and_its_sentences(slopes: pd.DataFrame) -> None
     of_all = [
         1.96 * np.hypot(row["text_error"] * np.sqrt(448 / 1226), row["seed_error"]) for row in main
     ]  # a rough one: Student's quantile is a little larger
-    agree(re.findall(r"reach half-widths of (\S+, \S+ and \S+)\.", flat)[0], *of_all)
+    agree(re.findall(r"would be ±(\S+, ±\S+ and ±\S+)\.", flat)[0], *of_all)
 
 
 def test_what_was_otherwise_than_planned(slopes: pd.DataFrame) -> None:

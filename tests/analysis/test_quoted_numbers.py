@@ -173,7 +173,7 @@ def test_the_trial_of_the_measures() -> None:
     agree(" ".join(re.findall(r"real text (\d+) to (\d+) targets by both", text)[0]), both.min(), both.max())
     first = cells_of(FIRST_PAGE.read_text(encoding="utf-8"), "Which measure can be trusted?")[0]
     best = interval(rows[shown["leave one out by divergence,"]], "right_sparsity")
-    agree(re.findall(r"for 26 of the 64, rightly in (\S+ \[.*?\])\.", first)[0], *best)
+    agree(re.findall(r"is right for 22 of these \((\S+ \[.*?\])\)\.", first)[0], *best)
     others = re.findall(
         r"counts (\S+) right, .*? at (\S+)\. .*? at (\S+), and (\S+) are right", text.replace("\n", " ")
     )
