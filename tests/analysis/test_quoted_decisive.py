@@ -135,7 +135,7 @@ def test_what_chosen_tokens_give_alone() -> None:
         .loc["300k-" + models[-1]]
     )
     low, high = (-own[f"less_than_short_{end}"] for end in ("high", "low"))
-    (raised,) = re.findall(r"above that of the short context, by (\S+ \[.*?\]) nats", flat)
+    (raised,) = re.findall(r"above the short context's, by (\S+ \[.*?\]) nats", flat)
     agree(raised, -own["less_than_short"], low, high)
 
 
