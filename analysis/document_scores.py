@@ -7,7 +7,7 @@ Writes document_scores.parquet (pipeline/RESULTS.md), and document_scores.jsonl:
 score go together with those by the stake. From loss_differences; how far and how many the tokens are from
 influential_tokens in the same folder, where it was run.
 
-Whether training on documents of a high score helps has not been tried (analysis/LOG.md, 2026-11-25).
+Training on the better half by a score did not help more than random documents: analysis/METHODS.md.
 """
 
 import sys

@@ -1,12 +1,15 @@
 """The better half of documents by a score, and scores compared over paired seeds, by hand."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from legible_figures import assert_legible
+from quoted import REFERENCE, agree, by, interval
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import training_by_scores as benchmark
@@ -58,6 +61,35 @@ def test_scores_are_compared_over_paired_seeds() -> None:
     assert table.loc["stake", "holm_p"] == pytest.approx(2 * table.loc["stake", "p"])
     figure = benchmark.scores_figure(table.reset_index())
     assert_legible(figure)
+
+
+def test_the_page_of_scores() -> None:
+    _, _, text = Path("analysis/METHODS.md").read_text(encoding="utf-8").partition("## Scores of documents")
+    text, _, _ = text.partition("\n## ")
+    trainings = pd.read_parquet(REFERENCE / "training_by_scores.parquet")
+    gain, loss, to_stake = (
+        by(benchmark.compared(trainings, value, other), "score")
+        for value, other in (("gain", "random"), ("loss", "random"), ("gain", "stake"))
+    )
+    quoted = re.findall(r"^\| (?:`(\w+)`|random)[^|]*\|(.*)\|$", text, re.MULTILINE)
+    assert [score or "random" for score, _ in quoted[:3]] == ["num_tokens", "mean_distance", "stake"]
+    assert len(quoted) == len(gain)
+    for score, cells in quoted:
+        mean, *differences = cells.split("|")
+        agree(mean, gain[score or "random"]["gain"])
+        if score:
+            agree(differences[0], *interval(gain[score], "difference"))
+            agree(differences[1], *interval(loss[score], "difference"))
+    helped = [score for score, row in gain.items() if row["holm_p"] < 0.05]
+    assert set(helped) == {"mean_log2_k", "gzip_ratio"}
+    (holm,) = re.findall(r"downwards \(p = (\S+ and \S+)\)", text)
+    agree(holm, gain["mean_log2_k"]["holm_p"], gain["gzip_ratio"]["holm_p"])
+    (length,) = re.findall(r"which gives (\S+ \[.*?\]) more", text)
+    agree(length, *interval(to_stake["num_tokens"], "difference"))
+    (middle,) = re.findall(r"which gives (\S+ \[.*?\]) less", text)
+    agree(
+        middle, *(-number for number in np.array(interval(to_stake["gzip_ratio"], "difference"))[[0, 2, 1]])
+    )
 
 
 @pytest.mark.slow

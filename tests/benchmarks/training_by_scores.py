@@ -171,7 +171,14 @@ def scores_figure(table: pd.DataFrame) -> Figure:
     gain = table.loc[table["score"] == "random", "gain"].iloc[0]
     of_random = f"after random documents the gain is {gain:.3f} nats"
     seeds = f"n = {int(rows['num_seeds'].min())} seeds"
-    put_title(figure, title, seeds, of_random, "bars: 95 % intervals over paired seeds")
+    put_title(
+        figure,
+        title,
+        seeds,
+        of_random,
+        "bars: 95 % intervals over paired seeds",
+        "clearly: by Holm's correction over the scores",
+    )
     return figure
 
 
