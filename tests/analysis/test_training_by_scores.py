@@ -86,7 +86,7 @@ def test_the_page_of_scores() -> None:
     agree(holm, gain["mean_log2_k"]["holm_p"], gain["gzip_ratio"]["holm_p"])
     (length,) = re.findall(r"which gives (\S+ \[.*?\]) more", text)
     agree(length, *interval(to_stake["num_tokens"], "difference"))
-    (middle,) = re.findall(r"which gives (\S+ \[.*?\]) less", text)
+    (middle,) = re.findall(r"gzip, which gives (\S+ \[.*?\]) less", text)
     agree(
         middle, *(-number for number in np.array(interval(to_stake["gzip_ratio"], "difference"))[[0, 2, 1]])
     )
