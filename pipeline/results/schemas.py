@@ -289,9 +289,9 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("placebo", FLOAT, "the same of the long-trained model in the place of the former"),
     ]),
     "outcomes": pa.schema([
-        column("outcome", TEXT, "'gap', the short-trained models' loss less the long-trained ones', with the long"
-               " context, nats; 'share of the stake', the same as a share of the judges' D(0); 'harm of length',"
-               " of length_harm, nats"),
+        column("outcome", TEXT, "'gap', the short-trained models' loss less the long-trained ones', with the"
+               " long context, nats; 'share of the stake', the same as a share of the judges' D(0); 'harm of"
+               " length', of length_harm, nats"),
         column("variant", TEXT, "'as planned', which decides, or what is otherwise than planned"),
         column("compared", TEXT, "with the long-trained: 'short-trained', or 'placebo', trained long too"),
         column("estimator", TEXT, "'least squares', or 'other judge as instrument'"),
