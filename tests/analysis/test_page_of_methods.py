@@ -59,17 +59,32 @@ def test_the_worked_example(make_olmo: Callable[..., OLMo], monkeypatch: pytest.
 def test_the_policies_of_a_cache() -> None:
     _, _, text = PAGE.partition("## Policies of a cache")
     table = pd.read_parquet(REFERENCE / "cache_policies.parquet")
-    of_policies = by(table, "rule", "is_null", "k")
-    quoted = re.findall(r"^\| `(\w+)`[^|]*\|(.*)\|$", text.partition("\n## ")[0], re.MULTILINE)
-    assert [rule for rule, _ in quoted] == table.query("k == 16 and not is_null")["rule"].tolist()
+    of_policies = by(table, "model", "rule", "is_null", "k")
+    first, second = "300k-long-seed2", "300k-long-seed4"
+    section, _, _ = text.partition("\n### ")
+    quoted = re.findall(r"^\| `(\w+)`[^|]*\|(.*)\|$", section, re.MULTILINE)
+    of_first = table[(table["model"] == first) & (table["k"] == 16) & ~table["is_null"]]
+    assert [rule for rule, _ in quoted] == of_first["rule"].tolist()
     for rule, cells in quoted:
         *kept, by_loss, recall = cells.split("|")
-        for k, cell in zip((4, 16, 64), kept, strict=True):
-            agree(cell, *interval(of_policies[rule, False, k], "divergence_kept"))
-        agree(by_loss, *interval(of_policies[rule, False, 16], "loss_kept"))
-        agree(recall, *interval(of_policies[rule, False, 16], "recall"))
-    (null,) = re.findall(r"is below 0: (.*?) at k = 16", text)
-    agree(null, *interval(of_policies["leave_one_out_divergence", True, 16], "divergence_kept"))
+        shown = [(first, 4), (first, 16), (second, 16), (first, 64)]
+        for (model, k), cell in zip(shown, kept, strict=True):
+            agree(cell, *interval(of_policies[model, rule, False, k], "divergence_kept"))
+        agree(by_loss, *interval(of_policies[first, rule, False, 16], "loss_kept"))
+        agree(recall, *interval(of_policies[first, rule, False, 16], "recall"))
+    null = of_policies[first, "leave_one_out_divergence", True, 16]
+    (told,) = re.findall(r"is below 0: (.*?) at k = 16", section)
+    agree(told, *interval(null, "divergence_kept"))
+    (num_documents,) = re.findall(r"in the same way \((\d+) documents\)", section)
+    assert int(num_documents) == null["num_documents"]
+    five = {"snapkv", "attention", "streaming_llm", "nearest", "quest"}
+    for model in (first, second):  # the plan's rule: which intervals lie apart
+        rows = {rule: of_policies[model, rule, False, 16] for rule in (*five, "random", "h2o")}
+        least = min(rows[rule]["divergence_kept_low"] for rule in five)
+        assert least > max(rows[rule]["divergence_kept_high"] for rule in ("random", "h2o"))
+        most = max(rows[rule]["divergence_kept_low"] for rule in five)
+        assert most < min(rows[rule]["divergence_kept_high"] for rule in five)
+        assert rows["random"]["divergence_kept_low"] < rows["h2o"]["divergence_kept_high"]
 
 
 def test_the_benchmark_of_methods() -> None:
