@@ -9,7 +9,7 @@ of loss, and by the divergence, which does not see the answer. Of that worth a w
 
 Prints, and writes as needed_context.parquet (pipeline/RESULTS.md), what each w loses, and the least w that
 keeps 90, 95 and 99 %; draws these windows. With --data it does so for each site that the documents' URLs
-name, too. Intervals are over documents.
+name, and for each kind of predicted token (analysis/tokens/kinds.py), too. Intervals are over documents.
 
 A window here is all that a prediction can see. Sliding-window attention of w tokens in several layers sees
 further, so it loses at most this much, if the model has learnt to do without.
@@ -28,6 +28,7 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 
 import argparse
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from analysis.drawing import ModelLabel
+    from analysis.read import MeasuredText
 
 KEPT = (90, 95, 99)
 """Percent of the worth."""
@@ -53,7 +55,11 @@ def parser() -> argparse.ArgumentParser:
     add = program.add_argument
     add("--results", type=folder_path, required=True, help="a results folder of length_losses")
     add("--figures", type=folder_path, required=True, help="where the table and the figure are written")
-    add("--data", type=folder_path, help="the tokenized data that was measured, to tell sources apart")
+    add(
+        "--data",
+        type=folder_path,
+        help="the tokenized data that was measured, to tell sources and kinds apart",
+    )
     return program
 
 
@@ -61,18 +67,24 @@ def main(arguments: argparse.Namespace) -> None:
     """Print the table, write it and draw it."""
     # Imported late, for a --help at once.
     from analysis.drawing import model_labels, save
-    from analysis.read import interval_cell, interval_of, write_derived_table
+    from analysis.read import MeasuredText, interval_cell, interval_of, write_derived_table
     from pipeline.results.read import read_artefact
     from pipeline.results.table import as_table
     from pipeline.text.folder import TokenizedData
 
-    losses, sources = read_artefact(arguments.results, "length_losses"), {}
+    losses, sources, kinds = read_artefact(arguments.results, "length_losses"), {}, None
     if arguments.data is not None:
         documents = TokenizedData.open(arguments.data).evaluation_documents()
         sources = {document.document_id: site_of(document.url) for document in documents if document.url}
-        if not sources.keys() & set(losses["document_id"]):
-            raise InputError(f"no document measured in {arguments.results} has a URL in {arguments.data}")
-    table = needed_context(losses, sources)
+        if losses["losses"].notna().all():
+            text = MeasuredText.open(arguments.results, "length_losses", arguments.data)
+            kinds = of_kinds(losses, text)
+        elif not sources.keys() & set(losses["document_id"]):
+            raise InputError(
+                f"no document measured in {arguments.results} has a URL in {arguments.data}, and the results"
+                " hold no losses of single targets, which kinds of tokens need; measure them anew"
+            )
+    table = needed_context(losses, sources, kinds)
     group = ["model", "source", "criterion"]
     rows: list[list[Any]] = []
     for row in table.drop_duplicates(group).to_dict("records"):
@@ -104,13 +116,41 @@ def site_of(url: str) -> str:
     return url.partition("://")[2].partition("/")[0].removeprefix("www.") or url
 
 
-def needed_context(length_losses: "pd.DataFrame", sources: Mapping[str, str] = {}) -> "pd.DataFrame":
+def of_kinds(length_losses: "pd.DataFrame", text: "MeasuredText") -> "pd.DataFrame":
+    """Rows of length_losses, those of each kind of predicted token apart; the kind stands in `source`.
+
+    Kinds are of words, and of repetition beyond the shortest context that was measured.
+    """
+    import pandas as pd
+
+    from analysis.tokens.kinds import categories_of_targets
+
+    chunk = ["document_id", "chunk_index"]
+    settings = {**text.settings, "short_context_length": length_losses["context_length"].min()}
+    categories = categories_of_targets(replace(text, settings=settings))
+    categories["place"] = categories.groupby(chunk).cumcount()
+    targets = length_losses.assign(place=length_losses["num_targets"].map(range))
+    targets = targets.explode(["place", "losses", "divergences"]).merge(categories, on=[*chunk, "place"])
+    values = targets[["losses", "divergences"]].astype("float64").to_numpy().T
+    targets["mean_loss"], targets["mean_divergence"] = values
+    rows = []
+    for aspect in ("word_kind", "repetition"):
+        of_kind = targets.groupby(["model", *chunk, "context_length", aspect])
+        means = of_kind[["mean_loss", "mean_divergence"]].mean().assign(num_targets=of_kind.size())
+        rows.append(means.reset_index().rename(columns={aspect: "source"}))
+    return pd.concat(rows, ignore_index=True)
+
+
+def needed_context(
+    length_losses: "pd.DataFrame", sources: Mapping[str, str] = {}, kinds: "pd.DataFrame | None" = None
+) -> "pd.DataFrame":
     """What each window loses: a row a model, source, criterion and context length.
 
     Args:
         length_losses: the artefact.
         sources: document ID -> its source. One of fewer than `FEWEST_RESAMPLED` measured documents is put
             together with the others of that kind.
+        kinds: of `of_kinds`; a kind in fewer than `FEWEST_RESAMPLED` documents is left out.
 
     Returns:
         The columns of the artefact `needed_context`.
@@ -135,6 +175,9 @@ def needed_context(length_losses: "pd.DataFrame", sources: Mapping[str, str] = {
         num_documents = length_losses["document_id"].groupby(source).nunique()
         few = source.map(num_documents) < FEWEST_RESAMPLED
         grouped.append(length_losses.assign(source=source.where(~few, OTHERS)))
+    if kinds is not None:
+        num_documents = kinds.groupby("source")["document_id"].transform("nunique")
+        grouped.append(kinds[num_documents >= FEWEST_RESAMPLED])
     rows: list[dict[Hashable, Any]] = []
     for (of_source, model), chunks in pd.concat(grouped).groupby(["source", "model"], sort=False):
         has_worth = True  # where the loss says no, the divergence tells of harm

@@ -96,6 +96,8 @@ def main(arguments: argparse.Namespace) -> None:
             "num_targets": [lengths.targets_per_chunk] * len(context_lengths),
             "mean_loss": [float(of_length.losses.mean()) for of_length in measured],
             "mean_divergence": [float(of_length.divergences.mean()) for of_length in measured],
+            "losses": [of_length.losses.tolist() for of_length in measured],
+            "divergences": [of_length.divergences.tolist() for of_length in measured],
         }
         return {"length_losses": columns}
 

@@ -36,3 +36,5 @@ def test_every_mean_computed_naively(folder: Path, make_olmo: Callable[..., OLMo
             divergences += naive_divergences(stock, target, (chunk_L, range(target)), window)
         assert row.mean_loss == pytest.approx(np.mean(losses), abs=2e-5)
         assert row.mean_divergence == pytest.approx(np.mean(divergences), abs=2e-5)
+        assert row.losses.tolist() == pytest.approx(losses, abs=2e-5)
+        assert row.divergences.tolist() == pytest.approx(divergences, abs=2e-5)

@@ -397,6 +397,8 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("num_targets", INT32, "targets of the chunk"),
         column("mean_loss", FLOAT, "mean loss over these targets, nats"),
         optional("mean_divergence", FLOAT, "their mean KL(p(.|long) || p(.|context of this length)), nats"),
+        optional("losses", FLOATS, "the loss of each target, in the order of positions, nats"),
+        optional("divergences", FLOATS, "the divergence of each, nats"),
     ]),
     "found_dependencies": pa.schema(FINDING_COLUMNS),
     "found_id_dependencies": pa.schema(FINDING_COLUMNS),

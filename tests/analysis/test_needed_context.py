@@ -1,6 +1,7 @@
 """Windows that keep a share of what the longest context is worth: by hand, planted, and the program."""
 
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -12,6 +13,7 @@ from written_results import write_rows
 from analysis import needed_context as program
 from analysis.drawing import model_labels
 from analysis.needed_context import needed_context, site_of, windows_figure, windows_keeping
+from analysis.read import MeasuredText
 from pipeline.cli import InputError
 from pipeline.results.files import read_parquet
 
@@ -70,6 +72,42 @@ def test_sources_have_windows_of_their_own() -> None:
     expected = {"all": 2**5.8, "news.net": 2**3.9, "other sources": np.nan, "wiki.org": 2**5.9}
     assert windows.to_dict() == pytest.approx(expected, nan_ok=True)  # of a single document there is none
     assert [site_of(url) for url in ("https://www.wiki.org/a/b", "novels")] == ["wiki.org", "novels"]
+
+
+def test_kinds_of_tokens_have_windows_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Three targets per chunk: numbers need 16 tokens, the names between them 64.
+    of_number, of_name = [5.0, 4.0, 4.0, 4.0], [5.0, 5.0, 5.0, 4.0]
+    chunks = pd.DataFrame(
+        {
+            "model": "m", "document_id": f"{document:016x}", "chunk_index": 0, "context_length": length,
+            "num_targets": 3, "mean_loss": (2 * number + name) / 3, "mean_divergence": 0.0,
+            "losses": [number, name, number], "divergences": [number - 4, name - 4, number - 4],
+        }
+        for document in range(30)
+        for length, number, name in zip(LENGTHS, of_number, of_name, strict=True)
+    )  # fmt: skip
+    kinds = ["number", "name", "number"]
+    of_text = pd.DataFrame({
+        "document_id": np.repeat(chunks["document_id"].unique(), 3), "chunk_index": 0,
+        "target_position": [61, 62, 63] * 30, "word_kind": kinds * 30, "repetition": "new",
+    })  # fmt: skip
+    asked = []
+
+    def categories(text: MeasuredText) -> pd.DataFrame:
+        asked.append(text.short_context_length)
+        return of_text
+
+    monkeypatch.setattr("analysis.tokens.kinds.categories_of_targets", categories)
+    of_each = program.of_kinds(chunks, MeasuredText(cast(Any, None), {}))
+    assert asked == [8]
+    table = needed_context(chunks, kinds=of_each)
+    by_loss = table[table["criterion"] == "loss"].groupby("source")[["window_90", "num_targets"]].first()
+    assert by_loss["window_90"].to_dict() == pytest.approx(
+        {"all": 2 ** (5 + 0.7), "new": 2 ** (5 + 0.7), "number": 2**3.9, "name": 2**5.9}
+    )
+    assert by_loss["num_targets"].to_dict() == {"all": 90, "new": 90, "number": 60, "name": 30}
+    rare = of_each[(of_each["source"] != "name") | (of_each["document_id"] < f"{19:016x}")]
+    assert "name" not in set(needed_context(chunks, kinds=rare)["source"])
 
 
 def test_a_model_that_gains_nothing_has_no_window_and_one_length_is_refused() -> None:
