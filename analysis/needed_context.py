@@ -238,8 +238,11 @@ def windows_keeping(values_XJ: "np.ndarray", lengths_J: "np.ndarray", percent: f
 
 
 def windows_figure(table: "pd.DataFrame", labels: Mapping[str, "ModelLabel"]) -> "Figure":
-    """The windows of `needed_context` that keep 90, 95 and 99 %, a row each, by both criteria."""
+    """The windows of `needed_context` that keep 90, 95 and 99 %, a row each; sites and kinds of one model."""
     from analysis import drawing
+
+    is_all = table["source"] == ALL
+    table = table[is_all | (table["model"] == table["model"].iloc[0])]
 
     groups = table.groupby(["model", "source"], sort=False)
     criteria = [name for name in _VALUE if name in set(table["criterion"])]
@@ -262,7 +265,7 @@ def windows_figure(table: "pd.DataFrame", labels: Mapping[str, "ModelLabel"]) ->
         ax.set_yticks([-place for place in range(len(names))], names if ax is axes[0] else [])
     trained = {model: labels[model].train_context_length or 0 for model in table["model"].unique()}
     longest_trained = max(trained.values())
-    of_longest = table[table["model"].map(trained) == longest_trained]
+    of_longest = table[(table["model"].map(trained) == longest_trained) & (table["source"] == ALL)]
     low, high = round(of_longest["window_90"].min()), round(of_longest["window_90"].max())
     extent = f"{low}" if low == high else f"{low} to {high}"
     who = f"Models trained at {longest_trained} tokens need" if longest_trained else "The models need"

@@ -326,7 +326,7 @@ SCHEMAS: dict[str, pa.Schema] = {
     ]),
     "needed_context": pa.schema([
         MODEL,
-        column("source", TEXT, "of the documents: 'all', or a site; 'other sources' have few each"),
+        column("source", TEXT, "'all', a site ('other sources': few documents each), or a kind of token"),
         column("criterion", TEXT, "'loss' or 'divergence', by which nats are counted"),
         column("context_length", INT32, "w: the nearest tokens that are kept"),
         *COUNTS,
