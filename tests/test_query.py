@@ -130,7 +130,10 @@ def test_rows_go_to_standard_output_and_all_else_to_standard_error(results: Path
     done = run(*flags, "--format", "csv", "SELECT 1 AS a FROM length_losses WHERE model = 'A'", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "a\n")
     assert done.stderr == "query: no rows\n"
-    columns = "model, document_id, chunk_index, context_length, num_targets, mean_loss, mean_divergence"
+    columns = (
+        "model, document_id, chunk_index, context_length, num_targets, mean_loss, mean_divergence, losses,"
+        " divergences"
+    )
     listed = run(*flags, cwd=tmp_path).stdout.splitlines()
     assert [line.split(maxsplit=2) for line in listed[1:]] == [["length_losses", "3", columns]]
 
