@@ -47,6 +47,7 @@ NOT_RUN = {
     r"studies/gpu\.yaml$": "40 minutes of a GPU; tests/studies checks all of its commands",
     r"\bload_path=": "tests/training/test_training_loop.py begins a run so",
     r"benchmarks/(leave_one_out|gpu|screen)\.py": "tests/test_benchmarks_run.py runs it at toy size",
+    r"benchmarks/training_by_scores\.py": "tests/analysis/test_training_by_scores.py runs it at small size",
     r"tokenize_c4\.py --out runs/c4/data": "tests of tokenize_c4 run it on files of the same names",
     r"^python -m pipeline\.results": "tests/results and tests/analysis run it",
 }
