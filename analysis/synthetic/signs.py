@@ -180,7 +180,7 @@ def signs_figure(accuracy: pd.DataFrame) -> Figure:
         if low.iloc[0] > 0 > high.iloc[1:].max(skipna=False):
             title = (
                 f"Up to {LONGEST * trained} tokens four signs anywhere lose more than one; near ones, coupled"
-                " IDs and PoSE mend it"
+                " IDs and PoSE mend it (solid lines)"
             )
     numbers = sorted({num_seeds.min(), num_seeds.max()})
     drawing.put_title(

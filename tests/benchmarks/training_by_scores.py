@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
     add("--scores", type=folder_path, required=True, help="written by analysis/document_scores.py --out")
     add("--pool", type=folder_path, required=True, help="the data that were scored, for their tokenizer")
     add("--held-out", nargs="+", required=True, help="files in C4's schema to compare on")
-    add("--by", nargs="+", choices=BETTER, default=list(BETTER), help="scores; random is compared with")
+    add("--by", nargs="+", choices=BETTER, default=list(BETTER), help="scores, beside random")
     add("--seeds", type=int, nargs="+", default=[0, 1, 2, 3], help="of the trainings")
     add("--out", type=Path, required=True, help="folder of the trainings and of the table")
     return benchmark
@@ -69,9 +69,11 @@ def main(arguments: argparse.Namespace) -> None:
     lines = pd.read_json(arguments.scores / "document_scores.jsonl", lines=True, dtype={"id": str})
     documents = pd.DataFrame(list(lines["metadata"])).assign(text=lines["text"])
     documents = documents.sample(frac=1, random_state=0, ignore_index=True)  # ties follow no other score
-    out, measured = arguments.out, {}
+    if len(set(arguments.seeds)) < 2:  # noqa: PLR2004
+        raise InputError("--seeds: one seed has no interval; name two or more")
+    out, measured, scores = arguments.out, {}, list(dict.fromkeys(["random", *arguments.by]))
     out.mkdir(parents=True, exist_ok=True)
-    arms = [(score, seed) for seed in arguments.seeds for score in arguments.by]
+    arms = [(score, seed) for seed in arguments.seeds for score in scores]
     for score, seed in progress(arms, "training_by_scores", "training"):
         name = f"{score}-seed{seed}"
         results = out / "results" / name
@@ -98,7 +100,7 @@ def main(arguments: argparse.Namespace) -> None:
     trainings = pd.DataFrame.from_dict(measured, orient="index").rename_axis(["score", "seed"]).reset_index()
     trainings.to_parquet(out / "training_by_scores.parquet", index=False)
     for value in VALUES:
-        for other in ("random", "stake"):
+        for other in [name for name in ("random", "stake") if name in scores]:
             table = compared(trainings, value, other)
             cells = [
                 [row["score"], row["num_seeds"], row[value], interval_cell(row, "difference"), row["holm_p"]]
@@ -172,13 +174,9 @@ def scores_figure(table: pd.DataFrame) -> Figure:
     of_random = f"after random documents the gain is {gain:.3f} nats"
     seeds = f"n = {int(rows['num_seeds'].min())} seeds"
     put_title(
-        figure,
-        title,
-        seeds,
-        of_random,
-        "bars: 95 % intervals over paired seeds",
+        figure, title, seeds, of_random, "bars: 95 % intervals over paired seeds",
         "clearly: by Holm's correction over the scores",
-    )
+    )  # fmt: skip
     return figure
 
 
