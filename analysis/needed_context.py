@@ -14,7 +14,8 @@ name, and for each kind of predicted token (analysis/tokens/kinds.py), too. Inte
 A window here is all that a prediction can see. Sliding-window attention of w tokens in several layers sees
 further, so it loses at most this much, if the model has learnt to do without.
 
-on your own texts and model, after pipeline/length_losses.py: the same with its --results.
+on your own texts and model, measured first, in one command:
+  TEXT='my_documents/*.jsonl' MODEL=EleutherAI/pythia-160m make needed
 """
 
 import sys
@@ -70,20 +71,14 @@ def main(arguments: argparse.Namespace) -> None:
     from analysis.read import MeasuredText, interval_cell, interval_of, write_derived_table
     from pipeline.results.read import read_artefact
     from pipeline.results.table import as_table
-    from pipeline.text.folder import TokenizedData
 
     losses, sources, kinds = read_artefact(arguments.results, "length_losses"), {}, None
     if arguments.data is not None:
-        documents = TokenizedData.open(arguments.data).evaluation_documents()
+        text = MeasuredText.open(arguments.results, "length_losses", arguments.data)
+        documents = text.data.evaluation_documents()
         sources = {document.document_id: site_of(document.url) for document in documents if document.url}
-        if losses["losses"].notna().all():
-            text = MeasuredText.open(arguments.results, "length_losses", arguments.data)
+        if losses["losses"].notna().all():  # which older results lack
             kinds = of_kinds(losses, text)
-        elif not sources.keys() & set(losses["document_id"]):
-            raise InputError(
-                f"no document measured in {arguments.results} has a URL in {arguments.data}, and the results"
-                " hold no losses of single targets, which kinds of tokens need; measure them anew"
-            )
     table = needed_context(losses, sources, kinds)
     group = ["model", "source", "criterion"]
     rows: list[list[Any]] = []

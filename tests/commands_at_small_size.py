@@ -47,7 +47,6 @@ NOT_RUN = {
     r"studies/gpu\.yaml$": "40 minutes of a GPU; tests/studies checks all of its commands",
     r"\bload_path=": "tests/training/test_training_loop.py begins a run so",
     r"benchmarks/(leave_one_out|gpu|screen)\.py": "tests/test_benchmarks_run.py runs it at toy size",
-    r"benchmarks/training_by_scores\.py": "tests/analysis/test_training_by_scores.py runs it at small size",
     r"tokenize_c4\.py --out runs/c4/data": "tests of tokenize_c4 run it on files of the same names",
     r"^python -m pipeline\.results": "tests/results and tests/analysis run it",
 }
@@ -154,6 +153,7 @@ STUDIES = {
             for text in ("foreign", "planted") for how in ("", "_substitute", "_background")
         ),
     ],
+    "needed_context": ["data.source=[english.jsonl]", "evaluation.targets_per_chunk=4"],
     "measures_synthetic": _of_tasks(_FOUND, _FOUND, variable_assignment="", sparse_parity_k2=""),
     "methods": [*_OF_SIGNS, *_overrides("tiny"), *_FEW, "further_evaluations.removed.max_documents=3"],
     "methods_synthetic": _of_tasks(_FOUND, [], variable_assignment="", sparse_parity=""),
@@ -278,7 +278,8 @@ def run(shown: Shown, folder: Path) -> None:
         patch.setenv("NO_COLOR", "1")
         for variable in typed[:begin]:
             if re.match(r"[A-Z]\w*=", variable):
-                patch.setenv(*_smaller(variable).split("=", 1))
+                name, _, value = variable.partition("=")
+                patch.setenv(name, WORDS.get(value, _smaller(value)))
         if module.startswith("tests.benchmarks."):
             patch.syspath_prepend(BENCHMARKS)
             patch.setattr(sys, "argv", [program, *words])

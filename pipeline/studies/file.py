@@ -24,7 +24,7 @@ from pipeline.training.settings import read_overrides, read_yaml, settings_of
 ROOT = Path(__file__).resolve().parents[2]
 """Of the repository."""
 MEASURING = ("loss_differences", "length_losses", "influential_tokens")
-ANALYSING = ("run_notebooks", "summary")
+ANALYSING = ("run_notebooks", "needed_context", "summary")
 OF_PLANTED = ("planted", "foreign")
 """The kinds of documents that plant_signs.py writes, as `of_planted` may name them."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -78,7 +78,7 @@ class Model:
 class Evaluation:
     """What is measured of the models, into a results folder a size; fields without a word are flags."""
 
-    stages: list[str] = field(default_factory=lambda: [*MEASURING, *ANALYSING])
+    stages: list[str] = field(default_factory=lambda: [*MEASURING, "run_notebooks", "summary"])
     """Programs to run, of `MEASURING` and `ANALYSING`."""
     notebooks: list[str] | None = None
     """Names of those that run_notebooks executes. None: all that the results have what they need for."""

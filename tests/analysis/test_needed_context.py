@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from legible_figures import assert_legible
-from measured_documents import write_data
 from quoted import REFERENCE, agree, by, cells_of, interval, section
 from written_results import write_rows
 
@@ -146,6 +145,3 @@ def test_the_program_prints_writes_and_draws(tmp_path: Path, capsys: pytest.Capt
     figure = windows_figure(table[table["model"] == "m"], labels)
     assert "need 32 of 64 tokens" in figure.texts[0].get_text()
     assert_legible(figure)
-    write_data(tmp_path / "data")
-    with pytest.raises(InputError, match="no document measured in .* has a URL in"):
-        program.main(program.parser().parse_args([*words, "--data", str(tmp_path / "data")]))

@@ -5,12 +5,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from olmo.model import OLMo
-from quoted import REFERENCE, agree, by, interval
+from quoted import REFERENCE, agree, by, interval, section
+from scipy import stats
+from shown_commands import commands_of
+from statsmodels.stats.multitest import multipletests
 
 from pipeline.measuring import methods, rules
 from pipeline.measuring.contexts import Batching, Measurement
@@ -20,7 +24,8 @@ from pipeline.measuring.rules import selected_positions
 from pipeline.models.olmo import OLMoCausalLM
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "analysis" / "METHODS.md").read_text(encoding="utf-8")
+METHODS = ROOT / "analysis" / "METHODS.md"
+PAGE = METHODS.read_text(encoding="utf-8")
 LENGTHS = ContextLengths(short_context_length=2, long_context_length=12, targets_per_chunk=2)
 
 
@@ -111,3 +116,30 @@ def test_the_benchmark_of_methods() -> None:
     agree(behind, *interval(removed, "behind_first"))
     worth, *_ = re.findall(r"`attention_rollout`\s+([\d.]+ \[.*?\])", text)
     agree(worth, *interval(rows["attention_rollout", "remove"], "divergence_effect"))
+
+
+def test_the_scores_of_documents() -> None:
+    """The query of the page prints its table; p-values and comparisons with the stake, by scipy."""
+    text = section(METHODS, "Scores of documents")
+    (query,) = [shown.text for shown in commands_of(METHODS) if "training_by_scores" in shown.text]
+    printed = by(duckdb.sql(query.split('"')[1]).df(), "score")
+    quoted = re.findall(r"^\| (?:`(\w+)`|random)[^|]*\|(.*)\|$", text, re.MULTILINE)
+    assert [score or "random" for score, _ in quoted] == list(printed)
+    for score, cells in quoted:
+        mean, *differences = cells.split("|")
+        agree(mean, printed[score or "random"]["gain"])
+        for name, cell in zip(("gain", "loss"), differences if score else (), strict=bool(score)):
+            more, spread = printed[score][f"more_{name}"], printed[score][f"plus_minus_{name}"]
+            agree(cell, more, more - spread, more + spread)
+    gain = pd.read_parquet(REFERENCE / "training_by_scores.parquet")
+    gain = gain.pivot(index="seed", columns="score", values="gain")
+    others = gain.drop(columns="random")
+    p_values = stats.ttest_1samp(others.sub(gain["random"], axis=0), 0).pvalue
+    holm = dict(zip(others, multipletests(p_values, method="holm")[1], strict=True))
+    assert {score for score, p in holm.items() if p < 0.05} == {"mean_log2_k", "gzip_ratio"}
+    (told,) = re.findall(r"downwards \(p = (\S+ and \S+)\)", text)
+    agree(told, holm["mean_log2_k"], holm["gzip_ratio"])
+    for score, sign, pattern in (("num_tokens", 1, "length, which"), ("gzip_ratio", -1, "gzip, which")):
+        (told,) = re.findall(rf"{pattern} gives (\S+ \[.*?\])", text)
+        tested = stats.ttest_1samp(sign * (gain[score] - gain["stake"]), 0)
+        agree(told, sign * (gain[score] - gain["stake"]).mean(), *tested.confidence_interval())

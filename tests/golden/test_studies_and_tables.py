@@ -26,7 +26,7 @@ COMMANDS = Path(__file__).with_name("study_commands.json")
 TABLES = Path(__file__).with_name("published_tables.json")
 STUDIES = sorted((ROOT / "olmo_configs" / "studies").glob("*.yaml"))
 REFERENCE = ROOT / "analysis" / "reference"
-VARIABLES = {"C4": "C4", "TEXT": "TEXT", "SCRATCH": "SCRATCH"}
+VARIABLES = {"C4": "C4", "TEXT": "TEXT", "MODEL": "MODEL", "SCRATCH": "SCRATCH"}
 
 
 def commands(study: Path) -> list[str]:

@@ -64,7 +64,7 @@ def test_each_job_waits_for_those_it_needs_and_is_given_its_tasks(
 
 
 def test_every_script_of_a_job_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("C4", "SCRATCH", "TEXT"):
+    for variable in ("C4", "MODEL", "SCRATCH", "TEXT"):
         monkeypatch.setenv(variable, "/text")
     for path in (ROOT / "olmo_configs" / "studies").glob("*.yaml"):
         stages = {command.stage for command in commands_of(load_study(path)) if command.is_stage}
