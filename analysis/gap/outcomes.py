@@ -556,7 +556,7 @@ def outcome_figure(
         ]
         slope = interval_of(main[outcome.name], "slope")
         ax.set_title(f"{outcome.name}\n{slope} nats per doubling", loc="left")
-        within = ",\nof the near context alone" if outcome is HARM else ""
+        within = ",\nmeasured in a shorter context" if outcome is HARM else ""
         ax.set_xlabel(f"tokens needed (mean log2 k, doublings){within}")
         drawing.label_line_ends(ax, ends)
     axes[0].set_ylabel("difference from long-trained (nats)")
