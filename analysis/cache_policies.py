@@ -175,7 +175,7 @@ def policies_figure(table: "pd.DataFrame") -> "Figure":
     figure, (ax,) = drawing.panels(1, 3.6)
     for place, rule in enumerate(rules):
         line, called = own[own["rule"] == rule].sort_values("k"), drawing.rule_text(rule)
-        x = line["k"] * 1.05 ** drawing.beside(place, len(rules))  # the axis is logarithmic
+        x = line["k"] * 1.02 ** drawing.beside(place, len(rules))  # the axis is logarithmic
         style = drawing.rule_style(rule).measured
         ends.append(drawing.draw_line(ax, x, line, "divergence_kept", style, called.replace(", by", ",\nby")))
     drawing.tokens_axis(ax, own["k"].unique(), "budget (far tokens)")
@@ -185,5 +185,6 @@ def policies_figure(table: "pd.DataFrame") -> "Figure":
         f"{drawing.rule_text(row['rule'])} keeps {row['divergence_kept']:.2f}" for row in (first, last)
     )
     title = f"Of what the far context is worth by divergence, {most} with {at} tokens, {least}"
-    drawing.put_title(figure, title, drawing.sample_size(own), drawing.BARS)
+    beside = "points of one budget stand side by side"
+    drawing.put_title(figure, title, drawing.sample_size(own), drawing.BARS, beside)
     return figure

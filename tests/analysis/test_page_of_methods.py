@@ -112,7 +112,7 @@ def test_the_benchmark_of_methods() -> None:
         agree(milliseconds, 1000 * row["seconds_per_target"])
     assert table[table["intervention"] == "background"]["rule"].iloc[0] == quoted[0][0]
     removed = rows["leave_one_out_divergence", "remove"]
-    (behind,) = re.findall(r"`leave_one_out_divergence` ([\d.]+ \[.*?\]) behind", text)
+    (behind,) = re.findall(r"`leave_one_out_divergence` brings back ([\d.]+ \[.*?\]) less", text)
     agree(behind, *interval(removed, "behind_first"))
     worth, *_ = re.findall(r"`attention_rollout`\s+([\d.]+ \[.*?\])", text)
     agree(worth, *interval(rows["attention_rollout", "remove"], "divergence_effect"))
