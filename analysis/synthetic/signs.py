@@ -179,8 +179,8 @@ def signs_figure(accuracy: pd.DataFrame) -> Figure:
         low, high = (of_plain[f"difference_{end}"].reindex(names) for end in ("low", "high"))
         if low.iloc[0] > 0 > high.iloc[1:].max(skipna=False):
             title = (
-                f"Up to {LONGEST * trained} tokens four signs anywhere lose more than one; near ones, coupled"
-                " IDs and PoSE mend it (solid lines)"
+                f"From {trained} to {LONGEST * trained} tokens the loss of four signs anywhere grows more"
+                " than that of one; near ones, coupled IDs and PoSE mend most of it (solid lines)"
             )
     numbers = sorted({num_seeds.min(), num_seeds.max()})
     drawing.put_title(

@@ -115,7 +115,7 @@ def test_what_chosen_tokens_give_alone() -> None:
     table = whole[(whole["positions"] == "compact") & (whole["k"] == 16)].set_index("model")
     models = ["long-seed4", "short-pose-seed0", "short-pose-seed1", "short-contiguous-seed0"]
     labels = {
-        "gain of the whole": "gain", "saved by chosen tokens, against the short": "less_than_short",
+        "gain of the whole": "gain", "saved by 16 chosen tokens, against the short": "less_than_short",
         "the same, another": "null_less_than_short",
         "saved by chosen tokens, against the whole": "less_than_long",
         "saved by chosen tokens, against the 16": "less_than_nearest",

@@ -124,7 +124,8 @@ def test_the_first_page(effects: dict[Any, Row]) -> None:
     agree(re.findall(r"same way, carry (\S+) of it$", carried)[0], four["null_recovered"] / four["gain"])
     sixteen = effects[JUDGE, DIVERGENCE, "leave_one_out_divergence", 16]
     page = FIRST_PAGE.read_text(encoding="utf-8")
-    agree(re.findall(r"16 chosen tokens undoes (\S+ \[.*?\]) of the movement", page)[0], *interval(sixteen, "share"))
+    (undone,) = re.findall(r"16 chosen tokens back undoes (\S+ \[.*?\]) of it", page)
+    agree(undone, *interval(sixteen, "share"))
     stricter = r"stricter test\]\S+, in another training, they carry (\S+ \[.*?\])"
     answer = re.findall(stricter, FINDINGS.read_text(encoding="utf-8"))
     agree(answer[0], *interval(sixteen, "share"))
