@@ -566,6 +566,7 @@ def outcome_figure(
         models, drawing.sample_size(planned),
         "without targets that have too little at stake",
         "stake, gain, difficulty, frequency, position and source held equal", drawing.BARS,
+        "brackets: of slopes, over documents and seeds",
         "grey: slopes as large as the smallest effect of interest",
     )  # fmt: skip
     return figure

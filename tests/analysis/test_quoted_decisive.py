@@ -32,13 +32,16 @@ VARIANTS = {
 """Rows of the page's table of what was otherwise than planned."""
 
 
-@pytest.fixture(scope="module")
-def slopes(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
-    """The table of outcomes, made anew by the command that the page shows."""
-    out = tmp_path_factory.mktemp("again")
-    words = ["--targets", str(DECISIVE / "outcome_targets.parquet"), "--out", str(out)]
+def slopes_of(targets: str, out: Path) -> pd.DataFrame:
+    """The table of outcomes, made anew by the command that the pages show."""
+    words = ["--targets", str(DECISIVE / targets), "--out", str(out)]
     program.main(program.parser().parse_args(words))
     return read_parquet(out / "outcomes.parquet").to_pandas()
+
+
+@pytest.fixture(scope="module")
+def slopes(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
+    return slopes_of("outcome_targets.parquet", tmp_path_factory.mktemp("again"))
 
 
 def rows_of(slopes: pd.DataFrame, compared: str, estimator: str, variant: str = PLANNED) -> list[dict]:
@@ -74,7 +77,7 @@ def test_the_table_of_the_answer_and_its_sentences(slopes: pd.DataFrame) -> None
     assert main[0]["num_targets"] + main[0]["num_left_out"] == 14_336
     agree(re.findall(r"agree at (\S+) \(Spearman", flat)[0], main[0]["spearman"])
     instrumented = [row["slope"] for row in rows_of(slopes, SHORT_TRAINED, INSTRUMENTED)]
-    agree(re.findall(r"other's instrument\) the slopes are (.*?)\. ", flat)[0], *instrumented)
+    agree(re.findall(r"for the other's\) the slopes are (.*?)\. ", flat)[0], *instrumented)
     of_all = [
         1.96 * np.hypot(row["text_error"] * np.sqrt(448 / 1226), row["seed_error"]) for row in main
     ]  # a rough one: Student's quantile is a little larger
@@ -107,6 +110,27 @@ def test_what_was_otherwise_than_planned(slopes: pd.DataFrame) -> None:
     for place, row in enumerate(rows_of(slopes, SHORT_TRAINED, LEAST_SQUARES)):
         ends = re.split(" to ", cells_of(text, "single pairs of seeds")[place])
         assert ends == [f"{min(row['pair_slopes']):.3f}", f"{max(row['pair_slopes']):.3f}"]
+
+
+def test_choosers_and_judges_exchanged(slopes: pd.DataFrame, tmp_path: Path) -> None:
+    heading = "Planned: choosers and judges of the decisive study exchanged"
+    table = section(LOG, "2026-11-25 · The decisive study at 0.34 million parameters")
+    text = section(LOG, f"2026-11-26 · {heading}").replace("\n", " ")
+    exchanged = rows_of(slopes_of("exchanged_targets.parquet", tmp_path), SHORT_TRAINED, LEAST_SQUARES)
+    told = re.findall(r"The slopes agree: (.*?\]), (.*?\]) and (.*?\]);", text)[0]
+    planned = rows_of(slopes, SHORT_TRAINED, LEAST_SQUARES)
+    for quoted, cell, row, first in zip(
+        told, cells_of(table, "choosers and judges"), exchanged, planned, strict=True
+    ):
+        agree(quoted, *interval(row, "slope"))
+        agree(cell, *interval(row, "slope"))
+        assert row["slope_low"] < first["slope"] < row["slope_high"]
+        assert first["slope_low"] < row["slope"] < first["slope_high"]
+    assert exchanged[0]["decision"] == "open"
+    for error, quoted in zip(
+        ("text_error", "seed_error"), re.findall(r"is (0\.\d+) \(there", text), strict=False
+    ):
+        agree(quoted, exchanged[0][error])
 
 
 def test_what_chosen_tokens_give_alone() -> None:
