@@ -158,6 +158,7 @@ def bounds_figure(by_length_of: Mapping[int, pd.DataFrame], seeds: str, num_sequ
         figure, _where_answers_fail(by_length_of), "Sparse functional attention",
         f"n = {seeds}, {drawing.counted(num_sequences, 'sequence')} per length",
         "lines: medians; bands: range of seeds; grey: trained; the answer 0 has squared error 1",
+        "a line that is not seen lies behind another",
     )  # fmt: skip
     return figure
 
@@ -204,7 +205,10 @@ def bound_against_length(by_length: pd.DataFrame, ax: Axes) -> list[drawing.Line
     bound = line["improved_bound"].iloc[-1]
     return [
         drawing.LineEnd(
-            line["test_length"].iloc[-1], bound, "bound, close together\n(constant taken as 1)", drawing.GREY
+            line["test_length"].iloc[-1],
+            bound,
+            "improved bound, close\ntogether (constant as 1)",
+            drawing.GREY,
         )
     ]
 

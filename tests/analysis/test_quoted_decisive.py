@@ -141,8 +141,8 @@ def test_what_chosen_tokens_give_alone() -> None:
     labels = {
         "gain of the whole": "gain", "saved by 16 chosen tokens, against the short": "less_than_short",
         "the same, another": "null_less_than_short",
-        "saved by chosen tokens, against the whole": "less_than_long",
-        "saved by chosen tokens, against the 16": "less_than_nearest",
+        "saved by the 16 chosen, against the whole": "less_than_long",
+        "saved by the 16 chosen, against the 16": "less_than_nearest",
     }  # fmt: skip
     for place, model in enumerate(models):
         for label, name in labels.items():
