@@ -41,7 +41,7 @@ def test_position_coupling() -> None:
     quarter, whole = cells_of(text, "assignments with PPC")[1:]
     agree(quarter, *of(first, *assigned))
     agree(whole, *of(rotated, *assigned))
-    for label, size in {"addition with PPC": 12, "the same addition": 24}.items():
+    for label, size in {"addition with PPC": 12, "addition, as in the row above": 24}.items():
         unspread, spread = cells_of(text, label)[1:]
         agree(unspread, *of(first, "addition", "predicted", size))
         agree(spread, *of(rotated, "addition_padded", "predicted", size))
