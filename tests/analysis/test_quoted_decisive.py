@@ -13,6 +13,7 @@ from analysis.gap.outcomes import (
     GAP,
     HARM,
     INSTRUMENTED,
+    LEAST_DIVERGENCE,
     LEAST_SQUARES,
     PLACEBO,
     PLANNED,
@@ -127,10 +128,21 @@ def test_choosers_and_judges_exchanged(slopes: pd.DataFrame, tmp_path: Path) -> 
         assert row["slope_low"] < first["slope"] < row["slope_high"]
         assert first["slope_low"] < row["slope"] < first["slope_high"]
     assert exchanged[0]["decision"] == "open"
-    for error, quoted in zip(
-        ("text_error", "seed_error"), re.findall(r"is (0\.\d+) \(there", text), strict=False
+    of_texts, of_seeds = re.findall(r"(0\.\d+) \(there", text)
+    agree(of_texts, exchanged[0]["text_error"])
+    agree(of_seeds, exchanged[0]["seed_error"])
+    kept = [
+        read_parquet(DECISIVE / f"{name}_targets.parquet").to_pandas() for name in ("outcome", "exchanged")
+    ]
+    at_stake = [rows[rows["least_divergence"] >= LEAST_DIVERGENCE] for rows in kept]
+    both = at_stake[0].merge(at_stake[1], on=["measured", "document_id", "target_position"])
+    for (agreed, num_targets), (_, rows) in zip(
+        re.findall(r"(0\.\d+) for the (?:gap|harm)'s(?: targets)? \((\S+)", text),
+        reversed(list(both.groupby("measured"))),
+        strict=True,
     ):
-        agree(quoted, exchanged[0][error])
+        means = pd.DataFrame({side: rows[f"mean_log2_k_{side}"].map(np.mean) for side in ("x", "y")})
+        agree(f"{agreed} {num_targets}", means.corr("spearman").iloc[0, 1], len(means.dropna()))
 
 
 def test_what_chosen_tokens_give_alone() -> None:
