@@ -6,8 +6,6 @@ Writes document_scores.parquet (pipeline/RESULTS.md), and document_scores.jsonl:
 "text" and "metadata", the scores, as datatrove's JsonlReader takes it. Prints how documents' ranks by each
 score go together with those by the stake. From loss_differences; how far and how many the tokens are from
 influential_tokens in the same folder, where it was run.
-
-Training on the better half by a score did not help more than random documents: analysis/METHODS.md.
 """
 
 import sys

@@ -74,11 +74,11 @@ def main(arguments: argparse.Namespace) -> None:
 
     losses, sources, kinds = read_artefact(arguments.results, "length_losses"), {}, None
     if arguments.data is not None:
+        if losses["losses"].isna().any():
+            raise InputError(f"{arguments.results} has no losses of single targets: measure anew for --data")
         text = MeasuredText.open(arguments.results, "length_losses", arguments.data)
-        documents = text.data.evaluation_documents()
+        documents, kinds = text.data.evaluation_documents(), of_kinds(losses, text)
         sources = {document.document_id: site_of(document.url) for document in documents if document.url}
-        if losses["losses"].notna().all():  # which older results lack
-            kinds = of_kinds(losses, text)
     table = needed_context(losses, sources, kinds)
     group = ["model", "source", "criterion"]
     rows: list[list[Any]] = []
@@ -112,10 +112,7 @@ def site_of(url: str) -> str:
 
 
 def of_kinds(length_losses: "pd.DataFrame", text: "MeasuredText") -> "pd.DataFrame":
-    """Rows of length_losses, those of each kind of predicted token apart; the kind stands in `source`.
-
-    Kinds are of words, and of repetition beyond the shortest context that was measured.
-    """
+    """Rows of length_losses, those of each kind of predicted token apart; the kind stands in `source`."""
     import pandas as pd
 
     from analysis.tokens.kinds import categories_of_targets

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from legible_figures import assert_legible
+from measured_documents import write_data
 from quoted import REFERENCE, agree, by, cells_of, interval, section
 from written_results import write_rows
 
@@ -145,3 +146,6 @@ def test_the_program_prints_writes_and_draws(tmp_path: Path, capsys: pytest.Capt
     figure = windows_figure(table[table["model"] == "m"], labels)
     assert "need 32 of 64 tokens" in figure.texts[0].get_text()
     assert_legible(figure)
+    write_data(tmp_path / "data")
+    with pytest.raises(InputError, match="has no losses of single targets"):
+        program.main(program.parser().parse_args([*words, "--data", str(tmp_path / "data")]))
