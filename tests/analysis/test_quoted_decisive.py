@@ -99,7 +99,10 @@ def test_what_was_otherwise_than_planned(slopes: pd.DataFrame) -> None:
         )
     }
     page = section(FINDINGS, "Distraction or ignorance?").replace("\n", " ")
-    three = 'Three would read "refuted": all targets; 0.05 nats at stake; `mean_log2_k` by the loss.'
+    three = (
+        'Three would read "refuted": with all targets; with those of at least 0.05 nats at stake; with'
+        " `mean_log2_k` by the loss."
+    )
     assert three in page
     assert ends_below == {"any D(0)", "D(0) of at least 0.05 nats", "by the loss"}
     assert "In the first and the last, intervals 1 and 2 lie below 0." in page
