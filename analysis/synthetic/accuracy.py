@@ -177,7 +177,7 @@ def sparsity_figure(cells: pd.DataFrame, num_examples: int, paired: pd.DataFrame
         finding = f"At {where} tokens answers of few {noun}s are right more often (mean of pairs)"
         if means.empty:
             finding = f"Beyond the trained size, no difference between few {noun}s and many is clear"
-        names += "; few and many: with equally many patterns"
+        names += f"; pairs: k and {most + 1} - k {noun}s"
     drawing.put_title(figure, finding, names, sample_size(cells, num_examples), _BANDS)
     return figure
 
