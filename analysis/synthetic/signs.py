@@ -163,6 +163,7 @@ def signs_figure(accuracy: pd.DataFrame) -> Figure:
         sizes = sorted(accuracy["size"].unique())
         named = sorted({*sizes[::3], sizes[-1]})
         ax.set_xticks(named, [f"{size:,}" for size in named])
+        ax.get_xticklabels()[-1].set_horizontalalignment("left")  # else it touches the one before
         ax.set_xticks(sizes, [""] * len(sizes), minor=True)
         ax.set_xlabel("length (tokens)")
         ax.set_title(title)
