@@ -170,8 +170,8 @@ def test_the_trial_of_the_measures() -> None:
         for cell, name in zip(cells_of(text, label), ("found", "right_sparsity"), strict=True):
             agree(cell, *interval(rows[key], name))
     agreed = rows[shown["leave one out by divergence,"]]
-    assert "three quarters of those that\n  both seeds can judge by the first row are censored" in text
-    assert agreed["censored"] == 0.75
+    assert "for 22 targets, and\n  three quarters of these k\\* are censored" in text
+    assert (agreed["num_agreement_targets"], agreed["censored"]) == (22, 0.75)
     first = cells_of(FIRST_PAGE.read_text(encoding="utf-8"), "Which measure can be trusted?")[0]
     best = interval(rows[shown["leave one out by divergence,"]], "right_sparsity")
     agree(re.findall(r"is right for 22 of these \((\S+ \[.*?\])\)\.", first)[0], *best)
