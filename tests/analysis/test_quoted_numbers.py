@@ -61,12 +61,13 @@ def test_the_paper_figure() -> None:
             agree_cell(text, label, curves[rule, far_context, 16], "recovered_share", place)
         agree_cell(text, "gain of the long context", curves["nearest", "own", 16], "gain", place)
     curves = curves_of(STUDY, CHOOSING)
-    pages = [text.replace("\n", " "), FIRST_PAGE.read_text(encoding="utf-8").replace("\n", " ")]
-    for page in pages:
+    for page in (section(FINDINGS, "The answer"), FIRST_PAGE.read_text(encoding="utf-8").replace("\n", " ")):
         share = interval(curves["leave_one_out_divergence", "own", 16], "recovered_share")
         agree(re.findall(r"bring back +(\S+ \[.*?\]) of", page)[0], *share)
     four, eight, sixteen = (curves["leave_one_out", "other_document", k] for k in (4, 8, 16))
-    found = re.findall(r"at k = 8: their loss is (\S+) nats, that of the long context (\S+)\.", pages[0])
+    found = re.findall(
+        r"at k = 8: their loss is (\S+) nats, that of the long context (\S+)\.", text.replace("\n", " ")
+    )
     agree(" ".join(found[0]), eight["loss"], eight["long_loss"])
     assert four["loss"] > four["long_loss"] and sixteen["recovered_share_low"] > 1
 
