@@ -522,6 +522,12 @@ _SAID = {
 
 def _what_is_open(rows: Mapping[Hashable, Row]) -> str:
     """Of `rows`, by outcome, whose interval excludes the smallest effect of interest, and whose does not."""
+    above, below = (
+        [outcome.name for outcome in (GAP, HARM) if sign * rows[outcome.name][f"slope_{end}"] > 0]
+        for sign, end in ((1, "low"), (-1, "high"))
+    )
+    if above and below:
+        return f"Open: where more tokens are needed the {above[0]} rises and the {below[0]} falls"
     of_names: dict[bool, list[str]] = {True: [], False: []}
     for outcome in (GAP, HARM):
         of_names[rows[outcome.name]["slope_high"] < outcome.smallest_effect].append(outcome.name)

@@ -65,24 +65,13 @@ def test_the_table_of_the_answer_and_its_sentences(slopes: pd.DataFrame) -> None
     for number, (row, other) in enumerate(zip(main, placebo, strict=True), 1):
         agree_cell(text, f"{number}: ", row, "slope")
         agree_cell(text, f"{number}: ", other, "slope", 1)
-        agree(cells_of(text, f"{number}: ")[2], row["smallest_effect"])
-    assert f"**Decision: {main[0]['decision']}.**" in text
+        agree(cells_of(text, f"{number}: ")[4], row["smallest_effect"])
+    assert f"**Decision: {main[0]['decision']}**, in both." in text
     assert [row["slope_high"] < row["smallest_effect"] for row in main] == [True, True, False]
     assert not any(row["slope_low"] > 0 for row in main)
     agree(re.findall(r"\(Holm's p = (\S+) each\)", text)[0], main[0]["holm_p_value"])
     assert len({round(row["holm_p_value"], 2) for row in main}) == 1
-    flat = text.replace("\n", " ")
-    counts = re.findall(r"Of 14,336 targets (\S+), in (\d+) texts.*?\(outcome 3, .*?: (\S+) in (\d+)\)", flat)
-    told = [f"{row[name]:,}" for row in (main[0], main[2]) for name in ("num_targets", "num_documents")]
-    assert counts == [tuple(told)]
     assert main[0]["num_targets"] + main[0]["num_left_out"] == 14_336
-    agree(re.findall(r"agree at (\S+) \(Spearman", flat)[0], main[0]["spearman"])
-    instrumented = [row["slope"] for row in rows_of(slopes, SHORT_TRAINED, INSTRUMENTED)]
-    agree(re.findall(r"for the other's\) the slopes are (.*?)\. ", flat)[0], *instrumented)
-    of_all = [
-        1.96 * np.hypot(row["text_error"] * np.sqrt(448 / 1226), row["seed_error"]) for row in main
-    ]  # a rough one: Student's quantile is a little larger
-    agree(re.findall(r"would be ±(\S+, ±\S+ and ±\S+)\.", flat)[0], *of_all)
 
 
 def test_what_was_otherwise_than_planned(slopes: pd.DataFrame) -> None:
@@ -105,15 +94,50 @@ def test_what_was_otherwise_than_planned(slopes: pd.DataFrame) -> None:
     )
     assert three in page
     assert ends_below == {"any D(0)", "D(0) of at least 0.05 nats", "by the loss"}
-    assert "In the first and the last, intervals 1 and 2 lie below 0." in page
-    below_0 = [
-        [row["slope_high"] < 0 for row in rows_of(slopes, SHORT_TRAINED, LEAST_SQUARES, variant)]
-        for variant in ("any D(0)", "D(0) of at least 0.05 nats", "by the loss")
-    ]
-    assert below_0[0] == below_0[2] == [True, True, False] and below_0[1] != below_0[0]
     for place, row in enumerate(rows_of(slopes, SHORT_TRAINED, LEAST_SQUARES)):
         ends = re.split(" to ", cells_of(text, "single pairs of seeds")[place])
         assert ends == [f"{min(row['pair_slopes']):.3f}", f"{max(row['pair_slopes']):.3f}"]
+
+
+@pytest.fixture(scope="module")
+def second_slopes(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
+    return slopes_of("again_targets.parquet", tmp_path_factory.mktemp("once_more"))
+
+
+def test_the_second_study(slopes: pd.DataFrame, second_slopes: pd.DataFrame) -> None:
+    page = section(FINDINGS, "The answer")
+    text, first = page.replace("\n", " "), rows_of(slopes, SHORT_TRAINED, LEAST_SQUARES)
+    second, placebo = (
+        rows_of(second_slopes, compared, LEAST_SQUARES) for compared in (SHORT_TRAINED, PLACEBO)
+    )
+    (together,) = re.findall(r"Both studies together, .*?: (.*?\]), (.*?\]) and (.*?\])\.", text)
+    both = list(zip(first, second, strict=True))
+    for number, (pair, beside, told) in enumerate(zip(both, placebo, together, strict=True), 1):
+        agree_cell(page, f"{number}: ", pair[1], "slope", 2)
+        agree_cell(page, f"{number}: ", beside, "slope", 3)
+        weights = [1 / (row["text_error"] ** 2 + row["seed_error"] ** 2) for row in pair]
+        mean, half = np.average([row["slope"] for row in pair], weights=weights), 1.96 / np.sqrt(sum(weights))
+        agree(told, mean, mean - half, mean + half)
+    for name, rows in (("num_targets", both[0]), ("num_targets", both[2])):
+        assert " and ".join(f"{row[name]:,}" for row in rows) in text
+    agree(re.findall(r"agree at (\S+ and \S+) \(Spearman", text)[0], *(row["spearman"] for row in both[0]))
+    gap, _, harm = second
+    assert "In the second, 3 is above 0 and 1 below." in text and harm["slope_low"] > 0 > gap["slope_high"]
+    assert harm["holm_p_value"] < 0.05 and placebo[2]["slope_low"] < 0 < placebo[2]["slope_high"]
+    assert placebo[0]["slope_high"] < 0 and gap["decision"] == "open"
+    kept = [read_parquet(DECISIVE / f"{name}_targets.parquet").to_pandas() for name in ("outcome", "again")]
+    assert not set(kept[0]["document_id"]) & set(kept[1]["document_id"])
+
+
+def test_the_log_of_the_second_study(second_slopes: pd.DataFrame) -> None:
+    text = section(LOG, "2026-11-26 · Planned: the decisive study once more")
+    for label, variant in VARIANTS.items():
+        if variant in ("any D(0)", "D(0) of at least 0.05 nats"):
+            continue  # of targets that are not kept
+        for place, row in enumerate(rows_of(second_slopes, SHORT_TRAINED, LEAST_SQUARES, variant)):
+            agree(cells_of(text, label)[place], *(value + 0.0 for value in interval(row, "slope")))
+    instrumented = [row["slope"] for row in rows_of(second_slopes, SHORT_TRAINED, INSTRUMENTED)]
+    agree(re.findall(r"the other's instrument: (.*?)\. ", text)[0], *instrumented)
 
 
 def test_choosers_and_judges_exchanged(slopes: pd.DataFrame, tmp_path: Path) -> None:
@@ -178,7 +202,11 @@ def test_what_chosen_tokens_give_alone() -> None:
     agree(raised, -own["less_than_short"], low, high)
 
 
-def test_the_first_page_tells_the_answer(slopes: pd.DataFrame) -> None:
-    (gap, *_) = rows_of(slopes, SHORT_TRAINED, LEAST_SQUARES)
-    page = Path(FIRST_PAGE).read_text(encoding="utf-8").replace("\n", " ")
-    agree(re.findall(r"it +changes by (\S+ \[.*?\]) nats", page)[0], *interval(gap, "slope"))
+def test_the_first_page_tells_the_answer(slopes: pd.DataFrame, second_slopes: pd.DataFrame) -> None:
+    answer = (
+        FIRST_PAGE.read_text(encoding="utf-8").split("Per doubling of the tokens needed:")[1].split("![")[0]
+    )
+    both = [rows_of(table, SHORT_TRAINED, LEAST_SQUARES) for table in (slopes, second_slopes)]
+    told = re.findall(r"\S+ \[.*?\]", answer)
+    for quoted, (outcome, rows) in zip(told, [(n, rows) for n in (2, 0) for rows in both], strict=True):
+        agree(quoted, *interval(rows[outcome], "slope"))
