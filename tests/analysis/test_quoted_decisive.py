@@ -19,6 +19,7 @@ from analysis.gap.outcomes import (
     PLANNED,
     SHARE,
     SHORT_TRAINED,
+    _what_is_open,
 )
 from pipeline.results.files import read_parquet
 
@@ -122,9 +123,14 @@ def test_the_second_study(slopes: pd.DataFrame, second_slopes: pd.DataFrame) -> 
         assert " and ".join(f"{row[name]:,}" for row in rows) in text
     agree(re.findall(r"agree at (\S+ and \S+) \(Spearman", text)[0], *(row["spearman"] for row in both[0]))
     gap, _, harm = second
-    assert "In the second, 3 is above 0 and 1 below." in text and harm["slope_low"] > 0 > gap["slope_high"]
+    assert (
+        "In the second study slope 3 is above 0; slopes 1 and 2 are below." in text
+        and harm["slope_low"] > 0 > gap["slope_high"]
+    )
     assert harm["holm_p_value"] < 0.05 and placebo[2]["slope_low"] < 0 < placebo[2]["slope_high"]
     assert placebo[0]["slope_high"] < 0 and gap["decision"] == "open"
+    title = "Open: where more tokens are needed the harm of length rises and the gap falls"
+    assert _what_is_open({row["outcome"]: row for row in second}) == title
     kept = [read_parquet(DECISIVE / f"{name}_targets.parquet").to_pandas() for name in ("outcome", "again")]
     assert not set(kept[0]["document_id"]) & set(kept[1]["document_id"])
 

@@ -171,7 +171,7 @@ def test_the_trial_of_the_measures() -> None:
         for cell, name in zip(cells_of(text, label), ("found", "right_sparsity"), strict=True):
             agree(cell, *interval(rows[key], name))
     agreed = rows[shown["leave one out by divergence,"]]
-    assert "22 targets (first row), and three quarters of these k\\* are censored" in text
+    assert "22 targets let two seeds' k\\* be compared; three quarters of these k\\* exceed 8" in text
     assert (agreed["num_agreement_targets"], agreed["censored"]) == (22, 0.75)
     first = cells_of(FIRST_PAGE.read_text(encoding="utf-8"), "Which measure can be trusted?")[0]
     best = interval(rows[shown["leave one out by divergence,"]], "right_sparsity")
