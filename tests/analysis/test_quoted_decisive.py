@@ -111,7 +111,7 @@ def test_the_second_study(slopes: pd.DataFrame, second_slopes: pd.DataFrame) -> 
     second, placebo = (
         rows_of(second_slopes, compared, LEAST_SQUARES) for compared in (SHORT_TRAINED, PLACEBO)
     )
-    (together,) = re.findall(r"Both studies together, .*?: (.*?\]), (.*?\]) and (.*?\])\.", text)
+    (together,) = re.findall(r"Both studies together .*?\): (.*?\]), (.*?\]) and (.*?\])\.", text)
     both = list(zip(first, second, strict=True))
     for number, (pair, beside, told) in enumerate(zip(both, placebo, together, strict=True), 1):
         agree_cell(page, f"{number}: ", pair[1], "slope", 2)

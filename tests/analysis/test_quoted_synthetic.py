@@ -149,7 +149,7 @@ def test_signs() -> None:
     for quoted, name in zip(again, list(signs.CONTRASTS)[:4], strict=True):
         agree(quoted, *interval(table[name, "log_length"], "difference"))
     five = by(signs.contrasts(growths[growths["seed"] < 5]), "contrast", "attention_scaling")
-    (earlier,) = re.findall(r"contrasts 2 to 5 were (.*?): so 5", planned.replace("\n", " "))
+    (earlier,) = re.findall(r"contrasts 2 to 5 were (.*?): so contrast 5", planned.replace("\n", " "))
     of_five = list(signs.CONTRASTS)[1:]
     for quoted, name in zip(re.findall(r"\S+ \[\S+ \S+\]", earlier), of_five, strict=True):
         agree(quoted, *interval(five[name, "none"], "difference"))
