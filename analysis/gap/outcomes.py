@@ -527,7 +527,7 @@ def _what_is_open(rows: Mapping[Hashable, Row]) -> str:
         for sign, end in ((1, "low"), (-1, "high"))
     )
     if above and below:
-        return f"Open: where more tokens are needed the {above[0]} rises and the {below[0]} falls"
+        return f"Open: the slope of the {above[0]} is above 0, that of the {below[0]} below"
     of_names: dict[bool, list[str]] = {True: [], False: []}
     for outcome in (GAP, HARM):
         of_names[rows[outcome.name]["slope_high"] < outcome.smallest_effect].append(outcome.name)

@@ -207,7 +207,7 @@ def bound_against_length(by_length: pd.DataFrame, ax: Axes) -> list[drawing.Line
         drawing.LineEnd(
             line["test_length"].iloc[-1],
             bound,
-            "improved bound, close\ntogether (constant as 1)",
+            "improved bound, close\ntogether (its constant: 1)",
             drawing.GREY,
         )
     ]

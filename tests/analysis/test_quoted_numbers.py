@@ -61,7 +61,7 @@ def test_the_paper_figure() -> None:
             agree_cell(text, label, curves[rule, far_context, 16], "recovered_share", place)
         agree_cell(text, "gain of the long context", curves["nearest", "own", 16], "gain", place)
     curves = curves_of(STUDY, CHOOSING)
-    for page in (section(FINDINGS, "The answer"), FIRST_PAGE.read_text(encoding="utf-8").replace("\n", " ")):
+    for page in (section(FINDINGS, "The answer"), FIRST_PAGE.read_text(encoding="utf-8")):
         share = interval(curves["leave_one_out_divergence", "own", 16], "recovered_share")
         agree(re.findall(r"bring back +(\S+ \[.*?\]) of", page)[0], *share)
     four, eight, sixteen = (curves["leave_one_out", "other_document", k] for k in (4, 8, 16))
@@ -170,13 +170,10 @@ def test_the_trial_of_the_measures() -> None:
     for label, key in shown.items():
         for cell, name in zip(cells_of(text, label), ("found", "right_sparsity"), strict=True):
             agree(cell, *interval(rows[key], name))
-    agreed = rows[shown["leave one out by divergence,"]]
-    assert "22 targets let two seeds' k\\* be compared; three quarters of these k\\* exceed 8" in text
-    assert (agreed["num_agreement_targets"], agreed["censored"]) == (22, 0.75)
     first = cells_of(FIRST_PAGE.read_text(encoding="utf-8"), "Which measure can be trusted?")[0]
     best = interval(rows[shown["leave one out by divergence,"]], "right_sparsity")
     agree(re.findall(r"is right for 22 of these \((\S+ \[.*?\])\)\.", first)[0], *best)
-    others = re.findall(r"counts (\S+) right\. .*?, (\S+) are right", text.replace("\n", " "))
+    others = re.findall(r"by the loss, (\S+) are right; .*? left out, (\S+)\.", text.replace("\n", " "))
     by_loss, removed = (
         rows["leave_one_out_divergence", intervention, "another seed", criterion]
         for intervention, criterion in (("background", "loss"), ("remove", "divergence"))
