@@ -141,7 +141,7 @@ def signs_figure(accuracy: pd.DataFrame) -> Figure:
     """Excess loss against length: a panel a place of the signs, a line a number; dashed: scaled attention."""
     shown = [panel for panel in _PANELS if panel[2] in set(accuracy["positions"])]
     figure, axes = drawing.panels(len(shown), 3.0)
-    colors = drawing.graded(len(_SPREAD))
+    colors, all_ends = drawing.graded(len(_SPREAD)), []
     for ax, (title, tasks, positions) in zip(axes, shown, strict=True):
         ends = []
         for color, task, number in zip(colors, tasks, (1, 2, 4), strict=True):
@@ -167,9 +167,11 @@ def signs_figure(accuracy: pd.DataFrame) -> Figure:
         ax.set_xticks(sizes, [""] * len(sizes), minor=True)
         ax.set_xlabel("length (tokens)")
         ax.set_title(title)
-        drawing.label_line_ends(ax, [end for end in ends if end.name])
+        all_ends.append([end for end in ends if end.name])
     axes[0].set_ylabel("loss beyond the best possible (nats)")
     drawing.share_scale(axes)
+    for ax, ends in zip(axes, all_ends, strict=True):
+        drawing.label_line_ends(ax, ends)
     of_trainings = growths(accuracy)
     num_seeds = of_trainings.groupby(["task", "positions", "attention_scaling"]).size()
     trained = int(accuracy["largest_train_size"].min())
