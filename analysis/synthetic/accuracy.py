@@ -133,6 +133,8 @@ def positions_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
 def sparsity_figure(cells: pd.DataFrame, num_examples: int, paired: pd.DataFrame | None = None) -> Figure:
     """Exact match against size: across trainings, each at its most bits, and within the last, by k.
 
+    Where few and many bits are paired: a panel a pair.
+
     Args:
         cells: `over_seeds`.
         paired: `few_less_many`, which is the finding where it has rows.
@@ -144,6 +146,13 @@ def sparsity_figure(cells: pd.DataFrame, num_examples: int, paired: pd.DataFrame
     shown = [("sparsity", within, f"one training, on up to {drawing.counted(most, noun)}", "{}")]
     if own["largest_train_sparsity"].nunique() > 1:
         shown.insert(0, ("largest_train_sparsity", own, f"each training at its most {noun}s", "up to {}"))
+    is_paired, label, num_ticks = paired is not None and len(paired) > 0, "size of test examples (tokens)", 5
+    if is_paired:
+        pairs, label, num_ticks = [(k, most + 1 - k) for k in range(1, most // 2 + 1)], "size (tokens)", 3
+        shown = [
+            ("sparsity", within[within["sparsity"].isin(pair)], f"{pair[0]} and {pair[1]} {noun}s", "{}")
+            for pair in pairs
+        ]
     figure, axes = drawing.panels(len(shown), _HEIGHT)
     colors = drawing.graded(most)
     for (column, lines, title, words), ax in zip(shown, axes, strict=True):
@@ -151,11 +160,13 @@ def sparsity_figure(cells: pd.DataFrame, num_examples: int, paired: pd.DataFrame
         for bits, line in lines.groupby(column):
             number = int(float(str(bits)))
             look = drawing.Style(colors[number - 1], _MARKERS[(number - 1) % len(_MARKERS)])
+            if is_paired:
+                look = drawing.Style(*((colors[0], "o") if 2 * number <= most else (colors[-1], "s")))
             ends.append(_draw_line(line, ax, words.format(drawing.counted(number, noun)), look))
-        _finish(ax, int(cells["largest_train_size"].iloc[0]), "size of test examples (tokens)", title)
+        _finish(ax, int(cells["largest_train_size"].iloc[0]), label, title, num_ticks)
         ax.set_xlim(0, 1.03 * cells["size"].max())
         if task in GUESSED:
-            drawing.name_level(ax, GUESSED[task], "guessing", below=True)
+            drawing.name_level(ax, GUESSED[task], "guessing" if ax is axes[0] else "", below=True)
             if pd.concat([own, within])["lowest"].min() > _BELOW_GUESSING:
                 ax.set_ylim(bottom=_BELOW_GUESSING)
         drawing.label_line_ends(ax, ends)
@@ -171,7 +182,7 @@ def sparsity_figure(cells: pd.DataFrame, num_examples: int, paired: pd.DataFrame
     )
     if not is_ordered:
         finding = f"Beyond the trained sizes, answers of fewer {noun}s are not right more often at every size"
-    if paired is not None and len(paired):
+    if paired is not None and is_paired:
         means = paired[paired["fewer"].isna() & (paired["further_difference_low"] > 0)]
         where = " and ".join(f"{size:,}" for size in means["size"])
         finding = f"At {where} tokens answers of few {noun}s are right more often (mean of pairs)"
@@ -194,7 +205,7 @@ def _draw_line(cells: pd.DataFrame, ax: Axes, words: str, look: drawing.Style) -
     )
 
 
-def _finish(ax: Axes, trained: float, label: str, title: str) -> None:
+def _finish(ax: Axes, trained: float, label: str, title: str, num_ticks: int = 5) -> None:
     ax.axvspan(0, trained, color=drawing.GREY, alpha=0.12, linewidth=0)
     ax.annotate(
         "trained", (0, 0), (2, 2), xycoords="axes fraction", textcoords="offset points", ha="left",
@@ -203,4 +214,4 @@ def _finish(ax: Axes, trained: float, label: str, title: str) -> None:
     ax.set_title(title)
     ax.set_xlabel(label)
     ax.set_ylim(_BOTTOM, 1.03)
-    ax.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=num_ticks, integer=True))
