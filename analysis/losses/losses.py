@@ -167,7 +167,7 @@ def lengths_figure(
     size = drawing.common_size(labels[model] for model in models)
     drawing.put_title(
         figure, _whose_loss_is_lower(differences, labels), drawing.sample_size(differences), size,
-        f"{drawing.BARS}, of the difference",
+        f"{drawing.BARS}, of the difference", "points of one length stand side by side",
     )  # fmt: skip
     return figure
 

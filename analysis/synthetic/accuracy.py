@@ -146,9 +146,9 @@ def sparsity_figure(cells: pd.DataFrame, num_examples: int, paired: pd.DataFrame
     shown = [("sparsity", within, f"one training, on up to {drawing.counted(most, noun)}", "{}")]
     if own["largest_train_sparsity"].nunique() > 1:
         shown.insert(0, ("largest_train_sparsity", own, f"each training at its most {noun}s", "up to {}"))
-    is_paired, label, num_ticks = paired is not None and len(paired) > 0, "size of test examples (tokens)", 5
+    is_paired, label = paired is not None and len(paired) > 0, "size of test examples (tokens)"
     if is_paired:
-        pairs, label, num_ticks = [(k, most + 1 - k) for k in range(1, most // 2 + 1)], "size (tokens)", 3
+        pairs, label = [(k, most + 1 - k) for k in range(1, most // 2 + 1)], "size (tokens)"
         shown = [
             ("sparsity", within[within["sparsity"].isin(pair)], f"{pair[0]} and {pair[1]} {noun}s", "{}")
             for pair in pairs
@@ -163,8 +163,11 @@ def sparsity_figure(cells: pd.DataFrame, num_examples: int, paired: pd.DataFrame
             if is_paired:
                 look = drawing.Style(*((colors[0], "o") if 2 * number <= most else (colors[-1], "s")))
             ends.append(_draw_line(line, ax, words.format(drawing.counted(number, noun)), look))
-        _finish(ax, int(cells["largest_train_size"].iloc[0]), label, title, num_ticks)
+        _finish(ax, int(cells["largest_train_size"].iloc[0]), label, title)
         ax.set_xlim(0, 1.03 * cells["size"].max())
+        if is_paired:
+            sizes = sorted(cells["size"].unique())
+            ax.set_xticks([*sizes[1:3], sizes[-1]])  # more would touch
         if task in GUESSED:
             drawing.name_level(ax, GUESSED[task], "guessing" if ax is axes[0] else "", below=True)
             if pd.concat([own, within])["lowest"].min() > _BELOW_GUESSING:
@@ -205,7 +208,7 @@ def _draw_line(cells: pd.DataFrame, ax: Axes, words: str, look: drawing.Style) -
     )
 
 
-def _finish(ax: Axes, trained: float, label: str, title: str, num_ticks: int = 5) -> None:
+def _finish(ax: Axes, trained: float, label: str, title: str) -> None:
     ax.axvspan(0, trained, color=drawing.GREY, alpha=0.12, linewidth=0)
     ax.annotate(
         "trained", (0, 0), (2, 2), xycoords="axes fraction", textcoords="offset points", ha="left",
@@ -214,4 +217,4 @@ def _finish(ax: Axes, trained: float, label: str, title: str, num_ticks: int = 5
     ax.set_title(title)
     ax.set_xlabel(label)
     ax.set_ylim(_BOTTOM, 1.03)
-    ax.xaxis.set_major_locator(MaxNLocator(nbins=num_ticks, integer=True))
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))

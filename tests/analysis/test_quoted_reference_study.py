@@ -62,7 +62,7 @@ def test_what_few_tokens_are_worth(effects: dict[Any, Row]) -> None:
             agree(cell, *interval(effects[JUDGE, DIVERGENCE, rule, k], name))
     for k, cell in zip((1, 2, 4, 8, 16), cells_of(text, "share that the chosen carry"), strict=True):
         agree(cell, *interval(effects[JUDGE, DIVERGENCE, "leave_one_out_divergence", k], "share"))
-    (drawn,) = re.findall(r"other foreign documents: (\S+), not", text)
+    (drawn,) = re.findall(r"in the left panel, (\S+), is seed 1", text)
     agree(drawn, effects[JUDGE, LOSS, "nearest", 16]["gain"])
     whole = interval(effects[JUDGE, DIVERGENCE, "leave_one_out_divergence", 4], "gain")
     agree(re.findall(r"far context is worth (\S+ \[.*?\])", text.replace("\n", " "))[0], *whole)

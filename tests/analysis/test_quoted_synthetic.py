@@ -68,7 +68,10 @@ def test_sparse_parity() -> None:
     of_one = accuracy[accuracy["sparsity"] == 1].pivot(index="seed", columns="size", values="exact_match")
     assert (of_one.round(2) == 1).all(axis=1).sum() == 3
     agree(re.findall(r"gets one bit right in (\S+) only", text)[0], of_one[180].min())
-    first = cells_of(FIRST_PAGE.read_text(encoding="utf-8"), "Does it hold where the truth is known?")[0]
+    first = cells_of(
+        FIRST_PAGE.read_text(encoding="utf-8"),
+        "Do sparse predictions generalize better where the truth is known?",
+    )[0]
     one, eight = re.findall(r"right in (\S+) of cases, those that eight decide in (\S+) ", first)[0]
     agree(f"{one} {eight}", means[1, 72]["exact_match"], means[8, 72]["exact_match"])
 
