@@ -133,6 +133,11 @@ def test_the_second_study(slopes: pd.DataFrame, second_slopes: pd.DataFrame) -> 
     assert _what_is_open({row["outcome"]: row for row in second}) == title
     kept = [read_parquet(DECISIVE / f"{name}_targets.parquet").to_pandas() for name in ("outcome", "again")]
     assert not set(kept[0]["document_id"]) & set(kept[1]["document_id"])
+    texts = (rows.drop_duplicates("document_id") for rows in kept)
+    agree(
+        re.findall(r"texts; (\S+ and \S+) are from C4", text)[0],
+        *((t["source"] == "C4").mean() for t in texts),
+    )
 
 
 def test_the_log_of_the_second_study(second_slopes: pd.DataFrame) -> None:
