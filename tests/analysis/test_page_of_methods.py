@@ -114,7 +114,7 @@ def test_the_benchmark_of_methods() -> None:
     removed = rows["leave_one_out_divergence", "remove"]
     (behind,) = re.findall(r"`leave_one_out_divergence` brings back ([\d.]+ \[.*?\]) less", text)
     agree(behind, *interval(removed, "behind_first"))
-    worth, *_ = re.findall(r"`attention_rollout`\s+([\d.]+ \[.*?\])", text)
+    (worth,) = re.findall(r"`attention_rollout` is first, with\s+([\d.]+ \[.*?\])", text)
     agree(worth, *interval(rows["attention_rollout", "remove"], "divergence_effect"))
 
 

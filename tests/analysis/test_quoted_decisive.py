@@ -209,7 +209,7 @@ def test_what_chosen_tokens_give_alone() -> None:
         .loc["300k-" + models[-1]]
     )
     low, high = (-own[f"less_than_short_{end}"] for end in ("high", "low"))
-    (raised,) = re.findall(r"the model has (\S+ \[.*?\]) nats more than with the short", flat)
+    (raised,) = re.findall(r"loss is (\S+ \[.*?\]) nats higher than with the short", flat)
     agree(raised, -own["less_than_short"], low, high)
 
 
