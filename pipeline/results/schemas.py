@@ -131,7 +131,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("context_length", INT32, "tokens of the document, its answer included"),
         optional("depth", DOUBLE, "share of the haystack before the needle, as asked for"),
         optional("needle_position", INT32, "place of the needle's first token"),
-        column("num_needle_tokens", INT32, "tokens of the needle; 0 for the control"),
+        column("num_needle_tokens", INT32, "tokens of the needle; 0 where none was planted"),
         column("needle_answer_positions", INTS, "places of the answer's tokens in the needle"),
         column("answer_position", INT32, "place of the answer's first token at the document's end"),
         column("num_answer_tokens", INT32, "tokens of the answer, the last of the document"),

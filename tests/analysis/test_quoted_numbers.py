@@ -173,7 +173,9 @@ def test_the_trial_of_the_measures() -> None:
     first = cells_of(FIRST_PAGE.read_text(encoding="utf-8"), "Which measure can be trusted?")[0]
     best = interval(rows[shown["leave one out by divergence,"]], "right_sparsity")
     agree(re.findall(r"22 of the 26 answers that it could be tried on \((\S+ \[.*?\])\)\.", first)[0], *best)
-    others = re.findall(r"of the gain has (\S+) right; .*? left out, (\S+)\.", text.replace("\n", " "))
+    others = re.findall(
+        r"of the gain, would have (\S+) right; .*? replaced, (\S+)\.", text.replace("\n", " ")
+    )
     by_loss, removed = (
         rows["leave_one_out_divergence", intervention, "another seed", criterion]
         for intervention, criterion in (("background", "loss"), ("remove", "divergence"))
