@@ -188,7 +188,7 @@ def sparsity_figure(cells: pd.DataFrame, num_examples: int, paired: pd.DataFrame
     if paired is not None and is_paired:
         means = paired[paired["fewer"].isna() & (paired["further_difference_low"] > 0)]
         where = " and ".join(f"{size:,}" for size in means["size"])
-        finding = f"At {where} tokens answers of few {noun}s are right more often (mean of pairs)"
+        finding = f"At {where} tokens answers of few {noun}s are right more often, on average over pairs"
         if means.empty:
             finding = f"Beyond the trained size, no difference between few {noun}s and many is clear"
         names += f"; pairs: k and {most + 1} - k {noun}s"
