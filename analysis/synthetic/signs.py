@@ -144,8 +144,9 @@ def signs_figure(accuracy: pd.DataFrame) -> Figure:
     colors, all_ends = drawing.graded(len(_SPREAD)), []
     for ax, (title, tasks, positions) in zip(axes, shown, strict=True):
         ends = []
-        for color, task, number in zip(colors, tasks, (1, 2, 4), strict=True):
-            for scaling in (NONE, LOG_LENGTH):
+        of_numbers = list(zip(colors, tasks, (1, 2, 4), strict=True))
+        for scaling in (LOG_LENGTH, NONE):  # the last drawn is on top: plain, of one sign
+            for color, task, number in reversed(of_numbers):
                 cells = accuracy[
                     (accuracy["task"] == task) & (accuracy["positions"] == positions)
                     & (accuracy["attention_scaling"] == scaling)
