@@ -6,7 +6,7 @@
       --placebo 2m-long-seed8 --out runs/decisive-2m/outcomes
 
 again from the targets that this has written, as for the study of the first page:
-  python analysis/outcomes.py --targets analysis/reference/decisive/outcome_targets.parquet --out runs/again
+  python analysis/outcomes.py --targets analysis/reference/decisive/outcome_targets.parquet --out runs/first
 
 Three slopes on mean_log2_k, whose formulas stand in analysis/gap/outcomes.py: of the gap in nats; of the gap
 as a share of D(0), what the far context is worth to the judges by the divergence; of the harm of length

@@ -119,8 +119,9 @@ def test_the_second_study(slopes: pd.DataFrame, second_slopes: pd.DataFrame) -> 
         weights = [1 / (row["text_error"] ** 2 + row["seed_error"] ** 2) for row in pair]
         mean, half = np.average([row["slope"] for row in pair], weights=weights), 1.96 / np.sqrt(sum(weights))
         agree(told, mean, mean - half, mean + half)
-    counts = [f"{row[name]:,}" for row in both[0] for name in ("num_targets", "num_documents")]
-    assert "{} in {} texts and {} in {}.".format(*counts) in " ".join(page.split())
+    for number, rows in ((1, both[0]), (3, both[2])):
+        counts = "; ".join(f"{row['num_targets']:,} ({row['num_documents']})" for row in rows)
+        assert cells_of(page, f"{number}: ")[5] == counts
     agree(re.findall(r"agree at (\S+ and \S+) \(Spearman", text)[0], *(row["spearman"] for row in both[0]))
     gap, _, harm = second
     assert (

@@ -174,7 +174,7 @@ def test_the_trial_of_the_measures() -> None:
     best = interval(rows[shown["leave one out by divergence,"]], "right_sparsity")
     agree(re.findall(r"22 of the 26 answers that it could be tried on \((\S+ \[.*?\])\)\.", first)[0], *best)
     others = re.findall(
-        r"of the gain, would have (\S+) right; .*? replaced, (\S+)\.", text.replace("\n", " ")
+        r"of the gain, would have (\S+) right; .*? replaced, (\S+) by", text.replace("\n", " ")
     )
     by_loss, removed = (
         rows["leave_one_out_divergence", intervention, "another seed", criterion]
