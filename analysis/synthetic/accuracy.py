@@ -146,9 +146,9 @@ def sparsity_figure(cells: pd.DataFrame, num_examples: int, paired: pd.DataFrame
     shown = [("sparsity", within, f"one training, on up to {drawing.counted(most, noun)}", "{}")]
     if own["largest_train_sparsity"].nunique() > 1:
         shown.insert(0, ("largest_train_sparsity", own, f"each training at its most {noun}s", "up to {}"))
-    is_paired, label = paired is not None and len(paired) > 0, "size of test examples (tokens)"
+    is_paired = paired is not None and len(paired) > 0
     if is_paired:
-        pairs, label = [(k, most + 1 - k) for k in range(1, most // 2 + 1)], "size (tokens)"
+        pairs = [(k, most + 1 - k) for k in range(1, most // 2 + 1)]
         shown = [
             ("sparsity", within[within["sparsity"].isin(pair)], f"{pair[0]} and {pair[1]} {noun}s", "{}")
             for pair in pairs
@@ -163,7 +163,7 @@ def sparsity_figure(cells: pd.DataFrame, num_examples: int, paired: pd.DataFrame
             if is_paired:
                 look = drawing.Style(*((colors[0], "o") if 2 * number <= most else (colors[-1], "s")))
             ends.append(_draw_line(line, ax, words.format(drawing.counted(number, noun)), look))
-        _finish(ax, int(cells["largest_train_size"].iloc[0]), label, title)
+        _finish(ax, int(cells["largest_train_size"].iloc[0]), "test size (tokens)", title)
         ax.set_xlim(0, 1.03 * cells["size"].max())
         if is_paired:
             sizes = sorted(cells["size"].unique())
