@@ -220,3 +220,5 @@ def test_the_first_page_tells_the_answer(slopes: pd.DataFrame, second_slopes: pd
         gap, _, harm = rows_of(table, SHORT_TRAINED, LEAST_SQUARES)
         agree_cell(text, "*gap*", gap, "slope", place)
         agree_cell(text, "*harm of length*", harm, "slope", place)
+        assert gap["slope"] < 0 < harm["slope"]  # what the page says of both rows, and of which it is clear
+        assert (gap["slope_high"] < 0, harm["slope_low"] > 0) == (place == 1, place == 1)
