@@ -43,7 +43,7 @@ from pipeline.synthetic.evaluation import (
     in_words,
     refuse_impossible,
 )
-from pipeline.synthetic.tasks import ExampleBatch
+from pipeline.synthetic.tasks import ExampleBatch, task_called
 
 _EXAMPLES_PER_BATCH, _NUM_LOOKED_INTO = 100, 64
 """Examples that are generated together, and those whose attention is looked at, which takes a while."""
@@ -84,13 +84,13 @@ def main(arguments: argparse.Namespace) -> None:
     """Test every model at every size and sparsity, then print what was found."""
     evaluation = _evaluation(arguments)
     check(arguments, {run.name: run.config for run in evaluation.runs})
-    evaluation.run("synthetic_accuracy", _measure)
+    evaluation.run(_measure)
 
 
 def _measure(
     run: "TaskRun", model: "TaskModel", cell: Cell, batch: ExampleBatch, generator: np.random.Generator
-) -> dict[str, list[Any]]:
-    """One row."""
+) -> dict[str, dict[str, list[Any]]]:
+    """One row of the cell, and one of each of its examples."""
     # Imported late, for a --help at once.
     from pipeline.synthetic.accuracy import answers, attention_on_signs, excess_losses
 
@@ -98,6 +98,19 @@ def _measure(
     found = answers(*of_answers, _EXAMPLES_PER_BATCH)
     id_is_right_BT = found.position_id_is_right_BT
     exact = wilson_interval(int(found.is_right_B.sum()), len(found.is_right_B))
+    vocabulary, has_sparsity = task_called(run.config.task).vocabulary, cell[1] is not None
+    of_examples: dict[str, list[Any]] = {
+        "example_index": list(range(len(batch.examples))),
+        "is_right": found.is_right_B.tolist(),
+        "answer": [vocabulary[token_id] for token_id in found.token_ids_BT[:, 0]],
+        "decisive_tokens": [
+            " ".join(vocabulary[example.token_ids_S[place]] for place in example.dependencies[0])
+            if has_sparsity else None
+            for example in batch.examples
+        ],
+        "distances": [None] * len(batch.examples),
+        "excess_loss": [None] * len(batch.examples),
+    }  # fmt: skip
     row: dict[str, Any] = {
         "num_tokens": batch.token_ids_BS.shape[1], "num_examples": len(found.is_right_B),
         "exact_match": exact.estimate, "exact_match_low": exact.low, "exact_match_high": exact.high,
@@ -106,6 +119,10 @@ def _measure(
     }  # fmt: skip
     if batch.log_posterior_BV is not None:  # the best possible loss is known
         excess_B = excess_losses(*of_answers, _EXAMPLES_PER_BATCH)
+        of_examples["excess_loss"], question = excess_B.tolist(), batch.num_prompt_tokens - 1
+        of_examples["distances"] = [
+            [question - place for place in example.dependencies[0]] for example in batch.examples
+        ]
         row |= {
             "excess_loss": float(excess_B.mean()),
             "excess_loss_error": float(excess_B.std() / len(excess_B) ** 0.5),
@@ -117,4 +134,5 @@ def _measure(
         "%s: %s: exact match %s%s", run.name, in_words(cell), exact,
         "" if run.is_learnt else " (the task was not learnt in distribution)",
     )  # fmt: skip
-    return {name: [value] for name, value in row.items()}
+    of_cell = {name: [value] for name, value in row.items()}
+    return {"synthetic_accuracy": of_cell, "synthetic_examples": of_examples}

@@ -155,7 +155,7 @@ def main(arguments: argparse.Namespace) -> None:
     """Ask every model at every size and sparsity."""
     evaluation = _evaluation(arguments)
     check(arguments, {run.name: run.config for run in evaluation.runs})
-    evaluation.run(evaluation.stage, partial(_measure, arguments))
+    evaluation.run(partial(_measure, arguments))
 
 
 def _are_spread(config: "TaskConfig") -> bool:
@@ -173,7 +173,7 @@ def _dependencies(head: str, batch: ExampleBatch, are_spread: bool) -> Sequence[
 def _measure(
     arguments: argparse.Namespace, run: "TaskRun", model: "TaskModel", cell: Cell, batch: ExampleBatch,
     generator: np.random.Generator,
-) -> dict[str, list[Any]]:  # fmt: skip
+) -> dict[str, dict[str, list[Any]]]:  # fmt: skip
     """A row a target, selection and rank."""
     import torch
 
@@ -212,4 +212,4 @@ def _measure(
                 }  # fmt: skip
                 for name, value in row.items():
                     columns.setdefault(name, []).append(value)
-    return columns
+    return {ARTEFACT_OF_HEAD[arguments.head]: columns}

@@ -432,6 +432,17 @@ SCHEMAS: dict[str, pa.Schema] = {
         optional("sign_attention", FLOATS, "share of the question's attention that is on the signs, of each"
                  " head, layer by layer; mean over the first 64 examples"),
     ]),
+    "synthetic_examples": pa.schema([
+        *SYNTHETIC_COLUMNS,
+        column("example_index", INT32, "which test example of its size and k, from 0"),
+        column("is_right", BOOL, "whether the whole response is right, predicted position IDs included"),
+        column("answer", TEXT, "the first token of the model's response, by name"),
+        optional("decisive_tokens", TEXT, "the tokens that decide it, in order, as the task's docstring shows"
+                 " them; null of tasks without k"),
+        optional("distances", INTS, "tokens from each cue to the question, in the order of the text; null"
+                 " where the answer is certain"),
+        optional("excess_loss", FLOAT, "loss beyond the best possible one, nats; null as above"),
+    ]),
     "synthetic_training": pa.schema([
         column("step", INT32, "finished optimizer steps"),
         column("loss", DOUBLE, "mean loss of the response's tokens, nats"),

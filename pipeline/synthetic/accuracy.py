@@ -49,8 +49,10 @@ def generate(
 
 @dataclass(frozen=True)
 class Answers:
-    """Which parts of the responses were right."""
+    """The responses, and which parts of them were right."""
 
+    token_ids_BT: np.ndarray
+    """int64; as the model gave them."""
     token_is_right_BT: np.ndarray
     """bool."""
     position_id_is_right_BT: np.ndarray | None
@@ -84,7 +86,11 @@ def answers(
     tokens_BT, ids_BT = (torch.cat(parts) for parts in zip(*generated, strict=True))
     token_is_right_BT = tokens_BT == token_ids_BS[:, num_prompt_tokens:]
     id_is_right_BT = ids_BT == position_ids_BS[:, num_prompt_tokens:]
-    return Answers(token_is_right_BT.cpu().numpy(), id_is_right_BT.cpu().numpy() if predicts else None)
+    return Answers(
+        tokens_BT.cpu().numpy(),
+        token_is_right_BT.cpu().numpy(),
+        id_is_right_BT.cpu().numpy() if predicts else None,
+    )
 
 
 @torch.inference_mode()

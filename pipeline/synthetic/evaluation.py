@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.cli import InputError, folder_path, logger, positive_int, progress, random_seed
+from pipeline.results.schemas import Columns
 from pipeline.results.write import StageOutput
 from pipeline.synthetic.tasks import ExampleBatch, Task, draw_batch, task_called
 
@@ -25,8 +26,8 @@ NUM_EXAMPLES = 1000
 """Of each size and k, where accuracy is measured and no other number is asked for."""
 Cell = tuple[int, int | None]
 """A test size, and k where the task has one."""
-Measure = Callable[["TaskRun", "TaskModel", Cell, ExampleBatch, np.random.Generator], dict[str, list[Any]]]
-"""What a stage does with the examples of a cell: column -> values. The generator has drawn them."""
+Measure = Callable[["TaskRun", "TaskModel", Cell, ExampleBatch, np.random.Generator], dict[str, Columns]]
+"""What a stage does with the examples of a cell: artefact -> columns. The generator has drawn them."""
 
 
 def add_task_evaluation_arguments(parser: argparse.ArgumentParser, *, num_examples: int) -> None:
@@ -122,7 +123,7 @@ class Evaluation:
         """Whether every cell of every model is measured."""
         return all(self._output_of(run).is_done() for run in self.runs)
 
-    def run(self, artefact: str, measure: Measure) -> None:
+    def run(self, measure: Measure) -> None:
         """Measure what is missing; to the columns of `measure` those are added that tell of run and cell."""
         from pipeline.models.devices import usable_device  # late, for a --help at once
 
@@ -141,16 +142,17 @@ class Evaluation:
                         batch, generator = test_examples(
                             task, cell, arguments.num_examples, arguments.test_seed
                         )
-                        columns = measure(run, model, cell, batch, generator)
-                        num_rows = len(next(iter(columns.values())))
+                        tables = measure(run, model, cell, batch, generator)
                         of_all_rows = {
                             "task": config.task, "positions": config.positions, "seed": config.seed,
                             "largest_train_size": config.largest_size,
                             "largest_train_sparsity": config.largest_sparsity,
                             "is_learnt": is_learnt, "size": size, "sparsity": sparsity,
                         }  # fmt: skip
-                        columns |= {name: [value] * num_rows for name, value in of_all_rows.items()}
-                        output.write_shard(shard, {artefact: columns})
+                        for columns in tables.values():
+                            num_rows = len(next(iter(columns.values())))
+                            columns |= {name: [value] * num_rows for name, value in of_all_rows.items()}
+                        output.write_shard(shard, tables)
             logger.info(output.state())
 
     def _output_of(self, run: "TaskRun") -> StageOutput:

@@ -312,14 +312,26 @@ def _draw_assignments(size: int, sparsity: None, generator: np.random.Generator)
     return lay_out_assignments([assignments[index] for index in generator.permutation(size)], names[0])
 
 
-# sparse_parity
+# sparse_parity, sparse_or, sparse_majority, sparse_last, sparse_lookup
 
 PARITY_VOCABULARY: Vocabulary = ("0", "1", ".", "*")
 _UNMARKED, _MARKED = 2, 3
+_KEYS = "abcdefgh"
+LOOKUP_VOCABULARY: Vocabulary = ("0", "1", ".", *_KEYS)
+
+MARKED_FUNCTIONS: dict[str, Callable[[Sequence[int]], int]] = {
+    "parity": lambda marked_bits: sum(marked_bits) % 2,
+    "or": lambda marked_bits: int(any(marked_bits)),
+    "majority": lambda marked_bits: int(2 * sum(marked_bits) > len(marked_bits)),
+    "last": lambda marked_bits: marked_bits[-1],
+}
+"""Name -> what `sparse_NAME` answers, given the k marked bits in order."""
+_LEAST_ONES: dict[str, Callable[[int], int]] = {"or": lambda _: 1, "majority": lambda k: k // 2 + 1}
+"""k -> the fewest ones among k marked bits for the answer 1, of functions that count them."""
 
 
-def lay_out_sparse_parity(bits: Sequence[int], marked: Sequence[int]) -> Example:
-    """`sparse_parity`: the parity of the k bits that are marked, among l bits.
+def lay_out_marked_bits(bits: Sequence[int], marked: Sequence[int], function: str = "parity") -> Example:
+    """`sparse_parity`, `sparse_or`, `sparse_majority`, `sparse_last`: a function of the k marked of l bits.
 
     The planted k-sparse correlation that a transformer can be trained on. From the sources: the distribution
     D^sp_{l,k}; samples are 2l tokens long; the model predicts the last token; in training
@@ -330,35 +342,95 @@ def lay_out_sparse_parity(bits: Sequence[int], marked: Sequence[int]) -> Example
     or not, which makes 2l tokens; the answer is one more token, predicted from the last bit. A mark stands
     before its bit, so that a bit's row can know that it is marked when the answer looks for it. The k marked
     places are a uniform random subset, the bits uniform. The dependency set holds the k marked bits and their
-    marks, 2k tokens: without its mark a bit would not count.
+    marks, 2k tokens: without its mark a bit would not count. (Of `sparse_last` only the last of them.)
 
-        >>> example = lay_out_sparse_parity(bits=[1, 0, 1, 1], marked=[0, 3])
+    The other functions, our addition, tell whether parity fails at length because of the number of tokens or
+    because of counting them: OR and the majority (more ones than zeros) need all k bits too, the last marked
+    bit needs one. Marked bits are 1 with the probability that makes both answers equally likely at every k,
+    for OR 1 - 2^(-1/k); unmarked bits are uniform.
+
+        >>> example = lay_out_marked_bits(bits=[1, 0, 1, 1], marked=[0, 3])
         >>> example.text(PARITY_VOCABULARY)
         '* 1 . 0 . 1 * 1 | 0'
         >>> example.dependencies
         ((0, 1, 6, 7),)
         >>> example.coupled_ids_S is None
         True
+        >>> answers = [lay_out_marked_bits([1, 0, 1, 0], [0, 1, 3], name) for name in MARKED_FUNCTIONS]
+        >>> [int(example.target_ids_T[0]) for example in answers]
+        [1, 1, 0, 0]
     """
     marks = np.full(len(bits), _UNMARKED)
     marks[list(marked)] = _MARKED
-    prompt = np.stack([marks, bits], axis=1).ravel()
+    answer = MARKED_FUNCTIONS[function]([bits[index] for index in marked])
+    decisive = marked[-1:] if function == "last" else marked
+    return _answered(np.stack([marks, bits], axis=1).ravel(), decisive, answer)
+
+
+def lay_out_lookup(bits: Sequence[int], marked: Sequence[int], keys: Sequence[int], asked: int) -> Example:
+    """`sparse_lookup`: k of the bits have a key before them instead of a mark; the last token asks for one.
+
+    Our choice, beside `sparse_parity`: the answer is one bit, found among k by its key, so that the number of
+    candidates grows with k and the number of bits that decide does not. Keys are drawn without replacement
+    from eight letters. The dependency set holds the asked key's two tokens, and the question.
+
+        >>> example = lay_out_lookup(bits=[1, 0, 1, 1], marked=[1, 3], keys=[4, 0], asked=0)
+        >>> example.text(LOOKUP_VOCABULARY)
+        '. 1 e 0 . 1 a 1 e | 0'
+        >>> example.dependencies
+        ((2, 3, 8),)
+    """
+    marks = np.full(len(bits), _UNMARKED)
+    marks[list(marked)] = _MARKED + np.array(keys)
+    prompt = np.append(np.stack([marks, bits], axis=1).ravel(), _MARKED + keys[asked])
+    return _answered(prompt, [marked[asked]], bits[marked[asked]], len(prompt) - 1)
+
+
+def _answered(prompt: np.ndarray, decisive: Sequence[int], answer: int, *further: int) -> Example:
+    """An answer of one token that the pairs of mark and bit of these numbers decide, and further tokens."""
     return Example(
-        token_ids_S=np.append(prompt, sum(bits[index] for index in marked) % 2).astype(np.int64),
+        token_ids_S=np.append(prompt, answer).astype(np.int64),
         num_prompt_tokens=len(prompt),
-        dependencies=(_ascending(*(2 * index + part for index in marked for part in (0, 1))),),
+        dependencies=(_ascending(*(2 * index + part for index in decisive for part in (0, 1)), *further),),
         coupled_ids_S=None,
     )
 
 
-def _draw_sparse_parity(size: int, sparsity: int, generator: np.random.Generator) -> Example:
-    _refuse_size("sparse_parity", size, 2, "tokens, 2l")
+def probability_of_one(function: str, sparsity: int) -> float:
+    """How likely each of k marked bits must be 1 for both answers of the function to be equally likely."""
+    if function not in _LEAST_ONES:
+        return 0.5
+    from scipy.special import betaincinv  # late: few need it
+
+    least = _LEAST_ONES[function](sparsity)
+    return float(betaincinv(least, sparsity - least + 1, 0.5))
+
+
+def _draw_bits(
+    task: str, size: int, sparsity: int, generator: np.random.Generator
+) -> tuple[list[int], list[int]]:
+    """Uniform bits, and the ascending places of the marked ones."""
+    _refuse_size(task, size, 2, "tokens, 2l")
     if size % 2:
-        raise InputError(f"task sparse_parity: size {size} is odd; it is 2l, a mark and a bit for each of l")
+        raise InputError(f"task {task}: size {size} is odd; it is 2l, a mark and a bit for each of l")
     num_bits = size // 2
     bits = generator.integers(0, 2, num_bits).tolist()
-    marked = np.sort(generator.choice(num_bits, sparsity, replace=False)).tolist()
-    return lay_out_sparse_parity(bits, marked)
+    return bits, np.sort(generator.choice(num_bits, sparsity, replace=False)).tolist()
+
+
+def _draw_marked_bits(size: int, sparsity: int, generator: np.random.Generator, *, function: str) -> Example:
+    bits, marked = _draw_bits(f"sparse_{function}", size, sparsity, generator)
+    if function in _LEAST_ONES:
+        is_one = generator.random(sparsity) < probability_of_one(function, sparsity)
+        for place, bit in zip(marked, is_one.tolist(), strict=True):
+            bits[place] = int(bit)
+    return lay_out_marked_bits(bits, marked, function)
+
+
+def _draw_lookup(size: int, sparsity: int, generator: np.random.Generator) -> Example:
+    bits, marked = _draw_bits("sparse_lookup", size, sparsity, generator)
+    keys = generator.choice(len(_KEYS), sparsity, replace=False).tolist()
+    return lay_out_lookup(bits, marked, keys, int(generator.integers(sparsity)))
 
 
 # planted_correlation
@@ -551,7 +623,14 @@ TASKS: dict[str, Task] = {
         Task("addition_padded", ADDITION_VOCABULARY, partial(_draw_addition, is_padded=True)),
         Task("parity_scratchpad", SCRATCHPAD_VOCABULARY, _draw_parity_scratchpad),
         Task("variable_assignment", ASSIGNMENT_VOCABULARY, _draw_assignments),
-        Task("sparse_parity", PARITY_VOCABULARY, _draw_sparse_parity, lambda size: size // 2),
+        *(
+            Task(
+                f"sparse_{function}", PARITY_VOCABULARY, partial(_draw_marked_bits, function=function),
+                lambda size: size // 2,
+            )
+            for function in MARKED_FUNCTIONS
+        ),
+        Task("sparse_lookup", LOOKUP_VOCABULARY, _draw_lookup, lambda size: min(size // 2, len(_KEYS))),
         Task(
             "planted_correlation", PLANTED_VOCABULARY, draw_planted,
             lambda size: min(size, DEFAULT_LOCAL_LENGTH),

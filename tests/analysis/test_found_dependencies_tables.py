@@ -9,7 +9,7 @@ from written_results import write_rows
 
 from analysis import notebooks
 from analysis.synthetic import dependencies
-from pipeline.synthetic.tasks import PARITY_VOCABULARY, lay_out_assignments, lay_out_sparse_parity
+from pipeline.synthetic.tasks import PARITY_VOCABULARY, lay_out_assignments, lay_out_marked_bits
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "analysis" / "notebooks" / "found_dependencies.ipynb"
@@ -63,7 +63,7 @@ def test_sides_of_an_assignment_are_told_by_their_place_as_the_task_lays_them_ou
 
 
 def test_bits_and_marks_are_as_many_as_the_task_lays_out() -> None:
-    example = lay_out_sparse_parity(bits=[1, 0, 1, 1], marked=[0, 3])
+    example = lay_out_marked_bits(bits=[1, 0, 1, 1], marked=[0, 3])
     tokens = [PARITY_VOCABULARY[example.token_ids_S[place]] for place in example.dependencies[0]]
     parts = dependencies.PARTS["sparse_parity"]
     rows = pd.DataFrame({"context_token": tokens})

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.cli import InputError
 from pipeline.synthetic import tasks
-from pipeline.synthetic.tasks import TASKS, Example, Task, task_called
+from pipeline.synthetic.tasks import TASKS, Example, Task, probability_of_one, task_called
 
 CERTAIN = [name for name in TASKS if not name.startswith("signs_")]
 """Tasks whose dependencies leave nothing open; those of signs have tests of their own."""
@@ -78,10 +78,21 @@ def test_every_dependency_is_needed(name: str) -> None:
     if name in ("addition", "addition_padded"):
         # Sets of five digits repeat too seldom; the first and the last digit of the sum have fewer.
         needed = {(index, left_out) for index, left_out in needed if width[index] < 4}
-    if name == "sparse_parity":
+    if name.startswith("sparse_"):
         # A mark is the same token in every example: what it decides is which bits count.
         needed = {(index, left_out) for index, left_out in needed if left_out % 2}
     assert needed <= undecided
+
+
+@pytest.mark.parametrize("sparsity", [1, 4, 7, 8])
+@pytest.mark.parametrize("name", [name for name in TASKS if name.startswith("sparse_")])
+def test_both_answers_of_marked_bits_are_as_likely(name: str, sparsity: int) -> None:
+    """Whatever k is; and OR's bits are ones with the probability 1 - 2^(-1/k), counted by hand."""
+    task, generator = task_called(name), np.random.default_rng(0)
+    answers = [int(task.draw(18, sparsity, generator).target_ids_T[0]) for _ in range(3000)]
+    assert np.mean(answers) == pytest.approx(0.5, abs=0.04)
+    assert probability_of_one("or", sparsity) == pytest.approx(1 - 2 ** (-1 / sparsity))
+    assert probability_of_one("majority", 7) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("name", COUPLED)
