@@ -107,6 +107,8 @@ class MeasuringStage:
     """All checkpoints make one result, under their names joined by +."""
     last_tokens: int | None = None
     """Of each chunk only so many are read."""
+    num_positions: int | None = None
+    """Position IDs are below it; None: those of a chunk."""
     planned: Planned | None = None
     """What a chunk costs; where given, the log says before about how long all of them take."""
     _loaded_others: dict[tuple[str, str], LoadedModel] = field(default_factory=dict)
@@ -234,7 +236,8 @@ class MeasuringStage:
 
     def _load(self, name: str, checkpoint: Checkpoint, dtype: str) -> LoadedModel:
         arguments, loading = self.arguments, replace(self.loading, dtype=getattr(torch, dtype))
-        model = load_causal_lm(checkpoint, loading, arguments.long_context_length)
+        num_positions = self.num_positions or arguments.long_context_length
+        model = load_causal_lm(checkpoint, loading, num_positions)
         refuse_foreign_tokens(model, self.data, self.documents, checkpoint)
         budget = arguments.memory_budget and arguments.memory_budget * GIBIBYTE
         return LoadedModel(name, model, Batching.for_model(model, budget))

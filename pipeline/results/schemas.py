@@ -165,6 +165,16 @@ SCHEMAS: dict[str, pa.Schema] = {
                  " nats, w of --near-context-length: what length alone does, mean over foreign documents"),
         optional("length_harm_of_backgrounds", FLOATS, "the same of each foreign document"),
     ]),
+    "length_interference": pa.schema([
+        *TARGET_COLUMNS,
+        column("target_token_id", INT32, "vocabulary ID of the predicted token"),
+        column("placement", TEXT, "what is before the near tokens, as --placements names it; near: nothing"),
+        optional("distant_document_id", TEXT, "the document that the distant tokens are from; null: the own"),
+        column("loss", FLOAT, "loss(t | this placement), nats"),
+        column("divergence", FLOAT, "KL(p(.|near tokens) || p(.|this placement)), nats; of another document's"
+               " tokens the length interference"),
+        optional("entropy", FLOAT, "of p(.|near tokens), nats; null of other placements"),
+    ]),
     "influential_tokens": pa.schema([
         *TARGET_COLUMNS,
         *SELECTION_COLUMNS,
