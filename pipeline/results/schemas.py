@@ -298,6 +298,17 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("long_trained", FLOATS, "the same of the long-trained seeds"),
         column("placebo", FLOAT, "the same of the long-trained model in the place of the former"),
     ]),
+    "placed_targets": pa.schema([
+        column("near_context_length", INT32, "tokens of the near context"),
+        column("placement", TEXT, "as of length_interference; near: the near context alone"),
+        column("document_id", TEXT, "the text"),
+        column("target_position", INT32, "the target's place in it"),
+        column("short_trained", FLOATS, "of each short-context model: the loss, nats; of swap the length"
+               " interference, mean over distant texts, nats"),
+        column("long_trained", FLOATS, "the same of the long-context models"),
+        optional("entropy", FLOAT, "of the long-context models' prediction from the near context, mean, nats;"
+                 " null of other placements"),
+    ]),
     "outcomes": pa.schema([
         column("outcome", TEXT, "'gap', the short-trained models' loss less the long-trained ones', with the"
                " long context, nats; 'share of the stake', the same as a share of the judges' D(0); 'harm of"
