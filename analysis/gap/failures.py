@@ -1,7 +1,7 @@
 """Why models fail beyond their training length: slopes, verdicts and figures of four experiments.
 
-Questions, rules and power were written down before anything was measured (analysis/LOG.md, 2026-11-27). The
-program is analysis/length_failures.py. Slopes are those of `outcomes`: nats per doubling of the tokens needed.
+Questions, rules and power were written down before anything was measured (analysis/LOG.md, 2026-11-27); the
+program is analysis/length_failures.py. Slopes are in nats per doubling of the tokens needed.
 
 Shapes: T targets, J evaluators, C controls.
 """
@@ -413,7 +413,7 @@ def marked_bits_figure(cells: pd.DataFrame, verdict: str) -> Figure:
         drawing.label_line_ends(ax, ends)
     axes[0].set_ylabel("accuracy")
     titles = {
-        "the number of tokens is not what fails": "Parity fails as k rises, OR does not: counting fails, not the number of tokens",
+        "the number of tokens is not what fails": "Parity fails as k rises, OR does not",
         "the number fails": "OR fails as k rises, as parity does: the number of tokens fails",
         "in part": "OR of many bits holds better than their parity, and not fully",
         "open": "OR and parity of many bits do not differ clearly",

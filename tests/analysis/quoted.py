@@ -13,10 +13,8 @@ STUDY = REFERENCE / "study" / "results"
 JUDGED = REFERENCE / "judged" / "results"
 """The reference study; STUDY is its earlier run."""
 CHOOSING, JUDGE = "2m-long-seed0", "2m-long-seed1"
-FINDINGS, SYNTHETIC, CAUSAL, FIRST_PAGE, RECIPES = (
+FINDINGS, FIRST_PAGE, RECIPES = (
     ROOT / "analysis" / "README.md",
-    ROOT / "analysis" / "SYNTHETIC.md",
-    ROOT / "analysis" / "CAUSAL.md",
     ROOT / "README.md",
     ROOT / "pipeline" / "RECIPES.md",
 )

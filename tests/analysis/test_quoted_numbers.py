@@ -16,7 +16,6 @@ from quoted import (
     RECIPES,
     REFERENCE,
     STUDY,
-    SYNTHETIC,
     Row,
     agree,
     agree_cell,
@@ -30,7 +29,6 @@ from shown_commands import commands_of
 from analysis.losses.losses import summarize_models
 from analysis.losses.token_worth import loss_curves
 from analysis.read import TARGET, interval_over_documents, read_sparse_losses
-from analysis.synthetic.theory_bounds import summarize_conditions, with_bounds
 from pipeline.query import connect, run_query
 from pipeline.results.read import read_artefact
 
@@ -124,34 +122,6 @@ def test_the_gain_of_repeated_trigrams() -> None:
         share = interval_over_documents(of_model["document_id"], gain.where(is_end, 0), gain)
         agree(cell, share.estimate, share.low, share.high)
         assert f"{is_end.sum()} of {len(of_model):,} targets" in text
-
-
-def test_theory() -> None:
-    text = section(SYNTHETIC, "Does the theory's own class behave?")
-    fits = with_bounds(read_artefact(REFERENCE / "theory/results", "sparse_functional_attention", None))
-    conditions = by(summarize_conditions(fits), "model")
-    for label, name in {
-        "local | relative": "local", "half a sequence apart | coupled": "halves_coupled",
-        "half a sequence apart | uncoupled": "halves_trained_keys",
-        "uniform | relative": "uniform_trained_keys",
-    }.items():  # fmt: skip
-        for k, cell in zip((1, 2, 3), cells_of(text, label)[1:], strict=True):
-            if cell.startswith("not learnt"):
-                assert conditions[f"{name}-k{k}"]["in_distribution_error_low"] >= 0.01
-            elif cell.startswith("none"):
-                assert conditions[f"{name}-k{k}"]["error_rate_high"] == 0
-            else:
-                agree(cell.partition(" (")[0], conditions[f"{name}-k{k}"]["error_rate"])
-                assert (conditions[f"{name}-k{k}"]["num_seeds"] == 3) == ("three seeds" in cell)
-    for label, scale, name in (
-        ("in distribution, times", 1e5, "in_distribution_error"), ("at 8 L, times", 1e3, "squared_error"),
-        ("grows from L to 8 L", 1, "growth_exponent"),
-    ):  # fmt: skip
-        for k, cell in zip((1, 2, 3), cells_of(text, label), strict=True):
-            agree(cell, *(scale * value for value in interval(conditions[f"local-k{k}"], name)))
-    last = fits[(fits["test_length"] == 256) & (fits["training_step"] == 2000)]
-    above = (last["published_bound"] / last["squared_error"])[last["model"].str.startswith("local-k")]
-    assert above.min() > 10**3 and above.max() < 10**5
 
 
 def test_the_trial_of_the_measures() -> None:

@@ -1,0 +1,272 @@
+"""Fill the tables and numbers of the pages from the kept results: `python -m analysis.pages`.
+
+A page marks a place by `<!-- NAME -->` … `<!-- /NAME -->`. What the function of that name in `FILLED` gives
+replaces what stands between, a table on lines of its own. A test says that nothing would change.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
+
+from analysis.gap import failures
+from analysis.read import interval_of
+from analysis.synthetic import signs
+from analysis.synthetic.accuracy import over_seeds
+from analysis.synthetic.theory_bounds import summarize_conditions, with_bounds
+from pipeline.results.read import read_artefact
+
+ROOT = Path(__file__).resolve().parents[1]
+REFERENCE = ROOT / "analysis" / "reference"
+PAGES = (ROOT / "README.md", ROOT / "analysis" / "README.md", ROOT / "analysis" / "SYNTHETIC.md")
+FILLED: dict[str, Callable[[], str]] = {}
+"""Name of a place -> what stands there, Markdown."""
+
+
+def filled(function: Callable[[], str]) -> Callable[[], str]:
+    """Register what fills the places of the function's name."""
+    FILLED[function.__name__] = function
+    return function
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def percent(value: float, low: float | None = None, high: float | None = None) -> str:
+    """A share, with its range or interval where there is one: "94% [91, 97]"."""
+    ends = "" if low is None or high is None else f" [{100 * low:.0f}, {100 * high:.0f}]"
+    return f"{100 * value:.0f}%{ends}"
+
+
+def fill(text: str) -> str:
+    """The page with every marked place filled; KeyError for a name that is not in `FILLED`."""
+
+    def of_place(found: re.Match[str]) -> str:
+        content, name = FILLED[found[1]](), found[1]
+        content = f"\n{content}\n" if content.startswith("|") else content
+        return f"<!-- {name} -->{content}<!-- /{name} -->"
+
+    return re.sub(r"<!-- (\w+) -->.*?<!-- /\1 -->", of_place, text, flags=re.DOTALL)
+
+
+@cache
+def _cells(folder: str) -> pd.DataFrame:
+    return over_seeds(read_artefact(REFERENCE / "synthetic" / folder, "synthetic_accuracy"))
+
+
+def _exact_match(folder: str, task: str, positions: str, size: int) -> str:
+    """Mean over seeds with their range; starred where a seed has not learnt the task in distribution."""
+    cells = _cells(folder)
+    is_cell = (cells["task"] == task) & (cells["positions"] == positions) & (cells["size"] == size)
+    (row,) = cells[is_cell].to_dict("records")
+    star = "" if row["is_learnt"] else " \\*"
+    return percent(row["exact_match"], row["lowest"], row["highest"]) + star
+
+
+@filled
+def read_again() -> str:
+    """What the preregistered studies' verdict did not look at."""
+    first, second = (failures.read_again(name) for name in ("outcome_targets", "again_targets"))
+    rows = [
+        [one["number"], interval_of(one, "slope"), interval_of(other, "slope")]
+        for one, other in zip(first.to_dict("records"), second.to_dict("records"), strict=True)
+    ]
+    return markdown(["slope per doubling of the tokens needed", "first study", "second study"], rows)
+
+
+@filled
+def position_coupling() -> str:
+    """Exact match by position scheme."""
+    rows = [
+        (
+            "variable assignment, 18 assignments (3 times)",
+            "variable_assignment",
+            18,
+            ("predicted", "coupled", "pose"),
+        ),
+        (
+            "parity with scratchpad, 30 bits (3 times)",
+            "parity_scratchpad",
+            30,
+            ("predicted", "coupled", "pose"),
+        ),
+        ("copy, 20 letters (twice)", "copy", 20, ("predicted", None, "pose")),
+        ("copy, 30 letters (3 times)", "copy", 30, ("predicted", None, "pose")),
+        ("addition, 12 digits (1.5 times)", "addition", 12, ("predicted", "coupled", "pose")),
+        ("addition, 24 digits (3 times)", "addition", 24, ("predicted", "coupled", "pose")),
+    ]
+    return markdown(
+        ["task, test size", "PPC", "coupled IDs given", "PoSE alone"],
+        [
+            [
+                label,
+                *(
+                    "" if scheme is None else _exact_match("results", task, scheme, size)
+                    for scheme in schemes
+                ),
+            ]
+            for label, task, size, schemes in rows
+        ],
+    )
+
+
+@filled
+def full_rotary() -> str:
+    """PPC with a quarter of each head rotated and with all of it."""
+    rows = [
+        ("copy, 30 letters (3 times)", "copy", "copy", 30),
+        ("copy, 40 letters (4 times)", "copy", "copy", 40),
+        ("variable assignment, 18 (3 times)", "variable_assignment", "variable_assignment", 18),
+        ("addition, 24 digits (3 times)", "addition", "addition_padded", 24),
+    ]
+    return markdown(
+        ["task, test size, all PPC", "rotary_pct 0.25", "rotary_pct 1"],
+        [
+            [
+                label,
+                _exact_match("results", task, "predicted", size),
+                _exact_match("rotated", other, "predicted", size),
+            ]
+            for label, task, other, size in rows
+        ],
+    )
+
+
+@cache
+def _functions() -> pd.DataFrame:
+    return read_artefact(REFERENCE / "length" / "functions", "synthetic_accuracy")
+
+
+@filled
+def marked_bits() -> str:
+    """Accuracy of each function at 18, 72 and 180 tokens, by k."""
+    cells = failures.marked_bits(_functions()).set_index(["task", "size", "k"])
+    rows = []
+    for name in failures.FUNCTIONS:
+        for size in (72, 180):
+            of_k = [percent(cells.loc[(f"sparse_{name}", size, k), "exact_match"]) for k in range(1, 9)]
+            rows.append([name.replace("lookup", "look-up"), size, *of_k])
+    return markdown(["function", "tokens", *(f"k = {k}" for k in range(1, 9))], rows)
+
+
+@filled
+def marked_bits_verdict() -> str:
+    """The verdict of experiment C."""
+    return failures.verdict_of_marked_bits(_functions())[0]
+
+
+@filled
+def or_less_parity() -> str:
+    """OR less parity with 5 to 8 bits at ten times the length, in percentage points."""
+    interval = interval_of(failures.verdict_of_marked_bits(_functions())[1], "exact_match")
+    return f"{100 * interval.estimate:.0f} points [{100 * interval.low:.0f}, {100 * interval.high:.0f}]"
+
+
+@filled
+def parity_answers_as() -> str:
+    """How often the parity models answer as other functions would."""
+    rules = failures.simpler_rules(read_artefact(REFERENCE / "length" / "functions", "synthetic_examples"))
+    names = ["parity", "or", "majority", "last"]
+    return markdown(
+        ["seed", "tokens", *names],
+        [
+            [row["seed"], row["size"], *(percent(row[name]) for name in names)]
+            for row in rules[rules["size"].isin([18, 72, 180])].to_dict("records")
+        ],
+    )
+
+
+@cache
+def _cues() -> pd.DataFrame:
+    return read_artefact(REFERENCE / "length" / "cues", "synthetic_examples")
+
+
+@filled
+def cue_distances() -> str:
+    """Excess loss by distance of the farthest cue, and the contrast."""
+    cells = failures.cue_distances(_cues())
+    means = cells.groupby(["distance", "task"], observed=True)["mean"].mean().unstack()
+    contrasts = failures.cue_contrasts(cells).set_index("distance")
+    rows = [
+        [
+            f"{name} tokens",
+            *(f"{means.loc[name, f'signs_{k}']:.3f}" for k in (1, 2, 4)),
+            interval_of(contrasts.loc[name], "difference") if name in contrasts.index else "",
+        ]
+        for name in means.index
+    ]
+    rows.append(["mean beyond 64", "", "", "", interval_of(contrasts.loc["mean"], "difference")])
+    return markdown(["farthest cue", "one cue", "two", "four", "four less one"], rows)
+
+
+@filled
+def cue_distances_verdict() -> str:
+    """The verdict of experiment D."""
+    return failures.verdict_of_cues(failures.cue_contrasts(failures.cue_distances(_cues())))
+
+
+@filled
+def cue_contrasts() -> str:
+    """The planned contrasts of the growth of excess loss with length, and PoSE."""
+    table = signs.contrasts(
+        signs.growths(read_artefact(REFERENCE / "synthetic" / "signs", "synthetic_accuracy"))
+    )
+    rows = table[table["attention_scaling"] == signs.NONE].set_index("contrast")
+    names = {
+        "four signs less one": "four cues less one, anywhere",
+        "near less anywhere": "near the question less anywhere",
+        "coupled less plain positions": "coupled less plain IDs",
+        "PoSE less plain positions": "PoSE less plain IDs",
+        "four signs less one, PoSE": "four cues less one, PoSE",
+        "scaled attention less plain": "log-n scaled attention less plain",
+    }
+    return markdown(
+        ["contrast of growth, nats per doubling", "first", "second", "difference"],
+        [
+            [
+                label,
+                *(f"{rows.loc[name, side]:.3f}" for side in ("first", "second")),
+                interval_of(rows.loc[name], "difference"),
+            ]
+            for name, label in names.items()
+        ],
+    )
+
+
+@filled
+def theory() -> str:
+    """Squared error of sparse functional attention with local S*."""
+    fits = with_bounds(read_artefact(REFERENCE / "theory" / "results", "sparse_functional_attention"))
+    conditions = summarize_conditions(fits).set_index("model")
+    numbers = {
+        "error in distribution × 10⁵": ("in_distribution_error", 1e5),
+        "error at 8 L × 10³": ("squared_error", 1e3),
+        "exponent of its growth from L to 8 L": ("growth_exponent", 1),
+    }
+    rows = []
+    for label, (name, scale) in numbers.items():
+        intervals = [interval_of(conditions.loc[f"local-k{k}"], name) for k in (1, 2, 3)]
+        rows.append(
+            [
+                label,
+                *(
+                    f"{scale * of.estimate:.2f} [{scale * of.low:.2f}, {scale * of.high:.2f}]"
+                    for of in intervals
+                ),
+            ]
+        )
+    return markdown(["local S*", "k = 1", "k = 2", "k = 3"], rows)
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        if (new := fill(text)) != text:
+            page.write_text(new, encoding="utf-8")
+            sys.stdout.write(f"filled {page.relative_to(ROOT)}\n")
