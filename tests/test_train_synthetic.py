@@ -114,7 +114,7 @@ def test_in_distribution_means_every_training_size(tmp_path: Path, monkeypatch: 
         num_examples, size = len(batch.token_ids_BS), batch.token_ids_BS.shape[1] - batch.num_prompt_tokens
         drawn.append((size, num_examples))
         is_right = np.full((num_examples, 1), size <= 5)
-        return Answers(is_right, is_right)
+        return Answers(np.zeros_like(is_right), is_right, is_right)
 
     monkeypatch.setattr("pipeline.synthetic.train.answers", right_up_to_size_5)
     assert trainer._measure() == {"exact_match": 0.5}  # of the sizes 1 to 10 of small.yaml
@@ -161,6 +161,14 @@ def test_sizes_without_room_for_a_k_are_left_out(tmp_path: Path) -> None:
     evaluate(tmp_path / "run", tmp_path / "results", *words, task="sparse_parity")
     rows = read_artefact(tmp_path / "results", "synthetic_accuracy")
     assert rows[["size", "sparsity"]].to_numpy().tolist() == [[4, 1], [8, 1], [8, 4]]
+    examples = read_artefact(tmp_path / "results", "synthetic_examples")
+    assert examples.groupby(["size", "sparsity"])["is_right"].mean().tolist() == rows["exact_match"].tolist()
+    for row in examples.to_dict(
+        "records"
+    ):  # an answer is right if it is the parity of the bits that are kept
+        assert row["decisive_tokens"].split()[::2] == ["*"] * row["sparsity"]
+        parity = sum(map(int, row["decisive_tokens"].split()[1::2])) % 2
+        assert row["is_right"] == (row["answer"] == str(parity))
 
 
 @pytest.mark.parametrize(
@@ -224,6 +232,7 @@ def test_excess_loss_and_attention_on_signs(tmp_path: Path, positions: str) -> N
     train(folder, *OF_SIGNS, "model.attention_scaling=learnt", task=task, positions=positions)
     evaluate(folder, tmp_path / "results", "--sizes", "32", "64", task=task)
     found = read_artefact(tmp_path / "results", "synthetic_accuracy").to_dict("records")
+    examples = read_artefact(tmp_path / "results", "synthetic_examples")
     run = find_task_run(folder, task)
     model = run.load(torch.device("cpu"))
     assert model.position_ids is None
@@ -239,6 +248,11 @@ def test_excess_loss_and_attention_on_signs(tmp_path: Path, positions: str) -> N
             for pair in zip(log_p_BV, log_q_BV, strict=True)
         ]
         assert row["excess_loss"] == pytest.approx(np.mean(excess), abs=1e-5)
+        of_size = examples[examples["size"] == row["size"]]
+        assert of_size["excess_loss"].tolist() == pytest.approx(excess, abs=1e-5)
+        for tokens_S, distances in zip(batch.token_ids_BS, of_size["distances"], strict=True):
+            cues = np.flatnonzero((tokens_S[: row["size"]] >= 16) & (tokens_S[: row["size"]] < 128))
+            assert list(distances) == (row["size"] - 1 - cues).tolist()
         assert row["excess_loss_error"] == pytest.approx(np.std(excess) / 20**0.5, abs=1e-5)
         assert row["attention_scaling"] == "learnt"
         assert row["best_loss"] == pytest.approx(np.log(2)) and len(row["sign_attention"]) == 1
