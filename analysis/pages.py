@@ -80,6 +80,64 @@ def read_again() -> str:
     return markdown(["slope per doubling of the tokens needed", "first study", "second study"], rows)
 
 
+@cache
+def _placed() -> tuple[pd.DataFrame, pd.DataFrame]:
+    placed = pd.read_parquet(REFERENCE / "length" / "placed_targets.parquet")
+    return failures.unseen_distances(placed), failures.distance_or_number(placed)
+
+
+@filled
+def unseen_distances() -> str:
+    """Slopes of experiment A."""
+    rows = []
+    for row in _placed()[0].to_dict("records"):
+        share = (
+            ""
+            if row["outcome"].endswith("at 64")
+            else percent(*(row[f"slope{end}_share"] for end in ("", "_low", "_high")))
+        )
+        rows.append([row["outcome"], row["variant"], f"{row['mean']:.3f}", interval_of(row, "slope"), share])
+    return markdown(
+        ["outcome, tokens of context", "", "mean, nats", "slope, nats per doubling", "slope / mean"], rows
+    )
+
+
+@filled
+def unseen_distances_verdict() -> str:
+    """The verdict of experiment A."""
+    return failures.verdict_of_unseen_distances(_placed()[0])
+
+
+@filled
+def unseen_distances_sample() -> str:
+    """Targets and texts of experiment A's primary."""
+    primary = _placed()[0].iloc[0]
+    return f"{primary['num_targets']:,} targets of {primary['num_documents']} texts"
+
+
+@filled
+def distance_or_number() -> str:
+    """Conditions of experiment B."""
+    rows = _placed()[1].set_index(["text", "role", "condition"])
+    lines = []
+    for condition in failures.CONDITIONS:
+        cells = [interval_of(rows.loc[kind, role, condition], "value")
+                 for kind in ("own", "swap") for role in (failures.SHORT, failures.LONG)]  # fmt: skip
+        shares = [percent(rows.loc[kind, failures.SHORT, condition]["share"]) for kind in ("own", "swap")]
+        lines.append([condition, cells[0], shares[0], cells[1], cells[2], shares[1], cells[3]])
+    return markdown(
+        ["distant tokens", "rise of the loss, short-context models", "share of both", "long-context models",
+         "interference, short-context models", "share of both", "long-context models"], lines,
+    )  # fmt: skip
+
+
+@filled
+def distance_or_number_verdict() -> str:
+    """The verdicts of experiment B."""
+    of_loss, of_kl = (failures.verdict_of_distance_or_number(_placed()[1], kind) for kind in ("own", "swap"))
+    return of_loss if of_loss == of_kl else f"{of_loss} by the loss, {of_kl} by the interference"
+
+
 @filled
 def position_coupling() -> str:
     """Exact match by position scheme."""

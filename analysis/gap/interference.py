@@ -151,19 +151,20 @@ def permuted(targets: pd.DataFrame, outcome: str, seed: int = 0) -> np.ndarray:
 def verdict(table: pd.DataFrame) -> str:
     """By the rule written down before: "supported", "refuted", "opposite" or "open".
 
-    Supported: ratio and nats above 0 by Holm, the share not below 0, both shape rows above 0; *length-specific*
-    too if the ratio lies above the negative control's. Refuted: all three end below the smallest effect.
+    Supported: ratio and nats above 0 by Holm, the share not below 0, both shape rows above 0; length-specific,
+    too, if the ratio lies above the negative control's. Refuted: all three end below the smallest effect.
     Opposite: ratio and nats below 0 by Holm.
     """
     rows = table.set_index(["variant", "kind"]).sort_index()
     planned = {kind: rows.loc[("as planned", kind)] for kind in PRIMARIES}
     is_clear = all(planned[kind]["holm_p_value"] <= 0.05 for kind in (RATIO, NATS))
     shapes = [rows.loc[(f"{end} eighth left out", RATIO)] for end in ("lowest", "highest")]
-    if is_clear and all(planned[kind]["slope"] > 0 for kind in (RATIO, NATS)):
-        if planned[SHARE]["slope_high"] >= 0 and all(row["slope_low"] > 0 for row in shapes):
-            control = rows.loc[("negative control", RATIO)]
-            is_specific = planned[RATIO]["slope_low"] > control["slope_high"]
-            return "supported, length-specific" if is_specific else "supported"
+    are_above = all(planned[kind]["slope"] > 0 for kind in (RATIO, NATS))
+    has_shape = planned[SHARE]["slope_high"] >= 0 and all(row["slope_low"] > 0 for row in shapes)
+    if is_clear and are_above and has_shape:
+        control = rows.loc[("negative control", RATIO)]
+        is_specific = planned[RATIO]["slope_low"] > control["slope_high"]
+        return "supported, length-specific" if is_specific else "supported"
     if is_clear and all(planned[kind]["slope"] < 0 for kind in (RATIO, NATS)):
         return "opposite"
     if all(row["slope_high"] < SMALLEST_EFFECT for row in planned.values()):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from quoted import FINDINGS, FIRST_PAGE, LOG, REFERENCE, agree, agree_cell, cells_of, interval, section
+from quoted import FINDINGS, LOG, REFERENCE, agree, agree_cell, cells_of, interval, section
 
 from analysis import outcomes as program
 from analysis.gap.outcomes import (
@@ -200,10 +200,9 @@ def test_what_chosen_tokens_give_alone() -> None:
             row = table.loc[f"300k-{model}"]
             assert cells_of(text, label)[place] == "{:.3f} [{:.3f}, {:.3f}]".format(*interval(row, name))
     flat = text.replace("\n", " ")
-    of_short = sorted(table.loc[[f"300k-{model}" for model in models[1:]], "loss"])
-    agree(re.findall(r"have a loss of (\S+ to \S+);", flat)[0], of_short[0], of_short[-1])
-    long = table.loc["300k-long-seed4"]
-    agree(re.findall(r"trained at 256 has (\S+, and \S+) with", flat)[0], long["loss"], long["long_loss"])
+    ends = [interval(table.loc[f"300k-{model}"], "less_than_nearest")[1:] for model in models[1:]]
+    (within,) = re.findall(r"\(within (\S+) nats in all three\)", flat)
+    assert max(abs(end) for pair in ends for end in pair) <= float(within)
     own = (
         whole[(whole["positions"] == "original") & (whole["k"] == 16)]
         .set_index("model")
@@ -212,13 +211,3 @@ def test_what_chosen_tokens_give_alone() -> None:
     low, high = (-own[f"less_than_short_{end}"] for end in ("high", "low"))
     (raised,) = re.findall(r"loss is (\S+ \[.*?\]) nats higher than with the short", flat)
     agree(raised, -own["less_than_short"], low, high)
-
-
-def test_the_first_page_tells_the_answer(slopes: pd.DataFrame, second_slopes: pd.DataFrame) -> None:
-    text = FIRST_PAGE.read_text(encoding="utf-8")
-    for place, table in enumerate((slopes, second_slopes)):
-        gap, _, harm = rows_of(table, SHORT_TRAINED, LEAST_SQUARES)
-        agree_cell(text, "*gap*", gap, "slope", place)
-        agree_cell(text, "*harm of length*", harm, "slope", place)
-        assert gap["slope"] < 0 < harm["slope"]  # what the page says of both rows, and of which it is clear
-        assert (gap["slope_high"] < 0, harm["slope_low"] > 0) == (place == 1, place == 1)
