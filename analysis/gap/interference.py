@@ -151,8 +151,8 @@ def permuted(targets: pd.DataFrame, outcome: str, seed: int = 0) -> np.ndarray:
 def verdict(table: pd.DataFrame) -> str:
     """By the rule written down before: "supported", "refuted", "opposite" or "open".
 
-    Supported: ratio and nats above 0 by Holm, the share not below 0, both shape rows above 0; length-specific,
-    too, if the ratio lies above the negative control's. Refuted: all three end below the smallest effect.
+    Supported: ratio and nats above 0 by Holm, the share not below 0, both shape rows above 0; length-specific
+    if the ratio lies above the negative control's, too. Refuted: all three end below the smallest effect.
     Opposite: ratio and nats below 0 by Holm.
     """
     rows = table.set_index(["variant", "kind"]).sort_index()

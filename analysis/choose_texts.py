@@ -1,0 +1,78 @@
+"""Choose texts by the hash of their content, as many from each source, for a study of a pretrained model.
+
+  python analysis/choose_texts.py --source 'c4=texts/c4-validation*' 'novels=texts/novels-train*' \\
+      --per-source 40 --out runs/real/texts.jsonl
+
+Of each source those with --least-characters or more, in the order of their IDs (the first digits of the
+SHA-256 of the text), so that nobody chooses. A long text, such as a novel, gives --most-characters from its
+middle, from the beginning of a paragraph. Beside them one text a source, the next by hash that is long
+enough, is written to be the distant text of length_interference.py (--distant-documents); its ID is printed.
+"""
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from pipeline.cli import start
+
+    start(__file__)
+
+import argparse
+import json
+
+from pipeline.cli import InputError, file_path, positive_int, stage_parser, whole_number
+
+
+def parser() -> argparse.ArgumentParser:
+    """The program's command line."""
+    program = stage_parser(__doc__)
+    add = program.add_argument
+    add(
+        "--source", nargs="+", required=True, metavar="NAME=FILES", help="a name, and a file or glob of texts"
+    )
+    add("--per-source", type=positive_int, default=40, help="texts from each source")
+    add("--least-characters", type=positive_int, default=3000, help="shorter texts are not chosen")
+    add("--most-characters", type=positive_int, default=80_000, help="of a longer text its middle is taken")
+    add("--distant-characters", type=positive_int, default=10_000,
+        help="shorter texts do not become distant texts")  # fmt: skip
+    add("--leave-out-first", type=whole_number(0), default=0, metavar="N",
+        help="leave out the first N texts of each source, by file order, as a pilot saw them")  # fmt: skip
+    add("--out", type=file_path, required=True, help="JSON-lines file to write: text, url (its source)")
+    return program
+
+
+def passage(text: str, most: int) -> str:
+    """The text or, of a longer one, about its middle, from the first paragraph there."""
+    if len(text) <= most:
+        return text
+    start = text.find("\n", (len(text) - most) // 2) + 1
+    return text[start : start + most]
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Write the texts, and print the IDs of the distant ones."""
+    from pipeline.text.sources import Document, open_sources, read_documents
+
+    lines, distant = list[str](), list[str]()
+    for word in arguments.source:
+        name, _, files = word.partition("=")
+        texts = read_documents(open_sources([files], c4_split="validation"))
+        long_enough = [document for document in texts if len(document.text) >= arguments.least_characters]
+        passages = [
+            Document.from_record({"text": passage(document.text, arguments.most_characters)})
+            for document in long_enough[arguments.leave_out_first :]
+        ]
+        by_hash = sorted(passages, key=lambda document: document.document_id)
+        chosen, rest = by_hash[: arguments.per_source], by_hash[arguments.per_source :]
+        longer = [document for document in rest if len(document.text) >= arguments.distant_characters]
+        if len(chosen) < arguments.per_source or not longer:
+            raise InputError(
+                f"{name}: {len(by_hash)} texts of {arguments.least_characters:,} characters are too few for"
+                f" {arguments.per_source} and a distant one; choose a smaller --per-source"
+            )
+        lines += [json.dumps({"text": document.text, "url": name}) for document in [*chosen, longer[0]]]
+        distant.append(longer[0].document_id)
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    sys.stdout.write(f"--distant-documents {' '.join(distant)}\n")
