@@ -10,11 +10,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from scipy import stats
 
 from analysis import drawing
-from analysis.read import interval_columns
-from pipeline.results.statistics import Interval
 
 TRAINING = ["task", "positions", "largest_train_size", "largest_train_sparsity"]
 """What the seeds of one training share."""
@@ -32,42 +29,6 @@ def over_seeds(accuracy: pd.DataFrame) -> pd.DataFrame:
         exact_match=("exact_match", "mean"), lowest=("exact_match", "min"), highest=("exact_match", "max"),
         num_seeds=("seed", "nunique"), is_learnt=("is_learnt", "all"),
     ).reset_index()  # fmt: skip
-
-
-def few_less_many(accuracy: pd.DataFrame) -> pd.DataFrame:
-    """Exact match with k bits less that with l - k, of models trained on l bits with all k below l.
-
-    Of l bits as many subsets have k as have l - k. So these examples differ in k alone, not in how many
-    patterns there are or how often one is met.
-
-    Returns:
-        A row a pair (`fewer`, `more`; None, None: the mean over pairs) and size: num_seeds, difference with
-        Student's 95 % interval over seeds, and the same of further_difference: less that at the trained size.
-    """
-    tested = accuracy.assign(most=accuracy["largest_train_size"] // 2 - 1)
-    is_paired = (tested["largest_train_sparsity"] == tested["most"]) & (tested["sparsity"] <= tested["most"])
-    rows = []
-    for most, tests in tested[is_paired].groupby("most"):
-        num_bits = int(str(most)) + 1
-        by_k = tests.pivot(index=["size", "seed"], columns="sparsity", values="exact_match")
-        pairs: dict[tuple[int | None, int | None], pd.Series] = {
-            (k, num_bits - k): by_k[k] - by_k[num_bits - k] for k in range(1, (num_bits + 1) // 2)
-        }
-        pairs[None, None] = pd.concat(pairs.values(), axis=1).mean(axis=1)
-        for (fewer, more), of_pair in pairs.items():
-            for size, differences in of_pair.groupby("size"):
-                further = differences.droplevel("size") - of_pair[2 * num_bits]
-                rows.append({
-                    "fewer": fewer, "more": more, "size": size, "num_seeds": len(differences),
-                    **interval_columns("difference", _student(differences)),
-                    **interval_columns("further_difference", _student(further)),
-                })  # fmt: skip
-    return pd.DataFrame(rows)
-
-
-def _student(differences: pd.Series) -> Interval:
-    """Their mean, with Student's 95 % interval."""
-    return Interval(differences.mean(), *stats.ttest_1samp(differences, 0.0).confidence_interval())
 
 
 def sample_size(cells: pd.DataFrame, num_examples: int) -> str:
@@ -130,15 +91,8 @@ def positions_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
     return figure
 
 
-def sparsity_figure(cells: pd.DataFrame, num_examples: int, paired: pd.DataFrame | None = None) -> Figure:
-    """Exact match against size: across trainings, each at its most bits, and within the last, by k.
-
-    Where few and many bits are paired: a panel a pair.
-
-    Args:
-        cells: `over_seeds`.
-        paired: `few_less_many`, which is the finding where it has rows.
-    """
+def sparsity_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
+    """Exact match against size: across trainings, each at its most bits, and within the last, by k."""
     own = cells[cells["sparsity"] == cells["largest_train_sparsity"]]
     most, task = int(cells["largest_train_sparsity"].max()), str(cells["task"].iloc[0])
     within = cells[(cells["largest_train_sparsity"] == most) & (cells["sparsity"] <= most)]
@@ -146,13 +100,6 @@ def sparsity_figure(cells: pd.DataFrame, num_examples: int, paired: pd.DataFrame
     shown = [("sparsity", within, f"one training, on up to {drawing.counted(most, noun)}", "{}")]
     if own["largest_train_sparsity"].nunique() > 1:
         shown.insert(0, ("largest_train_sparsity", own, f"each training at its most {noun}s", "up to {}"))
-    is_paired = paired is not None and len(paired) > 0
-    if is_paired:
-        pairs = [(k, most + 1 - k) for k in range(1, most // 2 + 1)]
-        shown = [
-            ("sparsity", within[within["sparsity"].isin(pair)], f"{pair[0]} and {pair[1]} {noun}s", "{}")
-            for pair in pairs
-        ]
     figure, axes = drawing.panels(len(shown), _HEIGHT)
     colors = drawing.graded(most)
     for (column, lines, title, words), ax in zip(shown, axes, strict=True):
@@ -160,14 +107,9 @@ def sparsity_figure(cells: pd.DataFrame, num_examples: int, paired: pd.DataFrame
         for bits, line in lines.groupby(column):
             number = int(float(str(bits)))
             look = drawing.Style(colors[number - 1], _MARKERS[(number - 1) % len(_MARKERS)])
-            if is_paired:
-                look = drawing.Style(*((colors[0], "o") if 2 * number <= most else (colors[-1], "s")))
             ends.append(_draw_line(line, ax, words.format(drawing.counted(number, noun)), look))
         _finish(ax, int(cells["largest_train_size"].iloc[0]), "test size (tokens)", title)
         ax.set_xlim(0, 1.03 * cells["size"].max())
-        if is_paired:
-            sizes = sorted(cells["size"].unique())
-            ax.set_xticks([*sizes[1:3], sizes[-1]])  # more would touch
         if task in GUESSED:
             drawing.name_level(ax, GUESSED[task], "guessing" if ax is axes[0] else "", below=True)
             if pd.concat([own, within])["lowest"].min() > _BELOW_GUESSING:
@@ -185,13 +127,6 @@ def sparsity_figure(cells: pd.DataFrame, num_examples: int, paired: pd.DataFrame
     )
     if not is_ordered:
         finding = f"Beyond the trained sizes, answers of fewer {noun}s are not right more often at every size"
-    if paired is not None and is_paired:
-        means = paired[paired["fewer"].isna() & (paired["further_difference_low"] > 0)]
-        where = " and ".join(f"{size:,}" for size in means["size"])
-        finding = f"At {where} tokens answers of few {noun}s are right more often, on average over pairs"
-        if means.empty:
-            finding = f"Beyond the trained size, no difference between few {noun}s and many is clear"
-        names += f"; pairs: k and {most + 1} - k {noun}s"
     drawing.put_title(figure, finding, names, sample_size(cells, num_examples), _BANDS)
     return figure
 

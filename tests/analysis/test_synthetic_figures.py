@@ -44,22 +44,6 @@ def test_means_and_ranges_over_seeds(cells: pd.DataFrame) -> None:
     pd.testing.assert_frame_equal(cells[columns], pd.DataFrame(expected, columns=columns), check_dtype=False)
 
 
-def test_few_less_many_pairs_k_with_as_many_patterns() -> None:
-    """Of 10 bits with up to 9 marked: 1 with 9, 2 with 8, …; 5 with none. Worse by 0.1 per bit."""
-    trained_on_9 = [
-        rows(seed, k, [1.0, 1.0, 1.0 - (0.1 + 0.01 * seed) * k]).assign(largest_train_sparsity=9)
-        for seed in range(2) for k in range(1, 11)
-    ]  # fmt: skip
-    other = rows(0, 2, [0.0, 0.0, 0.0])  # up to 2 of 10 bits: nothing to pair
-    table = synthetic_accuracy.few_less_many(pd.concat([*trained_on_9, other])).set_index(["fewer", "size"])
-    assert table["more"].dropna().unique().tolist() == [9, 8, 7, 6] and len(table) == 5 * len(SIZES)
-    assert table["difference"][1.0, 40] == pytest.approx(8 * 0.105)
-    mean = table[table["more"].isna()].droplevel("fewer")
-    assert mean["further_difference"].tolist() == pytest.approx([0, 0, 5 * 0.105])
-    half = 12.706 * 5 * 0.01 / 2  # Student's, one degree of freedom
-    assert mean["difference_high"][40] - mean["difference"][40] == pytest.approx(half, rel=1e-3)
-
-
 def schemes(exact_match: list[float], *, is_learnt: bool) -> pd.DataFrame:
     """Two tasks whose IDs are predicted, as said, and one without coupling that is not learnt."""
     of_scheme = [
