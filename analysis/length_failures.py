@@ -49,7 +49,7 @@ def main(arguments: argparse.Namespace) -> None:
     import pandas as pd
 
     from analysis import drawing
-    from analysis.gap import failures
+    from analysis.figures import length_failures as failures
     from analysis.read import write_derived_table
     from pipeline.results.read import read_artefact
 

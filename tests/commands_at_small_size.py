@@ -89,6 +89,7 @@ FURTHER_WORDS = {
     "pipeline/influential_tokens.py": ["--k", "1", "4", "--learning-chunks", "2", *_FEW_TARGETS],
     "pipeline/loss_differences.py": _FEW_TARGETS,
     "pipeline/length_losses.py": _FEW_TARGETS,
+    "pipeline/length_interference.py": _FEW_TARGETS,
     "pipeline/sparse_functional_attention.py": [
         "--conditions", "local", "--seeds", "0", "--steps", "16", "--num-test-sequences", "20",
         "--train-context-length", "16", "--local-length", "4",
@@ -164,7 +165,13 @@ STUDIES = {
     "synthetic_short": _of_tasks(
         [], ["parity_scratchpad"], pose=",largest_size=5", predicted=",largest_size=5"
     ),
-    "synthetic_parity": _of_tasks([], ["sparse_parity"], up_to_k8=",num_position_ids=256"),
+    "synthetic_parity": _of_tasks(
+        [], [f"sparse_{name}" for name in ("parity", "or", "majority", "last", "lookup")],
+        **dict.fromkeys(
+            ("parity", "or", "others"), ",num_position_ids=256,smallest_size=18,largest_size=18"
+        ),
+    ),
+    "cue_distances": _of_tasks([], ["signs_1", "signs_2", "signs_4"], plain=""),
     "signs": [
         *_of_tasks(
             [], ["signs_1", "signs_8_weak"],

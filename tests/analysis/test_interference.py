@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import statsmodels.api as sm
 
-from analysis.gap import interference
+from analysis.figures import interference
 
 
 def targets_of(ratio: float, seed: int = 0, num_texts: int = 60) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""The four experiments of analysis/gap/failures.py: verdicts from what is kept, and their rules by hand."""
+"""The four experiments of what fails at length: verdicts from what is kept, and their rules by hand."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import pages
-from analysis.gap import failures
+from analysis.figures import length_failures as failures
+from analysis.figures import pages
 from pipeline.results.read import read_artefact
 
 KEPT = pages.REFERENCE / "length"
@@ -16,7 +16,7 @@ KEPT = pages.REFERENCE / "length"
 @pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.parent.name + page.name)
 def test_every_page_holds_what_the_kept_results_say(page: Any) -> None:
     text = page.read_text(encoding="utf-8")
-    assert pages.fill(text) == text, "python -m analysis.pages"
+    assert pages.fill(text) == text, "python -m analysis.figures.pages"
 
 
 def test_the_verdicts() -> None:

@@ -1,4 +1,4 @@
-"""Fill the tables and numbers of the pages from the kept results: `python -m analysis.pages`.
+"""Fill the tables and numbers of the pages from the kept results: `python -m analysis.figures.pages`.
 
 A page marks a place by `<!-- NAME -->` … `<!-- /NAME -->`. What the function of that name in `FILLED` gives
 replaces what stands between, a table on lines of its own. A test says that nothing would change.
@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.gap import failures
+from analysis.figures import length_failures as failures
 from analysis.read import interval_of
 from analysis.synthetic import signs
 from analysis.synthetic.accuracy import over_seeds
 from analysis.synthetic.theory_bounds import summarize_conditions, with_bounds
 from pipeline.results.read import read_artefact
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "analysis" / "reference"
 PAGES = (ROOT / "README.md", ROOT / "analysis" / "README.md", ROOT / "analysis" / "SYNTHETIC.md")
 FILLED: dict[str, Callable[[], str]] = {}
