@@ -101,8 +101,14 @@ class GivenModel:
             tokenizer = self._loaded(found if isinstance(found, Path) else found.fetch(), read)
         else:
             tokenizer = tokenizer_in_memory(given, **read)
-        refuse_other_tokens(own, tokenizer, self.name)
+        self.refuse_other_tokens(tokenizer)
         return tokenizer
+
+    def refuse_other_tokens(self, tokenizer: DocumentTokenizer) -> None:
+        """Refuse a tokenizer that is not the model's; of a model in memory only if that can be told."""
+        own = self._own_tokenizer()
+        if own is not None or self.checkpoint is not None:
+            refuse_other_tokens(own, tokenizer, self.name)
 
     def _own_tokenizer(self) -> Path | None:
         """The tokenizer that lies by the model."""
