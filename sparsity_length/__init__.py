@@ -18,7 +18,8 @@ texts      a string or many: a list, a pandas series, a column of a data set; of
 
 A text is read with the model's own tokens, what the tokenizer puts before every text (<s>) in front, unless
 bos="none". Control tokens in it (<|im_start|>) are text, unless special_tokens=True. The context is the
-text's own; a text longer than `long_context_length` is read in chunks that overlap by half. Losses and divergences are nats. A bar on standard error says how long it takes; TQDM_DISABLE=1 hides it.
+text's own; a text longer than `long_context_length` is read in chunks that overlap by half. Losses and
+divergences are nats. A bar on standard error says how long it takes; TQDM_DISABLE=1 hides it.
 What cannot be used is an InputError of one sentence.
 """
 
