@@ -184,6 +184,19 @@ def test_a_model_that_gains_nothing_is_told_so_in_plain_words(model: Path) -> No
         (["--text", TEXT, "--targets", "600"], "--targets 600 is more than the 58 tokens that have 2 far"),
         (["--text", TEXT, "--k", "90"], "leave the last one 59 far tokens beside a short context of 4"),
         (["--text", TEXT, "--foreign-text-file", "{folder}/short"], "the foreign text has 1 tokens, and 64"),
+        (["--text-file", "{folder}/short", "--out", "{folder}/short"], "is an input, which the output would"),
+        (
+            [
+                "--text",
+                TEXT,
+                "--foreign-text-file",
+                "{folder}/short",
+                "--out",
+                "{folder}/../{folder.name}/short",
+            ],
+            "is an input, which the output would",
+        ),
+        (["--text", TEXT, "--out", "{model}/config.json"], "is an input, which the output would"),
     ],
 )
 def test_bad_input_is_one_sentence_and_nothing_is_written(
@@ -195,11 +208,11 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(
     (folder / "latin").write_bytes("naïve".encode("latin-1"))
     (folder / "short").write_text("at")
     with pytest.raises(SystemExit) as stopped:
-        run(monkeypatch, *flags, *(word.format(folder=folder) for word in words))
+        run(monkeypatch, *flags, *(word.format(folder=folder, model=flags[1]) for word in words))
     said = capsys.readouterr()
     assert stopped.value.code == 2 and said.out == ""
     assert sentence in said.err and said.err.startswith("explain.py: error: ")
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [] and (folder / "short").read_text() == "at"
 
 
 def test_an_olmo_takes_the_tokenizer_of_its_data(

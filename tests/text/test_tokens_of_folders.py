@@ -58,6 +58,7 @@ def metaspace() -> Tokenizer:
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     return tokenizer
 
 
@@ -95,12 +96,17 @@ Kind = tuple[Callable[[], Tokenizer], dict[str, Any]]
 KINDS: dict[str, Kind] = {
     "byte-level": (byte_level, {"eos_token": "<|endoftext|>", "add_prefix_space": True}),
     "metaspace": (
-        metaspace, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True}
+        metaspace, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "legacy": False}
     ),
     "template": (template, {"bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATE}),
     "word-piece": (word_piece, {
         "tokenizer_class": "BertTokenizer", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]",
         "pad_token": "[PAD]", "eos_token": "[SEP]", "do_lower_case": True,
+    }),
+    # Beside a tokenizer.json transformers 5 ignores add_bos_token; without one it counts.
+    "vocab-and-merges": (byte_level, {
+        "tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>",
+        "unk_token": "<|endoftext|>", "add_bos_token": True,
     }),
     "unigram": (unigram, {
         "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True,
@@ -111,7 +117,10 @@ KINDS: dict[str, Kind] = {
 
 def write_folder(folder: Path, tokenizer: Tokenizer, configuration: dict[str, Any] | None = None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    if configuration and configuration.get("tokenizer_class") == "GPT2Tokenizer":
+        tokenizer.model.save(str(folder))
+    else:
+        tokenizer.save(str(folder / "tokenizer.json"))
     if configuration is not None:
         configuration = {"tokenizer_class": "PreTrainedTokenizerFast"} | configuration
         (folder / "tokenizer_config.json").write_text(json.dumps(configuration))
@@ -142,15 +151,12 @@ def test_every_program_has_the_tokens_of_autotokenizer(kind: str, tmp_path: Path
     folder = write_folder(tmp_path / kind, make(), configuration)
     automatic = AutoTokenizer.from_pretrained(folder)
     make_model("llama", vocab_size=len(automatic), max_position_embeddings=256).save_pretrained(folder)
-    for bos, num_bos in (("auto", 0 if kind == "byte-level" else 1), ("none", 0)):
+    has_bos = kind not in ("byte-level", "unigram")
+    for bos, num_bos in (("auto", int(has_bos)), ("none", 0)):
         data, manifest = tokenized(tmp_path / bos, folder, TEXTS, "--bos", bos)
         assert len(manifest["bos_token_ids"]) == num_bos and data.eos_token_id == automatic.eos_token_id
         for text in TEXTS:
-            ids = (
-                automatic(text)["input_ids"]
-                if bos == "auto"
-                else automatic(text, add_special_tokens=False)["input_ids"]
-            )
+            ids = automatic(text, add_special_tokens=bos == "auto")["input_ids"]
             if bos == "auto" and kind in ("template", "word-piece"):
                 ids = ids[:-1]  # what is put behind
             assert [*manifest["bos_token_ids"], *documents(data)[text]] == ids
@@ -159,13 +165,13 @@ def test_every_program_has_the_tokens_of_autotokenizer(kind: str, tmp_path: Path
             # The data's own tokenizer, and AutoTokenizer in memory, read alike.
             for given in (data.tokenizer(), GivenModel(str(folder)).tokenizer(automatic, bos=bos)):
                 assert given.read(text).token_ids_N.tolist() == ids
-    frame = losses(TEXTS, str(folder), short_context_length=2)
-    assert (
-        frame.loc[frame["text"] == 1, "token_id"].tolist()[-5:]
-        == automatic.backend_tokenizer.encode(TEXTS[1], add_special_tokens=False).ids[-5:]
-    )
-    explained = explain(TEXTS[0], str(folder), short_context_length=2, k=(1,), foreign_text=TEXTS[1] * 9)
-    assert explained.text.token_ids_N.tolist() == frame.loc[frame["text"] == 0, "token_id"].tolist()
+            if bos == "auto":
+                frame = losses(text, str(folder), short_context_length=2)
+                assert frame["token_id"].tolist() == ids
+                explained = explain(
+                    text, str(folder), short_context_length=2, k=(1,), foreign_text=TEXTS[1] * 9
+                )
+                assert explained.text.token_ids_N.tolist() == ids
 
 
 def test_token_ids_and_messages_are_texts_too(tmp_path: Path) -> None:
