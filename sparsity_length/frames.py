@@ -58,7 +58,7 @@ class _Texts:
         if is_table or not isinstance(texts, Iterable):
             hint = "one column of it" if is_table else "a string or a list of strings"
             raise InputError(f"texts are of type {type(texts).__name__}; give {hint}")
-        each = [texts] if is_one_text(texts) else list(texts)
+        each: list[Any] = [texts] if is_one_text(texts) else list(texts)
         if not all(is_one_text(text) or np.size(text) == 0 for text in each):
             raise InputError("some of the texts are no strings, token IDs or messages")
         self.tokenizer = given.tokenizer(tokenizer, **reading)
