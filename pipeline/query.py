@@ -29,7 +29,13 @@ from typing import Any
 import duckdb
 
 from pipeline.cli import InputError, folder_path, logger, output_file, stage_parser
-from pipeline.results.files import add_partial_flag, allow_partial, partial_note, whole_or_absent
+from pipeline.results.files import (
+    add_partial_flag,
+    allow_partial,
+    partial_note,
+    refuse_replacing,
+    whole_or_absent,
+)
 from pipeline.results.read import (
     artefacts_in,
     dataset_of,
@@ -163,6 +169,7 @@ def main(arguments: argparse.Namespace) -> None:
         raise InputError("--out needs --format csv, json or parquet; a table is for reading")
     if sql is None and file_format != "table":
         raise InputError(f"--format {file_format} needs a query; the list of views is a table")
+    refuse_replacing([] if out is None else [out], [arguments.results])
     allow_partial(arguments.allow_partial or sql is None)
     # Without SQL this is how a user learns what is mixed or partial: not refused.
     connection = connect(arguments.results, sql, arguments.allow_mixed or sql is None)

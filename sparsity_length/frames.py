@@ -3,6 +3,7 @@
 Shapes: N tokens of a text, L those of a chunk, T targets, K the largest k, J studied values of k.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -23,7 +24,14 @@ from pipeline.measuring.sparsity import Request
 from pipeline.measuring.stage import failures_in_words
 from pipeline.results.schemas import DIVERGENCE, OTHER_DOCUMENT, OWN
 from pipeline.text.chunks import Chunk
-from pipeline.text.tokenizer import NoTokensError, TokenizedText, tokenized_text
+from pipeline.text.tokenizer import (
+    DocumentTokenizer,
+    NoTokensError,
+    Text,
+    TokenizedText,
+    is_one_text,
+    tokenized_text,
+)
 
 _LONG_CONTEXT_LENGTH = 1024
 """Where nothing else is asked for, and the model has as many positions."""
@@ -43,21 +51,25 @@ class Span(NamedTuple):
 class _Texts:
     """Texts as the model's tokenizer reads them; None of those without a token."""
 
-    def __init__(self, texts: str | Iterable[str], given: GivenModel, tokenizer: Any) -> None:
+    def __init__(
+        self, texts: Text | Iterable[Text], given: GivenModel, tokenizer: Any, reading: Mapping[str, Any]
+    ) -> None:
         is_table = isinstance(texts, Mapping) or hasattr(texts, "columns")
         if is_table or not isinstance(texts, Iterable):
             hint = "one column of it" if is_table else "a string or a list of strings"
             raise InputError(f"texts are of type {type(texts).__name__}; give {hint}")
-        strings = [texts] if isinstance(texts, str) else list(texts)
-        if not all(isinstance(text, str) for text in strings):
-            raise InputError("some of the texts are no strings")
-        self.tokenizer = given.tokenizer(tokenizer)
-        self.read = [_read(text, self.tokenizer) for text in strings]
+        each: list[Any] = [texts] if is_one_text(texts) else list(texts)
+        if not all(is_one_text(text) or np.size(text) == 0 for text in each):
+            raise InputError("some of the texts are no strings, token IDs or messages")
+        self.tokenizer = given.tokenizer(tokenizer, **reading)
+        self.read = [_read(text, self.tokenizer) for text in each]
         none_0 = np.empty(0, dtype=np.int64)
         self.ids = [none_0 if text is None else text.token_ids_N for text in self.read]
         self.largest_id = max((int(ids_N.max()) for ids_N in self.ids if len(ids_N)), default=0)
         if num_empty := sum(text is None for text in self.read):
             logger.warning("%d of %d texts have no token, and no row", num_empty, len(self.read))
+        noted = sum((text.noted for text in self.read if text is not None), Counter[str]())
+        self.tokenizer.warn_of(noted, sum(map(len, self.ids)))
 
     def spans(
         self, text: int, short: int, num_far: int, length: int, num_targets: int | None = None
@@ -86,9 +98,9 @@ class _Texts:
         }  # fmt: skip
 
 
-def _read(text: str, tokenizer: Any) -> TokenizedText | None:
+def _read(text: Text, tokenizer: DocumentTokenizer) -> TokenizedText | None:
     try:
-        return tokenized_text(text, tokenizer) if text else None
+        return tokenized_text(text, tokenizer) if len(text) else None
     except NoTokensError:
         return None
 
@@ -108,12 +120,12 @@ def _length(given: GivenModel, wanted: int | None, short: int, num_far: int) -> 
 
 
 def losses_frame(
-    texts: str | Iterable[str], model: Any, tokenizer: Any, short_context_length: int,
-    long_context_length: int | None, options: Mapping[str, Any],
+    texts: Text | Iterable[Text], model: Any, tokenizer: Any, short_context_length: int,
+    long_context_length: int | None, options: Mapping[str, Any], reading: Mapping[str, Any],
 ) -> pd.DataFrame:  # fmt: skip
     """See `sparsity_length.losses`."""
     given, short = GivenModel(model, **options), short_context_length
-    read = _Texts(texts, given, tokenizer)
+    read = _Texts(texts, given, tokenizer, reading)
     length = _length(given, long_context_length, short, 1)
     spans = [span for text in range(len(read.ids)) for span in read.spans(text, short, 1, length)]
     measured = [np.full((len(ids_N), len(_VALUES)), np.nan, dtype=np.float32) for ids_N in read.ids]
@@ -145,7 +157,8 @@ def _together(frames: Sequence[pd.DataFrame], columns: Sequence[str]) -> pd.Data
 
 
 def influential_frame(
-    texts: str | Iterable[str], model: Any, tokenizer: Any, judges: Sequence[Any], options: Mapping[str, Any],
+    texts: Text | Iterable[Text], model: Any, tokenizer: Any, judges: Sequence[Any],
+    options: Mapping[str, Any], reading: Mapping[str, Any],
     *, ks: Sequence[int], short_context_length: int, long_context_length: int | None,
     num_targets: int | None, rule: str, intervention: str, num_backgrounds: int, foreign: str | None,
     seed: int, screen: int | None,
@@ -162,7 +175,9 @@ def influential_frame(
     refuse_rules([rule], intervention=intervention, largest_k=ks[-1], smallest_far_context=ks[-1])
     given = GivenModel(model, **options)
     of_judges = [GivenModel(one, **(options if isinstance(one, str | Path) else {})) for one in judges]
-    read = _Texts(texts, given, tokenizer)
+    read = _Texts(texts, given, tokenizer, reading)
+    for judge in of_judges:
+        judge.refuse_other_tokens(read.tokenizer)
     length = _length(given, long_context_length, short, ks[0])
     spans, requests = [], []
     for text, ids_N in enumerate(read.ids):

@@ -222,9 +222,7 @@ def texts_and_models(folder: Path) -> None:
     tokenizer = train_bpe([json_lines(3, 4), "magic number of Oslo is 48213"], 320)
     model = make_model("gpt_neox", vocab_size=tokenizer.vocabulary_size, max_position_embeddings=320)
     model.save_pretrained(folder / MODEL)
-    for place in (MODEL, "runs/mine"):  # the last: what `hf download` would leave there
-        (folder / place).mkdir(parents=True, exist_ok=True)
-        (folder / place / "tokenizer.json").write_text(tokenizer.to_json())
+    (folder / MODEL / "tokenizer.json").write_text(tokenizer.to_json())
     for name in ("olmo_configs", "pipeline"):
         (folder / name).symlink_to(ROOT / name)
     for name in ("slurm", "analysis/reference"):  # a command may write there

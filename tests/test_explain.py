@@ -30,7 +30,7 @@ HOSTILE = "red \x1b[31m alert \x07 \x9b31m turned \u202e round \u2066 and back a
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random GPT-NeoX of 64 positions with a tokenizer of its own."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    tokenizer = train_bpe([TEXT * 4, HOSTILE], 270)
+    tokenizer = train_bpe([TEXT * 4, HOSTILE], 268)
     make_model("gpt_neox", vocab_size=tokenizer.vocabulary_size).save_pretrained(folder)
     (folder / "tokenizer.json").write_text(tokenizer.to_json())
     return folder
@@ -184,6 +184,19 @@ def test_a_model_that_gains_nothing_is_told_so_in_plain_words(model: Path) -> No
         (["--text", TEXT, "--targets", "600"], "--targets 600 is more than the 58 tokens that have 2 far"),
         (["--text", TEXT, "--k", "90"], "leave the last one 59 far tokens beside a short context of 4"),
         (["--text", TEXT, "--foreign-text-file", "{folder}/short"], "the foreign text has 1 tokens, and 64"),
+        (["--text-file", "{folder}/short", "--out", "{folder}/short"], "is an input, which the output would"),
+        (
+            [
+                "--text",
+                TEXT,
+                "--foreign-text-file",
+                "{folder}/short",
+                "--out",
+                "{folder}/../{folder.name}/short",
+            ],
+            "is an input, which the output would",
+        ),
+        (["--text", TEXT, "--out", "{model}/config.json"], "is an input, which the output would"),
     ],
 )
 def test_bad_input_is_one_sentence_and_nothing_is_written(
@@ -195,17 +208,17 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(
     (folder / "latin").write_bytes("naïve".encode("latin-1"))
     (folder / "short").write_text("at")
     with pytest.raises(SystemExit) as stopped:
-        run(monkeypatch, *flags, *(word.format(folder=folder) for word in words))
+        run(monkeypatch, *flags, *(word.format(folder=folder, model=flags[1]) for word in words))
     said = capsys.readouterr()
     assert stopped.value.code == 2 and said.out == ""
     assert sentence in said.err and said.err.startswith("explain.py: error: ")
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [] and (folder / "short").read_text() == "at"
 
 
 def test_an_olmo_takes_the_tokenizer_of_its_data(
     model: Path, tmp_path: Path, make_olmo: Callable[..., OLMo]
 ) -> None:
-    size = int(tokenized_text(TEXT, model / "tokenizer.json").token_ids_N.max()) + 1
+    size = 268
     write_checkpoint(tmp_path / "models" / "run", make_olmo(vocab_size=size, embedding_size=size))
     flags = {"short_context_length": S, "k": KS, "num_targets": 3}
     with pytest.raises(InputError, match="brings no tokenizer.json; name the one"):
@@ -213,5 +226,7 @@ def test_an_olmo_takes_the_tokenizer_of_its_data(
     (tmp_path / "data").mkdir()
     (tmp_path / "data/tokenizer.json").write_bytes((model / "tokenizer.json").read_bytes())
     found = explain(TEXT, str(tmp_path / "models/run"), **flags).frame
-    named = explain(TEXT, str(tmp_path / "models/run"), tokenizer=str(model), **flags).frame
+    named = explain(TEXT, str(tmp_path / "models/run"), tokenizer=str(tmp_path / "data"), **flags).frame
     pd.testing.assert_frame_equal(found, named)
+    with pytest.raises(InputError, match="another than that of model 'run'"):
+        explain(TEXT, str(tmp_path / "models/run"), tokenizer=str(model), **flags)

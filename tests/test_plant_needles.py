@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hand_made_models import EvidenceLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from pipeline import plant_signs
 from pipeline.cli import InputError
@@ -15,8 +16,8 @@ from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.rules import selected_positions
 from pipeline.text.chunks import chunks_of
 from pipeline.text.folder import TOKENIZER_FILE, EvaluationDocument, TokenizedData, write_data_folder
-from pipeline.text.planting import DEPTHS, needle_documents, read_needles
-from pipeline.text.tokenizer import load_tokenizer, train_bpe
+from pipeline.text.planting import DEPTHS, KEYS, needle_document, needle_documents, read_needles
+from pipeline.text.tokenizer import DocumentTokenizer, load_tokenizer, train_bpe
 
 TEXTS = [
     " ".join(f"The {word} river runs past an old café😀 and the {word} hill." for word in words)
@@ -146,3 +147,24 @@ def test_a_model_that_copies_finds_the_needle_and_nothing_else(data: Path) -> No
             assert set(chosen_TK[0].tolist()) == set(places)
             found += 1
     assert found >= 2
+
+
+def test_a_tokenizer_that_cannot_say_the_needle_is_refused(data: Path) -> None:
+    """64525 was planted as <unk>4<unk>2<unk>; the answer of one that joins it to its full stop is found."""
+    texts = TokenizedData.open(data).evaluation_documents()
+    letters = sorted({*"The magic number of is What?. ", *"".join(KEYS), *"0123456789"})
+    for pieces, is_refused in (([*letters, "5."], False), ([one for one in letters if one != "5"], True)):
+        vocabulary = {piece: id_ for id_, piece in enumerate(["<unk>", "</s>", "▁", *pieces])}
+        merges = [("5", ".")] if "5." in pieces else []
+        tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+        tokenizer.decoder = decoders.Metaspace(prepend_scheme="never")
+        given = DocumentTokenizer(tokenizer, eos_token_id=1)
+        if is_refused:
+            with pytest.raises(InputError, match="choose a tokenizer that has all"):
+                needle_document(texts[0], given, "Oslo", "64525", 150, 0.5)
+            continue
+        document, row = needle_document(texts[0], given, "Oslo", "64525", 150, 0.5)
+        ids = document.token_ids
+        assert given.pieces(ids[row["needle_answer_positions"]].tolist()) == [" ", *"6452", "5."]
+        assert given.pieces(ids[row["answer_position"] :].tolist()) == [" ", *"64525"]

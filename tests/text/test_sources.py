@@ -93,11 +93,11 @@ def test_a_glob_stands_for_its_files_in_order_unless_it_is_a_name(tmp_path: Path
         ("embeded", "unknown source 'embeded'; did you mean 'embedded'?"),
         ("{}/missing.jsonl", "cannot read {}/missing.jsonl: No such file or directory"),
         ("{}/*.jsonl", "no file matches --source '{}/*.jsonl'"),
-        ("{}/notes.txt", "{}/notes.txt is none of the kinds of file"),
+        ("{}/notes.doc", "{}/notes.doc is none of the kinds of file"),
     ],
 )
 def test_a_wrong_name_is_refused_with_a_sentence(tmp_path: Path, name: str, fault: str) -> None:
-    (tmp_path / "notes.txt").write_text("text")
+    (tmp_path / "notes.doc").write_text("text")
     with pytest.raises(InputError) as error:
         open_sources([name.format(tmp_path)], c4_split="train")
     assert str(error.value).startswith(fault.format(tmp_path))
@@ -174,3 +174,34 @@ def test_the_corpus_is_real_text_of_known_size() -> None:
     assert sum(len(text.split()) for text in texts) == 1_215_990
     assert texts[0].startswith("Persian language -- Persian")
     assert not any("\nQuestion:" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "texts"),
+    [
+        ("a.ndjson", b'{"text": "a"}\n{"text": "b"}\n', ["a", "b"]),
+        ("a.JSONL", b'{"text": "a"}', ["a"]),
+        (
+            "a.JSON.GZ",
+            gzip.compress(b'\xef\xbb\xbf{"text": "a"}\n{"text": "\xef\xbb\xbfb"}'),
+            ["a", "\ufeffb"],
+        ),
+        ("a.jsonl", b'\xef\xbb\xbf{"text": "a"}\n', ["a"]),
+        ("a.TXT", "\ufeffHällo\n\nworld".encode(), ["Hällo\n\nworld"]),
+    ],
+)
+def test_names_and_marks_of_files(name: str, content: bytes, texts: list[str], tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    sources = open_sources([str(tmp_path / name)], c4_split="train")
+    assert [document.text for document in read_documents(sources)] == texts
+
+
+def test_a_text_of_another_name(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": [1], "Content": ["a b"]}), tmp_path / "a.PARQUET")
+    (tmp_path / "a.jsonl").write_text('{"id": 1, "Content": "c"}')
+    names = [str(tmp_path / "a.PARQUET"), str(tmp_path / "a.jsonl")]
+    sources = open_sources(names, c4_split="train", text_field="Content")
+    assert [document.text for document in read_documents(sources)] == ["a b", "c"]
+    for name in names:
+        with pytest.raises(InputError, match=r"1 has no 'text'.*its fields: id, Content.*--text-field"):
+            list(read_documents(open_sources([name], c4_split="train")))
