@@ -28,8 +28,13 @@ from typing import TYPE_CHECKING
 
 from pipeline.cli import InputError, folder_path, logger, output_file, positive_int, progress, stage_parser
 from pipeline.explorer_page.writing import NATS, Record, bytes_of_parts, numbers_of, page_of, to_json
-from pipeline.results.files import add_partial_flag, allow_partial, partial_note, write_atomically
-from pipeline.text.folder import TOKENIZER_FILE
+from pipeline.results.files import (
+    add_partial_flag,
+    allow_partial,
+    partial_note,
+    refuse_replacing,
+    write_atomically,
+)
 
 if TYPE_CHECKING:
     from analysis.explorer_records import Shown
@@ -64,12 +69,12 @@ def main(arguments: argparse.Namespace) -> None:
     # Imported late, for a --help at once.
     from analysis.explorer_records import choose, records, refuse_missing_artefacts
     from analysis.read import data_of
-    from pipeline.text.tokenizer import load_tokenizer
 
     allow_partial(arguments.allow_partial)
+    refuse_replacing([arguments.out], [arguments.results, arguments.data])
     refuse_missing_artefacts(arguments.results)
     data = data_of(arguments.results, arguments.data)
-    tokenizer = load_tokenizer(data.folder / TOKENIZER_FILE)
+    tokenizer = data.tokenizer()
     shown = choose(arguments.results, data, arguments.models, arguments.rules)
     wanted = shown.document_ids[: arguments.max_documents]
     every = progress(records(shown, wanted, data, tokenizer), "explorer", "document", len(wanted))

@@ -30,8 +30,8 @@ from pipeline.results.read import (
 from pipeline.results.schemas import LOSS, SCHEMAS
 from pipeline.results.statistics import Interval, difference_of_ratios, ratio_of_sums
 from pipeline.text.chunks import Chunk, chunks_of, long_enough_documents
-from pipeline.text.folder import TOKENIZER_FILE, EvaluationDocument, TokenizedData
-from pipeline.text.tokenizer import DocumentTokenizer, load_tokenizer
+from pipeline.text.folder import EvaluationDocument, TokenizedData
+from pipeline.text.tokenizer import DocumentTokenizer
 
 TARGET = ["document_id", "chunk_index", "target_position"]
 """The columns that name a target, in every artefact of targets."""
@@ -379,7 +379,7 @@ class MeasuredText:
     @property
     def tokenizer(self) -> DocumentTokenizer:
         """What made the tokens."""
-        return load_tokenizer(self.data.folder / TOKENIZER_FILE)
+        return self.data.tokenizer()
 
     def chunks(self) -> Iterator[tuple[EvaluationDocument, Chunk]]:
         """Every measured chunk, with its null and its document, in the stage's own order."""

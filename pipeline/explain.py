@@ -38,7 +38,9 @@ import os
 from pipeline.cli import InputError, file_path, logger, output_file, positive_int, random_seed, stage_parser
 from pipeline.measuring.flags import add_model_arguments
 from pipeline.measuring.rules import RULES, find_rule
-from pipeline.results.files import write_atomically
+from pipeline.results.files import refuse_replacing, write_atomically
+from pipeline.text.sources import decoded
+from pipeline.text.tokenizer import add_reading_arguments
 
 SHORT_CONTEXT_LENGTH = 16
 DEFAULT_KS = (1, 4)
@@ -68,6 +70,7 @@ def parser() -> argparse.ArgumentParser:
     add("--foreign-text-file", type=file_path,
         help="the text that stands in for the far context, and of the null; English passages if not given")
     add("--tokenizer", help="a tokenizer.json, or a folder that holds one; the model's own if not given")
+    add_reading_arguments(stage)
     add_model_arguments(stage, "auto", "float32 of small models, of others whatever is faster here")
     add("--seed", type=random_seed, default=0, help="of rules that draw")
     # fmt: on
@@ -87,9 +90,11 @@ def check(arguments: argparse.Namespace) -> None:
 def main(arguments: argparse.Namespace) -> None:
     """Explain the text: print it, and write the page."""
     check(arguments)
+    named = [Path(word) for word in (arguments.model, arguments.tokenizer) if word is not None]
+    refuse_replacing([arguments.out], [arguments.text_file, arguments.foreign_text_file, *named])
     name, text = _name_and_text(arguments)
     foreign = arguments.foreign_text_file
-    arguments.foreign_text = None if foreign is None else _decoded(foreign.read_bytes(), str(foreign))
+    arguments.foreign_text = None if foreign is None else decoded(foreign.read_bytes(), str(foreign))
     # Imported late, for a --help, and a refusal, at once.
     from pipeline.measuring.explanation import explained, explorer_page, in_words
 
@@ -107,18 +112,11 @@ def _name_and_text(arguments: argparse.Namespace) -> tuple[str, str]:
         name, text = "--text", arguments.text
     elif arguments.text_file is not None:
         name, file = arguments.text_file.name, arguments.text_file
-        text = _decoded(file.read_bytes(), str(file))
+        text = decoded(file.read_bytes(), str(file))
     elif sys.stdin.isatty():
         raise InputError("no text is given: name a file with --text-file, or give --text, or a pipe")
     else:
-        name, text = "standard input", _decoded(sys.stdin.buffer.read(), "standard input")
+        name, text = "standard input", decoded(sys.stdin.buffer.read(), "standard input")
     if not text.strip():
         raise InputError(f"the text of {name} is empty; give one of at least two short contexts")
     return name, text
-
-
-def _decoded(content: bytes, name: str) -> str:
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{name} is no text in UTF-8: {error}") from None

@@ -65,7 +65,6 @@ from pipeline.text.chunks import long_enough_documents
 from pipeline.text.encode import PackedShardWriter
 from pipeline.text.folder import (
     EVALUATION_FILE,
-    TOKENIZER_FILE,
     TRAIN_FOLDER,
     EvaluationDocument,
     TokenizedData,
@@ -86,7 +85,6 @@ from pipeline.text.planting import (
     plant_signs,
     write_truth,
 )
-from pipeline.text.tokenizer import load_tokenizer
 
 _TOKENS_PER_PART = 1 << 28
 Documents = tuple[list[EvaluationDocument], list[dict[str, Any]]]
@@ -138,7 +136,7 @@ def is_done(arguments: argparse.Namespace) -> bool:
 def main(arguments: argparse.Namespace) -> None:
     """Plant, and write the folders; nothing is written before all evaluation documents are planted."""
     folders, data = _folders(arguments), TokenizedData.open(arguments.data)
-    tokenizer = load_tokenizer(data.folder / TOKENIZER_FILE)
+    tokenizer = data.tokenizer()
     made_by = {folder: _configuration(data, arguments, length) for folder, length in folders.items()}
     with ExitStack() as locks:
         # Before the planting, which takes a while: a folder that cannot be written to is refused at once.

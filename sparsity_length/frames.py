@@ -3,6 +3,7 @@
 Shapes: N tokens of a text, L those of a chunk, T targets, K the largest k, J studied values of k.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -23,7 +24,14 @@ from pipeline.measuring.sparsity import Request
 from pipeline.measuring.stage import failures_in_words
 from pipeline.results.schemas import DIVERGENCE, OTHER_DOCUMENT, OWN
 from pipeline.text.chunks import Chunk
-from pipeline.text.tokenizer import NoTokensError, TokenizedText, tokenized_text
+from pipeline.text.tokenizer import (
+    DocumentTokenizer,
+    NoTokensError,
+    Text,
+    TokenizedText,
+    is_one_text,
+    tokenized_text,
+)
 
 _LONG_CONTEXT_LENGTH = 1024
 """Where nothing else is asked for, and the model has as many positions."""
@@ -43,21 +51,23 @@ class Span(NamedTuple):
 class _Texts:
     """Texts as the model's tokenizer reads them; None of those without a token."""
 
-    def __init__(self, texts: str | Iterable[str], given: GivenModel, tokenizer: Any) -> None:
+    def __init__(self, texts: Text | Iterable[Text], given: GivenModel, tokenizer: Any) -> None:
         is_table = isinstance(texts, Mapping) or hasattr(texts, "columns")
         if is_table or not isinstance(texts, Iterable):
             hint = "one column of it" if is_table else "a string or a list of strings"
             raise InputError(f"texts are of type {type(texts).__name__}; give {hint}")
-        strings = [texts] if isinstance(texts, str) else list(texts)
-        if not all(isinstance(text, str) for text in strings):
-            raise InputError("some of the texts are no strings")
+        each = [texts] if is_one_text(texts) else list(texts)
+        if not all(isinstance(text, str) or is_one_text(text) or len(text) == 0 for text in each):
+            raise InputError("some of the texts are no strings, token IDs or messages")
         self.tokenizer = given.tokenizer(tokenizer)
-        self.read = [_read(text, self.tokenizer) for text in strings]
+        self.read = [_read(text, self.tokenizer) for text in each]
         none_0 = np.empty(0, dtype=np.int64)
         self.ids = [none_0 if text is None else text.token_ids_N for text in self.read]
         self.largest_id = max((int(ids_N.max()) for ids_N in self.ids if len(ids_N)), default=0)
         if num_empty := sum(text is None for text in self.read):
             logger.warning("%d of %d texts have no token, and no row", num_empty, len(self.read))
+        noted = sum((text.noted for text in self.read if text is not None), Counter[str]())
+        self.tokenizer.warn_of(noted, sum(map(len, self.ids)))
 
     def spans(
         self, text: int, short: int, num_far: int, length: int, num_targets: int | None = None
@@ -86,9 +96,9 @@ class _Texts:
         }  # fmt: skip
 
 
-def _read(text: str, tokenizer: Any) -> TokenizedText | None:
+def _read(text: Text, tokenizer: DocumentTokenizer) -> TokenizedText | None:
     try:
-        return tokenized_text(text, tokenizer) if text else None
+        return tokenized_text(text, tokenizer) if len(text) else None
     except NoTokensError:
         return None
 

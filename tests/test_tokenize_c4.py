@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from measured_documents import contents
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from pipeline import tokenize_c4
 from pipeline.cli import InputError
@@ -24,7 +24,7 @@ from pipeline.text import sources
 from pipeline.text.encode import PackedShardWriter
 from pipeline.text.folder import EVALUATION_FILE, TokenizedData
 from pipeline.text.sources import Document
-from pipeline.text.tokenizer import DocumentTokenizer
+from pipeline.text.tokenizer import NOTES, DocumentTokenizer
 
 WORDS = ["<|endoftext|>", "<unk>", *"abcdefghij"]  # so a is 2, b is 3, …; of a number's digits 0 is a, 1 is b
 SHARED = 8  # trains, with the flags below
@@ -35,6 +35,7 @@ PARTS = ("--evaluation-fraction", "0.3", "--tokens-per-part", "60")
 def write_tokenizer(folder: Path) -> None:
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.normalizer = normalizers.Replace("~", "")
     tokenizer.save(str(folder / "words.json"))
 
 
@@ -63,7 +64,7 @@ def numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_tokenizer(tmp_path)
     for name, some in {"a": range(50), "b": range(40, 120)}.items():
         texts = [text for n in some for text in (text_of(n), *([" "] if n % 11 == 0 else []))]
-        texts[7:7] = [text_of(3), "<|endoftext|>" + " <|endoftext|>" * len(some)]
+        texts[7:7] = [text_of(3), "~" + " ~" * len(some)]
         write_lines(tmp_path / f"{name}.jsonl", texts)
     return tmp_path
 
@@ -143,7 +144,7 @@ def test_every_integer_of_a_small_corpus(folder: Path) -> None:
     assert written["counts"] == {
         "train_documents": 3, "train_tokens": 9, "evaluation_documents": 3, "evaluation_tokens": 6,
         "duplicate": 2, "empty": 1, "malformed": 0, "in_evaluation_source": 1,
-        "beyond_max_evaluation_documents": 0,
+        "beyond_max_evaluation_documents": 0, **dict.fromkeys(NOTES, 0),
     }  # fmt: skip
     assert [entry["file"] for entry in written["inputs"]["source"]] == ["train.jsonl"]
     assert set(written["files"]) == set(contents(folder / "data")) - {"manifest.json"}

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from tokenizers import Tokenizer
 
 from pipeline.cli import InputError, logger
 from pipeline.explorer_page.writing import NATS, Record, chunk_record, grouped, page_of, to_json
@@ -28,7 +27,7 @@ from pipeline.results.schemas import LOSS, OTHER_DOCUMENT, OWN
 from pipeline.results.table import as_table, printable
 from pipeline.text.chunks import Chunk
 from pipeline.text.sources import first_passages
-from pipeline.text.tokenizer import TokenizedText, tokenized_text
+from pipeline.text.tokenizer import DocumentTokenizer, Text, TokenizedText, tokenized_text
 
 _CHUNK = "", 0
 """Document ID and chunk index of a text in its tables."""
@@ -113,15 +112,18 @@ class Explanation:
         return pd.DataFrame(columns | {"null_sparse_context_losses": null})
 
 
-def explained(text: str, arguments: argparse.Namespace) -> Explanation:
+def explained(text: Text, arguments: argparse.Namespace) -> Explanation:
     """Explain a text, with a bar; `arguments` are of `pipeline.explain`, with foreign_text or None."""
     given = GivenModel(
         arguments.model, device=arguments.device, dtype=arguments.dtype, revision=arguments.revision,
         trust_remote_code=arguments.trust_remote_code,
     )  # fmt: skip
-    tokenizer = given.tokenizer(arguments.tokenizer)
+    tokenizer = given.tokenizer(
+        arguments.tokenizer, bos=arguments.bos, special_tokens=arguments.special_tokens
+    )
     tokenized = tokenized_text(text, tokenizer)
     num_tokens = len(tokenized.token_ids_N)
+    tokenizer.warn_of(tokenized.noted, num_tokens)
     lengths, ks = measured_lengths(arguments, num_tokens, given.num_positions)
     length = lengths.long_context_length
     foreign = foreign_text(arguments.foreign_text, length, tokenizer)
@@ -187,7 +189,7 @@ def measured_lengths(
     return ContextLengths(short, length, arguments.targets or most_targets), ks
 
 
-def foreign_text(text: str | None, num_tokens: int, tokenizer: Tokenizer) -> TokenizedText:
+def foreign_text(text: str | None, num_tokens: int, tokenizer: DocumentTokenizer) -> TokenizedText:
     """The foreign text, or English passages, of at least so many tokens."""
     if text is not None:
         given = tokenized_text(text, tokenizer)

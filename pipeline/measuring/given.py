@@ -1,13 +1,13 @@
 """A model and its tokenizer as a user has them: a path, a name on the hub, or objects in memory."""
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from olmo.model import OLMo
-from tokenizers import Tokenizer
 from torch import nn
 
 from pipeline.cli import InputError, progress
@@ -18,7 +18,14 @@ from pipeline.models.interface import CausalLM
 from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm
 from pipeline.models.olmo import OLMoCausalLM
 from pipeline.text.folder import TOKENIZER_FILE
-from pipeline.text.tokenizer import parse_tokenizer_name, read_tokenizer, recording_all_places
+from pipeline.text.tokenizer import (
+    DocumentTokenizer,
+    load_tokenizer,
+    parse_tokenizer_name,
+    refuse_other_tokens,
+    tokenizer_at,
+    tokenizer_in_memory,
+)
 from pipeline.training.speed import faster_dtype
 
 if TYPE_CHECKING:
@@ -66,24 +73,49 @@ class GivenModel:
             self.num_positions = positions_of(model.config)
         self._in_memory = model
 
-    def tokenizer(self, given: Any = None) -> Tokenizer:
-        """The tokenizer that is given, or that lies by the model, ready for `tokenized_text`.
+    def tokenizer(
+        self, given: Any = None, *, bos: str = "auto", special_tokens: bool = False
+    ) -> DocumentTokenizer:
+        """The tokenizer that is given, or that lies by the model.
 
-        InputError where there is none, or one of a kind that does not say where its tokens stand.
+        InputError where there is none, one that does not say where its tokens stand, or another than the
+        model's own.
         """
-        if given is None and self.checkpoint is None:
-            raise InputError("a model in memory comes without its tokenizer: give it too, as tokenizer=…")
-        if isinstance(given, Path):
-            given = str(given)
-        if given is None or isinstance(given, str):
-            given = read_tokenizer(_tokenizer_file(self.checkpoint, given))
-        inner = getattr(given, "backend_tokenizer", given)  # of transformers' fast ones
-        if not isinstance(inner, Tokenizer):
-            raise InputError(
-                f"the tokenizer is of type {type(given).__name__}; give a tokenizer.json, or a tokenizer of"
-                " the library tokenizers or a fast one of transformers"
-            )
-        return recording_all_places(inner)
+        read: dict[str, Any] = {"bos": bos, "special_tokens": special_tokens}
+        own = self._own_tokenizer()
+        if given is None:
+            if self.checkpoint is None:
+                raise InputError("a model in memory comes without its tokenizer: give it too, as tokenizer=…")
+            if own is None:
+                raise InputError(
+                    f"{self.checkpoint.folder} brings no {TOKENIZER_FILE}; name the one to use with"
+                    " --tokenizer"
+                )
+            return self._loaded(own, read)
+        if isinstance(given, str | Path):
+            found = parse_tokenizer_name(str(given))
+            if isinstance(found, int):
+                raise InputError(
+                    f"--tokenizer {given} would be trained anew; name the model's own tokenizer.json"
+                )
+            tokenizer = self._loaded(found if isinstance(found, Path) else found.fetch(), read)
+        else:
+            tokenizer = tokenizer_in_memory(given, **read)
+        refuse_other_tokens(own, tokenizer, self.name)
+        return tokenizer
+
+    def _own_tokenizer(self) -> Path | None:
+        """The tokenizer that lies by the model."""
+        if self.checkpoint is None:
+            folder, is_olmo = Path(getattr(self._in_memory, "name_or_path", "") or os.devnull), False
+        else:
+            folder, is_olmo = self.checkpoint.folder.resolve(), self.checkpoint.is_olmo
+        # A run of pretrain.py lies beside its data as the programs here name their folders.
+        beside = [folder.parent, *(above / "data" for above in list(folder.parents)[:3])]
+        return next(filter(None, map(tokenizer_at, [folder, *(beside if is_olmo else [])])), None)
+
+    def _loaded(self, path: Path, read: Mapping[str, Any]) -> DocumentTokenizer:
+        return load_tokenizer(path, **read, ends_documents=False, trust_remote_code=self._trusts_code)
 
     @contextmanager
     def ready(self, num_positions: int, largest_token_id: int = 0) -> Iterator[LoadedModel]:
@@ -153,20 +185,3 @@ def counted(models: Sequence[LoadedModel], description: str, total: int) -> Iter
             loaded.model.hidden_states = counting(loaded.model.hidden_states)  # type: ignore[method-assign]
         yield bar
         bar.total = bar.n  # which was an estimate
-
-
-def _tokenizer_file(checkpoint: Checkpoint | None, name: str | None) -> Path:
-    """The tokenizer.json that is named, or that lies by the model."""
-    if name is not None:
-        found = parse_tokenizer_name(name)
-        if isinstance(found, int):
-            raise InputError(f"--tokenizer {name} would be trained anew; name the model's own tokenizer.json")
-        return found if isinstance(found, Path) else found.fetch()
-    assert checkpoint is not None
-    folder = checkpoint.folder.resolve()
-    # A run of pretrain.py lies beside its data as the programs here name their folders.
-    beside = [folder.parent, *(above / "data" for above in list(folder.parents)[:3])]
-    for place in [folder, *(beside if checkpoint.is_olmo else [])]:
-        if (place / TOKENIZER_FILE).is_file():
-            return place / TOKENIZER_FILE
-    raise InputError(f"{checkpoint.folder} brings no {TOKENIZER_FILE}; name the one to use with --tokenizer")

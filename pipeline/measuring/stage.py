@@ -32,7 +32,7 @@ from pipeline.results.versions import sha256_of_files
 from pipeline.results.write import StageOutput
 from pipeline.text.chunks import Chunk, chunks_of, long_enough_documents
 from pipeline.text.folder import TOKENIZER_FILE, EvaluationDocument, TokenizedData, training_chunks
-from pipeline.text.tokenizer import knows_token_ids
+from pipeline.text.tokenizer import refuse_other_tokens, tokenizer_at
 from pipeline.training.speed import faster_dtype, warn_where_bfloat16_is_slow
 
 AUTO = "auto"
@@ -316,12 +316,15 @@ def refuse_foreign_tokens(
             f" and {checkpoint.folder} a vocabulary of {model.vocabulary_size}: they do not belong together"
         )
     # Sizes tell little where a vocabulary may be padded, but such models mostly bring their tokenizer along.
-    tokenizers = checkpoint.folder / TOKENIZER_FILE, data.folder / TOKENIZER_FILE
-    if all(path.is_file() for path in tokenizers) and not knows_token_ids(*tokenizers):
-        raise InputError(
-            f"{data.folder} was tokenized with another tokenizer than {tokenizers[0]}: tokenize the text"
-            f" again with --tokenizer {tokenizers[0]}"
-        )
+    if not checkpoint.is_olmo:
+        own = tokenizer_at(checkpoint.folder)
+        if own is None and model.vocabulary_size > 1.1 * data.vocabulary_size + 256:  # more than padding
+            raise InputError(
+                f"the tokenizer of {data.folder} has {data.vocabulary_size} tokens, and {checkpoint.folder} a"
+                f" vocabulary of {model.vocabulary_size}: they do not belong together"
+            )
+        if (data.folder / TOKENIZER_FILE).is_file():
+            refuse_other_tokens(own, data.tokenizer(), checkpoint.name)
 
 
 @contextmanager

