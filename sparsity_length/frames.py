@@ -63,7 +63,6 @@ class _Texts:
         self.read = [_read(text, self.tokenizer) for text in each]
         none_0 = np.empty(0, dtype=np.int64)
         self.ids = [none_0 if text is None else text.token_ids_N for text in self.read]
-        self.largest_id = max((int(ids_N.max()) for ids_N in self.ids if len(ids_N)), default=0)
         if num_empty := sum(text is None for text in self.read):
             logger.warning("%d of %d texts have no token, and no row", num_empty, len(self.read))
         noted = sum((text.noted for text in self.read if text is not None), Counter[str]())
@@ -129,7 +128,7 @@ def losses_frame(
     measured = [np.full((len(ids_N), len(_VALUES)), np.nan, dtype=np.float32) for ids_N in read.ids]
     num_seen = [np.zeros(len(ids_N), dtype=np.int64) for ids_N in read.ids]
     total = sum(span.lengths.targets_per_chunk * short for span in spans)
-    with given.ready(length, read.largest_id) as loaded, counted([loaded], "losses", total):
+    with given.ready(length, read.ids, read.tokenizer) as loaded, counted([loaded], "losses", total):
         for text, start, ids_L, lengths in spans:
             with failures_in_words(given.name, len(ids_L), start, f" of text {text}"):
                 measurement = Measurement(loaded.model, lengths, loaded.batching)
@@ -200,7 +199,8 @@ def influential_frame(
     others_NL = others_N[: num_others * longest].reshape(num_others, longest)
     frames = []
     with ExitStack() as stack:
-        loaded = [stack.enter_context(one.ready(length, read.largest_id)) for one in (given, *of_judges)]
+        fed = [*read.ids, others_N]
+        loaded = [stack.enter_context(one.ready(length, fed, read.tokenizer)) for one in (given, *of_judges)]
         names = [one.name for one in loaded]
         # A judge's rows are found by its name: of several models of one name it becomes another.
         loaded[1:] = [

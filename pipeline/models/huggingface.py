@@ -432,7 +432,9 @@ def _file(gguf: str | None) -> dict[str, str]:
 
 
 # Tables and masks that older versions of the library saved with the weights, and computes anew.
-_COMPUTED = re.compile(r"(^|\.)(inv_freq|cos_cached|sin_cached|position_ids|masked_bias|embed_positions\.weights)$")
+_COMPUTED = re.compile(
+    r"(^|\.)(inv_freq|cos_cached|sin_cached|position_ids|masked_bias|embed_positions\.weights)$"
+)
 
 
 def _stock_model(

@@ -40,10 +40,12 @@ from pipeline.models.unusable import (
     refuse_other_weights,
     without_weights,
 )
+from pipeline.models.vocabulary import OwnTokenizer
 from pipeline.results.files import write_json
 from pipeline.results.versions import describe_files
 from pipeline.text.folder import damages
 from pipeline.text.sources import HUB_PATIENCE_SECONDS
+from pipeline.text.tokenizer import tokenizer_at
 
 MARK_FILE = "complete.json"
 GGUF = ".gguf"
@@ -171,7 +173,9 @@ def find_checkpoint(path: Path) -> Path:
         return path
     newest = newest_with_model(path)
     if newest is None and (path / "config.json").is_file():
-        raise InputError(f"{path} holds a Hugging Face model; name an OLMo checkpoint (config.yaml, model.pt)")
+        raise InputError(
+            f"{path} holds a Hugging Face model; name an OLMo checkpoint (config.yaml, model.pt)"
+        )
     if newest is None:
         raise no_model(path)
     return newest[1]
@@ -222,7 +226,9 @@ def load_stock_olmo(checkpoint: Path) -> OLMo:
         scale_attention(model, scaling, training_facts(checkpoint, is_olmo=True)["train_context_length"])
         weights = model._make_state_dict_compatible(weights)[0]
         wanted = model.state_dict().keys()
-        refuse_other_weights(path, "the model of its config.yaml", weights.keys() - wanted, wanted - weights.keys())
+        refuse_other_weights(
+            path, "the model of its config.yaml", weights.keys() - wanted, wanted - weights.keys()
+        )
         model.load_state_dict(weights)
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, AssertionError) as error:
         if is_out_of_memory(error):
@@ -327,6 +333,17 @@ class Checkpoint:
         weights = weight_files(path.name for path in self.folder.iterdir())
         code = sorted(self.folder.glob("*.py")) if with_code else []
         return [self.folder / "config.json", *(self.folder / name for name in weights), *code]
+
+    def own_tokenizer(self, trust_remote_code: bool = False) -> OwnTokenizer:
+        """The tokenizer that lies by it; by a run of pretrain.py in its data folder, named as studies do."""
+        if self.gguf is not None:
+            return OwnTokenizer(self.folder / self.gguf)
+        folder = self.folder.resolve()
+        places = [folder]
+        if self.is_olmo:
+            places += [folder.parent, *(above / "data" for above in list(folder.parents)[:3])]
+        path = next(filter(None, map(tokenizer_at, places)), None)
+        return OwnTokenizer(path, self.is_olmo, trust_remote_code)
 
     def num_positions(self, trust_remote_code: bool = False) -> int | None:
         """How many positions the model was made for (RoPE can go beyond); None where that is not said."""

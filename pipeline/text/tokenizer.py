@@ -487,25 +487,6 @@ def read_tokenizer(path: Path) -> Tokenizer:
         raise InputError(f"{path} is not a tokenizer.json: {error}") from error
 
 
-def refuse_other_tokens(own: Path | None, given: DocumentTokenizer, model: str) -> None:
-    """Refuse a tokenizer that reads a text as other tokens than a model's own, which may know more.
-
-    A model's own tokenizer is often that of its data with tokens for chat added. Where there is none to
-    compare with, or none that can be loaded, a warning says so.
-    """
-    try:
-        of_model = None if own is None else load_tokenizer(own, ends_documents=False)
-        fault = "it brings none"
-    except InputError as error:
-        of_model, fault = None, str(error)
-    if of_model is None:
-        logger.warning("whether %s belongs to model '%s' cannot be told: %s", given.name, model, fault)
-    elif not given.reads_as(of_model):
-        raise InputError(
-            f"{given.name} is another than that of model '{model}', {own}: take that one (--tokenizer {own})"
-        )
-
-
 def train_bpe(texts: Iterable[str], size: int) -> DocumentTokenizer:
     """A byte-level BPE of `size` tokens, EOS (ID 0) and the 256 bytes among them.
 
