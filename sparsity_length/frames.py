@@ -57,7 +57,7 @@ class _Texts:
             hint = "one column of it" if is_table else "a string or a list of strings"
             raise InputError(f"texts are of type {type(texts).__name__}; give {hint}")
         each = [texts] if is_one_text(texts) else list(texts)
-        if not all(isinstance(text, str) or is_one_text(text) or len(text) == 0 for text in each):
+        if not all(is_one_text(text) or np.size(text) == 0 for text in each):
             raise InputError("some of the texts are no strings, token IDs or messages")
         self.tokenizer = given.tokenizer(tokenizer)
         self.read = [_read(text, self.tokenizer) for text in each]

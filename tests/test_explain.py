@@ -30,7 +30,7 @@ HOSTILE = "red \x1b[31m alert \x07 \x9b31m turned \u202e round \u2066 and back a
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random GPT-NeoX of 64 positions with a tokenizer of its own."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    tokenizer = train_bpe([TEXT * 4, HOSTILE], 270)
+    tokenizer = train_bpe([TEXT * 4, HOSTILE], 268)
     make_model("gpt_neox", vocab_size=tokenizer.vocabulary_size).save_pretrained(folder)
     (folder / "tokenizer.json").write_text(tokenizer.to_json())
     return folder
@@ -205,7 +205,7 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(
 def test_an_olmo_takes_the_tokenizer_of_its_data(
     model: Path, tmp_path: Path, make_olmo: Callable[..., OLMo]
 ) -> None:
-    size = int(tokenized_text(TEXT, model / "tokenizer.json").token_ids_N.max()) + 1
+    size = 268
     write_checkpoint(tmp_path / "models" / "run", make_olmo(vocab_size=size, embedding_size=size))
     flags = {"short_context_length": S, "k": KS, "num_targets": 3}
     with pytest.raises(InputError, match="brings no tokenizer.json; name the one"):
@@ -213,5 +213,7 @@ def test_an_olmo_takes_the_tokenizer_of_its_data(
     (tmp_path / "data").mkdir()
     (tmp_path / "data/tokenizer.json").write_bytes((model / "tokenizer.json").read_bytes())
     found = explain(TEXT, str(tmp_path / "models/run"), **flags).frame
-    named = explain(TEXT, str(tmp_path / "models/run"), tokenizer=str(model), **flags).frame
+    named = explain(TEXT, str(tmp_path / "models/run"), tokenizer=str(tmp_path / "data"), **flags).frame
     pd.testing.assert_frame_equal(found, named)
+    with pytest.raises(InputError, match="another than that of model 'run'"):
+        explain(TEXT, str(tmp_path / "models/run"), tokenizer=str(model), **flags)

@@ -230,9 +230,11 @@ class DocumentTokenizer:
         return None if model.unk_token is None else self._tokenizer.token_to_id(model.unk_token)
 
     def reads_as(self, other: "DocumentTokenizer") -> bool:
-        """Whether texts have the same tokens and IDs as with the other, which may have more."""
-        known, of_other = (one._tokenizer.get_vocab().items() for one in (self, other))
-        return known <= of_other and self._probed == other._probed
+        """Whether texts have the same tokens and IDs as with the other; either may have more added tokens."""
+        known, of_other = (one._tokenizer.get_vocab() for one in (self, other))
+        is_known = self._tokenizer.get_vocab(with_added_tokens=False).items() <= of_other.items()
+        is_same = all(of_other.get(token, token_id) == token_id for token, token_id in known.items())
+        return is_known and is_same and self._probed == other._probed
 
     @cached_property
     def _probed(self) -> list[int] | None:
