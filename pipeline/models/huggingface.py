@@ -355,7 +355,7 @@ def load_hugging_face(
 ) -> HuggingFaceCausalLM:  # fmt: skip
     """Load a causal LM from a folder as `save_pretrained` and the hub's snapshots have it; tensors only.
 
-    Of the GGUF file called `gguf`, where that is given, weights are as many numbers as their blocks stand for.
+    `gguf` is the file of the folder that holds the model, if it is one of GGUF; its weights are unpacked.
     It goes to `device`, or where a `device_map` of accelerate's says. Position IDs will be below
     `num_positions`. InputError where it is no causal LM, incomplete, too large, has no place for so many
     positions, or does not obey (`check_model`).
@@ -432,9 +432,7 @@ def _file(gguf: str | None) -> dict[str, str]:
 
 
 # Tables and masks that older versions of the library saved with the weights, and computes anew.
-_COMPUTED = re.compile(
-    r"(^|\.)(inv_freq|cos_cached|sin_cached|position_ids|masked_bias|embed_positions\.weights)$"
-)
+_COMPUTED = re.compile(r"(^|\.)(inv_freq|cos_cached|sin_cached|position_ids|masked_bias)$")
 
 
 def _stock_model(

@@ -237,7 +237,7 @@ class CausalLM(ABC):
         return self._project(hidden_ND)[:, : self._num_predicted]
 
     def cut_to(self, num_tokens: int) -> "CausalLM":
-        """The same model, predicting the first tokens of its vocabulary only, their probabilities summing to 1.
+        """The same model, whose predictions are of the first tokens of its vocabulary only, renormalized.
 
         So models whose embeddings are padded to different sizes can be compared.
         """

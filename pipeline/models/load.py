@@ -362,11 +362,11 @@ def name_of(word: str, revision: str | None = None) -> str:
 
 
 def find_model(word: str, revision: str | None = None, trust_remote_code: bool = False) -> Checkpoint:
-    """The model that `word` means: an OLMo run or checkpoint, a Hugging Face folder, a GGUF file, or of the hub.
+    """The model that `word` means: an OLMo run or checkpoint, a Hugging Face folder, a GGUF file, a hub name.
 
     The hub's is NAME or NAME@REVISION. A hub's model is downloaded here. A folder that exists wins
-    over a name. A folder that holds one GGUF file and no other weights means that file. InputError where there
-    is no model, which names the next step.
+    over a name. A folder with one GGUF file and no other weights means that file. InputError if there is no
+    model, with the next step.
     """
     if not word or "://" in word:
         raise no_name(word)

@@ -45,7 +45,7 @@ def refuse_lfs_pointers(*paths: Path) -> None:
 
 
 def refuse_other_weights(where: Path, model: str, left_over: Iterable[str], missing: Iterable[str]) -> None:
-    """Refuse weights that `model` lacks, for random numbers would stand in their place, or has no place for."""
+    """Refuse weights that `model` has no place for, or lacks: random numbers would stand in their place."""
     remedy = "put back the configuration that was saved with the weights, or save the causal LM anew"
     if names := sorted(missing):
         raise InputError(

@@ -229,12 +229,16 @@ class DocumentTokenizer:
             return unknown
         return None if model.unk_token is None else self._tokenizer.token_to_id(model.unk_token)
 
-    def reads_as(self, other: "DocumentTokenizer") -> bool:
-        """Whether texts have the same tokens and IDs as with the other; either may have more added tokens."""
+    def reads_as(self, other: "DocumentTokenizer", token_ids: Sequence[int] = ()) -> bool:
+        """Whether texts have the same tokens and IDs as with the other; either may have more added tokens.
+
+        `token_ids` both must have, under the same names.
+        """
         known, of_other = (one._tokenizer.get_vocab() for one in (self, other))
         is_known = self._tokenizer.get_vocab(with_added_tokens=False).items() <= of_other.items()
         is_same = all(of_other.get(token, token_id) == token_id for token, token_id in known.items())
-        return is_known and is_same and self._probed == other._probed
+        are_named = self._names(token_ids) == other._names(token_ids)
+        return is_known and is_same and are_named and self._probed == other._probed
 
     @cached_property
     def _probed(self) -> list[int] | None:
