@@ -156,7 +156,7 @@ def read_tensors(path: Path, *, is_mapped: bool = False) -> dict[str, Any]:
     except Exception as error:  # a damaged archive or pickle fails in as many ways as there are bytes
         if is_out_of_memory(error):
             raise
-        if held := re.search(r"GLOBAL (\S+) was not an allowed global", str(error)):
+        if held := re.search(r"GLOBAL (\S+) (was not an allowed global|whose module)", str(error)):
             raise InputError(
                 f"{path} holds a {held[1]}, which is no tensor and could be code, so it is not read; save the"
                 " weights alone (torch.save(model.state_dict(), …))"
