@@ -10,13 +10,16 @@ All three take a model and texts as you have them.
 
 model      an OLMo run or checkpoint, a Hugging Face folder, a name on the hub; or a causal LM in memory, of
            transformers or ai2-olmo, with its tokenizer. It is given back as it was.
-tokenizer  a tokenizer.json or a folder that holds one, a tokenizer of the library tokenizers, or a fast one
-           of transformers; where not given, that which lies by the model.
+tokenizer  a tokenizer.json or a model's folder, a tokenizer of the library tokenizers, or a fast one of
+           transformers; where not given, that which lies by the model.
 texts      a string or many: a list, a pandas series, a column of a data set; of any length, empty ones too.
+           In the place of a string, token IDs as they are; or messages, dicts with role and content, which go
+           through the tokenizer's chat template.
 
-A text is read with the model's own tokens, what the tokenizer puts before every text (<s>) in front. The
-context is the text's own; a text longer than `long_context_length` is read in chunks that overlap by half.
-Losses and divergences are nats. A bar on standard error says how long it takes; TQDM_DISABLE=1 hides it.
+A text is read with the model's own tokens, what the tokenizer puts before every text (<s>) in front, unless
+bos="none". Control tokens in it (<|im_start|>) are text, unless special_tokens=True. The context is the
+text's own; a text longer than `long_context_length` is read in chunks that overlap by half. Losses and
+divergences are nats. A bar on standard error says how long it takes; TQDM_DISABLE=1 hides it.
 What cannot be used is an InputError of one sentence.
 """
 
@@ -30,13 +33,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from pipeline.measuring.explanation import Explanation
+    from pipeline.text.tokenizer import Text
 
 __all__ = ["InputError", "explain", "influential_tokens", "losses"]
 
 
 def losses(
-    texts: str | Iterable[str], model: Any, tokenizer: Any = None, short_context_length: int = 64, *,
+    texts: "Text | Iterable[Text]", model: Any, tokenizer: Any = None, short_context_length: int = 64, *,
     long_context_length: int | None = None, dtype: str = "auto", device: str | None = None,
+    bos: str = "auto", special_tokens: bool = False,
 ) -> "pd.DataFrame":  # fmt: skip
     """The loss of each token with everything before it, and with the few tokens right before it.
 
@@ -46,6 +51,8 @@ def losses(
             of one chunk each token sees everything before it. In a longer one it sees at least half a chunk.
         dtype, device: of a model that is loaded here; "auto" is float32 for small models, else the faster of
             that and bfloat16. A model that needs more is loaded by you.
+        bos, special_tokens: "auto" puts before a text what the tokenizer puts there, "none" nothing; whether
+            control tokens in a text are read as such.
 
     Returns:
         A frame, a row for each token of each text, with the columns
@@ -61,16 +68,17 @@ def losses(
     """
     from sparsity_length.frames import losses_frame  # late: it loads torch
 
-    options = {"dtype": dtype, "device": device}
-    return losses_frame(texts, model, tokenizer, short_context_length, long_context_length, options)
+    options, reading = {"dtype": dtype, "device": device}, {"bos": bos, "special_tokens": special_tokens}
+    return losses_frame(texts, model, tokenizer, short_context_length, long_context_length, options, reading)
 
 
 def influential_tokens(
-    texts: str | Iterable[str], model: Any, k: Sequence[int] = (1, 2, 4, 8, 16), judges: Sequence[Any] = (),
-    *, tokenizer: Any = None, short_context_length: int = 64, long_context_length: int | None = None,
+    texts: "Text | Iterable[Text]", model: Any, k: Sequence[int] = (1, 2, 4, 8, 16),
+    judges: Sequence[Any] = (), *, tokenizer: Any = None, short_context_length: int = 64,
+    long_context_length: int | None = None,
     num_targets: int | None = None, rule: str = "leave_one_out_divergence", intervention: str = "background",
     num_backgrounds: int = 1, foreign_text: str | None = None, seed: int = 0, dtype: str = "auto",
-    device: str | None = None, screen: int | None = None,
+    device: str | None = None, screen: int | None = None, bos: str = "auto", special_tokens: bool = False,
 ) -> "pd.DataFrame":  # fmt: skip
     """The far tokens that each prediction needs most, and how far it gets with them.
 
@@ -113,7 +121,8 @@ def influential_tokens(
     from sparsity_length.frames import influential_frame  # late: it loads torch
 
     return influential_frame(
-        texts, model, tokenizer, judges, {"dtype": dtype, "device": device}, ks=k,
+        texts, model, tokenizer, judges, {"dtype": dtype, "device": device},
+        {"bos": bos, "special_tokens": special_tokens}, ks=k,
         short_context_length=short_context_length, long_context_length=long_context_length,
         num_targets=num_targets, rule=rule, intervention=intervention, num_backgrounds=num_backgrounds,
         foreign=foreign_text, seed=seed, screen=screen,
@@ -121,10 +130,11 @@ def influential_tokens(
 
 
 def explain(
-    text: str, model: Any, *, tokenizer: Any = None, short_context_length: int = SHORT_CONTEXT_LENGTH,
+    text: "Text", model: Any, *, tokenizer: Any = None, short_context_length: int = SHORT_CONTEXT_LENGTH,
     long_context_length: int | None = None, num_targets: int | None = None,
     rules: Sequence[str] = DEFAULT_RULES, k: Sequence[int] = DEFAULT_KS, foreign_text: str | None = None,
-    seed: int = 0, dtype: str = "auto", device: str | None = None,
+    seed: int = 0, dtype: str = "auto", device: str | None = None, bos: str = "auto",
+    special_tokens: bool = False,
 ) -> "Explanation":  # fmt: skip
     """What each token of a text needs of those before it, as pipeline/explain.py tells it.
 
@@ -156,7 +166,8 @@ def explain(
     vars(arguments).update(
         model=model, tokenizer=tokenizer, short_context_length=short_context_length,
         long_context_length=long_context_length, targets=num_targets, rules=rules, k=k,
-        foreign_text=foreign_text, seed=seed, dtype=dtype, device=device,
+        foreign_text=foreign_text, seed=seed, dtype=dtype, device=device, bos=bos,
+        special_tokens=special_tokens,
     )  # fmt: skip
     check(arguments)
     from pipeline.measuring.explanation import explained  # late: it loads torch

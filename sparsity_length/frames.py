@@ -51,7 +51,9 @@ class Span(NamedTuple):
 class _Texts:
     """Texts as the model's tokenizer reads them; None of those without a token."""
 
-    def __init__(self, texts: Text | Iterable[Text], given: GivenModel, tokenizer: Any) -> None:
+    def __init__(
+        self, texts: Text | Iterable[Text], given: GivenModel, tokenizer: Any, reading: Mapping[str, Any]
+    ) -> None:
         is_table = isinstance(texts, Mapping) or hasattr(texts, "columns")
         if is_table or not isinstance(texts, Iterable):
             hint = "one column of it" if is_table else "a string or a list of strings"
@@ -59,7 +61,7 @@ class _Texts:
         each = [texts] if is_one_text(texts) else list(texts)
         if not all(is_one_text(text) or np.size(text) == 0 for text in each):
             raise InputError("some of the texts are no strings, token IDs or messages")
-        self.tokenizer = given.tokenizer(tokenizer)
+        self.tokenizer = given.tokenizer(tokenizer, **reading)
         self.read = [_read(text, self.tokenizer) for text in each]
         none_0 = np.empty(0, dtype=np.int64)
         self.ids = [none_0 if text is None else text.token_ids_N for text in self.read]
@@ -117,12 +119,12 @@ def _length(given: GivenModel, wanted: int | None, short: int, num_far: int) -> 
 
 
 def losses_frame(
-    texts: str | Iterable[str], model: Any, tokenizer: Any, short_context_length: int,
-    long_context_length: int | None, options: Mapping[str, Any],
+    texts: Text | Iterable[Text], model: Any, tokenizer: Any, short_context_length: int,
+    long_context_length: int | None, options: Mapping[str, Any], reading: Mapping[str, Any],
 ) -> pd.DataFrame:  # fmt: skip
     """See `sparsity_length.losses`."""
     given, short = GivenModel(model, **options), short_context_length
-    read = _Texts(texts, given, tokenizer)
+    read = _Texts(texts, given, tokenizer, reading)
     length = _length(given, long_context_length, short, 1)
     spans = [span for text in range(len(read.ids)) for span in read.spans(text, short, 1, length)]
     measured = [np.full((len(ids_N), len(_VALUES)), np.nan, dtype=np.float32) for ids_N in read.ids]
@@ -154,7 +156,8 @@ def _together(frames: Sequence[pd.DataFrame], columns: Sequence[str]) -> pd.Data
 
 
 def influential_frame(
-    texts: str | Iterable[str], model: Any, tokenizer: Any, judges: Sequence[Any], options: Mapping[str, Any],
+    texts: Text | Iterable[Text], model: Any, tokenizer: Any, judges: Sequence[Any],
+    options: Mapping[str, Any], reading: Mapping[str, Any],
     *, ks: Sequence[int], short_context_length: int, long_context_length: int | None,
     num_targets: int | None, rule: str, intervention: str, num_backgrounds: int, foreign: str | None,
     seed: int, screen: int | None,
@@ -171,7 +174,7 @@ def influential_frame(
     refuse_rules([rule], intervention=intervention, largest_k=ks[-1], smallest_far_context=ks[-1])
     given = GivenModel(model, **options)
     of_judges = [GivenModel(one, **(options if isinstance(one, str | Path) else {})) for one in judges]
-    read = _Texts(texts, given, tokenizer)
+    read = _Texts(texts, given, tokenizer, reading)
     length = _length(given, long_context_length, short, ks[0])
     spans, requests = [], []
     for text, ids_N in enumerate(read.ids):

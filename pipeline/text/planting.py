@@ -188,13 +188,13 @@ def needle_document(
     `depth` is the part of the haystack before the needle, 0 to 1: the place is rounded to a token, and moved
     back to the start of a word if one is near. None plants nothing, which is the control.
     """
-    statement = f" The magic number of {key} is"
-    question = f" What is the magic number of {key}?{statement}"
-    # Each part by itself: the answer then has the same tokens in both of its places.
-    before_ids, answer_ids, after_ids, question_ids = tokenizer.encode(
-        [statement, f" {answer}", ".", question]
+    statement = f" The magic number of {key} is {answer}"
+    needle_ids, in_needle = _answer_in(f"{statement}.", answer, tokenizer)
+    question_ids, in_question = _answer_in(
+        f" What is the magic number of {key}?{statement}", answer, tokenizer
     )
-    sentence = np.concatenate([before_ids, answer_ids, after_ids])[: 0 if depth is None else None]
+    answer_ids, question_ids = question_ids[in_question[0] :], question_ids[: in_question[0]]
+    sentence = needle_ids[: 0 if depth is None else None]
     num_hay = context_length - len(sentence) - len(question_ids) - len(answer_ids)
     if num_hay < 1:
         raise InputError(
@@ -207,7 +207,7 @@ def needle_document(
     token_ids = np.concatenate(parts).astype(np.int32)
     text = "".join(tokenizer.pieces(token_ids.tolist()))
     document_id = hashlib.sha256(text.encode()).hexdigest()[:16]
-    first, num_answer_tokens = place + len(before_ids), len(answer_ids)
+    num_answer_tokens = len(answer_ids)
     row = {
         "document_id": document_id,
         "source_document_id": source.document_id,
@@ -215,12 +215,36 @@ def needle_document(
         "depth": depth,
         "needle_position": None if depth is None else place,
         "num_needle_tokens": len(sentence),
-        "needle_answer_positions": [] if depth is None else list(range(first, first + num_answer_tokens)),
+        "needle_answer_positions": [] if depth is None else [place + token for token in in_needle],
         "answer_position": context_length - num_answer_tokens,
         "num_answer_tokens": num_answer_tokens,
         "answer": answer,
     }
     return EvaluationDocument(document_id, token_ids, source.url), row
+
+
+def _answer_in(text: str, answer: str, tokenizer: DocumentTokenizer) -> tuple[np.ndarray, list[int]]:
+    """The token IDs of a sentence, read whole, and which of them hold its answer and the blank before that.
+
+    InputError where the tokens do not say the text: cases and blanks aside, decoding gives something else.
+    """
+    read = tokenizer.read(text)
+    num_added = len(read.added)
+    token_ids = read.token_ids_N[num_added:]
+    said = "".join(tokenizer.pieces(token_ids.tolist()))
+    if _letters(said) != _letters(text):
+        raise InputError(
+            f"the needle '{text.strip()}' is '{said.strip()}' in the tokens of {tokenizer.name}; choose a"
+            " tokenizer that has all of its characters"
+        )
+    start = text.rindex(f" {answer}")
+    starts_N, ends_N = read.characters_N2[num_added:].T
+    is_in_N = (starts_N <= start + len(answer)) & ((starts_N >= start) | (ends_N > start + 1))
+    return token_ids, np.flatnonzero(is_in_N).tolist()
+
+
+def _letters(text: str) -> str:
+    return "".join(text.casefold().split())
 
 
 def needle_documents(

@@ -55,7 +55,7 @@ _LONGEST_WORD = 1024  # bytes; each merge goes over the words that it is in: one
 _MAX_UNFINISHED_TOKENS = 32
 _MANY_UNKNOWN = 0.01
 _PROBE = (
-    " Two  blanks, don't; THE End.\n\n\tif x[1] >= 10_000 and y != 3.14:\r\n    return 'naïve' # 2026-11-27\n"
+    "Two  blanks, don't; THE End.\n\n\tif x[1] >= 10_000 and y != 3.14:\r\n    return 'naïve' # 2026-11-27\n"
     "Ünïcödé ﬁ½ e\u0301 Привет мир, 你好世界。 مرحبا नमस्ते 한국어 👩\u200d🚀 $100% (a+b)^2 user@example.org"
     "\u00a0…—“quoted”"
 )
@@ -398,16 +398,15 @@ def load_tokenizer(
         tokenizer, configured = automatic.backend_tokenizer, _configured_eos(place, automatic)
     else:
         tokenizer = read_tokenizer(place)
-    eos_token_id = None
-    if ends_documents:
-        eos_token_id = _eos_token_id(tokenizer, configured if eos_token is None else [eos_token])
-        if eos_token is not None and eos_token_id != tokenizer.token_to_id(eos_token):
-            raise InputError(f"{place} has no token {eos_token} (--eos-token)")
-        if eos_token_id is None:
-            raise InputError(
-                f"{place} has no token {' or '.join(EOS_TOKENS)} to end a document; name the one that it has"
-                " with --eos-token"
-            )
+    if eos_token is not None and tokenizer.token_to_id(eos_token) is None:
+        raise InputError(f"{place} has no token {eos_token} (--eos-token)")
+    named = configured if eos_token is None else [eos_token]
+    eos_token_id = _eos_token_id(tokenizer, named) if ends_documents else None
+    if ends_documents and eos_token_id is None:
+        raise InputError(
+            f"{place} has no token {' or '.join(EOS_TOKENS)} to end a document; name the one that it has with"
+            " --eos-token"
+        )
     return DocumentTokenizer(
         tokenizer, eos_token_id=eos_token_id, bos=bos, special_tokens=special_tokens,
         name=f"the tokenizer {place}", automatic=automatic,

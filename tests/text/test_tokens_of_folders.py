@@ -1,0 +1,339 @@
+"""The tokens of a folder: AutoTokenizer's, and the same for tokenize_c4, explain and the library.
+
+Five kinds of tokenizer are made here, each a Hugging Face folder. They are compared with what everybody else
+gets of it, `AutoTokenizer.from_pretrained(folder)(text)`, less what that puts behind the text.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hugging_face_families import make_model
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from transformers import AutoTokenizer
+
+from pipeline import tokenize_c4
+from pipeline.cli import InputError
+from pipeline.measuring.given import GivenModel
+from pipeline.text.folder import TokenizedData
+from pipeline.text.tokenizer import (
+    load_tokenizer,
+    parse_tokenizer_name,
+    tokenized_text,
+    tokenizer_at,
+    train_bpe,
+)
+from sparsity_length import explain, losses
+
+TEXTS = ["The cat sat on a mat, and the cat saw the dog 2 times.", "A naïve  cat;\n the dog sat on it again."]
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "dog", "times", "naive", "it", "2", ",", ".", ";"]
+SPECIAL = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+TEMPLATE = (
+    "{{ bos_token or '' }}{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
+    "{% endfor %}"
+)
+
+
+def byte_level() -> Tokenizer:
+    return Tokenizer.from_str(train_bpe(TEXTS * 4, 300).to_json())
+
+
+def metaspace() -> Tokenizer:
+    pieces = [
+        *SPECIAL,
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁",
+        "▁t",
+        "▁th",
+        "▁the",
+        *"thecasondgmw",
+    ]
+    vocabulary = {piece: id_ for id_, piece in enumerate(dict.fromkeys(pieces))}
+    merges = [("▁", "t"), ("▁t", "h"), ("▁th", "e")]
+    tokenizer = Tokenizer(
+        models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    return tokenizer
+
+
+def template() -> Tokenizer:
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in ("<s>", "</s>")])
+    ids = [(token, tokenizer.token_to_id(token)) for token in ("<s>", "</s>")]
+    tokenizer.post_processor = processors.Sequence([
+        processors.ByteLevel(trim_offsets=True),
+        processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ids),
+    ])  # fmt: skip
+    return tokenizer
+
+
+def word_piece() -> Tokenizer:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS, *(f"##{letter}" for letter in "aeginsvï")]
+    tokenizer = Tokenizer(models.WordPiece({word: id_ for id_, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+
+
+def unigram() -> Tokenizer:
+    pieces = [*((token, 0.0) for token in SPECIAL), ("▁", -2.0), ("▁the", -2.5), ("cat", -3.0)]
+    pieces += [(letter, -5.0) for letter in "abcdeghimnostuvwATï,.;2\n"]
+    tokenizer = Tokenizer(models.Unigram(pieces, 0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    return tokenizer
+
+
+Kind = tuple[Callable[[], Tokenizer], dict[str, Any]]
+KINDS: dict[str, Kind] = {
+    "byte-level": (byte_level, {"eos_token": "<|endoftext|>", "add_prefix_space": True}),
+    "metaspace": (
+        metaspace, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True}
+    ),
+    "template": (template, {"bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATE}),
+    "word-piece": (word_piece, {
+        "tokenizer_class": "BertTokenizer", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]",
+        "pad_token": "[PAD]", "eos_token": "[SEP]", "do_lower_case": True,
+    }),
+    "unigram": (unigram, {
+        "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True,
+        "extra_special_tokens": ["<|im_start|>", "<|im_end|>"],
+    }),
+}  # fmt: skip
+
+
+def write_folder(folder: Path, tokenizer: Tokenizer, configuration: dict[str, Any] | None = None) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    if configuration is not None:
+        configuration = {"tokenizer_class": "PreTrainedTokenizerFast"} | configuration
+        (folder / "tokenizer_config.json").write_text(json.dumps(configuration))
+    return folder
+
+
+def tokenized(
+    out: Path, tokenizer: Path, texts: list[str], *flags: str
+) -> tuple[TokenizedData, dict[str, Any]]:
+    """Every text evaluates, and one more trains."""
+    out.mkdir(parents=True, exist_ok=True)
+    for name, some in (("train", ["the mat"]), ("evaluation", texts)):
+        lines = (json.dumps({"text": text, "url": text}) for text in some)
+        (out / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    words = ["--source", f"{out}/train.jsonl", "--evaluation-source", f"{out}/evaluation.jsonl", *flags]
+    words += ["--out", f"{out}/data", "--tokenizer", str(tokenizer)]
+    tokenize_c4.main(tokenize_c4.parser().parse_args(words))
+    return TokenizedData.open(out / "data"), json.loads((out / "data/manifest.json").read_text())
+
+
+def documents(data: TokenizedData) -> dict[str, list[int]]:
+    return {str(document.url): document.token_ids.tolist() for document in data.evaluation_documents()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_program_has_the_tokens_of_autotokenizer(kind: str, tmp_path: Path) -> None:
+    make, configuration = KINDS[kind]
+    folder = write_folder(tmp_path / kind, make(), configuration)
+    automatic = AutoTokenizer.from_pretrained(folder)
+    make_model("llama", vocab_size=len(automatic), max_position_embeddings=256).save_pretrained(folder)
+    for bos, num_bos in (("auto", 0 if kind == "byte-level" else 1), ("none", 0)):
+        data, manifest = tokenized(tmp_path / bos, folder, TEXTS, "--bos", bos)
+        assert len(manifest["bos_token_ids"]) == num_bos and data.eos_token_id == automatic.eos_token_id
+        for text in TEXTS:
+            ids = (
+                automatic(text)["input_ids"]
+                if bos == "auto"
+                else automatic(text, add_special_tokens=False)["input_ids"]
+            )
+            if bos == "auto" and kind in ("template", "word-piece"):
+                ids = ids[:-1]  # what is put behind
+            assert [*manifest["bos_token_ids"], *documents(data)[text]] == ids
+            read = tokenized_text(text, GivenModel(str(folder)).tokenizer(bos=bos))
+            assert (read.token_ids_N.tolist(), len(read.added)) == (ids, num_bos)
+            # The data's own tokenizer, and AutoTokenizer in memory, read alike.
+            for given in (data.tokenizer(), GivenModel(str(folder)).tokenizer(automatic, bos=bos)):
+                assert given.read(text).token_ids_N.tolist() == ids
+    frame = losses(TEXTS, str(folder), short_context_length=2)
+    assert (
+        frame.loc[frame["text"] == 1, "token_id"].tolist()[-5:]
+        == automatic.backend_tokenizer.encode(TEXTS[1], add_special_tokens=False).ids[-5:]
+    )
+    explained = explain(TEXTS[0], str(folder), short_context_length=2, k=(1,), foreign_text=TEXTS[1] * 9)
+    assert explained.text.token_ids_N.tolist() == frame.loc[frame["text"] == 0, "token_id"].tolist()
+
+
+def test_token_ids_and_messages_are_texts_too(tmp_path: Path) -> None:
+    make, configuration = KINDS["template"]
+    folder = write_folder(tmp_path / "chat", make(), configuration | {"extra_special_tokens": SPECIAL[3:]})
+    automatic = AutoTokenizer.from_pretrained(folder)
+    make_model("llama", vocab_size=len(automatic), max_position_embeddings=256).save_pretrained(folder)
+    chat = [{"role": "user", "content": TEXTS[0]}, {"role": "assistant", "content": TEXTS[1]}]
+    ids = automatic.apply_chat_template(chat, tokenize=True, return_dict=False)
+    of_chat = losses(chat, str(folder), short_context_length=3)
+    assert of_chat["token_id"].tolist() == ids and ids[1] == automatic.convert_tokens_to_ids("<|im_start|>")
+    for texts in (ids, np.array(ids), [ids], [chat]):
+        of_ids = losses(texts, str(folder), short_context_length=3)
+        assert of_ids.drop(columns=["token", "byte_start", "byte_end"]).equals(
+            of_chat.drop(columns=["token", "byte_start", "byte_end"])
+        )
+    rendered = automatic.apply_chat_template(chat, tokenize=False)
+    of_text = losses(rendered, str(folder), short_context_length=3, special_tokens=True)
+    assert of_text["token_id"].tolist() == ids  # <s> once, though the text brings one
+    assert len(losses(rendered, str(folder), short_context_length=3)) > len(ids)
+    found = explain(chat, str(folder), short_context_length=3, k=(1,), foreign_text=TEXTS[1] * 9)
+    assert found.text.token_ids_N.tolist() == ids and found.text.added == ("<s>",)
+    with pytest.raises(InputError, match="chat template"):
+        load_tokenizer(parse_tokenizer_name("olmo")).read(chat)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="whole numbers"):
+        losses([[1, -2, 3]], str(folder), short_context_length=3)
+
+
+def words(*known: str, special: tuple[str, ...] = (), added: tuple[str, ...] = ()) -> Tokenizer:
+    tokenizer = Tokenizer(models.WordLevel({word: id_ for id_, word in enumerate(known)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
+    tokenizer.add_tokens([AddedToken(token, special=False) for token in added])
+    return tokenizer
+
+
+XY = ("<unk>", "x", "y")
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "files", "flags", "eos"),
+    [
+        (words(*XY, special=("<eos>",), added=("</s>",)), {}, (), "<eos>"),
+        (words(*XY, "</s>", "<eos>"), {}, (), "</s>"),
+        (words(*XY, special=("<eot>",)), {"tokenizer_config.json": {"eos_token": "<eot>"}}, (), "<eot>"),
+        (words(*XY, special=("<eot>", "</s>")),
+         {"tokenizer_config.json": {"eos_token": {"content": "<eot>", "__type": "AddedToken"}}}, (), "<eot>"),
+        (words(*XY, special=("</s>", "<eot>")), {"generation_config.json": {"eos_token_id": [4, 3]}}, (),
+         "<eot>"),
+        (words(*XY, special=("</s>", "<eot>")), {"config.json": {"eos_token_id": 4}}, (), "<eot>"),
+        (words(*XY, special=("</s>", "<eot>")), {"config.json": {"eos_token_id": 99}}, (), "</s>"),
+        (words(*XY, special=("<eot>",)), {}, ("--eos-token", "<eot>"), "<eot>"),
+        (words(*XY, special=("</s>", "<eot>")), {"tokenizer_config.json": {"eos_token": "</s>"}},
+         ("--eos-token", "<eot>"), "<eot>"),
+    ],
+)  # fmt: skip
+def test_what_ends_a_document(
+    tokenizer: Tokenizer, files: dict[str, Any], flags: tuple[str, ...], eos: str, tmp_path: Path
+) -> None:
+    folder = write_folder(tmp_path / "model", tokenizer)
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content))
+    data, manifest = tokenized(tmp_path / "out", folder, ["x y", f"x {eos} y"], *flags)
+    eos_id = tokenizer.token_to_id(eos)
+    assert manifest["eos_token_id"] == data.eos_token_id == data.tokenizer().eos_token_id == eos_id
+    # The EOS of a text is text, and if it cannot be, it stays in and is counted; explain reads the same.
+    found = documents(data)[f"x {eos} y"]
+    assert len(found) == 3 and manifest["counts"]["eos_in_text"] == found.count(eos_id)
+    read = load_tokenizer(folder, ends_documents=False).read(f"x {eos} y")
+    assert read.token_ids_N.tolist() == found
+    assert documents(TokenizedData.open(tmp_path / "out/data")) == documents(data)
+    manifest_before = (tmp_path / "out/data/manifest.json").read_bytes()
+    tokenized(tmp_path / "out", folder, ["x y", f"x {eos} y"], *flags)
+    assert (tmp_path / "out/data/manifest.json").read_bytes() == manifest_before
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [(["--eos-token", "<eot>"], "has no token <eot>"), ([], "name the one that it has with --eos-token")],
+)
+def test_a_token_that_is_not_there_ends_nothing(flags: list[str], sentence: str, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "model", words(*XY))
+    with pytest.raises(InputError, match=sentence):
+        tokenized(tmp_path / "out", folder, ["x y"], *flags)
+    assert not (tmp_path / "out/data/manifest.json").exists()
+
+
+def test_control_and_unknown_tokens_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL[3:]])
+    folder = write_folder(tmp_path / "model", tokenizer, {"eos_token": "<|endoftext|>"})
+    texts = ["<|im_start|>user\nHi<|im_end|>", "<|im_end|>", "the cat"]
+    data, manifest = tokenized(tmp_path / "text", folder, texts)
+    counts = manifest["counts"]
+    assert (counts["control_tokens"], counts["texts_with_control_tokens"]) == (3, 2)
+    assert "3 control tokens" in caplog.text and "in 2 texts" in caplog.text
+    start = tokenizer.token_to_id("<|im_start|>")
+    assert start not in documents(data)[texts[0]]
+    caplog.clear()
+    data, manifest = tokenized(tmp_path / "control", folder, texts, "--special-tokens")
+    assert documents(data)[texts[0]] == AutoTokenizer.from_pretrained(folder)(texts[0])["input_ids"]
+    assert manifest["settings"]["special_tokens"] and not caplog.text.count("control tokens")
+    for unknown, is_warned in ((1, False), (3, True)):
+        caplog.clear()
+        text = " ".join(["x"] * 400 + ["z"] * unknown)
+        folder = write_folder(tmp_path / f"words-{unknown}", words(*XY, special=("</s>",)))
+        _, manifest = tokenized(tmp_path / f"unknown-{unknown}", folder, [text, "x"])
+        assert manifest["counts"]["unknown_tokens"] == unknown + 2  # "the mat" trains
+        assert ("unknown to" in caplog.text) == is_warned, unknown
+
+
+def test_dropout_is_off(tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    tokenizer.model.dropout = 0.9
+    path = write_folder(tmp_path, tokenizer) / "tokenizer.json"
+    expected = train_bpe(TEXTS * 4, 300).encode(TEXTS)
+    loaded = load_tokenizer(path)
+    for _ in range(3):
+        assert [ids.tolist() for ids in loaded.encode(TEXTS)] == [ids.tolist() for ids in expected]
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        (["tokenizer.json"], "tokenizer.json"),
+        (["tokenizer.json", "manifest.json"], "tokenizer.json"),
+        (["tokenizer.json", "tokenizer_config.json"], ""),
+        (["tokenizer.json", "config.json"], ""),
+        (["vocab.json", "merges.txt"], ""),
+        (["tokenizer.model"], ""),
+        (["a.gguf"], "a.gguf"),
+        (["a.gguf", "b.gguf"], None),
+        (["config.json", "model.safetensors"], None),
+    ],
+)  # fmt: skip
+def test_which_tokenizer_a_folder_means(files: list[str], found: str | None, tmp_path: Path) -> None:
+    for name in files:
+        (tmp_path / name).write_text("{}")
+    assert tokenizer_at(tmp_path) == (None if found is None else tmp_path / found)
+    if "tokenizer.json" in files:
+        assert tokenizer_at(tmp_path / "tokenizer.json") == tokenizer_at(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("files", "sentence"),
+    [
+        ({"tokenizer.model": "x", "config.json": '{"model_type": "llama"}'}, "make its tokenizer.json where"),
+        ({"vocab.json": '{"a": 0}', "merges.txt": "#version: 0.2"}, "make its tokenizer.json where"),
+        ({"tokenizer.json": "{}", "tokenizer_config.json": '{"tok'}, "transformers makes no fast tokenizer"),
+    ],
+)  # fmt: skip
+def test_what_is_no_fast_tokenizer_is_one_sentence(
+    files: dict[str, str], sentence: str, tmp_path: Path
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(InputError, match=sentence):
+        load_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_of_other_tokens_is_refused_everywhere(tmp_path: Path) -> None:
+    """The same vocabulary, and other tokens: one puts a blank before each text."""
+    folder = write_folder(tmp_path / "model", byte_level(), {"eos_token": "<|endoftext|>"})
+    make_model("llama", vocab_size=300).save_pretrained(folder)
+    other = byte_level()
+    other.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    named = write_folder(tmp_path / "other", other) / "tokenizer.json"
+    for given in (str(named), other):
+        with pytest.raises(InputError, match="another than that of model 'model'"):
+            losses(TEXTS, str(folder), given, short_context_length=2)
+    assert len(losses(TEXTS, str(folder), byte_level(), short_context_length=2))
