@@ -15,7 +15,8 @@ import pandas as pd
 
 from pipeline.cli import InputError, logger
 from pipeline.measuring.contexts import Measurement
-from pipeline.measuring.explanation import foreign_text, measured_tables, planned
+from pipeline.measuring.explanation import foreign_text as foreign_tokens
+from pipeline.measuring.explanation import measured_tables, planned
 from pipeline.measuring.far_context import FarContext
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.given import GivenModel, counted
@@ -106,8 +107,6 @@ def _read(text: Text, tokenizer: DocumentTokenizer) -> TokenizedText | None:
 
 def _length(given: GivenModel, wanted: int | None, short: int, num_far: int) -> int:
     """Of a chunk; refuses one that has no target with a short context and so many far tokens before it."""
-    if short < 1:
-        raise InputError(f"the short context has {short} tokens; give it at least one")
     fewest = short + num_far
     length = wanted or min(_LONG_CONTEXT_LENGTH, given.num_positions or _LONG_CONTEXT_LENGTH)
     if length <= fewest:
@@ -119,8 +118,8 @@ def _length(given: GivenModel, wanted: int | None, short: int, num_far: int) -> 
 
 
 def losses_frame(
-    texts: Text | Iterable[Text], model: Any, tokenizer: Any, short_context_length: int,
-    long_context_length: int | None, options: Mapping[str, Any], reading: Mapping[str, Any],
+    texts: Text | Iterable[Text], model: Any, tokenizer: Any, options: Mapping[str, Any],
+    reading: Mapping[str, Any], *, short_context_length: int, long_context_length: int | None,
 ) -> pd.DataFrame:  # fmt: skip
     """See `sparsity_length.losses`."""
     given, short = GivenModel(model, **options), short_context_length
@@ -156,16 +155,13 @@ def _together(frames: Sequence[pd.DataFrame], columns: Sequence[str]) -> pd.Data
 
 
 def influential_frame(
-    texts: Text | Iterable[Text], model: Any, tokenizer: Any, judges: Sequence[Any],
-    options: Mapping[str, Any], reading: Mapping[str, Any],
-    *, ks: Sequence[int], short_context_length: int, long_context_length: int | None,
-    num_targets: int | None, rule: str, intervention: str, num_backgrounds: int, foreign: str | None,
-    seed: int, screen: int | None,
+    texts: Text | Iterable[Text], model: Any, tokenizer: Any, options: Mapping[str, Any],
+    reading: Mapping[str, Any], *, short_context_length: int, long_context_length: int | None,
+    num_targets: int | None, k: Sequence[int], rule: str, judges: Sequence[Any], intervention: str,
+    num_backgrounds: int, foreign_text: str | None, screen: int | None, seed: int,
 ) -> pd.DataFrame:  # fmt: skip
     """See `sparsity_length.influential_tokens`."""
-    ks, short = sorted(set(ks)), short_context_length
-    if not ks or ks[0] < 1:
-        raise InputError(f"k is {ks}; give whole numbers of at least 1")
+    ks, short = sorted(set(k)), short_context_length
     if intervention not in (REMOVE, BACKGROUND) or rule.startswith("learned_attention"):
         raise InputError(
             f"intervention {intervention} and rule {rule}: these need training tokens, which only the program"
@@ -197,7 +193,9 @@ def influential_frame(
     longest = max((len(span.token_ids_L) for span in spans), default=0)
     num_others = 1 + (num_backgrounds if intervention == BACKGROUND else 0)
     others_N = (
-        foreign_text(foreign, num_others * longest, read.tokenizer).token_ids_N if spans else np.empty(0)
+        foreign_tokens(foreign_text, num_others * longest, read.tokenizer).token_ids_N
+        if spans
+        else np.empty(0)
     )
     others_NL = others_N[: num_others * longest].reshape(num_others, longest)
     frames = []
