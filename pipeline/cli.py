@@ -116,6 +116,13 @@ def _sentence_of(error: Exception) -> str | None:
     return os_error_sentence(error) if isinstance(error, OSError) else None
 
 
+def cause_of(error: Exception) -> str:
+    """What went wrong, in one line, where a library says it in many."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    last = next((place for place, line in enumerate(lines) if not line.endswith(":")), -1)
+    return " ".join(lines[: last + 1] or lines)[:300]
+
+
 def os_error_sentence(error: OSError) -> str:
     """What the system refused, and the path, such as "No space left on device: runs/a"."""
     path = error.filename if error.filename2 is None else error.filename2

@@ -125,12 +125,14 @@ def main(arguments: argparse.Namespace) -> None:
         if reference:  # which is not among the references where it is the model itself
             columns["reference_divergence"] = [0.0] * lengths.targets_per_chunk
         for other in references:
+            sizes = stage.data.vocabulary_size, loaded.model.vocabulary_size, other.model.vocabulary_size
+            one, reference_model = (compared.model.cut_to(min(sizes)) for compared in (loaded, other))
             try:
-                predictions = full_pass(other.model, sequence).predictions
+                predictions = full_pass(reference_model, sequence).predictions
             except NotFiniteLossError as error:
                 error.model_name = other.name
                 raise
-            divergences = measured_in_sequence(loaded.model, sequence, predictions).divergences
+            divergences = measured_in_sequence(one, sequence, predictions).divergences
             columns["reference_divergence"] = divergences.tolist()
         return {"loss_differences": columns}
 
@@ -138,7 +140,8 @@ def main(arguments: argparse.Namespace) -> None:
         "short_context_length": lengths.short_context_length, "windowed_stride": stride,
         "near_context_length": near, "num_backgrounds": num_backgrounds or None,
     }  # fmt: skip
-    MeasuringStage(
+    stage = MeasuringStage(
         arguments, "loss_differences", settings, measure, other_models={"--reference-model": reference},
         num_other_documents=1 + num_backgrounds,
-    ).run()  # fmt: skip
+    )  # fmt: skip
+    stage.run()

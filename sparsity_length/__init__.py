@@ -23,11 +23,12 @@ divergences are nats. A bar on standard error says how long it takes; TQDM_DISAB
 What cannot be used is an InputError of one sentence.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cli import InputError
 from pipeline.explain import DEFAULT_KS, DEFAULT_RULES, SHORT_CONTEXT_LENGTH, check, parser
+from sparsity_length.arguments import checked
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,9 +40,9 @@ __all__ = ["InputError", "explain", "influential_tokens", "losses"]
 
 
 def losses(
-    texts: "Text | Iterable[Text]", model: Any, tokenizer: Any = None, short_context_length: int = 64, *,
-    long_context_length: int | None = None, dtype: str = "auto", device: str | None = None,
-    bos: str = "auto", special_tokens: bool = False,
+    texts: "Text | Iterable[Text]", model: Any, tokenizer: Any = None, *, short_context_length: int = 64,
+    long_context_length: int | None = None, bos: str = "auto", special_tokens: bool = False,
+    dtype: str = "auto", device: str | None = None,
 ) -> "pd.DataFrame":  # fmt: skip
     """The loss of each token with everything before it, and with the few tokens right before it.
 
@@ -66,19 +67,20 @@ def losses(
         The last four are NaN, and num_long_context_tokens is 0, of each text's first s + 1 tokens: their
         short context is not whole, or it is the long one.
     """
+    options, reading = checked(dtype=dtype, device=device), checked(bos=bos, special_tokens=special_tokens)
+    lengths = checked(short_context_length=short_context_length, long_context_length=long_context_length)
     from sparsity_length.frames import losses_frame  # late: it loads torch
 
-    options, reading = {"dtype": dtype, "device": device}, {"bos": bos, "special_tokens": special_tokens}
-    return losses_frame(texts, model, tokenizer, short_context_length, long_context_length, options, reading)
+    return losses_frame(texts, model, tokenizer, options, reading, **lengths)
 
 
 def influential_tokens(
-    texts: "Text | Iterable[Text]", model: Any, k: Sequence[int] = (1, 2, 4, 8, 16),
-    judges: Sequence[Any] = (), *, tokenizer: Any = None, short_context_length: int = 64,
-    long_context_length: int | None = None,
-    num_targets: int | None = None, rule: str = "leave_one_out_divergence", intervention: str = "background",
-    num_backgrounds: int = 1, foreign_text: str | None = None, seed: int = 0, dtype: str = "auto",
-    device: str | None = None, screen: int | None = None, bos: str = "auto", special_tokens: bool = False,
+    texts: "Text | Iterable[Text]", model: Any, tokenizer: Any = None, *, short_context_length: int = 64,
+    long_context_length: int | None = None, num_targets: int | None = None,
+    k: Iterable[int] = (1, 2, 4, 8, 16), rule: str = "leave_one_out_divergence", judges: Iterable[Any] = (),
+    intervention: str = "background", num_backgrounds: int = 1, foreign_text: str | None = None,
+    screen: int | None = None, seed: int = 0, bos: str = "auto", special_tokens: bool = False,
+    dtype: str = "auto", device: str | None = None,
 ) -> "pd.DataFrame":  # fmt: skip
     """The far tokens that each prediction needs most, and how far it gets with them.
 
@@ -118,23 +120,22 @@ def influential_tokens(
                 prediction by less than 0.1 nats.
         A target has a row only if s plus the largest k tokens stand before it; a warning counts the others.
     """
+    options, reading = checked(dtype=dtype, device=device), checked(bos=bos, special_tokens=special_tokens)
+    asked = checked(
+        short_context_length=short_context_length, long_context_length=long_context_length,
+        num_targets=num_targets, k=k, rule=rule, judges=judges, intervention=intervention,
+        num_backgrounds=num_backgrounds, foreign_text=foreign_text, screen=screen, seed=seed,
+    )  # fmt: skip
     from sparsity_length.frames import influential_frame  # late: it loads torch
 
-    return influential_frame(
-        texts, model, tokenizer, judges, {"dtype": dtype, "device": device},
-        {"bos": bos, "special_tokens": special_tokens}, ks=k,
-        short_context_length=short_context_length, long_context_length=long_context_length,
-        num_targets=num_targets, rule=rule, intervention=intervention, num_backgrounds=num_backgrounds,
-        foreign=foreign_text, seed=seed, screen=screen,
-    )  # fmt: skip
+    return influential_frame(texts, model, tokenizer, options, reading, **asked)
 
 
 def explain(
-    text: "Text", model: Any, *, tokenizer: Any = None, short_context_length: int = SHORT_CONTEXT_LENGTH,
-    long_context_length: int | None = None, num_targets: int | None = None,
-    rules: Sequence[str] = DEFAULT_RULES, k: Sequence[int] = DEFAULT_KS, foreign_text: str | None = None,
-    seed: int = 0, dtype: str = "auto", device: str | None = None, bos: str = "auto",
-    special_tokens: bool = False,
+    text: "Text", model: Any, tokenizer: Any = None, *, short_context_length: int = SHORT_CONTEXT_LENGTH,
+    long_context_length: int | None = None, num_targets: int | None = None, k: Iterable[int] = DEFAULT_KS,
+    rules: Iterable[str] = DEFAULT_RULES, foreign_text: str | None = None, seed: int = 0, bos: str = "auto",
+    special_tokens: bool = False, dtype: str = "auto", device: str | None = None,
 ) -> "Explanation":  # fmt: skip
     """What each token of a text needs of those before it, as pipeline/explain.py tells it.
 
@@ -163,13 +164,16 @@ def explain(
             null_sparse_context_losses: the same of the foreign text; None of rules that need no null.
     """
     arguments = parser().parse_args(["--model", ""])
-    vars(arguments).update(
-        model=model, tokenizer=tokenizer, short_context_length=short_context_length,
-        long_context_length=long_context_length, targets=num_targets, rules=rules, k=k,
-        foreign_text=foreign_text, seed=seed, dtype=dtype, device=device, bos=bos,
-        special_tokens=special_tokens,
+    asked = checked(
+        short_context_length=short_context_length, long_context_length=long_context_length,
+        num_targets=num_targets, k=k, rules=rules, foreign_text=foreign_text, seed=seed, bos=bos,
+        special_tokens=special_tokens, dtype=dtype, device=device,
     )  # fmt: skip
+    vars(arguments).update(asked, model=model, tokenizer=tokenizer, targets=asked["num_targets"])
     check(arguments)
     from pipeline.measuring.explanation import explained  # late: it loads torch
+    from pipeline.text.tokenizer import is_one_text
 
+    if not is_one_text(text):
+        raise InputError(f"the text is of type {type(text).__name__}; give one text, such as a string")
     return explained(text, arguments)

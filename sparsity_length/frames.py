@@ -15,7 +15,8 @@ import pandas as pd
 
 from pipeline.cli import InputError, logger
 from pipeline.measuring.contexts import Measurement
-from pipeline.measuring.explanation import foreign_text, measured_tables, planned
+from pipeline.measuring.explanation import foreign_text as foreign_tokens
+from pipeline.measuring.explanation import measured_tables, planned
 from pipeline.measuring.far_context import FarContext
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.given import GivenModel, counted
@@ -65,7 +66,6 @@ class _Texts:
         self.read = [_read(text, self.tokenizer) for text in each]
         none_0 = np.empty(0, dtype=np.int64)
         self.ids = [none_0 if text is None else text.token_ids_N for text in self.read]
-        self.largest_id = max((int(ids_N.max()) for ids_N in self.ids if len(ids_N)), default=0)
         if num_empty := sum(text is None for text in self.read):
             logger.warning("%d of %d texts have no token, and no row", num_empty, len(self.read))
         noted = sum((text.noted for text in self.read if text is not None), Counter[str]())
@@ -107,8 +107,6 @@ def _read(text: Text, tokenizer: DocumentTokenizer) -> TokenizedText | None:
 
 def _length(given: GivenModel, wanted: int | None, short: int, num_far: int) -> int:
     """Of a chunk; refuses one that has no target with a short context and so many far tokens before it."""
-    if short < 1:
-        raise InputError(f"the short context has {short} tokens; give it at least one")
     fewest = short + num_far
     length = wanted or min(_LONG_CONTEXT_LENGTH, given.num_positions or _LONG_CONTEXT_LENGTH)
     if length <= fewest:
@@ -120,8 +118,8 @@ def _length(given: GivenModel, wanted: int | None, short: int, num_far: int) -> 
 
 
 def losses_frame(
-    texts: Text | Iterable[Text], model: Any, tokenizer: Any, short_context_length: int,
-    long_context_length: int | None, options: Mapping[str, Any], reading: Mapping[str, Any],
+    texts: Text | Iterable[Text], model: Any, tokenizer: Any, options: Mapping[str, Any],
+    reading: Mapping[str, Any], *, short_context_length: int, long_context_length: int | None,
 ) -> pd.DataFrame:  # fmt: skip
     """See `sparsity_length.losses`."""
     given, short = GivenModel(model, **options), short_context_length
@@ -131,7 +129,7 @@ def losses_frame(
     measured = [np.full((len(ids_N), len(_VALUES)), np.nan, dtype=np.float32) for ids_N in read.ids]
     num_seen = [np.zeros(len(ids_N), dtype=np.int64) for ids_N in read.ids]
     total = sum(span.lengths.targets_per_chunk * short for span in spans)
-    with given.ready(length, read.largest_id) as loaded, counted([loaded], "losses", total):
+    with given.ready(length, read.ids, read.tokenizer) as loaded, counted([loaded], "losses", total):
         for text, start, ids_L, lengths in spans:
             with failures_in_words(given.name, len(ids_L), start, f" of text {text}"):
                 measurement = Measurement(loaded.model, lengths, loaded.batching)
@@ -157,16 +155,13 @@ def _together(frames: Sequence[pd.DataFrame], columns: Sequence[str]) -> pd.Data
 
 
 def influential_frame(
-    texts: Text | Iterable[Text], model: Any, tokenizer: Any, judges: Sequence[Any],
-    options: Mapping[str, Any], reading: Mapping[str, Any],
-    *, ks: Sequence[int], short_context_length: int, long_context_length: int | None,
-    num_targets: int | None, rule: str, intervention: str, num_backgrounds: int, foreign: str | None,
-    seed: int, screen: int | None,
+    texts: Text | Iterable[Text], model: Any, tokenizer: Any, options: Mapping[str, Any],
+    reading: Mapping[str, Any], *, short_context_length: int, long_context_length: int | None,
+    num_targets: int | None, k: Sequence[int], rule: str, judges: Sequence[Any], intervention: str,
+    num_backgrounds: int, foreign_text: str | None, screen: int | None, seed: int,
 ) -> pd.DataFrame:  # fmt: skip
     """See `sparsity_length.influential_tokens`."""
-    ks, short = sorted(set(ks)), short_context_length
-    if not ks or ks[0] < 1:
-        raise InputError(f"k is {ks}; give whole numbers of at least 1")
+    ks, short = sorted(set(k)), short_context_length
     if intervention not in (REMOVE, BACKGROUND) or rule.startswith("learned_attention"):
         raise InputError(
             f"intervention {intervention} and rule {rule}: these need training tokens, which only the program"
@@ -176,8 +171,6 @@ def influential_frame(
     given = GivenModel(model, **options)
     of_judges = [GivenModel(one, **(options if isinstance(one, str | Path) else {})) for one in judges]
     read = _Texts(texts, given, tokenizer, reading)
-    for judge in of_judges:
-        judge.refuse_other_tokens(read.tokenizer)
     length = _length(given, long_context_length, short, ks[0])
     spans, requests = [], []
     for text, ids_N in enumerate(read.ids):
@@ -200,12 +193,15 @@ def influential_frame(
     longest = max((len(span.token_ids_L) for span in spans), default=0)
     num_others = 1 + (num_backgrounds if intervention == BACKGROUND else 0)
     others_N = (
-        foreign_text(foreign, num_others * longest, read.tokenizer).token_ids_N if spans else np.empty(0)
+        foreign_tokens(foreign_text, num_others * longest, read.tokenizer).token_ids_N
+        if spans
+        else np.empty(0)
     )
     others_NL = others_N[: num_others * longest].reshape(num_others, longest)
     frames = []
     with ExitStack() as stack:
-        loaded = [stack.enter_context(one.ready(length, read.largest_id)) for one in (given, *of_judges)]
+        fed = [*read.ids, others_N]
+        loaded = [stack.enter_context(one.ready(length, fed, read.tokenizer)) for one in (given, *of_judges)]
         names = [one.name for one in loaded]
         # A judge's rows are found by its name: of several models of one name it becomes another.
         loaded[1:] = [

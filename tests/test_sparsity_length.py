@@ -1,5 +1,6 @@
 """The library: its numbers are those of the stages and of stock models, for models and texts of any kind."""
 
+import inspect
 import subprocess
 import sys
 from collections.abc import Callable
@@ -69,7 +70,7 @@ def test_the_numbers_are_those_of_the_stages(
     )  # fmt: skip
     chunks = [tokens[:LONG] for tokens in DOCUMENTS.values() if len(tokens) >= LONG]
     texts = [text_of(tokens) for tokens in chunks]
-    found = losses(texts, chooser, words, SHORT, long_context_length=LONG)
+    found = losses(texts, chooser, words, short_context_length=SHORT, long_context_length=LONG)
     found = found[found["position"] >= 9]
     expected = read_artefact(results, "loss_differences")
     expected = expected.rename(columns={"short_context_divergence": "divergence"})
@@ -82,7 +83,7 @@ def test_the_numbers_are_those_of_the_stages(
     )
     for rule in ("leave_one_out_divergence", "leave_one_out"):
         found = influential_tokens(
-            texts[0], make_olmo(seed=0), (1, 2, 5), [make_olmo(seed=1)], tokenizer=words, num_targets=3,
+            texts[0], make_olmo(seed=0), words, k=(1, 2, 5), judges=[make_olmo(seed=1)], num_targets=3,
             rule=rule, short_context_length=SHORT, foreign_text=" ".join(texts[1:]),
         )  # fmt: skip
         asked = f"rule == '{rule}' and document_id == '{next(iter(DOCUMENTS))}'"
@@ -115,7 +116,7 @@ def stock_loss(stock: PreTrainedModel, token_ids: list[int], positions: range, t
 
 def test_a_text_of_several_chunks_has_a_row_a_token_and_the_stock_model_s_losses(bpe: Tokenizer) -> None:
     stock, text = make_model("llama", vocab_size=bpe.get_vocab_size()), TEXT * 5
-    frame = losses(["", text, "The"], stock, bpe, S)
+    frame = losses(["", text, "The"], stock, bpe, short_context_length=S)
     assert frame["text"].unique().tolist() == [1, 2]  # empty texts have no row
     frame, ids = frame[frame["text"] == 1], bpe.encode(text).ids
     assert len(ids) > 2 * 64 and frame["position"].tolist() == list(range(len(ids)))
@@ -131,13 +132,13 @@ def test_a_text_of_several_chunks_has_a_row_a_token_and_the_stock_model_s_losses
         long = stock_loss(stock, ids[t - num : t], range(num), ids[t])
         short = stock_loss(stock, ids[t - S : t], range(num - S, num), ids[t])
         np.testing.assert_allclose([row.long_context_loss, row.short_context_loss], [long, short], atol=2e-5)
-    chosen = influential_tokens(text, stock, (1, 3), tokenizer=bpe, short_context_length=S)
+    chosen = influential_tokens(text, stock, bpe, k=(1, 3), short_context_length=S)
     assert len(chosen) == 3 * (len(ids) - S - 3)
     asked = {"tokenizer": bpe, "short_context_length": S, "num_targets": 3}
-    of_blocks = influential_tokens(text, stock, (1, 30), **asked, screen=8)
+    of_blocks = influential_tokens(text, stock, k=(1, 30), **asked, screen=8)
     assert 0 < of_blocks["influence"].isna().sum() < len(of_blocks)
-    every = influential_tokens(text, stock, (1, 30), **asked)
-    pd.testing.assert_frame_equal(influential_tokens(text, stock, (1, 30), **asked, screen=57), every)
+    every = influential_tokens(text, stock, k=(1, 30), **asked)
+    pd.testing.assert_frame_equal(influential_tokens(text, stock, k=(1, 30), **asked, screen=57), every)
     joined = chosen.merge(frame, on=["position", "token"], suffixes=("", "_of_losses"))
     same = joined[joined["num_long_context_tokens"] == joined["position"]]
     np.testing.assert_allclose(same["long_context_loss"], same["long_context_loss_of_losses"], atol=2e-5)
@@ -154,7 +155,7 @@ def test_models_tokenizers_and_texts_of_every_kind_tell_the_same(llama: Path, bp
         (in_memory, fast, Dataset.from_dict({"text": [TEXT, TEXT[:40]]})["text"]),
         (in_memory, str(llama), (text for text in series)),
     ):
-        found = losses(texts, model, tokenizer, S)
+        found = losses(texts, model, tokenizer, short_context_length=S)
         pd.testing.assert_frame_equal(found, expected, atol=2e-5, rtol=0)
     # A model in memory is as it was.
     assert in_memory.training and not in_memory.model.layers[0].training
@@ -190,8 +191,22 @@ def test_what_has_no_row_is_counted(llama: Path, caplog: pytest.LogCaptureFixtur
         (TEXT, {"model": make_model("llama"), "device": "cpu"}, "a model in memory is measured as it is"),
         (TEXT, {"model": make_model("llama"), "tokenizer": "olmo"}, "they do not belong together"),
         (TEXT, {"long_context_length": 5}, "has no target with 5 tokens before it"),
-        (TEXT, {"short_context_length": 0}, "the short context has 0 tokens"),
-        (TEXT, {"k": ()}, "k is"),
+        *((TEXT, {"short_context_length": bad}, "short_context_length: .* is not a whole number of")
+          for bad in (0, -1, 8.0, True, "8", float("nan"), None, [4], np.float64(8))),
+        (TEXT, {"k": ()}, "k is empty"),
+        (TEXT, {"k": 4}, r"k is 4; give a list of whole numbers, such as \[4\]"),
+        (TEXT, {"k": (1.0,)}, "k: 1.0 is not a whole number"),
+        (TEXT, {"k": "12"}, "k is '12'; give a list"),
+        (TEXT, {"num_backgrounds": 0}, "num_backgrounds: 0 is not"),
+        (TEXT, {"seed": -1}, "seed: -1 is not"),
+        (TEXT, {"screen": 2.5}, "screen: 2.5 is not"),
+        *((TEXT, {"num_targets": bad}, f"num_targets: {bad} is not") for bad in (0, -1, False)),
+        (TEXT, {"long_context_length": 0}, "long_context_length: 0 is not"),
+        (TEXT, {"judges": "runs/a"}, "judges is 'runs/a'; give a list of models"),
+        (TEXT, {"foreign_text": 5}, "foreign_text is of type int; give a string"),
+        (TEXT, {"rule": None}, "rule is of type NoneType"),
+        (TEXT, {"dtype": "float16"}, "unknown dtype 'float16'"),
+        (TEXT, {"special_tokens": 1}, "special_tokens is 1; give True or False"),
         (TEXT, {"rule": "gready"}, "did you mean 'greedy'"),
         (TEXT, {"intervention": "substitute"}, "these need training tokens"),
     ],
@@ -199,9 +214,38 @@ def test_what_has_no_row_is_counted(llama: Path, caplog: pytest.LogCaptureFixtur
 def test_what_cannot_be_used_is_one_sentence(
     texts: Any, arguments: dict[str, Any], sentence: str, llama: Path
 ) -> None:
-    call = influential_tokens if arguments.keys() & {"k", "rule", "intervention"} else losses
+    of_losses = set(inspect.signature(losses).parameters)
+    call = losses if arguments.keys() <= of_losses else influential_tokens
     with pytest.raises(InputError, match=sentence):
         call(texts, **{"model": str(llama), "short_context_length": S} | arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"k": (0,)}, "k: 0 is not"), ({"rules": "leave_one_out"}, "rules is 'leave_one_out'; give a list"),
+        ({"rules": [5]}, "rule is of type int"), ({"short_context_length": 0}, "short_context_length: 0"),
+        ({"num_targets": 0}, "num_targets: 0 is not"), ({"text": 5}, "the text is of type int"),
+        ({"text": [TEXT]}, "the text is of type list"),
+    ],
+)  # fmt: skip
+def test_explain_refuses_the_same(arguments: dict[str, Any], sentence: str, llama: Path) -> None:
+    with pytest.raises(InputError, match=sentence):
+        explain(**{"text": TEXT, "model": str(llama), "short_context_length": S} | arguments)
+
+
+def test_whole_numbers_of_any_library_are_taken_and_one_order_holds(llama: Path) -> None:
+    numbers = {"short_context_length": np.int64(S), "num_targets": np.uint8(2), "k": np.array([1, 2])}
+    found = influential_tokens(TEXT, str(llama), **numbers, device=torch.device("cpu"))
+    assert len(found) == 2 * 2
+    orders = [list(inspect.signature(call).parameters) for call in (influential_tokens, losses, explain)]
+    for order in orders[1:]:
+        of_first = {"text": "texts", "rules": "rule"}
+        places = [orders[0].index(of_first.get(name, name)) for name in order]
+        assert places == sorted(places)
+    for call in (influential_tokens, losses, explain):
+        kinds = [parameter.kind for parameter in inspect.signature(call).parameters.values()]
+        assert set(kinds[3:]) == {inspect.Parameter.KEYWORD_ONLY}
 
 
 def test_an_import_loads_nothing_heavy() -> None:
@@ -214,7 +258,8 @@ def test_an_import_loads_nothing_heavy() -> None:
 @pytest.mark.gpu
 def test_a_model_on_a_gpu_tells_what_it_tells_on_the_processor(llama: Path, bpe: Tokenizer) -> None:
     on_gpu = make_model("llama", vocab_size=bpe.get_vocab_size()).cuda()
-    found, expected = losses(TEXT * 3, on_gpu, bpe, S), losses(TEXT * 3, llama, None, S, device="cpu")
+    flags = {"short_context_length": S}
+    found, expected = losses(TEXT * 3, on_gpu, bpe, **flags), losses(TEXT * 3, llama, **flags, device="cpu")
     np.testing.assert_allclose(found[VALUES], expected[VALUES], atol=2e-4)
     flags = {"short_context_length": S, "num_targets": 4, "k": (1, 2)}
     chosen = [

@@ -133,7 +133,7 @@ def explained(text: Text, arguments: argparse.Namespace) -> Explanation:
         seed=arguments.seed, every_null=False, every_influence=False,
     )  # fmt: skip
     first_token = num_tokens - length
-    with given.ready(length, int(tokenized.token_ids_N.max())) as loaded:
+    with given.ready(length, [tokenized.token_ids_N, foreign.token_ids_N], tokenizer) as loaded:
         if length < num_tokens:
             why = ", the positions the model was made for (--long-context-length sets another number)"
             logger.warning(

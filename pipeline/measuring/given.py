@@ -1,11 +1,12 @@
 """A model and its tokenizer as a user has them: a path, a name on the hub, or objects in memory."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from olmo.model import OLMo
 from torch import nn
@@ -17,12 +18,12 @@ from pipeline.models.devices import keep_freed_memory, usable_device
 from pipeline.models.interface import CausalLM
 from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm
 from pipeline.models.olmo import OLMoCausalLM
+from pipeline.models.vocabulary import OwnTokenizer, refuse_foreign_tokens
 from pipeline.text.folder import TOKENIZER_FILE
 from pipeline.text.tokenizer import (
     DocumentTokenizer,
     load_tokenizer,
     parse_tokenizer_name,
-    refuse_other_tokens,
     tokenizer_at,
     tokenizer_in_memory,
 )
@@ -78,65 +79,55 @@ class GivenModel:
     ) -> DocumentTokenizer:
         """The tokenizer that is given, or that lies by the model.
 
-        InputError where there is none, one that does not say where its tokens stand, or another than the
-        model's own.
+        InputError where there is none, or one that does not say where its tokens stand.
         """
         read: dict[str, Any] = {"bos": bos, "special_tokens": special_tokens}
-        own = self._own_tokenizer()
         if given is None:
             if self.checkpoint is None:
                 raise InputError("a model in memory comes without its tokenizer: give it too, as tokenizer=…")
+            own = self.checkpoint.own_tokenizer().path
             if own is None:
                 raise InputError(
                     f"{self.checkpoint.folder} brings no {TOKENIZER_FILE}; name the one to use with"
                     " --tokenizer"
                 )
             return self._loaded(own, read)
-        if isinstance(given, str | Path):
-            found = parse_tokenizer_name(str(given))
-            if isinstance(found, int):
-                raise InputError(
-                    f"--tokenizer {given} would be trained anew; name the model's own tokenizer.json"
-                )
-            tokenizer = self._loaded(found if isinstance(found, Path) else found.fetch(), read)
-        else:
-            tokenizer = tokenizer_in_memory(given, **read)
-        self.refuse_other_tokens(tokenizer)
-        return tokenizer
+        if not isinstance(given, str | Path):
+            return tokenizer_in_memory(given, **read)
+        found = parse_tokenizer_name(str(given))
+        if isinstance(found, int):
+            raise InputError(
+                f"--tokenizer {given} would be trained anew; name the model's own tokenizer.json"
+            )
+        return self._loaded(found if isinstance(found, Path) else found.fetch(), read)
 
-    def refuse_other_tokens(self, tokenizer: DocumentTokenizer) -> None:
-        """Refuse a tokenizer that is not the model's; of a model in memory only if that can be told."""
-        own = self._own_tokenizer()
-        if own is not None or self.checkpoint is not None:
-            refuse_other_tokens(own, tokenizer, self.name)
-
-    def _own_tokenizer(self) -> Path | None:
-        """The tokenizer that lies by the model."""
-        if self.checkpoint is None:
-            folder, is_olmo = Path(getattr(self._in_memory, "name_or_path", "") or os.devnull), False
-        else:
-            folder, is_olmo = self.checkpoint.folder.resolve(), self.checkpoint.is_olmo
-        # A run of pretrain.py lies beside its data as the programs here name their folders.
-        beside = [folder.parent, *(above / "data" for above in list(folder.parents)[:3])]
-        return next(filter(None, map(tokenizer_at, [folder, *(beside if is_olmo else [])])), None)
+    def _own_tokenizer(self) -> OwnTokenizer | None:
+        """What is known of the tokenizer that the model was trained with; None of one in memory alone."""
+        if self.checkpoint is not None:
+            return self.checkpoint.own_tokenizer(self._trusts_code)
+        folder = Path(getattr(self._in_memory, "name_or_path", "") or os.devnull)
+        path = tokenizer_at(folder)
+        return None if path is None else OwnTokenizer(path)
 
     def _loaded(self, path: Path, read: Mapping[str, Any]) -> DocumentTokenizer:
         return load_tokenizer(path, **read, ends_documents=False, trust_remote_code=self._trusts_code)
 
     @contextmanager
-    def ready(self, num_positions: int, largest_token_id: int = 0) -> Iterator[LoadedModel]:
+    def ready(
+        self, num_positions: int, texts: Iterable[np.ndarray], tokenizer: DocumentTokenizer
+    ) -> Iterator[LoadedModel]:
         """The model to be measured at position IDs below `num_positions`; one in memory is as before then.
 
-        InputError where it cannot be, or has no token of so large an ID.
+        `texts` are token IDs, of the `tokenizer`. InputError where it cannot be measured, or was not trained
+        on such tokens (`refuse_foreign_tokens`).
         """
         keep_freed_memory()
         with nullcontext() if self._in_memory is None else _given_back(self._in_memory):
             model = self._measurable(num_positions)
-            if largest_token_id >= model.vocabulary_size:
-                raise InputError(
-                    f"the tokenizer gives token {largest_token_id}, and {self.name} has a vocabulary of"
-                    f" {model.vocabulary_size}: they do not belong together"
-                )
+            refuse_foreign_tokens(
+                model, self.name, self._own_tokenizer(), texts, tokenizer, tokenizer.name,
+                tokenizer.vocabulary_size,
+            )  # fmt: skip
             yield LoadedModel(self.name, model, Batching.for_model(model))
 
     def _measurable(self, num_positions: int) -> CausalLM:

@@ -26,13 +26,13 @@ from pipeline.measuring.methods import LEARNED, RIDGE, fitted_head_weights
 from pipeline.models.devices import GIBIBYTE, keep_freed_memory, peak_bytes, supports_bfloat16, usable_device
 from pipeline.models.interface import CausalLM, NotFiniteLossError, Predictions
 from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm, training_facts
+from pipeline.models.vocabulary import refuse_foreign_tokens
 from pipeline.results.read import read_artefact, what_made
 from pipeline.results.schemas import ATTENTION_HEADS, DIVERGENCE, OWN, Columns, append_columns
 from pipeline.results.versions import sha256_of_files
 from pipeline.results.write import StageOutput
 from pipeline.text.chunks import Chunk, chunks_of, long_enough_documents
-from pipeline.text.folder import TOKENIZER_FILE, EvaluationDocument, TokenizedData, training_chunks
-from pipeline.text.tokenizer import refuse_other_tokens, tokenizer_at
+from pipeline.text.folder import TOKENIZER_FILE, TokenizedData, training_chunks
 from pipeline.training.speed import faster_dtype, warn_where_bfloat16_is_slow
 
 AUTO = "auto"
@@ -205,7 +205,7 @@ class MeasuringStage:
         first, checkpoint = loaded[0], next(iter(models.values()))
         facts = training_facts(checkpoint.folder, checkpoint.is_olmo)
         facts["num_parameters"] = first.model.num_parameters
-        others = [self._other(other, first, dtype) for other in self.others if other not in models]
+        others = [self._other(other, dtype) for other in self.others if other not in models]
         if self.prepare is not None:
             for one, checkpoint in zip(loaded, models.values(), strict=True):
                 self.prepare(one, self._sha256(checkpoint), dtype)
@@ -236,24 +236,24 @@ class MeasuringStage:
 
     def _load(self, name: str, checkpoint: Checkpoint, dtype: str) -> LoadedModel:
         arguments, loading = self.arguments, replace(self.loading, dtype=getattr(torch, dtype))
-        num_positions = self.num_positions or arguments.long_context_length
-        model = load_causal_lm(checkpoint, loading, num_positions)
-        refuse_foreign_tokens(model, self.data, self.documents, checkpoint)
+        model = load_causal_lm(
+            checkpoint, loading, self.num_positions or arguments.long_context_length
+        )
+        tokenizer = self.data.tokenizer() if (self.data.folder / TOKENIZER_FILE).is_file() else None
+        refuse_foreign_tokens(
+            model, str(checkpoint.folder), checkpoint.own_tokenizer(loading.trust_remote_code),
+            [np.array(self.data.bos_token_ids), *(document.token_ids for document in self.documents)],
+            tokenizer, f"the tokenizer of {self.data.folder}", self.data.vocabulary_size,
+        )  # fmt: skip
         budget = arguments.memory_budget and arguments.memory_budget * GIBIBYTE
         return LoadedModel(name, model, Batching.for_model(model, budget))
 
-    def _other(self, name: str, beside: LoadedModel, dtype: str) -> LoadedModel:
+    def _other(self, name: str, dtype: str) -> LoadedModel:
         """Another model, loaded once, whatever it is measured beside."""
-        flag, checkpoint = self.others[name]
+        checkpoint = self.others[name][1]
         if (name, dtype) not in self._loaded_others:
             self._loaded_others[name, dtype] = self._load(name, checkpoint, dtype)
-        other = self._loaded_others[name, dtype]
-        if (size := other.model.vocabulary_size) != beside.model.vocabulary_size:
-            raise InputError(
-                f"{flag} {name} has a vocabulary of {size} and model '{beside.name}' one of"
-                f" {beside.model.vocabulary_size}: their predictions cannot be compared"
-            )
-        return other
+        return self._loaded_others[name, dtype]
 
 
 def say_how_long(loaded: LoadedModel, num_tokens: float, lengths: ContextLengths, less: str) -> None:
@@ -306,28 +306,6 @@ def left_out(tables: Mapping[str, Columns]) -> dict[str, int]:
         if criterion == DIVERGENCE
     }
     return {"num_asked": len(pairs), "num_without_gain": sum(pairs.values())}
-
-
-def refuse_foreign_tokens(
-    model: CausalLM, data: TokenizedData, documents: Sequence[EvaluationDocument], checkpoint: Checkpoint
-) -> None:
-    """Refuse a model that was not trained on tokens of the data's tokenizer, as far as that can be told."""
-    largest = max(int(document.token_ids.max()) for document in documents)
-    if not checkpoint.fits(model, data.vocabulary_size) or largest >= model.vocabulary_size:
-        raise InputError(
-            f"the tokenizer of {data.folder} has {data.vocabulary_size} tokens (largest ID used: {largest})"
-            f" and {checkpoint.folder} a vocabulary of {model.vocabulary_size}: they do not belong together"
-        )
-    # Sizes tell little where a vocabulary may be padded, but such models mostly bring their tokenizer along.
-    if not checkpoint.is_olmo:
-        own = tokenizer_at(checkpoint.folder)
-        if own is None and model.vocabulary_size > 1.1 * data.vocabulary_size + 256:  # more than padding
-            raise InputError(
-                f"the tokenizer of {data.folder} has {data.vocabulary_size} tokens, and {checkpoint.folder} a"
-                f" vocabulary of {model.vocabulary_size}: they do not belong together"
-            )
-        if (data.folder / TOKENIZER_FILE).is_file():
-            refuse_other_tokens(own, data.tokenizer(), checkpoint.name)
 
 
 @contextmanager

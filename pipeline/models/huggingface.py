@@ -15,9 +15,11 @@ heads, E head width, V vocabulary, N any number of rows.
 """
 
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,7 +30,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from pipeline.cli import InputError
+from pipeline.cli import InputError, cause_of
 from pipeline.models.attention import added_to_scores, attend
 from pipeline.models.devices import refuse_model_beyond_memory
 from pipeline.models.interface import (
@@ -42,6 +44,7 @@ from pipeline.models.interface import (
     rows_of,
     visibility_of_all,
 )
+from pipeline.models.unusable import refuse_other_weights
 
 SHARED_PREFIX = "sdpa_with_shared_prefix"
 """What our attention is called among the library's."""
@@ -348,16 +351,18 @@ class HuggingFaceCausalLM(CausalLM):
 def load_hugging_face(
     folder: Path, *, device: torch.device, dtype: torch.dtype = torch.float32,
     device_map: str | None = None, trust_remote_code: bool = False, num_positions: int,
+    gguf: str | None = None,
 ) -> HuggingFaceCausalLM:  # fmt: skip
     """Load a causal LM from a folder as `save_pretrained` and the hub's snapshots have it; tensors only.
 
+    `gguf` is the file of the folder that holds the model, if it is one of GGUF; its weights are unpacked.
     It goes to `device`, or where a `device_map` of accelerate's says. Position IDs will be below
     `num_positions`. InputError where it is no causal LM, incomplete, too large, has no place for so many
     positions, or does not obey (`check_model`).
     """
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    model = _stock_model(folder, dtype, device_map, trust_remote_code)
+    model = _stock_model(folder, dtype, device_map, trust_remote_code, gguf)
     if device_map is None:
         refuse_model_beyond_memory(model, device, str(folder))
         model = model.to(device)
@@ -410,19 +415,31 @@ def positions_of(config: Any) -> int | None:
     return min((int(number) for number in numbers if number), default=None)
 
 
-def config_of(folder: Path, trust_remote_code: bool) -> Any:
+def config_of(folder: Path, trust_remote_code: bool, gguf: str | None = None) -> Any:
     """The library's configuration of a model in a folder; InputError where it has none that can be used."""
+    if gguf is not None and find_spec("gguf") is None:
+        raise InputError(f"to read {folder / gguf}, the package gguf is needed: pip install gguf")
     try:
-        return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        return transformers.AutoConfig.from_pretrained(
+            folder, trust_remote_code=trust_remote_code, **_file(gguf)
+        )
     except Exception as error:  # by version and fault OSError, ValueError, KeyError, or what its code raises
-        raise InputError(f"{folder}/config.json cannot be used: {_reason(error)}") from error
+        raise InputError(f"{folder / (gguf or 'config.json')} cannot be used: {_reason(error)}") from error
+
+
+def _file(gguf: str | None) -> dict[str, str]:
+    return {} if gguf is None else {"gguf_file": gguf}
+
+
+# Tables and masks that older versions of the library saved with the weights, and computes anew.
+_COMPUTED = re.compile(r"(^|\.)(inv_freq|cos_cached|sin_cached|position_ids|masked_bias)$")
 
 
 def _stock_model(
-    folder: Path, dtype: torch.dtype, device_map: str | None, trust_remote_code: bool
+    folder: Path, dtype: torch.dtype, device_map: str | None, trust_remote_code: bool, gguf: str | None
 ) -> transformers.PreTrainedModel:
-    """The causal LM in the folder, as the library has it."""
-    config = config_of(folder, trust_remote_code)
+    """The causal LM in the folder, as the library has it; all its weights are the folder's, and no other."""
+    config = config_of(folder, trust_remote_code, gguf)
     if getattr(config, "is_encoder_decoder", False):
         raise InputError(
             f"{folder} holds an encoder-decoder ({config.model_type}); only causal (decoder-only) language"
@@ -431,25 +448,29 @@ def _stock_model(
     try:
         model, loading = transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, device_map=device_map, trust_remote_code=trust_remote_code,
-            output_loading_info=True,
+            # Told below, where the library would only point to its log.
+            ignore_mismatched_sizes=True, output_loading_info=True, **_file(gguf),
         )  # fmt: skip
     except Exception as error:  # the library's, safetensors', pickle's, accelerate's or remote code's own
         raise InputError(f"{folder} cannot be loaded as a causal LM: {_reason(error)}") from error
-    if missing := sorted(loading["missing_keys"]):
-        # The library would go on with random numbers in their place.
+    if mismatched := sorted(loading["mismatched_keys"]):
+        name, found, wanted = mismatched[0]
         raise InputError(
-            f"{folder} lacks {len(missing)} of the weights of a {type(model).__name__}, such as {missing[0]};"
-            " it was saved without them, or is not a causal LM"
+            f"{folder} has {name} of the shape {list(found)}, and its config.json says {list(wanted)}: they"
+            " are not of one model; put back the config.json that was saved with the weights"
         )
+    computed = {name for name, _ in model.named_buffers()}
+    computed |= {name for name in loading["unexpected_keys"] if _COMPUTED.search(name)}
+    left_over = loading["unexpected_keys"] - computed
+    refuse_other_weights(folder, f"a {type(model).__name__}", left_over, loading["missing_keys"])
     return model
 
 
 def _reason(error: Exception) -> str:
-    """The first line of the library's message, which may be pages long."""
+    """What tells the cause in the library's message, which may be pages long."""
     if "trust_remote_code" in str(error):
         return "it needs the Python files that come with it; where you trust them, --trust-remote-code"
-    lines = (line.strip() for line in str(error).splitlines())
-    return next((line for line in lines if line), type(error).__name__)[:300]
+    return cause_of(error)
 
 
 def sliding_window(config: Any) -> int | None:
@@ -559,6 +580,11 @@ def _broken_promises(lm: HuggingFaceCausalLM, token_ids_1S: torch.Tensor) -> Ite
     prefix = lm.read(token_ids_1S, rows_S[None], None, None)[1].first(half)
     if _differ(logits(slice(half, None), None, prefix), full_SV[half:]):
         yield "it does not read on from a shared prefix as from the tokens themselves"
+    both_2S = torch.cat((token_ids_1S, token_ids_1S.flip(1)))[:, half:]
+    second = lm.logits(lm.hidden_states(both_2S[1:], rows_S[None, half:], None, None, prefix)[0])
+    batch_2SD = lm.hidden_states(both_2S, rows_S[None, half:], None, None, prefix)
+    if _differ(lm.logits(batch_2SD[0]), full_SV[half:]) or _differ(lm.logits(batch_2SD[1]), second):
+        yield "two texts in one batch are not to it what each is alone"
 
 
 def _differ(logits_SV: torch.Tensor, expected_SV: torch.Tensor) -> bool:

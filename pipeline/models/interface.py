@@ -14,6 +14,7 @@ references, D width, V vocabulary, H heads, G key-value heads of width E, N any 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -137,6 +138,9 @@ class CausalLM(ABC):
     attention, and derivatives of losses.
     """
 
+    _num_predicted: int | None = None
+    """See `cut_to`; None for the whole vocabulary."""
+
     def __init__(self, model: nn.Module) -> None:
         self._model: nn.Module = model.eval().requires_grad_(False)  # it is measured, not trained
 
@@ -230,7 +234,16 @@ class CausalLM(ABC):
     @torch.inference_mode()
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
         """Vocabulary logits of hidden states: [N, V]."""
-        return self._project(hidden_ND)
+        return self._project(hidden_ND)[:, : self._num_predicted]
+
+    def cut_to(self, num_tokens: int) -> "CausalLM":
+        """The same model, whose predictions are of the first tokens of its vocabulary only, renormalized.
+
+        So models whose embeddings are padded to different sizes can be compared.
+        """
+        cut = copy(self)
+        cut._num_predicted = num_tokens
+        return cut
 
     @torch.enable_grad()
     def gate_gradients(

@@ -1,4 +1,4 @@
-"""Which model a word of --checkpoints means, and loading it: an OLMo run, a Hugging Face folder, a hub name.
+"""Which model a word of --checkpoints means, and loading it: a folder, a GGUF file, a name on the hub.
 
 <run folder>/step<N>-unsharded/       a checkpoint in OLMo's layout, as pipeline/pretrain.py writes them
     config.yaml  model.pt             what a model is loaded from
@@ -11,31 +11,44 @@ whenever a model is loaded. A model of the hub is fetched once into its cache, t
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any
 
+import numpy as np
 import torch
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 from olmo.config import BlockType, ModelConfig
 from olmo.exceptions import OLMoConfigurationError
 from olmo.model import OLMo
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf, base, nodes
 from yaml import YAMLError
 
-from pipeline.cli import InputError, is_out_of_memory, logger
+from pipeline.cli import InputError, cause_of, is_out_of_memory, logger
 from pipeline.models.devices import refuse_model_beyond_memory
 from pipeline.models.interface import CausalLM
 from pipeline.models.olmo import ATTENTION_SCALINGS, OLMoCausalLM, scale_attention
+from pipeline.models.unusable import (
+    no_model,
+    no_name,
+    refuse_adapter,
+    refuse_lfs_pointers,
+    refuse_other_weights,
+    without_weights,
+)
+from pipeline.models.vocabulary import OwnTokenizer
 from pipeline.results.files import write_json
 from pipeline.results.versions import describe_files
 from pipeline.text.folder import damages
-from pipeline.text.sources import HUB_PATIENCE_SECONDS, first_line
+from pipeline.text.sources import HUB_PATIENCE_SECONDS
+from pipeline.text.tokenizer import tokenizer_at
 
 MARK_FILE = "complete.json"
+GGUF = ".gguf"
 MODEL_FILES = ("config.yaml", "model.pt")
 RUN_FILES = (*MODEL_FILES, "optim.pt", "train.pt")
 FACTS = ("train_step", "train_context_length", "position_scheme", "seed")
@@ -117,19 +130,38 @@ def _holds_olmo(folder: Path) -> bool:
     return all((folder / name).is_file() for name in MODEL_FILES)
 
 
+_NUMPY_SCALARS = (np.bool_, np.int32, np.int64, np.float32, np.float64, np.str_)
+_PLAIN_TYPES = [
+    # OmegaConf's, and what it keeps of types; none of these runs code when it is read.
+    DictConfig, ListConfig, base.ContainerMetadata, base.Metadata, Any, defaultdict,
+    dict, list, tuple, int, float, bool, str, bytes, type(None), PosixPath,
+    *(getattr(nodes, f"{kind}Node") for kind in ("Any", "String", "Integer", "Float", "Boolean", "Path")),
+    # NumPy's scalars and arrays, as versions 1 and 2 call them.
+    np.dtype, np.ndarray, *(type(np.dtype(kind)) for kind in _NUMPY_SCALARS),
+    *((getattr(np.core.multiarray, name), f"numpy.{core}.multiarray.{name}")
+      for name in ("scalar", "_reconstruct") for core in ("core", "_core")),
+]  # fmt: skip
+"""What may stand in a file of `torch.save` beside tensors."""
+
+
 def read_tensors(path: Path, *, is_mapped: bool = False) -> dict[str, Any]:
     """Named tensors and plain values of a file of `torch.save`, on the CPU; never code, else an InputError.
 
     Mapped, they stay in the file, and take no memory: for tensors that are copied at once.
     """
+    refuse_lfs_pointers(path)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
+        with torch.serialization.safe_globals(_PLAIN_TYPES):
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
     except Exception as error:  # a damaged archive or pickle fails in as many ways as there are bytes
         if is_out_of_memory(error):
             raise
-        raise InputError(
-            f"{path} is damaged, or holds something else than tensors, which could be code; {_HINT}"
-        ) from error
+        if held := re.search(r"GLOBAL (\S+) (was not an allowed global|whose module)", str(error)):
+            raise InputError(
+                f"{path} holds a {held[1]}, which is no tensor and could be code, so it is not read; save the"
+                " weights alone (torch.save(model.state_dict(), …))"
+            ) from error
+        raise InputError(f"{path} is damaged, or was not written by torch.save; {_HINT}") from error
     if not isinstance(content, dict):
         raise InputError(f"{path} holds a {type(content).__name__}, not named tensors; {_HINT}")
     return content
@@ -140,18 +172,23 @@ def find_checkpoint(path: Path) -> Path:
     if _holds_olmo(path):
         return path
     newest = newest_with_model(path)
-    if newest is None:
+    if newest is None and (path / "config.json").is_file():
         raise InputError(
-            f"no OLMo checkpoint at {path}: expected config.yaml and model.pt there, or in a folder"
-            " step<N>-unsharded below it, as pipeline/pretrain.py writes them; a Hugging Face model has a"
-            " config.json"
+            f"{path} holds a Hugging Face model; name an OLMo checkpoint (config.yaml, model.pt)"
         )
+    if newest is None:
+        raise no_model(path)
     return newest[1]
 
 
 def model_name(path: Path) -> str:
-    """The name results are filed under: the run folder's, with the step where one was asked for."""
+    """The name results are filed under: the run folder's, with the step where one was asked for.
+
+    Of a GGUF file its own name.
+    """
     path = path.resolve()
+    if path.suffix.lower() == GGUF and path.is_file():
+        return path.stem
     match = re.fullmatch(r"(step\d+)-unsharded", path.name)
     return f"{path.parent.name}-{match[1]}" if match else path.name
 
@@ -187,11 +224,16 @@ def load_stock_olmo(checkpoint: Path) -> OLMo:
     try:
         model = OLMo(config, init_params=False)
         scale_attention(model, scaling, training_facts(checkpoint, is_olmo=True)["train_context_length"])
-        model.load_state_dict(model._make_state_dict_compatible(weights)[0])
+        weights = model._make_state_dict_compatible(weights)[0]
+        wanted = model.state_dict().keys()
+        refuse_other_weights(
+            path, "the model of its config.yaml", weights.keys() - wanted, wanted - weights.keys()
+        )
+        model.load_state_dict(weights)
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, AssertionError) as error:
         if is_out_of_memory(error):
             raise
-        raise InputError(f"{path} is not the weights of its config.yaml: {first_line(error)}") from error
+        raise InputError(f"{path} is not the weights of its config.yaml: {cause_of(error)}") from error
     return model
 
 
@@ -200,7 +242,7 @@ def _olmo_config(checkpoint: Path) -> ModelConfig:
         return ModelConfig.load(checkpoint / "config.yaml", key="model", validate_paths=False)
     except (OLMoConfigurationError, KeyError, TypeError, ValueError, YAMLError) as error:
         raise InputError(
-            f"{checkpoint / 'config.yaml'} is not an OLMo configuration: {first_line(error)}"
+            f"{checkpoint / 'config.yaml'} is not an OLMo configuration: {cause_of(error)}"
         ) from error
 
 
@@ -223,17 +265,21 @@ def snapshot(name: str, revision: str | None, with_code: bool) -> Path:
     except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
         raise InputError(
             f"there is no folder {name} here, and no model {name}{at} on the Hugging Face hub that you may"
-            f" read ({first_line(error)})"
+            f" read ({cause_of(error)})"
         ) from error
     except Exception as error:  # the hub's client raises its own, requests' or httpx' errors, by version
         with suppress(FileNotFoundError):
             return Path(snapshot_download(name, revision=revision, local_files_only=True))
         raise InputError(
             f"there is no folder {name} here, and the Hugging Face hub cannot be reached"
-            f" ({first_line(error)}) nor is {name}{at} in its cache; name a folder that holds the model"
+            f" ({cause_of(error)}) nor is {name}{at} in its cache; name a folder that holds the model"
         ) from error
     files = [file.rfilename for file in found.siblings or ()]
     wanted = weight_files(files)
+    if not wanted and (ggufs := [file for file in files if file.lower().endswith(GGUF)]):
+        raise InputError(
+            f"{name}{at} holds GGUF files only; download one, such as {ggufs[0]}, and name the file"
+        )
     wanted += [file for file in files if "/" not in file and file.endswith(".json")]
     if with_code:
         wanted += [file for file in files if file.endswith(".py")]
@@ -241,7 +287,7 @@ def snapshot(name: str, revision: str | None, with_code: bool) -> Path:
         return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
     except Exception as error:  # as above
         raise InputError(
-            f"the download of {name}{at} broke off ({first_line(error)}); run the same command again"
+            f"the download of {name}{at} broke off ({cause_of(error)}); run the same command again"
         ) from error
 
 
@@ -275,23 +321,29 @@ class Checkpoint:
     """Results are filed under it."""
     folder: Path
     is_olmo: bool
+    gguf: str | None = None
+    """The file of `folder` that holds the model, where it is one of GGUF."""
 
     def files(self, with_code: bool) -> list[Path]:
         """The files that decide its numbers: configuration, weights, and its own code where that is run."""
+        if self.gguf is not None:
+            return [self.folder / self.gguf]
         if self.is_olmo:
             return [self.folder / name for name in MODEL_FILES]
         weights = weight_files(path.name for path in self.folder.iterdir())
         code = sorted(self.folder.glob("*.py")) if with_code else []
         return [self.folder / "config.json", *(self.folder / name for name in weights), *code]
 
-    def fits(self, model: CausalLM, tokenizer_size: int) -> bool:
-        """Whether its vocabulary is that of a tokenizer of `tokenizer_size` tokens, as far as sizes tell.
-
-        A Hugging Face model's is that of its embedding, which is often padded to a round number.
-        """
+    def own_tokenizer(self, trust_remote_code: bool = False) -> OwnTokenizer:
+        """The tokenizer that lies by it; by a run of pretrain.py in its data folder, named as studies do."""
+        if self.gguf is not None:
+            return OwnTokenizer(self.folder / self.gguf)
+        folder = self.folder.resolve()
+        places = [folder]
         if self.is_olmo:
-            return tokenizer_size == model.vocabulary_size
-        return tokenizer_size <= model.vocabulary_size
+            places += [folder.parent, *(above / "data" for above in list(folder.parents)[:3])]
+        path = next(filter(None, map(tokenizer_at, places)), None)
+        return OwnTokenizer(path, self.is_olmo, trust_remote_code)
 
     def num_positions(self, trust_remote_code: bool = False) -> int | None:
         """How many positions the model was made for (RoPE can go beyond); None where that is not said."""
@@ -299,7 +351,7 @@ class Checkpoint:
             return int(_olmo_config(self.folder).max_sequence_length)
         from pipeline.models.huggingface import config_of, positions_of  # late, as below
 
-        return positions_of(config_of(self.folder, trust_remote_code))
+        return positions_of(config_of(self.folder, trust_remote_code, self.gguf))
 
 
 def name_of(word: str, revision: str | None = None) -> str:
@@ -310,22 +362,38 @@ def name_of(word: str, revision: str | None = None) -> str:
 
 
 def find_model(word: str, revision: str | None = None, trust_remote_code: bool = False) -> Checkpoint:
-    """The model that `word` means: an OLMo run or checkpoint, a Hugging Face folder, or a model of the hub.
+    """The model that `word` means: an OLMo run or checkpoint, a Hugging Face folder, a GGUF file, a hub name.
 
     The hub's is NAME or NAME@REVISION. A hub's model is downloaded here. A folder that exists wins
-    over a name. InputError where there is none.
+    over a name. A folder with one GGUF file and no other weights means that file. InputError if there is no
+    model, with the next step.
     """
+    if not word or "://" in word:
+        raise no_name(word)
     path = Path(word)
     on_hub = re.fullmatch(r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@([\w.-]+))?", word)
-    if on_hub and not path.exists():
+    if on_hub and not path.exists() and path.suffix.lower() != GGUF:
         revision = on_hub[2] or revision
-        return Checkpoint(
-            name_of(on_hub[1], revision), snapshot(on_hub[1], revision, trust_remote_code), False
-        )
+        folder = snapshot(on_hub[1], revision, trust_remote_code)
+        refuse_adapter(folder)
+        return Checkpoint(name_of(on_hub[1], revision), folder, False)
     if revision is not None:
         raise InputError(f"--revision {revision} is of models on the Hugging Face hub; {word} is a folder")
-    is_hugging_face = (path / "config.json").is_file() and not (path / "model.pt").is_file()
-    return Checkpoint(name_of(word), path if is_hugging_face else find_checkpoint(path), not is_hugging_face)
+    name = name_of(word)
+    if path.suffix.lower() == GGUF and path.is_file():
+        return Checkpoint(name, path.parent, False, path.name)
+    refuse_adapter(path)
+    files = sorted(file.name for file in path.glob("*"))
+    is_olmo = _holds_olmo(path)
+    is_hugging_face = "config.json" in files and not is_olmo
+    if is_hugging_face and (weight_files(files) or MARK_FILE in files):
+        return Checkpoint(name, path, False)
+    ggufs = [file for file in files if file.lower().endswith(GGUF)]
+    if len(ggufs) == 1 and not is_olmo:
+        return Checkpoint(name, path, False, ggufs[0])
+    if is_hugging_face:
+        raise without_weights(path)
+    return Checkpoint(name, find_checkpoint(path), True)
 
 
 def load_causal_lm(checkpoint: Checkpoint, loading: Loading, num_positions: int) -> CausalLM:
@@ -340,7 +408,10 @@ def load_causal_lm(checkpoint: Checkpoint, loading: Loading, num_positions: int)
     if (checkpoint.folder / MARK_FILE).exists():
         files = checkpoint.files(loading.trust_remote_code)
         refuse_damaged(checkpoint.folder, [path.name for path in files])
+    refuse_lfs_pointers(*checkpoint.files(with_code=False))
     # Here, not above: the library takes seconds to import, and those who measure OLMo do not need it.
     from pipeline.models.huggingface import load_hugging_face
 
-    return load_hugging_face(checkpoint.folder, **vars(loading), num_positions=num_positions)
+    return load_hugging_face(
+        checkpoint.folder, **vars(loading), num_positions=num_positions, gguf=checkpoint.gguf
+    )

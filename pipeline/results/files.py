@@ -140,6 +140,15 @@ def read_metadata(path: Path) -> dict[str, str]:
         return {key.decode(): value.decode() for key, value in (file.schema_arrow.metadata or {}).items()}
 
 
+def is_lfs_pointer(path: Path) -> bool:
+    """Whether Git LFS has left its pointer in the place of a file that was not fetched."""
+    pointer = b"version https://git-lfs.github.com/spec/"
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(pointer)) == pointer
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[pq.ParquetFile]:
     if not path.is_file():
@@ -150,6 +159,8 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
     except (pa.ArrowException, OSError, ValueError) as error:
         if getattr(error, "errno", None) is not None:  # what the system refuses, no damage has caused
             raise
+        if is_lfs_pointer(path):
+            raise InputError(f"{path} is a Git LFS pointer; run `git lfs pull` in its repository") from error
         raise InputError(f"{path} is damaged: it is no whole Parquet file") from error
 
 

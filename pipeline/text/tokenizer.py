@@ -229,12 +229,16 @@ class DocumentTokenizer:
             return unknown
         return None if model.unk_token is None else self._tokenizer.token_to_id(model.unk_token)
 
-    def reads_as(self, other: "DocumentTokenizer") -> bool:
-        """Whether texts have the same tokens and IDs as with the other; either may have more added tokens."""
+    def reads_as(self, other: "DocumentTokenizer", token_ids: Sequence[int] = ()) -> bool:
+        """Whether texts have the same tokens and IDs as with the other; either may have more added tokens.
+
+        `token_ids` both must have, under the same names.
+        """
         known, of_other = (one._tokenizer.get_vocab() for one in (self, other))
         is_known = self._tokenizer.get_vocab(with_added_tokens=False).items() <= of_other.items()
         is_same = all(of_other.get(token, token_id) == token_id for token, token_id in known.items())
-        return is_known and is_same and self._probed == other._probed
+        are_named = self._names(token_ids) == other._names(token_ids)
+        return is_known and is_same and are_named and self._probed == other._probed
 
     @cached_property
     def _probed(self) -> list[int] | None:
@@ -486,25 +490,6 @@ def read_tokenizer(path: Path) -> Tokenizer:
         return Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # the library raises plain Exception for any fault of the file
         raise InputError(f"{path} is not a tokenizer.json: {error}") from error
-
-
-def refuse_other_tokens(own: Path | None, given: DocumentTokenizer, model: str) -> None:
-    """Refuse a tokenizer that reads a text as other tokens than a model's own, which may know more.
-
-    A model's own tokenizer is often that of its data with tokens for chat added. Where there is none to
-    compare with, or none that can be loaded, a warning says so.
-    """
-    try:
-        of_model = None if own is None else load_tokenizer(own, ends_documents=False)
-        fault = "it brings none"
-    except InputError as error:
-        of_model, fault = None, str(error)
-    if of_model is None:
-        logger.warning("whether %s belongs to model '%s' cannot be told: %s", given.name, model, fault)
-    elif not given.reads_as(of_model):
-        raise InputError(
-            f"{given.name} is another than that of model '{model}', {own}: take that one (--tokenizer {own})"
-        )
 
 
 def train_bpe(texts: Iterable[str], size: int) -> DocumentTokenizer:

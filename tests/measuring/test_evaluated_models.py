@@ -74,8 +74,8 @@ def test_a_padded_vocabulary_fits_and_a_smaller_one_does_not(folder: Path) -> No
 def test_models_that_cannot_be_measured(folder: Path) -> None:
     make_model("gpt2", n_positions=8).save_pretrained(folder / "gpt2")
     for flags, sentence in (
-        (f"--checkpoints {folder}/nowhere", f"no OLMo checkpoint at {folder}/nowhere"),
-        (f"--checkpoints {folder}/data", f"at {folder}/data: .*a Hugging Face model has"),
+        (f"--checkpoints {folder}/nowhere", f"there is no file or folder {folder}/nowhere"),
+        (f"--checkpoints {folder}/data", f"no model at {folder}/data: expected a Hugging Face"),
         ("--revision v1", f"--revision v1 is of models on the Hugging Face hub; {folder}/run is a folder"),
         ("--device-map auto", f"--device-map is for Hugging Face models; {folder}/run/step20-unsharded"),
         (f"--checkpoints {folder}/gpt2", "table of 8 positions.* --long-context-length 8, not 12"),

@@ -1,5 +1,7 @@
 """Models that cannot be measured are refused when they are loaded, in a sentence that says why."""
 
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from hugging_face_families import VOCABULARY_SIZE, make_model
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -17,6 +20,8 @@ from transformers import (
     PreTrainedModel,
     T5Config,
     T5ForConditionalGeneration,
+    XGLMConfig,
+    XGLMForCausalLM,
 )
 
 from pipeline.cli import InputError
@@ -28,6 +33,7 @@ from pipeline.models.huggingface import (
     position_limit,
     sliding_window,
 )
+from pipeline.models.load import Loading, find_model, load_causal_lm
 
 CPU = torch.device("cpu")
 SMALL = {"vocab_size": VOCABULARY_SIZE, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
@@ -66,6 +72,9 @@ def _no_numbers() -> PreTrainedModel:
          "lacks 1 of the weights of a LlamaForCausalLM, such as lm_head.weight"),
         (_vision, "cannot be loaded as a causal LM: Unrecognized configuration class"),
         (_no_numbers, "its logits are not finite numbers"),
+        # Which takes one text at a time alone.
+        (lambda: XGLMForCausalLM(XGLMConfig(vocab_size=VOCABULARY_SIZE, d_model=32, ffn_dim=48, num_layers=1,
+                                            attention_heads=4)), r"fails when it is told .*\(ValueError"),
     ],
 )  # fmt: skip
 def test_other_kinds_of_model(make: Callable[[], PreTrainedModel], sentence: str, tmp_path: Path) -> None:
@@ -73,6 +82,64 @@ def test_other_kinds_of_model(make: Callable[[], PreTrainedModel], sentence: str
     make().save_pretrained(tmp_path)
     with pytest.raises(InputError, match=sentence):
         load(tmp_path)
+
+
+def _changed_config(**fields: Any) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | fields))
+
+    return change
+
+
+def _changed_weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], object]:
+    def rewrite(folder: Path) -> None:
+        weights = load_file(folder / "model.safetensors")
+        change(weights)
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+    return rewrite
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (_changed_config(num_hidden_layers=1), "holds 9 weights .* such as model.layers.1.input_layernorm"),
+        (_changed_config(num_hidden_layers=3), "lacks 9 of the weights .* such as model.layers.2.input_lay"),
+        (_changed_config(vocab_size=50), r"has lm_head.weight of the shape \[48, 32\], .* says \[50, 32\]"),
+        (_changed_weights(lambda of: of.update({"score.weight": torch.ones(2, 32)})), "such as score.weight"),
+        (_changed_weights(lambda of: of.pop("lm_head.weight")), "lacks 1 of .* such as lm_head.weight"),
+        # What older versions of the library saved with the weights, and computes anew.
+        (_changed_weights(lambda of: of.update({
+            "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4),
+            "model.embeddings.position_ids": torch.arange(64)[None],
+            "model.layers.0.self_attn.masked_bias": torch.tensor(-1e4),
+        })), None),
+        # Not tied, as the weights show: the library goes by these.
+        (_changed_config(tie_word_embeddings=True), None),
+        (lambda folder: (folder / "model.pt").touch(), None),
+        (lambda folder: (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "a/b"}'),
+         "holds an adapter .* merge it into its base model a/b first"),
+        (lambda folder: (folder / "model.safetensors").write_text(
+            "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"), "git lfs pull"),
+        (lambda folder: os.truncate(folder / "model.safetensors", 4000), "cannot be .*not fully covered"),
+    ],
+)  # fmt: skip
+@torch.inference_mode()
+def test_the_model_measured_is_the_folder_s(
+    spoil: Callable[[Path], object], sentence: str | None, tmp_path: Path
+) -> None:
+    model, ids = make_model("llama"), torch.arange(16)[None]
+    model.save_pretrained(tmp_path)
+    spoil(tmp_path)
+    if sentence is not None:
+        with pytest.raises(InputError, match=sentence) as error:
+            load_causal_lm(find_model(str(tmp_path)), Loading(CPU), 16)
+        assert "\n" not in str(error.value)
+        return
+    lm = load_causal_lm(find_model(str(tmp_path)), Loading(CPU), 16)
+    found = lm.logits(lm.hidden_states(ids, ids, None, None)[0])
+    assert (found - model(input_ids=ids).logits[0]).abs().max() < 2e-5
 
 
 @pytest.mark.parametrize(

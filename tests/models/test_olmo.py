@@ -91,7 +91,7 @@ def test_a_run_folder_means_its_last_step(checkpoint: Path, caplog: pytest.LogCa
     assert find_checkpoint(checkpoint.parent) == find_checkpoint(checkpoint) == checkpoint
     assert caplog.messages == [f"{later} holds no model and is passed over"]
     assert (model_name(checkpoint.parent), model_name(checkpoint)) == ("run", "run-step20")
-    with pytest.raises(InputError, match="no OLMo checkpoint at"):
+    with pytest.raises(InputError, match="there is no file or folder"):
         find_checkpoint(checkpoint.parent / "nowhere")
 
 
@@ -124,9 +124,9 @@ def _hold(content: object) -> Callable[[Path, MakeOLMo], object]:
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [
-        (lambda folder, _: os.truncate(folder / "model.pt", 1000), "is damaged, or holds something else"),
-        (_hold({"a": 3}), "is not the weights of its config.yaml"),
-        (_hold(Hostile()), "holds something else than tensors, which could be code"),
+        (lambda folder, _: os.truncate(folder / "model.pt", 1000), "is damaged, or was not written by"),
+        (_hold({"a": 3}), "of the weights of the model of its config.yaml, such as transformer.blocks.0"),
+        (_hold(Hostile()), "holds a posix.system, which is no tensor and could be code"),
         (lambda folder, make_olmo: _save(make_olmo(rope=False), folder), "no RoPE"),
         (lambda folder, _: (folder / "config.yaml").write_text("]["), "is not an OLMo configuration"),
     ],

@@ -1,0 +1,74 @@
+"""Whether tokens and model belong together: one check, of the programs, explain, the library and evaluators.
+
+    known of the model   refused
+    its own tokenizer    a tokenizer that reads a text as other tokens (`DocumentTokenizer.reads_as`)
+    only its size        a tokenizer of T tokens, if the model has more than T + max(512, T / 20) rows: fewer
+                         pad its embedding; a warning says that no more can be told
+    in any case          a token that a text has and that the model has no row for
+
+A tokenizer may be larger than the model if no text uses the rest. Shapes: V vocabulary.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.cli import InputError, logger
+from pipeline.models.interface import CausalLM
+from pipeline.text.tokenizer import DocumentTokenizer, load_tokenizer
+
+_MOST_SPARE_ROWS, _SPARE_FRACTION = 512, 1 / 20
+
+
+@dataclass(frozen=True)
+class OwnTokenizer:
+    """What is known of the tokenizer that a model was trained with."""
+
+    path: Path | None
+    """As `load_tokenizer` takes it; None if nothing lies by the model."""
+    is_of_equal_size: bool = False
+    """Whether the model says how many tokens it has, as an OLMo does: what lies by it may be another's."""
+    trust_remote_code: bool = False
+
+
+def refuse_foreign_tokens(
+    model: CausalLM, name: str, own: OwnTokenizer | None, texts: Iterable[np.ndarray],
+    tokenizer: DocumentTokenizer | None, source: str, size: int,
+) -> None:  # fmt: skip
+    """Refuse a model that was not trained on the tokens of these texts; see the table above.
+
+    Args:
+        name: what messages call the model.
+        own: None of a model in memory: whoever gives it knows its tokenizer.
+        texts: integers, a token ID each.
+        tokenizer: made the tokens; None if that is lost.
+        source, size: what messages call the tokenizer, and one more than its largest ID.
+    """
+    texts = [token_ids for token_ids in texts if len(token_ids)]
+    num_rows, largest = model.vocabulary_size, max((int(token_ids.max()) for token_ids in texts), default=0)
+    is_used_V = np.zeros(largest + 1, dtype=bool)
+    for token_ids in texts:
+        is_used_V[token_ids] = True
+    sizes = f"{source} has {size} tokens (largest ID used: {largest}) and {name} a vocabulary of {num_rows}"
+    remedy = "they do not belong together; read the text with the model's own tokenizer"
+    if largest >= num_rows:
+        raise InputError(f"{sizes}: {remedy}")
+    of_model, fault = None, "it brings no tokenizer"
+    if own is not None and own.path is not None:
+        try:
+            of_model = load_tokenizer(own.path, ends_documents=False, trust_remote_code=own.trust_remote_code)
+        except InputError as error:
+            fault = str(error)
+        if of_model is not None and own.is_of_equal_size and of_model.vocabulary_size != num_rows:
+            of_model, fault = None, f"{own.path} is of {of_model.vocabulary_size} tokens"
+    if of_model is not None and tokenizer is not None:
+        if not tokenizer.reads_as(of_model, is_used_V.nonzero()[0].tolist()):
+            raise InputError(f"{source} is another tokenizer than that of {name}, {own.path}: {remedy}")
+    elif num_rows > size + max(_MOST_SPARE_ROWS, size * _SPARE_FRACTION):
+        raise InputError(f"{sizes}, many more: {remedy}")
+    elif own is not None:
+        if tokenizer is None:
+            fault = f"{source} was not kept"
+        logger.warning("whether %s is that of model %s cannot be told: %s", source, name, fault)
