@@ -265,10 +265,13 @@ def _settings_of_choices(arguments: argparse.Namespace) -> dict[str, Any]:
         raise InputError(f"--choices {arguments.choices} are of another text than that of {arguments.data}")
     # As many documents: of fewer, the last one's null would be another document.
     lengths = [num for num in data.evaluation_lengths() if num >= arguments.long_context_length]
-    asked = vars(arguments) | {"num_documents": len(lengths[: arguments.max_documents])}
+    asked = vars(arguments) | {
+        "num_documents": len(lengths[: arguments.max_documents]),
+        "bos_token_ids": list(data.bos_token_ids) or None,
+    }
     for setting in (
         "short_context_length", "long_context_length", "targets_per_chunk", "last_tokens",
-        "max_chunks_per_document", "num_documents",
+        "max_chunks_per_document", "num_documents", "bos_token_ids",
     ):  # fmt: skip
         if (theirs := settings.get(setting)) != asked[setting]:
             raise InputError(

@@ -14,8 +14,10 @@ tokenizer  a tokenizer.json or a folder that holds one, a tokenizer of the libra
            of transformers; where not given, that which lies by the model.
 texts      a string or many: a list, a pandas series, a column of a data set; of any length, empty ones too.
 
-A text is read with the model's own tokens, what the tokenizer puts before every text (<s>) in front. The
-context is the text's own; a text longer than `long_context_length` is read in chunks that overlap by half.
+A text is read with the model's own tokens. What the tokenizer puts before every text (BOS, as <s>) belongs to
+the model, which has it at the start of every context, the short ones too; it is no token of the text, has no
+row and counts nowhere. The context is the text's own; a text longer than `long_context_length` is read in
+chunks that overlap by half.
 Losses and divergences are nats. A bar on standard error says how long it takes; TQDM_DISABLE=1 hides it.
 What cannot be used is an InputError of one sentence.
 """

@@ -14,7 +14,7 @@ import pandas as pd
 
 from pipeline.cli import InputError, logger
 from pipeline.measuring.contexts import Measurement
-from pipeline.measuring.explanation import foreign_text, measured_tables, planned
+from pipeline.measuring.explanation import foreign_text, measured_tables, planned, positions_left
 from pipeline.measuring.far_context import FarContext
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.given import GivenModel, counted
@@ -22,7 +22,7 @@ from pipeline.measuring.rules import BACKGROUND, REMOVE, refuse_rules, screen_of
 from pipeline.measuring.sparsity import Request
 from pipeline.measuring.stage import failures_in_words
 from pipeline.results.schemas import DIVERGENCE, OTHER_DOCUMENT, OWN
-from pipeline.text.chunks import Chunk
+from pipeline.text.chunks import Chunk, without_bos
 from pipeline.text.tokenizer import NoTokensError, TokenizedText, tokenized_text
 
 _LONG_CONTEXT_LENGTH = 1024
@@ -52,10 +52,14 @@ class _Texts:
         if not all(isinstance(text, str) for text in strings):
             raise InputError("some of the texts are no strings")
         self.tokenizer = given.tokenizer(tokenizer)
-        self.read = [_read(text, self.tokenizer) for text in strings]
+        read = [_read(text, self.tokenizer) for text in strings]
+        self.bos_token_ids = next((bos_token_ids for bos_token_ids, _ in filter(None, read)), ())
+        """Before every context; the texts are without it."""
+        self.read = [None if of_text is None else of_text[1] for of_text in read]
         none_0 = np.empty(0, dtype=np.int64)
         self.ids = [none_0 if text is None else text.token_ids_N for text in self.read]
-        self.largest_id = max((int(ids_N.max()) for ids_N in self.ids if len(ids_N)), default=0)
+        largest_ids = [int(ids_N.max()) for ids_N in self.ids if len(ids_N)]
+        self.largest_id = max([*largest_ids, *self.bos_token_ids], default=0)
         if num_empty := sum(text is None for text in self.read):
             logger.warning("%d of %d texts have no token, and no row", num_empty, len(self.read))
 
@@ -86,19 +90,20 @@ class _Texts:
         }  # fmt: skip
 
 
-def _read(text: str, tokenizer: Any) -> TokenizedText | None:
+def _read(text: str, tokenizer: Any) -> tuple[tuple[int, ...], TokenizedText] | None:
     try:
-        return tokenized_text(text, tokenizer) if text else None
+        return without_bos(tokenized_text(text, tokenizer)) if text else None
     except NoTokensError:
         return None
 
 
-def _length(given: GivenModel, wanted: int | None, short: int, num_far: int) -> int:
+def _length(given: GivenModel, read: _Texts, wanted: int | None, short: int, num_far: int) -> int:
     """Of a chunk; refuses one that has no target with a short context and so many far tokens before it."""
     if short < 1:
         raise InputError(f"the short context has {short} tokens; give it at least one")
     fewest = short + num_far
-    length = wanted or min(_LONG_CONTEXT_LENGTH, given.num_positions or _LONG_CONTEXT_LENGTH)
+    num_positions = positions_left(given, read.bos_token_ids)
+    length = wanted or min(_LONG_CONTEXT_LENGTH, num_positions or _LONG_CONTEXT_LENGTH)
     if length <= fewest:
         raise InputError(
             f"a long context of {length} tokens has no target with {fewest} tokens before it; choose a longer"
@@ -114,12 +119,13 @@ def losses_frame(
     """See `sparsity_length.losses`."""
     given, short = GivenModel(model, **options), short_context_length
     read = _Texts(texts, given, tokenizer)
-    length = _length(given, long_context_length, short, 1)
+    length = _length(given, read, long_context_length, short, 1)
     spans = [span for text in range(len(read.ids)) for span in read.spans(text, short, 1, length)]
     measured = [np.full((len(ids_N), len(_VALUES)), np.nan, dtype=np.float32) for ids_N in read.ids]
     num_seen = [np.zeros(len(ids_N), dtype=np.int64) for ids_N in read.ids]
     total = sum(span.lengths.targets_per_chunk * short for span in spans)
-    with given.ready(length, read.largest_id) as loaded, counted([loaded], "losses", total):
+    ready = given.ready(length, read.largest_id, read.bos_token_ids)
+    with ready as loaded, counted([loaded], "losses", total):
         for text, start, ids_L, lengths in spans:
             with failures_in_words(given.name, len(ids_L), start, f" of text {text}"):
                 measurement = Measurement(loaded.model, lengths, loaded.batching)
@@ -163,7 +169,7 @@ def influential_frame(
     given = GivenModel(model, **options)
     of_judges = [GivenModel(one, **(options if isinstance(one, str | Path) else {})) for one in judges]
     read = _Texts(texts, given, tokenizer)
-    length = _length(given, long_context_length, short, ks[0])
+    length = _length(given, read, long_context_length, short, ks[0])
     spans, requests = [], []
     for text, ids_N in enumerate(read.ids):
         if fitting := [k for k in ks if short + k < min(len(ids_N), length)]:
@@ -190,7 +196,10 @@ def influential_frame(
     others_NL = others_N[: num_others * longest].reshape(num_others, longest)
     frames = []
     with ExitStack() as stack:
-        loaded = [stack.enter_context(one.ready(length, read.largest_id)) for one in (given, *of_judges)]
+        loaded = [
+            stack.enter_context(one.ready(length, read.largest_id, read.bos_token_ids))
+            for one in (given, *of_judges)
+        ]
         names = [one.name for one in loaded]
         # A judge's rows are found by its name: of several models of one name it becomes another.
         loaded[1:] = [

@@ -15,6 +15,7 @@ from pipeline.measuring.contexts import Batching
 from pipeline.measuring.stage import AUTO, LoadedModel
 from pipeline.models.devices import keep_freed_memory, usable_device
 from pipeline.models.interface import CausalLM
+from pipeline.models.leading import led_by, num_positions_of
 from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm
 from pipeline.models.olmo import OLMoCausalLM
 from pipeline.text.folder import TOKENIZER_FILE
@@ -86,19 +87,22 @@ class GivenModel:
         return recording_all_places(inner)
 
     @contextmanager
-    def ready(self, num_positions: int, largest_token_id: int = 0) -> Iterator[LoadedModel]:
-        """The model to be measured at position IDs below `num_positions`; one in memory is as before then.
+    def ready(
+        self, num_tokens: int, largest_token_id: int = 0, bos_token_ids: Sequence[int] = ()
+    ) -> Iterator[LoadedModel]:
+        """The model to be measured on chunks of `num_tokens`, BOS before each; one in memory is as before then.
 
         InputError where it cannot be, or has no token of so large an ID.
         """
         keep_freed_memory()
         with nullcontext() if self._in_memory is None else _given_back(self._in_memory):
-            model = self._measurable(num_positions)
+            model = self._measurable(num_positions_of(num_tokens, len(bos_token_ids)))
             if largest_token_id >= model.vocabulary_size:
                 raise InputError(
                     f"the tokenizer gives token {largest_token_id}, and {self.name} has a vocabulary of"
                     f" {model.vocabulary_size}: they do not belong together"
                 )
+            model = led_by(model, bos_token_ids)
             yield LoadedModel(self.name, model, Batching.for_model(model))
 
     def _measurable(self, num_positions: int) -> CausalLM:

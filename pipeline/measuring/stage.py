@@ -25,6 +25,7 @@ from pipeline.measuring.flags import ContextLengths, split_of_this_process
 from pipeline.measuring.methods import LEARNED, RIDGE, fitted_head_weights
 from pipeline.models.devices import GIBIBYTE, keep_freed_memory, peak_bytes, supports_bfloat16, usable_device
 from pipeline.models.interface import CausalLM, NotFiniteLossError, Predictions
+from pipeline.models.leading import led_by, num_positions_of
 from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm, training_facts
 from pipeline.results.read import read_artefact, what_made
 from pipeline.results.schemas import ATTENTION_HEADS, DIVERGENCE, OWN, Columns, append_columns
@@ -174,7 +175,7 @@ class MeasuringStage:
             "targets_per_chunk": arguments.targets_per_chunk,
             **self.settings, "num_documents": len(self.documents),
             "max_chunks_per_document": arguments.max_chunks_per_document,
-            "documents_per_shard": arguments.documents_per_shard, "dtype": dtype,
+            "documents_per_shard": arguments.documents_per_shard, "dtype": dtype, **bos_setting(self.data),
         }  # fmt: skip
         evaluated = self.data.evaluation_sha256
         inputs = {"evaluation_documents": evaluated} | {
@@ -234,8 +235,11 @@ class MeasuringStage:
 
     def _load(self, name: str, checkpoint: Checkpoint, dtype: str) -> LoadedModel:
         arguments, loading = self.arguments, replace(self.loading, dtype=getattr(torch, dtype))
-        model = load_causal_lm(checkpoint, loading, arguments.long_context_length)
+        bos_token_ids = self.data.bos_token_ids
+        num_positions = num_positions_of(arguments.long_context_length, len(bos_token_ids))
+        model = load_causal_lm(checkpoint, loading, num_positions)
         refuse_foreign_tokens(model, self.data, self.documents, checkpoint)
+        model = led_by(model, bos_token_ids)
         budget = arguments.memory_budget and arguments.memory_budget * GIBIBYTE
         return LoadedModel(name, model, Batching.for_model(model, budget))
 
@@ -251,6 +255,11 @@ class MeasuringStage:
                 f" {beside.model.vocabulary_size}: their predictions cannot be compared"
             )
         return other
+
+
+def bos_setting(data: TokenizedData) -> dict[str, list[int]]:
+    """The setting that names the tokens before every context; none where there are none, as before."""
+    return {"bos_token_ids": list(data.bos_token_ids)} if data.bos_token_ids else {}
 
 
 def say_how_long(loaded: LoadedModel, num_tokens: float, lengths: ContextLengths, less: str) -> None:
@@ -309,7 +318,7 @@ def refuse_foreign_tokens(
     model: CausalLM, data: TokenizedData, documents: Sequence[EvaluationDocument], checkpoint: Checkpoint
 ) -> None:
     """Refuse a model that was not trained on tokens of the data's tokenizer, as far as that can be told."""
-    largest = max(int(document.token_ids.max()) for document in documents)
+    largest = max(*data.bos_token_ids, *(int(document.token_ids.max()) for document in documents), 0)
     if not checkpoint.fits(model, data.vocabulary_size) or largest >= model.vocabulary_size:
         raise InputError(
             f"the tokenizer of {data.folder} has {data.vocabulary_size} tokens (largest ID used: {largest})"
@@ -351,7 +360,7 @@ def head_weights_of(
 ) -> np.ndarray:  # fmt: skip
     """The weights of a model's heads: read where they are among the results, or fitted and written there."""
     data = TokenizedData.open(arguments.data)
-    settings = asdict(lengths)
+    settings = asdict(lengths) | bos_setting(data)
     settings |= {"learning_chunks": arguments.learning_chunks, "ridge": RIDGE, "dtype": dtype}
     output = StageOutput(
         arguments.results, ATTENTION_HEADS, loaded.name, settings=settings, num_shards=1,

@@ -1,16 +1,20 @@
 """Documents cut into chunks, each with its null, and the rows that name its targets.
 
+A chunk holds tokens of the text only. What a tokenizer puts before every text (BOS) belongs to the model, which
+has it before every context (`pipeline.models.leading`), and counts nowhere here.
+
 Shapes: L chunk (long_context_length), T targets.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pipeline.cli import InputError, logger
 from pipeline.results.schemas import Columns
 from pipeline.text.folder import EvaluationDocument, TokenizedData
+from pipeline.text.tokenizer import TokenizedText
 
 
 @dataclass(frozen=True)
@@ -90,3 +94,12 @@ def chunks_of(
         own, *others = pieces
         chunks.append(Chunk(used[0].document_id, chunk_index, own, np.stack(others), start))
     return chunks
+
+
+def without_bos(text: TokenizedText) -> tuple[tuple[int, ...], TokenizedText]:
+    """The token IDs that belong to the model and stand before every context, and the text without them."""
+    num_added = len(text.added)
+    own = replace(
+        text, token_ids_N=text.token_ids_N[num_added:], characters_N2=text.characters_N2[num_added:], added=()
+    )
+    return tuple(text.token_ids_N[:num_added].tolist()), own

@@ -274,6 +274,8 @@ class TokenizedData:
     evaluation_sha256: str
     token_counts_sha256: str | None = None
     """Of the counted training tokens; None in older folders, and where there are no training tokens."""
+    bos_token_ids: tuple[int, ...] = ()
+    """What the tokenizer puts before every text; no document holds it."""
 
     @classmethod
     def open(cls, folder: Path) -> "TokenizedData":
@@ -301,6 +303,7 @@ class TokenizedData:
             train_sha256=sha256(train_digests.encode()).hexdigest(),
             evaluation_sha256=files[EVALUATION_FILE]["sha256"],
             token_counts_sha256=files.get(TOKEN_COUNTS_FILE, {}).get("sha256"),
+            bos_token_ids=tuple(manifest.get("bos_token_ids") or ()),
         )
 
     def evaluation_documents(self) -> list[EvaluationDocument]:
