@@ -80,7 +80,8 @@ def write_data(
     contents_of = {name: (folder / name).read_bytes() for name in names}
     manifest = {
         "stage": "tokenize_c4", "token_dtype": "uint16", "vocabulary_size": vocabulary_size,
-        "eos_token_id": 0, "bos_token_ids": list(bos_token_ids), "counts": {"train_tokens": sum(map(len, train_token_ids))},
+        "eos_token_id": 0, "bos_token_ids": list(bos_token_ids),
+        "counts": {"train_tokens": sum(map(len, train_token_ids))},
         "files": {
             name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
             for name, content in contents_of.items()

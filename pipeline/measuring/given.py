@@ -90,9 +90,9 @@ class GivenModel:
     def ready(
         self, num_tokens: int, largest_token_id: int = 0, bos_token_ids: Sequence[int] = ()
     ) -> Iterator[LoadedModel]:
-        """The model to be measured on chunks of `num_tokens`, BOS before each; one in memory is as before then.
+        """The model to be measured on chunks of `num_tokens`, BOS before all that it reads.
 
-        InputError where it cannot be, or has no token of so large an ID.
+        One in memory is as before then. InputError where it cannot be, or has no token of so large an ID.
         """
         keep_freed_memory()
         with nullcontext() if self._in_memory is None else _given_back(self._in_memory):

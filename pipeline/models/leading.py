@@ -1,10 +1,10 @@
 """A model that begins every context with the same tokens, as a beginning-of-text token (BOS).
 
 A model that was trained with BOS expects it before whatever it reads: it belongs to the model, not to a
-context. So it is put in front here, at the position IDs 0 … b - 1, of every pass of the model and hence of
-every context there is: long, short, sparse, swapped, the null's. All rows see it. Whoever measures neither sees
-nor counts it: position IDs are those of the text, from 0, and b is added to them; queries, keys, attention and
-derivatives are told of the text's rows only.
+context. So it is put here, at the position IDs 0 … b - 1, in front of every pass of the model, and hence of
+every context: long, short, sparse, swapped, the null's. All rows see it. Measuring code neither sees nor
+counts it: the position IDs that it gives are the text's, from 0, to which b is added, and what it is told of
+queries, keys, attention and derivatives is of the text's rows.
 
 Shapes: b leading tokens, B batch, S rows, P rows of a prefix, K = S or P + S, T query rows.
 """

@@ -72,9 +72,7 @@ def bos_token_ids(request: pytest.FixtureRequest) -> tuple[int, ...]:
 
 @pytest.fixture(scope="module")
 def stocks(make_olmo: Callable[..., OLMo], bos_token_ids: tuple[int, ...]) -> dict[str, Stock]:
-    return {
-        name: behind(stock_olmo(make_olmo(seed=seed)), bos_token_ids) for seed, name in enumerate(NAMES)
-    }
+    return {name: behind(stock_olmo(make_olmo(seed=seed)), bos_token_ids) for seed, name in enumerate(NAMES)}
 
 
 @pytest.fixture(scope="module")
