@@ -179,8 +179,8 @@ def add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
     add("--documents-per-shard", type=positive_int, default=DOCUMENTS_PER_SHARD,
         help="documents a shard, which is a Parquet file; a killed run resumes there")
     add("--memory-budget", type=positive_float, metavar="GIB",
-        help="GiB that a forward pass may take beyond the model; if not given 1 on a CPU and a quarter of"
-        " a GPU's, or half of what is free where that is less")
+        help="GiB that a forward pass may take beyond the model, which moves no number; if not given 1 on a"
+        " CPU and a quarter of a GPU's, or half of what is free where that is less")
     add("--task-index", type=whole_number(0), metavar="I",
         help="measure the part of the documents of task I, counted from 0, of --num-tasks; all of them if not"
         " given. Under torchrun or `accelerate launch` the processes, one a GPU, divide the task")

@@ -20,13 +20,9 @@ from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm
 from pipeline.models.olmo import OLMoCausalLM
 from pipeline.text.folder import TOKENIZER_FILE
 from pipeline.text.tokenizer import parse_tokenizer_name, read_tokenizer, recording_all_places
-from pipeline.training.speed import faster_dtype
 
 if TYPE_CHECKING:
     from tqdm.auto import tqdm
-
-_SMALL_BYTES = 200_000_000
-"""Weights of fewer are measured in float32 by --dtype auto: bfloat16 would round their influences off."""
 
 
 class GivenModel:
@@ -113,12 +109,9 @@ class GivenModel:
 
             return as_causal_lm(self._in_memory, self.name, num_positions)
         assert self.checkpoint is not None
-        device, dtype = usable_device(self._device), self._dtype
-        if dtype == AUTO:
-            num_bytes = sum(path.stat().st_size for path in self.checkpoint.files(with_code=False))
-            dtype = str(torch.float32 if num_bytes < _SMALL_BYTES else faster_dtype(device))
-        dtype = getattr(torch, dtype.removeprefix("torch."))
-        loading = Loading(device, dtype, trust_remote_code=self._trusts_code)
+        # Not what is faster: rounded to bfloat16, a quarter of first choices would be others.
+        dtype = torch.float32 if self._dtype == AUTO else getattr(torch, self._dtype)
+        loading = Loading(usable_device(self._device), dtype, trust_remote_code=self._trusts_code)
         return load_causal_lm(self.checkpoint, loading, num_positions)
 
 

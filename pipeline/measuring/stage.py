@@ -292,10 +292,11 @@ def seconds_per_token(
     reference = Predictions.of(model.logits(hidden_1TD[0]))
     started, num_run = time.perf_counter(), 0
     while (seconds := time.perf_counter() - started) < at_least or not num_run:
-        batch = rows(batching.num_sequences(model, num_rows))
+        batch = rows(batching.num_sequences(num_rows))
         queue = PassQueue(model, batching, reference)
-        num_run += queue.run(batch, np.zeros_like(batch.query_rows_BT)) * num_rows
+        queue.run(batch, np.zeros_like(batch.query_rows_BT))
         queue.read()
+        num_run += batch.token_ids_BS.size
     return seconds / num_run
 
 
