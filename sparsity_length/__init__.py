@@ -46,7 +46,7 @@ def losses(
         short_context_length: s; the short context of a token is exactly the s tokens before it.
         long_context_length: tokens of a chunk; None: 1,024, or as many as the model has positions. In a text
             of one chunk each token sees everything before it. In a longer one it sees at least half a chunk.
-        dtype, device: of a model that is loaded here; "auto" is float32. "bfloat16" takes half the memory, and
+        dtype, device: of a model that is loaded here; "auto" is float32. "bfloat16" takes half the memory and
             may choose other tokens that matter about as much. A model that needs more is loaded by you.
 
     Returns:

@@ -152,7 +152,7 @@ def test_the_minimum_context_is_the_short_one_and_the_nearest_tokens_that_suffic
 
 
 def test_neither_shards_nor_batches_move_a_number(folder: Path, tables: Tables, tmp_path: Path) -> None:
-    flags = ["--documents-per-shard", "1", "--memory-budget", "1e-6"]
+    flags = ["--documents-per-shard", "3", "--memory-budget", "1e-6"]
     measure(influential_tokens, folder, "--results", str(tmp_path), *flags)
     for artefact, expected in tables.items():
         found = read_artefact(tmp_path, artefact)

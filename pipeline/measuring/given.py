@@ -109,7 +109,7 @@ class GivenModel:
 
             return as_causal_lm(self._in_memory, self.name, num_positions)
         assert self.checkpoint is not None
-        # Not what is faster: rounded to bfloat16, a quarter of first choices would be others.
+        # Not what is faster: in bfloat16 many first choices would be others.
         dtype = torch.float32 if self._dtype == AUTO else getattr(torch, self._dtype)
         loading = Loading(usable_device(self._device), dtype, trust_remote_code=self._trusts_code)
         return load_causal_lm(self.checkpoint, loading, num_positions)

@@ -21,7 +21,7 @@ import torch
 from pipeline.cli import InputError, is_out_of_memory, logger, progress
 from pipeline.measuring.contexts import Batching, Measurement, PassQueue, Rows
 from pipeline.measuring.far_context import far_contexts
-from pipeline.measuring.flags import ContextLengths, split_of_this_process
+from pipeline.measuring.flags import ContextLengths, default_documents_per_shard, split_of_this_process
 from pipeline.measuring.methods import LEARNED, RIDGE, fitted_head_weights
 from pipeline.models.devices import GIBIBYTE, keep_freed_memory, peak_bytes, supports_bfloat16, usable_device
 from pipeline.models.interface import CausalLM, NotFiniteLossError, Predictions
@@ -110,6 +110,8 @@ class MeasuringStage:
     """Of each chunk only so many are read."""
     planned: Planned | None = None
     """What a chunk costs; where given, the log says before about how long all of them take."""
+    shards: list[range] = field(default_factory=list, init=False)
+    """The documents of each, by their places; known once `run` knows the models."""
     _loaded_others: dict[tuple[str, str], LoadedModel] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -124,18 +126,27 @@ class MeasuringStage:
         self.documents = long_enough_documents(
             self.data, arguments.long_context_length, arguments.max_documents, self.num_other_documents
         )
-        indices, size = range(len(self.documents)), arguments.documents_per_shard
-        self.shards = [indices[start : start + size] for start in indices[::size]]
         self.others = {
             name: (flag, checkpoint)
             for flag, words in self.other_models.items()
             for name, checkpoint in named_checkpoints(words, arguments, flag).items()
         }
 
+    def shards_of(self, names: Iterable[str]) -> list[range]:
+        """The documents of each shard, of results under these names."""
+        arguments, indices = self.arguments, range(len(self.documents))
+        begun = [what_made(arguments.results, self.stage, name) or {"settings": {}} for name in names]
+        sizes = [
+            arguments.documents_per_shard,
+            *(made["settings"].get("documents_per_shard") for made in begun),
+        ]
+        size = next(filter(None, sizes), default_documents_per_shard(len(indices)))
+        return [indices[start : start + size] for start in indices[::size]]
+
     def run(self) -> None:
         """Measure what is missing; with --status say what is, and exit with 0 where nothing is, else 1."""
         keep_freed_memory()
-        arguments, num_shards = self.arguments, len(self.shards)
+        arguments = self.arguments
         outputs: dict[str, StageOutput] = {}
         checkpoints = named_checkpoints(arguments.checkpoints, arguments)
         groups = [checkpoints] if self.together else [{name: one} for name, one in checkpoints.items()]
@@ -144,6 +155,8 @@ class MeasuringStage:
                 f"model {min(twice)} is named by --checkpoints and by {self.others[min(twice)][0]}: who"
                 " chooses together with others does not try the choice; name it once"
             )
+        self.shards = self.shards_of(map("+".join, groups))
+        num_shards = len(self.shards)
         for models in groups:
             name = "+".join(models)
             dtype = dtype_of_results(
@@ -175,7 +188,7 @@ class MeasuringStage:
             "targets_per_chunk": arguments.targets_per_chunk,
             **self.settings, "num_documents": len(self.documents),
             "max_chunks_per_document": arguments.max_chunks_per_document,
-            "documents_per_shard": arguments.documents_per_shard, "dtype": dtype, **bos_setting(self.data),
+            "documents_per_shard": len(self.shards[0]), "dtype": dtype, **bos_setting(self.data),
         }  # fmt: skip
         evaluated = self.data.evaluation_sha256
         inputs = {"evaluation_documents": evaluated} | {

@@ -1,16 +1,21 @@
 """What the measuring stages share: documents taken or skipped, folders resumed or refused."""
 
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from measured_documents import contents, measure, write_checkpoint, write_data
+from measured_documents import command_line, contents, measure, write_checkpoint, write_data
 from olmo.model import OLMo
 
 from pipeline import influential_tokens, length_losses, loss_differences
 from pipeline.cli import InputError
 from pipeline.measuring import stage as evaluate_checkpoints
 from pipeline.results.read import read_artefact
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -42,12 +47,39 @@ def test_other_settings_are_refused_by_name(folder: Path) -> None:
     before = contents(measure(influential_tokens, folder, "--rules", "nearest"))
     for flags, change in (
         ("--short-context-length 3", "short_context_length was 4, now 3"),
-        ("--documents-per-shard 1", "documents_per_shard was 32, now 1; num_shards was 1, now 3"),
+        ("--documents-per-shard 2", "documents_per_shard was 1, now 2; num_shards was 3, now 2"),
         ("--rules random nearest", r"rules was \['nearest'\], now \['random', 'nearest'\]"),
     ):
         with pytest.raises(InputError, match=f"made with other settings: {change}; choose another --results"):
             measure(influential_tokens, folder, "--rules", "nearest", *flags.split())
         assert contents(folder / "results") == before, flags
+
+
+def test_a_killed_run_of_three_documents_keeps_the_first(folder: Path) -> None:
+    whole = contents(measure(influential_tokens, folder, "--results", str(folder / "whole")))
+    flags = command_line(influential_tokens, folder, "--results", str(folder / "killed"))
+    script = (
+        "import os, signal, sys\n"
+        "from pipeline import influential_tokens as stage\n"
+        "from pipeline.results.write import StageOutput\n"
+        "write = StageOutput.write_shard\n"
+        "def write_and_be_killed(*of):\n    write(*of)\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "StageOutput.write_shard = write_and_be_killed\n"
+        "stage.main(stage.parser().parse_args(sys.argv[1:]))\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", script, *flags], cwd=ROOT, capture_output=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    (mark,) = (folder / "killed").rglob("*.done")
+    written = mark.stat().st_mtime_ns
+    results = measure(influential_tokens, folder, "--results", str(folder / "killed"))
+    assert mark.stat().st_mtime_ns == written
+    assert contents(results) == whole
+    # What was begun with other shards goes on with these.
+    begun = measure(
+        influential_tokens, folder, "--results", str(folder / "two"), "--documents-per-shard", "2"
+    )
+    before = contents(begun)
+    assert contents(measure(influential_tokens, folder, "--results", str(begun))) == before
 
 
 def test_other_weights_under_the_same_name_are_refused(folder: Path, make_olmo: Callable[..., OLMo]) -> None:
