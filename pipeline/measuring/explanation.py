@@ -298,8 +298,8 @@ def in_words(explanation: Explanation, *, is_coloured: bool) -> str:
     totals = f"All {len(losses)} targets: "
     if gain > 0:
         totals += f"the far context gains {gain:.3f} nats on average"
-        totals += f" (expected {losses['short_context_divergence'].mean():.3f}), of which {specific:.3f} only"
-        totals += " this text gives and no foreign one.\n"
+        totals += f" (expected {losses['short_context_divergence'].mean():.3f}); a foreign text in its place"
+        totals += f" {'gains' if gain > specific else 'costs'} {abs(gain - specific):.3f} nats.\n"
     else:
         totals += "the model gains nothing from the far context; with it the loss is"
         totals += f" {-gain:.3f} nats higher on average.\n"

@@ -93,7 +93,7 @@ def num_kept(num_blocks: int, width: int, narrower: int) -> int:
 
 
 def default_documents_per_shard(num_documents: int) -> int:
-    """One up to 127 documents, so that a small run, if killed, keeps each that it has measured; 32 at most."""
+    """1 up to 127 documents, so that a small run, if killed, keeps each that is measured; 32 at most."""
     return max(1, min(_MOST_DOCUMENTS_PER_SHARD, num_documents // _ENOUGH_SHARDS))
 
 
@@ -183,8 +183,8 @@ def add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-chunks-per-document", type=positive_int,
         help="use the first chunks of a document only, so that no long one rules the mean; all if not given")
     add("--documents-per-shard", type=positive_int,
-        help="documents a shard, which is a Parquet file; a killed run resumes there. If not given, what results"
-        " already begun have, or 1 up to 127 documents, 2 from 128, and so on up to 32")
+        help="documents a shard, which is a Parquet file; a killed run resumes there. If not given, what"
+        " results already begun have, or 1 up to 127 documents, 2 from 128, and so on up to 32")
     add("--memory-budget", type=positive_float, metavar="GIB",
         help="GiB that a forward pass may take beyond the model, which moves no number; if not given 1 on a"
         " CPU and a quarter of a GPU's, or half of what is free where that is less")

@@ -102,7 +102,9 @@ class MeasuringStage:
     other_models: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Flag -> checkpoints, as that flag names them, which `measure` is given beside each."""
     num_other_documents: int = 1
-    """Those whose chunks a chunk is measured with."""
+    """Those whose chunks a chunk is measured with: its null, then backgrounds."""
+    has_null: Callable[[str], bool] | None = None
+    """Whether the document of an ID is measured with its null; None: all are."""
     prepare: Prepare | None = None
     together: bool = False
     """All checkpoints make one result, under their names joined by +."""
@@ -124,24 +126,22 @@ class MeasuringStage:
         )
         self.data = TokenizedData.open(arguments.data)
         self.documents = long_enough_documents(
-            self.data, arguments.long_context_length, arguments.max_documents, self.num_other_documents
-        )
+            self.data, arguments.long_context_length, arguments.max_documents, self.num_other_documents,
+            self.has_null,
+        )  # fmt: skip
         self.others = {
             name: (flag, checkpoint)
             for flag, words in self.other_models.items()
             for name, checkpoint in named_checkpoints(words, arguments, flag).items()
         }
 
-    def shards_of(self, names: Iterable[str]) -> list[range]:
-        """The documents of each shard, of results under these names."""
-        arguments, indices = self.arguments, range(len(self.documents))
-        begun = [what_made(arguments.results, self.stage, name) or {"settings": {}} for name in names]
-        sizes = [
-            arguments.documents_per_shard,
-            *(made["settings"].get("documents_per_shard") for made in begun),
-        ]
-        size = next(filter(None, sizes), default_documents_per_shard(len(indices)))
-        return [indices[start : start + size] for start in indices[::size]]
+    def documents_per_shard(self, names: Iterable[str]) -> int:
+        """As many as are asked for, as results under these names already have, or the default."""
+        if self.arguments.documents_per_shard:
+            return int(self.arguments.documents_per_shard)
+        begun = [what_made(self.arguments.results, self.stage, name) or {"settings": {}} for name in names]
+        sizes = (made["settings"].get("documents_per_shard") for made in begun)
+        return next(filter(None, sizes), default_documents_per_shard(len(self.documents)))
 
     def run(self) -> None:
         """Measure what is missing; with --status say what is, and exit with 0 where nothing is, else 1."""
@@ -155,14 +155,15 @@ class MeasuringStage:
                 f"model {min(twice)} is named by --checkpoints and by {self.others[min(twice)][0]}: who"
                 " chooses together with others does not try the choice; name it once"
             )
-        self.shards = self.shards_of(map("+".join, groups))
+        indices, size = range(len(self.documents)), self.documents_per_shard(map("+".join, groups))
+        self.shards = [indices[start : start + size] for start in indices[::size]]
         num_shards = len(self.shards)
         for models in groups:
             name = "+".join(models)
             dtype = dtype_of_results(
                 arguments.dtype, arguments.results, self.stage, name, self.loading.device
             )
-            outputs[name] = output = self.output_of(name, models, dtype)
+            outputs[name] = output = self.output_of(name, models, dtype, size)
             if not arguments.status and not output.is_done(self.split.shards(num_shards)):
                 with output.writing(self.split.name):
                     self.measure_models(name, models, output, dtype)
@@ -173,7 +174,9 @@ class MeasuringStage:
         for output in outputs.values():
             logger.info(output.state())
 
-    def output_of(self, name: str, models: Mapping[str, Checkpoint], dtype: str) -> StageOutput:
+    def output_of(
+        self, name: str, models: Mapping[str, Checkpoint], dtype: str, documents_per_shard: int
+    ) -> StageOutput:
         """Where the results of checkpoints go; refuse that another of the name of one is measured beside."""
         arguments = self.arguments
         for model, checkpoint in models.items():
@@ -188,7 +191,7 @@ class MeasuringStage:
             "targets_per_chunk": arguments.targets_per_chunk,
             **self.settings, "num_documents": len(self.documents),
             "max_chunks_per_document": arguments.max_chunks_per_document,
-            "documents_per_shard": len(self.shards[0]), "dtype": dtype, **bos_setting(self.data),
+            "documents_per_shard": documents_per_shard, "dtype": dtype, **bos_setting(self.data),
         }  # fmt: skip
         evaluated = self.data.evaluation_sha256
         inputs = {"evaluation_documents": evaluated} | {

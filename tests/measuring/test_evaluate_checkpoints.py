@@ -43,6 +43,30 @@ def test_fewer_than_two_documents_are_refused(folder: Path) -> None:
         assert not (folder / "results").exists(), flags
 
 
+def test_one_document_is_enough_if_no_other_is_looked_at(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = ["--max-documents", "1", "--results", str(folder / "one")]
+    assert len(read_artefact(measure(length_losses, folder, *one), "length_losses")) == 2 * 2
+    rules = ["--rules", "leave_one_out_divergence", "leave_one_out", "random", "--null-fraction", "1e-18"]
+    rows = read_artefact(measure(influential_tokens, folder, *one, *rules), "sparse_context_losses")
+    assert set(rows["rule"]) == {"leave_one_out_divergence"}
+    assert "leave_one_out, random: not measured, as none of the 1 documents has a null" in caplog.text
+    with pytest.raises(InputError, match="2 are needed"):
+        measure(influential_tokens, folder, *one, *rules, "--intervention", "background")
+    two = ["--max-documents", "2", "--results", str(folder / "two"), "--intervention", "background"]
+    found, expected = (
+        read_artefact(measure(influential_tokens, folder, *two, *more), "sparse_context_losses")
+        for more in (rules, ["--results", str(folder / "three"), "--max-documents", "3", *rules])
+    )
+    # Of three documents the background is the one after the next; of two the other.
+    found, expected = (
+        rows.groupby("document_id")["background_loss"].apply(list) for rows in (found, expected)
+    )
+    first, second, *_ = expected.index
+    assert found[second] == expected[second] and found[first] != expected[first]
+
+
 def test_other_settings_are_refused_by_name(folder: Path) -> None:
     before = contents(measure(influential_tokens, folder, "--rules", "nearest"))
     for flags, change in (
@@ -75,11 +99,10 @@ def test_a_killed_run_of_three_documents_keeps_the_first(folder: Path) -> None:
     assert mark.stat().st_mtime_ns == written
     assert contents(results) == whole
     # What was begun with other shards goes on with these.
-    begun = measure(
-        influential_tokens, folder, "--results", str(folder / "two"), "--documents-per-shard", "2"
-    )
-    before = contents(begun)
-    assert contents(measure(influential_tokens, folder, "--results", str(begun))) == before
+    for size in "2", "32":
+        flags = ["--results", str(folder / size)]
+        before = contents(measure(influential_tokens, folder, *flags, "--documents-per-shard", size))
+        assert contents(measure(influential_tokens, folder, *flags)) == before
 
 
 def test_other_weights_under_the_same_name_are_refused(folder: Path, make_olmo: Callable[..., OLMo]) -> None:
