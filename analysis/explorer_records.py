@@ -133,7 +133,7 @@ def _nulls(shown: Shown, data: TokenizedData) -> dict[str, EvaluationDocument]:
     """Document -> the one that is its null, which comes next among those that were measured."""
     if shown.num_measured is None:
         return {}
-    measured = long_enough_documents(data, shown.settings["long_context_length"], shown.num_measured)
+    measured = long_enough_documents(data, shown.settings["long_context_length"], shown.num_measured, 0)
     following = [*measured[1:], measured[0]]
     return {document.document_id: null for document, null in zip(measured, following, strict=True)}
 

@@ -383,7 +383,7 @@ class MeasuredText:
 
     def chunks(self) -> Iterator[tuple[EvaluationDocument, Chunk]]:
         """Every measured chunk, with its null and its document, in the stage's own order."""
-        documents = long_enough_documents(self.data, self.chunk_length, self.settings["num_documents"])
+        documents = long_enough_documents(self.data, self.chunk_length, self.settings["num_documents"], 0)
         for index, document in enumerate(documents):
             most = self.settings["max_chunks_per_document"]
             yield from ((document, chunk) for chunk in chunks_of(documents, index, self.chunk_length, most))

@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
         help="the text that stands in for the far context, and of the null; English passages if not given")
     add("--tokenizer", help="a tokenizer.json, or a folder that holds one; the model's own if not given")
     add_reading_arguments(stage)
-    add_model_arguments(stage, "auto", "float32 of small models, of others whatever is faster here")
+    add_model_arguments(stage, "auto", "float32; bfloat16 may choose other tokens that matter about as much")
     add("--seed", type=random_seed, default=0, help="of rules that draw")
     # fmt: on
     return stage

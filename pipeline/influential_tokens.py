@@ -45,6 +45,7 @@ from pipeline.cli import (
     finite_float,
     folder_path,
     fraction,
+    logger,
     positive_fraction,
     positive_int,
     random_seed,
@@ -78,6 +79,7 @@ from pipeline.measuring.rules import (
     studied_numbers,
 )
 from pipeline.results.read import read_artefact, read_made_by, sources
+from pipeline.results.schemas import OTHER_DOCUMENT, OWN
 from pipeline.results.versions import sha256_of_files
 from pipeline.text.folder import TokenizedData, UnigramDistribution
 
@@ -209,16 +211,25 @@ def main(arguments: argparse.Namespace) -> None:
     # A chunk comes with the same chunk of the documents after it: of its null, then of its backgrounds.
     num_backgrounds = arguments.num_backgrounds if arguments.intervention == BACKGROUND else 0
     num_choosers = len(arguments.checkpoints) if arguments.choose_together else 1
-    MeasuringStage(
+    stage = MeasuringStage(
         arguments, STAGE, _settings(arguments, unigram),
         lambda choosers, chunk, judges: measure_chunk(choosers, chunk, judges, request),
         other_models={"--judge-with": arguments.judge_with}, num_other_documents=1 + num_backgrounds,
+        has_null=lambda document_id: bool(request.numbers_in(OTHER_DOCUMENT, document_id)),
         prepare=prepare if any(rule.startswith(LEARNED) for rule in arguments.rules) else None,
         together=arguments.choose_together, last_tokens=arguments.last_tokens,
         planned=lambda document_id: planned_tokens(
             request, num_choosers, len(arguments.judge_with), document_id
         ),
-    ).run()  # fmt: skip
+    )  # fmt: skip
+    measured = {rule for one in stage.documents for rule in request.numbers_in(OWN, one.document_id)}
+    if left_out := [rule for rule in arguments.rules if rule not in measured]:
+        logger.warning(
+            "%s: not measured, as none of the %d documents has a null; raise --null-fraction %g or"
+            " --max-documents",
+            ", ".join(left_out), len(stage.documents), arguments.null_fraction,
+        )  # fmt: skip
+    stage.run()
 
 
 def _settings(arguments: argparse.Namespace, unigram: UnigramDistribution | None) -> dict[str, object]:
@@ -265,10 +276,13 @@ def _settings_of_choices(arguments: argparse.Namespace) -> dict[str, Any]:
         raise InputError(f"--choices {arguments.choices} are of another text than that of {arguments.data}")
     # As many documents: of fewer, the last one's null would be another document.
     lengths = [num for num in data.evaluation_lengths() if num >= arguments.long_context_length]
-    asked = vars(arguments) | {"num_documents": len(lengths[: arguments.max_documents])}
+    asked = vars(arguments) | {
+        "num_documents": len(lengths[: arguments.max_documents]),
+        "bos_token_ids": list(data.bos_token_ids) or None,
+    }
     for setting in (
         "short_context_length", "long_context_length", "targets_per_chunk", "last_tokens",
-        "max_chunks_per_document", "num_documents",
+        "max_chunks_per_document", "num_documents", "bos_token_ids",
     ):  # fmt: skip
         if (theirs := settings.get(setting)) != asked[setting]:
             raise InputError(

@@ -102,4 +102,4 @@ def main(arguments: argparse.Namespace) -> None:
         return {"length_losses": columns}
 
     settings = {"context_lengths": context_lengths}
-    MeasuringStage(arguments, "length_losses", settings, measure).run()
+    MeasuringStage(arguments, "length_losses", settings, measure, has_null=lambda document_id: False).run()

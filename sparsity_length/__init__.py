@@ -16,10 +16,12 @@ texts      a string or many: a list, a pandas series, a column of a data set; of
            In the place of a string, token IDs as they are; or messages, dicts with role and content, which go
            through the tokenizer's chat template.
 
-A text is read with the model's own tokens, what the tokenizer puts before every text (<s>) in front, unless
-bos="none". Control tokens in it (<|im_start|>) are text, unless special_tokens=True. The context is the
-text's own; a text longer than `long_context_length` is read in chunks that overlap by half. Losses and
-divergences are nats. A bar on standard error says how long it takes; TQDM_DISABLE=1 hides it.
+A text is read with the model's own tokens. What the tokenizer puts before every text (BOS, as <s>) belongs to
+the model, which has it at the start of every context, the short ones too, unless bos="none"; it is no token
+of the text, has no row and counts nowhere. Control tokens in a text (<|im_start|>) are text, unless
+special_tokens=True. The context is the text's own; a text longer than `long_context_length` is read in
+chunks that overlap by half.
+Losses and divergences are nats. A bar on standard error says how long it takes; TQDM_DISABLE=1 hides it.
 What cannot be used is an InputError of one sentence.
 """
 
@@ -50,8 +52,8 @@ def losses(
         short_context_length: s; the short context of a token is exactly the s tokens before it.
         long_context_length: tokens of a chunk; None: 1,024, or as many as the model has positions. In a text
             of one chunk each token sees everything before it. In a longer one it sees at least half a chunk.
-        dtype, device: of a model that is loaded here; "auto" is float32 for small models, else the faster of
-            that and bfloat16. A model that needs more is loaded by you.
+        dtype, device: of a model that is loaded here; "auto" is float32. "bfloat16" takes half the memory and
+            may choose other tokens that matter about as much. A model that needs more is loaded by you.
         bos, special_tokens: "auto" puts before a text what the tokenizer puts there, "none" nothing; whether
             control tokens in a text are read as such.
 

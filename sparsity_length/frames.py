@@ -16,7 +16,7 @@ import pandas as pd
 from pipeline.cli import InputError, logger
 from pipeline.measuring.contexts import Measurement
 from pipeline.measuring.explanation import foreign_text as foreign_tokens
-from pipeline.measuring.explanation import measured_tables, planned
+from pipeline.measuring.explanation import measured_tables, planned, positions_left
 from pipeline.measuring.far_context import FarContext
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.given import GivenModel, counted
@@ -24,7 +24,7 @@ from pipeline.measuring.rules import BACKGROUND, REMOVE, refuse_rules, screen_of
 from pipeline.measuring.sparsity import Request
 from pipeline.measuring.stage import failures_in_words
 from pipeline.results.schemas import DIVERGENCE, OTHER_DOCUMENT, OWN
-from pipeline.text.chunks import Chunk
+from pipeline.text.chunks import Chunk, without_bos
 from pipeline.text.tokenizer import (
     DocumentTokenizer,
     NoTokensError,
@@ -63,7 +63,16 @@ class _Texts:
         if not all(is_one_text(text) or np.size(text) == 0 for text in each):
             raise InputError("some of the texts are no strings, token IDs or messages")
         self.tokenizer = given.tokenizer(tokenizer, **reading)
-        self.read = [_read(text, self.tokenizer) for text in each]
+        read = [_read(text, self.tokenizer) for text in each]
+        begun = {bos_token_ids for bos_token_ids, _ in filter(None, read)}
+        if len(begun) > 1:
+            raise InputError(
+                "some of the texts begin with the tokenizer's beginning-of-text token and some do not: give"
+                " them alike, or measure them apart"
+            )
+        self.bos_token_ids = begun.pop() if begun else ()
+        """Before every context; the texts are without it."""
+        self.read = [None if of_text is None else of_text[1] for of_text in read]
         none_0 = np.empty(0, dtype=np.int64)
         self.ids = [none_0 if text is None else text.token_ids_N for text in self.read]
         if num_empty := sum(text is None for text in self.read):
@@ -98,17 +107,18 @@ class _Texts:
         }  # fmt: skip
 
 
-def _read(text: Text, tokenizer: DocumentTokenizer) -> TokenizedText | None:
+def _read(text: Text, tokenizer: DocumentTokenizer) -> tuple[tuple[int, ...], TokenizedText] | None:
     try:
-        return tokenized_text(text, tokenizer) if len(text) else None
+        return without_bos(tokenized_text(text, tokenizer)) if len(text) else None
     except NoTokensError:
         return None
 
 
-def _length(given: GivenModel, wanted: int | None, short: int, num_far: int) -> int:
+def _length(given: GivenModel, read: _Texts, wanted: int | None, short: int, num_far: int) -> int:
     """Of a chunk; refuses one that has no target with a short context and so many far tokens before it."""
     fewest = short + num_far
-    length = wanted or min(_LONG_CONTEXT_LENGTH, given.num_positions or _LONG_CONTEXT_LENGTH)
+    num_positions = positions_left(given, read.bos_token_ids)
+    length = wanted or min(_LONG_CONTEXT_LENGTH, num_positions or _LONG_CONTEXT_LENGTH)
     if length <= fewest:
         raise InputError(
             f"a long context of {length} tokens has no target with {fewest} tokens before it; choose a longer"
@@ -124,12 +134,13 @@ def losses_frame(
     """See `sparsity_length.losses`."""
     given, short = GivenModel(model, **options), short_context_length
     read = _Texts(texts, given, tokenizer, reading)
-    length = _length(given, long_context_length, short, 1)
+    length = _length(given, read, long_context_length, short, 1)
     spans = [span for text in range(len(read.ids)) for span in read.spans(text, short, 1, length)]
     measured = [np.full((len(ids_N), len(_VALUES)), np.nan, dtype=np.float32) for ids_N in read.ids]
     num_seen = [np.zeros(len(ids_N), dtype=np.int64) for ids_N in read.ids]
     total = sum(span.lengths.targets_per_chunk * short for span in spans)
-    with given.ready(length, read.ids, read.tokenizer) as loaded, counted([loaded], "losses", total):
+    ready = given.ready(length, read.ids, read.tokenizer, read.bos_token_ids)
+    with ready as loaded, counted([loaded], "losses", total):
         for text, start, ids_L, lengths in spans:
             with failures_in_words(given.name, len(ids_L), start, f" of text {text}"):
                 measurement = Measurement(loaded.model, lengths, loaded.batching)
@@ -171,7 +182,7 @@ def influential_frame(
     given = GivenModel(model, **options)
     of_judges = [GivenModel(one, **(options if isinstance(one, str | Path) else {})) for one in judges]
     read = _Texts(texts, given, tokenizer, reading)
-    length = _length(given, long_context_length, short, ks[0])
+    length = _length(given, read, long_context_length, short, ks[0])
     spans, requests = [], []
     for text, ids_N in enumerate(read.ids):
         if fitting := [k for k in ks if short + k < min(len(ids_N), length)]:
@@ -201,7 +212,10 @@ def influential_frame(
     frames = []
     with ExitStack() as stack:
         fed = [*read.ids, others_N]
-        loaded = [stack.enter_context(one.ready(length, fed, read.tokenizer)) for one in (given, *of_judges)]
+        loaded = [
+            stack.enter_context(one.ready(length, fed, read.tokenizer, read.bos_token_ids))
+            for one in (given, *of_judges)
+        ]
         names = [one.name for one in loaded]
         # A judge's rows are found by its name: of several models of one name it becomes another.
         loaded[1:] = [

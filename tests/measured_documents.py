@@ -66,8 +66,9 @@ def with_far(own_L: np.ndarray, far_L: np.ndarray, place: int, short: int = SHOR
 
 
 def write_data(
-    folder: Path, vocabulary_size: int = VOCABULARY_SIZE, train_token_ids: Sequence[Sequence[int]] = ()
-) -> Path:
+    folder: Path, vocabulary_size: int = VOCABULARY_SIZE, train_token_ids: Sequence[Sequence[int]] = (),
+    bos_token_ids: Sequence[int] = (),
+) -> Path:  # fmt: skip
     """What tokenize_c4 leaves, as far as the measuring stages read it; a training file for each list."""
     documents = [EvaluationDocument(document_id, tokens) for document_id, tokens in DOCUMENTS.items()]
     write_evaluation_documents(folder / EVALUATION_FILE, documents)
@@ -79,7 +80,8 @@ def write_data(
     contents_of = {name: (folder / name).read_bytes() for name in names}
     manifest = {
         "stage": "tokenize_c4", "token_dtype": "uint16", "vocabulary_size": vocabulary_size,
-        "eos_token_id": 0, "counts": {"train_tokens": sum(map(len, train_token_ids))},
+        "eos_token_id": 0, "bos_token_ids": list(bos_token_ids),
+        "counts": {"train_tokens": sum(map(len, train_token_ids))},
         "files": {
             name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
             for name, content in contents_of.items()

@@ -17,9 +17,12 @@ from olmo.model import OLMo
 
 from pipeline.models.huggingface import HuggingFaceCausalLM
 from pipeline.models.interface import CausalLM
+from pipeline.models.leading import led_by
 from pipeline.models.olmo import OLMoCausalLM, blocks_of, scale_attention
 
 IMPLEMENTATIONS = ("olmo", "olmo_scaled", "llama", "gpt_neox", "gemma2", "olmo3", "gpt2")
+WITH_BOS = ("bos olmo", "bos olmo_scaled", "bos gemma3", "2 bos gpt2")
+"""Models to which beginning-of-text tokens belong, in every context."""
 
 Stock = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(int64 [N, S], bool [N, S, S]: which row sees which) -> logits [N, S, V]."""
@@ -73,8 +76,30 @@ def stock_hugging_face(family: str, seed: int) -> Stock:
     return logits
 
 
+def behind(stock: Stock, leading_ids: Sequence[int]) -> Stock:
+    """The stock model that reads these tokens before every text, and whose rows all see them."""
+    num = len(leading_ids)
+
+    def logits(token_ids: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+        leading = torch.tensor([leading_ids] * len(token_ids), dtype=torch.int64)
+        sees = torch.ones(len(token_ids), num + token_ids.shape[1], num + token_ids.shape[1]).tril() > 0
+        sees[:, num:, num:] = allowed
+        return stock(torch.cat([leading, token_ids], dim=1), sees)[:, num:]
+
+    return logits
+
+
 def witness_and_model(name: str, seed: int, make_olmo: Callable[..., OLMo]) -> tuple[Stock, CausalLM]:
-    """The naive witness and the model under test, with the same weights; `name` is of IMPLEMENTATIONS."""
+    """The naive witness and the model under test, with the same weights.
+
+    `name` is of IMPLEMENTATIONS, or of `hugging_face_families`; behind "bos " or "2 bos " it begins every
+    context with tokens of its own.
+    """
+    if "bos " in name:
+        number, _, name = name.rpartition("bos ")
+        stock, ours = witness_and_model(name, seed, make_olmo)
+        leading_ids = [7, 3][: int(number or 1)]
+        return behind(stock, leading_ids), led_by(ours, leading_ids)
     if name == "olmo":
         twins = [make_olmo(seed=seed, n_kv_heads=2) for _ in range(2)]
         return stock_olmo(twins[0]), OLMoCausalLM(twins[1])

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from measured_documents import LONG, TARGETS, chunk_of, measure, write_checkpoint, write_data
-from naive_predictions import naive_divergences, naive_losses, stock_olmo
+from naive_predictions import behind, naive_divergences, naive_losses, stock_olmo
 from olmo.model import OLMo
 
 from pipeline import length_losses
@@ -14,18 +14,15 @@ from pipeline.length_losses import default_context_lengths
 from pipeline.results.read import read_artefact
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, make_olmo: Callable[..., OLMo]) -> Path:
-    folder = tmp_path_factory.mktemp("length_losses")
-    write_data(folder / "data")
-    write_checkpoint(folder / "run", make_olmo(seed=1))
-    measure(length_losses, folder)
-    return folder
-
-
-def test_every_mean_computed_naively(folder: Path, make_olmo: Callable[..., OLMo]) -> None:
+@pytest.mark.parametrize("bos_token_ids", [(), (7, 3)])
+def test_every_mean_computed_naively(
+    bos_token_ids: tuple[int, ...], tmp_path: Path, make_olmo: Callable[..., OLMo]
+) -> None:
     assert default_context_lengths(100) == [8, 12, 16, 24, 32, 48, 64, 96, 100]
-    stock, rows = stock_olmo(make_olmo(seed=1)), read_artefact(folder / "results", "length_losses")
+    write_data(tmp_path / "data", bos_token_ids=bos_token_ids)
+    write_checkpoint(tmp_path / "run", make_olmo(seed=1))
+    rows = read_artefact(measure(length_losses, tmp_path), "length_losses")
+    stock = behind(stock_olmo(make_olmo(seed=1)), bos_token_ids)
     assert len(rows) == 4 * 2 and set(rows["num_targets"]) == {3}
     for row in rows.itertuples():
         chunk_L = chunk_of(row.document_id, row.chunk_index)

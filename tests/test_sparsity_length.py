@@ -16,7 +16,7 @@ from hugging_face_families import make_model
 from measured_documents import DOCUMENTS, LONG, SHORT, measure, write_checkpoint, write_data
 from olmo.model import OLMo
 from test_start import HEAVY
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pipeline import influential_tokens as influential_stage
@@ -56,11 +56,18 @@ def llama(bpe: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("bos_token_ids", [(), (7, 3)])
 def test_the_numbers_are_those_of_the_stages(
-    words: Tokenizer, tmp_path: Path, make_olmo: Callable[..., OLMo]
+    bos_token_ids: tuple[int, ...], words: Tokenizer, tmp_path: Path, make_olmo: Callable[..., OLMo]
 ) -> None:
     """First chunks of three documents; the null of each is the next one, its background the one after."""
-    write_data(tmp_path / "data")
+    write_data(tmp_path / "data", bos_token_ids=bos_token_ids)
+    if bos_token_ids:
+        words = Tokenizer.from_str(words.to_str())
+        names = [f"w{token_id}" for token_id in bos_token_ids]
+        words.post_processor = processors.TemplateProcessing(
+            single=[*names, "$A"], special_tokens=[*zip(names, bos_token_ids, strict=True)]
+        )
     chooser, judge = (write_checkpoint(tmp_path / name, make_olmo(seed=seed))
                       for seed, name in enumerate(("run", "judge")))  # fmt: skip
     results = measure(loss_stage, tmp_path, "--max-chunks-per-document", "1")
@@ -106,6 +113,14 @@ def test_the_numbers_are_those_of_the_stages(
         np.testing.assert_allclose(
             found[found["rank"] == 1]["mean_log2_k"], by_divergence["mean_log2_k"].astype(float), atol=1e-5
         )
+    frame = explain(
+        texts[0], make_olmo(seed=0), tokenizer=words, num_targets=3, short_context_length=SHORT, k=(1, 2),
+        foreign_text=texts[1],
+    ).frame  # fmt: skip
+    first = expected[expected["document_id"] == next(iter(DOCUMENTS))][:3]
+    assert frame["position"].tolist() == first["target_position"].tolist() == [9, 10, 11]
+    for column in ("long_context_loss", "short_context_loss", "foreign_context_loss"):
+        np.testing.assert_allclose(frame[column], first[column], atol=2e-6)
 
 
 @torch.inference_mode()

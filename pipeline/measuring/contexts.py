@@ -3,18 +3,25 @@
 Coordinates count from the start of the chunk, and are the position IDs too. What is left out of a context is
 no row of its sequence, which equals masking every attention edge into it (a test).
 
-Numbers of passes stay on the device until all of them are queued (`PassQueue`): no loop waits for a GPU. The
-sizes of batches follow from the model, the lengths and the kind of device, not from what memory happens to be
-free; they move losses in their last bits only, in float32 by 2e-5 nats at most (a test). So a result is the
-same to the byte whoever measures which part of it, as long as the memory suffices.
+Numbers of passes stay on the device until all of them are queued (`PassQueue`): no loop waits for a GPU.
+
+The shape of a pass moves losses in their last bits, in float32 by 2e-5 nats at most (a test), and nearly
+equal scores of far tokens then change places: ranks beyond the first ones would be another machine's.
+Rounding the scores first would only move the places where that happens. So batches follow from the lengths
+and the kind of device, never from memory. A memory budget only says in how many parts a batch runs, and none
+gets so small that its rows' bits would change (`_FEWEST_ROWS`); all are projected on the vocabulary together.
+So a result is the same to the byte whoever measures which part of it, with whatever budget, unless memory
+does run out, and then a warning says so.
 
 Shapes: L chunk (long_context_length), B sequences of a pass, S rows, K rows that are looked at, T targets,
 N contexts or windows, C tokens of a context, F far-context tokens, H heads of all layers, W tokens of a
 shared window, Q targets of one.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -40,18 +47,23 @@ _BUDGET_BYTES = 1 * GIBIBYTE
 _BUDGET_SHARE_OF_ACCELERATORS = 0.25
 """Of the memory that the device has; weights, prefixes and logits are beside it."""
 _SHARE_OF_FREE_MEMORY = 0.5
+_FEWEST_ROWS = 256
+"""A product of as many rows or more gives each row the same bits; for fewer, libraries have kernels by their
+number (measured with MKL, on AVX-512 and AVX2, one and two threads)."""
 _ROWS_READ_TOGETHER = 512
 """Of tokens that do not see each other, whose attention is computed all the same."""
 
 
 @dataclass
 class Batching:
-    """The size of the batches of one model."""
+    """The batches of one model, and in what parts they run."""
 
     tokens_per_batch: int
-    """Rows that a forward pass may hold, the prefix apart; a single sequence may be longer."""
+    """Rows that a batch may hold, the prefix apart; a single sequence may be longer."""
     memory_budget_bytes: float = float("inf")
     """What a pass may take beyond weights and prefix, by the model's own estimate."""
+    rows_at_a_time: float = float("inf")
+    """What there was memory for, once it has run out."""
 
     @classmethod
     def for_model(cls, model: CausalLM, memory_budget_bytes: float | None = None) -> "Batching":
@@ -66,20 +78,36 @@ class Batching:
             available_bytes = _SHARE_OF_FREE_MEMORY * free_bytes(model.device)
             if available_bytes < memory_budget_bytes:
                 logger.warning(
-                    "little memory is free: batches are kept within %.2f GiB and not %.3g, which may move the"
-                    " last bits of losses",
+                    "little memory is free: passes are kept within %.2f GiB and not %.3g",
                     available_bytes / GIBIBYTE, memory_budget_bytes / GIBIBYTE,
                 )  # fmt: skip
                 memory_budget_bytes = available_bytes
         return cls(_TOKENS_PER_BATCH if is_cpu else _TOKENS_PER_BATCH_ON_ACCELERATORS, memory_budget_bytes)
 
-    def num_sequences(self, model: CausalLM, num_rows: int, num_prefix_rows: int = 0) -> int:
-        """Sequences of `num_rows` rows that one pass holds, at least one."""
-        num_sequences = self.tokens_per_batch // num_rows
+    def num_sequences(self, num_rows: int) -> int:
+        """Sequences of `num_rows` rows that a batch holds, at least one; whatever memory there is."""
+        return max(1, self.tokens_per_batch // num_rows)
+
+    def of_many(self, num_sequences: int, num_rows: int) -> list[slice]:
+        """The batches of so many sequences."""
+        size = self.num_sequences(num_rows)
+        return [slice(start, start + size) for start in range(0, num_sequences, size)]
+
+    def parts(self, model: CausalLM, rows: "Rows", num_prefix_rows: int) -> list[slice]:
+        """Which sequences of a batch run at a time: all of them if the budget allows it.
+
+        For the budget's sake no part gets fewer query rows than `_FEWEST_ROWS`.
+        """
+        (num_sequences, num_rows), num_queries = rows.token_ids_BS.shape, rows.query_rows_BT.shape[1]
+        num_parts = 1
         if self.memory_budget_bytes < float("inf"):
-            sequence_bytes = model.sequence_bytes(num_rows, num_prefix_rows)
-            num_sequences = min(num_sequences, int(self.memory_budget_bytes // sequence_bytes))
-        return max(1, num_sequences)
+            num_fitting = max(1, self.memory_budget_bytes // model.sequence_bytes(num_rows, num_prefix_rows))
+            most_parts = max(1, num_sequences * num_queries // _FEWEST_ROWS)
+            num_parts = min(most_parts, math.ceil(num_sequences / num_fitting))
+        num_allocated = max(1, int(min(num_sequences, self.rows_at_a_time / num_rows)))
+        num_parts = max(num_parts, math.ceil(num_sequences / num_allocated))
+        edges = [num_sequences * part // num_parts for part in range(num_parts + 1)]
+        return [slice(*edge) for edge in pairwise(edges)]
 
 
 class Rows(NamedTuple):
@@ -91,6 +119,10 @@ class Rows(NamedTuple):
     visible_BSK: np.ndarray | None
     """Or [1, S, K], or of the last rows only."""
     query_rows_BT: np.ndarray
+
+    def of_sequences(self, which: slice) -> "Rows":
+        """Those of some sequences of the batch; what is the same for all stays."""
+        return Rows(*(part if part is None or len(part) == 1 else part[which] for part in self))
 
     def on_device(
         self, device: torch.device
@@ -119,10 +151,8 @@ class PassQueue:
         reference_index: np.ndarray | torch.Tensor | None = None,
         prefix: Prefix | None = None,
         places_BS: np.ndarray | None = None,
-    ) -> int:
-        """Queue a pass, and say how many sequences it has run: 0 where the memory ran out.
-
-        Then the batches after it are half as large.
+    ) -> None:
+        """Queue the passes of a batch, in parts that the memory suffices for.
 
         Args:
             target_ids: [B, T], or [T] of all sequences.
@@ -130,28 +160,41 @@ class PassQueue:
                 target t's with number t.
             places_BS: where the rows stand in the chunk, where that is not their position ID.
         """
-        model, (num_sequences, num_rows) = self._model, rows.token_ids_BS.shape
-        try:
-            inputs, shape = rows.on_device(model.device), rows.query_rows_BT.shape
-            targets_BT = to_device(target_ids, model.device).expand(shape)
-            if self._reference is None:
-                hidden_BTD = model.hidden_states(*inputs, prefix)
-                values: tuple[torch.Tensor, ...] = (losses_of_hidden_states(model, hidden_BTD, targets_BT),)
-            else:
-                index_BT = None if reference_index is None else torch.as_tensor(reference_index).expand(shape)
-                values = losses_and_divergences(model, *inputs, targets_BT, self._reference, index_BT, prefix)
-        except (RuntimeError, MemoryError) as error:
-            if num_sequences == 1 or not is_out_of_memory(error):
-                raise
-            self._batching.tokens_per_batch = num_sequences // 2 * num_rows
-            logger.warning(
-                "out of memory with %d sequences of %d tokens in a batch; going on with half as many",
-                num_sequences, num_rows,
-            )  # fmt: skip
-            return 0
+        model, shape = self._model, rows.query_rows_BT.shape
+        hidden_BTD = self.hidden_states(rows, prefix)
+        targets_BT = to_device(target_ids, model.device).expand(shape)
+        if self._reference is None:
+            values: tuple[torch.Tensor, ...] = (losses_of_hidden_states(model, hidden_BTD, targets_BT),)
+        else:
+            index_BT = None if reference_index is None else torch.as_tensor(reference_index).expand(shape)
+            values = losses_and_divergences(model, hidden_BTD, targets_BT, self._reference, index_BT)
         places_BS = rows.position_ids_BS if places_BS is None else places_BS
         self._passes.append((places_BS, rows.query_rows_BT, values))
-        return num_sequences
+
+    def hidden_states(self, rows: Rows, prefix: Prefix | None = None) -> torch.Tensor:
+        """Of the query rows: [B, T, D]. Where memory runs out, half as many sequences run at a time."""
+        model, batching = self._model, self._batching
+        parts = batching.parts(model, rows, 0 if prefix is None else prefix.num_rows)
+        try:
+            hidden = [
+                model.hidden_states(
+                    *rows.of_sequences(part).on_device(model.device),
+                    None if prefix is None else prefix.of_sequences(part),
+                )
+                for part in parts
+            ]
+            return hidden[0] if len(hidden) == 1 else torch.cat(hidden)
+        except (RuntimeError, MemoryError) as error:
+            most, num_rows = max(part.stop - part.start for part in parts), rows.token_ids_BS.shape[1]
+            if most == 1 or not is_out_of_memory(error):
+                raise
+            batching.rows_at_a_time = most // 2 * num_rows
+            logger.warning(
+                "out of memory with %d sequences of %d tokens at a time; going on with half as many, which"
+                " may move the last bits of losses, and so the order of tokens that matter equally",
+                most, num_rows,
+            )  # fmt: skip
+        return self.hidden_states(rows, prefix)
 
     def read(self) -> list[list[np.ndarray]]:
         """Losses and, with a reference, divergences: of each float32 [B, T] a pass, nats.
@@ -237,17 +280,16 @@ def measured_contexts(
         reference_index_N: which of these each context belongs to.
         first_tokens: of `read_without_context`, and with which of them each context begins: int64 [N].
     """
-    queue, start = PassQueue(model, batching, reference), 0
+    queue = PassQueue(model, batching, reference)
     num_contexts, num_rows = token_ids_NC.shape
-    while start < num_contexts:
-        batch, prefix = slice(start, start + batching.num_sequences(model, num_rows)), None
+    for batch in batching.of_many(num_contexts, num_rows):
+        prefix = None
         if first_tokens is not None:
-            batch = slice(start, start + batching.num_sequences(model, num_rows, 1))
             prefix = first_tokens[0].one_row_each(torch.as_tensor(first_tokens[1][batch]))
         tokens_BC = token_ids_NC[batch]
         queries_B1 = np.full((len(tokens_BC), 1), num_rows - 1)
         rows = Rows(tokens_BC, position_ids_NC[batch], None, queries_B1)
-        start += queue.run(rows, target_ids_N[batch, None], reference_index_N[batch, None], prefix)
+        queue.run(rows, target_ids_N[batch, None], reference_index_N[batch, None], prefix)
     return Measured(*(np.concatenate(values)[:, 0] for values in queue.read()))
 
 
@@ -304,13 +346,12 @@ def windowed_losses(
     # earlier row of a causal model sees.
     targets_NQ = targets_T[first_N[:, None] + np.minimum(place_Q, num_targets_N[:, None] - 1)]
     num_rows = int((targets_T - starts_T).max())
-    queue, start = PassQueue(model, batching, None), 0
-    while start < len(starts_N):
-        batch = slice(start, start + batching.num_sequences(model, num_rows))
+    queue = PassQueue(model, batching, None)
+    for batch in batching.of_many(len(starts_N), num_rows):
         starts_B1, targets_BQ = starts_N[batch, None], targets_NQ[batch]
         places_BW = np.minimum(starts_B1 + np.arange(num_rows), len(chunk_L) - 1)
         rows = Rows(chunk_L[places_BW], np.arange(num_rows)[None], None, targets_BQ - starts_B1 - 1)
-        start += queue.run(rows, chunk_L[targets_BQ], places_BS=places_BW)
+        queue.run(rows, chunk_L[targets_BQ], places_BS=places_BW)
     (losses,) = queue.read()
     return np.concatenate(losses)[place_Q < num_targets_N[:, None]]
 

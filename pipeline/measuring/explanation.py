@@ -23,9 +23,10 @@ from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.given import GivenModel, counted
 from pipeline.measuring.sparsity import Request, compared_losses, measure_chunk, planned_tokens
 from pipeline.measuring.stage import LoadedModel, failures_in_words, say_how_long
+from pipeline.models.leading import num_positions_of
 from pipeline.results.schemas import LOSS, OTHER_DOCUMENT, OWN
 from pipeline.results.table import as_table, printable
-from pipeline.text.chunks import Chunk
+from pipeline.text.chunks import Chunk, without_bos
 from pipeline.text.sources import first_passages
 from pipeline.text.tokenizer import DocumentTokenizer, Text, TokenizedText, tokenized_text
 
@@ -46,8 +47,9 @@ class Explanation:
     model: str
     dtype: str
     text: TokenizedText
+    """Without BOS, which belongs to the model."""
     foreign: TokenizedText
-    """Stands in for the far context."""
+    """Stands in for the far context; without BOS."""
     first_token: int
     """Place in the text's tokens of the first that is measured."""
     request: Request
@@ -121,10 +123,11 @@ def explained(text: Text, arguments: argparse.Namespace) -> Explanation:
     tokenizer = given.tokenizer(
         arguments.tokenizer, bos=arguments.bos, special_tokens=arguments.special_tokens
     )
-    tokenized = tokenized_text(text, tokenizer)
+    bos_token_ids, tokenized = without_bos(tokenized_text(text, tokenizer))
     num_tokens = len(tokenized.token_ids_N)
     tokenizer.warn_of(tokenized.noted, num_tokens)
-    lengths, ks = measured_lengths(arguments, num_tokens, given.num_positions)
+    num_positions = positions_left(given, bos_token_ids)
+    lengths, ks = measured_lengths(arguments, num_tokens, num_positions)
     length = lengths.long_context_length
     foreign = foreign_text(arguments.foreign_text, length, tokenizer)
     chunk = Chunk(*_CHUNK, tokenized.token_ids_N[-length:], foreign.token_ids_N[None, :length])
@@ -133,12 +136,13 @@ def explained(text: Text, arguments: argparse.Namespace) -> Explanation:
         seed=arguments.seed, every_null=False, every_influence=False,
     )  # fmt: skip
     first_token = num_tokens - length
-    with given.ready(length, [tokenized.token_ids_N, foreign.token_ids_N], tokenizer) as loaded:
+    texts = [tokenized.token_ids_N, foreign.token_ids_N]
+    with given.ready(length, texts, tokenizer, bos_token_ids) as loaded:
         if length < num_tokens:
             why = ", the positions the model was made for (--long-context-length sets another number)"
             logger.warning(
                 "the text has %d tokens, of which the last %d are measured%s",
-                num_tokens, length, why if length == given.num_positions else "",
+                num_tokens, length, why if length == num_positions else "",
             )  # fmt: skip
         logger.info("%s: %d tokens, %d of them predicted", given.name, length, lengths.targets_per_chunk)
         with failures_in_words(given.name, length, first_token), planned([loaded], "explain", [request]):
@@ -148,6 +152,12 @@ def explained(text: Text, arguments: argparse.Namespace) -> Explanation:
         dtype = str(loaded.model.dtype).removeprefix("torch.")
     tables["loss_differences"] = compared
     return Explanation(given.name, dtype, tokenized, foreign, first_token, request, tables)
+
+
+def positions_left(given: GivenModel, bos_token_ids: Sequence[int]) -> int | None:
+    """The most tokens of a chunk behind BOS, as many as the model was made for; None where it doesn't say."""
+    num_positions = given.num_positions
+    return num_positions and num_positions - num_positions_of(0, len(bos_token_ids))
 
 
 @contextmanager
@@ -190,9 +200,9 @@ def measured_lengths(
 
 
 def foreign_text(text: str | None, num_tokens: int, tokenizer: DocumentTokenizer) -> TokenizedText:
-    """The foreign text, or English passages, of at least so many tokens."""
+    """The foreign text, or English passages, of at least so many tokens; without BOS."""
     if text is not None:
-        given = tokenized_text(text, tokenizer)
+        _, given = without_bos(tokenized_text(text, tokenizer))
         if len(given.token_ids_N) < num_tokens:
             raise InputError(
                 f"the foreign text has {len(given.token_ids_N)} tokens, and {num_tokens} are measured; give a"
@@ -202,7 +212,7 @@ def foreign_text(text: str | None, num_tokens: int, tokenizer: DocumentTokenizer
     num_characters = 4 * num_tokens  # about what a token of English has
     while True:
         passages = "\n\n".join(first_passages(num_characters))
-        foreign = tokenized_text(passages, tokenizer)
+        _, foreign = without_bos(tokenized_text(passages, tokenizer))
         if len(foreign.token_ids_N) >= num_tokens:
             return foreign
         if len(passages) < num_characters:
@@ -290,8 +300,8 @@ def in_words(explanation: Explanation, *, is_coloured: bool) -> str:
     totals = f"All {len(losses)} targets: "
     if gain > 0:
         totals += f"the far context gains {gain:.3f} nats on average"
-        totals += f" (expected {losses['short_context_divergence'].mean():.3f}), of which {specific:.3f} only"
-        totals += " this text gives and no foreign one.\n"
+        totals += f" (expected {losses['short_context_divergence'].mean():.3f}); a foreign text in its place"
+        totals += f" {'gains' if gain > specific else 'costs'} {abs(gain - specific):.3f} nats.\n"
     else:
         totals += "the model gains nothing from the far context; with it the loss is"
         totals += f" {-gain:.3f} nats higher on average.\n"

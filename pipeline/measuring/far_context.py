@@ -104,7 +104,7 @@ def leave_each_out(
         # Removals within a quarter of the rows keep the rows run in vain, those between `start` and the
         # removed one, to an eighth.
         num_near = int((rest_R < start + num_run // 4).sum())
-        batch_R = rest_R[: max(1, min(batching.num_sequences(model, num_run, start), num_near))]
+        batch_R = rest_R[: max(1, min(batching.num_sequences(num_run), num_near))]
         if substitute_ids_L is None:
             rows = _rows_without(sequence, batch_R, width)
         else:
@@ -115,10 +115,9 @@ def leave_each_out(
         first = int(np.searchsorted(sequence.num_far_tokens_T, start, side="right"))
         rows = rows._replace(query_rows_BT=rows.query_rows_BT[:, first:])
         prefix = full.prefix.first(start) if start else None
-        num_done = queue.run(rows, target_ids_T[first:], np.arange(first, num_targets), prefix)
-        if num_done:
-            batches.append((rest_R[:num_done], first))
-        rest_R = rest_R[num_done:]
+        queue.run(rows, target_ids_T[first:], np.arange(first, num_targets), prefix)
+        batches.append((batch_R, first))
+        rest_R = rest_R[len(batch_R) :]
     values_2TF = np.full((2, num_targets, num_far_T[-1]), np.nan, dtype=np.float32)
     for values_TF, parts in zip(values_2TF, queue.read(), strict=True):
         for (removed_R, first), part_RT in zip(batches, parts, strict=True):
@@ -406,10 +405,10 @@ class FarContext:
         num_rows, num_far = len(sequence.token_ids_S), int(sequence.num_far_tokens_T[-1])
         batching, visible_SS = self.measurement.batching, sequence.visible_SS
         assert visible_SS is not None
-        queue, start = PassQueue(self.model, batching, self.reference.at(sequence.targets)), 0
+        queue = PassQueue(self.model, batching, self.reference.at(sequence.targets))
         target_ids_T = to_device(sequence.target_ids_T, self.model.device)
-        while start < len(kept_NF):
-            kept_BF = kept_NF[start : start + batching.num_sequences(self.model, num_rows), :num_far]
+        for batch in batching.of_many(len(kept_NF), num_rows):
+            kept_BF = kept_NF[batch, :num_far]
             is_there_BS = np.pad(kept_BF, ((0, 0), (0, num_rows - num_far)), constant_values=True)
             substitutes_L = sequence.token_ids_S if replacement_L is None else replacement_L
             rows = rows_with_substitutes(sequence, 0, ~is_there_BS, substitutes_L)
@@ -417,7 +416,7 @@ class FarContext:
                 # A row outside the subset sees itself, for it must see something, and no other row sees it.
                 seen_BSS = is_there_BS[:, None, :] | np.eye(num_rows, dtype=bool)
                 rows = rows._replace(visible_BSK=visible_SS & seen_BSS)
-            start += queue.run(rows, target_ids_T)
+            queue.run(rows, target_ids_T)
         return Measured(*(np.concatenate(values) for values in queue.read()))
 
     @cached_property
@@ -661,21 +660,21 @@ class FarContextInBackground(FarContext):
         while len(rest_N):
             start = int(first_N[rest_N[0]])
             num_near = int((first_N[rest_N] <= start + (num_rows - start) // 4).sum())
-            batch_B = rest_N[: min(batching.num_sequences(self.model, num_rows - start, start), num_near)]
+            batch_B = rest_N[: min(batching.num_sequences(num_rows - start), num_near)]
             index_B, sets_BK = target_index_N[batch_B], sets_NK[batch_B]
             targets_B = self.lengths.targets_T[index_B]
             positions_C = np.arange(start, targets_B.max())
             is_far_BC = positions_C < self.num_far_tokens_T[index_B, None]
             tokens_BC = np.where(is_far_BC, background_L[positions_C], self.chunk_L[positions_C])
             np.put_along_axis(tokens_BC, sets_BK - start, self.token_ids_L[sets_BK], axis=1)
-            num_done = queue.run(
+            queue.run(
                 Rows(tokens_BC, positions_C[None], None, (targets_B - 1 - start)[:, None]),
                 self.chunk_L[targets_B, None],
                 index_B[:, None],
                 foreign.first(start) if start else None,
             )
-            order.append(batch_B[:num_done])
-            rest_N = rest_N[num_done:]
+            order.append(batch_B)
+            rest_N = rest_N[len(batch_B) :]
         place_N = np.argsort(np.concatenate(order))
         return Measured(*(np.concatenate(values)[place_N, 0] for values in queue.read()))
 

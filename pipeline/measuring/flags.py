@@ -14,7 +14,7 @@ import numpy as np
 
 from pipeline.cli import InputError, folder_path, positive_float, positive_int, whole_number
 
-TARGETS_PER_CHUNK, DOCUMENTS_PER_SHARD = 16, 32
+TARGETS_PER_CHUNK = 16
 DTYPES = ("float32", "bfloat16", "auto")
 """As torch calls them."""
 NUM_SUBSETS, MOST_SUBSETS = 64, 1 << 16
@@ -29,6 +29,7 @@ LONGEST_EXACT, FEWEST_BLOCKS, BLOCKS = 2048, 4, 32
 """Tokens of the long context up to which rules leave_one_out* leave out every far token if nothing is asked
 for. Of a screen: blocks that a round leaves out at least, as they are split in four; and beside one for each
 target, where nothing is asked for."""
+_ENOUGH_SHARDS, _MOST_DOCUMENTS_PER_SHARD = 64, 32
 NUM_SAMPLED_ANSWERS, NUM_INTEGRATION_STEPS = 8, 20
 """Of rules gradient_divergence and integrated_gradients."""
 
@@ -89,6 +90,11 @@ def block_widths(num_far: int, num_blocks: int) -> list[int]:
 def num_kept(num_blocks: int, width: int, narrower: int) -> int:
     """How many blocks of a round are split, at least one: `num_blocks` or fewer narrower ones come of it."""
     return max(1, num_blocks * narrower // width)
+
+
+def default_documents_per_shard(num_documents: int) -> int:
+    """1 up to 127 documents, so that a small run, if killed, keeps each that is measured; 32 at most."""
+    return max(1, min(_MOST_DOCUMENTS_PER_SHARD, num_documents // _ENOUGH_SHARDS))
 
 
 @dataclass(frozen=True)
@@ -176,11 +182,12 @@ def add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
         help="use the first documents only (their order is a hash's); all if not given")
     add("--max-chunks-per-document", type=positive_int,
         help="use the first chunks of a document only, so that no long one rules the mean; all if not given")
-    add("--documents-per-shard", type=positive_int, default=DOCUMENTS_PER_SHARD,
-        help="documents a shard, which is a Parquet file; a killed run resumes there")
+    add("--documents-per-shard", type=positive_int,
+        help="documents a shard, which is a Parquet file; a killed run resumes there. If not given, what"
+        " results already begun have, or 1 up to 127 documents, 2 from 128, and so on up to 32")
     add("--memory-budget", type=positive_float, metavar="GIB",
-        help="GiB that a forward pass may take beyond the model; if not given 1 on a CPU and a quarter of"
-        " a GPU's, or half of what is free where that is less")
+        help="GiB that a forward pass may take beyond the model, which moves no number; if not given 1 on a"
+        " CPU and a quarter of a GPU's, or half of what is free where that is less")
     add("--task-index", type=whole_number(0), metavar="I",
         help="measure the part of the documents of task I, counted from 0, of --num-tasks; all of them if not"
         " given. Under torchrun or `accelerate launch` the processes, one a GPU, divide the task")

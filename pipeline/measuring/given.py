@@ -16,6 +16,7 @@ from pipeline.measuring.contexts import Batching
 from pipeline.measuring.stage import AUTO, LoadedModel
 from pipeline.models.devices import keep_freed_memory, usable_device
 from pipeline.models.interface import CausalLM
+from pipeline.models.leading import led_by, num_positions_of
 from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm
 from pipeline.models.olmo import OLMoCausalLM
 from pipeline.models.vocabulary import OwnTokenizer, refuse_foreign_tokens
@@ -27,13 +28,9 @@ from pipeline.text.tokenizer import (
     tokenizer_at,
     tokenizer_in_memory,
 )
-from pipeline.training.speed import faster_dtype
 
 if TYPE_CHECKING:
     from tqdm.auto import tqdm
-
-_SMALL_BYTES = 200_000_000
-"""Weights of fewer are measured in float32 by --dtype auto: bfloat16 would round their influences off."""
 
 
 class GivenModel:
@@ -114,20 +111,23 @@ class GivenModel:
 
     @contextmanager
     def ready(
-        self, num_positions: int, texts: Iterable[np.ndarray], tokenizer: DocumentTokenizer
-    ) -> Iterator[LoadedModel]:
-        """The model to be measured at position IDs below `num_positions`; one in memory is as before then.
+        self, num_tokens: int, texts: Iterable[np.ndarray], tokenizer: DocumentTokenizer,
+        bos_token_ids: Sequence[int] = (),
+    ) -> Iterator[LoadedModel]:  # fmt: skip
+        """The model to be measured on chunks of `num_tokens`, BOS before all that it reads.
 
-        `texts` are token IDs, of the `tokenizer`. InputError where it cannot be measured, or was not trained
-        on such tokens (`refuse_foreign_tokens`).
+        One in memory is as before then. `texts` are token IDs, of the `tokenizer`. InputError where it cannot
+        be measured, or was not trained on such tokens (`refuse_foreign_tokens`).
         """
         keep_freed_memory()
         with nullcontext() if self._in_memory is None else _given_back(self._in_memory):
-            model = self._measurable(num_positions)
+            model = self._measurable(num_positions_of(num_tokens, len(bos_token_ids)))
             refuse_foreign_tokens(
-                model, self.name, self._own_tokenizer(), texts, tokenizer, tokenizer.name,
+                model, self.name, self._own_tokenizer(),
+                [np.array(bos_token_ids, dtype=np.int64), *texts], tokenizer, tokenizer.name,
                 tokenizer.vocabulary_size,
             )  # fmt: skip
+            model = led_by(model, bos_token_ids)
             yield LoadedModel(self.name, model, Batching.for_model(model))
 
     def _measurable(self, num_positions: int) -> CausalLM:
@@ -138,12 +138,9 @@ class GivenModel:
 
             return as_causal_lm(self._in_memory, self.name, num_positions)
         assert self.checkpoint is not None
-        device, dtype = usable_device(self._device), self._dtype
-        if dtype == AUTO:
-            num_bytes = sum(path.stat().st_size for path in self.checkpoint.files(with_code=False))
-            dtype = str(torch.float32 if num_bytes < _SMALL_BYTES else faster_dtype(device))
-        dtype = getattr(torch, dtype.removeprefix("torch."))
-        loading = Loading(device, dtype, trust_remote_code=self._trusts_code)
+        # Not what is faster: in bfloat16 many first choices would be others.
+        dtype = torch.float32 if self._dtype == AUTO else getattr(torch, self._dtype)
+        loading = Loading(usable_device(self._device), dtype, trust_remote_code=self._trusts_code)
         return load_causal_lm(self.checkpoint, loading, num_positions)
 
 

@@ -121,15 +121,15 @@ def _from_starts(context: FarContext, sequence: PackedSequence, fill_L: np.ndarr
         first = int(starts_E[0])
         num_rows = len(sequence.token_ids_S) - first
         # Starts within a quarter of the rows keep the rows run in vain to an eighth.
-        num_fitting = batching.num_sequences(model, num_rows, 0 if before is None else first)
-        starts_B = starts_E[: max(1, min(num_fitting, num_rows // 4))]
+        starts_B = starts_E[: max(1, min(batching.num_sequences(num_rows), num_rows // 4))]
         if fill_L is None:
             rows = _rows_cut_off(sequence, starts_B)
         else:
             is_before_BS = np.arange(first, len(sequence.token_ids_S)) < starts_B[:, None]
             rows = rows_with_substitutes(sequence, first, is_before_BS, fill_L)
         prefix = None if before is None else before.first(first)
-        starts_E = starts_E[queue.run(rows, target_ids_T, prefix=prefix) :]
+        queue.run(rows, target_ids_T, prefix=prefix)
+        starts_E = starts_E[len(starts_B) :]
     for values_TE, parts in zip(measured, queue.read(), strict=True):
         values_TE[:, 1:num_far] = np.concatenate(parts).T
     return measured
@@ -228,12 +228,12 @@ def integrated_gradients(context: FarContext) -> np.ndarray:
 
     def attribute(log_probs: LogProbs, embedded_1SD: torch.Tensor, index: int) -> torch.Tensor:
         # A pass that is kept for its derivative takes several times the memory of one that is not.
-        num_fitting = context.measurement.batching.num_sequences(context.model, embedded_1SD.shape[1])
+        num_sequences = context.measurement.batching.num_sequences(embedded_1SD.shape[1])
         return IntegratedGradients(log_probs).attribute(
             embedded_1SD,
             target=index,
             n_steps=NUM_INTEGRATION_STEPS,
-            internal_batch_size=max(1, num_fitting // 4),
+            internal_batch_size=max(1, num_sequences // 4),
         )
 
     return _attributed_to_embeddings(context, "integrated_gradients", attribute)

@@ -12,7 +12,13 @@ from operator import attrgetter
 import numpy as np
 import torch
 
-from pipeline.measuring.contexts import Measured, Measurement, Rows, measured_in_foreign_context
+from pipeline.measuring.contexts import (
+    Measured,
+    Measurement,
+    PassQueue,
+    Rows,
+    measured_in_foreign_context,
+)
 from pipeline.measuring.far_context import FarContext, far_contexts, sparse_contexts
 from pipeline.measuring.flags import (
     KEPT_FRACTION,
@@ -245,13 +251,12 @@ def length_harm(own: FarContext, near_context_length: int, background_ids_BL: np
     """
     model, near = own.model, replace(own.lengths, short_context_length=near_context_length)
     places_TC = near.targets_T[:, None] + np.arange(-near_context_length, 0)
-    hidden = []
-    for places_BC in np.array_split(
-        places_TC, -(-len(places_TC) // own.measurement.batching.num_sequences(model, near_context_length))
-    ):
+    batching, hidden = own.measurement.batching, []
+    num_batches = len(batching.of_many(len(places_TC), near_context_length))
+    for places_BC in np.array_split(places_TC, num_batches):
         queries_B1 = np.full((len(places_BC), 1), near_context_length - 1)
         rows = Rows(own.chunk_L[places_BC], places_BC, None, queries_B1)
-        hidden.append(model.hidden_states(*rows.on_device(model.device))[:, 0])
+        hidden.append(PassQueue(model, batching, None).hidden_states(rows)[:, 0])
     near_only = Predictions.of(model.logits(torch.cat(hidden)))
     return np.stack(
         [

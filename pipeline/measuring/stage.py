@@ -21,10 +21,11 @@ import torch
 from pipeline.cli import InputError, is_out_of_memory, logger, progress
 from pipeline.measuring.contexts import Batching, Measurement, PassQueue, Rows
 from pipeline.measuring.far_context import far_contexts
-from pipeline.measuring.flags import ContextLengths, split_of_this_process
+from pipeline.measuring.flags import ContextLengths, default_documents_per_shard, split_of_this_process
 from pipeline.measuring.methods import LEARNED, RIDGE, fitted_head_weights
 from pipeline.models.devices import GIBIBYTE, keep_freed_memory, peak_bytes, supports_bfloat16, usable_device
 from pipeline.models.interface import CausalLM, NotFiniteLossError, Predictions
+from pipeline.models.leading import led_by, num_positions_of
 from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm, training_facts
 from pipeline.models.vocabulary import refuse_foreign_tokens
 from pipeline.results.read import read_artefact, what_made
@@ -101,7 +102,9 @@ class MeasuringStage:
     other_models: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Flag -> checkpoints, as that flag names them, which `measure` is given beside each."""
     num_other_documents: int = 1
-    """Those whose chunks a chunk is measured with."""
+    """Those whose chunks a chunk is measured with: its null, then backgrounds."""
+    has_null: Callable[[str], bool] | None = None
+    """Whether the document of an ID is measured with its null; None: all are."""
     prepare: Prepare | None = None
     together: bool = False
     """All checkpoints make one result, under their names joined by +."""
@@ -111,6 +114,8 @@ class MeasuringStage:
     """Position IDs are below it; None: those of a chunk."""
     planned: Planned | None = None
     """What a chunk costs; where given, the log says before about how long all of them take."""
+    shards: list[range] = field(default_factory=list, init=False)
+    """The documents of each, by their places; known once `run` knows the models."""
     _loaded_others: dict[tuple[str, str], LoadedModel] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -123,20 +128,27 @@ class MeasuringStage:
         )
         self.data = TokenizedData.open(arguments.data)
         self.documents = long_enough_documents(
-            self.data, arguments.long_context_length, arguments.max_documents, self.num_other_documents
-        )
-        indices, size = range(len(self.documents)), arguments.documents_per_shard
-        self.shards = [indices[start : start + size] for start in indices[::size]]
+            self.data, arguments.long_context_length, arguments.max_documents, self.num_other_documents,
+            self.has_null,
+        )  # fmt: skip
         self.others = {
             name: (flag, checkpoint)
             for flag, words in self.other_models.items()
             for name, checkpoint in named_checkpoints(words, arguments, flag).items()
         }
 
+    def documents_per_shard(self, names: Iterable[str]) -> int:
+        """As many as are asked for, as results under these names already have, or the default."""
+        if self.arguments.documents_per_shard:
+            return int(self.arguments.documents_per_shard)
+        begun = [what_made(self.arguments.results, self.stage, name) or {"settings": {}} for name in names]
+        sizes = (made["settings"].get("documents_per_shard") for made in begun)
+        return next(filter(None, sizes), default_documents_per_shard(len(self.documents)))
+
     def run(self) -> None:
         """Measure what is missing; with --status say what is, and exit with 0 where nothing is, else 1."""
         keep_freed_memory()
-        arguments, num_shards = self.arguments, len(self.shards)
+        arguments = self.arguments
         outputs: dict[str, StageOutput] = {}
         checkpoints = named_checkpoints(arguments.checkpoints, arguments)
         groups = [checkpoints] if self.together else [{name: one} for name, one in checkpoints.items()]
@@ -145,12 +157,15 @@ class MeasuringStage:
                 f"model {min(twice)} is named by --checkpoints and by {self.others[min(twice)][0]}: who"
                 " chooses together with others does not try the choice; name it once"
             )
+        indices, size = range(len(self.documents)), self.documents_per_shard(map("+".join, groups))
+        self.shards = [indices[start : start + size] for start in indices[::size]]
+        num_shards = len(self.shards)
         for models in groups:
             name = "+".join(models)
             dtype = dtype_of_results(
                 arguments.dtype, arguments.results, self.stage, name, self.loading.device
             )
-            outputs[name] = output = self.output_of(name, models, dtype)
+            outputs[name] = output = self.output_of(name, models, dtype, size)
             if not arguments.status and not output.is_done(self.split.shards(num_shards)):
                 with output.writing(self.split.name):
                     self.measure_models(name, models, output, dtype)
@@ -161,7 +176,9 @@ class MeasuringStage:
         for output in outputs.values():
             logger.info(output.state())
 
-    def output_of(self, name: str, models: Mapping[str, Checkpoint], dtype: str) -> StageOutput:
+    def output_of(
+        self, name: str, models: Mapping[str, Checkpoint], dtype: str, documents_per_shard: int
+    ) -> StageOutput:
         """Where the results of checkpoints go; refuse that another of the name of one is measured beside."""
         arguments = self.arguments
         for model, checkpoint in models.items():
@@ -176,7 +193,7 @@ class MeasuringStage:
             "targets_per_chunk": arguments.targets_per_chunk,
             **self.settings, "num_documents": len(self.documents),
             "max_chunks_per_document": arguments.max_chunks_per_document,
-            "documents_per_shard": arguments.documents_per_shard, "dtype": dtype,
+            "documents_per_shard": documents_per_shard, "dtype": dtype, **bos_setting(self.data),
         }  # fmt: skip
         evaluated = self.data.evaluation_sha256
         inputs = {"evaluation_documents": evaluated} | {
@@ -236,15 +253,16 @@ class MeasuringStage:
 
     def _load(self, name: str, checkpoint: Checkpoint, dtype: str) -> LoadedModel:
         arguments, loading = self.arguments, replace(self.loading, dtype=getattr(torch, dtype))
-        model = load_causal_lm(
-            checkpoint, loading, self.num_positions or arguments.long_context_length
-        )
+        bos_token_ids = self.data.bos_token_ids
+        num_tokens = self.num_positions or arguments.long_context_length
+        model = load_causal_lm(checkpoint, loading, num_positions_of(num_tokens, len(bos_token_ids)))
         tokenizer = self.data.tokenizer() if (self.data.folder / TOKENIZER_FILE).is_file() else None
         refuse_foreign_tokens(
             model, str(checkpoint.folder), checkpoint.own_tokenizer(loading.trust_remote_code),
-            [np.array(self.data.bos_token_ids), *(document.token_ids for document in self.documents)],
+            [np.array(bos_token_ids), *(document.token_ids for document in self.documents)],
             tokenizer, f"the tokenizer of {self.data.folder}", self.data.vocabulary_size,
         )  # fmt: skip
+        model = led_by(model, bos_token_ids)
         budget = arguments.memory_budget and arguments.memory_budget * GIBIBYTE
         return LoadedModel(name, model, Batching.for_model(model, budget))
 
@@ -254,6 +272,11 @@ class MeasuringStage:
         if (name, dtype) not in self._loaded_others:
             self._loaded_others[name, dtype] = self._load(name, checkpoint, dtype)
         return self._loaded_others[name, dtype]
+
+
+def bos_setting(data: TokenizedData) -> dict[str, list[int]]:
+    """The setting that names the tokens before every context; none where there are none, as before."""
+    return {"bos_token_ids": list(data.bos_token_ids)} if data.bos_token_ids else {}
 
 
 def say_how_long(loaded: LoadedModel, num_tokens: float, lengths: ContextLengths, less: str) -> None:
@@ -286,10 +309,11 @@ def seconds_per_token(
     reference = Predictions.of(model.logits(hidden_1TD[0]))
     started, num_run = time.perf_counter(), 0
     while (seconds := time.perf_counter() - started) < at_least or not num_run:
-        batch = rows(batching.num_sequences(model, num_rows))
+        batch = rows(batching.num_sequences(num_rows))
         queue = PassQueue(model, batching, reference)
-        num_run += queue.run(batch, np.zeros_like(batch.query_rows_BT)) * num_rows
+        queue.run(batch, np.zeros_like(batch.query_rows_BT))
         queue.read()
+        num_run += batch.token_ids_BS.size
     return seconds / num_run
 
 
@@ -335,7 +359,7 @@ def head_weights_of(
 ) -> np.ndarray:  # fmt: skip
     """The weights of a model's heads: read where they are among the results, or fitted and written there."""
     data = TokenizedData.open(arguments.data)
-    settings = asdict(lengths)
+    settings = asdict(lengths) | bos_setting(data)
     settings |= {"learning_chunks": arguments.learning_chunks, "ridge": RIDGE, "dtype": dtype}
     output = StageOutput(
         arguments.results, ATTENTION_HEADS, loaded.name, settings=settings, num_shards=1,

@@ -95,6 +95,16 @@ class Prefix:
             None if ids_BP is None else ids_BP[:, :num_rows],
         )
 
+    def of_sequences(self, which: slice) -> "Prefix":
+        """The prefixes of some sequences, or the one that all share; a view."""
+        if len(self.keys_and_values[0][0]) == 1:
+            return self
+        ids_BP = self.position_ids_BP
+        return Prefix(
+            tuple((key[which], value[which]) for key, value in self.keys_and_values),
+            None if ids_BP is None else ids_BP[which],
+        )
+
     @classmethod
     def together(cls, parts: Sequence["Prefix"]) -> "Prefix":
         """The rows of several, one after another."""
@@ -399,9 +409,8 @@ class Predictions:
 
 
 def losses_and_divergences(
-    model: CausalLM, token_ids_BS: torch.Tensor, position_ids_BS: torch.Tensor,
-    visible_BSK: torch.Tensor | None, query_rows_BT: torch.Tensor, target_ids_BT: torch.Tensor,
-    reference: Predictions, reference_index_BT: torch.Tensor | None = None, prefix: Prefix | None = None,
+    model: CausalLM, hidden_BTD: torch.Tensor, target_ids_BT: torch.Tensor, reference: Predictions,
+    reference_index_BT: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """-ln p of target tokens, and KL(reference || prediction): two float32 [B, T], nats.
 
@@ -409,10 +418,9 @@ def losses_and_divergences(
     target. Predictions are compared block by block, so there is no [B, T, V] tensor. Whether the values are
     finite is not looked at (`refuse_not_finite` does): a GPU goes on, and nothing waits for it.
 
-    The row whose output predicts each target is `query_rows_BT`; the caller owns the shift by one. The place
-    of each target's reference is `reference_index_BT`, int64, best on the CPU; None: target t's is place t.
+    The states are of the rows that predict the targets; the caller owns the shift by one. The place of each
+    target's reference is `reference_index_BT`, int64, best on the CPU; None: target t's is place t.
     """
-    hidden_BTD = model.hidden_states(token_ids_BS, position_ids_BS, visible_BSK, query_rows_BT, prefix)
     shape, device = target_ids_BT.shape, hidden_BTD.device
     if reference_index_BT is None:
         reference_index_BT = torch.arange(shape[1]).expand(shape)

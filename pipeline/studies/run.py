@@ -29,7 +29,7 @@ from joblib import cpu_count
 from tqdm import tqdm
 
 from pipeline.cli import InputError, logger
-from pipeline.measuring.flags import DOCUMENTS_PER_SHARD
+from pipeline.measuring.flags import default_documents_per_shard
 from pipeline.studies.commands import Command, Measuring, Training
 from pipeline.text.folder import read_manifest
 
@@ -104,7 +104,8 @@ def num_processes(command: Command, at_most: int) -> int:
     evaluation, manifest = command.about.evaluation, read_manifest(command.about.data)
     num_documents = manifest["counts"]["evaluation_documents"] if manifest else 1
     num_documents = min(num_documents, evaluation.max_documents or num_documents)
-    num_shards = math.ceil(num_documents / (evaluation.documents_per_shard or DOCUMENTS_PER_SHARD))
+    size = evaluation.documents_per_shard or default_documents_per_shard(num_documents)
+    num_shards = math.ceil(num_documents / size)
     return max(1, min(at_most, num_shards))
 
 

@@ -1,16 +1,20 @@
 """Documents cut into chunks, each with its null, and the rows that name its targets.
 
+A chunk holds tokens of the text only. What a tokenizer puts before every text (BOS) belongs to the model,
+which has it before every context (`pipeline.models.leading`), and counts nowhere here.
+
 Shapes: L chunk (long_context_length), T targets.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pipeline.cli import InputError, logger
 from pipeline.results.schemas import Columns
 from pipeline.text.folder import EvaluationDocument, TokenizedData
+from pipeline.text.tokenizer import TokenizedText
 
 
 @dataclass(frozen=True)
@@ -46,11 +50,16 @@ class Chunk:
 
 
 def long_enough_documents(
-    data: TokenizedData, chunk_length: int, max_documents: int | None, num_others: int = 1
-) -> list[EvaluationDocument]:
+    data: TokenizedData, chunk_length: int, max_documents: int | None, num_others: int = 1,
+    has_null: Callable[[str], bool] | None = None,
+) -> list[EvaluationDocument]:  # fmt: skip
     """The first `max_documents` evaluation documents that hold a chunk; the others are counted in the log.
 
-    InputError where there are not `num_others` beside each, which serve as its null and backgrounds.
+    InputError if there are not as many beside each as serve it.
+
+    Args:
+        num_others: those that serve as the null and the backgrounds of each.
+        has_null: whether the document of an ID is measured with its null; None: all are.
     """
     documents = data.evaluation_documents()
     usable = [document for document in documents if len(document.token_ids) >= chunk_length]
@@ -59,14 +68,16 @@ def long_enough_documents(
             "%d of %d documents are shorter than %d tokens and are skipped",
             len(documents) - len(usable), len(documents), chunk_length,
         )  # fmt: skip
-    if (num_usable := len(usable[:max_documents])) <= num_others:
-        beside = "the null" if num_others == 1 else "the null and the backgrounds"
+    usable = usable[:max_documents]
+    if has_null is not None and not any(has_null(document.document_id) for document in usable):
+        num_others -= 1
+    if len(usable) <= num_others:
         raise InputError(
-            f"{num_usable} evaluation document(s) of at least {chunk_length} tokens in {data.folder} are not"
-            f" enough: {num_others + 1} are needed, since others serve as {beside} of each; choose a shorter"
-            " context or a larger --max-documents"
+            f"{len(usable)} evaluation document(s) of at least {chunk_length} tokens in {data.folder} are not"
+            f" enough: {num_others + 1} are needed, since others serve as null or backgrounds of each; choose"
+            " a shorter context or a larger --max-documents"
         )
-    return usable[:max_documents]
+    return usable
 
 
 # fmt: off
@@ -78,9 +89,12 @@ def chunks_of(
     """The first `max_chunks` full chunks of one document, or all of them, with the same chunk of others.
 
     The others are the documents that come next, after the last the first: their order is a hash's, so any is
-    as good as another. Where one has fewer chunks, they are taken in turn.
+    as good as another. Where one has fewer chunks, they are taken in turn, and so are the others if they are
+    fewer. A document alone stands in the place of a null that nobody looks at.
     """
-    used = [documents[(index + number) % len(documents)] for number in range(1 + num_others)]
+    num_beside = max(1, len(documents) - 1)
+    nexts = [0, *(1 + number % num_beside for number in range(num_others))]
+    used = [documents[(index + number) % len(documents)] for number in nexts]
     chunks = []
     for chunk_index in range(len(used[0].token_ids) // chunk_length)[:max_chunks]:
         start, pieces = chunk_index * chunk_length, []
@@ -90,3 +104,12 @@ def chunks_of(
         own, *others = pieces
         chunks.append(Chunk(used[0].document_id, chunk_index, own, np.stack(others), start))
     return chunks
+
+
+def without_bos(text: TokenizedText) -> tuple[tuple[int, ...], TokenizedText]:
+    """The token IDs that belong to the model and stand before every context, and the text without them."""
+    num_added = len(text.added)
+    own = replace(
+        text, token_ids_N=text.token_ids_N[num_added:], characters_N2=text.characters_N2[num_added:], added=()
+    )
+    return tuple(text.token_ids_N[:num_added].tolist()), own

@@ -304,7 +304,7 @@ class TokenizedData:
             train_sha256=sha256(train_digests.encode()).hexdigest(),
             evaluation_sha256=files[EVALUATION_FILE]["sha256"],
             token_counts_sha256=files.get(TOKEN_COUNTS_FILE, {}).get("sha256"),
-            bos_token_ids=tuple(manifest.get("bos_token_ids", ())),
+            bos_token_ids=tuple(manifest.get("bos_token_ids") or ()),
         )
 
     def tokenizer(self) -> DocumentTokenizer:

@@ -38,8 +38,7 @@ MEASURE = [
     "--device", "cpu",
 ]  # fmt: skip
 SHORT = ["--short-context-length", "8"]
-# One document a shard, in batches of eight contexts: slow enough to be killed in the middle.
-INFLUENTIAL = [*MEASURE, *SHORT, "--k", "1", "4", "--documents-per-shard", "1", "--memory-budget", "1e-3"]
+INFLUENTIAL = [*MEASURE, *SHORT, "--k", "1", "4"]
 
 
 def command(*words: str, folder: Path) -> "subprocess.Popen[str]":
@@ -119,8 +118,7 @@ def test_as_a_module_it_writes_the_same_bytes(folder: Path, tmp_path: Path) -> N
     here = {"data": str(folder / "data"), "run": str(folder / "run")}
     flags = [here.get(word, word) for word in [*MEASURE, *SHORT, "--results", str(tmp_path)]]
     finish(command("-m", "pipeline.loss_differences", *flags, folder=ROOT))
-    (path,) = tmp_path.rglob("*.parquet")
-    assert path.read_bytes() == (folder / "results" / path.relative_to(tmp_path)).read_bytes()
+    assert parquet_files(tmp_path).items() <= parquet_files(folder / "results").items()
 
 
 def test_a_killed_run_resumes_to_the_same_bytes(folder: Path) -> None:

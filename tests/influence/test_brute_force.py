@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from naive_predictions import (
     IMPLEMENTATIONS,
+    WITH_BOS,
     Case,
     Stock,
     naive_divergences,
@@ -81,7 +82,7 @@ def case(name: str, target: int, far: Iterable[int], background: np.ndarray | No
     return tokens, range(target)
 
 
-@pytest.fixture(scope="module", params=IMPLEMENTATIONS)
+@pytest.fixture(scope="module", params=[*IMPLEMENTATIONS, *WITH_BOS])
 def model(request: pytest.FixtureRequest, make_olmo: Callable[..., OLMo]) -> Implementation:
     return Implementation(*witness_and_model(request.param, 5, make_olmo))
 

@@ -33,6 +33,7 @@ from pipeline.measuring.methods import (
 from pipeline.measuring.rules import selected_positions
 from pipeline.models.huggingface import HuggingFaceCausalLM
 from pipeline.models.interface import CausalLM, Predictions
+from pipeline.models.leading import led_by
 from pipeline.models.olmo import OLMoCausalLM
 
 S, L, M = 4, 24, 3
@@ -44,7 +45,8 @@ STEP, NUM_ANSWERS, SEED = 5e-3, 3, (2, 7)
 TOLERANCE, TOLERANCE_AT_KINKS = 1e-3, 1e-2  # of the largest derivative; OPT's ReLU has kinks
 WEIGHTS = np.array([[0.5, -1, 2, 0, 0, 3, -0.25, 1], [1, 2, -3, 0.5, 0, -1, 1, 0]])
 # Another gate may send a token to another expert, and there a finite difference is none.
-INSPECTED = ["olmo", *sorted(FAMILIES.keys() - {"mixtral"})]
+INSPECTED = ["olmo", *sorted(FAMILIES.keys() - {"mixtral"}), "bos olmo", "bos gemma3"]
+BOS = 7
 
 
 Heads = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -174,9 +176,25 @@ def of_hugging_face(name: str) -> Family:
     return Family(HuggingFaceCausalLM(make()), losses, heads, tolerance)
 
 
+def behind_bos(family: Family) -> Family:
+    """The model that reads BOS before every text; no gate is in front of it, and no place is its own."""
+
+    def losses(text_S: torch.Tensor, answer: int, gates_BS: torch.Tensor) -> np.ndarray:
+        gates_BS = torch.nn.functional.pad(gates_BS, (1, 0), value=1.0)
+        return family.losses_under_gates(torch.cat([torch.tensor([BOS]), text_S]), answer, gates_BS)
+
+    def heads(text_S: torch.Tensor) -> list[Heads]:
+        layers = family.heads(torch.cat([torch.tensor([BOS]), text_S]))
+        return [(weights[:, 1:, 1:], queries[:, 1:], keys[:, 1:]) for weights, queries, keys in layers]
+
+    return Family(led_by(family.lm, [BOS]), losses, heads, family.tolerance)
+
+
 @pytest.fixture(scope="module", params=INSPECTED)
 def family(request: pytest.FixtureRequest, make_olmo: Callable[..., OLMo]) -> Family:
-    return of_olmo(make_olmo) if request.param == "olmo" else of_hugging_face(request.param)
+    name = request.param.removeprefix("bos ")
+    plain = of_olmo(make_olmo) if name == "olmo" else of_hugging_face(name)
+    return behind_bos(plain) if name != request.param else plain
 
 
 def test_every_gate_gradient_and_information_is_of_finite_differences(

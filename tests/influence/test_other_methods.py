@@ -63,7 +63,7 @@ def naive(stock: Stock, name: str, target: int, kept_NF: np.ndarray, fills: tupl
     return np.mean(values, axis=0)
 
 
-@pytest.mark.parametrize("family", ["olmo", "gemma2"])
+@pytest.mark.parametrize("family", ["olmo", "gemma2", "bos gemma3"])
 @pytest.mark.parametrize("fills", FILLS)
 def test_context_length_probing_is_what_each_start_changes(
     make_olmo: Callable[..., OLMo], family: str, fills: tuple[str, ...]

@@ -22,6 +22,7 @@ from pipeline.measuring.contexts import (
     FullPass,
     Measurement,
     PassQueue,
+    Rows,
     full_pass,
     measured_contexts,
     null_contexts,
@@ -58,11 +59,20 @@ def lm(make_olmo: Callable[..., OLMo]) -> OLMoCausalLM:
     return OLMoCausalLM(make_olmo(seed=5, d_model=64, n_heads=4, max_sequence_length=96))
 
 
-def test_a_budget_of_three_sequences(lm: OLMoCausalLM) -> None:
+def test_batches_and_their_parts(lm: OLMoCausalLM) -> None:
+    assert [Batching(size).num_sequences(50) for size in (10_000, 100, 10)] == [200, 2, 1]
+    assert Batching(200).of_many(7, 50) == [slice(0, 4), slice(4, 8)]
     of_one = lm.sequence_bytes(50, 20)
-    assert Batching(10_000, 3.5 * of_one).num_sequences(lm, 50, 20) == 3
-    assert Batching(100, 3.5 * of_one).num_sequences(lm, 50, 20) == 2
-    assert Batching(10, 0.5 * of_one).num_sequences(lm, 50, 20) == 1  # the least there is
+    for num_fitting, rows_at_a_time, num_sequences, sizes in (
+        (30, np.inf, 20, [20]), (7.5, np.inf, 20, [6, 7, 7]),
+        (0.5, np.inf, 20, [6, 7, 7]), (0.5, np.inf, 12, [12]),  # of 40 rows that predict each, 6 have 240
+        (30, 199, 8, [2, 3, 3]), (30, 20, 2, [1, 1]),
+    ):  # fmt: skip
+        rows_BS = np.zeros((num_sequences, 50), dtype=np.int64)
+        rows = Rows(rows_BS, rows_BS, None, rows_BS[:, :40])
+        parts = Batching(10, num_fitting * of_one, rows_at_a_time).parts(lm, rows, 20)
+        assert [part.stop - part.start for part in parts] == sizes
+        assert parts[0].start == 0 and parts[-1].stop == num_sequences
     assert lm.sequence_bytes(100, 0) > lm.sequence_bytes(50, 0) > 50 * 64 * 4
 
 
@@ -77,7 +87,7 @@ def test_sizes_do_not_follow_from_what_is_free(
     assert not caplog.text
     monkeypatch.setattr(batching, "free_bytes", lambda _: 1 << 30)
     assert Batching.for_model(lm).memory_budget_bytes == 1 << 29
-    assert "batches are kept within 0.50 GiB and not 1, which may move the last bits" in caplog.text
+    assert "passes are kept within 0.50 GiB and not 1" in caplog.text
     assert Batching.for_model(lm, 5 << 30) == Batching(2048, 5 << 30)  # what is asked for is taken
 
 
@@ -92,16 +102,33 @@ def test_the_size_of_the_batch_moves_last_bits_only(lm: OLMoCausalLM) -> None:
     np.testing.assert_allclose(*windows, rtol=0, atol=2e-5)
 
 
+@pytest.mark.parametrize("tokens_per_batch", [2048, 8192])
+def test_a_memory_budget_moves_no_bit(lm: OLMoCausalLM, tokens_per_batch: int) -> None:
+    """Not even the order of the last of 76 far tokens, which differ in their last bits."""
+    found = []
+    for budget_bytes in (1 << 30, 500_000):
+        batching = Batching(tokens_per_batch, budget_bytes)
+        own = far_contexts(Measurement(lm, LENGTHS, batching), *CHUNKS)["own"]
+        positions = {"leave_one_out_divergence": selected_positions(own, "leave_one_out_divergence", 76, [0])}
+        sparse = sparse_contexts(own, positions, dict.fromkeys(positions, [1, 16, 64]))
+        found.append([own.influence_TF, *positions.values(), *sparse["leave_one_out_divergence"]])
+    for values, expected in zip(*found, strict=True):
+        np.testing.assert_array_equal(values, expected)
+    rows_BS = np.zeros((tokens_per_batch // 94, 94), dtype=np.int64)
+    parts = batching.parts(lm, Rows(rows_BS, rows_BS, None, rows_BS[:, :12]), 0)
+    assert len(parts) == (1 if tokens_per_batch == 2048 else 4)
+
+
 def test_batches_are_halved_where_memory_runs_out(lm: OLMoCausalLM, caplog: pytest.LogCaptureFixture) -> None:
     little, of_4000 = _LittleMemory(lm, max_rows=300), Batching(4000)
     with caplog.at_level(logging.WARNING, "pipeline"):
         found = leave_each_out(little, own_context(CHUNKS[0], LENGTHS), of_4000).influence_TF
     expected = leave_each_out(lm, own_context(CHUNKS[0], LENGTHS), Batching(4000)).influence_TF
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)
-    # 23 sequences of 94 tokens are too many, and so are 11 and 5; 2 are not, and more are not tried again.
-    assert [rows // 94 for rows in little.rows_of_passes[:4]] == [23, 11, 5, 2]
-    assert max(little.rows_of_passes[3:]) <= 300
-    assert "out of memory with 23 sequences of 94 tokens in a batch; going on with half" in caplog.text
+    # 23 sequences of 94 tokens are too many, and so are 7 and 4; 2 are not, and more are not tried again.
+    assert [rows // 94 for rows in little.rows_of_passes[:5]] == [23, 7, 3, 4, 1]
+    assert max(little.rows_of_passes[4:]) <= 300
+    assert "out of memory with 23 sequences of 94 tokens at a time; going on with half" in caplog.text
     too_large = pytest.raises(InputError, match="memory does not suffice for a chunk of 96 tokens with model")
     with too_large, failures_in_words("run", 96, 0):
         leave_each_out(_LittleMemory(lm, 90), own_context(CHUNKS[0], LENGTHS), Batching(4000))

@@ -17,6 +17,7 @@ from olmo.model import OLMo
 from pipeline.measuring.contexts import Batching, windowed_losses
 from pipeline.models.huggingface import HuggingFaceCausalLM
 from pipeline.models.interface import CausalLM, NotFiniteLossError
+from pipeline.models.leading import led_by
 from pipeline.models.olmo import OLMoCausalLM
 
 Stock = Callable[[torch.Tensor], torch.Tensor]
@@ -41,12 +42,16 @@ def stock_and_model(family: str, make_olmo: Callable[..., OLMo]) -> tuple[Stock,
     if family == "olmo":
         olmo = make_olmo(seed=4)
         return lambda token_ids: olmo(token_ids).logits, OLMoCausalLM(make_olmo(seed=4))
+    if family == "bos olmo":
+        stock, ours = stock_and_model("olmo", make_olmo)
+        bos = torch.tensor([[7]])
+        return lambda token_ids: stock(torch.cat([bos, token_ids], dim=1))[:, 1:], led_by(ours, [7])
     stock = make_model(family, seed=4, attention="eager")
     lm = HuggingFaceCausalLM(make_model(family, seed=4))
     return lambda token_ids: stock(input_ids=token_ids, use_cache=False).logits, lm
 
 
-@pytest.mark.parametrize("family", ["olmo", "llama", "gpt2"])
+@pytest.mark.parametrize("family", ["olmo", "llama", "gpt2", "bos olmo"])
 def test_equal_to_the_published_algorithm(make_olmo: Callable[..., OLMo], family: str) -> None:
     stock, lm = stock_and_model(family, make_olmo)
     for stride, first_target in [(1, 8), (2, 9), (5, 14), (7, 39), (31, 8), (32, 14), (100, 8)]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from measured_documents import DOCUMENTS, SHORT, measure, with_far, write_checkpoint, write_data
 from measured_documents import chunk_of as chunk_of_length
-from naive_predictions import Case, Stock, divergence, log_probs, naive_losses, stock_olmo
+from naive_predictions import Case, Stock, behind, divergence, log_probs, naive_losses, stock_olmo
 from olmo.model import OLMo
 
 from pipeline import influential_tokens, loss_differences
@@ -64,15 +64,23 @@ def test_it_is_the_mean_over_thresholds() -> None:
         assert value(list(shares), ks, num_far) == pytest.approx(total, abs=5e-5)
 
 
-@pytest.fixture(scope="module")
-def stocks(make_olmo: Callable[..., OLMo]) -> dict[str, Stock]:
-    return {name: stock_olmo(make_olmo(seed=seed)) for seed, name in enumerate(NAMES)}
+@pytest.fixture(scope="module", params=[(), (7,)], ids=["", "bos"])
+def bos_token_ids(request: pytest.FixtureRequest) -> tuple[int, ...]:
+    """Before every context of the models, or nothing."""
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, make_olmo: Callable[..., OLMo]) -> Path:
+def stocks(make_olmo: Callable[..., OLMo], bos_token_ids: tuple[int, ...]) -> dict[str, Stock]:
+    return {name: behind(stock_olmo(make_olmo(seed=seed)), bos_token_ids) for seed, name in enumerate(NAMES)}
+
+
+@pytest.fixture(scope="module")
+def folder(
+    tmp_path_factory: pytest.TempPathFactory, make_olmo: Callable[..., OLMo], bos_token_ids: tuple[int, ...]
+) -> Path:
     folder = tmp_path_factory.mktemp("mean_log2_k")
-    write_data(folder / "data")
+    write_data(folder / "data", bos_token_ids=bos_token_ids)
     for seed, name in enumerate(NAMES):
         write_checkpoint(folder / name, make_olmo(seed=seed))
     return folder
@@ -202,7 +210,8 @@ def test_fewer_tokens_before_the_same_targets(folder: Path, stocks: dict[str, St
     assert len(rows) == 5 * M
     for row in rows.itertuples():
         place, own_L = row.target_position - row.chunk_index * L, chunk_of(row.document_id, row.chunk_index)
-        (loss,) = naive_losses(stocks["run"], place, [(own_L, range(L - 9, place))])
+        place -= L - 9  # a text of its own, read from its start
+        (loss,) = naive_losses(stocks["run"], place, [(own_L[L - 9 :], range(place))])
         assert row.long_context_loss == pytest.approx(loss, abs=TOLERANCE)
     positions = read_artefact(results, "influential_tokens").query("far_context == 'own'")
     first = positions["chunk_index"] * L + L - 9

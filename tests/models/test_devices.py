@@ -81,4 +81,4 @@ def test_batches_follow_from_the_whole_memory_of_a_gpu(caplog: pytest.LogCapture
         device = CUDA
 
     assert Batching.for_model(OnGPU()) == Batching(32768, 1.5 * GIB)  # a quarter of 8 is more than is free
-    assert "batches are kept within 1.50 GiB and not 2, which may move the last bits" in caplog.text
+    assert "passes are kept within 1.50 GiB and not 2" in caplog.text

@@ -135,7 +135,7 @@ def test_as_many_processes_as_there_are_shards_share_a_measuring_stage(
 ) -> None:
     monkeypatch.setattr(running, "read_manifest", lambda _: {"counts": {"evaluation_documents": 100}})
     numbers = [num_processes(measuring(*of), 8) for of in [(None,), (64,), (9,), (9, 2)]]
-    assert (*numbers, num_processes(measuring(64), 1)) == (4, 2, 1, 5, 1)
+    assert (*numbers, num_processes(measuring(64), 1)) == (8, 8, 8, 5, 1)
     assert run_all([measuring(64), command("closing", "measure")], (), Workers(2), LOGS) == 0
     *shared, last = ran()
     assert (sorted(shared), last) == (["measure0", "measure1"], "closing")
