@@ -167,11 +167,11 @@ def test_every_program_has_the_tokens_of_autotokenizer(kind: str, tmp_path: Path
                 assert given.read(text).token_ids_N.tolist() == ids
             if bos == "auto":
                 frame = losses(text, str(folder), short_context_length=2)
-                assert frame["token_id"].tolist() == ids
+                assert frame["token_id"].tolist() == ids[num_bos:]  # BOS belongs to the model: no row
                 explained = explain(
                     text, str(folder), short_context_length=2, k=(1,), foreign_text=TEXTS[1] * 9
                 )
-                assert explained.text.token_ids_N.tolist() == ids
+                assert explained.text.token_ids_N.tolist() == ids[num_bos:]
 
 
 def test_token_ids_and_messages_are_texts_too(tmp_path: Path) -> None:
@@ -182,7 +182,9 @@ def test_token_ids_and_messages_are_texts_too(tmp_path: Path) -> None:
     chat = [{"role": "user", "content": TEXTS[0]}, {"role": "assistant", "content": TEXTS[1]}]
     ids = automatic.apply_chat_template(chat, tokenize=True, return_dict=False)
     of_chat = losses(chat, str(folder), short_context_length=3)
-    assert of_chat["token_id"].tolist() == ids and ids[1] == automatic.convert_tokens_to_ids("<|im_start|>")
+    bos, *own = ids
+    assert bos == automatic.bos_token_id and own[0] == automatic.convert_tokens_to_ids("<|im_start|>")
+    assert of_chat["token_id"].tolist() == own  # BOS belongs to the model: no row
     for texts in (ids, np.array(ids), [ids], [chat]):
         of_ids = losses(texts, str(folder), short_context_length=3)
         assert of_ids.drop(columns=["token", "byte_start", "byte_end"]).equals(
@@ -190,10 +192,12 @@ def test_token_ids_and_messages_are_texts_too(tmp_path: Path) -> None:
         )
     rendered = automatic.apply_chat_template(chat, tokenize=False)
     of_text = losses(rendered, str(folder), short_context_length=3, special_tokens=True)
-    assert of_text["token_id"].tolist() == ids  # <s> once, though the text brings one
+    assert of_text["token_id"].tolist() == own  # <s> once, though the text brings one
     assert len(losses(rendered, str(folder), short_context_length=3)) > len(ids)
     found = explain(chat, str(folder), short_context_length=3, k=(1,), foreign_text=TEXTS[1] * 9)
-    assert found.text.token_ids_N.tolist() == ids and found.text.added == ("<s>",)
+    assert found.text.token_ids_N.tolist() == own
+    with pytest.raises(InputError, match="alike"):
+        losses([ids, own], str(folder), short_context_length=3)
     with pytest.raises(InputError, match="chat template"):
         load_tokenizer(parse_tokenizer_name("olmo")).read(chat)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="whole numbers"):
