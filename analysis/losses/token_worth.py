@@ -51,19 +51,22 @@ def token_effects(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
 
     def numbers(targets: pd.DataFrame) -> dict[Hashable, Any]:
         columns: dict[Hashable, Any] = {}
-        for name in ("gain", "recovered", "null_recovered", "excess", "effect"):
+        for name in amounts:
             columns |= mean_columns(targets.dropna(subset=name), name)
         share = NO_INTERVAL
         if columns["gain_low"] > 0:
             share = interval_over_documents(targets["document_id"], targets["effect"], targets["gain"])
         return columns | interval_columns("share", share)
 
+    amounts = "gain", "recovered", "null_recovered", "excess", "effect"
     paired = [effects_of_targets(sparse_context_losses, criterion) for criterion in CRITERIA]
     tables = [
         summarized(of_criterion.assign(criterion=criterion), [*_CHOICE, "criterion"], numbers, sort=False)
         for criterion, of_criterion in zip(CRITERIA, paired, strict=True)
     ]
-    return pd.concat([table for table in tables if len(table)] or tables[:1], ignore_index=True)
+    effects = pd.concat([table for table in tables if len(table)] or tables[:1], ignore_index=True)
+    ends = [f"{name}{end}" for name in (*amounts, "share") for end in ("", "_low", "_high")]
+    return effects if len(effects) else effects.reindex(columns=[*effects.columns, *ends])
 
 
 def effects_of_targets(sparse_context_losses: pd.DataFrame, criterion: str) -> pd.DataFrame:
