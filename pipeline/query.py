@@ -36,6 +36,7 @@ from pipeline.results.read import (
     dataset_of,
     differences_between_models,
     differences_within_models,
+    no_results,
     sources,
 )
 from pipeline.results.table import as_table
@@ -76,7 +77,7 @@ def connect(results: Path, sql: str | None = None, allow_mixed: bool = False) ->
     """
     artefacts = artefacts_in(results)
     if not artefacts:
-        raise InputError(f"{results} holds no results; --results names a folder that a stage wrote to")
+        raise no_results(results)
     connection = duckdb.connect()
     for setting in _SETTINGS:
         connection.execute(setting)

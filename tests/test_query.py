@@ -178,12 +178,14 @@ def test_bad_input_is_one_sentence_and_exit_code_two(
 ) -> None:
     (tmp_path / "empty").mkdir()
     shutil.copytree(results, tmp_path / "cut")
+    shutil.copytree(results / "length_losses", tmp_path / "unmarked" / "length_losses")
     path = next((tmp_path / "cut").glob("length_losses/model=2/*.parquet"))
     path.write_bytes(path.read_bytes()[:-9])
     monkeypatch.chdir(tmp_path)
     for words, sentence in (
         (["SELECT 1 FROM nothing"], "nothing does not exist"),
         (["SELECT 1", "--results", "empty"], "empty holds no results"),
+        (["SELECT 1", "--results", "unmarked"], "files of length_losses, and unmarked/_stages does not have"),
         (["FROM length_losses", "--results", "cut"], "parquet is damaged, or not the file that was marked"),
         (["SELECT 1", "--format", "parquet"], "--format parquet needs --out FILE"),
         (["SELECT 1", "--out", "a.csv"], "--out needs --format"),
