@@ -7,6 +7,7 @@ told of what may be near nothing.
 
 import textwrap
 from collections.abc import Iterator
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def carried_by(results: Path, model: str, rule: str) -> str:
     losses = read_sparse_losses(results, only=only, every_judge=True)
     effects = token_effects(losses)
     if effects.empty:
-        return f"How many tokens carry it cannot be told: {rule} was measured without its null."
+        return f"How many tokens carry it cannot be told: {rule} was measured without the null that it needs."
     # The divergence is surer than the loss; of judges, those that did not choose; of k, the largest of few.
     effects = effects[effects["criterion"] == effects["criterion"].iloc[-1]]
     others = effects[~effects["judge"].isin(model.split("+"))]
@@ -108,7 +109,7 @@ def carried_by(results: Path, model: str, rule: str) -> str:
     kind = " of divergence" if row["criterion"] == DIVERGENCE else ""
     judged = f" to {row['judge']}" if len(others) else ""
     text = f"{row['k']} tokens of {rule} bring back {own} of {gain.estimate:.3f} nats{kind}{judged}"
-    return f"{text}; another document's {null}."
+    return f"{text}." if isnan(null.estimate) else f"{text}; another document's {null}."
 
 
 def tokens_needed(results: Path, model: str, rule: str) -> Iterator[str]:

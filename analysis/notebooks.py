@@ -4,6 +4,7 @@ import argparse
 import hashlib
 import logging
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
@@ -13,6 +14,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import nbformat
+from jupyter_client.kernelspec import KernelSpec
+from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
@@ -139,6 +142,16 @@ def execute_all(
             pool.shutdown()
 
 
+class _ThisInterpretersKernel(AsyncKernelManager):
+    """Starts a kernel of this environment, whatever one the user has registered as python3."""
+
+    @property
+    def kernel_spec(self) -> KernelSpec:
+        """What starts it."""
+        argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        return KernelSpec(argv=argv, display_name="Python 3", language="python")
+
+
 def _execute(
     figures: Path, parameters: Mapping[str, Any], made_from: str, allow_partial: bool, path: Path
 ) -> None:
@@ -152,7 +165,7 @@ def _execute(
     cell = nbformat.v4.new_code_cell("\n".join(lines), id="injected", metadata=tags)
     notebook.cells.insert(place + 1, cell)
     client = NotebookClient(
-        notebook, timeout=None, kernel_name="python3", shutdown_kernel="immediate",
+        notebook, timeout=None, kernel_manager_class=_ThisInterpretersKernel, shutdown_kernel="immediate",
         extra_arguments=["--IPKernelApp.log_level=ERROR"], resources={"metadata": {"path": str(ROOT)}},
     )  # fmt: skip
     failed = figures / f"{path.stem}.failed.ipynb"

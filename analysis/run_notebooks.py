@@ -49,11 +49,11 @@ def main(arguments: argparse.Namespace) -> None:
     # Imported late, for a --help at once.
     from analysis.notebooks import NOTEBOOKS, execute_all, fingerprint, is_fresh, missing_inputs
     from pipeline.results.files import allow_partial, folder_lock
-    from pipeline.results.read import artefacts_in
+    from pipeline.results.read import artefacts_in, no_results
 
     allow_partial(arguments.allow_partial)
     if not artefacts_in(arguments.results):
-        raise InputError(f"--results {arguments.results} holds no results; name a folder of a stage's")
+        raise no_results(arguments.results)
     paths = {path.stem: path for path in sorted(NOTEBOOKS.glob("*.ipynb"))}
     for name in arguments.notebooks:
         if name not in paths:

@@ -8,7 +8,8 @@ Without SQL it lists the views, their rows and columns; pipeline/RESULTS.md expl
 is DuckDB's; other files are read by their path in quotes. A query only reads: it is one SELECT, and nothing
 of it goes to the network. Every file of an artefact that the SQL names is hashed before, to find it whole.
 Damaged files are refused, and without a flag incomplete results and those of different settings. A query
-without rows says so; csv, json and parquet, which other programs read, then end with exit code 1.
+without rows says so; csv, json and parquet, which other programs read, then end with exit code 1. JSON has no
+NaN: it is written as the strings "NaN", "Infinity" and "-Infinity", which pandas and DuckDB cast to numbers.
 """
 
 import sys
@@ -41,6 +42,7 @@ from pipeline.results.read import (
     dataset_of,
     differences_between_models,
     differences_within_models,
+    no_results,
     sources,
 )
 from pipeline.results.table import as_table
@@ -81,7 +83,7 @@ def connect(results: Path, sql: str | None = None, allow_mixed: bool = False) ->
     """
     artefacts = artefacts_in(results)
     if not artefacts:
-        raise InputError(f"{results} holds no results; --results names a folder that a stage wrote to")
+        raise no_results(results)
     connection = duckdb.connect()
     for setting in _SETTINGS:
         connection.execute(setting)
@@ -148,12 +150,38 @@ def export(connection: duckdb.DuckDBPyConnection, sql: str, file_format: str, pa
     try:
         # COPY takes no semicolon, nor what is remarked behind.
         query = re.sub(r";\s*(--[^\n]*\s*)*$", "", _checked(connection, sql).query)
+        if file_format == "json":
+            columns = connection.sql(f"SELECT * FROM ({query}\n) LIMIT 0")
+            names = [f'"{name.replace(chr(34), 2 * chr(34))}"' for name in columns.columns]
+            spelled = (
+                f"{_in_json(name, kind)} AS {name}" for name, kind in zip(names, columns.types, strict=True)
+            )
+            query = f"SELECT {', '.join(spelled)} FROM ({query}\n)"
         with whole_or_absent(path) as temporary:
             copy = f"COPY ({query}\n) TO {_quoted(str(temporary))} ({options})"
             ((num_rows,),) = connection.execute(copy).fetchall()
     except duckdb.Error as error:
         raise InputError(_sentence(error)) from error
     return int(num_rows)
+
+
+def _in_json(value: str, kind: Any) -> str:
+    """SQL for a value whose numbers that JSON has no word for are "NaN", "Infinity" and "-Infinity"."""
+    if kind.id in ("double", "float"):
+        words = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+        cases = " ".join(
+            f"WHEN {value} = '{number}' THEN to_json('{word}')" for number, word in words.items()
+        )
+        return f"CASE {cases} ELSE to_json({value}) END"
+    if kind.id in ("list", "array"):
+        return f"[{_in_json('member', dict(kind.children)['child'])} FOR member IN {value}]"
+    if kind.id == "struct":
+        members = [
+            f"{_quoted(name)}: {_in_json(f'struct_extract({value}, {_quoted(name)})', of_member)}"
+            for name, of_member in kind.children
+        ]
+        return f"CASE WHEN {value} IS NULL THEN NULL ELSE {{{', '.join(members)}}} END"
+    return value
 
 
 def _quoted(text: str) -> str:

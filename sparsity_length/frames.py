@@ -203,11 +203,9 @@ def influential_frame(
         )  # fmt: skip
     longest = max((len(span.token_ids_L) for span in spans), default=0)
     num_others = 1 + (num_backgrounds if intervention == BACKGROUND else 0)
-    others_N = (
-        foreign_tokens(foreign_text, num_others * longest, read.tokenizer).token_ids_N
-        if spans
-        else np.empty(0)
-    )
+    others_N = np.empty(0, dtype=np.int64)
+    if spans:
+        others_N = foreign_tokens(foreign_text, num_others * longest, read.tokenizer).token_ids_N
     others_NL = others_N[: num_others * longest].reshape(num_others, longest)
     frames = []
     with ExitStack() as stack:

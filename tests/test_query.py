@@ -2,12 +2,16 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import numpy as np
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
@@ -112,6 +116,37 @@ def test_exports_hold_every_row_in_order(results: Path, tmp_path: Path) -> None:
     assert pq.read_table(answers["parquet"]).to_pylist() == expected
 
 
+def test_json_spells_what_it_has_no_number_for_so_that_others_read_it_back(
+    tmp_path: Path, results: Path
+) -> None:
+    write(results, "odd", [float("nan"), float("inf"), -float("inf"), 0.5])
+    sql = (
+        "SELECT mean_loss, [mean_loss, NULL] AS pair, {'a': mean_loss} AS s, NULL::DOUBLE AS none"
+        " FROM length_losses WHERE model = 'odd' ORDER BY mean_loss"
+    )
+    path = tmp_path / "rows.json"
+    assert query.export(query.connect(results), sql, "json", path) == 4
+    words = ["-Infinity", 0.5, "Infinity", "NaN"]
+    assert json.loads(path.read_text(), parse_constant=pytest.fail) == [
+        {"mean_loss": word, "pair": [word, None], "s": {"a": word}, "none": None} for word in words
+    ]
+    expected = [-float("inf"), 0.5, float("inf"), float("nan")]
+    np.testing.assert_equal(pd.read_json(path)["mean_loss"].tolist(), expected)
+    rows = duckdb.sql(f"SELECT mean_loss::DOUBLE FROM read_json('{path}')").fetchall()
+    np.testing.assert_equal([value for (value,) in rows], expected)
+
+
+def test_the_page_s_way_to_read_a_folder_keeps_the_names_of_models(tmp_path: Path) -> None:
+    names = ["001", "a%20b", "x=1"]
+    for name in names:
+        write(tmp_path, name, [1.0])
+    page = (ROOT / "pipeline" / "RESULTS.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    found: dict[str, Any] = {}
+    exec(code.replace("<results>/<artefact>", str(tmp_path / "length_losses")), found)
+    assert sorted(found["frame"]["model"]) == names
+
+
 def run(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, ROOT / "pipeline" / "query.py", *arguments]
     return subprocess.run(
@@ -143,12 +178,14 @@ def test_bad_input_is_one_sentence_and_exit_code_two(
 ) -> None:
     (tmp_path / "empty").mkdir()
     shutil.copytree(results, tmp_path / "cut")
+    shutil.copytree(results / "length_losses", tmp_path / "unmarked" / "length_losses")
     path = next((tmp_path / "cut").glob("length_losses/model=2/*.parquet"))
     path.write_bytes(path.read_bytes()[:-9])
     monkeypatch.chdir(tmp_path)
     for words, sentence in (
         (["SELECT 1 FROM nothing"], "nothing does not exist"),
         (["SELECT 1", "--results", "empty"], "empty holds no results"),
+        (["SELECT 1", "--results", "unmarked"], "files of length_losses, and unmarked/_stages does not have"),
         (["FROM length_losses", "--results", "cut"], "parquet is damaged, or not the file that was marked"),
         (["SELECT 1", "--format", "parquet"], "--format parquet needs --out FILE"),
         (["SELECT 1", "--out", "a.csv"], "--out needs --format"),

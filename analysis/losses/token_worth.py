@@ -45,22 +45,28 @@ def token_effects(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
         model, judge, rule, k, criterion, num_targets, num_documents, then with intervals gain, recovered,
         null_recovered, excess (nats), effect (excess, or of rules that fit neither answer nor prediction
         recovered, which another document's tokens would flatter) and share (effect / gain, of sums; NaN where
-        the gain's interval reaches 0). Choices without their null are left out.
+        the gain's interval reaches 0). Choices without the null that they need are left out; of others
+        without one null_recovered and excess are NaN.
     """
 
     def numbers(targets: pd.DataFrame) -> dict[Hashable, Any]:
-        columns = mean_columns(targets, "gain", "recovered", "null_recovered", "excess", "effect")
+        columns: dict[Hashable, Any] = {}
+        for name in amounts:
+            columns |= mean_columns(targets.dropna(subset=name), name)
         share = NO_INTERVAL
         if columns["gain_low"] > 0:
             share = interval_over_documents(targets["document_id"], targets["effect"], targets["gain"])
         return columns | interval_columns("share", share)
 
+    amounts = "gain", "recovered", "null_recovered", "excess", "effect"
     paired = [effects_of_targets(sparse_context_losses, criterion) for criterion in CRITERIA]
     tables = [
         summarized(of_criterion.assign(criterion=criterion), [*_CHOICE, "criterion"], numbers, sort=False)
         for criterion, of_criterion in zip(CRITERIA, paired, strict=True)
     ]
-    return pd.concat([table for table in tables if len(table)] or tables[:1], ignore_index=True)
+    effects = pd.concat([table for table in tables if len(table)] or tables[:1], ignore_index=True)
+    ends = [f"{name}{end}" for name in (*amounts, "share") for end in ("", "_low", "_high")]
+    return effects if len(effects) else effects.reindex(columns=[*effects.columns, *ends])
 
 
 def effects_of_targets(sparse_context_losses: pd.DataFrame, criterion: str) -> pd.DataFrame:
@@ -68,14 +74,16 @@ def effects_of_targets(sparse_context_losses: pd.DataFrame, criterion: str) -> p
 
     Returns:
         model, judge, rule, k, the columns of `TARGET`, then baseline, gain, recovered, null_recovered, excess
-        and effect, nats. Choices without their null are left out.
+        and effect, nats; as `token_effects` says, where there is no null.
     """
     amounts = _amounts_of_targets(sparse_context_losses, criterion)
-    is_common = amounts.groupby(_CHOICE)["null_recovered"].transform("count") > 0
-    paired = complete_rows(amounts[is_common], "choices of own and null tokens")
-    excess = paired["recovered"] - paired["null_recovered"]
-    has_null = paired["rule"].map({rule: needs_null(str(rule)) for rule in paired["rule"].unique()})
-    return paired.assign(excess=excess, effect=excess.where(has_null.astype(bool), paired["recovered"]))
+    needs_it = {rule: needs_null(str(rule)) for rule in amounts["rule"].unique()}
+    needs = amounts["rule"].map(needs_it).astype(bool)
+    has_null = amounts.groupby(_CHOICE)["null_recovered"].transform("count") > 0
+    paired = complete_rows(amounts[has_null], "choices of own and null tokens")
+    rows = pd.concat([paired, amounts[~has_null & ~needs]])
+    excess = rows["recovered"] - rows["null_recovered"]
+    return rows.assign(excess=excess, effect=excess.where(needs[rows.index], rows["recovered"]))
 
 
 def _amounts_of_targets(sparse_context_losses: pd.DataFrame, criterion: str) -> pd.DataFrame:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from pipeline.measuring.methods import LEARNED, RIDGE, fitted_head_weights
 from pipeline.models.devices import GIBIBYTE, keep_freed_memory, peak_bytes, supports_bfloat16, usable_device
 from pipeline.models.interface import CausalLM, NotFiniteLossError, Predictions
 from pipeline.models.leading import led_by, num_positions_of
-from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm, training_facts
+from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm, told_apart, training_facts
 from pipeline.models.vocabulary import refuse_foreign_tokens
 from pipeline.results.read import read_artefact, what_made
 from pipeline.results.schemas import ATTENTION_HEADS, DIVERGENCE, OWN, Columns, append_columns
@@ -59,16 +60,22 @@ Prepare = Callable[[LoadedModel, str, str], None]
 
 
 def named_checkpoints(
-    words: Iterable[str], arguments: argparse.Namespace, flag: str = "--checkpoints"
-) -> dict[str, Checkpoint]:
-    """The checkpoints that the words of `flag` mean, by the names that results are filed under."""
+    words: Sequence[str], arguments: argparse.Namespace, flag: str = "--checkpoints",
+    all_words: Iterable[str] = (),
+) -> dict[str, Checkpoint]:  # fmt: skip
+    """The checkpoints that the words of `flag` mean, by the names that results are filed under.
+
+    `all_words` are those of other flags, too: two models of the hub of one last name are told apart.
+    """
     named: dict[str, Checkpoint] = {}
+    names = told_apart([*words, *all_words], arguments.revision)
     for word in words:
         checkpoint = find_model(word, arguments.revision, arguments.trust_remote_code)
+        checkpoint = replace(checkpoint, name=names.get(word, checkpoint.name))
         if checkpoint.name in named:
             raise InputError(
-                f"two of {flag} are named '{checkpoint.name}'; results are filed by the name of the folder,"
-                " or the last part of a hub name, so these must differ"
+                f"two of {flag} are named '{checkpoint.name}', {named[checkpoint.name].folder} and"
+                f" {checkpoint.folder}; results are filed by the name of the folder, so rename one of them"
             )
         named[checkpoint.name] = checkpoint
     return named
@@ -131,10 +138,11 @@ class MeasuringStage:
             self.data, arguments.long_context_length, arguments.max_documents, self.num_other_documents,
             self.has_null,
         )  # fmt: skip
+        self._all_words = [*arguments.checkpoints, *chain.from_iterable(self.other_models.values())]
         self.others = {
             name: (flag, checkpoint)
             for flag, words in self.other_models.items()
-            for name, checkpoint in named_checkpoints(words, arguments, flag).items()
+            for name, checkpoint in named_checkpoints(words, arguments, flag, self._all_words).items()
         }
 
     def documents_per_shard(self, names: Iterable[str]) -> int:
@@ -150,7 +158,7 @@ class MeasuringStage:
         keep_freed_memory()
         arguments = self.arguments
         outputs: dict[str, StageOutput] = {}
-        checkpoints = named_checkpoints(arguments.checkpoints, arguments)
+        checkpoints = named_checkpoints(arguments.checkpoints, arguments, all_words=self._all_words)
         groups = [checkpoints] if self.together else [{name: one} for name, one in checkpoints.items()]
         if self.together and (twice := checkpoints.keys() & self.others.keys()):
             raise InputError(

@@ -418,7 +418,10 @@ def positions_of(config: Any) -> int | None:
 def config_of(folder: Path, trust_remote_code: bool, gguf: str | None = None) -> Any:
     """The library's configuration of a model in a folder; InputError where it has none that can be used."""
     if gguf is not None and find_spec("gguf") is None:
-        raise InputError(f"to read {folder / gguf}, the package gguf is needed: pip install gguf")
+        raise InputError(
+            f"{folder / gguf} is read with the package gguf, which is not installed; `pip install gguf`"
+            " brings it, as does this project's extra [gguf]"
+        )
     try:
         return transformers.AutoConfig.from_pretrained(
             folder, trust_remote_code=trust_remote_code, **_file(gguf)

@@ -354,6 +354,23 @@ class Checkpoint:
         return positions_of(config_of(self.folder, trust_remote_code, self.gguf))
 
 
+_ON_HUB = r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@([\w.-]+))?"
+"""NAME or OWNER/NAME, and what may stand behind @."""
+
+
+def told_apart(words: Iterable[str], revision: str | None) -> dict[str, str]:
+    """Models of the hub that would have one name -> their names with the owner's in front: owner--name."""
+    of_name: dict[str, set[str]] = {}
+    for word in words:
+        on_hub = re.fullmatch(_ON_HUB, word)
+        if on_hub and not Path(word).exists():
+            of_name.setdefault(name_of(on_hub[1], on_hub[2] or revision), set()).add(word)
+    return {
+        word: f"{word.partition('/')[0]}--{name}"
+        for name, of_one in of_name.items() for word in of_one if len(of_one) > 1 and "/" in word
+    }  # fmt: skip
+
+
 def name_of(word: str, revision: str | None = None) -> str:
     """The name that results of the model `word` are filed under; nothing is downloaded."""
     path = Path(word)
@@ -371,7 +388,7 @@ def find_model(word: str, revision: str | None = None, trust_remote_code: bool =
     if not word or "://" in word:
         raise no_name(word)
     path = Path(word)
-    on_hub = re.fullmatch(r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@([\w.-]+))?", word)
+    on_hub = re.fullmatch(_ON_HUB, word)
     if on_hub and not path.exists() and path.suffix.lower() != GGUF:
         revision = on_hub[2] or revision
         folder = snapshot(on_hub[1], revision, trust_remote_code)

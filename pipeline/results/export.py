@@ -27,6 +27,7 @@ from pipeline.results.read import (
     dataset_of,
     differences_within_models,
     missing_artefact,
+    no_results,
     sources,
 )
 from pipeline.results.schemas import SCHEMAS
@@ -44,7 +45,7 @@ def export(folders: Sequence[Path], out: Path, artefacts: Sequence[str] | None =
         raise InputError(f"--out {out} holds results; name another folder, or move it away")
     for folder in folders:
         if not artefacts_in(folder):
-            raise InputError(f"{folder} holds no results")
+            raise no_results(folder)
     # All are checked before the first is written.
     files = {artefact: _files_to_export(folders, artefact) for artefact in artefacts or SCHEMAS}
     for artefact in artefacts or ():

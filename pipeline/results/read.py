@@ -55,8 +55,27 @@ def artefacts_in(results: Path) -> list[str]:
 
 def missing_artefact(results: Path, artefact: str) -> InputError:
     """The error for an artefact that a results folder lacks; lists those it holds."""
+    if error := _unmarked(results, [artefact]):
+        return error
     present = ", ".join(artefacts_in(results)) or "nothing that has its marks in _stages"
     return InputError(f"{results} holds no '{artefact}' results; it holds {present}")
+
+
+def no_results(results: Path) -> InputError:
+    """The error for a folder in which no results are found."""
+    error = _unmarked(results, SCHEMAS)
+    return error or InputError(f"--results {results} holds no results; name a folder that a stage wrote to")
+
+
+def _unmarked(results: Path, artefacts: Iterable[str]) -> InputError | None:
+    """The error for files that lie there without their marks, as after a copy of some folders only."""
+    found = [name for name in artefacts if next((results / name).glob("model=*/*.parquet"), None)]
+    if not found:
+        return None
+    return InputError(
+        f"{results} has files of {', '.join(found)}, and {results / '_stages'} does not have the marks that"
+        " say that they are whole; copy that folder, too"
+    )
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,14 @@ class StageOutput:
         earlier = what_made(self._results, self._stage, self._model)
         if earlier is not None:
             then, now = (made | made["settings"] | {"settings": None} for made in (earlier, self._made_by))
-            if changes := differences(then, now):
+            changes = differences(then, now)
+            if changes and all(change.startswith("inputs.checkpoint was") for change in changes):
+                raise InputError(
+                    f"{held}, and that is another model than the one of this name here: its files have"
+                    " another SHA-256. Results are filed by the name of the model's folder; rename one of the"
+                    " two folders, or choose another --results folder"
+                )
+            if changes:
                 raise InputError(
                     f"{held} made with other settings: {'; '.join(changes)}; choose another --results folder,"
                     " or repeat the earlier settings"

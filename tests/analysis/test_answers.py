@@ -1,6 +1,7 @@
 """The closing page: its numbers are those of the statistics, and what results lack is said."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import forked_stages
@@ -39,13 +40,18 @@ def test_worth_and_own_part_by_hand() -> None:
         assert "was not measured: run loss_differences again" in answers.worth_of_far_context(rows, "m")
 
 
-def write_choices(results: Path, rules: list[str], intervention: str = "background") -> None:
+NULL = "own", "other_document"
+
+
+def write_choices(
+    results: Path, rules: list[str], intervention: str = "background", far_contexts: Sequence[str] = NULL
+) -> None:
     """Own tokens of each rule are worth 0.5 of a gain of 1 nat, foreign ones 0.125; k nearest k / 8."""
     rows = []
     for rule in rules:
         for k in (1, 2, 4, 8) if rule == "nearest" else (1, 2):
             worth = k / 8 if rule == "nearest" else 0.5
-            for far_context, recovered in (("own", worth), ("other_document", 0.125)):
+            for far_context, recovered in zip(far_contexts, (worth, 0.125), strict=False):
                 rows.append(
                     losses().assign(
                         rule=rule, far_context=far_context, k=k, judge="m", short_context_loss=9.0,
@@ -79,6 +85,17 @@ def test_the_least_fooled_measure_says_who_carries_it(
     write_choices(tmp_path, rules)
     second = list(answers.answers(tmp_path))[1]
     assert [part for part in parts if part not in second] == [], second
+
+
+def test_a_rule_that_needs_no_null_says_who_carries_it_without_one(tmp_path: Path) -> None:
+    write_choices(tmp_path, ["leave_one_out_divergence", "nearest"], far_contexts=["own"])
+    carried = list(answers.answers(tmp_path))[1]
+    assert carried.endswith(
+        "2 tokens of leave_one_out_divergence bring back 0.500 [0.500, 0.500] of 1.000 nats."
+    )
+    assert cells(answers.recovered_table(tmp_path, "leave_one_out_divergence"), "m", "2")[3:5] == ["-", "-"]
+    write_choices(tmp_path / "answer", ["leave_one_out"], far_contexts=["own"])
+    assert "was measured without the null that it needs" in list(answers.answers(tmp_path / "answer"))[1]
 
 
 def test_short_models_and_a_rule_that_sees_the_answer(

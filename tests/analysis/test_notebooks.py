@@ -1,5 +1,6 @@
 """The notebooks, executed end to end: what they leave, what is skipped, how cells fail, what ends them."""
 
+import json
 import os
 import shutil
 import signal
@@ -176,6 +177,18 @@ def test_a_failing_cell_is_told(tmp_path: Path, cell: str, error: type[BaseExcep
     assert {path.name for path in figures.iterdir()} == left
     if left:
         assert "ZeroDivisionError" in (figures / "broken.failed.ipynb").read_text()
+
+
+def test_a_kernel_is_this_interpreter_s_whatever_is_registered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered = tmp_path / "jupyter" / "kernels" / "python3"
+    registered.mkdir(parents=True)
+    spec = {"argv": ["/nowhere/python", "-f", "{connection_file}"], "display_name": "a", "language": "python"}
+    (registered / "kernel.json").write_text(json.dumps(spec))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
+    path = one_cell(tmp_path, f"import sys\nassert sys.executable == {sys.executable!r}")
+    assert list(execute_all([path], tmp_path / "figures", {"a": 2})) == [path]
 
 
 @pytest.mark.slow

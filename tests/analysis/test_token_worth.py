@@ -51,6 +51,15 @@ def test_what_is_recovered_by_hand(by_hand: pd.DataFrame) -> None:
     assert np.isnan([one["recovered_low"], one["share"]]).all()  # a single document gives no interval
 
 
+def test_a_rule_that_needs_no_null_is_told_without_one_and_others_are_not(by_hand: pd.DataFrame) -> None:
+    own = by_hand[by_hand["far_context"] == "own"]
+    (row,) = token_effects(own.assign(rule="leave_one_out_divergence")).to_dict("records")
+    assert (row["gain"], row["recovered"], row["effect"], row["share"]) == (1.0, 0.75, 0.75, 0.75)
+    assert np.isnan([row["null_recovered"], row["excess"], row["excess_low"]]).all()
+    none = token_effects(own.assign(rule="leave_one_out"))
+    assert none.empty and {"gain", "effect_low", "share_high"} <= set(none)
+
+
 def test_chosen_tokens_alone_by_hand(by_hand: pd.DataFrame) -> None:
     """The null is of b alone, where it takes off a nat at one of two targets."""
     rows = by_hand.assign(rule="leave_one_out_divergence")

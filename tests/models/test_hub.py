@@ -13,6 +13,7 @@ from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import RepositoryNotFoundError
 
 from pipeline.cli import InputError
+from pipeline.measuring.stage import named_checkpoints
 from pipeline.models import load as hub
 from pipeline.models.load import find_model, snapshot, weight_files
 
@@ -65,6 +66,16 @@ def test_results_are_filed_by_the_last_part_and_the_revision(
     for word, revision, name in (("gpt2", None, "gpt2"), ("owner/x", "refs/pr/1", "x-refs-pr-1")):
         found = find_model(word, revision)
         assert (found.name, found.folder, found.is_olmo) == (name, tmp_path, False)
+
+
+def test_two_of_one_last_name_are_filed_with_their_owners(
+    downloads: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = SimpleNamespace(revision=None, trust_remote_code=False)
+    words = ["a/m", "b/m", "b/m@v1", "c/other"]
+    assert list(named_checkpoints(words, arguments)) == ["a--m", "b--m", "m-v1", "other"]
+    assert list(named_checkpoints(["a/m"], arguments, all_words=["a/m", "b/m"])) == ["a--m"]
+    assert list(named_checkpoints(["a/m"], arguments, all_words=["a/m", "a/m"])) == ["m"]
 
 
 def test_a_hub_that_never_answers_is_one_quick_sentence(

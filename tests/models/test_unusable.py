@@ -13,6 +13,7 @@ from olmo.model import OLMo
 from omegaconf import OmegaConf
 
 from pipeline.cli import InputError
+from pipeline.models import huggingface
 from pipeline.models.load import find_checkpoint, find_model, load_olmo, read_tensors
 
 CPU = torch.device("cpu")
@@ -81,6 +82,23 @@ def test_words_that_name_no_model(word: str, sentence: str, tmp_path: Path) -> N
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(InputError, match=sentence):
         find_model(word.format(folder=tmp_path))
+
+
+def test_a_gguf_file_is_a_model_under_its_own_name_or_its_folder_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "tiny"
+    _files("tiny-Q4.gguf", "config.json", "README.md")(folder)
+    for word, name in ((folder / "tiny-Q4.gguf", "tiny-Q4"), (folder, "tiny")):
+        found = find_model(str(word))
+        assert (found.name, found.files(False), found.is_olmo) == (name, [folder / "tiny-Q4.gguf"], False)
+        assert found.own_tokenizer().path == folder / "tiny-Q4.gguf"
+    monkeypatch.setattr(huggingface, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match="is read with the package gguf, which is not installed; `pip"):
+        found.num_positions()
+    monkeypatch.undo()
+    with pytest.raises(InputError, match="tiny-Q4.gguf cannot be used: "):
+        found.num_positions()
 
 
 def test_an_olmo_checkpoint_is_wanted_where_hugging_face_models_are_of_no_use(tmp_path: Path) -> None:
