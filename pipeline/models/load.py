@@ -234,7 +234,8 @@ def snapshot(name: str, revision: str | None, with_code: bool) -> Path:
         ) from error
     files = [file.rfilename for file in found.siblings or ()]
     wanted = weight_files(files)
-    wanted += [file for file in files if "/" not in file and file.endswith(".json")]
+    of_tokenizers = (".json", ".jinja", ".model", "merges.txt", "vocab.txt")
+    wanted += [file for file in files if "/" not in file and file.endswith(of_tokenizers)]
     if with_code:
         wanted += [file for file in files if file.endswith(".py")]
     try:

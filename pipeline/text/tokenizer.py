@@ -74,7 +74,7 @@ class DocumentTokenizer:
 
         Args:
             tokenizer: of the library tokenizers.
-            eos_token_id: ends a document; None where no document is to end.
+            eos_token_id: ends a document; None where nothing does, and no document is to end.
             bos: "auto" for what the tokenizer puts before a text, or "none".
             special_tokens: control tokens in a text (<|im_start|>) are read as such; else they are text.
             name: what messages call it.
@@ -133,7 +133,7 @@ class DocumentTokenizer:
         if isinstance(text, str):
             read = self._placed(text, self.bos_token_ids)
             read.noted.update(self.notes(text, read.token_ids_N))
-        elif len(text) and isinstance(text[0], Mapping):
+        elif isinstance(text, Sequence) and text and isinstance(text[0], Mapping):
             read = self._of_messages(text)  # type: ignore[arg-type]
         else:
             read = self._of_token_ids(text)
@@ -397,7 +397,7 @@ def load_tokenizer(
     if eos_token is not None and tokenizer.token_to_id(eos_token) is None:
         raise InputError(f"{place} has no token {eos_token} (--eos-token)")
     named = configured if eos_token is None else [eos_token]
-    eos_token_id = _eos_token_id(tokenizer, named) if ends_documents else None
+    eos_token_id = _eos_token_id(tokenizer, named)
     if ends_documents and eos_token_id is None:
         raise InputError(
             f"{place} has no token {' or '.join(EOS_TOKENS)} to end a document; name the one that it has with"
@@ -417,7 +417,11 @@ def tokenizer_in_memory(given: Any, *, bos: str = "auto", special_tokens: bool =
             f"the tokenizer is of type {type(given).__name__}; give a tokenizer.json, or a tokenizer of"
             " the library tokenizers or a fast one of transformers"
         )
-    return DocumentTokenizer(copy.deepcopy(inner), bos=bos, special_tokens=special_tokens, automatic=given)
+    copied = copy.deepcopy(inner)
+    return DocumentTokenizer(
+        copied, eos_token_id=_eos_token_id(copied, [getattr(given, "eos_token", None)]), bos=bos,
+        special_tokens=special_tokens, automatic=given,
+    )  # fmt: skip
 
 
 def _put_before(tokenizer: Tokenizer) -> tuple[int, ...]:
