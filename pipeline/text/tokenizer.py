@@ -476,7 +476,9 @@ def _auto_tokenizer(place: Path, trust_remote_code: bool) -> Any:
     if fault is None:
         return found
     hint = "put its files back, or name another with --tokenizer"
-    if place.is_dir() and not (place / "tokenizer.json").is_file():
+    if (place / "tokenizer.json").is_file():
+        read_tokenizer(place / "tokenizer.json")  # which may be what is broken, and says it better
+    elif place.is_dir():
         hint = (
             "make its tokenizer.json where the packages sentencepiece and tiktoken are installed, by"
             f" AutoTokenizer.from_pretrained('{place}').save_pretrained('{place}') in Python"
@@ -487,7 +489,12 @@ def _auto_tokenizer(place: Path, trust_remote_code: bool) -> Any:
 def read_tokenizer(path: Path) -> Tokenizer:
     """The library's own tokenizer of a tokenizer.json; InputError where the file is broken."""
     try:
-        return Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        content = path.read_text(encoding="utf-8")
+        if content.startswith("version https://git-lfs"):
+            raise InputError(f"{path} is a Git LFS pointer: `git lfs pull` fetches the file itself")
+        return Tokenizer.from_str(content)
+    except InputError:
+        raise
     except Exception as error:  # the library raises plain Exception for any fault of the file
         raise InputError(f"{path} is not a tokenizer.json: {error}") from error
 

@@ -1,6 +1,6 @@
 """The tokens of a folder: AutoTokenizer's, and the same for tokenize_c4, explain and the library.
 
-Five kinds of tokenizer are made here, each a Hugging Face folder. They are compared with what everybody else
+Six kinds of tokenizers are made here, each a Hugging Face folder. They are compared with what everybody else
 gets of it, `AutoTokenizer.from_pretrained(folder)(text)`, less what that puts behind the text.
 """
 
@@ -326,7 +326,8 @@ def test_which_tokenizer_a_folder_means(files: list[str], found: str | None, tmp
     [
         ({"tokenizer.model": "x", "config.json": '{"model_type": "llama"}'}, "make its tokenizer.json where"),
         ({"vocab.json": '{"a": 0}', "merges.txt": "#version: 0.2"}, "make its tokenizer.json where"),
-        ({"tokenizer.json": "{}", "tokenizer_config.json": '{"tok'}, "transformers makes no fast tokenizer"),
+        ({"tokenizer.json": words("<unk>").to_str(), "tokenizer_config.json": '{"to'}, "makes no fast tokenizer"),
+        ({"tokenizer.json": "version https://git-lfs", "tokenizer_config.json": "{}"}, "a Git LFS pointer"),
     ],
 )  # fmt: skip
 def test_what_is_no_fast_tokenizer_is_one_sentence(
