@@ -64,7 +64,7 @@ def numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_tokenizer(tmp_path)
     for name, some in {"a": range(50), "b": range(40, 120)}.items():
         texts = [text for n in some for text in (text_of(n), *([" "] if n % 11 == 0 else []))]
-        texts[7:7] = [text_of(3), "~" + " ~" * len(some)]
+        texts[7:7] = [text_of(3), "~" + " ~" * len(some), f"a unknown {name} <|endoftext|> b"]
         write_lines(tmp_path / f"{name}.jsonl", texts)
     return tmp_path
 

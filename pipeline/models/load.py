@@ -280,7 +280,8 @@ def snapshot(name: str, revision: str | None, with_code: bool) -> Path:
         raise InputError(
             f"{name}{at} holds GGUF files only; download one, such as {ggufs[0]}, and name the file"
         )
-    wanted += [file for file in files if "/" not in file and file.endswith(".json")]
+    of_tokenizers = (".json", ".jinja", ".model", "merges.txt", "vocab.txt")
+    wanted += [file for file in files if "/" not in file and file.endswith(of_tokenizers)]
     if with_code:
         wanted += [file for file in files if file.endswith(".py")]
     try:

@@ -68,8 +68,7 @@ class Document:
         if not isinstance(text, str):
             names = ", ".join(map(str, record)) or "none"
             raise ValueError(
-                f"has no '{text_field}', or one that is not a string (its fields: {names}); name the text's"
-                " with --text-field"
+                f"has no '{text_field}' that is a string (it has: {names}; --text-field names the text)"
             )
         try:
             document_id = sha256(text.encode()).hexdigest()[:16]

@@ -74,7 +74,7 @@ class DocumentTokenizer:
 
         Args:
             tokenizer: of the library tokenizers.
-            eos_token_id: ends a document; None where no document is to end.
+            eos_token_id: ends a document; None where nothing does, and no document is to end.
             bos: "auto" for what the tokenizer puts before a text, or "none".
             special_tokens: control tokens in a text (<|im_start|>) are read as such; else they are text.
             name: what messages call it.
@@ -133,7 +133,7 @@ class DocumentTokenizer:
         if isinstance(text, str):
             read = self._placed(text, self.bos_token_ids)
             read.noted.update(self.notes(text, read.token_ids_N))
-        elif len(text) and isinstance(text[0], Mapping):
+        elif isinstance(text, Sequence) and text and isinstance(text[0], Mapping):
             read = self._of_messages(text)  # type: ignore[arg-type]
         else:
             read = self._of_token_ids(text)
@@ -401,7 +401,7 @@ def load_tokenizer(
     if eos_token is not None and tokenizer.token_to_id(eos_token) is None:
         raise InputError(f"{place} has no token {eos_token} (--eos-token)")
     named = configured if eos_token is None else [eos_token]
-    eos_token_id = _eos_token_id(tokenizer, named) if ends_documents else None
+    eos_token_id = _eos_token_id(tokenizer, named)
     if ends_documents and eos_token_id is None:
         raise InputError(
             f"{place} has no token {' or '.join(EOS_TOKENS)} to end a document; name the one that it has with"
@@ -421,7 +421,11 @@ def tokenizer_in_memory(given: Any, *, bos: str = "auto", special_tokens: bool =
             f"the tokenizer is of type {type(given).__name__}; give a tokenizer.json, or a tokenizer of"
             " the library tokenizers or a fast one of transformers"
         )
-    return DocumentTokenizer(copy.deepcopy(inner), bos=bos, special_tokens=special_tokens, automatic=given)
+    copied = copy.deepcopy(inner)
+    return DocumentTokenizer(
+        copied, eos_token_id=_eos_token_id(copied, [getattr(given, "eos_token", None)]), bos=bos,
+        special_tokens=special_tokens, automatic=given,
+    )  # fmt: skip
 
 
 def _put_before(tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -476,7 +480,9 @@ def _auto_tokenizer(place: Path, trust_remote_code: bool) -> Any:
     if fault is None:
         return found
     hint = "put its files back, or name another with --tokenizer"
-    if place.is_dir() and not (place / "tokenizer.json").is_file():
+    if (place / "tokenizer.json").is_file():
+        read_tokenizer(place / "tokenizer.json")  # which may be what is broken, and says it better
+    elif place.is_dir():
         hint = (
             "make its tokenizer.json where the packages sentencepiece and tiktoken are installed, by"
             f" AutoTokenizer.from_pretrained('{place}').save_pretrained('{place}') in Python"
@@ -487,7 +493,12 @@ def _auto_tokenizer(place: Path, trust_remote_code: bool) -> Any:
 def read_tokenizer(path: Path) -> Tokenizer:
     """The library's own tokenizer of a tokenizer.json; InputError where the file is broken."""
     try:
-        return Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        content = path.read_text(encoding="utf-8")
+        if content.startswith("version https://git-lfs"):
+            raise InputError(f"{path} is a Git LFS pointer: `git lfs pull` fetches the file itself")
+        return Tokenizer.from_str(content)
+    except InputError:
+        raise
     except Exception as error:  # the library raises plain Exception for any fault of the file
         raise InputError(f"{path} is not a tokenizer.json: {error}") from error
 

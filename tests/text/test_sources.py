@@ -203,5 +203,5 @@ def test_a_text_of_another_name(tmp_path: Path) -> None:
     sources = open_sources(names, c4_split="train", text_field="Content")
     assert [document.text for document in read_documents(sources)] == ["a b", "c"]
     for name in names:
-        with pytest.raises(InputError, match=r"1 has no 'text'.*its fields: id, Content.*--text-field"):
+        with pytest.raises(InputError, match=r"1 has no 'text'.*it has: id, Content; --text-field"):
             list(read_documents(open_sources([name], c4_split="train")))

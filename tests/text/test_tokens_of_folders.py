@@ -1,15 +1,18 @@
 """The tokens of a folder: AutoTokenizer's, and the same for tokenize_c4, explain and the library.
 
-Five kinds of tokenizer are made here, each a Hugging Face folder. They are compared with what everybody else
+Six kinds of tokenizers are made here, each a Hugging Face folder. They are compared with what everybody else
 gets of it, `AutoTokenizer.from_pretrained(folder)(text)`, less what that puts behind the text.
 """
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hugging_face_families import make_model
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -18,6 +21,8 @@ from transformers import AutoTokenizer
 from pipeline import tokenize_c4
 from pipeline.cli import InputError
 from pipeline.measuring.given import GivenModel
+from pipeline.measuring.stage import refuse_foreign_tokens
+from pipeline.models.load import Checkpoint
 from pipeline.text.folder import TokenizedData
 from pipeline.text.tokenizer import (
     load_tokenizer,
@@ -185,7 +190,7 @@ def test_token_ids_and_messages_are_texts_too(tmp_path: Path) -> None:
     bos, *own = ids
     assert bos == automatic.bos_token_id and own[0] == automatic.convert_tokens_to_ids("<|im_start|>")
     assert of_chat["token_id"].tolist() == own  # BOS belongs to the model: no row
-    for texts in (ids, np.array(ids), [ids], [chat]):
+    for texts in (ids, np.array(ids), pd.Series(ids, index=range(5, 5 + len(ids))), [ids], [chat]):
         of_ids = losses(texts, str(folder), short_context_length=3)
         assert of_ids.drop(columns=["token", "byte_start", "byte_end"]).equals(
             of_chat.drop(columns=["token", "byte_start", "byte_end"])
@@ -220,6 +225,7 @@ XY = ("<unk>", "x", "y")
     [
         (words(*XY, special=("<eos>",), added=("</s>",)), {}, (), "<eos>"),
         (words(*XY, "</s>", "<eos>"), {}, (), "</s>"),
+        (words(*XY, added=("</s>",)), {}, (), "</s>"),
         (words(*XY, special=("<eot>",)), {"tokenizer_config.json": {"eos_token": "<eot>"}}, (), "<eot>"),
         (words(*XY, special=("<eot>", "</s>")),
          {"tokenizer_config.json": {"eos_token": {"content": "<eot>", "__type": "AddedToken"}}}, (), "<eot>"),
@@ -324,7 +330,8 @@ def test_which_tokenizer_a_folder_means(files: list[str], found: str | None, tmp
     [
         ({"tokenizer.model": "x", "config.json": '{"model_type": "llama"}'}, "make its tokenizer.json where"),
         ({"vocab.json": '{"a": 0}', "merges.txt": "#version: 0.2"}, "make its tokenizer.json where"),
-        ({"tokenizer.json": "{}", "tokenizer_config.json": '{"tok'}, "transformers makes no fast tokenizer"),
+        ({"tokenizer.json": words("<unk>").to_str(), "tokenizer_config.json": "{"}, "makes no fast"),
+        ({"tokenizer.json": "version https://git-lfs", "tokenizer_config.json": "{}"}, "a Git LFS pointer"),
     ],
 )  # fmt: skip
 def test_what_is_no_fast_tokenizer_is_one_sentence(
@@ -347,3 +354,29 @@ def test_a_tokenizer_of_other_tokens_is_refused_everywhere(tmp_path: Path) -> No
         with pytest.raises(InputError, match="another than that of model 'model'"):
             losses(TEXTS, str(folder), given, short_context_length=2)
     assert len(losses(TEXTS, str(folder), byte_level(), short_context_length=2))
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "own", "sentence"),
+    [
+        (2112, None, "do not belong together"),
+        (384, None, ""),
+        (384, byte_level, None),
+        (384, template, None),
+        (384, metaspace, "another than that of model 'model'"),
+    ],
+)
+def test_data_of_other_tokens_than_the_model_s(
+    num_rows: int, own: Callable[[], Tokenizer] | None, sentence: str | None, tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """A sentence, or None where they belong together; "" where that cannot be told, which a warning says."""
+    data, _ = tokenized(tmp_path, write_folder(tmp_path / "text", byte_level()), TEXTS)
+    (tmp_path / "model").mkdir()
+    if own is not None:
+        write_folder(tmp_path / "model", own())
+    model: Any = SimpleNamespace(vocabulary_size=num_rows)
+    checkpoint = Checkpoint("model", tmp_path / "model", is_olmo=False)
+    with pytest.raises(InputError, match=sentence) if sentence else nullcontext():
+        refuse_foreign_tokens(model, data, data.evaluation_documents(), checkpoint)
+    assert ("cannot be told" in caplog.text) == (sentence == "")
