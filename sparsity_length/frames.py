@@ -53,7 +53,10 @@ class _Texts:
             raise InputError("some of the texts are no strings")
         self.tokenizer = given.tokenizer(tokenizer)
         read = [_read(text, self.tokenizer) for text in strings]
-        self.bos_token_ids = next((bos_token_ids for bos_token_ids, _ in filter(None, read)), ())
+        before_texts = {bos_token_ids for bos_token_ids, _ in filter(None, read)}
+        if len(before_texts) > 1:
+            raise InputError("some texts begin with BOS and others do not; give all of them with it, or none")
+        self.bos_token_ids = next(iter(before_texts), ())
         """Before every context; the texts are without it."""
         self.read = [None if of_text is None else of_text[1] for of_text in read]
         none_0 = np.empty(0, dtype=np.int64)
