@@ -66,10 +66,7 @@ class _Texts:
         read = [_read(text, self.tokenizer) for text in each]
         begun = {bos_token_ids for bos_token_ids, _ in filter(None, read)}
         if len(begun) > 1:
-            raise InputError(
-                "some of the texts begin with the tokenizer's beginning-of-text token and some do not: give"
-                " them alike, or measure them apart"
-            )
+            raise InputError("some texts begin with BOS and others do not; give all of them with it, or none")
         self.bos_token_ids = begun.pop() if begun else ()
         """Before every context; the texts are without it."""
         self.read = [None if of_text is None else of_text[1] for of_text in read]

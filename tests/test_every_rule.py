@@ -55,7 +55,7 @@ def results(tmp_path: Path) -> list[str]:
 
 
 def _settings(results: Path) -> dict:
-    (path,) = (results / "influential_tokens" / "model=run").iterdir()
+    path = next((results / "influential_tokens" / "model=run").iterdir())
     return json.loads(pq.read_schema(path).metadata[b"settings"])
 
 

@@ -172,6 +172,16 @@ def test_a_model_that_gains_nothing_is_told_so_in_plain_words(model: Path) -> No
         assert "nan" not in said and "expected" not in said and "No target gains 0.1 nats" in said
 
 
+def test_a_foreign_text_may_cost_more_than_the_far_context_gains(model: Path) -> None:
+    found = explain(TEXT, str(model), short_context_length=S, k=KS, num_targets=3)
+    losses = found.tables["loss_differences"]
+    for specific_gain, sentence in ((0.943, "costs 0.372 nats"), (0.5, "gains 0.071 nats")):
+        changed = losses.assign(loss_difference=0.571, specific_gain=specific_gain)
+        said = str(replace(found, tables={**found.tables, "loss_differences": changed}))
+        assert "the far context gains 0.571 nats on average (expected" in said
+        assert f"a foreign text in its place {sentence}.\n" in said
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

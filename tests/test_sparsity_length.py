@@ -124,16 +124,26 @@ def test_the_numbers_are_those_of_the_stages(
 
 
 @torch.inference_mode()
-def stock_loss(stock: PreTrainedModel, token_ids: list[int], positions: range, target: int) -> float:
-    output = stock(input_ids=torch.tensor([token_ids]), position_ids=torch.tensor([list(positions)]))
+def stock_loss(stock: PreTrainedModel, token_ids: list[int], positions: list[int], target: int) -> float:
+    inputs = torch.tensor([token_ids])  # with a mask: without one the library cuts a text apart at gaps
+    output = stock(
+        input_ids=inputs, position_ids=torch.tensor([positions]), attention_mask=torch.ones_like(inputs)
+    )
     return float(-output.logits[0, -1].log_softmax(-1)[target])
 
 
-def test_a_text_of_several_chunks_has_a_row_a_token_and_the_stock_model_s_losses(bpe: Tokenizer) -> None:
+@pytest.mark.parametrize("bos", [[], [3]])
+def test_a_text_of_several_chunks_has_a_row_a_token_and_the_stock_model_s_losses(
+    bpe: Tokenizer, bos: list[int]
+) -> None:
     stock, text = make_model("llama", vocab_size=bpe.get_vocab_size()), TEXT * 5
+    ids = bpe.encode(text).ids
+    if bos:  # before every chunk and every short context, at position ID 0
+        bpe = Tokenizer.from_str(bpe.to_str())
+        bpe.post_processor = processors.TemplateProcessing(single="B $A", special_tokens=[("B", bos[0])])
     frame = losses(["", text, "The"], stock, bpe, short_context_length=S)
     assert frame["text"].unique().tolist() == [1, 2]  # empty texts have no row
-    frame, ids = frame[frame["text"] == 1], bpe.encode(text).ids
+    frame = frame[frame["text"] == 1]
     assert len(ids) > 2 * 64 and frame["position"].tolist() == list(range(len(ids)))
     assert "".join(frame["token"]) == text and frame["token_id"].tolist() == ids
     assert all(
@@ -144,8 +154,9 @@ def test_a_text_of_several_chunks_has_a_row_a_token_and_the_stock_model_s_losses
         num, t = row.num_long_context_tokens, row.position
         assert num == t or num >= 32
         # A chunk's position IDs begin at 0, and the short context keeps its own.
-        long = stock_loss(stock, ids[t - num : t], range(num), ids[t])
-        short = stock_loss(stock, ids[t - S : t], range(num - S, num), ids[t])
+        places = list(range(len(bos), len(bos) + num))
+        long = stock_loss(stock, bos + ids[t - num : t], [0] * len(bos) + places, ids[t])
+        short = stock_loss(stock, bos + ids[t - S : t], [0] * len(bos) + places[-S:], ids[t])
         np.testing.assert_allclose([row.long_context_loss, row.short_context_loss], [long, short], atol=2e-5)
     chosen = influential_tokens(text, stock, bpe, k=(1, 3), short_context_length=S)
     assert len(chosen) == 3 * (len(ids) - S - 3)

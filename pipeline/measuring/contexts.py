@@ -122,7 +122,7 @@ class Rows(NamedTuple):
 
     def of_sequences(self, which: slice) -> "Rows":
         """Those of some sequences of the batch; what is the same for all stays."""
-        return Rows(*(part if part is None or len(part) == 1 else part[which] for part in self))
+        return Rows._make(part if part is None or len(part) == 1 else part[which] for part in self)
 
     def on_device(
         self, device: torch.device

@@ -177,6 +177,7 @@ def test_where_there_is_nothing_to_bring_back(folder: Path, crossed: Path, tmp_p
     of_third = read_artefact(crossed, "dependency_sparsity").query("judge == 'third' and rule == 'nearest'")
     middle = of_third.query("criterion == 'divergence'")["gain"].median()
     words = ["--checkpoints", str(folder / "third"), "--rules", "nearest", "--minimum-gain", str(middle)]
+    words += ["--documents-per-shard", "4"]  # facts are of a shard
     results = measure(influential_tokens, folder, *WORDS, *words, *IN_BACKGROUND, "--results", str(tmp_path))
     rows = read_artefact(results, "dependency_sparsity").query("criterion == 'divergence'")
     is_small = rows["gain"] < middle

@@ -201,7 +201,7 @@ def test_token_ids_and_messages_are_texts_too(tmp_path: Path) -> None:
     assert len(losses(rendered, str(folder), short_context_length=3)) > len(ids)
     found = explain(chat, str(folder), short_context_length=3, k=(1,), foreign_text=TEXTS[1] * 9)
     assert found.text.token_ids_N.tolist() == own
-    with pytest.raises(InputError, match="alike"):
+    with pytest.raises(InputError, match="begin with BOS"):
         losses([ids, own], str(folder), short_context_length=3)
     with pytest.raises(InputError, match="chat template"):
         load_tokenizer(parse_tokenizer_name("olmo")).read(chat)  # type: ignore[arg-type]
