@@ -136,6 +136,13 @@ def of_common_groups(
     return left.merge(of_right), right.merge(of_left)
 
 
+def rows_by(table: pd.DataFrame, *keys: str) -> dict[Any, Row]:
+    """The rows of a table by the values of these columns, which name one row each."""
+    return {
+        tuple(row[key] for key in keys) if keys[1:] else row[keys[0]]: row for row in table.to_dict("records")
+    }
+
+
 def complete_rows(table: pd.DataFrame, what: str) -> pd.DataFrame:
     """The rows without a missing value; a warning says how many others there are."""
     complete = table.dropna()

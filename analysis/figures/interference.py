@@ -26,6 +26,7 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
 from analysis.gap.outcomes import SPARSITY, SPLINE_DEGREES, Design
+from analysis.read import rows_by
 
 RATIO, NATS, SHARE = "ratio", "nats", "share"
 PRIMARIES = (RATIO, NATS, SHARE)
@@ -112,10 +113,11 @@ def slopes(targets: pd.DataFrame, primary: str, trained: str, others: Mapping[st
     rows = list[dict[Hashable, Any]]()
 
     def add(variant: str, kind: str, of: pd.DataFrame, outcome: str, leave_out: str | None = None) -> None:
-        counts = {"num_targets": len(of), "num_documents": of["document_id"].nunique()}
-        mean = float(of[outcome].mean())
         found = slope(of, outcome, kind, leave_out=leave_out)
-        rows.append({"variant": variant, "kind": kind, "mean": mean, **found, **counts})
+        rows.append({
+            "variant": variant, "kind": kind, "mean": float(of[outcome].mean()), **found,
+            "num_targets": len(of), "num_documents": of["document_id"].nunique(),
+        })  # fmt: skip
 
     for kind in PRIMARIES:
         add("as planned", kind, known, primary)
@@ -155,14 +157,14 @@ def verdict(table: pd.DataFrame) -> str:
     if the ratio lies above the negative control's, too. Refuted: all three end below the smallest effect.
     Opposite: ratio and nats below 0 by Holm.
     """
-    rows = table.set_index(["variant", "kind"]).sort_index()
-    planned = {kind: rows.loc[("as planned", kind)] for kind in PRIMARIES}
+    rows = rows_by(table, "variant", "kind")
+    planned = {kind: rows["as planned", kind] for kind in PRIMARIES}
     is_clear = all(planned[kind]["holm_p_value"] <= 0.05 for kind in (RATIO, NATS))
-    shapes = [rows.loc[(f"{end} eighth left out", RATIO)] for end in ("lowest", "highest")]
+    shapes = [rows[f"{end} eighth left out", RATIO] for end in ("lowest", "highest")]
     are_above = all(planned[kind]["slope"] > 0 for kind in (RATIO, NATS))
     has_shape = planned[SHARE]["slope_high"] >= 0 and all(row["slope_low"] > 0 for row in shapes)
     if is_clear and are_above and has_shape:
-        control = rows.loc[("negative control", RATIO)]
+        control = rows["negative control", RATIO]
         is_specific = planned[RATIO]["slope_low"] > control["slope_high"]
         return "supported, length-specific" if is_specific else "supported"
     if is_clear and all(planned[kind]["slope"] < 0 for kind in (RATIO, NATS)):

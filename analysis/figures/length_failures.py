@@ -6,7 +6,7 @@ program is analysis/length_failures.py. Slopes are in nats per doubling of the t
 Shapes: T targets, J evaluators, C controls.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from scipy import stats
 
 from analysis import drawing
 from analysis.gap import outcomes
-from analysis.read import interval_columns, interval_over_documents
+from analysis.read import interval_columns, interval_over_documents, rows_by
 from pipeline.results.read import read_artefact, read_settings
 from pipeline.results.statistics import Interval
 from pipeline.synthetic.tasks import MARKED_FUNCTIONS
@@ -70,7 +70,7 @@ def read_again(name: str) -> pd.DataFrame:
     add("interference, lowest eighth left out", rest, outcomes.of_each(rest, "length_harm"), short, long)
     means = pd.DataFrame({"long": harms[long].mean(axis=1), "short": harms[short].mean(axis=1)})
     add("interference of long-context models alone", targets, means[["long"]])
-    ratio = np.log(means["short"] / means["long"]).to_frame()
+    ratio = pd.DataFrame({"ratio": np.log(means["short"] / means["long"])})
     add("log of the ratio of interferences, short-context to long-context", targets, ratio)
     return pd.DataFrame(rows)
 
@@ -137,7 +137,7 @@ def unseen_distances(placed: pd.DataFrame) -> pd.DataFrame:
             controls_TC = np.column_stack([controls_TC, entropy])
         regressors_TJ = outcomes.of_each(targets, outcomes.SPARSITY).to_numpy()
         design = outcomes.Design(regressors_TJ, controls_TC, targets["document_id"].to_numpy())
-        roles = [[name for name in of_models if name.startswith(role)] for role in (SHORT, LONG)]
+        roles = [[name for name in map(str, of_models) if name.startswith(role)] for role in (SHORT, LONG)]
         found = outcomes.contrast(design.least_squares(of_models), *roles)
         mean = of_models[roles[0]].mean(axis=1).mean() - of_models[roles[1]].mean(axis=1).mean()
         ends = ("slope", "slope_low", "slope_high")
@@ -171,10 +171,10 @@ def unseen_distances(placed: pd.DataFrame) -> pd.DataFrame:
 
 def verdict_of_unseen_distances(table: pd.DataFrame) -> str:
     """By the rule of the log: "supported", "refuted", "opposite" or "open"."""
-    rows = table.set_index(["outcome", "variant"])
-    primary = rows.loc["gap at 224", "as planned"]
-    beyond = rows.loc["gap at 224 less that at 64", "as planned"]
-    shapes = [rows.loc["gap at 224", f"{end} eighth left out"] for end in ("lowest", "highest")]
+    rows = rows_by(table, "outcome", "variant")
+    primary = rows["gap at 224", "as planned"]
+    beyond = rows["gap at 224 less that at 64", "as planned"]
+    shapes = [rows["gap at 224", f"{end} eighth left out"] for end in ("lowest", "highest")]
     smallest = SHARE_OF_THE_MEAN * primary["mean"]
     if all(row["slope_low"] > 0 for row in (primary, beyond, *shapes)):
         return "supported"
@@ -224,9 +224,9 @@ def distance_or_number(placed: pd.DataFrame) -> pd.DataFrame:
 
 def verdict_of_distance_or_number(table: pd.DataFrame, kind: str) -> str:
     """Of the short-context models' own or swapped text: "distance", "number", or "neither alone"."""
-    of = table[(table["text"] == kind) & (table["role"] == SHORT)].set_index("condition")
+    of = rows_by(table[(table["text"] == kind) & (table["role"] == SHORT)], "condition")
     for first, second in (("distance", "number"), ("number", "distance")):
-        strong, weak = of.loc[f"{first} only"], of.loc[f"{second} only"]
+        strong, weak = of[f"{first} only"], of[f"{second} only"]
         are_clear = strong["share_low"] > 0.5 > weak["share_high"]
         if strong["share"] >= 2 / 3 and weak["share"] <= 1 / 3 and are_clear:
             return first
@@ -242,8 +242,8 @@ def marked_bits(accuracy: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for (task, k, size), cells in learnt.groupby(["task", "sparsity", "size"]):
         interval = _student(cells["exact_match"])
-        rows.append({"task": task, "k": int(k), "size": size, "num_seeds": len(cells), **interval})
-    return pd.DataFrame(rows)
+        rows.append({"task": task, "k": k, "size": size, "num_seeds": len(cells), **interval})
+    return pd.DataFrame(rows).astype({"k": int})
 
 
 def simpler_rules(examples: pd.DataFrame) -> pd.DataFrame:
@@ -259,7 +259,7 @@ def simpler_rules(examples: pd.DataFrame) -> pd.DataFrame:
     return parity.groupby(["seed", "size"])[list(MARKED_FUNCTIONS)].mean().reset_index()
 
 
-def verdict_of_marked_bits(accuracy: pd.DataFrame) -> tuple[str, dict[str, float]]:
+def verdict_of_marked_bits(accuracy: pd.DataFrame) -> tuple[str, dict[Hashable, float]]:
     """By the rule of the log, and the difference that it needs: OR less parity, k = 5 to 8, at 180 tokens."""
     at_end = accuracy[accuracy["is_learnt"] & (accuracy["size"] == accuracy["size"].max())]
     of_or = at_end[(at_end["task"] == "sparse_or") & (at_end["sparsity"] == 8)]["exact_match"].mean()
@@ -284,9 +284,9 @@ BINS = (64, 128, 256, 512)
 """Edges of the distances of the farthest (or mean) cue, tokens."""
 
 
-def cue_distances(examples: pd.DataFrame, by: Callable[[Sequence[int]], float] | None = None) -> pd.DataFrame:
+def cue_distances(examples: pd.DataFrame, by: Any = np.max) -> pd.DataFrame:
     """Excess loss by number of cues and distance of the farthest one: a row a task, seed and bin, nats."""
-    distance = examples["distances"].map(by or np.max)
+    distance = examples["distances"].map(by)
     bins = pd.cut(distance, [0, *BINS], labels=["up to 64", "64 to 128", "128 to 256", "256 to 512"])
     cells = examples.assign(distance=bins).groupby(["task", "seed", "distance"], observed=True)
     return cells["excess_loss"].agg(["mean", "size"]).reset_index()
@@ -306,7 +306,7 @@ def cue_contrasts(cells: pd.DataFrame, more: str = "signs_4", fewer: str = "sign
 
 def verdict_of_cues(contrasts: pd.DataFrame) -> str:
     """By the rule of the log, of the mean over bins."""
-    mean = contrasts.set_index("distance").loc["mean"]
+    mean = rows_by(contrasts, "distance")["mean"]
     low, high = mean["difference_low"], mean["difference_high"]
     if low > SMALLEST_EFFECT:
         return "number has an effect of its own"
@@ -342,7 +342,7 @@ def unseen_distances_figure(placed: pd.DataFrame, table: pd.DataFrame) -> Figure
         ax.axhline(0, color=drawing.GREY, linewidth=0.8)
     drawing.share_scale(axes)
     axes[0].set_ylabel("loss of short-context less\nlong-context models (nats)")
-    primary = table.set_index(["outcome", "variant"]).loc["gap at 224", "as planned"]
+    primary = rows_by(table, "outcome", "variant")["gap at 224", "as planned"]
     titles = {
         "supported": "At unseen distances short-context models lose more where more tokens are needed",
         "opposite": "At unseen distances short-context models lose less where more tokens are needed",
@@ -432,7 +432,8 @@ def cue_distances_figure(examples: pd.DataFrame, verdict: str) -> Figure:
         cells, ends = cue_distances(examples, by), []
         for color, number in zip(drawing.graded(3), (1, 2, 4), strict=True):
             of_bins = cells[cells["task"] == f"signs_{number}"].groupby("distance", observed=True)["mean"]
-            means, errors = of_bins.mean(), of_bins.sem() * 2.262  # Student's, ten seeds
+            means, num_seeds = of_bins.mean(), examples["seed"].nunique()
+            errors = of_bins.sem() * stats.t.ppf(0.975, num_seeds - 1)
             line = means.to_frame("excess").assign(excess_low=means - errors, excess_high=means + errors)
             places, words = range(len(line)), drawing.counted(number, "cue")
             look = drawing.Style(color, "o").measured

@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.figures import length_failures as failures
-from analysis.read import interval_of
+from analysis.read import interval_of, rows_by
 from analysis.synthetic import signs
 from analysis.synthetic.accuracy import over_seeds
 from analysis.synthetic.theory_bounds import summarize_conditions, with_bounds
@@ -118,12 +118,12 @@ def unseen_distances_sample() -> str:
 @filled
 def distance_or_number() -> str:
     """Conditions of experiment B."""
-    rows = _placed()[1].set_index(["text", "role", "condition"])
+    rows = rows_by(_placed()[1], "text", "role", "condition")
     lines = []
     for condition in failures.CONDITIONS:
-        cells = [interval_of(rows.loc[kind, role, condition], "value")
+        cells = [interval_of(rows[kind, role, condition], "value")
                  for kind in ("own", "swap") for role in (failures.SHORT, failures.LONG)]  # fmt: skip
-        shares = [percent(rows.loc[kind, failures.SHORT, condition]["share"]) for kind in ("own", "swap")]
+        shares = [percent(rows[kind, failures.SHORT, condition]["share"]) for kind in ("own", "swap")]
         lines.append([condition, cells[0], shares[0], cells[1], cells[2], shares[1], cells[3]])
     return markdown(
         ["distant tokens", "rise of the loss, short-context models", "share of both", "long-context models",
@@ -204,11 +204,11 @@ def _functions() -> pd.DataFrame:
 @filled
 def marked_bits() -> str:
     """Accuracy of each function at 18, 72 and 180 tokens, by k."""
-    cells = failures.marked_bits(_functions()).set_index(["task", "size", "k"])
+    cells = rows_by(failures.marked_bits(_functions()), "task", "size", "k")
     rows = []
     for name in failures.FUNCTIONS:
         for size in (72, 180):
-            of_k = [percent(cells.loc[(f"sparse_{name}", size, k), "exact_match"]) for k in range(1, 9)]
+            of_k = [percent(cells[f"sparse_{name}", size, k]["exact_match"]) for k in range(1, 9)]
             rows.append([name.replace("lookup", "look-up"), size, *of_k])
     return markdown(["function", "tokens", *(f"k = {k}" for k in range(1, 9))], rows)
 
@@ -250,16 +250,16 @@ def cue_distances() -> str:
     """Excess loss by distance of the farthest cue, and the contrast."""
     cells = failures.cue_distances(_cues())
     means = cells.groupby(["distance", "task"], observed=True)["mean"].mean().unstack()
-    contrasts = failures.cue_contrasts(cells).set_index("distance")
+    contrasts = rows_by(failures.cue_contrasts(cells), "distance")
     rows = [
         [
             f"{name} tokens",
             *(f"{means.loc[name, f'signs_{k}']:.3f}" for k in (1, 2, 4)),
-            interval_of(contrasts.loc[name], "difference") if name in contrasts.index else "",
+            interval_of(contrasts[name], "difference") if name in contrasts else "",
         ]
         for name in means.index
     ]
-    rows.append(["mean beyond 64", "", "", "", interval_of(contrasts.loc["mean"], "difference")])
+    rows.append(["mean beyond 64", "", "", "", interval_of(contrasts["mean"], "difference")])
     return markdown(["farthest cue", "one cue", "two", "four", "four less one"], rows)
 
 
@@ -275,7 +275,7 @@ def cue_contrasts() -> str:
     table = signs.contrasts(
         signs.growths(read_artefact(REFERENCE / "synthetic" / "signs", "synthetic_accuracy"))
     )
-    rows = table[table["attention_scaling"] == signs.NONE].set_index("contrast")
+    rows = rows_by(table[table["attention_scaling"] == signs.NONE], "contrast")
     names = {
         "four signs less one": "four cues less one, anywhere",
         "near less anywhere": "near the question less anywhere",
@@ -289,8 +289,8 @@ def cue_contrasts() -> str:
         [
             [
                 label,
-                *(f"{rows.loc[name, side]:.3f}" for side in ("first", "second")),
-                interval_of(rows.loc[name], "difference"),
+                *(f"{rows[name][side]:.3f}" for side in ("first", "second")),
+                interval_of(rows[name], "difference"),
             ]
             for name, label in names.items()
         ],
@@ -301,7 +301,7 @@ def cue_contrasts() -> str:
 def theory() -> str:
     """Squared error of sparse functional attention with local S*."""
     fits = with_bounds(read_artefact(REFERENCE / "theory" / "results", "sparse_functional_attention"))
-    conditions = summarize_conditions(fits).set_index("model")
+    conditions = rows_by(summarize_conditions(fits), "model")
     numbers = {
         "error in distribution × 10⁵": ("in_distribution_error", 1e5),
         "error at 8 L × 10³": ("squared_error", 1e3),
@@ -309,7 +309,7 @@ def theory() -> str:
     }
     rows = []
     for label, (name, scale) in numbers.items():
-        intervals = [interval_of(conditions.loc[f"local-k{k}"], name) for k in (1, 2, 3)]
+        intervals = [interval_of(conditions[f"local-k{k}"], name) for k in (1, 2, 3)]
         rows.append(
             [
                 label,

@@ -95,13 +95,11 @@ def near_predictions(
     model: CausalLM, chunk_L: np.ndarray, near: NearContexts, batching: Batching
 ) -> Predictions:
     """What the model predicts of each target from its near tokens alone, at the position IDs 0 to N - 1."""
-    ids_1N, parts = np.arange(near.num_tokens)[None], []
-    size = batching.num_sequences(model, near.num_tokens)
-    for start in range(0, len(near.starts_B), size):
-        batch = slice(start, start + size)
+    ids_1N, queue, parts = np.arange(near.num_tokens)[None], PassQueue(model, batching, None), []
+    for batch in batching.of_many(len(near.starts_B), near.num_tokens):
         tokens_BN = chunk_L[near.starts_B[batch, None] + ids_1N]
         rows = Rows(tokens_BN, ids_1N, None, near.query_rows_BQ[batch])
-        hidden_BQD = model.hidden_states(*rows.on_device(model.device))
+        hidden_BQD = queue.hidden_states(rows)
         parts.append(Predictions.of(model.logits(hidden_BQD.flatten(0, 1))))
     return Predictions.together(parts)
 
@@ -127,13 +125,11 @@ def measured_placement(
         places_N = np.arange(-num_before, near.num_tokens)
         ids_N = np.concatenate([placement.distant_ids_D, ids_N])
     index_BQ = np.arange(targets_BQ.size).reshape(targets_BQ.shape)
-    queue, start = PassQueue(model, batching, reference), 0
-    while start < len(targets_BQ):
-        size = batching.num_sequences(model, len(ids_N), 0 if distant is None else distant.num_rows)
-        batch = slice(start, start + size)
+    queue = PassQueue(model, batching, reference)
+    for batch in batching.of_many(len(targets_BQ), len(ids_N)):
         tokens_BN = chunk_L[near.starts_B[batch, None] + places_N]
         rows = Rows(tokens_BN, ids_N[None], None, near.query_rows_BQ[batch] + num_before)
-        start += queue.run(rows, chunk_L[targets_BQ[batch]], index_BQ[batch], distant)
+        queue.run(rows, chunk_L[targets_BQ[batch]], index_BQ[batch], distant)
     return Measured(*(np.concatenate([part.ravel() for part in values]) for values in queue.read()))
 
 
