@@ -17,7 +17,6 @@ from stock_model import (
 from sparsity_length import losses
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_model]
-bos_in_every_context = pytest.mark.xfail(strict=False, reason="BOS is not in every context yet")
 
 
 @pytest.fixture(scope="module")
@@ -27,20 +26,17 @@ def stock() -> StockModel:
     return stock
 
 
-@bos_in_every_context
 def test_explained_as_by_the_stock_model(stock: StockModel) -> None:
     (text,) = stock.documents(128, 1)
     rules = ["leave_one_out", "leave_one_out_divergence"]
     assert_explained_as_by_stock(stock, text, rules, ks=(4, 10), num_removed=5)
 
 
-@bos_in_every_context
 def test_beyond_the_windows_of_its_layers_too(stock: StockModel) -> None:
     (text,) = stock.documents(560, 1)
     assert_explained_as_by_stock(stock, text, ["random"], ks=(4,))
 
 
-@bos_in_every_context
 def test_losses_are_those_of_the_stock_model(stock: StockModel) -> None:
     (text,) = stock.documents(128, 1)
     assert_losses_as_by_stock(stock, text, places=(1, 2, 30, 60, 111))
@@ -60,7 +56,6 @@ def test_without_bos_it_is_another_model(stock: StockModel) -> None:
     assert short - long < 1.5 < 2 < short_without - long
 
 
-@bos_in_every_context
 def test_bos_is_no_part_of_what_the_long_context_gains(stock: StockModel) -> None:
     (text,) = stock.documents(260, 1)
     frame = losses(text, stock.folder, short_context_length=S, dtype="float32").tail(28)

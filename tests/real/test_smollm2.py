@@ -68,7 +68,6 @@ def test_the_page_is_written_and_its_losses_are_those_of_the_stock_model(
     assert text.split()[0] in capsys.readouterr().out.replace("[", "")
 
 
-@pytest.mark.xfail(strict=False, reason="the library takes no messages yet")
 def test_a_conversation_is_read_as_its_chat_template_says(stock: StockModel) -> None:
     messages = [
         {"role": "user", "content": "Name three rivers of France, one in the north, please."},
@@ -96,7 +95,6 @@ def test_a_needle_is_found(stock: StockModel) -> None:
     assert told < 0.5 and guessed > 4 * told and with_it["short_context_loss"].mean() > 4 * told
 
 
-@pytest.mark.xfail(strict=False, reason="a small run keeps nothing yet: a shard is 32 documents")
 def test_killed_after_one_document_of_three_it_ends_with_the_same_bytes(
     stock: StockModel, tmp_path: Path
 ) -> None:
