@@ -55,7 +55,7 @@ def refuse_foreign_tokens(
     remedy = "they do not belong together; read the text with the model's own tokenizer"
     if largest >= num_rows:
         raise InputError(f"{sizes}: {remedy}")
-    of_model, fault, path = None, "it brings no tokenizer", own and own.path
+    of_model, fault, path = None, "it brings no tokenizer", None if own is None else own.path
     if own is not None and path is not None:
         try:
             found = load_tokenizer(path, ends_documents=False, trust_remote_code=own.trust_remote_code)
