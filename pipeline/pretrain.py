@@ -47,7 +47,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING
 
-from pipeline.cli import file_path, folder_path, logger, stage_parser
+from pipeline.cli import InputError, file_path, folder_path, logger, stage_parser
 from pipeline.training.loop import StopRequest, has_finished, train
 
 if TYPE_CHECKING:
@@ -75,6 +75,11 @@ def _opened(
     from pipeline.training.data import TrainingBatches
 
     data = TokenizedData.open(arguments.data)
+    if data.bos_token_ids:
+        raise InputError(
+            f"{data.folder} was tokenized with a beginning-of-text token, which measuring puts before every"
+            " context and training sequences do not hold; tokenize the text with --bos none"
+        )
     config = load_config(arguments.config, arguments.overrides, data)
     config.save_folder = str(arguments.save_folder)
     batches = TrainingBatches.from_config(config, data)

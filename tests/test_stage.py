@@ -44,8 +44,7 @@ def run_refused(
         assert said.out == ""
         assert said.err.endswith("\n")
         *before, sentence = said.err.splitlines()
-        # a run that has begun has drawn its progress bar, and warned that the data has no tokenizer to
-        # compare; all else is the one sentence
+        # a run that has begun has drawn its progress bar, and these data come without their tokenizer
         assert all("document" in line or "cannot be told" in line for line in before if line)
         assert sentence.startswith(f"{program}: error: ")
         return sentence

@@ -55,18 +55,19 @@ def refuse_foreign_tokens(
     remedy = "they do not belong together; read the text with the model's own tokenizer"
     if largest >= num_rows:
         raise InputError(f"{sizes}: {remedy}")
-    of_model: DocumentTokenizer | None = None
-    fault = "it brings no tokenizer"
-    if own is not None and own.path is not None:
+    of_model, fault, path = None, "it brings no tokenizer", None if own is None else own.path
+    if own is not None and path is not None:
         try:
-            of_model = load_tokenizer(own.path, ends_documents=False, trust_remote_code=own.trust_remote_code)
+            found = load_tokenizer(path, ends_documents=False, trust_remote_code=own.trust_remote_code)
+            if own.is_of_equal_size and found.vocabulary_size != num_rows:
+                fault = f"{path} is of {found.vocabulary_size} tokens"
+            else:
+                of_model = found
         except InputError as error:
             fault = str(error)
-        if of_model is not None and own.is_of_equal_size and of_model.vocabulary_size != num_rows:
-            of_model, fault = None, f"{own.path} is of {of_model.vocabulary_size} tokens"
-    if own is not None and of_model is not None and tokenizer is not None:
+    if of_model is not None and tokenizer is not None:
         if not tokenizer.reads_as(of_model, is_used_V.nonzero()[0].tolist()):
-            raise InputError(f"{source} is another tokenizer than that of {name}, {own.path}: {remedy}")
+            raise InputError(f"{source} is another tokenizer than that of {name}, {path}: {remedy}")
     elif num_rows > size + max(_MOST_SPARE_ROWS, size * _SPARE_FRACTION):
         raise InputError(f"{sizes}, many more: {remedy}")
     elif own is not None:
