@@ -71,10 +71,11 @@ def main(arguments: argparse.Namespace) -> None:
         f"{kind}: {failures.verdict_of_distance_or_number(conditions, kind)}" for kind in ("own", "swap")
     ]
     show("B. Distance or number", conditions, f"Verdict: {'; '.join(verdicts)}")
-    accuracy = read_artefact(arguments.kept / "functions", "synthetic_accuracy")
+    accuracy = failures.functions_accuracy(arguments.kept)
     cells, (verdict, difference) = failures.marked_bits(accuracy), failures.verdict_of_marked_bits(accuracy)
     at_ends = cells[cells["size"].isin([18, 72, 180])]
     show("C. Marked bits: accuracy", at_ends, f"OR less parity, k = 5 to 8, 180 tokens: {difference}")
+    show("C. The earlier parity models beside OR: largest difference", failures.earlier_parity_beside_or())
     rules = failures.simpler_rules(read_artefact(arguments.kept / "functions", "synthetic_examples"))
     show("C. How often a parity model answers as another function would", rules, f"Verdict: {verdict}")
     drawing.save(failures.marked_bits_figure(cells, verdict), out, "marked_bits")

@@ -171,7 +171,7 @@ STUDIES = {
             ("parity", "or", "others"), ",num_position_ids=256,smallest_size=18,largest_size=18"
         ),
     ),
-    "cue_distances": _of_tasks([], ["signs_1", "signs_2", "signs_4"], plain=""),
+    "cue_distances": _of_tasks([], ["signs_1", "signs_4"], plain=""),
     "signs": [
         *_of_tasks(
             [], ["signs_1", "signs_8_weak"],

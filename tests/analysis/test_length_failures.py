@@ -21,14 +21,14 @@ def test_every_page_holds_what_the_kept_results_say(page: Any) -> None:
 
 def test_the_verdicts() -> None:
     placed = pd.read_parquet(KEPT / "placed_targets.parquet")
-    assert failures.verdict_of_unseen_distances(failures.unseen_distances(placed)) == "UNSEEN"
+    assert failures.verdict_of_unseen_distances(failures.unseen_distances(placed)) == "open"
     conditions = failures.distance_or_number(placed)
-    assert failures.verdict_of_distance_or_number(conditions, "own") == "OWN"
-    assert failures.verdict_of_distance_or_number(conditions, "swap") == "SWAP"
-    accuracy = read_artefact(KEPT / "functions", "synthetic_accuracy")
-    assert failures.verdict_of_marked_bits(accuracy)[0] == "BITS"
+    assert failures.verdict_of_distance_or_number(conditions, "own") == "neither alone"
+    assert failures.verdict_of_distance_or_number(conditions, "swap") == "distance"
+    accuracy = failures.functions_accuracy(KEPT)
+    assert failures.verdict_of_marked_bits(accuracy)[0] == "the number of tokens is not what fails"
     examples = read_artefact(KEPT / "cues", "synthetic_examples")
-    assert failures.verdict_of_cues(failures.cue_contrasts(failures.cue_distances(examples))) == "CUES"
+    assert failures.verdict_of_cues(failures.cue_contrasts(failures.cue_distances(examples))) == "number has an effect of its own"
 
 
 def slopes(primary: tuple[float, float], beyond: tuple[float, float], lowest: tuple[float, float]) -> Any:
