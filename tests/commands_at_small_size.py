@@ -53,7 +53,8 @@ NOT_RUN = {
 """Commands that no test of pages runs, and why."""
 
 PYTHON_ELSEWHERE = {
-    "analysis/METHODS.md": "tests/analysis/test_page_of_methods.py::test_the_worked_example_is_a_method"
+    "analysis/METHODS.md": "tests/analysis/test_page_of_methods.py::test_the_worked_example_is_a_method",
+    "pipeline/RESULTS.md": "tests/test_query.py::test_the_page_s_way_to_read_a_folder_keeps_the_names_of_models",
 }
 """Pages whose Python code another test runs."""
 

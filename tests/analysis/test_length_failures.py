@@ -28,7 +28,8 @@ def test_the_verdicts() -> None:
     accuracy = failures.functions_accuracy(KEPT)
     assert failures.verdict_of_marked_bits(accuracy)[0] == "the number of tokens is not what fails"
     examples = read_artefact(KEPT / "cues", "synthetic_examples")
-    assert failures.verdict_of_cues(failures.cue_contrasts(failures.cue_distances(examples))) == "number has an effect of its own"
+    contrasts = failures.cue_contrasts(failures.cue_distances(examples))
+    assert failures.verdict_of_cues(contrasts) == "number has an effect of its own"
 
 
 def slopes(primary: tuple[float, float], beyond: tuple[float, float], lowest: tuple[float, float]) -> Any:
