@@ -54,7 +54,9 @@ NOT_RUN = {
 
 PYTHON_ELSEWHERE = {
     "analysis/METHODS.md": "tests/analysis/test_page_of_methods.py::test_the_worked_example_is_a_method",
-    "pipeline/RESULTS.md": "tests/test_query.py::test_the_page_s_way_to_read_a_folder_keeps_the_names_of_models",
+    "pipeline/RESULTS.md": (
+        "tests/test_query.py::test_the_page_s_way_to_read_a_folder_keeps_the_names_of_models"
+    ),
 }
 """Pages whose Python code another test runs."""
 
