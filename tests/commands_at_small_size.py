@@ -48,6 +48,7 @@ NOT_RUN = {
     r"\bload_path=": "tests/training/test_training_loop.py begins a run so",
     r"benchmarks/(leave_one_out|gpu|screen)\.py": "tests/test_benchmarks_run.py runs it at toy size",
     r"tokenize_c4\.py --out runs/c4/data": "tests of tokenize_c4 run it on files of the same names",
+    r"^python -m analysis\.figures\.pages": "tests/analysis/test_length_failures.py: nothing would change",
     r"^python -m pipeline\.results": "tests/results and tests/analysis run it",
 }
 """Commands that no test of pages runs, and why."""
