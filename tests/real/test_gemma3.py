@@ -53,10 +53,10 @@ def test_without_bos_it_is_another_model(stock: StockModel) -> None:
         return float(np.mean([-one_V[ids_N[t]] for t, one_V in zip(targets, predictions, strict=True)]))
 
     long, short, short_without = mean_loss(len(ids_N), True), mean_loss(S, True), mean_loss(S, False)
-    assert short - long < 1.5 < 2 < short_without - long
+    assert short - long < 2 < short_without - long  # 0.6 to 1.6 with BOS, by the text
 
 
 def test_bos_is_no_part_of_what_the_long_context_gains(stock: StockModel) -> None:
     (text,) = stock.documents(260, 1)
     frame = losses(text, stock.folder, short_context_length=S, dtype="float32").tail(28)
-    assert 0 < frame["loss_difference"].mean() < 1.5
+    assert 0 < frame["loss_difference"].mean() < 2
