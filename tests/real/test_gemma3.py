@@ -59,4 +59,4 @@ def test_without_bos_it_is_another_model(stock: StockModel) -> None:
 def test_bos_is_no_part_of_what_the_long_context_gains(stock: StockModel) -> None:
     (text,) = stock.documents(260, 1)
     frame = losses(text, stock.folder, short_context_length=S, dtype="float32").tail(28)
-    assert 0 < frame["loss_difference"].mean() < 2
+    assert 0 < frame["loss_difference"].mean() < 3  # by the text: 0.6 to 2.4
