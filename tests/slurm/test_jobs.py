@@ -76,7 +76,7 @@ def test_a_study_runs_from_text_to_results(
     assert not stopped.value.code
     measure(tmp_path)
     files = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*.parquet")}
-    assert len(files) == 2
+    assert len(files) == 2 * 6  # a shard a document, as there are so few
     for name, content in files.items():
         assert (root / "run/results" / name).read_bytes() == content
 
