@@ -15,7 +15,7 @@ resumes  run the same command again; complete shards are kept, other settings ar
 
 on one GPU, a model trained to 8,192 positions:
   python pipeline/length_interference.py --data runs/c4/data --checkpoints HuggingFaceTB/SmolLM2-135M \\
-      --results runs/c4/results --long-context-length 512 --near-context-length 512 --share-near \\
+      --results runs/c4/results --long-context-length 513 --near-context-length 512 --share-near \\
       --targets-per-chunk 256 --target-stride 16 --placements swap:512@7680 swap:512@10752 swap:512@11776
 
 on a laptop, after `make demo` (seconds):
@@ -78,14 +78,14 @@ def check(arguments: argparse.Namespace) -> "list[Placement]":
     except ValueError as error:
         raise InputError(f"--placements: {error}") from error
     near, targets = arguments.near_context_length, arguments.targets_per_chunk
-    before = (
-        arguments.long_context_length if arguments.share_near else arguments.long_context_length - targets
-    )
+    # Of the last target all others of the chunk are before it, of the first those before the targets.
+    before = arguments.long_context_length - (1 if arguments.share_near else targets)
     own = max([placement.num_distant for placement in placements if placement.kind == OWN], default=0)
     if near + own > before or (arguments.share_near and targets > near):
         raise InputError(
             f"{own} distant and {near} near tokens do not fit: {before} tokens of the chunk are before"
-            f" the targets, of which there are {targets}; choose a larger --long-context-length"
+            f" the {'last' if arguments.share_near else 'first'} of its {targets} targets; choose a larger"
+            " --long-context-length"
         )
     if long := [placement.name for placement in placements if placement.kind == LAST
                 and placement.num_distant >= near]:  # fmt: skip

@@ -73,8 +73,10 @@ class NearContexts:
     @classmethod
     def of(cls, targets_T: np.ndarray, num_tokens: int, *, are_shared: bool) -> "NearContexts":
         """Exactly the N tokens before each target or, shared, the N tokens before the last of them."""
+        start = int(targets_T[-1 if are_shared else 0]) - num_tokens
+        if start < 0:
+            raise ValueError(f"{num_tokens} near tokens before place {start + num_tokens} of a chunk")
         if are_shared:
-            start = int(targets_T[-1]) - num_tokens
             return cls(np.array([start]), num_tokens, (targets_T - 1 - start)[None])
         return cls(targets_T - num_tokens, num_tokens, np.full((len(targets_T), 1), num_tokens - 1))
 
