@@ -71,8 +71,9 @@ def test_equal_to_stock_models_one_context_at_a_time(family: str, are_shared: bo
 
 
 def test_a_shared_near_context_ends_before_the_last_target() -> None:
-    flags = "--data d --checkpoints m --results r --near-context-length 512 --share-near --targets-per-chunk 256"
-    words = [*flags.split(), "--placements", "swap:512@10752", "--long-context-length"]
+    flags = "--data d --checkpoints m --results r --near-context-length 512 --share-near"
+    words = [*flags.split(), "--placements", "swap:512@10752", "--targets-per-chunk", "256"]
+    words += ["--long-context-length"]
     assert length_interference.check(length_interference.parser().parse_args([*words, "513"]))
     with pytest.raises(InputError, match="511 tokens"):  # it held the last target in the place of its first
         length_interference.check(length_interference.parser().parse_args([*words, "512"]))
