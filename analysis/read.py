@@ -398,4 +398,8 @@ class MeasuredText:
     def targets_of(self, chunk: Chunk) -> list[int]:
         """Positions in the document of the chunk's targets."""
         end = chunk.start + self.chunk_length
-        return list(range(end - int(self.settings["targets_per_chunk"]), end))
+        first, stride = (
+            end - int(self.settings["targets_per_chunk"]),
+            int(self.settings.get("target_stride", 1)),
+        )
+        return list(range(end - 1, first - 1, -stride))[::-1]

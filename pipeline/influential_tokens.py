@@ -146,7 +146,9 @@ def check(arguments: argparse.Namespace) -> ContextLengths:
     long, last = arguments.long_context_length, arguments.last_tokens
     if last is not None and last >= long:
         raise InputError(f"--last-tokens {last} must be fewer than the {long} of a chunk")
-    lengths = ContextLengths(arguments.short_context_length, last or long, arguments.targets_per_chunk)
+    lengths = ContextLengths(
+        arguments.short_context_length, last or long, arguments.targets_per_chunk, arguments.target_stride
+    )
     known: dict[str, Any] = {"k": DEFAULT_KS, "rules": DEFAULT_RULES}
     if arguments.choices is not None and arguments.choices.exists():  # not yet, where a study is planned
         known = _settings_of_choices(arguments)
@@ -270,7 +272,7 @@ def _settings_of_choices(arguments: argparse.Namespace) -> dict[str, Any]:
             " --choices-of"
         )
     arguments.choices_of, made_by = name, found[name]
-    settings: dict[str, Any] = made_by["settings"]
+    settings: dict[str, Any] = {"target_stride": 1} | made_by["settings"]
     data = TokenizedData.open(arguments.data)
     if made_by["inputs"]["evaluation_documents"] != data.evaluation_sha256:
         raise InputError(f"--choices {arguments.choices} are of another text than that of {arguments.data}")
@@ -281,7 +283,7 @@ def _settings_of_choices(arguments: argparse.Namespace) -> dict[str, Any]:
         "bos_token_ids": list(data.bos_token_ids) or None,
     }
     for setting in (
-        "short_context_length", "long_context_length", "targets_per_chunk", "last_tokens",
+        "short_context_length", "long_context_length", "targets_per_chunk", "target_stride", "last_tokens",
         "max_chunks_per_document", "num_documents", "bos_token_ids",
     ):  # fmt: skip
         if (theirs := settings.get(setting)) != asked[setting]:
@@ -308,6 +310,6 @@ def _read_choices(
     for key, of_rule in rows.groupby(keys, sort=False):
         document, chunk, far_context, rule = cast("tuple[str, int, str, str]", key)
         start = chunk * arguments.long_context_length + skipped
-        positions_TK = of_rule["context_position"].to_numpy().reshape(lengths.targets_per_chunk, -1) - start
+        positions_TK = of_rule["context_position"].to_numpy().reshape(lengths.num_targets, -1) - start
         choices.setdefault((document, chunk), {}).setdefault(far_context, {})[rule] = positions_TK
     return choices

@@ -37,7 +37,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from pipeline.cli import InputError, positive_int, stage_parser
-from pipeline.measuring.flags import add_evaluation_arguments
+from pipeline.measuring.flags import ContextLengths, add_evaluation_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,8 +60,6 @@ def parser() -> argparse.ArgumentParser:
     add("--share-near", action="store_true",
         help="the targets of a chunk share one near context, its last N tokens, and see those before them;"
         " fewer tokens are read, and earlier targets see fewer of them")  # fmt: skip
-    add("--target-stride", type=positive_int, default=1, metavar="S",
-        help="of the targets of a chunk only every S-th, the last among them (default: all)")  # fmt: skip
     add("--placements", nargs="+", required=True, metavar="KIND:NUMBER", help="see above")
     add("--distant-documents", nargs="+", metavar="ID",
         help="documents whose first tokens are the distant ones of swap (default: the last three, by hash,"
@@ -125,9 +123,10 @@ def main(arguments: argparse.Namespace) -> None:
         TokenizedData.open(arguments.data), arguments.distant_documents,
         max((placement.num_distant for placement in swaps), default=0),
     )  # fmt: skip
-    places = np.arange(-arguments.targets_per_chunk, 0)[:: -arguments.target_stride][::-1]
-    targets_T = arguments.long_context_length + places
-    near = NearContexts.of(targets_T, arguments.near_context_length, are_shared=arguments.share_near)
+    lengths = ContextLengths(
+        1, arguments.long_context_length, arguments.targets_per_chunk, arguments.target_stride
+    )
+    near = NearContexts.of(lengths.targets_T, arguments.near_context_length, are_shared=arguments.share_near)
     read: dict[tuple[int, str, int, int], Prefix] = {}
 
     def measure(
@@ -156,7 +155,7 @@ def main(arguments: argparse.Namespace) -> None:
 
     settings = {
         "near_context_length": arguments.near_context_length, "share_near": arguments.share_near,
-        "target_stride": arguments.target_stride, "placements": [placement.name for placement in placements],
+        "placements": [placement.name for placement in placements],
         "distant_documents": [*texts],
     }  # fmt: skip
     num_positions = arguments.near_context_length + max(placement.near_start for placement in placements)

@@ -59,7 +59,9 @@ def default_context_lengths(longest: int) -> list[int]:
 def check(arguments: argparse.Namespace) -> ContextLengths:
     """Which tokens are predicted; context lengths that do not fit the chunk are set or refused."""
     # There is no short context here: one token fits wherever there is anything to measure.
-    lengths = ContextLengths(1, arguments.long_context_length, arguments.targets_per_chunk)
+    lengths = ContextLengths(
+        1, arguments.long_context_length, arguments.targets_per_chunk, arguments.target_stride
+    )
     requested = arguments.context_lengths or default_context_lengths(lengths.first_target)
     arguments.context_lengths = sorted(set(requested))
     if arguments.context_lengths[-1] > lengths.first_target:
@@ -93,7 +95,7 @@ def main(arguments: argparse.Namespace) -> None:
             "document_id": [chunk.document_id] * len(context_lengths),
             "chunk_index": [chunk.chunk_index] * len(context_lengths),
             "context_length": context_lengths,
-            "num_targets": [lengths.targets_per_chunk] * len(context_lengths),
+            "num_targets": [lengths.num_targets] * len(context_lengths),
             "mean_loss": [float(of_length.losses.mean()) for of_length in measured],
             "mean_divergence": [float(of_length.divergences.mean()) for of_length in measured],
             "losses": [of_length.losses.tolist() for of_length in measured],

@@ -68,8 +68,9 @@ def parser() -> argparse.ArgumentParser:
 def check(arguments: argparse.Namespace) -> ContextLengths:
     """Which tokens are predicted, and what they see; refuse lengths that do not fit together."""
     lengths = ContextLengths(
-        arguments.short_context_length, arguments.long_context_length, arguments.targets_per_chunk
-    )
+        arguments.short_context_length, arguments.long_context_length, arguments.targets_per_chunk,
+        arguments.target_stride,
+    )  # fmt: skip
     num_far, stride = int(lengths.num_far_tokens_T[-1]), arguments.windowed_stride
     if stride is not None and stride > num_far:
         raise InputError(
@@ -123,7 +124,7 @@ def main(arguments: argparse.Namespace) -> None:
             windowed = windowed_losses(loaded.model, chunk_L, targets_T, short, stride, loaded.batching)
             columns["windowed_short_context_loss"] = windowed.tolist()
         if reference:  # which is not among the references where it is the model itself
-            columns["reference_divergence"] = [0.0] * lengths.targets_per_chunk
+            columns["reference_divergence"] = [0.0] * lengths.num_targets
         for other in references:
             sizes = stage.data.vocabulary_size, loaded.model.vocabulary_size, other.model.vocabulary_size
             one, reference_model = (compared.model.cut_to(min(sizes)) for compared in (loaded, other))

@@ -135,7 +135,7 @@ def losses_frame(
     spans = [span for text in range(len(read.ids)) for span in read.spans(text, short, 1, length)]
     measured = [np.full((len(ids_N), len(_VALUES)), np.nan, dtype=np.float32) for ids_N in read.ids]
     num_seen = [np.zeros(len(ids_N), dtype=np.int64) for ids_N in read.ids]
-    total = sum(span.lengths.targets_per_chunk * short for span in spans)
+    total = sum(span.lengths.num_targets * short for span in spans)
     ready = given.ready(length, read.ids, read.tokenizer, read.bos_token_ids)
     with ready as loaded, counted([loaded], "losses", total):
         for text, start, ids_L, lengths in spans:
@@ -193,7 +193,7 @@ def influential_frame(
                 spans.append(span)
                 requests.append(request)
     num_tokens = sum(map(len, read.ids))
-    if num_left_out := num_tokens - sum(span.lengths.targets_per_chunk for span in spans):
+    if num_left_out := num_tokens - sum(span.lengths.num_targets for span in spans):
         logger.warning(
             "%d of %d tokens have no row: fewer than s plus the largest k (%d) stand before them, or they"
             " were not asked for", num_left_out, num_tokens, short + ks[-1],

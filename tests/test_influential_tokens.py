@@ -162,6 +162,24 @@ def test_neither_shards_nor_batches_move_a_number(folder: Path, tables: Tables, 
         pd.testing.assert_frame_equal(found, expected, check_exact=True)
 
 
+def test_a_stride_measures_some_of_the_targets_and_moves_no_number(
+    folder: Path, tables: Tables, tmp_path: Path
+) -> None:
+    measure(
+        influential_tokens, folder, "--results", str(tmp_path), "--target-stride", "2", "--k", "1", "2", "5"
+    )
+    for artefact, all_targets in tables.items():
+        found = read_artefact(tmp_path, artefact)
+        # of the targets 9, 10 and 11 of each chunk, the last and every second before it
+        expected = all_targets[all_targets["target_position"] % 12 != 10]
+        found, expected = (
+            rows[rows["rule"] != "random"] if "rule" in rows else rows for rows in (found, expected)
+        )
+        key = [name for name in (*TARGET, "rule", "far_context", "rank", "k", "criterion") if name in found]
+        found, expected = (rows.sort_values(key, ignore_index=True) for rows in (found, expected))
+        pd.testing.assert_frame_equal(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_the_seed_moves_random_and_nothing_else(folder: Path, tables: Tables, tmp_path: Path) -> None:
     # k is sorted and counted once
     measure(influential_tokens, folder, "--results", str(tmp_path), "--seed", "1", "--k", "1", "2", "5")

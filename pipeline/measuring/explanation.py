@@ -144,7 +144,7 @@ def explained(text: Text, arguments: argparse.Namespace) -> Explanation:
                 "the text has %d tokens, of which the last %d are measured%s",
                 num_tokens, length, why if length == num_positions else "",
             )  # fmt: skip
-        logger.info("%s: %d tokens, %d of them predicted", given.name, length, lengths.targets_per_chunk)
+        logger.info("%s: %d tokens, %d of them predicted", given.name, length, lengths.num_targets)
         with failures_in_words(given.name, length, first_token), planned([loaded], "explain", [request]):
             contexts = request.far_contexts(loaded, chunk)
             tables = measured_tables(loaded, chunk, (), request, contexts)

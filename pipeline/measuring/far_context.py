@@ -440,7 +440,7 @@ class FarContext:
     @cached_property
     def first_additions(self) -> Measured:
         """loss(t | short and {i}) and its divergence: [T, F] each."""
-        return self.measured_additions(np.empty((self.lengths.targets_per_chunk, 0), dtype=np.int64))
+        return self.measured_additions(np.empty((self.lengths.num_targets, 0), dtype=np.int64))
 
     def measured_additions(self, chosen_TK: np.ndarray) -> Measured:
         """loss(t | short, the chosen positions, i) and its divergence: [T, F] each, NaN of the chosen."""
@@ -711,7 +711,7 @@ def sparse_contexts(
         positions_of_rule: rule -> [T, K], most influential first, whichever model chose them.
         numbers_of_rule: rule -> J numbers of tokens added to the short context, at most K.
     """
-    num_targets = far_context.lengths.targets_per_chunk
+    num_targets = far_context.lengths.num_targets
     of_rule_and_k: dict[tuple[str, int], np.ndarray] = {}
     for k in sorted({k for numbers in numbers_of_rule.values() for k in numbers}):
         # All rules at once: they often choose the same.

@@ -44,24 +44,31 @@ class ContextLengths:
     """ℓ: documents are cut into chunks of ℓ tokens."""
     targets_per_chunk: int
     """m: the last m positions of a chunk are targets, and see everything before them in the chunk."""
+    target_stride: int = 1
+    """Of the last m positions only every so-many-th is a target, the last among them."""
 
     def __post_init__(self) -> None:
         if self.short_context_length >= self.first_target:
             raise InputError(
                 f"the short context ({self.short_context_length} tokens) leaves no far context: it must be"
                 f" shorter than the long context before the first target, {self.long_context_length}"
-                f" - {self.targets_per_chunk} = {self.first_target} tokens"
+                f" - {self.long_context_length - self.first_target} = {self.first_target} tokens"
             )
 
     @property
     def first_target(self) -> int:
         """The first target's place in its chunk."""
-        return self.long_context_length - self.targets_per_chunk
+        return self.long_context_length - 1 - (self.num_targets - 1) * self.target_stride
+
+    @property
+    def num_targets(self) -> int:
+        """T."""
+        return -(-self.targets_per_chunk // self.target_stride)
 
     @property
     def targets_T(self) -> np.ndarray:
         """The targets' places in their chunk: int64 [T]."""
-        return np.arange(self.first_target, self.long_context_length)
+        return np.arange(self.first_target, self.long_context_length, self.target_stride)
 
     @property
     def num_far_tokens_T(self) -> np.ndarray:
@@ -70,9 +77,9 @@ class ContextLengths:
 
     def packed_targets(self) -> list[np.ndarray]:
         """The targets in groups whose short contexts together are about as long as a far context: indices."""
-        num_windows = self.targets_per_chunk * self.short_context_length
+        num_windows = self.num_targets * self.short_context_length
         num_groups = max(1, round(num_windows / int(self.num_far_tokens_T[-1])))
-        return np.array_split(np.arange(self.targets_per_chunk), min(num_groups, self.targets_per_chunk))
+        return np.array_split(np.arange(self.num_targets), min(num_groups, self.num_targets))
 
 
 def block_widths(num_far: int, num_blocks: int) -> list[int]:
@@ -178,6 +185,8 @@ def add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
     add("--long-context-length", type=positive_int, required=True, help="chunk length ℓ, in tokens")
     add("--targets-per-chunk", type=positive_int, default=TARGETS_PER_CHUNK,
         help="m: the last m positions of a chunk are predicted, each from all before it in the chunk")
+    add("--target-stride", type=positive_int, default=1, metavar="S",
+        help="of these positions predict only every S-th, the last among them (default: all)")
     add("--max-documents", type=positive_int,
         help="use the first documents only (their order is a hash's); all if not given")
     add("--max-chunks-per-document", type=positive_int,

@@ -84,7 +84,7 @@ def measured_from_each_start(context: FarContext) -> Measured:
     Start 0 is the long context; the start of t's short context is that or, in a background, the baseline.
     NaN behind it.
     """
-    num_far_T, num_targets = context.num_far_tokens_T, context.lengths.targets_per_chunk
+    num_far_T, num_targets = context.num_far_tokens_T, context.lengths.num_targets
     between = Measured.mean(
         [
             Measured.joined([_from_starts(context, sequence, fill_L) for sequence in context.sequences])

@@ -465,7 +465,7 @@ def screen_of(lengths: ContextLengths, num_blocks: int | None, rules: Collection
     if num_blocks is not None and num_blocks < FEWEST_BLOCKS:
         raise InputError(f"--screen {num_blocks} is too few: give {FEWEST_BLOCKS} blocks at least")
     if num_blocks is None and lengths.long_context_length > LONGEST_EXACT:
-        num_blocks = BLOCKS + lengths.targets_per_chunk
+        num_blocks = BLOCKS + lengths.num_targets
     leaves_out = any(rule in LEAVE_ONE_OUT_RULES for rule in rules)
     is_whole = num_blocks is None or num_blocks >= lengths.num_far_tokens_T[0]
     return num_blocks if leaves_out and not is_whole else None

@@ -122,11 +122,11 @@ def planned_tokens(
     lengths, is_background = request.lengths, request.intervention == BACKGROUND
     num_backgrounds = request.num_backgrounds if is_background else 1
     costs = RuleCosts(
-        lengths.short_context_length, lengths.long_context_length, lengths.targets_per_chunk,
+        lengths.short_context_length, lengths.long_context_length, lengths.num_targets, 1,
         request.intervention, num_backgrounds, request.num_subsets, request.screen,
     )  # fmt: skip
     num_models = num_judges + (num_choosers if request.choosers_judge or not num_judges else 0)
-    short = lengths.targets_per_chunk * lengths.short_context_length
+    short = lengths.num_targets * lengths.short_context_length
     total = num_models * (short + costs.one_pass())
     if is_background:
         total += num_models * num_backgrounds * costs.foreign_context()

@@ -199,6 +199,7 @@ class MeasuringStage:
         settings = {
             "long_context_length": arguments.long_context_length,
             "targets_per_chunk": arguments.targets_per_chunk,
+            **({"target_stride": arguments.target_stride} if arguments.target_stride > 1 else {}),
             **self.settings, "num_documents": len(self.documents),
             "max_chunks_per_document": arguments.max_chunks_per_document,
             "documents_per_shard": documents_per_shard, "dtype": dtype, **bos_setting(self.data),
@@ -244,7 +245,7 @@ class MeasuringStage:
                 for document in documents
             )
             length = self.last_tokens or arguments.long_context_length
-            lengths = ContextLengths(1, length, arguments.targets_per_chunk)
+            lengths = ContextLengths(1, length, arguments.targets_per_chunk, arguments.target_stride)
             less = "--max-documents, --max-chunks-per-document, --targets-per-chunk or fewer --rules"
             say_how_long(first, num_tokens, lengths, less)
         tables: dict[str, Columns] = {}
@@ -304,7 +305,7 @@ def seconds_per_token(
     Their rows are half of a chunk, and its targets' losses and divergences are wanted.
     """
     num_rows = lengths.long_context_length // 2
-    num_targets = min(lengths.targets_per_chunk, num_rows)
+    num_targets = min(lengths.num_targets, num_rows)
     positions_1S = np.arange(num_rows)[None]
 
     def rows(num_sequences: int) -> Rows:

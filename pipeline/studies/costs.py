@@ -245,7 +245,7 @@ def token_forwards_of_chunk(stage: str, evaluation: Evaluation) -> int:
     if stage == "influential_tokens":
         length = evaluation.last_tokens or length
     intervention = evaluation.intervention or DEFAULT_INTERVENTION
-    costs = RuleCosts(s, length, m, intervention, evaluation.num_backgrounds or 1)
+    costs = RuleCosts(s, length, m, 1, intervention, evaluation.num_backgrounds or 1)
     if stage == "loss_differences":
         num_readings = 1 if evaluation.reference_model is None else 2
         total = m * s + num_readings * length + costs.foreign_context()

@@ -117,7 +117,7 @@ def test_a_screen_costs_about_what_its_formula_says(
     make_olmo: Callable[..., OLMo], intervention: str
 ) -> None:
     lengths = ContextLengths(short_context_length=4, long_context_length=204, targets_per_chunk=5)
-    costs = RuleCosts(4, 204, 5, intervention, num_backgrounds=2, screen=12)
+    costs = RuleCosts(4, 204, 5, 1, intervention, num_backgrounds=2, screen=12)
     own, null, *backgrounds = np.random.default_rng(1).integers(0, 48, (4, 204))
     options = {"background_ids_BL": np.stack(backgrounds)} if intervention == BACKGROUND else {}
     counted = {}
@@ -135,7 +135,7 @@ def test_a_screen_costs_about_what_its_formula_says(
     assert 3 * costs.token_forwards("leave_one_out", 3) < exact.token_forwards("leave_one_out", 3)
     # Four times the length costs little more than four times as much; the exact way costs sixteen times.
     of_lengths = [
-        RuleCosts(64, length, 16, "background", screen=64).token_forwards("leave_one_out", 1)
+        RuleCosts(64, length, 16, 1, "background", screen=64).token_forwards("leave_one_out", 1)
         for length in (2048, 8192, 32768)
     ]
     assert of_lengths[0] < 2048**2 / 2 / 7
