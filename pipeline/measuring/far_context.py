@@ -138,8 +138,8 @@ def leave_blocks_out(
 
     A round leaves out about `num_blocks` blocks, by `block_widths`. A block matters by the rank of its
     divergence among those of the round, at the target where it ranks first: the targets share the rounds.
-    Tokens beside the whole blocks of a round come to the next; those that are not far from every target, and
-    all if `num_blocks` are as many, are left out alone.
+    Tokens beside the whole blocks of a round come to the next; all if `num_blocks` are as many are left out
+    alone. So are those that are not far from every target, unless each target's far context is whole blocks.
 
     Args:
         stand_ins: what replaces what is left out, as `substitute_ids_L`; effects are means over them.
@@ -149,14 +149,17 @@ def leave_blocks_out(
         estimate for these: of the last block that held the token, an equal share.
     """
     num_far_T, by = sequence.num_far_tokens_T, partial(leave_each_out, model, sequence, batching, full=full)
-    fewest = int(num_far_T[0])
-    widths = block_widths(fewest, num_blocks)
+    covered = int(num_far_T[-1])
+    widths = block_widths(covered, num_blocks)
+    if (num_far_T % widths[0]).any():  # a block would be far context of a target in part
+        covered = int(num_far_T[0])
+        widths = block_widths(covered, num_blocks)
 
     def without(rows_R: np.ndarray, width: int) -> LeaveOneOut:
         parts = [by(substitute_ids_L=ids_L, removed_rows_R=rows_R, width=width) for ids_L in stand_ins]
         return LeaveOneOut(*np.mean(parts, axis=0))
 
-    starts_R = np.arange(0, fewest - fewest % widths[0], widths[0])
+    starts_R = np.arange(0, covered - covered % widths[0], widths[0])
     estimates = LeaveOneOut(*np.full((2, len(num_far_T), num_far_T[-1]), np.nan, dtype=np.float32))
     for width, narrower in pairwise(widths):
         effects = without(starts_R, width)
@@ -168,9 +171,9 @@ def leave_blocks_out(
         _, first_R = np.unique(order_TR.T, return_index=True)
         kept_R = starts_R[np.argsort(first_R)[: num_kept(num_blocks, width, narrower)]]
         split_R = np.sort((kept_R[:, None] + np.arange(0, width, narrower)).ravel())
-        beside_R = np.arange(fewest - fewest % width, fewest - fewest % narrower, narrower)
+        beside_R = np.arange(covered - covered % width, covered - covered % narrower, narrower)
         starts_R = np.concatenate([split_R, beside_R])
-    single = without(np.concatenate([starts_R, np.arange(fewest, num_far_T[-1])]), 1)
+    single = without(np.concatenate([starts_R, np.arange(covered, num_far_T[-1])]), 1)
     scores = [np.where(np.isnan(one), rest, one) for one, rest in zip(single, estimates, strict=True)]
     return single, LeaveOneOut(*(far_context_only(values_TF, num_far_T) for values_TF in scores))
 
