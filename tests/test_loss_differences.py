@@ -71,6 +71,20 @@ def test_windowed_losses_stand_beside_the_exact_ones(
         assert row.windowed_short_context_loss == pytest.approx(naive, abs=1e-5)
 
 
+def test_loss_and_entropy_of_the_long_context_are_stock_olmo_s(
+    rows: pd.DataFrame, make_olmo: Callable[..., OLMo]
+) -> None:
+    model = make_olmo(seed=1)
+    for row in rows.itertuples():
+        tokens = torch.as_tensor(DOCUMENTS[row.document_id].astype(np.int64))
+        with torch.inference_mode():
+            logits_V = model(tokens[None, row.chunk_index * LONG : row.target_position]).logits[0, -1]
+        log_probs_V = logits_V.double().log_softmax(-1)
+        assert row.long_context_loss == pytest.approx(-float(log_probs_V[row.target_token_id]), abs=1e-5)
+        entropy = -float((log_probs_V.exp() * log_probs_V).sum())
+        assert row.long_context_entropy == pytest.approx(entropy, abs=1e-5)
+
+
 def test_each_file_says_what_made_it(folder: Path) -> None:
     files = sorted((folder / "results/loss_differences/model=run").iterdir())
     assert [path.name for path in files] == ["00000-of-00002.parquet", "00001-of-00002.parquet"]

@@ -149,13 +149,12 @@ def placement_columns(
     """
     reference = near_predictions(model, chunk_L, near, batching)
     targets_T = near.targets_BQ.ravel()
-    entropies_T = -(reference.probs_TV * reference.log_probs_TV.nan_to_num(neginf=0)).sum(-1)
     losses_T = -reference.log_probs_TV.cpu().numpy()[np.arange(len(targets_T)), chunk_L[targets_T]]
     none_T: list[object] = [None] * len(targets_T)
     columns: dict[str, list[object]] = {
         "target": targets_T.tolist(), "placement": [NEAR] * len(targets_T),
         "distant_document_id": list(none_T), "loss": losses_T.tolist(),
-        "divergence": [0.0] * len(targets_T), "entropy": entropies_T.tolist(),
+        "divergence": [0.0] * len(targets_T), "entropy": reference.entropies_T.tolist(),
     }  # fmt: skip
     for placement in placements:
         is_swap = placement.kind == SWAP

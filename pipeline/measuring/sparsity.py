@@ -238,6 +238,7 @@ def compared_losses(chunk: Chunk, own: FarContext) -> Columns:
         "loss_difference": (short.losses - long_losses_T).tolist(),
         "foreign_context_loss": foreign.losses.tolist(),
         "specific_gain": (foreign.losses - long_losses_T).tolist(),
+        "long_context_entropy": own.predictions.entropies_T.tolist(),
         "short_context_divergence": short.divergences.tolist(),
         "foreign_context_divergence": foreign.divergences.tolist(),
     }

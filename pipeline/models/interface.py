@@ -379,6 +379,14 @@ class Predictions:
         """Those at some of the places."""
         return Predictions(self.log_probs_TV[places], self.probs_TV[places])
 
+    @property
+    def entropies_T(self) -> np.ndarray:
+        """Entropy of each: float32 [T], nats."""
+        # A probability of 0 adds nothing, where 0 times its logarithm would be no number.
+        falls_TV = self.probs_TV * self.log_probs_TV.nan_to_num(neginf=0)
+        entropies: np.ndarray = -falls_TV.sum(-1).cpu().numpy()
+        return entropies
+
     def divergences(self, log_probs_NV: torch.Tensor, index_N: torch.Tensor) -> torch.Tensor:
         """KL(reference || prediction) of N predictions, float32, each with reference `index_N`: [N], nats.
 

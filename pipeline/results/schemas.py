@@ -160,6 +160,7 @@ SCHEMAS: dict[str, pa.Schema] = {
                  " gain"),
         optional("foreign_context_divergence", FLOAT, "KL(p(.|long) || p(.|foreign far tokens, short"
                  " context)), nats: the specific gain to be expected"),
+        optional("long_context_entropy", FLOAT, "entropy of p(.|long), nats"),
         optional("reference_divergence", FLOAT, "KL(p_ref(.|long) || p(.|long)), nats, of --reference-model"),
         optional("length_harm", FLOAT, "KL(p(.|last w tokens) || p(.|foreign far tokens, last w tokens)),"
                  " nats, w of --near-context-length: what length alone does, mean over foreign documents"),
