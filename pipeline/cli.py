@@ -30,7 +30,7 @@ PROGRAMS = (
     "analysis.run_notebooks", "analysis.summary", "analysis.explorer", "analysis.measures",
     "analysis.methods", "analysis.outcomes",
     "analysis.needed_context", "analysis.cache_policies", "analysis.document_scores",
-    "analysis.length_failures", "analysis.choose_texts",
+    "analysis.length_failures", "analysis.choose_texts", "analysis.real_model",
     "pipeline.explain", "pipeline.query", "pipeline.plant_signs",
     "pipeline.export_huggingface", "pipeline.train_synthetic", "pipeline.evaluate_synthetic",
     "pipeline.found_dependencies", "pipeline.sparse_functional_attention",

@@ -17,26 +17,112 @@ Shapes: T targets, C controls.
 """
 
 from collections.abc import Hashable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from patsy import dmatrix
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
+from analysis import drawing
 from analysis.gap.outcomes import SPARSITY, SPLINE_DEGREES, Design
-from analysis.read import rows_by
+from analysis.read import interval_columns, interval_over_documents, rows_by
+from pipeline.measuring.placed import NEAR, Placement
+from pipeline.results.read import read_artefact
+from pipeline.text.folder import TokenizedData, training_token_counts
 
+KEYS = ["document_id", "target_position"]
+RULE = "leave_one_out_divergence"
+PRIMARY, TRAINED, STAKE = "swap:512@10752", "swap:512@7680", "last:4"
+"""Placements: the unseen distance that decides, the trained one, and that of the stake."""
 RATIO, NATS, SHARE = "ratio", "nats", "share"
 PRIMARIES = (RATIO, NATS, SHARE)
 SMALLEST_EFFECT = 0.05
 """SESOI: 5% of the mean h per doubling."""
 LEAST_EFFECT = 0.05
 """Total effect within the near context below which `mean_log2_k` says little, nats."""
+LEAST_RISE, LEAST_RANKS = 0.1, 0.6
+"""Natural check: rise of the own loss (nats) and rank correlation at which the short version decides."""
 NUM_PERMUTATIONS = 200
 _SPLINES = ("entropy", "log_total_effect", "log_stake", "log_trained")
 _ITERATIONS = 50
+
+
+def interference_targets(measured: Path, needed: Path | None, data: TokenizedData) -> pd.DataFrame:
+    """A row a target: everything that the slopes need, and what each placement does to it, nats.
+
+    Args:
+        measured: results of length_interference.py; one model.
+        needed: results of influential_tokens.py of the same targets; None: no tokens needed.
+        data: the texts; where each is from, its `url`, becomes `source`.
+
+    Returns:
+        document_id, target_position, source, loss, entropy (near tokens alone), log_token_count; a column a
+        placement and source of the distant text, "swap:512@10752 c4": KL, of own text's the loss; and, with
+        `needed`, mean_log2_k, total_effect, share_16 (what 16 tokens bring back of it).
+    """
+    rows = read_artefact(measured, "length_interference")
+    source_of = {document.document_id: document.url for document in data.evaluation_documents()}
+    near = rows[rows["placement"] == NEAR].set_index(KEYS)
+    targets = near[["loss", "entropy"]].assign(
+        log_token_count=np.log(training_token_counts(data)[near["target_token_id"]] + 1.0)
+    )
+    is_own = rows["placement"].str.startswith("own")
+    rows["value"] = rows["loss"].where(is_own, rows["divergence"])
+    distant = rows["distant_document_id"].map(source_of).fillna("")
+    # A distant text of the same source twice would be two rows a cell: the mean of them.
+    rows["condition"] = (rows["placement"] + " " + distant).str.strip()
+    placed = rows[rows["placement"] != NEAR].pivot_table("value", KEYS, "condition", sort=True)
+    targets = targets.join(placed)
+    if needed is not None:
+        sparsity = read_artefact(needed, "dependency_sparsity")
+        of_rule = sparsity[(sparsity["criterion"] == "divergence") & (sparsity["rule"] == RULE)].set_index(
+            KEYS
+        )
+        sparse = read_artefact(needed, "sparse_context_losses")
+        at_16 = sparse[(sparse["rule"] == RULE) & (sparse["k"] == 16)].set_index(KEYS)
+        share = 1 - at_16["sparse_context_divergence"] / at_16["short_context_divergence"]
+        targets = targets.join(
+            pd.DataFrame({SPARSITY: of_rule[SPARSITY], "total_effect": of_rule["gain"], "share_16": share}),
+            how="inner",
+        )
+    targets = targets.reset_index()
+    targets.insert(2, "source", targets["document_id"].map(source_of))
+    distant_texts = rows["distant_document_id"].dropna().unique()
+    return targets[~targets["document_id"].isin(distant_texts)].reset_index(drop=True)
+
+
+def mean_interference(targets: pd.DataFrame, placement: str) -> pd.Series:
+    """H of each target, nats: the mean over the distant texts of one placement."""
+    columns = [name for name in targets if str(name).split(" ")[0] == placement]
+    return targets[columns].mean(axis=1)
+
+
+def with_outcomes(targets: pd.DataFrame) -> pd.DataFrame:
+    """The columns that `slopes` takes: h of each placement, the stake, and logarithms of controls."""
+    names = sorted({str(name).split(" ")[0] for name in targets if str(name).startswith("swap:")})
+    found = targets.assign(**{name: mean_interference(targets, name) for name in names})
+    found["stake"] = mean_interference(targets, STAKE)
+    logs = {"log_total_effect": "total_effect", "log_stake": "stake", "log_trained": TRAINED}
+    return found.assign(**{name: np.log(found[of].clip(lower=1e-6)) for name, of in logs.items()})
+
+
+def mechanism(targets: pd.DataFrame) -> pd.DataFrame:
+    """Length interference of each placement and source of the distant text: mean over targets, nats."""
+    rows = list[dict[Hashable, Any]]()
+    for name in (str(name) for name in targets if str(name).startswith("swap:")):
+        placement, source = name.split(" ")
+        found = Placement.parse(placement)
+        interval = interval_over_documents(targets["document_id"], targets[name])
+        rows.append({
+            "num_distant": found.num_distant, "span": found.span, "near_start": found.near_start,
+            "distant_text": source, **interval_columns("interference", interval),
+            "num_targets": len(targets), "num_documents": targets["document_id"].nunique(),
+        })  # fmt: skip
+    return pd.DataFrame(rows).sort_values(["num_distant", "near_start", "distant_text"], ignore_index=True)
 
 
 def controls_of(targets: pd.DataFrame, leave_out: str | None = None) -> np.ndarray:
@@ -172,3 +258,112 @@ def verdict(table: pd.DataFrame) -> str:
     if all(row["slope_high"] < SMALLEST_EFFECT for row in planned.values()):
         return "refuted"
     return "open"
+
+
+def others(targets: pd.DataFrame) -> dict[str, str]:
+    """Variant -> column of h of every placement but the two that decide."""
+    decide = (PRIMARY, TRAINED)
+    return {str(name): str(name) for name in targets if _is_placement(name) and name not in decide}
+
+
+def _is_placement(name: Hashable) -> bool:
+    return str(name).startswith("swap:") and " " not in str(name)
+
+
+def natural_check(targets: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """Own loss and interference of texts of full length, and whether the short version stands for them.
+
+    The words say if the rule of the plan holds: own loss rises by 0.1 nats or more from 8,192 to 12,288
+    tokens, and targets rank alike (Spearman 0.6 or more) behind 512 distant tokens and behind all.
+    """
+    rows = list[dict[Hashable, Any]]()
+    for name in (str(name) for name in targets if str(name).startswith("own:")):
+        loss = interval_over_documents(targets["document_id"], targets[name])
+        num_tokens = Placement.parse(name).near_start + 512
+        rows.append({"text": "own", "num_tokens": num_tokens, **interval_columns("value", loss)})
+    found = with_outcomes(targets)
+    for name in (str(name) for name in found if _is_placement(name)):
+        placement = Placement.parse(name)
+        h = interval_over_documents(found["document_id"], found[name])
+        what = {"text": name, "num_tokens": placement.near_start + 512}
+        rows.append(what | interval_columns("value", h))
+    rise = interval_over_documents(targets["document_id"], targets["own:11776"] - targets["own:7680"])
+    ranks = {
+        start: found[f"swap:{start}"].corr(found[f"swap:512@{start}"], "spearman") for start in (10240, 11776)
+    }
+    stands = rise.estimate > LEAST_RISE and min(ranks.values()) >= LEAST_RANKS
+    words = ", ".join(f"at {start + 512:,} tokens {value:.2f}" for start, value in ranks.items())
+    return pd.DataFrame(rows), (
+        f"Own loss at 12,288 less 8,192 tokens: {rise}. Rank correlation of 512 distant tokens with all:"
+        f" {words}."
+        f" The short version {'stands' if stands else 'does not stand'} for natural length."
+    )
+
+
+_COLORS = {"c4": 0, "wikipedia": 1, "novels": 2}
+
+
+def mechanism_figure(table: pd.DataFrame) -> Figure:
+    """Interference by distance (512 tokens), and by the number of tokens at one unseen distance."""
+    figure, axes = drawing.panels(2, 2.8)
+    colors = drawing.graded(len(_COLORS))
+    at_512 = table[(table["num_distant"] == 512) & (table["span"] == 512)]
+    at_far = table[table["near_start"] == 11776]
+    for ax, rows, column in ((axes[0], at_512, "near_start"), (axes[1], at_far, "num_distant")):
+        ends = []
+        for source, index in _COLORS.items():
+            line = rows[rows["distant_text"] == source].sort_values(column)
+            look = drawing.Style(colors[index], "o").measured
+            words = {"c4": "C4", "wikipedia": "Wikipedia", "novels": "a novel"}[source]
+            ends.append(drawing.draw_line(ax, line[column], line, "interference", look, words))
+        drawing.label_line_ends(ax, ends)
+        ax.set_ylim(bottom=0)
+    axes[0].axvspan(at_512["near_start"].min() - 300, 8192 - 512, color=drawing.GREY, alpha=0.2, linewidth=0)
+    axes[0].set_xlabel("position ID where the near tokens begin")
+    axes[1].set_xscale("log", base=2)
+    axes[1].set_xticks(
+        sorted(at_far["num_distant"].unique()), [f"{n:,}" for n in sorted(at_far["num_distant"].unique())]
+    )
+    axes[1].set_xlabel("distant tokens, near ones from ID 11,776")
+    axes[0].set_ylabel("length interference (KL, nats)")
+    first = table.iloc[0]
+    drawing.put_title(
+        figure, "A 135M model fails at unseen distances; there, more tokens do more harm",
+        f"n = {first['num_targets']:,} targets, {first['num_documents']} documents", drawing.BARS,
+        "512 near tokens; grey: distances seen in training",
+    )  # fmt: skip
+    return figure
+
+
+def eighths_figure(targets: pd.DataFrame, table: pd.DataFrame) -> Figure:
+    """H by eighths of the tokens needed, at the trained and at the unseen distance."""
+    known = targets[targets["total_effect"] >= LEAST_EFFECT].reset_index(drop=True)
+    eighths = pd.qcut(known[SPARSITY], 8, labels=False)
+    figure, axes = drawing.panels(2, 2.8)
+    for ax, column, words in ((axes[0], TRAINED, "trained distance"), (axes[1], PRIMARY, "unseen distance")):
+        rows = [
+            {"place": known[SPARSITY][places].mean()}
+            | interval_columns(
+                "h", interval_over_documents(known["document_id"][places], known[column][places])
+            )
+            for places in known.groupby(eighths).groups.values()
+        ]
+        line = pd.DataFrame(rows)
+        drawing.draw_line(ax, line["place"], line, "h", drawing.TRAINED_LONG.measured)
+        ax.set_title(f"{words}: near tokens from ID {Placement.parse(column).near_start:,}")
+        ax.set_xlabel("tokens needed (mean_log2_k, doublings)")
+        ax.set_ylim(bottom=0)
+    axes[0].set_ylabel("length interference (KL, nats)")
+    titles = {
+        "supported, length-specific": "At unseen distances, predictions that need more tokens lose more",
+        "supported": "Predictions that need more tokens lose more, at trained distances, too",
+        "opposite": "At unseen distances, predictions that need more tokens lose less",
+        "refuted": "At unseen distances the loss does not grow with the tokens needed",
+        "open": "At unseen distances: no clear answer by the tokens needed",
+    }
+    drawing.put_title(
+        figure, titles[verdict(table)],
+        f"n = {len(known):,} targets, {known['document_id'].nunique()} documents", drawing.BARS,
+        "eighths of the targets; nothing held constant",
+    )  # fmt: skip
+    return figure

@@ -1,11 +1,21 @@
 """Slopes of length interference: planted ones are found, statsmodels agrees, the rule by hand."""
 
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
 import numpy as np
 import pandas as pd
 import pytest
 import statsmodels.api as sm
+from measured_documents import write_checkpoint
+from olmo.model import OLMo
 
 from analysis.figures import interference
+from pipeline import influential_tokens, length_interference, tokenize_c4
+from pipeline.results.read import read_artefact
+from pipeline.text.folder import TokenizedData
 
 
 def targets_of(ratio: float, seed: int = 0, num_texts: int = 60) -> pd.DataFrame:
@@ -88,3 +98,78 @@ def test_the_rule(
         rows, columns=["variant", "kind", "slope", "slope_low", "slope_high", "holm_p_value"]
     )
     assert interference.verdict(table) == verdict
+
+
+def run(program: ModuleType, *words: object) -> None:
+    program.main(program.parser().parse_args(list(map(str, words))))
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory, make_olmo: Callable[..., OLMo]) -> Path:
+    """Nine texts from three sources, three targets each, 48 near tokens; the last three are distant texts."""
+    folder, rng = tmp_path_factory.mktemp("real_model"), np.random.default_rng(0)
+    sources = ["c4", "wikipedia", "novels"]
+    rows = [
+        {"text": "".join(rng.choice(list("abcdefgh "), 300)), "url": source} for source in 4 * sources
+    ]  # fmt: skip
+    for name, of in (("texts", rows[:9]), ("train", rows[9:])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in of))
+    words: list[object] = ["--source", folder / "train.jsonl", "--evaluation-source", folder / "texts.jsonl"]
+    run(tokenize_c4, "--out", folder / "data", *words, "--tokenizer", "bpe:257")
+    write_checkpoint(
+        folder / "model", make_olmo(seed=2, vocab_size=257, embedding_size=257, max_sequence_length=256)
+    )
+    flags: list[object] = ["--data", folder / "data", "--checkpoints", folder / "model", "--long-context-length", 49]
+    flags += ["--targets-per-chunk", 24, "--target-stride", 8, "--max-chunks-per-document", 1]
+    placements = ["last:4", *(f"swap:16@{start}" for start in (16, 64, 96))]
+    near: list[object] = ["--near-context-length", 48, "--share-near"]
+    run(length_interference, *flags, *near, "--results", folder / "short", "--placements", *placements)
+    ks: list[object] = ["--short-context-length", 8, "--k", 1, 2, 4, 16]
+    rules: list[object] = ["--intervention", "remove", "--rules", interference.RULE, "--null-fraction", 1e-9]
+    run(influential_tokens, *flags, *ks, *rules, "--minimum-gain", 0, "--results", folder / "needed")
+    return folder
+
+
+def test_targets_hold_what_was_measured_of_them(measured: Path) -> None:
+    data = TokenizedData.open(measured / "data")
+    targets = interference.interference_targets(measured / "short", measured / "needed", data)
+    rows = read_artefact(measured / "short", "length_interference")
+    distant = set(rows["distant_document_id"].dropna())
+    sources = {document.document_id: document.url for document in data.evaluation_documents()}
+    # Three targets a text; those that are distant for others are none of the study's.
+    assert len(targets) == 3 * (len(sources) - len(distant)) and not set(targets["document_id"]) & distant
+    assert targets["source"].tolist() == [sources[name] for name in targets["document_id"]]
+    first = targets.iloc[0]
+    of_first = rows[
+        (rows["document_id"] == first["document_id"]) & (rows["target_position"] == first["target_position"])
+    ]
+    far = of_first[of_first["placement"] == "swap:16@96"]
+    assert interference.mean_interference(targets, "swap:16@96")[0] == pytest.approx(
+        far["divergence"].mean(), abs=1e-6
+    )
+    (near,) = of_first[of_first["placement"] == "near"].itertuples()
+    assert (first["loss"], first["entropy"]) == pytest.approx((near.loss, near.entropy))
+    needed = read_artefact(measured / "needed", "dependency_sparsity").merge(
+        first[interference.KEYS].to_frame().T
+    )
+    (of_target,) = needed[needed["criterion"] == "divergence"].itertuples()
+    expected = (of_target.mean_log2_k, of_target.gain)
+    assert (first["mean_log2_k"], first["total_effect"]) == pytest.approx(expected)
+    table = interference.mechanism(targets)
+    assert set(table["near_start"]) == {16, 64, 96} and (table["num_distant"] == 16).all()
+
+
+def test_the_natural_check_follows_its_rule() -> None:
+    rng = np.random.default_rng(0)
+    h = rng.exponential(1, 40)
+    targets = pd.DataFrame({
+        "document_id": np.repeat(np.arange(10), 4).astype(str), "own:7680": 3.0,
+        "own:11776": 3.3, "last:4": 1.0,
+        "total_effect": 1.0, "swap:512@7680 c4": 0.1,
+        **{f"swap:{start} c4": h for start in (10240, 11776)},
+        **{f"swap:512@{start} c4": 2 * h for start in (10240, 11776)},
+    })  # fmt: skip
+    assert "version stands" in interference.natural_check(targets)[1]
+    shuffled = targets.assign(**{"swap:512@10240 c4": rng.permutation(h)})
+    assert "does not stand" in interference.natural_check(shuffled)[1]
+    assert "does not stand" in interference.natural_check(targets.assign(**{"own:11776": 3.05}))[1]
