@@ -52,13 +52,30 @@ LONGEST_FIRST = (
     "tests/analysis/test_answers.py",
 )
 """The files that take longest: one that starts last would keep the other processes waiting."""
+TIME_IS_OVER = "the time is over"
 MOST_PROCESSES = 8  # of about half a GiB each
 
 
 def pytest_runtest_setup() -> None:
     """Begin no test after BEGIN_TESTS_UNTIL, in seconds since 1970: so .ci/run ends in time and by itself."""
     if time.time() > float(os.environ.get("BEGIN_TESTS_UNTIL", "inf")):
-        pytest.skip("the time is over")
+        pytest.skip(TIME_IS_OVER)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the tests that did not begin in time."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    if late := [report.nodeid for report in skipped if TIME_IS_OVER in str(report.longrepr)]:
+        terminalreporter.section("not run for want of time: make test-all runs them", sep="-")
+        terminalreporter.write_line("\n".join(sorted(late)))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail where the time was over before any test could run."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if "BEGIN_TESTS_UNTIL" in os.environ and reporter is not None and not reporter.stats.get("passed"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -119,8 +119,17 @@ def measured(tmp_path_factory: pytest.TempPathFactory, make_olmo: Callable[..., 
     write_checkpoint(
         folder / "model", make_olmo(seed=2, vocab_size=257, embedding_size=257, max_sequence_length=256)
     )
-    flags: list[object] = ["--data", folder / "data", "--checkpoints", folder / "model", "--long-context-length", 49]
-    flags += ["--targets-per-chunk", 24, "--target-stride", 8, "--max-chunks-per-document", 1]
+    flags: list[object] = ["--data", folder / "data", "--checkpoints", folder / "model"]
+    flags += [
+        "--long-context-length",
+        49,
+        "--targets-per-chunk",
+        24,
+        "--target-stride",
+        8,
+        "--max-chunks-per-document",
+        1,
+    ]
     placements = ["last:4", *(f"swap:16@{start}" for start in (16, 64, 96))]
     near: list[object] = ["--near-context-length", 48, "--share-near"]
     run(length_interference, *flags, *near, "--results", folder / "short", "--placements", *placements)
