@@ -13,7 +13,9 @@
 # and their cost, OPTIONS='evaluation.max_documents=32' overrides a field. A stage that has finished is not run again:
 # the same command after an interruption goes on where it was.
 
-PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+# A Python that the packages exist for; where there is none, uv, of the package index, brings one into .uv.
+PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3.14 python3; do \
+	$$name -c 'import sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null && command -v $$name && break; done)
 PY := .venv/bin/python
 # Python keeps what it has compiled, whatever the shell says: a start with torch takes 5 s instead of 12 s.
 export PYTHONDONTWRITEBYTECODE :=
@@ -60,9 +62,17 @@ golden: install
 
 install: .venv/.installed
 
+# ai2-olmo asks for numpy below 2 without need, so it is installed without what it asks for.
 .venv/.installed: pyproject.toml
-	@echo "installing into .venv; the first time this takes a minute or two"
-	$(PYTHON) -m venv .venv
-	$(PY) -m pip install --disable-pip-version-check --no-compile --editable '.[analysis,test]'
+ifeq ($(PYTHON),)
+	@echo "no Python 3.11 to 3.14 here: uv brings 3.12 into .uv"
+	@python3 -m venv .uv && .uv/bin/pip install --quiet --disable-pip-version-check uv
+	@UV_PYTHON_INSTALL_DIR=.uv/python .uv/bin/uv venv --quiet --seed --python 3.12 .venv
+else
+	@$(PYTHON) -m venv .venv
+endif
+	@echo "installing into .venv with $$($(PY) -V), 2 GB; the first time this takes a minute or two"
+	@$(PY) -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[analysis,test,train]'
+	@$(PY) -m pip install --quiet --disable-pip-version-check --no-compile --no-deps ai2-olmo==0.6.0 ai2-olmo-core==0.1.0
 	@$(PY) -W ignore -c 'import $(IMPORTED)'
 	@touch $@

@@ -106,6 +106,12 @@ def _sentence_of(error: Exception) -> str | None:
         library = (error.name or "").partition(".")[0]
         if library in ("pipeline", "analysis"):
             return None
+        if library in ("olmo", "olmo_data"):
+            return (
+                "ai2-olmo is not installed, which training, OLMo checkpoints and the embedded text need;"
+                " `make install` brings it, into .venv; by hand: pip install '.[train]', then pip install"
+                " --no-deps ai2-olmo==0.6.0 ai2-olmo-core==0.1.0"
+            )
         return (
             f"the library {library} is not installed for {sys.executable}; `pip install {library}` brings"
             " it, `make install` in the repository all of them, into .venv"

@@ -1,6 +1,7 @@
 """A model and its tokenizer as a user has them: a path, a name on the hub, or objects in memory."""
 
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -8,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from olmo.model import OLMo
 from torch import nn
 
 from pipeline.cli import InputError, progress
@@ -18,7 +18,6 @@ from pipeline.models.devices import keep_freed_memory, usable_device
 from pipeline.models.interface import CausalLM
 from pipeline.models.leading import led_by, num_positions_of
 from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm
-from pipeline.models.olmo import OLMoCausalLM
 from pipeline.models.vocabulary import OwnTokenizer, refuse_foreign_tokens
 from pipeline.text.folder import TOKENIZER_FILE
 from pipeline.text.tokenizer import (
@@ -31,6 +30,11 @@ from pipeline.text.tokenizer import (
 
 if TYPE_CHECKING:
     from tqdm.auto import tqdm
+
+
+def _is_olmo(model: Any) -> bool:
+    """Whether this is a model of ai2-olmo, which need not be installed."""
+    return "olmo.model" in sys.modules and isinstance(model, sys.modules["olmo.model"].OLMo)
 
 
 class GivenModel:
@@ -54,7 +58,7 @@ class GivenModel:
                 "a model in memory is measured as it is: device, dtype, revision and trust_remote_code are of"
                 " models that are loaded here; move or load it so yourself"
             )
-        if isinstance(model, OLMo):
+        if _is_olmo(model):
             self.name, self.num_positions = "OLMo", model.config.max_sequence_length
         else:
             # Here, not above: the library takes seconds to import, and those who measure OLMo do not need it.
@@ -131,7 +135,9 @@ class GivenModel:
             yield LoadedModel(self.name, model, Batching.for_model(model))
 
     def _measurable(self, num_positions: int) -> CausalLM:
-        if isinstance(self._in_memory, OLMo):
+        if _is_olmo(self._in_memory):
+            from pipeline.models.olmo import OLMoCausalLM
+
             return OLMoCausalLM(self._in_memory, num_positions)
         if self._in_memory is not None:
             from pipeline.models.huggingface import as_causal_lm  # late, as above

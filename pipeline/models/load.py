@@ -16,22 +16,18 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
-from olmo.config import BlockType, ModelConfig
-from olmo.exceptions import OLMoConfigurationError
-from olmo.model import OLMo
 from omegaconf import DictConfig, ListConfig, OmegaConf, base, nodes
 from yaml import YAMLError
 
 from pipeline.cli import InputError, cause_of, is_out_of_memory, logger
 from pipeline.models.devices import refuse_model_beyond_memory
 from pipeline.models.interface import CausalLM
-from pipeline.models.olmo import ATTENTION_SCALINGS, OLMoCausalLM, scale_attention
 from pipeline.models.unusable import (
     no_model,
     no_name,
@@ -46,6 +42,12 @@ from pipeline.results.versions import describe_files
 from pipeline.text.folder import damages
 from pipeline.text.sources import HUB_PATIENCE_SECONDS
 from pipeline.text.tokenizer import tokenizer_at
+
+if TYPE_CHECKING:
+    from olmo.config import ModelConfig
+    from olmo.model import OLMo
+
+    from pipeline.models.olmo import OLMoCausalLM
 
 MARK_FILE = "complete.json"
 GGUF = ".gguf"
@@ -196,18 +198,26 @@ def model_name(path: Path) -> str:
 def load_olmo(
     checkpoint: Path, device: torch.device, dtype: torch.dtype = torch.float32,
     num_positions: int | None = None,
-) -> OLMoCausalLM:  # fmt: skip
+) -> "OLMoCausalLM":  # fmt: skip
     """Load an unsharded OLMo checkpoint to be measured; an InputError where it does not fit the device."""
+    from pipeline.models.olmo import OLMoCausalLM  # late: ai2-olmo need not be installed
+
     model = load_stock_olmo(checkpoint).to(dtype)
     refuse_model_beyond_memory(model, device, str(checkpoint))
     return OLMoCausalLM(model.to(device), num_positions)
 
 
-def load_stock_olmo(checkpoint: Path) -> OLMo:
+def load_stock_olmo(checkpoint: Path) -> "OLMo":
     """Load an unsharded OLMo checkpoint on the CPU, its attention scaled as in training.
 
     InputError where the folder is no OLMo checkpoint, is damaged, or has no RoPE.
     """
+    # late, as above
+    from olmo.config import BlockType
+    from olmo.model import OLMo
+
+    from pipeline.models.olmo import ATTENTION_SCALINGS, scale_attention
+
     refuse_damaged(checkpoint, MODEL_FILES)
     config = _olmo_config(checkpoint)
     if config.block_type != BlockType.sequential:
@@ -237,7 +247,10 @@ def load_stock_olmo(checkpoint: Path) -> OLMo:
     return model
 
 
-def _olmo_config(checkpoint: Path) -> ModelConfig:
+def _olmo_config(checkpoint: Path) -> "ModelConfig":
+    from olmo.config import ModelConfig
+    from olmo.exceptions import OLMoConfigurationError
+
     try:
         return ModelConfig.load(checkpoint / "config.yaml", key="model", validate_paths=False)
     except (OLMoConfigurationError, KeyError, TypeError, ValueError, YAMLError) as error:
