@@ -52,12 +52,15 @@ def passage(text: str, most: int) -> str:
 
 def main(arguments: argparse.Namespace) -> None:
     """Write the texts, and print the IDs of the distant ones."""
+    from pipeline.results.files import refuse_replacing
     from pipeline.text.sources import Document, open_sources, read_documents
 
     lines, distant = list[str](), list[str]()
     for word in arguments.source:
         name, _, files = word.partition("=")
-        texts = read_documents(open_sources([files], c4_split="validation"))
+        sources = open_sources([files], c4_split="validation")
+        refuse_replacing([arguments.out], [path for source in sources for path in source.files])
+        texts = read_documents(sources)
         long_enough = [document for document in texts if len(document.text) >= arguments.least_characters]
         passages = [
             Document.from_record({"text": passage(document.text, arguments.most_characters)})

@@ -34,7 +34,7 @@ EOS_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 """Looked for where the configuration names none: special tokens first."""
 BOS_CHOICES = ("auto", "none")
 """Before a text: what the tokenizer puts there, or nothing."""
-NOTES = ("control_tokens", "texts_with_control_tokens", "unknown_tokens", "eos_in_text")
+NOTES = ("control_tokens", "texts_with_control_tokens", "control_pieces", "unknown_tokens", "eos_in_text")
 """What is counted of texts as they are read."""
 Text = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, Any]]
 """A string, token IDs, or messages of a chat, which go through the tokenizer's chat template."""
@@ -222,6 +222,13 @@ class DocumentTokenizer:
         return None if is_read or not words else re.compile("|".join(map(re.escape, words)))
 
     @cached_property
+    def _control_pieces(self) -> list[int]:
+        """IDs of control tokens that the vocabulary has as ordinary pieces, too."""
+        pieces = self._tokenizer.get_vocab(with_added_tokens=False)
+        added = self._tokenizer.get_added_tokens_decoder()
+        return [token_id for token_id, token in added.items() if token.special and token.content in pieces]
+
+    @cached_property
     def _unknown_token_id(self) -> int | None:
         model = self._tokenizer.model
         if isinstance(model, models.Unigram):
@@ -254,6 +261,9 @@ class DocumentTokenizer:
         found = Counter[str]()
         if self._control_tokens and (number := len(self._control_tokens.findall(text))):
             found += Counter(control_tokens=number, texts_with_control_tokens=1)
+            # Vocabularies of whole pieces know them as pieces, too, and so give the control tokens' own IDs.
+            if pieces := int(np.isin(token_ids, self._control_pieces).sum()):
+                found += Counter(control_pieces=pieces)
         counted = {"unknown_tokens": self._unknown_token_id, "eos_in_text": self._eos_token_id}
         for name, token_id in counted.items():
             if token_id is not None and (number := int(np.count_nonzero(token_ids == token_id))):
@@ -262,11 +272,17 @@ class DocumentTokenizer:
 
     def warn_of(self, noted: Mapping[str, int], num_tokens: int) -> None:
         """Warn of what `notes` has counted in texts of so many tokens."""
-        if noted.get("control_tokens"):
+        if pieces := noted.get("control_pieces", 0):
+            logger.warning(
+                "%d times the text has control tokens that %s has as ordinary pieces, too: they are read as"
+                " control tokens; take them out of the text, or choose another tokenizer",
+                pieces, self.name,
+            )  # fmt: skip
+        if noted.get("control_tokens", 0) > pieces:
             logger.warning(
                 "%d control tokens, as %s has them, stand in %d texts and are read as text; --special-tokens"
                 " (special_tokens=True in Python) reads them as control tokens",
-                noted["control_tokens"], self.name, noted["texts_with_control_tokens"],
+                noted["control_tokens"] - pieces, self.name, noted["texts_with_control_tokens"],
             )  # fmt: skip
         if (num_unknown := noted.get("unknown_tokens", 0)) >= max(1, _MANY_UNKNOWN * num_tokens):
             logger.warning(
