@@ -52,14 +52,14 @@ def passage(text: str, most: int) -> str:
 
 def main(arguments: argparse.Namespace) -> None:
     """Write the texts, and print the IDs of the distant ones."""
-    from pipeline.results.files import refuse_replacing
+    from pipeline.results.files import refuse_replacing, write_atomically
     from pipeline.text.sources import Document, open_sources, read_documents
 
     lines, distant = list[str](), list[str]()
     for word in arguments.source:
         name, _, files = word.partition("=")
         sources = open_sources([files], c4_split="validation")
-        refuse_replacing([arguments.out], [path for source in sources for path in source.files])
+        refuse_replacing([arguments.out], [file for source in sources for file in source.files])
         texts = read_documents(sources)
         long_enough = [document for document in texts if len(document.text) >= arguments.least_characters]
         passages = [
@@ -76,6 +76,5 @@ def main(arguments: argparse.Namespace) -> None:
             )
         lines += [json.dumps({"text": document.text, "url": name}) for document in [*chosen, longer[0]]]
         distant.append(longer[0].document_id)
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_atomically(arguments.out, lambda path: path.write_text("\n".join([*lines, ""]), encoding="utf-8"))
     sys.stdout.write(f"--distant-documents {' '.join(distant)}\n")

@@ -23,7 +23,7 @@ from analysis.gap.outcomes import compared_models
 from analysis.tokens.kinds import CATEGORIES_FILE
 from pipeline.cli import InputError
 from pipeline.measuring.rules import CONTROLS
-from pipeline.results.files import write_atomically
+from pipeline.results.files import refuse_replacing, write_atomically
 from pipeline.results.read import artefacts_in, read_artefact, read_model_facts
 from pipeline.text.folder import MANIFEST_FILE
 
@@ -117,6 +117,7 @@ def execute_all(
         num_at_once: kernels, each of one thread, so that no figure depends on it.
         allow_partial: read what is complete of partial results, and say below every cell what that was.
     """
+    refuse_replacing([figures / path.name for path in notebooks], notebooks)
     figures.mkdir(parents=True, exist_ok=True)
     execute = partial(_execute, figures, dict(parameters), made_from, allow_partial)
     with TemporaryDirectory(prefix="notebooks-", ignore_cleanup_errors=True) as folder:

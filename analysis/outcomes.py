@@ -69,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
 _OF_RESULTS = (
     "sparsity_results", "near_results", "loss_results", "short_trained", "long_trained", "placebo",
 )  # fmt: skip
+_WRITTEN = ("outcomes", "chosen_alone")
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -77,13 +78,14 @@ def main(arguments: argparse.Namespace) -> None:
     from analysis import drawing
     from analysis.gap import outcomes
     from analysis.read import write_derived_table
-    from pipeline.results.files import read_parquet
+    from pipeline.results.files import read_parquet, refuse_replacing
     from pipeline.results.schemas import SCHEMAS
 
     given = [name for name in _OF_RESULTS if getattr(arguments, name)]
     if len(given) != (0 if arguments.targets else len(_OF_RESULTS)):
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in _OF_RESULTS)
         raise InputError(f"give --targets alone, or all of {flags}")
+    refuse_replacing([arguments.out / f"{name}.parquet" for name in _WRITTEN], [arguments.targets])
     if (path := arguments.targets) is None:
         path = write_derived_table(targets_of_results(arguments), "outcome_targets", arguments.out)
     # Read also where it was just written: the numbers are then those that anyone gets from the file.

@@ -192,7 +192,8 @@ def main(arguments: argparse.Namespace) -> None:
     folder, sources = task.folder(arguments.out), task.sources_of(all_sources)
     read = [file for source in (*all_sources, *evaluation_sources) for file in source.files]
     read += tokenizer_files(tokenizer) if isinstance(tokenizer, Path) else []
-    refuse_replacing([folder / TOKENIZER_FILE, folder / EVALUATION_FILE], read)
+    written = (TOKENIZER_FILE, EVALUATION_FILE, MANIFEST_FILE)
+    refuse_replacing([place / name for place in (folder, arguments.out) for name in written], read)
     # Before the input is hashed: a folder that cannot be written into is refused at once.
     with folder_lock(arguments.out, "--out", None if task.is_whole else folder.name):
         settings = _settings(arguments)

@@ -274,6 +274,13 @@ def test_whole_numbers_of_any_library_are_taken_and_one_order_holds(llama: Path)
         assert set(kinds[3:]) == {inspect.Parameter.KEYWORD_ONLY}
 
 
+def test_auto_is_float32_however_fast_another_is(llama: Path) -> None:
+    flags: dict[str, Any] = {"short_context_length": S, "device": "cpu"}
+    auto, *others = (losses(TEXT, str(llama), **flags, dtype=of) for of in ("auto", "float32", "bfloat16"))
+    assert [auto[VALUES].equals(other[VALUES]) for other in others] == [True, False]
+    assert explain(TEXT, str(llama), **flags, k=(1,), num_targets=1).dtype == "float32"
+
+
 def test_an_import_loads_nothing_heavy() -> None:
     code = f"import sys, sparsity_length\nsys.exit(str({HEAVY} & sys.modules.keys()))"
     root = Path(__file__).resolve().parents[1]

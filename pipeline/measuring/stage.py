@@ -71,7 +71,7 @@ def named_checkpoints(
     names = told_apart([*words, *all_words], arguments.revision)
     for word in words:
         checkpoint = find_model(word, arguments.revision, arguments.trust_remote_code)
-        checkpoint = replace(checkpoint, name=names.get(word, checkpoint.name))
+        checkpoint = replace(checkpoint, name=names.get(word, checkpoint.name), word=word)
         if checkpoint.name in named:
             raise InputError(
                 f"two of {flag} are named '{checkpoint.name}', {named[checkpoint.name].folder} and"
@@ -138,7 +138,8 @@ class MeasuringStage:
             self.data, arguments.long_context_length, arguments.max_documents, self.num_other_documents,
             self.has_null,
         )  # fmt: skip
-        self._all_words = [*arguments.checkpoints, *chain.from_iterable(self.other_models.values())]
+        of_flags = arguments.checkpoints, *self.other_models.values(), arguments.among
+        self._all_words = list(chain.from_iterable(of_flags))
         self.others = {
             name: (flag, checkpoint)
             for flag, words in self.other_models.items()
@@ -205,15 +206,16 @@ class MeasuringStage:
             "documents_per_shard": documents_per_shard, "dtype": dtype, **bos_setting(self.data),
         }  # fmt: skip
         evaluated = self.data.evaluation_sha256
-        inputs = {"evaluation_documents": evaluated} | {
-            "checkpoint" if model == name else f"checkpoint {model}": self._sha256(checkpoint)
+        of_inputs = {
+            "checkpoint" if model == name else f"checkpoint {model}": checkpoint
             for model, checkpoint in models.items()
-        }
-        for other, (flag, beside) in self.others.items():
-            inputs[f"{flag.removeprefix('--')} {other}"] = self._sha256(beside)
+        } | {f"{flag.removeprefix('--')} {other}": beside for other, (flag, beside) in self.others.items()}
+        inputs = {"evaluation_documents": evaluated}
+        inputs |= {of: self._sha256(checkpoint) for of, checkpoint in of_inputs.items()}
         return StageOutput(
             arguments.results, self.stage, name, settings=settings, inputs=inputs,
             num_shards=len(self.shards), num_tasks=arguments.num_tasks,
+            words={of: checkpoint.word for of, checkpoint in of_inputs.items()},
         )  # fmt: skip
 
     def _sha256(self, checkpoint: Checkpoint) -> str:

@@ -324,6 +324,8 @@ class Checkpoint:
     is_olmo: bool
     gguf: str | None = None
     """The file of `folder` that holds the model, where it is one of GGUF."""
+    word: str = ""
+    """What the command line called it, where one did."""
 
     def files(self, with_code: bool) -> list[Path]:
         """The files that decide its numbers: configuration, weights, and its own code where that is run."""

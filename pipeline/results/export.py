@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.cli import InputError, folder_path, run_stage, stage_parser
-from pipeline.results.files import MANIFEST, file_record, whole_or_absent, write_json
+from pipeline.results.files import MANIFEST, file_record, refuse_replacing, whole_or_absent, write_json
 from pipeline.results.read import (
     MODELS,
     Source,
@@ -41,6 +41,7 @@ def export(folders: Sequence[Path], out: Path, artefacts: Sequence[str] | None =
     InputError where `out` holds results, a folder holds none or some that are not complete and whole, a model
     of an artefact is in two of them, or one of `artefacts` in none. Without these all that there are.
     """
+    refuse_replacing([out], folders)
     if artefacts_in(out):
         raise InputError(f"--out {out} holds results; name another folder, or move it away")
     for folder in folders:

@@ -106,7 +106,7 @@ def refuse_replacing(outputs: Iterable[Path], inputs: Iterable[Path | None]) -> 
         whole = output.resolve()
         is_within = whole.is_file() and whole.suffix not in (".html", ".csv")
         if whole in given or (is_within and any(folder in given for folder in whole.parents)):
-            raise InputError(f"{output} is an input, which the output would replace; choose another --out")
+            raise InputError(f"{output} is an input, which the output would replace; choose another place")
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -249,6 +249,8 @@ class Mark:
     """Artefact -> SHA-256 of its file."""
     num_tasks: int | None
     """Of the run that wrote it; None where it took whatever was missing."""
+    words: Mapping[str, str]
+    """Input that is a model -> what the command line called it; of an older version nothing."""
 
     def path(self, results: Path, artefact: str) -> Path:
         """The file of an artefact."""
@@ -284,13 +286,13 @@ def _read_mark(path: Path, state: tuple[int, ...]) -> Mark | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         sha256 = {artefact: record["sha256"] for artefact, record in content["files"].items()}
-        num_tasks = content.get("num_tasks")
+        num_tasks, words = content.get("num_tasks"), content.get("words") or {}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
     if shard is None or not int(shard[1]) < int(shard[2]):
         return None
     model = path.parent.name.removeprefix("model=")
-    return Mark(path.parent.parent.name, model, int(shard[1]), int(shard[2]), sha256, num_tasks)
+    return Mark(path.parent.parent.name, model, int(shard[1]), int(shard[2]), sha256, num_tasks, words)
 
 
 def damage(path: Path, sha256: str) -> str | None:

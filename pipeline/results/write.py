@@ -9,6 +9,7 @@ A shard whose files are missing or damaged counts as not measured, and is measur
 
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -56,6 +57,7 @@ class StageOutput:
     def __init__(
         self, results: Path, stage: str, model: str, *,
         settings: Mapping[str, Any], inputs: Mapping[str, str], num_shards: int, num_tasks: int | None = None,
+        words: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         """Open the output; an InputError where it holds results of another configuration, which it names.
 
@@ -66,9 +68,10 @@ class StageOutput:
             num_shards: shards of the complete result.
             num_tasks: among how many tasks the shards are split, which is no setting and moves no number;
                 None for a run that takes whatever is missing.
+            words: input that is a model -> what the command line calls it, for messages; no setting either.
         """
         self._results, self._stage, self._model = results, stage, model
-        self._num_shards, self._num_tasks = num_shards, num_tasks
+        self._num_shards, self._num_tasks, self._words = num_shards, num_tasks, dict(words or {})
         self._marks = results / "_stages" / stage / f"model={model}"
         made_by = {
             "schema_version": SCHEMA_VERSION, "stage": stage,
@@ -88,11 +91,19 @@ class StageOutput:
         if earlier is not None:
             then, now = (made | made["settings"] | {"settings": None} for made in (earlier, self._made_by))
             changes = differences(then, now)
-            if changes and all(change.startswith("inputs.checkpoint was") for change in changes):
+            # An input that is a model is called "checkpoint", or by a flag and a name: "judge-with b".
+            are_models = [re.match(r"inputs\.(checkpoint|\S+ .+) was '\w+', now '", one) for one in changes]
+            if changes and all(are_models):
+                marks = read_marks(self._results, self._stage, self._model)
+                before = next((mark.words for mark in marks if mark.words), {})
+                models = [
+                    f"{of} was {before.get(of, 'not recorded')}, now {self._words.get(of, 'not named')}"
+                    for of in (found[1] for found in are_models if found)
+                ]
                 raise InputError(
-                    f"{held}, and that is another model than the one of this name here: its files have"
-                    " another SHA-256. Results are filed by the name of the model's folder; rename one of the"
-                    " two folders, or choose another --results folder"
+                    f"{held}, made with another model of the same name, whose files have another SHA-256:"
+                    f" {'; '.join(models)}. Results are filed by the name of a model's folder; choose another"
+                    " --results folder, or rename a folder"
                 )
             if changes:
                 raise InputError(
@@ -187,4 +198,5 @@ class StageOutput:
                 self._refuse_others()
                 mark.unlink(missing_ok=True)  # of damaged files, which are replaced one by one
                 files.close()
-                write_json(mark, {"files": records, "num_tasks": self._num_tasks})
+                content = {"files": records, "num_tasks": self._num_tasks, "words": self._words}
+                write_json(mark, content)

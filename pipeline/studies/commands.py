@@ -60,6 +60,8 @@ class Existing(Training):
     """A model that is not trained here; `folder` is the word of --checkpoints."""
 
     num_parameters: float | None
+    is_told_apart: bool
+    """Whether another of the study has its last name on the hub."""
 
 
 @dataclass(frozen=True)
@@ -141,12 +143,15 @@ def commands_of(study: Study) -> list[Command]:
         train_on, needs = run / "signs" / "planted" / "data", ("plant_signs",)
     trainings: dict[str, dict[str, Training]] = {}
     if not study.sizes:
-        from pipeline.models.load import name_of  # late, for a --help at once
+        from pipeline.models.load import name_of, told_apart  # late, for a --help at once
 
+        word_of = {name: model.checkpoint for name, model in study.models.items() if model.checkpoint}
+        apart = told_apart(word_of.values(), None)
         trainings[""] = {
-            name: Existing(name_of(model.checkpoint), Path(model.checkpoint), model.num_parameters)
-            for name, model in study.models.items()
-            if model.checkpoint is not None
+            name: Existing(
+                apart.get(word, name_of(word)), Path(word), study.models[name].num_parameters, word in apart
+            )
+            for name, word in word_of.items()
         }
     for size_name, size in study.sizes.items():
         trainings[size_name] = of_size = {}
@@ -271,6 +276,9 @@ class _EvaluationPlan:
         arguments = (*map(str, where), *flags(evaluation, _FLAGS[stage]), *beside)
         trained = [one for one in [*trainings, *others] if not isinstance(one, Existing)]
         needs = (self.data_command, *dict.fromkeys(training.name for training in trained))
+        # Of two of one last name, each is called as if both were measured here.
+        apart = [str(one.folder) for one in self.trainings.values() if getattr(one, "is_told_apart", False)]
+        arguments += ("--among", *apart) if apart else ()
         if stage == "loss_differences" and evaluation.near_context_length is not None:
             arguments += (*flags(evaluation, ("near_context_length", "num_backgrounds")),)
         if stage == "influential_tokens" and others and evaluation.choosers_judge:

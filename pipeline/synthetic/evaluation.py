@@ -168,7 +168,7 @@ class Evaluation:
         }
         return StageOutput(
             self.arguments.results, self.stage, run.name, settings=settings,
-            inputs={"checkpoint": run.sha256}, num_shards=len(cells),
+            inputs={"checkpoint": run.sha256}, num_shards=len(cells), words={"checkpoint": str(run.folder)},
         )  # fmt: skip
 
 

@@ -34,7 +34,13 @@ EOS_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 """Looked for where the configuration names none: special tokens first."""
 BOS_CHOICES = ("auto", "none")
 """Before a text: what the tokenizer puts there, or nothing."""
-NOTES = ("control_tokens", "texts_with_control_tokens", "control_pieces", "unknown_tokens", "eos_in_text")
+NOTES = (
+    "control_tokens",
+    "texts_with_control_tokens",
+    "control_ids_of_text",
+    "unknown_tokens",
+    "eos_in_text",
+)
 """What is counted of texts as they are read."""
 Text = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, Any]]
 """A string, token IDs, or messages of a chat, which go through the tokenizer's chat template."""
@@ -215,18 +221,15 @@ class DocumentTokenizer:
 
     @cached_property
     def _control_tokens(self) -> re.Pattern[str] | None:
-        """Finds what a text has of control tokens that are read as text."""
-        added = self._tokenizer.get_added_tokens_decoder().values()
-        words = sorted((token.content for token in added if token.special), key=len, reverse=True)
+        """Finds what a text has of control tokens that are to be text."""
+        words = sorted(self._control_tokens_of_ids.values(), key=len, reverse=True)
         is_read = not self._tokenizer.encode_special_tokens
         return None if is_read or not words else re.compile("|".join(map(re.escape, words)))
 
     @cached_property
-    def _control_pieces(self) -> list[int]:
-        """IDs of control tokens that the vocabulary has as ordinary pieces, too."""
-        pieces = self._tokenizer.get_vocab(with_added_tokens=False)
-        added = self._tokenizer.get_added_tokens_decoder()
-        return [token_id for token_id, token in added.items() if token.special and token.content in pieces]
+    def _control_tokens_of_ids(self) -> dict[int, str]:
+        added = self._tokenizer.get_added_tokens_decoder().items()
+        return {token_id: token.content for token_id, token in added if token.special}
 
     @cached_property
     def _unknown_token_id(self) -> int | None:
@@ -235,6 +238,11 @@ class DocumentTokenizer:
             unknown: int | None = json.loads(model.__getstate__())["unk_id"]
             return unknown
         return None if model.unk_token is None else self._tokenizer.token_to_id(model.unk_token)
+
+    @property
+    def before_a_text(self) -> str:
+        """What `bos_token_ids` are called: "<s>"."""
+        return " ".join(self._names(self.bos_token_ids)) or "nothing"
 
     def reads_as(self, other: "DocumentTokenizer", token_ids: Sequence[int] = ()) -> bool:
         """Whether texts have the same tokens and IDs as with the other; either may have more added tokens.
@@ -258,12 +266,12 @@ class DocumentTokenizer:
 
     def notes(self, text: str, token_ids: np.ndarray) -> Counter[str]:
         """`NOTES` of a text and its tokens: what may make them other tokens than its author thinks."""
-        found = Counter[str]()
+        found, token_ids = Counter[str](), token_ids[self._num_bos(token_ids) :]
         if self._control_tokens and (number := len(self._control_tokens.findall(text))):
             found += Counter(control_tokens=number, texts_with_control_tokens=1)
-            # Vocabularies of whole pieces know them as pieces, too, and so give the control tokens' own IDs.
-            if pieces := int(np.isin(token_ids, self._control_pieces).sum()):
-                found += Counter(control_pieces=pieces)
+            # Of a vocabulary of words or of Unigram the control token is a word like others, even as text.
+            if number := int(np.isin(token_ids, list(self._control_tokens_of_ids)).sum()):
+                found["control_ids_of_text"] = number
         counted = {"unknown_tokens": self._unknown_token_id, "eos_in_text": self._eos_token_id}
         for name, token_id in counted.items():
             if token_id is not None and (number := int(np.count_nonzero(token_ids == token_id))):
@@ -272,17 +280,13 @@ class DocumentTokenizer:
 
     def warn_of(self, noted: Mapping[str, int], num_tokens: int) -> None:
         """Warn of what `notes` has counted in texts of so many tokens."""
-        if pieces := noted.get("control_pieces", 0):
+        if noted.get("control_tokens"):
+            number = noted.get("control_ids_of_text", 0)
             logger.warning(
-                "%d times the text has control tokens that %s has as ordinary pieces, too: they are read as"
-                " control tokens; take them out of the text, or choose another tokenizer",
-                pieces, self.name,
-            )  # fmt: skip
-        if noted.get("control_tokens", 0) > pieces:
-            logger.warning(
-                "%d control tokens, as %s has them, stand in %d texts and are read as text; --special-tokens"
-                " (special_tokens=True in Python) reads them as control tokens",
-                noted["control_tokens"] - pieces, self.name, noted["texts_with_control_tokens"],
+                "%d control tokens, as %s has them, stand in %d texts and are read as text%s;"
+                " --special-tokens (special_tokens=True in Python) reads them as control tokens",
+                noted["control_tokens"], self.name, noted["texts_with_control_tokens"],
+                f", except {number}, which its vocabulary cannot tell from text" if number else "",
             )  # fmt: skip
         if (num_unknown := noted.get("unknown_tokens", 0)) >= max(1, _MANY_UNKNOWN * num_tokens):
             logger.warning(

@@ -38,8 +38,3 @@ def test_texts_by_hash_and_passages_of_the_middle(tmp_path: Path, capsys: pytest
     assert left == set(ids)
     with pytest.raises(InputError, match="web"):
         chosen("--per-source", "6")
-    onto_input = choose_texts.parser().parse_args(
-        [*words, "--per-source", "1", "--out", str(tmp_path / "web.jsonl")]
-    )
-    with pytest.raises(InputError, match="is an input"):
-        choose_texts.main(onto_input)

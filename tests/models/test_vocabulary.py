@@ -12,6 +12,7 @@ from hugging_face_families import make_model
 from measured_documents import DOCUMENTS, measure, write_checkpoint, write_data
 from olmo.model import OLMo
 from tokenizers import AddedToken, Tokenizer
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedModel
 
 from pipeline import influential_tokens as influential_stage
@@ -89,6 +90,24 @@ def test_the_whole_tokenizer_is_compared_where_both_are_known(
     with pytest.raises(InputError, match=outcome):
         refuse_foreign_tokens(Sized(num_rows), "m", lies, *given)
     return None
+
+
+def test_models_with_and_without_bos_are_not_measured_together(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = _with_added("<s>")(_bpe())
+    for name in ("without", "with"):
+        make_model("llama", vocab_size=300).save_pretrained(tmp_path / name)
+        tokenizer.save(str(tmp_path / name / "tokenizer.json"))
+        bos = [("<s>", tokenizer.token_to_id("<s>"))]
+        tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=bos)
+    first, second = (str(tmp_path / name) for name in ("with", "without"))
+    asked: dict[str, Any] = {"short_context_length": 4, "num_targets": 2, "k": (1,)}
+    with pytest.raises(InputError, match="puts <s> before a text, and that of without, .*, nothing: meas"):
+        influential_tokens(TEXT, first, judges=[second], **asked)
+    assert "before a text" not in caplog.text
+    influential_tokens(TEXT, second, judges=[first], **asked)
+    assert "with was trained with <s> before a text, and reads this without it" in caplog.text
 
 
 @pytest.mark.parametrize(

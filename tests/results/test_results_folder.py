@@ -118,7 +118,7 @@ def test_another_configuration_is_refused_by_name(tmp_path: Path) -> None:
     for changes, sentence in (
         ({"settings": SETTINGS | {"short_context_length": 32}}, "short_context_length was 16, now 32"),
         ({"num_shards": 3}, "num_shards was 2, now 3"),
-        ({"inputs": INPUTS | {"checkpoint": "cc"}}, "another model than the one of this name"),
+        ({"inputs": INPUTS | {"checkpoint": "cc"}}, "checkpoint was not recorded, now not named"),
         ({"settings": SETTINGS | {"intervention": "remove"}}, "intervention was None, now 'remove'"),
     ):
         with pytest.raises(InputError, match=sentence):

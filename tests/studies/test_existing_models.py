@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 from hugging_face_families import make_model
-from measured_documents import json_lines
+from measured_documents import json_lines, measure, write_data
 from omegaconf import OmegaConf
 
+from pipeline import length_losses
 from pipeline.cli import InputError
+from pipeline.models import load
 from pipeline.models.load import find_model, name_of
 from pipeline.results.read import read_artefact
 from pipeline.studies.commands import commands_of
@@ -104,6 +106,29 @@ def test_names_and_costs_without_a_network(monkeypatch: pytest.MonkeyPatch) -> N
     # the short contexts behind it.
     assert cost.flops == 2 * 3.1e9 * cost.token_forwards == pytest.approx(1e15 * cost.seconds)
     assert cost.token_forwards > 4 * 16 * (32 * 256 + 6144)
+
+
+def test_two_models_of_the_hub_of_one_last_name_are_filed_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(
+        "run: r\ndata: {source: [embedded], tokenizer: olmo}\n"
+        "models: {a: {checkpoint: org-a/m, train_context_length: 8},"
+        " b: {checkpoint: org-b/m, train_context_length: 4},"
+        " c: {checkpoint: org-b/n, train_context_length: 4}}\n"
+        "evaluation: {short_context_length: 2, long_context_length: 8, influential_models: [a]}\n"
+    )
+    commands = {command.name: command for command in commands_of(load_study(path))}
+    shown = str(commands["run_notebooks"])
+    assert "--long-models org-a--m --short-models org-b--m n " in shown
+    # A stage that measures one of them alone calls it so too.
+    assert " --among org-a/m org-b/m" in str(commands["influential_tokens"])
+    write_data(tmp_path / "data")
+    make_model("llama").save_pretrained(tmp_path)
+    monkeypatch.setattr(load, "snapshot", lambda *_: tmp_path)
+    results = measure(length_losses, tmp_path, "--checkpoints", "org-a/m", "--among", "org-a/m", "org-b/m")
+    assert set(read_artefact(results, "length_losses")["model"]) == {"org-a--m"}
 
 
 def test_words_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,28 +41,6 @@ def english(num_characters: int) -> str:
     return "\n\n".join(str(record["text"]) for record in records)[:num_characters]  # type: ignore[call-overload]
 
 
-def unigram(*known: str) -> Tokenizer:
-    """Pieces and letters, as SentencePiece has them."""
-    pieces = [(name, 0.0) for name in known] + [("▁", -3.0)] + [(letter, -4.0) for letter in "abs</>"]
-    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    return tokenizer
-
-
-@pytest.mark.parametrize("tokenizer", [words(*SPECIAL, "a", "b"), unigram(*SPECIAL)])
-def test_control_tokens_that_are_pieces_too_are_said_to_be_read_as_control_tokens(
-    tokenizer: Tokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIAL])
-    loaded = load_tokenizer(saved(tokenizer, tmp_path))
-    (token_ids,) = loaded.encode(["a <s> b"])
-    assert 1 in token_ids  # of <s>: there is no other way to spell it
-    noted = loaded.notes("a <s> b", token_ids)
-    assert (noted["control_tokens"], noted["control_pieces"]) == (1, 1)
-    loaded.warn_of(noted, len(token_ids))
-    assert "as ordinary pieces" in caplog.text and "read as text" not in caplog.text
-
-
 def test_words_become_their_ids(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(saved(words(*WORDS), tmp_path))
     first, second = tokenizer.encode(["a b a", "b <|endoftext|> c"])  # EOS, an ordinary word here, stays in
