@@ -24,7 +24,7 @@ writes   <out>/planted/data/                        as tokenize_c4
          with --needles only <out>/length-<tokens>/data/ and below it needles/*.parquet, where each needle is
 resumes  run the same command again; complete folders are kept, other settings are refused
 
-with the text of `make demo`; what is then trained and measured is in olmo_configs/studies/measures.yaml:
+with the text of `make demo`; commit 9a5d093 holds a study of such text, olmo_configs/studies/measures.yaml:
   python pipeline/plant_signs.py --data runs/demo/data --out runs/signs --context-length 256 \\
       --short-context-length 8
 

@@ -54,7 +54,6 @@ NOT_RUN = {
 """Commands that no test of pages runs, and why."""
 
 PYTHON_ELSEWHERE = {
-    "analysis/METHODS.md": "tests/analysis/test_page_of_methods.py::test_the_worked_example_is_a_method",
     "pipeline/RESULTS.md": (
         "tests/test_query.py::test_the_page_s_way_to_read_a_folder_keeps_the_names_of_models"
     ),
@@ -101,7 +100,6 @@ FURTHER_WORDS = {
     "tests/benchmarks/matrix_product_peak.py": ["--dtypes", "float32", "--threads", "1"],
     "tests/benchmarks/bfloat16_agreement.py": ["--threads", "1", "--max-documents", "2"],
     "tests/benchmarks/training.py": ["--quick"],
-    "tests/benchmarks/method_seconds.py": ["--device", "cpu"],
 }  # fmt: skip
 """Words that a program is told here beside those of the page."""
 
@@ -131,7 +129,6 @@ _ONE_SIGN = {
     "further_log_length": "signs_8_weak",
 }  # fmt: skip
 _FEW = ["evaluation.max_documents=3", "evaluation.targets_per_chunk=1", "evaluation.k=[1,4]"]
-_OF_SIGNS = ["data.tokenizer=bpe:320", "planted.num_answers=4", "planted.num_planted=[1,2]"]
 _FOUND = ["variable_assignment", "sparse_parity"]
 STUDIES = {
     "demo": [
@@ -151,17 +148,7 @@ STUDIES = {
         "data.tokenizer=bpe:320", *_overrides("300k", save_interval=2), *_FEW, "evaluation.max_documents=6",
         "outcomes=null",  # models of four steps have nothing at stake
     ],
-    "measures": [
-        *_OF_SIGNS, *_overrides("tiny"), *_FEW,
-        *(
-            f"further_evaluations.{text}{how}.max_documents=3"
-            for text in ("foreign", "planted") for how in ("", "_substitute", "_background")
-        ),
-    ],
     "needed_context": ["data.source=[english.jsonl]", "evaluation.targets_per_chunk=4"],
-    "measures_synthetic": _of_tasks(_FOUND, _FOUND, variable_assignment="", sparse_parity_k2=""),
-    "methods": [*_OF_SIGNS, *_overrides("tiny"), *_FEW, "further_evaluations.removed.max_documents=3"],
-    "methods_synthetic": _of_tasks(_FOUND, [], variable_assignment="", sparse_parity=""),
     "synthetic_rotated": _of_tasks(
         [], ["copy", "variable_assignment", "addition_padded"],
         copy=",model.rotary_fraction=1.0", variable_assignment="", addition_padded="",

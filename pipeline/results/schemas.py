@@ -237,47 +237,6 @@ SCHEMAS: dict[str, pa.Schema] = {
                  " all rules; null where that k* is, or nearest was not run"),
     ]),
     # What the analysis makes of results and writes beside its figures: one file each.
-    "methods": pa.schema([
-        column("model", TEXT, "the model that chose the tokens"),
-        SELECTION_COLUMNS[0],
-        column("sees", TEXT, "of the target: 'answer', 'prediction', 'attention' or 'nothing'"),
-        column("intervention", TEXT, "what stands where a token is left out"),
-        column("judge", TEXT, "who tried the tokens: 'the same model' or 'another seed'"),
-        K,
-        *COUNTS,
-        *with_interval("loss_gain", "what is to be recovered, by the losses, nats"),
-        *with_interval("loss_effect", "what k tokens recover, nats, beyond the null if a rule needs one"),
-        *with_interval("divergence_gain", "what is to be recovered, by the divergence, nats"),
-        *with_interval("divergence_effect", "the same effect by the divergence, nats"),
-        *with_interval("behind_first", "what the first method is worth beyond this one, target by target,"
-                       " nats; the first has the largest divergence_effect at k = 4, intervention alike"),
-        *with_interval("found_dependencies", "share of the true dependencies of synthetic examples among the"
-                       " first as many tokens; its interval is over examples"),
-        *with_interval("found_signs", "share of the planted signs among the first as many tokens"),
-        *COSTS,
-        column("seconds_per_target", DOUBLE, "of the choice, as timed"),
-    ]),
-    "measures": pa.schema([
-        SELECTION_COLUMNS[0],
-        column("intervention", TEXT, "what stands where a token is left out"),
-        column("judge", TEXT, "'the same model' as chose the tokens, or 'another seed'"),
-        column("criterion", TEXT, "'loss' or 'divergence', by which it is counted"),
-        *COUNTS,
-        *with_interval("gain", "what is to be recovered on the real text, nats"),
-        *with_interval("excess", "what k tokens recover of it beyond the null, nats"),
-        *with_interval("foreign_excess", "the same where the far context is another document's, nats"),
-        *with_interval("found", "share of the planted signs among the first as many tokens"),
-        *with_interval("right_sparsity", "share of the planted answers whose k* is the number of signs"),
-        *with_interval("agreement", "Spearman's rank correlation of two seeds' k* on the real text"),
-        optional("num_agreement_targets", DOUBLE, "targets that agreement is of"),
-        optional("censored", DOUBLE, "share of their k* that no studied k reaches"),
-        column("finds_nothing", BOOL, "the interval of foreign_excess holds 0"),
-        column("agrees", BOOL, "the interval of agreement lies above 0"),
-        column("helps", BOOL, "the interval of excess lies above 0"),
-        column("documents_of_the_old", DOUBLE, "documents that leave_one_out, by the loss of the model that"
-               " chose, needs for an interval of excess as narrow"),
-        COSTS[0],
-    ]),
     "outcome_targets": pa.schema([
         column("measured", TEXT, "of each model: 'long_context_loss', or 'length_harm', whose mean_log2_k and"
                " D(0) are within its last tokens; nats"),
@@ -360,34 +319,6 @@ SCHEMAS: dict[str, pa.Schema] = {
                                       " measured w by a straight line in log2 w, the same in all rows of a"
                                       " model, source and criterion; NaN likewise")
         ),
-    ]),
-    "cache_policies": pa.schema([
-        MODEL,
-        SELECTION_COLUMNS[0],
-        column("is_null", BOOL, "the tokens are another document's, where the same rule chooses there"),
-        column("k", INT32, "the budget: far tokens that are kept beside the short context"),
-        *COUNTS,
-        *with_interval("divergence_kept", "share of the far context's worth: 1 - sum D(k) / sum D(0)"),
-        *with_interval("loss_kept", "the same by the loss; NaN where that worth may be 0"),
-        *with_interval("recall", "share kept of the tokens with which leave_one_out_divergence halves D(0)"),
-        column("token_forwards_per_target", DOUBLE, "tokens run through the network to choose; of the"
-               " policies the pass that a cache makes anyway"),
-    ]),
-    "document_scores": pa.schema([
-        DOCUMENT,
-        MODEL,
-        column("num_targets", INT32, "targets that the scores are means over"),
-        column("num_tokens", INT32, "tokens of the document"),
-        column("stake", DOUBLE, "mean specific_gain, nats: the own far context's worth over a foreign one's"),
-        column("gain", DOUBLE, "mean loss_difference, nats"),
-        column("long_filter", DOUBLE, "mean short_context_divergence, nats: LongFilter (arXiv 2510.25804)"),
-        column("prolong_difference", DOUBLE, "(PPL(short) - PPL(long)) / PPL(short), PPL = exp of a mean"
-               " loss: the dependency strength of ProLong (arXiv 2405.17915), but of the short context, not"
-               " of a segment alone, and without its weights of distance and specificity; it ranks as gain"),
-        column("key_token_share", DOUBLE, "share of targets that are key tokens of LongPPL"),
-        column("mean_log2_k", DOUBLE, "mean over the targets that have one; NaN where there is none"),
-        column("mean_distance", DOUBLE, "mean distance, in tokens, of those that halve a prediction's D(0)"),
-        column("gzip_ratio", DOUBLE, "compressed over plain bytes of the text"),
     ]),
     "selection_rules": pa.schema([
         MODEL,

@@ -4,7 +4,6 @@ Of text:
     <run>/data, <run>/models/<model>                the study's
     <run>/results[/<size>], <run>/figures[/<size>]  of its evaluation, by size: notebooks show a whole folder
     <run>/<name>/data, results, figures             of a further evaluation, likewise
-    <run>/signs/<kind>/data                         where signs are planted: what is trained on, and measured
 Of synthetic tasks, a training a run, a test a task, the notebooks at the end:
     <run>/models/<task>[-k<K_train>]-<positions>-seed<seed>, <run>/results, <run>/figures
 """
@@ -18,7 +17,6 @@ from typing import Any
 from pipeline.cli import InputError
 from pipeline.studies.file import (
     ANALYSING,
-    OF_PLANTED,
     ROOT,
     Evaluation,
     Grid,
@@ -134,11 +132,7 @@ def commands_of(study: Study) -> list[Command]:
         return _synthetic_commands(study)
     assert isinstance(study, TextStudy)
     tokenize = _tokenize("tokenize_c4", study.data, run / "data", study.slurm.tokenize)
-    commands, train_on, needs = [tokenize], run / "data", (tokenize.name,)
-    if study.planted is not None:
-        arguments = ("--data", str(run / "data"), "--out", str(run / "signs"), *flags(study.planted))
-        commands.append(Command("plant_signs", "pipeline/plant_signs.py", arguments, (tokenize.name,)))
-        train_on, needs = run / "signs" / "planted" / "data", ("plant_signs",)
+    commands = [tokenize]
     trainings: dict[str, dict[str, Training]] = {}
     if not study.sizes:
         from pipeline.models.load import name_of  # late, for a --help at once
@@ -153,16 +147,16 @@ def commands_of(study: Study) -> list[Command]:
         for name in size.models or study.models:
             full_name = f"{size_name}-{name}" if study.sizes_in_names else name
             of_size[name] = training = Training(full_name, run / "models" / full_name)
-            words = [size.config, "--data", str(train_on), "--save-folder", str(training.folder)]
+            words = [size.config, "--data", str(run / "data"), "--save-folder", str(training.folder)]
             words += [] if size.max_duration is None else [f"max_duration={size.max_duration}"]
             how = vars(study.models[name])
             words += [*size.overrides, *(f"{key}={value}" for key, value in how.items() if value is not None)]
-            commands.append(Command(full_name, "pipeline/pretrain.py", tuple(words), needs, training))
+            commands.append(
+                Command(full_name, "pipeline/pretrain.py", tuple(words), (tokenize.name,), training)
+            )
     plans: list[_EvaluationPlan] = []
     for name, evaluation in study.evaluations.items():
         data, data_command = run / "data", tokenize.name
-        if evaluation.of_planted is not None:
-            data, data_command = run / "signs" / evaluation.of_planted / "data", "plant_signs"
         if evaluation.data is not None:
             data = run / name / "data"
             data_command = "-".join(filter(None, ["tokenize_c4", name]))
@@ -222,7 +216,7 @@ class _EvaluationPlan:
 
     def shows_scale(self) -> bool:
         """Whether share and gap can be read from it, on the study's own text, measured as in the first."""
-        is_of_own_text = self.evaluation.data is None and self.evaluation.of_planted is None
+        is_of_own_text = self.evaluation.data is None
         is_same_measure = self.evaluation.intervention == self.study.evaluation.intervention
         needed = {"loss_differences", "influential_tokens"}
         return is_of_own_text and is_same_measure and needed <= set(self.evaluation.stages)
@@ -326,7 +320,7 @@ def _outcomes(study: TextStudy, plans: Sequence[_EvaluationPlan]) -> Iterator[Co
 
 
 def _comparisons(run: Path, plans: Sequence[_EvaluationPlan]) -> Iterator[Command]:
-    """What looks at several evaluations: the notebook model_scale, and the trial of the measures."""
+    """What looks at several evaluations: the notebook model_scale."""
 
     def after(plans: Sequence[_EvaluationPlan]) -> tuple[str, ...]:
         return tuple(one.name for plan in plans for one in plan.commands() if one.stage != "summary")
@@ -338,9 +332,6 @@ def _comparisons(run: Path, plans: Sequence[_EvaluationPlan]) -> Iterator[Comman
         arguments = "--results", first, "--also-results", *others, *figures, "--data", str(alike[0].data)
         words = (*arguments, "--notebooks", "model_scale")
         yield Command("model_scale", "analysis/run_notebooks.py", words, after(alike))
-    choosing = [plan for plan in plans if "influential_tokens" in plan.evaluation.stages]
-    if {None, *OF_PLANTED} <= {plan.evaluation.of_planted for plan in choosing}:
-        yield Command("measures", "analysis/measures.py", ("--run", str(run), *figures), after(choosing))
 
 
 def _synthetic_commands(study: SyntheticStudy) -> list[Command]:

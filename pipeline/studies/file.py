@@ -25,8 +25,6 @@ ROOT = Path(__file__).resolve().parents[2]
 """Of the repository."""
 MEASURING = ("loss_differences", "length_losses", "influential_tokens")
 ANALYSING = ("run_notebooks", "needed_context", "summary")
-OF_PLANTED = ("planted", "foreign")
-"""The kinds of documents that plant_signs.py writes, as `of_planted` may name them."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _FOLDERS_OF_A_RUN = ("data", "models", "results", "figures", "logs")
 
@@ -84,8 +82,6 @@ class Evaluation:
     """Names of those that run_notebooks executes. None: all that the results have what they need for."""
     data: Text | None = None
     """Text of its own to measure on. None: the evaluation documents of the study's."""
-    of_planted: str | None = None
-    """Of `planted`, the documents to measure on: `planted`, `foreign`. None: its text."""
     models: list[str] | None = None
     """Names of the study's models that are measured. None: all."""
     influential_models: list[str] = field(default_factory=list)
@@ -173,8 +169,6 @@ class TextStudy(Study):
     text_folder: str | None = None
     """For ${text_folder} in sources, so that one override moves them all."""
     data: Text = field(default_factory=Text)
-    planted: dict[str, Any] | None = None
-    """What is planted in the text that the models are trained on: flags of plant_signs.py. None: nothing."""
     sizes: dict[str, Size] = field(default_factory=dict)
     """None: of existing models."""
     sizes_in_names: bool = True
@@ -317,8 +311,8 @@ def _refuse_names(study: TextStudy) -> None:
             "a study trains all its models, in the `sizes` that it names, or every model has a `checkpoint`"
             f" and there are no sizes; a checkpoint have {', '.join(existing) or 'none'}"
         )
-    if existing and (study.planted or any(one.steps for one in study.evaluations.values())):
-        raise InputError("models that exist are trained on no planted text, and have no `steps`")
+    if existing and any(one.steps for one in study.evaluations.values()):
+        raise InputError("models that exist have no `steps`")
     if not study.sizes_in_names and len(study.sizes) > 1:
         raise InputError("sizes_in_names is false, and the models of several sizes would share their names")
     for size_name, size in study.sizes.items():
@@ -338,9 +332,6 @@ def _refuse_names(study: TextStudy) -> None:
         for size_name, size in study.sizes.items():
             kind = f"model of sizes.{size_name} for judge_with or reference_model"
             _refuse_unknown(kind, beside, size.models or study.models)
-        kind = "kind of of_planted, for which the study has `planted`, and the evaluation no `data`:"
-        kinds = () if evaluation.data or study.planted is None else OF_PLANTED
-        _refuse_unknown(kind, [evaluation.of_planted], kinds)
 
 
 def _refuse_unknown(kind: str, names: Sequence[str | None] | None, known: Collection[str]) -> None:

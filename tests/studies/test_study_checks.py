@@ -70,7 +70,7 @@ def test_the_plan_is_a_script_with_estimates_and_says_last_that_its_text_is_miss
 def test_other_code_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    commits = {"data": "0" * 40, "novels/data": "1" * 40, "signs/planted/data": "unknown"}
+    commits = {"data": "0" * 40, "novels/data": "1" * 40, "other/data": "unknown"}
     for name, commit in commits.items():
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "manifest.json").write_text(json.dumps({"git_commit": commit}))
