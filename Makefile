@@ -18,7 +18,7 @@ PY := .venv/bin/python
 # Python keeps what it has compiled, whatever the shell says: a start with torch takes 5 s instead of 12 s.
 export PYTHONDONTWRITEBYTECODE :=
 # Compiled once, at installation: else each of the processes that start together would compile them for itself.
-IMPORTED := olmo.model, accelerate, transformers, sklearn.linear_model, statsmodels.api, matplotlib.pyplot, nbclient
+IMPORTED := olmo.model, accelerate, transformers, statsmodels.api, matplotlib.pyplot, nbclient
 # A file in one process; more processes than two or three cores, since tests wait much for programs that they start.
 PARALLEL := -n $(if $(filter 1 2 3,$(shell nproc)),4,auto) --dist loadfile --no-loadscope-reorder
 

@@ -72,17 +72,9 @@ RULE_STYLES = {
     "nearest": Style(BLACK, "X"), "random": Style(GREY, "P"),
     "add_one_in": Style(SKY, "<"), "greedy": Style("#7A8B00", ">"), "gradient": Style("#8C3B1F", "p"),
     "attention": Style("#00838F", "h"),
-    "leave_one_out_search": Style("#00456B", "8"), "banzhaf": Style("#8C6D1F", "H"),
     "add_one_in_divergence": Style("#7B3F9E", "<"), "greedy_divergence": Style("#4E5A00", ">"),
-    "gradient_divergence": Style("#C0653F", "p"), "banzhaf_divergence": Style("#A33E5B", "H"),
-    "context_length_probing": Style("#B8860B", "d"),
-    "context_length_probing_divergence": Style("#6B4E00", "d"),
-    "surrogate": Style("#E377C2", "^"), "surrogate_divergence": Style("#9E2A7D", "^"),
-    "attention_rollout": Style("#00585F", "h"), "learned_attention": Style("#FF8C69", "s"),
-    "learned_attention_divergence": Style("#B5533C", "s"), "input_x_gradient": Style("#5B5BD6", "o"),
-    "integrated_gradients": Style("#2E2E8C", "o"),
-    "h2o": Style("#C2185B", "^"), "snapkv": Style("#6A9A1F", "s"), "quest": Style("#1F6F9A", "o"),
-    "streaming_llm": Style("#9A6A1F", "X"),
+    "gradient_divergence": Style("#C0653F", "p"),
+    "attention_rollout": Style("#00585F", "h"),
 }  # fmt: skip
 """Of every selection rule."""
 
@@ -170,9 +162,7 @@ def rule_text(rule: str) -> str:
     """A selection rule's name in words: `leave_one_out_divergence` is "leave one out, by divergence"."""
     if rule.endswith("_divergence"):
         return f"{rule_text(rule.removesuffix('_divergence'))}, by divergence"
-    irregular = {"nearest": "nearest tokens", "random": "random tokens",
-                 "input_x_gradient": "input times gradient", "h2o": "H2O", "snapkv": "SnapKV",
-                 "quest": "Quest", "streaming_llm": "StreamingLLM"}  # fmt: skip
+    irregular = {"nearest": "nearest tokens", "random": "random tokens"}
     return irregular.get(rule, rule.replace("_", " "))
 
 

@@ -245,7 +245,7 @@ def multiple_comparison_note(table: pd.DataFrame, value: str) -> str:
 
 
 PREFERRED_RULES = (
-    "leave_one_out_divergence", "banzhaf_divergence", "add_one_in_divergence", "greedy_divergence",
+    "leave_one_out_divergence", "add_one_in_divergence", "greedy_divergence",
     "gradient_divergence", "attention",
 )  # fmt: skip
 """None sees the answer; first the one that came first in the trial of the measures (LOG, 2026-11-22)."""

@@ -37,7 +37,7 @@ import os
 
 from pipeline.cli import InputError, file_path, logger, output_file, positive_int, random_seed, stage_parser
 from pipeline.measuring.flags import add_model_arguments
-from pipeline.measuring.rules import RULES, find_rule
+from pipeline.measuring.rules import RULES
 from pipeline.results.files import refuse_replacing, write_atomically
 from pipeline.text.sources import decoded
 from pipeline.text.tokenizer import add_reading_arguments
@@ -77,19 +77,8 @@ def parser() -> argparse.ArgumentParser:
     return stage
 
 
-def check(arguments: argparse.Namespace) -> None:
-    """Refuse rules that no text alone can be explained by."""
-    for rule in map(find_rule, arguments.rules):
-        if rule.name.startswith("learned_attention"):
-            raise InputError(
-                f"rule {rule.name} learns from other documents, which only influential_tokens has; choose"
-                " another, such as leave_one_out"
-            )
-
-
 def main(arguments: argparse.Namespace) -> None:
     """Explain the text: print it, and write the page."""
-    check(arguments)
     named = [Path(word) for word in (arguments.model, arguments.tokenizer) if word is not None]
     refuse_replacing([arguments.out], [arguments.text_file, arguments.foreign_text_file, *named])
     name, text = _name_and_text(arguments)

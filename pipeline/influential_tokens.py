@@ -50,16 +50,11 @@ from pipeline.cli import (
     positive_int,
     random_seed,
     stage_parser,
-    whole_number,
 )
 from pipeline.measuring.flags import (
     BLOCKS,
-    KEPT_FRACTION,
-    LEARNING_CHUNKS,
     LONGEST_EXACT,
     MINIMUM_GAIN,
-    MOST_SUBSETS,
-    NUM_SUBSETS,
     RECOVERY_FRACTION,
     ContextLengths,
     add_evaluation_arguments,
@@ -126,12 +121,6 @@ def parser() -> argparse.ArgumentParser:
         help="blocks of far tokens that rules leave_one_out* leave out a round, instead of every token; those"
         " that matter are split, down to single tokens. As many as the far context has leave out every token,"
         f" which is so up to {LONGEST_EXACT:,} tokens if not given; beyond, {BLOCKS} and one a target")
-    add("--num-subsets", type=whole_number(2, MOST_SUBSETS), default=NUM_SUBSETS,
-        help="random subsets of the far context, of rules banzhaf* and surrogate*; an even number")
-    add("--kept-fraction", type=fraction, default=KEPT_FRACTION,
-        help="how likely a far token is to be in a subset of the rules surrogate*")
-    add("--learning-chunks", type=positive_int, default=LEARNING_CHUNKS,
-        help="chunks of training tokens that the rules learned_attention* are fitted to, once a model")
     add("--recovery-fraction", type=fraction, default=RECOVERY_FRACTION,
         help="k* recovers this much of the gain")
     add("--minimum-gain", type=finite_float, default=MINIMUM_GAIN,
@@ -172,7 +161,7 @@ def check(arguments: argparse.Namespace) -> ContextLengths:
             raise InputError(sentence)
     refuse_rules(
         arguments.rules, intervention=arguments.intervention, largest_k=arguments.k[-1],
-        smallest_far_context=smallest, num_subsets=arguments.num_subsets,
+        smallest_far_context=smallest
     )  # fmt: skip
     return lengths
 
@@ -186,9 +175,8 @@ def main(arguments: argparse.Namespace) -> None:
     if arguments.intervention == SUBSTITUTE:
         unigram = UnigramDistribution.of_training_tokens(TokenizedData.open(arguments.data))
     # Imported late, for a --help, and a refusal, at once.
-    from pipeline.measuring.methods import LEARNED
     from pipeline.measuring.sparsity import Request, measure_chunk, planned_tokens
-    from pipeline.measuring.stage import LoadedModel, MeasuringStage, head_weights_of
+    from pipeline.measuring.stage import MeasuringStage
 
     num_far = int(lengths.num_far_tokens_T[0])
     request = Request(
@@ -198,15 +186,11 @@ def main(arguments: argparse.Namespace) -> None:
         },
         recovery_fraction=arguments.recovery_fraction, minimum_gain=arguments.minimum_gain,
         seed=arguments.seed, intervention=arguments.intervention, num_backgrounds=arguments.num_backgrounds,
-        num_subsets=arguments.num_subsets, screen=arguments.screen, kept_fraction=arguments.kept_fraction,
+        screen=arguments.screen,
         unigram=unigram, null_fraction=arguments.null_fraction, is_compact=arguments.positions == COMPACT,
         choosers_judge=arguments.choosers_judge,
         choices=None if arguments.choices is None else _read_choices(arguments, lengths),
     )  # fmt: skip
-
-    def prepare(loaded: LoadedModel, checkpoint_sha256: str, dtype: str) -> None:
-        weights = head_weights_of(loaded, arguments, lengths, checkpoint_sha256, dtype)
-        request.head_weights[loaded.name] = weights
 
     # A chunk comes with the same chunk of the documents after it: of its null, then of its backgrounds.
     num_backgrounds = arguments.num_backgrounds if arguments.intervention == BACKGROUND else 0
@@ -216,7 +200,6 @@ def main(arguments: argparse.Namespace) -> None:
         lambda choosers, chunk, judges: measure_chunk(choosers, chunk, judges, request),
         other_models={"--judge-with": arguments.judge_with}, num_other_documents=1 + num_backgrounds,
         has_null=lambda document_id: bool(request.numbers_in(OTHER_DOCUMENT, document_id)),
-        prepare=prepare if any(rule.startswith(LEARNED) for rule in arguments.rules) else None,
         together=arguments.choose_together, last_tokens=arguments.last_tokens,
         planned=lambda document_id: planned_tokens(
             request, num_choosers, len(arguments.judge_with), document_id
@@ -241,15 +224,9 @@ def _settings(arguments: argparse.Namespace, unigram: UnigramDistribution | None
         paths = [file.path for file in sources(arguments.choices, STAGE, [arguments.choices_of])]
         choices = {"model": arguments.choices_of, "sha256": sha256_of_files(*paths)}
 
-    def of_rules(name: str, *beginnings: str) -> object:
-        return getattr(arguments, name) if any(r.startswith(beginnings) for r in arguments.rules) else None
-
     return {name: getattr(arguments, name) for name in names} | {
         "unigram_sha256": None if unigram is None else unigram.sha256,
         "engine": ENGINE,
-        "num_subsets": of_rules("num_subsets", "banzhaf", "surrogate"),
-        "learning_chunks": of_rules("learning_chunks", "learned_attention"),
-        "kept_fraction": of_rules("kept_fraction", "surrogate"),
         "screen": arguments.screen,
         "num_backgrounds": arguments.num_backgrounds if arguments.intervention == BACKGROUND else None,
         "choosers_judge": arguments.choosers_judge or None,

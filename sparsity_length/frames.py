@@ -170,10 +170,10 @@ def influential_frame(
 ) -> pd.DataFrame:  # fmt: skip
     """See `sparsity_length.influential_tokens`."""
     ks, short = sorted(set(k)), short_context_length
-    if intervention not in (REMOVE, BACKGROUND) or rule.startswith("learned_attention"):
+    if intervention not in (REMOVE, BACKGROUND):
         raise InputError(
-            f"intervention {intervention} and rule {rule}: these need training tokens, which only the program"
-            f" influential_tokens has; choose {REMOVE} or {BACKGROUND}, and another rule"
+            f"intervention {intervention} needs training tokens, which only the program influential_tokens"
+            f" has; choose {REMOVE} or {BACKGROUND}"
         )
     refuse_rules([rule], intervention=intervention, largest_k=ks[-1], smallest_far_context=ks[-1])
     given = GivenModel(model, **options)

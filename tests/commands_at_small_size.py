@@ -89,7 +89,7 @@ _FEW_TARGETS = ["--targets-per-chunk", "4"]
 FURTHER_WORDS = {
     "pipeline/pretrain.py": [*_TINY, "max_duration=4"],
     "pipeline/train_synthetic.py": _TINY_TASK,
-    "pipeline/influential_tokens.py": ["--k", "1", "4", "--learning-chunks", "2", *_FEW_TARGETS],
+    "pipeline/influential_tokens.py": ["--k", "1", "4", *_FEW_TARGETS],
     "pipeline/loss_differences.py": _FEW_TARGETS,
     "pipeline/length_losses.py": _FEW_TARGETS,
     "pipeline/length_interference.py": _FEW_TARGETS,

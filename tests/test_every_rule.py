@@ -1,7 +1,6 @@
 """The stage influential_tokens with rules and interventions other than the default."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from measured_documents import (  # fmt: skip
     LONG,
     SHORT,
     VOCABULARY_SIZE,
-    contents,
     measure,
     write_checkpoint,
     write_data,
@@ -22,9 +20,6 @@ from measured_documents import (  # fmt: skip
 from olmo.model import OLMo
 
 from pipeline import influential_tokens
-from pipeline.cli import InputError
-from pipeline.measuring import rules
-from pipeline.measuring import stage as attention_heads
 from pipeline.measuring.contexts import Batching, own_context
 from pipeline.measuring.far_context import leave_each_out
 from pipeline.measuring.flags import ContextLengths
@@ -36,8 +31,7 @@ from pipeline.text.folder import TokenizedData, UnigramDistribution
 TARGET = ["document_id", "chunk_index", "target_position"]
 TRAIN_TOKENS = np.random.default_rng(7).integers(1, VOCABULARY_SIZE, 200).tolist()
 
-INSTALLED = [name for name, rule in RULES.items() if rule.is_installed]
-EVERY_RULE = ["--rules", *INSTALLED, "--learning-chunks", "4"]
+EVERY_RULE = ["--rules", *RULES]
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +55,8 @@ def _settings(results: Path) -> dict:
 
 def test_every_rule_ranks_the_far_context_and_its_null(folder: Path) -> None:
     rows = read_artefact(folder / "results", "influential_tokens")
-    assert len(rows) == 12 * 2 * len(INSTALLED) * 5  # targets, far contexts, rules, ranks
-    assert set(rows["rule"]) == set(INSTALLED)
+    assert len(rows) == 12 * 2 * len(RULES) * 5  # targets, far contexts, rules, ranks
+    assert set(rows["rule"]) == set(RULES)
     assert not rows.duplicated([*TARGET, "rule", "far_context", "rank"]).any()
     assert not rows.duplicated([*TARGET, "rule", "far_context", "context_position"]).any()
     assert (rows["distance"] > SHORT).all()
@@ -72,45 +66,14 @@ def test_every_rule_ranks_the_far_context_and_its_null(folder: Path) -> None:
     best = sparse.query("k == 1").pivot_table(
         index=[*TARGET, "far_context"], columns="rule", values="sparse_context_loss"
     )
-    for rule in INSTALLED:  # the best single token is what add_one_in is defined by
+    for rule in RULES:  # the best single token is what add_one_in is defined by
         assert (best["add_one_in"] <= best[rule] + 1e-5).all()
     assert (best["greedy"] == best["add_one_in"]).all()
 
 
-def test_weights_of_heads_are_fitted_once_and_kept(
-    folder: Path, results: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    of_all = read_artefact(folder / "results", "attention_heads")
-    assert of_all["head_index"].tolist() == list(range(8)) and of_all["loss_weight"].ne(0).all()
-    words = [*results, "--rules", "learned_attention", "random", "--k", "1", "--learning-chunks", "4"]
-    measure(influential_tokens, folder, *words)
-    again = read_artefact(Path(results[1]), "attention_heads")
-    pd.testing.assert_frame_equal(again, of_all)
-    assert _settings(Path(results[1]))["learning_chunks"] == 4
-    chosen = contents(Path(results[1]) / "influential_tokens")
-    shutil.rmtree(Path(results[1]) / "influential_tokens")
-    monkeypatch.setattr(attention_heads, "fitted_head_weights", None)  # which would fail
-    measure(influential_tokens, folder, *words)
-    assert contents(Path(results[1]) / "influential_tokens") == chosen
-
-
-def test_rules_that_cannot_run_are_refused(
-    folder: Path, results: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rules, "find_spec", lambda name: None)
-    for words, sentence in (
-        ("learned_attention", "has 16 chunks of 12 training tokens, and 32 are to be"),
-        ("surrogate --num-subsets 4", "--num-subsets 4 tells rule surrogate of at most 4 tokens, and"),
-        ("integrated_gradients", r"'integrated_gradients' needs captum, which is not installed: pip install"),
-    ):
-        with pytest.raises(InputError, match=sentence):
-            measure(influential_tokens, folder, *results, "--rules", *words.split())
-        assert not (Path(results[1]) / "influential_tokens").exists(), words
-
-
 def test_results_say_how_they_were_made(folder: Path) -> None:
     settings = _settings(folder / "results")
-    assert settings["rules"] == INSTALLED
+    assert settings["rules"] == list(RULES)
     assert settings["intervention"] == "remove" and settings["unigram_sha256"] is None
     assert settings["engine"] == "left_out_at_kept_position_ids" and settings["dtype"] == "float32"
 
@@ -169,7 +132,7 @@ def test_the_intervention_moves_influences_and_no_context(folder: Path, results:
     removed, substituted = tables["influential_tokens"]
     moved = {
         rule
-        for rule in INSTALLED
+        for rule in RULES
         if not removed.query("rule == @rule")["context_position"].equals(
             substituted.query("rule == @rule")["context_position"]
         )

@@ -188,7 +188,6 @@ def test_a_foreign_text_may_cost_more_than_the_far_context_gains(model: Path) ->
         (["--text", "  \n "], "the text of --text is empty"),
         (["--text", "a b"], "fewer than two short contexts of 4"),
         (["--text-file", "{folder}/latin"], "no text in UTF-8: 'utf-8' codec can't decode byte 0xef"),
-        (["--text", TEXT, "--rules", "learned_attention"], "learns from other documents, which only"),
         (["--text", TEXT, "--tokenizer", "bpe:300"], "would be trained anew"),
         (["--text", "half of one: \udcff and more of it"], "its character 13 is half of one"),
         (["--text", TEXT, "--targets", "600"], "--targets 600 is more than the 58 tokens that have 2 far"),

@@ -124,12 +124,12 @@ def test_rules_that_look_inside_are_asked_once_whatever_the_intervention(
     parity: Path, tmp_path: Path
 ) -> None:
     words = "--sizes 10 --sparsities 2 --largest-k 4 --interventions remove background".split()  # noqa: SIM905
-    rules = ["attention", "attention_rollout", "gradient", "surrogate"]
+    rules = ["attention", "attention_rollout", "gradient", "add_one_in"]
     measure(parity, tmp_path, "sparse_parity", *words, "--rules", *rules)
     rows = read_artefact(tmp_path, "found_dependencies")
     asked = rows.fillna({"intervention": "-"}).groupby("rule")["intervention"].agg(set).to_dict()
     once = dict.fromkeys(rules[:3], {"-"})
-    assert asked == {**once, "surrogate": {"remove", "background"}}
+    assert asked == {**once, "add_one_in": {"remove", "background"}}
 
 
 def test_what_predicted_ids_depend_on_is_asked_of_the_head_of_ids(chains: Path, tmp_path: Path) -> None:

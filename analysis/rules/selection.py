@@ -21,7 +21,6 @@ from analysis.read import (
     sees_answer,
     summarized,
 )
-from pipeline.measuring.flags import NUM_SUBSETS
 from pipeline.measuring.rules import REMOVE, RULES, RuleCosts
 from pipeline.results.schemas import LOSS
 
@@ -74,7 +73,6 @@ def costs_of(settings: Mapping[str, Any]) -> RuleCosts:
         **{length: settings[length] for length in lengths},
         intervention=settings.get("intervention") or REMOVE,
         num_backgrounds=settings.get("num_backgrounds") or 1,
-        num_subsets=settings.get("num_subsets") or NUM_SUBSETS,
         screen=settings.get("screen"),
     )
 

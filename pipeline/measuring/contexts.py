@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from pipeline.cli import is_out_of_memory, logger
-from pipeline.measuring.flags import KEPT_FRACTION, NUM_SUBSETS, ContextLengths
+from pipeline.measuring.flags import ContextLengths
 from pipeline.models.devices import GIBIBYTE, free_bytes, total_bytes
 from pipeline.models.interface import (
     CausalLM,
@@ -217,18 +217,12 @@ class Measurement:
     model: CausalLM
     lengths: ContextLengths
     batching: Batching
-    num_subsets: int = NUM_SUBSETS
-    """Random subsets of the far context that rules `banzhaf*` and `surrogate*` learn from."""
-    kept_fraction: float = KEPT_FRACTION
-    """How likely a token is to be in a subset of rules `surrogate*`."""
     screen: int | None = None
     """Blocks that a round of `far_context.leave_blocks_out` leaves out; None: each token is left out."""
     is_compact: bool = False
     """Whether sparse contexts are closed up: position IDs without gaps."""
-    head_weights_2H: np.ndarray | None = None
-    """Of rules `learned_attention*` (`methods.fitted_head_weights`); None where none of them is asked for."""
     seed: tuple[int, ...] = (0,)
-    """Of random subsets and sampled answers."""
+    """Of sampled answers."""
 
 
 class Measured(NamedTuple):

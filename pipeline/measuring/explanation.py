@@ -21,6 +21,7 @@ from pipeline.explorer_page.writing import NATS, Record, chunk_record, grouped, 
 from pipeline.measuring.far_context import FarContext
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.given import GivenModel, counted
+from pipeline.measuring.rules import find_rule
 from pipeline.measuring.sparsity import Request, compared_losses, measure_chunk, planned_tokens
 from pipeline.measuring.stage import LoadedModel, failures_in_words, say_how_long
 from pipeline.models.leading import num_positions_of
@@ -116,6 +117,8 @@ class Explanation:
 
 def explained(text: Text, arguments: argparse.Namespace) -> Explanation:
     """Explain a text, with a bar; `arguments` are of `pipeline.explain`, with foreign_text or None."""
+    for rule in arguments.rules:
+        find_rule(rule)  # an unknown one is refused before a model is loaded
     given = GivenModel(
         arguments.model, device=arguments.device, dtype=arguments.dtype, revision=arguments.revision,
         trust_remote_code=arguments.trust_remote_code,

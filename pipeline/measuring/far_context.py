@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any, NamedTuple, Optional, TypeVar
+from typing import NamedTuple, Optional, TypeVar
 
 import numpy as np
 import torch
@@ -233,22 +233,10 @@ class FarContext:
     """The chunk's own far context, of a null; None: this is it, and its tokens are the chunk's."""
     _measured_sets: dict[bytes, np.ndarray] = field(default_factory=dict, init=False)
     """`_set_keys` -> loss and divergence [2, B] of a set that is likely to be asked for again."""
-    _kept: dict[Callable[..., Any], Any] = field(default_factory=dict, init=False)
-
-    def once(self, measure: Callable[["FarContext"], T]) -> T:
-        """`measure` of this far context, kept for the rules that share it."""
-        if measure not in self._kept:
-            self._kept[measure] = measure(self)
-        return self._kept[measure]
-
-    @property
-    def replacements(self) -> Sequence[np.ndarray | None]:
-        """What stands where far tokens are taken away, chunks to take means over; None: nothing."""
-        return (None,)
 
     @property
     def _stand_ins(self) -> Sequence[np.ndarray | None]:
-        """The same of single tokens."""
+        """What stands where a far token is left out, chunks to take means over; None: nothing."""
         return (self.substitute_ids_L,)
 
     @property
@@ -347,6 +335,28 @@ class FarContext:
         )
 
     @cached_property
+    def attention_rollout_TF(self) -> np.ndarray:
+        """What the row that predicts each target holds of each far token, through all layers.
+
+        Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers", arXiv 2005.00928. Of a layer, A
+        is the mean attention of its heads; half of what a row holds comes from itself, by the residual
+        stream:
+
+            rollout = Ā_n ··· Ā_2 Ā_1,   Ā = (A + 1) / 2
+
+        A row of it sums to 1. Blind to the target. In memory: the mean attention of all rows in every layer.
+        """
+
+        def rollout(model: CausalLM, read: ReadText) -> torch.Tensor:
+            of_layers = model.watch_heads(*read[:3], None, lambda queries, keys, all_HSS: all_HSS.mean(0))
+            held_TS = torch.nn.functional.one_hot(read.query_rows_T, read.token_ids_1S.shape[1]).float()
+            for mean_SS in reversed(of_layers):  # from the last layer down: T rows, not S
+                held_TS = (held_TS @ mean_SS + held_TS) / 2
+            return held_TS
+
+        return self.look_inside("attention_rollout", rollout)
+
+    @cached_property
     def gate_gradient_TF(self) -> np.ndarray:
         """Derivative of loss(t | long) by the gate of token i, nats; negative = removal should hurt."""
         return self.look_inside("gradient", lambda model, read: model.gate_gradients(*read))
@@ -366,58 +376,6 @@ class FarContext:
             for answers_T in sampled_answers(self.predictions, NUM_SAMPLED_ANSWERS, self.measurement.seed)
         ]
         return np.mean(squares, axis=0, dtype=np.float32)
-
-    @cached_property
-    def subset_effects(self) -> Measured:
-        """How much each token lowers loss and divergence, mean over random subsets: its Banzhaf value.
-
-        Banzhaf 1965; for data Wang and Jia 2023, "Data Banzhaf", by maximum sample reuse: the mean over the
-        subsets without the token less the mean over those with it.
-        """
-        num_far_T = self.num_far_tokens_T
-        kept_NF = random_subsets(int(num_far_T[-1]), self.measurement.num_subsets, self.measurement.seed)
-        weights_NF = ~kept_NF / (~kept_NF).sum(0) - kept_NF / kept_NF.sum(0)
-        return Measured(
-            *(
-                far_context_only((values_NT.T.astype(float) @ weights_NF).astype(np.float32), num_far_T)
-                for values_NT in self.in_subsets(kept_NF)
-            )
-        )
-
-    def in_subsets(self, kept_NF: np.ndarray) -> Measured:
-        """loss(t | short and the kept far tokens), and its divergence: [N, T] each, one pass a subset."""
-        return Measured.mean(
-            [
-                Measured.joined(
-                    [
-                        self._in_subsets(sequence, kept_NF, replacement_L)
-                        for sequence in null_contexts(self.chunk_L, self.token_ids_L, self.lengths)
-                    ],
-                    axis=1,
-                )
-                for replacement_L in self.replacements
-            ]
-        )
-
-    def _in_subsets(
-        self, sequence: PackedSequence, kept_NF: np.ndarray, replacement_L: np.ndarray | None
-    ) -> Measured:
-        num_rows, num_far = len(sequence.token_ids_S), int(sequence.num_far_tokens_T[-1])
-        batching, visible_SS = self.measurement.batching, sequence.visible_SS
-        assert visible_SS is not None
-        queue = PassQueue(self.model, batching, self.reference.at(sequence.targets))
-        target_ids_T = to_device(sequence.target_ids_T, self.model.device)
-        for batch in batching.of_many(len(kept_NF), num_rows):
-            kept_BF = kept_NF[batch, :num_far]
-            is_there_BS = np.pad(kept_BF, ((0, 0), (0, num_rows - num_far)), constant_values=True)
-            substitutes_L = sequence.token_ids_S if replacement_L is None else replacement_L
-            rows = rows_with_substitutes(sequence, 0, ~is_there_BS, substitutes_L)
-            if replacement_L is None:
-                # A row outside the subset sees itself, for it must see something, and no other row sees it.
-                seen_BSS = is_there_BS[:, None, :] | np.eye(num_rows, dtype=bool)
-                rows = rows._replace(visible_BSK=visible_SS & seen_BSS)
-            queue.run(rows, target_ids_T)
-        return Measured(*(np.concatenate(values) for values in queue.read()))
 
     @cached_property
     def short(self) -> Measured:
@@ -550,17 +508,6 @@ class FarContext:
         return np.concatenate(padded, axis=-2)
 
 
-def random_subsets(num_far: int, num_subsets: int, seed: tuple[int, ...]) -> np.ndarray:
-    """Pairs of a random subset of the far positions and its complement, whether each is in: bool [N, F].
-
-    So every token is in half of them, by the toss of a coin each. Of subsets of one size the mean would not
-    be the value: with i in it, one holds fewer of the others.
-    """
-    generator = np.random.default_rng([*seed, 3])
-    first_PF = generator.integers(2, size=(num_subsets // 2, num_far), dtype=np.int8).astype(bool)
-    return np.stack([first_PF, ~first_PF], axis=1).reshape(num_subsets, num_far)
-
-
 def sampled_answers(predictions: Predictions, num_answers: int, seed: tuple[int, ...]) -> list[np.ndarray]:
     """Tokens drawn from each of T predictions, spread over it evenly: `num_answers` arrays int64 [T]."""
     cumulated_TV = predictions.probs_TV.double().cumsum(-1).cpu().numpy()
@@ -589,11 +536,9 @@ class FarContextInBackground(FarContext):
     """Chunks of other documents, whose tokens stand for all that is left out: int64."""
 
     @property
-    def replacements(self) -> Sequence[np.ndarray | None]:
+    def _stand_ins(self) -> Sequence[np.ndarray | None]:
         """Other documents' tokens."""
         return tuple(self.background_ids_BL)
-
-    _stand_ins = replacements
 
     @property
     def background(self) -> Measured:

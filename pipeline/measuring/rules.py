@@ -14,8 +14,6 @@ Shapes: T targets, F far-context positions (of the last target), K the largest k
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
-from importlib.util import find_spec
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,9 +24,7 @@ from pipeline.measuring.flags import (
     BLOCKS,
     FEWEST_BLOCKS,
     LONGEST_EXACT,
-    NUM_INTEGRATION_STEPS,
     NUM_SAMPLED_ANSWERS,
-    NUM_SUBSETS,
     ContextLengths,
     block_widths,
     num_kept,
@@ -66,7 +62,6 @@ class RuleCosts(ContextLengths):
     intervention: str = REMOVE
     num_backgrounds: int = 1
     """Foreign documents, under the intervention `background`."""
-    num_subsets: int = NUM_SUBSETS
     screen: int | None = None
     """Blocks that a round of leave_one_out leaves out; None: every token. Which blocks are split the text
     decides, so that a screen's cost is about what the formula says."""
@@ -100,8 +95,6 @@ class RuleCosts(ContextLengths):
         num_passes = {
             "gradient": 1,
             "gradient_divergence": NUM_SAMPLED_ANSWERS,
-            "input_x_gradient": 1,
-            "integrated_gradients": NUM_INTEGRATION_STEPS,
         }
         return num_passes.get(rule, 0) * self.one_pass()
 
@@ -173,19 +166,6 @@ class RuleCosts(ContextLengths):
         )
         return self.num_far_tokens[-1] + sum(rounds)
 
-    def subsets(self, k: int) -> int:
-        """A pass a subset over the packed sequences, N (F + m s); under `background` a foreign document."""
-        num_each = self.num_backgrounds if self.intervention == BACKGROUND else 1
-        return num_each * self.num_subsets * self.foreign_context()
-
-    def starts(self, k: int) -> int:
-        """A pass from each start on, but the first and the last; a background is read before."""
-        last = self.num_far_tokens[-1]
-        from_each_start = sum(self.one_pass() - start for start in range(1, last))
-        if self.intervention != BACKGROUND:
-            return from_each_start
-        return self.num_backgrounds * (max(0, last - 1) + from_each_start)
-
     def foreign_context(self) -> int:
         """All targets in a foreign far context, which is read once for each of the packed sequences."""
         return sum(rows for rows, _ in self._packed_sequences())
@@ -239,13 +219,6 @@ class Rule:
     """Whether it leaves nothing out, but looks at the long context as it is."""
     builds_up: bool = False
     """Whether it looks for tokens that together give the prediction, instead of those that it misses."""
-    needs: str | None = None
-    """A package that is not always installed."""
-
-    @property
-    def is_installed(self) -> bool:
-        """Whether all that it needs is."""
-        return self.needs is None or find_spec(self.needs) is not None
 
     @property
     def knows_interventions(self) -> bool:
@@ -331,23 +304,6 @@ def _both(
     ]
 
 
-def _method(name: str) -> Callable[["FarContext"], Any]:
-    """The function of this name in `methods.py`, imported when first used; asked once of a far context."""
-    return lambda context: context.once(getattr(import_module("pipeline.measuring.methods"), name))
-
-
-def _streaming_llm(
-    contexts: Sequence["FarContext"], max_k: int, generator: np.random.Generator
-) -> np.ndarray:
-    """The first four tokens ("attention sinks"), then the nearest: Xiao et al. 2023, arXiv 2309.17453.
-
-    Theirs counts positions within the cache; here tokens keep their IDs.
-    """
-    nearest_TK = _nearest(contexts, max_k, generator)
-    sinks_T4 = np.broadcast_to(np.arange(4), (len(nearest_TK), 4))
-    return np.concatenate([sinks_T4, nearest_TK], axis=1)[:, :max_k]
-
-
 _ROWS = (
     # Necessity: what leaving the token out of the long context costs; how far it moves the prediction.
     *_both(
@@ -363,8 +319,6 @@ _ROWS = (
     # it looks at best of all, with or without a dependency.
     Rule("greedy", "answer", _greedy_by(0), RuleCosts.greedy, (REMOVE,), builds_up=True),
     Rule("greedy_divergence", "prediction", _greedy_by(1), RuleCosts.greedy, (REMOVE,), builds_up=True),
-    # The mean effect over random subsets of the far context: no single context can be fitted.
-    *_both("banzhaf", lambda far: far.subset_effects, RuleCosts.subsets, builds_up=True),
     # First-order estimate of leave_one_out, by a gate that multiplies exp(score) of every attention edge into
     # the token. It saturates: where a token has nearly all attention and the model is sure, the derivative
     # vanishes though removal costs most.
@@ -384,32 +338,9 @@ _ROWS = (
         reads_everything=True,
     ),
     Rule(
-        "input_x_gradient", "answer", _by(_method("input_x_gradient")),
-        lambda costs, k: costs.targets_per_chunk * costs.one_pass(), reads_everything=True, needs="captum",
-    ),
-    Rule(
-        "integrated_gradients", "answer", _by(_method("integrated_gradients")),
-        lambda costs, k: NUM_INTEGRATION_STEPS * costs.targets_per_chunk * costs.one_pass(),
-        reads_everything=True, needs="captum",
-    ),
-    Rule(
-        "attention_rollout", "attention", _by(_method("attention_rollout")), RuleCosts.one_pass,
+        "attention_rollout", "attention", _by(lambda far: far.attention_rollout_TF), RuleCosts.one_pass,
         reads_everything=True,
     ),
-    *_both(
-        "learned_attention", _method("learned_attention"), RuleCosts.one_pass,
-        {"": "attention", "_divergence": "attention"}, reads_everything=True,
-    ),
-    *_both(
-        "context_length_probing", _method("context_length_probing"), RuleCosts.starts, builds_up=True
-    ),
-    *_both("surrogate", _method("surrogate"), RuleCosts.subsets, builds_up=True),
-    # Policies that evict from a cache of keys and values, or read a part of it.
-    *(
-        Rule(name, "attention", _by(_method(name)), RuleCosts.one_pass, reads_everything=True)
-        for name in ("h2o", "snapkv", "quest")
-    ),
-    Rule("streaming_llm", "nothing", _streaming_llm, lambda costs, k: 0),
     Rule("random", "nothing", _random, lambda costs, k: 0),
     Rule("nearest", "nothing", _nearest, lambda costs, k: 0),
 )  # fmt: skip
@@ -420,14 +351,9 @@ LEAVE_ONE_OUT_RULES = tuple(name for name, rule in RULES.items() if SUBSTITUTE i
 
 
 def find_rule(name: str) -> Rule:
-    """The rule called `name`; InputError where there is none, or what it needs is not installed."""
+    """The rule called `name`; InputError where there is none."""
     if name not in RULES:
         raise unknown_name("rule", name, RULES)
-    if not RULES[name].is_installed:
-        raise InputError(
-            f"rule '{name}' needs {RULES[name].needs}, which is not installed: pip install '.[attribution]'"
-            " brings it; or leave the rule out of --rules"
-        )
     return RULES[name]
 
 
@@ -472,8 +398,7 @@ def screen_of(lengths: ContextLengths, num_blocks: int | None, rules: Collection
 
 
 def refuse_rules(
-    rules: Collection[str], *, intervention: str, largest_k: int, smallest_far_context: int,
-    num_subsets: int = NUM_SUBSETS,
+    rules: Collection[str], *, intervention: str, largest_k: int, smallest_far_context: int
 ) -> None:  # fmt: skip
     """Refuse what cannot be asked for together, in the words of the flags (InputError)."""
     for rule in map(find_rule, rules):
@@ -483,15 +408,8 @@ def refuse_rules(
                 f"--intervention background has no meaning for rule {rule.name}; it is for {able}; choose of"
                 " these, or say --intervention remove"
             )
-        if rule.name.startswith("surrogate") and num_subsets < largest_k:
-            raise InputError(
-                f"--num-subsets {num_subsets} tells rule {rule.name} of at most {num_subsets} tokens, and --k"
-                f" asks for {largest_k}; choose at least as many subsets"
-            )
     if largest_k > smallest_far_context:
         raise InputError(
             f"--k {largest_k} is more than the {smallest_far_context} far-context tokens of the first target:"
             " choose a smaller k, a longer long context or fewer targets a chunk"
         )
-    if num_subsets % 2:
-        raise InputError(f"--num-subsets {num_subsets}: subsets come in pairs; choose an even number")

@@ -6,7 +6,7 @@ Shapes: T targets, F far-context positions, K largest k of a rule, J studied val
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 import numpy as np
@@ -21,9 +21,7 @@ from pipeline.measuring.contexts import (
 )
 from pipeline.measuring.far_context import FarContext, far_contexts, sparse_contexts
 from pipeline.measuring.flags import (
-    KEPT_FRACTION,
     MINIMUM_GAIN,
-    NUM_SUBSETS,
     RECOVERY_FRACTION,
     ContextLengths,
 )
@@ -62,10 +60,8 @@ class Request:
     intervention: str = REMOVE
     num_backgrounds: int = 1
     """Foreign documents, under the intervention `background`."""
-    num_subsets: int = NUM_SUBSETS
     screen: int | None = None
     """Blocks that a round of leave_one_out leaves out; None: every token (`flags.screen_of`)."""
-    kept_fraction: float = KEPT_FRACTION
     unigram: UnigramDistribution | None = None
     """What left-out tokens are replaced by under `substitute`."""
     every_null: bool = True
@@ -79,8 +75,6 @@ class Request:
     """Document and chunk -> what was chosen of it before. None: the rules choose."""
     every_influence: bool = True
     """Whether the table `influences` is made: that of every far token on every target."""
-    head_weights: dict[str, np.ndarray] = field(default_factory=dict)
-    """Model -> what the rules learned_attention* need of it."""
 
     def numbers_in(self, far_context: str, document_id: str = "") -> dict[str, Sequence[int]]:
         """`numbers_of_rule` of the rules that choose in this far context of a document."""
@@ -103,8 +97,7 @@ class Request:
         """See `far_context.far_contexts`."""
         seed = self.seed_of(chunk)
         measurement = Measurement(
-            loaded.model, self.lengths, loaded.batching, num_subsets=self.num_subsets, screen=self.screen,
-            kept_fraction=self.kept_fraction, head_weights_2H=self.head_weights.get(loaded.name), seed=seed,
+            loaded.model, self.lengths, loaded.batching, screen=self.screen, seed=seed,
             is_compact=self.is_compact,
         )  # fmt: skip
         chunk_L, is_background = chunk.token_ids_L, self.intervention == BACKGROUND
@@ -123,7 +116,7 @@ def planned_tokens(
     num_backgrounds = request.num_backgrounds if is_background else 1
     costs = RuleCosts(
         lengths.short_context_length, lengths.long_context_length, lengths.targets_per_chunk,
-        request.intervention, num_backgrounds, request.num_subsets, request.screen,
+        request.intervention, num_backgrounds, request.screen,
     )  # fmt: skip
     num_models = num_judges + (num_choosers if request.choosers_judge or not num_judges else 0)
     short = lengths.targets_per_chunk * lengths.short_context_length

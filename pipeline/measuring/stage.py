@@ -1,8 +1,7 @@
 """What the measuring stages share: every checkpoint on every chunk of every document, shard by shard.
 
 Here the checkpoints of a command line are found, given a dtype and a device, and refused where they don't
-belong to the data; and the weights of heads, which the rules learned_attention* need, are fitted to chunks
-of the *training* tokens, at the lengths that are measured.
+belong to the data.
 """
 
 import argparse
@@ -10,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import chain
 from pathlib import Path
@@ -20,21 +19,19 @@ import numpy as np
 import torch
 
 from pipeline.cli import InputError, is_out_of_memory, logger, progress
-from pipeline.measuring.contexts import Batching, Measurement, PassQueue, Rows
-from pipeline.measuring.far_context import far_contexts
+from pipeline.measuring.contexts import Batching, PassQueue, Rows
 from pipeline.measuring.flags import ContextLengths, default_documents_per_shard, split_of_this_process
-from pipeline.measuring.methods import LEARNED, RIDGE, fitted_head_weights
 from pipeline.models.devices import GIBIBYTE, keep_freed_memory, peak_bytes, supports_bfloat16, usable_device
 from pipeline.models.interface import CausalLM, NotFiniteLossError, Predictions
 from pipeline.models.leading import led_by, num_positions_of
 from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm, told_apart, training_facts
 from pipeline.models.vocabulary import refuse_foreign_tokens
-from pipeline.results.read import read_artefact, what_made
-from pipeline.results.schemas import ATTENTION_HEADS, DIVERGENCE, OWN, Columns, append_columns
+from pipeline.results.read import what_made
+from pipeline.results.schemas import DIVERGENCE, Columns, append_columns
 from pipeline.results.versions import sha256_of_files
 from pipeline.results.write import StageOutput
 from pipeline.text.chunks import Chunk, chunks_of, long_enough_documents
-from pipeline.text.folder import TOKENIZER_FILE, TokenizedData, training_chunks
+from pipeline.text.folder import TOKENIZER_FILE, TokenizedData
 from pipeline.training.speed import faster_dtype, warn_where_bfloat16_is_slow
 
 AUTO = "auto"
@@ -55,8 +52,6 @@ Measure = Callable[[Sequence[LoadedModel], Chunk, Sequence[LoadedModel]], dict[s
 artefact -> column -> values."""
 Planned = Callable[[str], int]
 """Document ID -> about how many tokens run through the networks for a chunk of it."""
-Prepare = Callable[[LoadedModel, str, str], None]
-"""What a stage does with a model before its first chunk, given the SHA-256 of its files and its dtype."""
 
 
 def named_checkpoints(
@@ -112,7 +107,6 @@ class MeasuringStage:
     """Those whose chunks a chunk is measured with: its null, then backgrounds."""
     has_null: Callable[[str], bool] | None = None
     """Whether the document of an ID is measured with its null; None: all are."""
-    prepare: Prepare | None = None
     together: bool = False
     """All checkpoints make one result, under their names joined by +."""
     last_tokens: int | None = None
@@ -231,9 +225,6 @@ class MeasuringStage:
         facts = training_facts(checkpoint.folder, checkpoint.is_olmo)
         facts["num_parameters"] = first.model.num_parameters
         others = [self._other(other, dtype) for other in self.others if other not in models]
-        if self.prepare is not None:
-            for one, checkpoint in zip(loaded, models.values(), strict=True):
-                self.prepare(one, self._sha256(checkpoint), dtype)
         limits = arguments.long_context_length, arguments.max_chunks_per_document, self.num_other_documents
         work = [(shard, index) for shard in pending for index in self.shards[shard]]
         if self.planned is not None:
@@ -359,37 +350,3 @@ def failures_in_words(model: str, num_tokens: int, start: int, where: str = "") 
             f"the memory does not suffice for a chunk of {num_tokens} tokens with model '{model}'; choose a"
             " shorter --long-context-length, --dtype bfloat16, or a device with more memory"
         ) from error
-
-
-def head_weights_of(
-    loaded: LoadedModel, arguments: argparse.Namespace, lengths: ContextLengths, checkpoint_sha256: str,
-    dtype: str,
-) -> np.ndarray:  # fmt: skip
-    """The weights of a model's heads: read where they are among the results, or fitted and written there."""
-    data = TokenizedData.open(arguments.data)
-    settings = asdict(lengths) | bos_setting(data)
-    settings |= {"learning_chunks": arguments.learning_chunks, "ridge": RIDGE, "dtype": dtype}
-    output = StageOutput(
-        arguments.results, ATTENTION_HEADS, loaded.name, settings=settings, num_shards=1,
-        inputs={"checkpoint": checkpoint_sha256, "training_tokens": data.train_sha256},
-    )  # fmt: skip
-    if output.is_done():
-        rows = read_artefact(arguments.results, ATTENTION_HEADS, only={"model": [loaded.name]})
-        return rows.sort_values("head_index")[["loss_weight", "divergence_weight"]].to_numpy().T
-    chunks = training_chunks(data, lengths.long_context_length, arguments.learning_chunks)
-    measurement = Measurement(loaded.model, lengths, loaded.batching)
-    contexts = (
-        far_contexts(measurement, chunk_L, chunk_L)[OWN]
-        for chunk_L in progress(chunks, f"{LEARNED} {loaded.name}: training", "chunk")
-    )
-    weights_2H = fitted_head_weights(contexts)
-    # Tasks of an array that begin together fit the same weights each, to the same bytes.
-    with output.writing(split_of_this_process(arguments).name):
-        if not output.is_done():
-            by_loss, by_divergence = weights_2H.tolist()
-            columns = {
-                "head_index": list(range(len(by_loss))), "loss_weight": by_loss,
-                "divergence_weight": by_divergence,
-            }  # fmt: skip
-            output.write_shard(0, {ATTENTION_HEADS: columns})
-    return weights_2H

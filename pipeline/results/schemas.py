@@ -21,9 +21,6 @@ SELECTION, MIMICRY = "selection", "mimicry"
 it chooses that document's tokens to reproduce the prediction from the own far context."""
 LOSS, DIVERGENCE = "loss", "divergence"
 """Criteria of k*."""
-ATTENTION_HEADS = "attention_heads"
-"""The artefact, and what it is filed under, of the weights that rules learned_attention* need;
-influential_tokens fits them before it measures."""
 Columns = dict[str, list[Any]]
 """Column -> values, one a row."""
 
@@ -193,11 +190,6 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("influences", FLOATS, "influence of every far-context token, nats; entry i is the token at"
                " chunk start + i. No rows without the rules leave_one_out and leave_one_out_divergence, nor"
                " with --screen"),
-    ]),
-    "attention_heads": pa.schema([
-        column("head_index", INT32, "the head, of all layers one after another, from 0"),
-        column("loss_weight", DOUBLE, "of it in the rule learned_attention, fitted to influences; no scale"),
-        column("divergence_weight", DOUBLE, "likewise in learned_attention_divergence"),
     ]),
     "sparse_context_losses": pa.schema([
         *TARGET_COLUMNS,

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from pipeline.synthetic.models import TaskModel
 
 
-NOT_FINDING = ("learned_attention", "learned_attention_divergence")
-"""They learn from training text, which an example has none of."""
-FINDING_RULES = tuple(name for name in RULES if name not in NOT_FINDING)
+FINDING_RULES = tuple(RULES)
 DEFAULT_FINDING_RULES = (
     "attention_rollout", "leave_one_out", "leave_one_out_divergence", "add_one_in", "greedy", *CONTROLS,
 )  # fmt: skip

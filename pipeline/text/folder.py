@@ -415,19 +415,3 @@ def pieces_of_training_tokens(data: TokenizedData, length: int) -> list[tuple[np
     dtype, paths = data.token_dtype.newbyteorder("<"), data.train_paths
     files = [np.memmap(path, dtype=dtype, mode="r") for path in paths if path.stat().st_size]
     return [(file, start) for file in files for start in range(0, len(file) - length + 1, length)]
-
-
-def training_chunks(data: TokenizedData, chunk_length: int, num_chunks: int) -> list[np.ndarray]:
-    """`num_chunks` chunks of consecutive training tokens, spread evenly over them: int64 [L] each.
-
-    They do not overlap, and are the same for the same data. EOS between documents may stand in them.
-    InputError where the files do not hold so many.
-    """
-    places = pieces_of_training_tokens(data, chunk_length)
-    if len(places) < num_chunks:
-        raise InputError(
-            f"{data.folder} has {len(places)} chunks of {chunk_length} training tokens, and {num_chunks} are"
-            " to be learned from; tokenize more training text, or learn from fewer (--learning-chunks)"
-        )
-    chosen = [places[place] for place in np.arange(num_chunks) * len(places) // num_chunks]
-    return [np.array(file[start : start + chunk_length], dtype=np.int64) for file, start in chosen]

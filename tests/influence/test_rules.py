@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hand_made_models import EvidenceLM
 
-from pipeline.measuring import methods
 from pipeline.measuring.contexts import Batching, Measured, Measurement
 from pipeline.measuring.far_context import FarContext, far_contexts
 from pipeline.measuring.flags import ContextLengths
@@ -23,8 +22,7 @@ SCORED = SimpleNamespace(
     gate_gradient_TF=-SCORES_TF,
     gate_information_TF=SCORES_TF,
     first_additions=Measured(-SCORES_TF, -SCORES_TF),
-    subset_effects=Measured(SCORES_TF, SCORES_TF),
-    once=lambda measure: measure(SCORED),
+    attention_rollout_TF=SCORES_TF,
 )
 
 
@@ -32,28 +30,14 @@ def _select(rule: str, max_k: int, seed: int = 0, context: object = SCORED) -> l
     return find_rule(rule).ranking([context], max_k, np.random.default_rng(seed)).tolist()
 
 
-OF_METHODS = [name for name in RULES if hasattr(methods, name)]
-
-
-def test_scores_are_ranked_and_ties_go_to_the_nearer(monkeypatch: pytest.MonkeyPatch) -> None:
-    for rule in OF_METHODS:  # a method is the function of its name, and may serve both criteria
-        serves_both = f"{rule}_divergence" in RULES.keys() - {*OF_METHODS}
-        scores = Measured(SCORES_TF, SCORES_TF) if serves_both else SCORES_TF
-        monkeypatch.setattr(methods, rule, lambda context, scores=scores: scores)
-    for rule in RULES.keys() - {"greedy", "greedy_divergence", "streaming_llm", *CONTROLS}:
-        if RULES[rule].is_installed:
-            assert _select(rule, 4) == [[3, 1, 0, 2], [2, 4, 3, 1]], rule
-            assert _select(rule, 2) == [[3, 1], [2, 4]], rule
+def test_scores_are_ranked_and_ties_go_to_the_nearer() -> None:
+    for rule in RULES.keys() - {"greedy", "greedy_divergence", *CONTROLS}:
+        assert _select(rule, 4) == [[3, 1, 0, 2], [2, 4, 3, 1]], rule
+        assert _select(rule, 2) == [[3, 1], [2, 4]], rule
 
 
 def test_nearest_starts_right_before_the_short_context() -> None:
     assert _select("nearest", 3) == [[3, 2, 1], [4, 3, 2]]
-
-
-def test_streaming_llm_takes_the_first_four_and_then_the_nearest() -> None:
-    assert _select("streaming_llm", 4) == [[0, 1, 2, 3], [0, 1, 2, 3]]
-    far = SimpleNamespace(num_far_tokens_T=np.array([9, 10]))
-    assert _select("streaming_llm", 7, context=far) == [[0, 1, 2, 3, 8, 7, 6], [0, 1, 2, 3, 9, 8, 7]]
 
 
 def test_random_draws_far_positions_without_repeating_and_again_the_same() -> None:

@@ -256,7 +256,6 @@ def test_what_is_refused(folder: Path, crossed: Path, tmp_path: Path) -> None:
     for words, sentence in (
         (["--k", "1", "64"], "--k 64 is more than the 4 far-context tokens of the first target"),
         (["--k", "1", "1"], "--k 1 1: name each k once"),
-        (["--num-subsets", "7"], "--num-subsets 7: subsets come in pairs; choose an even number"),
         ([*IN_BACKGROUND, "--rules", "greedy"], "background has no meaning for rule greedy"),
         ([*both, *judges, *divergence_rule], "third is named by --checkpoints and by --judge-with"),
         (["--choose-together"], "--choose-together needs --judge-with"),

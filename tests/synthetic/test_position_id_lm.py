@@ -9,6 +9,7 @@ from test_task_model import FAMILIES, NUM_IDS, D, V, task_model
 
 from pipeline.measuring.contexts import Batching
 from pipeline.measuring.flags import ContextLengths
+from pipeline.models.interface import losses_of_hidden_states
 from pipeline.synthetic.dependencies import POSITION_IDS, SearchedExample, searched_example
 from pipeline.synthetic.models import PositionIdLM, TaskModel
 
@@ -77,10 +78,11 @@ def test_derivatives_are_those_of_the_head_of_ids(name: str) -> None:
     lm = PositionIdLM(model, V, IDS_L, TOKENS_L, NUM_PROMPT)
     codes, places = torch.from_numpy(lm.codes_L)[None, :-1], torch.arange(8)[None]
     queries, targets = torch.tensor([6, 7]), IDS_L[[7, 8]]
-    losses = lm.losses_of_embeddings(lm.embed(codes), places, None, queries, targets)[0]
     with torch.no_grad():
+        states = lm.hidden_states(codes, places, None, queries[None])
+        losses = losses_of_hidden_states(lm, states, targets[None])[0]
         expected = [loss(logits_by_hand(model, target), target) for target in (7, 8)]
-    np.testing.assert_allclose(losses.detach().numpy(), expected, atol=ATOL)
+    np.testing.assert_allclose(losses.numpy(), expected, atol=ATOL)
     gradients_TS = lm.gate_gradients(codes, places, None, queries, targets)
     torch.testing.assert_close(gradients_TS.sum(-1), torch.zeros(2), atol=1e-3, rtol=0)
     other_ids = lm.gate_gradients(codes, places, None, queries, (targets + 1) % NUM_IDS)

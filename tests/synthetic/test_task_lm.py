@@ -53,15 +53,6 @@ def test_a_shared_prefix_changes_nothing(lm: TaskCausalLM) -> None:
     torch.testing.assert_close(states, whole[:, [5, 12]].expand(3, -1, -1), rtol=0, atol=STATES_ATOL)
 
 
-def test_the_losses_of_its_own_embeddings_are_its_losses(lm: TaskCausalLM) -> None:
-    token_ids, queries = tokens(1, NUM_TOKENS), torch.tensor([4, 9])
-    targets, positions = token_ids[0, [5, 10]], torch.arange(NUM_TOKENS)[None]
-    losses_1T = lm.losses_of_embeddings(lm.embed(token_ids), positions, None, queries, targets)
-    states = lm.hidden_states(token_ids, positions, None, queries[None])
-    expected = losses_of_hidden_states(lm, states, targets[None])
-    torch.testing.assert_close(losses_1T, expected, rtol=0, atol=STATES_ATOL)
-
-
 def test_it_can_be_looked_into(lm: TaskCausalLM) -> None:
     token_ids, queries = tokens(1, NUM_TOKENS), torch.tensor([0, 7, 12])
     inputs = token_ids, torch.arange(NUM_TOKENS)[None], None, queries
