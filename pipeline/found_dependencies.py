@@ -5,8 +5,8 @@ context of every answer token, as pipeline/influential_tokens.py selects them in
 the true dependency set. From these rows, precision (selected tokens that are true ones) and recall (true ones
 that are selected) at every k; prints recall at k = the number of true ones, where the two are equal.
 
-A token left out is removed, or replaced by the tokens that other examples have in its place (substitute),
-which may also fill the whole far context but for the chosen (background).
+A token left out is removed, or replaced by the tokens that other examples have in its place (background);
+these also fill the far context around the chosen tokens.
 
 Answers are given, not generated, and position IDs the true ones. What of a dependency set lies in the short
 context is seen anyway, and not counted; targets whose far context holds no true dependency are left out.
@@ -53,8 +53,8 @@ from pipeline.synthetic.dependencies import (
     DEFAULT_INTERVENTIONS,
     FINDING_RULES,
     LARGEST_K,
+    NUM_BACKGROUNDS,
     NUM_EXAMPLES_OF_FINDING,
-    NUM_SUBSTITUTES,
     POSITION_IDS,
     SHORT_CONTEXT_LENGTH,
     TOKENS,
@@ -82,7 +82,7 @@ ARTEFACT_OF_HEAD = {TOKENS: "found_dependencies", POSITION_IDS: "found_id_depend
 """What is predicted -> what is written; results of both may stand in one folder."""
 TOKENS_PER_BATCH = 8192
 """Of a pass over small models."""
-_MOST_SUBSTITUTES = 10_000
+_MOST_BACKGROUNDS = 10_000
 
 
 def parser() -> argparse.ArgumentParser:
@@ -96,8 +96,8 @@ def parser() -> argparse.ArgumentParser:
         help="selection rules")  # fmt: skip
     add("--interventions", nargs="+", choices=INTERVENTIONS, default=list(DEFAULT_INTERVENTIONS),
         help="what leaving a token out means; each is taken in turn")  # fmt: skip
-    add("--num-substitutes", type=whole_number(1, _MOST_SUBSTITUTES), default=NUM_SUBSTITUTES,
-        help="draws that a substitution, or a background, is the mean of")  # fmt: skip
+    add("--num-backgrounds", type=whole_number(1, _MOST_BACKGROUNDS), default=NUM_BACKGROUNDS,
+        help="other examples that a background is the mean of")  # fmt: skip
     add("--largest-k", type=positive_int, default=LARGEST_K,
         help="tokens that each rule selects, in its order")  # fmt: skip
     add("--short-context-length", type=positive_int, default=SHORT_CONTEXT_LENGTH,
@@ -141,7 +141,7 @@ def _evaluation(arguments: argparse.Namespace) -> Evaluation:
     """Of rules and interventions in their own order."""
     arguments.rules = [rule for rule in FINDING_RULES if rule in arguments.rules]
     arguments.interventions = [name for name in INTERVENTIONS if name in arguments.interventions]
-    names = ("rules", "interventions", "num_substitutes", "largest_k", "short_context_length")
+    names = ("rules", "interventions", "num_backgrounds", "largest_k", "short_context_length")
     settings = {name: getattr(arguments, name) for name in names}
     return Evaluation(arguments, ARTEFACT_OF_HEAD[arguments.head], settings)
 
@@ -188,7 +188,7 @@ def _measure(
     dependencies_of_all = _dependencies(arguments.head, batch, _are_spread(run.config))
     columns: dict[str, list[Any]] = {}
     for index in range(num_examples):
-        others_R = generator.integers(0, num_examples, arguments.num_substitutes)
+        others_R = generator.integers(0, num_examples, arguments.num_backgrounds)
         tokens_L = batch.token_ids_BS[index]
         example = searched_example(
             arguments.head, model, len(vocabulary), tokens_L, position_ids_BS[index],

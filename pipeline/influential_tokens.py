@@ -67,7 +67,6 @@ from pipeline.measuring.rules import (
     INTERVENTIONS,
     REMOVE,
     RULES,
-    SUBSTITUTE,
     find_rule,
     refuse_rules,
     screen_of,
@@ -76,7 +75,7 @@ from pipeline.measuring.rules import (
 from pipeline.results.read import read_artefact, read_made_by, sources
 from pipeline.results.schemas import OTHER_DOCUMENT, OWN
 from pipeline.results.versions import sha256_of_files
-from pipeline.text.folder import TokenizedData, UnigramDistribution
+from pipeline.text.folder import TokenizedData
 
 STAGE = "influential_tokens"
 ORIGINAL, COMPACT = "original", "compact"
@@ -97,7 +96,7 @@ def parser() -> argparse.ArgumentParser:
     add("--rules", nargs="+",
         help=f"selection rules, of: {', '.join(RULES)}; if not given {', '.join(DEFAULT_RULES)}")
     add("--intervention", choices=INTERVENTIONS, default=DEFAULT_INTERVENTION,
-        help="what stands where a token is left out: nothing, a training token, another document's")
+        help="what stands where a token is left out: nothing, or another document's token")
     add("--num-backgrounds", type=positive_int, default=1,
         help="foreign documents that --intervention background takes the mean over")
     add("--judge-with", nargs="+", default=[], metavar="MODEL",
@@ -171,9 +170,6 @@ def main(arguments: argparse.Namespace) -> None:
     lengths = check(arguments)
     if arguments.choices is not None and not arguments.choices.exists():
         raise InputError(f"--choices {arguments.choices} does not exist; name a results folder")
-    unigram = None
-    if arguments.intervention == SUBSTITUTE:
-        unigram = UnigramDistribution.of_training_tokens(TokenizedData.open(arguments.data))
     # Imported late, for a --help, and a refusal, at once.
     from pipeline.measuring.sparsity import Request, measure_chunk, planned_tokens
     from pipeline.measuring.stage import MeasuringStage
@@ -187,7 +183,7 @@ def main(arguments: argparse.Namespace) -> None:
         recovery_fraction=arguments.recovery_fraction, minimum_gain=arguments.minimum_gain,
         seed=arguments.seed, intervention=arguments.intervention, num_backgrounds=arguments.num_backgrounds,
         screen=arguments.screen,
-        unigram=unigram, null_fraction=arguments.null_fraction, is_compact=arguments.positions == COMPACT,
+        null_fraction=arguments.null_fraction, is_compact=arguments.positions == COMPACT,
         choosers_judge=arguments.choosers_judge,
         choices=None if arguments.choices is None else _read_choices(arguments, lengths),
     )  # fmt: skip
@@ -196,7 +192,7 @@ def main(arguments: argparse.Namespace) -> None:
     num_backgrounds = arguments.num_backgrounds if arguments.intervention == BACKGROUND else 0
     num_choosers = len(arguments.checkpoints) if arguments.choose_together else 1
     stage = MeasuringStage(
-        arguments, STAGE, _settings(arguments, unigram),
+        arguments, STAGE, _settings(arguments),
         lambda choosers, chunk, judges: measure_chunk(choosers, chunk, judges, request),
         other_models={"--judge-with": arguments.judge_with}, num_other_documents=1 + num_backgrounds,
         has_null=lambda document_id: bool(request.numbers_in(OTHER_DOCUMENT, document_id)),
@@ -215,7 +211,7 @@ def main(arguments: argparse.Namespace) -> None:
     stage.run()
 
 
-def _settings(arguments: argparse.Namespace, unigram: UnigramDistribution | None) -> dict[str, object]:
+def _settings(arguments: argparse.Namespace) -> dict[str, object]:
     """What decides the numbers; null where the rules and the intervention do not ask for it."""
     names = "short_context_length", "k", "rules", "recovery_fraction", "minimum_gain", "seed", "intervention"
 
@@ -225,7 +221,6 @@ def _settings(arguments: argparse.Namespace, unigram: UnigramDistribution | None
         choices = {"model": arguments.choices_of, "sha256": sha256_of_files(*paths)}
 
     return {name: getattr(arguments, name) for name in names} | {
-        "unigram_sha256": None if unigram is None else unigram.sha256,
         "engine": ENGINE,
         "screen": arguments.screen,
         "num_backgrounds": arguments.num_backgrounds if arguments.intervention == BACKGROUND else None,

@@ -169,7 +169,7 @@ def main(arguments: argparse.Namespace) -> None:
             else:
                 if folder == planted:
                     paths = write_training_text(planted, data, signs, arguments)
-                else:  # counts of the text's training tokens, for --intervention substitute to draw from
+                else:  # counts of the text's training tokens, as tokenize_c4 leaves them
                     paths = [write_token_counts(folder, counts_V)]
                 num_tokens = sum(path.stat().st_size for path in paths[:-1]) // data.token_dtype.itemsize
                 num_pieces = num_tokens // arguments.context_length

@@ -9,7 +9,6 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from measured_documents import (  # fmt: skip
-    DOCUMENTS,
     LONG,
     SHORT,
     VOCABULARY_SIZE,
@@ -20,13 +19,8 @@ from measured_documents import (  # fmt: skip
 from olmo.model import OLMo
 
 from pipeline import influential_tokens
-from pipeline.measuring.contexts import Batching, own_context
-from pipeline.measuring.far_context import leave_each_out
-from pipeline.measuring.flags import ContextLengths
-from pipeline.measuring.rules import LEAVE_ONE_OUT_RULES, RULES
-from pipeline.models.olmo import OLMoCausalLM
+from pipeline.measuring.rules import RULES
 from pipeline.results.read import artefacts_in, read_artefact
-from pipeline.text.folder import TokenizedData, UnigramDistribution
 
 TARGET = ["document_id", "chunk_index", "target_position"]
 TRAIN_TOKENS = np.random.default_rng(7).integers(1, VOCABULARY_SIZE, 200).tolist()
@@ -74,7 +68,7 @@ def test_every_rule_ranks_the_far_context_and_its_null(folder: Path) -> None:
 def test_results_say_how_they_were_made(folder: Path) -> None:
     settings = _settings(folder / "results")
     assert settings["rules"] == list(RULES)
-    assert settings["intervention"] == "remove" and settings["unigram_sha256"] is None
+    assert settings["intervention"] == "remove"
     assert settings["engine"] == "left_out_at_kept_position_ids" and settings["dtype"] == "float32"
 
 
@@ -100,43 +94,3 @@ def test_influences_are_written_where_any_rule_leaves_tokens_out(folder: Path, r
         for path in (Path(other), folder / "results")
     )
     np.testing.assert_allclose(found, expected, atol=1e-6)
-
-
-def test_substitutes_are_drawn_from_the_training_tokens(
-    folder: Path, results: list[str], make_olmo: Callable[..., OLMo]
-) -> None:
-    measure(influential_tokens, folder, *results, "--intervention", "substitute", "--seed", "3")
-    unigram = UnigramDistribution.of_training_tokens(TokenizedData.open(folder / "data"))
-    settings = _settings(Path(results[1]))
-    assert settings["intervention"] == "substitute" and settings["unigram_sha256"] == unigram.sha256
-    document_id, chunk_index = "00000000000000aa", 1
-    lengths = ContextLengths(SHORT, LONG, 3)
-    chunk = DOCUMENTS[document_id][chunk_index * LONG :][:LONG].astype(np.int64)
-    expected = leave_each_out(
-        OLMoCausalLM(make_olmo(seed=1)),
-        own_context(chunk, lengths),
-        Batching(1000),
-        substitute_ids_L=unigram.draw(LONG, [3, int(document_id, 16), chunk_index, 1]),
-    ).influence_TF
-    rows = read_artefact(Path(results[1]), "influences").query("far_context == 'own' and chunk_index == 1")
-    for found, row in zip(rows["influences"], expected, strict=True):
-        np.testing.assert_allclose(found, row[~np.isnan(row)], atol=1e-5)
-
-
-def test_the_intervention_moves_influences_and_no_context(folder: Path, results: list[str]) -> None:
-    measure(influential_tokens, folder, *results, *EVERY_RULE, "--intervention", "substitute")
-    tables = {
-        name: [read_artefact(path, name) for path in (folder / "results", Path(results[1]))]
-        for name in ("influential_tokens", "sparse_context_losses")
-    }
-    removed, substituted = tables["influential_tokens"]
-    moved = {
-        rule
-        for rule in RULES
-        if not removed.query("rule == @rule")["context_position"].equals(
-            substituted.query("rule == @rule")["context_position"]
-        )
-    }
-    assert moved == set(LEAVE_ONE_OUT_RULES)
-    for loss in ("short_context_loss", "long_context_loss"):
-        assert tables["sparse_context_losses"][0][loss].equals(tables["sparse_context_losses"][1][loss])

@@ -2,8 +2,7 @@
 
 Leaving out is done once for all targets together: one pass over a sequence without row r gives
 loss(t | long without r) for every target at once, so a chunk costs one pass a removed token, not one a
-(target, token) pair. Rows before r are as they were, so they are read once and shared. Under the intervention
-`substitute` row r holds another token instead.
+(target, token) pair. Rows before r are as they were, so they are read once and shared.
 
 Under the intervention `background` what is not there is another document's, and S_k is put among its tokens.
 That is the theory's own picture: all outside of S* is drawn from a background. What any far context gives is
@@ -77,7 +76,7 @@ def leave_each_out(
     *,
     full: FullPass | None = None,
     reference: Predictions | None = None,
-    substitute_ids_L: np.ndarray | None = None,
+    replacement_ids_L: np.ndarray | None = None,
     removed_rows_R: np.ndarray | None = None,
     width: int = 1,
 ) -> LeaveOneOut:
@@ -86,7 +85,7 @@ def leave_each_out(
     Args:
         full: the pass that leaves nothing out, where it has been run already.
         reference: what the sequence's predictions are compared with; None: those of the full pass.
-        substitute_ids_L: the token that stands in for that of position i where i is left out, int64; None:
+        replacement_ids_L: the token that stands in for that of position i where i is left out, int64; None:
             nothing does.
         removed_rows_R: the far-context rows to leave out, ascending, the results of all others being NaN;
             None: all.
@@ -100,17 +99,17 @@ def leave_each_out(
     target_ids_T, num_targets = to_device(sequence.target_ids_T, model.device), len(sequence.target_ids_T)
     while len(rest_R):  # nothing here waits for a GPU
         start = int(rest_R[0])
-        num_run = len(sequence.token_ids_S) - start - (width if substitute_ids_L is None else 0)
+        num_run = len(sequence.token_ids_S) - start - (width if replacement_ids_L is None else 0)
         # Removals within a quarter of the rows keep the rows run in vain, those between `start` and the
         # removed one, to an eighth.
         num_near = int((rest_R < start + num_run // 4).sum())
         batch_R = rest_R[: max(1, min(batching.num_sequences(num_run), num_near))]
-        if substitute_ids_L is None:
+        if replacement_ids_L is None:
             rows = _rows_without(sequence, batch_R, width)
         else:
             after_RS = np.arange(start, len(sequence.token_ids_S)) - batch_R[:, None]
             is_out_RS = (after_RS >= 0) & (after_RS < width)
-            rows = rows_with_substitutes(sequence, start, is_out_RS, substitute_ids_L)
+            rows = rows_with_replacements(sequence, start, is_out_RS, replacement_ids_L)
         # Of earlier targets none of these rows is far context: their numbers would be blanked anyway.
         first = int(np.searchsorted(sequence.num_far_tokens_T, start, side="right"))
         rows = rows._replace(query_rows_BT=rows.query_rows_BT[:, first:])
@@ -142,7 +141,7 @@ def leave_blocks_out(
     all if `num_blocks` are as many, are left out alone.
 
     Args:
-        stand_ins: what replaces what is left out, as `substitute_ids_L`; effects are means over them.
+        stand_ins: what replaces what is left out, as `replacement_ids_L`; effects are means over them.
 
     Returns:
         what leaving out single tokens does, NaN of those that no round came down to; and the same with the
@@ -153,7 +152,7 @@ def leave_blocks_out(
     widths = block_widths(fewest, num_blocks)
 
     def without(rows_R: np.ndarray, width: int) -> LeaveOneOut:
-        parts = [by(substitute_ids_L=ids_L, removed_rows_R=rows_R, width=width) for ids_L in stand_ins]
+        parts = [by(replacement_ids_L=ids_L, removed_rows_R=rows_R, width=width) for ids_L in stand_ins]
         return LeaveOneOut(*np.mean(parts, axis=0))
 
     starts_R = np.arange(0, fewest - fewest % widths[0], widths[0])
@@ -196,13 +195,13 @@ def _rows_without(sequence: PackedSequence, removed_R: np.ndarray, width: int) -
     )
 
 
-def rows_with_substitutes(
-    sequence: PackedSequence, start: int, is_replaced_BS: np.ndarray, substitute_ids_L: np.ndarray
+def rows_with_replacements(
+    sequence: PackedSequence, start: int, is_replaced_BS: np.ndarray, replacement_ids_L: np.ndarray
 ) -> Rows:
     """The rows from `start` on, other tokens in some; all see all before, or their entry is blanked."""
-    substitutes_S = substitute_ids_L.take(np.arange(start, len(sequence.token_ids_S)), mode="clip")
+    replacements_S = replacement_ids_L.take(np.arange(start, len(sequence.token_ids_S)), mode="clip")
     return Rows(
-        np.where(is_replaced_BS, substitutes_S, sequence.token_ids_S[start:]),
+        np.where(is_replaced_BS, replacements_S, sequence.token_ids_S[start:]),
         sequence.position_ids_S[None, start:],
         None if sequence.visible_WS is None else sequence.visible_WS[None, :, start:],
         # A query row before `start` does not see what was replaced; its entry is blanked.
@@ -227,8 +226,6 @@ class FarContext:
     """Where the short contexts and the targets come from."""
     token_ids_L: np.ndarray
     """Where the far tokens come from."""
-    substitute_ids_L: np.ndarray | None = None
-    """Stand-ins for left-out tokens (intervention `substitute`); None: they are removed."""
     own: Optional["FarContext"] = None
     """The chunk's own far context, of a null; None: this is it, and its tokens are the chunk's."""
     _measured_sets: dict[bytes, np.ndarray] = field(default_factory=dict, init=False)
@@ -237,7 +234,7 @@ class FarContext:
     @property
     def _stand_ins(self) -> Sequence[np.ndarray | None]:
         """What stands where a far token is left out, chunks to take means over; None: nothing."""
-        return (self.substitute_ids_L,)
+        return (None,)
 
     @property
     def model(self) -> CausalLM:
@@ -299,7 +296,7 @@ class FarContext:
             return single, ranked_by
         of_stand_ins = [
             self._of_all_targets(
-                leave_each_out(self.model, sequence, batching, full=full, substitute_ids_L=stand_in_L)
+                leave_each_out(self.model, sequence, batching, full=full, replacement_ids_L=stand_in_L)
                 for sequence, full in sequences
             )
             for stand_in_L in self._stand_ins
@@ -567,7 +564,7 @@ class FarContextInBackground(FarContext):
                 full = full_pass(self.model, sequence)
                 restored = leave_each_out(
                     self.model, sequence, self.measurement.batching, full=full,
-                    reference=self.reference.at(sequence.targets), substitute_ids_L=self.token_ids_L,
+                    reference=self.reference.at(sequence.targets), replacement_ids_L=self.token_ids_L,
                 )  # fmt: skip
                 parts.append((full.losses_T[:, None] + restored.influence_TF, restored.divergence_TF))
             of_backgrounds.append(self._of_all_targets(parts))
@@ -629,20 +626,19 @@ def far_contexts(
     chunk_L: np.ndarray,
     null_chunk_L: np.ndarray,
     *,
-    substitute_ids_L: np.ndarray | None = None,
     background_ids_BL: np.ndarray | None = None,
 ) -> dict[str, FarContext]:
     """The chunk's own far context and its null, another document's tokens; nothing is measured yet.
 
     Args:
-        substitute_ids_L: what stands in for left-out tokens under the intervention `substitute`.
-        background_ids_BL: what does under `background`, of documents that are neither of the two.
+        background_ids_BL: documents that are neither of the two, whose tokens stand in for those left out
+            (intervention `background`); None: nothing does.
     """
     kind: Callable[..., FarContext] = FarContext
     if background_ids_BL is not None:
         kind = partial(FarContextInBackground, background_ids_BL=background_ids_BL)
-    own = kind(measurement, chunk_L, chunk_L, substitute_ids_L)
-    return {OWN: own, OTHER_DOCUMENT: kind(measurement, chunk_L, null_chunk_L, substitute_ids_L, own)}
+    own = kind(measurement, chunk_L, chunk_L)
+    return {OWN: own, OTHER_DOCUMENT: kind(measurement, chunk_L, null_chunk_L, own)}
 
 
 def sparse_contexts(

@@ -34,10 +34,11 @@ from pipeline.results.schemas import MIMICRY, SELECTION
 if TYPE_CHECKING:
     from pipeline.measuring.far_context import FarContext
 
-REMOVE, SUBSTITUTE, BACKGROUND = "remove", "substitute", "background"
-INTERVENTIONS = (REMOVE, SUBSTITUTE, BACKGROUND)
-"""What becomes of a token that is left out: nothing is there; a token drawn from the training tokens; or
-another document's, in `background` of the whole far context but for S_k."""
+REMOVE = "remove"
+BACKGROUND = "background"
+INTERVENTIONS = (REMOVE, BACKGROUND)
+"""What becomes of a token that is left out: nothing is there; or another document's token is, in the place of
+the whole far context but for S_k."""
 DEFAULT_INTERVENTION = BACKGROUND
 CONTROLS = ("random", "nearest")
 DEFAULT_RULES = ("leave_one_out_divergence", "leave_one_out", *CONTROLS)
@@ -108,25 +109,21 @@ class RuleCosts(ContextLengths):
         """n: all tokens once, for all targets."""
         return self.long_context_length - 1
 
-    def one_removal_a_pass(self, *, substitute: bool = False) -> int:
-        """n, then the n - 1 - i tokens after removal i of the F of the last target, each anew.
-
-        About l^2 / 2. A substitution runs one token more.
-        """
-        num_before, num_far = self.long_context_length - 1, self.num_far_tokens[-1]
-        after_removals = sum(num_before - 1 - i for i in range(num_far))
-        return num_before + after_removals + (num_far if substitute else 0)
-
     def removals(self, k: int) -> int:
-        """`one_removal_a_pass`; under `background` a token is replaced by each foreign document's in turn."""
+        """n, then the n - 1 - i tokens after removal i of the F of the last target, each anew: about l^2 / 2.
+
+        Under `background` a token is replaced by each foreign document's in turn, which runs it too.
+        """
         if self.screen is not None:
             num_each = self.num_backgrounds if self.intervention == BACKGROUND else 1
             far = self.num_far_tokens
             return self.one_pass() + num_each * self._blocks(self.one_pass(), far[0], far[-1])
+        num_before = self.one_pass()
+        num_far = self.num_far_tokens[-1]
+        after_removals = sum(num_before - 1 - i for i in range(num_far))
         if self.intervention != BACKGROUND:
-            return self.one_removal_a_pass(substitute=self.intervention == SUBSTITUTE)
-        replacements = self.one_removal_a_pass(substitute=True) - self.one_pass()
-        return self.one_pass() + self.num_backgrounds * replacements
+            return num_before + after_removals
+        return num_before + self.num_backgrounds * (after_removals + num_far)
 
     def null_removals(self) -> int:
         """The same of another document's tokens: a pass over the packed sequences for each token or block."""
@@ -307,8 +304,7 @@ def _both(
 _ROWS = (
     # Necessity: what leaving the token out of the long context costs; how far it moves the prediction.
     *_both(
-        "leave_one_out", lambda far: far.necessity, RuleCosts.removals,
-        interventions=INTERVENTIONS,
+        "leave_one_out", lambda far: far.necessity, RuleCosts.removals
     ),
     # Sufficiency: what the token alone, beside the short context, gives. Takes every copy of one evidence.
     *_both(
@@ -346,8 +342,8 @@ _ROWS = (
 )  # fmt: skip
 RULES: dict[str, Rule] = {rule.name: rule for rule in _ROWS}
 """name -> rule."""
-LEAVE_ONE_OUT_RULES = tuple(name for name, rule in RULES.items() if SUBSTITUTE in rule.interventions)
-"""Rules that leave a token out, so that `substitute` matters to them."""
+LEAVE_ONE_OUT_RULES = ("leave_one_out", "leave_one_out_divergence")
+"""Rules that leave each token out in turn."""
 
 
 def find_rule(name: str) -> Rule:

@@ -38,7 +38,6 @@ from pipeline.measuring.stage import LoadedModel
 from pipeline.models.interface import NotFiniteLossError, Predictions
 from pipeline.results.schemas import DIVERGENCE, LOSS, OTHER_DOCUMENT, OWN, Columns, append_columns
 from pipeline.text.chunks import Chunk
-from pipeline.text.folder import UnigramDistribution
 
 Choices = Mapping[str, dict[str, np.ndarray]]
 """Far context -> rule -> the chunk's chosen positions, most influential first: int64 [T, K]."""
@@ -62,8 +61,6 @@ class Request:
     """Foreign documents, under the intervention `background`."""
     screen: int | None = None
     """Blocks that a round of leave_one_out leaves out; None: every token (`flags.screen_of`)."""
-    unigram: UnigramDistribution | None = None
-    """What left-out tokens are replaced by under `substitute`."""
     every_null: bool = True
     """Whether every rule is measured in the null; else those only that say nothing without theirs."""
     null_fraction: float = 1.0
@@ -101,9 +98,8 @@ class Request:
             is_compact=self.is_compact,
         )  # fmt: skip
         chunk_L, is_background = chunk.token_ids_L, self.intervention == BACKGROUND
-        substitute_ids_L = None if self.unigram is None else self.unigram.draw(len(chunk_L), [*seed, 1])
         return far_contexts(
-            measurement, chunk_L, chunk.null_token_ids_L, substitute_ids_L=substitute_ids_L,
+            measurement, chunk_L, chunk.null_token_ids_L,
             background_ids_BL=chunk.other_token_ids_NL[1:] if is_background else None,
         )  # fmt: skip
 

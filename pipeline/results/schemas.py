@@ -106,7 +106,7 @@ FINDING_COLUMNS = [
     column("num_dependencies", INT32, "those of them that truly decide the target, at least 1"),
     column("long_context_loss", FLOAT, "loss(t | everything before t), nats"),
     column("rule", TEXT, "selection rule, a name of pipeline/measuring/rules.py"),
-    optional("intervention", TEXT, "remove, substitute or background, as in influential_tokens"),
+    optional("intervention", TEXT, "remove or background, as in influential_tokens; older: substitute"),
     column("rank", INT32, "1 for the token that the rule ranks first"),
     column("context_position", INT32, "place of the selected token in the example"),
     column("context_token", TEXT, "its name, as the task's docstring shows it"),
@@ -180,7 +180,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("distance", INT32, "target_position - context_position"),
         column("context_token_id", INT32, "vocabulary ID of the selected token, own or foreign"),
         optional("influence", FLOAT, "loss(t | long without the token) - loss(t | long), nats, under any"
-                 " rule: positive = it helps; replaced, not removed, under the interventions 'substitute' and"
+                 " rule: positive = it helps; replaced, not removed, under the intervention"
                  " 'background' (see `settings`); null without the rules leave_one_out and"
                  " leave_one_out_divergence, and where --screen has left the token out in blocks only"),
     ]),

@@ -378,38 +378,6 @@ def training_token_counts(data: TokenizedData) -> np.ndarray:
     return np.fromfile(data.folder / TOKEN_COUNTS_FILE, dtype="<i8").astype(np.int64)
 
 
-@dataclass(frozen=True, eq=False)
-class UnigramDistribution:
-    """Tokens, each as likely as it is frequent; `counts_V`, int64, says how often each occurs."""
-
-    counts_V: np.ndarray
-
-    @classmethod
-    def of_training_tokens(cls, data: TokenizedData) -> "UnigramDistribution":
-        """Over all training tokens but EOS; InputError where there are none."""
-        counts_V = training_token_counts(data)
-        if not counts_V.any():
-            raise InputError(
-                f"{data.folder} has no training tokens to draw substitutes from; tokenize a training text"
-                " too, or say --intervention remove"
-            )
-        return cls(counts_V)
-
-    @property
-    def sha256(self) -> str:
-        """Fingerprint of the counts."""
-        return sha256(self.counts_V.astype("<i8").tobytes()).hexdigest()
-
-    def draw(self, num_tokens: int, seed: Sequence[int]) -> np.ndarray:
-        """`num_tokens` token IDs, independent, the same for the same seed: int64.
-
-        Counts 2, 0, 1 put the numbers 0 and 1 on token 0 and the number 2 on token 2.
-        """
-        cumulative_V = self.counts_V.cumsum()
-        numbers = np.random.default_rng(seed).integers(cumulative_V[-1], size=num_tokens)
-        return cumulative_V.searchsorted(numbers, side="right")
-
-
 def pieces_of_training_tokens(data: TokenizedData, length: int) -> list[tuple[np.ndarray, int]]:
     """Where every whole piece of `length` tokens stands: the map of its file, and its start."""
     dtype, paths = data.token_dtype.newbyteorder("<"), data.train_paths

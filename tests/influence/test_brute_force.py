@@ -42,7 +42,7 @@ TARGETS = range(L - M, L)
 TOLERANCE = 2e-5
 NAMES = ["own", "other_document"]
 GENERATOR = np.random.default_rng(12)
-CHUNKS = {name: GENERATOR.integers(0, 48, L) for name in [*NAMES, "first", "second", "substitutes"]}
+CHUNKS = {name: GENERATOR.integers(0, 48, L) for name in [*NAMES, "first", "second"]}
 BACKGROUNDS = [CHUNKS["first"], CHUNKS["second"]]
 
 
@@ -136,14 +136,10 @@ def test_short_long_and_foreign_contexts_and_windows(model: Implementation) -> N
     assert contexts["own"].short.divergences.max() > 100 * TOLERANCE
 
 
-@pytest.mark.parametrize("intervention", ["remove", "substitute", "background"])
+@pytest.mark.parametrize("intervention", ["remove", "background"])
 def test_every_influence(model: Implementation, intervention: str) -> None:
-    stand_ins = {"remove": [None], "substitute": [CHUNKS["substitutes"]], "background": BACKGROUNDS}
-    options = {
-        "remove": {},
-        "substitute": {"substitute_ids_L": CHUNKS["substitutes"]},
-        "background": {"background_ids_BL": np.stack(BACKGROUNDS)},
-    }
+    stand_ins = {"remove": [None], "background": BACKGROUNDS}
+    options = {"remove": {}, "background": {"background_ids_BL": np.stack(BACKGROUNDS)}}
     for name, context in model.contexts(**options[intervention]).items():
         for index, target in enumerate(TARGETS):
             tokens, _ = case(name, target, ())
@@ -277,16 +273,16 @@ def test_a_wide_target_block_reaches_into_its_own_far_context(model: Implementat
     measurement, first = Measurement(model.lm, lengths, Batching(100)), L - 12
     chunks = CHUNKS["own"], CHUNKS["other_document"]
     removed = far_contexts(measurement, *chunks)["own"]
-    substituted = far_contexts(measurement, *chunks, substitute_ids_L=CHUNKS["substitutes"])["own"]
+    replaced_by_first = far_contexts(measurement, *chunks, background_ids_BL=CHUNKS["first"][None])["own"]
     long, without, replaced = (CHUNKS["own"], range(first)), [], []
     for position in range(first - 2):
         without.append((CHUNKS["own"], set(range(first)) - {position}))
         tokens = CHUNKS["own"].copy()
-        tokens[position] = CHUNKS["substitutes"][position]
+        tokens[position] = CHUNKS["first"][position]
         replaced.append((tokens, range(first)))
     everything, *losses = naive_losses(model.stock, first, [long, *replaced])
     close(removed.divergence_TF[0], naive_divergences(model.stock, first, long, without), "removed")
-    close(substituted.influence_TF[0], np.array(losses) - everything, "substituted")
+    close(replaced_by_first.influence_TF[0], np.array(losses) - everything, "replaced")
     assert np.isnan(removed.attention_TF[0, first - 2 :]).all()
 
 

@@ -29,7 +29,7 @@ synthetic:
   evaluate_synthetic:
     sparse_parity: {sizes: [10], sparsities: [1], num_examples: 4}
   found_dependencies:
-    copy: {sizes: [6], largest_k: 4, num_examples: 3, num_substitutes: 2}
+    copy: {sizes: [6], largest_k: 4, num_examples: 3, num_backgrounds: 2}
 """
 TINY = [
     "model.width=16", "model.num_heads=1", "model.num_layers=1", "batch_size=8", "num_steps=6",

@@ -20,8 +20,8 @@ LENGTHS = ContextLengths(short_context_length=2, long_context_length=9, targets_
 ATOL = 1e-4
 
 
-def searched(model: TaskModel, substitutes: np.ndarray = TOKENS_L[None]) -> SearchedExample:
-    return searched_example(POSITION_IDS, model, V, TOKENS_L, IDS_L, substitutes, LENGTHS, Batching(100))
+def searched(model: TaskModel, backgrounds: np.ndarray = TOKENS_L[None]) -> SearchedExample:
+    return searched_example(POSITION_IDS, model, V, TOKENS_L, IDS_L, backgrounds, LENGTHS, Batching(100))
 
 
 def logits_by_hand(
@@ -58,10 +58,10 @@ def test_leaving_out_equals_brute_force(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
-def test_a_substitute_keeps_the_id_of_its_place(name: str) -> None:
+def test_a_replacement_keeps_the_id_of_its_place(name: str) -> None:
     model, others = task_model(name), (TOKENS_L + 1) % V
     example = searched(model, others[None])
-    influence_TF = example._context("substitute").influence_TF
+    influence_TF = example._context("background").influence_TF
     long_losses_T = example._context("remove").long_losses_T
     target, place = 7, 1
     replaced = TOKENS_L.copy()
