@@ -36,7 +36,6 @@ _NEEDED_ARTEFACTS = {
     "influential_tokens": ["sparse_context_losses"],
     "sparsity_and_generalization": ["dependency_sparsity", "loss_differences"],
     "selection_rules": ["sparse_context_losses"],
-    "sparse_functional_attention": ["sparse_functional_attention"],
     "synthetic_tasks": ["synthetic_accuracy"],
     "found_dependencies": ["found_dependencies"],
     "token_categories": ["sparse_context_losses"],

@@ -93,12 +93,7 @@ FURTHER_WORDS = {
     "pipeline/loss_differences.py": _FEW_TARGETS,
     "pipeline/length_losses.py": _FEW_TARGETS,
     "pipeline/length_interference.py": _FEW_TARGETS,
-    "pipeline/sparse_functional_attention.py": [
-        "--conditions", "local", "--seeds", "0", "--steps", "16", "--num-test-sequences", "20",
-        "--train-context-length", "16", "--local-length", "4",
-    ],
     "tests/benchmarks/matrix_product_peak.py": ["--dtypes", "float32", "--threads", "1"],
-    "tests/benchmarks/bfloat16_agreement.py": ["--threads", "1", "--max-documents", "2"],
     "tests/benchmarks/training.py": ["--quick"],
 }  # fmt: skip
 """Words that a program is told here beside those of the page."""

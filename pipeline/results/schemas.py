@@ -344,7 +344,7 @@ SCHEMAS: dict[str, pa.Schema] = {
     "sparse_functional_attention": pa.schema([
         column("seed", INT32, "of the fit, its training and its test sequences"),
         column("sparsity", INT32, "k: planted tokens, and tokens of a subset attended to"),
-        column("position_law", TEXT, "of the planted tokens, as pipeline/synthetic/planted_class.py"),
+        column("position_law", TEXT, "of the planted tokens, as analysis/figures/theory.py"),
         column("position_scheme", TEXT, "contiguous, or coupled: both halves count from 0"),
         column("key_reach", INT32, "keys are 0 where position IDs differ by this or more"),
         column("local_length", INT32, "L_local of the law, tokens; the uniform law has none"),
