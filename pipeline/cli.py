@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PROGRAMS = (
     "pipeline.study", "pipeline.tokenize_c4", "pipeline.pretrain", "pipeline.loss_differences",
     "pipeline.length_losses", "pipeline.length_interference", "pipeline.influential_tokens",
-    "analysis.run_notebooks", "analysis.summary", "analysis.explorer", "analysis.outcomes",
+    "analysis.run_notebooks", "analysis.summary", "analysis.explorer",
     "analysis.needed_context", "analysis.length_failures", "analysis.choose_texts",
     "pipeline.explain", "pipeline.query", "pipeline.plant_signs",
     "pipeline.export_huggingface", "pipeline.train_synthetic", "pipeline.evaluate_synthetic",
