@@ -27,7 +27,6 @@ from analysis.read import (
 )
 from pipeline.cli import unknown_name
 from pipeline.measuring.rules import CONTROLS, RULES
-from pipeline.results.files import partial_note
 from pipeline.results.read import artefacts_in, read_artefact, read_settings
 from pipeline.results.schemas import DIVERGENCE, LOSS
 from pipeline.results.table import as_table
@@ -201,10 +200,9 @@ def page(results: Path, figures: Path, rule: str | None = None) -> str:
     if further := paths[1:]:
         folders = dict.fromkeys(str(path.parent) for path in further)
         drawn += f", and {len(further)} more in {' and '.join(folders)}"
-    partial = [f"({note})"] if (note := partial_note()) else []
     return "\n".join(
         [
-            *partial, models_table(results), _NOTES, *in_words, *recovered,
+            models_table(results), _NOTES, *in_words, *recovered,
             f"Figures: {drawn}",
             f"Data: {results} (columns: pipeline/RESULTS.md; to ask it: sparsity query --results {results})",
             "",

@@ -24,7 +24,6 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from scipy.optimize import isotonic_regression
 
-from pipeline.results.files import partial_note
 from pipeline.results.read import read_model_facts
 
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
@@ -377,18 +376,13 @@ def panels(num_columns: int, height: float, num_rows: int = 1) -> tuple[Figure, 
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write `<folder>/<name>.png` (200 dots an inch) and `.pdf`; the same figure gives the same bytes.
-
-    A figure of results that were read in part (`pipeline.results.files`) says so.
-    """
+    """Write `<folder>/<name>.png` (200 dots an inch) and `.pdf`; the same figure gives the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     logging.getLogger("fontTools").setLevel(logging.WARNING)  # it tells of every glyph of a PDF
     undated: dict[str, dict[str, Any]] = {"png": {"Software": None}, "pdf": {"CreationDate": None}}
     paths = [folder / f"{name}.{suffix}" for suffix in undated]
-    if note := partial_note():  # below the figure, which grows by it
-        figure.text(0.01, -0.02, note, color="red", va="top")
     for path, metadata in zip(paths, undated.values(), strict=True):
-        figure.savefig(path, dpi=_DOTS_AN_INCH, metadata=metadata, bbox_inches="tight" if note else None)
+        figure.savefig(path, dpi=_DOTS_AN_INCH, metadata=metadata)
     return paths
 
 

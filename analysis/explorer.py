@@ -29,9 +29,6 @@ from typing import TYPE_CHECKING
 from pipeline.cli import InputError, folder_path, logger, output_file, positive_int, progress, stage_parser
 from pipeline.explorer_page.writing import NATS, Record, bytes_of_parts, numbers_of, page_of, to_json
 from pipeline.results.files import (
-    add_partial_flag,
-    allow_partial,
-    partial_note,
     refuse_replacing,
     write_atomically,
 )
@@ -60,7 +57,6 @@ def parser() -> argparse.ArgumentParser:
     add("--max-documents", type=positive_int, default=200, help="documents shown, the first by their hash")
     add("--models", nargs="+", help="models shown; all if not given")
     add("--rules", nargs="+", help="selection rules shown; all if not given")
-    add_partial_flag(stage)
     return stage
 
 
@@ -70,7 +66,6 @@ def main(arguments: argparse.Namespace) -> None:
     from analysis.explorer_records import choose, records, refuse_missing_artefacts
     from analysis.read import data_of
 
-    allow_partial(arguments.allow_partial)
     refuse_replacing([arguments.out], [arguments.results, arguments.data])
     refuse_missing_artefacts(arguments.results)
     data = data_of(arguments.results, arguments.data)
@@ -123,14 +118,13 @@ def fitting(
 
 def what_is_left_out(shown: "Shown", documents: list[Record], num_wanted: int) -> list[str]:
     """What results and data hold and the page does not, a sentence each."""
-    note, num_available = partial_note(), len(shown.document_ids)
+    num_available = len(shown.document_ids)
     num_other, num_shown = shown.num_documents_of_one_stage, len(documents)
     chunks = [document["chunks"] for document in documents]
     shown_tokens = [sum(len(chunk["pieces"]) for chunk in of_document) for of_document in chunks]
     totals = [document["num_tokens"] for document in documents]
     num_cut = sum(num < total for num, total in zip(shown_tokens, totals, strict=True))
     sentences = (
-        (note, f"{note[:1].upper()}{note[1:]}."),
         (num_other, f"{num_other:,} of {num_other + num_available:,} documents, which only one of the stages"
          " loss_differences and influential_tokens has measured."),
         (num_wanted < num_available, f"{num_available - num_wanted:,} of {num_available:,} documents: shown"

@@ -97,7 +97,7 @@ def is_fresh(executed: Path, made_from: str) -> bool:
 
 def execute_all(
     notebooks: Sequence[Path], figures: Path, parameters: Mapping[str, Any], made_from: str = "",
-    *, num_at_once: int = 1, allow_partial: bool = False,
+    *, num_at_once: int = 1,
 ) -> Iterator[Path]:  # fmt: skip
     """Execute notebooks, several at once, write the executed copies, and yield each path as it ends.
 
@@ -109,10 +109,9 @@ def execute_all(
         parameters: name -> value, set after the cell tagged "parameters", which holds the defaults.
         made_from: the fingerprint of what they read.
         num_at_once: kernels, each of one thread, so that no figure depends on it.
-        allow_partial: read what is complete of partial results, and say below every cell what that was.
     """
     figures.mkdir(parents=True, exist_ok=True)
-    execute = partial(_execute, figures, dict(parameters), made_from, allow_partial)
+    execute = partial(_execute, figures, dict(parameters), made_from)
     with TemporaryDirectory(prefix="notebooks-", ignore_cleanup_errors=True) as folder:
         # In the place of the user's own settings of Jupyter, which could change what is shown.
         names = ("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR")
@@ -146,15 +145,11 @@ class _ThisInterpretersKernel(AsyncKernelManager):
         return KernelSpec(argv=argv, display_name="Python 3", language="python")
 
 
-def _execute(
-    figures: Path, parameters: Mapping[str, Any], made_from: str, allow_partial: bool, path: Path
-) -> None:
+def _execute(figures: Path, parameters: Mapping[str, Any], made_from: str, path: Path) -> None:
     logging.getLogger("traitlets").setLevel(logging.CRITICAL)  # nbclient announces each kernel
     notebook = nbformat.read(path, as_version=4)
     place = next(i for i, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", []))
     lines = [f"{name} = {value!r}" for name, value in parameters.items()]
-    if allow_partial:
-        lines += ["from analysis.read import note_below_every_cell", "note_below_every_cell()"]
     tags = {"tags": ["injected-parameters"]}
     cell = nbformat.v4.new_code_cell("\n".join(lines), id="injected", metadata=tags)
     notebook.cells.insert(place + 1, cell)

@@ -19,7 +19,7 @@ import pandas as pd
 
 from pipeline.cli import InputError, unknown_name
 from pipeline.measuring.rules import CONTROLS, RULES
-from pipeline.results.files import allow_partial, partial_note, write_parquet
+from pipeline.results.files import write_parquet
 from pipeline.results.read import (
     missing_artefact,
     read_artefact,
@@ -41,21 +41,9 @@ Row = Mapping[Hashable, Any]
 logger = logging.getLogger("analysis")
 
 
-def note_below_every_cell() -> None:
-    """Allow partial results in this notebook's kernel, and print what was read in part below every cell."""
-    from IPython.core.getipython import get_ipython  # late: only notebooks need it
-
-    allow_partial()
-    shell = get_ipython()
-    assert shell is not None, "only a notebook's kernel calls this"
-    shell.events.register("post_run_cell", lambda *_: print(partial_note()) if partial_note() else None)  # noqa: T201
-
-
 def write_derived_table(table: pd.DataFrame, artefact: str, folder: Path) -> Path:
-    """Write the artefact's columns as `<folder>/<artefact>.parquet`; its `note`: what was read in part."""
+    """Write the artefact's columns as `<folder>/<artefact>.parquet`."""
     path, schema = folder / f"{artefact}.parquet", SCHEMAS[artefact]
-    if note := partial_note():
-        schema = schema.with_metadata({"note": note})
     write_parquet(path, {name: table[name].tolist() for name in schema.names}, schema)
     return path
 

@@ -32,7 +32,6 @@ import signal
 from typing import Any
 
 from pipeline.cli import InputError, folder_path, positive_int, progress, stage_parser, unknown_name
-from pipeline.results.files import add_partial_flag
 
 logger = logging.getLogger("analysis")
 
@@ -46,10 +45,9 @@ def main(arguments: argparse.Namespace) -> None:
     """
     # Imported late, for a --help at once.
     from analysis.notebooks import NOTEBOOKS, execute_all, fingerprint, is_fresh, missing_inputs
-    from pipeline.results.files import allow_partial, folder_lock
+    from pipeline.results.files import folder_lock
     from pipeline.results.read import artefacts_in, no_results
 
-    allow_partial(arguments.allow_partial)
     if not artefacts_in(arguments.results):
         raise no_results(arguments.results)
     paths = {path.stem: path for path in sorted(NOTEBOOKS.glob("*.ipynb"))}
@@ -69,7 +67,7 @@ def main(arguments: argparse.Namespace) -> None:
     parameters = {name: value for name, value in parameters.items() if value}  # else a notebook's own
     with folder_lock(figures, "--figures"):
         inputs = [arguments.results, data, *filter(None, [arguments.needles])]
-        made_from = fingerprint(inputs, parameters | {"partial": arguments.allow_partial}, figures)
+        made_from = fingerprint(inputs, parameters, figures)
         stale = []
         for name in arguments.notebooks or paths:
             if is_fresh(figures / f"{name}.ipynb", made_from):
@@ -82,8 +80,7 @@ def main(arguments: argparse.Namespace) -> None:
                 stale.append(paths[name])
         for number in (signal.SIGINT, signal.SIGTERM):  # there are kernels to be ended first
             signal.signal(number, signal.default_int_handler)
-        how: dict[str, Any] = {"num_at_once": arguments.jobs, "allow_partial": arguments.allow_partial}
-        executed = execute_all(stale, figures, parameters, made_from, **how)
+        executed = execute_all(stale, figures, parameters, made_from, num_at_once=arguments.jobs)
         for _ in progress(executed, "notebooks", "notebook", len(stale)):
             pass
 
@@ -116,5 +113,4 @@ def parser() -> argparse.ArgumentParser:
     add("--jobs", type=positive_int, default=len(os.sched_getaffinity(0)),
         help="notebooks executed at once, each by one thread and in some 0.5 GiB; a core each if not given")
     # fmt: on
-    add_partial_flag(program)
     return program

@@ -213,7 +213,8 @@ def _settings(arguments: argparse.Namespace) -> dict[str, object]:
 
     choices = None
     if arguments.choices is not None:
-        paths = [file.path for file in sources(arguments.choices, STAGE, [arguments.choices_of])]
+        chosen = sources(arguments.choices, STAGE, [arguments.choices_of], must_be_complete=True)
+        paths = [file.path for file in chosen]
         choices = {"model": arguments.choices_of, "sha256": sha256_of_files(*paths)}
 
     return {name: getattr(arguments, name) for name in names} | {

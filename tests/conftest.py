@@ -47,7 +47,6 @@ LONGEST_FIRST = (
     "tests/analysis/test_drawing.py",
     "tests/test_tokenize_c4.py",
     "tests/studies/test_study_runs.py",
-    "tests/analysis/test_partial_results.py",
     "tests/analysis/test_answers.py",
 )
 """The files that take longest: one that starts last would keep the other processes waiting."""

@@ -17,7 +17,6 @@ from olmo.model import OLMo
 
 from pipeline import influential_tokens, length_losses, loss_differences
 from pipeline.cli import InputError, is_out_of_memory, run_stage, stage_parser
-from pipeline.results.files import allow_partial
 from pipeline.results.read import read_artefact
 
 
@@ -125,11 +124,7 @@ def test_no_space_left(
     assert left.items() < whole.items()  # and so no .part, and nothing that differs
     done = [path for path in left if path.endswith(".done")]
     assert done == [f"_stages/{stage_name(stage)}/model=run/00000-of-00003.done"]
-    with pytest.raises(InputError, match=r"holds 1 of 3 shards of .* \(without 1-2\)"):
-        read_artefact(folder / "results", stage_name(stage))
-    allow_partial()
     documents = read_artefact(folder / "results", stage_name(stage))["document_id"]
-    allow_partial(False)
     assert set(documents) == {"00000000000000aa"}
     monkeypatch.undo()
     measure(stage, folder, *flags)

@@ -84,7 +84,7 @@ def _files_to_export(folders: Sequence[Path], artefact: str) -> list[Source]:
     """Those of all folders, in the order that they would be read in from one."""
     files: list[Source] = []
     for folder in folders:
-        of_folder = sources(folder, artefact)
+        of_folder = sources(folder, artefact, must_be_complete=True)
         if twice := {file.model for file in of_folder} & {file.model for file in files}:
             raise InputError(
                 f"{folder} and an earlier folder hold {artefact} of model '{min(twice)}'; export them apart"

@@ -5,7 +5,6 @@ mark stands (results/write.py), an export once its manifest does; both hold the 
 Whoever writes a folder holds its lock, `lock.json`: a second program is refused.
 """
 
-import argparse
 import errno
 import json
 import logging
@@ -326,36 +325,6 @@ def made_by_of(metadata: Mapping[str, str]) -> dict[str, Any]:
     """What a shard's metadata says made it: "schema_version", "stage", "settings", "inputs" (SHA-256)."""
     content = {name: json.loads(metadata[name]) for name in ("schema_version", "settings", "inputs")}
     return {**content, "stage": metadata["stage"]}
-
-
-_notes: dict[str, None] | None = None  # of what was read in part; None where that is not allowed
-
-
-def allow_partial(is_allowed: bool = True) -> None:
-    """Read, from now on, the complete shards of results that are not complete; forget what was read.
-
-    One switch a process, for what is read lies many calls below.
-    """
-    global _notes
-    _notes = {} if is_allowed else None
-
-
-def add_partial_flag(parser: argparse.ArgumentParser) -> None:
-    """The flag of every program that reads results: --allow-partial."""
-    what = "read what is complete of results that are not, and say so with all that is made of it"
-    parser.add_argument("--allow-partial", action="store_true", help=what)
-
-
-def refuse_unless_allowed(note: str, sentence: str) -> None:
-    """An InputError of this sentence; or, where partial results are allowed, the note is remembered."""
-    if _notes is None:
-        raise InputError(sentence)
-    _notes[note] = None
-
-
-def partial_note() -> str:
-    """What stands with every table and figure: "partial: 3 of 4 shards …"; "" where all that was read is."""
-    return f"partial: {'; '.join(_notes)}" if _notes else ""
 
 
 def as_ranges(indices: Iterable[int]) -> str:

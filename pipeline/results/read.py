@@ -1,8 +1,8 @@
 """Reading a results folder: what it holds, what made it, and the rows of its artefacts.
 
-Nothing is read that is not marked, whole and, unless partial results are allowed, complete. Files of one
-model that were made with different settings are refused; models measured in two ways are read with a
-warning: an average over such a folder would be an average over nothing.
+Only files that are marked as complete, and whole, are read; a warning counts the shards that are missing.
+Files of one model that were made with different settings are refused; models measured in two ways are read
+with a warning: an average over such a folder would be an average over nothing.
 
 An export is one file an artefact, with the column `model`; its metadata says what made each model's rows.
 """
@@ -12,7 +12,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from itertools import groupby
 from operator import and_
 from pathlib import Path
@@ -30,7 +30,6 @@ from pipeline.results.files import (
     read_manifest,
     read_marks,
     read_metadata,
-    refuse_unless_allowed,
 )
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
 
@@ -87,15 +86,16 @@ class Source:
     metadata: Mapping[str, str]
 
 
-def sources(results: Path, artefact: str, models: Collection[str] | None = None) -> list[Source]:
+def sources(
+    results: Path, artefact: str, models: Collection[str] | None = None, *, must_be_complete: bool = False
+) -> list[Source]:
     """The sources of an artefact, of these models or all, by models and shards; no row is read.
 
-    Where partial results are allowed (`pipeline.results.files`), those of the shards that are complete. An
-    InputError names the file that is missing, damaged or of another schema version, or the result that is
-    not complete.
+    A warning counts the shards that are missing; if the result `must_be_complete`, an InputError does. An
+    InputError names a file that is missing, damaged or of another schema version.
     """
     found = []
-    for path in _whole_files(results, artefact, models):
+    for path in _whole_files(results, artefact, models, must_be_complete):
         metadata = read_metadata(path)
         of_models = {path.parent.name.removeprefix("model="): metadata}
         if MODELS in metadata:
@@ -112,7 +112,9 @@ def sources(results: Path, artefact: str, models: Collection[str] | None = None)
     return found
 
 
-def _whole_files(results: Path, artefact: str, models: Collection[str] | None) -> list[Path]:
+def _whole_files(
+    results: Path, artefact: str, models: Collection[str] | None, must_be_complete: bool
+) -> list[Path]:
     """The Parquet files, each found to be what its mark says; of an export one file with all models."""
     exported = results / f"{artefact}.parquet"
     if (sha256 := read_manifest(results).get(exported.name)) is not None:
@@ -123,7 +125,7 @@ def _whole_files(results: Path, artefact: str, models: Collection[str] | None) -
     stage = next((mark.stage for mark in marks if artefact in mark.sha256), None)
     marks = [mark for mark in marks if mark.stage == stage]
     for model, of_model in groupby(marks, lambda mark: mark.model):
-        _refuse_incomplete(results, artefact, model, list(of_model))
+        _count_missing(results, artefact, model, list(of_model), must_be_complete)
     sha256_of = {mark.path(results, artefact): mark.sha256.get(artefact, "") for mark in marks}
     sha256_of = {path: sha256 for path, sha256 in sha256_of.items() if sha256 or path.exists()}
     with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter free
@@ -132,7 +134,9 @@ def _whole_files(results: Path, artefact: str, models: Collection[str] | None) -
     return sorted(sha256_of)
 
 
-def _refuse_incomplete(results: Path, artefact: str, model: str, marks: Sequence[Mark]) -> None:
+def _count_missing(
+    results: Path, artefact: str, model: str, marks: Sequence[Mark], must_be_complete: bool
+) -> None:
     num_shards = marks[0].num_shards
     if any(mark.num_shards != num_shards for mark in marks):
         raise InputError(
@@ -140,12 +144,18 @@ def _refuse_incomplete(results: Path, artefact: str, model: str, marks: Sequence
             f" {marks[-1].num_shards} shards: two results; keep one of them"
         )
     if missing := set(range(num_shards)) - {mark.shard_index for mark in marks}:
-        extent = f"{len(marks)} of {num_shards} shards of {artefact} of model '{model}'"
-        refuse_unless_allowed(
-            extent,
-            f"{results} holds {extent} (without {as_ranges(missing)}); run {marks[0].stage} again with the"
-            " flags it was run with, or say --allow-partial",
+        sentence = (
+            f"{results} holds {len(marks)} of {num_shards} shards of {artefact} of model '{model}' (without"
+            f" {as_ranges(missing)}); run {marks[0].stage} again with the flags it was run with"
         )
+        if must_be_complete:
+            raise InputError(sentence)
+        _warn_once(sentence)
+
+
+@lru_cache(maxsize=1000)
+def _warn_once(sentence: str) -> None:
+    logger.warning("%s", sentence)
 
 
 def differences_within_models(files: Sequence[Source]) -> list[str]:

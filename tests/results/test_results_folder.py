@@ -6,7 +6,7 @@ import random
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,15 @@ from measured_documents import contents
 from pipeline.cli import InputError
 from pipeline.query import connect, run_query
 from pipeline.results import files, write
-from pipeline.results.files import allow_partial, partial_note, write_atomically
-from pipeline.results.read import artefacts_in, read_artefact, read_made_by, read_model_facts, read_settings
+from pipeline.results.files import write_atomically
+from pipeline.results.read import (
+    artefacts_in,
+    read_artefact,
+    read_made_by,
+    read_model_facts,
+    read_settings,
+    sources,
+)
 from pipeline.results.schemas import SCHEMAS, results_page
 from pipeline.results.write import StageOutput
 
@@ -42,13 +49,6 @@ def rows(*losses: float) -> dict[str, dict[str, list]]:
 def open_output(results: Path, model: str = "a", **changes: Any) -> StageOutput:
     settings = {"settings": SETTINGS, "inputs": INPUTS, "num_shards": 2}
     return StageOutput(results, "length_losses", model, **(settings | changes))
-
-
-@pytest.fixture(autouse=True)
-def nothing_partial() -> Iterator[None]:
-    allow_partial(False)
-    yield
-    allow_partial(False)
 
 
 @pytest.fixture
@@ -276,17 +276,18 @@ def test_no_flipped_byte_gives_another_number(results: Path) -> None:
     assert num_refused > 100
 
 
-def test_partial_results_are_refused_or_read_with_a_note(results: Path) -> None:
+def test_incomplete_results_are_read_with_a_warning_that_counts(
+    results: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (marks(results) / f"{SECOND}.done").unlink()
-    refused = refused_by_all(results)
-    assert "holds 1 of 2 shards of length_losses of model 'a' (without 1); run length_losses" in refused
-    assert refused.endswith("or say --allow-partial")
     # Who asks for another model, or for no result, is not concerned.
     assert len(read_artefact(results, "length_losses", None, {"model": ["b%2Fc"]})) == 2
-    assert run_query(connect(results, "SELECT 1"), "SELECT 1", 9)[1] == [(1,)]
-    allow_partial()
+    assert not caplog.messages
     assert read_by_all(results) == [("a", 1.0), ("b%2Fc", 5.0), ("b%2Fc", 6.0)]
-    assert partial_note() == "partial: 1 of 2 shards of length_losses of model 'a'"
+    (said,) = caplog.messages
+    assert "holds 1 of 2 shards of length_losses of model 'a' (without 1); run length_losses" in said
+    with pytest.raises(InputError, match="holds 1 of 2 shards"):
+        sources(results, "length_losses", must_be_complete=True)
 
 
 def copy_another_run_over_it(results: Path) -> None:
