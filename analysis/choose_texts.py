@@ -21,7 +21,7 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 import argparse
 import json
 
-from pipeline.cli import InputError, output_file, positive_int, stage_parser, whole_number
+from pipeline.cli import InputError, file_path, positive_int, stage_parser, whole_number
 
 
 def parser() -> argparse.ArgumentParser:
@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
         help="shorter texts do not become distant texts")  # fmt: skip
     add("--leave-out-first", type=whole_number(0), default=0, metavar="N",
         help="leave out the first N texts of each source, by file order, as a pilot saw them")  # fmt: skip
-    add("--out", type=output_file, required=True, help="JSON-lines file to write: text, url (its source)")
+    add("--out", type=file_path, required=True, help="JSON-lines file to write: text, url (its source)")
     return program
 
 

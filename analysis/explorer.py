@@ -26,7 +26,7 @@ import argparse
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from pipeline.cli import InputError, folder_path, logger, output_file, positive_int, progress, stage_parser
+from pipeline.cli import InputError, file_path, folder_path, logger, positive_int, progress, stage_parser
 from pipeline.explorer_page.writing import NATS, Record, bytes_of_parts, numbers_of, page_of, to_json
 from pipeline.results.files import (
     refuse_replacing,
@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
     stage = stage_parser(__doc__)
     add = stage.add_argument
     add("results", type=folder_path, metavar="RESULTS", help="a results folder")
-    add("--out", type=output_file, required=True, help="the page to write; one that is there is replaced")
+    add("--out", type=file_path, required=True, help="the page to write; one that is there is replaced")
     add(
         "--data", type=folder_path,
         help="folder of tokenize_c4.py that was measured; data beside RESULTS if not given",

@@ -29,7 +29,7 @@ from typing import Any
 
 import duckdb
 
-from pipeline.cli import InputError, folder_path, logger, output_file, stage_parser
+from pipeline.cli import InputError, file_path, folder_path, logger, stage_parser
 from pipeline.results.files import (
     refuse_replacing,
     whole_or_absent,
@@ -67,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
     add("--results", type=folder_path, required=True, help="a results folder")
     formats = ["table", *EXPORTS]
     add("--format", choices=formats, default="table", help="table: the first 200 rows; json: an array")
-    add("--out", type=output_file, help="write to this file, not to standard output; parquet needs it")
+    add("--out", type=file_path, help="write to this file, not to standard output; parquet needs it")
     add("--allow-mixed", action="store_true", help="query results that were not made alike, with a warning")
     return stage
 

@@ -72,8 +72,8 @@ def parser() -> argparse.ArgumentParser:
     add("overrides", nargs="*", metavar="field=value", help="fields to set otherwise than the file does")
     add("--dry-run", action="store_true", help="print the commands that are left, and run none")
     add("--jobs", type=positive_int, metavar="N",
-        help="commands that run at once, fewer where memory does not suffice; if not given, one a GPU, or as"
-             " many as there are cores for the study's threads")
+        help="commands that run at once (default: one a GPU, or as many as there are cores for the study's"
+             " threads)")
     add("--slurm", action="store_true", help="submit the commands as Slurm jobs, with --dry-run: print them")
     add("--job", metavar="NAME",
         help="print, a line each, the folder of the logs and the arguments of the Slurm job of this name, or"

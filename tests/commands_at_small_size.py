@@ -41,14 +41,14 @@ BENCHMARKS = ROOT / "tests" / "benchmarks"
 NOT_RUN = {
     r"…|STUDY --slurm|RESULTS|<results>": "it stands for many commands",
     r"\b(hf download|pip install|python -m venv)\b": "there is no network",
-    r"^(\S+=\S+ )?make (test|test-all|test-gpu|golden|lint|install|help|gpu .*)$": "it installs, or tests",
+    r"^(\S+=\S+ )?make (test|test-all|test-gpu|golden|lint|install|help)$": "it installs, or tests",
     r"^(sbatch|slurm/submit_all\.sh$)": "tests/slurm runs it, where there is a Slurm",
     r"^torchrun": "tests/test_pretrain.py runs it",
-    r"studies/gpu\.yaml$": "40 minutes of a GPU; tests/studies checks all of its commands",
+    r"studies/gpu\.yaml$": "it needs a GPU",
     r"\bload_path=": "tests/training/test_training_loop.py begins a run so",
-    r"benchmarks/(leave_one_out|gpu|screen)\.py": "tests/test_benchmarks_run.py runs it at toy size",
+    r"benchmarks/leave_one_out\.py": "tests/test_benchmarks_run.py runs it at toy size",
     r"tokenize_c4\.py --out runs/c4/data": "tests of tokenize_c4 run it on files of the same names",
-    r"^python -m analysis\.figures\.pages": "tests/analysis/test_length_failures.py: nothing would change",
+    r"^python -m analysis\.figures": "tests/analysis: test_length_failures, test_theory",
     r"^python -m pipeline\.results": "tests/results and tests/analysis run it",
 }
 """Commands that no test of pages runs, and why."""

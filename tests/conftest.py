@@ -39,7 +39,6 @@ LONGEST_FIRST = (
     "tests/test_pages.py",
     "tests/end_to_end/test_pipeline.py",
     "tests/test_pretrain.py",
-    "tests/analysis/test_quoted_reference_study.py",
     "tests/analysis/test_explorer_page.py",
     "tests/golden/test_studies_and_tables.py",
     "tests/test_start.py",

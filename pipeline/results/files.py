@@ -34,7 +34,6 @@ from pipeline.results.versions import sha256_of_files
 MANIFEST = "exported.json"
 LOCK_FILE = "lock.json"
 _TEMPORARY = ".part"
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _DOOR = ".lock"  # held for a moment by whoever begins, or puts a shard in place
 _PATIENCE_SECONDS = 600.0  # for the door
 logger = logging.getLogger("pipeline.results")
@@ -46,11 +45,8 @@ def whole_or_absent(path: Path) -> Iterator[Path]:
 
     A reader, and a run resumed after a kill, sees the old file or the new one, never a part. The temporary
     file is removed when writing fails (no space left, say), and by the next writer where this one is killed.
-    A link is followed. InputError where a file would replace a folder, a device or a pipe.
+    A link is followed.
     """
-    if path.exists() and not path.is_file():
-        kind = "folder" if path.is_dir() else "device or a pipe"
-        raise InputError(f"{path} is a {kind}, and a file is wanted; name another path, or move it away")
     path = path.resolve() if path.is_symlink() else path
     path.parent.mkdir(parents=True, exist_ok=True)
     host = socket.gethostname()
@@ -62,12 +58,8 @@ def whole_or_absent(path: Path) -> Iterator[Path]:
         yield temporary
         sync(temporary)
         temporary.replace(path)
-    except BaseException as error:
-        with suppress(OSError):  # on a read-only file system: what raised is to be reported, not this
-            temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno in _NO_ROOM and error.filename is None:
-            error.filename = str(path)
-        raise
+    finally:
+        temporary.unlink(missing_ok=True)
     sync(path.parent)  # the rename itself must survive a power loss
 
 

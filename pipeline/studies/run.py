@@ -24,24 +24,18 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TextIO
 
-import psutil
 from joblib import cpu_count
 from tqdm import tqdm
 
-from pipeline.cli import InputError
 from pipeline.measuring.flags import default_documents_per_shard
 from pipeline.studies.commands import Command, Measuring, Training
 from pipeline.text.folder import read_manifest
 
-GIBIBYTE = 1 << 30
-PROCESS_BYTES = 0.6 * GIBIBYTE
-"""Of a command on a small model: Python and torch take 0.4 GiB, batches the rest; larger ones need --jobs."""
 EXIT_STOPPED = 75  # as pretrain.py's: run the same again to go on
 _SECONDS_BETWEEN_LOOKS = 0.05
 _SECONDS_BETWEEN_DRAWINGS = 0.5
 _LAST_LINES = 15
 _HEADING = "--- "
-_CGROUP = Path("/sys/fs/cgroup")
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 _prctl = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
 
@@ -63,21 +57,8 @@ class Workers:
 
 
 def workers(asked: int | None, threads: int, gpus: Sequence[str] = ()) -> Workers:
-    """As many as --jobs asks for, or one a GPU, or one for `threads` cores that memory holds."""
-    fitting = int(free_bytes() // PROCESS_BYTES)
-    number = asked or len(gpus) or max(1, min(cpu_count() // threads, fitting))
-    return Workers(number, threads, tuple(gpus))
-
-
-def free_bytes() -> int:
-    """Memory that could be taken, of the machine's and of the container's, which psutil does not know."""
-    free = int(psutil.virtual_memory().available)
-    with suppress(OSError, ValueError):  # no container, or the word max
-        limit, taken = (int((_CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
-        stat = (_CGROUP / "memory.stat").read_text().split()
-        # Files that were read and can be read again count as taken, but the kernel gives them up.
-        free = min(free, limit - taken + int(stat[stat.index("inactive_file") + 1]))
-    return free
+    """As many as --jobs asks for, or one a GPU, or one for `threads` cores."""
+    return Workers(asked or len(gpus) or max(1, cpu_count() // threads), threads, tuple(gpus))
 
 
 def gpus_here() -> tuple[str, ...]:
@@ -160,8 +141,8 @@ class Process:
 def run_all(commands: Sequence[Command], finished: Collection[str], workers: Workers, logs: Path) -> int:
     """Run the commands of a study, but for those that are named in `finished`; stop at the first that fails.
 
-    Returns its exit code, 0 if none failed, EXIT_STOPPED after SIGTERM or SIGUSR1. KeyboardInterrupt, and an
-    InputError where a training's configuration was edited meanwhile, are raised once no process is left.
+    Returns its exit code, 0 if none failed, EXIT_STOPPED after SIGTERM or SIGUSR1. KeyboardInterrupt is
+    raised once no process is left.
     """
     run = _Run(commands, finished, workers, logs)
     numbers = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
@@ -188,8 +169,6 @@ class _Run:
         """Of the command started last, the processes that wait for a place: index and number."""
         self._running: list[Process] = []
         self._started: dict[str, float] = {}
-        configs = {one.arguments[0] for one in commands if isinstance(one.about, Training)}
-        self._configs = {name: Path(name).read_bytes() for name in configs if Path(name).is_file()}
         self._signal: int | None = None
         self._is_stopping = self._waits_no_more = False
         self._bar = tqdm(  # on a terminal only: elsewhere the log files say more
@@ -249,13 +228,6 @@ class _Run:
                 command = next((one for one in self._waiting if self._finished.issuperset(one.needs)), None)
                 if command is None:
                     return
-                config = self._configs.get(command.arguments[0])
-                if config is not None and Path(command.arguments[0]).read_bytes() != config:
-                    raise InputError(
-                        f"{command.arguments[0]} was edited while the study ran, and {command.name} would be"
-                        " made of other settings than the models before it; undo the edit, and run the same"
-                        " again"
-                    )
                 self._waiting.remove(command)
                 number = num_processes(command, self._workers.number)
                 self._ready = [(command, index, number) for index in range(number)]

@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 from legible_figures import assert_legible
 from measured_documents import write_data
-from quoted import REFERENCE, agree, by, cells_of, interval, section
 from written_results import write_rows
 
 from analysis import needed_context as program
@@ -109,17 +108,6 @@ def test_kinds_of_tokens_have_windows_of_their_own(monkeypatch: pytest.MonkeyPat
     assert by_loss["num_targets"].to_dict() == {"all": 90, "new": 90, "number": 60, "name": 30}
     rare = of_each[(of_each["source"] != "name") | (of_each["document_id"] < f"{19:016x}")]
     assert "name" not in set(needed_context(chunks, kinds=rare)["source"])
-
-
-def test_the_windows_of_kinds_on_the_page() -> None:
-    rows = by(read_parquet(REFERENCE / "needed_context.parquet").to_pandas(), "model", "source", "criterion")
-    text = section(REFERENCE.parents[1] / "pipeline" / "RECIPES.md", "How much context does my text need?")
-    for label, kind in {
-        "punctuation": "punctuation", "function word": "function word", "content word": "content word",
-        "capitalized name": "capitalized name", "end of a repeated trigram": "repeated trigram", "any": "all",
-    }.items():  # fmt: skip
-        for cell, seed in zip(cells_of(text, label), (2, 4), strict=True):
-            agree(cell, *interval(rows[f"300k-long-seed{seed}", kind, "divergence"], "window_90"))
 
 
 def test_a_model_that_gains_nothing_has_no_window_and_one_length_is_refused() -> None:
