@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-# Raised when a column goes, or its type or meaning changes. A new column that may be null does not raise it:
-# older files read as null there, and a run that an older version began goes on.
+# Raised when a column that readers need goes, or its type or meaning changes. A new column that may be null
+# does not raise it: older files read as null there, and a run that an older version began goes on.
 SCHEMA_VERSION = 2
 OWN, OTHER_DOCUMENT = "own", "other_document"
 """Far contexts: the chunk's own; and of its null, another document's tokens at the same positions."""
@@ -147,10 +147,6 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("num_long_context_tokens", INT32, "tokens before the target in its chunk"),
         *LOSS_COLUMNS,
         column("loss_difference", FLOAT, "short_context_loss - long_context_loss, nats: the gain"),
-        optional("windowed_short_context_loss", FLOAT, "loss(t | the short context as LongPPL's code"
-                 " approximates it), nats: windows with position IDs from 0, each shared by windowed_stride"
-                 " targets, which see short_context_length to short_context_length + windowed_stride - 1"
-                 " tokens"),
         SHORT_DIVERGENCE,
         optional("foreign_context_loss", FLOAT, "loss(t | a foreign text's far tokens, short context), nats"),
         optional("specific_gain", FLOAT, "foreign_context_loss - long_context_loss, nats; the own text's"
