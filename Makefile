@@ -6,11 +6,10 @@
 # make test       ruff, the directions of imports, mypy and the tests; what continuous integration runs
 # make test-all   also the tests marked slow
 # make test-gpu   the tests that need a GPU, and only those
-# make gpu        these, speed, the demo on GPU and CPU, and the largest decisive study that fits HOURS; writes a report
 # make golden     write tests/golden/ anew, after a change that is meant to move numbers
 #
-# Each creates .venv and installs into it first. OPTIONS are pipeline/study.py's: OPTIONS=--dry-run prints the commands
-# and their cost, OPTIONS='evaluation.max_documents=32' overrides a field. A stage that has finished is not run again:
+# Each creates .venv and installs into it first. OPTIONS are pipeline/study.py's: OPTIONS=--dry-run lists the commands,
+# OPTIONS='evaluation.max_documents=32' overrides a field. A stage that has finished is not run again:
 # the same command after an interruption goes on where it was.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
@@ -22,7 +21,7 @@ IMPORTED := olmo.model, accelerate, transformers, statsmodels.api, matplotlib.py
 # A file in one process; more processes than two or three cores, since tests wait much for programs that they start.
 PARALLEL := -n $(if $(filter 1 2 3,$(shell nproc)),4,auto) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo decisive reference needed study test test-all test-gpu gpu lint ruff golden install
+.PHONY: help demo decisive reference needed study test test-all test-gpu lint ruff golden install
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
@@ -43,9 +42,6 @@ test-all: ruff
 
 test-gpu: install
 	$(PY) -m pytest -m gpu
-
-gpu: install
-	$(PY) tests/gpu_report.py --hours $(or $(HOURS),1) --out runs/gpu $(OPTIONS)
 
 lint: ruff
 	.venv/bin/mypy

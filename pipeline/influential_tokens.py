@@ -171,7 +171,7 @@ def main(arguments: argparse.Namespace) -> None:
     if arguments.choices is not None and not arguments.choices.exists():
         raise InputError(f"--choices {arguments.choices} does not exist; name a results folder")
     # Imported late, for a --help, and a refusal, at once.
-    from pipeline.measuring.sparsity import Request, measure_chunk, planned_tokens
+    from pipeline.measuring.sparsity import Request, measure_chunk
     from pipeline.measuring.stage import MeasuringStage
 
     num_far = int(lengths.num_far_tokens_T[0])
@@ -190,16 +190,12 @@ def main(arguments: argparse.Namespace) -> None:
 
     # A chunk comes with the same chunk of the documents after it: of its null, then of its backgrounds.
     num_backgrounds = arguments.num_backgrounds if arguments.intervention == BACKGROUND else 0
-    num_choosers = len(arguments.checkpoints) if arguments.choose_together else 1
     stage = MeasuringStage(
         arguments, STAGE, _settings(arguments),
         lambda choosers, chunk, judges: measure_chunk(choosers, chunk, judges, request),
         other_models={"--judge-with": arguments.judge_with}, num_other_documents=1 + num_backgrounds,
         has_null=lambda document_id: bool(request.numbers_in(OTHER_DOCUMENT, document_id)),
         together=arguments.choose_together, last_tokens=arguments.last_tokens,
-        planned=lambda document_id: planned_tokens(
-            request, num_choosers, len(arguments.judge_with), document_id
-        ),
     )  # fmt: skip
     measured = {rule for one in stage.documents for rule in request.numbers_in(OWN, one.document_id)}
     if left_out := [rule for rule in arguments.rules if rule not in measured]:

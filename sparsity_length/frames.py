@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from pipeline.cli import InputError, logger, unknown_name
+from pipeline.cli import InputError, logger, progress, unknown_name
 from pipeline.measuring.contexts import Measurement
 from pipeline.measuring.explanation import foreign_text as foreign_tokens
-from pipeline.measuring.explanation import measured_tables, planned, positions_left
+from pipeline.measuring.explanation import measured_tables, positions_left
 from pipeline.measuring.far_context import FarContext
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.given import GivenModel, counted
@@ -214,8 +214,8 @@ def influential_frame(
             replace(one, name=f"{one.name} (judge {place})") if names.count(one.name) > 1 else one
             for place, one in enumerate(loaded[1:])
         ]
-        stack.enter_context(planned(loaded, "influential_tokens", requests))
-        for number, ((text, start, ids_L, _), request) in enumerate(zip(spans, requests, strict=True)):
+        work = list(enumerate(zip(spans, requests, strict=True)))
+        for number, ((text, start, ids_L, _), request) in progress(work, "influential_tokens", "chunk"):
             # The ID is of the text, so that rules that draw do it anew for each.
             chunk = Chunk(f"{text:016x}", number, ids_L, others_NL[:, : len(ids_L)], start)
             with failures_in_words(given.name, len(ids_L), start, f" of text {text}"):

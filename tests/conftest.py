@@ -45,7 +45,6 @@ LONGEST_FIRST = (
     "tests/test_start.py",
     "tests/influence/test_brute_force.py",
     "tests/analysis/test_drawing.py",
-    "tests/studies/test_rule_costs.py",
     "tests/test_tokenize_c4.py",
     "tests/studies/test_study_runs.py",
     "tests/analysis/test_partial_results.py",

@@ -7,8 +7,7 @@ Shapes: N tokens of the text, L measured tokens, T targets, K largest k, J studi
 
 import argparse
 import html
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -22,8 +21,8 @@ from pipeline.measuring.far_context import FarContext
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.given import GivenModel, counted
 from pipeline.measuring.rules import find_rule
-from pipeline.measuring.sparsity import Request, compared_losses, measure_chunk, planned_tokens
-from pipeline.measuring.stage import LoadedModel, failures_in_words, say_how_long
+from pipeline.measuring.sparsity import Request, compared_losses, measure_chunk
+from pipeline.measuring.stage import LoadedModel, failures_in_words
 from pipeline.models.leading import num_positions_of
 from pipeline.results.schemas import LOSS, OTHER_DOCUMENT, OWN
 from pipeline.results.table import as_table, printable
@@ -148,7 +147,7 @@ def explained(text: Text, arguments: argparse.Namespace) -> Explanation:
                 num_tokens, length, why if length == num_positions else "",
             )  # fmt: skip
         logger.info("%s: %d tokens, %d of them predicted", given.name, length, lengths.targets_per_chunk)
-        with failures_in_words(given.name, length, first_token), planned([loaded], "explain", [request]):
+        with failures_in_words(given.name, length, first_token), counted([loaded], "explain"):
             contexts = request.far_contexts(loaded, chunk)
             tables = measured_tables(loaded, chunk, (), request, contexts)
             compared = pd.DataFrame(compared_losses(chunk, contexts[OWN])).assign(model=loaded.name)
@@ -161,17 +160,6 @@ def positions_left(given: GivenModel, bos_token_ids: Sequence[int]) -> int | Non
     """The most tokens of a chunk behind BOS, as many as the model was made for; None where it doesn't say."""
     num_positions = given.num_positions
     return num_positions and num_positions - num_positions_of(0, len(bos_token_ids))
-
-
-@contextmanager
-def planned(models: Sequence[LoadedModel], description: str, requests: Sequence[Request]) -> Iterator[None]:
-    """Say about how long the requests take of a chooser and its judges, and show a bar meanwhile."""
-    total = sum(planned_tokens(request, num_judges=len(models) - 1) for request in requests)
-    for request in sorted(requests, key=lambda one: one.lengths.long_context_length)[-1:]:
-        less = "fewer targets, rules or k, or a shorter long context"
-        say_how_long(models[0], total, request.lengths, less)
-    with counted(models, description, round(total)):
-        yield
 
 
 def measured_lengths(

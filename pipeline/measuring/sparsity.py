@@ -28,15 +28,13 @@ from pipeline.measuring.flags import (
 from pipeline.measuring.rules import (
     BACKGROUND,
     CONTROLS,
-    LEAVE_ONE_OUT_RULES,
     REMOVE,
-    RuleCosts,
     find_rule,
     selected_positions,
 )
 from pipeline.measuring.stage import LoadedModel
 from pipeline.models.interface import NotFiniteLossError, Predictions
-from pipeline.results.schemas import DIVERGENCE, LOSS, OTHER_DOCUMENT, OWN, Columns, append_columns
+from pipeline.results.schemas import DIVERGENCE, LOSS, OWN, Columns, append_columns
 from pipeline.text.chunks import Chunk
 
 Choices = Mapping[str, dict[str, np.ndarray]]
@@ -102,37 +100,6 @@ class Request:
             measurement, chunk_L, chunk.null_token_ids_L,
             background_ids_BL=chunk.other_token_ids_NL[1:] if is_background else None,
         )  # fmt: skip
-
-
-def planned_tokens(
-    request: Request, num_choosers: int = 1, num_judges: int = 0, document_id: str = ""
-) -> int:
-    """About how many tokens run through the networks for a chunk of a document, by `RuleCosts`' formulas."""
-    lengths, is_background = request.lengths, request.intervention == BACKGROUND
-    num_backgrounds = request.num_backgrounds if is_background else 1
-    costs = RuleCosts(
-        lengths.short_context_length, lengths.long_context_length, lengths.targets_per_chunk,
-        request.intervention, num_backgrounds, request.screen,
-    )  # fmt: skip
-    num_models = num_judges + (num_choosers if request.choosers_judge or not num_judges else 0)
-    short = lengths.targets_per_chunk * lengths.short_context_length
-    total = num_models * (short + costs.one_pass())
-    if is_background:
-        total += num_models * num_backgrounds * costs.foreign_context()
-    for far_context in (OWN, OTHER_DOCUMENT):
-        numbers_of_rule = request.numbers_in(far_context, document_id)
-        if not numbers_of_rule:
-            continue
-        numbers = min(numbers_of_rule.values(), key=len)  # those of the controls, which are more, follow
-        total += num_models * costs.sparse_contexts(numbers_of_rule, numbers)
-        if request.choices is not None:
-            continue
-        rules = set(numbers_of_rule)
-        if far_context == OTHER_DOCUMENT and rules & set(LEAVE_ONE_OUT_RULES):
-            total += num_choosers * costs.null_removals()
-            rules -= set(LEAVE_ONE_OUT_RULES)
-        total += num_choosers * costs.token_forwards_together(rules, request.largest_k)
-    return total
 
 
 def measure_chunk(

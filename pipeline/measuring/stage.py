@@ -6,11 +6,9 @@ belong to the data.
 
 import argparse
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,10 +17,10 @@ import numpy as np
 import torch
 
 from pipeline.cli import InputError, is_out_of_memory, logger, progress
-from pipeline.measuring.contexts import Batching, PassQueue, Rows
-from pipeline.measuring.flags import ContextLengths, default_documents_per_shard, split_of_this_process
+from pipeline.measuring.contexts import Batching
+from pipeline.measuring.flags import default_documents_per_shard, split_of_this_process
 from pipeline.models.devices import GIBIBYTE, keep_freed_memory, peak_bytes, supports_bfloat16, usable_device
-from pipeline.models.interface import CausalLM, NotFiniteLossError, Predictions
+from pipeline.models.interface import CausalLM, NotFiniteLossError
 from pipeline.models.leading import led_by, num_positions_of
 from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm, told_apart, training_facts
 from pipeline.models.vocabulary import refuse_foreign_tokens
@@ -35,7 +33,6 @@ from pipeline.text.folder import TOKENIZER_FILE, TokenizedData
 from pipeline.training.speed import faster_dtype, warn_where_bfloat16_is_slow
 
 AUTO = "auto"
-_NOT_LONG_SECONDS = 10
 
 
 @dataclass(frozen=True)
@@ -50,8 +47,6 @@ class LoadedModel:
 Measure = Callable[[Sequence[LoadedModel], Chunk, Sequence[LoadedModel]], dict[str, Columns]]
 """What a stage does with one chunk, given the models of a result, mostly one, and others beside them:
 artefact -> column -> values."""
-Planned = Callable[[str], int]
-"""Document ID -> about how many tokens run through the networks for a chunk of it."""
 
 
 def named_checkpoints(
@@ -113,8 +108,6 @@ class MeasuringStage:
     """Of each chunk only so many are read."""
     num_positions: int | None = None
     """Position IDs are below it; None: those of a chunk."""
-    planned: Planned | None = None
-    """What a chunk costs; where given, the log says before about how long all of them take."""
     shards: list[range] = field(default_factory=list, init=False)
     """The documents of each, by their places; known once `run` knows the models."""
     _loaded_others: dict[tuple[str, str], LoadedModel] = field(default_factory=dict)
@@ -227,17 +220,6 @@ class MeasuringStage:
         others = [self._other(other, dtype) for other in self.others if other not in models]
         limits = arguments.long_context_length, arguments.max_chunks_per_document, self.num_other_documents
         work = [(shard, index) for shard in pending for index in self.shards[shard]]
-        if self.planned is not None:
-            documents = [self.documents[index] for _, index in work]
-            num_tokens = sum(
-                len(range(len(document.token_ids) // limits[0])[: limits[1]])
-                * self.planned(document.document_id)
-                for document in documents
-            )
-            length = self.last_tokens or arguments.long_context_length
-            lengths = ContextLengths(1, length, arguments.targets_per_chunk)
-            less = "--max-documents, --max-chunks-per-document, --targets-per-chunk or fewer --rules"
-            say_how_long(first, num_tokens, lengths, less)
         tables: dict[str, Columns] = {}
         for shard, index in progress(work, f"{self.stage} {name}", "document"):
             for whole_chunk in chunks_of(self.documents, index, *limits):
@@ -276,44 +258,6 @@ class MeasuringStage:
 def bos_setting(data: TokenizedData) -> dict[str, list[int]]:
     """The setting that names the tokens before every context; none where there are none, as before."""
     return {"bos_token_ids": list(data.bos_token_ids)} if data.bos_token_ids else {}
-
-
-def say_how_long(loaded: LoadedModel, num_tokens: float, lengths: ContextLengths, less: str) -> None:
-    """Say in the log about how long so many tokens take, where it is long; `less` names what spares time."""
-    timed = loaded.model, loaded.batching, lengths
-    if num_tokens * seconds_per_token(*timed, at_least=0) < _NOT_LONG_SECONDS:
-        return
-    whole = timedelta(seconds=round(num_tokens * seconds_per_token(*timed)))
-    logger.info("%s: about %s on this device; %s make it less", loaded.name, whole, less)
-
-
-def seconds_per_token(
-    model: CausalLM, batching: Batching, lengths: ContextLengths, at_least: float = 1.0
-) -> float:
-    """Of passes as most are that leave a token out, timed for `at_least` so many seconds, and one pass.
-
-    Their rows are half of a chunk, and its targets' losses and divergences are wanted.
-    """
-    num_rows = lengths.long_context_length // 2
-    num_targets = min(lengths.targets_per_chunk, num_rows)
-    positions_1S = np.arange(num_rows)[None]
-
-    def rows(num_sequences: int) -> Rows:
-        ids_BS = np.zeros((num_sequences, num_rows), dtype=np.int64)
-        queries_BT = np.tile(positions_1S[:, -num_targets:], (num_sequences, 1))
-        return Rows(ids_BS, positions_1S, None, queries_BT)
-
-    # One sequence first, as the first pass is slower than those after it.
-    hidden_1TD = model.hidden_states(*rows(1).on_device(model.device))
-    reference = Predictions.of(model.logits(hidden_1TD[0]))
-    started, num_run = time.perf_counter(), 0
-    while (seconds := time.perf_counter() - started) < at_least or not num_run:
-        batch = rows(batching.num_sequences(num_rows))
-        queue = PassQueue(model, batching, reference)
-        queue.run(batch, np.zeros_like(batch.query_rows_BT))
-        queue.read()
-        num_run += batch.token_ids_BS.size
-    return seconds / num_run
 
 
 def left_out(tables: Mapping[str, Columns]) -> dict[str, int]:

@@ -75,10 +75,6 @@ COUNTS = [
     column("num_targets", INT32, "targets averaged over"),
     column("num_documents", INT32, "documents they are from"),
 ]
-COSTS = [
-    column("token_forwards_per_target", DOUBLE, "tokens through the network to choose k in one far context"),
-    column("backward_tokens_per_target", DOUBLE, "tokens that backward passes run through"),
-]
 JUDGE = optional("judge", TEXT, "the model whose losses and divergences these are, of --judge-with or of"
                  " those that chose; null in the oldest results: one that chose")
 SHORT_DIVERGENCE = optional("short_context_divergence", FLOAT, "KL(p(.|long) || p(.|short context)), nats:"
@@ -318,7 +314,6 @@ SCHEMAS: dict[str, pa.Schema] = {
         *with_interval("recovered_loss", "mean short_context_loss - sparse_context_loss, nats"),
         *with_interval("null_recovered_loss", "the same for the null, nats"),
         *with_interval("excess_loss", "recovered_loss - null_recovered_loss, paired, nats"),
-        *COSTS,
     ]),
     "token_categories": pa.schema([
         *TARGET_COLUMNS,

@@ -57,8 +57,6 @@ class Training:
 class Existing(Training):
     """A model that is not trained here; `folder` is the word of --checkpoints."""
 
-    num_parameters: float | None
-
 
 @dataclass(frozen=True)
 class TaskTraining(Training):
@@ -138,7 +136,7 @@ def commands_of(study: Study) -> list[Command]:
         from pipeline.models.load import name_of  # late, for a --help at once
 
         trainings[""] = {
-            name: Existing(name_of(model.checkpoint), Path(model.checkpoint), model.num_parameters)
+            name: Existing(name_of(model.checkpoint), Path(model.checkpoint))
             for name, model in study.models.items()
             if model.checkpoint is not None
         }

@@ -68,8 +68,6 @@ class Model:
     checkpoint: str | None = None
     """An existing model, as --checkpoints takes it: a folder, or NAME[@REVISION] on the hub. Then all models
     of the study are such, and it has no `sizes`."""
-    num_parameters: float | None = None
-    """Of an existing model, for the estimate of its cost. None: the cost is not counted."""
 
 
 @dataclass
@@ -283,12 +281,6 @@ def _read_study(path: Path, overrides: Sequence[str]) -> Study:
 
 def _read(path: Path) -> DictConfig:
     return read_yaml(path, "study", "; there are some in olmo_configs/studies/")
-
-
-def is_training_configuration(path: Path) -> bool:
-    """Whether a file holds the fields of a training and not of a study."""
-    fields_given = _read(find_study_file(path))
-    return "model" in fields_given and "sizes" not in fields_given
 
 
 def find_study_file(path: Path, *further: Path) -> Path:

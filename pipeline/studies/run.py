@@ -28,14 +28,14 @@ import psutil
 from joblib import cpu_count
 from tqdm import tqdm
 
-from pipeline.cli import InputError, logger
+from pipeline.cli import InputError
 from pipeline.measuring.flags import default_documents_per_shard
 from pipeline.studies.commands import Command, Measuring, Training
 from pipeline.text.folder import read_manifest
 
 GIBIBYTE = 1 << 30
 PROCESS_BYTES = 0.6 * GIBIBYTE
-"""Of a command on a small model: Python and torch take 0.4 GiB, batches the rest."""
+"""Of a command on a small model: Python and torch take 0.4 GiB, batches the rest; larger ones need --jobs."""
 EXIT_STOPPED = 75  # as pretrain.py's: run the same again to go on
 _SECONDS_BETWEEN_LOOKS = 0.05
 _SECONDS_BETWEEN_DRAWINGS = 0.5
@@ -62,19 +62,11 @@ class Workers:
         return {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **gpu}
 
 
-def workers(
-    asked: int | None, threads: int, bytes_of_a_command: float = PROCESS_BYTES, gpus: Sequence[str] = ()
-) -> Workers:
-    """As many as --jobs asks for, or one a GPU, or one for `threads` cores; at most what memory holds."""
-    number = asked or len(gpus) or max(1, cpu_count() // threads)
-    fitting = max(1, int(free_bytes() // bytes_of_a_command))
-    if fitting < number:
-        logger.warning(
-            "%d %s at once, not %d: %.1f GiB of memory are free, and a command takes about %.1f",
-            fitting, "command" if fitting == 1 else "commands", number,
-            free_bytes() / GIBIBYTE, bytes_of_a_command / GIBIBYTE,
-        )  # fmt: skip
-    return Workers(min(number, fitting), threads, tuple(gpus))
+def workers(asked: int | None, threads: int, gpus: Sequence[str] = ()) -> Workers:
+    """As many as --jobs asks for, or one a GPU, or one for `threads` cores that memory holds."""
+    fitting = int(free_bytes() // PROCESS_BYTES)
+    number = asked or len(gpus) or max(1, min(cpu_count() // threads, fitting))
+    return Workers(number, threads, tuple(gpus))
 
 
 def free_bytes() -> int:

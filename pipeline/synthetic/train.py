@@ -80,15 +80,6 @@ def last_step(run_folder: Path, config: TaskConfig) -> int:
     return found[0] if is_known(config, read_metrics(run_folder, found[0])) else config.num_steps
 
 
-BYTES_PER_PARAMETER = 16  # in training: weight, gradient and AdamW's two moments, in float32
-
-
-def about_num_parameters(config: TaskConfig) -> int:
-    """Of the layers and the tables of position IDs; vocabularies are small."""
-    model = config.model
-    return 12 * model.num_layers * model.width**2 + config.num_position_ids * model.width
-
-
 LEARNT = 0.99
 """Exact matches in distribution from which on a task counts as learnt."""
 

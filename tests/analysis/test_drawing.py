@@ -22,7 +22,7 @@ from analysis.losses import losses, token_worth
 from analysis.read import read_sparse_losses
 from analysis.rules import selection
 from pipeline.measuring.rules import RULES
-from pipeline.results.read import read_artefact, read_settings
+from pipeline.results.read import read_artefact
 
 LONG = "long-seed0"
 LONG_TITLE = (
@@ -103,11 +103,10 @@ def test_effects_are_drawn_as_they_are(effects: pd.DataFrame, labels: dict[str, 
 def test_other_figures_can_be_read(small: Path, labels: dict[str, ModelLabel], sparse: pd.DataFrame) -> None:
     without_a_gain = token_worth.loss_curves(of(sparse, model="short-contiguous"))
     differences = losses.losses_beside_reference(read_artefact(small, "length_losses"), LONG, 32)
-    settings = {LONG: read_settings(small, "influential_tokens")[LONG] | {"targets_per_chunk": 16}}
     for figure in (
         token_worth.loss_figure(without_a_gain, labels["short-contiguous"]),
         losses.lengths_figure(differences, labels, [32, 256], LONG),
-        selection.rules_figure(selection.rules_table(of(sparse, model=LONG), settings), labels[LONG]),
+        selection.rules_figure(selection.rules_table(of(sparse, model=LONG)), labels[LONG]),
     ):
         assert_legible(figure)
 

@@ -15,7 +15,7 @@ from pipeline.cli import InputError
 from pipeline.studies import run as running
 from pipeline.studies.commands import Command, Measuring, Training
 from pipeline.studies.file import Evaluation
-from pipeline.studies.run import GIBIBYTE, Workers, num_processes, run_all, workers
+from pipeline.studies.run import PROCESS_BYTES, Workers, num_processes, run_all, workers
 
 ROOT = Path(__file__).resolve().parents[2]
 LOGS = Path("run/logs")
@@ -245,20 +245,15 @@ def test_a_killed_study_takes_its_children_with_it(
     assert (tmp_path / "training-saved").exists()
 
 
-def test_as_many_commands_as_cores_have_threads_for_and_memory_holds(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_as_many_commands_as_cores_have_threads_for_and_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "cpu_count", lambda: 4)
-    monkeypatch.setattr(running, "free_bytes", lambda: 10 * GIBIBYTE)
+    monkeypatch.setattr(running, "free_bytes", lambda: 10 * PROCESS_BYTES)
     assert workers(None, 1).number == 4
     assert workers(None, 3).number == workers(None, 9).number == 1
-    assert workers(7, 1, GIBIBYTE).number == 7
+    assert workers(7, 1).number == 7
     assert workers(None, 1, gpus=("3", "5")).number == 2
-    assert not caplog.records
-    assert workers(7, 1, 4 * GIBIBYTE).number == 2
-    assert caplog.messages == [
-        "2 commands at once, not 7: 10.0 GiB of memory are free, and a command takes about 4.0"
-    ]
+    monkeypatch.setattr(running, "free_bytes", lambda: 2 * PROCESS_BYTES)
+    assert workers(None, 1).number == 2
     environment = Workers(3, 2, ("3", "5")).environment(2)
     assert environment["OMP_NUM_THREADS"] == environment["MKL_NUM_THREADS"] == "2"
     assert environment["CUDA_VISIBLE_DEVICES"] == "3"

@@ -1,4 +1,4 @@
-"""Studies of synthetic tasks: which runs a grid means, what is refused, what is estimated, what runs."""
+"""Studies of synthetic tasks: which runs a grid means, what is refused, what runs."""
 
 import subprocess
 from pathlib import Path
@@ -9,9 +9,8 @@ import pytest
 from pipeline.cli import InputError
 from pipeline.results.read import read_artefact
 from pipeline.studies.commands import TaskTraining, commands_of
-from pipeline.studies.costs import Machine, cost_of, need_of
 from pipeline.studies.file import load_study
-from pipeline.study import check_settings, main, parser
+from pipeline.study import main, parser
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "olmo_configs" / "synthetic" / "small.yaml"
@@ -95,21 +94,6 @@ def test_what_could_not_run_is_refused_before_it_begins(
     with pytest.raises(InputError, match=sentence):
         main(parser().parse_args([str(study_file), *overrides]))
     assert [found.name for found in study_file.parent.iterdir()] == ["study.yaml"]
-
-
-def test_the_tokens_and_flops_of_a_training_by_hand(study_file: Path) -> None:
-    study = load_study(study_file, [*TWO_RUNS, *NOTHING_MEASURED])
-    commands = commands_of(study)
-    checked = check_settings(study, commands, commands)
-    cost = cost_of(commands[0], checked, Machine(0.5, 1e9))
-    # Examples of copy with n letters have 2 n + 1 tokens, n is 1 to 10: 12 on average; 6 steps of 8.
-    assert cost.train_tokens == 6 * 8 * 12
-    num_weights = 12 * 16 * 16 + 96 * 16  # one layer of width 16, and a row for each of 96 position IDs
-    lengths = [2 * size + 1 for size in range(1, 11)]
-    of_examples = [length * (6 * num_weights + 12 * 16 * length) for length in lengths]
-    assert cost.flops == pytest.approx(6 * 8 * sum(of_examples) / 10)
-    assert cost.seconds == pytest.approx(cost.flops / 0.5e9)
-    assert need_of(commands[0].about, checked) == (num_weights, 16 * num_weights)
 
 
 def run(path: Path, *words: str) -> "subprocess.CompletedProcess[str]":
