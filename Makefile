@@ -1,5 +1,4 @@
 # make demo       the whole study on a laptop, from text to figures, in about six minutes
-# make decisive   the decisive study at 0.34 M parameters; C4=FOLDER holds files in C4's schema (2 hours on 2 cores)
 # make reference  the reference study at 2.3 M and two other sizes; C4=FOLDER likewise (some hours on 2 cores)
 # make needed     how much context a text needs, to a model: TEXT='my_documents/*.jsonl' MODEL=EleutherAI/pythia-160m
 # make study      another one: STUDY=FILE; the study files are in olmo_configs/studies/
@@ -21,17 +20,16 @@ IMPORTED := olmo.model, accelerate, transformers, statsmodels.api, matplotlib.py
 # A file in one process; more processes than two or three cores, since tests wait much for programs that they start.
 PARALLEL := -n $(if $(filter 1 2 3,$(shell nproc)),4,auto) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo decisive reference needed study test test-all test-gpu lint ruff golden install
+.PHONY: help demo reference needed study test test-all test-gpu lint ruff golden install
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
 
 demo: STUDY = olmo_configs/studies/demo.yaml
-decisive: STUDY = olmo_configs/studies/decisive_300k.yaml
 reference: STUDY = olmo_configs/studies/reference.yaml
 needed: STUDY = olmo_configs/studies/needed_context.yaml
 
-demo decisive reference needed study: install
+demo reference needed study: install
 	@$(PY) pipeline/study.py $(or $(STUDY),$(error which study? make study STUDY=olmo_configs/studies/c4.yaml)) $(OPTIONS)
 
 test: ruff

@@ -13,7 +13,6 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.gap.scale import compared_models
 from analysis.losses.losses import summarize_models
 from analysis.losses.token_worth import PAPER_FIGURE, token_effects
 from analysis.read import (
@@ -23,9 +22,10 @@ from analysis.read import (
     interval_cell,
     interval_of,
     interval_over_documents,
+    models_by_training,
     read_sparse_losses,
 )
-from pipeline.cli import InputError, unknown_name
+from pipeline.cli import unknown_name
 from pipeline.measuring.rules import CONTROLS, RULES
 from pipeline.results.files import partial_note
 from pipeline.results.read import artefacts_in, read_artefact, read_settings
@@ -77,7 +77,7 @@ def answers(results: Path) -> Iterator[str]:
     else:
         yield carried_by(results, *chosen)
         yield from tokens_needed(results, *chosen)
-    yield short_models_answer(results, losses, "" if chosen is None else chosen[0])
+    yield short_models_answer(results, losses)
 
 
 def worth_of_far_context(targets: pd.DataFrame, model: str) -> str:
@@ -134,24 +134,18 @@ def tokens_needed(results: Path, model: str, rule: str) -> Iterator[str]:
     yield f"{text}."
 
 
-def short_models_answer(results: Path, losses: pd.DataFrame, chooser: str) -> str:
-    """What short-trained models lose beyond a long-trained one, of the size of the one that chose tokens."""
-    try:
-        compared = compared_models([results])
-    except InputError:
-        return f"{_UNKNOWN} the results do not say how the models were trained."
-    choosers = {*chooser.split("+")}
-    group = next((group for group in compared if choosers & {*group.long_models}), compared[-1])
-    if not (group.short_models and group.long_models):
+def short_models_answer(results: Path, losses: pd.DataFrame) -> str:
+    """What short-trained models lose beyond the last long-trained one; the first may have chosen tokens."""
+    longs, shorts = models_by_training(results)
+    if not (shorts and longs):
         return f"{_UNKNOWN} it needs models trained at a short context and at the long one."
-    reference = group.long_models[-1]
-    gaps = generalization_gaps(losses, short_models=group.short_models, reference_model=reference)
+    gaps = generalization_gaps(losses, short_models=shorts, reference_model=longs[-1])
     means = [
         f"{model} {interval_over_documents(of_model['document_id'], of_model['generalization_gap'])}"
         for model, of_model in gaps.groupby("model", sort=False)
     ]
-    text = f"Nats lost beyond {reference} under the long context: {', '.join(means)}"
-    return f"{text}; whether more where more tokens are needed, analysis/outcomes.py tells."
+    text = f"Nats lost beyond {longs[-1]} under the long context: {', '.join(means)}"
+    return f"{text}; the notebook sparsity_and_generalization draws it against the tokens needed."
 
 
 def models_table(results: Path) -> str:

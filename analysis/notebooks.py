@@ -24,7 +24,7 @@ from analysis.tokens.kinds import CATEGORIES_FILE
 from pipeline.cli import InputError
 from pipeline.measuring.rules import CONTROLS
 from pipeline.results.files import write_atomically
-from pipeline.results.read import artefacts_in, read_artefact, read_model_facts
+from pipeline.results.read import artefacts_in, read_artefact
 from pipeline.text.folder import MANIFEST_FILE
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,7 +35,6 @@ _NEEDED_ARTEFACTS = {
     "influential_tokens": ["sparse_context_losses"],
     "sparsity_and_generalization": ["dependency_sparsity", "loss_differences"],
     "selection_rules": ["sparse_context_losses"],
-    "sparse_functional_attention": ["sparse_functional_attention"],
     "synthetic_tasks": ["synthetic_accuracy"],
     "found_dependencies": ["found_dependencies"],
     "token_categories": ["sparse_context_losses"],
@@ -63,11 +62,6 @@ def missing_inputs(notebook: str, arguments: argparse.Namespace) -> str | None:
         rules = read_artefact(results, "sparse_context_losses", ["rule"])["rule"]
         if len(set(rules) - set(CONTROLS)) < 2:
             return "only one selection rule beside the controls"
-    if notebook == "model_scale":
-        folders = [results, *arguments.also_results]
-        facts = [of for folder in folders for of in read_model_facts(folder, "loss_differences").values()]
-        if len({(of_model.get("num_parameters"), of_model.get("train_step")) for of_model in facts}) < 2:
-            return "the results tell of only one model size and training step"
     texts = [results.parent / "data" / file for file in _TEXT_FILES.get(notebook, ())]
     if texts and arguments.data is None and not any(path.is_file() for path in texts):
         return "no tokenized data beside the results; name it with --data"

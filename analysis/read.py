@@ -77,7 +77,8 @@ def models_by_training(
     settings, chose = read_settings(results, "loss_differences"), read_settings(results, "influential_tokens")
     seen = {model: known.get("train_context_length") or np.inf for model, known in facts.items()}
     longest = max(seen.values(), default=np.inf)
-    is_short = {model: seen[model] < min(longest, settings[model]["long_context_length"]) for model in facts}
+    measured = {model: settings[model].get("long_context_length", np.inf) for model in facts}
+    is_short = {model: seen[model] < min(longest, measured[model]) for model in facts}
     in_order = sorted(facts, key=lambda model: model not in chose)
     return [name for name in in_order if not is_short[name]], [name for name in in_order if is_short[name]]
 

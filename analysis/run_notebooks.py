@@ -6,11 +6,9 @@
 
 A notebook is skipped where its executed copy was made from the same files and parameters: results, data and
 code. It is skipped too where something lacks (analysis/notebooks.py): the results it is about, several
-selection rules (selection_rules), model sizes or training steps, those of --also-results counted
-(model_scale), a short-trained model, and a long-trained one that neither chose nor judged
+selection rules (selection_rules), a short-trained model, and a long-trained one that neither chose nor judged
 (sparsity_and_generalization), the tokenized data, beside the results or as --data (influential_places;
 token_categories, which takes a table of its own in that place too), planted needles, as --needles (needles).
-Given --data, or that table in its place, model_scale tells targets that copying can predict from all others.
 
 To execute some notebooks only, which must then lack nothing:
 
@@ -65,13 +63,12 @@ def main(arguments: argparse.Namespace) -> None:
         "long_models": arguments.long_models,
         "short_models": arguments.short_models,
         "train_context_lengths": dict(arguments.train_context_lengths),
-        "also_results": [str(folder.resolve()) for folder in arguments.also_results],
         "data": str(arguments.data.resolve()) if arguments.data else None,
         "needles": str(arguments.needles.resolve()) if arguments.needles else None,
     }
     parameters = {name: value for name, value in parameters.items() if value}  # else a notebook's own
     with folder_lock(figures, "--figures"):
-        inputs = [arguments.results, *arguments.also_results, data, *filter(None, [arguments.needles])]
+        inputs = [arguments.results, data, *filter(None, [arguments.needles])]
         made_from = fingerprint(inputs, parameters | {"partial": arguments.allow_partial}, figures)
         stale = []
         for name in arguments.notebooks or paths:
@@ -112,8 +109,6 @@ def parser() -> argparse.ArgumentParser:
     add("--train-context-lengths", nargs="*", type=_model_and_length, default=(), metavar="MODEL=TOKENS",
         help="training lengths, marked in the figure of losses by length")
     add("--needles", type=folder_path, help="a folder of plant_signs.py --needles, measured")
-    add("--also-results", nargs="+", type=folder_path, default=(), metavar="FOLDER",
-        help="further results folders, of other sizes or steps, for the notebook model_scale")
     add("--data", type=folder_path, help="folder of tokenize_c4.py that was measured, for its text and the"
         " counts of its tokens; data beside --results where not given, and no control for token frequency"
         " where there is none")

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 PROGRAMS = (
     "pipeline.study", "pipeline.tokenize_c4", "pipeline.pretrain", "pipeline.loss_differences",
     "pipeline.length_losses", "pipeline.length_interference", "pipeline.influential_tokens",
-    "analysis.run_notebooks", "analysis.summary", "analysis.explorer", "analysis.outcomes",
+    "analysis.run_notebooks", "analysis.summary", "analysis.explorer",
     "analysis.needed_context", "analysis.length_failures", "analysis.choose_texts",
     "pipeline.explain", "pipeline.query", "pipeline.plant_signs",
     "pipeline.export_huggingface", "pipeline.train_synthetic", "pipeline.evaluate_synthetic",
-    "pipeline.found_dependencies", "pipeline.sparse_functional_attention",
+    "pipeline.found_dependencies",
 )  # fmt: skip
-"""A whole study, its stages in the order of the work, what is done besides, synthetic tasks, theory."""
+"""A whole study, its stages in the order of the work, what is done besides, synthetic tasks."""
 EXIT_BAD_INPUT = 2
 LARGEST_INT = (1 << 63) - 1  # what a column of results, and every generator of random numbers, can hold
 _MEMORY_ERRORS = ("DefaultCPUAllocator", "Cannot allocate memory", "CUDA error: out of memory")

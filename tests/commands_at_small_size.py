@@ -94,12 +94,7 @@ FURTHER_WORDS = {
     "pipeline/loss_differences.py": _FEW_TARGETS,
     "pipeline/length_losses.py": _FEW_TARGETS,
     "pipeline/length_interference.py": _FEW_TARGETS,
-    "pipeline/sparse_functional_attention.py": [
-        "--conditions", "local", "--seeds", "0", "--steps", "16", "--num-test-sequences", "20",
-        "--train-context-length", "16", "--local-length", "4",
-    ],
     "tests/benchmarks/matrix_product_peak.py": ["--dtypes", "float32", "--threads", "1"],
-    "tests/benchmarks/bfloat16_agreement.py": ["--threads", "1", "--max-documents", "2"],
     "tests/benchmarks/training.py": ["--quick"],
 }  # fmt: skip
 """Words that a program is told here beside those of the page."""
@@ -145,17 +140,13 @@ STUDIES = {
         "further_evaluations.along_training.steps=[2]", "further_evaluations.along_training.max_documents=3",
         "further_evaluations.novels.max_documents=2", "further_evaluations.novels.max_chunks_per_document=1",
     ],
-    "decisive_300k": [
+    "preregistered": [
         "data.tokenizer=bpe:320", *_overrides("300k", save_interval=2), *_FEW, "evaluation.max_documents=6",
-        "outcomes=null",  # models of four steps have nothing at stake
     ],
     "needed_context": ["data.source=[english.jsonl]", "evaluation.targets_per_chunk=4"],
     "synthetic_rotated": _of_tasks(
         [], ["copy", "variable_assignment", "addition_padded"],
         copy=",model.rotary_fraction=1.0", variable_assignment="", addition_padded="",
-    ),
-    "synthetic_short": _of_tasks(
-        [], ["parity_scratchpad"], pose=",largest_size=5", predicted=",largest_size=5"
     ),
     "synthetic_parity": _of_tasks(
         [], [f"sparse_{name}" for name in ("parity", "or", "majority", "last", "lookup")],
@@ -178,7 +169,6 @@ STUDIES = {
         "synthetic.grids.learnt.tasks=[signs_1]",
         *(f"synthetic.evaluate_synthetic.{task}=null" for task in sorted({*_SIGNS} - {*_ONE_SIGN.values()})),
     ],
-    "signs_demo": _of_tasks([], ["signs_1", "signs_4"], plain=""),
     "synthetic": [
         "run=runs/synthetic_study",
         *_of_tasks(

@@ -13,10 +13,10 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.figures import length_failures as failures
+from analysis.figures.theory import by_length
 from analysis.read import interval_of, rows_by
 from analysis.synthetic import signs
 from analysis.synthetic.accuracy import over_seeds
-from analysis.synthetic.theory_bounds import summarize_conditions, with_bounds
 from pipeline.results.read import read_artefact
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -309,8 +309,8 @@ def cue_contrasts() -> str:
 @filled
 def theory() -> str:
     """Squared error of sparse functional attention with local S*."""
-    fits = with_bounds(read_artefact(REFERENCE / "theory" / "results", "sparse_functional_attention"))
-    conditions = rows_by(summarize_conditions(fits), "model")
+    table = by_length(read_artefact(REFERENCE / "theory" / "results", "sparse_functional_attention"))
+    conditions = rows_by(table[table["length_ratio"] == 8], "model")
     numbers = {
         "error in distribution × 10⁵": ("in_distribution_error", 1e5),
         "error at 8 L × 10³": ("squared_error", 1e3),

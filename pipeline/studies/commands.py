@@ -152,7 +152,6 @@ def commands_of(study: Study) -> list[Command]:
             commands.append(
                 Command(full_name, "pipeline/pretrain.py", tuple(words), (tokenize.name,), training)
             )
-    plans: list[_EvaluationPlan] = []
     for name, evaluation in study.evaluations.items():
         data, data_command = run / "data", tokenize.name
         if evaluation.data is not None:
@@ -161,9 +160,8 @@ def commands_of(study: Study) -> list[Command]:
             # After the study's own text, whose tokenizer this one may be given.
             commands.append(_tokenize(data_command, evaluation.data, data, 1, (tokenize.name,)))
         for size_name, of_size in trainings.items():
-            plans.append(_EvaluationPlan(study, size_name, name, evaluation, data, data_command, of_size))
-            commands += plans[-1].commands()
-    commands += [*_comparisons(run, plans), *_outcomes(study, plans)]
+            plan = _EvaluationPlan(study, size_name, name, evaluation, data, data_command, of_size)
+            commands += plan.commands()
     # Summaries come last: each lists the figures of the evaluations beside it.
     drawn = tuple(command.name for command in commands if command.stage == "run_notebooks")
     summaries = [
@@ -211,13 +209,6 @@ class _EvaluationPlan:
         if "summary" in stages:
             commands.append(Command(self._command_name("summary"), "analysis/summary.py", folders, needs))
         return commands
-
-    def shows_scale(self) -> bool:
-        """Whether share and gap can be read from it, on the study's own text, measured as in the first."""
-        is_of_own_text = self.evaluation.data is None
-        is_same_measure = self.evaluation.intervention == self.study.evaluation.intervention
-        needed = {"loss_differences", "influential_tokens"}
-        return is_of_own_text and is_same_measure and needed <= set(self.evaluation.stages)
 
     def folder(self, kind: str) -> Path:
         """Where its results or figures are."""
@@ -290,46 +281,6 @@ class _EvaluationPlan:
         words = ["--long-models", *(full[name] for name in long)]
         words += ["--short-models", *(full[name] for name in short)] if short else []
         return [*words, "--train-context-lengths", *lengths]
-
-
-def _outcomes(study: TextStudy, plans: Sequence[_EvaluationPlan]) -> Iterator[Command]:
-    """The decision of a study that asks for one, of each size that has the models."""
-    if (asked := study.outcomes) is None:
-        return
-    for plan in plans:
-        if plan.name or not set(asked.models) <= plan.trainings.keys():
-            continue
-        full = {name: plan.trainings[name].name for name in asked.models}
-        near, *chosen = (plan._of(name) for name in (asked.near, *asked.chosen))
-        results, out = str(plan.folder("results")), plan.folder("outcomes")
-        arguments = (
-            "--sparsity-results", results, "--near-results", str(near.folder("results")),
-            "--loss-results", results, "--data", str(plan.data),
-            "--short-trained", *(full[name] for name in asked.short_trained),
-            "--long-trained", *(full[name] for name in asked.long_trained),
-            "--placebo", full[asked.placebo], "--out", str(out),
-        )  # fmt: skip
-        if chosen:
-            arguments += ("--chosen-results", *(str(one.folder("results")) for one in chosen))
-        needs = [
-            one.name for some in (plan, near, *chosen) for one in some.commands() if one.about is not None
-        ]
-        yield Command(plan._command_name("outcomes"), "analysis/outcomes.py", arguments, tuple(needs))
-
-
-def _comparisons(run: Path, plans: Sequence[_EvaluationPlan]) -> Iterator[Command]:
-    """What looks at several evaluations: the notebook model_scale."""
-
-    def after(plans: Sequence[_EvaluationPlan]) -> tuple[str, ...]:
-        return tuple(one.name for plan in plans for one in plan.commands() if one.stage != "summary")
-
-    figures = "--figures", str(run / "figures")
-    alike = [plan for plan in plans if plan.shows_scale()]
-    if len(alike) > 1:
-        first, *others = [str(plan.folder("results")) for plan in alike]
-        arguments = "--results", first, "--also-results", *others, *figures, "--data", str(alike[0].data)
-        words = (*arguments, "--notebooks", "model_scale")
-        yield Command("model_scale", "analysis/run_notebooks.py", words, after(alike))
 
 
 def _synthetic_commands(study: SyntheticStudy) -> list[Command]:

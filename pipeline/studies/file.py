@@ -117,24 +117,6 @@ class Evaluation:
 
 
 @dataclass
-class Outcomes:
-    """Who is compared by analysis/outcomes.py, whose sparsity is that of `evaluation`: names of models."""
-
-    near: str = MISSING
-    """The further evaluation that measures sparsity within the last tokens."""
-    short_trained: list[str] = MISSING
-    long_trained: list[str] = MISSING
-    placebo: str = MISSING
-    chosen: list[str] = field(default_factory=list)
-    """Further evaluations that try the chosen tokens alone."""
-
-    @property
-    def models(self) -> list[str]:
-        """All of them."""
-        return [*self.short_trained, *self.long_trained, self.placebo]
-
-
-@dataclass
 class SlurmTasks:
     """Tasks of each array under --slurm."""
 
@@ -175,8 +157,6 @@ class TextStudy(Study):
     evaluation: Evaluation = field(default_factory=Evaluation)
     further_evaluations: dict[str, Evaluation] = field(default_factory=dict)
     """Name -> what differs from `evaluation`; reported apart, in the folder <run>/<name>. Null: not run."""
-    outcomes: Outcomes | None = None
-    """Whether short-trained models lose more where more tokens are needed. None: it is not asked."""
     slurm: SlurmTasks = field(default_factory=SlurmTasks)
 
     @property
@@ -309,9 +289,6 @@ def _refuse_names(study: TextStudy) -> None:
         raise InputError("sizes_in_names is false, and the models of several sizes would share their names")
     for size_name, size in study.sizes.items():
         _refuse_unknown(f"model of sizes.{size_name}", size.models, study.models)
-    if (asked := study.outcomes) is not None:
-        _refuse_unknown("model of outcomes", asked.models, study.models)
-        _refuse_unknown("evaluation of outcomes", [asked.near, *asked.chosen], study.further_evaluations)
     for evaluation in study.evaluations.values():
         _refuse_unknown("stage of an evaluation", evaluation.stages, (*MEASURING, *ANALYSING))
         choosing = ["evaluation", *study.further_evaluations]

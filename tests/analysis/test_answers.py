@@ -110,8 +110,8 @@ def test_short_models_and_a_rule_that_sees_the_answer(
     assert f"16 tokens of leave_one_out bring back {own} of" in carried
     assert f"nats to another-model; another document's {null}." in carried
     assert gaps.startswith("Nats lost beyond long-seed1 under the long context: short-contiguous ")
-    assert ", short-pose " in gaps and gaps.endswith("analysis/outcomes.py tells.")
-    assert "the results do not say how the models were trained" in list(answers.answers(results))[-1]
+    assert ", short-pose " in gaps and gaps.endswith("the tokens needed.")
+    assert "it needs models trained at a short context" in list(answers.answers(results))[-1]
     assert "it needs models trained at a short context" in list(answers.answers(scales[0] / "early"))[-1]
 
 

@@ -51,7 +51,7 @@ def test_all_notebooks_run_anywhere_and_only_once(scales: tuple[Path, Truth, Tru
         "selection_rules.ipynb: only one selection rule beside the controls",
         "sparsity_and_generalization.ipynb: no rule that is blind to the answer has mean_log2_k",
         "synthetic_tasks.ipynb: the results hold no 'synthetic_accuracy'; they hold",
-        "sparse_functional_attention.ipynb: the results hold no", "found_dependencies.ipynb: the results",
+        "found_dependencies.ipynb: the results",
         "influential_places.ipynb: the results hold no 'influential_tokens'",
         "token_categories.ipynb: no tokenized data beside the results", "needles.ipynb: no planted needles",
     ):  # fmt: skip

@@ -6,13 +6,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from legible_figures import legibility_faults
 from synthetic_results import KS, SELECTION_BONUS, Truth
 
-from analysis import drawing
 from analysis.losses.token_worth import (
-    alone_figure,
-    chosen_alone,
     loss_curves,
     token_effects,
     why_no_loss_figure,
@@ -58,27 +54,6 @@ def test_a_rule_that_needs_no_null_is_told_without_one_and_others_are_not(by_han
     assert np.isnan([row["null_recovered"], row["excess"], row["excess_low"]]).all()
     none = token_effects(own.assign(rule="leave_one_out"))
     assert none.empty and {"gain", "effect_low", "share_high"} <= set(none)
-
-
-def test_chosen_tokens_alone_by_hand(by_hand: pd.DataFrame) -> None:
-    """The null is of b alone, where it takes off a nat at one of two targets."""
-    rows = by_hand.assign(rule="leave_one_out_divergence")
-    rows = rows[(rows["far_context"] == "own") | (rows["document_id"] == "b")]
-    near = rows[(rows["far_context"] == "own") & (rows["document_id"] == "b")]
-    rows = pd.concat([rows, near.assign(rule="nearest", sparse_context_loss=2.5)])
-    (row,) = chosen_alone(rows).to_dict("records")
-    assert (row["k"], row["num_targets"], row["short_loss"], row["long_loss"]) == (1, 4, 3.0, 2.0)
-    assert (row["loss"], row["gain"], row["less_than_short"], row["less_than_long"]) == (2.25, 1, 0.75, -0.25)
-    assert row["less_than_nearest"] == 0.5  # of b alone: 2 nats and not 2.5
-    assert row["null_less_than_short"] == 0.5 and np.isnan(row["null_less_than_short_low"])
-    assert row["loss_high"] - row["loss"] == pytest.approx(
-        row["less_than_short"] - row["less_than_short_low"]
-    )
-    label = drawing.ModelLabel("trained at 64", drawing.TRAINED_CONTIGUOUS, 340_000, 64)
-    lines = [
-        chosen_alone(rows.assign(k=k)).assign(positions=of) for of in ("original", "compact") for k in KS
-    ]
-    assert legibility_faults(alone_figure(pd.concat(lines), {"m": label})) == []
 
 
 def test_curves_of_the_loss_by_hand(by_hand: pd.DataFrame) -> None:
