@@ -70,7 +70,7 @@ RULE_STYLES = {
     "leave_one_out_divergence": Style(ORANGE, "v"), "leave_one_out": Style(PURPLE, "D"),
     "nearest": Style(BLACK, "X"), "random": Style(GREY, "P"),
     "add_one_in": Style(SKY, "<"), "greedy": Style("#7A8B00", ">"), "gradient": Style("#8C3B1F", "p"),
-    "attention": Style("#00838F", "h"),
+    "attention": Style("#00838F", "h"), "attention_no_sink": Style("#C2185B", "h"),
     "add_one_in_divergence": Style("#7B3F9E", "<"), "greedy_divergence": Style("#4E5A00", ">"),
     "gradient_divergence": Style("#C0653F", "p"),
     "attention_rollout": Style("#00585F", "h"),

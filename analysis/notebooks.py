@@ -31,7 +31,6 @@ ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = ROOT / "analysis" / "notebooks"
 _NEEDED_ARTEFACTS = {
     "loss_differences": ["loss_differences"],
-    "long_perplexity": ["loss_differences"],
     "length_losses": ["length_losses"],
     "influential_tokens": ["sparse_context_losses"],
     "sparsity_and_generalization": ["dependency_sparsity", "loss_differences"],

@@ -42,6 +42,7 @@ import numpy as np
 
 from pipeline.cli import (
     InputError,
+    file_path,
     finite_float,
     folder_path,
     fraction,
@@ -68,6 +69,7 @@ from pipeline.measuring.rules import (
     REMOVE,
     RULES,
     find_rule,
+    load_rule_file,
     refuse_rules,
     screen_of,
     studied_numbers,
@@ -95,6 +97,8 @@ def parser() -> argparse.ArgumentParser:
         " as far as the far context goes")
     add("--rules", nargs="+",
         help=f"selection rules, of: {', '.join(RULES)}; if not given {', '.join(DEFAULT_RULES)}")
+    add("--rule-file", type=file_path, nargs="+", default=[], metavar="FILE",
+        help="Python files with selection rules of your own; analysis/examples/kv_cache_rules.py shows two")
     add("--intervention", choices=INTERVENTIONS, default=DEFAULT_INTERVENTION,
         help="what stands where a token is left out: nothing, or another document's token")
     add("--num-backgrounds", type=positive_int, default=1,
@@ -131,6 +135,8 @@ def parser() -> argparse.ArgumentParser:
 
 def check(arguments: argparse.Namespace) -> ContextLengths:
     """Which tokens are predicted; lengths, rules and k that do not fit together are refused."""
+    for path in arguments.rule_file:
+        load_rule_file(path)
     long, last = arguments.long_context_length, arguments.last_tokens
     if last is not None and last >= long:
         raise InputError(f"--last-tokens {last} must be fewer than the {long} of a chunk")
@@ -225,6 +231,7 @@ def _settings(arguments: argparse.Namespace) -> dict[str, object]:
         "null_fraction": arguments.null_fraction if arguments.null_fraction < 1 else None,
         "last_tokens": arguments.last_tokens,
         "choices": choices,
+        "rule_files_sha256": sha256_of_files(*arguments.rule_file) if arguments.rule_file else None,
         "positions": arguments.positions if arguments.positions == COMPACT else None,
     }
 

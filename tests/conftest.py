@@ -122,3 +122,15 @@ def make_olmo() -> "Callable[..., OLMo]":
         return OLMo(ModelConfig.new(**config)).eval()
 
     return make
+
+
+@pytest.fixture(autouse=True)
+def no_rules_of_others() -> "Iterator[None]":
+    """Rules that a test registers are gone after it."""
+    from pipeline.measuring import rules
+
+    before = dict(rules.RULES)
+    yield
+    rules.RULES.clear()
+    rules.RULES.update(before)
+    rules._loaded_files.clear()

@@ -19,6 +19,7 @@ from measured_documents import (  # fmt: skip
 from olmo.model import OLMo
 
 from pipeline import influential_tokens
+from pipeline.cli import InputError
 from pipeline.measuring.rules import RULES
 from pipeline.results.read import artefacts_in, read_artefact
 
@@ -26,6 +27,7 @@ TARGET = ["document_id", "chunk_index", "target_position"]
 TRAIN_TOKENS = np.random.default_rng(7).integers(1, VOCABULARY_SIZE, 200).tolist()
 
 EVERY_RULE = ["--rules", *RULES]
+KV_CACHE_RULES = Path(__file__).parents[1] / "analysis" / "examples" / "kv_cache_rules.py"
 
 
 @pytest.fixture(scope="module")
@@ -94,3 +96,23 @@ def test_influences_are_written_where_any_rule_leaves_tokens_out(folder: Path, r
         for path in (Path(other), folder / "results")
     )
     np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_rules_of_a_file_are_measured_like_any_other(
+    folder: Path, results: list[str], tmp_path: Path
+) -> None:
+    words = ["--rules", "streaming_llm", "snapkv", "nearest", "--rule-file", str(KV_CACHE_RULES)]
+    measure(influential_tokens, folder, *results, *words)
+    chosen = read_artefact(Path(results[1]), "influential_tokens").query("far_context == 'own'")
+    places = chosen["context_position"] - chosen["chunk_index"] * LONG
+    of_rules = places.groupby([chosen["rule"], chosen["target_position"] % LONG]).agg(list)
+    # s = 4: the far contexts of the targets at 9, 10 and 11 end before 5, 6 and 7.
+    for target, first in ((9, [0, 1, 2, 3, 4]), (10, [0, 1, 2, 3, 5]), (11, [0, 1, 2, 3, 6])):
+        assert of_rules["streaming_llm", target] == first * 4  # in each of four chunks
+        assert len(of_rules["snapkv", target]) == 5 * 4
+    sparse = read_artefact(Path(results[1]), "sparse_context_losses")
+    assert set(sparse["rule"]) == {"streaming_llm", "snapkv", "nearest"}
+    other = tmp_path / "other.py"
+    other.write_text(KV_CACHE_RULES.read_text().replace("def ", "def other_"))
+    with pytest.raises(InputError, match="rule_files_sha256"):  # a changed rule is another setting
+        measure(influential_tokens, folder, *results, *words, str(other))

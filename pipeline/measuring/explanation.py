@@ -225,7 +225,7 @@ def measured_tables(
     selected["divergence"] = np.nan
     for name, context in contexts.items():
         # Where a rule has left every token out; no pass is run to say more.
-        if context.every_influence_TF is not None:
+        if request.leaves_out(name, chunk.document_id):
             of_context = selected[selected["far_context"] == name]
             targets = of_context["target_position"] - chunk.start - request.lengths.first_target
             moved = context.divergence_TF[targets, of_context["context_position"] - chunk.start]

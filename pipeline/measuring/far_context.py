@@ -319,11 +319,6 @@ class FarContext:
         """Both, and estimates where the screen has not come down to the single token."""
         return self._leave_one_out[1]
 
-    @property
-    def every_influence_TF(self) -> np.ndarray | None:
-        """`influence_TF` where something has asked for the leave-one-out passes, else None."""
-        return self.influence_TF if "_leave_one_out" in self.__dict__ else None
-
     @cached_property
     def attention_TF(self) -> np.ndarray:
         """Attention of the row that predicts t to token i, mean over layers and heads."""

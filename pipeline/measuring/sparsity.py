@@ -28,6 +28,7 @@ from pipeline.measuring.flags import (
 from pipeline.measuring.rules import (
     BACKGROUND,
     CONTROLS,
+    LEAVE_ONE_OUT_RULES,
     REMOVE,
     find_rule,
     selected_positions,
@@ -83,6 +84,10 @@ class Request:
             if (has_null and (far_context == OWN or self.every_null or find_rule(rule).needs_null))
             or (far_context == OWN and find_rule(rule).says_something_alone)
         }
+
+    def leaves_out(self, far_context: str, document_id: str = "") -> bool:
+        """Whether a rule leaves out every far token of this far context, so that all influences are known."""
+        return any(rule in LEAVE_ONE_OUT_RULES for rule in self.numbers_in(far_context, document_id))
 
     def seed_of(self, chunk: Chunk) -> tuple[int, ...]:
         """Of all that is drawn for a chunk, whichever model measures it; a text alone is no document's."""
@@ -156,7 +161,7 @@ def _chosen(
             rule: selected_positions(context, rule, numbers[-1], seed, others)
             for rule, numbers in request.numbers_in(name, chunk.document_id).items()
         }
-        influence_TF = context.every_influence_TF
+        influence_TF = context.influence_TF if request.leaves_out(name, chunk.document_id) else None
         if influence_TF is not None and others:
             influence_TF = np.mean([influence_TF, *(other.influence_TF for other in others)], axis=0)
         if request.every_influence and request.screen is None and influence_TF is not None:

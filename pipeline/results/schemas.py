@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-# Raised when a column goes, or its type or meaning changes. A new column that may be null does not raise it:
-# older files read as null there, and a run that an older version began goes on.
+# Raised when a column that readers need goes, or its type or meaning changes. A new column that may be null
+# does not raise it: older files read as null there, and a run that an older version began goes on.
 SCHEMA_VERSION = 2
 OWN, OTHER_DOCUMENT = "own", "other_document"
 """Far contexts: the chunk's own; and of its null, another document's tokens at the same positions."""
@@ -63,7 +63,7 @@ TARGET_COLUMNS = [
     column("target_position", INT32, "place of the predicted token in the document, in tokens"),
 ]
 SELECTION_COLUMNS = [
-    column("rule", TEXT, "selection rule, a name of pipeline/measuring/rules.py"),
+    column("rule", TEXT, "selection rule, a name in pipeline/measuring/rules/"),
     column("far_context", TEXT, "'own', or 'other_document': the null, a foreign document's tokens there"),
     optional("null_kind", TEXT, "how the null's tokens are chosen: 'selection', as within the own far"
              " context, or 'mimicry', to reproduce the prediction from that; null of the own one, and in the"
@@ -101,7 +101,7 @@ FINDING_COLUMNS = [
     column("num_far_tokens", INT32, "tokens that a rule selects from"),
     column("num_dependencies", INT32, "those of them that truly decide the target, at least 1"),
     column("long_context_loss", FLOAT, "loss(t | everything before t), nats"),
-    column("rule", TEXT, "selection rule, a name of pipeline/measuring/rules.py"),
+    column("rule", TEXT, "selection rule, a name in pipeline/measuring/rules/"),
     optional("intervention", TEXT, "remove or background, as in influential_tokens; older: substitute"),
     column("rank", INT32, "1 for the token that the rule ranks first"),
     column("context_position", INT32, "place of the selected token in the example"),
@@ -143,10 +143,6 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("num_long_context_tokens", INT32, "tokens before the target in its chunk"),
         *LOSS_COLUMNS,
         column("loss_difference", FLOAT, "short_context_loss - long_context_loss, nats: the gain"),
-        optional("windowed_short_context_loss", FLOAT, "loss(t | the short context as LongPPL's code"
-                 " approximates it), nats: windows with position IDs from 0, each shared by windowed_stride"
-                 " targets, which see short_context_length to short_context_length + windowed_stride - 1"
-                 " tokens"),
         SHORT_DIVERGENCE,
         optional("foreign_context_loss", FLOAT, "loss(t | a foreign text's far tokens, short context), nats"),
         optional("specific_gain", FLOAT, "foreign_context_loss - long_context_loss, nats; the own text's"

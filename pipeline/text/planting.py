@@ -419,9 +419,3 @@ def document_of(token_ids: np.ndarray, url: str | None) -> EvaluationDocument:
     """An evaluation document, whose ID is the hash of its tokens: signs need not be text."""
     tokens = np.ascontiguousarray(token_ids, dtype="<i4")
     return EvaluationDocument(hashlib.sha256(tokens.tobytes()).hexdigest()[:16], tokens, url)
-
-
-def read_planted(folder: Path) -> list[dict[str, Any]]:
-    """The truth that `write_truth` wrote: a row a planted answer."""
-    rows: list[dict[str, Any]] = read_parquet(folder / PLANTED_FILE).to_pylist()
-    return rows

@@ -101,7 +101,7 @@ def _tables(
                 losses.append(
                     target | both | {
                         "target_token_id": document.token_ids[position], "loss_difference": short - long,
-                        "num_long_context_tokens": position - start, "windowed_short_context_loss": None,
+                        "num_long_context_tokens": position - start,
                         "short_context_divergence": expected, "specific_gain": specific,
                     }
                 )  # fmt: skip

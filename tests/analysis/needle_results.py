@@ -40,7 +40,6 @@ def losses(row: dict, length: int) -> list[dict]:
             "document_id": row["document_id"], "chunk_index": 0, "target_position": position,
             "target_token_id": 1, "num_long_context_tokens": position,
             "short_context_loss": 9.0, "long_context_loss": loss, "loss_difference": 9.0 - loss,
-            "windowed_short_context_loss": None,
         }
         for position in range(length - NUM_ANSWER - 1, length)
     ]  # fmt: skip

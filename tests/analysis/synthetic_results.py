@@ -24,7 +24,6 @@ SELECTION_BONUS = {"leave_one_out": 0.08, "nearest": 0.01, "random": 0.0}
 RULE_STRENGTH = {"leave_one_out": 1.0, "nearest": 0.4, "random": 0.1}
 CENSORED_K, NO_GAIN_K = 32, 0
 MEAN_GAP = {"short-contiguous": 0.05, "short-pose": 0.02}  # nats, a doubling of k* + 1
-WINDOWING_DIFFERENCE = 0.125  # nats, by which shared windows help every target
 TARGETS_PER_DOCUMENT = 16
 JUDGE, FURTHER_KS, ABSURD_LOSS = "another-model", [32, 64, 128], 50.0
 """Of the rows that are not to be read as the model's own."""
@@ -121,7 +120,6 @@ def _losses(truth: Truth, model: str, generator: np.random.Generator) -> pd.Data
     if model in SHORT_MODELS:
         losses["gain"] = generator.normal(0, 0.3, len(losses))
     losses["short_context_loss"] = losses["long_context_loss"] + losses["gain"]
-    losses["windowed_short_context_loss"] = losses["short_context_loss"] - WINDOWING_DIFFERENCE
     return losses
 
 

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from pipeline.measuring import far_context
 from pipeline.measuring.contexts import Batching, Measurement
 from pipeline.measuring.far_context import FarContext, far_contexts, sampled_answers
 from pipeline.measuring.flags import ContextLengths
-from pipeline.measuring.rules import selected_positions
+from pipeline.measuring.rules import load_rule_file, selected_positions
 from pipeline.models.huggingface import HuggingFaceCausalLM
 from pipeline.models.interface import CausalLM, Predictions
 from pipeline.models.leading import led_by
@@ -41,6 +42,7 @@ TOLERANCE, TOLERANCE_AT_KINKS = 1e-3, 1e-2  # of the largest derivative; OPT's R
 # Another gate may send a token to another expert, and there a finite difference is none.
 INSPECTED = ["olmo", *sorted(FAMILIES.keys() - {"mixtral"}), "bos olmo", "bos gemma3"]
 BOS = 7
+KV_CACHE_RULES = Path(__file__).parents[2] / "analysis" / "examples" / "kv_cache_rules.py"
 
 
 Heads = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -225,6 +227,19 @@ def test_attention_and_rollout_are_of_the_stock_models_attention(family: Family)
             for values_TF, naive_S in zip(found, naive, strict=True):
                 np.testing.assert_allclose(values_TF[index, :num_far], naive_S[:num_far], atol=1e-5)
                 assert np.isnan(values_TF[index, num_far:]).all(), (name, target)
+
+
+def test_the_example_of_snapkv_is_its_paper_s_formula(family: Family) -> None:
+    load_rule_file(KV_CACHE_RULES)
+    for name, context in family.contexts().items():
+        found_TK = selected_positions(context, "snapkv", 5, seed=[0])
+        for index, target in enumerate(TARGETS):
+            weights_SS, num_far = np.concatenate(family.attention(seen(name, target))).sum(0), target - S
+            votes = weights_SS[-S:, :num_far].sum(0)
+            worth = [sum(votes[max(0, i - 2) : i + 3]) for i in range(num_far)]
+            np.testing.assert_allclose(
+                np.sort(worth)[::-1][:5], [worth[place] for place in found_TK[index]], rtol=1e-4
+            )
 
 
 def predictions(probs: list[list[float]]) -> Predictions:
