@@ -99,8 +99,8 @@ def outcome_targets(
         judges' mean loss_difference and long_context_loss, nats), position (tokens), log_token_count (natural
         log of count + 1), source, "long_context_loss of MODEL" (nats).
     """
-    of_judge = sparsity.pivot(index=KEYS, columns="judge", values=[SPARSITY, "gain"]).astype("float64")
-    far, stakes = of_judge[SPARSITY], of_judge["gain"]
+    far = sparsity.pivot(index=KEYS, columns="judge", values=SPARSITY).astype("float64")
+    stakes = sparsity.pivot(index=KEYS, columns="judge", values="gain").astype("float64")
     of_judges = pd.concat([rows_of(losses, judge) for judge in sparsity["judge"].unique()])
     held = of_judges.groupby(KEYS).agg(
         gain=("loss_difference", "mean"), difficulty=("long_context_loss", "mean"),

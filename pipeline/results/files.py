@@ -236,8 +236,8 @@ class Mark:
     model: str
     shard_index: int
     num_shards: int
-    sha256: Mapping[str, str]
-    """Artefact -> SHA-256 of its file."""
+    files: Mapping[str, Mapping[str, Any]]
+    """Artefact -> what `file_record` says of its file."""
     num_tasks: int | None
     """Of the run that wrote it; None where it took whatever was missing."""
 
@@ -254,6 +254,11 @@ def shard_path(results: Path, artefact: str, model: str, shard_index: int, num_s
 def file_record(path: Path, num_rows: int) -> dict[str, Any]:
     """What a mark or a manifest says of a file."""
     return {"rows": num_rows, "bytes": path.stat().st_size, "sha256": sha256_of_files(path)}
+
+
+def _records(files: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Name -> record of a mark or manifest; a KeyError or the like where it is damaged."""
+    return {name: {"sha256": record["sha256"], **record} for name, record in files.items()}
 
 
 def read_marks(results: Path, stage: str = "*", model: str | None = None) -> list[Mark]:
@@ -274,26 +279,35 @@ def _read_mark(path: Path, state: tuple[int, ...]) -> Mark | None:
     shard = re.fullmatch(r"(\d{5,})-of-(\d{5,})", path.stem)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        sha256 = {artefact: record["sha256"] for artefact, record in content["files"].items()}
+        files = {
+            artefact: {"sha256": record["sha256"], **record} for artefact, record in content["files"].items()
+        }
         num_tasks = content.get("num_tasks")
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
     if shard is None or not int(shard[1]) < int(shard[2]):
         return None
     model = path.parent.name.removeprefix("model=")
-    return Mark(path.parent.parent.name, model, int(shard[1]), int(shard[2]), sha256, num_tasks)
+    return Mark(path.parent.parent.name, model, int(shard[1]), int(shard[2]), files, num_tasks)
 
 
-def damage(path: Path, sha256: str) -> str | None:
-    """What is wrong with a file, as its mark says: missing, or damaged; None where nothing is.
+def damage(path: Path, expected: Mapping[str, Any], *, verify: bool = True) -> str | None:
+    """What is wrong with a file, as the record in its mark or manifest says; None where nothing is.
 
-    A file that did not change since it was found whole by this process is not read again.
+    With `verify` by its SHA-256 too. A file that did not change since this process read it is not read again.
     """
     if not path.is_file():
-        return f"{path} is missing, though marked as complete"
-    if _sha256(path, _state(path)) != sha256:
-        return f"{path} is damaged, or not the file that was marked: its SHA-256 differs"
+        return f"{path} is missing"
+    if (size := path.stat().st_size) != expected.get("bytes", size):
+        return f"{path} has {size} bytes, not {expected['bytes']}"
+    if verify and _sha256(path, _state(path)) != expected["sha256"]:
+        return f"{path} has not the SHA-256 of its manifest: it is damaged, or another file"
     return None
+
+
+def damages(folder: Path, files: Mapping[str, Mapping[str, Any]], *, verify: bool = True) -> Iterator[str]:
+    """One phrase for every file of a folder, by name, that is not what its record says."""
+    return filter(None, (damage(folder / name, expected, verify=verify) for name, expected in files.items()))
 
 
 @lru_cache(maxsize=100_000)
@@ -301,14 +315,14 @@ def _sha256(path: Path, state: tuple[int, ...]) -> str:
     return sha256_of_files(path)
 
 
-def read_manifest(results: Path) -> dict[str, str]:
-    """File -> SHA-256 of an exported folder, none where it is no export; an InputError of a damaged one."""
+def read_manifest(results: Path) -> dict[str, dict[str, Any]]:
+    """File -> record in an exported folder, none where it is no export; an InputError of a damaged one."""
     path = results / MANIFEST
     if not path.exists():
         return {}
     try:
         files = json.loads(path.read_text(encoding="utf-8"))["files"]
-        return {name: record["sha256"] for name, record in files.items()}
+        return _records(files)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(f"{path} is damaged; copy the exported folder again") from error
 

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 MODELS = "models"
 """Of an export's file: model -> the metadata that its files had, as JSON."""
 _HOW_THE_WORK_WAS_CUT = {"num_shards", "documents_per_shard", "tokens_per_batch"}
+_UNMARKED = {"sha256": ""}
+"""Of a file beside a mark that does not name it."""
 _IN_THE_ROWS = {"rules", "k", "context_lengths", "checkpoint", "task", "sizes", "sparsities", "seeds"}
 """What two models may differ in: a column says it of every row, or it is what makes them two."""
 logger = logging.getLogger("pipeline.results")
@@ -48,7 +50,7 @@ logger = logging.getLogger("pipeline.results")
 def artefacts_in(results: Path) -> list[str]:
     """Names of the artefacts that a results folder holds, by its marks or, of an export, its manifest."""
     named = {name.removesuffix(".parquet") for name in read_manifest(results)}
-    named |= {artefact for mark in read_marks(results) for artefact in mark.sha256}
+    named |= {artefact for mark in read_marks(results) for artefact in mark.files}
     return [name for name in SCHEMAS if name in named]
 
 
@@ -117,21 +119,21 @@ def _whole_files(
 ) -> list[Path]:
     """The Parquet files, each found to be what its mark says; of an export one file with all models."""
     exported = results / f"{artefact}.parquet"
-    if (sha256 := read_manifest(results).get(exported.name)) is not None:
-        if wrong := damage(exported, sha256):
+    if (record := read_manifest(results).get(exported.name)) is not None:
+        if wrong := damage(exported, record):
             raise InputError(f"{wrong}; copy the folder that {MANIFEST} is of again")
         return [exported]
     marks = [mark for mark in read_marks(results) if models is None or mark.model in models]
-    stage = next((mark.stage for mark in marks if artefact in mark.sha256), None)
+    stage = next((mark.stage for mark in marks if artefact in mark.files), None)
     marks = [mark for mark in marks if mark.stage == stage]
     for model, of_model in groupby(marks, lambda mark: mark.model):
         _count_missing(results, artefact, model, list(of_model), must_be_complete)
-    sha256_of = {mark.path(results, artefact): mark.sha256.get(artefact, "") for mark in marks}
-    sha256_of = {path: sha256 for path, sha256 in sha256_of.items() if sha256 or path.exists()}
+    records = {mark.path(results, artefact): mark.files.get(artefact, _UNMARKED) for mark in marks}
+    records = {path: record for path, record in records.items() if record is not _UNMARKED or path.exists()}
     with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter free
-        for wrong in filter(None, pool.map(damage, sha256_of, sha256_of.values())):
+        for wrong in filter(None, pool.map(damage, records, records.values())):
             raise InputError(f"{wrong}; run {stage} again, which measures it anew")
-    return sorted(sha256_of)
+    return sorted(records)
 
 
 def _count_missing(
@@ -193,9 +195,9 @@ def _differences(files: Iterable[Source], ignored: set[str]) -> list[str]:
 def what_made(results: Path, stage: str, model: str) -> dict[str, Any] | None:
     """What the first whole shard of a stage and model says made it; None where there is no whole shard."""
     for mark in read_marks(results, stage, model):
-        for artefact, sha256 in mark.sha256.items():
+        for artefact, record in mark.files.items():
             path = mark.path(results, artefact)
-            if damage(path, sha256) is None:
+            if damage(path, record) is None:
                 return made_by_of(read_metadata(path))
     return None
 

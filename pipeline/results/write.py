@@ -126,7 +126,7 @@ class StageOutput:
         """Of the indices `among`, or of all, those whose shards are not complete or no longer whole."""
         whole = set()
         for mark in read_marks(self._results, self._stage, self._model):
-            wrongs = [damage(mark.path(self._results, name), sha256) for name, sha256 in mark.sha256.items()]
+            wrongs = [damage(mark.path(self._results, name), record) for name, record in mark.files.items()]
             for wrong in set(filter(None, wrongs)) - self._warned:
                 self._warned.add(wrong)
                 logger.warning("%s; the shard counts as not measured", wrong)

@@ -24,7 +24,14 @@ from typing import Any, BinaryIO, Literal, TypeVar
 import numpy as np
 
 from pipeline.cli import InputError, logger
-from pipeline.results.files import as_ranges, remove_leftovers, whole_or_absent, write_atomically, write_json
+from pipeline.results.files import (
+    as_ranges,
+    damages,
+    remove_leftovers,
+    whole_or_absent,
+    write_atomically,
+    write_json,
+)
 from pipeline.results.versions import describe_files
 from pipeline.text.folder import (
     EVALUATION_FILE,
@@ -38,7 +45,6 @@ from pipeline.text.folder import (
     c4_revision_of,
     changed_settings,
     count_tokens,
-    damages,
     is_complete,
     made_otherwise,
     read_evaluation_documents,

@@ -5,7 +5,7 @@ L chunk.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from pipeline.cli import InputError, logger
-from pipeline.results.files import read_parquet, write_atomically, write_json, write_parquet
+from pipeline.results.files import damage, damages, read_parquet, write_atomically, write_json, write_parquet
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
 from pipeline.results.versions import describe_files, git_commit, package_versions, sha256_of_files
+from pipeline.results.write import differences
 from pipeline.text.sources import Source, c4_revision
 from pipeline.text.tokenizer import NOTES, DocumentTokenizer, read_tokenizer
 
@@ -130,18 +131,6 @@ def read_evaluation_documents(path: Path) -> list[EvaluationDocument]:
     ]
 
 
-def damages(folder: Path, files: Mapping[str, Mapping[str, Any]], *, verify: bool) -> Iterator[str]:
-    """One phrase for every file that is not what the manifest's `files` say, with `verify` by SHA-256 too."""
-    for name, expected in files.items():
-        path = folder / name
-        if not path.is_file():
-            yield f"{path} is missing"
-        elif path.stat().st_size != expected["bytes"]:
-            yield f"{path} has {path.stat().st_size} bytes, not {expected['bytes']}"
-        elif verify and sha256_of_files(path) != expected["sha256"]:
-            yield f"{path} has not the SHA-256 of its manifest: it is damaged, or another file"
-
-
 def refuse_damage(folder: Path, manifest: Mapping[str, Any], *, verify: bool = False) -> None:
     """Refuse a folder whose files are not those of its manifest: InputError names the first."""
     found = list(damages(folder, manifest["files"], verify=verify))
@@ -153,12 +142,11 @@ def refuse_damage(folder: Path, manifest: Mapping[str, Any], *, verify: bool = F
         )
 
 
-def _refuse_other_content(path: Path, sha256: str) -> None:
-    if sha256_of_files(path) != sha256:
-        raise InputError(
-            f"{path} has not the SHA-256 of its manifest: it is damaged, or another file; remove the"
-            " manifest, and run again what wrote the folder"
-        )
+def _whole(path: Path, sha256: str) -> Path:
+    """The file, unless its content is not what the manifest says (InputError)."""
+    if wrong := damage(path, {"sha256": sha256}):
+        raise InputError(f"{wrong}; remove the manifest, and run again what wrote the folder")
+    return path
 
 
 def fingerprints(sources: Iterable[Source]) -> list[dict[str, str | None]]:
@@ -242,9 +230,7 @@ def changed_settings(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list
 
     Of inputs, contents count, not where the files lie; the hub's C4 has no SHA-256: its name stands for it.
     """
-    before, after = earlier["settings"], now["settings"]
-    names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-    changes = [f"{name} was {before.get(name)!r}, now {after.get(name)!r}" for name in names]
+    changes = differences(earlier["settings"], now["settings"])
     for role, inputs in now["inputs"].items():
         known, found = (
             [entry["sha256"] or entry["file"] for entry in entries]
@@ -291,7 +277,7 @@ class TokenizedData:
         files = manifest["files"]
         # Small and read by many, so by its content at once; the tokens, where results record their SHA-256.
         if TOKENIZER_FILE in files:
-            _refuse_other_content(folder / TOKENIZER_FILE, files[TOKENIZER_FILE]["sha256"])
+            _whole(folder / TOKENIZER_FILE, files[TOKENIZER_FILE]["sha256"])
         train_names = [name for name in files if name.endswith(".npy")]
         train_digests = "\n".join(files[name]["sha256"] for name in train_names)
         return cls(
@@ -319,8 +305,7 @@ class TokenizedData:
 
         InputError where the file is not that whose SHA-256 stands in the manifest, and so in results.
         """
-        _refuse_other_content(self.folder / EVALUATION_FILE, self.evaluation_sha256)
-        return read_evaluation_documents(self.folder / EVALUATION_FILE)
+        return read_evaluation_documents(_whole(self.folder / EVALUATION_FILE, self.evaluation_sha256))
 
     def evaluation_lengths(self) -> list[int]:
         """Tokens of each of them, in their order, without reading the tokens."""
@@ -374,8 +359,8 @@ def training_token_counts(data: TokenizedData) -> np.ndarray:
     """The counts that tokenize_c4 left, or in a folder of an older version counted here: int64 [V]."""
     if data.token_counts_sha256 is None:
         return count_tokens(data.train_paths, data)
-    _refuse_other_content(data.folder / TOKEN_COUNTS_FILE, data.token_counts_sha256)
-    return np.fromfile(data.folder / TOKEN_COUNTS_FILE, dtype="<i8").astype(np.int64)
+    path = _whole(data.folder / TOKEN_COUNTS_FILE, data.token_counts_sha256)
+    return np.fromfile(path, dtype="<i8").astype(np.int64)
 
 
 def pieces_of_training_tokens(data: TokenizedData, length: int) -> list[tuple[np.ndarray, int]]:

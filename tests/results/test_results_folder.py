@@ -243,7 +243,7 @@ def test_a_damaged_shard_counts_as_not_measured_and_is_measured_anew(
     damage(shards(results) / f"{SECOND}.parquet")
     forget()
     refused = refused_by_all(results)
-    assert f"{SECOND}.parquet is " in refused and "; run length_losses again" in refused
+    assert f"{SECOND}.parquet " in refused and "; run length_losses again" in refused
     output = open_output(results)
     assert output.pending_shards() == [1]
     assert caplog.text.count("the shard counts as not measured") == 1
@@ -306,7 +306,7 @@ def cut_another_way(results: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (leave_a_file_out_of_its_mark, f"{FIRST}.parquet is damaged, or not the file that was marked"),
+        (leave_a_file_out_of_its_mark, f"{FIRST}.parquet has not the SHA-256"),
         (cut_another_way, "in 2 and in 3 shards: two results; keep one of them"),
         (copy_another_run_over_it, f"16 in model=a of {FIRST}.parquet and 32 in model=a of {SECOND}."),
     ],
