@@ -35,7 +35,8 @@ _UNKNOWN = "What short-trained models lose cannot be told:"
 _FEW_TOKENS = 16
 """The closing page tells of the largest k that was asked for and is no larger."""
 _WIDTH = 155  # the table is as wide
-_ABSENT, _NO_GAIN = "-", "no gain"
+_ABSENT = "-"
+_NO_GAIN = "no gain"
 _NOTES = f"""\
 Nats a token [95 % over documents]. "expected": by the model's own prediction. "its own": lost with another
 document's far context in its place. "{_ABSENT}": not measured."""

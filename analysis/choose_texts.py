@@ -54,7 +54,8 @@ def main(arguments: argparse.Namespace) -> None:
     """Write the texts, and print the IDs of the distant ones."""
     from pipeline.text.sources import Document, open_sources, read_documents
 
-    lines, distant = list[str](), list[str]()
+    lines = list[str]()
+    distant = list[str]()
     for word in arguments.source:
         name, _, files = word.partition("=")
         texts = read_documents(open_sources([files], c4_split="validation"))
@@ -64,7 +65,8 @@ def main(arguments: argparse.Namespace) -> None:
             for document in long_enough[arguments.leave_out_first :]
         ]
         by_hash = sorted(passages, key=lambda document: document.document_id)
-        chosen, rest = by_hash[: arguments.per_source], by_hash[arguments.per_source :]
+        chosen = by_hash[: arguments.per_source]
+        rest = by_hash[arguments.per_source :]
         longer = [document for document in rest if len(document.text) >= arguments.distant_characters]
         if len(chosen) < arguments.per_source or not longer:
             raise InputError(

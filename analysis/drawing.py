@@ -142,7 +142,8 @@ def model_labels(results: Path, artefact: str) -> dict[str, ModelLabel]:
     training = ("train_context_length", "position_scheme", "num_parameters", "train_step")
     labels = {}
     for model, known in facts.items():
-        length, size = known.get("train_context_length"), known.get("num_parameters")
+        length = known.get("train_context_length")
+        size = known.get("num_parameters")
         if length is None:
             text = re.sub(r"-seed(\d+)$", r", seed \1", model).replace("-", " ").replace("_", " ")
             style = OTHER_MODELS[sorted(facts).index(model) % len(OTHER_MODELS)]
@@ -178,7 +179,8 @@ def counted(number: int, noun: str) -> str:
 
 def counted_seeds(cells: pd.DataFrame) -> str:
     """The seeds of every mean, column `num_seeds`, from the fewest to the most: "1 seed", "2 to 3 seeds"."""
-    fewest, most = int(cells["num_seeds"].min()), int(cells["num_seeds"].max())
+    fewest = int(cells["num_seeds"].min())
+    most = int(cells["num_seeds"].max())
     return ("" if fewest == most else f"{fewest} to ") + counted(most, "seed")
 
 
@@ -191,10 +193,16 @@ def sample_size(rows: pd.DataFrame) -> str:
     return f"n = {', '.join(counts)}"
 
 
-TITLE, SUBTITLE = "title", "subtitle"
+TITLE = "title"
+SUBTITLE = "subtitle"
 """The `gid` of the two texts, by which they are found again."""
-_TITLE_SIZE, _SUBTITLE_SIZE, _LABEL_SIZE = 10.5, 8.5, 8.5  # points
-_LEADING, _MARGIN = 1.3, 0.08  # height of a line, of its font's; inches around the texts
+# points
+_TITLE_SIZE = 10.5
+_SUBTITLE_SIZE = 8.5
+_LABEL_SIZE = 8.5
+# height of a line, of its font's; inches around the texts
+_LEADING = 1.3
+_MARGIN = 0.08
 
 
 def put_title(figure: Figure, title: str, *parts: str) -> None:
@@ -263,7 +271,8 @@ def draw_line(
     The interval is in the columns `<value>_<end>`, lower first; `style` is matplotlib's, such as
     `Style.measured`.
     """
-    places, values = np.asarray(list(x), dtype=float), rows[value].to_numpy(dtype=float)
+    places = np.asarray(list(x), dtype=float)
+    values = rows[value].to_numpy(dtype=float)
     low, high = (rows[f"{value}_{end}"].to_numpy(dtype=float) for end in ends)
     if band:
         ax.plot(places, values, **style)
@@ -307,7 +316,8 @@ def label_line_ends(ax: Axes, ends: Sequence[LineEnd]) -> None:
     places = ax.transData.transform([(end.x, end.y) for end in shown]).reshape(-1, 2)[:, 1]
     line_height = _LABEL_SIZE * _LEADING * figure.dpi / 72
     heights = [line_height * (end.name.count("\n") + 1) for end in shown]
-    bottom, top = ax.bbox.y0, ax.bbox.y1
+    bottom = ax.bbox.y0
+    top = ax.bbox.y1
     for end, place in zip(shown, moved_apart(places, heights, bottom, top), strict=True):
         ax.annotate(
             end.name, (end.x, end.y), (1.05, (place - bottom) / (top - bottom)), xycoords="data",
@@ -329,7 +339,8 @@ def moved_apart(
     halves = np.asarray(heights) / 2
     offsets = np.concatenate([[0], np.cumsum(halves[:-1] + halves[1:])])
     starts = isotonic_regression(np.asarray(places, dtype=float) - offsets).x
-    lowest, highest = bottom + halves[0], top - halves[-1] - offsets[-1]
+    lowest = bottom + halves[0]
+    highest = top - halves[-1] - offsets[-1]
     return np.clip(starts, lowest, max(lowest, highest)) + offsets
 
 

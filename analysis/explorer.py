@@ -119,7 +119,8 @@ def fitting(
 def what_is_left_out(shown: "Shown", documents: list[Record], num_wanted: int) -> list[str]:
     """What results and data hold and the page does not, a sentence each."""
     num_available = len(shown.document_ids)
-    num_other, num_shown = shown.num_documents_of_one_stage, len(documents)
+    num_other = shown.num_documents_of_one_stage
+    num_shown = len(documents)
     chunks = [document["chunks"] for document in documents]
     shown_tokens = [sum(len(chunk["pieces"]) for chunk in of_document) for of_document in chunks]
     totals = [document["num_tokens"] for document in documents]

@@ -103,7 +103,8 @@ def _shared_settings(results: Path, data: TokenizedData, models: Sequence[str]) 
     for stage, names in _SETTINGS.items():
         made_by = read_made_by(results, stage)
         for model in [model for model in made_by if model in models]:
-            made, here = made_by[model], f"{stage} of model '{model}'"
+            made = made_by[model]
+            here = f"{stage} of model '{model}'"
             refuse_other_documents(results, here, made, data)
             for name in names:
                 value = made["settings"].get(name)
@@ -139,10 +140,12 @@ def _nulls(shown: Shown, data: TokenizedData) -> dict[str, EvaluationDocument]:
 
 
 def _rows_of(shown: Shown, document_ids: list[str]) -> dict[str, Groups]:
-    results, only = shown.results, {"model": shown.models, "document_id": document_ids}
+    results = shown.results
+    only = {"model": shown.models, "document_id": document_ids}
     of_rules = only | {"rule": shown.rules}
     columns = {artefact: [*TARGET, *names] for artefact, names in PAGE_COLUMNS.items()}
-    losses, selected = columns["loss_differences"], columns["influential_tokens"]
+    losses = columns["loss_differences"]
+    selected = columns["influential_tokens"]
     k_stars = [
         read_sparsity(results, criterion, columns["dependency_sparsity"], of_rules)
         for criterion in (LOSS, DIVERGENCE)

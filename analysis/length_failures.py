@@ -65,7 +65,8 @@ def main(arguments: argparse.Namespace) -> None:
     for name in ("outcome_targets", "again_targets"):
         show(f"The preregistered study, {name}, read once more", failures.read_again(name))
     placed = pd.read_parquet(arguments.kept / "placed_targets.parquet")
-    slopes, conditions = failures.unseen_distances(placed), failures.distance_or_number(placed)
+    slopes = failures.unseen_distances(placed)
+    conditions = failures.distance_or_number(placed)
     show("A. Unseen distances", slopes, f"Verdict: {failures.verdict_of_unseen_distances(slopes)}")
     verdicts = [
         f"{kind}: {failures.verdict_of_distance_or_number(conditions, kind)}" for kind in ("own", "swap")

@@ -49,7 +49,8 @@ _FOR_THE_USER = ("InputError", "OSError", "FileNotFoundError", "PermissionError"
 
 def missing_inputs(notebook: str, arguments: argparse.Namespace) -> str | None:
     """What the notebook of this name needs and the results lack; None where it can be executed."""
-    results, present = arguments.results, artefacts_in(arguments.results)
+    results = arguments.results
+    present = artefacts_in(arguments.results)
     for artefact in _NEEDED_ARTEFACTS.get(notebook, ()):
         if artefact not in present:
             return f"the results hold no '{artefact}'; they hold {', '.join(present) or 'nothing'}"

@@ -43,7 +43,8 @@ logger = logging.getLogger("analysis")
 
 def write_derived_table(table: pd.DataFrame, artefact: str, folder: Path) -> Path:
     """Write the artefact's columns as `<folder>/<artefact>.parquet`."""
-    path, schema = folder / f"{artefact}.parquet", SCHEMAS[artefact]
+    path = folder / f"{artefact}.parquet"
+    schema = SCHEMAS[artefact]
     write_parquet(path, {name: table[name].tolist() for name in schema.names}, schema)
     return path
 
@@ -62,7 +63,8 @@ def models_by_training(
         if not longs:
             raise unknown_name("model", [*long_models, *short_models][0], facts)
         return longs, shorts
-    settings, chose = read_settings(results, "loss_differences"), read_settings(results, "influential_tokens")
+    settings = read_settings(results, "loss_differences")
+    chose = read_settings(results, "influential_tokens")
     seen = {model: known.get("train_context_length") or np.inf for model, known in facts.items()}
     longest = max(seen.values(), default=np.inf)
     measured = {model: settings[model].get("long_context_length", np.inf) for model in facts}

@@ -54,7 +54,8 @@ def main(arguments: argparse.Namespace) -> None:
     for name in arguments.notebooks:
         if name not in paths:
             raise unknown_name("notebook", name, paths)
-    figures, data = arguments.figures.resolve(), arguments.data or arguments.results.parent / "data"
+    figures = arguments.figures.resolve()
+    data = arguments.data or arguments.results.parent / "data"
     parameters = {
         "results": str(arguments.results.resolve()),
         "figures_folder": str(figures),

@@ -45,7 +45,8 @@ from pipeline.synthetic.evaluation import (
 )
 from pipeline.synthetic.tasks import ExampleBatch, task_called
 
-_EXAMPLES_PER_BATCH, _NUM_LOOKED_INTO = 100, 64
+_EXAMPLES_PER_BATCH = 100
+_NUM_LOOKED_INTO = 64
 """Examples that are generated together, and those whose attention is looked at, which takes a while."""
 
 if TYPE_CHECKING:
@@ -98,7 +99,8 @@ def _measure(
     found = answers(*of_answers, _EXAMPLES_PER_BATCH)
     id_is_right_BT = found.position_id_is_right_BT
     exact = wilson_interval(int(found.is_right_B.sum()), len(found.is_right_B))
-    vocabulary, has_sparsity = task_called(run.config.task).vocabulary, cell[1] is not None
+    vocabulary = task_called(run.config.task).vocabulary
+    has_sparsity = cell[1] is not None
     of_examples: dict[str, list[Any]] = {
         "example_index": list(range(len(batch.examples))),
         "is_right": found.is_right_B.tolist(),

@@ -119,10 +119,12 @@ def check(arguments: argparse.Namespace, configs: Mapping[str, "TaskConfig"]) ->
         find_rule(rule)
     for cell, are_spread in product(cells, set(map(_are_spread, configs.values()))):
         batch, _ = test_examples(task, cell, arguments.num_examples, arguments.test_seed)
-        lengths, where = lengths_of(batch, arguments.short_context_length), in_words(cell)
+        lengths = lengths_of(batch, arguments.short_context_length)
+        where = in_words(cell)
         of_examples = _dependencies(arguments.head, batch, are_spread)
         found = [places for of_one in of_examples for places in far_dependencies(of_one, lengths)]
-        num_far, most = int(lengths.num_far_tokens_T[0]), max(map(len, found))
+        num_far = int(lengths.num_far_tokens_T[0])
+        most = max(map(len, found))
         if most == 0:
             raise InputError(
                 f"no answer of the test examples of {where} depends on its far context; choose larger"

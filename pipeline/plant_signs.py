@@ -127,7 +127,8 @@ def parser() -> argparse.ArgumentParser:
 
 def is_done(arguments: argparse.Namespace) -> bool:
     """Whether all folders are whole; those of other settings or another text are refused."""
-    folders, data = _folders(arguments), TokenizedData.open(arguments.data)
+    folders = _folders(arguments)
+    data = TokenizedData.open(arguments.data)
     return all(
         is_complete(folder, _configuration(data, arguments, length)) for folder, length in folders.items()
     )
@@ -135,7 +136,8 @@ def is_done(arguments: argparse.Namespace) -> bool:
 
 def main(arguments: argparse.Namespace) -> None:
     """Plant, and write the folders; nothing is written before all evaluation documents are planted."""
-    folders, data = _folders(arguments), TokenizedData.open(arguments.data)
+    folders = _folders(arguments)
+    data = TokenizedData.open(arguments.data)
     tokenizer = data.tokenizer()
     made_by = {folder: _configuration(data, arguments, length) for folder, length in folders.items()}
     with ExitStack() as locks:
@@ -157,7 +159,8 @@ def main(arguments: argparse.Namespace) -> None:
             }
             contents[foreign] = foreign_documents(texts_of(arguments.context_length), arguments), []
         else:
-            texts, drawn = data.evaluation_documents(), (arguments.max_documents, arguments.seed)
+            texts = data.evaluation_documents()
+            drawn = (arguments.max_documents, arguments.seed)
             contents = {
                 folder: needle_documents(texts, tokenizer, length, *drawn)
                 for folder, length in folders.items()
@@ -187,7 +190,8 @@ def main(arguments: argparse.Namespace) -> None:
 def _folders(arguments: argparse.Namespace) -> dict[Path, int]:
     """Each folder to write, and the tokens of its texts; flags that say too little are refused."""
     arguments.num_planted = sorted(set(arguments.num_planted))
-    lengths, length = sorted(set(arguments.document_lengths or ())), arguments.context_length
+    lengths = sorted(set(arguments.document_lengths or ()))
+    length = arguments.context_length
     if arguments.needles:
         if not lengths:
             raise InputError("--needles wants --document-lengths, the tokens of the documents")
@@ -214,13 +218,15 @@ def planted_documents(
     texts: Sequence[EvaluationDocument], signs: Signs, arguments: argparse.Namespace, length: int
 ) -> Documents:
     """Documents of `length` tokens that plant one of the numbers of signs, or none."""
-    documents, rows = [], []
+    documents = []
+    rows = []
     if arguments.grows:
         signs = signs.of_length(length, arguments.context_length)
     for text in texts:
         generator = np.random.default_rng([arguments.seed, int(text.document_id, 16)])
         k = int(generator.choice([0, *arguments.num_planted]))
-        piece, ks = text.token_ids[:length], [k] if k else []
+        piece = text.token_ids[:length]
+        ks = [k] if k else []
         token_ids, truth = plant_signs(
             piece, ks, signs, generator, arguments.short_context_length, local_length=arguments.local_length
         )
@@ -233,7 +239,8 @@ def foreign_documents(
     texts: Sequence[EvaluationDocument], arguments: argparse.Namespace
 ) -> list[EvaluationDocument]:
     """Documents as long as a piece before its questions, whose far context is that of the text before."""
-    length, documents = arguments.context_length - 2 * (len(arguments.num_planted) + 1), []
+    length = arguments.context_length - 2 * (len(arguments.num_planted) + 1)
+    documents = []
     num_far = length - 1 - arguments.short_context_length
     for before, text in zip([texts[-1], *texts[:-1]], texts, strict=True):
         token_ids = np.concatenate([before.token_ids[:num_far], text.token_ids[num_far:length]])
@@ -250,7 +257,8 @@ def write_training_text(
     """
     generator = np.random.default_rng([arguments.seed, 1])
     length = arguments.context_length - 1
-    num_near, train = arguments.short_context_length, folder / TRAIN_FOLDER
+    num_near = arguments.short_context_length
+    train = folder / TRAIN_FOLDER
     with PackedShardWriter(train, data.token_dtype, data.eos_token_id, _TOKENS_PER_PART) as writer:
         for file, start in progress(pieces_of_training_tokens(data, length), "planting", "piece"):
             asked = generator.permutation(arguments.num_planted).tolist()

@@ -182,7 +182,9 @@ def _quoted(text: str) -> str:
 
 def main(arguments: argparse.Namespace) -> None:
     """Print or write the result of the query, or print the list of views."""
-    sql, file_format, out = arguments.sql, arguments.format, arguments.out
+    sql = arguments.sql
+    file_format = arguments.format
+    out = arguments.out
     if file_format == "parquet" and out is None:
         raise InputError("--format parquet needs --out FILE")
     if file_format == "table" and out is not None:
@@ -197,7 +199,8 @@ def main(arguments: argparse.Namespace) -> None:
         return
     if file_format == "table":
         names, rows = run_query(connection, sql, _MOST_ROWS)
-        shown, num_rows = rows[:_MOST_ROWS], len(rows)
+        shown = rows[:_MOST_ROWS]
+        num_rows = len(rows)
         more = "the first " if len(shown) < num_rows else ""
         sys.stdout.write(f"{as_table(names, shown)}({more}{len(shown):,} rows)\n")
     else:

@@ -205,7 +205,8 @@ def _refuse_unsaved_steps(name: str, config: Any, steps: Sequence[int]) -> None:
     """A checkpoint along training must be saved, and kept."""
     from pipeline.training.config import counts_epochs, num_training_steps
 
-    interval, num_kept = config.save_interval, config.save_num_unsharded_checkpoints_to_keep
+    interval = config.save_interval
+    num_kept = config.save_num_unsharded_checkpoints_to_keep
     last = None  # known once the data is there
     if not counts_epochs(config.max_duration):
         last = num_training_steps(config.max_duration, config.tokens_per_step, 0)

@@ -189,7 +189,8 @@ def main(arguments: argparse.Namespace) -> None:
     task = TokenizationTask(arguments.task_index, arguments.num_tasks)
     all_sources, evaluation_sources, named = _opened(arguments)
     tokenizer = _here(named)
-    folder, sources = task.folder(arguments.out), task.sources_of(all_sources)
+    folder = task.folder(arguments.out)
+    sources = task.sources_of(all_sources)
     read = [file for source in (*all_sources, *evaluation_sources) for file in source.files]
     read += tokenizer_files(tokenizer) if isinstance(tokenizer, Path) else []
     refuse_replacing([folder / TOKENIZER_FILE, folder / EVALUATION_FILE], read)
@@ -283,7 +284,8 @@ def _write(
         logger.info("going on behind %d whole training files; the text before is read again", num_parts)
     try:
         tokenizer = _tokenizer(work, unfinished, given, arguments)
-        max_documents, max_tokens = work.limit("max_documents"), work.limit("max_tokens")
+        max_documents = work.limit("max_documents")
+        max_tokens = work.limit("max_tokens")
         counts_tokens = max_tokens is not None or max_documents is None
         unit, total = ("token", max_tokens) if counts_tokens else ("document", max_documents)
         with progress(None, "tokenizing", unit, total) as bar:

@@ -26,7 +26,8 @@ from pipeline.synthetic.tasks import MARKED_FUNCTIONS, task_called
 TARGETS = Path(__file__).parents[1] / "reference" / "decisive" / "outcome_targets.parquet"
 EARLIER_PARITY = Path(__file__).parents[1] / "reference" / "synthetic" / "parity"
 KEYS = ["document_id", "target_position"]
-SHORT, LONG = "short_trained", "long_trained"
+SHORT = "short_trained"
+LONG = "long_trained"
 OWN = {64: "near", 80: "own:16", 96: "own:32", 128: "own:64", 224: "own:160"}
 SWAPPED = {80: "swap:16", 96: "swap:32", 128: "swap:64", 224: "swap:160"}
 """Tokens of context -> the placement of A, near context 64."""
@@ -54,7 +55,8 @@ def read_again(name: str) -> pd.DataFrame:
 
     def add(what: str, targets: pd.DataFrame, values: pd.DataFrame, *roles: Sequence[str]) -> None:
         regressors_TJ = outcomes.of_each(targets, outcomes.SPARSITY).to_numpy()
-        controls_TC, texts_T = outcomes.controls_of(targets), targets["document_id"].to_numpy()
+        controls_TC = outcomes.controls_of(targets)
+        texts_T = targets["document_id"].to_numpy()
         found = outcomes.Design(regressors_TJ, controls_TC, texts_T).least_squares(values)
         slope = outcomes.contrast(found, *roles) if roles else _single(found)
         rows.append({"number": what} | {end: slope[end] for end in ("slope", "slope_low", "slope_high")})
@@ -79,7 +81,8 @@ def read_again(name: str) -> pd.DataFrame:
 
 def _single(found: outcomes.Slopes) -> dict[str, float]:
     """The slope of one outcome, with its interval over texts."""
-    slope, half = float(found.slopes_M[0]), float(found.covariance_MM[0, 0] ** 0.5)
+    slope = float(found.slopes_M[0])
+    half = float(found.covariance_MM[0, 0] ** 0.5)
     half *= float(stats.t.ppf(0.975, found.degrees_of_freedom))
     return {"slope": slope, "slope_low": slope - half, "slope_high": slope + half}
 
@@ -122,7 +125,8 @@ def _values(placed: pd.DataFrame, near: int, placement: str, role: str) -> pd.Da
 
 def unseen_distances(placed: pd.DataFrame) -> pd.DataFrame:
     """Slopes on mean_log2_k: a row an outcome, context and variant; `mean` is that of the outcome, nats."""
-    table, rows = pd.read_parquet(TARGETS), list[dict[Hashable, Any]]()
+    table = pd.read_parquet(TARGETS)
+    rows = list[dict[Hashable, Any]]()
 
     def add(measured: str, name: str, values: pd.DataFrame, variant: str = "as planned") -> None:
         targets = outcomes.with_sparsity(outcomes.of_measured(table, measured)[0])
@@ -193,7 +197,8 @@ def distance_or_number(placed: pd.DataFrame) -> pd.DataFrame:
     Own text: rise of the loss over that with 64 tokens as in training. Another text's tokens: length
     interference. `share` is that of the condition "both".
     """
-    rows, generator = list[dict[Hashable, Any]](), np.random.default_rng(0)
+    rows = list[dict[Hashable, Any]]()
+    generator = np.random.default_rng(0)
     for kind, role in ((kind, role) for kind in ("own", "swap") for role in (SHORT, LONG)):
         of = {name: _values(placed, 32, f"{kind}:{word}", role) for name, word in CONDITIONS.items()}
         base = of["trained"] if kind == "own" else 0.0
@@ -228,7 +233,8 @@ def verdict_of_distance_or_number(table: pd.DataFrame, kind: str) -> str:
     """Of the short-context models' own or swapped text: "distance", "number", or "neither alone"."""
     of = rows_by(table[(table["text"] == kind) & (table["role"] == SHORT)], "condition")
     for first, second in (("distance", "number"), ("number", "distance")):
-        strong, weak = of[f"{first} only"], of[f"{second} only"]
+        strong = of[f"{first} only"]
+        weak = of[f"{second} only"]
         are_clear = strong["share_low"] > 0.5 > weak["share_high"]
         if strong["share"] >= 2 / 3 and weak["share"] <= 1 / 3 and are_clear:
             return first
@@ -264,7 +270,8 @@ def earlier_parity_beside_or() -> pd.DataFrame:
 
     `difference` is the largest over k = 2 to 7, on the same test examples.
     """
-    accuracy, rows = read_artefact(EARLIER_PARITY, "synthetic_accuracy"), list[dict[Hashable, Any]]()
+    accuracy = read_artefact(EARLIER_PARITY, "synthetic_accuracy")
+    rows = list[dict[Hashable, Any]]()
     for size, cells in accuracy[accuracy["size"] > 18].groupby("size"):
         of_or = {}
         for k in range(2, 8):
@@ -340,7 +347,8 @@ def cue_contrasts(cells: pd.DataFrame, more: str = "signs_4", fewer: str = "sign
 def verdict_of_cues(contrasts: pd.DataFrame) -> str:
     """By the rule of the log, of the mean over bins."""
     mean = rows_by(contrasts, "distance")["mean"]
-    low, high = mean["difference_low"], mean["difference_high"]
+    low = mean["difference_low"]
+    high = mean["difference_high"]
     if low > SMALLEST_EFFECT:
         return "number has an effect of its own"
     if high < -SMALLEST_EFFECT:
@@ -360,7 +368,8 @@ def unseen_distances_figure(placed: pd.DataFrame, table: pd.DataFrame) -> Figure
         gap = (short - long).reindex(pd.MultiIndex.from_frame(targets[KEYS])).to_numpy()
         known = targets[~np.isnan(gap)].reset_index(drop=True)
         regressors_TJ = outcomes.of_each(known, outcomes.SPARSITY).to_numpy()
-        sparsity, texts_T = regressors_TJ.mean(axis=1), known["document_id"].to_numpy()
+        sparsity = regressors_TJ.mean(axis=1)
+        texts_T = known["document_id"].to_numpy()
         design = outcomes.Design(regressors_TJ, outcomes.controls_of(known), texts_T)
         slope, rest_T = design.slope_and_rest(gap[~np.isnan(gap)])
         held = pd.Series(np.nanmean(gap) + slope * (sparsity - sparsity.mean()) + rest_T)
@@ -437,7 +446,8 @@ def marked_bits_figure(cells: pd.DataFrame, verdict: str) -> Figure:
         for color, marker, name in zip(drawing.graded(len(FUNCTIONS)), "osD^v", FUNCTIONS, strict=True):
             rows = cells[(cells["task"] == f"sparse_{name}") & (cells["size"] == size)].sort_values("k")
             if len(rows):
-                look, words = drawing.Style(color, marker).measured, name.replace("lookup", "look-up")
+                look = drawing.Style(color, marker).measured
+                words = name.replace("lookup", "look-up")
                 if name not in ("parity", "or"):  # a band each would hide the two that decide
                     rows = rows.assign(exact_match_low=np.nan, exact_match_high=np.nan)
                 ends.append(drawing.draw_line(ax, rows["k"], rows, "exact_match", look, words, band=True))
@@ -464,13 +474,16 @@ def cue_distances_figure(examples: pd.DataFrame, verdict: str) -> Figure:
     """Excess loss by the distance of the farthest cue and by their mean distance, a line a number of cues."""
     figure, axes = drawing.panels(2, 2.8)
     for ax, (label, by) in zip(axes, {"farthest cue": np.max, "cues, mean": np.mean}.items(), strict=True):
-        cells, ends = cue_distances(examples, by), []
+        cells = cue_distances(examples, by)
+        ends = []
         for color, number in zip(drawing.graded(2), (1, 4), strict=True):
             of_bins = cells[cells["task"] == f"signs_{number}"].groupby("distance", observed=True)["mean"]
-            means, num_seeds = of_bins.mean(), examples["seed"].nunique()
+            means = of_bins.mean()
+            num_seeds = examples["seed"].nunique()
             errors = of_bins.sem() * stats.t.ppf(0.975, num_seeds - 1)
             line = means.to_frame("excess").assign(excess_low=means - errors, excess_high=means + errors)
-            places, words = range(len(line)), drawing.counted(number, "cue")
+            places = range(len(line))
+            words = drawing.counted(number, "cue")
             look = drawing.Style(color, "o").measured
             ends.append(drawing.draw_line(ax, places, line, "excess", look, words))
             ax.set_xticks(list(places), [str(name) for name in line.index], fontsize=7)

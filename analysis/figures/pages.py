@@ -48,7 +48,8 @@ def fill(text: str) -> str:
     """The page with every marked place filled; KeyError for a name that is not in `FILLED`."""
 
     def of_place(found: re.Match[str]) -> str:
-        content, name = FILLED[found[1]](), found[1]
+        content = FILLED[found[1]]()
+        name = found[1]
         content = f"\n{content}\n" if content.startswith("|") else content
         return f"<!-- {name} -->{content}<!-- /{name} -->"
 

@@ -140,7 +140,8 @@ def compared_models(
     if rows[SPARSITY].isna().all():
         raise InputError(f"no rule that is blind to the answer has {SPARSITY}; run influential_tokens anew")
     rows = judged(rows[rows["rule"] == shown_rule(rows["rule"])])
-    judges, choosers = set(rows["judge"]), rows["model"].iloc[0].split("+")
+    judges = set(rows["judge"])
+    choosers = rows["model"].iloc[0].split("+")
     labels = drawing.model_labels(results, "loss_differences")
     if unknown := judges - labels.keys():
         raise InputError(f"the loss differences of the judge {min(unknown)} are missing")
@@ -167,7 +168,8 @@ def gap_targets(
     in the folder `data`, or in that of this name beside the results.
     """
     sparsity, trainings, long = compared_models(results, long_models, short_models)
-    losses, of_data = read_artefact(results, "loss_differences"), dict[str, Any]()
+    losses = read_artefact(results, "loss_differences")
+    of_data = dict[str, Any]()
     if data is not None or (results.parent / "data" / MANIFEST_FILE).is_file():
         of_data = held_of_data(MeasuredText.open(results, "loss_differences", data).data)
     models = [*chain(*trainings.values()), *long]
@@ -187,7 +189,8 @@ def of_measured(table: pd.DataFrame, measured: str) -> tuple[pd.DataFrame, list[
     Models are called by role and number: these names follow, of the short- and of the long-trained.
     """
     rows = table[table["measured"] == measured].reset_index(drop=True)
-    wide, names = {f"{measured} of {PLACEBO}": rows["placebo"].astype("float64")}, {}
+    wide = {f"{measured} of {PLACEBO}": rows["placebo"].astype("float64")}
+    names = {}
     for role in ("short_trained", "long_trained", SPARSITY):
         values = np.stack(rows[role].to_list()).astype("float64")
         what, whose = (measured, role) if role.endswith("_trained") else (role, "judge")
@@ -243,7 +246,8 @@ class Design:
         codes_T = np.unique(texts_T, return_inverse=True)[1]
         self._order = np.argsort(codes_T, kind="stable")  # from here on a text's targets are neighbours
         self._starts_G = np.flatnonzero(np.diff(codes_T[self._order], prepend=-1))
-        self.num_texts, self.num_judges = len(self._starts_G), regressors_TJ.shape[1]
+        self.num_texts = len(self._starts_G)
+        self.num_judges = regressors_TJ.shape[1]
         weights_T = np.ones(len(codes_T)) if weights_T is None else weights_T
         self._root_T1 = np.sqrt(weights_T)[self._order, None]
         varying_TC = controls_TC[:, np.ptp(controls_TC, axis=0) > 0]
@@ -288,8 +292,10 @@ class Design:
             projected_P = vectors_PP.T @ (own_TP.T @ slope_T[start:end])
             adjusted_T[start:end] += own_TP @ (vectors_PP @ (change_P * projected_P))
         # V is Σ (p_g'y)², p_g'p_h = δ_gh a_g'a_g - q_g'q_h: its mean and variance for independent targets.
-        squares_G, projected_GP = self._by_text(adjusted_T**2), self._by_text(adjusted_T[:, None] * basis_TP)
-        lengths_G, inner_PP = (projected_GP**2).sum(axis=1), projected_GP.T @ projected_GP
+        squares_G = self._by_text(adjusted_T**2)
+        projected_GP = self._by_text(adjusted_T[:, None] * basis_TP)
+        lengths_G = (projected_GP**2).sum(axis=1)
+        inner_PP = projected_GP.T @ projected_GP
         mean = (squares_G - lengths_G).sum()
         half_variance = squares_G @ squares_G - 2 * squares_G @ lengths_G + (inner_PP**2).sum()
         return slope_T, adjusted_T, basis_TP, float(mean**2 / half_variance)
@@ -297,7 +303,8 @@ class Design:
     def slope_and_rest(self, outcome_T: np.ndarray) -> tuple[float, np.ndarray]:
         """The slope of one outcome, and what slope and controls leave of it, as given: float64 [T]."""
         slope_T, _, basis_TP, _ = self._adjusted
-        values_T1, rest_T = self._ordered(outcome_T[:, None]), np.empty(len(outcome_T))
+        values_T1 = self._ordered(outcome_T[:, None])
+        rest_T = np.empty(len(outcome_T))
         left_T1 = values_T1 - basis_TP @ (basis_TP.T @ values_T1)
         rest_T[self._order] = (left_T1 / self._root_T1)[:, 0]
         return float(slope_T @ values_T1[:, 0]), rest_T
@@ -316,7 +323,8 @@ def contrast(found: Slopes, first: Sequence[str], second: Sequence[str]) -> Row:
     roles = [[found.models.index(model) for model in models] for models in (first, second)]
     weights_M = np.array([(m in first) / len(first) - (m in second) / len(second) for m in found.models])
     text_variance = weights_M @ found.covariance_MM @ weights_M
-    seed_variance, squares = 0.0, text_variance**2 / found.degrees_of_freedom
+    seed_variance = 0.0
+    squares = text_variance**2 / found.degrees_of_freedom
     for models, others in (roles, roles[::-1]):
         if (num_models := len(models)) > 1:
             share = 1 / num_models + (1 if len(others) == 1 else 0)  # a single one differs as these do
@@ -327,7 +335,9 @@ def contrast(found: Slopes, first: Sequence[str], second: Sequence[str]) -> Row:
                 seed_variance += share * beyond
                 squares += (share * spread) ** 2 / (num_models - 1)
     variance = text_variance + seed_variance
-    slope, error, degrees_of_freedom = weights_M @ found.slopes_M, np.sqrt(variance), variance**2 / squares
+    slope = weights_M @ found.slopes_M
+    error = np.sqrt(variance)
+    degrees_of_freedom = variance**2 / squares
     half = t.ppf(0.975, degrees_of_freedom) * error
     return {
         **interval_columns("slope", Interval(slope, slope - half, slope + half)),
@@ -346,7 +356,8 @@ def gap_slope(targets: pd.DataFrame, *, short: Sequence[str], long: Sequence[str
             stake, are counted and left out.
     """
     known = with_sparsity(targets)
-    sparsity, num_documents = of_each(known, SPARSITY), known["document_id"].nunique()
+    sparsity = of_each(known, SPARSITY)
+    num_documents = known["document_id"].nunique()
     if num_documents < FEWEST_DOCUMENTS:
         raise InputError(f"{num_documents} texts have {SPARSITY}, and an interval needs {FEWEST_DOCUMENTS}")
     pairs = np.triu_indices(sparsity.shape[1], 1)
@@ -373,7 +384,8 @@ def binned(
         mean_log2_k (the bin's mean), gap with its interval over texts, num_targets, num_documents.
     """
     known = with_sparsity(targets)
-    losses, sparsity = of_each(known, MEASURED), of_each(known, SPARSITY).mean(axis=1)
+    losses = of_each(known, MEASURED)
+    sparsity = of_each(known, SPARSITY).mean(axis=1)
     gap = losses[list(short)].mean(axis=1) - losses[list(long)].mean(axis=1)
     slope, rest_T = design_of(known).slope_and_rest(gap.to_numpy())
     held = gap.mean() + slope * (sparsity - sparsity.mean()) + rest_T

@@ -94,7 +94,8 @@ def _slope(actual: pd.Series, expected: pd.Series, documents: pd.Series) -> Inte
 
     if documents.nunique() < FEWEST_DOCUMENTS or np.ptp(expected) == 0:
         return NO_INTERVAL
-    design_T2, groups_T = np.column_stack([np.ones(len(expected)), expected]), pd.factorize(documents)[0]
+    design_T2 = np.column_stack([np.ones(len(expected)), expected])
+    groups_T = pd.factorize(documents)[0]
     fit = OLS(actual.to_numpy(), design_T2).fit(cov_type="cluster", cov_kwds={"groups": groups_T}, use_t=True)
     low, high = fit.conf_int()[1]
     return Interval(float(fit.params[1]), float(low), float(high))
@@ -144,11 +145,13 @@ def lengths_figure(
 ) -> Figure:  # fmt: skip
     """`losses_beside_reference` of every model against the context given; training lengths are marked."""
     figure, (ax,) = drawing.panels(1, 3.4)
-    models, ends = list(dict.fromkeys(differences["model"])), []
+    models = list(dict.fromkeys(differences["model"]))
+    ends = []
     for place, model in enumerate(models):
         line = differences[differences["model"] == model].sort_values("context_length")
         x = line["context_length"] * 1.03 ** drawing.beside(place, len(models))  # the axis is logarithmic
-        style, name = labels[model].style.measured, labels[model].text
+        style = labels[model].style.measured
+        name = labels[model].text
         ends.append(drawing.draw_line(ax, x, line, "difference", style, name))
     ax.axhline(0, color=drawing.BLACK, linewidth=0.6)
     ax.set_xscale("log", base=2)

@@ -147,7 +147,8 @@ def loss_curves(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
     """
 
     def numbers(targets: pd.DataFrame) -> dict[Hashable, Any]:
-        columns, share = mean_columns(targets, "recovered", "gain"), NO_INTERVAL
+        columns = mean_columns(targets, "recovered", "gain")
+        share = NO_INTERVAL
         if columns["gain_low"] > 0:
             share = interval_over_documents(targets["document_id"], targets["recovered"], targets["gain"])
         return {**columns, **interval_columns("recovered_share", share), "short": targets["baseline"].mean()}
@@ -174,11 +175,14 @@ def loss_figure(curves: pd.DataFrame, label: drawing.ModelLabel, judge: str = ""
     figure, (ax,) = drawing.panels(1, 3.2)
     ks = sorted(curves["k"].unique())
     places = {0: -1.0} | {k: float(np.log2(k)) for k in ks[1:]}
-    place_of_all, ends = places[ks[-1]] + _STEP_TO_ALL, []
+    place_of_all = places[ks[-1]] + _STEP_TO_ALL
+    ends = []
     lines = list(curves.groupby(["rule", "far_context"]))
     for index, ((rule, far_context), line) in enumerate(lines):
-        style, share = drawing.rule_style(str(rule)), line["recovered_share"].iloc[-1]
-        is_own, aside = far_context == OWN, _ASIDE * drawing.beside(index, len(lines))
+        style = drawing.rule_style(str(rule))
+        share = line["recovered_share"].iloc[-1]
+        is_own = far_context == OWN
+        aside = _ASIDE * drawing.beside(index, len(lines))
         name = _ROLES[str(rule)] + ("" if is_own else ",\nin another text")
         name += "" if np.isnan(share) else f": {share:.2f}"
         at = line["k"].map(places) + aside * (line["k"] > 0)
@@ -257,7 +261,8 @@ def _worth_in_nearest_tokens(effects: pd.DataFrame) -> str:
     chosen = worth[_BLIND].dropna()
     chosen = chosen[chosen.index <= max(_FEW, chosen.index.min())]
     as_many = worth.index[(worth["nearest"] <= chosen.iloc[-1]).all(axis=1)]
-    k, nearest = chosen.index[-1], max(as_many, default=0)
+    k = chosen.index[-1]
+    nearest = max(as_many, default=0)
     if nearest < k:
         return f"{k} far tokens, chosen blind, are worth less than the {k} nearest by one criterion at least"
     return f"{k} far tokens, chosen blind, are worth as much as the {nearest} nearest, or more"

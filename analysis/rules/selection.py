@@ -92,8 +92,10 @@ def rules_figure(table: pd.DataFrame, label: drawing.ModelLabel) -> Figure:
     }
     rows = rows.assign(**effects)
     figure, (recovered_ax, effect_ax) = drawing.panels(2, 1.1 + _ROW_HEIGHT * len(rows))
-    places, styles = np.arange(len(rows)), [drawing.rule_style(rule) for rule in rows["rule"]]
-    nulls, measured = [style.null for style in styles], [style.measured for style in styles]
+    places = np.arange(len(rows))
+    styles = [drawing.rule_style(rule) for rule in rows["rule"]]
+    nulls = [style.null for style in styles]
+    measured = [style.measured for style in styles]
     drawing.draw_points(recovered_ax, places - _ASIDE, rows, "null_recovered_loss", nulls)
     drawing.draw_points(recovered_ax, places + _ASIDE, rows, "recovered_loss", measured)
     drawing.draw_points(effect_ax, places, rows, "effect", measured)

@@ -45,10 +45,15 @@ GUESSED = {"sparse_parity": 0.5, "planted_correlation": 0.5}
 """Exact match of guessing, where the answer is one of two."""
 DECIDING = {"planted_correlation": "planted token"}
 """What k counts in a task; bits elsewhere."""
-_MOST_PANELS, _HEIGHT = 2, 2.8  # inches
+# inches
+_MOST_PANELS = 2
+_HEIGHT = 2.8
 _MARKERS = "osD^vPX*"  # of tasks, whose colour is their scheme's; of k, whose colours are graded
-_BANDS, _EXACT_MATCH = "bands: range of seeds", "exact match (share)"
-_BOTTOM, _BELOW_GUESSING = -0.03, 0.35  # of the axis: of all shares, and where none falls far below guessing
+_BANDS = "bands: range of seeds"
+_EXACT_MATCH = "exact match (share)"
+# of the axis: of all shares, and where none falls far below guessing
+_BOTTOM = -0.03
+_BELOW_GUESSING = 0.35
 
 
 def task_words(task: str) -> str:
@@ -94,7 +99,8 @@ def positions_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
 def sparsity_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
     """Exact match against size: across trainings, each at its most bits, and within the last, by k."""
     own = cells[cells["sparsity"] == cells["largest_train_sparsity"]]
-    most, task = int(cells["largest_train_sparsity"].max()), str(cells["task"].iloc[0])
+    most = int(cells["largest_train_sparsity"].max())
+    task = str(cells["task"].iloc[0])
     within = cells[(cells["largest_train_sparsity"] == most) & (cells["sparsity"] <= most)]
     noun = DECIDING.get(task, "bit")
     shown = [("sparsity", within, f"one training, on up to {drawing.counted(most, noun)}", "{}")]
@@ -117,7 +123,8 @@ def sparsity_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
         drawing.label_line_ends(ax, ends)
     figure.axes[0].set_ylabel(_EXACT_MATCH)
     names = f"{task_words(task)}, {POSITION_WORDS[cells['positions'].iloc[0]]}"
-    is_ordered, beyond = True, cells["size"] > cells["largest_train_size"]
+    is_ordered = True
+    beyond = cells["size"] > cells["largest_train_size"]
     for column, lines, *_ in shown:
         by_k = lines[beyond[lines.index]].pivot(index="size", columns=column, values="exact_match")
         is_ordered &= bool((by_k.diff(axis=1).iloc[:, 1:] <= 0).all(axis=None))
@@ -134,7 +141,8 @@ def sparsity_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
 def _draw_line(cells: pd.DataFrame, ax: Axes, words: str, look: drawing.Style) -> drawing.LineEnd:
     ascending = cells.sort_values("size")
     ascending = ascending.rename(columns={"lowest": "exact_match_lowest", "highest": "exact_match_highest"})
-    style, ends = look.measured, ("lowest", "highest")
+    style = look.measured
+    ends = ("lowest", "highest")
     if not ascending["is_learnt"].all():
         style |= {"color": drawing.GREY, "linewidth": 0.7, "markersize": 2.5}
         words = f"{words}:\nnot learnt by every seed"

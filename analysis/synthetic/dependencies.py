@@ -86,7 +86,9 @@ _REPLACED = ", token replaced"
 _WHAT_HAPPENS = {REMOVE: ", token removed", BACKGROUND: _REPLACED, "substitute": _REPLACED}
 """Tables made before commit 9a5d093 say `substitute` of leaving out under `background`: the same numbers."""
 _MOST_PANELS = 2
-_ROW_HEIGHT, _FRAME_HEIGHT = 0.24, 1.0  # inches
+# inches
+_ROW_HEIGHT = 0.24
+_FRAME_HEIGHT = 1.0
 _ASIDE = 0.14  # of a row, between parts
 
 

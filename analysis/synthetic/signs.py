@@ -19,12 +19,15 @@ from analysis import drawing
 from analysis.read import interval_columns
 from pipeline.results.statistics import Interval
 
-NONE, LOG_LENGTH, LEARNT = "none", "log_length", "learnt"
+NONE = "none"
+LOG_LENGTH = "log_length"
+LEARNT = "learnt"
 LONGEST = 8
 """Times the trained length that growth is measured to."""
 SMALLEST_EFFECT = 0.05
 """Of interest, nats per doubling: written down before the run."""
-_SPREAD, _NEAR = ("signs_1", "signs_2", "signs_4"), ("signs_1_local", "signs_2_local", "signs_4_local")
+_SPREAD = ("signs_1", "signs_2", "signs_4")
+_NEAR = ("signs_1_local", "signs_2_local", "signs_4_local")
 _PANELS = (
     ("near", _NEAR, "contiguous"),
     ("anywhere", _SPREAD, "contiguous"),
@@ -141,7 +144,8 @@ def signs_figure(accuracy: pd.DataFrame) -> Figure:
     """Excess loss against length: a panel a place of the signs, a line a number; dashed: scaled attention."""
     shown = [panel for panel in _PANELS if panel[2] in set(accuracy["positions"])]
     figure, axes = drawing.panels(len(shown), 3.0)
-    colors, all_ends = drawing.graded(len(_SPREAD)), []
+    colors = drawing.graded(len(_SPREAD))
+    all_ends = []
     for ax, (title, tasks, positions) in zip(axes, shown, strict=True):
         ends = []
         of_numbers = list(zip(colors, tasks, (1, 2, 4), strict=True))

@@ -133,7 +133,8 @@ def _found(first: pd.DataFrame, k: int) -> pd.DataFrame:
         "target_position", "num_far_tokens", "num_answer_tokens",
     ]  # fmt: skip
     sums = first.groupby(target, as_index=False)[["in_needle", "is_hit"]].sum()
-    num_far, num_answer = sums["num_far_tokens"], sums["num_answer_tokens"]
+    num_far = sums["num_far_tokens"]
+    num_answer = sums["num_answer_tokens"]
     sums = sums.assign(
         precision=sums["in_needle"] / k, recall=sums["in_needle"] / num_answer,
         hit_share=sums["is_hit"].astype("float64"), chance_precision=num_answer / num_far,
@@ -163,9 +164,11 @@ def _sample(rows: pd.DataFrame) -> tuple[str, str]:
 def retrieval_figure(retrieval: pd.DataFrame, labels: Mapping[str, drawing.ModelLabel]) -> Figure:
     """How much less the answer costs with the needle, by its depth: a line a model, all on one scale."""
     figure, (ax,) = drawing.panels(1, 2.9)
-    models, ends = list(dict.fromkeys(retrieval["model"])), []
+    models = list(dict.fromkeys(retrieval["model"]))
+    ends = []
     for place, model in enumerate(models):
-        line, label = retrieval[retrieval["model"] == model].sort_values("depth"), labels[model]
+        line = retrieval[retrieval["model"] == model].sort_values("depth")
+        label = labels[model]
         depths = line["depth"] + _STEP_ASIDE * drawing.beside(place, len(models))
         ends.append(drawing.draw_line(ax, depths, line, "retrieval_gain", label.style.measured, label.text))
     ax.axhline(0, color=drawing.BLACK, linewidth=0.6)
@@ -190,7 +193,8 @@ def found_figure(found: pd.DataFrame, label: drawing.ModelLabel) -> Figure:
         is_null = far_context == OTHER_DOCUMENT
         if rule == "random" or (is_null and rule in CONTROLS):
             continue
-        line, look = line.sort_values("k"), drawing.rule_style(str(rule))
+        line = line.sort_values("k")
+        look = drawing.rule_style(str(rule))
         x = line["k"] * (_BESIDE if is_null else 1 / _BESIDE)
         words = f"{drawing.rule_text(str(rule))}{': null' if is_null else ''}"
         ends.append(

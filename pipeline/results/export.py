@@ -55,7 +55,8 @@ def export(folders: Sequence[Path], out: Path, artefacts: Sequence[str] | None =
     for artefact, of_artefact in files.items():
         if not of_artefact:
             continue
-        parts, metadata = [], {}
+        parts = []
+        metadata = {}
         for model, of_model in groupby(of_artefact, lambda file: file.model):
             shards = list(of_model)
             parts.append(dataset_of(shards, artefact).to_table(filter=pc.field("model") == model))

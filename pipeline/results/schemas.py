@@ -14,12 +14,15 @@ import pyarrow as pa
 # Raised when a column that readers need goes, or its type or meaning changes. A new column that may be null
 # does not raise it: older files read as null there, and a run that an older version began goes on.
 SCHEMA_VERSION = 2
-OWN, OTHER_DOCUMENT = "own", "other_document"
+OWN = "own"
+OTHER_DOCUMENT = "other_document"
 """Far contexts: the chunk's own; and of its null, another document's tokens at the same positions."""
-SELECTION, MIMICRY = "selection", "mimicry"
+SELECTION = "selection"
+MIMICRY = "mimicry"
 """Kinds of null: the rule chooses within the other document's far context as it does within the own one; or
 it chooses that document's tokens to reproduce the prediction from the own far context."""
-LOSS, DIVERGENCE = "loss", "divergence"
+LOSS = "loss"
+DIVERGENCE = "divergence"
 """Criteria of k*."""
 Columns = dict[str, list[Any]]
 """Column -> values, one a row."""
@@ -33,8 +36,13 @@ def append_columns(tables: dict[str, Columns], rows: Mapping[str, Columns]) -> N
             table[name].extend(values)
 
 
-TEXT, BOOL, INT32, FLOAT, DOUBLE = pa.string(), pa.bool_(), pa.int32(), pa.float32(), pa.float64()
-INTS, FLOATS = pa.list_(INT32), pa.list_(FLOAT)
+TEXT = pa.string()
+BOOL = pa.bool_()
+INT32 = pa.int32()
+FLOAT = pa.float32()
+DOUBLE = pa.float64()
+INTS = pa.list_(INT32)
+FLOATS = pa.list_(FLOAT)
 
 
 def column(name: str, arrow_type: pa.DataType, meaning: str, nullable: bool = False) -> pa.Field:

@@ -42,7 +42,8 @@ def differences(earlier: Mapping[str, Any], now: Mapping[str, Any], above: str =
     """One phrase for every leaf in which two nested mappings differ; a null setting is an absent one."""
     changes = []
     for key in sorted(earlier.keys() | now.keys()):
-        old, new = earlier.get(key), now.get(key)
+        old = earlier.get(key)
+        new = now.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             changes += differences(old, new, f"{above}{key}.")
         elif old != new:
@@ -67,8 +68,11 @@ class StageOutput:
             num_tasks: among how many tasks the shards are split, which is no setting and moves no number;
                 None for a run that takes whatever is missing.
         """
-        self._results, self._stage, self._model = results, stage, model
-        self._num_shards, self._num_tasks = num_shards, num_tasks
+        self._results = results
+        self._stage = stage
+        self._model = model
+        self._num_shards = num_shards
+        self._num_tasks = num_tasks
         self._marks = results / "_stages" / stage / f"model={model}"
         made_by = {
             "schema_version": SCHEMA_VERSION, "stage": stage,

@@ -114,7 +114,8 @@ class Command:
 
 def flags(settings: Any, names: Sequence[str] | None = None) -> list[str]:
     """`--name value …` of every field that is not None, or of those of `names`; `--name` where it is true."""
-    words, values_of = [], settings if isinstance(settings, dict) else vars(settings)
+    words = []
+    values_of = settings if isinstance(settings, dict) else vars(settings)
     for name in names or values_of:
         value = values_of[name]
         if value is not None and value is not False:
@@ -153,7 +154,8 @@ def commands_of(study: Study) -> list[Command]:
                 Command(full_name, "pipeline/pretrain.py", tuple(words), (tokenize.name,), training)
             )
     for name, evaluation in study.evaluations.items():
-        data, data_command = run / "data", tokenize.name
+        data = run / "data"
+        data_command = tokenize.name
         if evaluation.data is not None:
             data = run / name / "data"
             data_command = "-".join(filter(None, ["tokenize_c4", name]))
@@ -225,9 +227,11 @@ class _EvaluationPlan:
 
     def _measured_models(self, stage: str) -> list[str]:
         """Those asked for that this size has."""
-        asked, field = self.evaluation.models or list(self.trainings), "models"
+        asked = self.evaluation.models or list(self.trainings)
+        field = "models"
         if stage == "influential_tokens":
-            asked, field = self.evaluation.influential_models, "influential_models"
+            asked = self.evaluation.influential_models
+            field = "influential_models"
         if names := [name for name in asked if name in self.trainings]:
             return names
         some = ", ".join(self.trainings)
@@ -236,18 +240,22 @@ class _EvaluationPlan:
         )
 
     def _measure(self, stage: str) -> Command:
-        evaluation, results = self.evaluation, self.folder("results")
+        evaluation = self.evaluation
+        results = self.folder("results")
         if stage == "loss_differences" and evaluation.loss_documents is not None:
             evaluation = replace(evaluation, max_documents=evaluation.loss_documents)
         trainings = [self.trainings[name] for name in self._measured_models(stage)]
-        measured, checkpoints = trainings, [training.folder for training in trainings]
+        measured = trainings
+        checkpoints = [training.folder for training in trainings]
         if steps := evaluation.steps:
             measured = [training for training in trainings for _ in steps]
             checkpoints = [folder / f"step{step}-unsharded" for folder in checkpoints for step in steps]
         # Models that this stage reads beside those that it measures, at their last checkpoint.
-        flag, names = "--judge-with", evaluation.judge_with if stage == "influential_tokens" else []
+        flag = "--judge-with"
+        names = evaluation.judge_with if stage == "influential_tokens" else []
         if stage == "loss_differences" and evaluation.reference_model:
-            flag, names = "--reference-model", [evaluation.reference_model]
+            flag = "--reference-model"
+            names = [evaluation.reference_model]
         others = [self.trainings[name] for name in names]
         beside = [flag, *(str(training.folder) for training in others)] if others else []
         where = "--data", self.data, "--checkpoints", *checkpoints, "--results", results
@@ -265,12 +273,14 @@ class _EvaluationPlan:
             arguments += ("--choices", str(chosen.folder("results")), "--choices-of", whose)
             needs += (chosen._command_name(stage),)
         about = Measuring(evaluation, self.data, tuple(measured))
-        name, num_tasks = self._command_name(stage), self.study.slurm.measure
+        name = self._command_name(stage)
+        num_tasks = self.study.slurm.measure
         return Command(name, f"pipeline/{stage}.py", arguments, needs, about, num_tasks)
 
     def _long_and_short(self) -> list[str]:
         """Which models are long-trained and which short, and at what length, for run_notebooks.py."""
-        models, influential = self.study.models, self.evaluation.influential_models
+        models = self.study.models
+        influential = self.evaluation.influential_models
         measured = self._measured_models("loss_differences")
         longest = max(models[name].train_context_length for name in measured)
         long = [name for name in measured if models[name].train_context_length == longest]
@@ -285,7 +295,8 @@ class _EvaluationPlan:
 
 def _synthetic_commands(study: SyntheticStudy) -> list[Command]:
     """Those of a study of synthetic tasks, trainings first."""
-    run, grids = Path(study.run), study.synthetic.grids
+    run = Path(study.run)
+    grids = study.synthetic.grids
     trains = {name: list(_train(study, grid)) for name, grid in grids.items()}
     grid_of: dict[str, str] = {}
     for grid_name, of_grid in trains.items():
@@ -313,7 +324,8 @@ def _synthetic_commands(study: SyntheticStudy) -> list[Command]:
             checkpoints = [str(training.folder) for training in trainings]
             where = "--task", task, "--checkpoints", *checkpoints, "--results", str(run / "results")
             words = flags({name: value for name, value in test.items() if name != "grids"})
-            needs, name = tuple(one.name for one in trainings), f"{stage}-{task}"
+            needs = tuple(one.name for one in trainings)
+            name = f"{stage}-{task}"
             measuring.append(Command(name, f"pipeline/{stage}.py", (*where, *words), needs, trainings))
     if not measuring:
         return commands

@@ -74,7 +74,8 @@ def num_processes(command: Command, at_most: int) -> int:
     """Of a command: for a measuring stage as many as have a shard to measure, else one."""
     if not isinstance(command.about, Measuring):
         return 1
-    evaluation, manifest = command.about.evaluation, read_manifest(command.about.data)
+    evaluation = command.about.evaluation
+    manifest = read_manifest(command.about.data)
     num_documents = manifest["counts"]["evaluation_documents"] if manifest else 1
     num_documents = min(num_documents, evaluation.max_documents or num_documents)
     size = evaluation.documents_per_shard or default_documents_per_shard(num_documents)
@@ -90,12 +91,14 @@ class Process:
     ) -> None:
         """Start it, out of the terminal's reach. What it says goes to its log."""
         logs.mkdir(parents=True, exist_ok=True)
-        self.command, self.place = command, place
+        self.command = command
+        self.place = place
         self.name = command.name if number == 1 else f"{command.name}-{index + 1}-of-{number}"
         self.log = logs / f"{self.name}.log"
         self.output = b""
         """Its standard output, once it has ended."""
-        self._starter, words = os.getpid(), [sys.executable, *command.words()]
+        self._starter = os.getpid()
+        words = [sys.executable, *command.words()]
         # As torchrun says it. Not --task-index: with another number of jobs the study would be refused.
         shared = {} if number == 1 else {"RANK": str(index), "WORLD_SIZE": str(number)}
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed when it has ended)
@@ -161,7 +164,8 @@ class _Run:
     def __init__(
         self, commands: Sequence[Command], finished: Collection[str], workers: Workers, logs: Path
     ) -> None:
-        self._workers, self._logs = workers, logs
+        self._workers = workers
+        self._logs = logs
         before = [command.name for command in commands if command.name in finished]
         self._finished = set(before)
         self._waiting = [command for command in commands if command.name not in finished]

@@ -31,11 +31,15 @@ def generate(
         Tokens and position IDs of the response: two int64 [B, T], T = `num_tokens`.
     """
     num_prompt_tokens = prompt_ids_BP.shape[1]
-    tokens_B1, ids_B1 = prompt_ids_BP, position_ids_BS[:, :num_prompt_tokens]
-    past, tokens, position_ids = None, [], []
+    tokens_B1 = prompt_ids_BP
+    ids_B1 = position_ids_BS[:, :num_prompt_tokens]
+    past = None
+    tokens = []
+    position_ids = []
     for step in range(num_tokens):
         hidden_BSD, read = model(tokens_B1, ids_B1, past)
-        past, last_B1D = Prefix.together([past, read] if past else [read]), hidden_BSD[:, -1:]
+        past = Prefix.together([past, read] if past else [read])
+        last_B1D = hidden_BSD[:, -1:]
         tokens_B1 = model.token_logits(last_B1D).argmax(-1)
         place = num_prompt_tokens + step
         if predict_position_ids:
@@ -72,7 +76,8 @@ def answers(
     examples_per_batch: int,
 ) -> Answers:  # fmt: skip
     """Let a model that was trained with `config` answer; `generator` draws random starts."""
-    num_prompt_tokens, predicts = batch.num_prompt_tokens, config.positions == "predicted"
+    num_prompt_tokens = batch.num_prompt_tokens
+    predicts = config.positions == "predicted"
     token_ids_BS = torch.from_numpy(batch.token_ids_BS).to(model.device)
     position_ids = config.position_ids(batch, generator, in_testing=True)
     position_ids_BS = torch.from_numpy(position_ids).to(model.device)
@@ -105,7 +110,8 @@ def excess_losses(
     """
     assert batch.log_posterior_BV is not None
     position_ids_BS = torch.from_numpy(config.position_ids(batch, generator, in_testing=True))
-    log_posterior_BV, excess = torch.from_numpy(batch.log_posterior_BV), []
+    log_posterior_BV = torch.from_numpy(batch.log_posterior_BV)
+    excess = []
     parts = (
         part.to(model.device).split(examples_per_batch)
         for part in (torch.from_numpy(batch.token_ids_BS), position_ids_BS, log_posterior_BV)

@@ -198,7 +198,8 @@ def _complete(path: Path, *parts: DictConfig) -> TaskConfig:
     # The task itself knows best which sizes it has, so examples are drawn; before, as drawing is slow: no
     # example has fewer tokens, or coupled IDs, than its size.
     refuse_beyond_table(config.largest_size, config.num_position_ids)
-    sizes, generator = config.sizes, np.random.default_rng(0)
+    sizes = config.sizes
+    generator = np.random.default_rng(0)
     # The smallest and the largest; and the second, as a task may have every other size only.
     for size in {*sizes[:2], sizes[-1]}:
         config.position_ids(config.draw(size, 1, generator), generator)

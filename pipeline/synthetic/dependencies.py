@@ -32,12 +32,16 @@ DEFAULT_FINDING_RULES = (
 )  # fmt: skip
 """The first finds most of the truth of these tasks (analysis/METHODS.md)."""
 DEFAULT_INTERVENTIONS = (REMOVE, BACKGROUND)
-NUM_EXAMPLES_OF_FINDING, NUM_BACKGROUNDS, LARGEST_K, SHORT_CONTEXT_LENGTH = 200, 8, 8, 2
+NUM_EXAMPLES_OF_FINDING = 200
+NUM_BACKGROUNDS = 8
+LARGEST_K = 8
+SHORT_CONTEXT_LENGTH = 2
 """Unless asked otherwise: test examples of each size and k, backgrounds, tokens that each rule
 selects, tokens that are seen anyway."""
 _EFFECTS = {"leave_one_out": "influence_TF", "leave_one_out_divergence": "divergence_TF"}
 """Rule -> what a far context tells of each far token left out."""
-TOKENS, POSITION_IDS = "tokens", "position_ids"
+TOKENS = "tokens"
+POSITION_IDS = "position_ids"
 """Heads: what of the next place is predicted."""
 
 
@@ -84,7 +88,8 @@ class SearchedExample:
             known = [name for name in interventions if name in rule.interventions]
             for intervention in known if rule.knows_interventions else [None]:
                 context = own if intervention is None else contexts[intervention]
-                positions_TK, effects_TK = rule.ranking([context], max_k, generator), None
+                positions_TK = rule.ranking([context], max_k, generator)
+                effects_TK = None
                 if rule.name in _EFFECTS:
                     effects_TF = getattr(context, _EFFECTS[rule.name])
                     effects_TK = np.take_along_axis(effects_TF, positions_TK, axis=1)

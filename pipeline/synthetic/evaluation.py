@@ -130,11 +130,13 @@ class Evaluation:
         arguments, (task, cells) = self.arguments, self.task_and_cells
         device = usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU")
         for run in self.runs:
-            output, config = self._output_of(run), run.config
+            output = self._output_of(run)
+            config = run.config
             if not output.is_done():
                 with output.writing():
                     pending = output.pending_shards()
-                    model, is_learnt = run.load(device), run.is_learnt
+                    model = run.load(device)
+                    is_learnt = run.is_learnt
                     if "attention_scale" in self.settings:
                         model.sharpen_attention(self.settings["attention_scale"])
                     for shard in progress(pending, f"{self.stage} {run.name}", "cells"):

@@ -93,7 +93,8 @@ class TaskModel(nn.Module):
 
     def __init__(self, lm: CausalLM, position_ids: PositionIDs | None) -> None:
         super().__init__()
-        self.lm, self.trunk = lm, nn.ModuleDict({"model": lm._model})
+        self.lm = lm
+        self.trunk = nn.ModuleDict({"model": lm._model})
         self.position_ids = position_ids
         self.train().requires_grad_()  # what is behind a `CausalLM` is not trained, elsewhere
 
@@ -160,7 +161,8 @@ class TaskCausalLM(CausalLM):
 
     def __init__(self, model: TaskModel, vocabulary_size: int, position_ids_L: torch.Tensor) -> None:
         super().__init__(model)
-        self._vocabulary_size, self._position_ids_L = vocabulary_size, position_ids_L.to(model.device)
+        self._vocabulary_size = vocabulary_size
+        self._position_ids_L = position_ids_L.to(model.device)
 
     @property
     def vocabulary_size(self) -> int:

@@ -97,7 +97,8 @@ def chunks_of(
     used = [documents[(index + number) % len(documents)] for number in nexts]
     chunks = []
     for chunk_index in range(len(used[0].token_ids) // chunk_length)[:max_chunks]:
-        start, pieces = chunk_index * chunk_length, []
+        start = chunk_index * chunk_length
+        pieces = []
         for document in used:
             place = chunk_index % (len(document.token_ids) // chunk_length) * chunk_length
             pieces.append(document.token_ids[place : place + chunk_length].astype(np.int64))

@@ -21,9 +21,12 @@ from pipeline.results.write import differences
 from pipeline.text.sources import Source, c4_revision
 from pipeline.text.tokenizer import NOTES, DocumentTokenizer, read_tokenizer
 
-TASKS_FOLDER, TRAIN_FOLDER = "tasks", "train"
+TASKS_FOLDER = "tasks"
+TRAIN_FOLDER = "train"
 EVALUATION_FILE = "evaluation_documents/00000-of-00001.parquet"
-TOKENIZER_FILE, TOKEN_COUNTS_FILE, MANIFEST_FILE = "tokenizer.json", "train_token_counts.bin", "manifest.json"
+TOKENIZER_FILE = "tokenizer.json"
+TOKEN_COUNTS_FILE = "train_token_counts.bin"
+MANIFEST_FILE = "manifest.json"
 STAGES = ("tokenize_c4", "plant_needles", "plant_signs")
 """Those that write such folders."""
 COUNTS = (
@@ -365,6 +368,7 @@ def training_token_counts(data: TokenizedData) -> np.ndarray:
 
 def pieces_of_training_tokens(data: TokenizedData, length: int) -> list[tuple[np.ndarray, int]]:
     """Where every whole piece of `length` tokens stands: the map of its file, and its start."""
-    dtype, paths = data.token_dtype.newbyteorder("<"), data.train_paths
+    dtype = data.token_dtype.newbyteorder("<")
+    paths = data.train_paths
     files = [np.memmap(path, dtype=dtype, mode="r") for path in paths if path.stat().st_size]
     return [(file, start) for file in files for start in range(0, len(file) - length + 1, length)]

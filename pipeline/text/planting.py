@@ -74,7 +74,9 @@ class SignLaw:
     is_balanced: bool = False
 
     def __post_init__(self) -> None:
-        k, num_bits, told = self.num_signs, self.num_bits, self.bits_told
+        k = self.num_signs
+        num_bits = self.num_bits
+        told = self.bits_told
         if num_bits % k and (told is None or k % num_bits):
             raise InputError(
                 f"{k} signs cannot share the {num_bits} bits of {2**num_bits} answers; choose a number that"
@@ -158,7 +160,8 @@ def _as_number(bits: np.ndarray) -> np.ndarray:
 
 def open_share(num_votes: int, flip_probability: float) -> float:
     """H(bit | votes), in bits, of a bit that is 0 or 1 alike and votes that are flipped independently."""
-    v, e = num_votes, flip_probability
+    v = num_votes
+    e = flip_probability
     if e == 0:
         return 0.0
     ones = np.arange(v + 1)
@@ -173,7 +176,8 @@ def open_share(num_votes: int, flip_probability: float) -> float:
 @lru_cache
 def flip_probability(num_votes: int, share: float) -> float:
     """The e for which `open_share` is `share`, to the last bits, by halving."""
-    low, high = 0.0, 0.5
+    low = 0.0
+    high = 0.5
     while share and low < (middle := (low + high) / 2) < high:
         low, high = (middle, high) if open_share(num_votes, middle) < share else (low, middle)
     return (low + high) / 2 if share else 0.0
@@ -193,7 +197,8 @@ def needle_document(
     question_ids, in_question = _answer_in(
         f" What is the magic number of {key}?{statement}", answer, tokenizer
     )
-    answer_ids, question_ids = question_ids[in_question[0] :], question_ids[: in_question[0]]
+    answer_ids = question_ids[in_question[0] :]
+    question_ids = question_ids[: in_question[0]]
     sentence = needle_ids[: 0 if depth is None else None]
     num_hay = context_length - len(sentence) - len(question_ids) - len(answer_ids)
     if num_hay < 1:
@@ -388,7 +393,8 @@ def plant_signs(
         num_copies: how often each sign is planted; more than once it is easier to learn what it means.
         local_length: signs stand in so many tokens before those. None: anywhere before.
     """
-    token_ids, rows = np.array(text_ids, dtype=np.int64), []
+    token_ids = np.array(text_ids, dtype=np.int64)
+    rows = []
     end = len(token_ids) - 2 * len(ks)
     num_signs = num_copies * sum(signs.laws[k].num_signs for k in ks)
     num_places = min(end - num_near, local_length or end)
@@ -401,7 +407,8 @@ def plant_signs(
         )
     free = iter(end - num_near - num_places + generator.permutation(num_places))
     for index, k in enumerate(ks):
-        law, of_sign = signs.laws[k], signs.sign_ids[k]
+        law = signs.laws[k]
+        of_sign = signs.sign_ids[k]
         positions = np.array([next(free) for _ in range(law.num_signs * num_copies)])
         latent, places, tokens = law.draw(generator)
         token_ids[positions] = np.repeat(of_sign[places, tokens], num_copies)

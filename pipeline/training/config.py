@@ -187,8 +187,10 @@ def _derive_sequences(config: PretrainConfig, given: set[Any]) -> None:
     """Turn batch sizes in tokens into OLMo's, in sequences of this run's length."""
     length = config.sequence_length
     for kind in ("global_train_batch", "device_train_microbatch"):
-        tokens_field, sequences_field = f"{kind}_tokens", f"{kind}_size"
-        tokens, num_sequences = getattr(config, tokens_field), getattr(config, sequences_field)
+        tokens_field = f"{kind}_tokens"
+        sequences_field = f"{kind}_size"
+        tokens = getattr(config, tokens_field)
+        num_sequences = getattr(config, sequences_field)
         if tokens is None:
             continue
         if tokens % length:
@@ -294,7 +296,8 @@ class Schedule:
 
     def __init__(self, config: PretrainConfig, steps_per_epoch: int) -> None:
         self.num_steps = num_training_steps(config.max_duration, config.tokens_per_step, steps_per_epoch)
-        self._config, self._scheduler = config, build_scheduler(config)
+        self._config = config
+        self._scheduler = build_scheduler(config)
         self._unit = config.tokens_per_step if config.scheduler.units == SchedulerUnits.tokens else 1
         warms_up = config.scheduler.name != SchedulerType.constant
         if warms_up and config.scheduler.t_warmup > self.num_steps * self._unit:

@@ -35,7 +35,8 @@ class EpochOrder:
     def __init__(
         self, num_sequences: int, seed: Sequence[int], *, largest_shuffle: int = LARGEST_SHUFFLE
     ) -> None:
-        generator, self._num_sequences = np.random.default_rng(seed), num_sequences
+        generator = np.random.default_rng(seed)
+        self._num_sequences = num_sequences
         self._shuffled = generator.permutation(num_sequences) if num_sequences <= largest_shuffle else None
         self._round_keys = generator.integers(1 << 64, size=_NUM_ROUNDS, dtype=np.uint64)
         num_bits = max(2, (num_sequences - 1).bit_length())
@@ -99,7 +100,9 @@ class Prefetch(Generic[Batch]):
         return ready.result()
 
 
-_ORDER, _POSITIONS = 0, 1  # separate random streams: another position scheme leaves the order as it is
+# separate random streams: another position scheme leaves the order as it is
+_ORDER = 0
+_POSITIONS = 1
 
 
 class TrainingBatches:
@@ -115,9 +118,12 @@ class TrainingBatches:
         scheme: PositionScheme, seed: int, vocabulary_size: int | None = None,
     ) -> None:  # fmt: skip
         """Map the files, raw arrays of token IDs; with `vocabulary_size`, tokens beyond it are refused."""
-        self._train_context_length, self._batch_size = train_context_length, batch_size
-        self._scheme, self._seed = scheme, seed
-        self._paths, self._vocabulary_size = list(paths), vocabulary_size
+        self._train_context_length = train_context_length
+        self._batch_size = batch_size
+        self._scheme = scheme
+        self._seed = seed
+        self._paths = list(paths)
+        self._vocabulary_size = vocabulary_size
         self._files = []
         for path in paths:
             # A map that keeps no file open: C4 has thousands, and a process may often open 1,024.

@@ -60,7 +60,8 @@ def settings_of(path: Path, schema: DictConfig, *parts: DictConfig) -> Any:
     try:
         return OmegaConf.to_object(OmegaConf.merge(schema, *parts))
     except (OmegaConfBaseException, TypeError) as error:  # a TypeError where a list meets fields
-        field, reason = getattr(error, "full_key", None), str(error).splitlines()[0]
+        field = getattr(error, "full_key", None)
+        reason = str(error).splitlines()[0]
         raise InputError(f"{path}: {f'{field}: ' if field else ''}{reason}") from error
 
 

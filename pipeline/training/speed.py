@@ -19,7 +19,8 @@ from pipeline.cli import InputError, logger
 from pipeline.models.devices import supports_bfloat16
 from pipeline.training.config import PretrainConfig, model_without_weights
 
-_CPU_MATRIX_SIZES, _GPU_MATRIX_SIZES = (256, 512, 1024), (1024, 4096, 8192)
+_CPU_MATRIX_SIZES = (256, 512, 1024)
+_GPU_MATRIX_SIZES = (1024, 4096, 8192)
 _NUM_REPETITIONS = 5
 _LONG_PRODUCT_SECONDS = 0.1
 

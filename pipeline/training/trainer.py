@@ -87,7 +87,8 @@ class HeldOutLoss:
         tokens_per_batch: int,
     ) -> None:  # fmt: skip
         """Choose the tokens; `tokens_per_batch` is the most in one forward pass, one sequence at least."""
-        longest, texts = max(context_lengths), (document.token_ids for document in documents)
+        longest = max(context_lengths)
+        texts = (document.token_ids for document in documents)
         chosen = [text[:longest] for text in texts if len(text) >= longest]
         assert chosen, f"no document has {longest} tokens"
         self._token_ids_DL = torch.from_numpy(np.stack(chosen[:num_documents]).astype(np.int64))
@@ -113,7 +114,8 @@ def held_out_loss_of(config: PretrainConfig, data: TokenizedData) -> HeldOutLoss
     """The monitor that `config` asks for; None where it asks for none, or no document is long enough."""
     if not config.eval_context_lengths:
         return None
-    documents, lengths = data.evaluation_documents(), config.eval_context_lengths
+    documents = data.evaluation_documents()
+    lengths = config.eval_context_lengths
     if max((len(document.token_ids) for document in documents), default=0) < max(lengths):
         logger.info("no evaluation document has %d tokens: no held-out loss is measured", max(lengths))
         return None
@@ -275,7 +277,8 @@ class Trainer(TrainingLoop):
     ) -> None:  # fmt: skip
         """Build model and optimizer, at the run's newest checkpoint where it has one."""
         super().__init__(config, Path(config.save_folder), schedule.num_steps, stop_request or StopRequest())
-        self._config, self._schedule = config, schedule
+        self._config = config
+        self._schedule = schedule
         self._batch_of = Prefetch(batches.batch)
         self._held_out_loss = held_out_loss
         saved = checkpoints.newest_state(self._run_folder)
@@ -293,7 +296,8 @@ class Trainer(TrainingLoop):
             _begin_with(self._olmo, config.load_path)
         self._rotary = use_position_ids(self._olmo)
         self._model = _distribute(self._olmo, config, accelerator)
-        self._optimizer, settings = _optimizer_of(config, self._olmo), config.optimizer
+        self._optimizer = _optimizer_of(config, self._olmo)
+        settings = config.optimizer
         own_step = settings.selective_updates or settings.record_update_metrics
         if settings.name == OptimizerType.adamw and not own_step:
             for group in self._optimizer.param_groups:
@@ -344,7 +348,8 @@ class Trainer(TrainingLoop):
             self._model.parameters(), math.inf if max_norm is None else max_norm
         )
         gradient_norm = float(parallel.whole(norm))  # before clipping, over all ranks
-        loss_nats, learning_rate = float(loss), self._schedule.learning_rate(step)
+        loss_nats = float(loss)
+        learning_rate = self._schedule.learning_rate(step)
         self._update_weights(self._optimizer, step, learning_rate, loss_nats, gradient_norm)
         tokens_per_second = self._config.tokens_per_step / (time.perf_counter() - started)
         metrics = {

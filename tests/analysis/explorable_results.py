@@ -16,7 +16,9 @@ from pipeline.text.folder import (
 )
 from pipeline.text.tokenizer import train_bpe
 
-SHORT, LONG, TARGETS = 4, 32, 5
+SHORT = 4
+LONG = 32
+TARGETS = 5
 KS = [1, 2, 4, 8]
 RULES = ["leave_one_out", "nearest"]
 MODELS = ["long <b>", "other"]
@@ -63,7 +65,8 @@ def write_explorable(
     of_selections = of_losses | {
         "k": KS, "rules": RULES, "intervention": intervention, "recovery_fraction": 0.9, "minimum_gain": 0.1,
     }  # fmt: skip
-    results, inputs = folder / "results", {"evaluation_documents": sha256}
+    results = folder / "results"
+    inputs = {"evaluation_documents": sha256}
     for index, model in enumerate([*models, LOSSES_ONLY]):
         generator = np.random.default_rng(index)
         losses, selections = _tables(documents, lengths, intervention, model, generator)

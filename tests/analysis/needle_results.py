@@ -6,10 +6,15 @@ from written_results import write_tables
 
 from pipeline.text.planting import NEEDLES_FILE, write_truth
 
-LENGTHS, DEPTHS, SOURCES = [40, 60], [0.0, 0.5, 1.0], ["s1", "s2", "s3"]
-SHORT, KS = 10, [1, 2, 4]
-NUM_ANSWER, NUM_NEEDLE = 2, 6
-LOSS_WITHOUT, GAIN = 3.0, {0.0: 1.0, 0.5: 0.0, 1.0: 2.75}
+LENGTHS = [40, 60]
+DEPTHS = [0.0, 0.5, 1.0]
+SOURCES = ["s1", "s2", "s3"]
+SHORT = 10
+KS = [1, 2, 4]
+NUM_ANSWER = 2
+NUM_NEEDLE = 6
+LOSS_WITHOUT = 3.0
+GAIN = {0.0: 1.0, 0.5: 0.0, 1.0: 2.75}
 
 
 def rows_of_needles(length: int) -> list[dict]:
@@ -69,7 +74,8 @@ def selected(row: dict, length: int) -> list[dict]:
 def write_needle_results(folder: Path) -> Path:
     """What plant_signs --needles and the measuring stages leave, for every length."""
     for length in LENGTHS:
-        here, truth = folder / f"length-{length}", rows_of_needles(length)
+        here = folder / f"length-{length}"
+        truth = rows_of_needles(length)
         write_truth(here / "data", NEEDLES_FILE, truth)
         for stage, measure in (("loss_differences", losses), ("influential_tokens", selected)):
             rows = [target for row in truth for target in measure(row, length)]

@@ -15,17 +15,22 @@ from pipeline.results.schemas import DIVERGENCE, LOSS
 from pipeline.results.write import StageOutput
 
 KS = [1, 2, 4, 8, 16]
-SHORT_CONTEXT_LENGTH, LONG_CONTEXT_LENGTH = 16, 256
-SHORT_MODELS, LONG_MODELS = ["short-contiguous", "short-pose"], ["long-seed0", "long-seed1"]
+SHORT_CONTEXT_LENGTH = 16
+LONG_CONTEXT_LENGTH = 256
+SHORT_MODELS = ["short-contiguous", "short-pose"]
+LONG_MODELS = ["long-seed0", "long-seed1"]
 TRAIN_CONTEXT_LENGTHS = {"short-contiguous": 32, "short-pose": 32, "long-seed0": 256, "long-seed1": 256}
 RULES = ["leave_one_out", "nearest", "random"]
 SELECTION_BONUS = {"leave_one_out": 0.08, "nearest": 0.01, "random": 0.0}
 # How far along its path to L_long a rule gets, as a part of what the planted truth allows.
 RULE_STRENGTH = {"leave_one_out": 1.0, "nearest": 0.4, "random": 0.1}
-CENSORED_K, NO_GAIN_K = 32, 0
+CENSORED_K = 32
+NO_GAIN_K = 0
 MEAN_GAP = {"short-contiguous": 0.05, "short-pose": 0.02}  # nats, a doubling of k* + 1
 TARGETS_PER_DOCUMENT = 16
-JUDGE, FURTHER_KS, ABSURD_LOSS = "another-model", [32, 64, 128], 50.0
+JUDGE = "another-model"
+FURTHER_KS = [32, 64, 128]
+ABSURD_LOSS = 50.0
 """Of the rows that are not to be read as the model's own."""
 
 

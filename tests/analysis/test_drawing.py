@@ -139,7 +139,8 @@ def test_titles_say_what_is_drawn(
 
     lengths = losses.losses_beside_reference(read_artefact(small, "length_losses"), LONG, 32)
     longest = f"with {lengths['context_length'].max()} tokens of context than with 32"
-    is_long, is_pose = lengths["model"].str.startswith("long"), lengths["model"] == "short-pose"
+    is_long = lengths["model"].str.startswith("long")
+    is_pose = lengths["model"] == "short-pose"
     for is_lower, title in (
         (is_long | ~is_long, f"Every model's loss is lower {longest}"),
         (is_pose, f"Loss is lower {longest} when trained at 32 with PoSE, higher when trained at"),
@@ -168,7 +169,8 @@ def test_panels_keep_their_height_and_lines_of_titles_fit() -> None:
 def test_names_move_apart_as_little_as_may_be() -> None:
     for seed in range(5):
         generator = np.random.default_rng(seed)
-        places, heights = np.sort(generator.uniform(2, 8, 6)), generator.uniform(0.5, 1.5, 6)
+        places = np.sort(generator.uniform(2, 8, 6))
+        heights = generator.uniform(0.5, 1.5, 6)
         distances = (heights[1:] + heights[:-1]) / 2
         apart = {"type": "ineq", "fun": lambda tried, least=distances: np.diff(tried) - least}
         best = minimize(

@@ -68,7 +68,8 @@ def test_records_are_the_parquet_row_by_row(explorable: Path) -> None:
         assert chunk["targets"] == list(range(LONG - TARGETS, LONG))
         assert chunk["models"][LOSSES_ONLY]["rules"] == {}
         for (target, place), model in product(enumerate(chunk["targets"]), [*MODELS, LOSSES_ONLY]):
-            measured, position = chunk["models"][model], chunk["start"] + place
+            measured = chunk["models"][model]
+            position = chunk["start"] + place
             assert "background" not in measured
             for name, column in _OF_TARGETS.items():
                 row = losses.loc[model, document["id"], position]

@@ -102,7 +102,8 @@ def test_an_export_that_was_changed_is_refused(tmp_path: Path) -> None:
             read_artefact(out, "length_losses")
         return str(error.value)
 
-    results, out = write(tmp_path / "results", "a", lengths(1.0, 2.0)), tmp_path / "out"
+    results = write(tmp_path / "results", "a", lengths(1.0, 2.0))
+    out = tmp_path / "out"
     export([results], out)
     path = out / "length_losses.parquet"
     whole = path.read_bytes()

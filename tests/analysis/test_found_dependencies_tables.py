@@ -30,7 +30,8 @@ def selection(
 
 @pytest.fixture
 def rows() -> pd.DataFrame:
-    no, yes = False, True
+    no = False
+    yes = True
     return pd.concat([
         selection("a", 0, "1*.", [yes, no, yes], 3, 2), selection("a", 1, ".0*", [no, yes, no], 3, 1),
         selection("b", 0, "1*.", [yes, yes, no], 3, 2), selection("b", 1, ".0*", [no, no, yes], 3, 1),

@@ -13,7 +13,9 @@ def targets_of(ratio: float, seed: int = 0, num_texts: int = 60) -> pd.DataFrame
     rng = np.random.default_rng(seed)
     texts = np.repeat(np.arange(num_texts), 16)
     size = len(texts)
-    entropy, effect, stake = rng.uniform(0, 5, size), rng.exponential(0.5, size), rng.exponential(1.0, size)
+    entropy = rng.uniform(0, 5, size)
+    effect = rng.exponential(0.5, size)
+    stake = rng.exponential(1.0, size)
     sparsity = 3 + 0.5 * np.log(effect) + rng.normal(0, 1, size)
     mean = np.exp(
         -2 + ratio * sparsity + 0.2 * entropy + 0.3 * np.log(stake) + 0.2 * rng.normal(size=num_texts)[texts]

@@ -66,7 +66,9 @@ def test_kinds_of_words_by_example() -> None:
         "!? — … 😀",
         "x" * 30 + "/c" + " " * 25 + "Mary/N",  # no sentence begins where the look back ends
     ):
-        text, shown, last = re.sub("/[cfN1]", "", expected), "", 0
+        text = re.sub("/[cfN1]", "", expected)
+        shown = ""
+        last = 0
         for word in kinds.words_of(text):
             shown += f"{text[last : word.end]}/{SIGNS[word.kind]}"
             last = word.end
@@ -151,7 +153,8 @@ def test_repetition_is_the_literal_rule_on_random_tokens() -> None:
     seen = set()
     for _ in range(400):
         x = generator.integers(0, 5, 14)
-        t, s = int(generator.integers(1, 14)), 4
+        t = int(generator.integers(1, 14))
+        s = 4
         far = "".join(map(str, x[: max(0, t - s)]))
         short = set(x[max(0, t - s) : t].tolist())
         last = "".join(map(str, x[: t + 1]))
@@ -214,7 +217,9 @@ PLACES = [(document, position) for document in ("aa", "bb", "cc") for position i
 # Kind, k*, gain, what 1 token recovers beyond the null, and gap of the three targets of each document.
 KINDS = ["number", "content word", "content word"]
 K_STARS = [1, 4, None]
-GAINS, EXCESSES, GAPS = [0.5, 0.25, -0.5], [0.125, 0.0, 0.25], [1.0, 2.0, 4.0]
+GAINS = [0.5, 0.25, -0.5]
+EXCESSES = [0.125, 0.0, 0.25]
+GAPS = [1.0, 2.0, 4.0]
 
 
 def targets(**columns: list) -> pd.DataFrame:

@@ -12,7 +12,8 @@ from analysis.losses.losses import (
     summarize_models,
 )
 
-EXPECTED, ACTUAL = "short_context_divergence", "loss_difference"
+EXPECTED = "short_context_divergence"
+ACTUAL = "loss_difference"
 
 
 def test_summary_states_sign_and_sample(loss_differences: pd.DataFrame, truth: Truth) -> None:

@@ -52,7 +52,9 @@ def test_every_number_of_a_group_is_a_mean_over_targets() -> None:
     chunks = losses_of(FALLING, 6, spread=2.0)
     chunks.loc[(chunks["document_id"].str.endswith("2")) & (chunks["context_length"] == 8), "mean_loss"] += 1
     table = needed_context(chunks)
-    first, weight = table.iloc[0], 3 / 12  # of the third document's targets
+    # of the third document's targets
+    first = table.iloc[0]
+    weight = 3 / 12
     assert first["lost"] == pytest.approx(1 + weight)
     assert table["lost_share"][1] == pytest.approx(0.5 / (1 + weight))
     assert first["lost_low"] < first["lost"] < first["lost_high"]
@@ -63,7 +65,8 @@ def test_every_number_of_a_group_is_a_mean_over_targets() -> None:
 
 
 def test_sources_have_windows_of_their_own() -> None:
-    near, far = losses_of([5, 4.0, 4.0, 4.0], 30), losses_of([5, 5, 5, 4.0], 30)
+    near = losses_of([5, 4.0, 4.0, 4.0], 30)
+    far = losses_of([5, 5, 5, 4.0], 30)
     far["document_id"] = "f" + far["document_id"].str[1:]
     sources = dict.fromkeys(near["document_id"], "news.net") | dict.fromkeys(far["document_id"], "wiki.org")
     sources["f" + "0" * 15] = "rare.com"
@@ -76,7 +79,8 @@ def test_sources_have_windows_of_their_own() -> None:
 
 def test_kinds_of_tokens_have_windows_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     # Three targets per chunk: numbers need 16 tokens, the names between them 64.
-    of_number, of_name = [5.0, 4.0, 4.0, 4.0], [5.0, 5.0, 5.0, 4.0]
+    of_number = [5.0, 4.0, 4.0, 4.0]
+    of_name = [5.0, 5.0, 5.0, 4.0]
     chunks = pd.DataFrame(
         {
             "model": "m", "document_id": f"{document:016x}", "chunk_index": 0, "context_length": length,

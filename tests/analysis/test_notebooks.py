@@ -38,7 +38,8 @@ def run(results: Path, figures: Path, cwd: Path, *further: str | Path) -> subpro
 
 @pytest.mark.slow  # every notebook, in a process each
 def test_all_notebooks_run_anywhere_and_only_once(scales: tuple[Path, Truth, Truth], tmp_path: Path) -> None:
-    figures, results = tmp_path / "figures", scales[0] / "small"
+    figures = tmp_path / "figures"
+    results = scales[0] / "small"
     also = ["--also-results", scales[0] / "large", scales[0] / "early"]
     # Relative to where it is typed, which is not where a kernel runs.
     relative = Path(os.path.relpath(results, tmp_path))
@@ -70,7 +71,8 @@ def test_all_notebooks_run_anywhere_and_only_once(scales: tuple[Path, Truth, Tru
 @pytest.mark.slow
 def test_notebooks_of_losses_alone_and_refused_folders(results: Path, tmp_path: Path) -> None:
     """As of the novels in the reference study, of which no influential tokens are measured."""
-    losses, figures = tmp_path / "results", tmp_path / "figures"
+    losses = tmp_path / "results"
+    figures = tmp_path / "figures"
     for artefact in ("loss_differences", "length_losses"):
         shutil.copytree(results / artefact, losses / artefact)
         shutil.copytree(results / "_stages" / artefact, losses / "_stages" / artefact)
@@ -209,7 +211,8 @@ def test_an_interruption_leaves_no_kernel(number: signal.Signals, tmp_path: Path
         [sys.executable, "-c", begin], env=os.environ | {"PYTHONPATH": path_of_both}, stderr=subprocess.PIPE,
         text=True,
     )  # fmt: skip
-    pid_file, deadline = tmp_path / "pid", time.monotonic() + 120
+    pid_file = tmp_path / "pid"
+    deadline = time.monotonic() + 120
     while not (pid_file.exists() and pid_file.read_text()):
         assert time.monotonic() < deadline and running.poll() is None
         time.sleep(0.05)

@@ -15,8 +15,10 @@ from analysis.gap.outcomes import Design, contrast
 from analysis.notebooks import NOTEBOOKS, execute_all
 from pipeline.cli import InputError
 
-SHORT, LONG = [f"pose{seed}" for seed in range(4)], [f"long{seed}" for seed in range(4, 8)]
-PLACEBO, JUDGES = "long8", ["judge0", "judge1"]
+SHORT = [f"pose{seed}" for seed in range(4)]
+LONG = [f"long{seed}" for seed in range(4, 8)]
+PLACEBO = "long8"
+JUDGES = ["judge0", "judge1"]
 
 
 class Study:
@@ -30,7 +32,11 @@ class Study:
         self.generator = generator = np.random.default_rng([3, seed])
         num_chunks = generator.choice([1, 2, 3, 4], num_texts, p=[0.7, 0.15, 0.1, 0.05])
         self.texts = texts = np.repeat(np.arange(num_texts), num_chunks * targets_per_chunk)
-        self.seed_deviation, normal = seed_deviation, lambda: generator.normal(size=len(texts))
+        self.seed_deviation = seed_deviation
+
+        def normal() -> np.ndarray:
+            return generator.normal(size=len(texts))
+
         self.sparsity = 4 + 0.7 * generator.normal(size=num_texts)[texts] + 1.2 * normal()
         self.stake = 0.1 + np.exp(-1 - 0.3 * (self.sparsity - 4) + 0.8 * normal())
         self.targets = pd.DataFrame({
@@ -51,7 +57,9 @@ class Study:
 
     def draw(self) -> pd.DataFrame:
         """What each model has of each target, with no effect of sparsity."""
-        normal, centred, noise = self.generator.normal, self.sparsity - 4, 0.6 * np.sqrt(self.stake)
+        normal = self.generator.normal
+        centred = self.sparsity - 4
+        noise = 0.6 * np.sqrt(self.stake)
         shared = np.log(self.stake) ** 2 + 0.3 * self.targets["difficulty"] + 2 * normal(size=len(centred))
 
         def role() -> np.ndarray:
@@ -62,7 +70,8 @@ class Study:
             own = (noise + 0.2) * normal(size=len(centred)) + self.seed_deviation * normal() * centred
             return shared + of_role + own
 
-        short, long = 0.4 * self.stake + role(), role()
+        short = 0.4 * self.stake + role()
+        long = role()
         models = {name: model(short) for name in SHORT} | {name: model(long) for name in [*LONG, PLACEBO]}
         return pd.DataFrame(models)
 
@@ -127,15 +136,18 @@ def test_slopes_errors_and_freedom_are_those_of_the_formulas(small: tuple) -> No
     weights = np.random.default_rng(6).uniform(0.5, 2, len(texts))
     found = Design(sparsity, controls, texts, weights).least_squares(losses)
     plain = np.column_stack([sparsity.mean(axis=1), np.ones(len(texts)), controls[:, :2]])
-    design, values = plain * np.sqrt(weights)[:, None], losses * np.sqrt(weights)[:, None]
+    design = plain * np.sqrt(weights)[:, None]
+    values = losses * np.sqrt(weights)[:, None]
     bread = np.linalg.inv(design.T @ design)
-    left, rows = np.eye(len(texts)) - design @ bread @ design.T, []
+    left = np.eye(len(texts)) - design @ bread @ design.T
+    rows = []
     for text in np.unique(texts):
         of_text = np.flatnonzero(texts == text)
         sizes, vectors = np.linalg.eigh(left[np.ix_(of_text, of_text)])
         roots = np.where(sizes > 1e-9, np.abs(sizes) ** -0.5, 0)
         rows.append(((design @ bread)[of_text, 0] @ vectors * roots) @ vectors.T @ left[of_text])
-    scores, inner = np.array(rows) @ values.to_numpy(), np.array(rows) @ np.array(rows).T
+    scores = np.array(rows) @ values.to_numpy()
+    inner = np.array(rows) @ np.array(rows).T
     assert found.covariance_MM == pytest.approx(scores.T @ scores)
     assert found.degrees_of_freedom == pytest.approx(np.trace(inner) ** 2 / (inner**2).sum())
     assert found.slopes_M[0] == pytest.approx(WLS(losses[0], plain, weights).fit().params.iloc[0])
@@ -143,7 +155,8 @@ def test_slopes_errors_and_freedom_are_those_of_the_formulas(small: tuple) -> No
 
 def test_with_many_texts_the_error_is_nearly_that_of_statsmodels() -> None:
     study = Study(0, 300, 8, 0.0)
-    losses, controls = study.draw(), study.targets[["gain", "difficulty"]].to_numpy()
+    losses = study.draw()
+    controls = study.targets[["gain", "difficulty"]].to_numpy()
     found = Design(study.sparsity[:, None], controls, study.texts).least_squares(losses)
     plain = np.column_stack([study.sparsity, np.ones(len(controls)), controls])
     fit = WLS(losses["pose0"], plain).fit(cov_type="cluster", cov_kwds={"groups": study.texts})
@@ -168,7 +181,8 @@ def results(tmp_path: Path) -> Path:
     study = Study(1, 30, 8, 0.0)
     keys = pd.DataFrame({"document_id": study.texts.astype(str), "target_position": range(len(study.texts))})
     keys["chunk_index"] = 0
-    losses, effect = study.draw(), 0.1 * (study.sparsity - 4)
+    losses = study.draw()
+    effect = 0.1 * (study.sparsity - 4)
     losses = losses.assign(**{model: losses[model] + effect for model in SHORT})
     for model in [*losses, *JUDGES]:
         columns = {

@@ -15,7 +15,8 @@ from pipeline.results.write import StageOutput
 KS = [1, 2]
 SETTINGS = {"short_context_length": 4, "long_context_length": 24, "targets_per_chunk": 2}
 TARGETS = {"document_id": ["a", "a", "b", "b"], "chunk_index": [0] * 4, "target_position": [22, 23, 22, 23]}
-SHORT, LONG = 3.0, 2.0
+SHORT = 3.0
+LONG = 2.0
 # Nats recovered, target by target, by k = 1 and k = 2 tokens.
 RECOVERED: dict[tuple[str, str], list[list[float]]] = {
     ("leave_one_out", "own"): [[0.0, 0.5, 0.5, 0.0], [0.5, 0.5, 1.0, 0.5]],

@@ -31,7 +31,8 @@ from pipeline.synthetic.tasks import PositionLaw, local_places, uniform_places
 
 NUM_TOKENS = 3
 LENGTHS = Lengths(train_context_length=32, local_length=8)
-CONTIGUOUS, COUPLED = tuple(range(8)), CONDITIONS["halves_coupled"].position_ids(8)
+CONTIGUOUS = tuple(range(8))
+COUPLED = CONDITIONS["halves_coupled"].position_ids(8)
 
 
 def attention_with(sparsity: int, key_reach: int) -> SparseFunctionalAttention:
@@ -48,12 +49,14 @@ def brute_force(
     attention: SparseFunctionalAttention, token_ids: Sequence[int], position_ids: Sequence[int]
 ) -> float:
     """Definition 3.3 term by term: every k-subset, its key and its value looked up one by one."""
-    k, reach = attention.sparsity, attention.key_reach
+    k = attention.sparsity
+    reach = attention.key_reach
     keys = attention.log_keys.detach().reshape((2 * reach - 1,) * (k - 1) + (NUM_TOKENS,) * k)
     values = attention.values().detach().reshape((NUM_TOKENS,) * k)
     numerator = denominator = 0.0
     for subset in combinations(range(len(token_ids)), k):
-        ids, tokens = [position_ids[place] for place in subset], [token_ids[place] for place in subset]
+        ids = [position_ids[place] for place in subset]
+        tokens = [token_ids[place] for place in subset]
         if max(ids) - min(ids) >= reach:
             continue  # the key is 0
         relation = [later - ids[0] + reach - 1 for later in ids[1:]]
@@ -134,7 +137,8 @@ def test_keys_on_the_planted_tokens_alone_have_no_error_at_any_length(name: str)
 def test_the_probability_of_every_pair(
     law: PositionLaw, size: int, probabilities: dict[tuple[int, int], int]
 ) -> None:
-    generator, num_draws = np.random.default_rng(0), 4000
+    generator = np.random.default_rng(0)
+    num_draws = 4000
     drawn = Counter(tuple(law(size, 2, generator).tolist()) for _ in range(num_draws))
     assert drawn.keys() == probabilities.keys()
     for pair, parts in probabilities.items():

@@ -92,7 +92,8 @@ def test_the_excess_finds_the_planted_gain_and_the_null_the_planted_bonus(
     effects = token_effects(chosen).set_index("k")
     assert list(effects.index) == KS
     for k in KS:
-        planted, bonus = truth.recovered_gain(rule, k), SELECTION_BONUS[rule] * np.log2(k + 1)
+        planted = truth.recovered_gain(rule, k)
+        bonus = SELECTION_BONUS[rule] * np.log2(k + 1)
         assert effects.loc[k, "excess"] == pytest.approx(planted.mean(), abs=0.005)
         assert effects.loc[k, "null_recovered"] == pytest.approx(bonus, abs=0.005)
         if rule == "leave_one_out":  # whose effect is what lies beyond the null
@@ -137,7 +138,8 @@ def test_both_criteria_by_hand() -> None:
     own = choice("greedy_divergence", 2, [2.0, 2.5, 2.5, 2.0], [0.25, 0.5, 0.5, 0.25])
     null = choice("greedy_divergence", 2, [3.0, 3.0, 2.5, 2.5], [0.5, 0.5, 1.0, 0.5], "other_document")
     effects = token_effects(pd.concat([own, null]))
-    by_loss, by_divergence = of(effects, "loss"), of(effects, "divergence")
+    by_loss = of(effects, "loss")
+    by_divergence = of(effects, "divergence")
     assert (by_loss["gain"], by_loss["recovered"], by_loss["null_recovered"]) == (1.0, 0.75, 0.25)
     assert (by_loss["excess"], by_loss["share"]) == (0.5, 0.5)
     assert (by_divergence["gain"], by_divergence["recovered"]) == (1.0, 0.625)
@@ -153,13 +155,15 @@ def test_within_a_background_its_loss_is_the_baseline() -> None:
     own = choice("add_one_in_divergence", 1, [2.5] * 4, [0.5] * 4, **background)
     null = choice("add_one_in_divergence", 1, [4.0] * 4, [1.5] * 4, "other_document", **background)
     effects = token_effects(pd.concat([own, null]))
-    by_loss, by_divergence = of(effects, "loss"), of(effects, "divergence")
+    by_loss = of(effects, "loss")
+    by_divergence = of(effects, "divergence")
     assert (by_loss["gain"], by_loss["recovered"], by_loss["null_recovered"]) == (2.0, 1.5, 0.0)
     assert (by_loss["share"], by_divergence["gain"], by_divergence["excess"]) == (0.75, 1.5, 1.0)
 
 
 def test_a_rule_that_fits_nothing_is_not_flattered_by_a_null_that_hurts() -> None:
-    own, null = choice("nearest", 1, [2.5] * 4, [0.5] * 4), choice("nearest", 1, [3.5] * 4, [2.0] * 4)
+    own = choice("nearest", 1, [2.5] * 4, [0.5] * 4)
+    null = choice("nearest", 1, [3.5] * 4, [2.0] * 4)
     row = of(token_effects(pd.concat([own, null.assign(far_context="other_document")])), "loss")
     assert (row["excess"], row["effect"], row["share"]) == (1.0, 0.5, 0.5)
 

@@ -33,7 +33,8 @@ from pipeline.results.write import StageOutput
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {"short_context_length": 16, "rules": ["leave_one_out"]}
 INPUTS = {"checkpoint": "aa", "documents": "bb"}
-FIRST, SECOND = "00000-of-00002", "00001-of-00002"
+FIRST = "00000-of-00002"
+SECOND = "00001-of-00002"
 SQL = "SELECT model, mean_loss FROM length_losses ORDER BY model, mean_loss"
 
 
@@ -254,8 +255,10 @@ def test_a_damaged_shard_counts_as_not_measured_and_is_measured_anew(
 
 @pytest.mark.slow
 def test_no_flipped_byte_gives_another_number(results: Path) -> None:
-    expected, settings = read_by_all(results), read_settings(results, "length_losses")
-    generator, num_refused = random.Random(0), 0
+    expected = read_by_all(results)
+    settings = read_settings(results, "length_losses")
+    generator = random.Random(0)
+    num_refused = 0
     paths = [path for path in sorted(results.rglob("*")) if path.is_file()]
     for _ in range(200):
         path = generator.choice(paths)

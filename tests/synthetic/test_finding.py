@@ -34,9 +34,11 @@ def test_what_must_be_there_is_found_by_removing_it(rule: str) -> None:
 @pytest.mark.parametrize("rule", ["leave_one_out", "leave_one_out_divergence"])
 def test_a_background_is_a_mean_over_other_examples(rule: str) -> None:
     # The first draw replaces the 1 by itself and says nothing of it; the second does.
-    says_nothing, tells = TOKENS.copy(), TOKENS.copy()
+    says_nothing = TOKENS.copy()
+    tells = TOKENS.copy()
     says_nothing[2] = tells[1] = tells[2] = 9
-    one_draw, both = example([says_nothing.tolist()]), example([says_nothing.tolist(), tells.tolist()])
+    one_draw = example([says_nothing.tolist()])
+    both = example([says_nothing.tolist(), tells.tolist()])
     assert positions(one_draw, rule, "background") == [2, 3]  # of the others the nearest
     assert positions(both, rule, "background") == [1, 2]
 
@@ -49,7 +51,8 @@ def test_what_leaving_out_does_is_told_of_the_rules_that_leave_out() -> None:
     logits = torch.zeros(2, 10)
     logits[0, 3] = SURE
     log_p, log_q = logits.log_softmax(-1)
-    rise, divergence = float(log_p[3] - log_q[3]), float((log_p.exp() * (log_p - log_q)).sum())
+    rise = float(log_p[3] - log_q[3])
+    divergence = float((log_p.exp() * (log_p - log_q)).sum())
     np.testing.assert_allclose(told["leave_one_out"], [[rise, rise, 0]], atol=1e-6)
     np.testing.assert_allclose(told["leave_one_out_divergence"], [[divergence, divergence, 0]], atol=1e-6)
 

@@ -50,7 +50,8 @@ def test_leaving_out_equals_brute_force(name: str) -> None:
             without = logits_by_hand(model, target, left_out=place)
             influence = loss(without, target) - loss(whole, target)
             assert context.influence_TF[index, place] == pytest.approx(influence, abs=ATOL)
-            log_p, log_q = whole.log_softmax(-1), without.log_softmax(-1)
+            log_p = whole.log_softmax(-1)
+            log_q = without.log_softmax(-1)
             divergence = float((log_p.exp() * (log_p - log_q)).sum())
             assert context.divergence_TF[index, place] == pytest.approx(divergence, abs=ATOL)
     assert np.nanmax(context.divergence_TF) > 0.1
@@ -59,11 +60,13 @@ def test_leaving_out_equals_brute_force(name: str) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
 def test_a_replacement_keeps_the_id_of_its_place(name: str) -> None:
-    model, others = task_model(name), (TOKENS_L + 1) % V
+    model = task_model(name)
+    others = (TOKENS_L + 1) % V
     example = searched(model, others[None])
     influence_TF = example._context("background").influence_TF
     long_losses_T = example._context("remove").long_losses_T
-    target, place = 7, 1
+    target = 7
+    place = 1
     replaced = TOKENS_L.copy()
     replaced[place] = others[place]
     expected = loss(logits_by_hand(model, target, tokens=replaced), target)
@@ -76,8 +79,10 @@ def test_derivatives_are_those_of_the_head_of_ids(name: str) -> None:
     model = task_model(name)
     own_head = model.token_logits(torch.ones(1, D)).detach()
     lm = PositionIdLM(model, V, IDS_L, TOKENS_L, NUM_PROMPT)
-    codes, places = torch.from_numpy(lm.codes_L)[None, :-1], torch.arange(8)[None]
-    queries, targets = torch.tensor([6, 7]), IDS_L[[7, 8]]
+    codes = torch.from_numpy(lm.codes_L)[None, :-1]
+    places = torch.arange(8)[None]
+    queries = torch.tensor([6, 7])
+    targets = IDS_L[[7, 8]]
     with torch.no_grad():
         states = lm.hidden_states(codes, places, None, queries[None])
         losses = losses_of_hidden_states(lm, states, targets[None])[0]

@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[2]
 TINY = ROOT / "olmo_configs" / "tiny.yaml"
 SHAPE = ("model.d_model=16", "model.n_heads=2", "model.n_layers=1")
 # Attention has 4 * 16 * 16 weights, SwiGLU 4 * 16 * 16 and 2 * 16 * 16, the vocabulary 128 rows of 16.
-LAYER, ROWS = 10 * 16 * 16, 128 * 16
+LAYER = 10 * 16 * 16
+ROWS = 128 * 16
 CPU = torch.device("cpu")
 
 
