@@ -94,7 +94,6 @@ FURTHER_WORDS = {
     "pipeline/loss_differences.py": _FEW_TARGETS,
     "pipeline/length_losses.py": _FEW_TARGETS,
     "pipeline/length_interference.py": _FEW_TARGETS,
-    "tests/benchmarks/matrix_product_peak.py": ["--dtypes", "float32", "--threads", "1"],
     "tests/benchmarks/training.py": ["--quick"],
 }  # fmt: skip
 """Words that a program is told here beside those of the page."""
