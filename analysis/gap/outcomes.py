@@ -100,7 +100,8 @@ def outcome_targets(
         log of count + 1), source, "long_context_loss of MODEL" (nats).
     """
     of_judge = sparsity.pivot(index=KEYS, columns="judge", values=[SPARSITY, "gain"]).astype("float64")
-    far, stakes = of_judge[SPARSITY], of_judge["gain"]
+    far = of_judge[SPARSITY]
+    stakes = pd.DataFrame(of_judge["gain"])  # a column a judge
     of_judges = pd.concat([rows_of(losses, judge) for judge in sparsity["judge"].unique()])
     held = of_judges.groupby(KEYS).agg(
         gain=("loss_difference", "mean"), difficulty=("long_context_loss", "mean"),
