@@ -66,7 +66,6 @@ from pipeline.measuring.rules import (
     DEFAULT_KS,
     DEFAULT_RULES,
     INTERVENTIONS,
-    REMOVE,
     RULES,
     find_rule,
     load_rule_file,
@@ -80,7 +79,6 @@ from pipeline.results.versions import sha256_of_files
 from pipeline.text.folder import TokenizedData
 
 STAGE = "influential_tokens"
-ORIGINAL, COMPACT = "original", "compact"
 ENGINE = "left_out_at_kept_position_ids"
 """How contexts are made, as results name it: what is not in a context is no row of the sequence."""
 
@@ -105,21 +103,15 @@ def parser() -> argparse.ArgumentParser:
         help="foreign documents that --intervention background takes the mean over")
     add("--judge-with", nargs="+", default=[], metavar="MODEL",
         help="other checkpoints of the same tokenizer, named as --checkpoints are, that the chosen tokens are"
-        " tried on instead of those that chose them")
+        " tried on too")
     add("--choose-together", action="store_true",
         help="the mean of all --checkpoints' scores chooses, and only --judge-with tries the choice:"
         " cross-fitting; filed under their names joined by +")
-    add("--choosers-judge", action="store_true",
-        help="with --judge-with, try the tokens on the models that chose them too")
     add("--null-fraction", type=positive_fraction, default=1.0,
         help="of the documents, those with a null, controls and rules that say nothing without a null")
-    add("--last-tokens", type=positive_int, metavar="N",
-        help="read the last N tokens of each chunk only: the same targets, each after fewer tokens")
     add("--choices", type=folder_path, metavar="RESULTS",
         help="choose nothing: try the tokens that another results folder holds on --checkpoints")
     add("--choices-of", metavar="MODEL", help="whose choices, where that folder holds several models'")
-    add("--positions", choices=(ORIGINAL, COMPACT), default=ORIGINAL,
-        help="of --choices under --intervention remove: tokens keep their position IDs, or are closed up")
     add("--screen", type=positive_int, metavar="N",
         help="blocks of far tokens that rules leave_one_out* leave out a round, instead of every token; those"
         " that matter are split, down to single tokens. As many as the far context has leave out every token,"
@@ -137,10 +129,9 @@ def check(arguments: argparse.Namespace) -> ContextLengths:
     """Which tokens are predicted; lengths, rules and k that do not fit together are refused."""
     for path in arguments.rule_file:
         load_rule_file(path)
-    long, last = arguments.long_context_length, arguments.last_tokens
-    if last is not None and last >= long:
-        raise InputError(f"--last-tokens {last} must be fewer than the {long} of a chunk")
-    lengths = ContextLengths(arguments.short_context_length, last or long, arguments.targets_per_chunk)
+    lengths = ContextLengths(
+        arguments.short_context_length, arguments.long_context_length, arguments.targets_per_chunk
+    )
     known: dict[str, Any] = {"k": DEFAULT_KS, "rules": DEFAULT_RULES}
     if arguments.choices is not None and arguments.choices.exists():  # not yet, where a study is planned
         known = _settings_of_choices(arguments)
@@ -154,8 +145,6 @@ def check(arguments: argparse.Namespace) -> ContextLengths:
     for is_wrong, sentence in (
         (arguments.choose_together and not arguments.judge_with,
          "--choose-together needs --judge-with: the models that choose do not try their own choice"),
-        (arguments.positions == COMPACT and (not arguments.choices or arguments.intervention != REMOVE),
-         "--positions compact is of --choices under --intervention remove"),
         (arguments.choices and (arguments.judge_with or arguments.choose_together),
          "--choices are tried on --checkpoints; leave out --judge-with and --choose-together"),
         (arguments.null_fraction < 1 and not alone,
@@ -189,8 +178,7 @@ def main(arguments: argparse.Namespace) -> None:
         recovery_fraction=arguments.recovery_fraction, minimum_gain=arguments.minimum_gain,
         seed=arguments.seed, intervention=arguments.intervention, num_backgrounds=arguments.num_backgrounds,
         screen=arguments.screen,
-        null_fraction=arguments.null_fraction, is_compact=arguments.positions == COMPACT,
-        choosers_judge=arguments.choosers_judge,
+        null_fraction=arguments.null_fraction, choosers_judge=not arguments.choose_together,
         choices=None if arguments.choices is None else _read_choices(arguments, lengths),
     )  # fmt: skip
 
@@ -201,7 +189,7 @@ def main(arguments: argparse.Namespace) -> None:
         lambda choosers, chunk, judges: measure_chunk(choosers, chunk, judges, request),
         other_models={"--judge-with": arguments.judge_with}, num_other_documents=1 + num_backgrounds,
         has_null=lambda document_id: bool(request.numbers_in(OTHER_DOCUMENT, document_id)),
-        together=arguments.choose_together, last_tokens=arguments.last_tokens,
+        together=arguments.choose_together,
     )  # fmt: skip
     measured = {rule for one in stage.documents for rule in request.numbers_in(OWN, one.document_id)}
     if left_out := [rule for rule in arguments.rules if rule not in measured]:
@@ -227,12 +215,9 @@ def _settings(arguments: argparse.Namespace) -> dict[str, object]:
         "engine": ENGINE,
         "screen": arguments.screen,
         "num_backgrounds": arguments.num_backgrounds if arguments.intervention == BACKGROUND else None,
-        "choosers_judge": arguments.choosers_judge or None,
         "null_fraction": arguments.null_fraction if arguments.null_fraction < 1 else None,
-        "last_tokens": arguments.last_tokens,
         "choices": choices,
         "rule_files_sha256": sha256_of_files(*arguments.rule_file) if arguments.rule_file else None,
-        "positions": arguments.positions if arguments.positions == COMPACT else None,
     }
 
 
@@ -257,7 +242,7 @@ def _settings_of_choices(arguments: argparse.Namespace) -> dict[str, Any]:
         "bos_token_ids": list(data.bos_token_ids) or None,
     }
     for setting in (
-        "short_context_length", "long_context_length", "targets_per_chunk", "last_tokens",
+        "short_context_length", "long_context_length", "targets_per_chunk",
         "max_chunks_per_document", "num_documents", "bos_token_ids",
     ):  # fmt: skip
         if (theirs := settings.get(setting)) != asked[setting]:
@@ -274,16 +259,15 @@ def _settings_of_choices(arguments: argparse.Namespace) -> dict[str, Any]:
 def _read_choices(
     arguments: argparse.Namespace, lengths: ContextLengths
 ) -> dict[tuple[str, int], dict[str, dict[str, np.ndarray]]]:
-    """Document and chunk -> `Choices`, positions counted from the start of what is read of the chunk."""
+    """Document and chunk -> `Choices`, positions counted from the start of the chunk."""
     keys = ["document_id", "chunk_index", "far_context", "rule"]
     order = [*keys, "target_position", "rank"]
     only = {"model": [arguments.choices_of], "rule": arguments.rules}
     rows = read_artefact(arguments.choices, STAGE, [*order, "context_position"], only).sort_values(order)
-    skipped = arguments.long_context_length - lengths.long_context_length
     choices: dict[tuple[str, int], dict[str, dict[str, np.ndarray]]] = {}
     for key, of_rule in rows.groupby(keys, sort=False):
         document, chunk, far_context, rule = cast("tuple[str, int, str, str]", key)
-        start = chunk * arguments.long_context_length + skipped
+        start = chunk * lengths.long_context_length
         positions_TK = of_rule["context_position"].to_numpy().reshape(lengths.targets_per_chunk, -1) - start
         choices.setdefault((document, chunk), {}).setdefault(far_context, {})[rule] = positions_TK
     return choices

@@ -216,8 +216,6 @@ class Measurement:
     batching: Batching
     screen: int | None = None
     """Blocks that a round of `far_context.leave_blocks_out` leaves out; None: each token is left out."""
-    is_compact: bool = False
-    """Whether sparse contexts are closed up: position IDs without gaps."""
     seed: tuple[int, ...] = (0,)
     """Of sampled answers."""
 

@@ -442,8 +442,6 @@ class FarContext:
         short_NC = targets_N1 + np.arange(-self.lengths.short_context_length, 0)
         rest_NK = sets_NK if first_tokens is None else sets_NK[:, 1:]
         positions_NC = np.concatenate([rest_NK, short_NC], axis=1)
-        if self.measurement.is_compact:
-            positions_NC = np.tile(np.arange(positions_NC.shape[1]), (len(positions_NC), 1))
         measured = measured_contexts(
             self.model,
             np.concatenate([self.token_ids_L[rest_NK], self.chunk_L[short_NC]], axis=1),

@@ -66,7 +66,6 @@ class Request:
     """Of the documents, those that have a null and controls; which ones, a hash of the text decides."""
     choosers_judge: bool = True
     """Whether the tokens are tried on the models that chose them too."""
-    is_compact: bool = False
     choices: Mapping[tuple[str, int], Choices] | None = None
     """Document and chunk -> what was chosen of it before. None: the rules choose."""
     every_influence: bool = True
@@ -96,10 +95,7 @@ class Request:
     def far_contexts(self, loaded: LoadedModel, chunk: Chunk) -> dict[str, FarContext]:
         """See `far_context.far_contexts`."""
         seed = self.seed_of(chunk)
-        measurement = Measurement(
-            loaded.model, self.lengths, loaded.batching, screen=self.screen, seed=seed,
-            is_compact=self.is_compact,
-        )  # fmt: skip
+        measurement = Measurement(loaded.model, self.lengths, loaded.batching, screen=self.screen, seed=seed)
         chunk_L, is_background = chunk.token_ids_L, self.intervention == BACKGROUND
         return far_contexts(
             measurement, chunk_L, chunk.null_token_ids_L,

@@ -104,8 +104,6 @@ class MeasuringStage:
     """Whether the document of an ID is measured with its null; None: all are."""
     together: bool = False
     """All checkpoints make one result, under their names joined by +."""
-    last_tokens: int | None = None
-    """Of each chunk only so many are read."""
     num_positions: int | None = None
     """Position IDs are below it; None: those of a chunk."""
     shards: list[range] = field(default_factory=list, init=False)
@@ -222,8 +220,7 @@ class MeasuringStage:
         work = [(shard, index) for shard in pending for index in self.shards[shard]]
         tables: dict[str, Columns] = {}
         for shard, index in progress(work, f"{self.stage} {name}", "document"):
-            for whole_chunk in chunks_of(self.documents, index, *limits):
-                chunk = whole_chunk if self.last_tokens is None else whole_chunk.last(self.last_tokens)
+            for chunk in chunks_of(self.documents, index, *limits):
                 where = f" of document {chunk.document_id}, or of the document that is its null,"
                 with failures_in_words(name, len(chunk.token_ids_L), chunk.start, where):
                     append_columns(tables, self.measure(loaded, chunk, others))

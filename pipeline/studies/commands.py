@@ -34,8 +34,8 @@ _OF_CHUNKS = (
     "documents_per_shard", "dtype",
 )  # fmt: skip
 _OF_CHOICES = (
-    "rules", "k", "intervention", "num_backgrounds", "screen", "null_fraction", "last_tokens",
-    "choose_together", "positions", "minimum_gain",
+    "rules", "k", "intervention", "num_backgrounds", "screen", "null_fraction",
+    "choose_together", "minimum_gain",
 )  # fmt: skip
 _FLAGS = {
     "length_losses": _OF_CHUNKS,
@@ -264,8 +264,6 @@ class _EvaluationPlan:
         needs = (self.data_command, *dict.fromkeys(training.name for training in trained))
         if stage == "loss_differences" and evaluation.near_context_length is not None:
             arguments += (*flags(evaluation, ("near_context_length", "num_backgrounds")),)
-        if stage == "influential_tokens" and others and evaluation.choosers_judge:
-            arguments += ("--choosers-judge",)
         if stage == "influential_tokens" and evaluation.choices is not None:
             chosen = self._of(evaluation.choices)
             models = [self.trainings[name].name for name in chosen._measured_models(stage)]

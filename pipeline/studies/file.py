@@ -101,13 +101,10 @@ class Evaluation:
     num_backgrounds: int | None = None
     screen: int | None = None
     null_fraction: float | None = None
-    last_tokens: int | None = None
     choose_together: bool = False
-    choosers_judge: bool = False
     choices: str | None = None
     """Another evaluation whose choices are tried on the influential models: its name; `evaluation` is the
     study's first."""
-    positions: str | None = None
     minimum_gain: float | None = None
     near_context_length: int | None = None
     judge_with: list[str] = field(default_factory=list)

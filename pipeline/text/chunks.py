@@ -34,12 +34,6 @@ class Chunk:
         """The chunk of the document that is its null."""
         return self.other_token_ids_NL[0]
 
-    def last(self, num_tokens: int) -> "Chunk":
-        """Its last tokens only, as a chunk of its own: the same targets after a shorter context."""
-        start = self.start + len(self.token_ids_L) - num_tokens
-        others = self.other_token_ids_NL[:, -num_tokens:]
-        return Chunk(self.document_id, self.chunk_index, self.token_ids_L[-num_tokens:], others, start)
-
     def target_columns(self, targets_T: np.ndarray) -> Columns:
         """The columns that name a target, in the document's coordinates, a row for each of `targets_T`."""
         return {
