@@ -28,7 +28,7 @@ from pipeline.results.read import (
     read_settings,
 )
 from pipeline.results.schemas import LOSS, SCHEMAS
-from pipeline.results.statistics import Interval, difference_of_ratios, ratio_of_sums
+from pipeline.results.statistics import Interval, ratio_of_sums
 from pipeline.text.chunks import Chunk, chunks_of, long_enough_documents
 from pipeline.text.folder import EvaluationDocument, TokenizedData
 from pipeline.text.tokenizer import DocumentTokenizer
@@ -159,14 +159,6 @@ def interval_over_documents(
     """
     sums_D = _sums(document_ids, numerators, denominators)
     return ratio_of_sums(*sums_D) if len(sums_D[0]) else NO_INTERVAL
-
-
-def paired_difference(
-    document_ids: pd.Series, first: tuple[pd.Series, pd.Series], second: tuple[pd.Series, pd.Series]
-) -> Interval:
-    """The second ratio less the first, each (numerators, denominators), both of the same targets."""
-    ratios = _sums(document_ids, *first), _sums(document_ids, *second)
-    return difference_of_ratios(*ratios) if len(ratios[0][0]) else NO_INTERVAL
 
 
 def _sums(

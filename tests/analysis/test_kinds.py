@@ -216,7 +216,6 @@ KS = [1, 4]
 PLACES = [(document, position) for document in ("aa", "bb", "cc") for position in (9, 10, 11)]
 # Kind, k*, gain, what 1 token recovers beyond the null, and gap of the three targets of each document.
 KINDS = ["number", "content word", "content word"]
-K_STARS = [1, 4, None]
 GAINS = [0.5, 0.25, -0.5]
 EXCESSES = [0.125, 0.0, 0.25]
 GAPS = [1.0, 2.0, 4.0]

@@ -37,7 +37,6 @@ TINY = [
 NOTHING_MEASURED = (
     "synthetic.evaluate_synthetic.sparse_parity=null", "synthetic.found_dependencies.copy=null",
 )  # fmt: skip
-TWO_RUNS = ("synthetic.grids.both.tasks=[copy]", "synthetic.grids.both.positions=[pose]")
 
 
 @pytest.fixture
