@@ -40,10 +40,9 @@ def run(results: Path, figures: Path, cwd: Path, *further: str | Path) -> subpro
 def test_all_notebooks_run_anywhere_and_only_once(scales: tuple[Path, Truth, Truth], tmp_path: Path) -> None:
     figures = tmp_path / "figures"
     results = scales[0] / "small"
-    also = ["--also-results", scales[0] / "large", scales[0] / "early"]
     # Relative to where it is typed, which is not where a kernel runs.
     relative = Path(os.path.relpath(results, tmp_path))
-    done = run(relative, Path("figures"), tmp_path, *also)
+    done = run(relative, Path("figures"), tmp_path)
     assert done.returncode == 0, done.stderr
     assert not (ROOT / "figures").exists()
     for suffix in ("png", "pdf"):
@@ -58,12 +57,12 @@ def test_all_notebooks_run_anywhere_and_only_once(scales: tuple[Path, Truth, Tru
     ):  # fmt: skip
         assert skipped in done.stderr, skipped
     executed = sorted(path.name for path in figures.glob("*.ipynb"))
-    assert len(executed) == len([*NOTEBOOKS.glob("*.ipynb")]) - 8
+    assert len(executed) == len([*NOTEBOOKS.glob("*.ipynb")]) - 7
     for path in figures.glob("*.ipynb"):
         assert "intervals of 95 % each" in path.read_text(), f"{path.name} has no multiple-comparison note"
 
     before = {path: path.stat().st_mtime_ns for path in figures.iterdir()}
-    again = run(relative, Path("figures"), tmp_path, *also)
+    again = run(relative, Path("figures"), tmp_path)
     assert again.stderr.count("nothing has changed, skipped") == len(executed)
     assert {path: path.stat().st_mtime_ns for path in figures.iterdir()} == before
 
