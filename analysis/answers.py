@@ -160,9 +160,16 @@ def models_table(results: Path) -> str:
         worth = [interval_cell(row, name) for name in ("loss_difference", "expected_gain", "specific_gain")]
         rows.append([row["model"], " / ".join(map(str, lengths)), *counts, *losses, *worth])
     header = [
-        "model", "context short / long", "targets", "documents", "short loss", "long loss",
-        "short - long [95 %]", "expected [95 %]", "its own [95 %]",
-    ]  # fmt: skip
+        "model",
+        "context short / long",
+        "targets",
+        "documents",
+        "short loss",
+        "long loss",
+        "short - long [95 %]",
+        "expected [95 %]",
+        "its own [95 %]",
+    ]
     return as_table(header, rows, widest_cell=None, num_left_columns=1)
 
 
@@ -203,9 +210,12 @@ def page(results: Path, figures: Path, rule: str | None = None) -> str:
         drawn += f", and {len(further)} more in {' and '.join(folders)}"
     return "\n".join(
         [
-            models_table(results), _NOTES, *in_words, *recovered,
+            models_table(results),
+            _NOTES,
+            *in_words,
+            *recovered,
             f"Figures: {drawn}",
             f"Data: {results} (columns: pipeline/RESULTS.md; to ask it: sparsity query --results {results})",
             "",
         ]
-    )  # fmt: skip
+    )

@@ -34,10 +34,19 @@ def parser() -> argparse.ArgumentParser:
     add("--per-source", type=positive_int, default=40, help="texts from each source")
     add("--least-characters", type=positive_int, default=3000, help="shorter texts are not chosen")
     add("--most-characters", type=positive_int, default=80_000, help="of a longer text its middle is taken")
-    add("--distant-characters", type=positive_int, default=10_000,
-        help="shorter texts do not become distant texts")  # fmt: skip
-    add("--leave-out-first", type=whole_number(0), default=0, metavar="N",
-        help="leave out the first N texts of each source, by file order, as a pilot saw them")  # fmt: skip
+    add(
+        "--distant-characters",
+        type=positive_int,
+        default=10_000,
+        help="shorter texts do not become distant texts",
+    )
+    add(
+        "--leave-out-first",
+        type=whole_number(0),
+        default=0,
+        metavar="N",
+        help="leave out the first N texts of each source, by file order, as a pilot saw them",
+    )
     add("--out", type=file_path, required=True, help="JSON-lines file to write: text, url (its source)")
     return program
 

@@ -27,8 +27,15 @@ from scipy.optimize import isotonic_regression
 from pipeline.results.read import read_model_facts
 
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
-    "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
-)  # fmt: skip
+    "#000000",
+    "#E69F00",
+    "#56B4E9",
+    "#009E73",
+    "#F0E442",
+    "#0072B2",
+    "#D55E00",
+    "#CC79A7",
+)
 GREY = "#767676"
 _READABLE = 4.5  # contrast with white that the web's guidelines ask of text
 
@@ -67,14 +74,20 @@ POSITION_STYLES = {
 }
 """Position schemes of the synthetic tasks; PoSE and contiguous look as they do in text."""
 RULE_STYLES = {
-    "leave_one_out_divergence": Style(ORANGE, "v"), "leave_one_out": Style(PURPLE, "D"),
-    "nearest": Style(BLACK, "X"), "random": Style(GREY, "P"),
-    "add_one_in": Style(SKY, "<"), "greedy": Style("#7A8B00", ">"), "gradient": Style("#8C3B1F", "p"),
-    "attention": Style("#00838F", "h"), "attention_no_sink": Style("#C2185B", "h"),
-    "add_one_in_divergence": Style("#7B3F9E", "<"), "greedy_divergence": Style("#4E5A00", ">"),
+    "leave_one_out_divergence": Style(ORANGE, "v"),
+    "leave_one_out": Style(PURPLE, "D"),
+    "nearest": Style(BLACK, "X"),
+    "random": Style(GREY, "P"),
+    "add_one_in": Style(SKY, "<"),
+    "greedy": Style("#7A8B00", ">"),
+    "gradient": Style("#8C3B1F", "p"),
+    "attention": Style("#00838F", "h"),
+    "attention_no_sink": Style("#C2185B", "h"),
+    "add_one_in_divergence": Style("#7B3F9E", "<"),
+    "greedy_divergence": Style("#4E5A00", ">"),
     "gradient_divergence": Style("#C0653F", "p"),
     "attention_rollout": Style("#00585F", "h"),
-}  # fmt: skip
+}
 """Of every selection rule."""
 
 
@@ -263,9 +276,16 @@ class LineEnd:
 
 
 def draw_line(
-    ax: Axes, x: Iterable[float], rows: pd.DataFrame, value: str, style: Mapping[str, Any], name: str = "",
-    *, ends: tuple[str, str] = ("low", "high"), band: bool = False,
-) -> LineEnd:  # fmt: skip
+    ax: Axes,
+    x: Iterable[float],
+    rows: pd.DataFrame,
+    value: str,
+    style: Mapping[str, Any],
+    name: str = "",
+    *,
+    ends: tuple[str, str] = ("low", "high"),
+    band: bool = False,
+) -> LineEnd:
     """A line of means, one of `rows` at each x, ascending, with the bars, or the band, of their intervals.
 
     The interval is in the columns `<value>_<end>`, lower first; `style` is matplotlib's, such as
@@ -283,9 +303,14 @@ def draw_line(
 
 
 def draw_points(
-    ax: Axes, heights: Iterable[float], rows: pd.DataFrame, value: str, styles: Iterable[Mapping[str, Any]],
-    *, ends: tuple[str, str] = ("low", "high"),
-) -> None:  # fmt: skip
+    ax: Axes,
+    heights: Iterable[float],
+    rows: pd.DataFrame,
+    value: str,
+    styles: Iterable[Mapping[str, Any]],
+    *,
+    ends: tuple[str, str] = ("low", "high"),
+) -> None:
     """Points at heights, each with the horizontal bar of its interval; none where the value is NaN.
 
     Columns and styles as of `draw_line`, one of each a row.
@@ -320,12 +345,26 @@ def label_line_ends(ax: Axes, ends: Sequence[LineEnd]) -> None:
     top = ax.bbox.y1
     for end, place in zip(shown, moved_apart(places, heights, bottom, top), strict=True):
         ax.annotate(
-            end.name, (end.x, end.y), (1.05, (place - bottom) / (top - bottom)), xycoords="data",
-            textcoords="axes fraction", va="center", ha="left", fontsize=_LABEL_SIZE, color=darker(end.color),
-            annotation_clip=False, linespacing=1.1,
-            arrowprops={"arrowstyle": "-", "color": end.color, "linewidth": 0.6, "relpos": (0, 0.5),
-                        "shrinkA": 1, "shrinkB": 3},
-        )  # fmt: skip
+            end.name,
+            (end.x, end.y),
+            (1.05, (place - bottom) / (top - bottom)),
+            xycoords="data",
+            textcoords="axes fraction",
+            va="center",
+            ha="left",
+            fontsize=_LABEL_SIZE,
+            color=darker(end.color),
+            annotation_clip=False,
+            linespacing=1.1,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": end.color,
+                "linewidth": 0.6,
+                "relpos": (0, 0.5),
+                "shrinkA": 1,
+                "shrinkB": 3,
+            },
+        )
 
 
 def moved_apart(
@@ -351,19 +390,32 @@ def name_level(ax: Axes, y: float, text: str, side: str = "right", *, below: boo
     """
     ax.axhline(y, color=GREY, linewidth=1, linestyle=":", zorder=1)
     ax.annotate(
-        text, (0 if side == "left" else 1, y), (2 if side == "left" else -2, -2 if below else 2),
-        xycoords=("axes fraction", "data"), textcoords="offset points", ha=side,
-        va="top" if below else "bottom", fontsize=_LABEL_SIZE, color=GREY,
-    )  # fmt: skip
+        text,
+        (0 if side == "left" else 1, y),
+        (2 if side == "left" else -2, -2 if below else 2),
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        ha=side,
+        va="top" if below else "bottom",
+        fontsize=_LABEL_SIZE,
+        color=GREY,
+    )
 
 
 def name_place(ax: Axes, x: float, text: str) -> None:
     """A dotted upright line at `x`, with its name above the axes: a training length, a short context."""
     ax.axvline(x, color=GREY, linewidth=1, linestyle=":", zorder=1)
     ax.annotate(
-        text, (x, 1), (0, 2), xycoords=("data", "axes fraction"), textcoords="offset points", ha="center",
-        va="bottom", fontsize=_LABEL_SIZE, color=GREY,
-    )  # fmt: skip
+        text,
+        (x, 1),
+        (0, 2),
+        xycoords=("data", "axes fraction"),
+        textcoords="offset points",
+        ha="center",
+        va="bottom",
+        fontsize=_LABEL_SIZE,
+        color=GREY,
+    )
 
 
 _DOTS_AN_INCH = 200
@@ -372,10 +424,12 @@ _FIGURES: dict[str, Any] = {
     **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), 9),
     **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 8),
     **dict.fromkeys(("legend.frameon", "axes.spines.top", "axes.spines.right"), False),
-    "lines.linewidth": 1.4, "lines.markersize": 4, "errorbar.capsize": 2,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4,
+    "errorbar.capsize": 2,
     "figure.dpi": _DOTS_AN_INCH,  # of screens as of files: text is not as wide at every resolution
     "pdf.fonttype": 42,  # text stays text in the PDF
-}  # fmt: skip
+}
 
 
 def panels(num_columns: int, height: float, num_rows: int = 1) -> tuple[Figure, np.ndarray]:

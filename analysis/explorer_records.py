@@ -85,9 +85,14 @@ def choose(
     of_selections = read_settings(results, "influential_tokens")
     numbers = {of.get("num_documents") for model, of in of_selections.items() if model in models}
     return Shown(
-        results, models, rules, sorted(document_ids), len(of_one_stage),
-        _shared_settings(results, data, models), numbers.pop() if len(numbers) == 1 else None,
-    )  # fmt: skip
+        results,
+        models,
+        rules,
+        sorted(document_ids),
+        len(of_one_stage),
+        _shared_settings(results, data, models),
+        numbers.pop() if len(numbers) == 1 else None,
+    )
 
 
 def _named(kind: str, wanted: Sequence[str] | None, present: Sequence[str]) -> list[str]:
@@ -161,9 +166,12 @@ def _rows_of(shown: Shown, document_ids: list[str]) -> dict[str, Groups]:
 
 
 def _record(
-    shown: Shown, document: EvaluationDocument, null: EvaluationDocument | None, rows: dict[str, Groups],
+    shown: Shown,
+    document: EvaluationDocument,
+    null: EvaluationDocument | None,
+    rows: dict[str, Groups],
     tokenizer: DocumentTokenizer,
-) -> Record:  # fmt: skip
+) -> Record:
     chunk_length = shown.settings["long_context_length"]
     indices = sorted({key[1] for key in rows["loss_differences"] if key[0] == document.document_id})
     # From the document's start, as a chunk may begin inside of a character.

@@ -37,8 +37,13 @@ def parser() -> argparse.ArgumentParser:
     program = stage_parser(__doc__)
     add = program.add_argument
     add("--kept", type=folder_path, help="the folder of the kept tables")
-    add("--placed", type=folder_path, nargs=2, metavar="RESULTS",
-        help="results folders of length_interference.py, to make placed_targets.parquet of")  # fmt: skip
+    add(
+        "--placed",
+        type=folder_path,
+        nargs=2,
+        metavar="RESULTS",
+        help="results folders of length_interference.py, to make placed_targets.parquet of",
+    )
     add("--out", type=folder_path, required=True, help="where tables and figures are written")
     return program
 

@@ -195,9 +195,12 @@ def needed_context(
             lost = [difference_of_ratios(longest, (sums_D, longest[1])) for sums_D in sums_JD]
             has_worth &= bool(lost[0].low > 0)  # NaN of a single document: it says nothing of others
             of_all: dict[Hashable, Any] = {
-                "model": model, "source": of_source, "criterion": criterion,
-                "num_targets": int(num_targets_D.sum()), "num_documents": len(num_targets_D),
-            }  # fmt: skip
+                "model": model,
+                "source": of_source,
+                "criterion": criterion,
+                "num_targets": int(num_targets_D.sum()),
+                "num_documents": len(num_targets_D),
+            }
             for percent in KEPT:
                 keeping = partial(windows_keeping, lengths_J=lengths_J, percent=percent)
                 window = interval_of_statistic(list(sums_JD), keeping) if has_worth else NO_INTERVAL
@@ -270,7 +273,11 @@ def windows_figure(table: "pd.DataFrame", labels: Mapping[str, "ModelLabel"]) ->
     who = f"Models trained at {longest_trained} tokens need" if longest_trained else "The models need"
     size = drawing.common_size(labels[model] for model in table["model"])
     drawing.put_title(
-        figure, f"{who} {extent} of {longest} tokens for nine tenths of what these are worth",
-        drawing.sample_size(table), size, f"worth: what they give more than {shortest}", drawing.BARS,
-    )  # fmt: skip
+        figure,
+        f"{who} {extent} of {longest} tokens for nine tenths of what these are worth",
+        drawing.sample_size(table),
+        size,
+        f"worth: what they give more than {shortest}",
+        drawing.BARS,
+    )
     return figure

@@ -96,9 +96,13 @@ def is_fresh(executed: Path, made_from: str) -> bool:
 
 
 def execute_all(
-    notebooks: Sequence[Path], figures: Path, parameters: Mapping[str, Any], made_from: str = "",
-    *, num_at_once: int = 1,
-) -> Iterator[Path]:  # fmt: skip
+    notebooks: Sequence[Path],
+    figures: Path,
+    parameters: Mapping[str, Any],
+    made_from: str = "",
+    *,
+    num_at_once: int = 1,
+) -> Iterator[Path]:
     """Execute notebooks, several at once, write the executed copies, and yield each path as it ends.
 
     The first failure, or an interruption, ends the other notebooks too: an InputError where a cell met bad
@@ -154,9 +158,13 @@ def _execute(figures: Path, parameters: Mapping[str, Any], made_from: str, path:
     cell = nbformat.v4.new_code_cell("\n".join(lines), id="injected", metadata=tags)
     notebook.cells.insert(place + 1, cell)
     client = NotebookClient(
-        notebook, timeout=None, kernel_manager_class=_ThisInterpretersKernel, shutdown_kernel="immediate",
-        extra_arguments=["--IPKernelApp.log_level=ERROR"], resources={"metadata": {"path": str(ROOT)}},
-    )  # fmt: skip
+        notebook,
+        timeout=None,
+        kernel_manager_class=_ThisInterpretersKernel,
+        shutdown_kernel="immediate",
+        extra_arguments=["--IPKernelApp.log_level=ERROR"],
+        resources={"metadata": {"path": str(ROOT)}},
+    )
     failed = figures / f"{path.stem}.failed.ipynb"
     try:
         client.execute()

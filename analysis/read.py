@@ -82,17 +82,29 @@ def rows_of(frame: pd.DataFrame, model: str) -> pd.DataFrame:
 
 
 def joined_on_common(
-    left: pd.DataFrame, right: pd.DataFrame, on: Sequence[str], what: str,
-    suffixes: tuple[str, str] = ("", "_"), *, may_right_have_more: bool = False,
-) -> pd.DataFrame:  # fmt: skip
+    left: pd.DataFrame,
+    right: pd.DataFrame,
+    on: Sequence[str],
+    what: str,
+    suffixes: tuple[str, str] = ("", "_"),
+    *,
+    may_right_have_more: bool = False,
+) -> pd.DataFrame:
     """The rows of both tables whose keys `on` both have; a warning says how many of `what` only one has.
 
     With `may_right_have_more` keys that `right` alone has do not count, as where it covers all targets.
     """
     keys = list(on)
-    sides: Any = left[keys].drop_duplicates().merge(
-        right[keys].drop_duplicates(), on=keys, how="left" if may_right_have_more else "outer", indicator=True
-    )["_merge"]  # fmt: skip
+    sides: Any = (
+        left[keys]
+        .drop_duplicates()
+        .merge(
+            right[keys].drop_duplicates(),
+            on=keys,
+            how="left" if may_right_have_more else "outer",
+            indicator=True,
+        )["_merge"]
+    )
     warn_of_left_out(int((sides != "both").sum()), len(sides), what)
     return left.merge(right, on=keys, suffixes=suffixes)
 
@@ -228,9 +240,12 @@ def multiple_comparison_note(table: pd.DataFrame, value: str) -> str:
 
 
 PREFERRED_RULES = (
-    "leave_one_out_divergence", "add_one_in_divergence", "greedy_divergence",
-    "gradient_divergence", "attention",
-)  # fmt: skip
+    "leave_one_out_divergence",
+    "add_one_in_divergence",
+    "greedy_divergence",
+    "gradient_divergence",
+    "attention",
+)
 """None sees the answer; first the one that came first in the trial of the measures (LOG, 2026-11-22)."""
 
 
@@ -322,9 +337,12 @@ def refuse_other_documents(results: Path, what: str, made: Mapping[str, Any], da
 
 
 _LENGTHS = (
-    "short_context_length", "long_context_length", "targets_per_chunk", "num_documents",
+    "short_context_length",
+    "long_context_length",
+    "targets_per_chunk",
+    "num_documents",
     "max_chunks_per_document",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)

@@ -97,21 +97,37 @@ def parser() -> argparse.ArgumentParser:
     """The program's command line."""
     program = stage_parser(__doc__)
     add = program.add_argument
-    # fmt: off
     models: dict[str, Any] = {"nargs": "+", "default": (), "metavar": "MODEL"}
     add("--results", type=folder_path, required=True, help="a results folder")
     add("--figures", type=folder_path, required=True, help="where executed notebooks and figures go")
-    add("--long-models", **models, help="models trained at the long context; the gap is from the last, or"
-        " from all that neither chose nor judged; those that the results name if not given")
+    add(
+        "--long-models",
+        **models,
+        help="models trained at the long context; the gap is from the last, or"
+        " from all that neither chose nor judged; those that the results name if not given",
+    )
     add("--short-models", **models, help="models trained at a short context; likewise")
-    add("--train-context-lengths", nargs="*", type=_model_and_length, default=(), metavar="MODEL=TOKENS",
-        help="training lengths, marked in the figure of losses by length")
+    add(
+        "--train-context-lengths",
+        nargs="*",
+        type=_model_and_length,
+        default=(),
+        metavar="MODEL=TOKENS",
+        help="training lengths, marked in the figure of losses by length",
+    )
     add("--needles", type=folder_path, help="a folder of plant_signs.py --needles, measured")
-    add("--data", type=folder_path, help="folder of tokenize_c4.py that was measured, for its text and the"
+    add(
+        "--data",
+        type=folder_path,
+        help="folder of tokenize_c4.py that was measured, for its text and the"
         " counts of its tokens; data beside --results where not given, and no control for token frequency"
-        " where there is none")
+        " where there is none",
+    )
     add("--notebooks", nargs="+", default=(), metavar="NAME", help="those to execute; all if not given")
-    add("--jobs", type=positive_int, default=len(os.sched_getaffinity(0)),
-        help="notebooks executed at once, each by one thread and in some 0.5 GiB; a core each if not given")
-    # fmt: on
+    add(
+        "--jobs",
+        type=positive_int,
+        default=len(os.sched_getaffinity(0)),
+        help="notebooks executed at once, each by one thread and in some 0.5 GiB; a core each if not given",
+    )
     return program

@@ -24,14 +24,27 @@ if TYPE_CHECKING:
     from tqdm.auto import tqdm
 
 PROGRAMS = (
-    "pipeline.study", "pipeline.tokenize_c4", "pipeline.pretrain", "pipeline.loss_differences",
-    "pipeline.length_losses", "pipeline.length_interference", "pipeline.influential_tokens",
-    "analysis.run_notebooks", "analysis.summary", "analysis.explorer",
-    "analysis.needed_context", "analysis.length_failures", "analysis.choose_texts",
-    "pipeline.explain", "pipeline.query", "pipeline.plant_signs",
-    "pipeline.export_huggingface", "pipeline.train_synthetic", "pipeline.evaluate_synthetic",
+    "pipeline.study",
+    "pipeline.tokenize_c4",
+    "pipeline.pretrain",
+    "pipeline.loss_differences",
+    "pipeline.length_losses",
+    "pipeline.length_interference",
+    "pipeline.influential_tokens",
+    "analysis.run_notebooks",
+    "analysis.summary",
+    "analysis.explorer",
+    "analysis.needed_context",
+    "analysis.length_failures",
+    "analysis.choose_texts",
+    "pipeline.explain",
+    "pipeline.query",
+    "pipeline.plant_signs",
+    "pipeline.export_huggingface",
+    "pipeline.train_synthetic",
+    "pipeline.evaluate_synthetic",
     "pipeline.found_dependencies",
-)  # fmt: skip
+)
 """A whole study, its stages in the order of the work, what is done besides, synthetic tasks."""
 EXIT_BAD_INPUT = 2
 LARGEST_INT = (1 << 63) - 1  # what a column of results, and every generator of random numbers, can hold
@@ -167,9 +180,15 @@ def progress(
     from tqdm.auto import tqdm  # late, for a --help at once
 
     return tqdm(
-        items, desc=description, unit=f" {unit}", total=total, initial=initial,
-        mininterval=0.5 if sys.stderr.isatty() else 10, dynamic_ncols=True, smoothing=0.05,
-    )  # fmt: skip
+        items,
+        desc=description,
+        unit=f" {unit}",
+        total=total,
+        initial=initial,
+        mininterval=0.5 if sys.stderr.isatty() else 10,
+        dynamic_ncols=True,
+        smoothing=0.05,
+    )
 
 
 def _number(

@@ -90,18 +90,44 @@ def parser() -> argparse.ArgumentParser:
     stage = stage_parser(__doc__)
     add_task_evaluation_arguments(stage, num_examples=NUM_EXAMPLES_OF_FINDING)
     add = stage.add_argument
-    add("--head", choices=ARTEFACT_OF_HEAD, default=TOKENS,
-        help="what is predicted: the next token, or its position ID (PPC)")  # fmt: skip
-    add("--rules", nargs="+", choices=FINDING_RULES, default=list(DEFAULT_FINDING_RULES),
-        help="selection rules")  # fmt: skip
-    add("--interventions", nargs="+", choices=INTERVENTIONS, default=list(DEFAULT_INTERVENTIONS),
-        help="what leaving a token out means; each is taken in turn")  # fmt: skip
-    add("--num-backgrounds", type=whole_number(1, _MOST_BACKGROUNDS), default=NUM_BACKGROUNDS,
-        help="other examples that a background is the mean of")  # fmt: skip
-    add("--largest-k", type=positive_int, default=LARGEST_K,
-        help="tokens that each rule selects, in its order")  # fmt: skip
-    add("--short-context-length", type=positive_int, default=SHORT_CONTEXT_LENGTH,
-        help="s, in tokens: what is seen anyway")  # fmt: skip
+    add(
+        "--head",
+        choices=ARTEFACT_OF_HEAD,
+        default=TOKENS,
+        help="what is predicted: the next token, or its position ID (PPC)",
+    )
+    add(
+        "--rules",
+        nargs="+",
+        choices=FINDING_RULES,
+        default=list(DEFAULT_FINDING_RULES),
+        help="selection rules",
+    )
+    add(
+        "--interventions",
+        nargs="+",
+        choices=INTERVENTIONS,
+        default=list(DEFAULT_INTERVENTIONS),
+        help="what leaving a token out means; each is taken in turn",
+    )
+    add(
+        "--num-backgrounds",
+        type=whole_number(1, _MOST_BACKGROUNDS),
+        default=NUM_BACKGROUNDS,
+        help="other examples that a background is the mean of",
+    )
+    add(
+        "--largest-k",
+        type=positive_int,
+        default=LARGEST_K,
+        help="tokens that each rule selects, in its order",
+    )
+    add(
+        "--short-context-length",
+        type=positive_int,
+        default=SHORT_CONTEXT_LENGTH,
+        help="s, in tokens: what is seen anyway",
+    )
     return stage
 
 
@@ -173,9 +199,13 @@ def _dependencies(head: str, batch: ExampleBatch, are_spread: bool) -> Sequence[
 
 
 def _measure(
-    arguments: argparse.Namespace, run: "TaskRun", model: "TaskModel", cell: Cell, batch: ExampleBatch,
+    arguments: argparse.Namespace,
+    run: "TaskRun",
+    model: "TaskModel",
+    cell: Cell,
+    batch: ExampleBatch,
     generator: np.random.Generator,
-) -> dict[str, dict[str, list[Any]]]:  # fmt: skip
+) -> dict[str, dict[str, list[Any]]]:
     """A row a target, selection and rank."""
     import torch
 
@@ -193,9 +223,15 @@ def _measure(
         others_R = generator.integers(0, num_examples, arguments.num_backgrounds)
         tokens_L = batch.token_ids_BS[index]
         example = searched_example(
-            arguments.head, model, len(vocabulary), tokens_L, position_ids_BS[index],
-            batch.token_ids_BS[others_R], lengths, Batching(TOKENS_PER_BATCH),
-        )  # fmt: skip
+            arguments.head,
+            model,
+            len(vocabulary),
+            tokens_L,
+            position_ids_BS[index],
+            batch.token_ids_BS[others_R],
+            lengths,
+            Batching(TOKENS_PER_BATCH),
+        )
         selections, long_losses_T = example.select(
             arguments.rules, arguments.interventions, arguments.largest_k, generator
         )
@@ -204,14 +240,19 @@ def _measure(
             effects_TK = selection.effects_TK
             for rank, place in enumerate(selection.positions_TK[target].tolist() if truth else [], start=1):
                 row = {
-                    "example_index": index, "target_index": target,
-                    "num_far_tokens": int(lengths.num_far_tokens_T[target]), "num_dependencies": len(truth),
+                    "example_index": index,
+                    "target_index": target,
+                    "num_far_tokens": int(lengths.num_far_tokens_T[target]),
+                    "num_dependencies": len(truth),
                     "long_context_loss": float(long_losses_T[target]),
-                    "rule": selection.rule, "intervention": selection.intervention, "rank": rank,
-                    "context_position": place, "is_dependency": place in truth,
+                    "rule": selection.rule,
+                    "intervention": selection.intervention,
+                    "rank": rank,
+                    "context_position": place,
+                    "is_dependency": place in truth,
                     "effect": None if effects_TK is None else float(effects_TK[target, rank - 1]),
                     "context_token": vocabulary[tokens_L[place]],
-                }  # fmt: skip
+                }
                 for name, value in row.items():
                     columns.setdefault(name, []).append(value)
     return {ARTEFACT_OF_HEAD[arguments.head]: columns}

@@ -99,26 +99,45 @@ def parser() -> argparse.ArgumentParser:
     add("--out", type=folder_path, required=True, help="planted/data and foreign/data are written here")
     add("--needles", action="store_true", default=None, help="plant these and no signs")
     add("--context-length", type=positive_int, help="tokens of a piece and of a document")
-    add("--short-context-length", type=positive_int,
-        help="no sign stands in so many tokens before a question, or is foreign there")  # fmt: skip
-    add("--num-planted", type=positive_int, nargs="+", default=[1, 2, 4],
+    add(
+        "--short-context-length",
+        type=positive_int,
+        help="no sign stands in so many tokens before a question, or is foreign there",
+    )
+    add(
+        "--num-planted",
+        type=positive_int,
+        nargs="+",
+        default=[1, 2, 4],
         help="signs that tell an answer: numbers that divide its bits, or, with --bits-told, multiples of"
-        " them, many weak signs; without, k signs tell k bits where an answer has fewer")  # fmt: skip
+        " them, many weak signs; without, k signs tell k bits where an answer has fewer",
+    )
     add("--num-answers", type=positive_int, default=16, help="answers, a power of 2: 16 have four bits")
     add(
-        "--bits-told", type=positive_float,
+        "--bits-told",
+        type=positive_float,
         help="of an answer's bits, by any number of signs: each is wrong so often; all bits if not given",
-    )  # fmt: skip
-    add("--balanced", action="store_true", default=None,
-        help="several signs mean the same, so that each is met as often, whatever their number")  # fmt: skip
+    )
     add(
-        "--grows", action="store_true", default=None,
+        "--balanced",
+        action="store_true",
+        default=None,
+        help="several signs mean the same, so that each is met as often, whatever their number",
+    )
+    add(
+        "--grows",
+        action="store_true",
+        default=None,
         help="a document of --document-lengths has as many more weak signs as it is longer than a piece",
-    )  # fmt: skip
+    )
     add("--local-length", type=positive_int, help="signs stand within so many tokens; anywhere if not given")
-    add("--max-copies", type=positive_int, default=8,
+    add(
+        "--max-copies",
+        type=positive_int,
+        default=8,
         help="a training piece plants its signs once to so many times, so that their meaning can be learnt;"
-        " evaluation documents plant them once")  # fmt: skip
+        " evaluation documents plant them once",
+    )
     add("--document-lengths", type=positive_int, nargs="+", help="tokens of further evaluation documents")
     add("--max-documents", type=positive_int, default=400, help="texts of each kind, at most")
     add("--seed", type=random_seed, default=0, help="of places, signs and questions")
@@ -183,8 +202,11 @@ def main(arguments: argparse.Namespace) -> None:
         num_targets = max((row.get("num_answer_tokens", 1) for row in rows), default=1)
         logger.info(
             "%s: %d documents; measure them with --long-context-length %d --targets-per-chunk %d",
-            folder, len(documents), len(documents[0].token_ids), num_targets,
-        )  # fmt: skip
+            folder,
+            len(documents),
+            len(documents[0].token_ids),
+            num_targets,
+        )
 
 
 def _folders(arguments: argparse.Namespace) -> dict[Path, int]:

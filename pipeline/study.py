@@ -66,19 +66,23 @@ def parser() -> argparse.ArgumentParser:
     """The program's command line."""
     program = stage_parser(__doc__)
     add = program.add_argument
-    # fmt: off
-    add("study", type=file_path,
-        help="a study file, such as olmo_configs/studies/demo.yaml")
+    add("study", type=file_path, help="a study file, such as olmo_configs/studies/demo.yaml")
     add("overrides", nargs="*", metavar="field=value", help="fields to set otherwise than the file does")
     add("--dry-run", action="store_true", help="print the commands that are left, and run none")
-    add("--jobs", type=positive_int, metavar="N",
+    add(
+        "--jobs",
+        type=positive_int,
+        metavar="N",
         help="commands that run at once (default: one a GPU, or as many as there are cores for the study's"
-             " threads)")
+        " threads)",
+    )
     add("--slurm", action="store_true", help="submit the commands as Slurm jobs, with --dry-run: print them")
-    add("--job", metavar="NAME",
+    add(
+        "--job",
+        metavar="NAME",
         help="print, a line each, the folder of the logs and the arguments of the Slurm job of this name, or"
-             " of the first of this script; what slurm/job.sh asks for")
-    # fmt: on
+        " of the first of this script; what slurm/job.sh asks for",
+    )
     # Overrides may stand before, between and after the flags, which plain parse_args does not allow.
     program.parse_args = program.parse_intermixed_args  # type: ignore[method-assign]
     return program
@@ -250,5 +254,8 @@ def warn_of_other_code(run: Path) -> None:
     if now != "unknown" and (others := commits - {now, "unknown"}):
         logger.warning(
             "what is kept in %s was made by commit %s, and this is %s; to make it anew, choose another run"
-            " folder, as in run=FOLDER", run, ", ".join(sorted(others)), now,
-        )  # fmt: skip
+            " folder, as in run=FOLDER",
+            run,
+            ", ".join(sorted(others)),
+            now,
+        )

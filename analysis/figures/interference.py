@@ -45,8 +45,9 @@ def controls_of(targets: pd.DataFrame, leave_out: str | None = None) -> np.ndarr
     """What every slope holds constant: float64 [T, C]; `leave_out` names one of the splines."""
     splines = [
         dmatrix(f"cr(x, df={SPLINE_DEGREES}) - 1", {"x": targets[name]})
-        for name in _SPLINES if name != leave_out
-    ]  # fmt: skip
+        for name in _SPLINES
+        if name != leave_out
+    ]
     lines = pd.get_dummies(targets[["log_token_count", "loss", "source"]]).to_numpy(dtype="float64")
     return np.hstack([*splines, lines])
 
@@ -120,10 +121,16 @@ def slopes(targets: pd.DataFrame, primary: str, trained: str, others: Mapping[st
 
     def add(variant: str, kind: str, of: pd.DataFrame, outcome: str, leave_out: str | None = None) -> None:
         found = slope(of, outcome, kind, leave_out=leave_out)
-        rows.append({
-            "variant": variant, "kind": kind, "mean": float(of[outcome].mean()), **found,
-            "num_targets": len(of), "num_documents": of["document_id"].nunique(),
-        })  # fmt: skip
+        rows.append(
+            {
+                "variant": variant,
+                "kind": kind,
+                "mean": float(of[outcome].mean()),
+                **found,
+                "num_targets": len(of),
+                "num_documents": of["document_id"].nunique(),
+            }
+        )
 
     for kind in PRIMARIES:
         add("as planned", kind, known, primary)

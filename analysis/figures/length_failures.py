@@ -147,11 +147,17 @@ def unseen_distances(placed: pd.DataFrame) -> pd.DataFrame:
         found = outcomes.contrast(design.least_squares(of_models), *roles)
         mean = of_models[roles[0]].mean(axis=1).mean() - of_models[roles[1]].mean(axis=1).mean()
         ends = ("slope", "slope_low", "slope_high")
-        rows.append({
-            "outcome": name, "variant": variant, "mean": mean, **{end: found[end] for end in ends},
-            **{f"{end}_share": found[end] / mean for end in ends},
-            "num_targets": len(targets), "num_documents": targets["document_id"].nunique(),
-        })  # fmt: skip
+        rows.append(
+            {
+                "outcome": name,
+                "variant": variant,
+                "mean": mean,
+                **{end: found[end] for end in ends},
+                **{f"{end}_share": found[end] / mean for end in ends},
+                "num_targets": len(targets),
+                "num_documents": targets["document_id"].nunique(),
+            }
+        )
 
     both = pd.concat
     gaps = {
@@ -220,12 +226,21 @@ def distance_or_number(placed: pd.DataFrame) -> pd.DataFrame:
         for name, values in sums.items():
             low, high = np.quantile(drawn[name], [0.025, 0.975])
             share_low, share_high = np.quantile(drawn[name] / drawn["both"], [0.025, 0.975])
-            rows.append({
-                "text": kind, "role": role, "condition": name,
-                "value": values.sum() / num_models / counts.sum(), "value_low": low, "value_high": high,
-                "share": values.sum() / sums["both"].sum(), "share_low": share_low, "share_high": share_high,
-                "num_targets": int(counts.sum()), "num_documents": num_texts,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "text": kind,
+                    "role": role,
+                    "condition": name,
+                    "value": values.sum() / num_models / counts.sum(),
+                    "value_low": low,
+                    "value_high": high,
+                    "share": values.sum() / sums["both"].sum(),
+                    "share_low": share_low,
+                    "share_high": share_high,
+                    "num_targets": int(counts.sum()),
+                    "num_documents": num_texts,
+                }
+            )
     return pd.DataFrame(rows)
 
 
@@ -373,11 +388,13 @@ def unseen_distances_figure(placed: pd.DataFrame, table: pd.DataFrame) -> Figure
         design = outcomes.Design(regressors_TJ, outcomes.controls_of(known), texts_T)
         slope, rest_T = design.slope_and_rest(gap[~np.isnan(gap)])
         held = pd.Series(np.nanmean(gap) + slope * (sparsity - sparsity.mean()) + rest_T)
-        lines = pd.DataFrame([
-            {"place": sparsity[places].mean()}
-            | interval_columns("gap", interval_over_documents(known["document_id"][places], held[places]))
-            for places in held.groupby(pd.qcut(sparsity, 8, labels=False)).groups.values()
-        ])  # fmt: skip
+        lines = pd.DataFrame(
+            [
+                {"place": sparsity[places].mean()}
+                | interval_columns("gap", interval_over_documents(known["document_id"][places], held[places]))
+                for places in held.groupby(pd.qcut(sparsity, 8, labels=False)).groups.values()
+            ]
+        )
         drawing.draw_line(ax, lines["place"], lines, "gap", drawing.TRAINED_CONTIGUOUS.measured)
         ax.set_title(f"{n} tokens of context" + (", as trained" if n == 64 else ""))
         ax.set_xlabel("tokens needed (mean_log2_k, doublings)")
@@ -392,10 +409,12 @@ def unseen_distances_figure(placed: pd.DataFrame, table: pd.DataFrame) -> Figure
         "open": "At unseen distances: no clear answer by the number of tokens needed",
     }
     drawing.put_title(
-        figure, titles[verdict_of_unseen_distances(table)],
-        f"n = {primary['num_targets']:,} targets, {primary['num_documents']} documents", drawing.BARS,
+        figure,
+        titles[verdict_of_unseen_distances(table)],
+        f"n = {primary['num_targets']:,} targets, {primary['num_documents']} documents",
+        drawing.BARS,
         "eighths of the targets; controls held constant",
-    )  # fmt: skip
+    )
     return figure
 
 
@@ -406,7 +425,7 @@ def distance_or_number_figure(table: pd.DataFrame) -> Figure:
     titles = {
         "own": "own text: rise of the loss (nats)",
         "swap": "another text's distant tokens:\nlength interference (KL, nats)",
-    }  # fmt: skip
+    }
     styles = {SHORT: drawing.TRAINED_CONTIGUOUS, LONG: drawing.TRAINED_LONG}
     for ax, (kind, title) in zip(axes, titles.items(), strict=True):
         for place, role in enumerate((SHORT, LONG)):
@@ -432,9 +451,12 @@ def distance_or_number_figure(table: pd.DataFrame) -> Figure:
     title = f"Unseen {'; '.join(parts)} of both together"
     n = table.iloc[0]
     drawing.put_title(
-        figure, title, f"n = {n['num_targets']:,} targets, {n['num_documents']} documents",
-        f"verdict: {verdicts[0]} (loss), {verdicts[1]} (interference)", "bars: 95% over documents and models",
-    )  # fmt: skip
+        figure,
+        title,
+        f"n = {n['num_targets']:,} targets, {n['num_documents']} documents",
+        f"verdict: {verdicts[0]} (loss), {verdicts[1]} (interference)",
+        "bars: 95% over documents and models",
+    )
     return figure
 
 
@@ -464,9 +486,11 @@ def marked_bits_figure(cells: pd.DataFrame, verdict: str) -> Figure:
         "open": "OR and parity of many bits do not differ clearly",
     }
     drawing.put_title(
-        figure, titles[verdict], f"means of {drawing.counted_seeds(cells)} that learnt the task",
+        figure,
+        titles[verdict],
+        f"means of {drawing.counted_seeds(cells)} that learnt the task",
         "bands of parity and OR: 95% over seeds",
-    )  # fmt: skip
+    )
     return figure
 
 
@@ -498,7 +522,10 @@ def cue_distances_figure(examples: pd.DataFrame, verdict: str) -> Figure:
         "open": "At one distance of the farthest cue: no clear effect of the number of cues",
     }
     drawing.put_title(
-        figure, titles[verdict], f"{examples['seed'].nunique()} seeds, {len(examples):,} examples",
-        "trained at 64 tokens, tested at 64 to 512, plain IDs", "bars: 95% over seeds",
-    )  # fmt: skip
+        figure,
+        titles[verdict],
+        f"{examples['seed'].nunique()} seeds, {len(examples):,} examples",
+        "trained at 64 tokens, tested at 64 to 512, plain IDs",
+        "bars: 95% over seeds",
+    )
     return figure

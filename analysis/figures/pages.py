@@ -122,14 +122,25 @@ def distance_or_number() -> str:
     rows = rows_by(_placed()[1], "text", "role", "condition")
     lines = []
     for condition in failures.CONDITIONS:
-        cells = [interval_of(rows[kind, role, condition], "value")
-                 for kind in ("own", "swap") for role in (failures.SHORT, failures.LONG)]  # fmt: skip
+        cells = [
+            interval_of(rows[kind, role, condition], "value")
+            for kind in ("own", "swap")
+            for role in (failures.SHORT, failures.LONG)
+        ]
         shares = [percent(rows[kind, failures.SHORT, condition]["share"]) for kind in ("own", "swap")]
         lines.append([condition, cells[0], shares[0], cells[1], cells[2], shares[1], cells[3]])
     return markdown(
-        ["distant tokens", "rise of the loss, short-context models", "share of both", "long-context models",
-         "interference, short-context models", "share of both", "long-context models"], lines,
-    )  # fmt: skip
+        [
+            "distant tokens",
+            "rise of the loss, short-context models",
+            "share of both",
+            "long-context models",
+            "interference, short-context models",
+            "share of both",
+            "long-context models",
+        ],
+        lines,
+    )
 
 
 @filled

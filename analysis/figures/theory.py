@@ -210,9 +210,13 @@ Sequences = tuple[torch.Tensor, PositionIds, torch.Tensor]
 
 
 def draw_sequences(
-    condition: Condition, lengths: Lengths, sparsity: int, size: int, num_sequences: int,
+    condition: Condition,
+    lengths: Lengths,
+    sparsity: int,
+    size: int,
+    num_sequences: int,
     generator: np.random.Generator,
-) -> Sequences:  # fmt: skip
+) -> Sequences:
     """`num_sequences` of `size` tokens, k of them planted where the condition's law says."""
     law = condition.law(lengths)
     examples = [draw_planted(size, sparsity, generator, position_law=law) for _ in range(num_sequences)]
@@ -338,11 +342,13 @@ def bounds_figure(table: pd.DataFrame) -> Figure:
     drawing.label_line_ends(axes[0, -1], rate_ends)
     drawing.label_line_ends(axes[1, -1], ends)
     drawing.put_title(
-        figure, where_answers_fail(table), "Sparse functional attention",
+        figure,
+        where_answers_fail(table),
+        "Sparse functional attention",
         f"n = {drawing.counted_seeds(table)}",
         "lines: medians; bands: range of seeds; grey: trained; the answer 0 has squared error 1",
         "a line that is not seen lies behind another",
-    )  # fmt: skip
+    )
     return figure
 
 
@@ -367,19 +373,29 @@ def parser() -> argparse.ArgumentParser:
     """The program's command line."""
     program = stage_parser(__doc__)
     add = program.add_argument
-    # fmt: off
     add("--results", type=folder_path, required=True, help="the results folder to write to")
     add("--figures", type=folder_path, required=True, help="the folder of the figure")
-    add("--conditions", nargs="+", choices=CONDITIONS, default=list(CONDITIONS), metavar="NAME",
-        help="position law, position IDs and reach of the keys (default: all)")
-    add("--sparsity", type=positive_int, nargs="+", default=[2], metavar="K",
-        help="k; keys and subsets grow with the k-th power")
+    add(
+        "--conditions",
+        nargs="+",
+        choices=CONDITIONS,
+        default=list(CONDITIONS),
+        metavar="NAME",
+        help="position law, position IDs and reach of the keys (default: all)",
+    )
+    add(
+        "--sparsity",
+        type=positive_int,
+        nargs="+",
+        default=[2],
+        metavar="K",
+        help="k; keys and subsets grow with the k-th power",
+    )
     add("--train-context-length", type=positive_int, default=32, help="L: training has L/2 to L tokens")
     add("--local-length", type=positive_int, default=8, help="L_local, in tokens, at most L/4")
     add("--seeds", type=int, nargs="+", default=list(range(6)), help="a fit a seed")
     add("--steps", type=positive_int, default=2000, help="training steps")
     add("--num-test-sequences", type=positive_int, default=500, help="test sequences of each length")
-    # fmt: on
     return program
 
 
@@ -391,9 +407,13 @@ def main(arguments: argparse.Namespace) -> None:
     lengths = Lengths(train, arguments.local_length)
     seeds = list(dict.fromkeys(arguments.seeds))
     settings = {
-        **asdict(lengths), "num_steps": arguments.steps, "num_test_sequences": arguments.num_test_sequences,
-        "batch_size": BATCH_SIZE, "learning_rate": LEARNING_RATE, "seeds": seeds,
-    }  # fmt: skip
+        **asdict(lengths),
+        "num_steps": arguments.steps,
+        "num_test_sequences": arguments.num_test_sequences,
+        "batch_size": BATCH_SIZE,
+        "learning_rate": LEARNING_RATE,
+        "seeds": seeds,
+    }
     for name, k in [(name, k) for k in dict.fromkeys(arguments.sparsity) for name in arguments.conditions]:
         condition = CONDITIONS[name]
         output = StageOutput(
@@ -402,11 +422,15 @@ def main(arguments: argparse.Namespace) -> None:
         with nullcontext() if output.is_done() else output.writing():
             for shard in progress(output.pending_shards(), f"{name}, k = {k}", "fits"):
                 of_all_rows = {
-                    "seed": seeds[shard], "sparsity": k, "position_law": condition.position_law,
-                    "position_scheme": condition.position_scheme, "key_reach": condition.key_reach(lengths),
-                    "local_length": lengths.local_length, "train_context_length": train,
+                    "seed": seeds[shard],
+                    "sparsity": k,
+                    "position_law": condition.position_law,
+                    "position_scheme": condition.position_scheme,
+                    "key_reach": condition.key_reach(lengths),
+                    "local_length": lengths.local_length,
+                    "train_context_length": train,
                     "num_sequences": arguments.num_test_sequences,
-                }  # fmt: skip
+                }
                 fitted = fit(
                     condition, k, lengths, arguments.steps, arguments.num_test_sequences, seeds[shard]
                 )

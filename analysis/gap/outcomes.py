@@ -81,9 +81,12 @@ def judged(sparsity: pd.DataFrame) -> pd.DataFrame:
 
 
 def outcome_targets(
-    sparsity: pd.DataFrame, losses: pd.DataFrame, models: Sequence[str],
-    token_counts_V: np.ndarray | None = None, sources: Mapping[str, str] | None = None,
-) -> pd.DataFrame:  # fmt: skip
+    sparsity: pd.DataFrame,
+    losses: pd.DataFrame,
+    models: Sequence[str],
+    token_counts_V: np.ndarray | None = None,
+    sources: Mapping[str, str] | None = None,
+) -> pd.DataFrame:
     """A row a target: its sparsity to each judge, what is held constant, and the loss of each model.
 
     Args:
@@ -103,9 +106,11 @@ def outcome_targets(
     stakes = sparsity.pivot(index=KEYS, columns="judge", values="gain").astype("float64")
     of_judges = pd.concat([rows_of(losses, judge) for judge in sparsity["judge"].unique()])
     held = of_judges.groupby(KEYS).agg(
-        gain=("loss_difference", "mean"), difficulty=("long_context_loss", "mean"),
-        position=("num_long_context_tokens", "first"), token_id=("target_token_id", "first"),
-    )  # fmt: skip
+        gain=("loss_difference", "mean"),
+        difficulty=("long_context_loss", "mean"),
+        position=("num_long_context_tokens", "first"),
+        token_id=("target_token_id", "first"),
+    )
     token_ids = held.pop("token_id")
     if token_counts_V is not None:
         held["log_token_count"] = np.log(token_counts_V[token_ids] + 1.0)
@@ -236,9 +241,12 @@ class Design:
     """A regression whose algebra is done once, whatever is regressed: a slope is linear in its outcome."""
 
     def __init__(
-        self, regressors_TJ: np.ndarray, controls_TC: np.ndarray, texts_T: np.ndarray,
+        self,
+        regressors_TJ: np.ndarray,
+        controls_TC: np.ndarray,
+        texts_T: np.ndarray,
         weights_T: np.ndarray | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Name what the slope is on, as each judge has it, and what is held constant beside an intercept.
 
         Controls may determine each other. `texts_T`: any labels; `weights_T`: None where all weigh the same.
@@ -341,11 +349,12 @@ def contrast(found: Slopes, first: Sequence[str], second: Sequence[str]) -> Row:
     half = t.ppf(0.975, degrees_of_freedom) * error
     return {
         **interval_columns("slope", Interval(slope, slope - half, slope + half)),
-        "text_error": np.sqrt(text_variance), "seed_error": np.sqrt(seed_variance),
+        "text_error": np.sqrt(text_variance),
+        "seed_error": np.sqrt(seed_variance),
         "degrees_of_freedom": degrees_of_freedom,
         "p_value": 2 * t.sf(abs(slope) / error, degrees_of_freedom),
         "pair_slopes": np.subtract.outer(*(found.slopes_M[models] for models in roles)).ravel().tolist(),
-    }  # fmt: skip
+    }
 
 
 def gap_slope(targets: pd.DataFrame, *, short: Sequence[str], long: Sequence[str]) -> Row:
@@ -363,9 +372,12 @@ def gap_slope(targets: pd.DataFrame, *, short: Sequence[str], long: Sequence[str
     pairs = np.triu_indices(sparsity.shape[1], 1)
     found = design_of(known).least_squares(of_each(known, MEASURED))
     return {
-        "num_targets": len(known), "num_documents": num_documents, "num_left_out": len(targets) - len(known),
-        "spearman": float(sparsity.corr("spearman").to_numpy()[pairs].mean()), **contrast(found, short, long),
-    }  # fmt: skip
+        "num_targets": len(known),
+        "num_documents": num_documents,
+        "num_left_out": len(targets) - len(known),
+        "spearman": float(sparsity.corr("spearman").to_numpy()[pairs].mean()),
+        **contrast(found, short, long),
+    }
 
 
 def design_of(known: pd.DataFrame) -> Design:
@@ -394,10 +406,14 @@ def binned(
     for places in held.groupby(bins).groups.values():
         texts = known.loc[places, "document_id"]
         interval = interval_over_documents(texts, held[places])
-        rows.append({
-            SPARSITY: sparsity[places].mean(), "num_targets": len(places),
-            "num_documents": texts.nunique(), **interval_columns("gap", interval),
-        })  # fmt: skip
+        rows.append(
+            {
+                SPARSITY: sparsity[places].mean(),
+                "num_targets": len(places),
+                "num_documents": texts.nunique(),
+                **interval_columns("gap", interval),
+            }
+        )
     return pd.DataFrame(rows)
 
 
@@ -414,9 +430,13 @@ def gap_figure(bins: pd.DataFrame, slope: Row, models: str = "") -> Figure:
     elif slope["slope_high"] < 0:
         said = "Short-trained models lose less where more tokens are needed"
     drawing.put_title(
-        figure, said, models, drawing.sample_size(pd.DataFrame([slope])),
+        figure,
+        said,
+        models,
+        drawing.sample_size(pd.DataFrame([slope])),
         f"{interval_cell(slope, 'slope')} nats per doubling, over documents and seeds",
         "without targets that have too little at stake",
-        "stake, gain, difficulty, frequency, position and source held equal", drawing.BARS,
-    )  # fmt: skip
+        "stake, gain, difficulty, frequency, position and source held equal",
+        drawing.BARS,
+    )
     return figure

@@ -140,9 +140,11 @@ def _weighed_means(chunks: pd.DataFrame, name: str, column: str) -> pd.DataFrame
 
 
 def lengths_figure(
-    differences: pd.DataFrame, labels: Mapping[str, drawing.ModelLabel], train_lengths: Iterable[int],
+    differences: pd.DataFrame,
+    labels: Mapping[str, drawing.ModelLabel],
+    train_lengths: Iterable[int],
     reference: str,
-) -> Figure:  # fmt: skip
+) -> Figure:
     """`losses_beside_reference` of every model against the context given; training lengths are marked."""
     figure, (ax,) = drawing.panels(1, 3.4)
     models = list(dict.fromkeys(differences["model"]))
@@ -169,9 +171,13 @@ def lengths_figure(
     drawing.label_line_ends(ax, ends)
     size = drawing.common_size(labels[model] for model in models)
     drawing.put_title(
-        figure, _whose_loss_is_lower(differences, labels), drawing.sample_size(differences), size,
-        f"{drawing.BARS}, of the difference", "points of one length stand side by side",
-    )  # fmt: skip
+        figure,
+        _whose_loss_is_lower(differences, labels),
+        drawing.sample_size(differences),
+        size,
+        f"{drawing.BARS}, of the difference",
+        "points of one length stand side by side",
+    )
     return figure
 
 
@@ -187,10 +193,16 @@ def _whose_loss_is_lower(differences: pd.DataFrame, labels: Mapping[str, drawing
     trainings = [
         labels[str(model)].text.partition(", seed")[0].replace(", ", " with ") for model in after.index
     ]
-    is_so = pd.DataFrame({
-        "lower": after["difference_high"] < before["difference"],
-        "higher": after["difference_low"] > before["difference"],
-    }).groupby(trainings, sort=False).all()  # fmt: skip
+    is_so = (
+        pd.DataFrame(
+            {
+                "lower": after["difference_high"] < before["difference"],
+                "higher": after["difference_low"] > before["difference"],
+            }
+        )
+        .groupby(trainings, sort=False)
+        .all()
+    )
     change = f"with {lengths.max():,} tokens of context than with {lengths.min()}"
     for way in is_so:
         if is_so[way].all():

@@ -111,9 +111,11 @@ def _amounts_of_targets(sparse_context_losses: pd.DataFrame, criterion: str) -> 
 
 
 _ROLES = {
-    "leave_one_out": "chosen by the answer", "leave_one_out_divergence": "chosen blind",
-    "nearest": "nearest", "random": "random",
-}  # fmt: skip
+    "leave_one_out": "chosen by the answer",
+    "leave_one_out_divergence": "chosen blind",
+    "nearest": "nearest",
+    "random": "random",
+}
 """What the paper's figure shows; `analysis.rules.selection` draws every rule."""
 _BLIND = "leave_one_out_divergence"
 _FEW = 16
@@ -202,11 +204,16 @@ def loss_figure(curves: pd.DataFrame, label: drawing.ModelLabel, judge: str = ""
     ax.set_ylabel("loss (nats)")
     drawing.label_line_ends(ax, ends)
     drawing.put_title(
-        figure, _what_is_brought_back(curves),
-        drawing.sample_size(curves), label.size, label.text, f"judged by {judge}" if judge else "",
-        "hollow: in another text", "numbers after names: fraction of the gain, at the last k",
+        figure,
+        _what_is_brought_back(curves),
+        drawing.sample_size(curves),
+        label.size,
+        label.text,
+        f"judged by {judge}" if judge else "",
+        "hollow: in another text",
+        "numbers after names: fraction of the gain, at the last k",
         f"{drawing.BARS}, of the difference from the short context",
-    )  # fmt: skip
+    )
     return figure
 
 

@@ -38,8 +38,12 @@ def compared_rules(sparse_context_losses: pd.DataFrame) -> list[str]:
 def rules_table(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
     """A row a model, rule and k: recovered loss, its null's, and the excess, in nats."""
     effects = token_effects(sparse_context_losses)
-    names = {"gain": "loss_difference", "recovered": "recovered_loss", "excess": "excess_loss",
-             "null_recovered": "null_recovered_loss"}  # fmt: skip
+    names = {
+        "gain": "loss_difference",
+        "recovered": "recovered_loss",
+        "excess": "excess_loss",
+        "null_recovered": "null_recovered_loss",
+    }
     renamed = {f"{name}{end}": f"{new}{end}" for name, new in names.items() for end in ("", "_low", "_high")}
     table = effects[effects["criterion"] == LOSS].rename(columns=renamed)
     table["sees_answer"] = table["rule"].map(sees_answer)

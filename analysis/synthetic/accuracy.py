@@ -26,9 +26,12 @@ def over_seeds(accuracy: pd.DataFrame) -> pd.DataFrame:
     """
     cells = accuracy.groupby([*TRAINING, "sparsity", "size"], dropna=False)
     return cells.agg(
-        exact_match=("exact_match", "mean"), lowest=("exact_match", "min"), highest=("exact_match", "max"),
-        num_seeds=("seed", "nunique"), is_learnt=("is_learnt", "all"),
-    ).reset_index()  # fmt: skip
+        exact_match=("exact_match", "mean"),
+        lowest=("exact_match", "min"),
+        highest=("exact_match", "max"),
+        num_seeds=("seed", "nunique"),
+        is_learnt=("is_learnt", "all"),
+    ).reset_index()
 
 
 def sample_size(cells: pd.DataFrame, num_examples: int) -> str:
@@ -37,9 +40,12 @@ def sample_size(cells: pd.DataFrame, num_examples: int) -> str:
 
 
 POSITION_WORDS = {
-    "predicted": "predicted position IDs (PPC)", "coupled": "position IDs given", "pose": "PoSE",
-    "randomized": "randomized positions", "contiguous": "contiguous positions",
-}  # fmt: skip
+    "predicted": "predicted position IDs (PPC)",
+    "coupled": "position IDs given",
+    "pose": "PoSE",
+    "randomized": "randomized positions",
+    "contiguous": "contiguous positions",
+}
 """Scheme -> its name in figures; the figure of positions draws the first two that learn a task."""
 GUESSED = {"sparse_parity": 0.5, "planted_correlation": 0.5}
 """Exact match of guessing, where the answer is one of two."""
@@ -65,9 +71,10 @@ def _schemes(cells: pd.DataFrame) -> tuple[list[str], list[str]]:
     """The schemes under which some task is learnt, and those under which none is."""
     present = [scheme for scheme in POSITION_WORDS if scheme in set(cells["positions"])]
     learnt = [
-        scheme for scheme in present
+        scheme
+        for scheme in present
         if cells[cells["positions"] == scheme].groupby("task")["is_learnt"].all().any()
-    ]  # fmt: skip
+    ]
     return learnt, [scheme for scheme in present if scheme not in learnt]
 
 
@@ -154,9 +161,16 @@ def _draw_line(cells: pd.DataFrame, ax: Axes, words: str, look: drawing.Style) -
 def _finish(ax: Axes, trained: float, label: str, title: str) -> None:
     ax.axvspan(0, trained, color=drawing.GREY, alpha=0.12, linewidth=0)
     ax.annotate(
-        "trained", (0, 0), (2, 2), xycoords="axes fraction", textcoords="offset points", ha="left",
-        va="bottom", fontsize=8, color=drawing.GREY,
-    )  # fmt: skip
+        "trained",
+        (0, 0),
+        (2, 2),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        ha="left",
+        va="bottom",
+        fontsize=8,
+        color=drawing.GREY,
+    )
     ax.set_title(title)
     ax.set_xlabel(label)
     ax.set_ylim(_BOTTOM, 1.03)

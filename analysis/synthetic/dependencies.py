@@ -71,9 +71,12 @@ def _over_seeds(rows: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
         **means, targets=("rank", lambda ranks: (ranks == 1).sum())
     )
     table = of_models.groupby(keys, dropna=False, sort=False).agg(
-        **means, found_lowest=("found", "min"), found_highest=("found", "max"), num_seeds=("found", "size"),
+        **means,
+        found_lowest=("found", "min"),
+        found_highest=("found", "max"),
+        num_seeds=("found", "size"),
         num_targets=("targets", "min"),
-    )  # fmt: skip
+    )
     return table.reset_index()
 
 
@@ -135,9 +138,14 @@ def _draw(of_one: pd.DataFrame, rows: list[tuple[str, object]], ax: Axes) -> Non
     ax.text(chance + 0.02, -0.85, "chance", va="center", color=drawing.GREY)
     for part, found in named.items():
         ax.annotate(
-            part, (found, 1), (0, 2), xycoords=("data", "axes fraction"), textcoords="offset points",
-            ha="center", va="bottom",
-        )  # fmt: skip
+            part,
+            (found, 1),
+            (0, 2),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
+        )
     ax.set_xlim(-0.03, 1.06)
     ax.set_ylim(-1.2, len(rows) - 0.4)
     ax.set_yticks([])

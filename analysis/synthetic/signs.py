@@ -120,11 +120,16 @@ def contrasts(of_trainings: pd.DataFrame) -> pd.DataFrame:
             differences = paired["first"] - paired["second"]
             tested = stats.ttest_1samp(differences, 0.0)
             low, high = tested.confidence_interval()
-            rows.append({
-                "contrast": name, "attention_scaling": scaling, "num_seeds": len(paired), **paired.mean(),
-                **interval_columns("difference", Interval(float(differences.mean()), low, high)),
-                "p_value": tested.pvalue,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "contrast": name,
+                    "attention_scaling": scaling,
+                    "num_seeds": len(paired),
+                    **paired.mean(),
+                    **interval_columns("difference", Interval(float(differences.mean()), low, high)),
+                    "p_value": tested.pvalue,
+                }
+            )
     if not rows:
         return pd.DataFrame()
     table = pd.DataFrame(rows)
@@ -152,9 +157,10 @@ def signs_figure(accuracy: pd.DataFrame) -> Figure:
         for scaling in (LOG_LENGTH, NONE):  # the last drawn is on top: plain, of one sign
             for color, task, number in reversed(of_numbers):
                 cells = accuracy[
-                    (accuracy["task"] == task) & (accuracy["positions"] == positions)
+                    (accuracy["task"] == task)
+                    & (accuracy["positions"] == positions)
                     & (accuracy["attention_scaling"] == scaling)
-                ]  # fmt: skip
+                ]
                 if cells.empty:
                     continue
                 of_sizes = cells.groupby("size")["excess_loss"].agg(["mean", "min", "max"]).reset_index()
@@ -192,8 +198,11 @@ def signs_figure(accuracy: pd.DataFrame) -> Figure:
             )
     numbers = sorted({num_seeds.min(), num_seeds.max()})
     drawing.put_title(
-        figure, title, f"n = {' to '.join(map(str, numbers))} seeds of each training",
-        f"trained at {trained} tokens", "bands: range of seeds",
+        figure,
+        title,
+        f"n = {' to '.join(map(str, numbers))} seeds of each training",
+        f"trained at {trained} tokens",
+        "bands: range of seeds",
         "hollow, dashed: attention scaled with log length, where it was tried",
-    )  # fmt: skip
+    )
     return figure

@@ -150,11 +150,19 @@ def first_characters(pieces: Sequence[str]) -> list[int | None]:
 
 
 CLASSES: dict[str, tuple[str, ...]] = {
-    "noun": ("NN",), "proper noun": ("NP",), "verb": ("VV",), "auxiliary": ("VB", "VD", "VH", "VM"),
-    "adjective": ("AJ",), "adverb": ("AV", "XX"), "pronoun": ("PN", "DPS", "EX"),
-    "determiner": ("AT", "DT"), "preposition": ("PR", "TO"), "conjunction": ("CJ",),
-    "numeral": ("CRD", "ORD"), "other": (),
-}  # fmt: skip
+    "noun": ("NN",),
+    "proper noun": ("NP",),
+    "verb": ("VV",),
+    "auxiliary": ("VB", "VD", "VH", "VM"),
+    "adjective": ("AJ",),
+    "adverb": ("AV", "XX"),
+    "pronoun": ("PN", "DPS", "EX"),
+    "determiner": ("AT", "DT"),
+    "preposition": ("PR", "TO"),
+    "conjunction": ("CJ",),
+    "numeral": ("CRD", "ORD"),
+    "other": (),
+}
 """Class -> how the C5 tags that it takes begin; "other" takes what is left, punctuation among it."""
 Tagger = Callable[[list[str]], list[str]]
 """The words of a sentence -> a C5 tag for each."""
@@ -349,9 +357,12 @@ def with_shares(differences: pd.DataFrame, overall: "pd.Series[float]") -> pd.Da
 
 
 def gaps_by_category(
-    loss_differences: pd.DataFrame, categories: pd.DataFrame, *, short_models: Sequence[str],
+    loss_differences: pd.DataFrame,
+    categories: pd.DataFrame,
+    *,
+    short_models: Sequence[str],
     reference_model: str,
-) -> pd.DataFrame:  # fmt: skip
+) -> pd.DataFrame:
     """Generalization gap of short-trained models: a row a category and model.
 
     Returns:
@@ -411,11 +422,14 @@ KINDS = {
     ("repetition", REPEATED_TRIGRAM): "ends of repeated trigrams",
     ("repetition", REPEATED_BIGRAM): "ends of repeated bigrams",
     ("repetition", REPEATED): "repeated tokens",
-    ("repetition", SHORT_ONLY): "seen in the short context only", ("repetition", NEW): "new tokens",
-    ("word_kind", NAME): "capitalized names", ("word_kind", NUMBER): "numbers",
-    ("word_kind", CONTENT_WORD): "content words", ("word_kind", FUNCTION_WORD): "function words",
+    ("repetition", SHORT_ONLY): "seen in the short context only",
+    ("repetition", NEW): "new tokens",
+    ("word_kind", NAME): "capitalized names",
+    ("word_kind", NUMBER): "numbers",
+    ("word_kind", CONTENT_WORD): "content words",
+    ("word_kind", FUNCTION_WORD): "function words",
     ("word_kind", PUNCTUATION): "punctuation",
-}  # fmt: skip
+}
 """(aspect, category) -> what a row is called, from the top."""
 # inches; rows left empty
 _ROW_HEIGHT = 0.25
@@ -464,11 +478,22 @@ def kinds_figure(kinds: pd.DataFrame, overall: "pd.Series[float]", label: drawin
 def _write_shares(kinds: pd.DataFrame, heights: list[float], ax: Axes) -> None:
     """At the right of each row the share of the gain of all targets; it sums to 1 over an aspect's kinds."""
     ax.annotate(
-        "share of all gain", (1, 1), (2, 2), xycoords="axes fraction", textcoords="offset points",
-        ha="center", va="bottom", color=drawing.GREY, annotation_clip=False,
-    )  # fmt: skip
+        "share of all gain",
+        (1, 1),
+        (2, 2),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        ha="center",
+        va="bottom",
+        color=drawing.GREY,
+        annotation_clip=False,
+    )
     for share, height in zip(kinds["share_of_gain"], heights, strict=True):
         ax.annotate(
-            f"{share:.2f}", (1.02, height), xycoords=("axes fraction", "data"), va="center",
-            color=drawing.GREY, annotation_clip=False,
-        )  # fmt: skip
+            f"{share:.2f}",
+            (1.02, height),
+            xycoords=("axes fraction", "data"),
+            va="center",
+            color=drawing.GREY,
+            annotation_clip=False,
+        )

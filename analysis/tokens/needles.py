@@ -29,9 +29,13 @@ from pipeline.results.schemas import OTHER_DOCUMENT
 from pipeline.text.planting import read_needles
 
 _OF_NEEDLES = [
-    "document_id", "source_document_id", "context_length", "depth", "needle_answer_positions",
+    "document_id",
+    "source_document_id",
+    "context_length",
+    "depth",
+    "needle_answer_positions",
     "answer_position",
-]  # fmt: skip
+]
 MEASURES = ["precision", "recall", "hit_share"]
 
 
@@ -89,10 +93,11 @@ def retrieval_losses(folder: Path) -> pd.DataFrame:
     what = "answer tokens with and without the needle"
     pairs = joined_on_common(with_needle, control, keys, what, ("", "_of_control"))
     pairs = pairs.assign(
-        loss=pairs["long_context_loss"], control_loss=pairs["long_context_loss_of_control"],
+        loss=pairs["long_context_loss"],
+        control_loss=pairs["long_context_loss_of_control"],
         retrieval_gain=pairs["long_context_loss_of_control"] - pairs["long_context_loss"],
         retrieved_share=(pairs["long_context_loss"] < np.log(2)).astype("float64"),
-    )  # fmt: skip
+    )
     names = "loss", "control_loss", "retrieval_gain", "retrieved_share"
     return _means(pairs, ["model", "context_length", "depth"], names)
 
@@ -129,17 +134,27 @@ def found_needles(folder: Path, ks: Sequence[int] | None = None) -> pd.DataFrame
 def _found(first: pd.DataFrame, k: int) -> pd.DataFrame:
     """`found_needles` of one k; `first` are the k tokens of every target."""
     target = [
-        "model", "rule", "context_length", "far_context", "document_id", "source_document_id",
-        "target_position", "num_far_tokens", "num_answer_tokens",
-    ]  # fmt: skip
+        "model",
+        "rule",
+        "context_length",
+        "far_context",
+        "document_id",
+        "source_document_id",
+        "target_position",
+        "num_far_tokens",
+        "num_answer_tokens",
+    ]
     sums = first.groupby(target, as_index=False)[["in_needle", "is_hit"]].sum()
     num_far = sums["num_far_tokens"]
     num_answer = sums["num_answer_tokens"]
     sums = sums.assign(
-        precision=sums["in_needle"] / k, recall=sums["in_needle"] / num_answer,
-        hit_share=sums["is_hit"].astype("float64"), chance_precision=num_answer / num_far,
-        chance_recall=k / num_far, chance_hit_share=k / num_far,
-    )  # fmt: skip
+        precision=sums["in_needle"] / k,
+        recall=sums["in_needle"] / num_answer,
+        hit_share=sums["is_hit"].astype("float64"),
+        chance_precision=num_answer / num_far,
+        chance_recall=k / num_far,
+        chance_hit_share=k / num_far,
+    )
     names = [name for measure in MEASURES for name in (measure, f"chance_{measure}")]
     return _means(sums, ["model", "rule", "context_length", "far_context"], names).assign(k=k)
 

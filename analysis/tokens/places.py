@@ -49,9 +49,12 @@ def relations(far_token_ids_F: np.ndarray, predecessor_id: int, target_id: int) 
     is_copy = far_token_ids_F == target_id
     is_after = before_F == predecessor_id
     fits = [
-        is_copy & is_after, is_copy, is_after, far_token_ids_F == predecessor_id,
+        is_copy & is_after,
+        is_copy,
+        is_after,
+        far_token_ids_F == predecessor_id,
         (before_F == target_id) | (after_F == target_id),
-    ]  # fmt: skip
+    ]
     return np.select(fits, range(len(fits)), default=len(fits))
 
 

@@ -73,9 +73,14 @@ def export(folders: Sequence[Path], out: Path, artefacts: Sequence[str] | None =
         others = [name for name in schema.names if name not in floats]
         with whole_or_absent(path) as temporary:
             pq.write_table(
-                rows, temporary, compression="zstd", compression_level=19, write_page_checksum=True,
-                use_byte_stream_split=floats, use_dictionary=others,
-            )  # fmt: skip
+                rows,
+                temporary,
+                compression="zstd",
+                compression_level=19,
+                write_page_checksum=True,
+                use_byte_stream_split=floats,
+                use_dictionary=others,
+            )
         records[path.name] = file_record(path, rows.num_rows)
     write_json(out / MANIFEST, {"files": records})
     return out / MANIFEST

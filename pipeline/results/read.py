@@ -270,9 +270,13 @@ def dataset_of(files: Sequence[Source], artefact: str) -> "Dataset":
 
     model = pa.field("model", pa.string())
     is_export = not files or files[0].path.parent.name != f"model={files[0].model}"
-    of_folders = {} if is_export else {
-        "partitioning": ds.HivePartitioning(pa.schema([model]), segment_encoding="none"),
-        "partition_base_dir": str(files[0].path.parents[1]),
-    }  # fmt: skip
+    of_folders = (
+        {}
+        if is_export
+        else {
+            "partitioning": ds.HivePartitioning(pa.schema([model]), segment_encoding="none"),
+            "partition_base_dir": str(files[0].path.parents[1]),
+        }
+    )
     paths = list(dict.fromkeys(str(file.path) for file in files))
     return ds.dataset(paths, schema=pa.schema([model, *SCHEMAS[artefact]]), format="parquet", **of_folders)

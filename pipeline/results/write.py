@@ -55,9 +55,16 @@ class StageOutput:
     """Where one stage writes the results of one model, shard by shard."""
 
     def __init__(
-        self, results: Path, stage: str, model: str, *,
-        settings: Mapping[str, Any], inputs: Mapping[str, str], num_shards: int, num_tasks: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        results: Path,
+        stage: str,
+        model: str,
+        *,
+        settings: Mapping[str, Any],
+        inputs: Mapping[str, str],
+        num_shards: int,
+        num_tasks: int | None = None,
+    ) -> None:
         """Open the output; an InputError where it holds results of another configuration, which it names.
 
         Args:
@@ -75,9 +82,11 @@ class StageOutput:
         self._num_tasks = num_tasks
         self._marks = results / "_stages" / stage / f"model={model}"
         made_by = {
-            "schema_version": SCHEMA_VERSION, "stage": stage,
-            "settings": {**settings, "num_shards": num_shards}, "inputs": dict(inputs),
-        }  # fmt: skip
+            "schema_version": SCHEMA_VERSION,
+            "stage": stage,
+            "settings": {**settings, "num_shards": num_shards},
+            "inputs": dict(inputs),
+        }
         self._made_by: dict[str, Any] = json.loads(json.dumps(made_by))
         self._warned: set[str] = set()
         self._refuse_others()

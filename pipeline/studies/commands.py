@@ -30,13 +30,23 @@ from pipeline.synthetic.tasks import COUPLED_SCHEMES, task_called
 NOTEBOOKS = {"evaluate_synthetic": "synthetic_tasks", "found_dependencies": "found_dependencies"}
 """Stage that measures models of tasks -> the notebook that shows what it measured."""
 _OF_CHUNKS = (
-    "long_context_length", "targets_per_chunk", "max_documents", "max_chunks_per_document",
-    "documents_per_shard", "dtype",
-)  # fmt: skip
+    "long_context_length",
+    "targets_per_chunk",
+    "max_documents",
+    "max_chunks_per_document",
+    "documents_per_shard",
+    "dtype",
+)
 _OF_CHOICES = (
-    "rules", "k", "intervention", "num_backgrounds", "screen", "null_fraction",
-    "choose_together", "minimum_gain",
-)  # fmt: skip
+    "rules",
+    "k",
+    "intervention",
+    "num_backgrounds",
+    "screen",
+    "null_fraction",
+    "choose_together",
+    "minimum_gain",
+)
 _FLAGS = {
     "length_losses": _OF_CHUNKS,
     "loss_differences": ("short_context_length", *_OF_CHUNKS),

@@ -106,9 +106,14 @@ class Process:
             file.write(f"{_HEADING}{time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(words)}\n".encode())
             file.flush()
             self._process = subprocess.Popen(
-                words, env={**workers.environment(place), **shared}, stdin=subprocess.DEVNULL,
-                stdout=self._output, stderr=file, start_new_session=True, preexec_fn=self._before_it_begins,
-            )  # fmt: skip
+                words,
+                env={**workers.environment(place), **shared},
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=file,
+                start_new_session=True,
+                preexec_fn=self._before_it_begins,
+            )
 
     def _before_it_begins(self) -> None:
         """In the new process: end with its starter, even one that SIGKILL ends."""
@@ -176,9 +181,12 @@ class _Run:
         self._signal: int | None = None
         self._is_stopping = self._waits_no_more = False
         self._bar = tqdm(  # on a terminal only: elsewhere the log files say more
-            total=len(commands), initial=len(before), disable=None, dynamic_ncols=True,
+            total=len(commands),
+            initial=len(before),
+            disable=None,
+            dynamic_ncols=True,
             bar_format="study: {n}/{total} commands, {elapsed}{postfix}",
-        )  # fmt: skip
+        )
         if before:
             self._say(f"finished before: {', '.join(before)}")
 

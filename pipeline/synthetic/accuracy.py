@@ -16,9 +16,13 @@ from pipeline.synthetic.tasks import ExampleBatch, task_called
 
 @torch.inference_mode()
 def generate(
-    model: TaskModel, prompt_ids_BP: torch.Tensor, position_ids_BS: torch.Tensor, *, num_tokens: int,
+    model: TaskModel,
+    prompt_ids_BP: torch.Tensor,
+    position_ids_BS: torch.Tensor,
+    *,
+    num_tokens: int,
     predict_position_ids: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The likeliest token at every place of the response, each read back before the next.
 
     The prompt is read once; then each pass reads one token of every sequence, whose key is rotated by the ID
@@ -72,9 +76,12 @@ class Answers:
 
 
 def answers(
-    model: TaskModel, batch: ExampleBatch, config: TaskConfig, generator: np.random.Generator,
+    model: TaskModel,
+    batch: ExampleBatch,
+    config: TaskConfig,
+    generator: np.random.Generator,
     examples_per_batch: int,
-) -> Answers:  # fmt: skip
+) -> Answers:
     """Let a model that was trained with `config` answer; `generator` draws random starts."""
     num_prompt_tokens = batch.num_prompt_tokens
     predicts = config.positions == "predicted"
@@ -100,9 +107,12 @@ def answers(
 
 @torch.inference_mode()
 def excess_losses(
-    model: TaskModel, batch: ExampleBatch, config: TaskConfig, generator: np.random.Generator,
+    model: TaskModel,
+    batch: ExampleBatch,
+    config: TaskConfig,
+    generator: np.random.Generator,
     examples_per_batch: int,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """Of responses of one token, the loss beyond the best possible one: float64 [B], nats.
 
     It is KL(posterior || model): the mean over what the answer could have been, with these signs. So it is
@@ -126,9 +136,12 @@ def excess_losses(
 
 
 def attention_on_signs(
-    model: TaskModel, batch: ExampleBatch, config: TaskConfig, generator: np.random.Generator,
+    model: TaskModel,
+    batch: ExampleBatch,
+    config: TaskConfig,
+    generator: np.random.Generator,
     num_examples: int,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """Attention on what decides the answer, of the row that predicts it: float64, a value a layer and head.
 
     Each is a share of 1, mean over the first `num_examples`.

@@ -28,8 +28,13 @@ if TYPE_CHECKING:
 
 FINDING_RULES = tuple(RULES)
 DEFAULT_FINDING_RULES = (
-    "attention_rollout", "leave_one_out", "leave_one_out_divergence", "add_one_in", "greedy", *CONTROLS,
-)  # fmt: skip
+    "attention_rollout",
+    "leave_one_out",
+    "leave_one_out_divergence",
+    "add_one_in",
+    "greedy",
+    *CONTROLS,
+)
 """The first finds most of the truth of these tasks (analysis/METHODS.md)."""
 DEFAULT_INTERVENTIONS = (REMOVE, BACKGROUND)
 NUM_EXAMPLES_OF_FINDING = 200

@@ -34,16 +34,30 @@ def add_task_evaluation_arguments(parser: argparse.ArgumentParser, *, num_exampl
     """The flags of every stage that tests models of a synthetic task."""
     add = parser.add_argument
     add("--task", required=True, help="the task's name; run folders of other tasks are refused")
-    add("--checkpoints", type=folder_path, nargs="+", required=True, metavar="RUN",
-        help="run folders of train_synthetic.py")  # fmt: skip
+    add(
+        "--checkpoints",
+        type=folder_path,
+        nargs="+",
+        required=True,
+        metavar="RUN",
+        help="run folders of train_synthetic.py",
+    )
     add("--results", type=folder_path, required=True, help="results folder; complete shards in it are kept")
-    add("--sizes", type=positive_int, nargs="+", required=True,
+    add(
+        "--sizes",
+        type=positive_int,
+        nargs="+",
+        required=True,
         help="sizes of the test examples, in the task's own unit (letters, bits, digits, assignments, prompt"
-        " tokens)")  # fmt: skip
-    add("--sparsities", type=positive_int, nargs="+",
-        help="k of the test examples, where the task has it; left out at sizes without room")  # fmt: skip
-    add("--num-examples", type=positive_int, default=num_examples,
-        help="test examples of each size and k")  # fmt: skip
+        " tokens)",
+    )
+    add(
+        "--sparsities",
+        type=positive_int,
+        nargs="+",
+        help="k of the test examples, where the task has it; left out at sizes without room",
+    )
+    add("--num-examples", type=positive_int, default=num_examples, help="test examples of each size and k")
     add("--test-seed", type=random_seed, default=0, help="of the test examples")
 
 
@@ -146,11 +160,15 @@ class Evaluation:
                         )
                         tables = measure(run, model, cell, batch, generator)
                         of_all_rows = {
-                            "task": config.task, "positions": config.positions, "seed": config.seed,
+                            "task": config.task,
+                            "positions": config.positions,
+                            "seed": config.seed,
                             "largest_train_size": config.largest_size,
                             "largest_train_sparsity": config.largest_sparsity,
-                            "is_learnt": is_learnt, "size": size, "sparsity": sparsity,
-                        }  # fmt: skip
+                            "is_learnt": is_learnt,
+                            "size": size,
+                            "sparsity": sparsity,
+                        }
                         for columns in tables.values():
                             num_rows = len(next(iter(columns.values())))
                             columns |= {name: [value] * num_rows for name, value in of_all_rows.items()}
@@ -169,9 +187,13 @@ class Evaluation:
             **self.settings,
         }
         return StageOutput(
-            self.arguments.results, self.stage, run.name, settings=settings,
-            inputs={"checkpoint": run.sha256}, num_shards=len(cells),
-        )  # fmt: skip
+            self.arguments.results,
+            self.stage,
+            run.name,
+            settings=settings,
+            inputs={"checkpoint": run.sha256},
+            num_shards=len(cells),
+        )
 
 
 def refuse_impossible(configs: Mapping[str, "TaskConfig"], cells: Sequence[Cell]) -> None:

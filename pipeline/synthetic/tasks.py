@@ -513,9 +513,13 @@ _FIRST_ANSWER = SIGNS_VOCABULARY.index("=0")
 
 
 def lay_out_signs(
-    law: SignLaw, noise: Sequence[int], positions: Sequence[int], places: np.ndarray, tokens: np.ndarray,
+    law: SignLaw,
+    noise: Sequence[int],
+    positions: Sequence[int],
+    places: np.ndarray,
+    tokens: np.ndarray,
     latent: int,
-) -> Example:  # fmt: skip
+) -> Example:
     """`signs_*`: signs among noise tell one of 16 answers, three of its four bits, by `SignLaw`; then "?".
 
     The same law plants them in text (plant_signs.py). Only the number of signs differs: 1, 2 or 4 of them; 8
@@ -632,29 +636,36 @@ TASKS: dict[str, Task] = {
         Task("variable_assignment", ASSIGNMENT_VOCABULARY, _draw_assignments),
         *(
             Task(
-                f"sparse_{function}", PARITY_VOCABULARY, partial(_draw_marked_bits, function=function),
+                f"sparse_{function}",
+                PARITY_VOCABULARY,
+                partial(_draw_marked_bits, function=function),
                 lambda size: size // 2,
             )
             for function in MARKED_FUNCTIONS
         ),
         Task("sparse_lookup", LOOKUP_VOCABULARY, _draw_lookup, lambda size: min(size // 2, len(_KEYS))),
         Task(
-            "planted_correlation", PLANTED_VOCABULARY, draw_planted,
+            "planted_correlation",
+            PLANTED_VOCABULARY,
+            draw_planted,
             lambda size: min(size, DEFAULT_LOCAL_LENGTH),
         ),
         *(
             Task(
-                f"signs_{k}{'_local' * is_local}", SIGNS_VOCABULARY,
-                partial(_draw_signs, num_signs=k, is_local=is_local), embeds_coupled_ids=False,
+                f"signs_{k}{'_local' * is_local}",
+                SIGNS_VOCABULARY,
+                partial(_draw_signs, num_signs=k, is_local=is_local),
+                embeds_coupled_ids=False,
             )
-            for k in _OF_SIGNS for is_local in (False, True)
+            for k in _OF_SIGNS
+            for is_local in (False, True)
         ),
         *(
             Task(name, SIGNS_VOCABULARY, partial(_draw_signs, num_signs=number), embeds_coupled_ids=False)
             for name, number in (("signs_8_weak", 8), ("signs_32_weak", 32), ("signs_growing", None))
         ),
     )
-}  # fmt: skip
+}
 
 
 def task_called(name: str) -> Task:
@@ -688,7 +699,9 @@ def draw_batch(
     coupled_ids = [example.coupled_ids_S for example in examples if example.coupled_ids_S is not None]
     posteriors = [example.log_posterior_V for example in examples if example.log_posterior_V is not None]
     return ExampleBatch(
-        np.stack([example.token_ids_S for example in examples]), examples[0].num_prompt_tokens,
-        np.stack(coupled_ids) if coupled_ids else None, examples,
+        np.stack([example.token_ids_S for example in examples]),
+        examples[0].num_prompt_tokens,
+        np.stack(coupled_ids) if coupled_ids else None,
+        examples,
         np.stack(posteriors) if posteriors else None,
-    )  # fmt: skip
+    )

@@ -103,9 +103,12 @@ def new_task_model(config: TaskConfig) -> TaskModel:
     model = config.model
     task = task_called(config.task)
     sizes = {
-        "vocabulary_size": len(task.vocabulary), "width": model.width, "num_layers": model.num_layers,
-        "num_heads": model.num_heads, "num_position_ids": config.num_position_ids,
-    }  # fmt: skip
+        "vocabulary_size": len(task.vocabulary),
+        "width": model.width,
+        "num_layers": model.num_layers,
+        "num_heads": model.num_heads,
+        "num_position_ids": config.num_position_ids,
+    }
     lm: CausalLM
     if model.architecture == "olmo":
         olmo = new_olmo(**sizes)
@@ -186,9 +189,12 @@ class TaskTrainer(TrainingLoop):
             weight_decay=config.weight_decay,
         )
         self._schedule = LinearWithWarmup(
-            grad_clip_warmup_steps=None, grad_clip_warmup_factor=None, warmup_min_lr=0.0,
-            warmup_steps=config.warm_up_steps, alpha_f=0.0,
-        )  # fmt: skip
+            grad_clip_warmup_steps=None,
+            grad_clip_warmup_factor=None,
+            warmup_min_lr=0.0,
+            warmup_steps=config.warm_up_steps,
+            alpha_f=0.0,
+        )
         self._parts_of = Prefetch(self._draw)
         saved = newest_state(run_folder)
         if saved is not None:
@@ -258,8 +264,11 @@ class TaskTrainer(TrainingLoop):
         learning_rate = self._schedule.get_lr(self._config.learning_rate, step, self._config.num_steps)
         self._update_weights(self._optimizer, step, learning_rate, token_loss, gradient_norm)
         metrics = {
-            "step": step, "loss": token_loss, "learning_rate": learning_rate, "gradient_norm": gradient_norm,
-        }  # fmt: skip
+            "step": step,
+            "loss": token_loss,
+            "learning_rate": learning_rate,
+            "gradient_norm": gradient_norm,
+        }
         if self._config.positions == "predicted":
             metrics["position_id_loss"] = position_id_loss
         return metrics, self._stop_request.signal_name is not None

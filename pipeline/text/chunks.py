@@ -44,9 +44,12 @@ class Chunk:
 
 
 def long_enough_documents(
-    data: TokenizedData, chunk_length: int, max_documents: int | None, num_others: int = 1,
+    data: TokenizedData,
+    chunk_length: int,
+    max_documents: int | None,
+    num_others: int = 1,
     has_null: Callable[[str], bool] | None = None,
-) -> list[EvaluationDocument]:  # fmt: skip
+) -> list[EvaluationDocument]:
     """The first `max_documents` evaluation documents that hold a chunk; the others are counted in the log.
 
     InputError if there are not as many beside each as serve it.
@@ -60,8 +63,10 @@ def long_enough_documents(
     if len(usable) < len(documents):
         logger.info(
             "%d of %d documents are shorter than %d tokens and are skipped",
-            len(documents) - len(usable), len(documents), chunk_length,
-        )  # fmt: skip
+            len(documents) - len(usable),
+            len(documents),
+            chunk_length,
+        )
     usable = usable[:max_documents]
     if has_null is not None and not any(has_null(document.document_id) for document in usable):
         num_others -= 1
@@ -74,12 +79,13 @@ def long_enough_documents(
     return usable
 
 
-# fmt: off
 def chunks_of(
-    documents: Sequence[EvaluationDocument], index: int, chunk_length: int, max_chunks: int | None,
+    documents: Sequence[EvaluationDocument],
+    index: int,
+    chunk_length: int,
+    max_chunks: int | None,
     num_others: int = 1,
 ) -> list[Chunk]:
-    # fmt: on
     """The first `max_chunks` full chunks of one document, or all of them, with the same chunk of others.
 
     The others are the documents that come next, after the last the first: their order is a hash's, so any is

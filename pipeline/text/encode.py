@@ -106,13 +106,15 @@ class PackedShardWriter(ExitStack):
     once it is whole, and leaving the context after an error removes the one begun.
     """
 
-    # fmt: off
     def __init__(
-        self, folder: Path, token_dtype: np.dtype, eos_token_id: int, tokens_per_part: int,
+        self,
+        folder: Path,
+        token_dtype: np.dtype,
+        eos_token_id: int,
+        tokens_per_part: int,
         whole_parts: Sequence[Path] = (),
     ) -> None:
         """Begin behind `whole_parts`, which an interrupted run has written."""
-        # fmt: on
         super().__init__()
         self._folder = folder
         self._little_endian_dtype = token_dtype.newbyteorder("<")
@@ -360,9 +362,12 @@ class Tokenization:
         of_evaluation = Counter[str]()
         sample = EvaluationSample(self._settings["max_evaluation_documents"])
         writer = PackedShardWriter(
-            self.folder / TRAIN_FOLDER, tokenizer.token_dtype, tokenizer.eos_token_id,
-            self._settings["tokens_per_part"], [self.folder / name for name in unfinished.part_names],
-        )  # fmt: skip
+            self.folder / TRAIN_FOLDER,
+            tokenizer.token_dtype,
+            tokenizer.eos_token_id,
+            self._settings["tokens_per_part"],
+            [self.folder / name for name in unfinished.part_names],
+        )
         advance(unfinished.num_train_documents, writer.num_tokens)
         with writer:
             for trains, document, token_ids in self._documents(tokenizer, unfinished, tally):

@@ -30,9 +30,17 @@ MANIFEST_FILE = "manifest.json"
 STAGES = ("tokenize_c4", "plant_needles", "plant_signs")
 """Those that write such folders."""
 COUNTS = (
-    "train_documents", "train_tokens", "evaluation_documents", "evaluation_tokens", "duplicate", "empty",
-    "malformed", "in_evaluation_source", "beyond_max_evaluation_documents", *NOTES,
-)  # fmt: skip
+    "train_documents",
+    "train_tokens",
+    "evaluation_documents",
+    "evaluation_tokens",
+    "duplicate",
+    "empty",
+    "malformed",
+    "in_evaluation_source",
+    "beyond_max_evaluation_documents",
+    *NOTES,
+)
 _TOKENS_AT_A_TIME = 1 << 22
 
 
@@ -299,9 +307,11 @@ class TokenizedData:
     def tokenizer(self) -> DocumentTokenizer:
         """What made the tokens."""
         return DocumentTokenizer(
-            read_tokenizer(self.folder / TOKENIZER_FILE), eos_token_id=self.eos_token_id,
-            bos="auto" if self.bos_token_ids else "none", name=f"the tokenizer of {self.folder}",
-        )  # fmt: skip
+            read_tokenizer(self.folder / TOKENIZER_FILE),
+            eos_token_id=self.eos_token_id,
+            bos="auto" if self.bos_token_ids else "none",
+            name=f"the tokenizer of {self.folder}",
+        )
 
     def evaluation_documents(self) -> list[EvaluationDocument]:
         """All evaluation documents, ordered by ID, which is a random but fixed order.

@@ -27,9 +27,29 @@ from pipeline.text.tokenizer import DocumentTokenizer
 NEEDLES_FILE = "needles/00000-of-00001.parquet"
 PLANTED_FILE = "planted/00000-of-00001.parquet"
 KEYS = (
-    "Athens", "Berlin", "Boston", "Cairo", "Delhi", "Dublin", "Geneva", "Havana", "Lima", "Lisbon", "London",
-    "Madrid", "Moscow", "Oslo", "Paris", "Prague", "Rome", "Seoul", "Sydney", "Tokyo", "Vienna", "Warsaw",
-)  # fmt: skip
+    "Athens",
+    "Berlin",
+    "Boston",
+    "Cairo",
+    "Delhi",
+    "Dublin",
+    "Geneva",
+    "Havana",
+    "Lima",
+    "Lisbon",
+    "London",
+    "Madrid",
+    "Moscow",
+    "Oslo",
+    "Paris",
+    "Prague",
+    "Rome",
+    "Seoul",
+    "Sydney",
+    "Tokyo",
+    "Vienna",
+    "Warsaw",
+)
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Parts of the haystack before the needle."""
 _FURTHEST_WORD = 16  # tokens that a needle moves back at most, so as not to stand within a word
@@ -184,9 +204,13 @@ def flip_probability(num_votes: int, share: float) -> float:
 
 
 def needle_document(
-    source: EvaluationDocument, tokenizer: DocumentTokenizer, key: str, answer: str, context_length: int,
+    source: EvaluationDocument,
+    tokenizer: DocumentTokenizer,
+    key: str,
+    answer: str,
+    context_length: int,
     depth: float | None,
-) -> tuple[EvaluationDocument, dict[str, Any]]:  # fmt: skip
+) -> tuple[EvaluationDocument, dict[str, Any]]:
     """A document of exactly `context_length` tokens, answer included, and its row of the schema `needles`.
 
     `depth` is the part of the haystack before the needle, 0 to 1: the place is rounded to a token, and moved
@@ -253,9 +277,13 @@ def _letters(text: str) -> str:
 
 
 def needle_documents(
-    texts: Sequence[EvaluationDocument], tokenizer: DocumentTokenizer, length: int, max_documents: int,
-    seed: int, num_digits: int = 5,
-) -> tuple[list[EvaluationDocument], list[dict[str, Any]]]:  # fmt: skip
+    texts: Sequence[EvaluationDocument],
+    tokenizer: DocumentTokenizer,
+    length: int,
+    max_documents: int,
+    seed: int,
+    num_digits: int = 5,
+) -> tuple[list[EvaluationDocument], list[dict[str, Any]]]:
     """Documents of one length, at every depth and the control, and their rows of the schema `needles`."""
     sources = [source for source in texts if len(source.token_ids) >= length][:max_documents]
     if not sources:
@@ -414,11 +442,14 @@ def plant_signs(
         token_ids[positions] = np.repeat(of_sign[places, tokens], num_copies)
         target = end + 2 * index + 1
         token_ids[target - 1 : target + 1] = signs.question_ids[k], signs.answer_ids[latent]
-        rows.append({
-            "num_planted": law.num_signs, "target_position": target,
-            "planted_positions": np.sort(positions).tolist(),
-            "best_loss": -float(law.log_posterior(law.votes(places, tokens))[latent]),
-        })  # fmt: skip
+        rows.append(
+            {
+                "num_planted": law.num_signs,
+                "target_position": target,
+                "planted_positions": np.sort(positions).tolist(),
+                "best_loss": -float(law.log_posterior(law.votes(places, tokens))[latent]),
+            }
+        )
     return token_ids, rows
 
 

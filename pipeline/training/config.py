@@ -119,11 +119,25 @@ OUR_FIELDS = tuple(
     field.name for field in dataclasses.fields(PretrainConfig) if field.name in PretrainConfig.__annotations__
 )
 HONOURED_FIELDS = frozenset(OUR_FIELDS) | {
-    "run_name", "seed", "model", "optimizer", "scheduler", "save_folder", "save_interval",
-    "save_num_unsharded_checkpoints_to_keep", "max_duration", "global_train_batch_size",
-    "device_train_microbatch_size", "max_grad_norm", "precision", "console_log_interval", "eval_interval",
-    "activation_checkpointing", "compile", "load_path",
-}  # fmt: skip
+    "run_name",
+    "seed",
+    "model",
+    "optimizer",
+    "scheduler",
+    "save_folder",
+    "save_interval",
+    "save_num_unsharded_checkpoints_to_keep",
+    "max_duration",
+    "global_train_batch_size",
+    "device_train_microbatch_size",
+    "max_grad_norm",
+    "precision",
+    "console_log_interval",
+    "eval_interval",
+    "activation_checkpointing",
+    "compile",
+    "load_path",
+}
 
 
 @dataclass(frozen=True)

@@ -114,9 +114,16 @@ class TrainingBatches:
     """
 
     def __init__(
-        self, paths: Sequence[Path], token_dtype: np.dtype, *, train_context_length: int, batch_size: int,
-        scheme: PositionScheme, seed: int, vocabulary_size: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        paths: Sequence[Path],
+        token_dtype: np.dtype,
+        *,
+        train_context_length: int,
+        batch_size: int,
+        scheme: PositionScheme,
+        seed: int,
+        vocabulary_size: int | None = None,
+    ) -> None:
         """Map the files, raw arrays of token IDs; with `vocabulary_size`, tokens beyond it are refused."""
         self._train_context_length = train_context_length
         self._batch_size = batch_size
@@ -149,10 +156,14 @@ class TrainingBatches:
         """The batches of the run that `config` describes, from its tokenized data."""
         scheme = position_scheme(config.position_scheme, config.position_target_length)
         return cls(
-            data.train_paths, data.token_dtype, train_context_length=config.sequence_length,
-            batch_size=config.global_train_batch_size, scheme=scheme, seed=config.seed,
+            data.train_paths,
+            data.token_dtype,
+            train_context_length=config.sequence_length,
+            batch_size=config.global_train_batch_size,
+            scheme=scheme,
+            seed=config.seed,
             vocabulary_size=data.vocabulary_size,
-        )  # fmt: skip
+        )
 
     def sequence_indices(self, step: int) -> np.ndarray:
         """Indices [B] of the sequences of `step`, counted from 1. An epoch's incomplete batch is left out."""

@@ -55,9 +55,11 @@ def restore_stream(accelerator: Accelerator, saved: Mapping[str, Any], model: Mo
         logger.warning(
             "the dropout of this checkpoint was drawn by %d ranks on a %s, and is drawn from here on by %d on"
             " a %s: masks, and so weights, will be others than the run would have had",
-            len(states), "cpu" if states[0]["cuda"] is None else "cuda", accelerator.num_processes,
+            len(states),
+            "cpu" if states[0]["cuda"] is None else "cuda",
+            accelerator.num_processes,
             accelerator.device.type,
-        )  # fmt: skip
+        )
 
 
 def shard(model: OLMo, accelerator: Accelerator) -> None:

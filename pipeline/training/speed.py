@@ -90,8 +90,10 @@ def warn_where_bfloat16_is_slow(device: torch.device, recommended: str) -> None:
     if speedup < 1:
         logger.warning(
             "bfloat16 is %.1f times slower than float32 on this %s; %s is recommended",
-            1 / speedup, device.type, recommended,
-        )  # fmt: skip
+            1 / speedup,
+            device.type,
+            recommended,
+        )
 
 
 def mixed_precision_of(precision: str | None, device: torch.device, saved: str | None = None) -> str:

@@ -25,14 +25,18 @@ def rows_of_needles(length: int) -> list[dict]:
             answers = [] if place is None else [place + 3, place + 4]
             rows.append(
                 {
-                    "document_id": f"{source} {depth}", "source_document_id": source,
+                    "document_id": f"{source} {depth}",
+                    "source_document_id": source,
                     "context_length": length,
-                    "depth": depth, "needle_position": place,
+                    "depth": depth,
+                    "needle_position": place,
                     "num_needle_tokens": 0 if depth is None else NUM_NEEDLE,
-                    "needle_answer_positions": answers, "answer_position": length - NUM_ANSWER,
-                    "num_answer_tokens": NUM_ANSWER, "answer": "12",
+                    "needle_answer_positions": answers,
+                    "answer_position": length - NUM_ANSWER,
+                    "num_answer_tokens": NUM_ANSWER,
+                    "answer": "12",
                 }
-            )  # fmt: skip
+            )
     return rows
 
 
@@ -42,12 +46,17 @@ def losses(row: dict, length: int) -> list[dict]:
     loss = LOSS_WITHOUT + of_source - GAIN.get(row["depth"], 0.0)
     return [
         {
-            "document_id": row["document_id"], "chunk_index": 0, "target_position": position,
-            "target_token_id": 1, "num_long_context_tokens": position,
-            "short_context_loss": 9.0, "long_context_loss": loss, "loss_difference": 9.0 - loss,
+            "document_id": row["document_id"],
+            "chunk_index": 0,
+            "target_position": position,
+            "target_token_id": 1,
+            "num_long_context_tokens": position,
+            "short_context_loss": 9.0,
+            "long_context_loss": loss,
+            "loss_difference": 9.0 - loss,
         }
         for position in range(length - NUM_ANSWER - 1, length)
-    ]  # fmt: skip
+    ]
 
 
 def selected(row: dict, length: int) -> list[dict]:
@@ -62,12 +71,19 @@ def selected(row: dict, length: int) -> list[dict]:
         ):
             rows += [
                 {
-                    "document_id": row["document_id"], "chunk_index": 0, "target_position": position,
-                    "rule": rule, "far_context": "own", "rank": rank + 1, "context_position": place,
-                    "distance": position - place, "context_token_id": 1, "influence": None,
+                    "document_id": row["document_id"],
+                    "chunk_index": 0,
+                    "target_position": position,
+                    "rule": rule,
+                    "far_context": "own",
+                    "rank": rank + 1,
+                    "context_position": place,
+                    "distance": position - place,
+                    "context_token_id": 1,
+                    "influence": None,
                 }
                 for rank, place in enumerate(order[: KS[-1]])
-            ]  # fmt: skip
+            ]
     return rows
 
 

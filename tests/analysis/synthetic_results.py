@@ -61,19 +61,24 @@ def plant(num_documents: int, seed: int) -> Truth:
     gain = np.where(needed_k == NO_GAIN_K, 0.0, 0.1 + generator.gamma(1.5, 0.3, num_targets))
     targets = pd.DataFrame(
         {
-            "document_id": [f"{index:016x}" for index in document], "chunk_index": 0,
+            "document_id": [f"{index:016x}" for index in document],
+            "chunk_index": 0,
             "target_position": np.tile(np.arange(240, 240 + TARGETS_PER_DOCUMENT), num_documents),
-            "needed_k": needed_k, "gain": gain * document_effect,
+            "needed_k": needed_k,
+            "gain": gain * document_effect,
             "long_context_loss": 2.0 + generator.gamma(2.0, 1.0, num_targets) * document_effect,
         }
-    )  # fmt: skip
+    )
     return Truth(targets)
 
 
 def write_results(
-    results: Path, num_documents: int = 24, seed: int = 0, models: list[str] | None = None,
+    results: Path,
+    num_documents: int = 24,
+    seed: int = 0,
+    models: list[str] | None = None,
     scale: tuple[int, int] | None = None,
-) -> Truth:  # fmt: skip
+) -> Truth:
     """Write all stages' artefacts in two shards; short-pose has no influential tokens.
 
     `scale`: parameters and training step that the files tell of every model; nothing where None.
@@ -83,9 +88,12 @@ def write_results(
         generator = np.random.default_rng([seed, index])
         losses = _losses(truth, model, generator)
         settings = {
-            "short_context_length": SHORT_CONTEXT_LENGTH, "long_context_length": LONG_CONTEXT_LENGTH,
-            "recovery_fraction": 0.9, "minimum_gain": 0.1, "k": KS,
-        }  # fmt: skip
+            "short_context_length": SHORT_CONTEXT_LENGTH,
+            "long_context_length": LONG_CONTEXT_LENGTH,
+            "recovery_fraction": 0.9,
+            "minimum_gain": 0.1,
+            "k": KS,
+        }
         inputs = {"checkpoint": f"{index:064x}"}
         outputs = {
             stage: StageOutput(results, stage, model, settings=settings, inputs=inputs, num_shards=2)
@@ -110,10 +118,12 @@ def write_results(
 
 def _facts(model: str, num_parameters: int, train_step: int) -> dict[str, object]:
     return {
-        "num_parameters": num_parameters, "train_step": train_step,
-        "train_context_length": TRAIN_CONTEXT_LENGTHS[model], "seed": int(model == "long-seed1"),
+        "num_parameters": num_parameters,
+        "train_step": train_step,
+        "train_context_length": TRAIN_CONTEXT_LENGTHS[model],
+        "seed": int(model == "long-seed1"),
         "position_scheme": "pose" if model == "short-pose" else "contiguous",
-    }  # fmt: skip
+    }
 
 
 def _losses(truth: Truth, model: str, generator: np.random.Generator) -> pd.DataFrame:
@@ -169,9 +179,11 @@ def _sparse_context_losses(rows: pd.DataFrame, model: str, generator: np.random.
 def _dependency_sparsity(rows: pd.DataFrame, model: str) -> dict[str, list]:
     """k* as planted by the loss; by the divergence, and for another judge, one token for every target."""
     planted = rows[["document_id", "chunk_index", "target_position"]].assign(
-        rule="leave_one_out", loss_difference=rows["gain"], is_censored=rows["needed_k"] == CENSORED_K,
+        rule="leave_one_out",
+        loss_difference=rows["gain"],
+        is_censored=rows["needed_k"] == CENSORED_K,
         dependency_sparsity=rows["needed_k"].where(rows["needed_k"].isin(KS)).astype("Int64"),
-    )  # fmt: skip
+    )
     of_others = planted.assign(dependency_sparsity=1, is_censored=False)
     columns = pd.concat(
         [

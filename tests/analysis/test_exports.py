@@ -21,8 +21,13 @@ def exported(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def lengths(*losses: float) -> dict[str, dict[str, list]]:
     count = len(losses)
-    columns = {"document_id": ["d"] * count, "chunk_index": list(range(count)), "mean_loss": list(losses),
-               "context_length": [16] * count, "num_targets": [4] * count}  # fmt: skip
+    columns = {
+        "document_id": ["d"] * count,
+        "chunk_index": list(range(count)),
+        "mean_loss": list(losses),
+        "context_length": [16] * count,
+        "num_targets": [4] * count,
+    }
     return {"length_losses": columns}
 
 
@@ -61,8 +66,12 @@ def test_shards_and_folders_are_joined_by_model(tmp_path: Path) -> None:
     export([first, second], tmp_path / "out")
     rows = read_artefact(tmp_path / "out", "length_losses")
     assert list(zip(rows["model"], rows["mean_loss"], strict=True)) == [
-        ("B", 4.0), ("a", 5.0), ("b", 3.0), ("b", 1.0), ("b", 2.0),
-    ]  # fmt: skip
+        ("B", 4.0),
+        ("a", 5.0),
+        ("b", 3.0),
+        ("b", 1.0),
+        ("b", 2.0),
+    ]
     facts = read_model_facts(tmp_path / "out", "length_losses")
     assert facts == {model: {"num_parameters": 1} for model in ("B", "a", "b")}
     export([tmp_path / "out"], tmp_path / "again")

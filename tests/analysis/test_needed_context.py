@@ -28,13 +28,17 @@ def losses_of(
     moved = np.random.default_rng(0).normal(0, spread, num_documents)
     return pd.DataFrame(
         {
-            "model": model, "document_id": f"{document:016x}", "chunk_index": 0, "context_length": length,
-            "num_targets": 1 + document % 3, "mean_loss": loss + moved[document],
+            "model": model,
+            "document_id": f"{document:016x}",
+            "chunk_index": 0,
+            "context_length": length,
+            "num_targets": 1 + document % 3,
+            "mean_loss": loss + moved[document],
             "mean_divergence": (loss - of_lengths[-1]) / 2,
         }
         for document in range(num_documents)
         for length, loss in zip(LENGTHS, of_lengths, strict=True)
-    )  # fmt: skip
+    )
 
 
 def test_windows_by_hand() -> None:
@@ -83,18 +87,29 @@ def test_kinds_of_tokens_have_windows_of_their_own(monkeypatch: pytest.MonkeyPat
     of_name = [5.0, 5.0, 5.0, 4.0]
     chunks = pd.DataFrame(
         {
-            "model": "m", "document_id": f"{document:016x}", "chunk_index": 0, "context_length": length,
-            "num_targets": 3, "mean_loss": (2 * number + name) / 3, "mean_divergence": 0.0,
-            "losses": [number, name, number], "divergences": [number - 4, name - 4, number - 4],
+            "model": "m",
+            "document_id": f"{document:016x}",
+            "chunk_index": 0,
+            "context_length": length,
+            "num_targets": 3,
+            "mean_loss": (2 * number + name) / 3,
+            "mean_divergence": 0.0,
+            "losses": [number, name, number],
+            "divergences": [number - 4, name - 4, number - 4],
         }
         for document in range(30)
         for length, number, name in zip(LENGTHS, of_number, of_name, strict=True)
-    )  # fmt: skip
+    )
     kinds = ["number", "name", "number"]
-    of_text = pd.DataFrame({
-        "document_id": np.repeat(chunks["document_id"].unique(), 3), "chunk_index": 0,
-        "target_position": [61, 62, 63] * 30, "word_kind": kinds * 30, "repetition": "new",
-    })  # fmt: skip
+    of_text = pd.DataFrame(
+        {
+            "document_id": np.repeat(chunks["document_id"].unique(), 3),
+            "chunk_index": 0,
+            "target_position": [61, 62, 63] * 30,
+            "word_kind": kinds * 30,
+            "repetition": "new",
+        }
+    )
     asked = []
 
     def categories(text: MeasuredText) -> pd.DataFrame:

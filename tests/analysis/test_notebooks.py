@@ -26,9 +26,13 @@ ROOT = Path(__file__).resolve().parents[2]
 CHOOSING = ("long-seed0", "long-seed1", "short-contiguous")
 FIGURES = {
     "loss_against_context_length",
-    *(f"{figure}-{model}{judge}" for figure in ("loss_against_k", "token_effects") for model in CHOOSING
-      for judge in ("", "-by-another-model")),
-}  # fmt: skip
+    *(
+        f"{figure}-{model}{judge}"
+        for figure in ("loss_against_k", "token_effects")
+        for model in CHOOSING
+        for judge in ("", "-by-another-model")
+    ),
+}
 
 
 def run(results: Path, figures: Path, cwd: Path, *further: str | Path) -> subprocess.CompletedProcess[str]:
@@ -53,8 +57,9 @@ def test_all_notebooks_run_anywhere_and_only_once(scales: tuple[Path, Truth, Tru
         "synthetic_tasks.ipynb: the results hold no 'synthetic_accuracy'; they hold",
         "found_dependencies.ipynb: the results",
         "influential_places.ipynb: the results hold no 'influential_tokens'",
-        "token_categories.ipynb: no tokenized data beside the results", "needles.ipynb: no planted needles",
-    ):  # fmt: skip
+        "token_categories.ipynb: no tokenized data beside the results",
+        "needles.ipynb: no planted needles",
+    ):
         assert skipped in done.stderr, skipped
     executed = sorted(path.name for path in figures.glob("*.ipynb"))
     assert len(executed) == len([*NOTEBOOKS.glob("*.ipynb")]) - 7
@@ -79,8 +84,9 @@ def test_notebooks_of_losses_alone_and_refused_folders(results: Path, tmp_path: 
     arguments = parser().parse_args(words)
     lacking = {path.stem: missing_inputs(path.stem, arguments) for path in NOTEBOOKS.glob("*.ipynb")}
     assert {name for name, missing in lacking.items() if missing is None} == {
-        "length_losses", "loss_differences",
-    }  # fmt: skip
+        "length_losses",
+        "loss_differences",
+    }
     missing = "selection_rules.ipynb: the results hold no 'sparse_context_losses'; they hold loss_differences"
     (tmp_path / "file").touch()
     for folder, out, name, sentence in (
@@ -207,9 +213,11 @@ def test_an_interruption_leaves_no_kernel(number: signal.Signals, tmp_path: Path
     begin = "from pipeline.cli import *; prepare(); run_module('program', 'program.py')"
     path_of_both = os.pathsep.join([str(ROOT), str(tmp_path)])
     running = subprocess.Popen(
-        [sys.executable, "-c", begin], env=os.environ | {"PYTHONPATH": path_of_both}, stderr=subprocess.PIPE,
+        [sys.executable, "-c", begin],
+        env=os.environ | {"PYTHONPATH": path_of_both},
+        stderr=subprocess.PIPE,
         text=True,
-    )  # fmt: skip
+    )
     pid_file = tmp_path / "pid"
     deadline = time.monotonic() + 120
     while not (pid_file.exists() and pid_file.read_text()):

@@ -39,21 +39,27 @@ class Study:
 
         self.sparsity = 4 + 0.7 * generator.normal(size=num_texts)[texts] + 1.2 * normal()
         self.stake = 0.1 + np.exp(-1 - 0.3 * (self.sparsity - 4) + 0.8 * normal())
-        self.targets = pd.DataFrame({
-            "document_id": texts, "divergence": self.stake,
-            "gain": self.stake + np.sqrt(self.stake) * normal(),
-            "least_divergence": self.stake, "difficulty": generator.gamma(2, 2, len(texts)),
-            "log_token_count": 8 + 2 * normal(),
-            "position": generator.integers(224, 256, len(texts)),
-            "source": np.where(texts < num_texts // 4, "Wikipedia", "C4"),
-        })  # fmt: skip
+        self.targets = pd.DataFrame(
+            {
+                "document_id": texts,
+                "divergence": self.stake,
+                "gain": self.stake + np.sqrt(self.stake) * normal(),
+                "least_divergence": self.stake,
+                "difficulty": generator.gamma(2, 2, len(texts)),
+                "log_token_count": 8 + 2 * normal(),
+                "position": generator.integers(224, 256, len(texts)),
+                "source": np.where(texts < num_texts // 4, "Wikipedia", "C4"),
+            }
+        )
 
     def measured(self, *judge_errors: float) -> pd.DataFrame:
         """The targets as judges with errors of these deviations measure them."""
-        return self.targets.assign(**{
-            f"mean_log2_k of {judge}": self.sparsity + error * self.generator.normal(size=len(self.texts))
-            for judge, error in zip(JUDGES, judge_errors, strict=False)
-        })  # fmt: skip
+        return self.targets.assign(
+            **{
+                f"mean_log2_k of {judge}": self.sparsity + error * self.generator.normal(size=len(self.texts))
+                for judge, error in zip(JUDGES, judge_errors, strict=False)
+            }
+        )
 
     def draw(self) -> pd.DataFrame:
         """What each model has of each target, with no effect of sparsity."""
@@ -186,20 +192,26 @@ def results(tmp_path: Path) -> Path:
     losses = losses.assign(**{model: losses[model] + effect for model in SHORT})
     for model in [*losses, *JUDGES]:
         columns = {
-            "target_token_id": 7, "num_long_context_tokens": study.targets["position"],
-            "loss_difference": study.targets["gain"], "short_context_loss": 1.0,
+            "target_token_id": 7,
+            "num_long_context_tokens": study.targets["position"],
+            "loss_difference": study.targets["gain"],
+            "short_context_loss": 1.0,
             "long_context_loss": losses.get(model, study.targets["difficulty"]),
-        }  # fmt: skip
+        }
         rows = keys.assign(**columns).to_dict("records")
         write_tables(tmp_path, "loss_differences", model, {}, {"loss_differences": rows})
     rows = []
     for judge in [*JUDGES, "chooser0"]:
         measured = study.measured(0.5)["mean_log2_k of judge0"].mask(study.stake < 0.15)
         columns = {
-            "rule": "leave_one_out_divergence", "judge": judge, "criterion": "divergence",
-            "gain": study.stake, "loss_difference": 0.5, "is_censored": False,
+            "rule": "leave_one_out_divergence",
+            "judge": judge,
+            "criterion": "divergence",
+            "gain": study.stake,
+            "loss_difference": 0.5,
+            "is_censored": False,
             "mean_log2_k": measured.astype(object),
-        }  # fmt: skip
+        }
         rows += keys.assign(**columns).replace({np.nan: None}).to_dict("records")
     tables = {"dependency_sparsity": rows}
     write_tables(tmp_path, "influential_tokens", "chooser0+chooser1", {}, tables)

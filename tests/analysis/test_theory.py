@@ -217,12 +217,19 @@ def planted_fits(error_rate: float) -> pd.DataFrame:
     """Squared errors of seed + 1 times (L̄/L)^2, in three cases of k = 2; `error_rate` where uncoupled."""
     return pd.DataFrame(
         {
-            "model": f"{case}-k2", "seed": seed, "sparsity": 2, "train_context_length": 8,
-            "training_step": 20, "test_length": test, "squared_error": 1e-4 * (seed + 1) * (test / 8) ** 2,
+            "model": f"{case}-k2",
+            "seed": seed,
+            "sparsity": 2,
+            "train_context_length": 8,
+            "training_step": 20,
+            "test_length": test,
+            "squared_error": 1e-4 * (seed + 1) * (test / 8) ** 2,
             "error_rate": error_rate if test > 8 and case == "halves_trained_keys" else 0.0,
         }
-        for case in theory.CASES for seed in range(3) for test in (4, 6, 8, 16, 64)
-    )  # fmt: skip
+        for case in theory.CASES
+        for seed in range(3)
+        for test in (4, 6, 8, 16, 64)
+    )
 
 
 def test_a_planted_power_is_found_and_drawn() -> None:

@@ -23,10 +23,14 @@ def tokens(**columns: Any) -> pd.DataFrame:
 def by_hand() -> pd.DataFrame:
     """Two documents of two targets, one k: own recovers 3 of 4 nats; the null 1 of 4."""
     own = tokens(
-        document_id=["a", "a", "b", "b"], rule="nearest", far_context="own", k=1,
-        short_context_loss=[3.0, 3.0, 3.0, 3.0], long_context_loss=[2.0, 2.0, 2.0, 2.0],
+        document_id=["a", "a", "b", "b"],
+        rule="nearest",
+        far_context="own",
+        k=1,
+        short_context_loss=[3.0, 3.0, 3.0, 3.0],
+        long_context_loss=[2.0, 2.0, 2.0, 2.0],
         sparse_context_loss=[2.0, 3.0, 2.0, 2.0],
-    )  # fmt: skip
+    )
     # The long loss of the null's own rows must not be used: a gain is always the own document's.
     null = own.assign(
         far_context="other_document", sparse_context_loss=[3.0, 3.0, 3.0, 2.0], long_context_loss=9.0
@@ -63,8 +67,11 @@ def test_curves_of_the_loss_by_hand(by_hand: pd.DataFrame) -> None:
     rows = by_hand[(by_hand["far_context"] == "own") | (by_hand["document_id"] == "b")]
     curves = loss_curves(rows).set_index(["far_context", "k"])
     assert curves["loss"].to_dict() == {
-        ("other_document", 0): 3.5, ("other_document", 1): 3.0, ("own", 0): 3.5, ("own", 1): 2.75
-    }  # fmt: skip
+        ("other_document", 0): 3.5,
+        ("other_document", 1): 3.0,
+        ("own", 0): 3.5,
+        ("own", 1): 2.75,
+    }
     own = curves.loc[("own", 1)]
     assert (own["loss_low"], own["loss_high"]) == pytest.approx((2.75 - 3.17655, 2.75 + 3.17655), abs=1e-5)
     assert (curves[["long_loss", "long_loss_low", "long_loss_high"]] == 2.5).all(axis=None)
@@ -73,10 +80,13 @@ def test_curves_of_the_loss_by_hand(by_hand: pd.DataFrame) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "rules", "why"),
-    [({}, ["nearest"], ""), ({"intervention": "remove"}, ["greedy", "random"], ""),
-     ({"intervention": "background"}, ["nearest"], "the intervention 'background', not alone ('remove')"),
-     ({}, ["greedy"], "none of these rules was measured")],
-)  # fmt: skip
+    [
+        ({}, ["nearest"], ""),
+        ({"intervention": "remove"}, ["greedy", "random"], ""),
+        ({"intervention": "background"}, ["nearest"], "the intervention 'background', not alone ('remove')"),
+        ({}, ["greedy"], "none of these rules was measured"),
+    ],
+)
 def test_why_the_loss_is_not_drawn(settings: dict[str, str], rules: list[str], why: str) -> None:
     said = why_no_loss_figure(settings, rules)
     assert why in said and bool(why) == bool(said)
@@ -113,16 +123,29 @@ NO_BACKGROUND = {"background_loss": np.nan, "background_divergence": np.nan}
 
 
 def choice(
-    rule: str, k: int, sparse: Sequence[float], divergence: Sequence[float], far_context: str = "own",
+    rule: str,
+    k: int,
+    sparse: Sequence[float],
+    divergence: Sequence[float],
+    far_context: str = "own",
     **more: object,
-) -> pd.DataFrame:  # fmt: skip
+) -> pd.DataFrame:
     """Four targets of two documents: 3 nats under the short context, 2 under the long; 1 expected."""
     rows = {
-        "model": "m", "judge": "m", "document_id": ["a", "a", "b", "b"], "chunk_index": 0,
-        "target_position": range(4), "rule": rule, "far_context": far_context, "k": k,
-        "short_context_loss": 3.0, "long_context_loss": 2.0, "sparse_context_loss": list(sparse),
-        "short_context_divergence": 1.0, "sparse_context_divergence": list(divergence),
-    }  # fmt: skip
+        "model": "m",
+        "judge": "m",
+        "document_id": ["a", "a", "b", "b"],
+        "chunk_index": 0,
+        "target_position": range(4),
+        "rule": rule,
+        "far_context": far_context,
+        "k": k,
+        "short_context_loss": 3.0,
+        "long_context_loss": 2.0,
+        "sparse_context_loss": list(sparse),
+        "short_context_divergence": 1.0,
+        "sparse_context_divergence": list(divergence),
+    }
     return pd.DataFrame(rows | NO_BACKGROUND | more)
 
 

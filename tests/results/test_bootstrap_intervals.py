@@ -17,8 +17,12 @@ def test_agrees_with_scipy_on_a_ratio() -> None:
     theirs = stats.bootstrap(
         (numerators, denominators),
         lambda n, d, axis: n.sum(axis) / d.sum(axis),
-        paired=True, vectorized=True, n_resamples=10_000, method="percentile", random_state=0,
-    ).confidence_interval  # fmt: skip
+        paired=True,
+        vectorized=True,
+        n_resamples=10_000,
+        method="percentile",
+        random_state=0,
+    ).confidence_interval
     width = theirs.high - theirs.low
     assert ours.low == pytest.approx(theirs.low, abs=0.03 * width)
     assert ours.high == pytest.approx(theirs.high, abs=0.03 * width)

@@ -41,9 +41,12 @@ SQL = "SELECT model, mean_loss FROM length_losses ORDER BY model, mean_loss"
 def rows(*losses: float) -> dict[str, dict[str, list]]:
     count = len(losses)
     columns = {
-        "document_id": ["d"] * count, "chunk_index": list(range(count)), "context_length": [16] * count,
-        "num_targets": [4] * count, "mean_loss": list(losses),
-    }  # fmt: skip
+        "document_id": ["d"] * count,
+        "chunk_index": list(range(count)),
+        "context_length": [16] * count,
+        "num_targets": [4] * count,
+        "mean_loss": list(losses),
+    }
     return {"length_losses": columns}
 
 

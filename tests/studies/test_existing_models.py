@@ -22,21 +22,37 @@ ROOT = Path(__file__).resolve().parents[2]
 STUDIES = ROOT / "olmo_configs" / "studies"
 SMALL = [
     "data.source=[train.json]",
-    *(f"evaluation.{field}"
-    for field in (
-        "short_context_length=8", "long_context_length=48", "targets_per_chunk=4", "max_documents=8",
-        "k=[1,4]", "null_fraction=1", "dtype=float32",
-    )),
-]  # fmt: skip
+    *(
+        f"evaluation.{field}"
+        for field in (
+            "short_context_length=8",
+            "long_context_length=48",
+            "targets_per_chunk=4",
+            "max_documents=8",
+            "k=[1,4]",
+            "null_fraction=1",
+            "dtype=float32",
+        )
+    ),
+]
 FAMILY_OF = {
-    "EleutherAI/pythia": ("gpt_neox", {}), "HuggingFaceTB/SmolLM3": ("smollm3", {}),
-    "meta-llama/Llama-2": ("llama", {}), "dwzhu/LLaMA2-7B-PoSE-Linear": ("llama_linear_rope", {}),
+    "EleutherAI/pythia": ("gpt_neox", {}),
+    "HuggingFaceTB/SmolLM3": ("smollm3", {}),
+    "meta-llama/Llama-2": ("llama", {}),
+    "dwzhu/LLaMA2-7B-PoSE-Linear": ("llama_linear_rope", {}),
     "dwzhu/LLaMA2-7B-PoSE-YaRN": (
         "llama",
-        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
-                             "original_max_position_embeddings": 64}, "max_position_embeddings": 256},
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+            "max_position_embeddings": 256,
+        },
     ),
-}  # fmt: skip
+}
 
 
 def write_stand_ins(folder: Path, study: str) -> list[str]:
@@ -113,16 +129,22 @@ def test_words_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ("models: {a: {checkpoint: x/y, train_context_length: 8}, b: {train_context_length: 8}}",
-         "a checkpoint have a"),
+        (
+            "models: {a: {checkpoint: x/y, train_context_length: 8}, b: {train_context_length: 8}}",
+            "a checkpoint have a",
+        ),
         ("models: {b: {train_context_length: 8}}", "a checkpoint have none"),
-        ("sizes: {s: {config: olmo_configs/tiny.yaml}}\n"
-         "models: {a: {checkpoint: x/y, train_context_length: 8}}",
-         "every model has a `checkpoint` and there are no sizes"),
-        ("models: {a: {checkpoint: x/y, train_context_length: 8}}\nfurther_evaluations: {b: {steps: [1]}}",
-         "have no `steps`"),
+        (
+            "sizes: {s: {config: olmo_configs/tiny.yaml}}\n"
+            "models: {a: {checkpoint: x/y, train_context_length: 8}}",
+            "every model has a `checkpoint` and there are no sizes",
+        ),
+        (
+            "models: {a: {checkpoint: x/y, train_context_length: 8}}\nfurther_evaluations: {b: {steps: [1]}}",
+            "have no `steps`",
+        ),
     ],
-)  # fmt: skip
+)
 def test_trained_and_existing_models_do_not_mix(fields: str, sentence: str, tmp_path: Path) -> None:
     path = tmp_path / "study.yaml"
     path.write_text(

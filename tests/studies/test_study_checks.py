@@ -25,16 +25,23 @@ StudyFile = Callable[..., Path]
         (["sizes.tiny.overrides=[save_interval=2]"], "tiny-short-seed0: scheduler.t_warmup is 100 steps"),
         (["further_evaluations.along_training.steps=[3]"], "step 3 is to be measured, but .* every 2 "),
         (["further_evaluations.along_training.steps=[8]"], "step 8 is .*tiny-long-seed1 has 4 steps"),
-        (["sizes.tiny.overrides=[save_interval=2,scheduler.t_warmup=2,"
-          "save_num_unsharded_checkpoints_to_keep=1]"], "step 2 is .* keeping 1 checkpoints"),
+        (
+            [
+                "sizes.tiny.overrides=[save_interval=2,scheduler.t_warmup=2,"
+                "save_num_unsharded_checkpoints_to_keep=1]"
+            ],
+            "step 2 is .* keeping 1 checkpoints",
+        ),
         (["data.tokenizer=none.json"], "there is no tokenizer file none.json"),
         (["data.source=[nowhere.jsonl]"], "tokenize_c4: cannot read nowhere.jsonl: No such file"),
-        (["evaluation.data={source: [train.jsonl], tokenizer: 'bpe:300'}"],
-         "tokenizer bpe:300 would be another one than the models were trained with; use run/data/tok"),
+        (
+            ["evaluation.data={source: [train.jsonl], tokenizer: 'bpe:300'}"],
+            "tokenizer bpe:300 would be another one than the models were trained with; use run/data/tok",
+        ),
         (["slurm.tokenize=2", "--slurm"], "tokenizer bpe:300 would train another tokenizer in every task"),
         (["run=train.jsonl/run"], "Not a directory: train.jsonl/run/data"),
     ],
-)  # fmt: skip
+)
 def test_what_could_not_run_to_its_end_is_refused_before_it_begins(
     study_file: StudyFile, overrides: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,9 +122,11 @@ def test_each_command_waits_for_those_it_needs_and_no_others(commands: list[Comm
 
 def measuring(max_documents: int | None, documents_per_shard: int | None = None) -> Command:
     evaluation = Evaluation(
-        short_context_length=1, long_context_length=2, max_documents=max_documents,
+        short_context_length=1,
+        long_context_length=2,
+        max_documents=max_documents,
         documents_per_shard=documents_per_shard,
-    )  # fmt: skip
+    )
     about = Measuring(evaluation, Path("data"), ())
     return Command("measure", "stage.py", ("measure",), (), about)
 
@@ -139,8 +141,10 @@ def test_as_many_processes_as_there_are_shards_share_a_measuring_stage(
     *shared, last = ran()
     assert (sorted(shared), last) == (["measure0", "measure1"], "closing")
     assert {path.name for path in LOGS.iterdir()} == {
-        "measure-1-of-2.log", "measure-2-of-2.log", "closing.log",
-    }  # fmt: skip
+        "measure-1-of-2.log",
+        "measure-2-of-2.log",
+        "closing.log",
+    }
 
 
 def test_the_first_failure_stops_the_rest(commands: list[Command], capfd: pytest.CaptureFixture[str]) -> None:
@@ -176,9 +180,13 @@ def started_study(tmp_path: Path) -> Iterator[Callable[[dict[str, str]], "subpro
         (tmp_path / "stub.py").write_text(STUDY.replace("REACTIONS", repr(reactions)))
         study = subprocess.Popen(
             [sys.executable, "-c", START],
-            cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        )  # fmt: skip
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
         studies.append(study)
         wait_until(lambda: all((tmp_path / f"{name}-started").exists() for name in reactions))
         return study

@@ -31,12 +31,21 @@ synthetic:
     copy: {sizes: [6], largest_k: 4, num_examples: 3, num_backgrounds: 2}
 """
 TINY = [
-    "model.width=16", "model.num_heads=1", "model.num_layers=1", "batch_size=8", "num_steps=6",
-    "warm_up_steps=2", "learning_rate=2e-3", "save_interval=2", "eval_interval=3", "eval_num_examples=8",
-]  # fmt: skip
+    "model.width=16",
+    "model.num_heads=1",
+    "model.num_layers=1",
+    "batch_size=8",
+    "num_steps=6",
+    "warm_up_steps=2",
+    "learning_rate=2e-3",
+    "save_interval=2",
+    "eval_interval=3",
+    "eval_num_examples=8",
+]
 NOTHING_MEASURED = (
-    "synthetic.evaluate_synthetic.sparse_parity=null", "synthetic.found_dependencies.copy=null",
-)  # fmt: skip
+    "synthetic.evaluate_synthetic.sparse_parity=null",
+    "synthetic.found_dependencies.copy=null",
+)
 
 
 @pytest.fixture
@@ -52,10 +61,15 @@ def test_a_grid_is_its_possible_runs(study_file: Path) -> None:
     commands = commands_of(load_study(study_file))
     names = [command.name for command in commands if isinstance(command.about, TaskTraining)]
     assert names == [
-        "sparse_parity-k1-pose-seed0", "sparse_parity-k1-pose-seed1", "sparse_parity-k2-pose-seed0",
-        "sparse_parity-k2-pose-seed1", "copy-pose-seed0", "copy-pose-seed1", "copy-predicted-seed0",
+        "sparse_parity-k1-pose-seed0",
+        "sparse_parity-k1-pose-seed1",
+        "sparse_parity-k2-pose-seed0",
+        "sparse_parity-k2-pose-seed1",
+        "copy-pose-seed0",
+        "copy-pose-seed1",
+        "copy-predicted-seed0",
         "copy-predicted-seed1",
-    ]  # fmt: skip
+    ]
     nothing_measured = commands_of(load_study(study_file, NOTHING_MEASURED))
     assert [command.name for command in nothing_measured] == names  # and no notebooks
 
@@ -73,10 +87,14 @@ def test_what_is_measured_needs_the_models_that_it_is_about(study_file: Path) ->
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["synthetic.grids.both.positions=[coupled]", "synthetic.grids.both.tasks=[sparse_parity]"],
-         "grids.both is empty: coupled and predicted positions need a task with coupled IDs"),
-        (["synthetic.grids.again={tasks: [copy], positions: [pose]}"],
-         "both and again both train copy-pose-seed0"),
+        (
+            ["synthetic.grids.both.positions=[coupled]", "synthetic.grids.both.tasks=[sparse_parity]"],
+            "grids.both is empty: coupled and predicted positions need a task with coupled IDs",
+        ),
+        (
+            ["synthetic.grids.again={tasks: [copy], positions: [pose]}"],
+            "both and again both train copy-pose-seed0",
+        ),
         (["synthetic.grids.both.overrides=[num_step=3]"], "sparse_parity-k1-pose-seed0: .* 'num_steps'"),
         (["synthetic.grids.both=null"], "synthetic.grids names none; a study has at least one"),
         (["synthetic.evaluate_synthetic.addition={sizes: [3]}"], "addition tests models that no grid trains"),
@@ -86,7 +104,7 @@ def test_what_is_measured_needs_the_models_that_it_is_about(study_file: Path) ->
         (["synthetic.found_dependencies.copy.largest_k=40"], "--largest-k 40: an answer of size 6 has 1"),
         (["data={}"], "Key 'data' not in 'SyntheticStudy'"),
     ],
-)  # fmt: skip
+)
 def test_what_could_not_run_is_refused_before_it_begins(
     study_file: Path, overrides: list[str], sentence: str
 ) -> None:

@@ -17,9 +17,7 @@ NUM_PROMPT = 7
 NUM_RESPONSE = 6
 
 
-SIZES = {
-    "vocabulary_size": V, "width": D, "num_layers": 2, "num_heads": 4, "num_position_ids": NUM_IDS
-}  # fmt: skip
+SIZES = {"vocabulary_size": V, "width": D, "num_layers": 2, "num_heads": 4, "num_position_ids": NUM_IDS}
 FAMILIES: dict[str, Callable[[], CausalLM]] = {
     "gpt_neox": lambda: new_gpt_neox(**SIZES, rotary_fraction=0.5),
     "olmo": lambda: OLMoCausalLM(new_olmo(**SIZES)),
