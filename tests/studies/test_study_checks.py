@@ -39,7 +39,6 @@ StudyFile = Callable[..., Path]
             "tokenizer bpe:300 would be another one than the models were trained with; use run/data/tok",
         ),
         (["slurm.tokenize=2", "--slurm"], "tokenizer bpe:300 would train another tokenizer in every task"),
-        (["run=train.jsonl/run"], "Not a directory: train.jsonl/run/data"),
     ],
 )
 def test_what_could_not_run_to_its_end_is_refused_before_it_begins(
