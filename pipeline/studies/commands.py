@@ -97,8 +97,7 @@ class Command:
     needs: tuple[str, ...] = ()
     """Names of commands that must have finished before."""
     about: Training | Measuring | tuple[TaskTraining, ...] | None = None
-    """What it is checked by before it runs, and what its cost is estimated from; of what tests models of
-    tasks, these."""
+    """What it is checked by before it runs; of what tests models of tasks, these."""
     num_tasks: int | None = None
     """Of its Slurm array, which shares its work. None: it is one job, and takes no --num-tasks."""
 
