@@ -35,9 +35,9 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 import argparse
 import os
 
-from pipeline.cli import InputError, file_path, logger, output_file, positive_int, random_seed, stage_parser
+from pipeline.cli import InputError, file_path, logger, positive_int, random_seed, stage_parser
 from pipeline.measuring.flags import add_model_arguments
-from pipeline.measuring.rules import RULES, find_rule
+from pipeline.measuring.rules import RULES
 from pipeline.results.files import refuse_replacing, write_atomically
 from pipeline.text.sources import decoded
 from pipeline.text.tokenizer import add_reading_arguments
@@ -57,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     source = stage.add_mutually_exclusive_group().add_argument
     source("--text", help="the text itself; without it and --text-file, what comes through a pipe")
     source("--text-file", type=file_path, help="a file that holds the text, in UTF-8")
-    add("--out", type=output_file, default=Path("explained.html"),
+    add("--out", type=file_path, default=Path("explained.html"),
         help="the page; one that is there is replaced")
     add("--targets", type=lambda text: None if text == "all" else positive_int(text), metavar="N",
         help="predict the last N tokens only; all, the default: every one with far context enough")
@@ -77,19 +77,8 @@ def parser() -> argparse.ArgumentParser:
     return stage
 
 
-def check(arguments: argparse.Namespace) -> None:
-    """Refuse rules that no text alone can be explained by."""
-    for rule in map(find_rule, arguments.rules):
-        if rule.name.startswith("learned_attention"):
-            raise InputError(
-                f"rule {rule.name} learns from other documents, which only influential_tokens has; choose"
-                " another, such as leave_one_out"
-            )
-
-
 def main(arguments: argparse.Namespace) -> None:
     """Explain the text: print it, and write the page."""
-    check(arguments)
     named = [Path(word) for word in (arguments.model, arguments.tokenizer) if word is not None]
     refuse_replacing([arguments.out], [arguments.text_file, arguments.foreign_text_file, *named])
     name, text = _name_and_text(arguments)

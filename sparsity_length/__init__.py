@@ -29,7 +29,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cli import InputError
-from pipeline.explain import DEFAULT_KS, DEFAULT_RULES, SHORT_CONTEXT_LENGTH, check, parser
+from pipeline.explain import DEFAULT_KS, DEFAULT_RULES, SHORT_CONTEXT_LENGTH, parser
 from sparsity_length.arguments import checked
 
 if TYPE_CHECKING:
@@ -172,7 +172,6 @@ def explain(
         special_tokens=special_tokens, dtype=dtype, device=device,
     )  # fmt: skip
     vars(arguments).update(asked, model=model, tokenizer=tokenizer, targets=asked["num_targets"])
-    check(arguments)
     from pipeline.measuring.explanation import explained  # late: it loads torch
     from pipeline.text.tokenizer import is_one_text
 

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from pipeline.cli import InputError, logger
+from pipeline.cli import InputError, logger, progress, unknown_name
 from pipeline.measuring.contexts import Measurement
 from pipeline.measuring.explanation import foreign_text as foreign_tokens
-from pipeline.measuring.explanation import measured_tables, planned, positions_left
+from pipeline.measuring.explanation import measured_tables, positions_left
 from pipeline.measuring.far_context import FarContext
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.given import GivenModel, counted
-from pipeline.measuring.rules import BACKGROUND, REMOVE, refuse_rules, screen_of
+from pipeline.measuring.rules import BACKGROUND, INTERVENTIONS, refuse_rules, screen_of
 from pipeline.measuring.sparsity import Request
 from pipeline.measuring.stage import failures_in_words
 from pipeline.results.schemas import DIVERGENCE, OTHER_DOCUMENT, OWN
@@ -170,11 +170,8 @@ def influential_frame(
 ) -> pd.DataFrame:  # fmt: skip
     """See `sparsity_length.influential_tokens`."""
     ks, short = sorted(set(k)), short_context_length
-    if intervention not in (REMOVE, BACKGROUND) or rule.startswith("learned_attention"):
-        raise InputError(
-            f"intervention {intervention} and rule {rule}: these need training tokens, which only the program"
-            f" influential_tokens has; choose {REMOVE} or {BACKGROUND}, and another rule"
-        )
+    if intervention not in INTERVENTIONS:
+        raise unknown_name("intervention", intervention, INTERVENTIONS)
     refuse_rules([rule], intervention=intervention, largest_k=ks[-1], smallest_far_context=ks[-1])
     given = GivenModel(model, **options)
     of_judges = [GivenModel(one, **(options if isinstance(one, str | Path) else {})) for one in judges]
@@ -217,8 +214,8 @@ def influential_frame(
             replace(one, name=f"{one.name} (judge {place})") if names.count(one.name) > 1 else one
             for place, one in enumerate(loaded[1:])
         ]
-        stack.enter_context(planned(loaded, "influential_tokens", requests))
-        for number, ((text, start, ids_L, _), request) in enumerate(zip(spans, requests, strict=True)):
+        work = list(enumerate(zip(spans, requests, strict=True)))
+        for number, ((text, start, ids_L, _), request) in progress(work, "influential_tokens", "chunk"):
             # The ID is of the text, so that rules that draw do it anew for each.
             chunk = Chunk(f"{text:016x}", number, ids_L, others_NL[:, : len(ids_L)], start)
             with failures_in_words(given.name, len(ids_L), start, f" of text {text}"):

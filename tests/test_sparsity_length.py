@@ -234,7 +234,7 @@ def test_what_has_no_row_is_counted(llama: Path, caplog: pytest.LogCaptureFixtur
         (TEXT, {"dtype": "float16"}, "unknown dtype 'float16'"),
         (TEXT, {"special_tokens": 1}, "special_tokens is 1; give True or False"),
         (TEXT, {"rule": "gready"}, "did you mean 'greedy'"),
-        (TEXT, {"intervention": "substitute"}, "these need training tokens"),
+        (TEXT, {"intervention": "substitute"}, "intervention 'substitute'"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_used_is_one_sentence(

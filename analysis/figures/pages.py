@@ -13,10 +13,10 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.figures import length_failures as failures
+from analysis.figures.theory import by_length
 from analysis.read import interval_of, rows_by
 from analysis.synthetic import signs
 from analysis.synthetic.accuracy import over_seeds
-from analysis.synthetic.theory_bounds import summarize_conditions, with_bounds
 from pipeline.results.read import read_artefact
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,7 +48,8 @@ def fill(text: str) -> str:
     """The page with every marked place filled; KeyError for a name that is not in `FILLED`."""
 
     def of_place(found: re.Match[str]) -> str:
-        content, name = FILLED[found[1]](), found[1]
+        content = FILLED[found[1]]()
+        name = found[1]
         content = f"\n{content}\n" if content.startswith("|") else content
         return f"<!-- {name} -->{content}<!-- /{name} -->"
 
@@ -121,14 +122,25 @@ def distance_or_number() -> str:
     rows = rows_by(_placed()[1], "text", "role", "condition")
     lines = []
     for condition in failures.CONDITIONS:
-        cells = [interval_of(rows[kind, role, condition], "value")
-                 for kind in ("own", "swap") for role in (failures.SHORT, failures.LONG)]  # fmt: skip
+        cells = [
+            interval_of(rows[kind, role, condition], "value")
+            for kind in ("own", "swap")
+            for role in (failures.SHORT, failures.LONG)
+        ]
         shares = [percent(rows[kind, failures.SHORT, condition]["share"]) for kind in ("own", "swap")]
         lines.append([condition, cells[0], shares[0], cells[1], cells[2], shares[1], cells[3]])
     return markdown(
-        ["distant tokens", "rise of the loss, short-context models", "share of both", "long-context models",
-         "interference, short-context models", "share of both", "long-context models"], lines,
-    )  # fmt: skip
+        [
+            "distant tokens",
+            "rise of the loss, short-context models",
+            "share of both",
+            "long-context models",
+            "interference, short-context models",
+            "share of both",
+            "long-context models",
+        ],
+        lines,
+    )
 
 
 @filled
@@ -309,8 +321,8 @@ def cue_contrasts() -> str:
 @filled
 def theory() -> str:
     """Squared error of sparse functional attention with local S*."""
-    fits = with_bounds(read_artefact(REFERENCE / "theory" / "results", "sparse_functional_attention"))
-    conditions = rows_by(summarize_conditions(fits), "model")
+    table = by_length(read_artefact(REFERENCE / "theory" / "results", "sparse_functional_attention"))
+    conditions = rows_by(table[table["length_ratio"] == 8], "model")
     numbers = {
         "error in distribution × 10⁵": ("in_distribution_error", 1e5),
         "error at 8 L × 10³": ("squared_error", 1e3),

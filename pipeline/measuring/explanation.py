@@ -7,8 +7,7 @@ Shapes: N tokens of the text, L measured tokens, T targets, K largest k, J studi
 
 import argparse
 import html
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,8 +20,9 @@ from pipeline.explorer_page.writing import NATS, Record, chunk_record, grouped, 
 from pipeline.measuring.far_context import FarContext
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.given import GivenModel, counted
-from pipeline.measuring.sparsity import Request, compared_losses, measure_chunk, planned_tokens
-from pipeline.measuring.stage import LoadedModel, failures_in_words, say_how_long
+from pipeline.measuring.rules import find_rule
+from pipeline.measuring.sparsity import Request, compared_losses, measure_chunk
+from pipeline.measuring.stage import LoadedModel, failures_in_words
 from pipeline.models.leading import num_positions_of
 from pipeline.results.schemas import LOSS, OTHER_DOCUMENT, OWN
 from pipeline.results.table import as_table, printable
@@ -116,6 +116,8 @@ class Explanation:
 
 def explained(text: Text, arguments: argparse.Namespace) -> Explanation:
     """Explain a text, with a bar; `arguments` are of `pipeline.explain`, with foreign_text or None."""
+    for rule in arguments.rules:
+        find_rule(rule)  # an unknown one is refused before a model is loaded
     given = GivenModel(
         arguments.model, device=arguments.device, dtype=arguments.dtype, revision=arguments.revision,
         trust_remote_code=arguments.trust_remote_code,
@@ -145,7 +147,7 @@ def explained(text: Text, arguments: argparse.Namespace) -> Explanation:
                 num_tokens, length, why if length == num_positions else "",
             )  # fmt: skip
         logger.info("%s: %d tokens, %d of them predicted", given.name, length, lengths.num_targets)
-        with failures_in_words(given.name, length, first_token), planned([loaded], "explain", [request]):
+        with failures_in_words(given.name, length, first_token), counted([loaded], "explain"):
             contexts = request.far_contexts(loaded, chunk)
             tables = measured_tables(loaded, chunk, (), request, contexts)
             compared = pd.DataFrame(compared_losses(chunk, contexts[OWN])).assign(model=loaded.name)
@@ -158,17 +160,6 @@ def positions_left(given: GivenModel, bos_token_ids: Sequence[int]) -> int | Non
     """The most tokens of a chunk behind BOS, as many as the model was made for; None where it doesn't say."""
     num_positions = given.num_positions
     return num_positions and num_positions - num_positions_of(0, len(bos_token_ids))
-
-
-@contextmanager
-def planned(models: Sequence[LoadedModel], description: str, requests: Sequence[Request]) -> Iterator[None]:
-    """Say about how long the requests take of a chooser and its judges, and show a bar meanwhile."""
-    total = sum(planned_tokens(request, num_judges=len(models) - 1) for request in requests)
-    for request in sorted(requests, key=lambda one: one.lengths.long_context_length)[-1:]:
-        less = "fewer targets, rules or k, or a shorter long context"
-        say_how_long(models[0], total, request.lengths, less)
-    with counted(models, description, round(total)):
-        yield
 
 
 def measured_lengths(
@@ -234,7 +225,7 @@ def measured_tables(
     selected["divergence"] = np.nan
     for name, context in contexts.items():
         # Where a rule has left every token out; no pass is run to say more.
-        if context.every_influence_TF is not None:
+        if request.leaves_out(name, chunk.document_id):
             of_context = selected[selected["far_context"] == name]
             targets = of_context["target_position"] - chunk.start - request.lengths.first_target
             moved = context.divergence_TF[targets, of_context["context_position"] - chunk.start]

@@ -7,8 +7,7 @@ ours (`attention.py`) looks at it without copies. Derivatives take the library's
 does every family add our mask to its scores.
 
 A sliding window counts position IDs. So a token left out keeps its place in the windows of others, as where a
-stock model is given a mask that hides it; where gaps are closed up (`--positions compact`) it has none, as in
-the shortened text. A prefix is copied where windows cut, as not all rows see all of it.
+stock model is given a mask that hides it. A prefix is copied where windows cut: not all rows see all of it.
 
 Shapes: B batch, S rows, P rows of a prefix, K = S or P + S, T query rows, D width, H heads, G key-value
 heads, E head width, V vocabulary, N any number of rows.

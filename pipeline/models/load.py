@@ -41,9 +41,8 @@ from pipeline.models.unusable import (
     without_weights,
 )
 from pipeline.models.vocabulary import OwnTokenizer
-from pipeline.results.files import write_json
+from pipeline.results.files import damages, write_json
 from pipeline.results.versions import describe_files
-from pipeline.text.folder import damages
 from pipeline.text.sources import HUB_PATIENCE_SECONDS
 from pipeline.text.tokenizer import tokenizer_at
 

@@ -56,7 +56,8 @@ def export(folders: Sequence[Path], out: Path, artefacts: Sequence[str] | None =
     for artefact, of_artefact in files.items():
         if not of_artefact:
             continue
-        parts, metadata = [], {}
+        parts = []
+        metadata = {}
         for model, of_model in groupby(of_artefact, lambda file: file.model):
             shards = list(of_model)
             parts.append(dataset_of(shards, artefact).to_table(filter=pc.field("model") == model))
@@ -73,9 +74,14 @@ def export(folders: Sequence[Path], out: Path, artefacts: Sequence[str] | None =
         others = [name for name in schema.names if name not in floats]
         with whole_or_absent(path) as temporary:
             pq.write_table(
-                rows, temporary, compression="zstd", compression_level=19, write_page_checksum=True,
-                use_byte_stream_split=floats, use_dictionary=others,
-            )  # fmt: skip
+                rows,
+                temporary,
+                compression="zstd",
+                compression_level=19,
+                write_page_checksum=True,
+                use_byte_stream_split=floats,
+                use_dictionary=others,
+            )
         records[path.name] = file_record(path, rows.num_rows)
     write_json(out / MANIFEST, {"files": records})
     return out / MANIFEST
@@ -85,7 +91,7 @@ def _files_to_export(folders: Sequence[Path], artefact: str) -> list[Source]:
     """Those of all folders, in the order that they would be read in from one."""
     files: list[Source] = []
     for folder in folders:
-        of_folder = sources(folder, artefact)
+        of_folder = sources(folder, artefact, must_be_complete=True)
         if twice := {file.model for file in of_folder} & {file.model for file in files}:
             raise InputError(
                 f"{folder} and an earlier folder hold {artefact} of model '{min(twice)}'; export them apart"

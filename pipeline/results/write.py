@@ -43,7 +43,8 @@ def differences(earlier: Mapping[str, Any], now: Mapping[str, Any], above: str =
     """One phrase for every leaf in which two nested mappings differ; a null setting is an absent one."""
     changes = []
     for key in sorted(earlier.keys() | now.keys()):
-        old, new = earlier.get(key), now.get(key)
+        old = earlier.get(key)
+        new = now.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             changes += differences(old, new, f"{above}{key}.")
         elif old != new:
@@ -55,10 +56,17 @@ class StageOutput:
     """Where one stage writes the results of one model, shard by shard."""
 
     def __init__(
-        self, results: Path, stage: str, model: str, *,
-        settings: Mapping[str, Any], inputs: Mapping[str, str], num_shards: int, num_tasks: int | None = None,
+        self,
+        results: Path,
+        stage: str,
+        model: str,
+        *,
+        settings: Mapping[str, Any],
+        inputs: Mapping[str, str],
+        num_shards: int,
+        num_tasks: int | None = None,
         words: Mapping[str, str] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Open the output; an InputError where it holds results of another configuration, which it names.
 
         Args:
@@ -70,13 +78,19 @@ class StageOutput:
                 None for a run that takes whatever is missing.
             words: input that is a model -> what the command line calls it, for messages; no setting either.
         """
-        self._results, self._stage, self._model = results, stage, model
-        self._num_shards, self._num_tasks, self._words = num_shards, num_tasks, dict(words or {})
+        self._results = results
+        self._stage = stage
+        self._model = model
+        self._num_shards = num_shards
+        self._num_tasks = num_tasks
+        self._words = dict(words or {})
         self._marks = results / "_stages" / stage / f"model={model}"
         made_by = {
-            "schema_version": SCHEMA_VERSION, "stage": stage,
-            "settings": {**settings, "num_shards": num_shards}, "inputs": dict(inputs),
-        }  # fmt: skip
+            "schema_version": SCHEMA_VERSION,
+            "stage": stage,
+            "settings": {**settings, "num_shards": num_shards},
+            "inputs": dict(inputs),
+        }
         self._made_by: dict[str, Any] = json.loads(json.dumps(made_by))
         self._warned: set[str] = set()
         self._refuse_others()
@@ -137,7 +151,7 @@ class StageOutput:
         """Of the indices `among`, or of all, those whose shards are not complete or no longer whole."""
         whole = set()
         for mark in read_marks(self._results, self._stage, self._model):
-            wrongs = [damage(mark.path(self._results, name), sha256) for name, sha256 in mark.sha256.items()]
+            wrongs = [damage(mark.path(self._results, name), record) for name, record in mark.files.items()]
             for wrong in set(filter(None, wrongs)) - self._warned:
                 self._warned.add(wrong)
                 logger.warning("%s; the shard counts as not measured", wrong)

@@ -26,9 +26,14 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium")
 FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 BAIT = "window.executed = true"
 HOSTILE = [
     f"<script>{BAIT}</script></script><script>{BAIT}</script><!-- {{{{data}}}} ",
@@ -49,9 +54,13 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator["sync_api.Brow
     profile = tmp_path_factory.mktemp("profile")
     with sync_api.sync_playwright() as playwright:
         context = playwright.chromium.launch_persistent_context(
-            profile, executable_path=CHROMIUM, args=FLAGS, headless=True, offline=True,
+            profile,
+            executable_path=CHROMIUM,
+            args=FLAGS,
+            headless=True,
+            offline=True,
             viewport={"width": 1300, "height": 900},
-        )  # fmt: skip
+        )
         yield context
         context.close()
 
@@ -209,8 +218,12 @@ def test_a_link_opens_the_same_view(
     page.get_by_role("combobox", name="Beside it").select_option(index=1)
     said = view(page)
     assert (said["model"], said["rule"], said["far"], said["criterion"], said["k"]) == (
-        MODELS[1], RULES[1], "other_document", "divergence", str(max(KS)),
-    )  # fmt: skip
+        MODELS[1],
+        RULES[1],
+        "other_document",
+        "divergence",
+        str(max(KS)),
+    )
     told = ["#target-heading", "#numbers", "#tokens"]
     shown = [page.locator(part).inner_text() for part in told]
     for again in opened(browser, explorable / "page.html", "#" + page.url.partition("#")[2]):
@@ -253,9 +266,19 @@ def explained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "model/tokenizer.json").write_text(tokenizer.to_json())
     (folder / "<b>letter<b>.txt").write_text(EXPLAINED)
     words = [
-        "explain.py", "--model", str(folder / "model"), "--text-file", str(folder / "<b>letter<b>.txt"),
-        "--short-context-length", "6", "--k", "1", "3", "--out", str(folder / "page.html"),
-    ]  # fmt: skip
+        "explain.py",
+        "--model",
+        str(folder / "model"),
+        "--text-file",
+        str(folder / "<b>letter<b>.txt"),
+        "--short-context-length",
+        "6",
+        "--k",
+        "1",
+        "3",
+        "--out",
+        str(folder / "page.html"),
+    ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", words)
         run_stage(explain_program.parser(), explain_program.main)
