@@ -77,7 +77,7 @@ def main(arguments: argparse.Namespace) -> None:
         f"{kind}: {failures.verdict_of_distance_or_number(conditions, kind)}" for kind in ("own", "swap")
     ]
     show("B. Distance or number", conditions, f"Verdict: {'; '.join(verdicts)}")
-    accuracy = failures.functions_accuracy(arguments.kept)
+    accuracy = read_artefact(arguments.kept / "functions", "synthetic_accuracy")
     cells, (verdict, difference) = failures.marked_bits(accuracy), failures.verdict_of_marked_bits(accuracy)
     at_ends = cells[cells["size"].isin([18, 72, 180])]
     show("C. Marked bits: accuracy", at_ends, f"OR less parity, k = 5 to 8, 180 tokens: {difference}")

@@ -269,17 +269,6 @@ def marked_bits(accuracy: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows).astype({"k": int})
 
 
-def functions_accuracy(kept: Path) -> pd.DataFrame:
-    """synthetic_accuracy of all functions; parity's is that of the earlier trainings, all of which learnt it.
-
-    Of the parity models trained anew, whose answers are kept, not every seed learnt it in as many steps.
-    """
-    others = read_artefact(kept / "functions", "synthetic_accuracy")
-    parity = read_artefact(EARLIER_PARITY, "synthetic_accuracy")
-    others = others[others["task"] != "sparse_parity"]
-    return pd.concat([others, parity[parity["size"].isin(others["size"].unique())]])
-
-
 def earlier_parity_beside_or() -> pd.DataFrame:
     """How far the accuracy of the earlier parity models is from what OR would have: a row a seed and size.
 
@@ -500,7 +489,7 @@ def cue_distances_figure(examples: pd.DataFrame, verdict: str) -> Figure:
     for ax, (label, by) in zip(axes, {"farthest cue": np.max, "cues, mean": np.mean}.items(), strict=True):
         cells = cue_distances(examples, by)
         ends = []
-        for color, number in zip(drawing.graded(2), (1, 4), strict=True):
+        for color, number in zip(drawing.graded(3), (1, 2, 4), strict=True):
             of_bins = cells[cells["task"] == f"signs_{number}"].groupby("distance", observed=True)["mean"]
             means = of_bins.mean()
             num_seeds = examples["seed"].nunique()

@@ -210,7 +210,7 @@ def full_rotary() -> str:
 
 @cache
 def _functions() -> pd.DataFrame:
-    return failures.functions_accuracy(REFERENCE / "length")
+    return read_artefact(REFERENCE / "length" / "functions", "synthetic_accuracy")
 
 
 @filled
@@ -275,13 +275,13 @@ def cue_distances() -> str:
     rows = [
         [
             f"{name} tokens",
-            *(f"{means.loc[name, f'signs_{k}']:.3f}" for k in (1, 4)),
+            *(f"{means.loc[name, f'signs_{k}']:.3f}" for k in (1, 2, 4)),
             interval_of(contrasts[name], "difference") if name in contrasts else "",
         ]
         for name in means.index
     ]
-    rows.append(["mean beyond 64", "", "", interval_of(contrasts["mean"], "difference")])
-    return markdown(["farthest cue", "one cue", "four cues", "four less one"], rows)
+    rows.append(["mean beyond 64", "", "", "", interval_of(contrasts["mean"], "difference")])
+    return markdown(["farthest cue", "one cue", "two cues", "four cues", "four less one"], rows)
 
 
 @filled

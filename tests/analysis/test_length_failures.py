@@ -25,7 +25,7 @@ def test_the_verdicts() -> None:
     conditions = failures.distance_or_number(placed)
     assert failures.verdict_of_distance_or_number(conditions, "own") == "neither alone"
     assert failures.verdict_of_distance_or_number(conditions, "swap") == "distance"
-    accuracy = failures.functions_accuracy(KEPT)
+    accuracy = read_artefact(KEPT / "functions", "synthetic_accuracy")
     assert failures.verdict_of_marked_bits(accuracy)[0] == "the number of tokens is not what fails"
     examples = read_artefact(KEPT / "cues", "synthetic_examples")
     contrasts = failures.cue_contrasts(failures.cue_distances(examples))
