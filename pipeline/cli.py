@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 PROGRAMS = (
     "pipeline.study", "pipeline.tokenize_c4", "pipeline.pretrain", "pipeline.loss_differences",
     "pipeline.length_losses", "pipeline.length_interference", "pipeline.influential_tokens",
-    "analysis.run_notebooks", "analysis.summary", "analysis.explorer", "analysis.measures",
-    "analysis.methods", "analysis.outcomes",
+    "analysis.run_notebooks", "analysis.summary", "analysis.explorer", "analysis.screenshot",
+    "analysis.measures", "analysis.methods", "analysis.outcomes",
     "analysis.needed_context", "analysis.cache_policies", "analysis.document_scores",
     "analysis.length_failures", "analysis.choose_texts",
     "pipeline.explain", "pipeline.query", "pipeline.plant_signs",

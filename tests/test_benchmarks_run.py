@@ -10,12 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 from accelerate.state import AcceleratorState
+from hugging_face_families import make_model
 from measured_documents import write_checkpoint, write_data
 from olmo.model import OLMo
 
 sys.path.append(str(Path(__file__).resolve().parent / "benchmarks"))
 
 import bfloat16_agreement
+import explain_accuracy
 import gpu
 import leave_one_out
 import matrix_product_peak
@@ -25,6 +27,8 @@ import screen
 from analysis.rules.benchmark import read_seconds
 from pipeline.cli import InputError
 from pipeline.measuring.flags import ContextLengths
+from pipeline.text.sources import first_passages
+from pipeline.text.tokenizer import train_bpe
 
 TINY = (
     "--layers 2 --width 32 --heads 4 --vocabulary 48 --long-context-lengths 24 --short-context-length 4"
@@ -126,3 +130,18 @@ def test_bfloat16_agreement_and_the_seconds_of_methods(
     run(method_seconds, *words, *sizes, "--max-documents", 2, "--k", 2, "--rules", *rules)
     seconds = read_seconds(tmp_path / "out.json")
     assert seconds.keys() == set(rules) and all(value > 0 for value in seconds.values())
+
+
+def test_the_search_is_compared_with_exact_leave_one_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = train_bpe(first_passages(20_000), 300)
+    make_model("llama", vocab_size=tokenizer.vocabulary_size).save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").write_text(tokenizer.to_json())
+    words = ["--model", tmp_path / "model", "--length", 64, "--texts", 1, "--out", tmp_path / "a.jsonl"]
+    for _ in range(2):  # the second reads what the first wrote
+        run(explain_accuracy, *words)
+        said = capsys.readouterr().out
+        assert said.startswith("1 texts of 64 tokens: ") and "top 1 " in said
+    (row,) = map(json.loads, (tmp_path / "a.jsonl").read_text().splitlines())
+    assert 0 <= row["top_1"] <= 1 and row["exact_recovered"] >= row["recovered"] - 0.5
