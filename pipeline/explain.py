@@ -46,7 +46,6 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 
 import argparse
 import json
-import math
 import os
 import re
 from typing import Any
@@ -64,11 +63,11 @@ UNITS = ("token", "word", "sentence", "paragraph")
 BUDGET = "2m"
 
 
-def duration(text: str) -> float:
-    """Seconds, of 90, 90s, 2m or 1.5h."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
-    seconds = float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]] if found else 0.0
-    if not 0 < seconds < math.inf:
+def duration(text: str) -> int:
+    """Seconds, of 90, 90s, 2m or 1h."""
+    found = re.fullmatch(r"(\d{1,9})([smh]?)", text.strip())
+    seconds = int(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]] if found else 0
+    if not seconds:
         raise argparse.ArgumentTypeError(f"{text} is no duration above 0, such as 90s, 2m or 1h")
     return seconds
 

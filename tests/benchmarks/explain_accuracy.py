@@ -88,8 +88,8 @@ def measured(
     trials = [search.tried(range(len(chosen))) for search in searches]
     both = list(zip(exact, found, strict=True))
     return told | {
-        "top_1": float(np.mean([of[0] == one[0] for of, one in both])),
-        "top_4": float(np.mean([len({*of} & {*one}) / len(of) for of, one in both])),
+        "top_1": float(np.mean([of[:1] == one[:1] for of, one in both])),
+        "top_4": float(np.mean([len({*of} & {*one}) / max(1, len(of)) for of, one in both])),
         "recovered": sum(trial.recovered_nats for trial in trials[0]),
         "exact_recovered": sum(trial.recovered_nats for trial in trials[1]),
         "no_single_source": sum(not trial.is_distinguishable for trial in trials[0]),
