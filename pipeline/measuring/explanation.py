@@ -153,7 +153,7 @@ class Explanation:
         bytes_N2, rows = self.text.bytes_N2, []
         for target in self.targets:
             of_target = [
-                target.position, self.written(target.position, target.position + 1), *bytes_N2[target.position],
+                target.position, self.token(target), *bytes_N2[target.position],
                 float(target.trial.total_B.mean()), target.trial.recovered, not target.has_source,
             ]  # fmt: skip
             for rank, ((start, end), effect, loss_effect) in enumerate(target.sources, start=1):
@@ -162,6 +162,10 @@ class Explanation:
                     [*of_target, rank, start, end, self.written(start, end), *place, effect, loss_effect]
                 )
         return pd.DataFrame(rows, columns=list(columns)).astype(columns)
+
+    def token(self, target: Target) -> str:
+        """The text of a target's token, whole characters."""
+        return self.written(target.position, target.position + 1)
 
     def written(self, start: int, end: int) -> str:
         """The text of the tokens [start, end), whole characters."""
@@ -183,7 +187,7 @@ class Explanation:
             "losses": losses.astype("float64").round(4).to_dict("list"),
             "targets": [
                 {
-                    "position": target.position, "token": self.written(target.position, target.position + 1),
+                    "position": target.position, "token": self.token(target),
                     "total_effect": round(float(target.trial.total_B.mean()), 4),
                     "recovered": round(target.trial.recovered, 4), "no_single_source": not target.has_source,
                     "sources": frame[frame["position"] == target.position][of_sources].to_dict("records"),
@@ -615,7 +619,7 @@ def _table(explanation: Explanation) -> str:
         ]
         recovered = f"{target.trial.recovered:.0%}" if target.has_source else "no single source"
         lines.append([
-            target.position, _quoted(explanation.written(target.position, target.position + 1)),
+            target.position, _quoted(explanation.token(target)),
             f"{target.trial.total_B.mean():.2f}", recovered, ", ".join(named),
         ])  # fmt: skip
     names = ["position", "token", "total effect", "recovered", "sources: how many tokens before, and effect"]
