@@ -156,7 +156,8 @@ def _name_and_text(arguments: argparse.Namespace) -> tuple[str, Any]:
     if arguments.text is not None:
         name, text = "--text", arguments.text
     elif arguments.text_file is not None:
-        name, file = arguments.text_file.name, arguments.text_file
+        name = arguments.text_file.name
+        file = arguments.text_file
         text = decoded(file.read_bytes(), str(file))
     elif sys.stdin.isatty():
         raise InputError(

@@ -164,7 +164,8 @@ def test_planted_sources_are_found_and_their_absence_is_told() -> None:
 
 def test_instead_is_the_difference_of_the_stock_model(model: Path) -> None:
     stock = AutoModelForCausalLM.from_pretrained(model).float().eval()
-    text, flags = "a mat and the cat that sat there saw a dog in the", {"short_context_length": S}
+    text = "a mat and the cat that sat there saw a dog in the"
+    flags = {"short_context_length": S}
     found = explain(
         f"{text} hall", str(model), at="hall", instead="street", unit="token", sources=500,
         foreign_text=FOREIGN, budget="1h", **flags,
@@ -256,7 +257,8 @@ def explained_within(
     budget: str, model: Path, patch: pytest.MonkeyPatch
 ) -> tuple[explanation.Explanation, float]:
     """An explanation, and how many seconds of that clock it took."""
-    clock, make = _Clock(), sources.Passes
+    clock = _Clock()
+    make = sources.Passes
 
     def passes(*of: Any) -> sources.Passes:
         clock.passes = make(*of)

@@ -60,7 +60,9 @@ class Clock:
     """How long is left, and what passes cost, told by the passes that have run."""
 
     def __init__(self, seconds: float | None, passes: Passes) -> None:
-        self._budget, self._passes, self._started = seconds, passes, time.monotonic()
+        self._budget = seconds
+        self._passes = passes
+        self._started = time.monotonic()
 
     @property
     def seconds_per_token(self) -> float:
@@ -150,7 +152,8 @@ class Explanation:
             "source_byte_start": "int64", "source_byte_end": "int64", "effect": "float64",
             "loss_effect": "float64",
         }  # fmt: skip
-        bytes_N2, rows = self.text.bytes_N2, []
+        bytes_N2 = self.text.bytes_N2
+        rows = []
         for target in self.targets:
             of_target = [
                 target.position, self.token(target), *bytes_N2[target.position],
@@ -297,7 +300,8 @@ def _generated(
     model: CausalLM, token_ids_N: np.ndarray, num_tokens: int, tokenizer: DocumentTokenizer
 ) -> list[int]:
     """The likeliest next tokens, one after another, until one ends the text."""
-    prefix, answer = read_prefix(model, token_ids_N[:-1]), [int(token_ids_N[-1])]
+    prefix = read_prefix(model, token_ids_N[:-1])
+    answer = [int(token_ids_N[-1])]
     while len(answer) <= num_tokens:
         positions_1S = len(token_ids_N) - 1 + np.arange(len(answer))[None]
         rows = Rows(np.array([answer]), positions_1S, None, np.array([[len(answer) - 1]]))
@@ -315,7 +319,9 @@ def _measured(
     arguments: argparse.Namespace,
 ) -> Explanation:  # fmt: skip
     """Measure the losses of the text's targets, and search and try the sources of those that are chosen."""
-    text, first_token, short = wanted.text, wanted.end - length, arguments.short_context_length
+    text = wanted.text
+    first_token = wanted.end - length
+    short = arguments.short_context_length
     if first_token:
         logger.warning(
             "the text has %d tokens up to there, of which the last %d are measured (--long-context-length N"
@@ -450,7 +456,8 @@ def _sequence(
 ) -> tuple[PackedSequence, np.ndarray | None, tuple[str, str, float] | None]:  # fmt: skip
     """What is read and predicted; with --instead how both continuations' losses count, and their texts."""
     if arguments.instead is None:
-        stop, which = int(targets_T[-1]), slice(0, len(targets_T))
+        stop = int(targets_T[-1])
+        which = slice(0, len(targets_T))
         sequence = PackedSequence(
             ids_L[:stop], np.arange(stop), None, targets_T - 1, ids_L[targets_T], near_T, which
         )
@@ -533,7 +540,8 @@ def foreign_text(
 
 def summary(explanation: Explanation) -> list[str]:
     """What was found, in sentences whose numbers add up as they are shown."""
-    losses, targets = explanation.losses, explanation.targets
+    losses = explanation.losses
+    targets = explanation.targets
     least, most = explanation.lengths
     near = f"{least}" if least == most else f"{least} to {most}"
     full, short, swapped = (

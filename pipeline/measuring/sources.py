@@ -43,11 +43,13 @@ _BREAKS = {
     "sentence": re.compile(r"[.!?…]+[\"'”’)\]]*\s+|[。！？]|\n+\s*"),
     "paragraph": re.compile(r"\n\s*\n\s*"),
 }
-COARSE_TOKENS, _BRANCHES = 32, 4
+COARSE_TOKENS = 32
+_BRANCHES = 4
 """Tokens of the groups that are swapped first, and the parts that a group is split into."""
 REFINING = 6
 """About how many passes a target takes beyond those of the coarse groups."""
-_TARGETS_AT_ONCE, _LOGITS_AT_ONCE = 256, 1 << 25
+_TARGETS_AT_ONCE = 256
+_LOGITS_AT_ONCE = 1 << 25
 
 Span = tuple[int, int]
 """Tokens [start, end) of the text."""
@@ -121,7 +123,8 @@ class Passes:
     ) -> Measured:
         """Losses and divergences of variants of a sequence: [V, Q] each, NaN where not asked for."""
         values_2VQ = np.full((2, len(variants), len(sequence.query_rows_T)), np.nan, dtype=np.float32)
-        queue, batches = PassQueue(self.model, self.batching, reference), []
+        queue = PassQueue(self.model, self.batching, reference)
+        batches = []
         rest = sorted(range(len(variants)), key=lambda v: (variants[v].stop, variants[v].start))
         while rest:
             first = variants[rest[0]]
@@ -193,7 +196,9 @@ def all_losses(
     passes: Passes, token_ids_L: np.ndarray, background_L: np.ndarray, near_T: np.ndarray, short: int
 ) -> Losses:
     """Of the last T tokens, in a few passes."""
-    model, length, first = passes.model, len(token_ids_L), len(token_ids_L) - len(near_T)
+    model = passes.model
+    length = len(token_ids_L)
+    first = len(token_ids_L) - len(near_T)
     starts_N, num_each_N = np.unique(near_T, return_counts=True)
     num_targets = int(num_each_N.max())
     rows = Rows(
@@ -323,7 +328,8 @@ class Search:
         if self.is_exact:
             units = self.edges.tolist()
             return [*zip(units, units[1:], strict=False)]
-        places, is_start = [int(self.edges[0])], set(self.sentence_starts.tolist())
+        places = [int(self.edges[0])]
+        is_start = set(self.sentence_starts.tolist())
         for edge, following in zip(self.edges[1:].tolist(), [*self.edges[2:].tolist(), 1 << 62], strict=True):
             ends_sentence = edge in is_start and edge - places[-1] >= COARSE_TOKENS // 2
             if ends_sentence or following - places[-1] > COARSE_TOKENS:
@@ -332,7 +338,8 @@ class Search:
 
     def swap(self, stop_of: dict[Span, int]) -> None:
         """Measure what swapping each span does to the targets that end by its row `stop`."""
-        variants, spans = [], list(stop_of)
+        variants = []
+        spans = list(stop_of)
         for start, end in spans:
             tokens_S = self.sequence.token_ids_S.copy()
             tokens_S[start:end] = self.backgrounds_BS[0, start:end]
@@ -447,7 +454,8 @@ class Search:
                 near, stop = int(self.near_T[target]), int(self.stop_T[target])
                 swapped_S = self.sequence.token_ids_S.copy()
                 swapped_S[:near] = background_S[:near]
-                with_sources_S, sources = swapped_S.copy(), self.sources(target)
+                with_sources_S = swapped_S.copy()
+                sources = self.sources(target)
                 for start, end in sources:
                     with_sources_S[start:end] = self.sequence.token_ids_S[start:end]
                 first = min((span[0] for span in sources), default=near)

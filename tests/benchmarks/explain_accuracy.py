@@ -63,15 +63,19 @@ def measured(
     near_T = near_starts(first, length, SHORT, SHORT // 2)
     losses = all_losses(passes, ids_L, backgrounds_BL[0], near_T, SHORT)
     chosen = np.sort(np.argsort(-losses.swapped_divergence, kind="stable")[:NUM_TARGETS])
-    targets_T, stop = first + chosen, int(first + chosen[-1])
+    targets_T = first + chosen
+    stop = int(first + chosen[-1])
     sequence = PackedSequence(
         ids_L[:stop], np.arange(stop), None, targets_T - 1, ids_L[targets_T], near_T[chosen],
         slice(0, len(chosen)),
     )  # fmt: skip
     sentences = unit_starts(text, "sentence")
-    searches, seconds, counts = [], [], []
+    searches = []
+    seconds = []
+    counts = []
     for is_exact in (False,) if search_only else (False, True):
-        started, before = time.process_time(), passes.num_tokens
+        started = time.process_time()
+        before = passes.num_tokens
         search = Search(
             passes, sequence, backgrounds_BL, np.arange(1, length), sentences[(sentences > 1)], NUM_SOURCES,
             is_exact=is_exact,
@@ -99,7 +103,8 @@ def measured(
 def main(arguments: argparse.Namespace) -> None:
     """Measure the texts that are missing, and print the means of all."""
     given = GivenModel(arguments.model or str(model_folder("smollm2")), dtype=arguments.dtype)
-    tokenizer, length = given.tokenizer(), arguments.length
+    tokenizer = given.tokenizer()
+    length = arguments.length
     foreign_N = foreign_text(None, NUM_SWAPPED * length, tokenizer).token_ids_N
     rows = [json.loads(line) for line in arguments.out.open()] if arguments.out.exists() else []
     texts = (

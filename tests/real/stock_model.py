@@ -105,9 +105,12 @@ def assert_explained_as_by_stock(stock: StockModel, text: str, position: int) ->
         text, stock.folder, position=position, unit="token", sources=num_sources, short_context_length=S,
         foreign_text=foreign, dtype="float32", budget="1h",
     )  # fmt: skip
-    num_bos, ids_N = stock.num_bos, stock.token_ids(text)
-    target, foreign_N = position + num_bos, stock.token_ids(foreign)[stock.num_bos :]
-    seen, near = range(num_bos, target), target - S
+    num_bos = stock.num_bos
+    ids_N = stock.token_ids(text)
+    target = position + num_bos
+    foreign_N = stock.token_ids(foreign)[stock.num_bos :]
+    seen = range(num_bos, target)
+    near = target - S
     starts = np.linspace(0, len(foreign_N) - position - 1, 4).astype(int)
     others = [np.concatenate([ids_N[:num_bos], foreign_N[start:]])[: len(ids_N)] for start in starts]
 
