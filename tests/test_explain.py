@@ -123,7 +123,10 @@ def test_every_number_is_that_of_the_stock_model(model: Path) -> None:
         np.testing.assert_allclose(largest["recovered"], 1 - np.mean(left) / np.mean(total), atol=1e-3)
 
 
-def test_a_search_that_splits_everything_is_exact_leave_one_out(model: Path) -> None:
+def test_a_search_that_splits_everything_is_exact_leave_one_out(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "URGENCIES", (0.0,))
     flags: dict[str, Any] = {"short_context_length": S, "foreign_text": FOREIGN, "sources": 500}
     exact = explain(TEXT, str(model), targets="all", **flags).frame
     searched = explain(TEXT, str(model), targets=5, budget="1h", **flags)
@@ -162,7 +165,8 @@ def test_planted_sources_are_found_and_their_absence_is_told() -> None:
     assert [trial.is_distinguishable for trial in lone.tried([0])] == [False] or lone.sources(0)
 
 
-def test_instead_is_the_difference_of_the_stock_model(model: Path) -> None:
+def test_instead_is_the_difference_of_the_stock_model(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "URGENCIES", (0.0,))
     stock = AutoModelForCausalLM.from_pretrained(model).float().eval()
     text = "a mat and the cat that sat there saw a dog in the"
     flags = {"short_context_length": S}

@@ -46,6 +46,11 @@ _BREAKS = {
 COARSE_TOKENS = 32
 _BRANCHES = 4
 """Tokens of the groups that are swapped first, and the parts that a group is split into."""
+URGENCIES = (0.5, 0.1)
+"""A span is split if its effect is this fraction of its target's largest; first the larger one."""
+_SHARE = 0.12
+_FEW_TOKENS = 40_000
+"""The search takes at most this fraction of the exact one's forward tokens, or so few."""
 REFINING = 6
 """About how many passes a target takes beyond those of the coarse groups."""
 _TARGETS_AT_ONCE = 256
@@ -410,23 +415,39 @@ class Search:
         ]
         return sorted(rounds, key=lambda one: -one[0])
 
+    @property
+    def exact_tokens(self) -> int:
+        """Forward tokens of exact leave-one-out, of every unit."""
+        return int((self.stop_T.max() - self.edges[:-1]).sum())
+
     def run(self, fits: Callable[[float], bool] = lambda _: True) -> None:
-        """Search until the top k of each target are units, or no round `fits` its forward tokens any more."""
+        """Search until the top k of each target are units; the most urgent spans are split first.
+
+        It ends earlier if no more forward tokens `fits`, or it has taken its share of those of the exact one.
+        """
         every = range(len(self.stop_T))
+        most = max(_SHARE * self.exact_tokens, _FEW_TOKENS)
+        before = self.passes.num_tokens
         self.swap(self.beginning)
-        while wanted := self.next_round():
-            stop_of: dict[Span, int] = {}
-            for _, parts in wanted:
-                more = {span: max(stop, stop_of.get(span, 0)) for span, stop in parts.items()}
-                if fits(forward_tokens(stop_of | more) + self.trial_tokens(every)):
-                    stop_of |= more
-            if not stop_of:
-                break
-            self.swap(stop_of)
+        for least in URGENCIES:
+            while True:
+                stop_of: dict[Span, int] = {}
+                for urgency, parts in self.next_round():
+                    further = {span: max(stop, stop_of.get(span, 0)) for span, stop in parts.items()}
+                    tokens = forward_tokens(stop_of | further)
+                    is_within = self.passes.num_tokens - before + tokens <= most
+                    if urgency >= least and is_within and fits(tokens + self.trial_tokens(every)):
+                        stop_of |= further
+                if not stop_of:
+                    break
+                self.swap(stop_of)
 
     def sources(self, target: int) -> list[Span]:
-        """The top k spans of a target that have an effect."""
-        return [span for span in self.ranked(target)[: self.k] if abs(self.effect(target, span)) > 0]
+        """The top k spans of a target that have an effect; of those that were not split, the urgent ones."""
+        ranked = [span for span in self.ranked(target) if abs(self.effect(target, span)) > 0]
+        least = URGENCIES[-1] * abs(self.effect(target, ranked[0])) if ranked else 0.0
+        kept = [span for span in ranked if self.is_unit(span) or abs(self.effect(target, span)) >= least]
+        return kept[: self.k]
 
     @property
     def likely_tokens(self) -> int:
