@@ -46,7 +46,8 @@ NOT_RUN = {
     r"^torchrun": "tests/test_pretrain.py runs it",
     r"studies/gpu\.yaml$": "it needs a GPU",
     r"\bload_path=": "tests/training/test_training_loop.py begins a run so",
-    r"benchmarks/leave_one_out\.py": "tests/test_benchmarks_run.py runs it at toy size",
+    r"benchmarks/(leave_one_out|explain_\w+)\.py": "tests/test_benchmarks_run.py runs them, small",
+    r"explain\.py .*(--at|--chat) ": "tests/test_explain.py explains predictions and chats",
     r"tokenize_c4\.py --out runs/c4/data": "tests of tokenize_c4 run it on files of the same names",
     r"^python -m analysis\.figures": "tests/analysis: test_length_failures, test_theory",
     r"^python -m pipeline\.results": "tests/results and tests/analysis run it",
@@ -63,7 +64,8 @@ PYTHON_ELSEWHERE = {
 
 MODEL = "pythia-tiny"
 WORDS = {
-    "EleutherAI/pythia-160m": MODEL, "MODEL": MODEL, "MODEL/tokenizer.json": f"{MODEL}/tokenizer.json",
+    "EleutherAI/pythia-160m": MODEL, "HuggingFaceTB/SmolLM2-135M-Instruct": MODEL, "MODEL": MODEL,
+    "MODEL/tokenizer.json": f"{MODEL}/tokenizer.json",
     "LICENSE": "letter.txt", "embedded": "english.jsonl", "bpe:2048": "bpe:320",
     "max_duration=2600": "max_duration=4", "sizes.demo.max_duration=200": "sizes.demo.max_duration=6",
     "STUDY": "olmo_configs/studies/demo.yaml", "RESULTS": "analysis/reference/study/results",

@@ -116,6 +116,10 @@ class DocumentTokenizer:
         assert self._eos_token_id is not None
         return self._eos_token_id
 
+    def ends_text(self, token_id: int) -> bool:
+        """Whether a model that writes this token has come to its end."""
+        return token_id == self._eos_token_id
+
     @property
     def token_dtype(self) -> np.dtype:
         """The smallest of OLMo's memory-map types that holds the vocabulary."""
@@ -130,17 +134,18 @@ class DocumentTokenizer:
         all_ids = (np.array(encoding.ids, dtype=np.int32) for encoding in encodings)
         return [token_ids[self._num_bos(token_ids) :] for token_ids in all_ids]
 
-    def read(self, text: Text) -> "TokenizedText":
+    def read(self, text: Text, *, begins_answer: bool = False) -> "TokenizedText":
         """One text with the places of its tokens; what the tokenizer puts before every text comes first.
 
         Token IDs and messages are taken as they are: of these, only those at their start are told apart.
+        Behind messages stands the beginning of an answer, if it is asked for.
         NoTokensError where the text has no token of its own; InputError where it cannot be read.
         """
         if isinstance(text, str):
             read = self._placed(text, self.bos_token_ids)
             read.noted.update(self.notes(text, read.token_ids_N))
         elif isinstance(text, Sequence) and text and isinstance(text[0], Mapping):
-            read = self._of_messages(text)  # type: ignore[arg-type]
+            read = self._of_messages(text, begins_answer)  # type: ignore[arg-type]
         else:
             read = self._of_token_ids(text)
         if len(read.token_ids_N) == len(read.added):
@@ -178,11 +183,15 @@ class DocumentTokenizer:
     def _names(self, token_ids: Sequence[int]) -> tuple[str, ...]:
         return tuple(str(self._tokenizer.id_to_token(token_id)) for token_id in token_ids)
 
-    def _of_messages(self, messages: Sequence[Mapping[str, Any]]) -> "TokenizedText":
+    def _of_messages(
+        self, messages: Sequence[Mapping[str, Any]], begins_answer: bool
+    ) -> "TokenizedText":
         if getattr(self._automatic, "chat_template", None) is None:
             raise InputError(f"{self.name} has no chat template; give the text itself, or its token IDs")
         try:
-            text = self._automatic.apply_chat_template(list(messages), tokenize=False)
+            text = self._automatic.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=begins_answer
+            )
         except Exception as error:  # of the template's language, by what is missing in the messages
             raise InputError(f"the chat template refuses the messages: {first_line(error)}") from error
         tokenizer = self._recording_all_places
@@ -596,11 +605,13 @@ def is_one_text(texts: Any) -> bool:
     return isinstance(texts, Sequence) and len(texts) > 0 and isinstance(texts[0], int | np.integer | Mapping)
 
 
-def tokenized_text(text: Text, tokenizer: Path | DocumentTokenizer) -> TokenizedText:
+def tokenized_text(
+    text: Text, tokenizer: Path | DocumentTokenizer, *, begins_answer: bool = False
+) -> TokenizedText:
     """`DocumentTokenizer.read` of a text, by a tokenizer or by that of a path."""
     if isinstance(tokenizer, Path):
         tokenizer = load_tokenizer(tokenizer, ends_documents=False)
-    return tokenizer.read(text)
+    return tokenizer.read(text, begins_answer=begins_answer)
 
 
 def _with_their_marks(characters_N2: np.ndarray, text: str) -> np.ndarray:

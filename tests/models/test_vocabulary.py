@@ -145,7 +145,7 @@ def test_every_face_refuses_a_foreign_tokenizer_and_takes_a_padded_evaluator(tmp
     for call in (
         lambda: losses(TEXT, model, tokenizer=other, short_context_length=4),
         lambda: losses(TEXT, model, tokenizer=stranger, short_context_length=4),
-        lambda: explain(TEXT, model, tokenizer=f"{stranger}/tokenizer.json", **asked),
+        lambda: explain(TEXT, model, tokenizer=f"{stranger}/tokenizer.json", short_context_length=4),
         lambda: influential_tokens(TEXT, model, judges=[stranger], **asked, k=(1,)),
     ):
         with pytest.raises(InputError, match="is another tokenizer than that of (own|other)"):
