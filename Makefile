@@ -5,6 +5,7 @@
 # make test       ruff, the directions of imports, mypy and the tests; what continuous integration runs
 # make test-all   also the tests marked slow
 # make test-gpu   the tests that need a GPU, and only those
+# make gpu        these, then the study of a GPU, olmo_configs/studies/gpu.yaml; TEXT=FOLDER holds its texts
 # make golden     write tests/golden/ anew, after a change that is meant to move numbers
 #
 # Each creates .venv and installs into it first. OPTIONS are pipeline/study.py's: OPTIONS=--dry-run lists the commands,
@@ -20,7 +21,7 @@ IMPORTED := olmo.model, accelerate, transformers, statsmodels.api, matplotlib.py
 # A file in one process; more processes than two or three cores, since tests wait much for programs that they start.
 PARALLEL := -n $(if $(filter 1 2 3,$(shell nproc)),4,auto) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo reference needed study test test-all test-gpu lint ruff golden install
+.PHONY: help demo reference needed study test test-all test-gpu gpu lint ruff golden install
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
@@ -40,6 +41,10 @@ test-all: ruff
 
 test-gpu: install
 	$(PY) -m pytest -m gpu
+
+gpu: STUDY = olmo_configs/studies/gpu.yaml
+gpu: test-gpu
+	$(PY) pipeline/study.py $(STUDY) $(OPTIONS)
 
 lint: ruff
 	.venv/bin/mypy

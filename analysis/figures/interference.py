@@ -334,8 +334,17 @@ def mechanism_figure(table: pd.DataFrame) -> Figure:
             ends.append(drawing.draw_line(ax, line[column], line, "interference", look, words))
         drawing.label_line_ends(ax, ends)
         ax.set_ylim(bottom=0)
-    axes[0].axvspan(at_512["near_start"].min() - 300, 8192 - 512, color=drawing.GREY, alpha=0.2, linewidth=0)
+    # A near context that begins at ID 7,680 ends where training did.
+    last_trained = table["near_start"].min()
+    axes[0].axvspan(last_trained - 300, last_trained, color=drawing.GREY, alpha=0.2, linewidth=0)
     axes[0].set_xlabel("position ID where the near tokens begin")
+    axes[0].xaxis.set_major_formatter("{x:,.0f}")
+    trained = table[table["near_start"] == last_trained].groupby("num_distant")["interference"].mean()
+    axes[1].plot(trained.index, trained, linestyle="--", marker="o", markersize=3, color=drawing.GREY)
+    axes[1].annotate(
+        "trained distance, all three", (trained.index[1], trained.iloc[1]), (0, 6), textcoords="offset points",
+        ha="center", fontsize=7, color=drawing.GREY,
+    )  # fmt: skip
     axes[1].set_xscale("log", base=2)
     axes[1].set_xticks(
         sorted(at_far["num_distant"].unique()), [f"{n:,}" for n in sorted(at_far["num_distant"].unique())]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from analysis.figures import interference
 from analysis.figures import length_failures as failures
 from analysis.figures.theory import by_length
 from analysis.read import interval_of, rows_by
@@ -288,6 +289,52 @@ def cue_distances() -> str:
 def cue_distances_verdict() -> str:
     """The verdict of experiment D."""
     return failures.verdict_of_cues(failures.cue_contrasts(failures.cue_distances(_cues())))
+
+
+@cache
+def _places() -> pd.DataFrame:
+    targets = pd.read_parquet(REFERENCE / "real_model" / "interference_targets.parquet")
+    return interference.mechanism(targets)
+
+
+def _interference_by(rows: pd.DataFrame, column: str, head: str) -> str:
+    """A row a distance or number, a column a kind of distant text."""
+    kinds = {"c4": "C4", "wikipedia": "Wikipedia", "novels": "novel"}
+    cells = rows_by(rows, column, "distant_text")
+    return markdown(
+        [head, *kinds.values()],
+        [
+            [f"{value:,}", *(interval_of(cells[value, kind], "interference") for kind in kinds)]
+            for value in sorted(rows[column].unique())
+        ],
+    )
+
+
+@filled
+def interference_by_distance() -> str:
+    """Length interference in SmolLM2 by the distance of 512 tokens."""
+    places = _places()
+    return _interference_by(places[places["num_distant"] == 512], "near_start", "near tokens from ID")
+
+
+@filled
+def interference_by_number() -> str:
+    """Length interference in SmolLM2 by the number of distant tokens, at an unseen and at a trained distance."""
+    places = _places()
+    tables = [
+        _interference_by(
+            places[places["near_start"] == start], "num_distant", f"distant tokens, near from {start:,}"
+        )
+        for start in (7680, 11776)
+    ]
+    return "\n\n".join(tables)
+
+
+@filled
+def interference_counts() -> str:
+    """Targets and texts."""
+    row = _places().iloc[0]
+    return f"{row['num_targets']:,} targets, {row['num_documents']} texts"
 
 
 @filled
