@@ -129,6 +129,7 @@ def check(arguments: argparse.Namespace) -> None:
 
 def main(arguments: argparse.Namespace) -> None:
     """Explain the text: print it, and write the page."""
+    check(arguments)
     named = [Path(word) for word in (arguments.model, arguments.tokenizer) if word is not None]
     inputs = [arguments.text_file, arguments.chat, arguments.foreign_text_file, *named]
     outputs = [path for path in (arguments.out, arguments.json, arguments.csv) if path is not None]

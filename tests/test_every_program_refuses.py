@@ -112,7 +112,6 @@ def folder(tmp_path: Path) -> Path:
          + " --tokenizer olmo --num-tasks 2 --task-index 0 --out {folder}"),
         ("analysis.explorer", "{folder} --out {folder}/" + SHARD),
         ("analysis.choose_texts", "--source web={folder}/*.jsonl --out {folder}/texts.jsonl"),
-        ("analysis.outcomes", "--targets {folder}/outcomes.parquet --out {folder}"),
     ],
 )  # fmt: skip
 def test_an_output_onto_an_input_is_refused(name: str, words: str, folder: Path) -> None:

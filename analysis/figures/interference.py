@@ -342,7 +342,8 @@ def mechanism_figure(table: pd.DataFrame) -> Figure:
     trained = table[table["near_start"] == last_trained].groupby("num_distant")["interference"].mean()
     axes[1].plot(trained.index, trained, linestyle="--", marker="o", markersize=3, color=drawing.GREY)
     axes[1].annotate(
-        "trained distance, all three", (trained.index[1], trained.iloc[1]), (0, 6), textcoords="offset points",
+        "trained distance, all three", (trained.index[1], trained.iloc[1]), (0, 6),
+        textcoords="offset points",
         ha="center", fontsize=7, color=drawing.GREY,
     )  # fmt: skip
     axes[1].set_xscale("log", base=2)

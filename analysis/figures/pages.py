@@ -319,11 +319,11 @@ def interference_by_distance() -> str:
 
 @filled
 def interference_by_number() -> str:
-    """Length interference in SmolLM2 by the number of distant tokens, at an unseen and at a trained distance."""
+    """The same by the number of distant tokens, at a trained and at an unseen distance."""
     places = _places()
     tables = [
         _interference_by(
-            places[places["near_start"] == start], "num_distant", f"distant tokens, near from {start:,}"
+            places[places["near_start"] == start], "num_distant", f"distant tokens; near {start:,}"
         )
         for start in (7680, 11776)
     ]

@@ -162,7 +162,7 @@ def test_an_evaluator_may_be_padded_and_a_reference_is_compared_without_the_padd
     reference = make_model("llama", vocab_size=64)
     reference.save_pretrained(tmp_path / "padded")
     results = measure(influential_stage, tmp_path, "--judge-with", str(tmp_path / "padded"))
-    assert set(read_artefact(results, "sparse_context_losses")["judge"]) == {"padded"}
+    assert set(read_artefact(results, "sparse_context_losses")["judge"]) == {"run", "padded"}
     results = measure(loss_differences, tmp_path, "--reference-model", str(tmp_path / "padded"))
     rows = read_artefact(results, "loss_differences").query("document_id == '00000000000000bb'")
     log_q, log_p = (
