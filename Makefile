@@ -1,16 +1,15 @@
 # make demo       the whole study on a laptop, from text to figures, in about six minutes
-# make decisive   the decisive study at 0.34 M parameters; C4=FOLDER holds files in C4's schema (2 hours on 2 cores)
 # make reference  the reference study at 2.3 M and two other sizes; C4=FOLDER likewise (some hours on 2 cores)
 # make needed     how much context a text needs, to a model: TEXT='my_documents/*.jsonl' MODEL=EleutherAI/pythia-160m
 # make study      another one: STUDY=FILE; the study files are in olmo_configs/studies/
 # make test       ruff, the directions of imports, mypy and the tests; what continuous integration runs
 # make test-all   also the tests marked slow
 # make test-gpu   the tests that need a GPU, and only those
-# make gpu        these, speed, the demo on GPU and CPU, and the largest decisive study that fits HOURS; writes a report
+# make gpu        these, then the study of a GPU, olmo_configs/studies/gpu.yaml; TEXT=FOLDER holds its texts
 # make golden     write tests/golden/ anew, after a change that is meant to move numbers
 #
-# Each creates .venv and installs into it first. OPTIONS are pipeline/study.py's: OPTIONS=--dry-run prints the commands
-# and their cost, OPTIONS='evaluation.max_documents=32' overrides a field. A stage that has finished is not run again:
+# Each creates .venv and installs into it first. OPTIONS are pipeline/study.py's: OPTIONS=--dry-run lists the commands,
+# OPTIONS='evaluation.max_documents=32' overrides a field. A stage that has finished is not run again:
 # the same command after an interruption goes on where it was.
 
 # A Python that the packages exist for; where there is none, uv, of the package index, brings one into .uv.
@@ -20,21 +19,20 @@ PY := .venv/bin/python
 # Python keeps what it has compiled, whatever the shell says: a start with torch takes 5 s instead of 12 s.
 export PYTHONDONTWRITEBYTECODE :=
 # Compiled once, at installation: else each of the processes that start together would compile them for itself.
-IMPORTED := olmo.model, accelerate, transformers, sklearn.linear_model, statsmodels.api, matplotlib.pyplot, nbclient
+IMPORTED := olmo.model, accelerate, transformers, statsmodels.api, matplotlib.pyplot, nbclient
 # A file in one process; more processes than two or three cores, since tests wait much for programs that they start.
 PARALLEL := -n $(if $(filter 1 2 3,$(shell nproc)),4,auto) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo decisive reference needed study test test-all test-gpu gpu lint ruff golden install
+.PHONY: help demo reference needed study test test-all test-gpu gpu lint ruff golden install
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
 
 demo: STUDY = olmo_configs/studies/demo.yaml
-decisive: STUDY = olmo_configs/studies/decisive_300k.yaml
 reference: STUDY = olmo_configs/studies/reference.yaml
 needed: STUDY = olmo_configs/studies/needed_context.yaml
 
-demo decisive reference needed study: install
+demo reference needed study: install
 	@$(PY) pipeline/study.py $(or $(STUDY),$(error which study? make study STUDY=olmo_configs/studies/c4.yaml)) $(OPTIONS)
 
 test: ruff
@@ -46,8 +44,9 @@ test-all: ruff
 test-gpu: install
 	$(PY) -m pytest -m gpu
 
-gpu: install
-	$(PY) tests/gpu_report.py --hours $(or $(HOURS),1) --out runs/gpu $(OPTIONS)
+gpu: STUDY = olmo_configs/studies/gpu.yaml
+gpu: test-gpu
+	$(PY) pipeline/study.py $(STUDY) $(OPTIONS)
 
 lint: ruff
 	.venv/bin/mypy

@@ -13,7 +13,6 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.gap.scale import compared_models
 from analysis.losses.losses import summarize_models
 from analysis.losses.token_worth import PAPER_FIGURE, token_effects
 from analysis.read import (
@@ -23,11 +22,11 @@ from analysis.read import (
     interval_cell,
     interval_of,
     interval_over_documents,
+    models_by_training,
     read_sparse_losses,
 )
-from pipeline.cli import InputError, unknown_name
+from pipeline.cli import unknown_name
 from pipeline.measuring.rules import CONTROLS, RULES
-from pipeline.results.files import partial_note
 from pipeline.results.read import artefacts_in, read_artefact, read_settings
 from pipeline.results.schemas import DIVERGENCE, LOSS
 from pipeline.results.table import as_table
@@ -36,7 +35,8 @@ _UNKNOWN = "What short-trained models lose cannot be told:"
 _FEW_TOKENS = 16
 """The closing page tells of the largest k that was asked for and is no larger."""
 _WIDTH = 155  # the table is as wide
-_ABSENT, _NO_GAIN = "-", "no gain"
+_ABSENT = "-"
+_NO_GAIN = "no gain"
 _NOTES = f"""\
 Nats a token [95 % over documents]. "expected": by the model's own prediction. "its own": lost with another
 document's far context in its place. "{_ABSENT}": not measured."""
@@ -77,7 +77,7 @@ def answers(results: Path) -> Iterator[str]:
     else:
         yield carried_by(results, *chosen)
         yield from tokens_needed(results, *chosen)
-    yield short_models_answer(results, losses, "" if chosen is None else chosen[0])
+    yield short_models_answer(results, losses)
 
 
 def worth_of_far_context(targets: pd.DataFrame, model: str) -> str:
@@ -134,24 +134,18 @@ def tokens_needed(results: Path, model: str, rule: str) -> Iterator[str]:
     yield f"{text}."
 
 
-def short_models_answer(results: Path, losses: pd.DataFrame, chooser: str) -> str:
-    """What short-trained models lose beyond a long-trained one, of the size of the one that chose tokens."""
-    try:
-        compared = compared_models([results])
-    except InputError:
-        return f"{_UNKNOWN} the results do not say how the models were trained."
-    choosers = {*chooser.split("+")}
-    group = next((group for group in compared if choosers & {*group.long_models}), compared[-1])
-    if not (group.short_models and group.long_models):
+def short_models_answer(results: Path, losses: pd.DataFrame) -> str:
+    """What short-trained models lose beyond the last long-trained one; the first may have chosen tokens."""
+    longs, shorts = models_by_training(results)
+    if not (shorts and longs):
         return f"{_UNKNOWN} it needs models trained at a short context and at the long one."
-    reference = group.long_models[-1]
-    gaps = generalization_gaps(losses, short_models=group.short_models, reference_model=reference)
+    gaps = generalization_gaps(losses, short_models=shorts, reference_model=longs[-1])
     means = [
         f"{model} {interval_over_documents(of_model['document_id'], of_model['generalization_gap'])}"
         for model, of_model in gaps.groupby("model", sort=False)
     ]
-    text = f"Nats lost beyond {reference} under the long context: {', '.join(means)}"
-    return f"{text}; whether more where more tokens are needed, analysis/outcomes.py tells."
+    text = f"Nats lost beyond {longs[-1]} under the long context: {', '.join(means)}"
+    return f"{text}; the notebook sparsity_and_generalization draws it against the tokens needed."
 
 
 def models_table(results: Path) -> str:
@@ -166,9 +160,16 @@ def models_table(results: Path) -> str:
         worth = [interval_cell(row, name) for name in ("loss_difference", "expected_gain", "specific_gain")]
         rows.append([row["model"], " / ".join(map(str, lengths)), *counts, *losses, *worth])
     header = [
-        "model", "context short / long", "targets", "documents", "short loss", "long loss",
-        "short - long [95 %]", "expected [95 %]", "its own [95 %]",
-    ]  # fmt: skip
+        "model",
+        "context short / long",
+        "targets",
+        "documents",
+        "short loss",
+        "long loss",
+        "short - long [95 %]",
+        "expected [95 %]",
+        "its own [95 %]",
+    ]
     return as_table(header, rows, widest_cell=None, num_left_columns=1)
 
 
@@ -207,12 +208,14 @@ def page(results: Path, figures: Path, rule: str | None = None) -> str:
     if further := paths[1:]:
         folders = dict.fromkeys(str(path.parent) for path in further)
         drawn += f", and {len(further)} more in {' and '.join(folders)}"
-    partial = [f"({note})"] if (note := partial_note()) else []
     return "\n".join(
         [
-            *partial, models_table(results), _NOTES, *in_words, *recovered,
+            models_table(results),
+            _NOTES,
+            *in_words,
+            *recovered,
             f"Figures: {drawn}",
             f"Data: {results} (columns: pipeline/RESULTS.md; to ask it: sparsity query --results {results})",
             "",
         ]
-    )  # fmt: skip
+    )

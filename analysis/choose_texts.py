@@ -21,7 +21,7 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 import argparse
 import json
 
-from pipeline.cli import InputError, output_file, positive_int, stage_parser, whole_number
+from pipeline.cli import InputError, file_path, positive_int, stage_parser, whole_number
 
 
 def parser() -> argparse.ArgumentParser:
@@ -34,11 +34,20 @@ def parser() -> argparse.ArgumentParser:
     add("--per-source", type=positive_int, default=40, help="texts from each source")
     add("--least-characters", type=positive_int, default=3000, help="shorter texts are not chosen")
     add("--most-characters", type=positive_int, default=80_000, help="of a longer text its middle is taken")
-    add("--distant-characters", type=positive_int, default=10_000,
-        help="shorter texts do not become distant texts")  # fmt: skip
-    add("--leave-out-first", type=whole_number(0), default=0, metavar="N",
-        help="leave out the first N texts of each source, by file order, as a pilot saw them")  # fmt: skip
-    add("--out", type=output_file, required=True, help="JSON-lines file to write: text, url (its source)")
+    add(
+        "--distant-characters",
+        type=positive_int,
+        default=10_000,
+        help="shorter texts do not become distant texts",
+    )
+    add(
+        "--leave-out-first",
+        type=whole_number(0),
+        default=0,
+        metavar="N",
+        help="leave out the first N texts of each source, by file order, as a pilot saw them",
+    )
+    add("--out", type=file_path, required=True, help="JSON-lines file to write: text, url (its source)")
     return program
 
 
@@ -52,19 +61,24 @@ def passage(text: str, most: int) -> str:
 
 def main(arguments: argparse.Namespace) -> None:
     """Write the texts, and print the IDs of the distant ones."""
+    from pipeline.results.files import refuse_replacing, write_atomically
     from pipeline.text.sources import Document, open_sources, read_documents
 
-    lines, distant = list[str](), list[str]()
+    lines = list[str]()
+    distant = list[str]()
     for word in arguments.source:
         name, _, files = word.partition("=")
-        texts = read_documents(open_sources([files], c4_split="validation"))
+        sources = open_sources([files], c4_split="validation")
+        refuse_replacing([arguments.out], [file for source in sources for file in source.files])
+        texts = read_documents(sources)
         long_enough = [document for document in texts if len(document.text) >= arguments.least_characters]
         passages = [
             Document.from_record({"text": passage(document.text, arguments.most_characters)})
             for document in long_enough[arguments.leave_out_first :]
         ]
         by_hash = sorted(passages, key=lambda document: document.document_id)
-        chosen, rest = by_hash[: arguments.per_source], by_hash[arguments.per_source :]
+        chosen = by_hash[: arguments.per_source]
+        rest = by_hash[arguments.per_source :]
         longer = [document for document in rest if len(document.text) >= arguments.distant_characters]
         if len(chosen) < arguments.per_source or not longer:
             raise InputError(
@@ -73,6 +87,5 @@ def main(arguments: argparse.Namespace) -> None:
             )
         lines += [json.dumps({"text": document.text, "url": name}) for document in [*chosen, longer[0]]]
         distant.append(longer[0].document_id)
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_atomically(arguments.out, lambda path: path.write_text("\n".join([*lines, ""]), encoding="utf-8"))
     sys.stdout.write(f"--distant-documents {' '.join(distant)}\n")

@@ -24,12 +24,18 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from scipy.optimize import isotonic_regression
 
-from pipeline.results.files import partial_note
 from pipeline.results.read import read_model_facts
 
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
-    "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
-)  # fmt: skip
+    "#000000",
+    "#E69F00",
+    "#56B4E9",
+    "#009E73",
+    "#F0E442",
+    "#0072B2",
+    "#D55E00",
+    "#CC79A7",
+)
 GREY = "#767676"
 _READABLE = 4.5  # contrast with white that the web's guidelines ask of text
 
@@ -68,22 +74,20 @@ POSITION_STYLES = {
 }
 """Position schemes of the synthetic tasks; PoSE and contiguous look as they do in text."""
 RULE_STYLES = {
-    "leave_one_out_divergence": Style(ORANGE, "v"), "leave_one_out": Style(PURPLE, "D"),
-    "nearest": Style(BLACK, "X"), "random": Style(GREY, "P"),
-    "add_one_in": Style(SKY, "<"), "greedy": Style("#7A8B00", ">"), "gradient": Style("#8C3B1F", "p"),
+    "leave_one_out_divergence": Style(ORANGE, "v"),
+    "leave_one_out": Style(PURPLE, "D"),
+    "nearest": Style(BLACK, "X"),
+    "random": Style(GREY, "P"),
+    "add_one_in": Style(SKY, "<"),
+    "greedy": Style("#7A8B00", ">"),
+    "gradient": Style("#8C3B1F", "p"),
     "attention": Style("#00838F", "h"),
-    "leave_one_out_search": Style("#00456B", "8"), "banzhaf": Style("#8C6D1F", "H"),
-    "add_one_in_divergence": Style("#7B3F9E", "<"), "greedy_divergence": Style("#4E5A00", ">"),
-    "gradient_divergence": Style("#C0653F", "p"), "banzhaf_divergence": Style("#A33E5B", "H"),
-    "context_length_probing": Style("#B8860B", "d"),
-    "context_length_probing_divergence": Style("#6B4E00", "d"),
-    "surrogate": Style("#E377C2", "^"), "surrogate_divergence": Style("#9E2A7D", "^"),
-    "attention_rollout": Style("#00585F", "h"), "learned_attention": Style("#FF8C69", "s"),
-    "learned_attention_divergence": Style("#B5533C", "s"), "input_x_gradient": Style("#5B5BD6", "o"),
-    "integrated_gradients": Style("#2E2E8C", "o"),
-    "h2o": Style("#C2185B", "^"), "snapkv": Style("#6A9A1F", "s"), "quest": Style("#1F6F9A", "o"),
-    "streaming_llm": Style("#9A6A1F", "X"),
-}  # fmt: skip
+    "attention_no_sink": Style("#C2185B", "h"),
+    "add_one_in_divergence": Style("#7B3F9E", "<"),
+    "greedy_divergence": Style("#4E5A00", ">"),
+    "gradient_divergence": Style("#C0653F", "p"),
+    "attention_rollout": Style("#00585F", "h"),
+}
 """Of every selection rule."""
 
 
@@ -151,7 +155,8 @@ def model_labels(results: Path, artefact: str) -> dict[str, ModelLabel]:
     training = ("train_context_length", "position_scheme", "num_parameters", "train_step")
     labels = {}
     for model, known in facts.items():
-        length, size = known.get("train_context_length"), known.get("num_parameters")
+        length = known.get("train_context_length")
+        size = known.get("num_parameters")
         if length is None:
             text = re.sub(r"-seed(\d+)$", r", seed \1", model).replace("-", " ").replace("_", " ")
             style = OTHER_MODELS[sorted(facts).index(model) % len(OTHER_MODELS)]
@@ -170,9 +175,7 @@ def rule_text(rule: str) -> str:
     """A selection rule's name in words: `leave_one_out_divergence` is "leave one out, by divergence"."""
     if rule.endswith("_divergence"):
         return f"{rule_text(rule.removesuffix('_divergence'))}, by divergence"
-    irregular = {"nearest": "nearest tokens", "random": "random tokens",
-                 "input_x_gradient": "input times gradient", "h2o": "H2O", "snapkv": "SnapKV",
-                 "quest": "Quest", "streaming_llm": "StreamingLLM"}  # fmt: skip
+    irregular = {"nearest": "nearest tokens", "random": "random tokens"}
     return irregular.get(rule, rule.replace("_", " "))
 
 
@@ -189,7 +192,8 @@ def counted(number: int, noun: str) -> str:
 
 def counted_seeds(cells: pd.DataFrame) -> str:
     """The seeds of every mean, column `num_seeds`, from the fewest to the most: "1 seed", "2 to 3 seeds"."""
-    fewest, most = int(cells["num_seeds"].min()), int(cells["num_seeds"].max())
+    fewest = int(cells["num_seeds"].min())
+    most = int(cells["num_seeds"].max())
     return ("" if fewest == most else f"{fewest} to ") + counted(most, "seed")
 
 
@@ -202,10 +206,16 @@ def sample_size(rows: pd.DataFrame) -> str:
     return f"n = {', '.join(counts)}"
 
 
-TITLE, SUBTITLE = "title", "subtitle"
+TITLE = "title"
+SUBTITLE = "subtitle"
 """The `gid` of the two texts, by which they are found again."""
-_TITLE_SIZE, _SUBTITLE_SIZE, _LABEL_SIZE = 10.5, 8.5, 8.5  # points
-_LEADING, _MARGIN = 1.3, 0.08  # height of a line, of its font's; inches around the texts
+# points
+_TITLE_SIZE = 10.5
+_SUBTITLE_SIZE = 8.5
+_LABEL_SIZE = 8.5
+# height of a line, of its font's; inches around the texts
+_LEADING = 1.3
+_MARGIN = 0.08
 
 
 def put_title(figure: Figure, title: str, *parts: str) -> None:
@@ -266,15 +276,23 @@ class LineEnd:
 
 
 def draw_line(
-    ax: Axes, x: Iterable[float], rows: pd.DataFrame, value: str, style: Mapping[str, Any], name: str = "",
-    *, ends: tuple[str, str] = ("low", "high"), band: bool = False,
-) -> LineEnd:  # fmt: skip
+    ax: Axes,
+    x: Iterable[float],
+    rows: pd.DataFrame,
+    value: str,
+    style: Mapping[str, Any],
+    name: str = "",
+    *,
+    ends: tuple[str, str] = ("low", "high"),
+    band: bool = False,
+) -> LineEnd:
     """A line of means, one of `rows` at each x, ascending, with the bars, or the band, of their intervals.
 
     The interval is in the columns `<value>_<end>`, lower first; `style` is matplotlib's, such as
     `Style.measured`.
     """
-    places, values = np.asarray(list(x), dtype=float), rows[value].to_numpy(dtype=float)
+    places = np.asarray(list(x), dtype=float)
+    values = rows[value].to_numpy(dtype=float)
     low, high = (rows[f"{value}_{end}"].to_numpy(dtype=float) for end in ends)
     if band:
         ax.plot(places, values, **style)
@@ -285,9 +303,14 @@ def draw_line(
 
 
 def draw_points(
-    ax: Axes, heights: Iterable[float], rows: pd.DataFrame, value: str, styles: Iterable[Mapping[str, Any]],
-    *, ends: tuple[str, str] = ("low", "high"),
-) -> None:  # fmt: skip
+    ax: Axes,
+    heights: Iterable[float],
+    rows: pd.DataFrame,
+    value: str,
+    styles: Iterable[Mapping[str, Any]],
+    *,
+    ends: tuple[str, str] = ("low", "high"),
+) -> None:
     """Points at heights, each with the horizontal bar of its interval; none where the value is NaN.
 
     Columns and styles as of `draw_line`, one of each a row.
@@ -318,15 +341,30 @@ def label_line_ends(ax: Axes, ends: Sequence[LineEnd]) -> None:
     places = ax.transData.transform([(end.x, end.y) for end in shown]).reshape(-1, 2)[:, 1]
     line_height = _LABEL_SIZE * _LEADING * figure.dpi / 72
     heights = [line_height * (end.name.count("\n") + 1) for end in shown]
-    bottom, top = ax.bbox.y0, ax.bbox.y1
+    bottom = ax.bbox.y0
+    top = ax.bbox.y1
     for end, place in zip(shown, moved_apart(places, heights, bottom, top), strict=True):
         ax.annotate(
-            end.name, (end.x, end.y), (1.05, (place - bottom) / (top - bottom)), xycoords="data",
-            textcoords="axes fraction", va="center", ha="left", fontsize=_LABEL_SIZE, color=darker(end.color),
-            annotation_clip=False, linespacing=1.1,
-            arrowprops={"arrowstyle": "-", "color": end.color, "linewidth": 0.6, "relpos": (0, 0.5),
-                        "shrinkA": 1, "shrinkB": 3},
-        )  # fmt: skip
+            end.name,
+            (end.x, end.y),
+            (1.05, (place - bottom) / (top - bottom)),
+            xycoords="data",
+            textcoords="axes fraction",
+            va="center",
+            ha="left",
+            fontsize=_LABEL_SIZE,
+            color=darker(end.color),
+            annotation_clip=False,
+            linespacing=1.1,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": end.color,
+                "linewidth": 0.6,
+                "relpos": (0, 0.5),
+                "shrinkA": 1,
+                "shrinkB": 3,
+            },
+        )
 
 
 def moved_apart(
@@ -340,7 +378,8 @@ def moved_apart(
     halves = np.asarray(heights) / 2
     offsets = np.concatenate([[0], np.cumsum(halves[:-1] + halves[1:])])
     starts = isotonic_regression(np.asarray(places, dtype=float) - offsets).x
-    lowest, highest = bottom + halves[0], top - halves[-1] - offsets[-1]
+    lowest = bottom + halves[0]
+    highest = top - halves[-1] - offsets[-1]
     return np.clip(starts, lowest, max(lowest, highest)) + offsets
 
 
@@ -351,19 +390,32 @@ def name_level(ax: Axes, y: float, text: str, side: str = "right", *, below: boo
     """
     ax.axhline(y, color=GREY, linewidth=1, linestyle=":", zorder=1)
     ax.annotate(
-        text, (0 if side == "left" else 1, y), (2 if side == "left" else -2, -2 if below else 2),
-        xycoords=("axes fraction", "data"), textcoords="offset points", ha=side,
-        va="top" if below else "bottom", fontsize=_LABEL_SIZE, color=GREY,
-    )  # fmt: skip
+        text,
+        (0 if side == "left" else 1, y),
+        (2 if side == "left" else -2, -2 if below else 2),
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        ha=side,
+        va="top" if below else "bottom",
+        fontsize=_LABEL_SIZE,
+        color=GREY,
+    )
 
 
 def name_place(ax: Axes, x: float, text: str) -> None:
     """A dotted upright line at `x`, with its name above the axes: a training length, a short context."""
     ax.axvline(x, color=GREY, linewidth=1, linestyle=":", zorder=1)
     ax.annotate(
-        text, (x, 1), (0, 2), xycoords=("data", "axes fraction"), textcoords="offset points", ha="center",
-        va="bottom", fontsize=_LABEL_SIZE, color=GREY,
-    )  # fmt: skip
+        text,
+        (x, 1),
+        (0, 2),
+        xycoords=("data", "axes fraction"),
+        textcoords="offset points",
+        ha="center",
+        va="bottom",
+        fontsize=_LABEL_SIZE,
+        color=GREY,
+    )
 
 
 _DOTS_AN_INCH = 200
@@ -372,10 +424,12 @@ _FIGURES: dict[str, Any] = {
     **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), 9),
     **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 8),
     **dict.fromkeys(("legend.frameon", "axes.spines.top", "axes.spines.right"), False),
-    "lines.linewidth": 1.4, "lines.markersize": 4, "errorbar.capsize": 2,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4,
+    "errorbar.capsize": 2,
     "figure.dpi": _DOTS_AN_INCH,  # of screens as of files: text is not as wide at every resolution
     "pdf.fonttype": 42,  # text stays text in the PDF
-}  # fmt: skip
+}
 
 
 def panels(num_columns: int, height: float, num_rows: int = 1) -> tuple[Figure, np.ndarray]:
@@ -387,18 +441,13 @@ def panels(num_columns: int, height: float, num_rows: int = 1) -> tuple[Figure, 
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write `<folder>/<name>.png` (200 dots an inch) and `.pdf`; the same figure gives the same bytes.
-
-    A figure of results that were read in part (`pipeline.results.files`) says so.
-    """
+    """Write `<folder>/<name>.png` (200 dots an inch) and `.pdf`; the same figure gives the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     logging.getLogger("fontTools").setLevel(logging.WARNING)  # it tells of every glyph of a PDF
     undated: dict[str, dict[str, Any]] = {"png": {"Software": None}, "pdf": {"CreationDate": None}}
     paths = [folder / f"{name}.{suffix}" for suffix in undated]
-    if note := partial_note():  # below the figure, which grows by it
-        figure.text(0.01, -0.02, note, color="red", va="top")
     for path, metadata in zip(paths, undated.values(), strict=True):
-        figure.savefig(path, dpi=_DOTS_AN_INCH, metadata=metadata, bbox_inches="tight" if note else None)
+        figure.savefig(path, dpi=_DOTS_AN_INCH, metadata=metadata)
     return paths
 
 

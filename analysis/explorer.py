@@ -26,12 +26,9 @@ import argparse
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from pipeline.cli import InputError, folder_path, logger, output_file, positive_int, progress, stage_parser
+from pipeline.cli import InputError, file_path, folder_path, logger, positive_int, progress, stage_parser
 from pipeline.explorer_page.writing import NATS, Record, bytes_of_parts, numbers_of, page_of, to_json
 from pipeline.results.files import (
-    add_partial_flag,
-    allow_partial,
-    partial_note,
     refuse_replacing,
     write_atomically,
 )
@@ -52,15 +49,15 @@ def parser() -> argparse.ArgumentParser:
     stage = stage_parser(__doc__)
     add = stage.add_argument
     add("results", type=folder_path, metavar="RESULTS", help="a results folder")
-    add("--out", type=output_file, required=True, help="the page to write; one that is there is replaced")
+    add("--out", type=file_path, required=True, help="the page to write; one that is there is replaced")
     add(
-        "--data", type=folder_path,
+        "--data",
+        type=folder_path,
         help="folder of tokenize_c4.py that was measured; data beside RESULTS if not given",
-    )  # fmt: skip
+    )
     add("--max-documents", type=positive_int, default=200, help="documents shown, the first by their hash")
     add("--models", nargs="+", help="models shown; all if not given")
     add("--rules", nargs="+", help="selection rules shown; all if not given")
-    add_partial_flag(stage)
     return stage
 
 
@@ -70,7 +67,6 @@ def main(arguments: argparse.Namespace) -> None:
     from analysis.explorer_records import choose, records, refuse_missing_artefacts
     from analysis.read import data_of
 
-    allow_partial(arguments.allow_partial)
     refuse_replacing([arguments.out], [arguments.results, arguments.data])
     refuse_missing_artefacts(arguments.results)
     data = data_of(arguments.results, arguments.data)
@@ -86,15 +82,23 @@ def main(arguments: argparse.Namespace) -> None:
         )
     left_out = what_is_left_out(shown, [document for document, _ in documents], len(wanted))
     header = {
-        "results": str(arguments.results), "models": shown.models, "rules": shown.rules, **shown.settings,
-        "unit_nats": NATS, "left_out": left_out, "null_pieces": null_pieces,
-    }  # fmt: skip
+        "results": str(arguments.results),
+        "models": shown.models,
+        "rules": shown.rules,
+        **shown.settings,
+        "unit_nats": NATS,
+        "left_out": left_out,
+        "null_pieces": null_pieces,
+    }
     text = page_of(header, documents)
     write_atomically(arguments.out, lambda temporary: temporary.write_text(text, encoding="utf-8"))
     logger.info(
         "%s: %d documents, %.1f MB. Left out: %s",
-        arguments.out, len(documents), len(text.encode()) / 1e6, " ".join(left_out),
-    )  # fmt: skip
+        arguments.out,
+        len(documents),
+        len(text.encode()) / 1e6,
+        " ".join(left_out),
+    )
 
 
 def fitting(
@@ -123,23 +127,34 @@ def fitting(
 
 def what_is_left_out(shown: "Shown", documents: list[Record], num_wanted: int) -> list[str]:
     """What results and data hold and the page does not, a sentence each."""
-    note, num_available = partial_note(), len(shown.document_ids)
-    num_other, num_shown = shown.num_documents_of_one_stage, len(documents)
+    num_available = len(shown.document_ids)
+    num_other = shown.num_documents_of_one_stage
+    num_shown = len(documents)
     chunks = [document["chunks"] for document in documents]
     shown_tokens = [sum(len(chunk["pieces"]) for chunk in of_document) for of_document in chunks]
     totals = [document["num_tokens"] for document in documents]
     num_cut = sum(num < total for num, total in zip(shown_tokens, totals, strict=True))
     sentences = (
-        (note, f"{note[:1].upper()}{note[1:]}."),
-        (num_other, f"{num_other:,} of {num_other + num_available:,} documents, which only one of the stages"
-         " loss_differences and influential_tokens has measured."),
-        (num_wanted < num_available, f"{num_available - num_wanted:,} of {num_available:,} documents: shown"
-         " are the first in the order of their hashes, a random sample (--max-documents)."),
-        (num_shown < num_wanted, f"{num_wanted - num_shown:,} documents more, for which"
-         f" {MAX_BYTES / 1e6:.0f} MB have no room (fewer --models or --rules leave room)."),
+        (
+            num_other,
+            f"{num_other:,} of {num_other + num_available:,} documents, which only one of the stages"
+            " loss_differences and influential_tokens has measured.",
+        ),
+        (
+            num_wanted < num_available,
+            f"{num_available - num_wanted:,} of {num_available:,} documents: shown"
+            " are the first in the order of their hashes, a random sample (--max-documents).",
+        ),
+        (
+            num_shown < num_wanted,
+            f"{num_wanted - num_shown:,} documents more, for which"
+            f" {MAX_BYTES / 1e6:.0f} MB have no room (fewer --models or --rules leave room).",
+        ),
         (num_cut, f"Of {num_cut:,} documents the text outside of the measured chunks."),
         (True, "The influence of far tokens that no rule selected (artefact influences)."),
-        (not all("null" in chunk for of_document in chunks for chunk in of_document),
-         "The text of the null's other documents, but for the tokens selected there."),
-    )  # fmt: skip
+        (
+            not all("null" in chunk for of_document in chunks for chunk in of_document),
+            "The text of the null's other documents, but for the tokens selected there.",
+        ),
+    )
     return [sentence for is_so, sentence in sentences if is_so]

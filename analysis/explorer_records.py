@@ -85,9 +85,14 @@ def choose(
     of_selections = read_settings(results, "influential_tokens")
     numbers = {of.get("num_documents") for model, of in of_selections.items() if model in models}
     return Shown(
-        results, models, rules, sorted(document_ids), len(of_one_stage),
-        _shared_settings(results, data, models), numbers.pop() if len(numbers) == 1 else None,
-    )  # fmt: skip
+        results,
+        models,
+        rules,
+        sorted(document_ids),
+        len(of_one_stage),
+        _shared_settings(results, data, models),
+        numbers.pop() if len(numbers) == 1 else None,
+    )
 
 
 def _named(kind: str, wanted: Sequence[str] | None, present: Sequence[str]) -> list[str]:
@@ -103,7 +108,8 @@ def _shared_settings(results: Path, data: TokenizedData, models: Sequence[str]) 
     for stage, names in _SETTINGS.items():
         made_by = read_made_by(results, stage)
         for model in [model for model in made_by if model in models]:
-            made, here = made_by[model], f"{stage} of model '{model}'"
+            made = made_by[model]
+            here = f"{stage} of model '{model}'"
             refuse_other_documents(results, here, made, data)
             for name in names:
                 value = made["settings"].get(name)
@@ -139,10 +145,12 @@ def _nulls(shown: Shown, data: TokenizedData) -> dict[str, EvaluationDocument]:
 
 
 def _rows_of(shown: Shown, document_ids: list[str]) -> dict[str, Groups]:
-    results, only = shown.results, {"model": shown.models, "document_id": document_ids}
+    results = shown.results
+    only = {"model": shown.models, "document_id": document_ids}
     of_rules = only | {"rule": shown.rules}
     columns = {artefact: [*TARGET, *names] for artefact, names in PAGE_COLUMNS.items()}
-    losses, selected = columns["loss_differences"], columns["influential_tokens"]
+    losses = columns["loss_differences"]
+    selected = columns["influential_tokens"]
     k_stars = [
         read_sparsity(results, criterion, columns["dependency_sparsity"], of_rules)
         for criterion in (LOSS, DIVERGENCE)
@@ -158,9 +166,12 @@ def _rows_of(shown: Shown, document_ids: list[str]) -> dict[str, Groups]:
 
 
 def _record(
-    shown: Shown, document: EvaluationDocument, null: EvaluationDocument | None, rows: dict[str, Groups],
+    shown: Shown,
+    document: EvaluationDocument,
+    null: EvaluationDocument | None,
+    rows: dict[str, Groups],
     tokenizer: DocumentTokenizer,
-) -> Record:  # fmt: skip
+) -> Record:
     chunk_length = shown.settings["long_context_length"]
     indices = sorted({key[1] for key in rows["loss_differences"] if key[0] == document.document_id})
     # From the document's start, as a chunk may begin inside of a character.

@@ -37,8 +37,13 @@ def parser() -> argparse.ArgumentParser:
     program = stage_parser(__doc__)
     add = program.add_argument
     add("--kept", type=folder_path, help="the folder of the kept tables")
-    add("--placed", type=folder_path, nargs=2, metavar="RESULTS",
-        help="results folders of length_interference.py, to make placed_targets.parquet of")  # fmt: skip
+    add(
+        "--placed",
+        type=folder_path,
+        nargs=2,
+        metavar="RESULTS",
+        help="results folders of length_interference.py, to make placed_targets.parquet of",
+    )
     add("--out", type=folder_path, required=True, help="where tables and figures are written")
     return program
 
@@ -65,13 +70,14 @@ def main(arguments: argparse.Namespace) -> None:
     for name in ("outcome_targets", "again_targets"):
         show(f"The preregistered study, {name}, read once more", failures.read_again(name))
     placed = pd.read_parquet(arguments.kept / "placed_targets.parquet")
-    slopes, conditions = failures.unseen_distances(placed), failures.distance_or_number(placed)
+    slopes = failures.unseen_distances(placed)
+    conditions = failures.distance_or_number(placed)
     show("A. Unseen distances", slopes, f"Verdict: {failures.verdict_of_unseen_distances(slopes)}")
     verdicts = [
         f"{kind}: {failures.verdict_of_distance_or_number(conditions, kind)}" for kind in ("own", "swap")
     ]
     show("B. Distance or number", conditions, f"Verdict: {'; '.join(verdicts)}")
-    accuracy = failures.functions_accuracy(arguments.kept)
+    accuracy = read_artefact(arguments.kept / "functions", "synthetic_accuracy")
     cells, (verdict, difference) = failures.marked_bits(accuracy), failures.verdict_of_marked_bits(accuracy)
     at_ends = cells[cells["size"].isin([18, 72, 180])]
     show("C. Marked bits: accuracy", at_ends, f"OR less parity, k = 5 to 8, 180 tokens: {difference}")

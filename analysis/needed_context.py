@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 
 KEPT = (90, 95, 99)
 """Percent of the worth."""
-ALL, OTHERS = "all", "other sources"
+ALL = "all"
+OTHERS = "other sources"
 _VALUE = {"loss": "mean_loss", "divergence": "mean_divergence"}
 """Criterion -> the column of length_losses."""
 
@@ -72,12 +73,15 @@ def main(arguments: argparse.Namespace) -> None:
     from pipeline.results.read import read_artefact
     from pipeline.results.table import as_table
 
-    losses, sources, kinds = read_artefact(arguments.results, "length_losses"), {}, None
+    losses = read_artefact(arguments.results, "length_losses")
+    sources = {}
+    kinds = None
     if arguments.data is not None:
         if losses["losses"].isna().any():
             raise InputError(f"{arguments.results} has no losses of single targets: measure anew for --data")
         text = MeasuredText.open(arguments.results, "length_losses", arguments.data)
-        documents, kinds = text.data.evaluation_documents(), of_kinds(losses, text)
+        documents = text.data.evaluation_documents()
+        kinds = of_kinds(losses, text)
         sources = {document.document_id: site_of(document.url) for document in documents if document.url}
     table = needed_context(losses, sources, kinds)
     group = ["model", "source", "criterion"]
@@ -178,11 +182,10 @@ def needed_context(
                 continue
             weighed = chunks.assign(value=chunks[column].astype("float64") * chunks["num_targets"])
             weighed = weighed.groupby(["document_id", "context_length"])[["value", "num_targets"]].sum()
-            values_DJ, num_targets_D = (
-                weighed["value"].unstack(),
-                weighed["num_targets"].unstack().iloc[:, -1],
-            )
-            lengths_J, sums_JD = np.array(values_DJ.columns), values_DJ.to_numpy().T
+            values_DJ = weighed["value"].unstack()
+            num_targets_D = weighed["num_targets"].unstack().iloc[:, -1]
+            lengths_J = np.array(values_DJ.columns)
+            sums_JD = values_DJ.to_numpy().T
             if len(lengths_J) < 2:
                 raise InputError(
                     f"model '{model}' was measured with {lengths_J[0]} tokens of context only; name several"
@@ -192,9 +195,12 @@ def needed_context(
             lost = [difference_of_ratios(longest, (sums_D, longest[1])) for sums_D in sums_JD]
             has_worth &= bool(lost[0].low > 0)  # NaN of a single document: it says nothing of others
             of_all: dict[Hashable, Any] = {
-                "model": model, "source": of_source, "criterion": criterion,
-                "num_targets": int(num_targets_D.sum()), "num_documents": len(num_targets_D),
-            }  # fmt: skip
+                "model": model,
+                "source": of_source,
+                "criterion": criterion,
+                "num_targets": int(num_targets_D.sum()),
+                "num_documents": len(num_targets_D),
+            }
             for percent in KEPT:
                 keeping = partial(windows_keeping, lengths_J=lengths_J, percent=percent)
                 window = interval_of_statistic(list(sums_JD), keeping) if has_worth else NO_INTERVAL
@@ -218,12 +224,14 @@ def windows_keeping(values_XJ: "np.ndarray", lengths_J: "np.ndarray", percent: f
     """
     import numpy as np
 
-    places_X, log2_J = np.arange(len(values_XJ)), np.log2(lengths_J)
+    places_X = np.arange(len(values_XJ))
+    log2_J = np.log2(lengths_J)
     with np.errstate(divide="ignore", invalid="ignore"):
         kept_XJ = (values_XJ[:, :1] - values_XJ) / (values_XJ[:, :1] - values_XJ[:, -1:])
         rising_XJ = np.maximum.accumulate(kept_XJ, axis=1)
         reached_X = (rising_XJ >= percent / 100).argmax(1).clip(min=1)
-        before_X, after_X = rising_XJ[places_X, reached_X - 1], rising_XJ[places_X, reached_X]
+        before_X = rising_XJ[places_X, reached_X - 1]
+        after_X = rising_XJ[places_X, reached_X]
         part_X = (percent / 100 - before_X) / (after_X - before_X)
     windows_X = 2 ** (log2_J[reached_X - 1] + part_X * (log2_J[reached_X] - log2_J[reached_X - 1]))
     return np.where(values_XJ[:, 0] > values_XJ[:, -1], windows_X, np.nan)
@@ -238,7 +246,8 @@ def windows_figure(table: "pd.DataFrame", labels: Mapping[str, "ModelLabel"]) ->
 
     groups = table.groupby(["model", "source"], sort=False)
     criteria = [name for name in _VALUE if name in set(table["criterion"])]
-    longest, shortest = table["context_length"].max(), table["context_length"].min()
+    longest = table["context_length"].max()
+    shortest = table["context_length"].min()
     figure, axes = drawing.panels(len(criteria), 0.7 + 0.19 * len(KEPT) * len(groups))
     names: list[str] = []
     for key, of_group in groups:
@@ -258,12 +267,17 @@ def windows_figure(table: "pd.DataFrame", labels: Mapping[str, "ModelLabel"]) ->
     trained = {model: labels[model].train_context_length or 0 for model in table["model"].unique()}
     longest_trained = max(trained.values())
     of_longest = table[(table["model"].map(trained) == longest_trained) & (table["source"] == ALL)]
-    low, high = round(of_longest["window_90"].min()), round(of_longest["window_90"].max())
+    low = round(of_longest["window_90"].min())
+    high = round(of_longest["window_90"].max())
     extent = f"{low}" if low == high else f"{low} to {high}"
     who = f"Models trained at {longest_trained} tokens need" if longest_trained else "The models need"
     size = drawing.common_size(labels[model] for model in table["model"])
     drawing.put_title(
-        figure, f"{who} {extent} of {longest} tokens for nine tenths of what these are worth",
-        drawing.sample_size(table), size, f"worth: what they give more than {shortest}", drawing.BARS,
-    )  # fmt: skip
+        figure,
+        f"{who} {extent} of {longest} tokens for nine tenths of what these are worth",
+        drawing.sample_size(table),
+        size,
+        f"worth: what they give more than {shortest}",
+        drawing.BARS,
+    )
     return figure

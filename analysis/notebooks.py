@@ -23,20 +23,18 @@ from analysis.gap.outcomes import compared_models
 from analysis.tokens.kinds import CATEGORIES_FILE
 from pipeline.cli import InputError
 from pipeline.measuring.rules import CONTROLS
-from pipeline.results.files import write_atomically
-from pipeline.results.read import artefacts_in, read_artefact, read_model_facts
+from pipeline.results.files import refuse_replacing, write_atomically
+from pipeline.results.read import artefacts_in, read_artefact
 from pipeline.text.folder import MANIFEST_FILE
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = ROOT / "analysis" / "notebooks"
 _NEEDED_ARTEFACTS = {
     "loss_differences": ["loss_differences"],
-    "long_perplexity": ["loss_differences"],
     "length_losses": ["length_losses"],
     "influential_tokens": ["sparse_context_losses"],
     "sparsity_and_generalization": ["dependency_sparsity", "loss_differences"],
     "selection_rules": ["sparse_context_losses"],
-    "sparse_functional_attention": ["sparse_functional_attention"],
     "synthetic_tasks": ["synthetic_accuracy"],
     "found_dependencies": ["found_dependencies"],
     "token_categories": ["sparse_context_losses"],
@@ -51,7 +49,8 @@ _FOR_THE_USER = ("InputError", "OSError", "FileNotFoundError", "PermissionError"
 
 def missing_inputs(notebook: str, arguments: argparse.Namespace) -> str | None:
     """What the notebook of this name needs and the results lack; None where it can be executed."""
-    results, present = arguments.results, artefacts_in(arguments.results)
+    results = arguments.results
+    present = artefacts_in(arguments.results)
     for artefact in _NEEDED_ARTEFACTS.get(notebook, ()):
         if artefact not in present:
             return f"the results hold no '{artefact}'; they hold {', '.join(present) or 'nothing'}"
@@ -64,11 +63,6 @@ def missing_inputs(notebook: str, arguments: argparse.Namespace) -> str | None:
         rules = read_artefact(results, "sparse_context_losses", ["rule"])["rule"]
         if len(set(rules) - set(CONTROLS)) < 2:
             return "only one selection rule beside the controls"
-    if notebook == "model_scale":
-        folders = [results, *arguments.also_results]
-        facts = [of for folder in folders for of in read_model_facts(folder, "loss_differences").values()]
-        if len({(of_model.get("num_parameters"), of_model.get("train_step")) for of_model in facts}) < 2:
-            return "the results tell of only one model size and training step"
     texts = [results.parent / "data" / file for file in _TEXT_FILES.get(notebook, ())]
     if texts and arguments.data is None and not any(path.is_file() for path in texts):
         return "no tokenized data beside the results; name it with --data"
@@ -102,9 +96,13 @@ def is_fresh(executed: Path, made_from: str) -> bool:
 
 
 def execute_all(
-    notebooks: Sequence[Path], figures: Path, parameters: Mapping[str, Any], made_from: str = "",
-    *, num_at_once: int = 1, allow_partial: bool = False,
-) -> Iterator[Path]:  # fmt: skip
+    notebooks: Sequence[Path],
+    figures: Path,
+    parameters: Mapping[str, Any],
+    made_from: str = "",
+    *,
+    num_at_once: int = 1,
+) -> Iterator[Path]:
     """Execute notebooks, several at once, write the executed copies, and yield each path as it ends.
 
     The first failure, or an interruption, ends the other notebooks too: an InputError where a cell met bad
@@ -115,10 +113,10 @@ def execute_all(
         parameters: name -> value, set after the cell tagged "parameters", which holds the defaults.
         made_from: the fingerprint of what they read.
         num_at_once: kernels, each of one thread, so that no figure depends on it.
-        allow_partial: read what is complete of partial results, and say below every cell what that was.
     """
+    refuse_replacing([figures / path.name for path in notebooks], notebooks)
     figures.mkdir(parents=True, exist_ok=True)
-    execute = partial(_execute, figures, dict(parameters), made_from, allow_partial)
+    execute = partial(_execute, figures, dict(parameters), made_from)
     with TemporaryDirectory(prefix="notebooks-", ignore_cleanup_errors=True) as folder:
         # In the place of the user's own settings of Jupyter, which could change what is shown.
         names = ("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR")
@@ -152,22 +150,22 @@ class _ThisInterpretersKernel(AsyncKernelManager):
         return KernelSpec(argv=argv, display_name="Python 3", language="python")
 
 
-def _execute(
-    figures: Path, parameters: Mapping[str, Any], made_from: str, allow_partial: bool, path: Path
-) -> None:
+def _execute(figures: Path, parameters: Mapping[str, Any], made_from: str, path: Path) -> None:
     logging.getLogger("traitlets").setLevel(logging.CRITICAL)  # nbclient announces each kernel
     notebook = nbformat.read(path, as_version=4)
     place = next(i for i, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", []))
     lines = [f"{name} = {value!r}" for name, value in parameters.items()]
-    if allow_partial:
-        lines += ["from analysis.read import note_below_every_cell", "note_below_every_cell()"]
     tags = {"tags": ["injected-parameters"]}
     cell = nbformat.v4.new_code_cell("\n".join(lines), id="injected", metadata=tags)
     notebook.cells.insert(place + 1, cell)
     client = NotebookClient(
-        notebook, timeout=None, kernel_manager_class=_ThisInterpretersKernel, shutdown_kernel="immediate",
-        extra_arguments=["--IPKernelApp.log_level=ERROR"], resources={"metadata": {"path": str(ROOT)}},
-    )  # fmt: skip
+        notebook,
+        timeout=None,
+        kernel_manager_class=_ThisInterpretersKernel,
+        shutdown_kernel="immediate",
+        extra_arguments=["--IPKernelApp.log_level=ERROR"],
+        resources={"metadata": {"path": str(ROOT)}},
+    )
     failed = figures / f"{path.stem}.failed.ipynb"
     try:
         client.execute()

@@ -19,7 +19,7 @@ import pandas as pd
 
 from pipeline.cli import InputError, unknown_name
 from pipeline.measuring.rules import CONTROLS, RULES
-from pipeline.results.files import allow_partial, partial_note, write_parquet
+from pipeline.results.files import write_parquet
 from pipeline.results.read import (
     missing_artefact,
     read_artefact,
@@ -28,7 +28,7 @@ from pipeline.results.read import (
     read_settings,
 )
 from pipeline.results.schemas import LOSS, SCHEMAS
-from pipeline.results.statistics import Interval, difference_of_ratios, ratio_of_sums
+from pipeline.results.statistics import Interval, ratio_of_sums
 from pipeline.text.chunks import Chunk, chunks_of, long_enough_documents
 from pipeline.text.folder import EvaluationDocument, TokenizedData
 from pipeline.text.tokenizer import DocumentTokenizer
@@ -41,21 +41,10 @@ Row = Mapping[Hashable, Any]
 logger = logging.getLogger("analysis")
 
 
-def note_below_every_cell() -> None:
-    """Allow partial results in this notebook's kernel, and print what was read in part below every cell."""
-    from IPython.core.getipython import get_ipython  # late: only notebooks need it
-
-    allow_partial()
-    shell = get_ipython()
-    assert shell is not None, "only a notebook's kernel calls this"
-    shell.events.register("post_run_cell", lambda *_: print(partial_note()) if partial_note() else None)  # noqa: T201
-
-
 def write_derived_table(table: pd.DataFrame, artefact: str, folder: Path) -> Path:
-    """Write the artefact's columns as `<folder>/<artefact>.parquet`; its `note`: what was read in part."""
-    path, schema = folder / f"{artefact}.parquet", SCHEMAS[artefact]
-    if note := partial_note():
-        schema = schema.with_metadata({"note": note})
+    """Write the artefact's columns as `<folder>/<artefact>.parquet`."""
+    path = folder / f"{artefact}.parquet"
+    schema = SCHEMAS[artefact]
     write_parquet(path, {name: table[name].tolist() for name in schema.names}, schema)
     return path
 
@@ -74,10 +63,12 @@ def models_by_training(
         if not longs:
             raise unknown_name("model", [*long_models, *short_models][0], facts)
         return longs, shorts
-    settings, chose = read_settings(results, "loss_differences"), read_settings(results, "influential_tokens")
+    settings = read_settings(results, "loss_differences")
+    chose = read_settings(results, "influential_tokens")
     seen = {model: known.get("train_context_length") or np.inf for model, known in facts.items()}
     longest = max(seen.values(), default=np.inf)
-    is_short = {model: seen[model] < min(longest, settings[model]["long_context_length"]) for model in facts}
+    measured = {model: settings[model].get("long_context_length", np.inf) for model in facts}
+    is_short = {model: seen[model] < min(longest, measured[model]) for model in facts}
     in_order = sorted(facts, key=lambda model: model not in chose)
     return [name for name in in_order if not is_short[name]], [name for name in in_order if is_short[name]]
 
@@ -91,17 +82,29 @@ def rows_of(frame: pd.DataFrame, model: str) -> pd.DataFrame:
 
 
 def joined_on_common(
-    left: pd.DataFrame, right: pd.DataFrame, on: Sequence[str], what: str,
-    suffixes: tuple[str, str] = ("", "_"), *, may_right_have_more: bool = False,
-) -> pd.DataFrame:  # fmt: skip
+    left: pd.DataFrame,
+    right: pd.DataFrame,
+    on: Sequence[str],
+    what: str,
+    suffixes: tuple[str, str] = ("", "_"),
+    *,
+    may_right_have_more: bool = False,
+) -> pd.DataFrame:
     """The rows of both tables whose keys `on` both have; a warning says how many of `what` only one has.
 
     With `may_right_have_more` keys that `right` alone has do not count, as where it covers all targets.
     """
     keys = list(on)
-    sides: Any = left[keys].drop_duplicates().merge(
-        right[keys].drop_duplicates(), on=keys, how="left" if may_right_have_more else "outer", indicator=True
-    )["_merge"]  # fmt: skip
+    sides: Any = (
+        left[keys]
+        .drop_duplicates()
+        .merge(
+            right[keys].drop_duplicates(),
+            on=keys,
+            how="left" if may_right_have_more else "outer",
+            indicator=True,
+        )["_merge"]
+    )
     warn_of_left_out(int((sides != "both").sum()), len(sides), what)
     return left.merge(right, on=keys, suffixes=suffixes)
 
@@ -168,14 +171,6 @@ def interval_over_documents(
     """
     sums_D = _sums(document_ids, numerators, denominators)
     return ratio_of_sums(*sums_D) if len(sums_D[0]) else NO_INTERVAL
-
-
-def paired_difference(
-    document_ids: pd.Series, first: tuple[pd.Series, pd.Series], second: tuple[pd.Series, pd.Series]
-) -> Interval:
-    """The second ratio less the first, each (numerators, denominators), both of the same targets."""
-    ratios = _sums(document_ids, *first), _sums(document_ids, *second)
-    return difference_of_ratios(*ratios) if len(ratios[0][0]) else NO_INTERVAL
 
 
 def _sums(
@@ -245,9 +240,12 @@ def multiple_comparison_note(table: pd.DataFrame, value: str) -> str:
 
 
 PREFERRED_RULES = (
-    "leave_one_out_divergence", "banzhaf_divergence", "add_one_in_divergence", "greedy_divergence",
-    "gradient_divergence", "attention",
-)  # fmt: skip
+    "leave_one_out_divergence",
+    "add_one_in_divergence",
+    "greedy_divergence",
+    "gradient_divergence",
+    "attention",
+)
 """None sees the answer; first the one that came first in the trial of the measures (LOG, 2026-11-22)."""
 
 
@@ -339,9 +337,12 @@ def refuse_other_documents(results: Path, what: str, made: Mapping[str, Any], da
 
 
 _LENGTHS = (
-    "short_context_length", "long_context_length", "targets_per_chunk", "num_documents",
+    "short_context_length",
+    "long_context_length",
+    "targets_per_chunk",
+    "num_documents",
     "max_chunks_per_document",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,9 @@
 
 A notebook is skipped where its executed copy was made from the same files and parameters: results, data and
 code. It is skipped too where something lacks (analysis/notebooks.py): the results it is about, several
-selection rules (selection_rules), model sizes or training steps, those of --also-results counted
-(model_scale), a short-trained model, and a long-trained one that neither chose nor judged
+selection rules (selection_rules), a short-trained model, and a long-trained one that neither chose nor judged
 (sparsity_and_generalization), the tokenized data, beside the results or as --data (influential_places;
 token_categories, which takes a table of its own in that place too), planted needles, as --needles (needles).
-Given --data, or that table in its place, model_scale tells targets that copying can predict from all others.
 
 To execute some notebooks only, which must then lack nothing:
 
@@ -34,7 +32,6 @@ import signal
 from typing import Any
 
 from pipeline.cli import InputError, folder_path, positive_int, progress, stage_parser, unknown_name
-from pipeline.results.files import add_partial_flag
 
 logger = logging.getLogger("analysis")
 
@@ -48,31 +45,30 @@ def main(arguments: argparse.Namespace) -> None:
     """
     # Imported late, for a --help at once.
     from analysis.notebooks import NOTEBOOKS, execute_all, fingerprint, is_fresh, missing_inputs
-    from pipeline.results.files import allow_partial, folder_lock
+    from pipeline.results.files import folder_lock
     from pipeline.results.read import artefacts_in, no_results
 
-    allow_partial(arguments.allow_partial)
     if not artefacts_in(arguments.results):
         raise no_results(arguments.results)
     paths = {path.stem: path for path in sorted(NOTEBOOKS.glob("*.ipynb"))}
     for name in arguments.notebooks:
         if name not in paths:
             raise unknown_name("notebook", name, paths)
-    figures, data = arguments.figures.resolve(), arguments.data or arguments.results.parent / "data"
+    figures = arguments.figures.resolve()
+    data = arguments.data or arguments.results.parent / "data"
     parameters = {
         "results": str(arguments.results.resolve()),
         "figures_folder": str(figures),
         "long_models": arguments.long_models,
         "short_models": arguments.short_models,
         "train_context_lengths": dict(arguments.train_context_lengths),
-        "also_results": [str(folder.resolve()) for folder in arguments.also_results],
         "data": str(arguments.data.resolve()) if arguments.data else None,
         "needles": str(arguments.needles.resolve()) if arguments.needles else None,
     }
     parameters = {name: value for name, value in parameters.items() if value}  # else a notebook's own
     with folder_lock(figures, "--figures"):
-        inputs = [arguments.results, *arguments.also_results, data, *filter(None, [arguments.needles])]
-        made_from = fingerprint(inputs, parameters | {"partial": arguments.allow_partial}, figures)
+        inputs = [arguments.results, data, *filter(None, [arguments.needles])]
+        made_from = fingerprint(inputs, parameters, figures)
         stale = []
         for name in arguments.notebooks or paths:
             if is_fresh(figures / f"{name}.ipynb", made_from):
@@ -85,8 +81,7 @@ def main(arguments: argparse.Namespace) -> None:
                 stale.append(paths[name])
         for number in (signal.SIGINT, signal.SIGTERM):  # there are kernels to be ended first
             signal.signal(number, signal.default_int_handler)
-        how: dict[str, Any] = {"num_at_once": arguments.jobs, "allow_partial": arguments.allow_partial}
-        executed = execute_all(stale, figures, parameters, made_from, **how)
+        executed = execute_all(stale, figures, parameters, made_from, num_at_once=arguments.jobs)
         for _ in progress(executed, "notebooks", "notebook", len(stale)):
             pass
 
@@ -102,24 +97,37 @@ def parser() -> argparse.ArgumentParser:
     """The program's command line."""
     program = stage_parser(__doc__)
     add = program.add_argument
-    # fmt: off
     models: dict[str, Any] = {"nargs": "+", "default": (), "metavar": "MODEL"}
     add("--results", type=folder_path, required=True, help="a results folder")
     add("--figures", type=folder_path, required=True, help="where executed notebooks and figures go")
-    add("--long-models", **models, help="models trained at the long context; the gap is from the last, or"
-        " from all that neither chose nor judged; those that the results name if not given")
+    add(
+        "--long-models",
+        **models,
+        help="models trained at the long context; the gap is from the last, or"
+        " from all that neither chose nor judged; those that the results name if not given",
+    )
     add("--short-models", **models, help="models trained at a short context; likewise")
-    add("--train-context-lengths", nargs="*", type=_model_and_length, default=(), metavar="MODEL=TOKENS",
-        help="training lengths, marked in the figure of losses by length")
+    add(
+        "--train-context-lengths",
+        nargs="*",
+        type=_model_and_length,
+        default=(),
+        metavar="MODEL=TOKENS",
+        help="training lengths, marked in the figure of losses by length",
+    )
     add("--needles", type=folder_path, help="a folder of plant_signs.py --needles, measured")
-    add("--also-results", nargs="+", type=folder_path, default=(), metavar="FOLDER",
-        help="further results folders, of other sizes or steps, for the notebook model_scale")
-    add("--data", type=folder_path, help="folder of tokenize_c4.py that was measured, for its text and the"
+    add(
+        "--data",
+        type=folder_path,
+        help="folder of tokenize_c4.py that was measured, for its text and the"
         " counts of its tokens; data beside --results where not given, and no control for token frequency"
-        " where there is none")
+        " where there is none",
+    )
     add("--notebooks", nargs="+", default=(), metavar="NAME", help="those to execute; all if not given")
-    add("--jobs", type=positive_int, default=len(os.sched_getaffinity(0)),
-        help="notebooks executed at once, each by one thread and in some 0.5 GiB; a core each if not given")
-    # fmt: on
-    add_partial_flag(program)
+    add(
+        "--jobs",
+        type=positive_int,
+        default=len(os.sched_getaffinity(0)),
+        help="notebooks executed at once, each by one thread and in some 0.5 GiB; a core each if not given",
+    )
     return program

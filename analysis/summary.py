@@ -17,14 +17,12 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 import argparse
 
 from pipeline.cli import folder_path, stage_parser
-from pipeline.results.files import add_partial_flag, allow_partial
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Print the page."""
     from analysis.answers import page  # late, for a --help at once
 
-    allow_partial(arguments.allow_partial)
     figures = arguments.figures or arguments.results.parent / "figures"
     sys.stdout.write(page(arguments.results, figures, arguments.rule))
 
@@ -36,5 +34,4 @@ def parser() -> argparse.ArgumentParser:
     add("--results", type=folder_path, required=True, help="a results folder")
     add("--figures", type=folder_path, help="the folder of figures; beside the results where not given")
     add("--rule", help="show what k tokens of this selection rule recover too, beside its null")
-    add_partial_flag(program)
     return program

@@ -14,7 +14,6 @@ import logging
 import math
 import os
 import signal
-import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -25,17 +24,30 @@ if TYPE_CHECKING:
     from tqdm.auto import tqdm
 
 PROGRAMS = (
-    "pipeline.study", "pipeline.tokenize_c4", "pipeline.pretrain", "pipeline.loss_differences",
-    "pipeline.length_losses", "pipeline.length_interference", "pipeline.influential_tokens",
-    "analysis.run_notebooks", "analysis.summary", "analysis.explorer", "analysis.measures",
-    "analysis.methods", "analysis.outcomes",
-    "analysis.needed_context", "analysis.cache_policies", "analysis.document_scores",
-    "analysis.length_failures", "analysis.choose_texts", "analysis.real_model",
-    "pipeline.explain", "pipeline.query", "pipeline.plant_signs",
-    "pipeline.export_huggingface", "pipeline.train_synthetic", "pipeline.evaluate_synthetic",
-    "pipeline.found_dependencies", "pipeline.sparse_functional_attention",
-)  # fmt: skip
-"""A whole study, its stages in the order of the work, what is done besides, synthetic tasks, theory."""
+    "pipeline.study",
+    "pipeline.tokenize_c4",
+    "pipeline.pretrain",
+    "pipeline.loss_differences",
+    "pipeline.length_losses",
+    "pipeline.length_interference",
+    "pipeline.influential_tokens",
+    "analysis.run_notebooks",
+    "analysis.summary",
+    "analysis.explorer",
+    "analysis.screenshot",
+    "analysis.needed_context",
+    "analysis.length_failures",
+    "analysis.choose_texts",
+    "analysis.real_model",
+    "pipeline.explain",
+    "pipeline.query",
+    "pipeline.plant_signs",
+    "pipeline.export_huggingface",
+    "pipeline.train_synthetic",
+    "pipeline.evaluate_synthetic",
+    "pipeline.found_dependencies",
+)
+"""A whole study, its stages in the order of the work, what is done besides, synthetic tasks."""
 EXIT_BAD_INPUT = 2
 LARGEST_INT = (1 << 63) - 1  # what a column of results, and every generator of random numbers, can hold
 _MEMORY_ERRORS = ("DefaultCPUAllocator", "Cannot allocate memory", "CUDA error: out of memory")
@@ -77,18 +89,13 @@ def unknown_name(kind: str, name: str, valid_names: Iterable[str]) -> InputError
 def endings(program: str) -> Iterator[None]:
     """What ends the block, where it is no mistake of ours, becomes one sentence and an exit code."""
     try:
-        try:
-            yield
-        finally:
-            try:
-                sys.stdout.flush()
-            except OSError:  # else the interpreter tries once more at its end, and complains
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-                raise
+        yield
+        sys.stdout.flush()
     except KeyboardInterrupt:  # of those who listen themselves
         sys.stderr.write(f"{program}: interrupted; run the same command again to go on\n")
         sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:  # nobody reads the output any more, as after `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter complains at its end
         sys.exit(141)  # what a shell reports of a program that SIGPIPE ended
     except (InputError, MemoryError, OSError, ModuleNotFoundError, RuntimeError) as error:
         sentence = _sentence_of(error)
@@ -181,9 +188,15 @@ def progress(
     from tqdm.auto import tqdm  # late, for a --help at once
 
     return tqdm(
-        items, desc=description, unit=f" {unit}", total=total, initial=initial,
-        mininterval=0.5 if sys.stderr.isatty() else 10, dynamic_ncols=True, smoothing=0.05,
-    )  # fmt: skip
+        items,
+        desc=description,
+        unit=f" {unit}",
+        total=total,
+        initial=initial,
+        mininterval=0.5 if sys.stderr.isatty() else 10,
+        dynamic_ncols=True,
+        smoothing=0.05,
+    )
 
 
 def _number(
@@ -196,7 +209,7 @@ def _number(
             number = kind(text)
             if math.isfinite(number) and is_right(number):
                 return number
-        except (ValueError, OverflowError):
+        except ValueError:
             pass
         raise argparse.ArgumentTypeError(f"{text} is not {wanted}")
 
@@ -217,26 +230,18 @@ positive_fraction = _number("a number above 0 and at most 1", lambda number: 0 <
 fraction = _number("between 0 and 1", lambda number: 0 <= number <= 1, float)
 
 
-def _path(wanted: str, is_right: Callable[[int], bool]) -> Callable[[str], Path]:
-    """An argparse type: a path whose mode `is_right`, or that can be made; not below a file, no loop."""
-
-    def parsed(text: str) -> Path:
-        try:
-            is_wanted = bool(text) and is_right(Path(text).stat().st_mode)
-        except FileNotFoundError:
-            is_wanted = True
-        except OSError as error:
-            raise argparse.ArgumentTypeError(os_error_sentence(error)) from error
-        if not is_wanted:
-            raise argparse.ArgumentTypeError(f"'{text}' is not {wanted}")
-        return Path(text)
-
-    return parsed
+def folder_path(text: str) -> Path:
+    """An argparse type: a folder, or one that can be made."""
+    if not text or (Path(text).exists() and not Path(text).is_dir()):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a folder")
+    return Path(text)
 
 
-folder_path = _path("a folder", stat.S_ISDIR)
-file_path = _path("a file", lambda mode: not stat.S_ISDIR(mode))
-output_file = _path("a file that can be replaced", stat.S_ISREG)
+def file_path(text: str) -> Path:
+    """An argparse type: a file, or one that can be made."""
+    if not text or Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"'{text}' is not a file")
+    return Path(text)
 
 
 def start(file: str) -> NoReturn:
@@ -247,16 +252,9 @@ def start(file: str) -> NoReturn:
 
 
 def prepare() -> None:
-    """Let signals end the process at once, and its streams take every character, with backslashes if need be.
-
-    Streams that were closed are filled, so that no file that is written becomes one.
-    """
+    """Let signals end the process at once, and its streams take every character (with backslashes)."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:
-            descriptor = os.open(os.devnull, os.O_RDWR)  # takes the lowest free one
-            setattr(sys, name, os.fdopen(descriptor, "r" if name == "stdin" else "w", encoding="utf-8"))
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 

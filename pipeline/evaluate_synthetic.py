@@ -45,7 +45,8 @@ from pipeline.synthetic.evaluation import (
 )
 from pipeline.synthetic.tasks import ExampleBatch, task_called
 
-_EXAMPLES_PER_BATCH, _NUM_LOOKED_INTO = 100, 64
+_EXAMPLES_PER_BATCH = 100
+_NUM_LOOKED_INTO = 64
 """Examples that are generated together, and those whose attention is looked at, which takes a while."""
 
 if TYPE_CHECKING:
@@ -58,9 +59,13 @@ def parser() -> argparse.ArgumentParser:
     """The stage's command line."""
     stage = stage_parser(__doc__)
     add_task_evaluation_arguments(stage, num_examples=NUM_EXAMPLES)
-    stage.add_argument("--attention-scale", type=positive_float, default=1.0,
+    stage.add_argument(
+        "--attention-scale",
+        type=positive_float,
+        default=1.0,
         help="what every attention score is multiplied by, to see whether answers fail as attention spreads"
-        " over more tokens than in training; a look, no part of the model")  # fmt: skip
+        " over more tokens than in training; a look, no part of the model",
+    )
     return stage
 
 
@@ -98,25 +103,30 @@ def _measure(
     found = answers(*of_answers, _EXAMPLES_PER_BATCH)
     id_is_right_BT = found.position_id_is_right_BT
     exact = wilson_interval(int(found.is_right_B.sum()), len(found.is_right_B))
-    vocabulary, has_sparsity = task_called(run.config.task).vocabulary, cell[1] is not None
+    vocabulary = task_called(run.config.task).vocabulary
+    has_sparsity = cell[1] is not None
     of_examples: dict[str, list[Any]] = {
         "example_index": list(range(len(batch.examples))),
         "is_right": found.is_right_B.tolist(),
         "answer": [vocabulary[token_id] for token_id in found.token_ids_BT[:, 0]],
         "decisive_tokens": [
             " ".join(vocabulary[example.token_ids_S[place]] for place in example.dependencies[0])
-            if has_sparsity else None
+            if has_sparsity
+            else None
             for example in batch.examples
         ],
         "distances": [None] * len(batch.examples),
         "excess_loss": [None] * len(batch.examples),
-    }  # fmt: skip
+    }
     row: dict[str, Any] = {
-        "num_tokens": batch.token_ids_BS.shape[1], "num_examples": len(found.is_right_B),
-        "exact_match": exact.estimate, "exact_match_low": exact.low, "exact_match_high": exact.high,
+        "num_tokens": batch.token_ids_BS.shape[1],
+        "num_examples": len(found.is_right_B),
+        "exact_match": exact.estimate,
+        "exact_match_low": exact.low,
+        "exact_match_high": exact.high,
         "token_accuracy": float(found.token_is_right_BT.mean()),
         "position_id_accuracy": None if id_is_right_BT is None else float(id_is_right_BT.mean()),
-    }  # fmt: skip
+    }
     if batch.log_posterior_BV is not None:  # the best possible loss is known
         excess_B = excess_losses(*of_answers, _EXAMPLES_PER_BATCH)
         of_examples["excess_loss"], question = excess_B.tolist(), batch.num_prompt_tokens - 1
@@ -131,8 +141,11 @@ def _measure(
             "sign_attention": attention_on_signs(*of_answers, _NUM_LOOKED_INTO).tolist(),
         }
     logger.info(
-        "%s: %s: exact match %s%s", run.name, in_words(cell), exact,
+        "%s: %s: exact match %s%s",
+        run.name,
+        in_words(cell),
+        exact,
         "" if run.is_learnt else " (the task was not learnt in distribution)",
-    )  # fmt: skip
+    )
     of_cell = {name: [value] for name, value in row.items()}
     return {"synthetic_accuracy": of_cell, "synthetic_examples": of_examples}

@@ -1,23 +1,35 @@
-"""One text explained by one model: which tokens need far context, and which few far tokens they need.
+"""Why did the model predict this? Which earlier tokens the predictions in one text depend on.
 
-  python pipeline/explain.py --model EleutherAI/pythia-160m --text-file letter.txt
-  python pipeline/explain.py --model runs/demo/models/long-seed0 --text "..."
-  fortune -l | python pipeline/explain.py --model runs/demo/models/long-seed0
+  python pipeline/explain.py --model HuggingFaceTB/SmolLM2-135M --text-file letter.txt
+  python pipeline/explain.py --model MODEL --text-file letter.txt --at "Paris"
+  python pipeline/explain.py --model MODEL --text-file letter.txt --at "Paris" --instead "London"
+  python pipeline/explain.py --model MODEL --chat messages.json --generate 40
+  fortune -l | python pipeline/explain.py --model MODEL
 
-Of each token of the text is measured
-  1. its loss with everything before it (long context), with the s tokens right before it (short context), and
-     with another text's tokens in the place of all farther ones: what only this text gives is the specific
-     gain. The divergence KL(p(.|long) || p(.|short)) is the gain expected before the token is seen;
-  2. the k far tokens that a rule ranks first, and what they alone, beside the short context, bring back;
-  3. k*, the least k that brings back most of the gain.
-The default rule takes each far token from the long context in turn and asks how far the prediction moves: it
-never sees the answer. A rule that fits the answer or the prediction is measured on the foreign text too.
+First the loss of every token is measured with its full context, with its short context (the nearest tokens)
+alone, and in a swapped context: another document's tokens stand in place of the distant ones, those before
+the short context. The total effect of the distant context is KL(p(.|full) || p(.|swapped)).
+Then the sources of the predictions with the largest total effect are searched. The effect of a unit (a word,
+or what --unit says) is what swapping it alone does to the prediction, as by the rule leave_one_out_divergence
+and the intervention background of influential_tokens: it never sees the target token. Groups of about 32
+tokens are swapped first and those that matter are split, so that the effects of the units found are exact.
+Finally the top 4 sources of each prediction are put back into 4 swapped contexts, to measure what fraction of
+the total effect they recover. If that is not distinguishable from the null baseline, other documents' tokens
+in their places, the prediction has "no single source". The first token of a text, which models without BOS
+use as an attention sink, is never a source.
 
-prints   the text, tokens coloured that gain from far context, and where those that gain most look; no colours
-         where the output is no terminal, or NO_COLOR is set
-writes   --out, the explorer's page of this text: opens from disk in any browser
+--instead compares two continuations: an effect is then a fall of log p(what came) - log p(instead).
+--chat reads messages, a JSON list of objects with role and content, by the model's own chat template. The
+answer's tokens are explained: the last message, or with --generate what the model says.
 
-In a notebook: from sparsity_length import explain; explain("...", "runs/demo/models/long-seed0")
+The time is told before. If --budget does not suffice, fewer predictions are explained, or groups of units are
+not split. --all, without a budget, explains every prediction by every unit.
+
+prints   the text, tokens colored by total effect, a summary, and each explained prediction with its sources;
+         no colors if the output is no terminal, or NO_COLOR is set
+writes   --out, a page that opens from disk in any browser; --json and --csv, the same as data
+
+In a notebook: from sparsity_length import explain; explain("...", "MODEL", at="Paris")
 
 on a laptop, after `make demo` (seconds):
   python pipeline/explain.py --model runs/demo/models/long-seed0 --text-file LICENSE --out license.html
@@ -33,19 +45,36 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
+import json
 import os
+import re
+from typing import Any
 
-from pipeline.cli import InputError, file_path, logger, output_file, positive_int, random_seed, stage_parser
+from pipeline.cli import InputError, file_path, logger, positive_int, stage_parser, whole_number
 from pipeline.measuring.flags import add_model_arguments
-from pipeline.measuring.rules import RULES, find_rule
-from pipeline.results.files import refuse_replacing, write_atomically
+from pipeline.results.files import refuse_replacing
 from pipeline.text.sources import decoded
 from pipeline.text.tokenizer import add_reading_arguments
 
 SHORT_CONTEXT_LENGTH = 16
-DEFAULT_KS = (1, 4)
-DEFAULT_RULES = ("leave_one_out_divergence",)
-"""One pass a left-out token serves every target, and what it chooses, blind to the answer, needs no null."""
+NUM_TARGETS = 12
+NUM_SOURCES = 4
+UNITS = ("token", "word", "sentence", "paragraph")
+BUDGET = "2m"
+
+
+def duration(text: str) -> int:
+    """Seconds, of 90, 90s, 2m or 1h."""
+    found = re.fullmatch(r"(\d{1,9})([smh]?)", text.strip())
+    seconds = int(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]] if found else 0
+    if not seconds:
+        raise argparse.ArgumentTypeError(f"{text} is no duration above 0, such as 90s, 2m or 1h")
+    return seconds
+
+
+def targets(text: str) -> int | None:
+    """A number of predictions; None of all."""
+    return None if text == "all" else positive_int(text)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -55,68 +84,102 @@ def parser() -> argparse.ArgumentParser:
     # fmt: off
     add("--model", required=True, help="an OLMo run or checkpoint, a Hugging Face folder, or a hub name")
     source = stage.add_mutually_exclusive_group().add_argument
-    source("--text", help="the text itself; without it and --text-file, what comes through a pipe")
-    source("--text-file", type=file_path, help="a file that holds the text, in UTF-8")
-    add("--out", type=output_file, default=Path("explained.html"),
-        help="the page; one that is there is replaced")
-    add("--targets", type=lambda text: None if text == "all" else positive_int(text), metavar="N",
-        help="predict the last N tokens only; all, the default: every one with far context enough")
-    add("--short-context-length", type=positive_int, default=SHORT_CONTEXT_LENGTH, help="s, in tokens")
+    source("--text", help="the text itself (default: standard input)")
+    source("--text-file", type=file_path, help="a file with the text, in UTF-8")
+    source("--chat", type=file_path, metavar="JSON", help="a file with the messages of a chat")
+    add("--generate", type=positive_int, metavar="N",
+        help="let the model continue with up to N tokens, the likeliest ones, and explain these")
+    which = stage.add_mutually_exclusive_group().add_argument
+    which("--targets", type=targets, default=NUM_TARGETS, metavar="N",
+        help="explain the N predictions with the largest total effect, or all")
+    which("--all", action="store_const", dest="targets", const=None,
+        help="explain every prediction, without a budget unless one is given")
+    which("--at", metavar="WORD",
+        help="explain the prediction of this word's first token; the text is cut there")
+    which("--position", type=whole_number(0), metavar="N", help="explain the prediction of token N, from 0")
+    add("--instead", metavar="WORD", help="with --at or --position: why did that come, and not WORD?")
+    add("--unit", choices=UNITS, default="word", help="what a source is")
+    add("--sources", type=positive_int, default=NUM_SOURCES, metavar="K", help="how many of each prediction")
+    add("--budget", type=duration, metavar="TIME",
+        help=f"such as 90s, 2m or 1h (default: {BUDGET}; none with --all)")
+    add("--out", type=file_path, default=Path("explained.html"), help="the page (overwritten if it exists)")
+    add("--json", type=file_path, help="write all that was measured")
+    add("--csv", type=file_path, help="write a row for each prediction and source")
+    add("--short-context-length", type=positive_int, default=SHORT_CONTEXT_LENGTH,
+        help="near tokens, which are never sources; a prediction may have up to half as many more")
     add("--long-context-length", type=positive_int,
-        help="tokens of the text that are measured, its last; as many as text and model have if not given."
-        " Twice as many take four times as long")
-    add("--k", type=positive_int, nargs="+", default=list(DEFAULT_KS), help="numbers of far tokens studied")
-    add("--rules", nargs="+", default=list(DEFAULT_RULES), help=f"selection rules, of: {', '.join(RULES)}")
+        help="measure the last so many tokens (default: 1,024, or the model's positions if these are fewer)")
     add("--foreign-text-file", type=file_path,
-        help="the text that stands in for the far context, and of the null; English passages if not given")
-    add("--tokenizer", help="a tokenizer.json, or a folder that holds one; the model's own if not given")
+        help="the text whose tokens stand in swapped contexts (default: English passages)")
+    add("--tokenizer", help="a tokenizer.json, or a folder with one (default: the model's own)")
     add_reading_arguments(stage)
     add_model_arguments(stage, "auto", "float32; bfloat16 may choose other tokens that matter about as much")
-    add("--seed", type=random_seed, default=0, help="of rules that draw")
     # fmt: on
     return stage
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Refuse rules that no text alone can be explained by."""
-    for rule in map(find_rule, arguments.rules):
-        if rule.name.startswith("learned_attention"):
-            raise InputError(
-                f"rule {rule.name} learns from other documents, which only influential_tokens has; choose"
-                " another, such as leave_one_out"
-            )
+    """Refuse flags that contradict each other, and set the default budget."""
+    is_one = arguments.at is not None or arguments.position is not None
+    if arguments.instead is not None and not is_one:
+        raise InputError("--instead needs --at or --position, which say what it would stand in place of")
+    if arguments.budget is None and (is_one or arguments.targets is not None):
+        arguments.budget = duration(BUDGET)
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Explain the text: print it, and write the page."""
     check(arguments)
     named = [Path(word) for word in (arguments.model, arguments.tokenizer) if word is not None]
-    refuse_replacing([arguments.out], [arguments.text_file, arguments.foreign_text_file, *named])
-    name, text = _name_and_text(arguments)
+    inputs = [arguments.text_file, arguments.chat, arguments.foreign_text_file, *named]
+    outputs = [path for path in (arguments.out, arguments.json, arguments.csv) if path is not None]
+    refuse_replacing(outputs, inputs)
+    arguments.name, text = _name_and_text(arguments)
     foreign = arguments.foreign_text_file
     arguments.foreign_text = None if foreign is None else decoded(foreign.read_bytes(), str(foreign))
     # Imported late, for a --help, and a refusal, at once.
-    from pipeline.measuring.explanation import explained, explorer_page, in_words
+    from pipeline.measuring.explanation import explained, in_words
 
     explanation = explained(text, arguments)
-    html = explorer_page(explanation, name)
-    write_atomically(arguments.out, lambda temporary: temporary.write_text(html, encoding="utf-8"))
-    is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    sys.stdout.write(in_words(explanation, is_coloured=is_coloured))
+    for path, ending in ((arguments.out, "html"), (arguments.json, "json"), (arguments.csv, "csv")):
+        if path is not None:
+            explanation.save(path, ending)
+    is_colored = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    sys.stdout.write(in_words(explanation, is_colored=is_colored))
     logger.info("%s is the page", arguments.out)
 
 
-def _name_and_text(arguments: argparse.Namespace) -> tuple[str, str]:
-    """What the text is called, and the text."""
+def _name_and_text(arguments: argparse.Namespace) -> tuple[str, Any]:
+    """What the text is called, and the text or the messages."""
+    if arguments.chat is not None:
+        return arguments.chat.name, _messages(arguments.chat)
     if arguments.text is not None:
         name, text = "--text", arguments.text
     elif arguments.text_file is not None:
-        name, file = arguments.text_file.name, arguments.text_file
+        name = arguments.text_file.name
+        file = arguments.text_file
         text = decoded(file.read_bytes(), str(file))
     elif sys.stdin.isatty():
-        raise InputError("no text is given: name a file with --text-file, or give --text, or a pipe")
+        raise InputError(
+            "no text is given: name a file with --text-file or --chat, or give --text, or a pipe"
+        )
     else:
         name, text = "standard input", decoded(sys.stdin.buffer.read(), "standard input")
     if not text.strip():
         raise InputError(f"the text of {name} is empty; give one of at least two short contexts")
     return name, text
+
+
+def _messages(file: Path) -> list[dict[str, Any]]:
+    """The messages of a chat: a list, or that which an object has as its messages."""
+    try:
+        content = json.loads(decoded(file.read_bytes(), str(file)))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{file} is no JSON: {error}") from error
+    messages = content.get("messages") if isinstance(content, dict) else content
+    is_right = isinstance(messages, list) and all(
+        isinstance(message, dict) and {"role", "content"} <= message.keys() for message in messages
+    )
+    if not is_right or not messages:
+        raise InputError(f"{file} is no chat: a list of messages with role and content is expected")
+    return messages

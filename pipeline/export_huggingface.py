@@ -47,7 +47,6 @@ def main(arguments: argparse.Namespace) -> None:
     from pipeline.cli import InputError
     from pipeline.models.export import write_hugging_face_folder
     from pipeline.models.load import find_checkpoint, load_stock_olmo
-    from pipeline.results.files import folder_lock
     from pipeline.text.folder import TOKENIZER_FILE, TokenizedData
 
     out = arguments.out.absolute()
@@ -58,6 +57,5 @@ def main(arguments: argparse.Namespace) -> None:
             f"{checkpoint} was trained with another tokenizer than {arguments.data}: its vocabulary has"
             f" {model.config.vocab_size} tokens and not {data.vocabulary_size}"
         )
-    with folder_lock(out.parent, "--out", part=out.name):
-        difference = write_hugging_face_folder(model, data.folder / TOKENIZER_FILE, data.eos_token_id, out)
+    difference = write_hugging_face_folder(model, data.folder / TOKENIZER_FILE, data.eos_token_id, out)
     logger.info("wrote %s; its losses are the checkpoint's to %.1e nats", arguments.out, difference)

@@ -5,8 +5,8 @@ context of every answer token, as pipeline/influential_tokens.py selects them in
 the true dependency set. From these rows, precision (selected tokens that are true ones) and recall (true ones
 that are selected) at every k; prints recall at k = the number of true ones, where the two are equal.
 
-A token left out is removed, or replaced by the tokens that other examples have in its place (substitute),
-which may also fill the whole far context but for the chosen (background).
+A token left out is removed, or replaced by the tokens that other examples have in its place (background);
+these also fill the far context around the chosen tokens.
 
 Answers are given, not generated, and position IDs the true ones. What of a dependency set lies in the short
 context is seen anyway, and not counted; targets whose far context holds no true dependency are left out.
@@ -53,8 +53,8 @@ from pipeline.synthetic.dependencies import (
     DEFAULT_INTERVENTIONS,
     FINDING_RULES,
     LARGEST_K,
+    NUM_BACKGROUNDS,
     NUM_EXAMPLES_OF_FINDING,
-    NUM_SUBSTITUTES,
     POSITION_IDS,
     SHORT_CONTEXT_LENGTH,
     TOKENS,
@@ -82,7 +82,7 @@ ARTEFACT_OF_HEAD = {TOKENS: "found_dependencies", POSITION_IDS: "found_id_depend
 """What is predicted -> what is written; results of both may stand in one folder."""
 TOKENS_PER_BATCH = 8192
 """Of a pass over small models."""
-_MOST_SUBSTITUTES = 10_000
+_MOST_BACKGROUNDS = 10_000
 
 
 def parser() -> argparse.ArgumentParser:
@@ -90,18 +90,44 @@ def parser() -> argparse.ArgumentParser:
     stage = stage_parser(__doc__)
     add_task_evaluation_arguments(stage, num_examples=NUM_EXAMPLES_OF_FINDING)
     add = stage.add_argument
-    add("--head", choices=ARTEFACT_OF_HEAD, default=TOKENS,
-        help="what is predicted: the next token, or its position ID (PPC)")  # fmt: skip
-    add("--rules", nargs="+", choices=FINDING_RULES, default=list(DEFAULT_FINDING_RULES),
-        help="selection rules")  # fmt: skip
-    add("--interventions", nargs="+", choices=INTERVENTIONS, default=list(DEFAULT_INTERVENTIONS),
-        help="what leaving a token out means; each is taken in turn")  # fmt: skip
-    add("--num-substitutes", type=whole_number(1, _MOST_SUBSTITUTES), default=NUM_SUBSTITUTES,
-        help="draws that a substitution, or a background, is the mean of")  # fmt: skip
-    add("--largest-k", type=positive_int, default=LARGEST_K,
-        help="tokens that each rule selects, in its order")  # fmt: skip
-    add("--short-context-length", type=positive_int, default=SHORT_CONTEXT_LENGTH,
-        help="s, in tokens: what is seen anyway")  # fmt: skip
+    add(
+        "--head",
+        choices=ARTEFACT_OF_HEAD,
+        default=TOKENS,
+        help="what is predicted: the next token, or its position ID (PPC)",
+    )
+    add(
+        "--rules",
+        nargs="+",
+        choices=FINDING_RULES,
+        default=list(DEFAULT_FINDING_RULES),
+        help="selection rules",
+    )
+    add(
+        "--interventions",
+        nargs="+",
+        choices=INTERVENTIONS,
+        default=list(DEFAULT_INTERVENTIONS),
+        help="what leaving a token out means; each is taken in turn",
+    )
+    add(
+        "--num-backgrounds",
+        type=whole_number(1, _MOST_BACKGROUNDS),
+        default=NUM_BACKGROUNDS,
+        help="other examples that a background is the mean of",
+    )
+    add(
+        "--largest-k",
+        type=positive_int,
+        default=LARGEST_K,
+        help="tokens that each rule selects, in its order",
+    )
+    add(
+        "--short-context-length",
+        type=positive_int,
+        default=SHORT_CONTEXT_LENGTH,
+        help="s, in tokens: what is seen anyway",
+    )
     return stage
 
 
@@ -119,10 +145,12 @@ def check(arguments: argparse.Namespace, configs: Mapping[str, "TaskConfig"]) ->
         find_rule(rule)
     for cell, are_spread in product(cells, set(map(_are_spread, configs.values()))):
         batch, _ = test_examples(task, cell, arguments.num_examples, arguments.test_seed)
-        lengths, where = lengths_of(batch, arguments.short_context_length), in_words(cell)
+        lengths = lengths_of(batch, arguments.short_context_length)
+        where = in_words(cell)
         of_examples = _dependencies(arguments.head, batch, are_spread)
         found = [places for of_one in of_examples for places in far_dependencies(of_one, lengths)]
-        num_far, most = int(lengths.num_far_tokens_T[0]), max(map(len, found))
+        num_far = int(lengths.num_far_tokens_T[0])
+        most = max(map(len, found))
         if most == 0:
             raise InputError(
                 f"no answer of the test examples of {where} depends on its far context; choose larger"
@@ -141,7 +169,7 @@ def _evaluation(arguments: argparse.Namespace) -> Evaluation:
     """Of rules and interventions in their own order."""
     arguments.rules = [rule for rule in FINDING_RULES if rule in arguments.rules]
     arguments.interventions = [name for name in INTERVENTIONS if name in arguments.interventions]
-    names = ("rules", "interventions", "num_substitutes", "largest_k", "short_context_length")
+    names = ("rules", "interventions", "num_backgrounds", "largest_k", "short_context_length")
     settings = {name: getattr(arguments, name) for name in names}
     return Evaluation(arguments, ARTEFACT_OF_HEAD[arguments.head], settings)
 
@@ -171,9 +199,13 @@ def _dependencies(head: str, batch: ExampleBatch, are_spread: bool) -> Sequence[
 
 
 def _measure(
-    arguments: argparse.Namespace, run: "TaskRun", model: "TaskModel", cell: Cell, batch: ExampleBatch,
+    arguments: argparse.Namespace,
+    run: "TaskRun",
+    model: "TaskModel",
+    cell: Cell,
+    batch: ExampleBatch,
     generator: np.random.Generator,
-) -> dict[str, dict[str, list[Any]]]:  # fmt: skip
+) -> dict[str, dict[str, list[Any]]]:
     """A row a target, selection and rank."""
     import torch
 
@@ -188,12 +220,18 @@ def _measure(
     dependencies_of_all = _dependencies(arguments.head, batch, _are_spread(run.config))
     columns: dict[str, list[Any]] = {}
     for index in range(num_examples):
-        others_R = generator.integers(0, num_examples, arguments.num_substitutes)
+        others_R = generator.integers(0, num_examples, arguments.num_backgrounds)
         tokens_L = batch.token_ids_BS[index]
         example = searched_example(
-            arguments.head, model, len(vocabulary), tokens_L, position_ids_BS[index],
-            batch.token_ids_BS[others_R], lengths, Batching(TOKENS_PER_BATCH),
-        )  # fmt: skip
+            arguments.head,
+            model,
+            len(vocabulary),
+            tokens_L,
+            position_ids_BS[index],
+            batch.token_ids_BS[others_R],
+            lengths,
+            Batching(TOKENS_PER_BATCH),
+        )
         selections, long_losses_T = example.select(
             arguments.rules, arguments.interventions, arguments.largest_k, generator
         )
@@ -202,14 +240,19 @@ def _measure(
             effects_TK = selection.effects_TK
             for rank, place in enumerate(selection.positions_TK[target].tolist() if truth else [], start=1):
                 row = {
-                    "example_index": index, "target_index": target,
-                    "num_far_tokens": int(lengths.num_far_tokens_T[target]), "num_dependencies": len(truth),
+                    "example_index": index,
+                    "target_index": target,
+                    "num_far_tokens": int(lengths.num_far_tokens_T[target]),
+                    "num_dependencies": len(truth),
                     "long_context_loss": float(long_losses_T[target]),
-                    "rule": selection.rule, "intervention": selection.intervention, "rank": rank,
-                    "context_position": place, "is_dependency": place in truth,
+                    "rule": selection.rule,
+                    "intervention": selection.intervention,
+                    "rank": rank,
+                    "context_position": place,
+                    "is_dependency": place in truth,
                     "effect": None if effects_TK is None else float(effects_TK[target, rank - 1]),
                     "context_token": vocabulary[tokens_L[place]],
-                }  # fmt: skip
+                }
                 for name, value in row.items():
                     columns.setdefault(name, []).append(value)
     return {ARTEFACT_OF_HEAD[arguments.head]: columns}

@@ -42,6 +42,7 @@ import numpy as np
 
 from pipeline.cli import (
     InputError,
+    file_path,
     finite_float,
     folder_path,
     fraction,
@@ -50,16 +51,11 @@ from pipeline.cli import (
     positive_int,
     random_seed,
     stage_parser,
-    whole_number,
 )
 from pipeline.measuring.flags import (
     BLOCKS,
-    KEPT_FRACTION,
-    LEARNING_CHUNKS,
     LONGEST_EXACT,
     MINIMUM_GAIN,
-    MOST_SUBSETS,
-    NUM_SUBSETS,
     RECOVERY_FRACTION,
     ContextLengths,
     add_evaluation_arguments,
@@ -70,10 +66,9 @@ from pipeline.measuring.rules import (
     DEFAULT_KS,
     DEFAULT_RULES,
     INTERVENTIONS,
-    REMOVE,
     RULES,
-    SUBSTITUTE,
     find_rule,
+    load_rule_file,
     refuse_rules,
     screen_of,
     studied_numbers,
@@ -81,10 +76,9 @@ from pipeline.measuring.rules import (
 from pipeline.results.read import read_artefact, read_made_by, sources
 from pipeline.results.schemas import OTHER_DOCUMENT, OWN
 from pipeline.results.versions import sha256_of_files
-from pipeline.text.folder import TokenizedData, UnigramDistribution
+from pipeline.text.folder import TokenizedData
 
 STAGE = "influential_tokens"
-ORIGINAL, COMPACT = "original", "compact"
 ENGINE = "left_out_at_kept_position_ids"
 """How contexts are made, as results name it: what is not in a context is no row of the sequence."""
 
@@ -101,37 +95,27 @@ def parser() -> argparse.ArgumentParser:
         " as far as the far context goes")
     add("--rules", nargs="+",
         help=f"selection rules, of: {', '.join(RULES)}; if not given {', '.join(DEFAULT_RULES)}")
+    add("--rule-file", type=file_path, nargs="+", default=[], metavar="FILE",
+        help="Python files with selection rules of your own; analysis/examples/kv_cache_rules.py shows two")
     add("--intervention", choices=INTERVENTIONS, default=DEFAULT_INTERVENTION,
-        help="what stands where a token is left out: nothing, a training token, another document's")
+        help="what stands where a token is left out: nothing, or another document's token")
     add("--num-backgrounds", type=positive_int, default=1,
         help="foreign documents that --intervention background takes the mean over")
     add("--judge-with", nargs="+", default=[], metavar="MODEL",
         help="other checkpoints of the same tokenizer, named as --checkpoints are, that the chosen tokens are"
-        " tried on instead of those that chose them")
+        " tried on too")
     add("--choose-together", action="store_true",
         help="the mean of all --checkpoints' scores chooses, and only --judge-with tries the choice:"
         " cross-fitting; filed under their names joined by +")
-    add("--choosers-judge", action="store_true",
-        help="with --judge-with, try the tokens on the models that chose them too")
     add("--null-fraction", type=positive_fraction, default=1.0,
         help="of the documents, those with a null, controls and rules that say nothing without a null")
-    add("--last-tokens", type=positive_int, metavar="N",
-        help="read the last N tokens of each chunk only: the same targets, each after fewer tokens")
     add("--choices", type=folder_path, metavar="RESULTS",
         help="choose nothing: try the tokens that another results folder holds on --checkpoints")
     add("--choices-of", metavar="MODEL", help="whose choices, where that folder holds several models'")
-    add("--positions", choices=(ORIGINAL, COMPACT), default=ORIGINAL,
-        help="of --choices under --intervention remove: tokens keep their position IDs, or are closed up")
     add("--screen", type=positive_int, metavar="N",
         help="blocks of far tokens that rules leave_one_out* leave out a round, instead of every token; those"
         " that matter are split, down to single tokens. As many as the far context has leave out every token,"
         f" which is so up to {LONGEST_EXACT:,} tokens if not given; beyond, {BLOCKS} and one a target")
-    add("--num-subsets", type=whole_number(2, MOST_SUBSETS), default=NUM_SUBSETS,
-        help="random subsets of the far context, of rules banzhaf* and surrogate*; an even number")
-    add("--kept-fraction", type=fraction, default=KEPT_FRACTION,
-        help="how likely a far token is to be in a subset of the rules surrogate*")
-    add("--learning-chunks", type=positive_int, default=LEARNING_CHUNKS,
-        help="chunks of training tokens that the rules learned_attention* are fitted to, once a model")
     add("--recovery-fraction", type=fraction, default=RECOVERY_FRACTION,
         help="k* recovers this much of the gain")
     add("--minimum-gain", type=finite_float, default=MINIMUM_GAIN,
@@ -143,11 +127,13 @@ def parser() -> argparse.ArgumentParser:
 
 def check(arguments: argparse.Namespace) -> ContextLengths:
     """Which tokens are predicted; lengths, rules and k that do not fit together are refused."""
-    long, last = arguments.long_context_length, arguments.last_tokens
-    if last is not None and last >= long:
-        raise InputError(f"--last-tokens {last} must be fewer than the {long} of a chunk")
+    for path in arguments.rule_file:
+        load_rule_file(path)
     lengths = ContextLengths(
-        arguments.short_context_length, last or long, arguments.targets_per_chunk, arguments.target_stride
+        arguments.short_context_length,
+        arguments.long_context_length,
+        arguments.targets_per_chunk,
+        arguments.target_stride,
     )
     known: dict[str, Any] = {"k": DEFAULT_KS, "rules": DEFAULT_RULES}
     if arguments.choices is not None and arguments.choices.exists():  # not yet, where a study is planned
@@ -162,8 +148,6 @@ def check(arguments: argparse.Namespace) -> ContextLengths:
     for is_wrong, sentence in (
         (arguments.choose_together and not arguments.judge_with,
          "--choose-together needs --judge-with: the models that choose do not try their own choice"),
-        (arguments.positions == COMPACT and (not arguments.choices or arguments.intervention != REMOVE),
-         "--positions compact is of --choices under --intervention remove"),
         (arguments.choices and (arguments.judge_with or arguments.choose_together),
          "--choices are tried on --checkpoints; leave out --judge-with and --choose-together"),
         (arguments.null_fraction < 1 and not alone,
@@ -174,7 +158,7 @@ def check(arguments: argparse.Namespace) -> ContextLengths:
             raise InputError(sentence)
     refuse_rules(
         arguments.rules, intervention=arguments.intervention, largest_k=arguments.k[-1],
-        smallest_far_context=smallest, num_subsets=arguments.num_subsets,
+        smallest_far_context=smallest
     )  # fmt: skip
     return lengths
 
@@ -184,13 +168,9 @@ def main(arguments: argparse.Namespace) -> None:
     lengths = check(arguments)
     if arguments.choices is not None and not arguments.choices.exists():
         raise InputError(f"--choices {arguments.choices} does not exist; name a results folder")
-    unigram = None
-    if arguments.intervention == SUBSTITUTE:
-        unigram = UnigramDistribution.of_training_tokens(TokenizedData.open(arguments.data))
     # Imported late, for a --help, and a refusal, at once.
-    from pipeline.measuring.methods import LEARNED
-    from pipeline.measuring.sparsity import Request, measure_chunk, planned_tokens
-    from pipeline.measuring.stage import LoadedModel, MeasuringStage, head_weights_of
+    from pipeline.measuring.sparsity import Request, measure_chunk
+    from pipeline.measuring.stage import MeasuringStage
 
     num_far = int(lengths.num_far_tokens_T[0])
     request = Request(
@@ -200,29 +180,19 @@ def main(arguments: argparse.Namespace) -> None:
         },
         recovery_fraction=arguments.recovery_fraction, minimum_gain=arguments.minimum_gain,
         seed=arguments.seed, intervention=arguments.intervention, num_backgrounds=arguments.num_backgrounds,
-        num_subsets=arguments.num_subsets, screen=arguments.screen, kept_fraction=arguments.kept_fraction,
-        unigram=unigram, null_fraction=arguments.null_fraction, is_compact=arguments.positions == COMPACT,
-        choosers_judge=arguments.choosers_judge,
+        screen=arguments.screen,
+        null_fraction=arguments.null_fraction, choosers_judge=not arguments.choose_together,
         choices=None if arguments.choices is None else _read_choices(arguments, lengths),
     )  # fmt: skip
 
-    def prepare(loaded: LoadedModel, checkpoint_sha256: str, dtype: str) -> None:
-        weights = head_weights_of(loaded, arguments, lengths, checkpoint_sha256, dtype)
-        request.head_weights[loaded.name] = weights
-
     # A chunk comes with the same chunk of the documents after it: of its null, then of its backgrounds.
     num_backgrounds = arguments.num_backgrounds if arguments.intervention == BACKGROUND else 0
-    num_choosers = len(arguments.checkpoints) if arguments.choose_together else 1
     stage = MeasuringStage(
-        arguments, STAGE, _settings(arguments, unigram),
+        arguments, STAGE, _settings(arguments),
         lambda choosers, chunk, judges: measure_chunk(choosers, chunk, judges, request),
         other_models={"--judge-with": arguments.judge_with}, num_other_documents=1 + num_backgrounds,
         has_null=lambda document_id: bool(request.numbers_in(OTHER_DOCUMENT, document_id)),
-        prepare=prepare if any(rule.startswith(LEARNED) for rule in arguments.rules) else None,
-        together=arguments.choose_together, last_tokens=arguments.last_tokens,
-        planned=lambda document_id: planned_tokens(
-            request, num_choosers, len(arguments.judge_with), document_id
-        ),
+        together=arguments.choose_together,
     )  # fmt: skip
     measured = {rule for one in stage.documents for rule in request.numbers_in(OWN, one.document_id)}
     if left_out := [rule for rule in arguments.rules if rule not in measured]:
@@ -234,31 +204,23 @@ def main(arguments: argparse.Namespace) -> None:
     stage.run()
 
 
-def _settings(arguments: argparse.Namespace, unigram: UnigramDistribution | None) -> dict[str, object]:
+def _settings(arguments: argparse.Namespace) -> dict[str, object]:
     """What decides the numbers; null where the rules and the intervention do not ask for it."""
     names = "short_context_length", "k", "rules", "recovery_fraction", "minimum_gain", "seed", "intervention"
 
     choices = None
     if arguments.choices is not None:
-        paths = [file.path for file in sources(arguments.choices, STAGE, [arguments.choices_of])]
+        chosen = sources(arguments.choices, STAGE, [arguments.choices_of], must_be_complete=True)
+        paths = [file.path for file in chosen]
         choices = {"model": arguments.choices_of, "sha256": sha256_of_files(*paths)}
 
-    def of_rules(name: str, *beginnings: str) -> object:
-        return getattr(arguments, name) if any(r.startswith(beginnings) for r in arguments.rules) else None
-
     return {name: getattr(arguments, name) for name in names} | {
-        "unigram_sha256": None if unigram is None else unigram.sha256,
         "engine": ENGINE,
-        "num_subsets": of_rules("num_subsets", "banzhaf", "surrogate"),
-        "learning_chunks": of_rules("learning_chunks", "learned_attention"),
-        "kept_fraction": of_rules("kept_fraction", "surrogate"),
         "screen": arguments.screen,
         "num_backgrounds": arguments.num_backgrounds if arguments.intervention == BACKGROUND else None,
-        "choosers_judge": arguments.choosers_judge or None,
         "null_fraction": arguments.null_fraction if arguments.null_fraction < 1 else None,
-        "last_tokens": arguments.last_tokens,
         "choices": choices,
-        "positions": arguments.positions if arguments.positions == COMPACT else None,
+        "rule_files_sha256": sha256_of_files(*arguments.rule_file) if arguments.rule_file else None,
     }
 
 
@@ -283,7 +245,7 @@ def _settings_of_choices(arguments: argparse.Namespace) -> dict[str, Any]:
         "bos_token_ids": list(data.bos_token_ids) or None,
     }
     for setting in (
-        "short_context_length", "long_context_length", "targets_per_chunk", "target_stride", "last_tokens",
+        "short_context_length", "long_context_length", "targets_per_chunk", "target_stride",
         "max_chunks_per_document", "num_documents", "bos_token_ids",
     ):  # fmt: skip
         if (theirs := settings.get(setting)) != asked[setting]:
@@ -300,16 +262,15 @@ def _settings_of_choices(arguments: argparse.Namespace) -> dict[str, Any]:
 def _read_choices(
     arguments: argparse.Namespace, lengths: ContextLengths
 ) -> dict[tuple[str, int], dict[str, dict[str, np.ndarray]]]:
-    """Document and chunk -> `Choices`, positions counted from the start of what is read of the chunk."""
+    """Document and chunk -> `Choices`, positions counted from the start of the chunk."""
     keys = ["document_id", "chunk_index", "far_context", "rule"]
     order = [*keys, "target_position", "rank"]
     only = {"model": [arguments.choices_of], "rule": arguments.rules}
     rows = read_artefact(arguments.choices, STAGE, [*order, "context_position"], only).sort_values(order)
-    skipped = arguments.long_context_length - lengths.long_context_length
     choices: dict[tuple[str, int], dict[str, dict[str, np.ndarray]]] = {}
     for key, of_rule in rows.groupby(keys, sort=False):
         document, chunk, far_context, rule = cast("tuple[str, int, str, str]", key)
-        start = chunk * arguments.long_context_length + skipped
+        start = chunk * lengths.long_context_length
         positions_TK = of_rule["context_position"].to_numpy().reshape(lengths.num_targets, -1) - start
         choices.setdefault((document, chunk), {}).setdefault(far_context, {})[rule] = positions_TK
     return choices

@@ -47,9 +47,6 @@ def parser() -> argparse.ArgumentParser:
     stage = stage_parser(__doc__)
     add_evaluation_arguments(stage)
     stage.add_argument("--short-context-length", type=positive_int, required=True, help="s, in tokens")
-    stage.add_argument("--windowed-stride", type=positive_int,
-        help="w: also measure LongPPL's approximation of the short context, one window shared by w targets,"
-        " which see s to s + w - 1 tokens; not measured if not given")  # fmt: skip
     stage.add_argument(
         "--reference-model", metavar="MODEL",
         help="a checkpoint of the same tokenizer, named as --checkpoints are, that every prediction under the"
@@ -68,15 +65,11 @@ def parser() -> argparse.ArgumentParser:
 def check(arguments: argparse.Namespace) -> ContextLengths:
     """Which tokens are predicted, and what they see; refuse lengths that do not fit together."""
     lengths = ContextLengths(
-        arguments.short_context_length, arguments.long_context_length, arguments.targets_per_chunk,
+        arguments.short_context_length,
+        arguments.long_context_length,
+        arguments.targets_per_chunk,
         arguments.target_stride,
-    )  # fmt: skip
-    num_far, stride = int(lengths.num_far_tokens_T[-1]), arguments.windowed_stride
-    if stride is not None and stride > num_far:
-        raise InputError(
-            f"--windowed-stride {stride} is more than the {num_far} far-context tokens of the last target:"
-            " its shared window would be the whole long context; choose a smaller one"
-        )
+    )
     near = arguments.near_context_length
     if near is not None and near >= lengths.first_target:
         raise InputError(
@@ -88,7 +81,7 @@ def check(arguments: argparse.Namespace) -> ContextLengths:
 
 def main(arguments: argparse.Namespace) -> None:
     """Measure every chunk of every checkpoint."""
-    lengths, stride = check(arguments), arguments.windowed_stride
+    lengths = check(arguments)
 
     # Imported late, for a --help, and a refusal, at once.
     from pipeline.measuring.contexts import (  # fmt: skip
@@ -96,7 +89,6 @@ def main(arguments: argparse.Namespace) -> None:
         full_pass,
         measured_in_sequence,
         own_context,
-        windowed_losses,
     )
     from pipeline.measuring.far_context import FarContext
     from pipeline.measuring.sparsity import compared_losses, length_harm
@@ -119,10 +111,6 @@ def main(arguments: argparse.Namespace) -> None:
             harm_TB = length_harm(own, near, chunk.other_token_ids_NL[1:])
             columns["length_harm"] = harm_TB.mean(-1).tolist()
             columns["length_harm_of_backgrounds"] = harm_TB.tolist()
-        if stride is not None:
-            short, targets_T = lengths.short_context_length, lengths.targets_T
-            windowed = windowed_losses(loaded.model, chunk_L, targets_T, short, stride, loaded.batching)
-            columns["windowed_short_context_loss"] = windowed.tolist()
         if reference:  # which is not among the references where it is the model itself
             columns["reference_divergence"] = [0.0] * lengths.num_targets
         for other in references:
@@ -138,7 +126,7 @@ def main(arguments: argparse.Namespace) -> None:
         return {"loss_differences": columns}
 
     settings = {
-        "short_context_length": lengths.short_context_length, "windowed_stride": stride,
+        "short_context_length": lengths.short_context_length,
         "near_context_length": near, "num_backgrounds": num_backgrounds or None,
     }  # fmt: skip
     stage = MeasuringStage(

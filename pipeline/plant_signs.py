@@ -24,7 +24,7 @@ writes   <out>/planted/data/                        as tokenize_c4
          with --needles only <out>/length-<tokens>/data/ and below it needles/*.parquet, where each needle is
 resumes  run the same command again; complete folders are kept, other settings are refused
 
-with the text of `make demo`; what is then trained and measured is in olmo_configs/studies/measures.yaml:
+with the text of `make demo`; commit 9a5d093 holds a study of such text, olmo_configs/studies/measures.yaml:
   python pipeline/plant_signs.py --data runs/demo/data --out runs/signs --context-length 256 \\
       --short-context-length 8
 
@@ -99,26 +99,45 @@ def parser() -> argparse.ArgumentParser:
     add("--out", type=folder_path, required=True, help="planted/data and foreign/data are written here")
     add("--needles", action="store_true", default=None, help="plant these and no signs")
     add("--context-length", type=positive_int, help="tokens of a piece and of a document")
-    add("--short-context-length", type=positive_int,
-        help="no sign stands in so many tokens before a question, or is foreign there")  # fmt: skip
-    add("--num-planted", type=positive_int, nargs="+", default=[1, 2, 4],
+    add(
+        "--short-context-length",
+        type=positive_int,
+        help="no sign stands in so many tokens before a question, or is foreign there",
+    )
+    add(
+        "--num-planted",
+        type=positive_int,
+        nargs="+",
+        default=[1, 2, 4],
         help="signs that tell an answer: numbers that divide its bits, or, with --bits-told, multiples of"
-        " them, many weak signs; without, k signs tell k bits where an answer has fewer")  # fmt: skip
+        " them, many weak signs; without, k signs tell k bits where an answer has fewer",
+    )
     add("--num-answers", type=positive_int, default=16, help="answers, a power of 2: 16 have four bits")
     add(
-        "--bits-told", type=positive_float,
+        "--bits-told",
+        type=positive_float,
         help="of an answer's bits, by any number of signs: each is wrong so often; all bits if not given",
-    )  # fmt: skip
-    add("--balanced", action="store_true", default=None,
-        help="several signs mean the same, so that each is met as often, whatever their number")  # fmt: skip
+    )
     add(
-        "--grows", action="store_true", default=None,
+        "--balanced",
+        action="store_true",
+        default=None,
+        help="several signs mean the same, so that each is met as often, whatever their number",
+    )
+    add(
+        "--grows",
+        action="store_true",
+        default=None,
         help="a document of --document-lengths has as many more weak signs as it is longer than a piece",
-    )  # fmt: skip
+    )
     add("--local-length", type=positive_int, help="signs stand within so many tokens; anywhere if not given")
-    add("--max-copies", type=positive_int, default=8,
+    add(
+        "--max-copies",
+        type=positive_int,
+        default=8,
         help="a training piece plants its signs once to so many times, so that their meaning can be learnt;"
-        " evaluation documents plant them once")  # fmt: skip
+        " evaluation documents plant them once",
+    )
     add("--document-lengths", type=positive_int, nargs="+", help="tokens of further evaluation documents")
     add("--max-documents", type=positive_int, default=400, help="texts of each kind, at most")
     add("--seed", type=random_seed, default=0, help="of places, signs and questions")
@@ -127,7 +146,8 @@ def parser() -> argparse.ArgumentParser:
 
 def is_done(arguments: argparse.Namespace) -> bool:
     """Whether all folders are whole; those of other settings or another text are refused."""
-    folders, data = _folders(arguments), TokenizedData.open(arguments.data)
+    folders = _folders(arguments)
+    data = TokenizedData.open(arguments.data)
     return all(
         is_complete(folder, _configuration(data, arguments, length)) for folder, length in folders.items()
     )
@@ -135,7 +155,8 @@ def is_done(arguments: argparse.Namespace) -> bool:
 
 def main(arguments: argparse.Namespace) -> None:
     """Plant, and write the folders; nothing is written before all evaluation documents are planted."""
-    folders, data = _folders(arguments), TokenizedData.open(arguments.data)
+    folders = _folders(arguments)
+    data = TokenizedData.open(arguments.data)
     tokenizer = data.tokenizer()
     made_by = {folder: _configuration(data, arguments, length) for folder, length in folders.items()}
     with ExitStack() as locks:
@@ -157,7 +178,8 @@ def main(arguments: argparse.Namespace) -> None:
             }
             contents[foreign] = foreign_documents(texts_of(arguments.context_length), arguments), []
         else:
-            texts, drawn = data.evaluation_documents(), (arguments.max_documents, arguments.seed)
+            texts = data.evaluation_documents()
+            drawn = (arguments.max_documents, arguments.seed)
             contents = {
                 folder: needle_documents(texts, tokenizer, length, *drawn)
                 for folder, length in folders.items()
@@ -169,7 +191,7 @@ def main(arguments: argparse.Namespace) -> None:
             else:
                 if folder == planted:
                     paths = write_training_text(planted, data, signs, arguments)
-                else:  # counts of the text's training tokens, for --intervention substitute to draw from
+                else:  # counts of the text's training tokens, as tokenize_c4 leaves them
                     paths = [write_token_counts(folder, counts_V)]
                 num_tokens = sum(path.stat().st_size for path in paths[:-1]) // data.token_dtype.itemsize
                 num_pieces = num_tokens // arguments.context_length
@@ -180,14 +202,18 @@ def main(arguments: argparse.Namespace) -> None:
         num_targets = max((row.get("num_answer_tokens", 1) for row in rows), default=1)
         logger.info(
             "%s: %d documents; measure them with --long-context-length %d --targets-per-chunk %d",
-            folder, len(documents), len(documents[0].token_ids), num_targets,
-        )  # fmt: skip
+            folder,
+            len(documents),
+            len(documents[0].token_ids),
+            num_targets,
+        )
 
 
 def _folders(arguments: argparse.Namespace) -> dict[Path, int]:
     """Each folder to write, and the tokens of its texts; flags that say too little are refused."""
     arguments.num_planted = sorted(set(arguments.num_planted))
-    lengths, length = sorted(set(arguments.document_lengths or ())), arguments.context_length
+    lengths = sorted(set(arguments.document_lengths or ()))
+    length = arguments.context_length
     if arguments.needles:
         if not lengths:
             raise InputError("--needles wants --document-lengths, the tokens of the documents")
@@ -214,13 +240,15 @@ def planted_documents(
     texts: Sequence[EvaluationDocument], signs: Signs, arguments: argparse.Namespace, length: int
 ) -> Documents:
     """Documents of `length` tokens that plant one of the numbers of signs, or none."""
-    documents, rows = [], []
+    documents = []
+    rows = []
     if arguments.grows:
         signs = signs.of_length(length, arguments.context_length)
     for text in texts:
         generator = np.random.default_rng([arguments.seed, int(text.document_id, 16)])
         k = int(generator.choice([0, *arguments.num_planted]))
-        piece, ks = text.token_ids[:length], [k] if k else []
+        piece = text.token_ids[:length]
+        ks = [k] if k else []
         token_ids, truth = plant_signs(
             piece, ks, signs, generator, arguments.short_context_length, local_length=arguments.local_length
         )
@@ -233,7 +261,8 @@ def foreign_documents(
     texts: Sequence[EvaluationDocument], arguments: argparse.Namespace
 ) -> list[EvaluationDocument]:
     """Documents as long as a piece before its questions, whose far context is that of the text before."""
-    length, documents = arguments.context_length - 2 * (len(arguments.num_planted) + 1), []
+    length = arguments.context_length - 2 * (len(arguments.num_planted) + 1)
+    documents = []
     num_far = length - 1 - arguments.short_context_length
     for before, text in zip([texts[-1], *texts[:-1]], texts, strict=True):
         token_ids = np.concatenate([before.token_ids[:num_far], text.token_ids[num_far:length]])
@@ -250,7 +279,8 @@ def write_training_text(
     """
     generator = np.random.default_rng([arguments.seed, 1])
     length = arguments.context_length - 1
-    num_near, train = arguments.short_context_length, folder / TRAIN_FOLDER
+    num_near = arguments.short_context_length
+    train = folder / TRAIN_FOLDER
     with PackedShardWriter(train, data.token_dtype, data.eos_token_id, _TOKENS_PER_PART) as writer:
         for file, start in progress(pieces_of_training_tokens(data, length), "planting", "piece"):
             asked = generator.permutation(arguments.num_planted).tolist()

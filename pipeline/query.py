@@ -29,11 +29,8 @@ from typing import Any
 
 import duckdb
 
-from pipeline.cli import InputError, folder_path, logger, output_file, stage_parser
+from pipeline.cli import InputError, file_path, folder_path, logger, stage_parser
 from pipeline.results.files import (
-    add_partial_flag,
-    allow_partial,
-    partial_note,
     refuse_replacing,
     whole_or_absent,
 )
@@ -70,16 +67,15 @@ def parser() -> argparse.ArgumentParser:
     add("--results", type=folder_path, required=True, help="a results folder")
     formats = ["table", *EXPORTS]
     add("--format", choices=formats, default="table", help="table: the first 200 rows; json: an array")
-    add("--out", type=output_file, help="write to this file, not to standard output; parquet needs it")
+    add("--out", type=file_path, help="write to this file, not to standard output; parquet needs it")
     add("--allow-mixed", action="store_true", help="query results that were not made alike, with a warning")
-    add_partial_flag(stage)
     return stage
 
 
 def connect(results: Path, sql: str | None = None, allow_mixed: bool = False) -> duckdb.DuckDBPyConnection:
     """A DuckDB connection with one view an artefact of the results folder that `sql` names; all where None.
 
-    InputError where there are no results, or some are not complete or, unless `allow_mixed`, not made alike.
+    InputError where there are no results or, unless `allow_mixed`, they were not made alike.
     """
     artefacts = artefacts_in(results)
     if not artefacts:
@@ -94,8 +90,6 @@ def connect(results: Path, sql: str | None = None, allow_mixed: bool = False) ->
             connection.execute(f"CREATE VIEW {artefact} AS SELECT error('{sentence}') AS model")
             continue
         files = sources(results, artefact)
-        if not files:  # partial, and that much so
-            logger.warning("no shard of %s is complete", artefact)
         if mixture := differences_within_models(files) + differences_between_models(files):
             sentence = f"{results / artefact} holds results that were not made alike: {'; '.join(mixture)}"
             if not allow_mixed:
@@ -145,8 +139,6 @@ def _sentence(error: duckdb.Error) -> str:
 def export(connection: duckdb.DuckDBPyConnection, sql: str, file_format: str, path: Path) -> int:
     """Write all rows of a query to a file, in a format of `EXPORTS`, whole or not at all; how many."""
     options = EXPORTS[file_format]
-    if file_format == "parquet" and (note := partial_note()):
-        options += f", KV_METADATA {{note: {_quoted(note)}}}"
     try:
         # COPY takes no semicolon, nor what is remarked behind.
         query = re.sub(r";\s*(--[^\n]*\s*)*$", "", _checked(connection, sql).query)
@@ -190,7 +182,9 @@ def _quoted(text: str) -> str:
 
 def main(arguments: argparse.Namespace) -> None:
     """Print or write the result of the query, or print the list of views."""
-    sql, file_format, out = arguments.sql, arguments.format, arguments.out
+    sql = arguments.sql
+    file_format = arguments.format
+    out = arguments.out
     if file_format == "parquet" and out is None:
         raise InputError("--format parquet needs --out FILE")
     if file_format == "table" and out is not None:
@@ -198,20 +192,17 @@ def main(arguments: argparse.Namespace) -> None:
     if sql is None and file_format != "table":
         raise InputError(f"--format {file_format} needs a query; the list of views is a table")
     refuse_replacing([] if out is None else [out], [arguments.results])
-    allow_partial(arguments.allow_partial or sql is None)
-    # Without SQL this is how a user learns what is mixed or partial: not refused.
+    # Without SQL this is how a user learns what is mixed: not refused.
     connection = connect(arguments.results, sql, arguments.allow_mixed or sql is None)
-    if note := partial_note():
-        logger.warning("%s", note)  # on standard error, for rows that other programs read must stay rows
     if sql is None:
         sys.stdout.write(as_table(["view", "rows", "columns"], views(connection), widest_cell=None))
         return
     if file_format == "table":
         names, rows = run_query(connection, sql, _MOST_ROWS)
-        shown, num_rows = rows[:_MOST_ROWS], len(rows)
+        shown = rows[:_MOST_ROWS]
+        num_rows = len(rows)
         more = "the first " if len(shown) < num_rows else ""
         sys.stdout.write(f"{as_table(names, shown)}({more}{len(shown):,} rows)\n")
-        sys.stdout.write(f"({note})\n" if note else "")
     else:
         with tempfile.TemporaryDirectory() as folder:  # an error half-way leaves standard output empty
             path = out or Path(folder) / "rows"

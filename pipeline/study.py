@@ -19,9 +19,8 @@ on a laptop; what `make demo` runs, and the same, smaller and elsewhere:
   python pipeline/study.py olmo_configs/studies/demo.yaml run=runs/try sizes.demo.max_duration=200 \\
       evaluation.max_documents=16
 
-only what it would run, with tokens, FLOPs and hours; and what one model size needs, here on an H100:
+only the commands, one a line:
   python pipeline/study.py olmo_configs/studies/demo.yaml --dry-run
-  python pipeline/study.py olmo_configs/60m.yaml --dry-run --gpu h100
 
 on a cluster, the same commands as Slurm jobs, each after those it needs; SCRATCH is a folder there:
   cp slurm/cluster.env.example slurm/cluster.env      # and edit it
@@ -44,7 +43,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
 from io import StringIO
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from pyarrow.parquet import read_metadata
 
@@ -52,46 +51,38 @@ from pipeline.cli import (
     InputError,
     file_path,
     logger,
-    positive_float,
-    positive_fraction,
     positive_int,
     stage_parser,
 )
 from pipeline.results.files import folder_lock
 from pipeline.results.versions import git_commit
 from pipeline.studies.commands import Command, Measuring, TaskTraining, Training, commands_of
-from pipeline.studies.file import Study, TextStudy, is_training_configuration, load_study
-from pipeline.studies.run import PROCESS_BYTES, gpus_here, run_all, workers
+from pipeline.studies.file import Study, Text, TextStudy, load_study
+from pipeline.studies.run import gpus_here, run_all, workers
 from pipeline.studies.slurm import arguments_of, submit_chain
-
-if TYPE_CHECKING:
-    from pipeline.studies.costs import Checked  # which imports torch
 
 
 def parser() -> argparse.ArgumentParser:
     """The program's command line."""
     program = stage_parser(__doc__)
     add = program.add_argument
-    # fmt: off
-    add("study", type=file_path,
-        help="a study file, such as olmo_configs/studies/demo.yaml; with --dry-run, a configuration too")
+    add("study", type=file_path, help="a study file, such as olmo_configs/studies/demo.yaml")
     add("overrides", nargs="*", metavar="field=value", help="fields to set otherwise than the file does")
-    add("--dry-run", action="store_true", help="print every command with its estimate, and their total")
-    add("--jobs", type=positive_int, metavar="N",
-        help="commands that run at once, fewer where memory does not suffice; if not given, one a GPU, or as"
-             " many as there are cores for the study's threads")
+    add("--dry-run", action="store_true", help="print the commands that are left, and run none")
+    add(
+        "--jobs",
+        type=positive_int,
+        metavar="N",
+        help="commands that run at once (default: one a GPU, or as many as there are cores for the study's"
+        " threads)",
+    )
     add("--slurm", action="store_true", help="submit the commands as Slurm jobs, with --dry-run: print them")
-    add("--job", metavar="NAME",
+    add(
+        "--job",
+        metavar="NAME",
         help="print, a line each, the folder of the logs and the arguments of the Slurm job of this name, or"
-             " of the first of this script; what slurm/job.sh asks for")
-    add("--utilization", type=positive_fraction, default=0.4,
-        help="of the peak, as the estimates of large models assume; small ones are timed")
-    machine = program.add_mutually_exclusive_group().add_argument
-    machine("--peak-flops", type=positive_float, help="a second, for the estimates; measured if not given")
-    machine("--gpu", choices=("a100", "h100", "h200"), help="estimate for this GPU by its data sheet")
-    add("--vocabulary-size", type=positive_int, default=50_280,
-        help="tokens of the tokenizer, where a training configuration is planned; OLMo's")
-    # fmt: on
+        " of the first of this script; what slurm/job.sh asks for",
+    )
     # Overrides may stand before, between and after the flags, which plain parse_args does not allow.
     program.parse_args = program.parse_intermixed_args  # type: ignore[method-assign]
     return program
@@ -99,13 +90,6 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: argparse.Namespace) -> None:
     """Run, print or submit the study; exits with the code of the first command that failed."""
-    speed = arguments.utilization, arguments.peak_flops, arguments.gpu
-    if arguments.dry_run and is_training_configuration(arguments.study):
-        from pipeline.studies.costs import Machine, need_of_run
-
-        wanted = arguments.study, arguments.overrides, arguments.vocabulary_size
-        sys.stdout.write(f"{need_of_run(*wanted, Machine(*speed))}\n")
-        return
     study = load_study(arguments.study, arguments.overrides)
     commands = commands_of(study)
     if arguments.job is not None:
@@ -114,17 +98,10 @@ def main(arguments: argparse.Namespace) -> None:
         return
     finished = finished_of(commands, is_plan=arguments.dry_run)
     to_run = [command for command in commands if command.is_stage and command.name not in finished]
-    checked = check_settings(study, commands, to_run) if to_run or arguments.dry_run else None
+    if to_run:
+        check_settings(study, commands, to_run)
     if arguments.dry_run and not arguments.slurm:
-        import torch
-
-        from pipeline.studies.costs import Machine, lines_of_plan
-
-        assert checked is not None
-        torch.set_num_threads(study.threads)  # as its commands have
-        machine = Machine(*speed, num_jobs=workers(arguments.jobs, study.threads).number)
-        plan = lines_of_plan(commands, finished, checked, machine)
-        sys.stdout.writelines(f"{line}\n" for line in plan)
+        sys.stdout.writelines(f"{command}\n" for command in commands if command.name not in finished)
     elif arguments.dry_run:
         submit_chain(commands, study, is_plan=True)
     # After the plan, so that a study can be planned where its text is not.
@@ -134,16 +111,10 @@ def main(arguments: argparse.Namespace) -> None:
     if arguments.slurm:
         submit_chain(commands, study)
         return
-    largest, gpus = 0.0, tuple[str, ...]()
-    if checked is not None:
-        from pipeline.studies.costs import need_of
-
-        trainings = [command.about for command in commands if isinstance(command.about, Training)]
-        largest, gpus = max((need_of(one, checked)[1] for one in trainings), default=0.0), gpus_here()
     with folder_lock(Path(study.run), "run folder, as in run=FOLDER"):
         if finished:
             warn_of_other_code(Path(study.run))
-        places = workers(arguments.jobs, study.threads, PROCESS_BYTES + largest, gpus)
+        places = workers(arguments.jobs, study.threads, gpus_here() if to_run else ())
         sys.exit(run_all(commands, finished, places, study.logs))
 
 
@@ -196,13 +167,11 @@ def _is_done(command: Command) -> bool:
     raise AssertionError("--status ends a program")
 
 
-def check_settings(study: Study, commands: Sequence[Command], to_run: Sequence[Command]) -> "Checked":
-    """What is known of a study once nothing is left that its programs would refuse, whatever the text."""
-    from pipeline.studies.costs import Checked, data_facts
-
+def check_settings(study: Study, commands: Sequence[Command], to_run: Sequence[Command]) -> None:
+    """Refuse what a program would refuse hours later, whatever the text."""
     facts = None
     if isinstance(study, TextStudy) and study.sizes:
-        facts = data_facts(study.data, Path(study.run) / "data")
+        facts = _data_facts(study.data, Path(study.run) / "data")
     configs: dict[str, Any] = {}
     for command in commands:
         about = command.about
@@ -220,14 +189,28 @@ def check_settings(study: Study, commands: Sequence[Command], to_run: Sequence[C
                         _refuse_unsaved_steps(training.name, config, about.evaluation.steps or ())
             elif isinstance(about, tuple):
                 program.check(arguments, {one.name: configs[one.name] for one in about})
-    return Checked(configs, facts)
+
+
+def _data_facts(text: Text, folder: Path) -> Any:
+    """What a training's check needs of its data, which may not be there yet."""
+    from pipeline.text.folder import TokenizedData, read_manifest
+    from pipeline.text.tokenizer import HubTokenizer, load_tokenizer, parse_tokenizer_name
+    from pipeline.training.config import AssumedData
+
+    if read_manifest(folder) is not None:
+        return TokenizedData.open(folder)
+    size = parse_tokenizer_name(text.tokenizer)
+    if isinstance(size, HubTokenizer):
+        size = size.fetch()
+    return AssumedData(size if isinstance(size, int) else load_tokenizer(size).vocabulary_size)
 
 
 def _refuse_unsaved_steps(name: str, config: Any, steps: Sequence[int]) -> None:
     """A checkpoint along training must be saved, and kept."""
     from pipeline.training.config import counts_epochs, num_training_steps
 
-    interval, num_kept = config.save_interval, config.save_num_unsharded_checkpoints_to_keep
+    interval = config.save_interval
+    num_kept = config.save_num_unsharded_checkpoints_to_keep
     last = None  # known once the data is there
     if not counts_epochs(config.max_duration):
         last = num_training_steps(config.max_duration, config.tokens_per_step, 0)
@@ -271,5 +254,8 @@ def warn_of_other_code(run: Path) -> None:
     if now != "unknown" and (others := commits - {now, "unknown"}):
         logger.warning(
             "what is kept in %s was made by commit %s, and this is %s; to make it anew, choose another run"
-            " folder, as in run=FOLDER", run, ", ".join(sorted(others)), now,
-        )  # fmt: skip
+            " folder, as in run=FOLDER",
+            run,
+            ", ".join(sorted(others)),
+            now,
+        )

@@ -109,9 +109,14 @@ from pipeline.text.tokenizer import (
 BPE_TRAINING_CHARACTERS = 100_000_000
 """More text hardly changes which pairs of a corpus are frequent, and a hub stream has no end."""
 _SETTINGS = (
-    "evaluation_fraction", "seed", "max_documents", "max_tokens", "max_evaluation_documents",
-    "skip_malformed", "tokens_per_part",
-)  # fmt: skip
+    "evaluation_fraction",
+    "seed",
+    "max_documents",
+    "max_tokens",
+    "max_evaluation_documents",
+    "skip_malformed",
+    "tokens_per_part",
+)
 _TEXT_DEFAULTS = {"text_field": TEXT_FIELD, "bos": "auto", "eos_token": None, "special_tokens": False}
 """Settings that are recorded where they are others: older data was made with these."""
 
@@ -124,19 +129,23 @@ def parser() -> argparse.ArgumentParser:
     add("--source", nargs="+", help="c4, embedded, or files or globs in C4's schema")
     add("--text-field", default=TEXT_FIELD, metavar="NAME", help="the field or column that holds the text")
     add("--evaluation-source", nargs="+", help="the same, for evaluation documents; else split off --source")
-    add("--evaluation-fraction", type=fraction, default=0.05,
-        help="share of --source that evaluates")  # fmt: skip
+    add("--evaluation-fraction", type=fraction, default=0.05, help="share of --source that evaluates")
     add("--seed", type=random_seed, default=0, help="of the split into training and evaluation")
     add("--max-documents", type=positive_int, help="training documents at most")
     add("--max-tokens", type=positive_int, help="training tokens at most, EOS included; documents stay whole")
-    add("--max-evaluation-documents", type=positive_int, default=10_000,
-        help="evaluation documents at most: the first of --evaluation-source, or those of --source with the"
-        " smallest hashes; the others of --source are left out of both parts")  # fmt: skip
     add(
-        "--tokenizer", default="olmo",
+        "--max-evaluation-documents",
+        type=positive_int,
+        default=10_000,
+        help="evaluation documents at most: the first of --evaluation-source, or those of --source with the"
+        " smallest hashes; the others of --source are left out of both parts",
+    )
+    add(
+        "--tokenizer",
+        default="olmo",
         help="olmo, a model's folder, a model of the hub (NAME or NAME@REVISION), a GGUF file, a lone"
         " tokenizer.json, or bpe:SIZE to train one on the training part",
-    )  # fmt: skip
+    )
     add_reading_arguments(parser)
     add("--eos-token", metavar="TOKEN", help="ends documents; the configuration's if not given")
     add("--skip-malformed", action="store_true", help="count malformed records and go on")
@@ -189,10 +198,12 @@ def main(arguments: argparse.Namespace) -> None:
     task = TokenizationTask(arguments.task_index, arguments.num_tasks)
     all_sources, evaluation_sources, named = _opened(arguments)
     tokenizer = _here(named)
-    folder, sources = task.folder(arguments.out), task.sources_of(all_sources)
+    folder = task.folder(arguments.out)
+    sources = task.sources_of(all_sources)
     read = [file for source in (*all_sources, *evaluation_sources) for file in source.files]
     read += tokenizer_files(tokenizer) if isinstance(tokenizer, Path) else []
-    refuse_replacing([folder / TOKENIZER_FILE, folder / EVALUATION_FILE], read)
+    written = (TOKENIZER_FILE, EVALUATION_FILE, MANIFEST_FILE)
+    refuse_replacing([place / name for place in (folder, arguments.out) for name in written], read)
     # Before the input is hashed: a folder that cannot be written into is refused at once.
     with folder_lock(arguments.out, "--out", None if task.is_whole else folder.name):
         settings = _settings(arguments)
@@ -235,9 +246,10 @@ def _opened(arguments: argparse.Namespace) -> tuple[list[Source], list[Source], 
     sources, evaluation_sources = (
         open_sources(names, c4_split=split, text_field=arguments.text_field)
         for names, split in (
-            (arguments.source, "train"), (arguments.evaluation_source or own_split, "validation"),
+            (arguments.source, "train"),
+            (arguments.evaluation_source or own_split, "validation"),
         )
-    )  # fmt: skip
+    )
     path_or_size = parse_tokenizer_name(arguments.tokenizer)
     if isinstance(path_or_size, int) and arguments.num_tasks > 1:
         raise InputError(
@@ -283,7 +295,8 @@ def _write(
         logger.info("going on behind %d whole training files; the text before is read again", num_parts)
     try:
         tokenizer = _tokenizer(work, unfinished, given, arguments)
-        max_documents, max_tokens = work.limit("max_documents"), work.limit("max_tokens")
+        max_documents = work.limit("max_documents")
+        max_tokens = work.limit("max_tokens")
         counts_tokens = max_tokens is not None or max_documents is None
         unit, total = ("token", max_tokens) if counts_tokens else ("document", max_documents)
         with progress(None, "tokenizing", unit, total) as bar:

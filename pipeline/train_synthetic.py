@@ -92,7 +92,8 @@ def main(arguments: argparse.Namespace) -> None:
         from pipeline.models.devices import usable_device
         from pipeline.synthetic.train import TaskTrainer
 
-        folder, config = arguments.save_folder, check(arguments)
+        folder = arguments.save_folder
+        config = check(arguments)
 
         def make() -> TaskTrainer:
             device = usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU")

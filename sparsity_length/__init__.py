@@ -29,7 +29,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cli import InputError
-from pipeline.explain import DEFAULT_KS, DEFAULT_RULES, SHORT_CONTEXT_LENGTH, check, parser
+from pipeline.explain import NUM_SOURCES, NUM_TARGETS, SHORT_CONTEXT_LENGTH, check, parser
 from sparsity_length.arguments import checked
 
 if TYPE_CHECKING:
@@ -135,43 +135,49 @@ def influential_tokens(
 
 def explain(
     text: "Text", model: Any, tokenizer: Any = None, *, short_context_length: int = SHORT_CONTEXT_LENGTH,
-    long_context_length: int | None = None, num_targets: int | None = None, k: Iterable[int] = DEFAULT_KS,
-    rules: Iterable[str] = DEFAULT_RULES, foreign_text: str | None = None, seed: int = 0, bos: str = "auto",
-    special_tokens: bool = False, dtype: str = "auto", device: str | None = None,
+    long_context_length: int | None = None, targets: "int | str" = NUM_TARGETS, sources: int = NUM_SOURCES,
+    at: str | None = None, position: int | None = None, instead: str | None = None, unit: str = "word",
+    generate: int | None = None, budget: "str | float | None" = None, foreign_text: str | None = None,
+    bos: str = "auto", special_tokens: bool = False, dtype: str = "auto", device: str | None = None,
 ) -> "Explanation":  # fmt: skip
-    """What each token of a text needs of those before it, as pipeline/explain.py tells it.
+    """Which earlier tokens the predictions in one text depend on, as pipeline/explain.py tells it.
 
     Args:
-        short_context_length, long_context_length and so on: as the flags of these names; num_targets is
-            --targets, where None means all. A longer text than the model has positions is measured at its
-            end, and a warning says so.
-        foreign_text: stands in for the far context, and in the null; None: English passages.
+        text: a string, token IDs, or the messages of a chat, whose last message is what is explained.
+        targets, at, position, instead, unit, generate, budget and so on: as the flags of these names;
+            targets="all" is --all, and a budget may be a number of seconds.
+        foreign_text: its tokens stand in swapped contexts; None: English passages.
 
     Returns:
-        An object that a notebook shows as a page, and `print` in words. `.html` is the page; `.frame` has a
-        row for each target and rule, with the columns
-            position, byte_start, byte_end, token, token_id: the target: its place among the text's tokens and
-                in its UTF-8, its text and ID;
-            short_context_loss, long_context_loss, loss_difference: nats; the last is the gain, short - long;
-            short_context_divergence: the expected gain, KL(p(.|long) || p(.|short));
-            foreign_context_loss, specific_gain: with a foreign far context; that less the long-context loss;
-            rule: which chose the sources;
-            dependency_sparsity, is_censored: k*, null where there is no gain or no studied k suffices; the
-                latter case;
-            source_positions, source_tokens: lists, the most influential first;
-            source_influences, source_divergences: lists, what leaving each out costs and how far it moves the
-                prediction, nats; None where the rule left none out;
-            k, sparse_context_losses, sparse_context_divergences: lists, the numbers studied and what is left
-                with so many;
-            null_sparse_context_losses: the same of the foreign text; None of rules that need no null.
+        An object that a notebook shows as a page, and `print` in words. `.html` is the page, and
+        `.save("page.html")` writes it, or the data to a file that ends in .json or .csv. `.losses` has a row
+        for each predicted token, with the columns
+            position, byte_start, byte_end, token, token_id: its place among the text's tokens and in its
+                UTF-8, its text and ID;
+            near_position: where its near tokens begin, which it has in every context;
+            full_loss, short_loss, swapped_loss: nats, with the full context, with the near tokens alone, and
+                with these behind another document's;
+            short_divergence, swapped_divergence: KL(p(.|full) || p(.|…)); the latter is the total effect.
+        `.frame` has a row for each explained prediction and source, with the columns
+            position, token, byte_start, byte_end: the prediction, as above;
+            total_effect, recovered: mean of the total effect over 4 swapped contexts, and the fraction of it
+                that the sources recover together;
+            no_single_source: whether that is not distinguishable from the null baseline;
+            rank, source, source_position, source_end: the source, its text and its tokens
+                [source_position, source_end);
+            source_byte_start, source_byte_end: its place in the text's UTF-8;
+            effect, loss_effect: what swapping it alone does to the prediction and adds to the loss, nats.
     """
     arguments = parser().parse_args(["--model", ""])
     asked = checked(
-        short_context_length=short_context_length, long_context_length=long_context_length,
-        num_targets=num_targets, k=k, rules=rules, foreign_text=foreign_text, seed=seed, bos=bos,
-        special_tokens=special_tokens, dtype=dtype, device=device,
+        short_context_length=short_context_length, long_context_length=long_context_length, targets=targets,
+        sources=sources,
+        at=at, position=position, instead=instead, unit=unit, generate=generate, budget=budget,
+        foreign_text=foreign_text, bos=bos, special_tokens=special_tokens, dtype=dtype, device=device,
     )  # fmt: skip
-    vars(arguments).update(asked, model=model, tokenizer=tokenizer, targets=asked["num_targets"])
+    if at is not None and position is not None:
+        raise InputError("at and position both say what to explain; give one of them")
+    vars(arguments).update(asked, model=model, tokenizer=tokenizer)
     check(arguments)
     from pipeline.measuring.explanation import explained  # late: it loads torch
     from pipeline.text.tokenizer import is_one_text

@@ -6,16 +6,31 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from pipeline.cli import InputError, positive_int, random_seed, unknown_name
+from pipeline.cli import InputError, positive_int, random_seed, unknown_name, whole_number
+from pipeline.explain import UNITS, duration
+from pipeline.explain import targets as number_of_targets
 from pipeline.measuring.flags import DTYPES
 
 _NUMBERS = {
     "short_context_length": positive_int, "long_context_length": positive_int, "num_targets": positive_int,
     "num_backgrounds": positive_int, "screen": positive_int, "seed": random_seed, "k": positive_int,
+    "targets": number_of_targets, "sources": positive_int, "position": whole_number(0),
+    "generate": positive_int, "budget": duration,
 }  # fmt: skip
-_MAY_BE_NONE = {"long_context_length", "num_targets", "screen", "foreign_text", "device"}
-_LISTS = {"k": "whole numbers", "judges": "models", "rules": "names of rules"}
-_CHOICES = {"dtype": DTYPES, "bos": ("auto", "none")}
+_MAY_BE_NONE = {
+    "long_context_length",
+    "num_targets",
+    "screen",
+    "foreign_text",
+    "device",
+    "at",
+    "position",
+    "instead",
+    "generate",
+    "budget",
+}
+_LISTS = {"k": "whole numbers", "judges": "models"}
+_CHOICES = {"unit": UNITS, "dtype": DTYPES, "bos": ("auto", "none")}
 
 
 def checked(**arguments: Any) -> dict[str, Any]:
@@ -51,14 +66,18 @@ def _list(name: str, value: Any) -> list[Any]:
         raise InputError(f"{name} is empty; give at least one")
     if name == "k":
         return [_number(name, member) for member in members]
-    return [_checked("rule", member) for member in members] if name == "rules" else members
+    return members
 
 
-def _number(name: str, value: Any) -> int:
-    """A whole number of any library; what is none, as True or 8.0, the parser sees as Python writes it."""
+def _number(name: str, value: Any) -> Any:
+    """A whole number of any library; what is none, as True or 8.0, the parser sees as Python writes it.
+
+    Words, as of "2m" and "all", are what the command line takes.
+    """
     is_whole = isinstance(value, Integral) and not isinstance(value, bool)
-    parse: Callable[[str], int] = _NUMBERS[name]
+    is_word = isinstance(value, str) and name in ("targets", "budget")
+    parse: Callable[[str], Any] = _NUMBERS[name]
     try:
-        return parse(str(int(value)) if is_whole else repr(value))
+        return parse(str(int(value)) if is_whole else value if is_word else repr(value))
     except argparse.ArgumentTypeError as error:
         raise InputError(f"{name}: {error}") from None

@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from pipeline.cli import InputError, logger
+from pipeline.cli import InputError, logger, progress, unknown_name
 from pipeline.measuring.contexts import Measurement
+from pipeline.measuring.explanation import LONG_CONTEXT_LENGTH, positions_left
 from pipeline.measuring.explanation import foreign_text as foreign_tokens
-from pipeline.measuring.explanation import measured_tables, planned, positions_left
 from pipeline.measuring.far_context import FarContext
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.given import GivenModel, counted
-from pipeline.measuring.rules import BACKGROUND, REMOVE, refuse_rules, screen_of
-from pipeline.measuring.sparsity import Request
-from pipeline.measuring.stage import failures_in_words
+from pipeline.measuring.rules import BACKGROUND, INTERVENTIONS, refuse_rules, screen_of
+from pipeline.measuring.sparsity import Request, measure_chunk
+from pipeline.measuring.stage import LoadedModel, failures_in_words
 from pipeline.results.schemas import DIVERGENCE, OTHER_DOCUMENT, OWN
 from pipeline.text.chunks import Chunk, without_bos
 from pipeline.text.tokenizer import (
@@ -34,8 +34,6 @@ from pipeline.text.tokenizer import (
     tokenized_text,
 )
 
-_LONG_CONTEXT_LENGTH = 1024
-"""Where nothing else is asked for, and the model has as many positions."""
 _TOKEN = ("text", "position", "token", "token_id", "byte_start", "byte_end")
 _VALUES = ("long_context_loss", "short_context_loss", "loss_difference", "divergence")
 
@@ -115,7 +113,7 @@ def _length(given: GivenModel, read: _Texts, wanted: int | None, short: int, num
     """Of a chunk; refuses one that has no target with a short context and so many far tokens before it."""
     fewest = short + num_far
     num_positions = positions_left(given, read.bos_token_ids)
-    length = wanted or min(_LONG_CONTEXT_LENGTH, num_positions or _LONG_CONTEXT_LENGTH)
+    length = wanted or min(LONG_CONTEXT_LENGTH, num_positions or LONG_CONTEXT_LENGTH)
     if length <= fewest:
         raise InputError(
             f"a long context of {length} tokens has no target with {fewest} tokens before it; choose a longer"
@@ -170,11 +168,8 @@ def influential_frame(
 ) -> pd.DataFrame:  # fmt: skip
     """See `sparsity_length.influential_tokens`."""
     ks, short = sorted(set(k)), short_context_length
-    if intervention not in (REMOVE, BACKGROUND) or rule.startswith("learned_attention"):
-        raise InputError(
-            f"intervention {intervention} and rule {rule}: these need training tokens, which only the program"
-            f" influential_tokens has; choose {REMOVE} or {BACKGROUND}, and another rule"
-        )
+    if intervention not in INTERVENTIONS:
+        raise unknown_name("intervention", intervention, INTERVENTIONS)
     refuse_rules([rule], intervention=intervention, largest_k=ks[-1], smallest_far_context=ks[-1])
     given = GivenModel(model, **options)
     of_judges = [GivenModel(one, **(options if isinstance(one, str | Path) else {})) for one in judges]
@@ -217,13 +212,13 @@ def influential_frame(
             replace(one, name=f"{one.name} (judge {place})") if names.count(one.name) > 1 else one
             for place, one in enumerate(loaded[1:])
         ]
-        stack.enter_context(planned(loaded, "influential_tokens", requests))
-        for number, ((text, start, ids_L, _), request) in enumerate(zip(spans, requests, strict=True)):
+        work = list(enumerate(zip(spans, requests, strict=True)))
+        for number, ((text, start, ids_L, _), request) in progress(work, "influential_tokens", "chunk"):
             # The ID is of the text, so that rules that draw do it anew for each.
             chunk = Chunk(f"{text:016x}", number, ids_L, others_NL[:, : len(ids_L)], start)
             with failures_in_words(given.name, len(ids_L), start, f" of text {text}"):
                 contexts = request.far_contexts(loaded[0], chunk)
-                tables = measured_tables(loaded[0], chunk, loaded[1:], request, contexts)
+                tables = _measured_tables(loaded[0], chunk, loaded[1:], request, contexts)
             numbers = request.numbers_of_rule[rule]
             frames += [_frame(read, text, tables, one.name, numbers) for one in loaded[1:] or loaded]
     return _together(frames, _COLUMNS)
@@ -279,3 +274,25 @@ def _frame(
         "mean_log2_k": np.repeat(k_stars["mean_log2_k"].to_numpy(np.float32), shape_TK[1]),
     }  # fmt: skip
     return pd.DataFrame({name: columns[name] for name in _COLUMNS})
+
+
+def _measured_tables(
+    chooser: LoadedModel, chunk: Chunk, judges: Sequence[LoadedModel], request: Request,
+    contexts: Mapping[str, FarContext],
+) -> dict[str, pd.DataFrame]:  # fmt: skip
+    """`measure_chunk` as frames, and how leaving a selected token out moves the prediction, if one did it.
+
+    `contexts` are the chooser's.
+    """
+    columns = measure_chunk([chooser], chunk, judges, request, contexts)
+    tables = {name: pd.DataFrame(of).assign(model=chooser.name) for name, of in columns.items()}
+    selected = tables["influential_tokens"]
+    selected["divergence"] = np.nan
+    for name, context in contexts.items():
+        # Where a rule has left every token out; no pass is run to say more.
+        if request.leaves_out(name, chunk.document_id):
+            of_context = selected[selected["far_context"] == name]
+            targets = of_context["target_position"] - chunk.start - request.lengths.first_target
+            moved = context.divergence_TF[targets, of_context["context_position"] - chunk.start]
+            selected.loc[of_context.index, "divergence"] = moved
+    return tables

@@ -41,20 +41,21 @@ BENCHMARKS = ROOT / "tests" / "benchmarks"
 NOT_RUN = {
     r"…|STUDY --slurm|RESULTS|<results>": "it stands for many commands",
     r"\b(hf download|pip install|python -m venv)\b": "there is no network",
-    r"^(\S+=\S+ )?make (test|test-all|test-gpu|golden|lint|install|help|gpu .*)$": "it installs, or tests",
+    r"^(\S+=\S+ )?make (test|test-all|test-gpu|golden|lint|install|help)$": "it installs, or tests",
     r"^(sbatch|slurm/submit_all\.sh$)": "tests/slurm runs it, where there is a Slurm",
     r"^torchrun": "tests/test_pretrain.py runs it",
-    r"studies/gpu\.yaml$": "40 minutes of a GPU; tests/studies checks all of its commands",
+    r"studies/gpu\.yaml$": "it needs a GPU",
     r"\bload_path=": "tests/training/test_training_loop.py begins a run so",
-    r"benchmarks/(leave_one_out|gpu|screen)\.py": "tests/test_benchmarks_run.py runs it at toy size",
+    r"benchmarks/(leave_one_out|explain_\w+)\.py": "tests/test_benchmarks_run.py runs them, small",
+    r"explain\.py .*(--at|--chat) ": "tests/test_explain.py explains predictions and chats",
     r"tokenize_c4\.py --out runs/c4/data": "tests of tokenize_c4 run it on files of the same names",
-    r"^python -m analysis\.figures\.pages": "tests/analysis/test_length_failures.py: nothing would change",
+    r"^python -m analysis\.figures": "tests/analysis: test_length_failures, test_theory",
     r"^python -m pipeline\.results": "tests/results and tests/analysis run it",
 }
 """Commands that no test of pages runs, and why."""
 
 PYTHON_ELSEWHERE = {
-    "analysis/METHODS.md": "tests/analysis/test_page_of_methods.py::test_the_worked_example_is_a_method",
+    "analysis/METHODS.md": "tests/influence/test_rules.py::test_the_page_s_example_is_a_rule",
     "pipeline/RESULTS.md": (
         "tests/test_query.py::test_the_page_s_way_to_read_a_folder_keeps_the_names_of_models"
     ),
@@ -63,7 +64,8 @@ PYTHON_ELSEWHERE = {
 
 MODEL = "pythia-tiny"
 WORDS = {
-    "EleutherAI/pythia-160m": MODEL, "MODEL": MODEL, "MODEL/tokenizer.json": f"{MODEL}/tokenizer.json",
+    "EleutherAI/pythia-160m": MODEL, "HuggingFaceTB/SmolLM2-135M-Instruct": MODEL, "MODEL": MODEL,
+    "MODEL/tokenizer.json": f"{MODEL}/tokenizer.json",
     "LICENSE": "letter.txt", "embedded": "english.jsonl", "bpe:2048": "bpe:320",
     "max_duration=2600": "max_duration=4", "sizes.demo.max_duration=200": "sizes.demo.max_duration=6",
     "STUDY": "olmo_configs/studies/demo.yaml", "RESULTS": "analysis/reference/study/results",
@@ -90,18 +92,11 @@ _FEW_TARGETS = ["--targets-per-chunk", "4"]
 FURTHER_WORDS = {
     "pipeline/pretrain.py": [*_TINY, "max_duration=4"],
     "pipeline/train_synthetic.py": _TINY_TASK,
-    "pipeline/influential_tokens.py": ["--k", "1", "4", "--learning-chunks", "2", *_FEW_TARGETS],
+    "pipeline/influential_tokens.py": ["--k", "1", "4", *_FEW_TARGETS],
     "pipeline/loss_differences.py": _FEW_TARGETS,
     "pipeline/length_losses.py": _FEW_TARGETS,
     "pipeline/length_interference.py": _FEW_TARGETS,
-    "pipeline/sparse_functional_attention.py": [
-        "--conditions", "local", "--seeds", "0", "--steps", "16", "--num-test-sequences", "20",
-        "--train-context-length", "16", "--local-length", "4",
-    ],
-    "tests/benchmarks/matrix_product_peak.py": ["--dtypes", "float32", "--threads", "1"],
-    "tests/benchmarks/bfloat16_agreement.py": ["--threads", "1", "--max-documents", "2"],
     "tests/benchmarks/training.py": ["--quick"],
-    "tests/benchmarks/method_seconds.py": ["--device", "cpu"],
 }  # fmt: skip
 """Words that a program is told here beside those of the page."""
 
@@ -131,7 +126,6 @@ _ONE_SIGN = {
     "further_log_length": "signs_8_weak",
 }  # fmt: skip
 _FEW = ["evaluation.max_documents=3", "evaluation.targets_per_chunk=1", "evaluation.k=[1,4]"]
-_OF_SIGNS = ["data.tokenizer=bpe:320", "planted.num_answers=4", "planted.num_planted=[1,2]"]
 _FOUND = ["variable_assignment", "sparse_parity"]
 STUDIES = {
     "demo": [
@@ -147,27 +141,13 @@ STUDIES = {
         "further_evaluations.along_training.steps=[2]", "further_evaluations.along_training.max_documents=3",
         "further_evaluations.novels.max_documents=2", "further_evaluations.novels.max_chunks_per_document=1",
     ],
-    "decisive_300k": [
+    "preregistered": [
         "data.tokenizer=bpe:320", *_overrides("300k", save_interval=2), *_FEW, "evaluation.max_documents=6",
-        "outcomes=null",  # models of four steps have nothing at stake
-    ],
-    "measures": [
-        *_OF_SIGNS, *_overrides("tiny"), *_FEW,
-        *(
-            f"further_evaluations.{text}{how}.max_documents=3"
-            for text in ("foreign", "planted") for how in ("", "_substitute", "_background")
-        ),
     ],
     "needed_context": ["data.source=[english.jsonl]", "evaluation.targets_per_chunk=4"],
-    "measures_synthetic": _of_tasks(_FOUND, _FOUND, variable_assignment="", sparse_parity_k2=""),
-    "methods": [*_OF_SIGNS, *_overrides("tiny"), *_FEW, "further_evaluations.removed.max_documents=3"],
-    "methods_synthetic": _of_tasks(_FOUND, [], variable_assignment="", sparse_parity=""),
     "synthetic_rotated": _of_tasks(
         [], ["copy", "variable_assignment", "addition_padded"],
         copy=",model.rotary_fraction=1.0", variable_assignment="", addition_padded="",
-    ),
-    "synthetic_short": _of_tasks(
-        [], ["parity_scratchpad"], pose=",largest_size=5", predicted=",largest_size=5"
     ),
     "synthetic_parity": _of_tasks(
         [], [f"sparse_{name}" for name in ("parity", "or", "majority", "last", "lookup")],
@@ -190,7 +170,6 @@ STUDIES = {
         "synthetic.grids.learnt.tasks=[signs_1]",
         *(f"synthetic.evaluate_synthetic.{task}=null" for task in sorted({*_SIGNS} - {*_ONE_SIGN.values()})),
     ],
-    "signs_demo": _of_tasks([], ["signs_1", "signs_4"], plain=""),
     "synthetic": [
         "run=runs/synthetic_study",
         *_of_tasks(

@@ -39,16 +39,13 @@ LONGEST_FIRST = (
     "tests/test_pages.py",
     "tests/end_to_end/test_pipeline.py",
     "tests/test_pretrain.py",
-    "tests/analysis/test_quoted_reference_study.py",
     "tests/analysis/test_explorer_page.py",
     "tests/golden/test_studies_and_tables.py",
     "tests/test_start.py",
     "tests/influence/test_brute_force.py",
     "tests/analysis/test_drawing.py",
-    "tests/studies/test_rule_costs.py",
     "tests/test_tokenize_c4.py",
     "tests/studies/test_study_runs.py",
-    "tests/analysis/test_partial_results.py",
     "tests/analysis/test_answers.py",
 )
 """The files that take longest: one that starts last would keep the other processes waiting."""
@@ -142,3 +139,15 @@ def make_olmo() -> "Callable[..., OLMo]":
         return OLMo(ModelConfig.new(**config)).eval()
 
     return make
+
+
+@pytest.fixture(autouse=True)
+def no_rules_of_others() -> "Iterator[None]":
+    """Rules that a test registers are gone after it."""
+    from pipeline.measuring import rules
+
+    before = dict(rules.RULES)
+    yield
+    rules.RULES.clear()
+    rules.RULES.update(before)
+    rules._loaded_files.clear()

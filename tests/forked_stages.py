@@ -37,7 +37,7 @@ LIBRARIES = (
     "pandas", "rich.progress", "nbclient",
 )  # fmt: skip
 LIBRARIES_OF_TESTS = (
-    "accelerate", "matplotlib.pyplot", "pytest", "scipy.stats", "sklearn.linear_model", "statsmodels.api",
+    "accelerate", "matplotlib.pyplot", "pytest", "scipy.stats", "statsmodels.api",
     "transformers.models.auto.modeling_auto", "transformers.models.gpt_neox.modeling_gpt_neox",
 )  # fmt: skip
 """What processes of tests import beside."""

@@ -121,14 +121,6 @@ class CountingLM:
         self.token_forwards += token_ids.numel()
         return self._model.watch_heads(token_ids, *arguments)
 
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        return self._model.embed(token_ids)
-
-    def losses_of_embeddings(self, embedded: torch.Tensor, *arguments: object) -> torch.Tensor:
-        self.token_forwards += embedded.shape[:2].numel()
-        self.backward_passes += len(embedded)  # each is asked for one target
-        return self._model.losses_of_embeddings(embedded, *arguments)
-
     def sequence_bytes(self, num_rows: int, num_prefix_rows: int) -> int:
         return self._model.sequence_bytes(num_rows, num_prefix_rows)
 

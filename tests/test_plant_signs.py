@@ -11,9 +11,10 @@ from measured_documents import contents
 
 from pipeline import plant_signs, tokenize_c4
 from pipeline.cli import InputError
+from pipeline.results.files import read_parquet
 from pipeline.text import planting
 from pipeline.text.folder import TokenizedData, training_token_counts
-from pipeline.text.planting import SignLaw, Signs, laws_of, read_planted
+from pipeline.text.planting import PLANTED_FILE, SignLaw, Signs, laws_of
 from pipeline.text.planting import plant_signs as plant_in
 
 LENGTH, SHORT = 64, 6
@@ -118,7 +119,7 @@ def test_weak_signs_local_ones_and_growing_ones(data: Path, tmp_path: Path) -> N
     for name, length in (("planted", 64), ("planted-80", 80)):
         folder = TokenizedData.open(tmp_path / name / "data")
         documents = {doc.document_id: doc.token_ids for doc in folder.evaluation_documents()}
-        rows = read_planted(folder.folder)
+        rows = read_parquet(folder.folder / PLANTED_FILE).to_pylist()
         for row in rows:
             tokens, places = documents[row["document_id"]], row["planted_positions"]
             assert row["num_planted"] in (2, 8 * length // 64)
@@ -135,7 +136,7 @@ def test_the_answer_is_told_by_the_signs_and_the_rest_is_the_text(data: Path, pl
     signs, opened = signs_of(data), TokenizedData.open(planted / "planted" / "data")
     sources = [doc.token_ids for doc in TokenizedData.open(data).evaluation_documents()]
     documents = {doc.document_id: doc.token_ids for doc in opened.evaluation_documents()}
-    rows = read_planted(opened.folder)
+    rows = read_parquet(opened.folder / PLANTED_FILE).to_pylist()
     assert {row["num_planted"] for row in rows} == {1, 2, 4}
     assert len(documents) > len(rows)  # some plant nothing
     for row in rows:

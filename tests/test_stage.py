@@ -17,7 +17,6 @@ from olmo.model import OLMo
 
 from pipeline import influential_tokens, length_losses, loss_differences
 from pipeline.cli import InputError, is_out_of_memory, run_stage, stage_parser
-from pipeline.results.files import allow_partial
 from pipeline.results.read import read_artefact
 
 
@@ -95,7 +94,6 @@ def test_bad_settings_are_one_sentence(folder: Path, run_refused: Callable[..., 
             " before the first target, 12 - 3 = 9 tokens",
         ),
         (loss_differences, "--targets-per-chunk 12", "12 - 12 = 0 tokens"),
-        (loss_differences, "--windowed-stride 8", "8 is more than the 7 far-context tokens of the last"),
         (influential_tokens, "--k 2 6", "--k 6 is more than the 5 far-context tokens of the first target"),
         (influential_tokens, "--rules leave_one_ot", "'leave_one_ot'; did you mean 'leave_one_out'?"),
         (length_losses, "--context-lengths 10", "--context-lengths 10: the first target of"),
@@ -125,11 +123,7 @@ def test_no_space_left(
     assert left.items() < whole.items()  # and so no .part, and nothing that differs
     done = [path for path in left if path.endswith(".done")]
     assert done == [f"_stages/{stage_name(stage)}/model=run/00000-of-00003.done"]
-    with pytest.raises(InputError, match=r"holds 1 of 3 shards of .* \(without 1-2\)"):
-        read_artefact(folder / "results", stage_name(stage))
-    allow_partial()
     documents = read_artefact(folder / "results", stage_name(stage))["document_id"]
-    allow_partial(False)
     assert set(documents) == {"00000000000000aa"}
     monkeypatch.undo()
     measure(stage, folder, *flags)

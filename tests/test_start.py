@@ -98,23 +98,6 @@ def test_what_nobody_reads_ends_it_in_silence(tmp_path: Path) -> None:
     assert process.returncode == 141
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-def test_output_onto_a_full_disk_is_a_sentence() -> None:
-    with Path("/dev/full").open("w") as full:
-        said = subprocess.run(
-            [sys.executable, "-c", "from pipeline.cli import main; main()", "--help"],
-            cwd=ROOT, stdout=full, stderr=subprocess.PIPE,
-        )  # fmt: skip
-    assert said.returncode == 2
-    assert said.stderr.startswith(b"sparsity: error: [Errno 28] No space left on device")
-
-
-def test_a_closed_standard_output_is_no_error() -> None:
-    command = f"exec '{sys.executable}' pipeline/query.py --help >&-"
-    done = subprocess.run(["sh", "-c", command], cwd=ROOT, stderr=subprocess.PIPE)
-    assert (done.returncode, done.stderr) == (0, b"")
-
-
 @pytest.mark.parametrize(
     "locale",
     [{"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {"PYTHONIOENCODING": "ascii:strict"}],

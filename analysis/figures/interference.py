@@ -36,9 +36,14 @@ from pipeline.text.folder import TokenizedData, training_token_counts
 
 KEYS = ["document_id", "target_position"]
 RULE = "leave_one_out_divergence"
-PRIMARY, TRAINED, STAKE = "swap:512@10752", "swap:512@7680", "last:4"
-"""Placements: the unseen distance that decides, the trained one, and that of the stake."""
-RATIO, NATS, SHARE = "ratio", "nats", "share"
+PRIMARY = "swap:512@10752"
+"""The placement that decides: at an unseen distance."""
+TRAINED = "swap:512@7680"
+"""The negative control: at a trained one."""
+STAKE = "last:4"
+RATIO = "ratio"
+NATS = "nats"
+SHARE = "share"
 PRIMARIES = (RATIO, NATS, SHARE)
 SMALLEST_EFFECT = 0.05
 """SESOI: 5% of the mean h per doubling."""
@@ -129,8 +134,9 @@ def controls_of(targets: pd.DataFrame, leave_out: str | None = None) -> np.ndarr
     """What every slope holds constant: float64 [T, C]; `leave_out` names one of the splines."""
     splines = [
         dmatrix(f"cr(x, df={SPLINE_DEGREES}) - 1", {"x": targets[name]})
-        for name in _SPLINES if name != leave_out
-    ]  # fmt: skip
+        for name in _SPLINES
+        if name != leave_out
+    ]
     lines = pd.get_dummies(targets[["log_token_count", "loss", "source"]]).to_numpy(dtype="float64")
     return np.hstack([*splines, lines])
 
@@ -145,8 +151,10 @@ def slope(
         kind: of `PRIMARIES`.
         leave_out: a spline that is not held constant: h at the trained distance where that is the outcome.
     """
-    h_T, texts_T = targets[outcome].to_numpy(dtype="float64"), targets["document_id"].to_numpy()
-    regressors_T1, controls_TC = targets[[SPARSITY]].to_numpy(), controls_of(targets, leave_out)
+    h_T = targets[outcome].to_numpy(dtype="float64")
+    texts_T = targets["document_id"].to_numpy()
+    regressors_T1 = targets[[SPARSITY]].to_numpy()
+    controls_TC = controls_of(targets, leave_out)
     weights_T = None
     if kind == RATIO:
         weights_T, h_T = _poisson_step(h_T, np.column_stack([regressors_T1, controls_TC]))
@@ -154,7 +162,8 @@ def slope(
         h_T = h_T / targets["stake"].to_numpy() if kind == SHARE else h_T
         h_T = h_T / h_T.mean()
     found = Design(regressors_T1, controls_TC, texts_T, weights_T).least_squares(pd.DataFrame({"h": h_T}))
-    estimate, error = float(found.slopes_M[0]), float(found.covariance_MM[0, 0] ** 0.5)
+    estimate = float(found.slopes_M[0])
+    error = float(found.covariance_MM[0, 0] ** 0.5)
     half = float(stats.t.ppf(0.975, found.degrees_of_freedom)) * error
     p_value = 2 * stats.t.sf(abs(estimate) / error, found.degrees_of_freedom)
     return {
@@ -174,7 +183,8 @@ def _poisson_step(h_T: np.ndarray, columns_TC: np.ndarray) -> tuple[np.ndarray, 
     eta_T = np.full(len(h_T), np.log(h_T.mean()))
     for _ in range(_ITERATIONS):
         mu_T = np.exp(eta_T)
-        response_T, root_T1 = eta_T + (h_T - mu_T) / mu_T, np.sqrt(mu_T)[:, None]
+        response_T = eta_T + (h_T - mu_T) / mu_T
+        root_T1 = np.sqrt(mu_T)[:, None]
         fit_C = np.linalg.lstsq(root_T1 * basis_TC, root_T1[:, 0] * response_T, rcond=None)[0]
         change = np.abs(basis_TC @ fit_C - eta_T).max()
         eta_T = basis_TC @ fit_C
@@ -200,10 +210,16 @@ def slopes(targets: pd.DataFrame, primary: str, trained: str, others: Mapping[st
 
     def add(variant: str, kind: str, of: pd.DataFrame, outcome: str, leave_out: str | None = None) -> None:
         found = slope(of, outcome, kind, leave_out=leave_out)
-        rows.append({
-            "variant": variant, "kind": kind, "mean": float(of[outcome].mean()), **found,
-            "num_targets": len(of), "num_documents": of["document_id"].nunique(),
-        })  # fmt: skip
+        rows.append(
+            {
+                "variant": variant,
+                "kind": kind,
+                "mean": float(of[outcome].mean()),
+                **found,
+                "num_targets": len(of),
+                "num_documents": of["document_id"].nunique(),
+            }
+        )
 
     for kind in PRIMARIES:
         add("as planned", kind, known, primary)
@@ -318,8 +334,18 @@ def mechanism_figure(table: pd.DataFrame) -> Figure:
             ends.append(drawing.draw_line(ax, line[column], line, "interference", look, words))
         drawing.label_line_ends(ax, ends)
         ax.set_ylim(bottom=0)
-    axes[0].axvspan(at_512["near_start"].min() - 300, 8192 - 512, color=drawing.GREY, alpha=0.2, linewidth=0)
+    # A near context that begins at ID 7,680 ends where training did.
+    last_trained = table["near_start"].min()
+    axes[0].axvspan(last_trained - 300, last_trained, color=drawing.GREY, alpha=0.2, linewidth=0)
     axes[0].set_xlabel("position ID where the near tokens begin")
+    axes[0].xaxis.set_major_formatter("{x:,.0f}")
+    trained = table[table["near_start"] == last_trained].groupby("num_distant")["interference"].mean()
+    axes[1].plot(trained.index, trained, linestyle="--", marker="o", markersize=3, color=drawing.GREY)
+    axes[1].annotate(
+        "trained distance, all three", (trained.index[1], trained.iloc[1]), (0, 6),
+        textcoords="offset points",
+        ha="center", fontsize=7, color=drawing.GREY,
+    )  # fmt: skip
     axes[1].set_xscale("log", base=2)
     axes[1].set_xticks(
         sorted(at_far["num_distant"].unique()), [f"{n:,}" for n in sorted(at_far["num_distant"].unique())]

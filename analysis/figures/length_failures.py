@@ -26,7 +26,8 @@ from pipeline.synthetic.tasks import MARKED_FUNCTIONS, task_called
 TARGETS = Path(__file__).parents[1] / "reference" / "decisive" / "outcome_targets.parquet"
 EARLIER_PARITY = Path(__file__).parents[1] / "reference" / "synthetic" / "parity"
 KEYS = ["document_id", "target_position"]
-SHORT, LONG = "short_trained", "long_trained"
+SHORT = "short_trained"
+LONG = "long_trained"
 OWN = {64: "near", 80: "own:16", 96: "own:32", 128: "own:64", 224: "own:160"}
 SWAPPED = {80: "swap:16", 96: "swap:32", 128: "swap:64", 224: "swap:160"}
 """Tokens of context -> the placement of A, near context 64."""
@@ -54,7 +55,8 @@ def read_again(name: str) -> pd.DataFrame:
 
     def add(what: str, targets: pd.DataFrame, values: pd.DataFrame, *roles: Sequence[str]) -> None:
         regressors_TJ = outcomes.of_each(targets, outcomes.SPARSITY).to_numpy()
-        controls_TC, texts_T = outcomes.controls_of(targets), targets["document_id"].to_numpy()
+        controls_TC = outcomes.controls_of(targets)
+        texts_T = targets["document_id"].to_numpy()
         found = outcomes.Design(regressors_TJ, controls_TC, texts_T).least_squares(values)
         slope = outcomes.contrast(found, *roles) if roles else _single(found)
         rows.append({"number": what} | {end: slope[end] for end in ("slope", "slope_low", "slope_high")})
@@ -79,7 +81,8 @@ def read_again(name: str) -> pd.DataFrame:
 
 def _single(found: outcomes.Slopes) -> dict[str, float]:
     """The slope of one outcome, with its interval over texts."""
-    slope, half = float(found.slopes_M[0]), float(found.covariance_MM[0, 0] ** 0.5)
+    slope = float(found.slopes_M[0])
+    half = float(found.covariance_MM[0, 0] ** 0.5)
     half *= float(stats.t.ppf(0.975, found.degrees_of_freedom))
     return {"slope": slope, "slope_low": slope - half, "slope_high": slope + half}
 
@@ -122,7 +125,8 @@ def _values(placed: pd.DataFrame, near: int, placement: str, role: str) -> pd.Da
 
 def unseen_distances(placed: pd.DataFrame) -> pd.DataFrame:
     """Slopes on mean_log2_k: a row an outcome, context and variant; `mean` is that of the outcome, nats."""
-    table, rows = pd.read_parquet(TARGETS), list[dict[Hashable, Any]]()
+    table = pd.read_parquet(TARGETS)
+    rows = list[dict[Hashable, Any]]()
 
     def add(measured: str, name: str, values: pd.DataFrame, variant: str = "as planned") -> None:
         targets = outcomes.with_sparsity(outcomes.of_measured(table, measured)[0])
@@ -143,11 +147,17 @@ def unseen_distances(placed: pd.DataFrame) -> pd.DataFrame:
         found = outcomes.contrast(design.least_squares(of_models), *roles)
         mean = of_models[roles[0]].mean(axis=1).mean() - of_models[roles[1]].mean(axis=1).mean()
         ends = ("slope", "slope_low", "slope_high")
-        rows.append({
-            "outcome": name, "variant": variant, "mean": mean, **{end: found[end] for end in ends},
-            **{f"{end}_share": found[end] / mean for end in ends},
-            "num_targets": len(targets), "num_documents": targets["document_id"].nunique(),
-        })  # fmt: skip
+        rows.append(
+            {
+                "outcome": name,
+                "variant": variant,
+                "mean": mean,
+                **{end: found[end] for end in ends},
+                **{f"{end}_share": found[end] / mean for end in ends},
+                "num_targets": len(targets),
+                "num_documents": targets["document_id"].nunique(),
+            }
+        )
 
     both = pd.concat
     gaps = {
@@ -193,7 +203,8 @@ def distance_or_number(placed: pd.DataFrame) -> pd.DataFrame:
     Own text: rise of the loss over that with 64 tokens as in training. Another text's tokens: length
     interference. `share` is that of the condition "both".
     """
-    rows, generator = list[dict[Hashable, Any]](), np.random.default_rng(0)
+    rows = list[dict[Hashable, Any]]()
+    generator = np.random.default_rng(0)
     for kind, role in ((kind, role) for kind in ("own", "swap") for role in (SHORT, LONG)):
         of = {name: _values(placed, 32, f"{kind}:{word}", role) for name, word in CONDITIONS.items()}
         base = of["trained"] if kind == "own" else 0.0
@@ -215,12 +226,21 @@ def distance_or_number(placed: pd.DataFrame) -> pd.DataFrame:
         for name, values in sums.items():
             low, high = np.quantile(drawn[name], [0.025, 0.975])
             share_low, share_high = np.quantile(drawn[name] / drawn["both"], [0.025, 0.975])
-            rows.append({
-                "text": kind, "role": role, "condition": name,
-                "value": values.sum() / num_models / counts.sum(), "value_low": low, "value_high": high,
-                "share": values.sum() / sums["both"].sum(), "share_low": share_low, "share_high": share_high,
-                "num_targets": int(counts.sum()), "num_documents": num_texts,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "text": kind,
+                    "role": role,
+                    "condition": name,
+                    "value": values.sum() / num_models / counts.sum(),
+                    "value_low": low,
+                    "value_high": high,
+                    "share": values.sum() / sums["both"].sum(),
+                    "share_low": share_low,
+                    "share_high": share_high,
+                    "num_targets": int(counts.sum()),
+                    "num_documents": num_texts,
+                }
+            )
     return pd.DataFrame(rows)
 
 
@@ -228,7 +248,8 @@ def verdict_of_distance_or_number(table: pd.DataFrame, kind: str) -> str:
     """Of the short-context models' own or swapped text: "distance", "number", or "neither alone"."""
     of = rows_by(table[(table["text"] == kind) & (table["role"] == SHORT)], "condition")
     for first, second in (("distance", "number"), ("number", "distance")):
-        strong, weak = of[f"{first} only"], of[f"{second} only"]
+        strong = of[f"{first} only"]
+        weak = of[f"{second} only"]
         are_clear = strong["share_low"] > 0.5 > weak["share_high"]
         if strong["share"] >= 2 / 3 and weak["share"] <= 1 / 3 and are_clear:
             return first
@@ -248,23 +269,13 @@ def marked_bits(accuracy: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows).astype({"k": int})
 
 
-def functions_accuracy(kept: Path) -> pd.DataFrame:
-    """synthetic_accuracy of all functions; parity's is that of the earlier trainings, all of which learnt it.
-
-    Of the parity models trained anew, whose answers are kept, not every seed learnt it in as many steps.
-    """
-    others = read_artefact(kept / "functions", "synthetic_accuracy")
-    parity = read_artefact(EARLIER_PARITY, "synthetic_accuracy")
-    others = others[others["task"] != "sparse_parity"]
-    return pd.concat([others, parity[parity["size"].isin(others["size"].unique())]])
-
-
 def earlier_parity_beside_or() -> pd.DataFrame:
     """How far the accuracy of the earlier parity models is from what OR would have: a row a seed and size.
 
     `difference` is the largest over k = 2 to 7, on the same test examples.
     """
-    accuracy, rows = read_artefact(EARLIER_PARITY, "synthetic_accuracy"), list[dict[Hashable, Any]]()
+    accuracy = read_artefact(EARLIER_PARITY, "synthetic_accuracy")
+    rows = list[dict[Hashable, Any]]()
     for size, cells in accuracy[accuracy["size"] > 18].groupby("size"):
         of_or = {}
         for k in range(2, 8):
@@ -340,7 +351,8 @@ def cue_contrasts(cells: pd.DataFrame, more: str = "signs_4", fewer: str = "sign
 def verdict_of_cues(contrasts: pd.DataFrame) -> str:
     """By the rule of the log, of the mean over bins."""
     mean = rows_by(contrasts, "distance")["mean"]
-    low, high = mean["difference_low"], mean["difference_high"]
+    low = mean["difference_low"]
+    high = mean["difference_high"]
     if low > SMALLEST_EFFECT:
         return "number has an effect of its own"
     if high < -SMALLEST_EFFECT:
@@ -360,15 +372,18 @@ def unseen_distances_figure(placed: pd.DataFrame, table: pd.DataFrame) -> Figure
         gap = (short - long).reindex(pd.MultiIndex.from_frame(targets[KEYS])).to_numpy()
         known = targets[~np.isnan(gap)].reset_index(drop=True)
         regressors_TJ = outcomes.of_each(known, outcomes.SPARSITY).to_numpy()
-        sparsity, texts_T = regressors_TJ.mean(axis=1), known["document_id"].to_numpy()
+        sparsity = regressors_TJ.mean(axis=1)
+        texts_T = known["document_id"].to_numpy()
         design = outcomes.Design(regressors_TJ, outcomes.controls_of(known), texts_T)
         slope, rest_T = design.slope_and_rest(gap[~np.isnan(gap)])
         held = pd.Series(np.nanmean(gap) + slope * (sparsity - sparsity.mean()) + rest_T)
-        lines = pd.DataFrame([
-            {"place": sparsity[places].mean()}
-            | interval_columns("gap", interval_over_documents(known["document_id"][places], held[places]))
-            for places in held.groupby(pd.qcut(sparsity, 8, labels=False)).groups.values()
-        ])  # fmt: skip
+        lines = pd.DataFrame(
+            [
+                {"place": sparsity[places].mean()}
+                | interval_columns("gap", interval_over_documents(known["document_id"][places], held[places]))
+                for places in held.groupby(pd.qcut(sparsity, 8, labels=False)).groups.values()
+            ]
+        )
         drawing.draw_line(ax, lines["place"], lines, "gap", drawing.TRAINED_CONTIGUOUS.measured)
         ax.set_title(f"{n} tokens of context" + (", as trained" if n == 64 else ""))
         ax.set_xlabel("tokens needed (mean_log2_k, doublings)")
@@ -383,10 +398,12 @@ def unseen_distances_figure(placed: pd.DataFrame, table: pd.DataFrame) -> Figure
         "open": "At unseen distances: no clear answer by the number of tokens needed",
     }
     drawing.put_title(
-        figure, titles[verdict_of_unseen_distances(table)],
-        f"n = {primary['num_targets']:,} targets, {primary['num_documents']} documents", drawing.BARS,
+        figure,
+        titles[verdict_of_unseen_distances(table)],
+        f"n = {primary['num_targets']:,} targets, {primary['num_documents']} documents",
+        drawing.BARS,
         "eighths of the targets; controls held constant",
-    )  # fmt: skip
+    )
     return figure
 
 
@@ -397,7 +414,7 @@ def distance_or_number_figure(table: pd.DataFrame) -> Figure:
     titles = {
         "own": "own text: rise of the loss (nats)",
         "swap": "another text's distant tokens:\nlength interference (KL, nats)",
-    }  # fmt: skip
+    }
     styles = {SHORT: drawing.TRAINED_CONTIGUOUS, LONG: drawing.TRAINED_LONG}
     for ax, (kind, title) in zip(axes, titles.items(), strict=True):
         for place, role in enumerate((SHORT, LONG)):
@@ -423,9 +440,12 @@ def distance_or_number_figure(table: pd.DataFrame) -> Figure:
     title = f"Unseen {'; '.join(parts)} of both together"
     n = table.iloc[0]
     drawing.put_title(
-        figure, title, f"n = {n['num_targets']:,} targets, {n['num_documents']} documents",
-        f"verdict: {verdicts[0]} (loss), {verdicts[1]} (interference)", "bars: 95% over documents and models",
-    )  # fmt: skip
+        figure,
+        title,
+        f"n = {n['num_targets']:,} targets, {n['num_documents']} documents",
+        f"verdict: {verdicts[0]} (loss), {verdicts[1]} (interference)",
+        "bars: 95% over documents and models",
+    )
     return figure
 
 
@@ -437,7 +457,8 @@ def marked_bits_figure(cells: pd.DataFrame, verdict: str) -> Figure:
         for color, marker, name in zip(drawing.graded(len(FUNCTIONS)), "osD^v", FUNCTIONS, strict=True):
             rows = cells[(cells["task"] == f"sparse_{name}") & (cells["size"] == size)].sort_values("k")
             if len(rows):
-                look, words = drawing.Style(color, marker).measured, name.replace("lookup", "look-up")
+                look = drawing.Style(color, marker).measured
+                words = name.replace("lookup", "look-up")
                 if name not in ("parity", "or"):  # a band each would hide the two that decide
                     rows = rows.assign(exact_match_low=np.nan, exact_match_high=np.nan)
                 ends.append(drawing.draw_line(ax, rows["k"], rows, "exact_match", look, words, band=True))
@@ -454,9 +475,11 @@ def marked_bits_figure(cells: pd.DataFrame, verdict: str) -> Figure:
         "open": "OR and parity of many bits do not differ clearly",
     }
     drawing.put_title(
-        figure, titles[verdict], f"means of {drawing.counted_seeds(cells)} that learnt the task",
+        figure,
+        titles[verdict],
+        f"means of {drawing.counted_seeds(cells)} that learnt the task",
         "bands of parity and OR: 95% over seeds",
-    )  # fmt: skip
+    )
     return figure
 
 
@@ -464,13 +487,16 @@ def cue_distances_figure(examples: pd.DataFrame, verdict: str) -> Figure:
     """Excess loss by the distance of the farthest cue and by their mean distance, a line a number of cues."""
     figure, axes = drawing.panels(2, 2.8)
     for ax, (label, by) in zip(axes, {"farthest cue": np.max, "cues, mean": np.mean}.items(), strict=True):
-        cells, ends = cue_distances(examples, by), []
-        for color, number in zip(drawing.graded(2), (1, 4), strict=True):
+        cells = cue_distances(examples, by)
+        ends = []
+        for color, number in zip(drawing.graded(3), (1, 2, 4), strict=True):
             of_bins = cells[cells["task"] == f"signs_{number}"].groupby("distance", observed=True)["mean"]
-            means, num_seeds = of_bins.mean(), examples["seed"].nunique()
+            means = of_bins.mean()
+            num_seeds = examples["seed"].nunique()
             errors = of_bins.sem() * stats.t.ppf(0.975, num_seeds - 1)
             line = means.to_frame("excess").assign(excess_low=means - errors, excess_high=means + errors)
-            places, words = range(len(line)), drawing.counted(number, "cue")
+            places = range(len(line))
+            words = drawing.counted(number, "cue")
             look = drawing.Style(color, "o").measured
             ends.append(drawing.draw_line(ax, places, line, "excess", look, words))
             ax.set_xticks(list(places), [str(name) for name in line.index], fontsize=7)
@@ -485,7 +511,10 @@ def cue_distances_figure(examples: pd.DataFrame, verdict: str) -> Figure:
         "open": "At one distance of the farthest cue: no clear effect of the number of cues",
     }
     drawing.put_title(
-        figure, titles[verdict], f"{examples['seed'].nunique()} seeds, {len(examples):,} examples",
-        "trained at 64 tokens, tested at 64 to 512, plain IDs", "bars: 95% over seeds",
-    )  # fmt: skip
+        figure,
+        titles[verdict],
+        f"{examples['seed'].nunique()} seeds, {len(examples):,} examples",
+        "trained at 64 tokens, tested at 64 to 512, plain IDs",
+        "bars: 95% over seeds",
+    )
     return figure

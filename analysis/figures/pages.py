@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pandas as pd
 
+from analysis.figures import interference
 from analysis.figures import length_failures as failures
+from analysis.figures.theory import by_length
 from analysis.read import interval_of, rows_by
 from analysis.synthetic import signs
 from analysis.synthetic.accuracy import over_seeds
-from analysis.synthetic.theory_bounds import summarize_conditions, with_bounds
 from pipeline.results.read import read_artefact
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,7 +49,8 @@ def fill(text: str) -> str:
     """The page with every marked place filled; KeyError for a name that is not in `FILLED`."""
 
     def of_place(found: re.Match[str]) -> str:
-        content, name = FILLED[found[1]](), found[1]
+        content = FILLED[found[1]]()
+        name = found[1]
         content = f"\n{content}\n" if content.startswith("|") else content
         return f"<!-- {name} -->{content}<!-- /{name} -->"
 
@@ -121,14 +123,25 @@ def distance_or_number() -> str:
     rows = rows_by(_placed()[1], "text", "role", "condition")
     lines = []
     for condition in failures.CONDITIONS:
-        cells = [interval_of(rows[kind, role, condition], "value")
-                 for kind in ("own", "swap") for role in (failures.SHORT, failures.LONG)]  # fmt: skip
+        cells = [
+            interval_of(rows[kind, role, condition], "value")
+            for kind in ("own", "swap")
+            for role in (failures.SHORT, failures.LONG)
+        ]
         shares = [percent(rows[kind, failures.SHORT, condition]["share"]) for kind in ("own", "swap")]
         lines.append([condition, cells[0], shares[0], cells[1], cells[2], shares[1], cells[3]])
     return markdown(
-        ["distant tokens", "rise of the loss, short-context models", "share of both", "long-context models",
-         "interference, short-context models", "share of both", "long-context models"], lines,
-    )  # fmt: skip
+        [
+            "distant tokens",
+            "rise of the loss, short-context models",
+            "share of both",
+            "long-context models",
+            "interference, short-context models",
+            "share of both",
+            "long-context models",
+        ],
+        lines,
+    )
 
 
 @filled
@@ -198,7 +211,7 @@ def full_rotary() -> str:
 
 @cache
 def _functions() -> pd.DataFrame:
-    return failures.functions_accuracy(REFERENCE / "length")
+    return read_artefact(REFERENCE / "length" / "functions", "synthetic_accuracy")
 
 
 @filled
@@ -263,19 +276,65 @@ def cue_distances() -> str:
     rows = [
         [
             f"{name} tokens",
-            *(f"{means.loc[name, f'signs_{k}']:.3f}" for k in (1, 4)),
+            *(f"{means.loc[name, f'signs_{k}']:.3f}" for k in (1, 2, 4)),
             interval_of(contrasts[name], "difference") if name in contrasts else "",
         ]
         for name in means.index
     ]
-    rows.append(["mean beyond 64", "", "", interval_of(contrasts["mean"], "difference")])
-    return markdown(["farthest cue", "one cue", "four cues", "four less one"], rows)
+    rows.append(["mean beyond 64", "", "", "", interval_of(contrasts["mean"], "difference")])
+    return markdown(["farthest cue", "one cue", "two cues", "four cues", "four less one"], rows)
 
 
 @filled
 def cue_distances_verdict() -> str:
     """The verdict of experiment D."""
     return failures.verdict_of_cues(failures.cue_contrasts(failures.cue_distances(_cues())))
+
+
+@cache
+def _places() -> pd.DataFrame:
+    targets = pd.read_parquet(REFERENCE / "real_model" / "interference_targets.parquet")
+    return interference.mechanism(targets)
+
+
+def _interference_by(rows: pd.DataFrame, column: str, head: str) -> str:
+    """A row a distance or number, a column a kind of distant text."""
+    kinds = {"c4": "C4", "wikipedia": "Wikipedia", "novels": "novel"}
+    cells = rows_by(rows, column, "distant_text")
+    return markdown(
+        [head, *kinds.values()],
+        [
+            [f"{value:,}", *(interval_of(cells[value, kind], "interference") for kind in kinds)]
+            for value in sorted(rows[column].unique())
+        ],
+    )
+
+
+@filled
+def interference_by_distance() -> str:
+    """Length interference in SmolLM2 by the distance of 512 tokens."""
+    places = _places()
+    return _interference_by(places[places["num_distant"] == 512], "near_start", "near tokens from ID")
+
+
+@filled
+def interference_by_number() -> str:
+    """The same by the number of distant tokens, at a trained and at an unseen distance."""
+    places = _places()
+    tables = [
+        _interference_by(
+            places[places["near_start"] == start], "num_distant", f"distant tokens; near {start:,}"
+        )
+        for start in (7680, 11776)
+    ]
+    return "\n\n".join(tables)
+
+
+@filled
+def interference_counts() -> str:
+    """Targets and texts."""
+    row = _places().iloc[0]
+    return f"{row['num_targets']:,} targets, {row['num_documents']} texts"
 
 
 @filled
@@ -309,8 +368,8 @@ def cue_contrasts() -> str:
 @filled
 def theory() -> str:
     """Squared error of sparse functional attention with local S*."""
-    fits = with_bounds(read_artefact(REFERENCE / "theory" / "results", "sparse_functional_attention"))
-    conditions = rows_by(summarize_conditions(fits), "model")
+    table = by_length(read_artefact(REFERENCE / "theory" / "results", "sparse_functional_attention"))
+    conditions = rows_by(table[table["length_ratio"] == 8], "model")
     numbers = {
         "error in distribution × 10⁵": ("in_distribution_error", 1e5),
         "error at 8 L × 10³": ("squared_error", 1e3),

@@ -94,7 +94,8 @@ def _slope(actual: pd.Series, expected: pd.Series, documents: pd.Series) -> Inte
 
     if documents.nunique() < FEWEST_DOCUMENTS or np.ptp(expected) == 0:
         return NO_INTERVAL
-    design_T2, groups_T = np.column_stack([np.ones(len(expected)), expected]), pd.factorize(documents)[0]
+    design_T2 = np.column_stack([np.ones(len(expected)), expected])
+    groups_T = pd.factorize(documents)[0]
     fit = OLS(actual.to_numpy(), design_T2).fit(cov_type="cluster", cov_kwds={"groups": groups_T}, use_t=True)
     low, high = fit.conf_int()[1]
     return Interval(float(fit.params[1]), float(low), float(high))
@@ -139,16 +140,20 @@ def _weighed_means(chunks: pd.DataFrame, name: str, column: str) -> pd.DataFrame
 
 
 def lengths_figure(
-    differences: pd.DataFrame, labels: Mapping[str, drawing.ModelLabel], train_lengths: Iterable[int],
+    differences: pd.DataFrame,
+    labels: Mapping[str, drawing.ModelLabel],
+    train_lengths: Iterable[int],
     reference: str,
-) -> Figure:  # fmt: skip
+) -> Figure:
     """`losses_beside_reference` of every model against the context given; training lengths are marked."""
     figure, (ax,) = drawing.panels(1, 3.4)
-    models, ends = list(dict.fromkeys(differences["model"])), []
+    models = list(dict.fromkeys(differences["model"]))
+    ends = []
     for place, model in enumerate(models):
         line = differences[differences["model"] == model].sort_values("context_length")
         x = line["context_length"] * 1.03 ** drawing.beside(place, len(models))  # the axis is logarithmic
-        style, name = labels[model].style.measured, labels[model].text
+        style = labels[model].style.measured
+        name = labels[model].text
         ends.append(drawing.draw_line(ax, x, line, "difference", style, name))
     ax.axhline(0, color=drawing.BLACK, linewidth=0.6)
     ax.set_xscale("log", base=2)
@@ -166,9 +171,13 @@ def lengths_figure(
     drawing.label_line_ends(ax, ends)
     size = drawing.common_size(labels[model] for model in models)
     drawing.put_title(
-        figure, _whose_loss_is_lower(differences, labels), drawing.sample_size(differences), size,
-        f"{drawing.BARS}, of the difference", "points of one length stand side by side",
-    )  # fmt: skip
+        figure,
+        _whose_loss_is_lower(differences, labels),
+        drawing.sample_size(differences),
+        size,
+        f"{drawing.BARS}, of the difference",
+        "points of one length stand side by side",
+    )
     return figure
 
 
@@ -184,10 +193,16 @@ def _whose_loss_is_lower(differences: pd.DataFrame, labels: Mapping[str, drawing
     trainings = [
         labels[str(model)].text.partition(", seed")[0].replace(", ", " with ") for model in after.index
     ]
-    is_so = pd.DataFrame({
-        "lower": after["difference_high"] < before["difference"],
-        "higher": after["difference_low"] > before["difference"],
-    }).groupby(trainings, sort=False).all()  # fmt: skip
+    is_so = (
+        pd.DataFrame(
+            {
+                "lower": after["difference_high"] < before["difference"],
+                "higher": after["difference_low"] > before["difference"],
+            }
+        )
+        .groupby(trainings, sort=False)
+        .all()
+    )
     change = f"with {lengths.max():,} tokens of context than with {lengths.min()}"
     for way in is_so:
         if is_so[way].all():

@@ -111,12 +111,13 @@ def _amounts_of_targets(sparse_context_losses: pd.DataFrame, criterion: str) -> 
 
 
 _ROLES = {
-    "leave_one_out": "chosen by the answer", "leave_one_out_divergence": "chosen blind",
-    "nearest": "nearest", "random": "random",
-}  # fmt: skip
+    "leave_one_out": "chosen by the answer",
+    "leave_one_out_divergence": "chosen blind",
+    "nearest": "nearest",
+    "random": "random",
+}
 """What the paper's figure shows; `analysis.rules.selection` draws every rule."""
 _BLIND = "leave_one_out_divergence"
-_MOST_ALONE = 64  # tokens that `alone_figure` shows: more are far beyond what short-trained models saw
 _FEW = 16
 """Tokens that titles speak of, or the fewest studied: most of the far context brings everything back."""
 _ASIDE = 0.04  # doublings between lines whose bars would hide each other
@@ -148,7 +149,8 @@ def loss_curves(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
     """
 
     def numbers(targets: pd.DataFrame) -> dict[Hashable, Any]:
-        columns, share = mean_columns(targets, "recovered", "gain"), NO_INTERVAL
+        columns = mean_columns(targets, "recovered", "gain")
+        share = NO_INTERVAL
         if columns["gain_low"] > 0:
             share = interval_over_documents(targets["document_id"], targets["recovered"], targets["gain"])
         return {**columns, **interval_columns("recovered_share", share), "short": targets["baseline"].mean()}
@@ -167,85 +169,6 @@ def loss_curves(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
     return rows.drop(columns="short")
 
 
-def chosen_alone(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
-    """What models make of the short context and k tokens that others chose blind, and nothing else.
-
-    Rows under `remove`, of any models: do they fail at the length of the context, or at its use?
-
-    Returns:
-        model, k, num_targets, num_documents; short_loss and long_loss; then with intervals gain, the former
-        less the latter, loss, less_than_short and less_than_long: with k tokens, and how much lower that is;
-        null_less_than_short: with another document's tokens; less_than_nearest: than with the k nearest. The
-        last two are of the documents that have them. All nats; the interval of the loss is of its difference
-        from short_loss.
-    """
-    amounts = _amounts_of_targets(sparse_context_losses, LOSS)
-    names = {"recovered": "less_than_short", "null_recovered": "null_less_than_short"}
-    chosen = amounts[amounts["rule"] == _BLIND].rename(columns=names)
-    keys = ["model", "judge", "k", *TARGET]
-    nearest = amounts[amounts["rule"] == "nearest"].set_index(keys)["recovered"]
-    chosen = chosen.join(nearest, keys)
-    chosen["less_than_nearest"] = chosen["less_than_short"] - chosen["recovered"]
-    chosen["less_than_long"] = chosen["less_than_short"] - chosen["gain"]
-
-    def numbers(targets: pd.DataFrame) -> dict[Hashable, Any]:
-        columns = mean_columns(targets, "gain", "less_than_short", "less_than_long")
-        for name in ("null_less_than_short", "less_than_nearest"):
-            columns |= mean_columns(targets.dropna(subset=name), name)
-        short = targets["baseline"].mean()
-        for end, other in (("", ""), ("_low", "_high"), ("_high", "_low")):
-            columns[f"loss{end}"] = short - columns[f"less_than_short{other}"]
-        return {"short_loss": short, "long_loss": short - columns["gain"], **columns}
-
-    return summarized(chosen, ["model", "k"], numbers, sort=False)
-
-
-def alone_figure(alone: pd.DataFrame, labels: Mapping[str, drawing.ModelLabel]) -> Figure:
-    """The loss with the short context and k chosen tokens closed up: a panel a training, its first model.
-
-    Args:
-        alone: of `chosen_alone`, with a column `positions`.
-    """
-    alone = alone[(alone["positions"] == "compact") & (alone["k"] <= _MOST_ALONE)]
-    trainings = {model: labels[str(model)].training for model in alone["model"].unique()}
-    first = {training: model for model, training in reversed(trainings.items())}
-    figure, axes = drawing.panels(len(first), 3.0)
-    highest = float(alone[["loss_high", "short_loss"]].to_numpy().max())
-    lowest = float(alone["loss_low"].min())
-    for ax, (_, model) in zip(axes, sorted(first.items()), strict=True):
-        line, label = alone[alone["model"] == model], labels[str(model)]
-        style = label.style.measured
-        ends = [drawing.draw_line(ax, line["k"], line, "loss", style, "k chosen\ntokens")]
-        for name in ("short", "long"):
-            level = line[f"{name}_loss"].iloc[0]
-            words = f"{name}: {level:.2f}"
-            if level > highest:
-                drawing.name_level(ax, highest, f"{words}, above", "left")
-                continue
-            ax.axhline(level, color=drawing.GREY, linewidth=0.8, zorder=1)
-            ends.append(drawing.LineEnd(ax.get_xlim()[1], level, words, drawing.GREY))
-        ax.set_ylim(lowest - 0.1 * (highest - lowest), highest + 0.1 * (highest - lowest))
-        drawing.tokens_axis(ax, line["k"].unique(), "k chosen far tokens")
-        ax.set_title(label.text, loc="left")
-        drawing.label_line_ends(ax, ends)
-    axes[0].set_ylabel("loss (nats)")
-    size = drawing.common_size(labels[str(model)] for model in first.values())
-    drawing.put_title(
-        figure, _what_few_give(alone), drawing.sample_size(alone), size,
-        "tokens chosen blind by other models, closed up", "grey: the short and the whole long context",
-        f"{drawing.BARS}, of the difference from the short context",
-    )  # fmt: skip
-    return figure
-
-
-def _what_few_give(alone: pd.DataFrame) -> str:
-    """The finding of `alone_figure`; it must hold for all models that the long context hurts."""
-    hurt = alone[(alone["k"] == _FEW) & (alone["gain_high"] < 0)]
-    if len(hurt) and (hurt[["less_than_short_low", "less_than_long_low"]] > 0).all(axis=None):
-        return f"Where the long context hurts, {_FEW} tokens of it help"
-    return f"What do {_FEW} chosen tokens give, and nothing else?"
-
-
 def loss_figure(curves: pd.DataFrame, label: drawing.ModelLabel, judge: str = "") -> Figure:
     """The paper's figure: the loss with the short context and k far tokens, from none of them to all.
 
@@ -254,11 +177,14 @@ def loss_figure(curves: pd.DataFrame, label: drawing.ModelLabel, judge: str = ""
     figure, (ax,) = drawing.panels(1, 3.2)
     ks = sorted(curves["k"].unique())
     places = {0: -1.0} | {k: float(np.log2(k)) for k in ks[1:]}
-    place_of_all, ends = places[ks[-1]] + _STEP_TO_ALL, []
+    place_of_all = places[ks[-1]] + _STEP_TO_ALL
+    ends = []
     lines = list(curves.groupby(["rule", "far_context"]))
     for index, ((rule, far_context), line) in enumerate(lines):
-        style, share = drawing.rule_style(str(rule)), line["recovered_share"].iloc[-1]
-        is_own, aside = far_context == OWN, _ASIDE * drawing.beside(index, len(lines))
+        style = drawing.rule_style(str(rule))
+        share = line["recovered_share"].iloc[-1]
+        is_own = far_context == OWN
+        aside = _ASIDE * drawing.beside(index, len(lines))
         name = _ROLES[str(rule)] + ("" if is_own else ",\nin another text")
         name += "" if np.isnan(share) else f": {share:.2f}"
         at = line["k"].map(places) + aside * (line["k"] > 0)
@@ -278,11 +204,16 @@ def loss_figure(curves: pd.DataFrame, label: drawing.ModelLabel, judge: str = ""
     ax.set_ylabel("loss (nats)")
     drawing.label_line_ends(ax, ends)
     drawing.put_title(
-        figure, _what_is_brought_back(curves),
-        drawing.sample_size(curves), label.size, label.text, f"judged by {judge}" if judge else "",
-        "hollow: in another text", "numbers after names: fraction of the gain, at the last k",
+        figure,
+        _what_is_brought_back(curves),
+        drawing.sample_size(curves),
+        label.size,
+        label.text,
+        f"judged by {judge}" if judge else "",
+        "hollow: in another text",
+        "numbers after names: fraction of the gain, at the last k",
         f"{drawing.BARS}, of the difference from the short context",
-    )  # fmt: skip
+    )
     return figure
 
 
@@ -337,7 +268,8 @@ def _worth_in_nearest_tokens(effects: pd.DataFrame) -> str:
     chosen = worth[_BLIND].dropna()
     chosen = chosen[chosen.index <= max(_FEW, chosen.index.min())]
     as_many = worth.index[(worth["nearest"] <= chosen.iloc[-1]).all(axis=1)]
-    k, nearest = chosen.index[-1], max(as_many, default=0)
+    k = chosen.index[-1]
+    nearest = max(as_many, default=0)
     if nearest < k:
         return f"{k} far tokens, chosen blind, are worth less than the {k} nearest by one criterion at least"
     return f"{k} far tokens, chosen blind, are worth as much as the {nearest} nearest, or more"

@@ -1,10 +1,7 @@
-"""Selection rules side by side: what each recovers beside its null, and its cost.
+"""Selection rules side by side: what each recovers beside its null.
 
 All differences between rules are paired target by target, so that what a target costs under any rule cancels.
 """
-
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,8 +18,7 @@ from analysis.read import (
     sees_answer,
     summarized,
 )
-from pipeline.measuring.flags import NUM_SUBSETS
-from pipeline.measuring.rules import REMOVE, RULES, RuleCosts
+from pipeline.measuring.rules import RULES
 from pipeline.results.schemas import LOSS
 
 REFERENCE_RULE = "leave_one_out"
@@ -39,44 +35,21 @@ def compared_rules(sparse_context_losses: pd.DataFrame) -> list[str]:
     return sorted(set(sparse_context_losses["rule"]), key=place)
 
 
-def rules_table(
-    sparse_context_losses: pd.DataFrame, settings_of_model: Mapping[str, Mapping[str, Any]]
-) -> pd.DataFrame:
-    """A row a model, rule and k: recovered loss, its null's, the excess, and the cost of the choice.
-
-    Returns:
-        The columns of the schema `selection_rules`; losses in nats, costs in tokens a target. Costs are of
-        the choice for the own far context, by the formulas of `RuleCosts`. The null doubles them, nearly.
-    """
+def rules_table(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
+    """A row a model, rule and k: recovered loss, its null's, and the excess, in nats."""
     effects = token_effects(sparse_context_losses)
-    names = {"gain": "loss_difference", "recovered": "recovered_loss", "excess": "excess_loss",
-             "null_recovered": "null_recovered_loss"}  # fmt: skip
+    names = {
+        "gain": "loss_difference",
+        "recovered": "recovered_loss",
+        "excess": "excess_loss",
+        "null_recovered": "null_recovered_loss",
+    }
     renamed = {f"{name}{end}": f"{new}{end}" for name, new in names.items() for end in ("", "_low", "_high")}
     table = effects[effects["criterion"] == LOSS].rename(columns=renamed)
     table["sees_answer"] = table["rule"].map(sees_answer)
-    costs = {model: costs_of(settings) for model, settings in settings_of_model.items()}
-    cells = list(zip(table["model"], table["rule"], table["k"], strict=True))
-    table["token_forwards_per_target"] = [
-        costs[model].token_forwards_per_target(rule, k) for model, rule, k in cells
-    ]
-    table["backward_tokens_per_target"] = [
-        costs[model].backward_tokens_per_target(rule) for model, rule, _ in cells
-    ]
     order = {rule: place for place, rule in enumerate(compared_rules(sparse_context_losses))}
     by = ["model", "rule", "k"]
     return table.sort_values(by, key=lambda column: column.replace(order), ignore_index=True)
-
-
-def costs_of(settings: Mapping[str, Any]) -> RuleCosts:
-    """What rules cost under the settings of influential_tokens."""
-    lengths = ("short_context_length", "long_context_length", "targets_per_chunk")
-    return RuleCosts(
-        **{length: settings[length] for length in lengths},
-        intervention=settings.get("intervention") or REMOVE,
-        num_backgrounds=settings.get("num_backgrounds") or 1,
-        num_subsets=settings.get("num_subsets") or NUM_SUBSETS,
-        screen=settings.get("screen"),
-    )
 
 
 def differences_between_rules(
@@ -123,14 +96,14 @@ def rules_figure(table: pd.DataFrame, label: drawing.ModelLabel) -> Figure:
     }
     rows = rows.assign(**effects)
     figure, (recovered_ax, effect_ax) = drawing.panels(2, 1.1 + _ROW_HEIGHT * len(rows))
-    places, styles = np.arange(len(rows)), [drawing.rule_style(rule) for rule in rows["rule"]]
-    nulls, measured = [style.null for style in styles], [style.measured for style in styles]
+    places = np.arange(len(rows))
+    styles = [drawing.rule_style(rule) for rule in rows["rule"]]
+    nulls = [style.null for style in styles]
+    measured = [style.measured for style in styles]
     drawing.draw_points(recovered_ax, places - _ASIDE, rows, "null_recovered_loss", nulls)
     drawing.draw_points(recovered_ax, places + _ASIDE, rows, "recovered_loss", measured)
     drawing.draw_points(effect_ax, places, rows, "effect", measured)
-    costs = [f" ({cost:,.0f})" if cost > 0 else "" for cost in rows["token_forwards_per_target"]]
-    names = [f"{drawing.rule_text(rule)}{cost}" for rule, cost in zip(rows["rule"], costs, strict=True)]
-    recovered_ax.set_yticks(places, names)
+    recovered_ax.set_yticks(places, [drawing.rule_text(rule) for rule in rows["rule"]])
     effect_ax.set_yticks(places, [""] * len(rows))
     k = drawing.counted(int(rows["k"].iloc[0]), "token")
     recovered_ax.set_title(f"recovered by {k}; hollow: null", loc="left")
@@ -141,7 +114,7 @@ def rules_figure(table: pd.DataFrame, label: drawing.ModelLabel) -> Figure:
         ax.axvline(rows["loss_difference"].iloc[0], color=drawing.GREY, linewidth=1, linestyle=":")
         ax.tick_params(axis="y", length=0)
         ax.set_xlabel("nats (dotted: the whole gain)")
-    parts = label.size, label.text, "brackets: cost in token-forwards", drawing.BARS
+    parts = label.size, label.text, drawing.BARS
     title = f"What do the {k} that each rule chooses recover, beyond its null?"
     drawing.put_title(figure, title, drawing.sample_size(rows), *parts)
     return figure

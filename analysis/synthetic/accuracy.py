@@ -26,9 +26,12 @@ def over_seeds(accuracy: pd.DataFrame) -> pd.DataFrame:
     """
     cells = accuracy.groupby([*TRAINING, "sparsity", "size"], dropna=False)
     return cells.agg(
-        exact_match=("exact_match", "mean"), lowest=("exact_match", "min"), highest=("exact_match", "max"),
-        num_seeds=("seed", "nunique"), is_learnt=("is_learnt", "all"),
-    ).reset_index()  # fmt: skip
+        exact_match=("exact_match", "mean"),
+        lowest=("exact_match", "min"),
+        highest=("exact_match", "max"),
+        num_seeds=("seed", "nunique"),
+        is_learnt=("is_learnt", "all"),
+    ).reset_index()
 
 
 def sample_size(cells: pd.DataFrame, num_examples: int) -> str:
@@ -37,18 +40,26 @@ def sample_size(cells: pd.DataFrame, num_examples: int) -> str:
 
 
 POSITION_WORDS = {
-    "predicted": "predicted position IDs (PPC)", "coupled": "position IDs given", "pose": "PoSE",
-    "randomized": "randomized positions", "contiguous": "contiguous positions",
-}  # fmt: skip
+    "predicted": "predicted position IDs (PPC)",
+    "coupled": "position IDs given",
+    "pose": "PoSE",
+    "randomized": "randomized positions",
+    "contiguous": "contiguous positions",
+}
 """Scheme -> its name in figures; the figure of positions draws the first two that learn a task."""
 GUESSED = {"sparse_parity": 0.5, "planted_correlation": 0.5}
 """Exact match of guessing, where the answer is one of two."""
 DECIDING = {"planted_correlation": "planted token"}
 """What k counts in a task; bits elsewhere."""
-_MOST_PANELS, _HEIGHT = 2, 2.8  # inches
+# inches
+_MOST_PANELS = 2
+_HEIGHT = 2.8
 _MARKERS = "osD^vPX*"  # of tasks, whose colour is their scheme's; of k, whose colours are graded
-_BANDS, _EXACT_MATCH = "bands: range of seeds", "exact match (share)"
-_BOTTOM, _BELOW_GUESSING = -0.03, 0.35  # of the axis: of all shares, and where none falls far below guessing
+_BANDS = "bands: range of seeds"
+_EXACT_MATCH = "exact match (share)"
+# of the axis: of all shares, and where none falls far below guessing
+_BOTTOM = -0.03
+_BELOW_GUESSING = 0.35
 
 
 def task_words(task: str) -> str:
@@ -60,9 +71,10 @@ def _schemes(cells: pd.DataFrame) -> tuple[list[str], list[str]]:
     """The schemes under which some task is learnt, and those under which none is."""
     present = [scheme for scheme in POSITION_WORDS if scheme in set(cells["positions"])]
     learnt = [
-        scheme for scheme in present
+        scheme
+        for scheme in present
         if cells[cells["positions"] == scheme].groupby("task")["is_learnt"].all().any()
-    ]  # fmt: skip
+    ]
     return learnt, [scheme for scheme in present if scheme not in learnt]
 
 
@@ -94,7 +106,8 @@ def positions_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
 def sparsity_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
     """Exact match against size: across trainings, each at its most bits, and within the last, by k."""
     own = cells[cells["sparsity"] == cells["largest_train_sparsity"]]
-    most, task = int(cells["largest_train_sparsity"].max()), str(cells["task"].iloc[0])
+    most = int(cells["largest_train_sparsity"].max())
+    task = str(cells["task"].iloc[0])
     within = cells[(cells["largest_train_sparsity"] == most) & (cells["sparsity"] <= most)]
     noun = DECIDING.get(task, "bit")
     shown = [("sparsity", within, f"one training, on up to {drawing.counted(most, noun)}", "{}")]
@@ -117,7 +130,8 @@ def sparsity_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
         drawing.label_line_ends(ax, ends)
     figure.axes[0].set_ylabel(_EXACT_MATCH)
     names = f"{task_words(task)}, {POSITION_WORDS[cells['positions'].iloc[0]]}"
-    is_ordered, beyond = True, cells["size"] > cells["largest_train_size"]
+    is_ordered = True
+    beyond = cells["size"] > cells["largest_train_size"]
     for column, lines, *_ in shown:
         by_k = lines[beyond[lines.index]].pivot(index="size", columns=column, values="exact_match")
         is_ordered &= bool((by_k.diff(axis=1).iloc[:, 1:] <= 0).all(axis=None))
@@ -134,7 +148,8 @@ def sparsity_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
 def _draw_line(cells: pd.DataFrame, ax: Axes, words: str, look: drawing.Style) -> drawing.LineEnd:
     ascending = cells.sort_values("size")
     ascending = ascending.rename(columns={"lowest": "exact_match_lowest", "highest": "exact_match_highest"})
-    style, ends = look.measured, ("lowest", "highest")
+    style = look.measured
+    ends = ("lowest", "highest")
     if not ascending["is_learnt"].all():
         style |= {"color": drawing.GREY, "linewidth": 0.7, "markersize": 2.5}
         words = f"{words}:\nnot learnt by every seed"
@@ -146,9 +161,16 @@ def _draw_line(cells: pd.DataFrame, ax: Axes, words: str, look: drawing.Style) -
 def _finish(ax: Axes, trained: float, label: str, title: str) -> None:
     ax.axvspan(0, trained, color=drawing.GREY, alpha=0.12, linewidth=0)
     ax.annotate(
-        "trained", (0, 0), (2, 2), xycoords="axes fraction", textcoords="offset points", ha="left",
-        va="bottom", fontsize=8, color=drawing.GREY,
-    )  # fmt: skip
+        "trained",
+        (0, 0),
+        (2, 2),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        ha="left",
+        va="bottom",
+        fontsize=8,
+        color=drawing.GREY,
+    )
     ax.set_title(title)
     ax.set_xlabel(label)
     ax.set_ylim(_BOTTOM, 1.03)

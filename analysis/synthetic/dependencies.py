@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from analysis import drawing
 from analysis.synthetic.accuracy import task_words
-from pipeline.measuring.rules import REMOVE, SUBSTITUTE
+from pipeline.measuring.rules import BACKGROUND, REMOVE
 
 CONDITION = ["task", "positions", "largest_train_size", "largest_train_sparsity", "size", "sparsity"]
 SELECTION = ["rule", "intervention"]
@@ -71,9 +71,12 @@ def _over_seeds(rows: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
         **means, targets=("rank", lambda ranks: (ranks == 1).sum())
     )
     table = of_models.groupby(keys, dropna=False, sort=False).agg(
-        **means, found_lowest=("found", "min"), found_highest=("found", "max"), num_seeds=("found", "size"),
+        **means,
+        found_lowest=("found", "min"),
+        found_highest=("found", "max"),
+        num_seeds=("found", "size"),
         num_targets=("targets", "min"),
-    )  # fmt: skip
+    )
     return table.reset_index()
 
 
@@ -82,9 +85,13 @@ def sample_size(cells: pd.DataFrame) -> str:
     return f"n = {drawing.counted_seeds(cells)}, {cells['num_targets'].min():,} or more targets a sample"
 
 
-_WHAT_HAPPENS = {REMOVE: ", token removed", SUBSTITUTE: ", token replaced"}
+_REPLACED = ", token replaced"
+_WHAT_HAPPENS = {REMOVE: ", token removed", BACKGROUND: _REPLACED, "substitute": _REPLACED}
+"""Tables made before commit 9a5d093 say `substitute` of leaving out under `background`: the same numbers."""
 _MOST_PANELS = 2
-_ROW_HEIGHT, _FRAME_HEIGHT = 0.24, 1.0  # inches
+# inches
+_ROW_HEIGHT = 0.24
+_FRAME_HEIGHT = 1.0
 _ASIDE = 0.14  # of a row, between parts
 
 
@@ -131,9 +138,14 @@ def _draw(of_one: pd.DataFrame, rows: list[tuple[str, object]], ax: Axes) -> Non
     ax.text(chance + 0.02, -0.85, "chance", va="center", color=drawing.GREY)
     for part, found in named.items():
         ax.annotate(
-            part, (found, 1), (0, 2), xycoords=("data", "axes fraction"), textcoords="offset points",
-            ha="center", va="bottom",
-        )  # fmt: skip
+            part,
+            (found, 1),
+            (0, 2),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
+        )
     ax.set_xlim(-0.03, 1.06)
     ax.set_ylim(-1.2, len(rows) - 0.4)
     ax.set_yticks([])

@@ -19,12 +19,15 @@ from analysis import drawing
 from analysis.read import interval_columns
 from pipeline.results.statistics import Interval
 
-NONE, LOG_LENGTH, LEARNT = "none", "log_length", "learnt"
+NONE = "none"
+LOG_LENGTH = "log_length"
+LEARNT = "learnt"
 LONGEST = 8
 """Times the trained length that growth is measured to."""
 SMALLEST_EFFECT = 0.05
 """Of interest, nats per doubling: written down before the run."""
-_SPREAD, _NEAR = ("signs_1", "signs_2", "signs_4"), ("signs_1_local", "signs_2_local", "signs_4_local")
+_SPREAD = ("signs_1", "signs_2", "signs_4")
+_NEAR = ("signs_1_local", "signs_2_local", "signs_4_local")
 _PANELS = (
     ("near", _NEAR, "contiguous"),
     ("anywhere", _SPREAD, "contiguous"),
@@ -117,11 +120,16 @@ def contrasts(of_trainings: pd.DataFrame) -> pd.DataFrame:
             differences = paired["first"] - paired["second"]
             tested = stats.ttest_1samp(differences, 0.0)
             low, high = tested.confidence_interval()
-            rows.append({
-                "contrast": name, "attention_scaling": scaling, "num_seeds": len(paired), **paired.mean(),
-                **interval_columns("difference", Interval(float(differences.mean()), low, high)),
-                "p_value": tested.pvalue,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "contrast": name,
+                    "attention_scaling": scaling,
+                    "num_seeds": len(paired),
+                    **paired.mean(),
+                    **interval_columns("difference", Interval(float(differences.mean()), low, high)),
+                    "p_value": tested.pvalue,
+                }
+            )
     if not rows:
         return pd.DataFrame()
     table = pd.DataFrame(rows)
@@ -141,16 +149,18 @@ def signs_figure(accuracy: pd.DataFrame) -> Figure:
     """Excess loss against length: a panel a place of the signs, a line a number; dashed: scaled attention."""
     shown = [panel for panel in _PANELS if panel[2] in set(accuracy["positions"])]
     figure, axes = drawing.panels(len(shown), 3.0)
-    colors, all_ends = drawing.graded(len(_SPREAD)), []
+    colors = drawing.graded(len(_SPREAD))
+    all_ends = []
     for ax, (title, tasks, positions) in zip(axes, shown, strict=True):
         ends = []
         of_numbers = list(zip(colors, tasks, (1, 2, 4), strict=True))
         for scaling in (LOG_LENGTH, NONE):  # the last drawn is on top: plain, of one sign
             for color, task, number in reversed(of_numbers):
                 cells = accuracy[
-                    (accuracy["task"] == task) & (accuracy["positions"] == positions)
+                    (accuracy["task"] == task)
+                    & (accuracy["positions"] == positions)
                     & (accuracy["attention_scaling"] == scaling)
-                ]  # fmt: skip
+                ]
                 if cells.empty:
                     continue
                 of_sizes = cells.groupby("size")["excess_loss"].agg(["mean", "min", "max"]).reset_index()
@@ -188,8 +198,11 @@ def signs_figure(accuracy: pd.DataFrame) -> Figure:
             )
     numbers = sorted({num_seeds.min(), num_seeds.max()})
     drawing.put_title(
-        figure, title, f"n = {' to '.join(map(str, numbers))} seeds of each training",
-        f"trained at {trained} tokens", "bands: range of seeds",
+        figure,
+        title,
+        f"n = {' to '.join(map(str, numbers))} seeds of each training",
+        f"trained at {trained} tokens",
+        "bands: range of seeds",
         "hollow, dashed: attention scaled with log length, where it was tried",
-    )  # fmt: skip
+    )
     return figure

@@ -89,7 +89,10 @@ FUNCTION_WORDS = frozenset(
 and question that carry grammar rather than a topic; lower case, with a straight apostrophe."""
 
 
-NUMBER, FUNCTION_WORD, NAME, CONTENT_WORD = "number", "function word", "capitalized name", "content word"
+NUMBER = "number"
+FUNCTION_WORD = "function word"
+NAME = "capitalized name"
+CONTENT_WORD = "content word"
 _RUN = r"(?:[^\W_][\u0300-\u036f]*)+"  # letters and digits, with the accents that are characters of their own
 _WORD = re.compile(rf"{_RUN}(?:['’]{_RUN}|(?<=\d)[.,:/](?=\d){_RUN})*")
 _ENDING = re.compile(r"(?:n't|'(?:s|ll|ve|re|d|m))$")
@@ -147,11 +150,19 @@ def first_characters(pieces: Sequence[str]) -> list[int | None]:
 
 
 CLASSES: dict[str, tuple[str, ...]] = {
-    "noun": ("NN",), "proper noun": ("NP",), "verb": ("VV",), "auxiliary": ("VB", "VD", "VH", "VM"),
-    "adjective": ("AJ",), "adverb": ("AV", "XX"), "pronoun": ("PN", "DPS", "EX"),
-    "determiner": ("AT", "DT"), "preposition": ("PR", "TO"), "conjunction": ("CJ",),
-    "numeral": ("CRD", "ORD"), "other": (),
-}  # fmt: skip
+    "noun": ("NN",),
+    "proper noun": ("NP",),
+    "verb": ("VV",),
+    "auxiliary": ("VB", "VD", "VH", "VM"),
+    "adjective": ("AJ",),
+    "adverb": ("AV", "XX"),
+    "pronoun": ("PN", "DPS", "EX"),
+    "determiner": ("AT", "DT"),
+    "preposition": ("PR", "TO"),
+    "conjunction": ("CJ",),
+    "numeral": ("CRD", "ORD"),
+    "other": (),
+}
 """Class -> how the C5 tags that it takes begin; "other" takes what is left, punctuation among it."""
 Tagger = Callable[[list[str]], list[str]]
 """The words of a sentence -> a C5 tag for each."""
@@ -185,7 +196,8 @@ def of_tokens(pieces: Sequence[str], positions: Sequence[int], tagger: Tagger) -
     `pieces` are the texts of a document's tokens, from its start; only sentences asked for are tagged. White
     space is "other".
     """
-    text, places = "".join(pieces), first_characters(pieces)
+    text = "".join(pieces)
+    places = first_characters(pieces)
     wanted = {place for position in positions if (place := places[position]) is not None}
     class_at: dict[int, str] = {}
     start = 0
@@ -207,11 +219,18 @@ def _classes_in(text: str, start: int, end: int, tagger: Tagger) -> dict[int, st
     return classes
 
 
-WORD_START, CONTINUATION, NO_WORD = "word start", "continuation", "no word"
-PUNCTUATION, WHITE_SPACE = "punctuation", "white space"
-NEW, SHORT_ONLY, REPEATED = "new", "short context only", "repeated token"
-REPEATED_BIGRAM, REPEATED_TRIGRAM = "repeated bigram", "repeated trigram"
-A_REPEATED_BIGRAM, NO_REPEAT = "a repeated bigram", "none"
+WORD_START = "word start"
+CONTINUATION = "continuation"
+NO_WORD = "no word"
+PUNCTUATION = "punctuation"
+WHITE_SPACE = "white space"
+NEW = "new"
+SHORT_ONLY = "short context only"
+REPEATED = "repeated token"
+REPEATED_BIGRAM = "repeated bigram"
+REPEATED_TRIGRAM = "repeated trigram"
+A_REPEATED_BIGRAM = "a repeated bigram"
+NO_REPEAT = "none"
 ASPECTS: dict[str, list[str]] = {
     "word_part": [WORD_START, CONTINUATION, NO_WORD],
     "word_kind": [CONTENT_WORD, FUNCTION_WORD, NAME, NUMBER, PUNCTUATION, WHITE_SPACE],
@@ -220,8 +239,10 @@ ASPECTS: dict[str, list[str]] = {
     "part_of_speech": list(CLASSES),
 }
 """Aspect -> its categories, in the order of tables and figures."""
-ENDS_OF_REPEATS, OTHERS = "ends of repeats", "all other tokens"
-AFTER_REPEATS, AFTER_OTHERS = "after a repeated bigram", "after all other bigrams"
+ENDS_OF_REPEATS = "ends of repeats"
+OTHERS = "all other tokens"
+AFTER_REPEATS = "after a repeated bigram"
+AFTER_OTHERS = "after all other bigrams"
 CATEGORIES_FILE = "token_categories.parquet"
 _TOKENS_BEYOND = 32  # read after a chunk, so that its last word is whole
 
@@ -230,7 +251,8 @@ def word_categories(pieces: Sequence[str]) -> list[tuple[str, str]]:
     """(word_part, word_kind) of each token of a document, of which `pieces` are the texts from its start."""
     text = "".join(pieces)
     word_at = {place: word for word in words_of(text) for place in range(word.start, word.end)}
-    categories, before = [], None
+    categories = []
+    before = None
     for place in first_characters(pieces):
         word = None if place is None else word_at.get(place)
         if word is None:
@@ -270,7 +292,8 @@ def categories_of_targets(text: MeasuredText) -> pd.DataFrame:
 
     `part_of_speech` is null everywhere where no tagger is installed.
     """
-    tokenizer, tagger = text.tokenizer, load_tagger()
+    tokenizer = text.tokenizer
+    tagger = load_tagger()
     rows: list[tuple[Any, ...]] = []
     for document, chunk in text.chunks():
         targets = text.targets_of(chunk)
@@ -334,9 +357,12 @@ def with_shares(differences: pd.DataFrame, overall: "pd.Series[float]") -> pd.Da
 
 
 def gaps_by_category(
-    loss_differences: pd.DataFrame, categories: pd.DataFrame, *, short_models: Sequence[str],
+    loss_differences: pd.DataFrame,
+    categories: pd.DataFrame,
+    *,
+    short_models: Sequence[str],
     reference_model: str,
-) -> pd.DataFrame:  # fmt: skip
+) -> pd.DataFrame:
     """Generalization gap of short-trained models: a row a category and model.
 
     Returns:
@@ -396,13 +422,19 @@ KINDS = {
     ("repetition", REPEATED_TRIGRAM): "ends of repeated trigrams",
     ("repetition", REPEATED_BIGRAM): "ends of repeated bigrams",
     ("repetition", REPEATED): "repeated tokens",
-    ("repetition", SHORT_ONLY): "seen in the short context only", ("repetition", NEW): "new tokens",
-    ("word_kind", NAME): "capitalized names", ("word_kind", NUMBER): "numbers",
-    ("word_kind", CONTENT_WORD): "content words", ("word_kind", FUNCTION_WORD): "function words",
+    ("repetition", SHORT_ONLY): "seen in the short context only",
+    ("repetition", NEW): "new tokens",
+    ("word_kind", NAME): "capitalized names",
+    ("word_kind", NUMBER): "numbers",
+    ("word_kind", CONTENT_WORD): "content words",
+    ("word_kind", FUNCTION_WORD): "function words",
     ("word_kind", PUNCTUATION): "punctuation",
-}  # fmt: skip
+}
 """(aspect, category) -> what a row is called, from the top."""
-_ROW_HEIGHT, _FRAME_HEIGHT, _BETWEEN_ASPECTS = 0.25, 0.75, 0.7  # inches; rows left empty
+# inches; rows left empty
+_ROW_HEIGHT = 0.25
+_FRAME_HEIGHT = 0.75
+_BETWEEN_ASPECTS = 0.7
 
 
 def kinds_of(differences: pd.DataFrame) -> pd.DataFrame:
@@ -434,7 +466,8 @@ def kinds_figure(kinds: pd.DataFrame, overall: "pd.Series[float]", label: drawin
     if overall["loss_difference_low"] > 0 and len(kinds):
         parts = kinds["num_targets"] / overall["num_targets"]
         place = (kinds["share_of_gain"] - parts).argmax()
-        most, part = kinds.iloc[place], parts.iloc[place]
+        most = kinds.iloc[place]
+        part = parts.iloc[place]
         finding = (
             f"{most['share_of_gain']:.2f} of the gain falls to {part:.2f} of the tokens: {most['words']}"
         )
@@ -445,11 +478,22 @@ def kinds_figure(kinds: pd.DataFrame, overall: "pd.Series[float]", label: drawin
 def _write_shares(kinds: pd.DataFrame, heights: list[float], ax: Axes) -> None:
     """At the right of each row the share of the gain of all targets; it sums to 1 over an aspect's kinds."""
     ax.annotate(
-        "share of all gain", (1, 1), (2, 2), xycoords="axes fraction", textcoords="offset points",
-        ha="center", va="bottom", color=drawing.GREY, annotation_clip=False,
-    )  # fmt: skip
+        "share of all gain",
+        (1, 1),
+        (2, 2),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        ha="center",
+        va="bottom",
+        color=drawing.GREY,
+        annotation_clip=False,
+    )
     for share, height in zip(kinds["share_of_gain"], heights, strict=True):
         ax.annotate(
-            f"{share:.2f}", (1.02, height), xycoords=("axes fraction", "data"), va="center",
-            color=drawing.GREY, annotation_clip=False,
-        )  # fmt: skip
+            f"{share:.2f}",
+            (1.02, height),
+            xycoords=("axes fraction", "data"),
+            va="center",
+            color=drawing.GREY,
+            annotation_clip=False,
+        )

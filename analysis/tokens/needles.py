@@ -29,9 +29,13 @@ from pipeline.results.schemas import OTHER_DOCUMENT
 from pipeline.text.planting import read_needles
 
 _OF_NEEDLES = [
-    "document_id", "source_document_id", "context_length", "depth", "needle_answer_positions",
+    "document_id",
+    "source_document_id",
+    "context_length",
+    "depth",
+    "needle_answer_positions",
     "answer_position",
-]  # fmt: skip
+]
 MEASURES = ["precision", "recall", "hit_share"]
 
 
@@ -89,10 +93,11 @@ def retrieval_losses(folder: Path) -> pd.DataFrame:
     what = "answer tokens with and without the needle"
     pairs = joined_on_common(with_needle, control, keys, what, ("", "_of_control"))
     pairs = pairs.assign(
-        loss=pairs["long_context_loss"], control_loss=pairs["long_context_loss_of_control"],
+        loss=pairs["long_context_loss"],
+        control_loss=pairs["long_context_loss_of_control"],
         retrieval_gain=pairs["long_context_loss_of_control"] - pairs["long_context_loss"],
         retrieved_share=(pairs["long_context_loss"] < np.log(2)).astype("float64"),
-    )  # fmt: skip
+    )
     names = "loss", "control_loss", "retrieval_gain", "retrieved_share"
     return _means(pairs, ["model", "context_length", "depth"], names)
 
@@ -129,16 +134,27 @@ def found_needles(folder: Path, ks: Sequence[int] | None = None) -> pd.DataFrame
 def _found(first: pd.DataFrame, k: int) -> pd.DataFrame:
     """`found_needles` of one k; `first` are the k tokens of every target."""
     target = [
-        "model", "rule", "context_length", "far_context", "document_id", "source_document_id",
-        "target_position", "num_far_tokens", "num_answer_tokens",
-    ]  # fmt: skip
+        "model",
+        "rule",
+        "context_length",
+        "far_context",
+        "document_id",
+        "source_document_id",
+        "target_position",
+        "num_far_tokens",
+        "num_answer_tokens",
+    ]
     sums = first.groupby(target, as_index=False)[["in_needle", "is_hit"]].sum()
-    num_far, num_answer = sums["num_far_tokens"], sums["num_answer_tokens"]
+    num_far = sums["num_far_tokens"]
+    num_answer = sums["num_answer_tokens"]
     sums = sums.assign(
-        precision=sums["in_needle"] / k, recall=sums["in_needle"] / num_answer,
-        hit_share=sums["is_hit"].astype("float64"), chance_precision=num_answer / num_far,
-        chance_recall=k / num_far, chance_hit_share=k / num_far,
-    )  # fmt: skip
+        precision=sums["in_needle"] / k,
+        recall=sums["in_needle"] / num_answer,
+        hit_share=sums["is_hit"].astype("float64"),
+        chance_precision=num_answer / num_far,
+        chance_recall=k / num_far,
+        chance_hit_share=k / num_far,
+    )
     names = [name for measure in MEASURES for name in (measure, f"chance_{measure}")]
     return _means(sums, ["model", "rule", "context_length", "far_context"], names).assign(k=k)
 
@@ -163,9 +179,11 @@ def _sample(rows: pd.DataFrame) -> tuple[str, str]:
 def retrieval_figure(retrieval: pd.DataFrame, labels: Mapping[str, drawing.ModelLabel]) -> Figure:
     """How much less the answer costs with the needle, by its depth: a line a model, all on one scale."""
     figure, (ax,) = drawing.panels(1, 2.9)
-    models, ends = list(dict.fromkeys(retrieval["model"])), []
+    models = list(dict.fromkeys(retrieval["model"]))
+    ends = []
     for place, model in enumerate(models):
-        line, label = retrieval[retrieval["model"] == model].sort_values("depth"), labels[model]
+        line = retrieval[retrieval["model"] == model].sort_values("depth")
+        label = labels[model]
         depths = line["depth"] + _STEP_ASIDE * drawing.beside(place, len(models))
         ends.append(drawing.draw_line(ax, depths, line, "retrieval_gain", label.style.measured, label.text))
     ax.axhline(0, color=drawing.BLACK, linewidth=0.6)
@@ -190,7 +208,8 @@ def found_figure(found: pd.DataFrame, label: drawing.ModelLabel) -> Figure:
         is_null = far_context == OTHER_DOCUMENT
         if rule == "random" or (is_null and rule in CONTROLS):
             continue
-        line, look = line.sort_values("k"), drawing.rule_style(str(rule))
+        line = line.sort_values("k")
+        look = drawing.rule_style(str(rule))
         x = line["k"] * (_BESIDE if is_null else 1 / _BESIDE)
         words = f"{drawing.rule_text(str(rule))}{': null' if is_null else ''}"
         ends.append(

@@ -25,10 +25,15 @@ from pipeline.cli import InputError
 from pipeline.results.schemas import OTHER_DOCUMENT, OWN
 from pipeline.text.chunks import Chunk
 
-INDUCTION, COPY, AFTER_PREDECESSOR = "copy after predecessor", "copy", "after predecessor"
-PREDECESSOR, BESIDE_COPY, OTHER = "predecessor", "beside a copy", "other"
+INDUCTION = "copy after predecessor"
+COPY = "copy"
+AFTER_PREDECESSOR = "after predecessor"
+PREDECESSOR = "predecessor"
+BESIDE_COPY = "beside a copy"
+OTHER = "other"
 RELATIONS = [INDUCTION, COPY, AFTER_PREDECESSOR, PREDECESSOR, BESIDE_COPY, OTHER]
-CHOSEN, AVAILABLE = "chosen", "available"
+CHOSEN = "chosen"
+AVAILABLE = "available"
 
 
 def relations(far_token_ids_F: np.ndarray, predecessor_id: int, target_id: int) -> np.ndarray:
@@ -41,11 +46,15 @@ def relations(far_token_ids_F: np.ndarray, predecessor_id: int, target_id: int) 
     """
     before_F = np.concatenate([[-1], far_token_ids_F[:-1]])
     after_F = np.concatenate([far_token_ids_F[1:], [-1]])
-    is_copy, is_after = far_token_ids_F == target_id, before_F == predecessor_id
+    is_copy = far_token_ids_F == target_id
+    is_after = before_F == predecessor_id
     fits = [
-        is_copy & is_after, is_copy, is_after, far_token_ids_F == predecessor_id,
+        is_copy & is_after,
+        is_copy,
+        is_after,
+        far_token_ids_F == predecessor_id,
         (before_F == target_id) | (after_F == target_id),
-    ]  # fmt: skip
+    ]
     return np.select(fits, range(len(fits)), default=len(fits))
 
 

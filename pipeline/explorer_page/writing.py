@@ -178,7 +178,17 @@ def page_of(header: dict[str, Any], documents: Sequence[tuple[Record, str]]) -> 
     at_once = to_json(header | {"documents": [numbers_of(record) for record, _ in documents]})
     elements = [('id="data"', at_once), *(('class="document"', encoded) for _, encoded in documents)]
     data = "\n".join(f'<script type="application/json" {which}>{text}</script>' for which, text in elements)
-    html = _part("page.html")
+    return _filled("page.html", script, style, data)
+
+
+def explained_page(record: Record) -> str:
+    """The page of one text that was explained (`Explanation.record`), by the same policy."""
+    data = f'<script type="application/json" id="data">{to_json(record)}</script>'
+    return _filled("explained.html", _part("explained.js"), _part("explained.css"), data)
+
+
+def _filled(page: str, script: str, style: str, data: str) -> str:
+    html = _part(page)
     # The data comes last: texts may hold the very words that stand for the parts.
     contents = {
         "script-hash": _csp_hash(script), "style-hash": _csp_hash(style), "style": style, "script": script,

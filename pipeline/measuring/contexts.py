@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from pipeline.cli import is_out_of_memory, logger
-from pipeline.measuring.flags import KEPT_FRACTION, NUM_SUBSETS, ContextLengths
+from pipeline.measuring.flags import ContextLengths
 from pipeline.models.devices import GIBIBYTE, free_bytes, total_bytes
 from pipeline.models.interface import (
     CausalLM,
@@ -150,7 +150,6 @@ class PassQueue:
         target_ids: np.ndarray | torch.Tensor,
         reference_index: np.ndarray | torch.Tensor | None = None,
         prefix: Prefix | None = None,
-        places_BS: np.ndarray | None = None,
     ) -> None:
         """Queue the passes of a batch, in parts that the memory suffices for.
 
@@ -158,7 +157,6 @@ class PassQueue:
             target_ids: [B, T], or [T] of all sequences.
             reference_index: likewise, which prediction of the reference each target's is compared with; None:
                 target t's with number t.
-            places_BS: where the rows stand in the chunk, where that is not their position ID.
         """
         model, shape = self._model, rows.query_rows_BT.shape
         hidden_BTD = self.hidden_states(rows, prefix)
@@ -168,8 +166,7 @@ class PassQueue:
         else:
             index_BT = None if reference_index is None else torch.as_tensor(reference_index).expand(shape)
             values = losses_and_divergences(model, hidden_BTD, targets_BT, self._reference, index_BT)
-        places_BS = rows.position_ids_BS if places_BS is None else places_BS
-        self._passes.append((places_BS, rows.query_rows_BT, values))
+        self._passes.append((rows.position_ids_BS, rows.query_rows_BT, values))
 
     def hidden_states(self, rows: Rows, prefix: Prefix | None = None) -> torch.Tensor:
         """Of the query rows: [B, T, D]. Where memory runs out, half as many sequences run at a time."""
@@ -217,18 +214,10 @@ class Measurement:
     model: CausalLM
     lengths: ContextLengths
     batching: Batching
-    num_subsets: int = NUM_SUBSETS
-    """Random subsets of the far context that rules `banzhaf*` and `surrogate*` learn from."""
-    kept_fraction: float = KEPT_FRACTION
-    """How likely a token is to be in a subset of rules `surrogate*`."""
     screen: int | None = None
     """Blocks that a round of `far_context.leave_blocks_out` leaves out; None: each token is left out."""
-    is_compact: bool = False
-    """Whether sparse contexts are closed up: position IDs without gaps."""
-    head_weights_2H: np.ndarray | None = None
-    """Of rules `learned_attention*` (`methods.fitted_head_weights`); None where none of them is asked for."""
     seed: tuple[int, ...] = (0,)
-    """Of random subsets and sampled answers."""
+    """Of sampled answers."""
 
 
 class Measured(NamedTuple):
@@ -238,11 +227,6 @@ class Measured(NamedTuple):
     """loss(t | C) = -ln p(x_t | C)."""
     divergences: np.ndarray
     """divergence(t | C) = KL(p(. | long) || p(. | C)): it never sees x_t; 0 at C = long."""
-
-    @classmethod
-    def mean(cls, parts: Sequence["Measured"]) -> "Measured":
-        """The mean of several."""
-        return cls(*(np.mean(values, axis=0) for values in zip(*parts, strict=True)))
 
     @classmethod
     def of_each(cls, parts: Sequence["Measured"]) -> "Measured":
@@ -255,9 +239,9 @@ class Measured(NamedTuple):
         return Measured(self.losses.mean(-1), self.divergences.mean(-1))
 
     @classmethod
-    def joined(cls, parts: Sequence["Measured"], axis: int = 0) -> "Measured":
+    def joined(cls, parts: Sequence["Measured"]) -> "Measured":
         """Several, one after another."""
-        return cls(*(np.concatenate(values, axis=axis) for values in zip(*parts, strict=True)))
+        return cls(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
 
 def measured_contexts(
@@ -311,49 +295,6 @@ def measured_windows(
         model, chunk_L[positions_TC], positions_TC, chunk_L[targets_T], batching,
         reference, np.arange(len(targets_T)),
     )  # fmt: skip
-
-
-def windowed_losses(
-    model: CausalLM,
-    chunk_L: np.ndarray,
-    targets_T: np.ndarray,
-    short_context_length: int,
-    windowed_stride: int,
-    batching: Batching,
-) -> np.ndarray:
-    """loss(t | the short context that LongPPL's code approximates), beside exact windows: float32 [T].
-
-    LongPPL (Fang et al. 2024, arXiv 2410.23771) shares one window among the targets of a block. As its code:
-
-    - Blocks are counted from the start of the chunk, which stands for LongPPL's text: block j holds the
-      targets [j·w + s, (j + 1)·w + s). Its window begins at j·w and ends with the block, or with the chunk.
-    - So a target sees s to s + w - 1 tokens, by its place in its block; only the first sees exactly s. With
-      LongPPL's own s = 4,096 and w = 1,024 that is up to a quarter more.
-    - Position IDs restart at 0 in every window, where everything else in this project keeps them. RoPE does
-      not see the difference; models with learned positions do.
-
-    At w = 1 every target has a window of its own, and only the position IDs differ from `measured_windows`.
-
-    Args:
-        targets_T: ascending, none below `short_context_length`.
-        short_context_length: s, `trunc_len` of LongPPL's code.
-        windowed_stride: w, `sliding_window` of LongPPL's code.
-    """
-    starts_T = (targets_T - short_context_length) // windowed_stride * windowed_stride
-    starts_N, first_N, num_targets_N = np.unique(starts_T, return_index=True, return_counts=True)
-    place_Q = np.arange(num_targets_N.max())
-    # Blocks and windows are filled up to one shape: by their last target, and by rows after it, which no
-    # earlier row of a causal model sees.
-    targets_NQ = targets_T[first_N[:, None] + np.minimum(place_Q, num_targets_N[:, None] - 1)]
-    num_rows = int((targets_T - starts_T).max())
-    queue = PassQueue(model, batching, None)
-    for batch in batching.of_many(len(starts_N), num_rows):
-        starts_B1, targets_BQ = starts_N[batch, None], targets_NQ[batch]
-        places_BW = np.minimum(starts_B1 + np.arange(num_rows), len(chunk_L) - 1)
-        rows = Rows(chunk_L[places_BW], np.arange(num_rows)[None], None, targets_BQ - starts_B1 - 1)
-        queue.run(rows, chunk_L[targets_BQ], places_BS=places_BW)
-    (losses,) = queue.read()
-    return np.concatenate(losses)[place_Q < num_targets_N[:, None]]
 
 
 def read_without_context(model: CausalLM, token_ids_F: np.ndarray) -> Prefix:

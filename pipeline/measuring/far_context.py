@@ -2,8 +2,7 @@
 
 Leaving out is done once for all targets together: one pass over a sequence without row r gives
 loss(t | long without r) for every target at once, so a chunk costs one pass a removed token, not one a
-(target, token) pair. Rows before r are as they were, so they are read once and shared. Under the intervention
-`substitute` row r holds another token instead.
+(target, token) pair. Rows before r are as they were, so they are read once and shared.
 
 Under the intervention `background` what is not there is another document's, and S_k is put among its tokens.
 That is the theory's own picture: all outside of S* is drawn from a background. What any far context gives is
@@ -25,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any, NamedTuple, Optional, TypeVar
+from typing import NamedTuple, Optional, TypeVar
 
 import numpy as np
 import torch
@@ -77,7 +76,7 @@ def leave_each_out(
     *,
     full: FullPass | None = None,
     reference: Predictions | None = None,
-    substitute_ids_L: np.ndarray | None = None,
+    replacement_ids_L: np.ndarray | None = None,
     removed_rows_R: np.ndarray | None = None,
     width: int = 1,
 ) -> LeaveOneOut:
@@ -86,7 +85,7 @@ def leave_each_out(
     Args:
         full: the pass that leaves nothing out, where it has been run already.
         reference: what the sequence's predictions are compared with; None: those of the full pass.
-        substitute_ids_L: the token that stands in for that of position i where i is left out, int64; None:
+        replacement_ids_L: the token that stands in for that of position i where i is left out, int64; None:
             nothing does.
         removed_rows_R: the far-context rows to leave out, ascending, the results of all others being NaN;
             None: all.
@@ -100,17 +99,17 @@ def leave_each_out(
     target_ids_T, num_targets = to_device(sequence.target_ids_T, model.device), len(sequence.target_ids_T)
     while len(rest_R):  # nothing here waits for a GPU
         start = int(rest_R[0])
-        num_run = len(sequence.token_ids_S) - start - (width if substitute_ids_L is None else 0)
+        num_run = len(sequence.token_ids_S) - start - (width if replacement_ids_L is None else 0)
         # Removals within a quarter of the rows keep the rows run in vain, those between `start` and the
         # removed one, to an eighth.
         num_near = int((rest_R < start + num_run // 4).sum())
         batch_R = rest_R[: max(1, min(batching.num_sequences(num_run), num_near))]
-        if substitute_ids_L is None:
+        if replacement_ids_L is None:
             rows = _rows_without(sequence, batch_R, width)
         else:
             after_RS = np.arange(start, len(sequence.token_ids_S)) - batch_R[:, None]
             is_out_RS = (after_RS >= 0) & (after_RS < width)
-            rows = rows_with_substitutes(sequence, start, is_out_RS, substitute_ids_L)
+            rows = rows_with_replacements(sequence, start, is_out_RS, replacement_ids_L)
         # Of earlier targets none of these rows is far context: their numbers would be blanked anyway.
         first = int(np.searchsorted(sequence.num_far_tokens_T, start, side="right"))
         rows = rows._replace(query_rows_BT=rows.query_rows_BT[:, first:])
@@ -142,7 +141,7 @@ def leave_blocks_out(
     alone. So are those that are not far from every target, unless each target's far context is whole blocks.
 
     Args:
-        stand_ins: what replaces what is left out, as `substitute_ids_L`; effects are means over them.
+        stand_ins: what replaces what is left out, as `replacement_ids_L`; effects are means over them.
 
     Returns:
         what leaving out single tokens does, NaN of those that no round came down to; and the same with the
@@ -156,7 +155,7 @@ def leave_blocks_out(
         widths = block_widths(covered, num_blocks)
 
     def without(rows_R: np.ndarray, width: int) -> LeaveOneOut:
-        parts = [by(substitute_ids_L=ids_L, removed_rows_R=rows_R, width=width) for ids_L in stand_ins]
+        parts = [by(replacement_ids_L=ids_L, removed_rows_R=rows_R, width=width) for ids_L in stand_ins]
         return LeaveOneOut(*np.mean(parts, axis=0))
 
     starts_R = np.arange(0, covered - covered % widths[0], widths[0])
@@ -199,13 +198,13 @@ def _rows_without(sequence: PackedSequence, removed_R: np.ndarray, width: int) -
     )
 
 
-def rows_with_substitutes(
-    sequence: PackedSequence, start: int, is_replaced_BS: np.ndarray, substitute_ids_L: np.ndarray
+def rows_with_replacements(
+    sequence: PackedSequence, start: int, is_replaced_BS: np.ndarray, replacement_ids_L: np.ndarray
 ) -> Rows:
     """The rows from `start` on, other tokens in some; all see all before, or their entry is blanked."""
-    substitutes_S = substitute_ids_L.take(np.arange(start, len(sequence.token_ids_S)), mode="clip")
+    replacements_S = replacement_ids_L.take(np.arange(start, len(sequence.token_ids_S)), mode="clip")
     return Rows(
-        np.where(is_replaced_BS, substitutes_S, sequence.token_ids_S[start:]),
+        np.where(is_replaced_BS, replacements_S, sequence.token_ids_S[start:]),
         sequence.position_ids_S[None, start:],
         None if sequence.visible_WS is None else sequence.visible_WS[None, :, start:],
         # A query row before `start` does not see what was replaced; its entry is blanked.
@@ -230,29 +229,15 @@ class FarContext:
     """Where the short contexts and the targets come from."""
     token_ids_L: np.ndarray
     """Where the far tokens come from."""
-    substitute_ids_L: np.ndarray | None = None
-    """Stand-ins for left-out tokens (intervention `substitute`); None: they are removed."""
     own: Optional["FarContext"] = None
     """The chunk's own far context, of a null; None: this is it, and its tokens are the chunk's."""
     _measured_sets: dict[bytes, np.ndarray] = field(default_factory=dict, init=False)
     """`_set_keys` -> loss and divergence [2, B] of a set that is likely to be asked for again."""
-    _kept: dict[Callable[..., Any], Any] = field(default_factory=dict, init=False)
-
-    def once(self, measure: Callable[["FarContext"], T]) -> T:
-        """`measure` of this far context, kept for the rules that share it."""
-        if measure not in self._kept:
-            self._kept[measure] = measure(self)
-        return self._kept[measure]
-
-    @property
-    def replacements(self) -> Sequence[np.ndarray | None]:
-        """What stands where far tokens are taken away, chunks to take means over; None: nothing."""
-        return (None,)
 
     @property
     def _stand_ins(self) -> Sequence[np.ndarray | None]:
-        """The same of single tokens."""
-        return (self.substitute_ids_L,)
+        """What stands where a far token is left out, chunks to take means over; None: nothing."""
+        return (None,)
 
     @property
     def model(self) -> CausalLM:
@@ -314,7 +299,7 @@ class FarContext:
             return single, ranked_by
         of_stand_ins = [
             self._of_all_targets(
-                leave_each_out(self.model, sequence, batching, full=full, substitute_ids_L=stand_in_L)
+                leave_each_out(self.model, sequence, batching, full=full, replacement_ids_L=stand_in_L)
                 for sequence, full in sequences
             )
             for stand_in_L in self._stand_ins
@@ -337,17 +322,34 @@ class FarContext:
         """Both, and estimates where the screen has not come down to the single token."""
         return self._leave_one_out[1]
 
-    @property
-    def every_influence_TF(self) -> np.ndarray | None:
-        """`influence_TF` where something has asked for the leave-one-out passes, else None."""
-        return self.influence_TF if "_leave_one_out" in self.__dict__ else None
-
     @cached_property
     def attention_TF(self) -> np.ndarray:
         """Attention of the row that predicts t to token i, mean over layers and heads."""
         return self.watched_attention(
             "attention", lambda layer_HTS: layer_HTS.mean(0), lambda layers: torch.stack(layers).mean(0)
         )
+
+    @cached_property
+    def attention_rollout_TF(self) -> np.ndarray:
+        """What the row that predicts each target holds of each far token, through all layers.
+
+        Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers", arXiv 2005.00928. Of a layer, A
+        is the mean attention of its heads; half of what a row holds comes from itself, by the residual
+        stream:
+
+            rollout = Ā_n ··· Ā_2 Ā_1,   Ā = (A + 1) / 2
+
+        A row of it sums to 1. Blind to the target. In memory: the mean attention of all rows in every layer.
+        """
+
+        def rollout(model: CausalLM, read: ReadText) -> torch.Tensor:
+            of_layers = model.watch_heads(*read[:3], None, lambda queries, keys, all_HSS: all_HSS.mean(0))
+            held_TS = torch.nn.functional.one_hot(read.query_rows_T, read.token_ids_1S.shape[1]).float()
+            for mean_SS in reversed(of_layers):  # from the last layer down: T rows, not S
+                held_TS = (held_TS @ mean_SS + held_TS) / 2
+            return held_TS
+
+        return self.look_inside("attention_rollout", rollout)
 
     @cached_property
     def gate_gradient_TF(self) -> np.ndarray:
@@ -369,58 +371,6 @@ class FarContext:
             for answers_T in sampled_answers(self.predictions, NUM_SAMPLED_ANSWERS, self.measurement.seed)
         ]
         return np.mean(squares, axis=0, dtype=np.float32)
-
-    @cached_property
-    def subset_effects(self) -> Measured:
-        """How much each token lowers loss and divergence, mean over random subsets: its Banzhaf value.
-
-        Banzhaf 1965; for data Wang and Jia 2023, "Data Banzhaf", by maximum sample reuse: the mean over the
-        subsets without the token less the mean over those with it.
-        """
-        num_far_T = self.num_far_tokens_T
-        kept_NF = random_subsets(int(num_far_T[-1]), self.measurement.num_subsets, self.measurement.seed)
-        weights_NF = ~kept_NF / (~kept_NF).sum(0) - kept_NF / kept_NF.sum(0)
-        return Measured(
-            *(
-                far_context_only((values_NT.T.astype(float) @ weights_NF).astype(np.float32), num_far_T)
-                for values_NT in self.in_subsets(kept_NF)
-            )
-        )
-
-    def in_subsets(self, kept_NF: np.ndarray) -> Measured:
-        """loss(t | short and the kept far tokens), and its divergence: [N, T] each, one pass a subset."""
-        return Measured.mean(
-            [
-                Measured.joined(
-                    [
-                        self._in_subsets(sequence, kept_NF, replacement_L)
-                        for sequence in null_contexts(self.chunk_L, self.token_ids_L, self.lengths)
-                    ],
-                    axis=1,
-                )
-                for replacement_L in self.replacements
-            ]
-        )
-
-    def _in_subsets(
-        self, sequence: PackedSequence, kept_NF: np.ndarray, replacement_L: np.ndarray | None
-    ) -> Measured:
-        num_rows, num_far = len(sequence.token_ids_S), int(sequence.num_far_tokens_T[-1])
-        batching, visible_SS = self.measurement.batching, sequence.visible_SS
-        assert visible_SS is not None
-        queue = PassQueue(self.model, batching, self.reference.at(sequence.targets))
-        target_ids_T = to_device(sequence.target_ids_T, self.model.device)
-        for batch in batching.of_many(len(kept_NF), num_rows):
-            kept_BF = kept_NF[batch, :num_far]
-            is_there_BS = np.pad(kept_BF, ((0, 0), (0, num_rows - num_far)), constant_values=True)
-            substitutes_L = sequence.token_ids_S if replacement_L is None else replacement_L
-            rows = rows_with_substitutes(sequence, 0, ~is_there_BS, substitutes_L)
-            if replacement_L is None:
-                # A row outside the subset sees itself, for it must see something, and no other row sees it.
-                seen_BSS = is_there_BS[:, None, :] | np.eye(num_rows, dtype=bool)
-                rows = rows._replace(visible_BSK=visible_SS & seen_BSS)
-            queue.run(rows, target_ids_T)
-        return Measured(*(np.concatenate(values) for values in queue.read()))
 
     @cached_property
     def short(self) -> Measured:
@@ -495,8 +445,6 @@ class FarContext:
         short_NC = targets_N1 + np.arange(-self.lengths.short_context_length, 0)
         rest_NK = sets_NK if first_tokens is None else sets_NK[:, 1:]
         positions_NC = np.concatenate([rest_NK, short_NC], axis=1)
-        if self.measurement.is_compact:
-            positions_NC = np.tile(np.arange(positions_NC.shape[1]), (len(positions_NC), 1))
         measured = measured_contexts(
             self.model,
             np.concatenate([self.token_ids_L[rest_NK], self.chunk_L[short_NC]], axis=1),
@@ -553,17 +501,6 @@ class FarContext:
         return np.concatenate(padded, axis=-2)
 
 
-def random_subsets(num_far: int, num_subsets: int, seed: tuple[int, ...]) -> np.ndarray:
-    """Pairs of a random subset of the far positions and its complement, whether each is in: bool [N, F].
-
-    So every token is in half of them, by the toss of a coin each. Of subsets of one size the mean would not
-    be the value: with i in it, one holds fewer of the others.
-    """
-    generator = np.random.default_rng([*seed, 3])
-    first_PF = generator.integers(2, size=(num_subsets // 2, num_far), dtype=np.int8).astype(bool)
-    return np.stack([first_PF, ~first_PF], axis=1).reshape(num_subsets, num_far)
-
-
 def sampled_answers(predictions: Predictions, num_answers: int, seed: tuple[int, ...]) -> list[np.ndarray]:
     """Tokens drawn from each of T predictions, spread over it evenly: `num_answers` arrays int64 [T]."""
     cumulated_TV = predictions.probs_TV.double().cumsum(-1).cpu().numpy()
@@ -592,11 +529,9 @@ class FarContextInBackground(FarContext):
     """Chunks of other documents, whose tokens stand for all that is left out: int64."""
 
     @property
-    def replacements(self) -> Sequence[np.ndarray | None]:
+    def _stand_ins(self) -> Sequence[np.ndarray | None]:
         """Other documents' tokens."""
         return tuple(self.background_ids_BL)
-
-    _stand_ins = replacements
 
     @property
     def background(self) -> Measured:
@@ -625,7 +560,7 @@ class FarContextInBackground(FarContext):
                 full = full_pass(self.model, sequence)
                 restored = leave_each_out(
                     self.model, sequence, self.measurement.batching, full=full,
-                    reference=self.reference.at(sequence.targets), substitute_ids_L=self.token_ids_L,
+                    reference=self.reference.at(sequence.targets), replacement_ids_L=self.token_ids_L,
                 )  # fmt: skip
                 parts.append((full.losses_T[:, None] + restored.influence_TF, restored.divergence_TF))
             of_backgrounds.append(self._of_all_targets(parts))
@@ -687,20 +622,19 @@ def far_contexts(
     chunk_L: np.ndarray,
     null_chunk_L: np.ndarray,
     *,
-    substitute_ids_L: np.ndarray | None = None,
     background_ids_BL: np.ndarray | None = None,
 ) -> dict[str, FarContext]:
     """The chunk's own far context and its null, another document's tokens; nothing is measured yet.
 
     Args:
-        substitute_ids_L: what stands in for left-out tokens under the intervention `substitute`.
-        background_ids_BL: what does under `background`, of documents that are neither of the two.
+        background_ids_BL: documents that are neither of the two, whose tokens stand in for those left out
+            (intervention `background`); None: nothing does.
     """
     kind: Callable[..., FarContext] = FarContext
     if background_ids_BL is not None:
         kind = partial(FarContextInBackground, background_ids_BL=background_ids_BL)
-    own = kind(measurement, chunk_L, chunk_L, substitute_ids_L)
-    return {OWN: own, OTHER_DOCUMENT: kind(measurement, chunk_L, null_chunk_L, substitute_ids_L, own)}
+    own = kind(measurement, chunk_L, chunk_L)
+    return {OWN: own, OTHER_DOCUMENT: kind(measurement, chunk_L, null_chunk_L, own)}
 
 
 def sparse_contexts(

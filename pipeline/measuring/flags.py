@@ -17,21 +17,16 @@ from pipeline.cli import InputError, folder_path, positive_float, positive_int, 
 TARGETS_PER_CHUNK = 16
 DTYPES = ("float32", "bfloat16", "auto")
 """As torch calls them."""
-NUM_SUBSETS, MOST_SUBSETS = 64, 1 << 16
-"""Of rules banzhaf* and surrogate*: where nothing else is asked for, and at the most."""
-KEPT_FRACTION = 0.5
-"""Of rules surrogate*."""
-LEARNING_CHUNKS = 32
-"""Of rules learned_attention*."""
 RECOVERY_FRACTION, MINIMUM_GAIN = 0.9, 0.1
 """Of the gain, what k* recovers; nats of gain below which there is nothing to recover."""
 LONGEST_EXACT, FEWEST_BLOCKS, BLOCKS = 2048, 4, 32
 """Tokens of the long context up to which rules leave_one_out* leave out every far token if nothing is asked
 for. Of a screen: blocks that a round leaves out at least, as they are split in four; and beside one for each
 target, where nothing is asked for."""
-_ENOUGH_SHARDS, _MOST_DOCUMENTS_PER_SHARD = 64, 32
-NUM_SAMPLED_ANSWERS, NUM_INTEGRATION_STEPS = 8, 20
-"""Of rules gradient_divergence and integrated_gradients."""
+_ENOUGH_SHARDS = 64
+_MOST_DOCUMENTS_PER_SHARD = 32
+NUM_SAMPLED_ANSWERS = 8
+"""Of the rule gradient_divergence."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +172,8 @@ def add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpoints", nargs="+", required=True, metavar="MODEL",
         help="run folders of pretrain.py (their last step), OLMo's step<N>-unsharded folders, folders of"
         " Hugging Face causal LMs, or their names on the hub")
+    add("--among", nargs="+", default=(), metavar="MODEL",
+        help="other models of the study: results of two on the hub of one last name are filed as owner--name")
     auto = "the faster on this machine, measured in a second, or what results already begun have"
     add_model_arguments(parser, "float32", auto)
     add("--device-map",

@@ -169,8 +169,10 @@ def _given_back(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def counted(models: Sequence[LoadedModel], description: str, total: int) -> Iterator["tqdm[Any]"]:
-    """A bar over the tokens that run through the models; `total` is about how many."""
+def counted(
+    models: Sequence[LoadedModel], description: str, total: int | None = None
+) -> Iterator["tqdm[Any]"]:
+    """A bar over the tokens that run through the models; `total` is about how many, where it is known."""
     with progress(None, description, "token", total=total) as bar:
 
         def counting(compute: Any) -> Any:

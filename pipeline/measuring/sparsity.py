@@ -6,7 +6,7 @@ Shapes: T targets, F far-context positions, K largest k of a rule, J studied val
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 import numpy as np
@@ -21,9 +21,7 @@ from pipeline.measuring.contexts import (
 )
 from pipeline.measuring.far_context import FarContext, far_contexts, sparse_contexts
 from pipeline.measuring.flags import (
-    KEPT_FRACTION,
     MINIMUM_GAIN,
-    NUM_SUBSETS,
     RECOVERY_FRACTION,
     ContextLengths,
 )
@@ -32,15 +30,13 @@ from pipeline.measuring.rules import (
     CONTROLS,
     LEAVE_ONE_OUT_RULES,
     REMOVE,
-    RuleCosts,
     find_rule,
     selected_positions,
 )
 from pipeline.measuring.stage import LoadedModel
 from pipeline.models.interface import NotFiniteLossError, Predictions
-from pipeline.results.schemas import DIVERGENCE, LOSS, OTHER_DOCUMENT, OWN, Columns, append_columns
+from pipeline.results.schemas import DIVERGENCE, LOSS, OWN, Columns, append_columns
 from pipeline.text.chunks import Chunk
-from pipeline.text.folder import UnigramDistribution
 
 Choices = Mapping[str, dict[str, np.ndarray]]
 """Far context -> rule -> the chunk's chosen positions, most influential first: int64 [T, K]."""
@@ -62,25 +58,18 @@ class Request:
     intervention: str = REMOVE
     num_backgrounds: int = 1
     """Foreign documents, under the intervention `background`."""
-    num_subsets: int = NUM_SUBSETS
     screen: int | None = None
     """Blocks that a round of leave_one_out leaves out; None: every token (`flags.screen_of`)."""
-    kept_fraction: float = KEPT_FRACTION
-    unigram: UnigramDistribution | None = None
-    """What left-out tokens are replaced by under `substitute`."""
     every_null: bool = True
     """Whether every rule is measured in the null; else those only that say nothing without theirs."""
     null_fraction: float = 1.0
     """Of the documents, those that have a null and controls; which ones, a hash of the text decides."""
     choosers_judge: bool = True
     """Whether the tokens are tried on the models that chose them too."""
-    is_compact: bool = False
     choices: Mapping[tuple[str, int], Choices] | None = None
     """Document and chunk -> what was chosen of it before. None: the rules choose."""
     every_influence: bool = True
     """Whether the table `influences` is made: that of every far token on every target."""
-    head_weights: dict[str, np.ndarray] = field(default_factory=dict)
-    """Model -> what the rules learned_attention* need of it."""
 
     def numbers_in(self, far_context: str, document_id: str = "") -> dict[str, Sequence[int]]:
         """`numbers_of_rule` of the rules that choose in this far context of a document."""
@@ -95,6 +84,10 @@ class Request:
             or (far_context == OWN and find_rule(rule).says_something_alone)
         }
 
+    def leaves_out(self, far_context: str, document_id: str = "") -> bool:
+        """Whether a rule leaves out every far token of this far context, so that all influences are known."""
+        return any(rule in LEAVE_ONE_OUT_RULES for rule in self.numbers_in(far_context, document_id))
+
     def seed_of(self, chunk: Chunk) -> tuple[int, ...]:
         """Of all that is drawn for a chunk, whichever model measures it; a text alone is no document's."""
         return (self.seed, *([int(chunk.document_id, 16), chunk.chunk_index] if chunk.document_id else []))
@@ -102,48 +95,12 @@ class Request:
     def far_contexts(self, loaded: LoadedModel, chunk: Chunk) -> dict[str, FarContext]:
         """See `far_context.far_contexts`."""
         seed = self.seed_of(chunk)
-        measurement = Measurement(
-            loaded.model, self.lengths, loaded.batching, num_subsets=self.num_subsets, screen=self.screen,
-            kept_fraction=self.kept_fraction, head_weights_2H=self.head_weights.get(loaded.name), seed=seed,
-            is_compact=self.is_compact,
-        )  # fmt: skip
+        measurement = Measurement(loaded.model, self.lengths, loaded.batching, screen=self.screen, seed=seed)
         chunk_L, is_background = chunk.token_ids_L, self.intervention == BACKGROUND
-        substitute_ids_L = None if self.unigram is None else self.unigram.draw(len(chunk_L), [*seed, 1])
         return far_contexts(
-            measurement, chunk_L, chunk.null_token_ids_L, substitute_ids_L=substitute_ids_L,
+            measurement, chunk_L, chunk.null_token_ids_L,
             background_ids_BL=chunk.other_token_ids_NL[1:] if is_background else None,
         )  # fmt: skip
-
-
-def planned_tokens(
-    request: Request, num_choosers: int = 1, num_judges: int = 0, document_id: str = ""
-) -> int:
-    """About how many tokens run through the networks for a chunk of a document, by `RuleCosts`' formulas."""
-    lengths, is_background = request.lengths, request.intervention == BACKGROUND
-    num_backgrounds = request.num_backgrounds if is_background else 1
-    costs = RuleCosts(
-        lengths.short_context_length, lengths.long_context_length, lengths.num_targets, 1,
-        request.intervention, num_backgrounds, request.num_subsets, request.screen,
-    )  # fmt: skip
-    num_models = num_judges + (num_choosers if request.choosers_judge or not num_judges else 0)
-    short = lengths.num_targets * lengths.short_context_length
-    total = num_models * (short + costs.one_pass())
-    if is_background:
-        total += num_models * num_backgrounds * costs.foreign_context()
-    for far_context in (OWN, OTHER_DOCUMENT):
-        numbers_of_rule = request.numbers_in(far_context, document_id)
-        if not numbers_of_rule:
-            continue
-        numbers = min(numbers_of_rule.values(), key=len)  # those of the controls, which are more, follow
-        total += num_models * costs.sparse_contexts(numbers_of_rule, numbers)
-        if request.choices is not None:
-            continue
-        rules = set(numbers_of_rule)
-        if far_context == OTHER_DOCUMENT and rules & set(LEAVE_ONE_OUT_RULES):
-            total += num_choosers * costs.null_removals()
-            rules -= set(LEAVE_ONE_OUT_RULES)
-        total += num_choosers * costs.token_forwards_together(rules, request.largest_k)
-    return total
 
 
 def measure_chunk(
@@ -200,7 +157,7 @@ def _chosen(
             rule: selected_positions(context, rule, numbers[-1], seed, others)
             for rule, numbers in request.numbers_in(name, chunk.document_id).items()
         }
-        influence_TF = context.every_influence_TF
+        influence_TF = context.influence_TF if request.leaves_out(name, chunk.document_id) else None
         if influence_TF is not None and others:
             influence_TF = np.mean([influence_TF, *(other.influence_TF for other in others)], axis=0)
         if request.every_influence and request.screen is None and influence_TF is not None:

@@ -1,17 +1,14 @@
 """What the measuring stages share: every checkpoint on every chunk of every document, shard by shard.
 
 Here the checkpoints of a command line are found, given a dtype and a device, and refused where they don't
-belong to the data; and the weights of heads, which the rules learned_attention* need, are fitted to chunks
-of the *training* tokens, at the lengths that are measured.
+belong to the data.
 """
 
 import argparse
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
-from datetime import timedelta
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,25 +17,22 @@ import numpy as np
 import torch
 
 from pipeline.cli import InputError, is_out_of_memory, logger, progress
-from pipeline.measuring.contexts import Batching, Measurement, PassQueue, Rows
-from pipeline.measuring.far_context import far_contexts
-from pipeline.measuring.flags import ContextLengths, default_documents_per_shard, split_of_this_process
-from pipeline.measuring.methods import LEARNED, RIDGE, fitted_head_weights
+from pipeline.measuring.contexts import Batching
+from pipeline.measuring.flags import default_documents_per_shard, split_of_this_process
 from pipeline.models.devices import GIBIBYTE, keep_freed_memory, peak_bytes, supports_bfloat16, usable_device
-from pipeline.models.interface import CausalLM, NotFiniteLossError, Predictions
+from pipeline.models.interface import CausalLM, NotFiniteLossError
 from pipeline.models.leading import led_by, num_positions_of
 from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm, told_apart, training_facts
 from pipeline.models.vocabulary import refuse_foreign_tokens
-from pipeline.results.read import read_artefact, what_made
-from pipeline.results.schemas import ATTENTION_HEADS, DIVERGENCE, OWN, Columns, append_columns
+from pipeline.results.read import what_made
+from pipeline.results.schemas import DIVERGENCE, Columns, append_columns
 from pipeline.results.versions import sha256_of_files
 from pipeline.results.write import StageOutput
 from pipeline.text.chunks import Chunk, chunks_of, long_enough_documents
-from pipeline.text.folder import TOKENIZER_FILE, TokenizedData, training_chunks
+from pipeline.text.folder import TOKENIZER_FILE, TokenizedData
 from pipeline.training.speed import faster_dtype, warn_where_bfloat16_is_slow
 
 AUTO = "auto"
-_NOT_LONG_SECONDS = 10
 
 
 @dataclass(frozen=True)
@@ -53,10 +47,6 @@ class LoadedModel:
 Measure = Callable[[Sequence[LoadedModel], Chunk, Sequence[LoadedModel]], dict[str, Columns]]
 """What a stage does with one chunk, given the models of a result, mostly one, and others beside them:
 artefact -> column -> values."""
-Planned = Callable[[str], int]
-"""Document ID -> about how many tokens run through the networks for a chunk of it."""
-Prepare = Callable[[LoadedModel, str, str], None]
-"""What a stage does with a model before its first chunk, given the SHA-256 of its files and its dtype."""
 
 
 def named_checkpoints(
@@ -71,7 +61,7 @@ def named_checkpoints(
     names = told_apart([*words, *all_words], arguments.revision)
     for word in words:
         checkpoint = find_model(word, arguments.revision, arguments.trust_remote_code)
-        checkpoint = replace(checkpoint, name=names.get(word, checkpoint.name))
+        checkpoint = replace(checkpoint, name=names.get(word, checkpoint.name), word=word)
         if checkpoint.name in named:
             raise InputError(
                 f"two of {flag} are named '{checkpoint.name}', {named[checkpoint.name].folder} and"
@@ -112,15 +102,10 @@ class MeasuringStage:
     """Those whose chunks a chunk is measured with: its null, then backgrounds."""
     has_null: Callable[[str], bool] | None = None
     """Whether the document of an ID is measured with its null; None: all are."""
-    prepare: Prepare | None = None
     together: bool = False
     """All checkpoints make one result, under their names joined by +."""
-    last_tokens: int | None = None
-    """Of each chunk only so many are read."""
     num_positions: int | None = None
     """Position IDs are below it; None: those of a chunk."""
-    planned: Planned | None = None
-    """What a chunk costs; where given, the log says before about how long all of them take."""
     shards: list[range] = field(default_factory=list, init=False)
     """The documents of each, by their places; known once `run` knows the models."""
     _loaded_others: dict[tuple[str, str], LoadedModel] = field(default_factory=dict)
@@ -138,7 +123,8 @@ class MeasuringStage:
             self.data, arguments.long_context_length, arguments.max_documents, self.num_other_documents,
             self.has_null,
         )  # fmt: skip
-        self._all_words = [*arguments.checkpoints, *chain.from_iterable(self.other_models.values())]
+        of_flags = arguments.checkpoints, *self.other_models.values(), arguments.among
+        self._all_words = list(chain.from_iterable(of_flags))
         self.others = {
             name: (flag, checkpoint)
             for flag, words in self.other_models.items()
@@ -205,15 +191,16 @@ class MeasuringStage:
             "documents_per_shard": documents_per_shard, "dtype": dtype, **bos_setting(self.data),
         }  # fmt: skip
         evaluated = self.data.evaluation_sha256
-        inputs = {"evaluation_documents": evaluated} | {
-            "checkpoint" if model == name else f"checkpoint {model}": self._sha256(checkpoint)
+        of_inputs = {
+            "checkpoint" if model == name else f"checkpoint {model}": checkpoint
             for model, checkpoint in models.items()
-        }
-        for other, (flag, beside) in self.others.items():
-            inputs[f"{flag.removeprefix('--')} {other}"] = self._sha256(beside)
+        } | {f"{flag.removeprefix('--')} {other}": beside for other, (flag, beside) in self.others.items()}
+        inputs = {"evaluation_documents": evaluated}
+        inputs |= {of: self._sha256(checkpoint) for of, checkpoint in of_inputs.items()}
         return StageOutput(
             arguments.results, self.stage, name, settings=settings, inputs=inputs,
             num_shards=len(self.shards), num_tasks=arguments.num_tasks,
+            words={of: checkpoint.word for of, checkpoint in of_inputs.items()},
         )  # fmt: skip
 
     def _sha256(self, checkpoint: Checkpoint) -> str:
@@ -232,26 +219,11 @@ class MeasuringStage:
         facts = training_facts(checkpoint.folder, checkpoint.is_olmo)
         facts["num_parameters"] = first.model.num_parameters
         others = [self._other(other, dtype) for other in self.others if other not in models]
-        if self.prepare is not None:
-            for one, checkpoint in zip(loaded, models.values(), strict=True):
-                self.prepare(one, self._sha256(checkpoint), dtype)
         limits = arguments.long_context_length, arguments.max_chunks_per_document, self.num_other_documents
         work = [(shard, index) for shard in pending for index in self.shards[shard]]
-        if self.planned is not None:
-            documents = [self.documents[index] for _, index in work]
-            num_tokens = sum(
-                len(range(len(document.token_ids) // limits[0])[: limits[1]])
-                * self.planned(document.document_id)
-                for document in documents
-            )
-            length = self.last_tokens or arguments.long_context_length
-            lengths = ContextLengths(1, length, arguments.targets_per_chunk, arguments.target_stride)
-            less = "--max-documents, --max-chunks-per-document, --targets-per-chunk or fewer --rules"
-            say_how_long(first, num_tokens, lengths, less)
         tables: dict[str, Columns] = {}
         for shard, index in progress(work, f"{self.stage} {name}", "document"):
-            for whole_chunk in chunks_of(self.documents, index, *limits):
-                chunk = whole_chunk if self.last_tokens is None else whole_chunk.last(self.last_tokens)
+            for chunk in chunks_of(self.documents, index, *limits):
                 where = f" of document {chunk.document_id}, or of the document that is its null,"
                 with failures_in_words(name, len(chunk.token_ids_L), chunk.start, where):
                     append_columns(tables, self.measure(loaded, chunk, others))
@@ -288,44 +260,6 @@ def bos_setting(data: TokenizedData) -> dict[str, list[int]]:
     return {"bos_token_ids": list(data.bos_token_ids)} if data.bos_token_ids else {}
 
 
-def say_how_long(loaded: LoadedModel, num_tokens: float, lengths: ContextLengths, less: str) -> None:
-    """Say in the log about how long so many tokens take, where it is long; `less` names what spares time."""
-    timed = loaded.model, loaded.batching, lengths
-    if num_tokens * seconds_per_token(*timed, at_least=0) < _NOT_LONG_SECONDS:
-        return
-    whole = timedelta(seconds=round(num_tokens * seconds_per_token(*timed)))
-    logger.info("%s: about %s on this device; %s make it less", loaded.name, whole, less)
-
-
-def seconds_per_token(
-    model: CausalLM, batching: Batching, lengths: ContextLengths, at_least: float = 1.0
-) -> float:
-    """Of passes as most are that leave a token out, timed for `at_least` so many seconds, and one pass.
-
-    Their rows are half of a chunk, and its targets' losses and divergences are wanted.
-    """
-    num_rows = lengths.long_context_length // 2
-    num_targets = min(lengths.num_targets, num_rows)
-    positions_1S = np.arange(num_rows)[None]
-
-    def rows(num_sequences: int) -> Rows:
-        ids_BS = np.zeros((num_sequences, num_rows), dtype=np.int64)
-        queries_BT = np.tile(positions_1S[:, -num_targets:], (num_sequences, 1))
-        return Rows(ids_BS, positions_1S, None, queries_BT)
-
-    # One sequence first, as the first pass is slower than those after it.
-    hidden_1TD = model.hidden_states(*rows(1).on_device(model.device))
-    reference = Predictions.of(model.logits(hidden_1TD[0]))
-    started, num_run = time.perf_counter(), 0
-    while (seconds := time.perf_counter() - started) < at_least or not num_run:
-        batch = rows(batching.num_sequences(num_rows))
-        queue = PassQueue(model, batching, reference)
-        queue.run(batch, np.zeros_like(batch.query_rows_BT))
-        queue.read()
-        num_run += batch.token_ids_BS.size
-    return seconds / num_run
-
-
 def left_out(tables: Mapping[str, Columns]) -> dict[str, int]:
     """How many pairs of target and judge there are, and how many have too little at stake for a sparsity."""
     if (rows := tables.get("dependency_sparsity")) is None:
@@ -360,37 +294,3 @@ def failures_in_words(model: str, num_tokens: int, start: int, where: str = "") 
             f"the memory does not suffice for a chunk of {num_tokens} tokens with model '{model}'; choose a"
             " shorter --long-context-length, --dtype bfloat16, or a device with more memory"
         ) from error
-
-
-def head_weights_of(
-    loaded: LoadedModel, arguments: argparse.Namespace, lengths: ContextLengths, checkpoint_sha256: str,
-    dtype: str,
-) -> np.ndarray:  # fmt: skip
-    """The weights of a model's heads: read where they are among the results, or fitted and written there."""
-    data = TokenizedData.open(arguments.data)
-    settings = asdict(lengths) | bos_setting(data)
-    settings |= {"learning_chunks": arguments.learning_chunks, "ridge": RIDGE, "dtype": dtype}
-    output = StageOutput(
-        arguments.results, ATTENTION_HEADS, loaded.name, settings=settings, num_shards=1,
-        inputs={"checkpoint": checkpoint_sha256, "training_tokens": data.train_sha256},
-    )  # fmt: skip
-    if output.is_done():
-        rows = read_artefact(arguments.results, ATTENTION_HEADS, only={"model": [loaded.name]})
-        return rows.sort_values("head_index")[["loss_weight", "divergence_weight"]].to_numpy().T
-    chunks = training_chunks(data, lengths.long_context_length, arguments.learning_chunks)
-    measurement = Measurement(loaded.model, lengths, loaded.batching)
-    contexts = (
-        far_contexts(measurement, chunk_L, chunk_L)[OWN]
-        for chunk_L in progress(chunks, f"{LEARNED} {loaded.name}: training", "chunk")
-    )
-    weights_2H = fitted_head_weights(contexts)
-    # Tasks of an array that begin together fit the same weights each, to the same bytes.
-    with output.writing(split_of_this_process(arguments).name):
-        if not output.is_done():
-            by_loss, by_divergence = weights_2H.tolist()
-            columns = {
-                "head_index": list(range(len(by_loss))), "loss_weight": by_loss,
-                "divergence_weight": by_divergence,
-            }  # fmt: skip
-            output.write_shard(0, {ATTENTION_HEADS: columns})
-    return weights_2H

@@ -4,7 +4,6 @@ The class has one norm (without weights), one activation and no biases; whatever
 """
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import torch
 import transformers
 from olmo.model import OLMo
-from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy
 
@@ -92,8 +90,8 @@ def write_hugging_face_folder(model: OLMo, tokenizer_file: Path, eos_token_id: i
     """Write config.json, model.safetensors, the tokenizer's files and checksums; whole or absent.
 
     Returns the largest difference, in nats, of the losses of a few tokens under what was written and `model`,
-    which is on the CPU. InputError where `folder` exists, the disk is full, Hugging Face's class cannot
-    express the model, or the losses differ or are no numbers.
+    which is on the CPU. InputError where `folder` exists, Hugging Face's class cannot express the model, or
+    the losses differ or are no numbers.
     """
     if folder.exists() or folder.is_symlink():
         raise InputError(f"{folder} is there already; choose another --out, or remove it")
@@ -102,10 +100,7 @@ def write_hugging_face_folder(model: OLMo, tokenizer_file: Path, eos_token_id: i
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
-        try:
-            twin.save_pretrained(draft)
-        except SafetensorError as error:  # a full disk too
-            raise InputError(f"{draft} cannot be written: {error}") from error
+        twin.save_pretrained(draft)
         shutil.copyfile(tokenizer_file, draft / "tokenizer.json")
         eos_token = Tokenizer.from_file(str(tokenizer_file)).id_to_token(eos_token_id)
         settings = {  # what AutoTokenizer needs beside it
@@ -118,13 +113,9 @@ def write_hugging_face_folder(model: OLMo, tokenizer_file: Path, eos_token_id: i
         if not difference <= _MAX_DIFFERENCE_NATS:  # which nan is not either
             raise InputError(f"the exported losses differ by {difference:.2g} nats from the model's own")
         write_mark(draft)
-        os.umask(mask := os.umask(0))
-        for path in draft.iterdir():  # safetensors makes its own readable by their owner alone
-            path.chmod(0o666 & ~mask)
         draft.rename(folder)
-    except BaseException:
+    finally:
         shutil.rmtree(draft, ignore_errors=True)
-        raise
     return difference
 
 

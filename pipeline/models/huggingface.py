@@ -7,8 +7,7 @@ ours (`attention.py`) looks at it without copies. Derivatives take the library's
 does every family add our mask to its scores.
 
 A sliding window counts position IDs. So a token left out keeps its place in the windows of others, as where a
-stock model is given a mask that hides it; where gaps are closed up (`--positions compact`) it has none, as in
-the shortened text. A prefix is copied where windows cut, as not all rows see all of it.
+stock model is given a mask that hides it. A prefix is copied where windows cut: not all rows see all of it.
 
 Shapes: B batch, S rows, P rows of a prefix, K = S or P + S, T query rows, D width, H heads, G key-value
 heads, E head width, V vocabulary, N any number of rows.
@@ -465,8 +464,31 @@ def _stock_model(
     computed = {name for name, _ in model.named_buffers()}
     computed |= {name for name in loading["unexpected_keys"] if _COMPUTED.search(name)}
     left_over = loading["unexpected_keys"] - computed
+    if gguf is not None:
+        left_over |= _left_out_of_gguf(folder / gguf, model)
     refuse_other_weights(folder, f"a {type(model).__name__}", left_over, loading["missing_keys"])
     return model
+
+
+def _left_out_of_gguf(path: Path, model: transformers.PreTrainedModel) -> set[str]:
+    """The tensors of a GGUF file that the library has left out, of which it says nothing.
+
+    None where the model has as many numbers as the file: some families' tensors come under other names.
+    """
+    from gguf import GGUFReader  # late: an extra
+    from transformers.modeling_gguf_pytorch_utils import (
+        TENSOR_PROCESSORS,
+        TensorProcessor,
+        get_gguf_hf_weights_map,
+    )
+
+    tensors, saved = GGUFReader(path).tensors, model.state_dict().keys()
+    num_kept = sum(buffer.numel() for name, buffer in model.named_buffers() if name in saved)
+    num_kept += model.num_parameters()
+    if sum(int(tensor.n_elements) for tensor in tensors) <= num_kept:
+        return set()
+    processor = TENSOR_PROCESSORS.get(model.config.model_type, TensorProcessor)(config={})
+    return {tensor.name for tensor in tensors} - get_gguf_hf_weights_map(model, processor).keys()
 
 
 def _reason(error: Exception) -> str:

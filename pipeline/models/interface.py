@@ -273,7 +273,8 @@ class CausalLM(ABC):
         added_1SS = torch.where(visible_1SS, log_gates_S, torch.finfo(self.dtype).min).to(self.dtype)
         with self.derivable_attention():
             hidden_1TD, _ = self._run(token_ids_1S, position_ids_1S, added_1SS, query_rows_T[None])
-        losses_T = self._losses(hidden_1TD, target_ids_T)[0]
+        logits_TV = self._project(hidden_1TD)[0].float()
+        losses_T = cross_entropy(logits_TV, target_ids_T, reduction="none")
         if not losses_T.requires_grad:  # the family looks at where its mask is low, and not at how low
             raise NotInspectableError(
                 f"{type(self._model).__name__} cannot be looked into: its losses have no derivative by what"
@@ -282,21 +283,6 @@ class CausalLM(ABC):
         return torch.stack(
             [torch.autograd.grad(loss, log_gates_S, retain_graph=True)[0] for loss in losses_T]
         )
-
-    @torch.enable_grad()
-    def losses_of_embeddings(
-        self, embedded_BSD: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None,
-        query_rows_T: torch.Tensor, target_ids_T: torch.Tensor,
-    ) -> torch.Tensor:  # fmt: skip
-        """Each target's loss by embeddings in the place of tokens, and derivable by them: [B, T], nats."""
-        hidden_BTD, _ = self._run(embedded_BSD, position_ids_1S, visible_1SS, query_rows_T[None])
-        return self._losses(hidden_BTD, target_ids_T)
-
-    def _losses(self, hidden_BTD: torch.Tensor, target_ids_T: torch.Tensor) -> torch.Tensor:
-        """With a derivative by the hidden states: [B, T]."""
-        logits_BTV = self._project(hidden_BTD).float()
-        target_ids_BT = target_ids_T.expand(len(logits_BTV), -1)
-        return cross_entropy(logits_BTV.transpose(1, 2), target_ids_BT, reduction="none")
 
 
 def causal_visibility(num_rows: int, device: torch.device) -> torch.Tensor:

@@ -37,9 +37,8 @@ from pipeline.models.unusable import (
     without_weights,
 )
 from pipeline.models.vocabulary import OwnTokenizer
-from pipeline.results.files import write_json
+from pipeline.results.files import damages, write_json
 from pipeline.results.versions import describe_files
-from pipeline.text.folder import damages
 from pipeline.text.sources import HUB_PATIENCE_SECONDS
 from pipeline.text.tokenizer import tokenizer_at
 
@@ -337,6 +336,8 @@ class Checkpoint:
     is_olmo: bool
     gguf: str | None = None
     """The file of `folder` that holds the model, where it is one of GGUF."""
+    word: str = ""
+    """What the command line called it, where one did."""
 
     def files(self, with_code: bool) -> list[Path]:
         """The files that decide its numbers: configuration, weights, and its own code where that is run."""

@@ -2,6 +2,8 @@
 
     known of the model   refused
     its own tokenizer    a tokenizer that reads a text as other tokens (`DocumentTokenizer.reads_as`)
+                         or puts a BOS before it that the model's own does not; the reverse is a warning, for
+                         it may be meant (--bos none)
     only its size        a tokenizer of T tokens, if the model has more than T + max(512, T / 20) rows: fewer
                          pad its embedding; a warning says that no more can be told
     in any case          a token that a text has and that the model has no row for
@@ -68,6 +70,14 @@ def refuse_foreign_tokens(
     if of_model is not None and tokenizer is not None:
         if not tokenizer.reads_as(of_model, is_used_V.nonzero()[0].tolist()):
             raise InputError(f"{source} is another tokenizer than that of {name}, {path}: {remedy}")
+        bos, own_bos = tokenizer.before_a_text, of_model.before_a_text
+        if bos not in (own_bos, "nothing"):
+            raise InputError(
+                f"{source} puts {bos} before a text, and that of {name}, {path}, {own_bos}: measure the"
+                " models apart, each with its own tokenizer, or read the text with --bos none"
+            )
+        if bos != own_bos:
+            logger.warning("%s was trained with %s before a text, and reads this without it", name, own_bos)
     elif num_rows > size + max(_MOST_SPARE_ROWS, size * _SPARE_FRACTION):
         raise InputError(f"{sizes}, many more: {remedy}")
     elif own is not None:

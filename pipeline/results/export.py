@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.cli import InputError, folder_path, run_stage, stage_parser
-from pipeline.results.files import MANIFEST, file_record, whole_or_absent, write_json
+from pipeline.results.files import MANIFEST, file_record, refuse_replacing, whole_or_absent, write_json
 from pipeline.results.read import (
     MODELS,
     Source,
@@ -41,6 +41,7 @@ def export(folders: Sequence[Path], out: Path, artefacts: Sequence[str] | None =
     InputError where `out` holds results, a folder holds none or some that are not complete and whole, a model
     of an artefact is in two of them, or one of `artefacts` in none. Without these all that there are.
     """
+    refuse_replacing([out], folders)
     if artefacts_in(out):
         raise InputError(f"--out {out} holds results; name another folder, or move it away")
     for folder in folders:
@@ -55,7 +56,8 @@ def export(folders: Sequence[Path], out: Path, artefacts: Sequence[str] | None =
     for artefact, of_artefact in files.items():
         if not of_artefact:
             continue
-        parts, metadata = [], {}
+        parts = []
+        metadata = {}
         for model, of_model in groupby(of_artefact, lambda file: file.model):
             shards = list(of_model)
             parts.append(dataset_of(shards, artefact).to_table(filter=pc.field("model") == model))
@@ -72,9 +74,14 @@ def export(folders: Sequence[Path], out: Path, artefacts: Sequence[str] | None =
         others = [name for name in schema.names if name not in floats]
         with whole_or_absent(path) as temporary:
             pq.write_table(
-                rows, temporary, compression="zstd", compression_level=19, write_page_checksum=True,
-                use_byte_stream_split=floats, use_dictionary=others,
-            )  # fmt: skip
+                rows,
+                temporary,
+                compression="zstd",
+                compression_level=19,
+                write_page_checksum=True,
+                use_byte_stream_split=floats,
+                use_dictionary=others,
+            )
         records[path.name] = file_record(path, rows.num_rows)
     write_json(out / MANIFEST, {"files": records})
     return out / MANIFEST
@@ -84,7 +91,7 @@ def _files_to_export(folders: Sequence[Path], artefact: str) -> list[Source]:
     """Those of all folders, in the order that they would be read in from one."""
     files: list[Source] = []
     for folder in folders:
-        of_folder = sources(folder, artefact)
+        of_folder = sources(folder, artefact, must_be_complete=True)
         if twice := {file.model for file in of_folder} & {file.model for file in files}:
             raise InputError(
                 f"{folder} and an earlier folder hold {artefact} of model '{min(twice)}'; export them apart"

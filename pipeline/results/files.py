@@ -5,7 +5,6 @@ mark stands (results/write.py), an export once its manifest does; both hold the 
 Whoever writes a folder holds its lock, `lock.json`: a second program is refused.
 """
 
-import argparse
 import errno
 import json
 import logging
@@ -35,7 +34,6 @@ from pipeline.results.versions import sha256_of_files
 MANIFEST = "exported.json"
 LOCK_FILE = "lock.json"
 _TEMPORARY = ".part"
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _DOOR = ".lock"  # held for a moment by whoever begins, or puts a shard in place
 _PATIENCE_SECONDS = 600.0  # for the door
 logger = logging.getLogger("pipeline.results")
@@ -47,11 +45,8 @@ def whole_or_absent(path: Path) -> Iterator[Path]:
 
     A reader, and a run resumed after a kill, sees the old file or the new one, never a part. The temporary
     file is removed when writing fails (no space left, say), and by the next writer where this one is killed.
-    A link is followed. InputError where a file would replace a folder, a device or a pipe.
+    A link is followed.
     """
-    if path.exists() and not path.is_file():
-        kind = "folder" if path.is_dir() else "device or a pipe"
-        raise InputError(f"{path} is a {kind}, and a file is wanted; name another path, or move it away")
     path = path.resolve() if path.is_symlink() else path
     path.parent.mkdir(parents=True, exist_ok=True)
     host = socket.gethostname()
@@ -63,12 +58,8 @@ def whole_or_absent(path: Path) -> Iterator[Path]:
         yield temporary
         sync(temporary)
         temporary.replace(path)
-    except BaseException as error:
-        with suppress(OSError):  # on a read-only file system: what raised is to be reported, not this
-            temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno in _NO_ROOM and error.filename is None:
-            error.filename = str(path)
-        raise
+    finally:
+        temporary.unlink(missing_ok=True)
     sync(path.parent)  # the rename itself must survive a power loss
 
 
@@ -106,7 +97,7 @@ def refuse_replacing(outputs: Iterable[Path], inputs: Iterable[Path | None]) -> 
         whole = output.resolve()
         is_within = whole.is_file() and whole.suffix not in (".html", ".csv")
         if whole in given or (is_within and any(folder in given for folder in whole.parents)):
-            raise InputError(f"{output} is an input, which the output would replace; choose another --out")
+            raise InputError(f"{output} is an input, which the output would replace; choose another place")
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -245,10 +236,12 @@ class Mark:
     model: str
     shard_index: int
     num_shards: int
-    sha256: Mapping[str, str]
-    """Artefact -> SHA-256 of its file."""
+    files: Mapping[str, Mapping[str, Any]]
+    """Artefact -> what `file_record` says of its file."""
     num_tasks: int | None
     """Of the run that wrote it; None where it took whatever was missing."""
+    words: Mapping[str, str]
+    """Input that is a model -> what the command line called it; of an older version nothing."""
 
     def path(self, results: Path, artefact: str) -> Path:
         """The file of an artefact."""
@@ -263,6 +256,11 @@ def shard_path(results: Path, artefact: str, model: str, shard_index: int, num_s
 def file_record(path: Path, num_rows: int) -> dict[str, Any]:
     """What a mark or a manifest says of a file."""
     return {"rows": num_rows, "bytes": path.stat().st_size, "sha256": sha256_of_files(path)}
+
+
+def _records(files: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Name -> record of a mark or manifest; a KeyError or the like where it is damaged."""
+    return {name: {"sha256": record["sha256"], **record} for name, record in files.items()}
 
 
 def read_marks(results: Path, stage: str = "*", model: str | None = None) -> list[Mark]:
@@ -283,26 +281,36 @@ def _read_mark(path: Path, state: tuple[int, ...]) -> Mark | None:
     shard = re.fullmatch(r"(\d{5,})-of-(\d{5,})", path.stem)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        sha256 = {artefact: record["sha256"] for artefact, record in content["files"].items()}
+        files = {
+            artefact: {"sha256": record["sha256"], **record} for artefact, record in content["files"].items()
+        }
         num_tasks = content.get("num_tasks")
+        words = content.get("words") or {}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
     if shard is None or not int(shard[1]) < int(shard[2]):
         return None
     model = path.parent.name.removeprefix("model=")
-    return Mark(path.parent.parent.name, model, int(shard[1]), int(shard[2]), sha256, num_tasks)
+    return Mark(path.parent.parent.name, model, int(shard[1]), int(shard[2]), files, num_tasks, words)
 
 
-def damage(path: Path, sha256: str) -> str | None:
-    """What is wrong with a file, as its mark says: missing, or damaged; None where nothing is.
+def damage(path: Path, expected: Mapping[str, Any], *, verify: bool = True) -> str | None:
+    """What is wrong with a file, as the record in its mark or manifest says; None where nothing is.
 
-    A file that did not change since it was found whole by this process is not read again.
+    With `verify` by its SHA-256 too. A file that did not change since this process read it is not read again.
     """
     if not path.is_file():
-        return f"{path} is missing, though marked as complete"
-    if _sha256(path, _state(path)) != sha256:
-        return f"{path} is damaged, or not the file that was marked: its SHA-256 differs"
+        return f"{path} is missing"
+    if (size := path.stat().st_size) != expected.get("bytes", size):
+        return f"{path} has {size} bytes, not {expected['bytes']}"
+    if verify and _sha256(path, _state(path)) != expected["sha256"]:
+        return f"{path} has not the SHA-256 of its manifest: it is damaged, or another file"
     return None
+
+
+def damages(folder: Path, files: Mapping[str, Mapping[str, Any]], *, verify: bool = True) -> Iterator[str]:
+    """One phrase for every file of a folder, by name, that is not what its record says."""
+    return filter(None, (damage(folder / name, expected, verify=verify) for name, expected in files.items()))
 
 
 @lru_cache(maxsize=100_000)
@@ -310,14 +318,14 @@ def _sha256(path: Path, state: tuple[int, ...]) -> str:
     return sha256_of_files(path)
 
 
-def read_manifest(results: Path) -> dict[str, str]:
-    """File -> SHA-256 of an exported folder, none where it is no export; an InputError of a damaged one."""
+def read_manifest(results: Path) -> dict[str, dict[str, Any]]:
+    """File -> record in an exported folder, none where it is no export; an InputError of a damaged one."""
     path = results / MANIFEST
     if not path.exists():
         return {}
     try:
         files = json.loads(path.read_text(encoding="utf-8"))["files"]
-        return {name: record["sha256"] for name, record in files.items()}
+        return _records(files)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(f"{path} is damaged; copy the exported folder again") from error
 
@@ -326,36 +334,6 @@ def made_by_of(metadata: Mapping[str, str]) -> dict[str, Any]:
     """What a shard's metadata says made it: "schema_version", "stage", "settings", "inputs" (SHA-256)."""
     content = {name: json.loads(metadata[name]) for name in ("schema_version", "settings", "inputs")}
     return {**content, "stage": metadata["stage"]}
-
-
-_notes: dict[str, None] | None = None  # of what was read in part; None where that is not allowed
-
-
-def allow_partial(is_allowed: bool = True) -> None:
-    """Read, from now on, the complete shards of results that are not complete; forget what was read.
-
-    One switch a process, for what is read lies many calls below.
-    """
-    global _notes
-    _notes = {} if is_allowed else None
-
-
-def add_partial_flag(parser: argparse.ArgumentParser) -> None:
-    """The flag of every program that reads results: --allow-partial."""
-    what = "read what is complete of results that are not, and say so with all that is made of it"
-    parser.add_argument("--allow-partial", action="store_true", help=what)
-
-
-def refuse_unless_allowed(note: str, sentence: str) -> None:
-    """An InputError of this sentence; or, where partial results are allowed, the note is remembered."""
-    if _notes is None:
-        raise InputError(sentence)
-    _notes[note] = None
-
-
-def partial_note() -> str:
-    """What stands with every table and figure: "partial: 3 of 4 shards …"; "" where all that was read is."""
-    return f"partial: {'; '.join(_notes)}" if _notes else ""
 
 
 def as_ranges(indices: Iterable[int]) -> str:

@@ -1,8 +1,8 @@
 """Reading a results folder: what it holds, what made it, and the rows of its artefacts.
 
-Nothing is read that is not marked, whole and, unless partial results are allowed, complete. Files of one
-model that were made with different settings are refused; models measured in two ways are read with a
-warning: an average over such a folder would be an average over nothing.
+Only files that are marked as complete, and whole, are read; a warning counts the shards that are missing.
+Files of one model that were made with different settings are refused; models measured in two ways are read
+with a warning: an average over such a folder would be an average over nothing.
 
 An export is one file an artefact, with the column `model`; its metadata says what made each model's rows.
 """
@@ -12,7 +12,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from itertools import groupby
 from operator import and_
 from pathlib import Path
@@ -30,7 +30,6 @@ from pipeline.results.files import (
     read_manifest,
     read_marks,
     read_metadata,
-    refuse_unless_allowed,
 )
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
 
@@ -41,6 +40,8 @@ if TYPE_CHECKING:
 MODELS = "models"
 """Of an export's file: model -> the metadata that its files had, as JSON."""
 _HOW_THE_WORK_WAS_CUT = {"num_shards", "documents_per_shard", "tokens_per_batch"}
+_UNMARKED = {"sha256": ""}
+"""Of a file beside a mark that does not name it."""
 _IN_THE_ROWS = {"rules", "k", "context_lengths", "checkpoint", "task", "sizes", "sparsities", "seeds"}
 """What two models may differ in: a column says it of every row, or it is what makes them two."""
 logger = logging.getLogger("pipeline.results")
@@ -49,7 +50,7 @@ logger = logging.getLogger("pipeline.results")
 def artefacts_in(results: Path) -> list[str]:
     """Names of the artefacts that a results folder holds, by its marks or, of an export, its manifest."""
     named = {name.removesuffix(".parquet") for name in read_manifest(results)}
-    named |= {artefact for mark in read_marks(results) for artefact in mark.sha256}
+    named |= {artefact for mark in read_marks(results) for artefact in mark.files}
     return [name for name in SCHEMAS if name in named]
 
 
@@ -87,15 +88,16 @@ class Source:
     metadata: Mapping[str, str]
 
 
-def sources(results: Path, artefact: str, models: Collection[str] | None = None) -> list[Source]:
+def sources(
+    results: Path, artefact: str, models: Collection[str] | None = None, *, must_be_complete: bool = False
+) -> list[Source]:
     """The sources of an artefact, of these models or all, by models and shards; no row is read.
 
-    Where partial results are allowed (`pipeline.results.files`), those of the shards that are complete. An
-    InputError names the file that is missing, damaged or of another schema version, or the result that is
-    not complete.
+    A warning counts the shards that are missing; if the result `must_be_complete`, an InputError does. An
+    InputError names a file that is missing, damaged or of another schema version.
     """
     found = []
-    for path in _whole_files(results, artefact, models):
+    for path in _whole_files(results, artefact, models, must_be_complete):
         metadata = read_metadata(path)
         of_models = {path.parent.name.removeprefix("model="): metadata}
         if MODELS in metadata:
@@ -112,27 +114,31 @@ def sources(results: Path, artefact: str, models: Collection[str] | None = None)
     return found
 
 
-def _whole_files(results: Path, artefact: str, models: Collection[str] | None) -> list[Path]:
+def _whole_files(
+    results: Path, artefact: str, models: Collection[str] | None, must_be_complete: bool
+) -> list[Path]:
     """The Parquet files, each found to be what its mark says; of an export one file with all models."""
     exported = results / f"{artefact}.parquet"
-    if (sha256 := read_manifest(results).get(exported.name)) is not None:
-        if wrong := damage(exported, sha256):
+    if (record := read_manifest(results).get(exported.name)) is not None:
+        if wrong := damage(exported, record):
             raise InputError(f"{wrong}; copy the folder that {MANIFEST} is of again")
         return [exported]
     marks = [mark for mark in read_marks(results) if models is None or mark.model in models]
-    stage = next((mark.stage for mark in marks if artefact in mark.sha256), None)
+    stage = next((mark.stage for mark in marks if artefact in mark.files), None)
     marks = [mark for mark in marks if mark.stage == stage]
     for model, of_model in groupby(marks, lambda mark: mark.model):
-        _refuse_incomplete(results, artefact, model, list(of_model))
-    sha256_of = {mark.path(results, artefact): mark.sha256.get(artefact, "") for mark in marks}
-    sha256_of = {path: sha256 for path, sha256 in sha256_of.items() if sha256 or path.exists()}
+        _count_missing(results, artefact, model, list(of_model), must_be_complete)
+    records = {mark.path(results, artefact): mark.files.get(artefact, _UNMARKED) for mark in marks}
+    records = {path: record for path, record in records.items() if record is not _UNMARKED or path.exists()}
     with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter free
-        for wrong in filter(None, pool.map(damage, sha256_of, sha256_of.values())):
+        for wrong in filter(None, pool.map(damage, records, records.values())):
             raise InputError(f"{wrong}; run {stage} again, which measures it anew")
-    return sorted(sha256_of)
+    return sorted(records)
 
 
-def _refuse_incomplete(results: Path, artefact: str, model: str, marks: Sequence[Mark]) -> None:
+def _count_missing(
+    results: Path, artefact: str, model: str, marks: Sequence[Mark], must_be_complete: bool
+) -> None:
     num_shards = marks[0].num_shards
     if any(mark.num_shards != num_shards for mark in marks):
         raise InputError(
@@ -140,12 +146,18 @@ def _refuse_incomplete(results: Path, artefact: str, model: str, marks: Sequence
             f" {marks[-1].num_shards} shards: two results; keep one of them"
         )
     if missing := set(range(num_shards)) - {mark.shard_index for mark in marks}:
-        extent = f"{len(marks)} of {num_shards} shards of {artefact} of model '{model}'"
-        refuse_unless_allowed(
-            extent,
-            f"{results} holds {extent} (without {as_ranges(missing)}); run {marks[0].stage} again with the"
-            " flags it was run with, or say --allow-partial",
+        sentence = (
+            f"{results} holds {len(marks)} of {num_shards} shards of {artefact} of model '{model}' (without"
+            f" {as_ranges(missing)}); run {marks[0].stage} again with the flags it was run with"
         )
+        if must_be_complete:
+            raise InputError(sentence)
+        _warn_once(sentence)
+
+
+@lru_cache(maxsize=1000)
+def _warn_once(sentence: str) -> None:
+    logger.warning("%s", sentence)
 
 
 def differences_within_models(files: Sequence[Source]) -> list[str]:
@@ -183,9 +195,9 @@ def _differences(files: Iterable[Source], ignored: set[str]) -> list[str]:
 def what_made(results: Path, stage: str, model: str) -> dict[str, Any] | None:
     """What the first whole shard of a stage and model says made it; None where there is no whole shard."""
     for mark in read_marks(results, stage, model):
-        for artefact, sha256 in mark.sha256.items():
+        for artefact, record in mark.files.items():
             path = mark.path(results, artefact)
-            if damage(path, sha256) is None:
+            if damage(path, record) is None:
                 return made_by_of(read_metadata(path))
     return None
 
@@ -258,9 +270,13 @@ def dataset_of(files: Sequence[Source], artefact: str) -> "Dataset":
 
     model = pa.field("model", pa.string())
     is_export = not files or files[0].path.parent.name != f"model={files[0].model}"
-    of_folders = {} if is_export else {
-        "partitioning": ds.HivePartitioning(pa.schema([model]), segment_encoding="none"),
-        "partition_base_dir": str(files[0].path.parents[1]),
-    }  # fmt: skip
+    of_folders = (
+        {}
+        if is_export
+        else {
+            "partitioning": ds.HivePartitioning(pa.schema([model]), segment_encoding="none"),
+            "partition_base_dir": str(files[0].path.parents[1]),
+        }
+    )
     paths = list(dict.fromkeys(str(file.path) for file in files))
     return ds.dataset(paths, schema=pa.schema([model, *SCHEMAS[artefact]]), format="parquet", **of_folders)

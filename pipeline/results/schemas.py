@@ -11,19 +11,19 @@ from typing import Any
 
 import pyarrow as pa
 
-# Raised when a column goes, or its type or meaning changes. A new column that may be null does not raise it:
-# older files read as null there, and a run that an older version began goes on.
+# Raised when a column that readers need goes, or its type or meaning changes. A new column that may be null
+# does not raise it: older files read as null there, and a run that an older version began goes on.
 SCHEMA_VERSION = 2
-OWN, OTHER_DOCUMENT = "own", "other_document"
+OWN = "own"
+OTHER_DOCUMENT = "other_document"
 """Far contexts: the chunk's own; and of its null, another document's tokens at the same positions."""
-SELECTION, MIMICRY = "selection", "mimicry"
+SELECTION = "selection"
+MIMICRY = "mimicry"
 """Kinds of null: the rule chooses within the other document's far context as it does within the own one; or
 it chooses that document's tokens to reproduce the prediction from the own far context."""
-LOSS, DIVERGENCE = "loss", "divergence"
+LOSS = "loss"
+DIVERGENCE = "divergence"
 """Criteria of k*."""
-ATTENTION_HEADS = "attention_heads"
-"""The artefact, and what it is filed under, of the weights that rules learned_attention* need;
-influential_tokens fits them before it measures."""
 Columns = dict[str, list[Any]]
 """Column -> values, one a row."""
 
@@ -36,8 +36,13 @@ def append_columns(tables: dict[str, Columns], rows: Mapping[str, Columns]) -> N
             table[name].extend(values)
 
 
-TEXT, BOOL, INT32, FLOAT, DOUBLE = pa.string(), pa.bool_(), pa.int32(), pa.float32(), pa.float64()
-INTS, FLOATS = pa.list_(INT32), pa.list_(FLOAT)
+TEXT = pa.string()
+BOOL = pa.bool_()
+INT32 = pa.int32()
+FLOAT = pa.float32()
+DOUBLE = pa.float64()
+INTS = pa.list_(INT32)
+FLOATS = pa.list_(FLOAT)
 
 
 def column(name: str, arrow_type: pa.DataType, meaning: str, nullable: bool = False) -> pa.Field:
@@ -66,7 +71,7 @@ TARGET_COLUMNS = [
     column("target_position", INT32, "place of the predicted token in the document, in tokens"),
 ]
 SELECTION_COLUMNS = [
-    column("rule", TEXT, "selection rule, a name of pipeline/measuring/rules.py"),
+    column("rule", TEXT, "selection rule, a name in pipeline/measuring/rules/"),
     column("far_context", TEXT, "'own', or 'other_document': the null, a foreign document's tokens there"),
     optional("null_kind", TEXT, "how the null's tokens are chosen: 'selection', as within the own far"
              " context, or 'mimicry', to reproduce the prediction from that; null of the own one, and in the"
@@ -77,10 +82,6 @@ K = column("k", INT32, "number of influential tokens added to the short context"
 COUNTS = [
     column("num_targets", INT32, "targets averaged over"),
     column("num_documents", INT32, "documents they are from"),
-]
-COSTS = [
-    column("token_forwards_per_target", DOUBLE, "tokens through the network to choose k in one far context"),
-    column("backward_tokens_per_target", DOUBLE, "tokens that backward passes run through"),
 ]
 JUDGE = optional("judge", TEXT, "the model whose losses and divergences these are, of --judge-with or of"
                  " those that chose; null in the oldest results: one that chose")
@@ -108,8 +109,8 @@ FINDING_COLUMNS = [
     column("num_far_tokens", INT32, "tokens that a rule selects from"),
     column("num_dependencies", INT32, "those of them that truly decide the target, at least 1"),
     column("long_context_loss", FLOAT, "loss(t | everything before t), nats"),
-    column("rule", TEXT, "selection rule, a name of pipeline/measuring/rules.py"),
-    optional("intervention", TEXT, "remove, substitute or background, as in influential_tokens"),
+    column("rule", TEXT, "selection rule, a name in pipeline/measuring/rules/"),
+    optional("intervention", TEXT, "remove or background, as in influential_tokens; older: substitute"),
     column("rank", INT32, "1 for the token that the rule ranks first"),
     column("context_position", INT32, "place of the selected token in the example"),
     column("context_token", TEXT, "its name, as the task's docstring shows it"),
@@ -150,10 +151,6 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("num_long_context_tokens", INT32, "tokens before the target in its chunk"),
         *LOSS_COLUMNS,
         column("loss_difference", FLOAT, "short_context_loss - long_context_loss, nats: the gain"),
-        optional("windowed_short_context_loss", FLOAT, "loss(t | the short context as LongPPL's code"
-                 " approximates it), nats: windows with position IDs from 0, each shared by windowed_stride"
-                 " targets, which see short_context_length to short_context_length + windowed_stride - 1"
-                 " tokens"),
         SHORT_DIVERGENCE,
         optional("foreign_context_loss", FLOAT, "loss(t | a foreign text's far tokens, short context), nats"),
         optional("specific_gain", FLOAT, "foreign_context_loss - long_context_loss, nats; the own text's"
@@ -184,7 +181,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("distance", INT32, "target_position - context_position"),
         column("context_token_id", INT32, "vocabulary ID of the selected token, own or foreign"),
         optional("influence", FLOAT, "loss(t | long without the token) - loss(t | long), nats, under any"
-                 " rule: positive = it helps; replaced, not removed, under the interventions 'substitute' and"
+                 " rule: positive = it helps; replaced, not removed, under the intervention"
                  " 'background' (see `settings`); null without the rules leave_one_out and"
                  " leave_one_out_divergence, and where --screen has left the token out in blocks only"),
     ]),
@@ -194,11 +191,6 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("influences", FLOATS, "influence of every far-context token, nats; entry i is the token at"
                " chunk start + i. No rows without the rules leave_one_out and leave_one_out_divergence, nor"
                " with --screen"),
-    ]),
-    "attention_heads": pa.schema([
-        column("head_index", INT32, "the head, of all layers one after another, from 0"),
-        column("loss_weight", DOUBLE, "of it in the rule learned_attention, fitted to influences; no scale"),
-        column("divergence_weight", DOUBLE, "likewise in learned_attention_divergence"),
     ]),
     "sparse_context_losses": pa.schema([
         *TARGET_COLUMNS,
@@ -238,47 +230,6 @@ SCHEMAS: dict[str, pa.Schema] = {
                  " all rules; null where that k* is, or nearest was not run"),
     ]),
     # What the analysis makes of results and writes beside its figures: one file each.
-    "methods": pa.schema([
-        column("model", TEXT, "the model that chose the tokens"),
-        SELECTION_COLUMNS[0],
-        column("sees", TEXT, "of the target: 'answer', 'prediction', 'attention' or 'nothing'"),
-        column("intervention", TEXT, "what stands where a token is left out"),
-        column("judge", TEXT, "who tried the tokens: 'the same model' or 'another seed'"),
-        K,
-        *COUNTS,
-        *with_interval("loss_gain", "what is to be recovered, by the losses, nats"),
-        *with_interval("loss_effect", "what k tokens recover, nats, beyond the null if a rule needs one"),
-        *with_interval("divergence_gain", "what is to be recovered, by the divergence, nats"),
-        *with_interval("divergence_effect", "the same effect by the divergence, nats"),
-        *with_interval("behind_first", "what the first method is worth beyond this one, target by target,"
-                       " nats; the first has the largest divergence_effect at k = 4, intervention alike"),
-        *with_interval("found_dependencies", "share of the true dependencies of synthetic examples among the"
-                       " first as many tokens; its interval is over examples"),
-        *with_interval("found_signs", "share of the planted signs among the first as many tokens"),
-        *COSTS,
-        column("seconds_per_target", DOUBLE, "of the choice, as timed"),
-    ]),
-    "measures": pa.schema([
-        SELECTION_COLUMNS[0],
-        column("intervention", TEXT, "what stands where a token is left out"),
-        column("judge", TEXT, "'the same model' as chose the tokens, or 'another seed'"),
-        column("criterion", TEXT, "'loss' or 'divergence', by which it is counted"),
-        *COUNTS,
-        *with_interval("gain", "what is to be recovered on the real text, nats"),
-        *with_interval("excess", "what k tokens recover of it beyond the null, nats"),
-        *with_interval("foreign_excess", "the same where the far context is another document's, nats"),
-        *with_interval("found", "share of the planted signs among the first as many tokens"),
-        *with_interval("right_sparsity", "share of the planted answers whose k* is the number of signs"),
-        *with_interval("agreement", "Spearman's rank correlation of two seeds' k* on the real text"),
-        optional("num_agreement_targets", DOUBLE, "targets that agreement is of"),
-        optional("censored", DOUBLE, "share of their k* that no studied k reaches"),
-        column("finds_nothing", BOOL, "the interval of foreign_excess holds 0"),
-        column("agrees", BOOL, "the interval of agreement lies above 0"),
-        column("helps", BOOL, "the interval of excess lies above 0"),
-        column("documents_of_the_old", DOUBLE, "documents that leave_one_out, by the loss of the model that"
-               " chose, needs for an interval of excess as narrow"),
-        COSTS[0],
-    ]),
     "outcome_targets": pa.schema([
         column("measured", TEXT, "of each model: 'long_context_loss', or 'length_harm', whose mean_log2_k and"
                " D(0) are within its last tokens; nats"),
@@ -310,42 +261,6 @@ SCHEMAS: dict[str, pa.Schema] = {
         optional("entropy", FLOAT, "of the long-context models' prediction from the near context, mean, nats;"
                  " null of other placements"),
     ]),
-    "outcomes": pa.schema([
-        column("outcome", TEXT, "'gap', the short-trained models' loss less the long-trained ones', with the"
-               " long context, nats; 'share of the stake', the same as a share of the judges' D(0); 'harm of"
-               " length', of length_harm, nats"),
-        column("variant", TEXT, "'as planned', which decides, or what is otherwise than planned"),
-        column("compared", TEXT, "with the long-trained: 'short-trained', or 'placebo', trained long too"),
-        column("estimator", TEXT, "'least squares', or 'other judge as instrument'"),
-        column("num_targets", INT32, "targets"),
-        column("num_documents", INT32, "texts they are from"),
-        column("num_left_out", INT32, "targets with too little to bring back, by D(0) of either judge"),
-        *with_interval("slope", "of the outcome, a doubling of mean_log2_k; its interval is of seeds too"),
-        column("text_error", DOUBLE, "the part of its standard error that texts make"),
-        column("seed_error", DOUBLE, "the part that seeds make beyond that"),
-        column("degrees_of_freedom", DOUBLE, "of its interval"),
-        column("p_value", DOUBLE, "two-sided, of a slope of 0"),
-        column("holm_p_value", DOUBLE, "the same for the three outcomes together; NaN of other rows"),
-        column("smallest_effect", DOUBLE, "of interest, written down before, in the slope's unit"),
-        column("pearson", DOUBLE, "correlation of two judges' mean_log2_k"),
-        column("spearman", DOUBLE, "the same of their ranks"),
-        column("pair_slopes", pa.list_(DOUBLE), "slope of each pair of seeds, by the first role's"),
-        column("decision", TEXT, "of all rows together: 'support', 'refuted at this size' or 'open'"),
-    ]),
-    "chosen_alone": pa.schema([
-        column("model", TEXT, "the model's name; others chose the tokens"),
-        column("positions", TEXT, "'original', or 'compact': closed up"),
-        column("k", INT32, "tokens beside the short context, and nothing else"),
-        *COUNTS,
-        column("short_loss", DOUBLE, "loss with the short context alone, nats"),
-        column("long_loss", DOUBLE, "loss with the long context, nats"),
-        *with_interval("gain", "short_loss - long_loss, nats"),
-        *with_interval("loss", "with k tokens, nats; its interval is of the difference from short_loss"),
-        *with_interval("less_than_short", "short_loss - loss, nats"),
-        *with_interval("null_less_than_short", "the same with another document's tokens, nats"),
-        *with_interval("less_than_nearest", "loss with the k nearest tokens - loss, where tried, nats"),
-        *with_interval("less_than_long", "long_loss - loss, nats: above 0 where k tokens beat all of them"),
-    ]),
     "needed_context": pa.schema([
         MODEL,
         column("source", TEXT, "'all', a site ('other sources': few documents each), or a kind of token"),
@@ -362,34 +277,6 @@ SCHEMAS: dict[str, pa.Schema] = {
                                       " model, source and criterion; NaN likewise")
         ),
     ]),
-    "cache_policies": pa.schema([
-        MODEL,
-        SELECTION_COLUMNS[0],
-        column("is_null", BOOL, "the tokens are another document's, where the same rule chooses there"),
-        column("k", INT32, "the budget: far tokens that are kept beside the short context"),
-        *COUNTS,
-        *with_interval("divergence_kept", "share of the far context's worth: 1 - sum D(k) / sum D(0)"),
-        *with_interval("loss_kept", "the same by the loss; NaN where that worth may be 0"),
-        *with_interval("recall", "share kept of the tokens with which leave_one_out_divergence halves D(0)"),
-        column("token_forwards_per_target", DOUBLE, "tokens run through the network to choose; of the"
-               " policies the pass that a cache makes anyway"),
-    ]),
-    "document_scores": pa.schema([
-        DOCUMENT,
-        MODEL,
-        column("num_targets", INT32, "targets that the scores are means over"),
-        column("num_tokens", INT32, "tokens of the document"),
-        column("stake", DOUBLE, "mean specific_gain, nats: the own far context's worth over a foreign one's"),
-        column("gain", DOUBLE, "mean loss_difference, nats"),
-        column("long_filter", DOUBLE, "mean short_context_divergence, nats: LongFilter (arXiv 2510.25804)"),
-        column("prolong_difference", DOUBLE, "(PPL(short) - PPL(long)) / PPL(short), PPL = exp of a mean"
-               " loss: the dependency strength of ProLong (arXiv 2405.17915), but of the short context, not"
-               " of a segment alone, and without its weights of distance and specificity; it ranks as gain"),
-        column("key_token_share", DOUBLE, "share of targets that are key tokens of LongPPL"),
-        column("mean_log2_k", DOUBLE, "mean over the targets that have one; NaN where there is none"),
-        column("mean_distance", DOUBLE, "mean distance, in tokens, of those that halve a prediction's D(0)"),
-        column("gzip_ratio", DOUBLE, "compressed over plain bytes of the text"),
-    ]),
     "selection_rules": pa.schema([
         MODEL,
         SELECTION_COLUMNS[0],
@@ -400,7 +287,6 @@ SCHEMAS: dict[str, pa.Schema] = {
         *with_interval("recovered_loss", "mean short_context_loss - sparse_context_loss, nats"),
         *with_interval("null_recovered_loss", "the same for the null, nats"),
         *with_interval("excess_loss", "recovered_loss - null_recovered_loss, paired, nats"),
-        *COSTS,
     ]),
     "token_categories": pa.schema([
         *TARGET_COLUMNS,
@@ -427,7 +313,7 @@ SCHEMAS: dict[str, pa.Schema] = {
     "sparse_functional_attention": pa.schema([
         column("seed", INT32, "of the fit, its training and its test sequences"),
         column("sparsity", INT32, "k: planted tokens, and tokens of a subset attended to"),
-        column("position_law", TEXT, "of the planted tokens, as pipeline/synthetic/planted_class.py"),
+        column("position_law", TEXT, "of the planted tokens, as analysis/figures/theory.py"),
         column("position_scheme", TEXT, "contiguous, or coupled: both halves count from 0"),
         column("key_reach", INT32, "keys are 0 where position IDs differ by this or more"),
         column("local_length", INT32, "L_local of the law, tokens; the uniform law has none"),

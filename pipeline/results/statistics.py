@@ -65,7 +65,8 @@ def interval_of_statistic(
     Of each column a value a document. Resamples for which the statistic is NaN are left out.
     """
     columns = [np.asarray(column, dtype=np.float64) for column in columns]
-    sums_DC, num_documents = np.stack(columns, axis=1), len(columns[0])
+    sums_DC = np.stack(columns, axis=1)
+    num_documents = len(columns[0])
     whole_1C = np.array([[column.sum() for column in columns]])
     with np.errstate(divide="ignore", invalid="ignore"):
         estimate = float(statistic(whole_1C)[0])

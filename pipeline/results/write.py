@@ -9,6 +9,7 @@ A shard whose files are missing or damaged counts as not measured, and is measur
 
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -42,7 +43,8 @@ def differences(earlier: Mapping[str, Any], now: Mapping[str, Any], above: str =
     """One phrase for every leaf in which two nested mappings differ; a null setting is an absent one."""
     changes = []
     for key in sorted(earlier.keys() | now.keys()):
-        old, new = earlier.get(key), now.get(key)
+        old = earlier.get(key)
+        new = now.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             changes += differences(old, new, f"{above}{key}.")
         elif old != new:
@@ -54,9 +56,17 @@ class StageOutput:
     """Where one stage writes the results of one model, shard by shard."""
 
     def __init__(
-        self, results: Path, stage: str, model: str, *,
-        settings: Mapping[str, Any], inputs: Mapping[str, str], num_shards: int, num_tasks: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        results: Path,
+        stage: str,
+        model: str,
+        *,
+        settings: Mapping[str, Any],
+        inputs: Mapping[str, str],
+        num_shards: int,
+        num_tasks: int | None = None,
+        words: Mapping[str, str] | None = None,
+    ) -> None:
         """Open the output; an InputError where it holds results of another configuration, which it names.
 
         Args:
@@ -66,14 +76,21 @@ class StageOutput:
             num_shards: shards of the complete result.
             num_tasks: among how many tasks the shards are split, which is no setting and moves no number;
                 None for a run that takes whatever is missing.
+            words: input that is a model -> what the command line calls it, for messages; no setting either.
         """
-        self._results, self._stage, self._model = results, stage, model
-        self._num_shards, self._num_tasks = num_shards, num_tasks
+        self._results = results
+        self._stage = stage
+        self._model = model
+        self._num_shards = num_shards
+        self._num_tasks = num_tasks
+        self._words = dict(words or {})
         self._marks = results / "_stages" / stage / f"model={model}"
         made_by = {
-            "schema_version": SCHEMA_VERSION, "stage": stage,
-            "settings": {**settings, "num_shards": num_shards}, "inputs": dict(inputs),
-        }  # fmt: skip
+            "schema_version": SCHEMA_VERSION,
+            "stage": stage,
+            "settings": {**settings, "num_shards": num_shards},
+            "inputs": dict(inputs),
+        }
         self._made_by: dict[str, Any] = json.loads(json.dumps(made_by))
         self._warned: set[str] = set()
         self._refuse_others()
@@ -88,11 +105,19 @@ class StageOutput:
         if earlier is not None:
             then, now = (made | made["settings"] | {"settings": None} for made in (earlier, self._made_by))
             changes = differences(then, now)
-            if changes and all(change.startswith("inputs.checkpoint was") for change in changes):
+            # An input that is a model is called "checkpoint", or by a flag and a name: "judge-with b".
+            are_models = [re.match(r"inputs\.(checkpoint|\S+ .+) was '\w+', now '", one) for one in changes]
+            if changes and all(are_models):
+                marks = read_marks(self._results, self._stage, self._model)
+                before = next((mark.words for mark in marks if mark.words), {})
+                models = [
+                    f"{of} was {before.get(of, 'not recorded')}, now {self._words.get(of, 'not named')}"
+                    for of in (found[1] for found in are_models if found)
+                ]
                 raise InputError(
-                    f"{held}, and that is another model than the one of this name here: its files have"
-                    " another SHA-256. Results are filed by the name of the model's folder; rename one of the"
-                    " two folders, or choose another --results folder"
+                    f"{held}, made with another model of the same name, whose files have another SHA-256:"
+                    f" {'; '.join(models)}. Results are filed by the name of a model's folder; choose another"
+                    " --results folder, or rename a folder"
                 )
             if changes:
                 raise InputError(
@@ -126,7 +151,7 @@ class StageOutput:
         """Of the indices `among`, or of all, those whose shards are not complete or no longer whole."""
         whole = set()
         for mark in read_marks(self._results, self._stage, self._model):
-            wrongs = [damage(mark.path(self._results, name), sha256) for name, sha256 in mark.sha256.items()]
+            wrongs = [damage(mark.path(self._results, name), record) for name, record in mark.files.items()]
             for wrong in set(filter(None, wrongs)) - self._warned:
                 self._warned.add(wrong)
                 logger.warning("%s; the shard counts as not measured", wrong)
@@ -187,4 +212,5 @@ class StageOutput:
                 self._refuse_others()
                 mark.unlink(missing_ok=True)  # of damaged files, which are replaced one by one
                 files.close()
-                write_json(mark, {"files": records, "num_tasks": self._num_tasks})
+                content = {"files": records, "num_tasks": self._num_tasks, "words": self._words}
+                write_json(mark, content)

@@ -4,7 +4,6 @@ Of text:
     <run>/data, <run>/models/<model>                the study's
     <run>/results[/<size>], <run>/figures[/<size>]  of its evaluation, by size: notebooks show a whole folder
     <run>/<name>/data, results, figures             of a further evaluation, likewise
-    <run>/signs/<kind>/data                         where signs are planted: what is trained on, and measured
 Of synthetic tasks, a training a run, a test a task, the notebooks at the end:
     <run>/models/<task>[-k<K_train>]-<positions>-seed<seed>, <run>/results, <run>/figures
 """
@@ -18,7 +17,6 @@ from typing import Any
 from pipeline.cli import InputError
 from pipeline.studies.file import (
     ANALYSING,
-    OF_PLANTED,
     ROOT,
     Evaluation,
     Grid,
@@ -32,13 +30,23 @@ from pipeline.synthetic.tasks import COUPLED_SCHEMES, task_called
 NOTEBOOKS = {"evaluate_synthetic": "synthetic_tasks", "found_dependencies": "found_dependencies"}
 """Stage that measures models of tasks -> the notebook that shows what it measured."""
 _OF_CHUNKS = (
-    "long_context_length", "targets_per_chunk", "max_documents", "max_chunks_per_document",
-    "documents_per_shard", "dtype",
-)  # fmt: skip
+    "long_context_length",
+    "targets_per_chunk",
+    "max_documents",
+    "max_chunks_per_document",
+    "documents_per_shard",
+    "dtype",
+)
 _OF_CHOICES = (
-    "rules", "k", "intervention", "num_backgrounds", "screen", "null_fraction", "last_tokens",
-    "choose_together", "positions", "minimum_gain",
-)  # fmt: skip
+    "rules",
+    "k",
+    "intervention",
+    "num_backgrounds",
+    "screen",
+    "null_fraction",
+    "choose_together",
+    "minimum_gain",
+)
 _FLAGS = {
     "length_losses": _OF_CHUNKS,
     "loss_differences": ("short_context_length", *_OF_CHUNKS),
@@ -59,7 +67,8 @@ class Training:
 class Existing(Training):
     """A model that is not trained here; `folder` is the word of --checkpoints."""
 
-    num_parameters: float | None
+    is_told_apart: bool
+    """Whether another of the study has its last name on the hub."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +100,7 @@ class Command:
     needs: tuple[str, ...] = ()
     """Names of commands that must have finished before."""
     about: Training | Measuring | tuple[TaskTraining, ...] | None = None
-    """What it is checked by before it runs, and what its cost is estimated from; of what tests models of
-    tasks, these."""
+    """What it is checked by before it runs; of what tests models of tasks, these."""
     num_tasks: int | None = None
     """Of its Slurm array, which shares its work. None: it is one job, and takes no --num-tasks."""
 
@@ -118,7 +126,8 @@ class Command:
 
 def flags(settings: Any, names: Sequence[str] | None = None) -> list[str]:
     """`--name value …` of every field that is not None, or of those of `names`; `--name` where it is true."""
-    words, values_of = [], settings if isinstance(settings, dict) else vars(settings)
+    words = []
+    values_of = settings if isinstance(settings, dict) else vars(settings)
     for name in names or values_of:
         value = values_of[name]
         if value is not None and value is not False:
@@ -134,44 +143,40 @@ def commands_of(study: Study) -> list[Command]:
         return _synthetic_commands(study)
     assert isinstance(study, TextStudy)
     tokenize = _tokenize("tokenize_c4", study.data, run / "data", study.slurm.tokenize)
-    commands, train_on, needs = [tokenize], run / "data", (tokenize.name,)
-    if study.planted is not None:
-        arguments = ("--data", str(run / "data"), "--out", str(run / "signs"), *flags(study.planted))
-        commands.append(Command("plant_signs", "pipeline/plant_signs.py", arguments, (tokenize.name,)))
-        train_on, needs = run / "signs" / "planted" / "data", ("plant_signs",)
+    commands = [tokenize]
     trainings: dict[str, dict[str, Training]] = {}
     if not study.sizes:
-        from pipeline.models.load import name_of  # late, for a --help at once
+        from pipeline.models.load import name_of, told_apart  # late, for a --help at once
 
+        word_of = {name: model.checkpoint for name, model in study.models.items() if model.checkpoint}
+        apart = told_apart(word_of.values(), None)
         trainings[""] = {
-            name: Existing(name_of(model.checkpoint), Path(model.checkpoint), model.num_parameters)
-            for name, model in study.models.items()
-            if model.checkpoint is not None
+            name: Existing(apart.get(word, name_of(word)), Path(word), word in apart)
+            for name, word in word_of.items()
         }
     for size_name, size in study.sizes.items():
         trainings[size_name] = of_size = {}
         for name in size.models or study.models:
             full_name = f"{size_name}-{name}" if study.sizes_in_names else name
             of_size[name] = training = Training(full_name, run / "models" / full_name)
-            words = [size.config, "--data", str(train_on), "--save-folder", str(training.folder)]
+            words = [size.config, "--data", str(run / "data"), "--save-folder", str(training.folder)]
             words += [] if size.max_duration is None else [f"max_duration={size.max_duration}"]
             how = vars(study.models[name])
             words += [*size.overrides, *(f"{key}={value}" for key, value in how.items() if value is not None)]
-            commands.append(Command(full_name, "pipeline/pretrain.py", tuple(words), needs, training))
-    plans: list[_EvaluationPlan] = []
+            commands.append(
+                Command(full_name, "pipeline/pretrain.py", tuple(words), (tokenize.name,), training)
+            )
     for name, evaluation in study.evaluations.items():
-        data, data_command = run / "data", tokenize.name
-        if evaluation.of_planted is not None:
-            data, data_command = run / "signs" / evaluation.of_planted / "data", "plant_signs"
+        data = run / "data"
+        data_command = tokenize.name
         if evaluation.data is not None:
             data = run / name / "data"
             data_command = "-".join(filter(None, ["tokenize_c4", name]))
             # After the study's own text, whose tokenizer this one may be given.
             commands.append(_tokenize(data_command, evaluation.data, data, 1, (tokenize.name,)))
         for size_name, of_size in trainings.items():
-            plans.append(_EvaluationPlan(study, size_name, name, evaluation, data, data_command, of_size))
-            commands += plans[-1].commands()
-    commands += [*_comparisons(run, plans), *_outcomes(study, plans)]
+            plan = _EvaluationPlan(study, size_name, name, evaluation, data, data_command, of_size)
+            commands += plan.commands()
     # Summaries come last: each lists the figures of the evaluations beside it.
     drawn = tuple(command.name for command in commands if command.stage == "run_notebooks")
     summaries = [
@@ -220,13 +225,6 @@ class _EvaluationPlan:
             commands.append(Command(self._command_name("summary"), "analysis/summary.py", folders, needs))
         return commands
 
-    def shows_scale(self) -> bool:
-        """Whether share and gap can be read from it, on the study's own text, measured as in the first."""
-        is_of_own_text = self.evaluation.data is None and self.evaluation.of_planted is None
-        is_same_measure = self.evaluation.intervention == self.study.evaluation.intervention
-        needed = {"loss_differences", "influential_tokens"}
-        return is_of_own_text and is_same_measure and needed <= set(self.evaluation.stages)
-
     def folder(self, kind: str) -> Path:
         """Where its results or figures are."""
         return Path(self.study.run) / self.name / kind / (self.size if self.study.sizes_in_names else "")
@@ -242,9 +240,11 @@ class _EvaluationPlan:
 
     def _measured_models(self, stage: str) -> list[str]:
         """Those asked for that this size has."""
-        asked, field = self.evaluation.models or list(self.trainings), "models"
+        asked = self.evaluation.models or list(self.trainings)
+        field = "models"
         if stage == "influential_tokens":
-            asked, field = self.evaluation.influential_models, "influential_models"
+            asked = self.evaluation.influential_models
+            field = "influential_models"
         if names := [name for name in asked if name in self.trainings]:
             return names
         some = ", ".join(self.trainings)
@@ -253,28 +253,33 @@ class _EvaluationPlan:
         )
 
     def _measure(self, stage: str) -> Command:
-        evaluation, results = self.evaluation, self.folder("results")
+        evaluation = self.evaluation
+        results = self.folder("results")
         if stage == "loss_differences" and evaluation.loss_documents is not None:
             evaluation = replace(evaluation, max_documents=evaluation.loss_documents)
         trainings = [self.trainings[name] for name in self._measured_models(stage)]
-        measured, checkpoints = trainings, [training.folder for training in trainings]
+        measured = trainings
+        checkpoints = [training.folder for training in trainings]
         if steps := evaluation.steps:
             measured = [training for training in trainings for _ in steps]
             checkpoints = [folder / f"step{step}-unsharded" for folder in checkpoints for step in steps]
         # Models that this stage reads beside those that it measures, at their last checkpoint.
-        flag, names = "--judge-with", evaluation.judge_with if stage == "influential_tokens" else []
+        flag = "--judge-with"
+        names = evaluation.judge_with if stage == "influential_tokens" else []
         if stage == "loss_differences" and evaluation.reference_model:
-            flag, names = "--reference-model", [evaluation.reference_model]
+            flag = "--reference-model"
+            names = [evaluation.reference_model]
         others = [self.trainings[name] for name in names]
         beside = [flag, *(str(training.folder) for training in others)] if others else []
         where = "--data", self.data, "--checkpoints", *checkpoints, "--results", results
         arguments = (*map(str, where), *flags(evaluation, _FLAGS[stage]), *beside)
         trained = [one for one in [*trainings, *others] if not isinstance(one, Existing)]
         needs = (self.data_command, *dict.fromkeys(training.name for training in trained))
+        # Of two of one last name, each is called as if both were measured here.
+        apart = [str(one.folder) for one in self.trainings.values() if getattr(one, "is_told_apart", False)]
+        arguments += ("--among", *apart) if apart else ()
         if stage == "loss_differences" and evaluation.near_context_length is not None:
             arguments += (*flags(evaluation, ("near_context_length", "num_backgrounds")),)
-        if stage == "influential_tokens" and others and evaluation.choosers_judge:
-            arguments += ("--choosers-judge",)
         if stage == "influential_tokens" and evaluation.choices is not None:
             chosen = self._of(evaluation.choices)
             models = [self.trainings[name].name for name in chosen._measured_models(stage)]
@@ -282,12 +287,14 @@ class _EvaluationPlan:
             arguments += ("--choices", str(chosen.folder("results")), "--choices-of", whose)
             needs += (chosen._command_name(stage),)
         about = Measuring(evaluation, self.data, tuple(measured))
-        name, num_tasks = self._command_name(stage), self.study.slurm.measure
+        name = self._command_name(stage)
+        num_tasks = self.study.slurm.measure
         return Command(name, f"pipeline/{stage}.py", arguments, needs, about, num_tasks)
 
     def _long_and_short(self) -> list[str]:
         """Which models are long-trained and which short, and at what length, for run_notebooks.py."""
-        models, influential = self.study.models, self.evaluation.influential_models
+        models = self.study.models
+        influential = self.evaluation.influential_models
         measured = self._measured_models("loss_differences")
         longest = max(models[name].train_context_length for name in measured)
         long = [name for name in measured if models[name].train_context_length == longest]
@@ -300,52 +307,10 @@ class _EvaluationPlan:
         return [*words, "--train-context-lengths", *lengths]
 
 
-def _outcomes(study: TextStudy, plans: Sequence[_EvaluationPlan]) -> Iterator[Command]:
-    """The decision of a study that asks for one, of each size that has the models."""
-    if (asked := study.outcomes) is None:
-        return
-    for plan in plans:
-        if plan.name or not set(asked.models) <= plan.trainings.keys():
-            continue
-        full = {name: plan.trainings[name].name for name in asked.models}
-        near, *chosen = (plan._of(name) for name in (asked.near, *asked.chosen))
-        results, out = str(plan.folder("results")), plan.folder("outcomes")
-        arguments = (
-            "--sparsity-results", results, "--near-results", str(near.folder("results")),
-            "--loss-results", results, "--data", str(plan.data),
-            "--short-trained", *(full[name] for name in asked.short_trained),
-            "--long-trained", *(full[name] for name in asked.long_trained),
-            "--placebo", full[asked.placebo], "--out", str(out),
-        )  # fmt: skip
-        if chosen:
-            arguments += ("--chosen-results", *(str(one.folder("results")) for one in chosen))
-        needs = [
-            one.name for some in (plan, near, *chosen) for one in some.commands() if one.about is not None
-        ]
-        yield Command(plan._command_name("outcomes"), "analysis/outcomes.py", arguments, tuple(needs))
-
-
-def _comparisons(run: Path, plans: Sequence[_EvaluationPlan]) -> Iterator[Command]:
-    """What looks at several evaluations: the notebook model_scale, and the trial of the measures."""
-
-    def after(plans: Sequence[_EvaluationPlan]) -> tuple[str, ...]:
-        return tuple(one.name for plan in plans for one in plan.commands() if one.stage != "summary")
-
-    figures = "--figures", str(run / "figures")
-    alike = [plan for plan in plans if plan.shows_scale()]
-    if len(alike) > 1:
-        first, *others = [str(plan.folder("results")) for plan in alike]
-        arguments = "--results", first, "--also-results", *others, *figures, "--data", str(alike[0].data)
-        words = (*arguments, "--notebooks", "model_scale")
-        yield Command("model_scale", "analysis/run_notebooks.py", words, after(alike))
-    choosing = [plan for plan in plans if "influential_tokens" in plan.evaluation.stages]
-    if {None, *OF_PLANTED} <= {plan.evaluation.of_planted for plan in choosing}:
-        yield Command("measures", "analysis/measures.py", ("--run", str(run), *figures), after(choosing))
-
-
 def _synthetic_commands(study: SyntheticStudy) -> list[Command]:
     """Those of a study of synthetic tasks, trainings first."""
-    run, grids = Path(study.run), study.synthetic.grids
+    run = Path(study.run)
+    grids = study.synthetic.grids
     trains = {name: list(_train(study, grid)) for name, grid in grids.items()}
     grid_of: dict[str, str] = {}
     for grid_name, of_grid in trains.items():
@@ -373,7 +338,8 @@ def _synthetic_commands(study: SyntheticStudy) -> list[Command]:
             checkpoints = [str(training.folder) for training in trainings]
             where = "--task", task, "--checkpoints", *checkpoints, "--results", str(run / "results")
             words = flags({name: value for name, value in test.items() if name != "grids"})
-            needs, name = tuple(one.name for one in trainings), f"{stage}-{task}"
+            needs = tuple(one.name for one in trainings)
+            name = f"{stage}-{task}"
             measuring.append(Command(name, f"pipeline/{stage}.py", (*where, *words), needs, trainings))
     if not measuring:
         return commands

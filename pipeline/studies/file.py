@@ -25,8 +25,6 @@ ROOT = Path(__file__).resolve().parents[2]
 """Of the repository."""
 MEASURING = ("loss_differences", "length_losses", "influential_tokens")
 ANALYSING = ("run_notebooks", "needed_context", "summary")
-OF_PLANTED = ("planted", "foreign")
-"""The kinds of documents that plant_signs.py writes, as `of_planted` may name them."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _FOLDERS_OF_A_RUN = ("data", "models", "results", "figures", "logs")
 
@@ -70,8 +68,6 @@ class Model:
     checkpoint: str | None = None
     """An existing model, as --checkpoints takes it: a folder, or NAME[@REVISION] on the hub. Then all models
     of the study are such, and it has no `sizes`."""
-    num_parameters: float | None = None
-    """Of an existing model, for the estimate of its cost. None: the cost is not counted."""
 
 
 @dataclass
@@ -84,8 +80,6 @@ class Evaluation:
     """Names of those that run_notebooks executes. None: all that the results have what they need for."""
     data: Text | None = None
     """Text of its own to measure on. None: the evaluation documents of the study's."""
-    of_planted: str | None = None
-    """Of `planted`, the documents to measure on: `planted`, `foreign`. None: its text."""
     models: list[str] | None = None
     """Names of the study's models that are measured. None: all."""
     influential_models: list[str] = field(default_factory=list)
@@ -107,37 +101,16 @@ class Evaluation:
     num_backgrounds: int | None = None
     screen: int | None = None
     null_fraction: float | None = None
-    last_tokens: int | None = None
     choose_together: bool = False
-    choosers_judge: bool = False
     choices: str | None = None
     """Another evaluation whose choices are tried on the influential models: its name; `evaluation` is the
     study's first."""
-    positions: str | None = None
     minimum_gain: float | None = None
     near_context_length: int | None = None
     judge_with: list[str] = field(default_factory=list)
     """Names of the study's models that the chosen tokens are tried on too."""
     reference_model: str | None = None
     """The study's model, trained long, that expected gaps compare with. None: they are not measured."""
-
-
-@dataclass
-class Outcomes:
-    """Who is compared by analysis/outcomes.py, whose sparsity is that of `evaluation`: names of models."""
-
-    near: str = MISSING
-    """The further evaluation that measures sparsity within the last tokens."""
-    short_trained: list[str] = MISSING
-    long_trained: list[str] = MISSING
-    placebo: str = MISSING
-    chosen: list[str] = field(default_factory=list)
-    """Further evaluations that try the chosen tokens alone."""
-
-    @property
-    def models(self) -> list[str]:
-        """All of them."""
-        return [*self.short_trained, *self.long_trained, self.placebo]
 
 
 @dataclass
@@ -173,8 +146,6 @@ class TextStudy(Study):
     text_folder: str | None = None
     """For ${text_folder} in sources, so that one override moves them all."""
     data: Text = field(default_factory=Text)
-    planted: dict[str, Any] | None = None
-    """What is planted in the text that the models are trained on: flags of plant_signs.py. None: nothing."""
     sizes: dict[str, Size] = field(default_factory=dict)
     """None: of existing models."""
     sizes_in_names: bool = True
@@ -183,8 +154,6 @@ class TextStudy(Study):
     evaluation: Evaluation = field(default_factory=Evaluation)
     further_evaluations: dict[str, Evaluation] = field(default_factory=dict)
     """Name -> what differs from `evaluation`; reported apart, in the folder <run>/<name>. Null: not run."""
-    outcomes: Outcomes | None = None
-    """Whether short-trained models lose more where more tokens are needed. None: it is not asked."""
     slurm: SlurmTasks = field(default_factory=SlurmTasks)
 
     @property
@@ -291,12 +260,6 @@ def _read(path: Path) -> DictConfig:
     return read_yaml(path, "study", "; there are some in olmo_configs/studies/")
 
 
-def is_training_configuration(path: Path) -> bool:
-    """Whether a file holds the fields of a training and not of a study."""
-    fields_given = _read(find_study_file(path))
-    return "model" in fields_given and "sizes" not in fields_given
-
-
 def find_study_file(path: Path, *further: Path) -> Path:
     """In the folder that the command is typed in, in a further one, or in this repository; else `path`."""
     return next((folder / path for folder in (Path(), *further, ROOT) if (folder / path).exists()), path)
@@ -317,15 +280,12 @@ def _refuse_names(study: TextStudy) -> None:
             "a study trains all its models, in the `sizes` that it names, or every model has a `checkpoint`"
             f" and there are no sizes; a checkpoint have {', '.join(existing) or 'none'}"
         )
-    if existing and (study.planted or any(one.steps for one in study.evaluations.values())):
-        raise InputError("models that exist are trained on no planted text, and have no `steps`")
+    if existing and any(one.steps for one in study.evaluations.values()):
+        raise InputError("models that exist have no `steps`")
     if not study.sizes_in_names and len(study.sizes) > 1:
         raise InputError("sizes_in_names is false, and the models of several sizes would share their names")
     for size_name, size in study.sizes.items():
         _refuse_unknown(f"model of sizes.{size_name}", size.models, study.models)
-    if (asked := study.outcomes) is not None:
-        _refuse_unknown("model of outcomes", asked.models, study.models)
-        _refuse_unknown("evaluation of outcomes", [asked.near, *asked.chosen], study.further_evaluations)
     for evaluation in study.evaluations.values():
         _refuse_unknown("stage of an evaluation", evaluation.stages, (*MEASURING, *ANALYSING))
         choosing = ["evaluation", *study.further_evaluations]
@@ -338,9 +298,6 @@ def _refuse_names(study: TextStudy) -> None:
         for size_name, size in study.sizes.items():
             kind = f"model of sizes.{size_name} for judge_with or reference_model"
             _refuse_unknown(kind, beside, size.models or study.models)
-        kind = "kind of of_planted, for which the study has `planted`, and the evaluation no `data`:"
-        kinds = () if evaluation.data or study.planted is None else OF_PLANTED
-        _refuse_unknown(kind, [evaluation.of_planted], kinds)
 
 
 def _refuse_unknown(kind: str, names: Sequence[str | None] | None, known: Collection[str]) -> None:

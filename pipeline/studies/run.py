@@ -24,24 +24,18 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TextIO
 
-import psutil
 from joblib import cpu_count
 from tqdm import tqdm
 
-from pipeline.cli import InputError, logger
 from pipeline.measuring.flags import default_documents_per_shard
 from pipeline.studies.commands import Command, Measuring, Training
 from pipeline.text.folder import read_manifest
 
-GIBIBYTE = 1 << 30
-PROCESS_BYTES = 0.6 * GIBIBYTE
-"""Of a command on a small model: Python and torch take 0.4 GiB, batches the rest."""
 EXIT_STOPPED = 75  # as pretrain.py's: run the same again to go on
 _SECONDS_BETWEEN_LOOKS = 0.05
 _SECONDS_BETWEEN_DRAWINGS = 0.5
 _LAST_LINES = 15
 _HEADING = "--- "
-_CGROUP = Path("/sys/fs/cgroup")
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 _prctl = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
 
@@ -62,30 +56,9 @@ class Workers:
         return {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **gpu}
 
 
-def workers(
-    asked: int | None, threads: int, bytes_of_a_command: float = PROCESS_BYTES, gpus: Sequence[str] = ()
-) -> Workers:
-    """As many as --jobs asks for, or one a GPU, or one for `threads` cores; at most what memory holds."""
-    number = asked or len(gpus) or max(1, cpu_count() // threads)
-    fitting = max(1, int(free_bytes() // bytes_of_a_command))
-    if fitting < number:
-        logger.warning(
-            "%d %s at once, not %d: %.1f GiB of memory are free, and a command takes about %.1f",
-            fitting, "command" if fitting == 1 else "commands", number,
-            free_bytes() / GIBIBYTE, bytes_of_a_command / GIBIBYTE,
-        )  # fmt: skip
-    return Workers(min(number, fitting), threads, tuple(gpus))
-
-
-def free_bytes() -> int:
-    """Memory that could be taken, of the machine's and of the container's, which psutil does not know."""
-    free = int(psutil.virtual_memory().available)
-    with suppress(OSError, ValueError):  # no container, or the word max
-        limit, taken = (int((_CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
-        stat = (_CGROUP / "memory.stat").read_text().split()
-        # Files that were read and can be read again count as taken, but the kernel gives them up.
-        free = min(free, limit - taken + int(stat[stat.index("inactive_file") + 1]))
-    return free
+def workers(asked: int | None, threads: int, gpus: Sequence[str] = ()) -> Workers:
+    """As many as --jobs asks for, or one a GPU, or one for `threads` cores."""
+    return Workers(asked or len(gpus) or max(1, cpu_count() // threads), threads, tuple(gpus))
 
 
 def gpus_here() -> tuple[str, ...]:
@@ -101,7 +74,8 @@ def num_processes(command: Command, at_most: int) -> int:
     """Of a command: for a measuring stage as many as have a shard to measure, else one."""
     if not isinstance(command.about, Measuring):
         return 1
-    evaluation, manifest = command.about.evaluation, read_manifest(command.about.data)
+    evaluation = command.about.evaluation
+    manifest = read_manifest(command.about.data)
     num_documents = manifest["counts"]["evaluation_documents"] if manifest else 1
     num_documents = min(num_documents, evaluation.max_documents or num_documents)
     size = evaluation.documents_per_shard or default_documents_per_shard(num_documents)
@@ -117,12 +91,14 @@ class Process:
     ) -> None:
         """Start it, out of the terminal's reach. What it says goes to its log."""
         logs.mkdir(parents=True, exist_ok=True)
-        self.command, self.place = command, place
+        self.command = command
+        self.place = place
         self.name = command.name if number == 1 else f"{command.name}-{index + 1}-of-{number}"
         self.log = logs / f"{self.name}.log"
         self.output = b""
         """Its standard output, once it has ended."""
-        self._starter, words = os.getpid(), [sys.executable, *command.words()]
+        self._starter = os.getpid()
+        words = [sys.executable, *command.words()]
         # As torchrun says it. Not --task-index: with another number of jobs the study would be refused.
         shared = {} if number == 1 else {"RANK": str(index), "WORLD_SIZE": str(number)}
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed when it has ended)
@@ -130,9 +106,14 @@ class Process:
             file.write(f"{_HEADING}{time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(words)}\n".encode())
             file.flush()
             self._process = subprocess.Popen(
-                words, env={**workers.environment(place), **shared}, stdin=subprocess.DEVNULL,
-                stdout=self._output, stderr=file, start_new_session=True, preexec_fn=self._before_it_begins,
-            )  # fmt: skip
+                words,
+                env={**workers.environment(place), **shared},
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=file,
+                start_new_session=True,
+                preexec_fn=self._before_it_begins,
+            )
 
     def _before_it_begins(self) -> None:
         """In the new process: end with its starter, even one that SIGKILL ends."""
@@ -168,8 +149,8 @@ class Process:
 def run_all(commands: Sequence[Command], finished: Collection[str], workers: Workers, logs: Path) -> int:
     """Run the commands of a study, but for those that are named in `finished`; stop at the first that fails.
 
-    Returns its exit code, 0 if none failed, EXIT_STOPPED after SIGTERM or SIGUSR1. KeyboardInterrupt, and an
-    InputError where a training's configuration was edited meanwhile, are raised once no process is left.
+    Returns its exit code, 0 if none failed, EXIT_STOPPED after SIGTERM or SIGUSR1. KeyboardInterrupt is
+    raised once no process is left.
     """
     run = _Run(commands, finished, workers, logs)
     numbers = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
@@ -188,7 +169,8 @@ class _Run:
     def __init__(
         self, commands: Sequence[Command], finished: Collection[str], workers: Workers, logs: Path
     ) -> None:
-        self._workers, self._logs = workers, logs
+        self._workers = workers
+        self._logs = logs
         before = [command.name for command in commands if command.name in finished]
         self._finished = set(before)
         self._waiting = [command for command in commands if command.name not in finished]
@@ -196,14 +178,15 @@ class _Run:
         """Of the command started last, the processes that wait for a place: index and number."""
         self._running: list[Process] = []
         self._started: dict[str, float] = {}
-        configs = {one.arguments[0] for one in commands if isinstance(one.about, Training)}
-        self._configs = {name: Path(name).read_bytes() for name in configs if Path(name).is_file()}
         self._signal: int | None = None
         self._is_stopping = self._waits_no_more = False
         self._bar = tqdm(  # on a terminal only: elsewhere the log files say more
-            total=len(commands), initial=len(before), disable=None, dynamic_ncols=True,
+            total=len(commands),
+            initial=len(before),
+            disable=None,
+            dynamic_ncols=True,
             bar_format="study: {n}/{total} commands, {elapsed}{postfix}",
-        )  # fmt: skip
+        )
         if before:
             self._say(f"finished before: {', '.join(before)}")
 
@@ -257,13 +240,6 @@ class _Run:
                 command = next((one for one in self._waiting if self._finished.issuperset(one.needs)), None)
                 if command is None:
                     return
-                config = self._configs.get(command.arguments[0])
-                if config is not None and Path(command.arguments[0]).read_bytes() != config:
-                    raise InputError(
-                        f"{command.arguments[0]} was edited while the study ran, and {command.name} would be"
-                        " made of other settings than the models before it; undo the edit, and run the same"
-                        " again"
-                    )
                 self._waiting.remove(command)
                 number = num_processes(command, self._workers.number)
                 self._ready = [(command, index, number) for index in range(number)]

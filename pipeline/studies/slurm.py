@@ -80,7 +80,9 @@ def arguments_of(commands: Sequence[Command], name: str) -> list[str]:
 
 def _jobs_of(command: Command) -> list[_Job]:
     """One job, or for a text that is tokenized in tasks two, the second of which needs the first."""
-    name, arguments, num_tasks = command.name, command.arguments, command.num_tasks
+    name = command.name
+    arguments = command.arguments
+    num_tasks = command.num_tasks
     if not command.is_stage:
         return [_Job(name, "analysis", [command.program, *arguments])]
     if num_tasks is None:

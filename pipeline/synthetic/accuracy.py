@@ -16,9 +16,13 @@ from pipeline.synthetic.tasks import ExampleBatch, task_called
 
 @torch.inference_mode()
 def generate(
-    model: TaskModel, prompt_ids_BP: torch.Tensor, position_ids_BS: torch.Tensor, *, num_tokens: int,
+    model: TaskModel,
+    prompt_ids_BP: torch.Tensor,
+    position_ids_BS: torch.Tensor,
+    *,
+    num_tokens: int,
     predict_position_ids: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The likeliest token at every place of the response, each read back before the next.
 
     The prompt is read once; then each pass reads one token of every sequence, whose key is rotated by the ID
@@ -31,11 +35,15 @@ def generate(
         Tokens and position IDs of the response: two int64 [B, T], T = `num_tokens`.
     """
     num_prompt_tokens = prompt_ids_BP.shape[1]
-    tokens_B1, ids_B1 = prompt_ids_BP, position_ids_BS[:, :num_prompt_tokens]
-    past, tokens, position_ids = None, [], []
+    tokens_B1 = prompt_ids_BP
+    ids_B1 = position_ids_BS[:, :num_prompt_tokens]
+    past = None
+    tokens = []
+    position_ids = []
     for step in range(num_tokens):
         hidden_BSD, read = model(tokens_B1, ids_B1, past)
-        past, last_B1D = Prefix.together([past, read] if past else [read]), hidden_BSD[:, -1:]
+        past = Prefix.together([past, read] if past else [read])
+        last_B1D = hidden_BSD[:, -1:]
         tokens_B1 = model.token_logits(last_B1D).argmax(-1)
         place = num_prompt_tokens + step
         if predict_position_ids:
@@ -68,11 +76,15 @@ class Answers:
 
 
 def answers(
-    model: TaskModel, batch: ExampleBatch, config: TaskConfig, generator: np.random.Generator,
+    model: TaskModel,
+    batch: ExampleBatch,
+    config: TaskConfig,
+    generator: np.random.Generator,
     examples_per_batch: int,
-) -> Answers:  # fmt: skip
+) -> Answers:
     """Let a model that was trained with `config` answer; `generator` draws random starts."""
-    num_prompt_tokens, predicts = batch.num_prompt_tokens, config.positions == "predicted"
+    num_prompt_tokens = batch.num_prompt_tokens
+    predicts = config.positions == "predicted"
     token_ids_BS = torch.from_numpy(batch.token_ids_BS).to(model.device)
     position_ids = config.position_ids(batch, generator, in_testing=True)
     position_ids_BS = torch.from_numpy(position_ids).to(model.device)
@@ -95,9 +107,12 @@ def answers(
 
 @torch.inference_mode()
 def excess_losses(
-    model: TaskModel, batch: ExampleBatch, config: TaskConfig, generator: np.random.Generator,
+    model: TaskModel,
+    batch: ExampleBatch,
+    config: TaskConfig,
+    generator: np.random.Generator,
     examples_per_batch: int,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """Of responses of one token, the loss beyond the best possible one: float64 [B], nats.
 
     It is KL(posterior || model): the mean over what the answer could have been, with these signs. So it is
@@ -105,7 +120,8 @@ def excess_losses(
     """
     assert batch.log_posterior_BV is not None
     position_ids_BS = torch.from_numpy(config.position_ids(batch, generator, in_testing=True))
-    log_posterior_BV, excess = torch.from_numpy(batch.log_posterior_BV), []
+    log_posterior_BV = torch.from_numpy(batch.log_posterior_BV)
+    excess = []
     parts = (
         part.to(model.device).split(examples_per_batch)
         for part in (torch.from_numpy(batch.token_ids_BS), position_ids_BS, log_posterior_BV)
@@ -120,9 +136,12 @@ def excess_losses(
 
 
 def attention_on_signs(
-    model: TaskModel, batch: ExampleBatch, config: TaskConfig, generator: np.random.Generator,
+    model: TaskModel,
+    batch: ExampleBatch,
+    config: TaskConfig,
+    generator: np.random.Generator,
     num_examples: int,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """Attention on what decides the answer, of the row that predicts it: float64, a value a layer and head.
 
     Each is a share of 1, mean over the first `num_examples`.

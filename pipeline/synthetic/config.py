@@ -17,20 +17,7 @@ from pipeline.cli import InputError, unknown_name
 from pipeline.models.olmo import ATTENTION_SCALINGS
 from pipeline.synthetic.tasks import COUPLED_SCHEMES, TASKS, ExampleBatch, draw_batch, task_called
 from pipeline.training.positions import POSITION_SCHEMES, position_scheme
-from pipeline.training.settings import (
-    FINITE_FROM_ZERO,
-    LEARNING_RATE,
-    POSITIVE,
-    SEED,
-    SHARE_BELOW_ONE,
-    Allowed,
-    Range,
-    Relation,
-    read_overrides,
-    read_yaml,
-    refuse_bad_fields,
-    settings_of,
-)
+from pipeline.training.settings import read_overrides, read_yaml, require, require_name, settings_of
 
 EXAMPLE_SCHEMES = (*POSITION_SCHEMES, *COUPLED_SCHEMES)
 
@@ -175,44 +162,6 @@ class TaskConfig:
         return position_scheme(scheme, table)(num_examples, num_tokens, generator)
 
 
-_COUNT = Range(1, 2**31 - 1)  # what a column of results holds
-_COUNTS = (
-    "smallest_size", "largest_size", "size_step", "largest_sparsity", "num_position_ids", "model.width",
-    "model.num_layers", "model.num_heads", "batch_size", "sizes_per_step", "num_steps", "save_interval",
-    "eval_interval", "eval_num_examples",
-)  # fmt: skip
-ALLOWED: Allowed = {
-    "positions": EXAMPLE_SCHEMES,
-    "spread_of_coupled_ids": ("contiguous", "pose"),
-    "model.architecture": ("gpt_neox", "olmo"),
-    "model.attention_scaling": ATTENTION_SCALINGS,
-    **dict.fromkeys(_COUNTS, _COUNT),
-    "seed": SEED,
-    "model.rotary_fraction": Range(0, 1, leaves_least_out=True),
-    "learning_rate": LEARNING_RATE,
-    "warm_up_steps": Range(0),
-    "weight_decay": FINITE_FROM_ZERO,
-    "betas": SHARE_BELOW_ONE,
-    "max_grad_norm": POSITIVE,
-}
-RELATIONS: tuple[Relation, ...] = (
-    (lambda config: config.model.width % (2 * config.model.num_heads) == 0,
-     "model.width {0.model.width} is not a multiple of twice model.num_heads, {0.model.num_heads}: RoPE"
-     " rotates pairs within a head"),
-    (lambda config: config.model.architecture == "olmo" or config.model.attention_scaling == "none",
-     "model.attention_scaling is {0.model.attention_scaling}; set model.architecture=olmo, which has it"),
-    (lambda config: config.stop_at_excess_loss is None or config.task.startswith("signs_"),
-     "stop_at_excess_loss is {0.stop_at_excess_loss}, but the best loss of task {0.task} is not known"),
-    (lambda config: config.warm_up_steps < config.num_steps,
-     "warm_up_steps is {0.warm_up_steps}; it must be below num_steps, {0.num_steps}"),
-    (lambda config: config.batch_size % config.sizes_per_step == 0,
-     "batch_size {0.batch_size} is not divisible by sizes_per_step {0.sizes_per_step}"),
-    (lambda config: config.smallest_size <= config.largest_size,
-     "largest_size is {0.largest_size}; it must be at least smallest_size, {0.smallest_size}"),
-)  # fmt: skip
-"""Of the fields of a `TaskConfig`."""
-
-
 def load_task_config(path: Path, overrides: Sequence[str], *, task: str, positions: str) -> TaskConfig:
     """The configuration of one run, complete and checked; InputError names a field and what would be right.
 
@@ -240,7 +189,7 @@ def _complete(path: Path, *parts: DictConfig) -> TaskConfig:
     task = task_called(config.task)
     if config.positions in COUPLED_SCHEMES:
         task.require_coupled_ids(config.positions)
-    refuse_bad_fields(config, ALLOWED, RELATIONS)
+    _refuse_bad_fields(config)
     largest = config.largest_sparsity
     most = task.largest_sparsity(config.largest_size) if task.largest_sparsity else None
     if (largest is None) != (most is None) or (largest or 0) > (most or 0):
@@ -249,8 +198,43 @@ def _complete(path: Path, *parts: DictConfig) -> TaskConfig:
     # The task itself knows best which sizes it has, so examples are drawn; before, as drawing is slow: no
     # example has fewer tokens, or coupled IDs, than its size.
     refuse_beyond_table(config.largest_size, config.num_position_ids)
-    sizes, generator = config.sizes, np.random.default_rng(0)
+    sizes = config.sizes
+    generator = np.random.default_rng(0)
     # The smallest and the largest; and the second, as a task may have every other size only.
     for size in {*sizes[:2], sizes[-1]}:
         config.position_ids(config.draw(size, 1, generator), generator)
     return config
+
+
+def _refuse_bad_fields(config: TaskConfig) -> None:
+    model = config.model
+    require_name("positions", config.positions, EXAMPLE_SCHEMES)
+    require_name("spread_of_coupled_ids", config.spread_of_coupled_ids, ("contiguous", "pose"))
+    require_name("model.architecture", model.architecture, ("gpt_neox", "olmo"))
+    require_name("model.attention_scaling", model.attention_scaling, ATTENTION_SCALINGS)
+    require(
+        model.width % (2 * model.num_heads) == 0,
+        f"model.width {model.width} is not a multiple of twice model.num_heads, {model.num_heads}: RoPE"
+        " rotates pairs within a head",
+    )
+    require(
+        model.architecture == "olmo" or model.attention_scaling == "none",
+        f"model.attention_scaling is {model.attention_scaling}; set model.architecture=olmo, which has it",
+    )
+    require(
+        config.stop_at_excess_loss is None or config.task.startswith("signs_"),
+        f"stop_at_excess_loss is {config.stop_at_excess_loss}, but the best loss of task {config.task} is not"
+        " known",
+    )
+    require(
+        config.warm_up_steps < config.num_steps,
+        f"warm_up_steps is {config.warm_up_steps}; it must be below num_steps, {config.num_steps}",
+    )
+    require(
+        config.batch_size % config.sizes_per_step == 0,
+        f"batch_size {config.batch_size} is not divisible by sizes_per_step {config.sizes_per_step}",
+    )
+    require(
+        config.smallest_size <= config.largest_size,
+        f"largest_size is {config.largest_size}; it must be at least smallest_size, {config.smallest_size}",
+    )

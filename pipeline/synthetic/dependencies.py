@@ -3,19 +3,18 @@
 The task's generator knows the true dependency sets. What of a set lies in the short context needs no
 selection, so finding is about the rest: the set's places in the far context.
 
-Shapes: L tokens of an example, T targets, F far-context positions (of the last target), K largest k, R draws
-of substitutes.
+Shapes: L tokens of an example, T targets, F far-context positions (of the last target), K largest k, B
+backgrounds.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pipeline.measuring.flags import ContextLengths
-from pipeline.measuring.rules import BACKGROUND, CONTROLS, REMOVE, RULES, SUBSTITUTE, find_rule
+from pipeline.measuring.rules import BACKGROUND, CONTROLS, REMOVE, RULES, find_rule
 from pipeline.synthetic.tasks import ExampleBatch
 
 if TYPE_CHECKING:
@@ -27,20 +26,27 @@ if TYPE_CHECKING:
     from pipeline.synthetic.models import TaskModel
 
 
-NOT_FINDING = ("learned_attention", "learned_attention_divergence")
-"""They learn from training text, which an example has none of."""
-FINDING_RULES = tuple(name for name in RULES if name not in NOT_FINDING)
+FINDING_RULES = tuple(RULES)
 DEFAULT_FINDING_RULES = (
-    "attention_rollout", "leave_one_out", "leave_one_out_divergence", "add_one_in", "greedy", *CONTROLS,
-)  # fmt: skip
+    "attention_rollout",
+    "leave_one_out",
+    "leave_one_out_divergence",
+    "add_one_in",
+    "greedy",
+    *CONTROLS,
+)
 """The first finds most of the truth of these tasks (analysis/METHODS.md)."""
-DEFAULT_INTERVENTIONS = (REMOVE, SUBSTITUTE)
-NUM_EXAMPLES_OF_FINDING, NUM_SUBSTITUTES, LARGEST_K, SHORT_CONTEXT_LENGTH = 200, 8, 8, 2
-"""Unless asked otherwise: test examples of each size and k, draws of a substitution, tokens that each rule
+DEFAULT_INTERVENTIONS = (REMOVE, BACKGROUND)
+NUM_EXAMPLES_OF_FINDING = 200
+NUM_BACKGROUNDS = 8
+LARGEST_K = 8
+SHORT_CONTEXT_LENGTH = 2
+"""Unless asked otherwise: test examples of each size and k, backgrounds, tokens that each rule
 selects, tokens that are seen anyway."""
 _EFFECTS = {"leave_one_out": "influence_TF", "leave_one_out_divergence": "divergence_TF"}
 """Rule -> what a far context tells of each far token left out."""
-TOKENS, POSITION_IDS = "tokens", "position_ids"
+TOKENS = "tokens"
+POSITION_IDS = "position_ids"
 """Heads: what of the next place is predicted."""
 
 
@@ -50,7 +56,7 @@ class Selection:
 
     rule: str
     intervention: str | None
-    """remove, substitute or background; None of rules that it does not matter to."""
+    """remove or background; None of rules that it does not matter to."""
     positions_TK: np.ndarray
     """int64; most influential first."""
     effects_TK: np.ndarray | None = None
@@ -64,8 +70,8 @@ class SearchedExample:
     model: "CausalLM"
     token_ids_L: np.ndarray
     lengths: ContextLengths
-    substitutes_RL: np.ndarray
-    """int64; tokens that may stand in for those of the same places."""
+    backgrounds_BL: np.ndarray
+    """int64; other examples, whose tokens stand in for those of the same places."""
     batching: "Batching"
 
     def select(
@@ -73,9 +79,9 @@ class SearchedExample:
     ) -> tuple[list[Selection], np.ndarray]:
         """The first `max_k` tokens of every rule, and loss(t | long) of every target: float32 [T], nats.
 
-        Under `substitute` influence and divergence are means over the R draws: where a place has few values,
-        one draw is often the token that stands there, and says nothing. Under `background` the rest of the
-        far context is a draw, and measurements are means over all R.
+        Under `background` other examples' tokens stand in the place of what is left out, and measurements are
+        means over all B of them: where a place has few values, one is often the token that stands there, and
+        says nothing.
 
         The `interventions` are taken in turn, by the rules that know them; K is `max_k`, at most the first
         target's far context; rules that draw take `generator`.
@@ -87,7 +93,8 @@ class SearchedExample:
             known = [name for name in interventions if name in rule.interventions]
             for intervention in known if rule.knows_interventions else [None]:
                 context = own if intervention is None else contexts[intervention]
-                positions_TK, effects_TK = rule.ranking([context], max_k, generator), None
+                positions_TK = rule.ranking([context], max_k, generator)
+                effects_TK = None
                 if rule.name in _EFFECTS:
                     effects_TF = getattr(context, _EFFECTS[rule.name])
                     effects_TK = np.take_along_axis(effects_TF, positions_TK, axis=1)
@@ -103,12 +110,7 @@ class SearchedExample:
         fields = measurement, self.token_ids_L, self.token_ids_L
         if intervention == REMOVE:
             return FarContext(*fields)
-        if intervention == BACKGROUND:
-            return FarContextInBackground(*fields, background_ids_BL=self.substitutes_RL)
-        draws = [FarContext(*fields, substitute_ids_L=row_L) for row_L in self.substitutes_RL]
-        means = {name: np.mean([getattr(draw, name) for draw in draws], axis=0) for name in _EFFECTS.values()}
-        of_rules = SimpleNamespace(**means, necessity=tuple(means.values()))
-        return cast("FarContext", of_rules)  # all that rules under a substitution ask for
+        return FarContextInBackground(*fields, background_ids_BL=self.backgrounds_BL)
 
 
 def searched_example(
@@ -117,7 +119,7 @@ def searched_example(
     vocabulary_size: int,
     token_ids_L: np.ndarray,
     position_ids_L: "torch.Tensor",
-    substitutes_RL: np.ndarray,
+    backgrounds_BL: np.ndarray,
     lengths: ContextLengths,
     batching: "Batching",
 ) -> SearchedExample:
@@ -126,10 +128,10 @@ def searched_example(
 
     if head == TOKENS:
         lm = TaskCausalLM(model, vocabulary_size, position_ids_L)
-        return SearchedExample(lm, token_ids_L, lengths, substitutes_RL, batching)
+        return SearchedExample(lm, token_ids_L, lengths, backgrounds_BL, batching)
     num_prompt_tokens = int(lengths.targets_T[0])
     of_ids = PositionIdLM(model, vocabulary_size, position_ids_L, token_ids_L, num_prompt_tokens)
-    return SearchedExample(of_ids, of_ids.codes_L, lengths, of_ids.codes_of(substitutes_RL), batching)
+    return SearchedExample(of_ids, of_ids.codes_L, lengths, of_ids.codes_of(backgrounds_BL), batching)
 
 
 def far_dependencies(dependencies: Sequence[Sequence[int]], lengths: ContextLengths) -> list[set[int]]:

@@ -34,16 +34,30 @@ def add_task_evaluation_arguments(parser: argparse.ArgumentParser, *, num_exampl
     """The flags of every stage that tests models of a synthetic task."""
     add = parser.add_argument
     add("--task", required=True, help="the task's name; run folders of other tasks are refused")
-    add("--checkpoints", type=folder_path, nargs="+", required=True, metavar="RUN",
-        help="run folders of train_synthetic.py")  # fmt: skip
+    add(
+        "--checkpoints",
+        type=folder_path,
+        nargs="+",
+        required=True,
+        metavar="RUN",
+        help="run folders of train_synthetic.py",
+    )
     add("--results", type=folder_path, required=True, help="results folder; complete shards in it are kept")
-    add("--sizes", type=positive_int, nargs="+", required=True,
+    add(
+        "--sizes",
+        type=positive_int,
+        nargs="+",
+        required=True,
         help="sizes of the test examples, in the task's own unit (letters, bits, digits, assignments, prompt"
-        " tokens)")  # fmt: skip
-    add("--sparsities", type=positive_int, nargs="+",
-        help="k of the test examples, where the task has it; left out at sizes without room")  # fmt: skip
-    add("--num-examples", type=positive_int, default=num_examples,
-        help="test examples of each size and k")  # fmt: skip
+        " tokens)",
+    )
+    add(
+        "--sparsities",
+        type=positive_int,
+        nargs="+",
+        help="k of the test examples, where the task has it; left out at sizes without room",
+    )
+    add("--num-examples", type=positive_int, default=num_examples, help="test examples of each size and k")
     add("--test-seed", type=random_seed, default=0, help="of the test examples")
 
 
@@ -130,11 +144,13 @@ class Evaluation:
         arguments, (task, cells) = self.arguments, self.task_and_cells
         device = usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU")
         for run in self.runs:
-            output, config = self._output_of(run), run.config
+            output = self._output_of(run)
+            config = run.config
             if not output.is_done():
                 with output.writing():
                     pending = output.pending_shards()
-                    model, is_learnt = run.load(device), run.is_learnt
+                    model = run.load(device)
+                    is_learnt = run.is_learnt
                     if "attention_scale" in self.settings:
                         model.sharpen_attention(self.settings["attention_scale"])
                     for shard in progress(pending, f"{self.stage} {run.name}", "cells"):
@@ -144,11 +160,15 @@ class Evaluation:
                         )
                         tables = measure(run, model, cell, batch, generator)
                         of_all_rows = {
-                            "task": config.task, "positions": config.positions, "seed": config.seed,
+                            "task": config.task,
+                            "positions": config.positions,
+                            "seed": config.seed,
                             "largest_train_size": config.largest_size,
                             "largest_train_sparsity": config.largest_sparsity,
-                            "is_learnt": is_learnt, "size": size, "sparsity": sparsity,
-                        }  # fmt: skip
+                            "is_learnt": is_learnt,
+                            "size": size,
+                            "sparsity": sparsity,
+                        }
                         for columns in tables.values():
                             num_rows = len(next(iter(columns.values())))
                             columns |= {name: [value] * num_rows for name, value in of_all_rows.items()}
@@ -167,9 +187,14 @@ class Evaluation:
             **self.settings,
         }
         return StageOutput(
-            self.arguments.results, self.stage, run.name, settings=settings,
-            inputs={"checkpoint": run.sha256}, num_shards=len(cells),
-        )  # fmt: skip
+            self.arguments.results,
+            self.stage,
+            run.name,
+            settings=settings,
+            inputs={"checkpoint": run.sha256},
+            num_shards=len(cells),
+            words={"checkpoint": str(run.folder)},
+        )
 
 
 def refuse_impossible(configs: Mapping[str, "TaskConfig"], cells: Sequence[Cell]) -> None:

@@ -32,19 +32,30 @@ from pipeline.models.olmo import blocks_of
 
 
 def new_gpt_neox(
-    *, vocabulary_size: int, width: int, num_layers: int, num_heads: int, num_position_ids: int,
+    *,
+    vocabulary_size: int,
+    width: int,
+    num_layers: int,
+    num_heads: int,
+    num_position_ids: int,
     rotary_fraction: float,
-) -> HuggingFaceCausalLM:  # fmt: skip
+) -> HuggingFaceCausalLM:
     """A small GPT-NeoX; its initial weights are drawn from torch's global generator.
 
     RoPE rotates `rotary_fraction` of each head; GPT-NeoX has a quarter.
     """
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": rotary_fraction}
     config = transformers.GPTNeoXConfig(
-        vocab_size=vocabulary_size, hidden_size=width, num_hidden_layers=num_layers,
-        num_attention_heads=num_heads, intermediate_size=4 * width,
-        max_position_embeddings=num_position_ids, rope_parameters=rope, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
+        vocab_size=vocabulary_size,
+        hidden_size=width,
+        num_hidden_layers=num_layers,
+        num_attention_heads=num_heads,
+        intermediate_size=4 * width,
+        max_position_embeddings=num_position_ids,
+        rope_parameters=rope,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
     return HuggingFaceCausalLM(transformers.GPTNeoXForCausalLM(config))
 
 
@@ -93,7 +104,8 @@ class TaskModel(nn.Module):
 
     def __init__(self, lm: CausalLM, position_ids: PositionIDs | None) -> None:
         super().__init__()
-        self.lm, self.trunk = lm, nn.ModuleDict({"model": lm._model})
+        self.lm = lm
+        self.trunk = nn.ModuleDict({"model": lm._model})
         self.position_ids = position_ids
         self.train().requires_grad_()  # what is behind a `CausalLM` is not trained, elsewhere
 
@@ -103,9 +115,12 @@ class TaskModel(nn.Module):
         return next(self.parameters()).device
 
     def forward(
-        self, token_ids_BS: torch.Tensor, position_ids_BS: torch.Tensor, past: Prefix | None = None,
+        self,
+        token_ids_BS: torch.Tensor,
+        position_ids_BS: torch.Tensor,
+        past: Prefix | None = None,
         visible_BSK: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, Prefix]:  # fmt: skip
+    ) -> tuple[torch.Tensor, Prefix]:
         """Final hidden states [B, S, D], and the keys and values of the rows given.
 
         `past` are rows read before, shared by all sequences or each sequence's own; `visible_BSK` is as in
@@ -160,7 +175,8 @@ class TaskCausalLM(CausalLM):
 
     def __init__(self, model: TaskModel, vocabulary_size: int, position_ids_L: torch.Tensor) -> None:
         super().__init__(model)
-        self._vocabulary_size, self._position_ids_L = vocabulary_size, position_ids_L.to(model.device)
+        self._vocabulary_size = vocabulary_size
+        self._position_ids_L = position_ids_L.to(model.device)
 
     @property
     def vocabulary_size(self) -> int:
@@ -189,9 +205,15 @@ class TaskCausalLM(CausalLM):
         return self._model.placed(embedded_BSD, ids_BS), ids_BS
 
     def _run(
-        self, tokens: torch.Tensor, position_ids_BS: torch.Tensor, visible_BSK: torch.Tensor | None,
-        query_rows_BT: torch.Tensor | None, prefix: Prefix | None = None, *, keeps_rows: bool = False,
-    ) -> tuple[torch.Tensor, Prefix | None]:  # fmt: skip
+        self,
+        tokens: torch.Tensor,
+        position_ids_BS: torch.Tensor,
+        visible_BSK: torch.Tensor | None,
+        query_rows_BT: torch.Tensor | None,
+        prefix: Prefix | None = None,
+        *,
+        keeps_rows: bool = False,
+    ) -> tuple[torch.Tensor, Prefix | None]:
         placed_BSD, ids_BS = self._placed(tokens, position_ids_BS)
         of_all = placed_BSD, ids_BS, visible_BSK, None, prefix
         hidden_BSD, read = self._model.lm._run(*of_all, keeps_rows=keeps_rows)
@@ -205,9 +227,13 @@ class TaskCausalLM(CausalLM):
         return self._model.lm.derivable_attention()
 
     def watch_heads(
-        self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None,
-        query_rows_T: torch.Tensor | None, of_layer: OfHeads[Kept],
-    ) -> list[Kept]:  # fmt: skip
+        self,
+        token_ids_1S: torch.Tensor,
+        position_ids_1S: torch.Tensor,
+        visible_1SS: torch.Tensor | None,
+        query_rows_T: torch.Tensor | None,
+        of_layer: OfHeads[Kept],
+    ) -> list[Kept]:
         """See `CausalLM.watch_heads`."""
         placed_1SD, ids_1S = self._placed(token_ids_1S, position_ids_1S)
         return self._model.lm.watch_heads(placed_1SD, ids_1S, visible_1SS, query_rows_T, of_layer)
@@ -230,9 +256,13 @@ class PositionIdLM(TaskCausalLM):
     """
 
     def __init__(
-        self, model: TaskModel, vocabulary_size: int, position_ids_L: torch.Tensor, token_ids_L: np.ndarray,
+        self,
+        model: TaskModel,
+        vocabulary_size: int,
+        position_ids_L: torch.Tensor,
+        token_ids_L: np.ndarray,
         num_prompt_tokens: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(model, vocabulary_size, position_ids_L)
         assert model.position_ids is not None
         self._num_position_ids = len(model.position_ids.table_ID)

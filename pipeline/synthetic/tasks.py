@@ -277,7 +277,8 @@ def lay_out_assignments(
         ((3, 16), (17,), (18,), (9, 19))
     """
     index_of = {left: index for index, (left, _) in enumerate(assignments)}
-    chain, name = [], asked
+    chain = []
+    name = asked
     while name in index_of:
         chain.append(index_of[name])
         name = assignments[chain[-1]][1]
@@ -315,7 +316,8 @@ def _draw_assignments(size: int, sparsity: None, generator: np.random.Generator)
 # sparse_parity, sparse_or, sparse_majority, sparse_last, sparse_lookup
 
 PARITY_VOCABULARY: Vocabulary = ("0", "1", ".", "*")
-_UNMARKED, _MARKED = 2, 3
+_UNMARKED = 2
+_MARKED = 3
 _KEYS = "abcdefgh"
 LOOKUP_VOCABULARY: Vocabulary = ("0", "1", ".", *_KEYS)
 
@@ -436,7 +438,8 @@ def _draw_lookup(size: int, sparsity: int, generator: np.random.Generator) -> Ex
 # planted_correlation
 
 PLANTED_VOCABULARY: Vocabulary = ("0", "1", *"abcdefgh", "=")
-NUM_SIGNALS, _NUM_NOISES = 2, 8
+NUM_SIGNALS = 2
+_NUM_NOISES = 8
 DEFAULT_LOCAL_LENGTH = 16
 
 PositionLaw = Callable[[int, int, np.random.Generator], np.ndarray]
@@ -498,8 +501,11 @@ def draw_planted(
 
 # signs_1, signs_2, signs_4, each also local, signs_8_weak, signs_32_weak, signs_growing
 
-BITS_TOLD, SIGNS_LOCAL_LENGTH, TOKENS_A_GROWING_SIGN = 3.0, 16, 8
-_NOISES, _OF_SIGNS = tuple(f"n{number}" for number in range(16)), (1, 2, 4)
+BITS_TOLD = 3.0
+SIGNS_LOCAL_LENGTH = 16
+TOKENS_A_GROWING_SIGN = 8
+_NOISES = tuple(f"n{number}" for number in range(16))
+_OF_SIGNS = (1, 2, 4)
 _SIGN_NAMES = [f"{k}.{place}.{token:x}" for k in _OF_SIGNS for place in range(k) for token in range(16)]
 SIGNS_VOCABULARY: Vocabulary = (*_NOISES, *_SIGN_NAMES, "?", *(f"={latent:x}" for latent in range(16)))
 _FIRST_SIGN = {k: SIGNS_VOCABULARY.index(f"{k}.0.0") for k in _OF_SIGNS}
@@ -507,9 +513,13 @@ _FIRST_ANSWER = SIGNS_VOCABULARY.index("=0")
 
 
 def lay_out_signs(
-    law: SignLaw, noise: Sequence[int], positions: Sequence[int], places: np.ndarray, tokens: np.ndarray,
+    law: SignLaw,
+    noise: Sequence[int],
+    positions: Sequence[int],
+    places: np.ndarray,
+    tokens: np.ndarray,
     latent: int,
-) -> Example:  # fmt: skip
+) -> Example:
     """`signs_*`: signs among noise tell one of 16 answers, three of its four bits, by `SignLaw`; then "?".
 
     The same law plants them in text (plant_signs.py). Only the number of signs differs: 1, 2 or 4 of them; 8
@@ -535,7 +545,8 @@ def lay_out_signs(
     num_before = len(noise) + len(positions)
     is_noise_S = np.ones(num_before, dtype=bool)
     is_noise_S[list(positions)] = False
-    prompt, ids = np.empty(num_before, dtype=np.int64), np.arange(num_before)
+    prompt = np.empty(num_before, dtype=np.int64)
+    ids = np.arange(num_before)
     prompt[is_noise_S], of_signs = noise, _FIRST_SIGN[law.num_places]
     prompt[list(positions)] = of_signs + 16 * places + tokens
     in_order = np.argsort(places, kind="stable")
@@ -625,29 +636,36 @@ TASKS: dict[str, Task] = {
         Task("variable_assignment", ASSIGNMENT_VOCABULARY, _draw_assignments),
         *(
             Task(
-                f"sparse_{function}", PARITY_VOCABULARY, partial(_draw_marked_bits, function=function),
+                f"sparse_{function}",
+                PARITY_VOCABULARY,
+                partial(_draw_marked_bits, function=function),
                 lambda size: size // 2,
             )
             for function in MARKED_FUNCTIONS
         ),
         Task("sparse_lookup", LOOKUP_VOCABULARY, _draw_lookup, lambda size: min(size // 2, len(_KEYS))),
         Task(
-            "planted_correlation", PLANTED_VOCABULARY, draw_planted,
+            "planted_correlation",
+            PLANTED_VOCABULARY,
+            draw_planted,
             lambda size: min(size, DEFAULT_LOCAL_LENGTH),
         ),
         *(
             Task(
-                f"signs_{k}{'_local' * is_local}", SIGNS_VOCABULARY,
-                partial(_draw_signs, num_signs=k, is_local=is_local), embeds_coupled_ids=False,
+                f"signs_{k}{'_local' * is_local}",
+                SIGNS_VOCABULARY,
+                partial(_draw_signs, num_signs=k, is_local=is_local),
+                embeds_coupled_ids=False,
             )
-            for k in _OF_SIGNS for is_local in (False, True)
+            for k in _OF_SIGNS
+            for is_local in (False, True)
         ),
         *(
             Task(name, SIGNS_VOCABULARY, partial(_draw_signs, num_signs=number), embeds_coupled_ids=False)
             for name, number in (("signs_8_weak", 8), ("signs_32_weak", 32), ("signs_growing", None))
         ),
     )
-}  # fmt: skip
+}
 
 
 def task_called(name: str) -> Task:
@@ -681,7 +699,9 @@ def draw_batch(
     coupled_ids = [example.coupled_ids_S for example in examples if example.coupled_ids_S is not None]
     posteriors = [example.log_posterior_V for example in examples if example.log_posterior_V is not None]
     return ExampleBatch(
-        np.stack([example.token_ids_S for example in examples]), examples[0].num_prompt_tokens,
-        np.stack(coupled_ids) if coupled_ids else None, examples,
+        np.stack([example.token_ids_S for example in examples]),
+        examples[0].num_prompt_tokens,
+        np.stack(coupled_ids) if coupled_ids else None,
+        examples,
         np.stack(posteriors) if posteriors else None,
-    )  # fmt: skip
+    )

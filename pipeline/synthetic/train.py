@@ -49,7 +49,8 @@ def read_metrics(run_folder: Path, num_steps: int) -> dict[str, list[Any]]:
 
     InputError where the file is missing or damaged, or lacks some of these steps.
     """
-    path, names = run_folder / METRICS_FILE, SCHEMAS["synthetic_training"].names
+    path = run_folder / METRICS_FILE
+    names = SCHEMAS["synthetic_training"].names
     if num_steps == 0:
         return {name: [] for name in names}
     columns = read_parquet(path, names).slice(0, num_steps).to_pydict()
@@ -68,7 +69,8 @@ def last_measured(metrics: dict[str, list[Any]], name: str) -> float | None:
 
 def is_known(config: TaskConfig, metrics: dict[str, list[Any]]) -> bool:
     """Whether so small an excess loss was measured at the last step that it ends the training."""
-    asked, excess_loss = config.stop_at_excess_loss, (metrics["excess_loss"] or [None])[-1]
+    asked = config.stop_at_excess_loss
+    excess_loss = (metrics["excess_loss"] or [None])[-1]
     return asked is not None and excess_loss is not None and excess_loss <= asked
 
 
@@ -78,15 +80,6 @@ def last_step(run_folder: Path, config: TaskConfig) -> int:
     if found is None or config.stop_at_excess_loss is None:
         return config.num_steps
     return found[0] if is_known(config, read_metrics(run_folder, found[0])) else config.num_steps
-
-
-BYTES_PER_PARAMETER = 16  # in training: weight, gradient and AdamW's two moments, in float32
-
-
-def about_num_parameters(config: TaskConfig) -> int:
-    """Of the layers and the tables of position IDs; vocabularies are small."""
-    model = config.model
-    return 12 * model.num_layers * model.width**2 + config.num_position_ids * model.width
 
 
 LEARNT = 0.99
@@ -107,14 +100,19 @@ def is_learnt(config: TaskConfig, metrics: dict[str, list[Any]]) -> bool:
 def new_task_model(config: TaskConfig) -> TaskModel:
     """The model with its initial weights, which `config.seed` decides, on the CPU."""
     torch.manual_seed(config.seed)
-    model, task = config.model, task_called(config.task)
+    model = config.model
+    task = task_called(config.task)
     sizes = {
-        "vocabulary_size": len(task.vocabulary), "width": model.width, "num_layers": model.num_layers,
-        "num_heads": model.num_heads, "num_position_ids": config.num_position_ids,
-    }  # fmt: skip
+        "vocabulary_size": len(task.vocabulary),
+        "width": model.width,
+        "num_layers": model.num_layers,
+        "num_heads": model.num_heads,
+        "num_position_ids": config.num_position_ids,
+    }
     lm: CausalLM
     if model.architecture == "olmo":
-        olmo, any_example = new_olmo(**sizes), np.random.default_rng(0)
+        olmo = new_olmo(**sizes)
+        any_example = np.random.default_rng(0)
         longest = config.draw(config.largest_size, 1, any_example).token_ids_BS
         scale_attention(olmo, model.attention_scaling, longest.shape[1] - 1)
         lm = OLMoCausalLM(olmo)
@@ -181,7 +179,8 @@ class TaskTrainer(TrainingLoop):
     ) -> None:
         """Build model and optimizer, at the run's newest checkpoint where it has one."""
         super().__init__(config, run_folder, config.num_steps, stop_request)
-        self._config, self._device = config, device
+        self._config = config
+        self._device = device
         self._model = new_task_model(config).to(device)
         self._optimizer = torch.optim.AdamW(
             self._model.parameters(),
@@ -190,9 +189,12 @@ class TaskTrainer(TrainingLoop):
             weight_decay=config.weight_decay,
         )
         self._schedule = LinearWithWarmup(
-            grad_clip_warmup_steps=None, grad_clip_warmup_factor=None, warmup_min_lr=0.0,
-            warmup_steps=config.warm_up_steps, alpha_f=0.0,
-        )  # fmt: skip
+            grad_clip_warmup_steps=None,
+            grad_clip_warmup_factor=None,
+            warmup_min_lr=0.0,
+            warmup_steps=config.warm_up_steps,
+            alpha_f=0.0,
+        )
         self._parts_of = Prefetch(self._draw)
         saved = newest_state(run_folder)
         if saved is not None:
@@ -205,7 +207,8 @@ class TaskTrainer(TrainingLoop):
     def outcome(self) -> str:
         """Whether the task was learnt, in words, with the number that tells it."""
         verdict = "learnt" if is_learnt(self._config, self._metrics) else "NOT learnt"
-        enough, excess_loss = self._config.stop_at_excess_loss, last_measured(self._metrics, "excess_loss")
+        enough = self._config.stop_at_excess_loss
+        excess_loss = last_measured(self._metrics, "excess_loss")
         if excess_loss is None:
             exact_match = last_measured(self._metrics, "exact_match")
             return f"{verdict}: exact match in distribution {exact_match:.3f}"
@@ -226,9 +229,11 @@ class TaskTrainer(TrainingLoop):
         """
         self._model.eval()
         config = self._config
-        generator, sizes = of_training_step(config.seed, 0), config.sizes
+        generator = of_training_step(config.seed, 0)
+        sizes = config.sizes
         num_examples = -(-config.eval_num_examples // len(sizes))
-        is_right, excess = [], []
+        is_right = []
+        excess = []
         for size in sizes:
             batch = config.draw(size, num_examples, generator)
             of_batch = self._model, batch, config, generator, num_examples
@@ -247,7 +252,8 @@ class TaskTrainer(TrainingLoop):
         return f"loss {metrics['loss']:.3f} nats{in_words}"
 
     def _train_step(self, step: int) -> tuple[dict[str, float], bool]:
-        parts, totals = self._parts_of(step), torch.zeros(2, device=self._device)
+        parts = self._parts_of(step)
+        totals = torch.zeros(2, device=self._device)
         for part in parts:
             losses = self._losses(*part)
             (losses.sum() / len(parts)).backward()
@@ -258,8 +264,11 @@ class TaskTrainer(TrainingLoop):
         learning_rate = self._schedule.get_lr(self._config.learning_rate, step, self._config.num_steps)
         self._update_weights(self._optimizer, step, learning_rate, token_loss, gradient_norm)
         metrics = {
-            "step": step, "loss": token_loss, "learning_rate": learning_rate, "gradient_norm": gradient_norm,
-        }  # fmt: skip
+            "step": step,
+            "loss": token_loss,
+            "learning_rate": learning_rate,
+            "gradient_norm": gradient_norm,
+        }
         if self._config.positions == "predicted":
             metrics["position_id_loss"] = position_id_loss
         return metrics, self._stop_request.signal_name is not None
@@ -284,8 +293,10 @@ class TaskTrainer(TrainingLoop):
 
     def _draw(self, step: int) -> list[tuple[ExampleBatch, np.ndarray]]:
         """The examples of a step, a batch a size, and their position IDs [B, S]."""
-        config, generator = self._config, of_training_step(self._config.seed, step)
-        num_examples, parts = config.batch_size // config.sizes_per_step, []
+        config = self._config
+        generator = of_training_step(self._config.seed, step)
+        num_examples = config.batch_size // config.sizes_per_step
+        parts = []
         for _ in range(config.sizes_per_step):
             batch = config.draw(int(generator.choice(config.sizes)), num_examples, generator)
             parts.append((batch, config.position_ids(batch, generator)))

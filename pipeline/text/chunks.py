@@ -34,12 +34,6 @@ class Chunk:
         """The chunk of the document that is its null."""
         return self.other_token_ids_NL[0]
 
-    def last(self, num_tokens: int) -> "Chunk":
-        """Its last tokens only, as a chunk of its own: the same targets after a shorter context."""
-        start = self.start + len(self.token_ids_L) - num_tokens
-        others = self.other_token_ids_NL[:, -num_tokens:]
-        return Chunk(self.document_id, self.chunk_index, self.token_ids_L[-num_tokens:], others, start)
-
     def target_columns(self, targets_T: np.ndarray) -> Columns:
         """The columns that name a target, in the document's coordinates, a row for each of `targets_T`."""
         return {
@@ -50,9 +44,12 @@ class Chunk:
 
 
 def long_enough_documents(
-    data: TokenizedData, chunk_length: int, max_documents: int | None, num_others: int = 1,
+    data: TokenizedData,
+    chunk_length: int,
+    max_documents: int | None,
+    num_others: int = 1,
     has_null: Callable[[str], bool] | None = None,
-) -> list[EvaluationDocument]:  # fmt: skip
+) -> list[EvaluationDocument]:
     """The first `max_documents` evaluation documents that hold a chunk; the others are counted in the log.
 
     InputError if there are not as many beside each as serve it.
@@ -66,8 +63,10 @@ def long_enough_documents(
     if len(usable) < len(documents):
         logger.info(
             "%d of %d documents are shorter than %d tokens and are skipped",
-            len(documents) - len(usable), len(documents), chunk_length,
-        )  # fmt: skip
+            len(documents) - len(usable),
+            len(documents),
+            chunk_length,
+        )
     usable = usable[:max_documents]
     if has_null is not None and not any(has_null(document.document_id) for document in usable):
         num_others -= 1
@@ -80,12 +79,13 @@ def long_enough_documents(
     return usable
 
 
-# fmt: off
 def chunks_of(
-    documents: Sequence[EvaluationDocument], index: int, chunk_length: int, max_chunks: int | None,
+    documents: Sequence[EvaluationDocument],
+    index: int,
+    chunk_length: int,
+    max_chunks: int | None,
     num_others: int = 1,
 ) -> list[Chunk]:
-    # fmt: on
     """The first `max_chunks` full chunks of one document, or all of them, with the same chunk of others.
 
     The others are the documents that come next, after the last the first: their order is a hash's, so any is
@@ -97,7 +97,8 @@ def chunks_of(
     used = [documents[(index + number) % len(documents)] for number in nexts]
     chunks = []
     for chunk_index in range(len(used[0].token_ids) // chunk_length)[:max_chunks]:
-        start, pieces = chunk_index * chunk_length, []
+        start = chunk_index * chunk_length
+        pieces = []
         for document in used:
             place = chunk_index % (len(document.token_ids) // chunk_length) * chunk_length
             pieces.append(document.token_ids[place : place + chunk_length].astype(np.int64))

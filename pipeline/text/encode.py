@@ -24,7 +24,14 @@ from typing import Any, BinaryIO, Literal, TypeVar
 import numpy as np
 
 from pipeline.cli import InputError, logger
-from pipeline.results.files import as_ranges, remove_leftovers, whole_or_absent, write_atomically, write_json
+from pipeline.results.files import (
+    as_ranges,
+    damages,
+    remove_leftovers,
+    whole_or_absent,
+    write_atomically,
+    write_json,
+)
 from pipeline.results.versions import describe_files
 from pipeline.text.folder import (
     EVALUATION_FILE,
@@ -38,7 +45,6 @@ from pipeline.text.folder import (
     c4_revision_of,
     changed_settings,
     count_tokens,
-    damages,
     is_complete,
     made_otherwise,
     read_evaluation_documents,
@@ -100,13 +106,15 @@ class PackedShardWriter(ExitStack):
     once it is whole, and leaving the context after an error removes the one begun.
     """
 
-    # fmt: off
     def __init__(
-        self, folder: Path, token_dtype: np.dtype, eos_token_id: int, tokens_per_part: int,
+        self,
+        folder: Path,
+        token_dtype: np.dtype,
+        eos_token_id: int,
+        tokens_per_part: int,
         whole_parts: Sequence[Path] = (),
     ) -> None:
         """Begin behind `whole_parts`, which an interrupted run has written."""
-        # fmt: on
         super().__init__()
         self._folder = folder
         self._little_endian_dtype = token_dtype.newbyteorder("<")
@@ -348,13 +356,18 @@ class Tokenization:
         `advance` is called with the numbers of training documents and tokens written since the last call.
         """
         tally = Counter(train_documents=unfinished.num_train_documents, empty=unfinished.num_empty)
-        num_empty, max_tokens = unfinished.num_empty, self.limit("max_tokens")
-        noted, of_evaluation = Counter(unfinished.noted), Counter[str]()
+        num_empty = unfinished.num_empty
+        max_tokens = self.limit("max_tokens")
+        noted = Counter(unfinished.noted)
+        of_evaluation = Counter[str]()
         sample = EvaluationSample(self._settings["max_evaluation_documents"])
         writer = PackedShardWriter(
-            self.folder / TRAIN_FOLDER, tokenizer.token_dtype, tokenizer.eos_token_id,
-            self._settings["tokens_per_part"], [self.folder / name for name in unfinished.part_names],
-        )  # fmt: skip
+            self.folder / TRAIN_FOLDER,
+            tokenizer.token_dtype,
+            tokenizer.eos_token_id,
+            self._settings["tokens_per_part"],
+            [self.folder / name for name in unfinished.part_names],
+        )
         advance(unfinished.num_train_documents, writer.num_tokens)
         with writer:
             for trains, document, token_ids in self._documents(tokenizer, unfinished, tally):
@@ -374,9 +387,11 @@ class Tokenization:
                     advance(1, num_tokens)
                     if new_paths := writer.whole_paths[len(unfinished.part_names) :]:
                         unfinished.num_train_documents = tally["train_documents"]
-                        unfinished.num_empty, unfinished.noted = num_empty, dict(noted)
+                        unfinished.num_empty = num_empty
+                        unfinished.noted = dict(noted)
                         unfinished.write(self.folder, self.configuration, new_paths)
-        documents, paths = sample.documents(), list(writer.paths)
+        documents = sample.documents()
+        paths = list(writer.paths)
         tally["train_tokens"] = writer.num_tokens
         tally += noted + of_evaluation
         num_tokens = writer.num_tokens + sum(len(document.token_ids) for document in documents)
@@ -473,13 +488,15 @@ def merge_tasks(out: Path) -> dict[str, Any] | None:
     if is_complete(out, {"settings": first["settings"], "inputs": inputs}):
         return None
 
-    sample, counts = EvaluationSample(first["settings"]["max_evaluation_documents"]), Counter[str]()
+    sample = EvaluationSample(first["settings"]["max_evaluation_documents"])
+    counts = Counter[str]()
     train_files: dict[str, Any] = {}
     for folder, manifest in zip(folders, manifests, strict=True):
         counts.update(manifest["counts"])
         for document in read_evaluation_documents(folder / EVALUATION_FILE):
             counts["duplicate"] += not sample.add(document)
-        place, files = folder.relative_to(out).as_posix(), manifest["files"]
+        place = folder.relative_to(out).as_posix()
+        files = manifest["files"]
         train_files |= {f"{place}/{name}": files[name] for name in files if name.endswith(".npy")}
     documents = sample.documents()
     counts["evaluation_documents"] = len(documents)

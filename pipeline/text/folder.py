@@ -5,7 +5,7 @@ L chunk.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -14,21 +14,33 @@ from typing import Any
 import numpy as np
 
 from pipeline.cli import InputError, logger
-from pipeline.results.files import read_parquet, write_atomically, write_json, write_parquet
+from pipeline.results.files import damage, damages, read_parquet, write_atomically, write_json, write_parquet
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
 from pipeline.results.versions import describe_files, git_commit, package_versions, sha256_of_files
+from pipeline.results.write import differences
 from pipeline.text.sources import Source, c4_revision
 from pipeline.text.tokenizer import NOTES, DocumentTokenizer, read_tokenizer
 
-TASKS_FOLDER, TRAIN_FOLDER = "tasks", "train"
+TASKS_FOLDER = "tasks"
+TRAIN_FOLDER = "train"
 EVALUATION_FILE = "evaluation_documents/00000-of-00001.parquet"
-TOKENIZER_FILE, TOKEN_COUNTS_FILE, MANIFEST_FILE = "tokenizer.json", "train_token_counts.bin", "manifest.json"
+TOKENIZER_FILE = "tokenizer.json"
+TOKEN_COUNTS_FILE = "train_token_counts.bin"
+MANIFEST_FILE = "manifest.json"
 STAGES = ("tokenize_c4", "plant_needles", "plant_signs")
 """Those that write such folders."""
 COUNTS = (
-    "train_documents", "train_tokens", "evaluation_documents", "evaluation_tokens", "duplicate", "empty",
-    "malformed", "in_evaluation_source", "beyond_max_evaluation_documents", *NOTES,
-)  # fmt: skip
+    "train_documents",
+    "train_tokens",
+    "evaluation_documents",
+    "evaluation_tokens",
+    "duplicate",
+    "empty",
+    "malformed",
+    "in_evaluation_source",
+    "beyond_max_evaluation_documents",
+    *NOTES,
+)
 _TOKENS_AT_A_TIME = 1 << 22
 
 
@@ -130,18 +142,6 @@ def read_evaluation_documents(path: Path) -> list[EvaluationDocument]:
     ]
 
 
-def damages(folder: Path, files: Mapping[str, Mapping[str, Any]], *, verify: bool) -> Iterator[str]:
-    """One phrase for every file that is not what the manifest's `files` say, with `verify` by SHA-256 too."""
-    for name, expected in files.items():
-        path = folder / name
-        if not path.is_file():
-            yield f"{path} is missing"
-        elif path.stat().st_size != expected["bytes"]:
-            yield f"{path} has {path.stat().st_size} bytes, not {expected['bytes']}"
-        elif verify and sha256_of_files(path) != expected["sha256"]:
-            yield f"{path} has not the SHA-256 of its manifest: it is damaged, or another file"
-
-
 def refuse_damage(folder: Path, manifest: Mapping[str, Any], *, verify: bool = False) -> None:
     """Refuse a folder whose files are not those of its manifest: InputError names the first."""
     found = list(damages(folder, manifest["files"], verify=verify))
@@ -153,12 +153,11 @@ def refuse_damage(folder: Path, manifest: Mapping[str, Any], *, verify: bool = F
         )
 
 
-def _refuse_other_content(path: Path, sha256: str) -> None:
-    if sha256_of_files(path) != sha256:
-        raise InputError(
-            f"{path} has not the SHA-256 of its manifest: it is damaged, or another file; remove the"
-            " manifest, and run again what wrote the folder"
-        )
+def _whole(path: Path, sha256: str) -> Path:
+    """The file, unless its content is not what the manifest says (InputError)."""
+    if wrong := damage(path, {"sha256": sha256}):
+        raise InputError(f"{wrong}; remove the manifest, and run again what wrote the folder")
+    return path
 
 
 def fingerprints(sources: Iterable[Source]) -> list[dict[str, str | None]]:
@@ -242,9 +241,7 @@ def changed_settings(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list
 
     Of inputs, contents count, not where the files lie; the hub's C4 has no SHA-256: its name stands for it.
     """
-    before, after = earlier["settings"], now["settings"]
-    names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-    changes = [f"{name} was {before.get(name)!r}, now {after.get(name)!r}" for name in names]
+    changes = differences(earlier["settings"], now["settings"])
     for role, inputs in now["inputs"].items():
         known, found = (
             [entry["sha256"] or entry["file"] for entry in entries]
@@ -291,7 +288,7 @@ class TokenizedData:
         files = manifest["files"]
         # Small and read by many, so by its content at once; the tokens, where results record their SHA-256.
         if TOKENIZER_FILE in files:
-            _refuse_other_content(folder / TOKENIZER_FILE, files[TOKENIZER_FILE]["sha256"])
+            _whole(folder / TOKENIZER_FILE, files[TOKENIZER_FILE]["sha256"])
         train_names = [name for name in files if name.endswith(".npy")]
         train_digests = "\n".join(files[name]["sha256"] for name in train_names)
         return cls(
@@ -310,17 +307,18 @@ class TokenizedData:
     def tokenizer(self) -> DocumentTokenizer:
         """What made the tokens."""
         return DocumentTokenizer(
-            read_tokenizer(self.folder / TOKENIZER_FILE), eos_token_id=self.eos_token_id,
-            bos="auto" if self.bos_token_ids else "none", name=f"the tokenizer of {self.folder}",
-        )  # fmt: skip
+            read_tokenizer(self.folder / TOKENIZER_FILE),
+            eos_token_id=self.eos_token_id,
+            bos="auto" if self.bos_token_ids else "none",
+            name=f"the tokenizer of {self.folder}",
+        )
 
     def evaluation_documents(self) -> list[EvaluationDocument]:
         """All evaluation documents, ordered by ID, which is a random but fixed order.
 
         InputError where the file is not that whose SHA-256 stands in the manifest, and so in results.
         """
-        _refuse_other_content(self.folder / EVALUATION_FILE, self.evaluation_sha256)
-        return read_evaluation_documents(self.folder / EVALUATION_FILE)
+        return read_evaluation_documents(_whole(self.folder / EVALUATION_FILE, self.evaluation_sha256))
 
     def evaluation_lengths(self) -> list[int]:
         """Tokens of each of them, in their order, without reading the tokens."""
@@ -374,60 +372,13 @@ def training_token_counts(data: TokenizedData) -> np.ndarray:
     """The counts that tokenize_c4 left, or in a folder of an older version counted here: int64 [V]."""
     if data.token_counts_sha256 is None:
         return count_tokens(data.train_paths, data)
-    _refuse_other_content(data.folder / TOKEN_COUNTS_FILE, data.token_counts_sha256)
-    return np.fromfile(data.folder / TOKEN_COUNTS_FILE, dtype="<i8").astype(np.int64)
-
-
-@dataclass(frozen=True, eq=False)
-class UnigramDistribution:
-    """Tokens, each as likely as it is frequent; `counts_V`, int64, says how often each occurs."""
-
-    counts_V: np.ndarray
-
-    @classmethod
-    def of_training_tokens(cls, data: TokenizedData) -> "UnigramDistribution":
-        """Over all training tokens but EOS; InputError where there are none."""
-        counts_V = training_token_counts(data)
-        if not counts_V.any():
-            raise InputError(
-                f"{data.folder} has no training tokens to draw substitutes from; tokenize a training text"
-                " too, or say --intervention remove"
-            )
-        return cls(counts_V)
-
-    @property
-    def sha256(self) -> str:
-        """Fingerprint of the counts."""
-        return sha256(self.counts_V.astype("<i8").tobytes()).hexdigest()
-
-    def draw(self, num_tokens: int, seed: Sequence[int]) -> np.ndarray:
-        """`num_tokens` token IDs, independent, the same for the same seed: int64.
-
-        Counts 2, 0, 1 put the numbers 0 and 1 on token 0 and the number 2 on token 2.
-        """
-        cumulative_V = self.counts_V.cumsum()
-        numbers = np.random.default_rng(seed).integers(cumulative_V[-1], size=num_tokens)
-        return cumulative_V.searchsorted(numbers, side="right")
+    path = _whole(data.folder / TOKEN_COUNTS_FILE, data.token_counts_sha256)
+    return np.fromfile(path, dtype="<i8").astype(np.int64)
 
 
 def pieces_of_training_tokens(data: TokenizedData, length: int) -> list[tuple[np.ndarray, int]]:
     """Where every whole piece of `length` tokens stands: the map of its file, and its start."""
-    dtype, paths = data.token_dtype.newbyteorder("<"), data.train_paths
+    dtype = data.token_dtype.newbyteorder("<")
+    paths = data.train_paths
     files = [np.memmap(path, dtype=dtype, mode="r") for path in paths if path.stat().st_size]
     return [(file, start) for file in files for start in range(0, len(file) - length + 1, length)]
-
-
-def training_chunks(data: TokenizedData, chunk_length: int, num_chunks: int) -> list[np.ndarray]:
-    """`num_chunks` chunks of consecutive training tokens, spread evenly over them: int64 [L] each.
-
-    They do not overlap, and are the same for the same data. EOS between documents may stand in them.
-    InputError where the files do not hold so many.
-    """
-    places = pieces_of_training_tokens(data, chunk_length)
-    if len(places) < num_chunks:
-        raise InputError(
-            f"{data.folder} has {len(places)} chunks of {chunk_length} training tokens, and {num_chunks} are"
-            " to be learned from; tokenize more training text, or learn from fewer (--learning-chunks)"
-        )
-    chosen = [places[place] for place in np.arange(num_chunks) * len(places) // num_chunks]
-    return [np.array(file[start : start + chunk_length], dtype=np.int64) for file, start in chosen]

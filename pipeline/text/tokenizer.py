@@ -34,7 +34,13 @@ EOS_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 """Looked for where the configuration names none: special tokens first."""
 BOS_CHOICES = ("auto", "none")
 """Before a text: what the tokenizer puts there, or nothing."""
-NOTES = ("control_tokens", "texts_with_control_tokens", "unknown_tokens", "eos_in_text")
+NOTES = (
+    "control_tokens",
+    "texts_with_control_tokens",
+    "control_ids_of_text",
+    "unknown_tokens",
+    "eos_in_text",
+)
 """What is counted of texts as they are read."""
 Text = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, Any]]
 """A string, token IDs, or messages of a chat, which go through the tokenizer's chat template."""
@@ -110,6 +116,10 @@ class DocumentTokenizer:
         assert self._eos_token_id is not None
         return self._eos_token_id
 
+    def ends_text(self, token_id: int) -> bool:
+        """Whether a model that writes this token has come to its end."""
+        return token_id == self._eos_token_id
+
     @property
     def token_dtype(self) -> np.dtype:
         """The smallest of OLMo's memory-map types that holds the vocabulary."""
@@ -124,17 +134,18 @@ class DocumentTokenizer:
         all_ids = (np.array(encoding.ids, dtype=np.int32) for encoding in encodings)
         return [token_ids[self._num_bos(token_ids) :] for token_ids in all_ids]
 
-    def read(self, text: Text) -> "TokenizedText":
+    def read(self, text: Text, *, begins_answer: bool = False) -> "TokenizedText":
         """One text with the places of its tokens; what the tokenizer puts before every text comes first.
 
         Token IDs and messages are taken as they are: of these, only those at their start are told apart.
+        Behind messages stands the beginning of an answer, if it is asked for.
         NoTokensError where the text has no token of its own; InputError where it cannot be read.
         """
         if isinstance(text, str):
             read = self._placed(text, self.bos_token_ids)
             read.noted.update(self.notes(text, read.token_ids_N))
         elif isinstance(text, Sequence) and text and isinstance(text[0], Mapping):
-            read = self._of_messages(text)  # type: ignore[arg-type]
+            read = self._of_messages(text, begins_answer)  # type: ignore[arg-type]
         else:
             read = self._of_token_ids(text)
         if len(read.token_ids_N) == len(read.added):
@@ -172,11 +183,15 @@ class DocumentTokenizer:
     def _names(self, token_ids: Sequence[int]) -> tuple[str, ...]:
         return tuple(str(self._tokenizer.id_to_token(token_id)) for token_id in token_ids)
 
-    def _of_messages(self, messages: Sequence[Mapping[str, Any]]) -> "TokenizedText":
+    def _of_messages(
+        self, messages: Sequence[Mapping[str, Any]], begins_answer: bool
+    ) -> "TokenizedText":
         if getattr(self._automatic, "chat_template", None) is None:
             raise InputError(f"{self.name} has no chat template; give the text itself, or its token IDs")
         try:
-            text = self._automatic.apply_chat_template(list(messages), tokenize=False)
+            text = self._automatic.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=begins_answer
+            )
         except Exception as error:  # of the template's language, by what is missing in the messages
             raise InputError(f"the chat template refuses the messages: {first_line(error)}") from error
         tokenizer = self._recording_all_places
@@ -215,11 +230,15 @@ class DocumentTokenizer:
 
     @cached_property
     def _control_tokens(self) -> re.Pattern[str] | None:
-        """Finds what a text has of control tokens that are read as text."""
-        added = self._tokenizer.get_added_tokens_decoder().values()
-        words = sorted((token.content for token in added if token.special), key=len, reverse=True)
+        """Finds what a text has of control tokens that are to be text."""
+        words = sorted(self._control_tokens_of_ids.values(), key=len, reverse=True)
         is_read = not self._tokenizer.encode_special_tokens
         return None if is_read or not words else re.compile("|".join(map(re.escape, words)))
+
+    @cached_property
+    def _control_tokens_of_ids(self) -> dict[int, str]:
+        added = self._tokenizer.get_added_tokens_decoder().items()
+        return {token_id: token.content for token_id, token in added if token.special}
 
     @cached_property
     def _unknown_token_id(self) -> int | None:
@@ -228,6 +247,11 @@ class DocumentTokenizer:
             unknown: int | None = json.loads(model.__getstate__())["unk_id"]
             return unknown
         return None if model.unk_token is None else self._tokenizer.token_to_id(model.unk_token)
+
+    @property
+    def before_a_text(self) -> str:
+        """What `bos_token_ids` are called: "<s>"."""
+        return " ".join(self._names(self.bos_token_ids)) or "nothing"
 
     def reads_as(self, other: "DocumentTokenizer", token_ids: Sequence[int] = ()) -> bool:
         """Whether texts have the same tokens and IDs as with the other; either may have more added tokens.
@@ -251,9 +275,12 @@ class DocumentTokenizer:
 
     def notes(self, text: str, token_ids: np.ndarray) -> Counter[str]:
         """`NOTES` of a text and its tokens: what may make them other tokens than its author thinks."""
-        found = Counter[str]()
+        found, token_ids = Counter[str](), token_ids[self._num_bos(token_ids) :]
         if self._control_tokens and (number := len(self._control_tokens.findall(text))):
             found += Counter(control_tokens=number, texts_with_control_tokens=1)
+            # Of a vocabulary of words or of Unigram the control token is a word like others, even as text.
+            if number := int(np.isin(token_ids, list(self._control_tokens_of_ids)).sum()):
+                found["control_ids_of_text"] = number
         counted = {"unknown_tokens": self._unknown_token_id, "eos_in_text": self._eos_token_id}
         for name, token_id in counted.items():
             if token_id is not None and (number := int(np.count_nonzero(token_ids == token_id))):
@@ -263,10 +290,12 @@ class DocumentTokenizer:
     def warn_of(self, noted: Mapping[str, int], num_tokens: int) -> None:
         """Warn of what `notes` has counted in texts of so many tokens."""
         if noted.get("control_tokens"):
+            number = noted.get("control_ids_of_text", 0)
             logger.warning(
-                "%d control tokens, as %s has them, stand in %d texts and are read as text; --special-tokens"
-                " (special_tokens=True in Python) reads them as control tokens",
+                "%d control tokens, as %s has them, stand in %d texts and are read as text%s;"
+                " --special-tokens (special_tokens=True in Python) reads them as control tokens",
                 noted["control_tokens"], self.name, noted["texts_with_control_tokens"],
+                f", except {number}, which its vocabulary cannot tell from text" if number else "",
             )  # fmt: skip
         if (num_unknown := noted.get("unknown_tokens", 0)) >= max(1, _MANY_UNKNOWN * num_tokens):
             logger.warning(
@@ -576,11 +605,13 @@ def is_one_text(texts: Any) -> bool:
     return isinstance(texts, Sequence) and len(texts) > 0 and isinstance(texts[0], int | np.integer | Mapping)
 
 
-def tokenized_text(text: Text, tokenizer: Path | DocumentTokenizer) -> TokenizedText:
+def tokenized_text(
+    text: Text, tokenizer: Path | DocumentTokenizer, *, begins_answer: bool = False
+) -> TokenizedText:
     """`DocumentTokenizer.read` of a text, by a tokenizer or by that of a path."""
     if isinstance(tokenizer, Path):
         tokenizer = load_tokenizer(tokenizer, ends_documents=False)
-    return tokenizer.read(text)
+    return tokenizer.read(text, begins_answer=begins_answer)
 
 
 def _with_their_marks(characters_N2: np.ndarray, text: str) -> np.ndarray:

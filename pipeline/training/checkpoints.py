@@ -87,12 +87,23 @@ def drop_old_checkpoints(run_folder: Path, num_kept: int) -> None:
 
 # A run may be moved, renamed, watched, saved and spread over devices otherwise; all else decides its numbers.
 _CHANGEABLE = {
-    "save_folder", "run_name", "save_interval", "save_num_unsharded_checkpoints_to_keep",
-    "console_log_interval", "eval_interval", "eval_context_lengths", "eval_num_documents", "peak_flops",
-    "trackers", "device_train_microbatch_size", "device_train_microbatch_tokens", "distributed_strategy",
-    "compile", "activation_checkpointing",
+    "save_folder",
+    "run_name",
+    "save_interval",
+    "save_num_unsharded_checkpoints_to_keep",
+    "console_log_interval",
+    "eval_interval",
+    "eval_context_lengths",
+    "eval_num_documents",
+    "peak_flops",
+    "trackers",
+    "device_train_microbatch_size",
+    "device_train_microbatch_tokens",
+    "distributed_strategy",
+    "compile",
+    "activation_checkpointing",
     "precision",  # train.pt says in which one the weights were trained; that is compared
-}  # fmt: skip
+}
 
 
 def refuse_another_run(run_folder: Path, config: Any) -> None:

@@ -27,18 +27,11 @@ from pipeline.models.olmo import ATTENTION_SCALINGS
 from pipeline.text.folder import TokenizedData
 from pipeline.training.positions import POSITION_SCHEMES, position_scheme
 from pipeline.training.settings import (
-    FINITE_FROM_ZERO,
-    LEARNING_RATE,
-    POSITIVE,
-    SEED,
-    SHARE_BELOW_ONE,
-    Allowed,
-    Range,
-    Relation,
     plain_values,
     read_overrides,
     read_yaml,
-    refuse_bad_fields,
+    require,
+    require_name,
     settings_of,
 )
 
@@ -126,49 +119,25 @@ OUR_FIELDS = tuple(
     field.name for field in dataclasses.fields(PretrainConfig) if field.name in PretrainConfig.__annotations__
 )
 HONOURED_FIELDS = frozenset(OUR_FIELDS) | {
-    "run_name", "seed", "model", "optimizer", "scheduler", "save_folder", "save_interval",
-    "save_num_unsharded_checkpoints_to_keep", "max_duration", "global_train_batch_size",
-    "device_train_microbatch_size", "max_grad_norm", "precision", "console_log_interval", "eval_interval",
-    "activation_checkpointing", "compile", "load_path",
-}  # fmt: skip
-
-_SIZE = Range(0, leaves_least_out=True, leaves_most_out=True)
-_FIELDS: dict[Range | tuple[str, ...], str] = {
-    ("auto", "amp_bf16", "fp32"): "precision",
-    ATTENTION_SCALINGS: "attention_scaling",
-    SEED: "seed",
-    Range(2): "train_context_length pose_target_length randomized_target_length eval_context_lengths"
-    " model.max_sequence_length",
-    Range(1): "global_train_batch_size global_train_batch_tokens device_train_microbatch_size"
-    " device_train_microbatch_tokens eval_num_documents eval_interval save_interval console_log_interval"
-    " model.d_model model.n_heads model.n_kv_heads model.n_layers model.block_group_size model.mlp_ratio"
-    " model.mlp_hidden_size scheduler.t_max",
-    Range(-1): "save_num_unsharded_checkpoints_to_keep",  # OLMo's: -1 keeps all
-    Range(1, 2**32): "model.vocab_size model.embedding_size",  # what a token's widest type holds
-    _SIZE: "peak_flops model.rope_theta model.clip_qkv model.layer_norm_eps model.init_std"
-    " model.init_cutoff_factor model.emb_init_std optimizer.eps scheduler.grad_clip_warmup_factor",
-    SHARE_BELOW_ONE: "model.attention_dropout model.residual_dropout model.embedding_dropout optimizer.betas",
-    POSITIVE: "max_grad_norm",
-    LEARNING_RATE: "optimizer.learning_rate",
-    FINITE_FROM_ZERO: "optimizer.weight_decay scheduler.t_warmup scheduler.alpha_f scheduler.warmup_min_lr"
-    " scheduler.grad_clip_warmup_steps",
+    "run_name",
+    "seed",
+    "model",
+    "optimizer",
+    "scheduler",
+    "save_folder",
+    "save_interval",
+    "save_num_unsharded_checkpoints_to_keep",
+    "max_duration",
+    "global_train_batch_size",
+    "device_train_microbatch_size",
+    "max_grad_norm",
+    "precision",
+    "console_log_interval",
+    "eval_interval",
+    "activation_checkpointing",
+    "compile",
+    "load_path",
 }
-ALLOWED: Allowed = {field: values for values, fields in _FIELDS.items() for field in fields.split()}
-
-RELATIONS: tuple[Relation, ...] = (
-    (lambda config: config.model.d_model % (2 * config.model.n_heads) == 0,
-     "model.d_model {0.model.d_model} is not a multiple of twice model.n_heads, {0.model.n_heads}: RoPE turns"
-     " pairs within a head"),
-    (lambda config: config.model.n_heads % (config.model.n_kv_heads or 1) == 0,
-     "model.n_heads {0.model.n_heads} is not divisible by model.n_kv_heads {0.model.n_kv_heads}"),
-    (lambda config: config.model.rope and not config.model.alibi,
-     "model.rope is {0.model.rope} and model.alibi {0.model.alibi}; position IDs can be chosen in models with"
-     " RoPE only"),
-    (lambda config: config.sequence_length <= config.model.max_sequence_length,
-     "train_context_length is {0.sequence_length}; it must be at most model.max_sequence_length,"
-     " {0.model.max_sequence_length}"),
-)  # fmt: skip
-"""Between the fields of a `PretrainConfig`."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +179,7 @@ def load_config(path: Path, overrides: Sequence[str], data: DataFacts) -> Pretra
         for part in (file, chosen):
             if (given := OmegaConf.select(part, field)) not in (None, value):
                 raise InputError(f"{field} is {given}, but the tokenized data says {value}; leave it out")
-    refuse_bad_fields(config, ALLOWED, RELATIONS)
+    _refuse_bad_models(config)
     _derive_sequences(config, {*file, *chosen})
     _refuse_bad_names(config)
     _refuse_bad_lengths(config)
@@ -232,8 +201,10 @@ def _derive_sequences(config: PretrainConfig, given: set[Any]) -> None:
     """Turn batch sizes in tokens into OLMo's, in sequences of this run's length."""
     length = config.sequence_length
     for kind in ("global_train_batch", "device_train_microbatch"):
-        tokens_field, sequences_field = f"{kind}_tokens", f"{kind}_size"
-        tokens, num_sequences = getattr(config, tokens_field), getattr(config, sequences_field)
+        tokens_field = f"{kind}_tokens"
+        sequences_field = f"{kind}_size"
+        tokens = getattr(config, tokens_field)
+        num_sequences = getattr(config, sequences_field)
         if tokens is None:
             continue
         if tokens % length:
@@ -246,6 +217,27 @@ def _derive_sequences(config: PretrainConfig, given: set[Any]) -> None:
                 f" {num_sequences}; give one of the two"
             )
         setattr(config, sequences_field, tokens // length)
+
+
+def _refuse_bad_models(config: PretrainConfig) -> None:
+    model = config.model
+    require_name("precision", config.precision, ("auto", "amp_bf16", "fp32"))
+    require_name("attention_scaling", config.attention_scaling, ATTENTION_SCALINGS)
+    require(
+        model.d_model % (2 * model.n_heads) == 0,
+        f"model.d_model {model.d_model} is not a multiple of twice model.n_heads, {model.n_heads}: RoPE turns"
+        " pairs within a head",
+    )
+    require(
+        bool(model.rope) and not model.alibi,
+        f"model.rope is {model.rope} and model.alibi {model.alibi}; position IDs can be chosen in models with"
+        " RoPE only",
+    )
+    require(
+        config.sequence_length <= model.max_sequence_length,
+        f"train_context_length is {config.sequence_length}; it must be at most model.max_sequence_length,"
+        f" {model.max_sequence_length}",
+    )
 
 
 def _refuse_bad_names(config: PretrainConfig) -> None:
@@ -318,7 +310,8 @@ class Schedule:
 
     def __init__(self, config: PretrainConfig, steps_per_epoch: int) -> None:
         self.num_steps = num_training_steps(config.max_duration, config.tokens_per_step, steps_per_epoch)
-        self._config, self._scheduler = config, build_scheduler(config)
+        self._config = config
+        self._scheduler = build_scheduler(config)
         self._unit = config.tokens_per_step if config.scheduler.units == SchedulerUnits.tokens else 1
         warms_up = config.scheduler.name != SchedulerType.constant
         if warms_up and config.scheduler.t_warmup > self.num_steps * self._unit:

@@ -35,7 +35,8 @@ class EpochOrder:
     def __init__(
         self, num_sequences: int, seed: Sequence[int], *, largest_shuffle: int = LARGEST_SHUFFLE
     ) -> None:
-        generator, self._num_sequences = np.random.default_rng(seed), num_sequences
+        generator = np.random.default_rng(seed)
+        self._num_sequences = num_sequences
         self._shuffled = generator.permutation(num_sequences) if num_sequences <= largest_shuffle else None
         self._round_keys = generator.integers(1 << 64, size=_NUM_ROUNDS, dtype=np.uint64)
         num_bits = max(2, (num_sequences - 1).bit_length())
@@ -99,7 +100,9 @@ class Prefetch(Generic[Batch]):
         return ready.result()
 
 
-_ORDER, _POSITIONS = 0, 1  # separate random streams: another position scheme leaves the order as it is
+# separate random streams: another position scheme leaves the order as it is
+_ORDER = 0
+_POSITIONS = 1
 
 
 class TrainingBatches:
@@ -111,13 +114,23 @@ class TrainingBatches:
     """
 
     def __init__(
-        self, paths: Sequence[Path], token_dtype: np.dtype, *, train_context_length: int, batch_size: int,
-        scheme: PositionScheme, seed: int, vocabulary_size: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        paths: Sequence[Path],
+        token_dtype: np.dtype,
+        *,
+        train_context_length: int,
+        batch_size: int,
+        scheme: PositionScheme,
+        seed: int,
+        vocabulary_size: int | None = None,
+    ) -> None:
         """Map the files, raw arrays of token IDs; with `vocabulary_size`, tokens beyond it are refused."""
-        self._train_context_length, self._batch_size = train_context_length, batch_size
-        self._scheme, self._seed = scheme, seed
-        self._paths, self._vocabulary_size = list(paths), vocabulary_size
+        self._train_context_length = train_context_length
+        self._batch_size = batch_size
+        self._scheme = scheme
+        self._seed = seed
+        self._paths = list(paths)
+        self._vocabulary_size = vocabulary_size
         self._files = []
         for path in paths:
             # A map that keeps no file open: C4 has thousands, and a process may often open 1,024.
@@ -143,10 +156,14 @@ class TrainingBatches:
         """The batches of the run that `config` describes, from its tokenized data."""
         scheme = position_scheme(config.position_scheme, config.position_target_length)
         return cls(
-            data.train_paths, data.token_dtype, train_context_length=config.sequence_length,
-            batch_size=config.global_train_batch_size, scheme=scheme, seed=config.seed,
+            data.train_paths,
+            data.token_dtype,
+            train_context_length=config.sequence_length,
+            batch_size=config.global_train_batch_size,
+            scheme=scheme,
+            seed=config.seed,
             vocabulary_size=data.vocabulary_size,
-        )  # fmt: skip
+        )
 
     def sequence_indices(self, step: int) -> np.ndarray:
         """Indices [B] of the sequences of `step`, counted from 1. An epoch's incomplete batch is left out."""

@@ -53,8 +53,10 @@ class TrainingLoop(ABC):
     def __init__(self, config: Any, run_folder: Path, num_steps: int, stop_request: StopRequest) -> None:
         """A `config` has `eval_interval` and `save_interval`, in steps; None: at the end only."""
         self.step = 0
-        self._run_config, self._run_folder = config, run_folder
-        self._num_steps, self._stop_request = num_steps, stop_request
+        self._run_config = config
+        self._run_folder = run_folder
+        self._num_steps = num_steps
+        self._stop_request = stop_request
 
     def run(self) -> Path:
         """Train to the end or a requested stop, saving every `save_interval` steps too; the last folder."""

@@ -42,7 +42,8 @@ def restore_stream(accelerator: Accelerator, saved: Mapping[str, Any], model: Mo
     With other ranks, or on another kind of device, each rank begins one; the log says so of dropout.
     """
     states = saved["random_states"]
-    rank, on_gpu = accelerator.process_index, accelerator.device.type == "cuda"
+    rank = accelerator.process_index
+    on_gpu = accelerator.device.type == "cuda"
     if len(states) == accelerator.num_processes and (states[0]["cuda"] is not None) == on_gpu:
         torch.set_rng_state(states[rank]["cpu"])
         if on_gpu:
@@ -54,9 +55,11 @@ def restore_stream(accelerator: Accelerator, saved: Mapping[str, Any], model: Mo
         logger.warning(
             "the dropout of this checkpoint was drawn by %d ranks on a %s, and is drawn from here on by %d on"
             " a %s: masks, and so weights, will be others than the run would have had",
-            len(states), "cpu" if states[0]["cuda"] is None else "cuda", accelerator.num_processes,
+            len(states),
+            "cpu" if states[0]["cuda"] is None else "cuda",
+            accelerator.num_processes,
             accelerator.device.type,
-        )  # fmt: skip
+        )
 
 
 def shard(model: OLMo, accelerator: Accelerator) -> None:

@@ -1,14 +1,10 @@
-"""The settings of a run: a YAML file, overrides from the command line, and the values that they may have.
+"""The settings of a run: a YAML file and overrides from the command line.
 
 Training of language models (config.py) and of synthetic tasks (pipeline/synthetic/config.py) use it.
-OmegaConf's structured merge refuses unknown names and wrong types. A number is compared with its range
-before any data is read: None means "off" or "by default" and is not looked at, and nan lies in no range.
+OmegaConf's structured merge refuses unknown names and wrong types.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from operator import attrgetter
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,52 +15,16 @@ from yaml import YAMLError
 from pipeline.cli import InputError, unknown_name
 
 
-@dataclass(frozen=True)
-class Range:
-    """Numbers from `least` to `most`."""
-
-    least: float
-    most: float = math.inf
-    leaves_least_out: bool = False
-    leaves_most_out: bool = False
-
-    def __contains__(self, value: float) -> bool:
-        is_above = value > self.least if self.leaves_least_out else value >= self.least
-        is_below = value < self.most if self.leaves_most_out else value <= self.most
-        return is_above and is_below
-
-    def __str__(self) -> str:
-        lower = f"{'above' if self.leaves_least_out else 'at least'} {self.least}"
-        if self.most == math.inf:
-            return f"{lower} and finite" if self.leaves_most_out else lower
-        return f"{lower} and {'below' if self.leaves_most_out else 'at most'} {self.most}"
+def require(is_right: bool, sentence: str) -> None:
+    """An InputError of this sentence where something is not right."""
+    if not is_right:
+        raise InputError(sentence)
 
 
-SEED = Range(0, 2**63 - 1)  # what a result's column of seeds holds
-SHARE_BELOW_ONE = Range(0, 1, leaves_most_out=True)
-POSITIVE = Range(0, leaves_least_out=True)
-FINITE_FROM_ZERO = Range(0, leaves_most_out=True)
-LEARNING_RATE = Range(0, 1000, leaves_least_out=True)  # beyond, a step overflows
-
-Allowed = Mapping[str, "Range | tuple[str, ...]"]
-"""Field of a configuration -> where its number lies, or its names; of a list, those of each of its values."""
-Relation = tuple[Callable[[Any], bool], str]
-"""What must hold between the fields of a configuration, and the sentence where it does not."""
-
-
-def refuse_bad_fields(config: Any, allowed: Allowed, relations: Sequence[Relation]) -> None:
-    """An InputError where a value, or one of a list, is not allowed, or fields do not go together."""
-    for field, values in allowed.items():
-        given = attrgetter(field)(config)
-        for value in given if isinstance(given, list | tuple) else (given,):
-            if value is None or value in values:
-                continue
-            if isinstance(values, Range):
-                raise InputError(f"{field} is {value}; it must be {values}")
-            raise unknown_name(field, value, values)
-    for holds, sentence in relations:
-        if not holds(config):
-            raise InputError(sentence.format(config))
+def require_name(field: str, name: str | None, names: Collection[str]) -> None:
+    """An InputError where a field's value is none of its names; None is "off" or "by default"."""
+    if name is not None and name not in names:
+        raise unknown_name(field, name, names)
 
 
 def read_yaml(path: Path, kind: str = "configuration", advice: str = "") -> DictConfig:
@@ -100,7 +60,8 @@ def settings_of(path: Path, schema: DictConfig, *parts: DictConfig) -> Any:
     try:
         return OmegaConf.to_object(OmegaConf.merge(schema, *parts))
     except (OmegaConfBaseException, TypeError) as error:  # a TypeError where a list meets fields
-        field, reason = getattr(error, "full_key", None), str(error).splitlines()[0]
+        field = getattr(error, "full_key", None)
+        reason = str(error).splitlines()[0]
         raise InputError(f"{path}: {f'{field}: ' if field else ''}{reason}") from error
 
 

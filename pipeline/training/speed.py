@@ -1,4 +1,4 @@
-"""How fast a training is and will be: model-FLOPs utilization, the precision that is faster, an estimate.
+"""How fast a training is: model-FLOPs utilization, and the precision that is faster.
 
     utilization = tokens a second * FLOPs of a token / (peak FLOPs a second of a device * devices)
 
@@ -10,20 +10,17 @@ computes twice is not counted twice. A multiplication and an addition are two FL
 """
 
 import time
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 import torch
 from olmo.config import ModelConfig
-from olmo.model import OLMo
-from torch.nn.functional import cross_entropy
 
 from pipeline.cli import InputError, logger
 from pipeline.models.devices import supports_bfloat16
-from pipeline.training.config import PretrainConfig, counts_epochs, model_without_weights, num_training_steps
+from pipeline.training.config import PretrainConfig, model_without_weights
 
-_CPU_MATRIX_SIZES, _GPU_MATRIX_SIZES = (256, 512, 1024), (1024, 4096, 8192)
+_CPU_MATRIX_SIZES = (256, 512, 1024)
+_GPU_MATRIX_SIZES = (1024, 4096, 8192)
 _NUM_REPETITIONS = 5
 _LONG_PRODUCT_SECONDS = 0.1
 
@@ -93,8 +90,10 @@ def warn_where_bfloat16_is_slow(device: torch.device, recommended: str) -> None:
     if speedup < 1:
         logger.warning(
             "bfloat16 is %.1f times slower than float32 on this %s; %s is recommended",
-            1 / speedup, device.type, recommended,
-        )  # fmt: skip
+            1 / speedup,
+            device.type,
+            recommended,
+        )
 
 
 def mixed_precision_of(precision: str | None, device: torch.device, saved: str | None = None) -> str:
@@ -122,87 +121,3 @@ def mixed_precision_of(precision: str | None, device: torch.device, saved: str |
     elif precision == "auto":
         logger.info("precision auto: training in float32")
     return chosen
-
-
-def seconds_per_trained_token(config: PretrainConfig, device: torch.device) -> float:
-    """Of forward and backward passes over a micro-batch of the model, timed for a second; no weight moves."""
-    model = OLMo(ModelConfig(**{**config.model.asdict(), "init_device": str(device)}))
-    is_bfloat16 = mixed_precision_of(config.precision, device) == "bf16"
-    shape = config.micro_batch_size(num_ranks=1), config.sequence_length
-    ids_BS = torch.zeros(shape, dtype=torch.long, device=device)
-    started, num_run = 0.0, -1  # the first is slower
-    while num_run < 1 or time.perf_counter() - started < 1:
-        with torch.autocast(device.type, torch.bfloat16, enabled=is_bfloat16):
-            logits_BSV = model(ids_BS).logits
-        cross_entropy(logits_BSV.flatten(0, 1).float(), ids_BS.flatten()).backward()
-        float(logits_BSV.detach()[0, 0, 0])  # waits for a GPU
-        num_run += 1
-        started = started or time.perf_counter()
-    return (time.perf_counter() - started) / num_run / ids_BS.numel()
-
-
-_BYTES_PER_PARAMETER = 18
-"""float32 weights and gradients, AdamW's two moments, the bfloat16 copy that autocast keeps."""
-_BYTES_PER_LOGIT = 10
-
-
-class GPUPeaks(NamedTuple):
-    """Multiplications and additions a second by NVIDIA's data sheet for the SXM board, without sparsity."""
-
-    bfloat16: float
-    float32: float
-    """Whole products; TF32, which rounds them, is off here."""
-
-
-_HOPPER = GPUPeaks(989e12, 67e12)
-GPUS = {"a100": GPUPeaks(312e12, 19.5e12), "h100": _HOPPER, "h200": _HOPPER}
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What one run needs on one device."""
-
-    num_parameters: int
-    num_tokens: int
-    """That the run sees, by its max_duration."""
-    num_steps: int
-    memory_bytes: int
-    flops: int
-    seconds: float
-
-
-def estimate(
-    config: PretrainConfig,
-    flops_per_second: float = 0.4 * _HOPPER.bfloat16,
-    num_train_tokens: int | None = None,
-) -> Estimate:
-    """What the run of `config` needs on one device, which does so many FLOPs a second: an H100 if not given.
-
-    Memory is what the parameters take and, for each token of a micro-batch, what a backward pass keeps:
-    attention fused, nothing checkpointed.
-    """
-    if counts_epochs(config.max_duration) and num_train_tokens is None:
-        raise InputError(
-            f"max_duration '{config.max_duration}' counts epochs, and there is no data yet to count them of;"
-            " give steps (1000) or tokens ('2e6T')"
-        )
-    model = model_without_weights(config.model)
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    steps_per_epoch = (num_train_tokens or 0) // config.tokens_per_step
-    num_steps = num_training_steps(config.max_duration, config.tokens_per_step, steps_per_epoch)
-    num_tokens = num_steps * config.tokens_per_step
-    flops = num_tokens * flops_per_token(config.model, config.sequence_length)
-    micro_batch_tokens = config.micro_batch_size(num_ranks=1) * config.sequence_length
-    bytes_of_logits = _BYTES_PER_LOGIT * (config.model.embedding_size or config.model.vocab_size)
-    activation_bytes = micro_batch_tokens * (layer_bytes_per_token(config) + bytes_of_logits)
-    memory_bytes = _BYTES_PER_PARAMETER * num_parameters + activation_bytes
-    return Estimate(num_parameters, num_tokens, num_steps, memory_bytes, flops, flops / flops_per_second)
-
-
-def layer_bytes_per_token(config: PretrainConfig) -> int:
-    """What the backward pass keeps of one token in all layers, under bfloat16 autocast."""
-    model = config.model
-    feed_forward_width = model.mlp_hidden_size or model.mlp_ratio * model.d_model
-    # Two float32 inputs of norms; in bfloat16 two of projections, the queries, keys and values before and
-    # after RoPE, attention's output twice; of the feed-forward layer its input, gate and product.
-    return model.n_layers * (26 * model.d_model + 4 * feed_forward_width)

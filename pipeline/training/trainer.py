@@ -83,11 +83,15 @@ class HeldOutLoss:
     """
 
     def __init__(
-        self, documents: Sequence[EvaluationDocument], context_lengths: Sequence[int], num_documents: int,
+        self,
+        documents: Sequence[EvaluationDocument],
+        context_lengths: Sequence[int],
+        num_documents: int,
         tokens_per_batch: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Choose the tokens; `tokens_per_batch` is the most in one forward pass, one sequence at least."""
-        longest, texts = max(context_lengths), (document.token_ids for document in documents)
+        longest = max(context_lengths)
+        texts = (document.token_ids for document in documents)
         chosen = [text[:longest] for text in texts if len(text) >= longest]
         assert chosen, f"no document has {longest} tokens"
         self._token_ids_DL = torch.from_numpy(np.stack(chosen[:num_documents]).astype(np.int64))
@@ -113,7 +117,8 @@ def held_out_loss_of(config: PretrainConfig, data: TokenizedData) -> HeldOutLoss
     """The monitor that `config` asks for; None where it asks for none, or no document is long enough."""
     if not config.eval_context_lengths:
         return None
-    documents, lengths = data.evaluation_documents(), config.eval_context_lengths
+    documents = data.evaluation_documents()
+    lengths = config.eval_context_lengths
     if max((len(document.token_ids) for document in documents), default=0) < max(lengths):
         logger.info("no evaluation document has %d tokens: no held-out loss is measured", max(lengths))
         return None
@@ -140,10 +145,16 @@ def compose_short_attention(model: OLMo) -> None:
 
 
 def _attention(
-    fused: Callable[..., torch.Tensor], query_BHSE: torch.Tensor, key_BHSE: torch.Tensor,
-    value_BHSE: torch.Tensor, *, attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0,
-    is_causal: bool = False, **of_documents: object,
-) -> torch.Tensor:  # fmt: skip
+    fused: Callable[..., torch.Tensor],
+    query_BHSE: torch.Tensor,
+    key_BHSE: torch.Tensor,
+    value_BHSE: torch.Tensor,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **of_documents: object,
+) -> torch.Tensor:
     """What `fused`, the block's own, returns: [B, H, S, E]; scores are rounded to bfloat16 where composed."""
     is_composed = (
         query_BHSE.device.type == "cpu"
@@ -155,9 +166,14 @@ def _attention(
     )
     if not is_composed:
         return fused(
-            query_BHSE, key_BHSE, value_BHSE,
-            attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, **of_documents,
-        )  # fmt: skip
+            query_BHSE,
+            key_BHSE,
+            value_BHSE,
+            attn_mask=attn_mask,
+            dropout_p=dropout_p,
+            is_causal=is_causal,
+            **of_documents,
+        )
     scaled_NSE = (query_BHSE * query_BHSE.shape[-1] ** -0.5).flatten(0, 1)
     future_SS = _future(query_BHSE.shape[2])
     scores_NSS = torch.baddbmm(future_SS, scaled_NSE, key_BHSE.flatten(0, 1).transpose(1, 2))
@@ -270,12 +286,17 @@ class Trainer(TrainingLoop):
     """One pretraining run: the model and its optimizer at `step` finished steps."""
 
     def __init__(
-        self, config: PretrainConfig, batches: TrainingBatches, schedule: Schedule,
-        held_out_loss: HeldOutLoss | None = None, stop_request: StopRequest | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        config: PretrainConfig,
+        batches: TrainingBatches,
+        schedule: Schedule,
+        held_out_loss: HeldOutLoss | None = None,
+        stop_request: StopRequest | None = None,
+    ) -> None:
         """Build model and optimizer, at the run's newest checkpoint where it has one."""
         super().__init__(config, Path(config.save_folder), schedule.num_steps, stop_request or StopRequest())
-        self._config, self._schedule = config, schedule
+        self._config = config
+        self._schedule = schedule
         self._batch_of = Prefetch(batches.batch)
         self._held_out_loss = held_out_loss
         saved = checkpoints.newest_state(self._run_folder)
@@ -293,7 +314,8 @@ class Trainer(TrainingLoop):
             _begin_with(self._olmo, config.load_path)
         self._rotary = use_position_ids(self._olmo)
         self._model = _distribute(self._olmo, config, accelerator)
-        self._optimizer, settings = _optimizer_of(config, self._olmo), config.optimizer
+        self._optimizer = _optimizer_of(config, self._olmo)
+        settings = config.optimizer
         own_step = settings.selective_updates or settings.record_update_metrics
         if settings.name == OptimizerType.adamw and not own_step:
             for group in self._optimizer.param_groups:
@@ -344,15 +366,19 @@ class Trainer(TrainingLoop):
             self._model.parameters(), math.inf if max_norm is None else max_norm
         )
         gradient_norm = float(parallel.whole(norm))  # before clipping, over all ranks
-        loss_nats, learning_rate = float(loss), self._schedule.learning_rate(step)
+        loss_nats = float(loss)
+        learning_rate = self._schedule.learning_rate(step)
         self._update_weights(self._optimizer, step, learning_rate, loss_nats, gradient_norm)
         tokens_per_second = self._config.tokens_per_step / (time.perf_counter() - started)
         metrics = {
-            "step": step, "tokens": step * self._config.tokens_per_step, "loss_nats": loss_nats,
-            "learning_rate": learning_rate, "gradient_norm": gradient_norm,
+            "step": step,
+            "tokens": step * self._config.tokens_per_step,
+            "loss_nats": loss_nats,
+            "learning_rate": learning_rate,
+            "gradient_norm": gradient_norm,
             "tokens_per_second": tokens_per_second,
             "model_flops_utilization": tokens_per_second * self._utilization_of_a_token,
-        }  # fmt: skip
+        }
         return metrics, float(share_asked) > 0
 
     def _accumulate_gradients(self, step: int) -> torch.Tensor:
@@ -401,13 +427,15 @@ class Trainer(TrainingLoop):
     def _save(self) -> None:
         is_main = self._accelerator.is_main_process
         train: dict[str, Any] = {
-            "step": self.step, "tokens": self.step * self._config.tokens_per_step,
+            "step": self.step,
+            "tokens": self.step * self._config.tokens_per_step,
             "random_states": parallel.stream_states(self._accelerator),
             "train_data_sha256": self._config.train_data_sha256,
             "mixed_precision": self._accelerator.mixed_precision,
             "num_ranks": self._accelerator.num_processes,
-            "git_commit": git_commit(), "packages": package_versions(),
-        }  # fmt: skip
+            "git_commit": git_commit(),
+            "packages": package_versions(),
+        }
         model, optim = (parallel.gather(part.state_dict(), is_main) for part in (self._olmo, self._optimizer))
         state = {"model": model, "optim": optim, "train": train}
         if is_main:

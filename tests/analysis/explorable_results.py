@@ -16,7 +16,9 @@ from pipeline.text.folder import (
 )
 from pipeline.text.tokenizer import train_bpe
 
-SHORT, LONG, TARGETS = 4, 32, 5
+SHORT = 4
+LONG = 32
+TARGETS = 5
 KS = [1, 2, 4, 8]
 RULES = ["leave_one_out", "nearest"]
 MODELS = ["long <b>", "other"]
@@ -48,22 +50,30 @@ def write_explorable(
     (data / TOKENIZER_FILE).write_text(tokenizer.to_json())
     files = {name: (data / name).read_bytes() for name in (EVALUATION_FILE, TOKENIZER_FILE)}
     manifest = {
-        "stage": "tokenize_c4", "token_dtype": "uint16", "vocabulary_size": tokenizer.vocabulary_size,
-        "eos_token_id": 0, "counts": {"train_tokens": 0},
+        "stage": "tokenize_c4",
+        "token_dtype": "uint16",
+        "vocabulary_size": tokenizer.vocabulary_size,
+        "eos_token_id": 0,
+        "counts": {"train_tokens": 0},
         "files": {
             name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
             for name, content in files.items()
         },
-    }  # fmt: skip
+    }
     (data / "manifest.json").write_text(json.dumps(manifest))
     documents.sort(key=lambda document: document.document_id)
     sha256 = hashlib.sha256(files[EVALUATION_FILE]).hexdigest()
     names = ("short_context_length", "long_context_length", "targets_per_chunk", "num_documents")
     of_losses = dict(zip(names, (*lengths, len(documents)), strict=True))
     of_selections = of_losses | {
-        "k": KS, "rules": RULES, "intervention": intervention, "recovery_fraction": 0.9, "minimum_gain": 0.1,
-    }  # fmt: skip
-    results, inputs = folder / "results", {"evaluation_documents": sha256}
+        "k": KS,
+        "rules": RULES,
+        "intervention": intervention,
+        "recovery_fraction": 0.9,
+        "minimum_gain": 0.1,
+    }
+    results = folder / "results"
+    inputs = {"evaluation_documents": sha256}
     for index, model in enumerate([*models, LOSSES_ONLY]):
         generator = np.random.default_rng(index)
         losses, selections = _tables(documents, lengths, intervention, model, generator)
@@ -76,15 +86,20 @@ def write_explorable(
 
 
 def _tables(
-    documents: Sequence[EvaluationDocument], lengths: tuple[int, int, int], intervention: str, model: str,
+    documents: Sequence[EvaluationDocument],
+    lengths: tuple[int, int, int],
+    intervention: str,
+    model: str,
     generator: np.random.Generator,
-) -> tuple[list[dict], dict[str, list[dict]]]:  # fmt: skip
+) -> tuple[list[dict], dict[str, list[dict]]]:
     short_length, long_length, num_targets = lengths
     with_background = intervention == "background"
     losses: list[dict] = []
     tables: dict[str, list[dict]] = {
-        "influential_tokens": [], "sparse_context_losses": [], "dependency_sparsity": []
-    }  # fmt: skip
+        "influential_tokens": [],
+        "sparse_context_losses": [],
+        "dependency_sparsity": [],
+    }
     for index, document in enumerate(documents):
         null_ids = documents[(index + 1) % len(documents)].token_ids
         for chunk_index in range(len(document.token_ids) // long_length):
@@ -92,46 +107,62 @@ def _tables(
             null_start = chunk_index % (len(null_ids) // long_length) * long_length
             for position in range(start + long_length - num_targets, start + long_length):
                 target = {
-                    "document_id": document.document_id, "chunk_index": chunk_index,
+                    "document_id": document.document_id,
+                    "chunk_index": chunk_index,
                     "target_position": position,
-                }  # fmt: skip
+                }
                 short, long, expected, specific, background = generator.gamma(4, 1, 5).round(6)
                 both = {"short_context_loss": short, "long_context_loss": long}
                 of_background = {"background_loss": background if with_background else None}
                 losses.append(
-                    target | both | {
-                        "target_token_id": document.token_ids[position], "loss_difference": short - long,
-                        "num_long_context_tokens": position - start, "windowed_short_context_loss": None,
-                        "short_context_divergence": expected, "specific_gain": specific,
+                    target
+                    | both
+                    | {
+                        "target_token_id": document.token_ids[position],
+                        "loss_difference": short - long,
+                        "num_long_context_tokens": position - start,
+                        "short_context_divergence": expected,
+                        "specific_gain": specific,
                     }
-                )  # fmt: skip
+                )
                 for rule in RULES:
                     k_star = [None, 2, None][position % 3]
                     tables["dependency_sparsity"] += [
-                        target | {
-                            "rule": rule, "loss_difference": short - long, "criterion": criterion,
+                        target
+                        | {
+                            "rule": rule,
+                            "loss_difference": short - long,
+                            "criterion": criterion,
                             "dependency_sparsity": k_star if criterion == "loss" else 4,
                             "is_censored": position % 3 == 2 and criterion == "loss",
                         }
                         for criterion in ("loss", "divergence")
-                    ]  # fmt: skip
+                    ]
                     for far_context in ("own", "other_document"):
                         here = target | {"rule": rule, "far_context": far_context}
                         far = generator.permutation(np.arange(start, position - short_length))[: max(KS)]
                         tables["sparse_context_losses"] += [
-                            here | both | of_background | {
-                                "k": k, "sparse_context_loss": generator.gamma(4, 1),
+                            here
+                            | both
+                            | of_background
+                            | {
+                                "k": k,
+                                "sparse_context_loss": generator.gamma(4, 1),
                                 "sparse_context_divergence": generator.gamma(1, 1),
                             }
                             for k in KS
-                        ]  # fmt: skip
+                        ]
                         tables["influential_tokens"] += [
-                            here | {
-                                "rank": rank + 1, "context_position": place, "distance": position - place,
+                            here
+                            | {
+                                "rank": rank + 1,
+                                "context_position": place,
+                                "distance": position - place,
                                 "context_token_id": document.token_ids[place]
-                                if far_context == "own" else null_ids[null_start + place - start],
+                                if far_context == "own"
+                                else null_ids[null_start + place - start],
                                 "influence": None if model == "other" else generator.normal(),
                             }
                             for rank, place in enumerate(far)
-                        ]  # fmt: skip
+                        ]
     return losses, tables

@@ -6,10 +6,15 @@ from written_results import write_tables
 
 from pipeline.text.planting import NEEDLES_FILE, write_truth
 
-LENGTHS, DEPTHS, SOURCES = [40, 60], [0.0, 0.5, 1.0], ["s1", "s2", "s3"]
-SHORT, KS = 10, [1, 2, 4]
-NUM_ANSWER, NUM_NEEDLE = 2, 6
-LOSS_WITHOUT, GAIN = 3.0, {0.0: 1.0, 0.5: 0.0, 1.0: 2.75}
+LENGTHS = [40, 60]
+DEPTHS = [0.0, 0.5, 1.0]
+SOURCES = ["s1", "s2", "s3"]
+SHORT = 10
+KS = [1, 2, 4]
+NUM_ANSWER = 2
+NUM_NEEDLE = 6
+LOSS_WITHOUT = 3.0
+GAIN = {0.0: 1.0, 0.5: 0.0, 1.0: 2.75}
 
 
 def rows_of_needles(length: int) -> list[dict]:
@@ -20,14 +25,18 @@ def rows_of_needles(length: int) -> list[dict]:
             answers = [] if place is None else [place + 3, place + 4]
             rows.append(
                 {
-                    "document_id": f"{source} {depth}", "source_document_id": source,
+                    "document_id": f"{source} {depth}",
+                    "source_document_id": source,
                     "context_length": length,
-                    "depth": depth, "needle_position": place,
+                    "depth": depth,
+                    "needle_position": place,
                     "num_needle_tokens": 0 if depth is None else NUM_NEEDLE,
-                    "needle_answer_positions": answers, "answer_position": length - NUM_ANSWER,
-                    "num_answer_tokens": NUM_ANSWER, "answer": "12",
+                    "needle_answer_positions": answers,
+                    "answer_position": length - NUM_ANSWER,
+                    "num_answer_tokens": NUM_ANSWER,
+                    "answer": "12",
                 }
-            )  # fmt: skip
+            )
     return rows
 
 
@@ -37,13 +46,17 @@ def losses(row: dict, length: int) -> list[dict]:
     loss = LOSS_WITHOUT + of_source - GAIN.get(row["depth"], 0.0)
     return [
         {
-            "document_id": row["document_id"], "chunk_index": 0, "target_position": position,
-            "target_token_id": 1, "num_long_context_tokens": position,
-            "short_context_loss": 9.0, "long_context_loss": loss, "loss_difference": 9.0 - loss,
-            "windowed_short_context_loss": None,
+            "document_id": row["document_id"],
+            "chunk_index": 0,
+            "target_position": position,
+            "target_token_id": 1,
+            "num_long_context_tokens": position,
+            "short_context_loss": 9.0,
+            "long_context_loss": loss,
+            "loss_difference": 9.0 - loss,
         }
         for position in range(length - NUM_ANSWER - 1, length)
-    ]  # fmt: skip
+    ]
 
 
 def selected(row: dict, length: int) -> list[dict]:
@@ -58,19 +71,27 @@ def selected(row: dict, length: int) -> list[dict]:
         ):
             rows += [
                 {
-                    "document_id": row["document_id"], "chunk_index": 0, "target_position": position,
-                    "rule": rule, "far_context": "own", "rank": rank + 1, "context_position": place,
-                    "distance": position - place, "context_token_id": 1, "influence": None,
+                    "document_id": row["document_id"],
+                    "chunk_index": 0,
+                    "target_position": position,
+                    "rule": rule,
+                    "far_context": "own",
+                    "rank": rank + 1,
+                    "context_position": place,
+                    "distance": position - place,
+                    "context_token_id": 1,
+                    "influence": None,
                 }
                 for rank, place in enumerate(order[: KS[-1]])
-            ]  # fmt: skip
+            ]
     return rows
 
 
 def write_needle_results(folder: Path) -> Path:
     """What plant_signs --needles and the measuring stages leave, for every length."""
     for length in LENGTHS:
-        here, truth = folder / f"length-{length}", rows_of_needles(length)
+        here = folder / f"length-{length}"
+        truth = rows_of_needles(length)
         write_truth(here / "data", NEEDLES_FILE, truth)
         for stage, measure in (("loss_differences", losses), ("influential_tokens", selected)):
             rows = [target for row in truth for target in measure(row, length)]

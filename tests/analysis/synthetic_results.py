@@ -15,18 +15,22 @@ from pipeline.results.schemas import DIVERGENCE, LOSS
 from pipeline.results.write import StageOutput
 
 KS = [1, 2, 4, 8, 16]
-SHORT_CONTEXT_LENGTH, LONG_CONTEXT_LENGTH = 16, 256
-SHORT_MODELS, LONG_MODELS = ["short-contiguous", "short-pose"], ["long-seed0", "long-seed1"]
+SHORT_CONTEXT_LENGTH = 16
+LONG_CONTEXT_LENGTH = 256
+SHORT_MODELS = ["short-contiguous", "short-pose"]
+LONG_MODELS = ["long-seed0", "long-seed1"]
 TRAIN_CONTEXT_LENGTHS = {"short-contiguous": 32, "short-pose": 32, "long-seed0": 256, "long-seed1": 256}
 RULES = ["leave_one_out", "nearest", "random"]
 SELECTION_BONUS = {"leave_one_out": 0.08, "nearest": 0.01, "random": 0.0}
 # How far along its path to L_long a rule gets, as a part of what the planted truth allows.
 RULE_STRENGTH = {"leave_one_out": 1.0, "nearest": 0.4, "random": 0.1}
-CENSORED_K, NO_GAIN_K = 32, 0
+CENSORED_K = 32
+NO_GAIN_K = 0
 MEAN_GAP = {"short-contiguous": 0.05, "short-pose": 0.02}  # nats, a doubling of k* + 1
-WINDOWING_DIFFERENCE = 0.125  # nats, by which shared windows help every target
 TARGETS_PER_DOCUMENT = 16
-JUDGE, FURTHER_KS, ABSURD_LOSS = "another-model", [32, 64, 128], 50.0
+JUDGE = "another-model"
+FURTHER_KS = [32, 64, 128]
+ABSURD_LOSS = 50.0
 """Of the rows that are not to be read as the model's own."""
 
 
@@ -57,19 +61,24 @@ def plant(num_documents: int, seed: int) -> Truth:
     gain = np.where(needed_k == NO_GAIN_K, 0.0, 0.1 + generator.gamma(1.5, 0.3, num_targets))
     targets = pd.DataFrame(
         {
-            "document_id": [f"{index:016x}" for index in document], "chunk_index": 0,
+            "document_id": [f"{index:016x}" for index in document],
+            "chunk_index": 0,
             "target_position": np.tile(np.arange(240, 240 + TARGETS_PER_DOCUMENT), num_documents),
-            "needed_k": needed_k, "gain": gain * document_effect,
+            "needed_k": needed_k,
+            "gain": gain * document_effect,
             "long_context_loss": 2.0 + generator.gamma(2.0, 1.0, num_targets) * document_effect,
         }
-    )  # fmt: skip
+    )
     return Truth(targets)
 
 
 def write_results(
-    results: Path, num_documents: int = 24, seed: int = 0, models: list[str] | None = None,
+    results: Path,
+    num_documents: int = 24,
+    seed: int = 0,
+    models: list[str] | None = None,
     scale: tuple[int, int] | None = None,
-) -> Truth:  # fmt: skip
+) -> Truth:
     """Write all stages' artefacts in two shards; short-pose has no influential tokens.
 
     `scale`: parameters and training step that the files tell of every model; nothing where None.
@@ -79,9 +88,12 @@ def write_results(
         generator = np.random.default_rng([seed, index])
         losses = _losses(truth, model, generator)
         settings = {
-            "short_context_length": SHORT_CONTEXT_LENGTH, "long_context_length": LONG_CONTEXT_LENGTH,
-            "recovery_fraction": 0.9, "minimum_gain": 0.1, "k": KS,
-        }  # fmt: skip
+            "short_context_length": SHORT_CONTEXT_LENGTH,
+            "long_context_length": LONG_CONTEXT_LENGTH,
+            "recovery_fraction": 0.9,
+            "minimum_gain": 0.1,
+            "k": KS,
+        }
         inputs = {"checkpoint": f"{index:064x}"}
         outputs = {
             stage: StageOutput(results, stage, model, settings=settings, inputs=inputs, num_shards=2)
@@ -106,10 +118,12 @@ def write_results(
 
 def _facts(model: str, num_parameters: int, train_step: int) -> dict[str, object]:
     return {
-        "num_parameters": num_parameters, "train_step": train_step,
-        "train_context_length": TRAIN_CONTEXT_LENGTHS[model], "seed": int(model == "long-seed1"),
+        "num_parameters": num_parameters,
+        "train_step": train_step,
+        "train_context_length": TRAIN_CONTEXT_LENGTHS[model],
+        "seed": int(model == "long-seed1"),
         "position_scheme": "pose" if model == "short-pose" else "contiguous",
-    }  # fmt: skip
+    }
 
 
 def _losses(truth: Truth, model: str, generator: np.random.Generator) -> pd.DataFrame:
@@ -121,7 +135,6 @@ def _losses(truth: Truth, model: str, generator: np.random.Generator) -> pd.Data
     if model in SHORT_MODELS:
         losses["gain"] = generator.normal(0, 0.3, len(losses))
     losses["short_context_loss"] = losses["long_context_loss"] + losses["gain"]
-    losses["windowed_short_context_loss"] = losses["short_context_loss"] - WINDOWING_DIFFERENCE
     return losses
 
 
@@ -166,9 +179,11 @@ def _sparse_context_losses(rows: pd.DataFrame, model: str, generator: np.random.
 def _dependency_sparsity(rows: pd.DataFrame, model: str) -> dict[str, list]:
     """k* as planted by the loss; by the divergence, and for another judge, one token for every target."""
     planted = rows[["document_id", "chunk_index", "target_position"]].assign(
-        rule="leave_one_out", loss_difference=rows["gain"], is_censored=rows["needed_k"] == CENSORED_K,
+        rule="leave_one_out",
+        loss_difference=rows["gain"],
+        is_censored=rows["needed_k"] == CENSORED_K,
         dependency_sparsity=rows["needed_k"].where(rows["needed_k"].isin(KS)).astype("Int64"),
-    )  # fmt: skip
+    )
     of_others = planted.assign(dependency_sparsity=1, is_censored=False)
     columns = pd.concat(
         [

@@ -24,11 +24,15 @@ def losses() -> pd.DataFrame:
     jitter = 0.125 * (-1.0) ** documents  # of documents, so that intervals are not points
     return pd.DataFrame(
         {
-            "model": "m", "document_id": documents.astype(str), "chunk_index": 0,
-            "target_position": range(len(documents)), "loss_difference": 1 + jitter,
-            "short_context_divergence": 0.5 + jitter, "specific_gain": 0.75 + jitter,
+            "model": "m",
+            "document_id": documents.astype(str),
+            "chunk_index": 0,
+            "target_position": range(len(documents)),
+            "loss_difference": 1 + jitter,
+            "short_context_divergence": 0.5 + jitter,
+            "specific_gain": 0.75 + jitter,
         }
-    )  # fmt: skip
+    )
 
 
 def test_worth_and_own_part_by_hand() -> None:
@@ -54,15 +58,25 @@ def write_choices(
             for far_context, recovered in zip(far_contexts, (worth, 0.125), strict=False):
                 rows.append(
                     losses().assign(
-                        rule=rule, far_context=far_context, k=k, judge="m", short_context_loss=9.0,
-                        long_context_loss=2.0, background_loss=3.0, sparse_context_loss=3.0 - recovered,
+                        rule=rule,
+                        far_context=far_context,
+                        k=k,
+                        judge="m",
+                        short_context_loss=9.0,
+                        long_context_loss=2.0,
+                        background_loss=3.0,
+                        sparse_context_loss=3.0 - recovered,
                     )
-                )  # fmt: skip
+                )
     write_rows(results, "loss_differences", "loss_differences", losses().assign(short_context_loss=3.0))
     output = StageOutput(
-        results, "influential_tokens", "m", settings={"k": [1, 2], "intervention": intervention}, inputs={},
+        results,
+        "influential_tokens",
+        "m",
+        settings={"k": [1, 2], "intervention": intervention},
+        inputs={},
         num_shards=1,
-    )  # fmt: skip
+    )
     columns = pd.concat(rows).drop(columns=["model", "loss_difference", "specific_gain"])
     output.write_shard(0, {"sparse_context_losses": columns.to_dict("list")})
 
@@ -70,15 +84,18 @@ def write_choices(
 @pytest.mark.parametrize(
     ("rules", "parts"),
     [
-        (["nearest", "leave_one_out", "add_one_in_divergence"], [
-            "2 tokens of add_one_in_divergence bring back 0.500 [0.500, 0.500] of 1.000 nats;",
-            "another document's 0.125 [0.125, 0.125].",
-        ]),
+        (
+            ["nearest", "leave_one_out", "add_one_in_divergence"],
+            [
+                "2 tokens of add_one_in_divergence bring back 0.500 [0.500, 0.500] of 1.000 nats;",
+                "another document's 0.125 [0.125, 0.125].",
+            ],
+        ),
         (["leave_one_out", "leave_one_out_divergence", "random"], ["2 tokens of leave_one_out_divergence "]),
         (["leave_one_out", "nearest"], ["2 tokens of leave_one_out "]),
         (["nearest", "random"], ["How many tokens carry it was not measured: run influential_tokens with"]),
     ],
-)  # fmt: skip
+)
 def test_the_least_fooled_measure_says_who_carries_it(
     tmp_path: Path, rules: list[str], parts: list[str]
 ) -> None:
@@ -110,8 +127,8 @@ def test_short_models_and_a_rule_that_sees_the_answer(
     assert f"16 tokens of leave_one_out bring back {own} of" in carried
     assert f"nats to another-model; another document's {null}." in carried
     assert gaps.startswith("Nats lost beyond long-seed1 under the long context: short-contiguous ")
-    assert ", short-pose " in gaps and gaps.endswith("analysis/outcomes.py tells.")
-    assert "the results do not say how the models were trained" in list(answers.answers(results))[-1]
+    assert ", short-pose " in gaps and gaps.endswith("the tokens needed.")
+    assert "it needs models trained at a short context" in list(answers.answers(results))[-1]
     assert "it needs models trained at a short context" in list(answers.answers(scales[0] / "early"))[-1]
 
 

@@ -22,7 +22,7 @@ from analysis.losses import losses, token_worth
 from analysis.read import read_sparse_losses
 from analysis.rules import selection
 from pipeline.measuring.rules import RULES
-from pipeline.results.read import read_artefact, read_settings
+from pipeline.results.read import read_artefact
 
 LONG = "long-seed0"
 LONG_TITLE = (
@@ -103,11 +103,10 @@ def test_effects_are_drawn_as_they_are(effects: pd.DataFrame, labels: dict[str, 
 def test_other_figures_can_be_read(small: Path, labels: dict[str, ModelLabel], sparse: pd.DataFrame) -> None:
     without_a_gain = token_worth.loss_curves(of(sparse, model="short-contiguous"))
     differences = losses.losses_beside_reference(read_artefact(small, "length_losses"), LONG, 32)
-    settings = {LONG: read_settings(small, "influential_tokens")[LONG] | {"targets_per_chunk": 16}}
     for figure in (
         token_worth.loss_figure(without_a_gain, labels["short-contiguous"]),
         losses.lengths_figure(differences, labels, [32, 256], LONG),
-        selection.rules_figure(selection.rules_table(of(sparse, model=LONG), settings), labels[LONG]),
+        selection.rules_figure(selection.rules_table(of(sparse, model=LONG)), labels[LONG]),
     ):
         assert_legible(figure)
 
@@ -140,7 +139,8 @@ def test_titles_say_what_is_drawn(
 
     lengths = losses.losses_beside_reference(read_artefact(small, "length_losses"), LONG, 32)
     longest = f"with {lengths['context_length'].max()} tokens of context than with 32"
-    is_long, is_pose = lengths["model"].str.startswith("long"), lengths["model"] == "short-pose"
+    is_long = lengths["model"].str.startswith("long")
+    is_pose = lengths["model"] == "short-pose"
     for is_lower, title in (
         (is_long | ~is_long, f"Every model's loss is lower {longest}"),
         (is_pose, f"Loss is lower {longest} when trained at 32 with PoSE, higher when trained at"),
@@ -169,7 +169,8 @@ def test_panels_keep_their_height_and_lines_of_titles_fit() -> None:
 def test_names_move_apart_as_little_as_may_be() -> None:
     for seed in range(5):
         generator = np.random.default_rng(seed)
-        places, heights = np.sort(generator.uniform(2, 8, 6)), generator.uniform(0.5, 1.5, 6)
+        places = np.sort(generator.uniform(2, 8, 6))
+        heights = generator.uniform(0.5, 1.5, 6)
         distances = (heights[1:] + heights[:-1]) / 2
         apart = {"type": "ineq", "fun": lambda tried, least=distances: np.diff(tried) - least}
         best = minimize(

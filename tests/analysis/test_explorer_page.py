@@ -3,9 +3,10 @@
 Skipped where there is no Chromium (Debian: `apt-get install chromium`).
 """
 
+import re
 import shutil
-import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qs
 
@@ -15,8 +16,7 @@ from explorable_results import KS, MODELS, RULES, write_explorable
 from hugging_face_families import make_model
 
 from analysis import explorer
-from pipeline import explain as explain_program
-from pipeline.cli import run_stage
+from pipeline.measuring.explanation import Explanation
 from pipeline.results.read import read_artefact
 from pipeline.text.folder import TokenizedData
 from pipeline.text.tokenizer import load_tokenizer, train_bpe
@@ -26,9 +26,14 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium")
 FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 BAIT = "window.executed = true"
 HOSTILE = [
     f"<script>{BAIT}</script></script><script>{BAIT}</script><!-- {{{{data}}}} ",
@@ -49,9 +54,13 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator["sync_api.Brow
     profile = tmp_path_factory.mktemp("profile")
     with sync_api.sync_playwright() as playwright:
         context = playwright.chromium.launch_persistent_context(
-            profile, executable_path=CHROMIUM, args=FLAGS, headless=True, offline=True,
+            profile,
+            executable_path=CHROMIUM,
+            args=FLAGS,
+            headless=True,
+            offline=True,
             viewport={"width": 1300, "height": 900},
-        )  # fmt: skip
+        )
         yield context
         context.close()
 
@@ -209,8 +218,12 @@ def test_a_link_opens_the_same_view(
     page.get_by_role("combobox", name="Beside it").select_option(index=1)
     said = view(page)
     assert (said["model"], said["rule"], said["far"], said["criterion"], said["k"]) == (
-        MODELS[1], RULES[1], "other_document", "divergence", str(max(KS)),
-    )  # fmt: skip
+        MODELS[1],
+        RULES[1],
+        "other_document",
+        "divergence",
+        str(max(KS)),
+    )
     told = ["#target-heading", "#numbers", "#tokens"]
     shown = [page.locator(part).inner_text() for part in told]
     for again in opened(browser, explorable / "page.html", "#" + page.url.partition("#")[2]):
@@ -244,65 +257,55 @@ def test_targets_of_all_documents_are_sorted_and_filtered(page: "sync_api.Page",
 
 
 @pytest.fixture(scope="module")
-def explained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model, a text and its page."""
+def explained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Explanation]:
+    """The page of a hostile text, and what it shows."""
     folder = tmp_path_factory.mktemp("explained")
     tokenizer = train_bpe([EXPLAINED * 3], 330)
     model = make_model("gpt_neox", vocab_size=tokenizer.vocabulary_size, max_position_embeddings=128)
     model.save_pretrained(folder / "model")
     (folder / "model/tokenizer.json").write_text(tokenizer.to_json())
-    (folder / "<b>letter<b>.txt").write_text(EXPLAINED)
-    words = [
-        "explain.py", "--model", str(folder / "model"), "--text-file", str(folder / "<b>letter<b>.txt"),
-        "--short-context-length", "6", "--k", "1", "3", "--out", str(folder / "page.html"),
-    ]  # fmt: skip
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", words)
-        run_stage(explain_program.parser(), explain_program.main)
-    return folder
+    found = replace(
+        explain(EXPLAINED, str(folder / "model"), short_context_length=6, targets=5), name="<b>letter<b>.txt"
+    )
+    return found.save(folder / "page.html"), found
 
 
 @pytest.fixture
-def explained_page(browser: "sync_api.BrowserContext", explained: Path) -> Iterator["sync_api.Page"]:
-    yield from opened(browser, explained / "page.html")
+def explained_page(
+    browser: "sync_api.BrowserContext", explained: tuple[Path, Explanation]
+) -> Iterator["sync_api.Page"]:
+    yield from opened(browser, explained[0])
 
 
 def test_an_explained_text_is_shown_as_text(explained_page: "sync_api.Page") -> None:
-    assert EXPLAINED.endswith(explained_page.locator("#text .chunk").text_content())
-    assert explained_page.locator("#text-heading").inner_text() == "Document <b>letter<b>.txt"
-    assert explained_page.locator("#text .chunk").evaluate(
-        "chunk => [...chunk.querySelectorAll('*')].every(e => e.matches('span.token'))"
+    assert EXPLAINED.endswith(explained_page.locator("#text").text_content())
+    assert explained_page.locator("#name").inner_text() == "<b>letter<b>.txt"
+    assert explained_page.locator("#text").evaluate(
+        "text => [...text.querySelectorAll('*')].every(e => e.matches('span.token'))"
     )
-    assert explained_page.locator("script").count() == 3
-    for of_many in ("#documents", "#search", "[role=tablist]"):
-        assert not explained_page.locator(of_many).is_visible()
-    assert explained_page.locator("#targets button").first.is_visible()
+    assert explained_page.locator("script").count() == 2
 
 
+@pytest.mark.parametrize("width", [1400, 420])
 def test_the_page_of_a_text_shows_what_the_frame_says(
-    explained_page: "sync_api.Page", explained: Path
+    explained_page: "sync_api.Page", explained: tuple[Path, Explanation], width: int
 ) -> None:
-    explanation = explain(EXPLAINED, str(explained / "model"), short_context_length=6, k=[1, 3])
-    frame = explanation.frame
-    assert explained_page.locator("#text .target").count() == len(frame)
-    explained_page.get_by_role("slider").press("End")
-    for row in frame.iloc[::9].itertuples():
-        place = list(frame["position"]).index(row.position)
-        # A blank at the end of a line has no place that a mouse could click at.
-        explained_page.locator("#text .target").nth(place).dispatch_event("click")
-        assert [int(distance) for _, _, distance, *_ in cells(explained_page)] == [
-            row.position - source for source in row.source_positions
-        ]
-        moved = [float(shown) for *_, shown, _ in cells(explained_page)]
-        assert moved == pytest.approx(row.source_divergences, abs=6e-4)
-        numbers = explained_page.locator("#numbers").inner_text()
-        assert (
-            f"{row.short_context_loss:.3f}"[:-1] in numbers and f"{row.long_context_loss:.3f}"[:-1] in numbers
-        )
-    assert pd.notna(frame["specific_gain"]).all()
+    found = explained[1]
+    explained_page.set_viewport_size({"width": width, "height": 800})
+    assert explained_page.evaluate("document.documentElement.scrollWidth") <= width
+    assert explained_page.locator("#text .target").count() == len(found.targets) == 5
+    for target in found.targets:
+        place = target.position - found.first_token
+        explained_page.locator("#text .token").nth(place).dispatch_event("click")
+        lit = explained_page.locator("#text .source").all_text_contents()
+        assert len(lit) == sum(end - start for (start, end), _, _ in target.sources)
+        shown = explained_page.locator("#targets [aria-current=true]").inner_text()
+        assert f"{target.trial.total_B.mean():.2f} nats" in shown
+        effects = [abs(float(effect)) for effect in re.findall(r"[+−](\d+\.\d\d)", shown)]
+        assert effects == pytest.approx([abs(effect) for _, effect, _ in target.sources], abs=6e-3)
+        assert ("no single source" in shown) != target.has_source
     # As a notebook shows it: the page in a frame, whose address cannot be written.
     explained_page.goto("about:blank")
-    explained_page.set_content(f"<p>In [1]:</p>{explanation._repr_html_()}")
-    shown = explained_page.frame_locator("iframe")
-    shown.locator("#text .target").last.dispatch_event("click")
-    assert f"{frame['short_context_loss'].iloc[-1]:.3f}"[:-1] in shown.locator("#numbers").inner_text()
+    explained_page.set_content(f"<p>In [1]:</p>{found._repr_html_()}")
+    shown_in_frame = explained_page.frame_locator("iframe")
+    assert shown_in_frame.locator("#targets button").count() == 5

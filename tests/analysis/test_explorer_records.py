@@ -68,7 +68,8 @@ def test_records_are_the_parquet_row_by_row(explorable: Path) -> None:
         assert chunk["targets"] == list(range(LONG - TARGETS, LONG))
         assert chunk["models"][LOSSES_ONLY]["rules"] == {}
         for (target, place), model in product(enumerate(chunk["targets"]), [*MODELS, LOSSES_ONLY]):
-            measured, position = chunk["models"][model], chunk["start"] + place
+            measured = chunk["models"][model]
+            position = chunk["start"] + place
             assert "background" not in measured
             for name, column in _OF_TARGETS.items():
                 row = losses.loc[model, document["id"], position]
@@ -143,7 +144,7 @@ def test_missing_artefacts_and_empty_selections_are_refused(explorable: Path, co
         with pytest.raises(InputError, match=sentence):
             run_explorer(explorable, *flags)
     shutil.rmtree(copied / "results" / "influential_tokens")
-    with pytest.raises(InputError, match="parquet is missing, though marked as complete"):
+    with pytest.raises(InputError, match="parquet is missing"):
         run_explorer(copied)
     shutil.rmtree(copied / "results" / "_stages" / "influential_tokens")
     with pytest.raises(InputError, match="holds no influential_tokens and no .*; it holds loss_differences"):

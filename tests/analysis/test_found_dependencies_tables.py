@@ -16,26 +16,51 @@ NOTEBOOK = ROOT / "analysis" / "notebooks" / "found_dependencies.ipynb"
 
 
 def selection(
-    model: str, example: int, tokens: str, is_dependency: list[bool], num_far: int, num_dependencies: int,
-    rule: str = "leave_one_out", intervention: str | None = "remove",
-) -> pd.DataFrame:  # fmt: skip
+    model: str,
+    example: int,
+    tokens: str,
+    is_dependency: list[bool],
+    num_far: int,
+    num_dependencies: int,
+    rule: str = "leave_one_out",
+    intervention: str | None = "remove",
+) -> pd.DataFrame:
     """One target's selection in the order of rank; the tokens are letters."""
-    return pd.DataFrame({
-        "task": "sparse_parity", "positions": "pose", "largest_train_size": 20, "largest_train_sparsity": 2,
-        "size": 20, "sparsity": 1, "model": model, "example_index": example, "target_index": 0, "rule": rule,
-        "intervention": intervention, "rank": range(1, len(tokens) + 1), "context_token": list(tokens),
-        "is_dependency": is_dependency, "num_far_tokens": num_far, "num_dependencies": num_dependencies,
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "task": "sparse_parity",
+            "positions": "pose",
+            "largest_train_size": 20,
+            "largest_train_sparsity": 2,
+            "size": 20,
+            "sparsity": 1,
+            "model": model,
+            "example_index": example,
+            "target_index": 0,
+            "rule": rule,
+            "intervention": intervention,
+            "rank": range(1, len(tokens) + 1),
+            "context_token": list(tokens),
+            "is_dependency": is_dependency,
+            "num_far_tokens": num_far,
+            "num_dependencies": num_dependencies,
+        }
+    )
 
 
 @pytest.fixture
 def rows() -> pd.DataFrame:
-    no, yes = False, True
-    return pd.concat([
-        selection("a", 0, "1*.", [yes, no, yes], 3, 2), selection("a", 1, ".0*", [no, yes, no], 3, 1),
-        selection("b", 0, "1*.", [yes, yes, no], 3, 2), selection("b", 1, ".0*", [no, no, yes], 3, 1),
-        selection("a", 0, ".", [no], 4, 2, "random", None),
-    ])  # fmt: skip
+    no = False
+    yes = True
+    return pd.concat(
+        [
+            selection("a", 0, "1*.", [yes, no, yes], 3, 2),
+            selection("a", 1, ".0*", [no, yes, no], 3, 1),
+            selection("b", 0, "1*.", [yes, yes, no], 3, 2),
+            selection("b", 1, ".0*", [no, no, yes], 3, 1),
+            selection("a", 0, ".", [no], 4, 2, "random", None),
+        ]
+    )
 
 
 def test_true_dependencies_by_part_are_those_of_whole_rankings(rows: pd.DataFrame) -> None:
@@ -76,12 +101,23 @@ def test_the_figure_of_parts_can_be_read() -> None:
     for part, low, high in (("bits", 0.9, 1.0), ("marks", 0.4, 0.6)):
         for rule, intervention, shrunk in (("leave_one_out", "substitute", 1.0), ("random", None, 0.1)):
             ends = {"found": (low + high) / 2, "found_lowest": low, "found_highest": high}
-            rows.append({
-                "task": "sparse_parity", "positions": "pose", "largest_train_size": 20,
-                "largest_train_sparsity": 2, "size": 20, "sparsity": 2, "rule": rule,
-                "intervention": intervention, "part": part, "chance": 0.2, "num_seeds": 3,
-                "num_targets": 90, **{name: shrunk * share for name, share in ends.items()},
-            })  # fmt: skip
+            rows.append(
+                {
+                    "task": "sparse_parity",
+                    "positions": "pose",
+                    "largest_train_size": 20,
+                    "largest_train_sparsity": 2,
+                    "size": 20,
+                    "sparsity": 2,
+                    "rule": rule,
+                    "intervention": intervention,
+                    "part": part,
+                    "chance": 0.2,
+                    "num_seeds": 3,
+                    "num_targets": 90,
+                    **{name: shrunk * share for name, share in ends.items()},
+                }
+            )
     table = pd.DataFrame(rows)
     sides = table["part"].map({"bits": "right sides", "marks": "left sides"})
     assigned = table.assign(task="variable_assignment", sparsity=None, part=sides)
@@ -96,12 +132,25 @@ def test_the_figure_of_parts_can_be_read() -> None:
 def row(model: str, target: int, is_found: bool, rule: str = "leave_one_out_divergence") -> dict[str, object]:
     """The first token that a rule selects for the ID of one token of the response."""
     return {
-        "task": "variable_assignment", "positions": "predicted", "largest_train_size": 6,
-        "largest_train_sparsity": None, "size": 6, "sparsity": None, "model": model, "example_index": 0,
-        "target_index": target, "rule": rule, "intervention": "substitute", "rank": 1, "context_token": "v1",
-        "context_position": 3, "is_dependency": is_found, "num_far_tokens": 20, "num_dependencies": 1,
+        "task": "variable_assignment",
+        "positions": "predicted",
+        "largest_train_size": 6,
+        "largest_train_sparsity": None,
+        "size": 6,
+        "sparsity": None,
+        "model": model,
+        "example_index": 0,
+        "target_index": target,
+        "rule": rule,
+        "intervention": "substitute",
+        "rank": 1,
+        "context_token": "v1",
+        "context_position": 3,
+        "is_dependency": is_found,
+        "num_far_tokens": 20,
+        "num_dependencies": 1,
         "effect": 3.0 if is_found else 1.0,
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture
@@ -129,8 +178,9 @@ def test_the_notebook_runs_on_its_results(rows: pd.DataFrame, tmp_path: Path) ->
     parameters = {"results": str(tmp_path / "results"), "figures_folder": str(tmp_path)}
     list(notebooks.execute_all([NOTEBOOK], tmp_path, parameters))
     assert {path.name for path in tmp_path.glob("*.p[dn][fg]")} == {
-        "found_dependencies.pdf", "found_dependencies.png",
-    }  # fmt: skip
+        "found_dependencies.pdf",
+        "found_dependencies.png",
+    }
     write_rows(tmp_path / "results", "found_id_dependencies", "found_id_dependencies", rows)
     list(notebooks.execute_all([NOTEBOOK], tmp_path, parameters))
     assert "every ID" in (tmp_path / NOTEBOOK.name).read_text()

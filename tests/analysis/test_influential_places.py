@@ -38,8 +38,14 @@ def names(far: list[int], predecessor: int, target: int) -> list[str]:
 def test_relations_by_example() -> None:
     # The target is 5, after 4.
     assert names([4, 5, 9, 5, 4, 8, 7], 4, 5) == [
-        PREDECESSOR, INDUCTION, BESIDE_COPY, COPY, PREDECESSOR, AFTER_PREDECESSOR, OTHER,
-    ]  # fmt: skip
+        PREDECESSOR,
+        INDUCTION,
+        BESIDE_COPY,
+        COPY,
+        PREDECESSOR,
+        AFTER_PREDECESSOR,
+        OTHER,
+    ]
     assert names([5, 5, 5], 5, 5) == [COPY, INDUCTION, INDUCTION]
     assert names([9, 9, 9], 4, 5) == [OTHER] * 3
 
@@ -86,8 +92,10 @@ def tokens(results: Path, text: MeasuredText) -> pd.DataFrame:
         ids = chunk.token_ids_L if row["far_context"] == OWN else chunk.null_token_ids_L
         return int(ids[row["context_position"] - chunk.start])
 
-    assert (rows.query("far_context == 'own'").apply(token, axis=1)
-            == rows.query("far_context == 'own'")["context_token_id"]).all()  # fmt: skip
+    assert (
+        rows.query("far_context == 'own'").apply(token, axis=1)
+        == rows.query("far_context == 'own'")["context_token_id"]
+    ).all()
     return rows.assign(context_token_id=rows.apply(token, axis=1))
 
 
@@ -99,12 +107,22 @@ def test_random_places_have_the_shares_of_what_is_available(tokens: pd.DataFrame
             place = position - chunk.start
             for far_context, ids in ((OWN, chunk.token_ids_L), (OTHER_DOCUMENT, chunk.null_token_ids_L)):
                 far = np.arange(place - SHORT)
-                every.append(pd.DataFrame({
-                    "model": "m", "document_id": chunk.document_id, "chunk_index": chunk.chunk_index,
-                    "target_position": position, "rule": "all", "far_context": far_context,
-                    "rank": far + 1, "context_position": chunk.start + far, "distance": place - far,
-                    "context_token_id": ids[far],
-                }))  # fmt: skip
+                every.append(
+                    pd.DataFrame(
+                        {
+                            "model": "m",
+                            "document_id": chunk.document_id,
+                            "chunk_index": chunk.chunk_index,
+                            "target_position": position,
+                            "rule": "all",
+                            "far_context": far_context,
+                            "rank": far + 1,
+                            "context_position": chunk.start + far,
+                            "distance": place - far,
+                            "context_token_id": ids[far],
+                        }
+                    )
+                )
     selected = places.selections(pd.concat(every, ignore_index=True), text)
     bins = distance_bins(SHORT, LONG)
     available = places.available_places(selected, text, bins)

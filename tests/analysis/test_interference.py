@@ -23,18 +23,30 @@ def targets_of(ratio: float, seed: int = 0, num_texts: int = 60) -> pd.DataFrame
     rng = np.random.default_rng(seed)
     texts = np.repeat(np.arange(num_texts), 16)
     size = len(texts)
-    entropy, effect, stake = rng.uniform(0, 5, size), rng.exponential(0.5, size), rng.exponential(1.0, size)
+    entropy = rng.uniform(0, 5, size)
+    effect = rng.exponential(0.5, size)
+    stake = rng.exponential(1.0, size)
     sparsity = 3 + 0.5 * np.log(effect) + rng.normal(0, 1, size)
     mean = np.exp(
         -2 + ratio * sparsity + 0.2 * entropy + 0.3 * np.log(stake) + 0.2 * rng.normal(size=num_texts)[texts]
     )
-    return pd.DataFrame({
-        "document_id": texts.astype(str), "mean_log2_k": sparsity, "entropy": entropy, "total_effect": effect,
-        "log_total_effect": np.log(effect), "stake": stake, "log_stake": np.log(stake),
-        "log_trained": rng.normal(-3, 1, size), "log_token_count": rng.normal(8, 2, size),
-        "loss": rng.exponential(3, size), "source": rng.choice(["C4", "Wikipedia"], num_texts)[texts],
-        "far": mean * rng.gamma(2, 0.5, size), "near": rng.gamma(2, 0.02, size),
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "document_id": texts.astype(str),
+            "mean_log2_k": sparsity,
+            "entropy": entropy,
+            "total_effect": effect,
+            "log_total_effect": np.log(effect),
+            "stake": stake,
+            "log_stake": np.log(stake),
+            "log_trained": rng.normal(-3, 1, size),
+            "log_token_count": rng.normal(8, 2, size),
+            "loss": rng.exponential(3, size),
+            "source": rng.choice(["C4", "Wikipedia"], num_texts)[texts],
+            "far": mean * rng.gamma(2, 0.5, size),
+            "near": rng.gamma(2, 0.02, size),
+        }
+    )
 
 
 @pytest.mark.parametrize("planted", [0.0, 0.2, -0.2])
@@ -90,10 +102,13 @@ def test_the_rule(
 ) -> None:
     p_value = 0.5 if verdict == "refuted" else 0.001
     rows = [
-        row("as planned", "ratio", *ratio, p_value), row("as planned", "nats", *nats, p_value),
-        row("as planned", "share", *share, p_value), row("lowest eighth left out", "ratio", *lowest),
-        row("highest eighth left out", "ratio", 0.05, 0.3), row("negative control", "ratio", *control),
-    ]  # fmt: skip
+        row("as planned", "ratio", *ratio, p_value),
+        row("as planned", "nats", *nats, p_value),
+        row("as planned", "share", *share, p_value),
+        row("lowest eighth left out", "ratio", *lowest),
+        row("highest eighth left out", "ratio", 0.05, 0.3),
+        row("negative control", "ratio", *control),
+    ]
     table = pd.DataFrame(
         rows, columns=["variant", "kind", "slope", "slope_low", "slope_high", "holm_p_value"]
     )

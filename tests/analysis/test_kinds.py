@@ -66,7 +66,9 @@ def test_kinds_of_words_by_example() -> None:
         "!? — … 😀",
         "x" * 30 + "/c" + " " * 25 + "Mary/N",  # no sentence begins where the look back ends
     ):
-        text, shown, last = re.sub("/[cfN1]", "", expected), "", 0
+        text = re.sub("/[cfN1]", "", expected)
+        shown = ""
+        last = 0
         for word in kinds.words_of(text):
             shown += f"{text[last : word.end]}/{SIGNS[word.kind]}"
             last = word.end
@@ -92,8 +94,17 @@ def first_letters(words: list[str]) -> list[str]:
 def test_a_token_has_the_class_of_the_unit_that_it_begins_in() -> None:
     pieces = ["I", " do", "n", "'t", " 3", ",000", " \n", "", "é", "."]
     assert kinds.of_tokens(pieces, range(len(pieces)), first_letters) == [
-        "noun", "noun", "adverb", "adverb", "numeral", "numeral", "other", "noun", "noun", "noun",
-    ]  # fmt: skip
+        "noun",
+        "noun",
+        "adverb",
+        "adverb",
+        "numeral",
+        "numeral",
+        "other",
+        "noun",
+        "noun",
+        "noun",
+    ]
     seen: list[list[str]] = []
     # Only the sentences asked for are tagged, and long ones in parts.
     for text, wanted in ((["One.", " Two", " two", "! ", "Three"], 2), (["a "] * 250, 249)):
@@ -106,12 +117,35 @@ def test_hanta_on_a_sentence_that_anyone_can_tag() -> None:
     if tagger is None:
         pytest.skip("HanTa is not installed")
     pieces = [
-        "The", " old", " cat", " did", "n't", " qui", "ckly", " see", " Mary", " and", " 42", " dogs", ".",
-    ]  # fmt: skip
+        "The",
+        " old",
+        " cat",
+        " did",
+        "n't",
+        " qui",
+        "ckly",
+        " see",
+        " Mary",
+        " and",
+        " 42",
+        " dogs",
+        ".",
+    ]
     assert kinds.of_tokens(pieces, range(len(pieces)), tagger) == [
-        "determiner", "adjective", "noun", "auxiliary", "adverb", "adverb", "adverb", "verb", "proper noun",
-        "conjunction", "numeral", "noun", "other",
-    ]  # fmt: skip
+        "determiner",
+        "adjective",
+        "noun",
+        "auxiliary",
+        "adverb",
+        "adverb",
+        "adverb",
+        "verb",
+        "proper noun",
+        "conjunction",
+        "numeral",
+        "noun",
+        "other",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -120,22 +154,34 @@ def test_hanta_on_a_sentence_that_anyone_can_tag() -> None:
         (
             ["The", " c", "at", " saw", " Mary", "'s", " 4", "2", " dogs", ".", "\n\n", " "],
             [
-                (WORD_START, FUNCTION_WORD), (WORD_START, CONTENT_WORD), (CONTINUATION, CONTENT_WORD),
-                (WORD_START, CONTENT_WORD), (WORD_START, NAME), (CONTINUATION, NAME), (WORD_START, NUMBER),
-                (CONTINUATION, NUMBER), (WORD_START, CONTENT_WORD), (NO_WORD, PUNCTUATION),
-                (NO_WORD, WHITE_SPACE), (NO_WORD, WHITE_SPACE),
+                (WORD_START, FUNCTION_WORD),
+                (WORD_START, CONTENT_WORD),
+                (CONTINUATION, CONTENT_WORD),
+                (WORD_START, CONTENT_WORD),
+                (WORD_START, NAME),
+                (CONTINUATION, NAME),
+                (WORD_START, NUMBER),
+                (CONTINUATION, NUMBER),
+                (WORD_START, CONTENT_WORD),
+                (NO_WORD, PUNCTUATION),
+                (NO_WORD, WHITE_SPACE),
+                (NO_WORD, WHITE_SPACE),
             ],
         ),
         (  # é and the emoji are several tokens, a token a byte
             ["go", " ", "", "é", "té", " ", "", "", "", "😀", "("],
             [
-                (WORD_START, CONTENT_WORD), (NO_WORD, WHITE_SPACE), (WORD_START, CONTENT_WORD),
-                (CONTINUATION, CONTENT_WORD), (CONTINUATION, CONTENT_WORD), (NO_WORD, WHITE_SPACE),
+                (WORD_START, CONTENT_WORD),
+                (NO_WORD, WHITE_SPACE),
+                (WORD_START, CONTENT_WORD),
+                (CONTINUATION, CONTENT_WORD),
+                (CONTINUATION, CONTENT_WORD),
+                (NO_WORD, WHITE_SPACE),
                 *[(NO_WORD, PUNCTUATION)] * 5,
             ],
         ),
     ],
-)  # fmt: skip
+)
 def test_words_by_example(pieces: list[str], expected: list) -> None:
     assert word_categories(pieces) == expected
 
@@ -151,7 +197,8 @@ def test_repetition_is_the_literal_rule_on_random_tokens() -> None:
     seen = set()
     for _ in range(400):
         x = generator.integers(0, 5, 14)
-        t, s = int(generator.integers(1, 14)), 4
+        t = int(generator.integers(1, 14))
+        s = 4
         far = "".join(map(str, x[: max(0, t - s)]))
         short = set(x[max(0, t - s) : t].tolist())
         last = "".join(map(str, x[: t + 1]))
@@ -213,8 +260,9 @@ KS = [1, 4]
 PLACES = [(document, position) for document in ("aa", "bb", "cc") for position in (9, 10, 11)]
 # Kind, k*, gain, what 1 token recovers beyond the null, and gap of the three targets of each document.
 KINDS = ["number", "content word", "content word"]
-K_STARS = [1, 4, None]
-GAINS, EXCESSES, GAPS = [0.5, 0.25, -0.5], [0.125, 0.0, 0.25], [1.0, 2.0, 4.0]
+GAINS = [0.5, 0.25, -0.5]
+EXCESSES = [0.125, 0.0, 0.25]
+GAPS = [1.0, 2.0, 4.0]
 
 
 def targets(**columns: list) -> pd.DataFrame:
@@ -226,17 +274,22 @@ def targets(**columns: list) -> pd.DataFrame:
 @pytest.fixture
 def categories() -> pd.DataFrame:
     return targets(
-        word_kind=KINDS, word_part=["word start"] * 3, repetition=["new"] * 3, follows=["none"] * 3,
+        word_kind=KINDS,
+        word_part=["word start"] * 3,
+        repetition=["new"] * 3,
+        follows=["none"] * 3,
         part_of_speech=[None] * 3,
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture
 def loss_differences() -> pd.DataFrame:
     long = targets(
-        model=["long"] * 3, loss_difference=GAINS, short_context_loss=[3 + gain for gain in GAINS],
+        model=["long"] * 3,
+        loss_difference=GAINS,
+        short_context_loss=[3 + gain for gain in GAINS],
         long_context_loss=[3.0] * 3,
-    )  # fmt: skip
+    )
     short = long.assign(model="short", long_context_loss=[3 + gap for gap in GAPS] * 3)
     return pd.concat([long, short], ignore_index=True)
 
@@ -247,11 +300,15 @@ def sparse_context_losses() -> pd.DataFrame:
     for far_context, recovered in (("own", EXCESSES), ("other_document", [0.0] * 3)):
         tables.append(
             targets(
-                model=["long"] * 3, rule=["leave_one_out"] * 3, far_context=[far_context] * 3, k=[1] * 3,
-                short_context_loss=[3 + gain for gain in GAINS], long_context_loss=[3.0] * 3,
+                model=["long"] * 3,
+                rule=["leave_one_out"] * 3,
+                far_context=[far_context] * 3,
+                k=[1] * 3,
+                short_context_loss=[3 + gain for gain in GAINS],
+                long_context_loss=[3.0] * 3,
                 sparse_context_loss=[3 + gain - nats for gain, nats in zip(GAINS, recovered, strict=True)],
             )
-        )  # fmt: skip
+        )
     return pd.concat(tables, ignore_index=True)
 
 
@@ -270,9 +327,11 @@ def test_gaps_where_a_phrase_is_repeated_and_elsewhere(
         loss_differences, repeated, short_models=["short"], reference_model="long", gain_model="long"
     )
     expected = {
-        "ends of repeats": [0, 2], "all other tokens": [1],
-        "after a repeated bigram": [0], "after all other bigrams": [1, 2],
-    }  # fmt: skip
+        "ends of repeats": [0, 2],
+        "all other tokens": [1],
+        "after a repeated bigram": [0],
+        "after all other bigrams": [1, 2],
+    }
     assert gaps["kind"].tolist() == list(expected)
     for row, chosen in zip(gaps.to_dict("records"), expected.values(), strict=True):
         gap, gain = (sum(values[index] for index in chosen) for values in (GAPS, GAINS))
@@ -316,20 +375,33 @@ def test_shares_of_targets_and_of_the_gain_by_hand(
 def test_the_figure_draws_ten_kinds_in_order_and_none_of_few_targets(results: Path) -> None:
     rows = [
         {
-            "aspect": aspect, "category": category, "num_targets": 40, "num_documents": 9,
-            "loss_difference": gain, "loss_difference_low": gain - 0.1, "loss_difference_high": gain + 0.1,
-            "share_of_targets": 0.1, "share_of_gain": gain / 2,
+            "aspect": aspect,
+            "category": category,
+            "num_targets": 40,
+            "num_documents": 9,
+            "loss_difference": gain,
+            "loss_difference_low": gain - 0.1,
+            "loss_difference_high": gain + 0.1,
+            "share_of_targets": 0.1,
+            "share_of_gain": gain / 2,
         }
         for aspect, category in [("part_of_speech", "new"), *reversed(kinds.KINDS)]
         for gain in [2.0 if category == "repeated trigram" else 0.0]
-    ]  # fmt: skip
+    ]
     table = pd.DataFrame(rows)
     drawn = kinds.kinds_of(table)
     assert drawn["words"].tolist() == list(kinds.KINDS.values()) and len(drawn) == 10
     assert kinds.kinds_of(table.assign(num_targets=29)).empty
     label = model_labels(results, "loss_differences")["long-seed0"]
-    overall = pd.Series({"loss_difference": 0.4, "loss_difference_low": 0.3, "loss_difference_high": 0.5,
-                         "num_targets": 400, "num_documents": 9})  # fmt: skip
+    overall = pd.Series(
+        {
+            "loss_difference": 0.4,
+            "loss_difference_low": 0.3,
+            "loss_difference_high": 0.5,
+            "num_targets": 400,
+            "num_documents": 9,
+        }
+    )
     figure = kinds.kinds_figure(drawn, overall, label)
     points = [container.lines[0].get_xdata()[0] for container in figure.axes[0].containers]
     assert points == drawn["loss_difference"].tolist()

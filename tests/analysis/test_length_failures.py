@@ -25,7 +25,7 @@ def test_the_verdicts() -> None:
     conditions = failures.distance_or_number(placed)
     assert failures.verdict_of_distance_or_number(conditions, "own") == "neither alone"
     assert failures.verdict_of_distance_or_number(conditions, "swap") == "distance"
-    accuracy = failures.functions_accuracy(KEPT)
+    accuracy = read_artefact(KEPT / "functions", "synthetic_accuracy")
     assert failures.verdict_of_marked_bits(accuracy)[0] == "the number of tokens is not what fails"
     examples = read_artefact(KEPT / "cues", "synthetic_examples")
     contrasts = failures.cue_contrasts(failures.cue_distances(examples))
@@ -61,10 +61,16 @@ def examples_of(answer: str) -> pd.DataFrame:
     """Two bits, all four values; the model answers as told: the parity, or OR."""
     bits = [(0, 0), (0, 1), (1, 0), (1, 1)]
     says = {"parity": lambda a, b: (a + b) % 2, "or": lambda a, b: a | b}[answer]
-    return pd.DataFrame({
-        "task": "sparse_parity", "sparsity": 2, "seed": 0, "size": 18,
-        "decisive_tokens": [f"* {a} * {b}" for a, b in bits], "answer": [str(says(a, b)) for a, b in bits],
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "task": "sparse_parity",
+            "sparsity": 2,
+            "seed": 0,
+            "size": 18,
+            "decisive_tokens": [f"* {a} * {b}" for a, b in bits],
+            "answer": [str(says(a, b)) for a, b in bits],
+        }
+    )
 
 
 def test_which_function_a_model_answers() -> None:

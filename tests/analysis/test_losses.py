@@ -12,7 +12,8 @@ from analysis.losses.losses import (
     summarize_models,
 )
 
-EXPECTED, ACTUAL = "short_context_divergence", "loss_difference"
+EXPECTED = "short_context_divergence"
+ACTUAL = "loss_difference"
 
 
 def test_summary_states_sign_and_sample(loss_differences: pd.DataFrame, truth: Truth) -> None:
@@ -45,10 +46,14 @@ def test_length_losses_weigh_documents_by_their_targets() -> None:
 def test_the_difference_to_a_reference_is_of_chunks_by_hand() -> None:
     losses = pd.DataFrame(
         {
-            "model": ["a", "a", "b", "b"], "document_id": ["1", "2"] * 2, "chunk_index": 0,
-            "context_length": 16, "num_targets": [1, 3] * 2, "mean_loss": [2.0, 5.0, 2.5, 5.25],
+            "model": ["a", "a", "b", "b"],
+            "document_id": ["1", "2"] * 2,
+            "chunk_index": 0,
+            "context_length": 16,
+            "num_targets": [1, 3] * 2,
+            "mean_loss": [2.0, 5.0, 2.5, 5.25],
         }
-    )  # fmt: skip
+    )
     rows = losses_beside_reference(losses, "a", 16).set_index("model")
     assert rows.loc["b", "difference"] == pytest.approx((1 * 0.5 + 3 * 0.25) / 4)
     assert rows.loc["a", ["difference", "difference_low", "difference_high"]].tolist() == [0, 0, 0]
@@ -70,10 +75,14 @@ def planted(slope: float, num_documents: int = 60) -> pd.DataFrame:
     actual = slope * expected + of_document + generator.normal(0, 0.3, len(documents))
     return pd.DataFrame(
         {
-            "model": "m", "document_id": documents.astype(str), EXPECTED: expected, ACTUAL: actual,
-            "foreign_context_divergence": expected, "specific_gain": 2 * actual,
+            "model": "m",
+            "document_id": documents.astype(str),
+            EXPECTED: expected,
+            ACTUAL: actual,
+            "foreign_context_divergence": expected,
+            "specific_gain": 2 * actual,
         }
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("slope", [1.0, 0.4, 0.0])

@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 from legible_figures import assert_legible
 from measured_documents import write_data
-from quoted import REFERENCE, agree, by, cells_of, interval, section
 from written_results import write_rows
 
 from analysis import needed_context as program
@@ -29,13 +28,17 @@ def losses_of(
     moved = np.random.default_rng(0).normal(0, spread, num_documents)
     return pd.DataFrame(
         {
-            "model": model, "document_id": f"{document:016x}", "chunk_index": 0, "context_length": length,
-            "num_targets": 1 + document % 3, "mean_loss": loss + moved[document],
+            "model": model,
+            "document_id": f"{document:016x}",
+            "chunk_index": 0,
+            "context_length": length,
+            "num_targets": 1 + document % 3,
+            "mean_loss": loss + moved[document],
             "mean_divergence": (loss - of_lengths[-1]) / 2,
         }
         for document in range(num_documents)
         for length, loss in zip(LENGTHS, of_lengths, strict=True)
-    )  # fmt: skip
+    )
 
 
 def test_windows_by_hand() -> None:
@@ -53,7 +56,9 @@ def test_every_number_of_a_group_is_a_mean_over_targets() -> None:
     chunks = losses_of(FALLING, 6, spread=2.0)
     chunks.loc[(chunks["document_id"].str.endswith("2")) & (chunks["context_length"] == 8), "mean_loss"] += 1
     table = needed_context(chunks)
-    first, weight = table.iloc[0], 3 / 12  # of the third document's targets
+    # of the third document's targets
+    first = table.iloc[0]
+    weight = 3 / 12
     assert first["lost"] == pytest.approx(1 + weight)
     assert table["lost_share"][1] == pytest.approx(0.5 / (1 + weight))
     assert first["lost_low"] < first["lost"] < first["lost_high"]
@@ -64,7 +69,8 @@ def test_every_number_of_a_group_is_a_mean_over_targets() -> None:
 
 
 def test_sources_have_windows_of_their_own() -> None:
-    near, far = losses_of([5, 4.0, 4.0, 4.0], 30), losses_of([5, 5, 5, 4.0], 30)
+    near = losses_of([5, 4.0, 4.0, 4.0], 30)
+    far = losses_of([5, 5, 5, 4.0], 30)
     far["document_id"] = "f" + far["document_id"].str[1:]
     sources = dict.fromkeys(near["document_id"], "news.net") | dict.fromkeys(far["document_id"], "wiki.org")
     sources["f" + "0" * 15] = "rare.com"
@@ -77,21 +83,33 @@ def test_sources_have_windows_of_their_own() -> None:
 
 def test_kinds_of_tokens_have_windows_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     # Three targets per chunk: numbers need 16 tokens, the names between them 64.
-    of_number, of_name = [5.0, 4.0, 4.0, 4.0], [5.0, 5.0, 5.0, 4.0]
+    of_number = [5.0, 4.0, 4.0, 4.0]
+    of_name = [5.0, 5.0, 5.0, 4.0]
     chunks = pd.DataFrame(
         {
-            "model": "m", "document_id": f"{document:016x}", "chunk_index": 0, "context_length": length,
-            "num_targets": 3, "mean_loss": (2 * number + name) / 3, "mean_divergence": 0.0,
-            "losses": [number, name, number], "divergences": [number - 4, name - 4, number - 4],
+            "model": "m",
+            "document_id": f"{document:016x}",
+            "chunk_index": 0,
+            "context_length": length,
+            "num_targets": 3,
+            "mean_loss": (2 * number + name) / 3,
+            "mean_divergence": 0.0,
+            "losses": [number, name, number],
+            "divergences": [number - 4, name - 4, number - 4],
         }
         for document in range(30)
         for length, number, name in zip(LENGTHS, of_number, of_name, strict=True)
-    )  # fmt: skip
+    )
     kinds = ["number", "name", "number"]
-    of_text = pd.DataFrame({
-        "document_id": np.repeat(chunks["document_id"].unique(), 3), "chunk_index": 0,
-        "target_position": [61, 62, 63] * 30, "word_kind": kinds * 30, "repetition": "new",
-    })  # fmt: skip
+    of_text = pd.DataFrame(
+        {
+            "document_id": np.repeat(chunks["document_id"].unique(), 3),
+            "chunk_index": 0,
+            "target_position": [61, 62, 63] * 30,
+            "word_kind": kinds * 30,
+            "repetition": "new",
+        }
+    )
     asked = []
 
     def categories(text: MeasuredText) -> pd.DataFrame:
@@ -109,17 +127,6 @@ def test_kinds_of_tokens_have_windows_of_their_own(monkeypatch: pytest.MonkeyPat
     assert by_loss["num_targets"].to_dict() == {"all": 90, "new": 90, "number": 60, "name": 30}
     rare = of_each[(of_each["source"] != "name") | (of_each["document_id"] < f"{19:016x}")]
     assert "name" not in set(needed_context(chunks, kinds=rare)["source"])
-
-
-def test_the_windows_of_kinds_on_the_page() -> None:
-    rows = by(read_parquet(REFERENCE / "needed_context.parquet").to_pandas(), "model", "source", "criterion")
-    text = section(REFERENCE.parents[1] / "pipeline" / "RECIPES.md", "How much context does my text need?")
-    for label, kind in {
-        "punctuation": "punctuation", "function word": "function word", "content word": "content word",
-        "capitalized name": "capitalized name", "end of a repeated trigram": "repeated trigram", "any": "all",
-    }.items():  # fmt: skip
-        for cell, seed in zip(cells_of(text, label), (2, 4), strict=True):
-            agree(cell, *interval(rows[f"300k-long-seed{seed}", kind, "divergence"], "window_90"))
 
 
 def test_a_model_that_gains_nothing_has_no_window_and_one_length_is_refused() -> None:

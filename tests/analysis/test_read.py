@@ -117,7 +117,8 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_what_one_table_lacks_is_counted(caplog: pytest.LogCaptureFixture) -> None:
-    left, right = pd.DataFrame({"a": [1, 2]}), pd.DataFrame({"a": [2, 3, 4]})
+    left = pd.DataFrame({"a": [1, 2]})
+    right = pd.DataFrame({"a": [2, 3, 4]})
     assert joined_on_common(left, right, ["a"], "x")["a"].tolist() == [2]
     assert joined_on_common(left, right, ["a"], "x", may_right_have_more=True)["a"].tolist() == [2]
     assert warnings(caplog) == ["x: 3 of 4", "x: 1 of 2"]

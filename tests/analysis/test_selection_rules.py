@@ -15,7 +15,8 @@ from pipeline.results.write import StageOutput
 KS = [1, 2]
 SETTINGS = {"short_context_length": 4, "long_context_length": 24, "targets_per_chunk": 2}
 TARGETS = {"document_id": ["a", "a", "b", "b"], "chunk_index": [0] * 4, "target_position": [22, 23, 22, 23]}
-SHORT, LONG = 3.0, 2.0
+SHORT = 3.0
+LONG = 2.0
 # Nats recovered, target by target, by k = 1 and k = 2 tokens.
 RECOVERED: dict[tuple[str, str], list[list[float]]] = {
     ("leave_one_out", "own"): [[0.0, 0.5, 0.5, 0.0], [0.5, 0.5, 1.0, 0.5]],
@@ -30,12 +31,16 @@ RECOVERED: dict[tuple[str, str], list[list[float]]] = {
 def _sparse_context_losses() -> pd.DataFrame:
     frames = [
         pd.DataFrame(TARGETS).assign(
-            rule=rule, far_context=far_context, k=k, short_context_loss=SHORT, long_context_loss=LONG,
+            rule=rule,
+            far_context=far_context,
+            k=k,
+            short_context_loss=SHORT,
+            long_context_loss=LONG,
             sparse_context_loss=SHORT - np.array(recovered),
         )
         for (rule, far_context), of_k in RECOVERED.items()
         for k, recovered in zip(KS, of_k, strict=True)
-    ]  # fmt: skip
+    ]
     return pd.concat(frames, ignore_index=True)
 
 
@@ -46,7 +51,7 @@ def losses() -> pd.DataFrame:
 
 @pytest.fixture
 def table(losses: pd.DataFrame) -> pd.DataFrame:
-    return selection.rules_table(losses, {"m": SETTINGS})
+    return selection.rules_table(losses)
 
 
 @pytest.fixture
@@ -57,7 +62,7 @@ def several_rules(tmp_path: Path) -> Path:
     )
     tables = {
         "sparse_context_losses": _sparse_context_losses(),
-    }  # fmt: skip
+    }
     output.write_shard(0, {name: rows.to_dict("list") for name, rows in tables.items()})
     return results
 
@@ -73,7 +78,7 @@ def _row(table: pd.DataFrame, **wanted: Any) -> dict:
 def test_the_table_by_hand(table: pd.DataFrame) -> None:
     assert list(table[["rule", "k"]].itertuples(index=False, name=None)) == [
         (rule, k) for rule in ("leave_one_out", "greedy", "random") for k in KS
-    ]  # fmt: skip
+    ]
     row = _row(table, rule="greedy", k=2)
     assert (row["recovered_loss"], row["null_recovered_loss"], row["excess_loss"]) == (1.0, 0.625, 0.375)
     # Documents: b 1/4 and a 1/2 nats, so an error of 1/8; Student's t of one degree of freedom is 12.706.
@@ -81,11 +86,7 @@ def test_the_table_by_hand(table: pd.DataFrame) -> None:
     assert ends == pytest.approx((0.375 - 12.706 / 8, 0.375 + 12.706 / 8), abs=1e-4)
     assert row["loss_difference"] == 1.0
     assert (row["num_targets"], row["num_documents"], row["sees_answer"]) == (4, 2, True)
-    # Far contexts of 18 and 19 tokens, read once each alone; 4 tokens a candidate, then 5 for all but the
-    # chosen one.
-    assert row["token_forwards_per_target"] == (19 + (18 + 19) * 4 + (17 + 18) * 5) / 2
     assert _row(table, rule="random", k=1)["sees_answer"] is False
-    assert _row(table, rule="random", k=1)["token_forwards_per_target"] == 0
 
 
 def test_differences_are_paired(losses: pd.DataFrame) -> None:
@@ -105,15 +106,25 @@ def test_differences_are_paired(losses: pd.DataFrame) -> None:
 def test_the_notebook_from_results_to_page(several_rules: Path, tmp_path: Path) -> None:
     figures = tmp_path / "figures"
     done = forked_stages.run(
-        "analysis/run_notebooks.py", "--results", several_rules, "--figures", figures,
-        "--notebooks", "selection_rules", cwd=tmp_path,
-    )  # fmt: skip
+        "analysis/run_notebooks.py",
+        "--results",
+        several_rules,
+        "--figures",
+        figures,
+        "--notebooks",
+        "selection_rules",
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
     assert {path.name for path in figures.iterdir()} == {
-        "selection_rules.ipynb", "selection_rules.parquet", "selection_rules-m.png", "selection_rules-m.pdf",
-    }  # fmt: skip
+        "selection_rules.ipynb",
+        "selection_rules.parquet",
+        "selection_rules-m.png",
+        "selection_rules-m.pdf",
+    }
     shown = "".join(
-        str(output) for cell in nbformat.read(figures / "selection_rules.ipynb", 4).cells
+        str(output)
+        for cell in nbformat.read(figures / "selection_rules.ipynb", 4).cells
         for output in cell.get("outputs", [])
-    )  # fmt: skip
+    )
     assert "excess_difference" in shown

@@ -10,9 +10,16 @@ from analysis.synthetic import signs
 
 SIZES = [64, 128, 256, 512, 1024]
 GROWTHS = {
-    "signs_1": 0.1, "signs_2": 0.2, "signs_4": 0.4, "signs_1_local": 0.0, "signs_2_local": 0.1,
-    "signs_4_local": 0.1, "signs_8_weak": 1.2, "signs_32_weak": 0.5, "signs_growing": 0.9,
-}  # fmt: skip
+    "signs_1": 0.1,
+    "signs_2": 0.2,
+    "signs_4": 0.4,
+    "signs_1_local": 0.0,
+    "signs_2_local": 0.1,
+    "signs_4_local": 0.1,
+    "signs_8_weak": 1.2,
+    "signs_32_weak": 0.5,
+    "signs_growing": 0.9,
+}
 SEED_LUCK = np.array([-0.1, 0.0, 0.1, 0.2])
 """Of the task of four signs, which no other has."""
 
@@ -22,11 +29,18 @@ def training(task: str, seed: int, positions: str, scaling: str) -> pd.DataFrame
     growth = GROWTHS[task] / (2 if positions == "coupled" else 1) / (4 if scaling == "log_length" else 1)
     growth += SEED_LUCK[seed] * (task == "signs_4" and positions == "contiguous" and scaling == "none")
     excess = [0.02 + growth * doublings for doublings in range(4)]
-    return pd.DataFrame({
-        "task": task, "positions": positions, "attention_scaling": scaling, "seed": seed,
-        "largest_train_size": 64, "size": SIZES, "excess_loss": [*excess, 9.0],
-        "sign_attention": [[0.1, 0.5]] * 5,
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "task": task,
+            "positions": positions,
+            "attention_scaling": scaling,
+            "seed": seed,
+            "largest_train_size": 64,
+            "size": SIZES,
+            "excess_loss": [*excess, 9.0],
+            "sign_attention": [[0.1, 0.5]] * 5,
+        }
+    )
 
 
 @pytest.fixture(scope="module")

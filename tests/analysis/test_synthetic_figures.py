@@ -16,31 +16,48 @@ SIZES = [10, 20, 40]
 
 
 def rows(seed: int, sparsity: int, exact_match: list[float], *, is_learnt: bool = True) -> pd.DataFrame:
-    return pd.DataFrame({
-        "task": "sparse_parity", "positions": "pose", "seed": seed, "largest_train_size": 20,
-        "largest_train_sparsity": 2, "is_learnt": is_learnt, "size": SIZES, "sparsity": sparsity,
-        "exact_match": exact_match,
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "task": "sparse_parity",
+            "positions": "pose",
+            "seed": seed,
+            "largest_train_size": 20,
+            "largest_train_sparsity": 2,
+            "is_learnt": is_learnt,
+            "size": SIZES,
+            "sparsity": sparsity,
+            "exact_match": exact_match,
+        }
+    )
 
 
 @pytest.fixture
 def cells() -> pd.DataFrame:
-    accuracy = pd.concat([
-        rows(0, 1, [1.0, 1.0, 0.8]), rows(1, 1, [1.0, 0.9, 1.0]),
-        rows(0, 2, [1.0, 0.6, 1.0], is_learnt=False), rows(1, 2, [1.0, 0.8, 0.9]),
-        rows(0, 3, [0.5, 0.5, 0.5]),
-    ])  # fmt: skip
+    accuracy = pd.concat(
+        [
+            rows(0, 1, [1.0, 1.0, 0.8]),
+            rows(1, 1, [1.0, 0.9, 1.0]),
+            rows(0, 2, [1.0, 0.6, 1.0], is_learnt=False),
+            rows(1, 2, [1.0, 0.8, 0.9]),
+            rows(0, 3, [0.5, 0.5, 0.5]),
+        ]
+    )
     return synthetic_accuracy.over_seeds(accuracy)
 
 
 def test_means_and_ranges_over_seeds(cells: pd.DataFrame) -> None:
     columns = ["sparsity", "size", "exact_match", "lowest", "highest", "num_seeds", "is_learnt"]
     expected = [
-        [1, 10, 1.0, 1.0, 1.0, 2, True], [1, 20, 0.95, 0.9, 1.0, 2, True], [1, 40, 0.9, 0.8, 1.0, 2, True],
-        [2, 10, 1.0, 1.0, 1.0, 2, False], [2, 20, 0.7, 0.6, 0.8, 2, False],
-        [2, 40, 0.95, 0.9, 1.0, 2, False], [3, 10, 0.5, 0.5, 0.5, 1, True], [3, 20, 0.5, 0.5, 0.5, 1, True],
+        [1, 10, 1.0, 1.0, 1.0, 2, True],
+        [1, 20, 0.95, 0.9, 1.0, 2, True],
+        [1, 40, 0.9, 0.8, 1.0, 2, True],
+        [2, 10, 1.0, 1.0, 1.0, 2, False],
+        [2, 20, 0.7, 0.6, 0.8, 2, False],
+        [2, 40, 0.95, 0.9, 1.0, 2, False],
+        [3, 10, 0.5, 0.5, 0.5, 1, True],
+        [3, 20, 0.5, 0.5, 0.5, 1, True],
         [3, 40, 0.5, 0.5, 0.5, 1, True],
-    ]  # fmt: skip
+    ]
     pd.testing.assert_frame_equal(cells[columns], pd.DataFrame(expected, columns=columns), check_dtype=False)
 
 
@@ -75,10 +92,13 @@ def test_the_figures_can_be_read(cells: pd.DataFrame) -> None:
 
 @pytest.mark.slow
 def test_the_notebook_draws_both_kinds_of_task(cells: pd.DataFrame, tmp_path: Path) -> None:
-    accuracy = pd.concat([
-        rows(0, 1, [1.0, 1.0, 0.8]), rows(0, 2, [1.0, 0.6, 1.0]).assign(largest_train_sparsity=4),
-        rows(0, 1, [1.0, 0.9, 0.5]).assign(task="copy", sparsity=None, largest_train_sparsity=None),
-    ]).assign(num_examples=100, model="a")  # fmt: skip
+    accuracy = pd.concat(
+        [
+            rows(0, 1, [1.0, 1.0, 0.8]),
+            rows(0, 2, [1.0, 0.6, 1.0]).assign(largest_train_sparsity=4),
+            rows(0, 1, [1.0, 0.9, 0.5]).assign(task="copy", sparsity=None, largest_train_sparsity=None),
+        ]
+    ).assign(num_examples=100, model="a")
     write_rows(tmp_path / "results", "evaluate_synthetic", "synthetic_accuracy", accuracy)
     parameters = {"results": str(tmp_path / "results"), "figures_folder": str(tmp_path)}
     list(notebooks.execute_all([NOTEBOOK], tmp_path, parameters))

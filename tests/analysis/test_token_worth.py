@@ -6,13 +6,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from legible_figures import legibility_faults
 from synthetic_results import KS, SELECTION_BONUS, Truth
 
-from analysis import drawing
 from analysis.losses.token_worth import (
-    alone_figure,
-    chosen_alone,
     loss_curves,
     token_effects,
     why_no_loss_figure,
@@ -27,10 +23,14 @@ def tokens(**columns: Any) -> pd.DataFrame:
 def by_hand() -> pd.DataFrame:
     """Two documents of two targets, one k: own recovers 3 of 4 nats; the null 1 of 4."""
     own = tokens(
-        document_id=["a", "a", "b", "b"], rule="nearest", far_context="own", k=1,
-        short_context_loss=[3.0, 3.0, 3.0, 3.0], long_context_loss=[2.0, 2.0, 2.0, 2.0],
+        document_id=["a", "a", "b", "b"],
+        rule="nearest",
+        far_context="own",
+        k=1,
+        short_context_loss=[3.0, 3.0, 3.0, 3.0],
+        long_context_loss=[2.0, 2.0, 2.0, 2.0],
         sparse_context_loss=[2.0, 3.0, 2.0, 2.0],
-    )  # fmt: skip
+    )
     # The long loss of the null's own rows must not be used: a gain is always the own document's.
     null = own.assign(
         far_context="other_document", sparse_context_loss=[3.0, 3.0, 3.0, 2.0], long_context_loss=9.0
@@ -60,27 +60,6 @@ def test_a_rule_that_needs_no_null_is_told_without_one_and_others_are_not(by_han
     assert none.empty and {"gain", "effect_low", "share_high"} <= set(none)
 
 
-def test_chosen_tokens_alone_by_hand(by_hand: pd.DataFrame) -> None:
-    """The null is of b alone, where it takes off a nat at one of two targets."""
-    rows = by_hand.assign(rule="leave_one_out_divergence")
-    rows = rows[(rows["far_context"] == "own") | (rows["document_id"] == "b")]
-    near = rows[(rows["far_context"] == "own") & (rows["document_id"] == "b")]
-    rows = pd.concat([rows, near.assign(rule="nearest", sparse_context_loss=2.5)])
-    (row,) = chosen_alone(rows).to_dict("records")
-    assert (row["k"], row["num_targets"], row["short_loss"], row["long_loss"]) == (1, 4, 3.0, 2.0)
-    assert (row["loss"], row["gain"], row["less_than_short"], row["less_than_long"]) == (2.25, 1, 0.75, -0.25)
-    assert row["less_than_nearest"] == 0.5  # of b alone: 2 nats and not 2.5
-    assert row["null_less_than_short"] == 0.5 and np.isnan(row["null_less_than_short_low"])
-    assert row["loss_high"] - row["loss"] == pytest.approx(
-        row["less_than_short"] - row["less_than_short_low"]
-    )
-    label = drawing.ModelLabel("trained at 64", drawing.TRAINED_CONTIGUOUS, 340_000, 64)
-    lines = [
-        chosen_alone(rows.assign(k=k)).assign(positions=of) for of in ("original", "compact") for k in KS
-    ]
-    assert legibility_faults(alone_figure(pd.concat(lines), {"m": label})) == []
-
-
 def test_curves_of_the_loss_by_hand(by_hand: pd.DataFrame) -> None:
     """Document a costs a nat more throughout; the null is of b alone, where it recovers 1 of 2 nats."""
     losses = [name for name in by_hand if name.endswith("_loss")]
@@ -88,8 +67,11 @@ def test_curves_of_the_loss_by_hand(by_hand: pd.DataFrame) -> None:
     rows = by_hand[(by_hand["far_context"] == "own") | (by_hand["document_id"] == "b")]
     curves = loss_curves(rows).set_index(["far_context", "k"])
     assert curves["loss"].to_dict() == {
-        ("other_document", 0): 3.5, ("other_document", 1): 3.0, ("own", 0): 3.5, ("own", 1): 2.75
-    }  # fmt: skip
+        ("other_document", 0): 3.5,
+        ("other_document", 1): 3.0,
+        ("own", 0): 3.5,
+        ("own", 1): 2.75,
+    }
     own = curves.loc[("own", 1)]
     assert (own["loss_low"], own["loss_high"]) == pytest.approx((2.75 - 3.17655, 2.75 + 3.17655), abs=1e-5)
     assert (curves[["long_loss", "long_loss_low", "long_loss_high"]] == 2.5).all(axis=None)
@@ -98,10 +80,13 @@ def test_curves_of_the_loss_by_hand(by_hand: pd.DataFrame) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "rules", "why"),
-    [({}, ["nearest"], ""), ({"intervention": "remove"}, ["greedy", "random"], ""),
-     ({"intervention": "background"}, ["nearest"], "the intervention 'background', not alone ('remove')"),
-     ({}, ["greedy"], "none of these rules was measured")],
-)  # fmt: skip
+    [
+        ({}, ["nearest"], ""),
+        ({"intervention": "remove"}, ["greedy", "random"], ""),
+        ({"intervention": "background"}, ["nearest"], "the intervention 'background', not alone ('remove')"),
+        ({}, ["greedy"], "none of these rules was measured"),
+    ],
+)
 def test_why_the_loss_is_not_drawn(settings: dict[str, str], rules: list[str], why: str) -> None:
     said = why_no_loss_figure(settings, rules)
     assert why in said and bool(why) == bool(said)
@@ -117,7 +102,8 @@ def test_the_excess_finds_the_planted_gain_and_the_null_the_planted_bonus(
     effects = token_effects(chosen).set_index("k")
     assert list(effects.index) == KS
     for k in KS:
-        planted, bonus = truth.recovered_gain(rule, k), SELECTION_BONUS[rule] * np.log2(k + 1)
+        planted = truth.recovered_gain(rule, k)
+        bonus = SELECTION_BONUS[rule] * np.log2(k + 1)
         assert effects.loc[k, "excess"] == pytest.approx(planted.mean(), abs=0.005)
         assert effects.loc[k, "null_recovered"] == pytest.approx(bonus, abs=0.005)
         if rule == "leave_one_out":  # whose effect is what lies beyond the null
@@ -137,16 +123,29 @@ NO_BACKGROUND = {"background_loss": np.nan, "background_divergence": np.nan}
 
 
 def choice(
-    rule: str, k: int, sparse: Sequence[float], divergence: Sequence[float], far_context: str = "own",
+    rule: str,
+    k: int,
+    sparse: Sequence[float],
+    divergence: Sequence[float],
+    far_context: str = "own",
     **more: object,
-) -> pd.DataFrame:  # fmt: skip
+) -> pd.DataFrame:
     """Four targets of two documents: 3 nats under the short context, 2 under the long; 1 expected."""
     rows = {
-        "model": "m", "judge": "m", "document_id": ["a", "a", "b", "b"], "chunk_index": 0,
-        "target_position": range(4), "rule": rule, "far_context": far_context, "k": k,
-        "short_context_loss": 3.0, "long_context_loss": 2.0, "sparse_context_loss": list(sparse),
-        "short_context_divergence": 1.0, "sparse_context_divergence": list(divergence),
-    }  # fmt: skip
+        "model": "m",
+        "judge": "m",
+        "document_id": ["a", "a", "b", "b"],
+        "chunk_index": 0,
+        "target_position": range(4),
+        "rule": rule,
+        "far_context": far_context,
+        "k": k,
+        "short_context_loss": 3.0,
+        "long_context_loss": 2.0,
+        "sparse_context_loss": list(sparse),
+        "short_context_divergence": 1.0,
+        "sparse_context_divergence": list(divergence),
+    }
     return pd.DataFrame(rows | NO_BACKGROUND | more)
 
 
@@ -162,7 +161,8 @@ def test_both_criteria_by_hand() -> None:
     own = choice("greedy_divergence", 2, [2.0, 2.5, 2.5, 2.0], [0.25, 0.5, 0.5, 0.25])
     null = choice("greedy_divergence", 2, [3.0, 3.0, 2.5, 2.5], [0.5, 0.5, 1.0, 0.5], "other_document")
     effects = token_effects(pd.concat([own, null]))
-    by_loss, by_divergence = of(effects, "loss"), of(effects, "divergence")
+    by_loss = of(effects, "loss")
+    by_divergence = of(effects, "divergence")
     assert (by_loss["gain"], by_loss["recovered"], by_loss["null_recovered"]) == (1.0, 0.75, 0.25)
     assert (by_loss["excess"], by_loss["share"]) == (0.5, 0.5)
     assert (by_divergence["gain"], by_divergence["recovered"]) == (1.0, 0.625)
@@ -178,13 +178,15 @@ def test_within_a_background_its_loss_is_the_baseline() -> None:
     own = choice("add_one_in_divergence", 1, [2.5] * 4, [0.5] * 4, **background)
     null = choice("add_one_in_divergence", 1, [4.0] * 4, [1.5] * 4, "other_document", **background)
     effects = token_effects(pd.concat([own, null]))
-    by_loss, by_divergence = of(effects, "loss"), of(effects, "divergence")
+    by_loss = of(effects, "loss")
+    by_divergence = of(effects, "divergence")
     assert (by_loss["gain"], by_loss["recovered"], by_loss["null_recovered"]) == (2.0, 1.5, 0.0)
     assert (by_loss["share"], by_divergence["gain"], by_divergence["excess"]) == (0.75, 1.5, 1.0)
 
 
 def test_a_rule_that_fits_nothing_is_not_flattered_by_a_null_that_hurts() -> None:
-    own, null = choice("nearest", 1, [2.5] * 4, [0.5] * 4), choice("nearest", 1, [3.5] * 4, [2.0] * 4)
+    own = choice("nearest", 1, [2.5] * 4, [0.5] * 4)
+    null = choice("nearest", 1, [3.5] * 4, [2.0] * 4)
     row = of(token_effects(pd.concat([own, null.assign(far_context="other_document")])), "loss")
     assert (row["excess"], row["effect"], row["share"]) == (1.0, 0.5, 0.5)
 

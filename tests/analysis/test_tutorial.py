@@ -13,17 +13,23 @@ TUTORIAL = ROOT / "analysis" / "tutorial.ipynb"
 def shown(notebook: Any) -> list[list[str]]:
     """Of each cell what it printed and the tables in words; pictures are left out."""
     return [
-        [output["text"] if "text" in output else output["data"]["text/plain"] for output in cell.outputs
-         if "image/png" not in output.get("data", {})]
+        [
+            output["text"] if "text" in output else output["data"]["text/plain"]
+            for output in cell.outputs
+            if "image/png" not in output.get("data", {})
+        ]
         for cell in notebook.cells
         if cell.cell_type == "code" and cell.id != "injected"
-    ]  # fmt: skip
+    ]
 
 
 def test_the_tutorial_shows_what_is_kept(tmp_path: Path) -> None:
     list(execute_all([TUTORIAL], tmp_path, {"models": "no/models"}))
     committed = nbformat.read(TUTORIAL, as_version=4)
     assert shown(nbformat.read(tmp_path / TUTORIAL.name, as_version=4)) == shown(committed)
-    assert any("image/png" in output.get("data", {}) for cell in committed.cells[1:]
-               for output in cell.get("outputs", []))  # fmt: skip
+    assert any(
+        "image/png" in output.get("data", {})
+        for cell in committed.cells[1:]
+        for output in cell.get("outputs", [])
+    )
     assert TUTORIAL.stat().st_size < 300_000

@@ -24,9 +24,13 @@ def write_rows(results: Path, stage: str, artefact: str, rows: pd.DataFrame) -> 
 
 
 def write_tables(
-    results: Path, stage: str, model: str, settings: dict[str, Any],
-    tables: Mapping[str, Sequence[Mapping[str, Any]]], inputs: Mapping[str, str] | None = None,
-) -> None:  # fmt: skip
+    results: Path,
+    stage: str,
+    model: str,
+    settings: dict[str, Any],
+    tables: Mapping[str, Sequence[Mapping[str, Any]]],
+    inputs: Mapping[str, str] | None = None,
+) -> None:
     """Write rows of several artefacts of one model; columns that a row lacks are null."""
     output = StageOutput(results, stage, model, settings=settings, inputs=inputs or {}, num_shards=1)
     columns = {

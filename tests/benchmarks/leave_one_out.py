@@ -16,11 +16,6 @@ token-forwards; the whole chunk is extrapolated. Timing goes round robin, --repe
 Numbers before speed. The influences that every float32 way measures must equal ours to within --tolerance of
 their standard deviation, or that is said and nothing else. bfloat16 is not held to equality.
 
-The fraction of the peak is useful work (`flops_of`) over the best matrix product in the same dtype and run.
-The gain over the loop stands beside what counting token-forwards predicts: with S = L - 1 rows and F far
-tokens, the loop takes F S token-forwards, ours the sum over i < F of (S - 1 - i), about 2 L / (L + s) times
-fewer: 1.6 at s = 64 and L = 256, 1.78 at 512, never 2.
-
 a few minutes on 2 cores:
   python tests/benchmarks/leave_one_out.py --long-context-lengths 256 --repeats 1 \\
       --out runs/benchmarks/quick.json
@@ -30,7 +25,9 @@ Shapes: L chunk, S rows, R removed tokens, T targets, F far tokens, N (target, r
 
 import argparse
 import json
+import os
 import sys
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -44,9 +41,7 @@ import torch
 from olmo.config import ModelConfig
 from olmo.model import OLMo
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parent)]
-
-from matrix_product_peak import DTYPES, machine, peak_flops, seconds_of, use_threads
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from pipeline.cli import InputError, positive_int, run_stage, stage_parser
 from pipeline.measuring.contexts import Batching, full_pass, own_context
@@ -56,10 +51,24 @@ from pipeline.models.devices import keep_freed_memory
 from pipeline.models.interface import causal_visibility, losses_of_hidden_states
 from pipeline.models.olmo import OLMoCausalLM
 
-MOST_REMOVALS, NUM_BLOCKS, BLOCK = 600, 12, 8
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+MOST_REMOVALS = 600
+NUM_BLOCKS = 12
+BLOCK = 8
 """Beyond the first, ours is timed on so many blocks of so many neighbouring removals."""
 TOKENS_TRIED, TOKENS_TRIED_ON_A_GPU = (1, 2048, 8192), (8192, 32768)
 """A batch of the loop holds so many tokens, or one pass."""
+
+
+def seconds_of(run: Callable[[], object], device: torch.device) -> float:
+    """Wall-clock seconds of one call, to its last kernel."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
 
 
 class ModelSize(NamedTuple):
@@ -298,44 +307,6 @@ def without_edges_into(removed_R: torch.Tensor, num_rows: int) -> torch.Tensor:
     return causal_visibility(num_rows, removed_R.device) & ~hidden_RSS
 
 
-def predicted_gain(problem: Problem) -> float:
-    """How many times fewer token-forwards the suffixes are than the whole passes."""
-    num_rows = problem.lengths.long_context_length - 1
-    return problem.num_far * num_rows / int((num_rows - 1 - np.arange(problem.num_far)).sum())
-
-
-def flops_of(way: Way) -> float:
-    """Operations of the matrix products that a way asks for, for the whole chunk.
-
-    Projections, scores and weighted sums of visible (query, key) pairs, vocabulary logits at targets. Rows
-    that a batch runs in vain, masked pairs, norms, softmax and copies count as nothing. Ours runs the last
-    layer's queries and feed-forward at target rows only.
-    """
-    lengths, num_far, config = way.problem.lengths, way.problem.num_far, way.olmo.config
-    targets_T, num_far_T = lengths.targets_T, lengths.num_far_tokens_T
-    num_rows = lengths.long_context_length - 1
-    block = way.olmo.transformer.blocks[0]
-    matrices = (block.att_proj, block.attn_out, block.ff_proj, block.ff_out)
-    weights = sum(matrix.weight.numel() for matrix in matrices)
-    key_value_weights = sum(block.fused_dims[1:]) * config.d_model
-    if isinstance(way, Ours):
-        rows = num_rows + int((num_rows - 1 - np.arange(num_far)).sum())
-        # The row of token j sees j of the tokens 0 ... j when one before it is gone.
-        edges = sum(int(np.arange(removed + 1, num_rows).sum()) for removed in range(num_far))
-        edges += num_rows * (num_rows + 1) // 2
-        last_rows, last_edges = (num_far + 1) * len(targets_T), (num_far + 1) * int(targets_T.sum())
-    else:
-        rows, edges = num_far * num_rows, num_far * num_rows * (num_rows + 1) // 2
-        if isinstance(way, ForwardPerPair):
-            rows = int((num_far_T * targets_T).sum())
-            edges = int((num_far_T * targets_T * (targets_T + 1) // 2).sum())
-        last_rows, last_edges = rows, edges
-    below = (config.n_layers - 1) * (2.0 * rows * weights + 4.0 * edges * config.d_model)
-    last = 2.0 * last_rows * (weights - key_value_weights) + 4.0 * last_edges * config.d_model
-    logits = 2.0 * way.problem.num_pairs * config.d_model * config.vocab_size
-    return below + 2.0 * rows * key_value_weights + last + logits
-
-
 def timed(ways: dict[str, Way], repeats: int, tolerance: float) -> dict[str, float]:
     """Seconds of the whole chunk, by way, after all float32 numbers have been compared with ours.
 
@@ -375,7 +346,7 @@ def refuse_difference(name: str, ours_TF: np.ndarray, theirs_TF: np.ndarray, all
         )
 
 
-def rows_of(ways: dict[str, Way], seconds: dict[str, float], peaks: dict[str, float]) -> list[dict[str, Any]]:
+def rows_of(ways: dict[str, Way], seconds: dict[str, float]) -> list[dict[str, Any]]:
     """What the JSON says of one chunk length, a row a way."""
     problem = next(iter(ways.values())).problem
     return [
@@ -385,8 +356,7 @@ def rows_of(ways: dict[str, Way], seconds: dict[str, float], peaks: dict[str, fl
             "times_as_fast_as_pairs": seconds.get("forward per pair, float32", np.nan) / seconds[name],
             "times_as_fast_as_loop": seconds[f"all-targets loop, {way.dtype}"] / seconds[name],
             "times_as_fast_as_float32_loop": seconds.get("all-targets loop, float32", np.nan) / seconds[name],
-            "predicted_gain": predicted_gain(problem), "flops": flops_of(way),
-            "fraction_of_peak": flops_of(way) / seconds[name] / peaks[way.dtype], "how": way.note,
+            "how": way.note,
         }
         for name, way in ways.items()
     ]  # fmt: skip
@@ -415,7 +385,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: argparse.Namespace) -> None:
     """Measure every chunk length, print a table, write the JSON."""
-    use_threads(arguments.threads)
+    torch.set_num_threads(arguments.threads or len(os.sched_getaffinity(0)))
     keep_freed_memory()  # as the stages do
     device = torch.device(arguments.device)
     size = ModelSize(arguments.layers, arguments.width, arguments.heads, arguments.vocabulary)
@@ -427,23 +397,22 @@ def main(arguments: argparse.Namespace) -> None:
         del kinds["captum FeatureAblation"]
     names = [(kind, "float32") for kind in kinds] + [("ours", "bfloat16"), ("all-targets loop", "bfloat16")]
     rows: list[dict[str, Any]] = []
-    print(f"{'':30}{'ℓ':>6}{'ms/pair':>10}{'x pair':>8}{'x loop':>8}{'counted':>9}{'of peak':>9}  how")
+    print(f"{'':30}{'ℓ':>6}{'ms/pair':>10}{'x pair':>8}{'x loop':>8}  how")
     for length in arguments.long_context_lengths:
         lengths = ContextLengths(arguments.short_context_length, length, arguments.targets_per_chunk)
         problem = Problem(size, lengths, arguments.tokens_per_batch, arguments.sample_tokens, device)
-        peaks = {dtype: peak_flops(dtype, device) for dtype in DTYPES}
         ways = {f"{kind}, {dtype}": kinds[kind](problem, dtype) for kind, dtype in names}
-        of_length = rows_of(ways, timed(ways, arguments.repeats, arguments.tolerance), peaks)
+        of_length = rows_of(ways, timed(ways, arguments.repeats, arguments.tolerance))
         for row in of_length:
             print(
                 f"{row['way']:30}{length:6}{row['milliseconds_per_pair']:10.4f}"
                 f"{row['times_as_fast_as_pairs']:8.1f}{row['times_as_fast_as_float32_loop']:8.2f}"
-                f"{row['predicted_gain']:9.2f}{row['fraction_of_peak']:9.0%}  {row['how']}",
+                f"  {row['how']}",
                 flush=True,
             )
         rows += of_length
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        report = {"machine": machine(device), "settings": vars(arguments), "rows": rows}
+        report = {"settings": vars(arguments), "rows": rows}
         arguments.out.write_text(json.dumps(report, indent=1, default=str) + "\n")
 
 

@@ -32,7 +32,7 @@ from olmo.optim import get_param_groups
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
-from matrix_product_peak import seconds_of
+from leave_one_out import seconds_of
 
 from pipeline.cli import positive_int, stage_parser
 from pipeline.models.devices import keep_freed_memory

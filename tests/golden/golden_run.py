@@ -94,7 +94,7 @@ def _run_stages(folder: Path) -> None:
     _run(tokenize_c4, ["--out", data, *sources, "--tokenizer", f"{folder}/words.json"])
     _run(pretrain, [str(TINY_YAML), "--data", data, "--save-folder", model, *PRETRAIN])
     measure = [*MEASURE, "--data", data, "--checkpoints", model, "--results", results]
-    _run(loss_differences, [*measure, *SHORT, "--windowed-stride", "3"])
+    _run(loss_differences, [*measure, *SHORT])
     chosen = ["--rules", "leave_one_out", "random", "nearest", "--intervention", "remove"]
     _run(influential_tokens, [*measure, *SHORT, "--k", "1", "4", *chosen])
     _run(length_losses, measure)

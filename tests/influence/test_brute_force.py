@@ -8,10 +8,10 @@ witness reads every position before the target, and only which document's token 
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 
 import numpy as np
 import pytest
+import torch
 from naive_predictions import (
     IMPLEMENTATIONS,
     WITH_BOS,
@@ -29,10 +29,12 @@ from pipeline.measuring.contexts import (
     measured_in_foreign_context,
     measured_windows,
 )
-from pipeline.measuring.far_context import FarContext, far_contexts, random_subsets, sparse_contexts
+from pipeline.measuring.far_context import FarContext, far_contexts, sparse_contexts
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.rules import selected_positions
+from pipeline.models.export import as_hugging_face
 from pipeline.models.interface import CausalLM
+from pipeline.models.olmo import OLMoCausalLM
 
 S, L, M = 4, 24, 4
 LENGTHS = ContextLengths(short_context_length=S, long_context_length=L, targets_per_chunk=M)
@@ -40,9 +42,8 @@ TARGETS = range(L - M, L)
 TOLERANCE = 2e-5
 NAMES = ["own", "other_document"]
 GENERATOR = np.random.default_rng(12)
-CHUNKS = {name: GENERATOR.integers(0, 48, L) for name in [*NAMES, "first", "second", "substitutes"]}
+CHUNKS = {name: GENERATOR.integers(0, 48, L) for name in [*NAMES, "first", "second"]}
 BACKGROUNDS = [CHUNKS["first"], CHUNKS["second"]]
-SUBSETS, SEED = 8, (3, 1, 4)
 
 
 @dataclass
@@ -53,7 +54,7 @@ class Implementation:
     lm: CausalLM
 
     def contexts(self, **options: object) -> dict[str, FarContext]:
-        measurement = Measurement(self.lm, LENGTHS, Batching(100), num_subsets=SUBSETS, seed=SEED)
+        measurement = Measurement(self.lm, LENGTHS, Batching(100))
         return far_contexts(measurement, CHUNKS["own"], CHUNKS["other_document"], **options)
 
     def naive(
@@ -135,14 +136,10 @@ def test_short_long_and_foreign_contexts_and_windows(model: Implementation) -> N
     assert contexts["own"].short.divergences.max() > 100 * TOLERANCE
 
 
-@pytest.mark.parametrize("intervention", ["remove", "substitute", "background"])
+@pytest.mark.parametrize("intervention", ["remove", "background"])
 def test_every_influence(model: Implementation, intervention: str) -> None:
-    stand_ins = {"remove": [None], "substitute": [CHUNKS["substitutes"]], "background": BACKGROUNDS}
-    options = {
-        "remove": {},
-        "substitute": {"substitute_ids_L": CHUNKS["substitutes"]},
-        "background": {"background_ids_BL": np.stack(BACKGROUNDS)},
-    }
+    stand_ins = {"remove": [None], "background": BACKGROUNDS}
+    options = {"remove": {}, "background": {"background_ids_BL": np.stack(BACKGROUNDS)}}
     for name, context in model.contexts(**options[intervention]).items():
         for index, target in enumerate(TARGETS):
             tokens, _ = case(name, target, ())
@@ -270,65 +267,22 @@ def test_every_sparse_context_and_the_background(
                 assert 0 <= whole.divergences[0] < 2e-6
 
 
-def test_effects_are_means_over_random_subsets(
-    model: Implementation, measured: tuple[dict[str, FarContext], list[np.ndarray]]
-) -> None:
-    contexts, backgrounds = measured
-    kept_NF = random_subsets(L - 1 - S, SUBSETS, SEED)
-    for name, context in contexts.items():
-        for index, target in enumerate(TARGETS):
-            sets = [np.nonzero(kept_F[: target - S])[0].tolist() for kept_F in kept_NF]
-            naive = model.naive(name, target, sets, backgrounds)
-            for found_TF, values_N in zip(context.subset_effects, naive, strict=True):
-                expected = [
-                    values_N[~with_N].mean() - values_N[with_N].mean() for with_N in kept_NF.T[: target - S]
-                ]
-                close(found_TF[index], expected, (name, target))
-    assert np.nanstd(contexts["own"].subset_effects.losses) > 100 * TOLERANCE
-
-
-def test_many_subsets_tell_the_banzhaf_value(model: Implementation) -> None:
-    num_far, num_subsets = 6, 2000
-    lengths = ContextLengths(short_context_length=S, long_context_length=S + num_far + 1, targets_per_chunk=1)
-    measurement = Measurement(model.lm, lengths, Batching(2000), num_subsets=num_subsets, seed=SEED)
-    tiny = [CHUNKS[name][: S + num_far + 1] for name in NAMES]
-    found = far_contexts(measurement, *tiny)["own"].subset_effects
-    every_NF = np.array(list(product([False, True], repeat=num_far)))
-    sets = [np.nonzero(with_F)[0].tolist() for with_F in every_NF]
-    for values_TF, values_N in zip(found, model.naive("own", S + num_far, sets, []), strict=True):
-        banzhaf = np.array([values_N[~with_N].mean() - values_N[with_N].mean() for with_N in every_NF.T])
-        # A pair's difference is one draw of about this spread, and there are half as many as subsets.
-        sampling_error = 2 * values_N.std() / np.sqrt(num_subsets)
-        np.testing.assert_allclose(values_TF[0], banzhaf, atol=4 * sampling_error)
-        assert np.ptp(banzhaf) > 8 * sampling_error
-
-
-def test_subsets_come_in_pairs_and_hold_half_of_all_tokens_on_average() -> None:
-    kept_NF = random_subsets(9, 4000, SEED)
-    assert (kept_NF[::2] == ~kept_NF[1::2]).all()
-    # Whether one token is there tells nothing of another: pairs are as likely as independence has them.
-    both = (kept_NF[::2, 3] == kept_NF[::2, 8]).sum()
-    assert abs(both - 1000) < 5 * np.sqrt(2000 / 4)
-    assert (random_subsets(9, 10, SEED) == kept_NF[:10]).all()
-    assert (random_subsets(9, 10, (0,)) != kept_NF[:10]).any()
-
-
 def test_a_wide_target_block_reaches_into_its_own_far_context(model: Implementation) -> None:
     # With s < m, an early target's own rows are far context of a late one; the early one must not notice.
     lengths = ContextLengths(short_context_length=2, long_context_length=L, targets_per_chunk=12)
     measurement, first = Measurement(model.lm, lengths, Batching(100)), L - 12
     chunks = CHUNKS["own"], CHUNKS["other_document"]
     removed = far_contexts(measurement, *chunks)["own"]
-    substituted = far_contexts(measurement, *chunks, substitute_ids_L=CHUNKS["substitutes"])["own"]
+    replaced_by_first = far_contexts(measurement, *chunks, background_ids_BL=CHUNKS["first"][None])["own"]
     long, without, replaced = (CHUNKS["own"], range(first)), [], []
     for position in range(first - 2):
         without.append((CHUNKS["own"], set(range(first)) - {position}))
         tokens = CHUNKS["own"].copy()
-        tokens[position] = CHUNKS["substitutes"][position]
+        tokens[position] = CHUNKS["first"][position]
         replaced.append((tokens, range(first)))
     everything, *losses = naive_losses(model.stock, first, [long, *replaced])
     close(removed.divergence_TF[0], naive_divergences(model.stock, first, long, without), "removed")
-    close(substituted.influence_TF[0], np.array(losses) - everything, "substituted")
+    close(replaced_by_first.influence_TF[0], np.array(losses) - everything, "replaced")
     assert np.isnan(removed.attention_TF[0, first - 2 :]).all()
 
 
@@ -362,3 +316,26 @@ def test_a_background_of_the_own_tokens_changes_nothing(model: Implementation) -
     assert (own.background.divergences < 2e-6).all()
     assert np.nanmax(np.abs(own.influence_TF)) < TOLERANCE
     assert np.nanmax(own.first_additions.divergences) < 2e-6
+
+
+def test_captum_leaves_out_one_by_one_what_the_engine_leaves_out_together(
+    make_olmo: Callable[..., OLMo],
+) -> None:
+    captum = pytest.importorskip("captum.attr")
+    model, target = make_olmo(seed=8), L - 1
+    twin, chunk = as_hugging_face(model), CHUNKS["own"]
+    lengths = replace(LENGTHS, targets_per_chunk=1)
+    own = far_contexts(Measurement(OLMoCausalLM(model), lengths, Batching(500)), chunk, chunk)["own"]
+
+    @torch.inference_mode()
+    def log_prob(present_BF: torch.Tensor) -> torch.Tensor:
+        seen_BS = torch.cat([present_BF.bool(), torch.ones(len(present_BF), S, dtype=torch.bool)], dim=1)
+        causal_SS = torch.ones(target, target, dtype=torch.bool).tril()
+        mask_BSS = causal_SS & (seen_BS[:, None] | torch.eye(target, dtype=torch.bool))
+        added = torch.zeros(mask_BSS.shape).masked_fill(~mask_BSS, torch.finfo(torch.float32).min)
+        tokens = torch.tensor(chunk[:target]).expand(len(present_BF), -1)
+        logits = twin(input_ids=tokens, attention_mask=added[:, None], use_cache=False).logits
+        return logits[:, -1].log_softmax(-1)[:, int(chunk[target])]
+
+    theirs_F = captum.FeatureAblation(log_prob).attribute(torch.ones(1, target - S), baselines=0)[0]
+    np.testing.assert_allclose(own.influence_TF[0], theirs_F.numpy(), atol=2e-5)

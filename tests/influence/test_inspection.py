@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,16 +22,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pipeline.cli import InputError
-from pipeline.measuring import far_context, methods
+from pipeline.measuring import far_context
 from pipeline.measuring.contexts import Batching, Measurement
 from pipeline.measuring.far_context import FarContext, far_contexts, sampled_answers
 from pipeline.measuring.flags import ContextLengths
-from pipeline.measuring.methods import (
-    attention_of_heads,
-    attention_rollout,
-    learned_attention,
-)
-from pipeline.measuring.rules import selected_positions
+from pipeline.measuring.rules import load_rule_file, selected_positions
 from pipeline.models.huggingface import HuggingFaceCausalLM
 from pipeline.models.interface import CausalLM, Predictions
 from pipeline.models.leading import led_by
@@ -43,10 +39,10 @@ GENERATOR = np.random.default_rng(11)
 CHUNKS = {name: GENERATOR.integers(0, VOCABULARY_SIZE, L) for name in ("own", "other_document")}
 STEP, NUM_ANSWERS, SEED = 5e-3, 3, (2, 7)
 TOLERANCE, TOLERANCE_AT_KINKS = 1e-3, 1e-2  # of the largest derivative; OPT's ReLU has kinks
-WEIGHTS = np.array([[0.5, -1, 2, 0, 0, 3, -0.25, 1], [1, 2, -3, 0.5, 0, -1, 1, 0]])
 # Another gate may send a token to another expert, and there a finite difference is none.
 INSPECTED = ["olmo", *sorted(FAMILIES.keys() - {"mixtral"}), "bos olmo", "bos gemma3"]
 BOS = 7
+KV_CACHE_RULES = Path(__file__).parents[2] / "analysis" / "examples" / "kv_cache_rules.py"
 
 
 Heads = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -68,7 +64,7 @@ class Family:
         return [weights_HSS for weights_HSS, _, _ in self.heads(text_S)]
 
     def contexts(self) -> dict[str, FarContext]:
-        measurement = Measurement(self.lm, LENGTHS, Batching(100), head_weights_2H=WEIGHTS, seed=SEED)
+        measurement = Measurement(self.lm, LENGTHS, Batching(100), seed=SEED)
         return far_contexts(measurement, *CHUNKS.values())
 
     def slopes(self, text_S: torch.Tensor, num_far: int, answer: int) -> np.ndarray:
@@ -217,10 +213,9 @@ def test_every_gate_gradient_and_information_is_of_finite_differences(
         assert np.nanstd(context.gate_gradient_TF) > 0.005
 
 
-def test_attention_rollout_and_weighted_heads_are_of_the_stock_models_attention(family: Family) -> None:
+def test_attention_and_rollout_are_of_the_stock_models_attention(family: Family) -> None:
     for name, context in family.contexts().items():
-        heads_HTF = attention_of_heads(context) if name == "own" else None
-        found = [context.attention_TF, attention_rollout(context), *learned_attention(context)]
+        found = context.attention_TF, context.attention_rollout_TF
         for index, target in enumerate(TARGETS):
             layers, num_far = family.attention(seen(name, target)), target - S
             assert len(layers) == 2
@@ -228,65 +223,23 @@ def test_attention_rollout_and_weighted_heads_are_of_the_stock_models_attention(
             for heads_HSS in layers:
                 rollout_SS = (0.5 * heads_HSS.mean(0) + 0.5 * np.eye(target)) @ rollout_SS
             last_HS = np.concatenate(layers)[:, -1]
-            naive = [last_HS.mean(0), rollout_SS[-1], *(WEIGHTS @ last_HS)]
-            for values_TF, naive_S, tolerance in zip(found, naive, (1e-5, 1e-5, 1e-4, 1e-4), strict=True):
-                np.testing.assert_allclose(values_TF[index, :num_far], naive_S[:num_far], atol=tolerance)
+            naive = last_HS.mean(0), rollout_SS[-1]
+            for values_TF, naive_S in zip(found, naive, strict=True):
+                np.testing.assert_allclose(values_TF[index, :num_far], naive_S[:num_far], atol=1e-5)
                 assert np.isnan(values_TF[index, num_far:]).all(), (name, target)
-            if heads_HTF is not None:
-                np.testing.assert_allclose(heads_HTF[:, index, :num_far], last_HS[:, :num_far], atol=1e-5)
 
 
-def test_cache_policies_are_the_formulas_of_their_papers(
-    family: Family, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(methods, "PAGE", 5)
+def test_the_example_of_snapkv_is_its_paper_s_formula(family: Family) -> None:
+    load_rule_file(KV_CACHE_RULES)
     for name, context in family.contexts().items():
-        found = {policy: getattr(methods, policy)(context) for policy in ("h2o", "snapkv", "quest")}
+        found_TK = selected_positions(context, "snapkv", 5, seed=[0])
         for index, target in enumerate(TARGETS):
-            layers, num_far = family.heads(seen(name, target)), target - S
-            weights_ASS, queries_ASE, keys_ASE = map(np.concatenate, zip(*layers, strict=True))
-            votes_A = []
-            for last_E, key_SE in zip(queries_ASE[:, -1], keys_ASE, strict=True):
-                pages = [key_SE[:num_far][start : start + 5] for start in range(0, num_far, 5)]
-                bounds = [
-                    sum(max(q * key.min(), q * key.max()) for q, key in zip(last_E, page.T, strict=True))
-                    for page in pages
-                ]
-                shares = np.exp(bounds) / np.exp(bounds).sum()
-                votes_A.append([shares[place // 5] for place in range(num_far)])
-            recent = weights_ASS[:, -S:].sum((0, 1))[:num_far]
-            naive = {
-                "h2o": weights_ASS.sum((0, 1))[:num_far],
-                "snapkv": [sum(recent[max(0, i - 2) : i + 3]) / 5 for i in range(num_far)],
-                "quest": np.mean(votes_A, axis=0),
-            }
-            for policy, worth_TF in found.items():
-                worth_F, naive_F = worth_TF[index, :num_far], np.array(naive[policy])
-                scale = {"h2o": len(keys_ASE), "snapkv": len(keys_ASE), "quest": 1}[policy]
-                np.testing.assert_allclose(scale * worth_F, naive_F, atol=1e-4 * naive_F.max(), rtol=1e-3)
-                assert np.isnan(worth_TF[index, num_far:]).all()
-            assert np.ptp(naive["quest"]) > 0
-
-
-@pytest.mark.parametrize(
-    ("kept", "sentence"),
-    [
-        ([[2], [2, 0], [2, 0, 4, 1], [0, 1, 2, 3, 4]], None),
-        ([[2], [2, 2]], "keeps 2 places, 1 of them different, at a budget of 2 of 5 far tokens"),
-        ([[2], [2, 0, 1]], "keeps 3 places, 3 of them different, at a budget of 2"),
-        ([[5]], "from 0 to 4"),
-        ([[2], [0, 1]], "drops place 2 at a budget of 2"),
-    ],
-)  # fmt: skip
-def test_a_policy_with_a_budget_is_a_ranking(kept: list[list[int]], sentence: str | None) -> None:
-    answers = iter(kept)
-    worth = methods.kept_by(lambda keys, queries, attention, budget: next(answers))
-    tensors = torch.zeros(1, 5, 2), torch.zeros(1, 3, 2), torch.zeros(1, 8, 5)
-    if sentence is None:
-        assert worth(*tensors).argsort(descending=True).tolist() == [2, 0, 4, 1, 3]
-    else:
-        with pytest.raises(InputError, match=sentence):
-            worth(*tensors)
+            weights_SS, num_far = np.concatenate(family.attention(seen(name, target))).sum(0), target - S
+            votes = weights_SS[-S:, :num_far].sum(0)
+            worth = [sum(votes[max(0, i - 2) : i + 3]) for i in range(num_far)]
+            np.testing.assert_allclose(
+                np.sort(worth)[::-1][:5], [worth[place] for place in found_TK[index]], rtol=1e-4
+            )
 
 
 def predictions(probs: list[list[float]]) -> Predictions:
@@ -395,7 +348,6 @@ def _compares() -> PreTrainedModel:
     ("make", "rule", "reason"),
     [
         (_falcon, "attention", "its attention is written in one form, which shows no weights"),
-        (_falcon, "quest", "its attention is written in one form, which shows no weights"),
         (_falcon, "gradient", "its attention is written in one form, which shows no weights"),
         (_gpt_oss, "attention", "it has attention with s_aux"),
         (_compares, "gradient", ".*no derivative by what is added to its attention scores"),

@@ -238,8 +238,8 @@ def reading_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("reading_is_noted")
-@pytest.mark.parametrize("substitute_ids_L", [None, np.zeros(24, dtype=np.int64)])
-def test_no_removal_waits_for_the_device(far_lm: OLMoCausalLM, substitute_ids_L: np.ndarray | None) -> None:
+@pytest.mark.parametrize("replacement_ids_L", [None, np.zeros(24, dtype=np.int64)])
+def test_no_removal_waits_for_the_device(far_lm: OLMoCausalLM, replacement_ids_L: np.ndarray | None) -> None:
     for sequence in (
         own_context(SHORT_CHUNKS[0], SHORT_LENGTHS),
         *null_contexts(*SHORT_CHUNKS, SHORT_LENGTHS),
@@ -251,7 +251,7 @@ def test_no_removal_waits_for_the_device(far_lm: OLMoCausalLM, substitute_ids_L:
         _, prefix = far_lm.read(tokens, positions, None, None)
         full = FullPass(np.empty(0), _predictions(far_lm, num_targets), prefix)
         with pytest.raises(WaitedError) as waited:
-            leave_each_out(far_lm, sequence, Batching(60), full=full, substitute_ids_L=substitute_ids_L)
+            leave_each_out(far_lm, sequence, Batching(60), full=full, replacement_ids_L=replacement_ids_L)
         assert waited.value.args[0] > 5
 
 

@@ -1,30 +1,31 @@
 """Selection rules and k* on scores and models that a human can work out."""
 
+import re
 from math import exp, log
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hand_made_models import EvidenceLM
 
-from pipeline.measuring import methods
+from pipeline.cli import InputError
 from pipeline.measuring.contexts import Batching, Measured, Measurement
-from pipeline.measuring.far_context import FarContext, far_contexts
+from pipeline.measuring.far_context import FarContext, LeaveOneOut, far_contexts
 from pipeline.measuring.flags import ContextLengths
-from pipeline.measuring.rules import CONTROLS, RULES, find_rule
+from pipeline.measuring.rules import CONTROLS, RULES, find_rule, load_rule_file
 from pipeline.measuring.sparsity import dependency_sparsity
 
 NAN = np.nan
 SCORES_TF = np.array([[0.1, 0.5, -0.2, 0.5, NAN], [0.0, 0.0, 0.3, 0.0, 0.2]], dtype=np.float32)
 SCORED = SimpleNamespace(
     num_far_tokens_T=np.array([4, 5]),
-    necessity=(SCORES_TF, SCORES_TF),
+    necessity=LeaveOneOut(SCORES_TF, SCORES_TF),
     attention_TF=SCORES_TF,
     gate_gradient_TF=-SCORES_TF,
     gate_information_TF=SCORES_TF,
     first_additions=Measured(-SCORES_TF, -SCORES_TF),
-    subset_effects=Measured(SCORES_TF, SCORES_TF),
-    once=lambda measure: measure(SCORED),
+    attention_rollout_TF=SCORES_TF,
 )
 
 
@@ -32,28 +33,19 @@ def _select(rule: str, max_k: int, seed: int = 0, context: object = SCORED) -> l
     return find_rule(rule).ranking([context], max_k, np.random.default_rng(seed)).tolist()
 
 
-OF_METHODS = [name for name in RULES if hasattr(methods, name)]
+def test_scores_are_ranked_and_ties_go_to_the_nearer() -> None:
+    for rule in RULES.keys() - {"greedy", "greedy_divergence", "attention_no_sink", *CONTROLS}:
+        assert _select(rule, 4) == [[3, 1, 0, 2], [2, 4, 3, 1]], rule
+        assert _select(rule, 2) == [[3, 1], [2, 4]], rule
 
 
-def test_scores_are_ranked_and_ties_go_to_the_nearer(monkeypatch: pytest.MonkeyPatch) -> None:
-    for rule in OF_METHODS:  # a method is the function of its name, and may serve both criteria
-        serves_both = f"{rule}_divergence" in RULES.keys() - {*OF_METHODS}
-        scores = Measured(SCORES_TF, SCORES_TF) if serves_both else SCORES_TF
-        monkeypatch.setattr(methods, rule, lambda context, scores=scores: scores)
-    for rule in RULES.keys() - {"greedy", "greedy_divergence", "streaming_llm", *CONTROLS}:
-        if RULES[rule].is_installed:
-            assert _select(rule, 4) == [[3, 1, 0, 2], [2, 4, 3, 1]], rule
-            assert _select(rule, 2) == [[3, 1], [2, 4]], rule
+def test_the_attention_sink_comes_last() -> None:
+    assert _select("attention_no_sink", 4) == [[3, 1, 2, 0], [2, 4, 3, 1]]
+    assert SCORES_TF[0, 0] == np.float32(0.1)  # what other rules share is as it was
 
 
 def test_nearest_starts_right_before_the_short_context() -> None:
     assert _select("nearest", 3) == [[3, 2, 1], [4, 3, 2]]
-
-
-def test_streaming_llm_takes_the_first_four_and_then_the_nearest() -> None:
-    assert _select("streaming_llm", 4) == [[0, 1, 2, 3], [0, 1, 2, 3]]
-    far = SimpleNamespace(num_far_tokens_T=np.array([9, 10]))
-    assert _select("streaming_llm", 7, context=far) == [[0, 1, 2, 3, 8, 7, 6], [0, 1, 2, 3, 9, 8, 7]]
 
 
 def test_random_draws_far_positions_without_repeating_and_again_the_same() -> None:
@@ -110,15 +102,6 @@ def test_divergence_by_hand_and_blind_to_the_target() -> None:
     assert other.influence_TF[0, 4] < 0 < context.influence_TF[0, 4]
 
 
-def test_nothing_is_measured_that_no_rule_asks_for() -> None:
-    context = _own_context()
-    for rule in ("random", "nearest", "add_one_in", "greedy"):
-        _select(rule, 2, context=context)
-    assert context.every_influence_TF is None
-    _select("leave_one_out", 2, context=context)
-    assert context.every_influence_TF is context.influence_TF
-
-
 def _k_star(long_loss: float, sparse_losses: list[float]) -> tuple[list[int | None], list[bool]]:
     """Short loss 3; with long loss 1, 90 % of the gain is 1.8 nats."""
     k_star, censored = dependency_sparsity(
@@ -134,3 +117,35 @@ def test_k_star_is_the_least_k_that_reaches_ninety_percent() -> None:
     assert _k_star(1.0, [2.9, 2.5, 1.3]) == ([None], [True])  # none reaches it
     for long_loss in (2.95, 4.0):  # nothing to recover
         assert _k_star(long_loss, [0.0, 0.0, 0.0]) == ([None], [False])
+
+
+def test_a_rule_file_registers_rules_once(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    beginning = "import numpy as np\nfrom pipeline.measuring.rules import rule\n"
+    for code, sentence in (
+        ("", "registers no rule"),
+        ("1 / 0", "ZeroDivisionError"),
+        ('@rule("nothing")\ndef greedy(far):\n    return 0', "'greedy' already"),
+    ):
+        path.write_text(beginning + code)
+        with pytest.raises(InputError, match=sentence):
+            load_rule_file(path)
+    path.write_text(beginning + '@rule("nothing")\ndef last(far):\n    return np.tile(np.arange(5), (2, 1))')
+    load_rule_file(path)
+    load_rule_file(path)
+    assert _select("last", 3) == [[3, 2, 1], [4, 3, 2]]  # what is no far token is no candidate
+    path = tmp_path / "other.py"
+    path.write_text(beginning + '@rule("nothing")\ndef narrow(far):\n    return np.zeros((2, 4))')
+    load_rule_file(path)
+    with pytest.raises(InputError, match="shape"):
+        _select("narrow", 3)
+
+
+def test_the_page_s_example_is_a_rule(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "analysis" / "METHODS.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    path = tmp_path / "example.py"
+    path.write_text(code)
+    load_rule_file(path)
+    text = np.array([7, A, 4, 7, B, A, 5, 1, 6, 8, A, ANSWER])  # before the target stands A, as at 1 and 5
+    assert _select("after_same_token", 3, context=_own_context(text)) == [[6, 2, 8]]

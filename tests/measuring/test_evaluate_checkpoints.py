@@ -108,7 +108,9 @@ def test_a_killed_run_of_three_documents_keeps_the_first(folder: Path) -> None:
 def test_other_weights_under_the_same_name_are_refused(folder: Path, make_olmo: Callable[..., OLMo]) -> None:
     measure(length_losses, folder)
     write_checkpoint(folder / "run", make_olmo(seed=2))
-    with pytest.raises(InputError, match="length_losses of model 'run', and that is another model than"):
+    with pytest.raises(
+        InputError, match="length_losses of model 'run', made with another model of the same name"
+    ):
         measure(length_losses, folder)
 
 

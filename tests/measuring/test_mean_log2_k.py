@@ -204,27 +204,11 @@ def test_the_harm_of_length(folder: Path, stocks: dict[str, Stock], tmp_path: Pa
         assert row.length_harm == pytest.approx(np.mean(expected), abs=TOLERANCE)
 
 
-def test_fewer_tokens_before_the_same_targets(folder: Path, stocks: dict[str, Stock], tmp_path: Path) -> None:
-    words = ["--last-tokens", "9", "--rules", "leave_one_out", "--k", "1", "--results", str(tmp_path)]
-    results = measure(influential_tokens, folder, *WORDS[:2], *words)
-    rows = read_artefact(results, "sparse_context_losses").query("far_context == 'own'")
-    assert len(rows) == 5 * M
-    for row in rows.itertuples():
-        place, own_L = row.target_position - row.chunk_index * L, chunk_of(row.document_id, row.chunk_index)
-        place -= L - 9  # a text of its own, read from its start
-        (loss,) = naive_losses(stocks["run"], place, [(own_L[L - 9 :], range(place))])
-        assert row.long_context_loss == pytest.approx(loss, abs=TOLERANCE)
-    positions = read_artefact(results, "influential_tokens").query("far_context == 'own'")
-    first = positions["chunk_index"] * L + L - 9
-    assert (positions["context_position"] >= first).all()
-
-
-@pytest.mark.parametrize("positions", ["original", "compact"])
 def test_choices_are_tried_on_another_model(
-    folder: Path, crossed: Path, stocks: dict[str, Stock], tmp_path: Path, positions: str
+    folder: Path, crossed: Path, stocks: dict[str, Stock], tmp_path: Path
 ) -> None:
     words = ["--choices", str(crossed), "--checkpoints", str(folder / "fourth"), "--intervention", "remove"]
-    words += ["--results", str(tmp_path), "--positions", positions]
+    words += ["--results", str(tmp_path)]
     words += ["--rules", "leave_one_out_divergence", "nearest"]
     results = measure(influential_tokens, folder, *WORDS, *words)
     chosen = read_artefact(crossed, "influential_tokens").sort_values("rank")
@@ -238,11 +222,7 @@ def test_choices_are_tried_on_another_model(
         own_L = chunk_of(*key[:2])
         far_L = own_L if row.far_context == "own" else chunk_of(*key[:2], 1)
         case: Case = with_far(own_L, far_L, place), [*far, *range(place - SHORT, place)]
-        if positions == "compact":  # a text of its own, read from its start
-            tokens = np.concatenate([far_L[far], own_L[place - SHORT : place + 1]])
-            (loss,) = naive_losses(stocks["fourth"], len(tokens) - 1, [(tokens, range(len(tokens) - 1))])
-        else:
-            (loss,) = naive_losses(stocks["fourth"], place, [case])
+        (loss,) = naive_losses(stocks["fourth"], place, [case])
         assert row.sparse_context_loss == pytest.approx(loss, abs=TOLERANCE)
     nearest = rows.query("rule == 'nearest' and far_context == 'own'")
     assert nearest["k"].max() == 4  # the whole far context of the first target
@@ -256,14 +236,11 @@ def test_what_is_refused(folder: Path, crossed: Path, tmp_path: Path) -> None:
     for words, sentence in (
         (["--k", "1", "64"], "--k 64 is more than the 4 far-context tokens of the first target"),
         (["--k", "1", "1"], "--k 1 1: name each k once"),
-        (["--num-subsets", "7"], "--num-subsets 7: subsets come in pairs; choose an even number"),
         ([*IN_BACKGROUND, "--rules", "greedy"], "background has no meaning for rule greedy"),
         ([*both, *judges, *divergence_rule], "third is named by --checkpoints and by --judge-with"),
         (["--choose-together"], "--choose-together needs --judge-with"),
-        (["--positions", "compact"], "--positions compact is of --choices"),
         ([*choices, "--max-documents", "3"], "made with num_documents 4, here it is 3"),
         (["--choices", str(tmp_path / "nowhere"), *choices[2:]], "nowhere does not exist"),
-        (["--last-tokens", "11"], "--last-tokens 11 must be fewer than the 11 of a chunk"),
         (["--null-fraction", "0.5"], "--null-fraction leaves most documents without any rule"),
         ([*choices, *judges], "--choices are tried on --checkpoints; leave out --judge-with"),
         ([*choices, "--choices-of", "nobody"], "holds choices of run+second; name one with --choices-of"),

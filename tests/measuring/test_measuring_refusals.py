@@ -58,6 +58,22 @@ def test_a_model_beside_it_with_the_name_of_another(folder: Path, make_olmo: Cal
     assert "are both named 'run'" in sentence
 
 
+def test_two_models_of_one_name_in_one_results_folder_are_both_named(
+    folder: Path, make_olmo: Callable[..., OLMo]
+) -> None:
+    for seed, name in enumerate(("a/judge", "b/judge", "elsewhere/run")):
+        write_checkpoint(folder / name, make_olmo(seed=seed))
+    words = ["--max-documents", "2", "--judge-with", f"{folder}/a/judge"]
+    measure(influential_tokens, folder, *words)
+    for flag, of_input, was, now in (
+        ("--judge-with", "judge-with judge", "a/judge", "b/judge"),
+        ("--checkpoints", "checkpoint", "run", "elsewhere/run"),
+    ):
+        sentence = rf"model of the same name, .* {of_input} was {folder}/{was}, now {folder}/{now}\. "
+        with pytest.raises(InputError, match=sentence):
+            measure(influential_tokens, folder, *words, flag, f"{folder}/{now}")
+
+
 @pytest.mark.parametrize("stage", FLAGS)
 def test_what_is_no_number_is_told_with_the_model_that_gave_it(
     stage: ModuleType, folder: Path, make_olmo: Callable[..., OLMo]

@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, models: dict[str, OLMo]) ->
 def judged(folder: Path) -> Path:
     """Both models choose, and both judge."""
     both = [str(folder / "run"), str(folder / "other")]
-    return measure(influential_tokens, folder, "--checkpoints", *both, *JUDGED, *both, "--choosers-judge")
+    return measure(influential_tokens, folder, "--checkpoints", *both, *JUDGED, *both)
 
 
 def in_the_chunk(row: object) -> int:

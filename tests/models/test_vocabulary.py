@@ -12,6 +12,7 @@ from hugging_face_families import make_model
 from measured_documents import DOCUMENTS, measure, write_checkpoint, write_data
 from olmo.model import OLMo
 from tokenizers import AddedToken, Tokenizer
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedModel
 
 from pipeline import influential_tokens as influential_stage
@@ -91,6 +92,24 @@ def test_the_whole_tokenizer_is_compared_where_both_are_known(
     return None
 
 
+def test_models_with_and_without_bos_are_not_measured_together(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = _with_added("<s>")(_bpe())
+    for name in ("without", "with"):
+        make_model("llama", vocab_size=300).save_pretrained(tmp_path / name)
+        tokenizer.save(str(tmp_path / name / "tokenizer.json"))
+        bos = [("<s>", tokenizer.token_to_id("<s>"))]
+        tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=bos)
+    first, second = (str(tmp_path / name) for name in ("with", "without"))
+    asked: dict[str, Any] = {"short_context_length": 4, "num_targets": 2, "k": (1,)}
+    with pytest.raises(InputError, match="puts <s> before a text, and that of without, .*, nothing: meas"):
+        influential_tokens(TEXT, first, judges=[second], **asked)
+    assert "before a text" not in caplog.text
+    influential_tokens(TEXT, second, judges=[first], **asked)
+    assert "with was trained with <s> before a text, and reads this without it" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("size", "num_rows", "largest", "outcome"),
     [
@@ -126,7 +145,7 @@ def test_every_face_refuses_a_foreign_tokenizer_and_takes_a_padded_evaluator(tmp
     for call in (
         lambda: losses(TEXT, model, tokenizer=other, short_context_length=4),
         lambda: losses(TEXT, model, tokenizer=stranger, short_context_length=4),
-        lambda: explain(TEXT, model, tokenizer=f"{stranger}/tokenizer.json", **asked),
+        lambda: explain(TEXT, model, tokenizer=f"{stranger}/tokenizer.json", short_context_length=4),
         lambda: influential_tokens(TEXT, model, judges=[stranger], **asked, k=(1,)),
     ):
         with pytest.raises(InputError, match="is another tokenizer than that of (own|other)"):
@@ -143,7 +162,7 @@ def test_an_evaluator_may_be_padded_and_a_reference_is_compared_without_the_padd
     reference = make_model("llama", vocab_size=64)
     reference.save_pretrained(tmp_path / "padded")
     results = measure(influential_stage, tmp_path, "--judge-with", str(tmp_path / "padded"))
-    assert set(read_artefact(results, "sparse_context_losses")["judge"]) == {"padded"}
+    assert set(read_artefact(results, "sparse_context_losses")["judge"]) == {"run", "padded"}
     results = measure(loss_differences, tmp_path, "--reference-model", str(tmp_path / "padded"))
     rows = read_artefact(results, "loss_differences").query("document_id == '00000000000000bb'")
     log_q, log_p = (

@@ -95,62 +95,49 @@ def documents() -> Iterator[str]:
     return (document.text for document in read_documents(open_sources([name], c4_split="validation")))
 
 
-def assert_explained_as_by_stock(
-    stock: StockModel, text: str, rules: Sequence[str], ks: Sequence[int], num_removed: int = 0
-) -> None:
-    """Every number that `explain` tells of the last two tokens of a text, by each of the rules.
-
-    Of rules that leave out one token at a time, the influences of the first `num_removed` tokens, too; and
-    three others, drawn, have no larger ones.
-    """
+def assert_explained_as_by_stock(stock: StockModel, text: str, position: int) -> None:
+    """Every number that `explain` tells of one prediction, and that three other tokens matter less."""
     from sparsity_length import explain
 
-    foreign, ids_N = stock.documents(stock.num_tokens(text), 2)[1], stock.token_ids(text)
-    frame = explain(
-        text, stock.folder, short_context_length=S, num_targets=2, rules=rules, k=ks, foreign_text=foreign,
-        dtype="float32",
-    ).frame  # fmt: skip
-    assert frame["token_id"].tolist() == [*ids_N[-2:]] * len(rules)
-    num_counted = int(frame["position"].max()) + 1  # with the tokenizer's own tokens, or without
-    for row in frame.itertuples():
-        target = row.position + len(ids_N) - num_counted
-        far, short = range(stock.num_bos, target - S), range(target - S, target)
-        sources = np.array(row.source_positions) + len(ids_N) - num_counted
-        swapped_N = np.concatenate([stock.token_ids(foreign)[: target - S], ids_N[target - S :]])
-        others = np.random.default_rng(0).choice(np.setdiff1d(far, sources), 3, replace=False)
-        removed = [*sources[:num_removed], *others] if num_removed else []
-        long_V, short_V, swapped_V, *sparse_KV = (
-            stock.log_probs(tokens_N, target, seen)
-            for tokens_N, seen in (
-                (ids_N, [*far, *short]), (ids_N, short), (swapped_N, [*far, *short]),
-                *((ids_N, [*sources[:k], *short]) for k in ks),
-            )
-        )  # fmt: skip
-        without_RV = [
-            stock.log_probs(ids_N, target, np.setdiff1d([*far, *short], place)) for place in removed
-        ]
+    num_sources = 4
+    foreign = " ".join(stock.documents(stock.num_tokens(text), 3)[1:])
+    found = explain(
+        text, stock.folder, position=position, unit="token", sources=num_sources, short_context_length=S,
+        foreign_text=foreign, dtype="float32", budget="1h",
+    )  # fmt: skip
+    num_bos = stock.num_bos
+    ids_N = stock.token_ids(text)
+    target = position + num_bos
+    foreign_N = stock.token_ids(foreign)[stock.num_bos :]
+    seen = range(num_bos, target)
+    near = target - S
+    starts = np.linspace(0, len(foreign_N) - position - 1, 4).astype(int)
+    others = [np.concatenate([ids_N[:num_bos], foreign_N[start:]])[: len(ids_N)] for start in starts]
 
-        def losses(predictions_NV: Sequence[np.ndarray], token_id: int = row.token_id) -> np.ndarray:
-            return np.array([-one_V[token_id] for one_V in predictions_NV])
+    def swapped(places: Iterable[int], other_N: np.ndarray) -> np.ndarray:
+        tokens_N = ids_N[: target + 1].copy()
+        tokens_N[[*places]] = other_N[[*places]]
+        return stock.log_probs(tokens_N, target, seen)
 
-        def divergences(predictions_NV: Sequence[np.ndarray], long_V: np.ndarray = long_V) -> np.ndarray:
-            return np.array([divergence(long_V, one_V) for one_V in predictions_NV])
-
-        influence_R, moved_R = losses(without_RV) - losses([long_V]), divergences(without_RV)
-        assert_close(
-            [row.long_context_loss, row.short_context_loss, row.foreign_context_loss],
-            losses([long_V, short_V, swapped_V]),
-        )
-        assert_close([row.short_context_divergence], divergences([short_V]))
-        studied = [row.k.index(k) for k in ks]  # of baselines more are
-        assert_close([row.sparse_context_losses[place] for place in studied], losses(sparse_KV))
-        assert_close([row.sparse_context_divergences[place] for place in studied], divergences(sparse_KV))
-        if num_removed:
-            assert_close(row.source_influences[:num_removed], influence_R[:num_removed])
-            assert_close(row.source_divergences[:num_removed], moved_R[:num_removed])
-            ranked_by_R = moved_R if row.rule.endswith("_divergence") else influence_R
-            descending_R = [*ranked_by_R[:num_removed], ranked_by_R[num_removed:].max()]
-            assert np.diff(descending_R).max() <= TOLERANCE
+    full_V = stock.log_probs(ids_N, target, seen)
+    short_V = stock.log_probs(ids_N, target, range(near, target))
+    all_B = [swapped(range(num_bos, near), other_N) for other_N in others]
+    (losses,) = found.losses.itertuples()
+    assert losses.token_id == ids_N[target]
+    assert_close(
+        [losses.full_loss, losses.short_loss, losses.swapped_loss, losses.short_divergence],
+        [*(-one_V[ids_N[target]] for one_V in (full_V, short_V, all_B[0])), divergence(full_V, short_V)],
+    )
+    sources = (found.frame["source_position"] + num_bos).tolist()
+    kept = [swapped(np.setdiff1d(range(num_bos, near), sources), other_N) for other_N in others]
+    total, left = (np.mean([divergence(full_V, one_V) for one_V in some]) for some in (all_B, kept))
+    assert_close([found.frame["total_effect"][0]], [total])
+    assert_close([found.frame["recovered"][0] * total], [total - left])
+    rest = np.setdiff1d(range(num_bos + 1, near), sources)
+    others_N = np.random.default_rng(0).choice(rest, 3, replace=False)
+    moved = [divergence(full_V, swapped([place], others[0])) for place in [*sources, *others_N]]
+    assert_close(found.frame["effect"].tolist(), moved[:num_sources])
+    assert min(moved[:num_sources]) >= max(moved[num_sources:]) - TOLERANCE
 
 
 def assert_losses_as_by_stock(stock: StockModel, text: str, places: Iterable[int]) -> None:

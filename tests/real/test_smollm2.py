@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import forked_stages
-import numpy as np
 import pytest
 from stock_model import (
     S,
@@ -19,7 +18,6 @@ from stock_model import (
 )
 
 from pipeline import explain as explain_program
-from pipeline.explorer_page.writing import NATS
 from sparsity_length import losses
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_model]
@@ -38,8 +36,7 @@ def text(stock: StockModel) -> str:
 
 def test_explained_as_by_the_stock_model(stock: StockModel, text: str) -> None:
     assert stock.num_bos == 0
-    rules = ["leave_one_out", "leave_one_out_divergence"]
-    assert_explained_as_by_stock(stock, text, rules, ks=(4, 10), num_removed=5)
+    assert_explained_as_by_stock(stock, text, position=120)
 
 
 def test_losses_are_those_of_the_stock_model(stock: StockModel, text: str) -> None:
@@ -52,19 +49,13 @@ def test_the_page_is_written_and_its_losses_are_those_of_the_stock_model(
     (text,) = stock.documents(40, 1)
     (tmp_path / "letter.txt").write_text(text, encoding="utf-8")
     words = ["--model", stock.folder, "--text-file", str(tmp_path / "letter.txt"), "--dtype", "float32"]
-    words += ["--targets", "2", "--rules", "random", "--out", str(tmp_path / "page.html")]
+    words += ["--position", "39", "--out", str(tmp_path / "page.html"), "--budget", "1h"]
     explain_program.main(explain_program.parser().parse_args(words))
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     (data,) = re.findall('<script type="application/json" id="data">(.*?)</script>', page)
-    (chunk,) = json.loads(data)["documents"][0]["chunks"]
-    (shown,) = chunk["models"].values()
-    ids_N = stock.token_ids(text)
-    for name, starts in (("long", (0, 0)), ("short", (38 - S, 39 - S))):
-        expected = [
-            -stock.log_probs(ids_N, target, range(start, target))[ids_N[target]]
-            for target, start in zip((38, 39), starts, strict=True)
-        ]
-        np.testing.assert_allclose(np.array(shown[name]) * NATS, expected, atol=NATS)
+    shown, ids_N = json.loads(data)["losses"], stock.token_ids(text)
+    for name, start in (("full_loss", 0), ("short_loss", 39 - S)):
+        assert_close(shown[name], [-stock.log_probs(ids_N, 39, range(start, 39))[ids_N[39]]])
     assert text.split()[0] in capsys.readouterr().out.replace("[", "")
 
 

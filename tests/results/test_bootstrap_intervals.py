@@ -17,8 +17,12 @@ def test_agrees_with_scipy_on_a_ratio() -> None:
     theirs = stats.bootstrap(
         (numerators, denominators),
         lambda n, d, axis: n.sum(axis) / d.sum(axis),
-        paired=True, vectorized=True, n_resamples=10_000, method="percentile", random_state=0,
-    ).confidence_interval  # fmt: skip
+        paired=True,
+        vectorized=True,
+        n_resamples=10_000,
+        method="percentile",
+        random_state=0,
+    ).confidence_interval
     width = theirs.high - theirs.low
     assert ours.low == pytest.approx(theirs.low, abs=0.03 * width)
     assert ours.high == pytest.approx(theirs.high, abs=0.03 * width)
@@ -33,7 +37,8 @@ def few_alike(generator: np.random.Generator, num_documents: int) -> tuple[np.nd
 
 @pytest.mark.parametrize("num_documents", [3, 19, 20])
 def test_intervals_of_few_documents_cover_the_truth(num_documents: int) -> None:
-    generator, num_covered = np.random.default_rng(num_documents), 0
+    generator = np.random.default_rng(num_documents)
+    num_covered = 0
     for _ in range(1500):
         interval = ratio_of_sums(*few_alike(generator, num_documents))
         num_covered += interval.low <= MEAN_GAIN <= interval.high
@@ -79,7 +84,8 @@ def test_a_resample_draws_as_many_documents_as_there_are() -> None:
 
 
 def test_wilsons_interval_has_a_width_where_the_outcome_is_certain() -> None:
-    none, all_of_them = wilson_interval(0, 100), wilson_interval(100, 100)
+    none = wilson_interval(0, 100)
+    all_of_them = wilson_interval(100, 100)
     assert (none.low, all_of_them.high) == (0.0, 1.0)
     # 3.8415 of 103.8415, 3.8415 being the square of 1.96
     assert none.high == pytest.approx(0.0369935)

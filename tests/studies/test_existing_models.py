@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 from hugging_face_families import make_model
-from measured_documents import json_lines
+from measured_documents import json_lines, measure, write_data
 from omegaconf import OmegaConf
 
+from pipeline import length_losses
 from pipeline.cli import InputError
+from pipeline.models import load
 from pipeline.models.load import find_model, name_of
 from pipeline.results.read import read_artefact
 from pipeline.studies.commands import commands_of
-from pipeline.studies.costs import Checked, Machine, cost_of
 from pipeline.studies.file import load_study
 from pipeline.text.tokenizer import HubTokenizer, parse_tokenizer_name, train_bpe
 
@@ -23,21 +24,37 @@ ROOT = Path(__file__).resolve().parents[2]
 STUDIES = ROOT / "olmo_configs" / "studies"
 SMALL = [
     "data.source=[train.json]",
-    *(f"evaluation.{field}"
-    for field in (
-        "short_context_length=8", "long_context_length=48", "targets_per_chunk=4", "max_documents=8",
-        "k=[1,4]", "null_fraction=1", "dtype=float32",
-    )),
-]  # fmt: skip
+    *(
+        f"evaluation.{field}"
+        for field in (
+            "short_context_length=8",
+            "long_context_length=48",
+            "targets_per_chunk=4",
+            "max_documents=8",
+            "k=[1,4]",
+            "null_fraction=1",
+            "dtype=float32",
+        )
+    ),
+]
 FAMILY_OF = {
-    "EleutherAI/pythia": ("gpt_neox", {}), "HuggingFaceTB/SmolLM3": ("smollm3", {}),
-    "meta-llama/Llama-2": ("llama", {}), "dwzhu/LLaMA2-7B-PoSE-Linear": ("llama_linear_rope", {}),
+    "EleutherAI/pythia": ("gpt_neox", {}),
+    "HuggingFaceTB/SmolLM3": ("smollm3", {}),
+    "meta-llama/Llama-2": ("llama", {}),
+    "dwzhu/LLaMA2-7B-PoSE-Linear": ("llama_linear_rope", {}),
     "dwzhu/LLaMA2-7B-PoSE-YaRN": (
         "llama",
-        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
-                             "original_max_position_embeddings": 64}, "max_position_embeddings": 256},
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+            "max_position_embeddings": 256,
+        },
     ),
-}  # fmt: skip
+}
 
 
 def write_stand_ins(folder: Path, study: str) -> list[str]:
@@ -90,7 +107,7 @@ def test_a_model_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
     assert "is another tokenizer than that of dwzhu/LLaMA2-7B-PoSE-YaRN-16k" in done.stderr
 
 
-def test_names_and_costs_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEXT", "text")
     study = load_study(STUDIES / "smollm3.yaml")
     commands = {command.name: command for command in commands_of(study)}
@@ -98,12 +115,29 @@ def test_names_and_costs_without_a_network(monkeypatch: pytest.MonkeyPatch) -> N
     assert "--long-models SmolLM3-3B-checkpoints-lc-32k-to-64k-step-20000 --short-models" in shown
     assert "SmolLM3-3B-checkpoints-stage3-step-4720000=4096" in shown
     assert commands["loss_differences"].needs == ("tokenize_c4",)
-    machine, checked = Machine(0.5, peak_flops=2e15), Checked({})
-    cost = cost_of(commands["loss_differences"], checked, machine)
-    # 16 chunks of 4 models: of 32 targets the short contexts of 256; the chunk; a foreign far context, and
-    # the short contexts behind it.
-    assert cost.flops == 2 * 3.1e9 * cost.token_forwards == pytest.approx(1e15 * cost.seconds)
-    assert cost.token_forwards > 4 * 16 * (32 * 256 + 6144)
+
+
+def test_two_models_of_the_hub_of_one_last_name_are_filed_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(
+        "run: r\ndata: {source: [embedded], tokenizer: olmo}\n"
+        "models: {a: {checkpoint: org-a/m, train_context_length: 8},"
+        " b: {checkpoint: org-b/m, train_context_length: 4},"
+        " c: {checkpoint: org-b/n, train_context_length: 4}}\n"
+        "evaluation: {short_context_length: 2, long_context_length: 8, influential_models: [a]}\n"
+    )
+    commands = {command.name: command for command in commands_of(load_study(path))}
+    shown = str(commands["run_notebooks"])
+    assert "--long-models org-a--m --short-models org-b--m n " in shown
+    # A stage that measures one of them alone calls it so too.
+    assert " --among org-a/m org-b/m" in str(commands["influential_tokens"])
+    write_data(tmp_path / "data")
+    make_model("llama").save_pretrained(tmp_path)
+    monkeypatch.setattr(load, "snapshot", lambda *_: tmp_path)
+    results = measure(length_losses, tmp_path, "--checkpoints", "org-a/m", "--among", "org-a/m", "org-b/m")
+    assert set(read_artefact(results, "length_losses")["model"]) == {"org-a--m"}
 
 
 def test_words_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,16 +154,22 @@ def test_words_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ("models: {a: {checkpoint: x/y, train_context_length: 8}, b: {train_context_length: 8}}",
-         "a checkpoint have a"),
+        (
+            "models: {a: {checkpoint: x/y, train_context_length: 8}, b: {train_context_length: 8}}",
+            "a checkpoint have a",
+        ),
         ("models: {b: {train_context_length: 8}}", "a checkpoint have none"),
-        ("sizes: {s: {config: olmo_configs/tiny.yaml}}\n"
-         "models: {a: {checkpoint: x/y, train_context_length: 8}}",
-         "every model has a `checkpoint` and there are no sizes"),
-        ("models: {a: {checkpoint: x/y, train_context_length: 8}}\nfurther_evaluations: {b: {steps: [1]}}",
-         "have no `steps`"),
+        (
+            "sizes: {s: {config: olmo_configs/tiny.yaml}}\n"
+            "models: {a: {checkpoint: x/y, train_context_length: 8}}",
+            "every model has a `checkpoint` and there are no sizes",
+        ),
+        (
+            "models: {a: {checkpoint: x/y, train_context_length: 8}}\nfurther_evaluations: {b: {steps: [1]}}",
+            "have no `steps`",
+        ),
     ],
-)  # fmt: skip
+)
 def test_trained_and_existing_models_do_not_mix(fields: str, sentence: str, tmp_path: Path) -> None:
     path = tmp_path / "study.yaml"
     path.write_text(

@@ -48,11 +48,23 @@ def test_each_job_waits_for_those_it_needs_and_is_given_its_tasks(
         "loss_differences-tiny-along_training": "tokenize_c4:tiny-long-seed1",
     }
     assert jobs["tokenize_c4-tasks"] == [
-        "--parsable", "--kill-on-invalid-dep=yes", "--job-name=tokenize_c4-tasks",
-        "--output=run/logs/tokenize_c4-tasks-%A_%a.log", "--array=0-2", "slurm/tokenize_c4.sh",
-        "--num-tasks", "3", "--out", "run/data", "--source", "train.jsonl",
-        "--evaluation-source", "evaluation.jsonl", "--tokenizer", "bpe:300",
-    ]  # fmt: skip
+        "--parsable",
+        "--kill-on-invalid-dep=yes",
+        "--job-name=tokenize_c4-tasks",
+        "--output=run/logs/tokenize_c4-tasks-%A_%a.log",
+        "--array=0-2",
+        "slurm/tokenize_c4.sh",
+        "--num-tasks",
+        "3",
+        "--out",
+        "run/data",
+        "--source",
+        "train.jsonl",
+        "--evaluation-source",
+        "evaluation.jsonl",
+        "--tokenizer",
+        "bpe:300",
+    ]
     assert jobs["tokenize_c4"][-3:] == ["slurm/merge_c4.sh", "--out", "run/data"]
     assert "--output=run/logs/tiny-long-seed1-%j.log" in jobs["tiny-long-seed1"]
     assert jobs["length_losses-tiny"][4] == "--array=0-1"

@@ -24,21 +24,6 @@ def typed(path: Path, *overrides: str) -> dict[str, str]:
     return {command.name: str(command) for command in commands_of(load_study(path, overrides))}
 
 
-def test_sizes_and_steps_that_were_measured_in_one_way_are_compared_at_the_end(
-    study_file: Callable[..., Path],
-) -> None:
-    steps = ("stages: [loss_differences]", "stages: [loss_differences, influential_tokens]")
-    *_, compared, _ = commands_of(load_study(study_file(steps)))  # a summary comes last
-    assert str(compared) == (
-        "python analysis/run_notebooks.py --results run/results/tiny"
-        " --also-results run/along_training/results/tiny --figures run/figures --data run/data"
-        " --notebooks model_scale"
-    )
-    assert {"run_notebooks-tiny", "influential_tokens-tiny-along_training"} <= set(compared.needs)
-    for other in (", intervention: remove", ", data: {source: [n], tokenizer: olmo}"):
-        assert "model_scale" not in typed(study_file(steps, (steps[1], steps[1] + other)))
-
-
 def test_a_size_may_train_some_of_the_models_only(study_file: Callable[..., Path]) -> None:
     large = f"  large:\n    config: {TINY}\n    max_duration: 4\n    models: [long-seed1]\n"
     commands = typed(study_file(("models:\n", f"{large}models:\n")))

@@ -54,8 +54,9 @@ def test_a_study_goes_on_where_a_stage_failed_and_sees_what_changed(study_file: 
     assert whole.returncode == 0, whole.stderr
     assert "The far context is worth" in whole.stdout
     assert set(read_artefact(folder / "run" / "results" / "tiny", "loss_differences")["model"]) == {
-        "tiny-short-seed0", "tiny-long-seed1",
-    }  # fmt: skip
+        "tiny-short-seed0",
+        "tiny-long-seed1",
+    }
     along = read_artefact(folder / "run" / "along_training" / "results" / "tiny", "loss_differences")
     assert set(along["model"]) == {"tiny-long-seed1-step2"}
     assert (folder / "run" / "logs" / "loss_differences-tiny-2-of-2.log").is_file()

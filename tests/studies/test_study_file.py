@@ -26,11 +26,13 @@ StudyFile = Callable[..., Path]
         ("along_training:", "'../up':", r"further_evaluations has the name '../up', which becomes a"),
         ("stages: [loss_differences]", "stages: [loss_diferences]", r"did you mean 'loss_differences'"),
         ("max_duration: 4,", "models: [long-seed7],", r"unknown model of sizes.tiny 'long-seed7'"),
-        ("k: [1, 4]", "of_planted: planted", r"kind of of_planted, for which the study has `planted`"),
-        ("sizes:\n", "sizes_in_names: false\nsizes:\n  small: {config: small.yaml}\n",
-         r"models of several sizes would share"),
+        (
+            "sizes:\n",
+            "sizes_in_names: false\nsizes:\n  small: {config: small.yaml}\n",
+            r"models of several sizes would share",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_bad_file_is_refused_in_a_sentence(
     study_file: StudyFile, old: str, new: str, sentence: str
 ) -> None:

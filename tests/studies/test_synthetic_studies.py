@@ -1,4 +1,4 @@
-"""Studies of synthetic tasks: which runs a grid means, what is refused, what is estimated, what runs."""
+"""Studies of synthetic tasks: which runs a grid means, what is refused, what runs."""
 
 import subprocess
 from pathlib import Path
@@ -9,9 +9,8 @@ import pytest
 from pipeline.cli import InputError
 from pipeline.results.read import read_artefact
 from pipeline.studies.commands import TaskTraining, commands_of
-from pipeline.studies.costs import Machine, cost_of, need_of
 from pipeline.studies.file import load_study
-from pipeline.study import check_settings, main, parser
+from pipeline.study import main, parser
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "olmo_configs" / "synthetic" / "small.yaml"
@@ -29,16 +28,24 @@ synthetic:
   evaluate_synthetic:
     sparse_parity: {sizes: [10], sparsities: [1], num_examples: 4}
   found_dependencies:
-    copy: {sizes: [6], largest_k: 4, num_examples: 3, num_substitutes: 2}
+    copy: {sizes: [6], largest_k: 4, num_examples: 3, num_backgrounds: 2}
 """
 TINY = [
-    "model.width=16", "model.num_heads=1", "model.num_layers=1", "batch_size=8", "num_steps=6",
-    "warm_up_steps=2", "learning_rate=2e-3", "save_interval=2", "eval_interval=3", "eval_num_examples=8",
-]  # fmt: skip
+    "model.width=16",
+    "model.num_heads=1",
+    "model.num_layers=1",
+    "batch_size=8",
+    "num_steps=6",
+    "warm_up_steps=2",
+    "learning_rate=2e-3",
+    "save_interval=2",
+    "eval_interval=3",
+    "eval_num_examples=8",
+]
 NOTHING_MEASURED = (
-    "synthetic.evaluate_synthetic.sparse_parity=null", "synthetic.found_dependencies.copy=null",
-)  # fmt: skip
-TWO_RUNS = ("synthetic.grids.both.tasks=[copy]", "synthetic.grids.both.positions=[pose]")
+    "synthetic.evaluate_synthetic.sparse_parity=null",
+    "synthetic.found_dependencies.copy=null",
+)
 
 
 @pytest.fixture
@@ -54,10 +61,15 @@ def test_a_grid_is_its_possible_runs(study_file: Path) -> None:
     commands = commands_of(load_study(study_file))
     names = [command.name for command in commands if isinstance(command.about, TaskTraining)]
     assert names == [
-        "sparse_parity-k1-pose-seed0", "sparse_parity-k1-pose-seed1", "sparse_parity-k2-pose-seed0",
-        "sparse_parity-k2-pose-seed1", "copy-pose-seed0", "copy-pose-seed1", "copy-predicted-seed0",
+        "sparse_parity-k1-pose-seed0",
+        "sparse_parity-k1-pose-seed1",
+        "sparse_parity-k2-pose-seed0",
+        "sparse_parity-k2-pose-seed1",
+        "copy-pose-seed0",
+        "copy-pose-seed1",
+        "copy-predicted-seed0",
         "copy-predicted-seed1",
-    ]  # fmt: skip
+    ]
     nothing_measured = commands_of(load_study(study_file, NOTHING_MEASURED))
     assert [command.name for command in nothing_measured] == names  # and no notebooks
 
@@ -75,10 +87,14 @@ def test_what_is_measured_needs_the_models_that_it_is_about(study_file: Path) ->
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["synthetic.grids.both.positions=[coupled]", "synthetic.grids.both.tasks=[sparse_parity]"],
-         "grids.both is empty: coupled and predicted positions need a task with coupled IDs"),
-        (["synthetic.grids.again={tasks: [copy], positions: [pose]}"],
-         "both and again both train copy-pose-seed0"),
+        (
+            ["synthetic.grids.both.positions=[coupled]", "synthetic.grids.both.tasks=[sparse_parity]"],
+            "grids.both is empty: coupled and predicted positions need a task with coupled IDs",
+        ),
+        (
+            ["synthetic.grids.again={tasks: [copy], positions: [pose]}"],
+            "both and again both train copy-pose-seed0",
+        ),
         (["synthetic.grids.both.overrides=[num_step=3]"], "sparse_parity-k1-pose-seed0: .* 'num_steps'"),
         (["synthetic.grids.both=null"], "synthetic.grids names none; a study has at least one"),
         (["synthetic.evaluate_synthetic.addition={sizes: [3]}"], "addition tests models that no grid trains"),
@@ -88,28 +104,13 @@ def test_what_is_measured_needs_the_models_that_it_is_about(study_file: Path) ->
         (["synthetic.found_dependencies.copy.largest_k=40"], "--largest-k 40: an answer of size 6 has 1"),
         (["data={}"], "Key 'data' not in 'SyntheticStudy'"),
     ],
-)  # fmt: skip
+)
 def test_what_could_not_run_is_refused_before_it_begins(
     study_file: Path, overrides: list[str], sentence: str
 ) -> None:
     with pytest.raises(InputError, match=sentence):
         main(parser().parse_args([str(study_file), *overrides]))
     assert [found.name for found in study_file.parent.iterdir()] == ["study.yaml"]
-
-
-def test_the_tokens_and_flops_of_a_training_by_hand(study_file: Path) -> None:
-    study = load_study(study_file, [*TWO_RUNS, *NOTHING_MEASURED])
-    commands = commands_of(study)
-    checked = check_settings(study, commands, commands)
-    cost = cost_of(commands[0], checked, Machine(0.5, 1e9))
-    # Examples of copy with n letters have 2 n + 1 tokens, n is 1 to 10: 12 on average; 6 steps of 8.
-    assert cost.train_tokens == 6 * 8 * 12
-    num_weights = 12 * 16 * 16 + 96 * 16  # one layer of width 16, and a row for each of 96 position IDs
-    lengths = [2 * size + 1 for size in range(1, 11)]
-    of_examples = [length * (6 * num_weights + 12 * 16 * length) for length in lengths]
-    assert cost.flops == pytest.approx(6 * 8 * sum(of_examples) / 10)
-    assert cost.seconds == pytest.approx(cost.flops / 0.5e9)
-    assert need_of(commands[0].about, checked) == (num_weights, 16 * num_weights)
 
 
 def run(path: Path, *words: str) -> "subprocess.CompletedProcess[str]":

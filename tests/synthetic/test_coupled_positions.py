@@ -30,9 +30,16 @@ def test_a_spread_parts_coupled_ids_by_one_skip() -> None:
     # With 5 position IDs: no skip and starts 0 to 2; a skip of 1 or 2 before coupled ID 1 or 2 and what fits.
     drawn = from_random_starts(COUPLED.repeat(1000, axis=0), 5, np.random.default_rng(0), "pose")
     assert sorted(set(map(tuple, drawn.tolist()))) == [
-        (1, 2, 0, 1, 2), (1, 3, 0, 1, 3), (1, 4, 0, 1, 4), (2, 3, 0, 2, 3), (2, 3, 1, 2, 3),
-        (2, 4, 1, 2, 4), (3, 4, 0, 3, 4), (3, 4, 1, 3, 4), (3, 4, 2, 3, 4),
-    ]  # fmt: skip
+        (1, 2, 0, 1, 2),
+        (1, 3, 0, 1, 3),
+        (1, 4, 0, 1, 4),
+        (2, 3, 0, 2, 3),
+        (2, 3, 1, 2, 3),
+        (2, 4, 1, 2, 4),
+        (3, 4, 0, 3, 4),
+        (3, 4, 1, 3, 4),
+        (3, 4, 2, 3, 4),
+    ]
     drawn = from_random_starts(COUPLED.repeat(3000, axis=0), 40, np.random.default_rng(0), "pose")
     assert set((drawn[:, 1] - drawn[:, 2]).tolist()) == set(range(2, 40))
 

@@ -15,9 +15,9 @@ TOKENS = np.array([5, 1, 2, 6, 7, 8, 3])  # the answer, 3, is sure where 1 and 2
 LENGTHS = ContextLengths(short_context_length=2, long_context_length=7, targets_per_chunk=1)
 
 
-def example(substitutes: list[list[int]]) -> SearchedExample:
+def example(backgrounds: list[list[int]]) -> SearchedExample:
     model = EvidenceLM(10, 3, lambda seen: SURE if {1, 2} <= seen else 0.0)
-    return SearchedExample(model, TOKENS, LENGTHS, np.array(substitutes), Batching(100))
+    return SearchedExample(model, TOKENS, LENGTHS, np.array(backgrounds), Batching(100))
 
 
 def positions(found: SearchedExample, rule: str, intervention: str, max_k: int = 2) -> list[int]:
@@ -32,13 +32,15 @@ def test_what_must_be_there_is_found_by_removing_it(rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", ["leave_one_out", "leave_one_out_divergence"])
-def test_a_substitution_is_a_mean_over_its_draws(rule: str) -> None:
+def test_a_background_is_a_mean_over_other_examples(rule: str) -> None:
     # The first draw replaces the 1 by itself and says nothing of it; the second does.
-    says_nothing, tells = TOKENS.copy(), TOKENS.copy()
+    says_nothing = TOKENS.copy()
+    tells = TOKENS.copy()
     says_nothing[2] = tells[1] = tells[2] = 9
-    one_draw, both = example([says_nothing.tolist()]), example([says_nothing.tolist(), tells.tolist()])
-    assert positions(one_draw, rule, "substitute") == [2, 3]  # of the others the nearest
-    assert positions(both, rule, "substitute") == [1, 2]
+    one_draw = example([says_nothing.tolist()])
+    both = example([says_nothing.tolist(), tells.tolist()])
+    assert positions(one_draw, rule, "background") == [2, 3]  # of the others the nearest
+    assert positions(both, rule, "background") == [1, 2]
 
 
 def test_what_leaving_out_does_is_told_of_the_rules_that_leave_out() -> None:
@@ -49,7 +51,8 @@ def test_what_leaving_out_does_is_told_of_the_rules_that_leave_out() -> None:
     logits = torch.zeros(2, 10)
     logits[0, 3] = SURE
     log_p, log_q = logits.log_softmax(-1)
-    rise, divergence = float(log_p[3] - log_q[3]), float((log_p.exp() * (log_p - log_q)).sum())
+    rise = float(log_p[3] - log_q[3])
+    divergence = float((log_p.exp() * (log_p - log_q)).sum())
     np.testing.assert_allclose(told["leave_one_out"], [[rise, rise, 0]], atol=1e-6)
     np.testing.assert_allclose(told["leave_one_out_divergence"], [[divergence, divergence, 0]], atol=1e-6)
 
@@ -67,11 +70,11 @@ def test_a_pair_is_not_found_by_adding_one() -> None:
 def test_every_rule_and_intervention_is_there_once() -> None:
     opaque = [rule for rule in FINDING_RULES if not RULES[rule].reads_everything]
     selections, _ = example([TOKENS.tolist()]).select(
-        opaque, ["remove", "substitute"], 3, np.random.default_rng(0)
+        opaque, ["remove", "background"], 3, np.random.default_rng(0)
     )
     names = {(one.rule, one.intervention) for one in selections}
-    assert len(selections) == len(names) == 17
-    assert names >= {("leave_one_out", "remove"), ("leave_one_out", "substitute"), ("nearest", None)}
+    assert len(selections) == len(names) == 12
+    assert names >= {("leave_one_out", "remove"), ("leave_one_out", "background"), ("nearest", None)}
     assert all(one.positions_TK.shape == (1, 3) for one in selections)
 
 

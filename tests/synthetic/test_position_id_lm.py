@@ -9,6 +9,7 @@ from test_task_model import FAMILIES, NUM_IDS, D, V, task_model
 
 from pipeline.measuring.contexts import Batching
 from pipeline.measuring.flags import ContextLengths
+from pipeline.models.interface import losses_of_hidden_states
 from pipeline.synthetic.dependencies import POSITION_IDS, SearchedExample, searched_example
 from pipeline.synthetic.models import PositionIdLM, TaskModel
 
@@ -19,8 +20,8 @@ LENGTHS = ContextLengths(short_context_length=2, long_context_length=9, targets_
 ATOL = 1e-4
 
 
-def searched(model: TaskModel, substitutes: np.ndarray = TOKENS_L[None]) -> SearchedExample:
-    return searched_example(POSITION_IDS, model, V, TOKENS_L, IDS_L, substitutes, LENGTHS, Batching(100))
+def searched(model: TaskModel, backgrounds: np.ndarray = TOKENS_L[None]) -> SearchedExample:
+    return searched_example(POSITION_IDS, model, V, TOKENS_L, IDS_L, backgrounds, LENGTHS, Batching(100))
 
 
 def logits_by_hand(
@@ -49,7 +50,8 @@ def test_leaving_out_equals_brute_force(name: str) -> None:
             without = logits_by_hand(model, target, left_out=place)
             influence = loss(without, target) - loss(whole, target)
             assert context.influence_TF[index, place] == pytest.approx(influence, abs=ATOL)
-            log_p, log_q = whole.log_softmax(-1), without.log_softmax(-1)
+            log_p = whole.log_softmax(-1)
+            log_q = without.log_softmax(-1)
             divergence = float((log_p.exp() * (log_p - log_q)).sum())
             assert context.divergence_TF[index, place] == pytest.approx(divergence, abs=ATOL)
     assert np.nanmax(context.divergence_TF) > 0.1
@@ -57,12 +59,14 @@ def test_leaving_out_equals_brute_force(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
-def test_a_substitute_keeps_the_id_of_its_place(name: str) -> None:
-    model, others = task_model(name), (TOKENS_L + 1) % V
+def test_a_replacement_keeps_the_id_of_its_place(name: str) -> None:
+    model = task_model(name)
+    others = (TOKENS_L + 1) % V
     example = searched(model, others[None])
-    influence_TF = example._context("substitute").influence_TF
+    influence_TF = example._context("background").influence_TF
     long_losses_T = example._context("remove").long_losses_T
-    target, place = 7, 1
+    target = 7
+    place = 1
     replaced = TOKENS_L.copy()
     replaced[place] = others[place]
     expected = loss(logits_by_hand(model, target, tokens=replaced), target)
@@ -75,12 +79,15 @@ def test_derivatives_are_those_of_the_head_of_ids(name: str) -> None:
     model = task_model(name)
     own_head = model.token_logits(torch.ones(1, D)).detach()
     lm = PositionIdLM(model, V, IDS_L, TOKENS_L, NUM_PROMPT)
-    codes, places = torch.from_numpy(lm.codes_L)[None, :-1], torch.arange(8)[None]
-    queries, targets = torch.tensor([6, 7]), IDS_L[[7, 8]]
-    losses = lm.losses_of_embeddings(lm.embed(codes), places, None, queries, targets)[0]
+    codes = torch.from_numpy(lm.codes_L)[None, :-1]
+    places = torch.arange(8)[None]
+    queries = torch.tensor([6, 7])
+    targets = IDS_L[[7, 8]]
     with torch.no_grad():
+        states = lm.hidden_states(codes, places, None, queries[None])
+        losses = losses_of_hidden_states(lm, states, targets[None])[0]
         expected = [loss(logits_by_hand(model, target), target) for target in (7, 8)]
-    np.testing.assert_allclose(losses.detach().numpy(), expected, atol=ATOL)
+    np.testing.assert_allclose(losses.numpy(), expected, atol=ATOL)
     gradients_TS = lm.gate_gradients(codes, places, None, queries, targets)
     torch.testing.assert_close(gradients_TS.sum(-1), torch.zeros(2), atol=1e-3, rtol=0)
     other_ids = lm.gate_gradients(codes, places, None, queries, (targets + 1) % NUM_IDS)

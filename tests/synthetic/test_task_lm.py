@@ -21,7 +21,8 @@ def places(*chosen: int) -> torch.Tensor:
 
 
 def test_losses_are_those_of_the_model_at_the_examples_ids(lm: TaskCausalLM) -> None:
-    token_ids, queries = tokens(1, NUM_TOKENS), places(4, 9)
+    token_ids = tokens(1, NUM_TOKENS)
+    queries = places(4, 9)
     targets = token_ids[:, [5, 10]]
     hidden, _ = lm._model(token_ids, gapped_ids(1))
     logits = lm._model.token_logits(hidden)[:, [4, 9]]
@@ -36,7 +37,8 @@ STATES_ATOL = 1e-4
 
 
 def test_leaving_a_token_out_is_masking_it(lm: TaskCausalLM) -> None:
-    token_ids, kept = tokens(1, NUM_TOKENS), [place for place in range(NUM_TOKENS) if place != 3]
+    token_ids = tokens(1, NUM_TOKENS)
+    kept = [place for place in range(NUM_TOKENS) if place != 3]
     visible = causal_visibility(NUM_TOKENS, token_ids.device)
     visible[:, :, 3] = False
     visible[:, 3, 3] = True  # its own row, at which nobody looks, must see something
@@ -46,24 +48,17 @@ def test_leaving_a_token_out_is_masking_it(lm: TaskCausalLM) -> None:
 
 
 def test_a_shared_prefix_changes_nothing(lm: TaskCausalLM) -> None:
-    token_ids, positions = tokens(1, NUM_TOKENS), torch.arange(NUM_TOKENS)[None]
+    token_ids = tokens(1, NUM_TOKENS)
+    positions = torch.arange(NUM_TOKENS)[None]
     whole, prefix = lm.read(token_ids, positions, None, None)
     rest = token_ids[:, 5:].expand(3, -1)
     states = lm.hidden_states(rest, positions[:, 5:], None, places(0, 7), prefix.first(5))
     torch.testing.assert_close(states, whole[:, [5, 12]].expand(3, -1, -1), rtol=0, atol=STATES_ATOL)
 
 
-def test_the_losses_of_its_own_embeddings_are_its_losses(lm: TaskCausalLM) -> None:
-    token_ids, queries = tokens(1, NUM_TOKENS), torch.tensor([4, 9])
-    targets, positions = token_ids[0, [5, 10]], torch.arange(NUM_TOKENS)[None]
-    losses_1T = lm.losses_of_embeddings(lm.embed(token_ids), positions, None, queries, targets)
-    states = lm.hidden_states(token_ids, positions, None, queries[None])
-    expected = losses_of_hidden_states(lm, states, targets[None])
-    torch.testing.assert_close(losses_1T, expected, rtol=0, atol=STATES_ATOL)
-
-
 def test_it_can_be_looked_into(lm: TaskCausalLM) -> None:
-    token_ids, queries = tokens(1, NUM_TOKENS), torch.tensor([0, 7, 12])
+    token_ids = tokens(1, NUM_TOKENS)
+    queries = torch.tensor([0, 7, 12])
     inputs = token_ids, torch.arange(NUM_TOKENS)[None], None, queries
     mass_TS = torch.cat(lm.watch_heads(*inputs, lambda queries, keys, layer_HTS: layer_HTS)).mean(0)
     torch.testing.assert_close(mass_TS.sum(-1), torch.ones(3))
@@ -76,7 +71,10 @@ def test_it_can_be_looked_into(lm: TaskCausalLM) -> None:
 
 def test_closing_a_gate_by_a_little_is_what_its_gradient_says(lm: TaskCausalLM) -> None:
     """By the model inside, whose mask may be numbers that are added to the scores."""
-    token_ids, query, target, step = tokens(1, NUM_TOKENS), 9, torch.tensor([2]), 0.02
+    token_ids = tokens(1, NUM_TOKENS)
+    query = 9
+    target = torch.tensor([2])
+    step = 0.02
     ids_1S = gapped_ids(1)
     gradients_S = lm.gate_gradients(
         token_ids, torch.arange(NUM_TOKENS)[None], None, torch.tensor([query]), target

@@ -10,13 +10,14 @@ from pipeline.models.olmo import OLMoCausalLM
 from pipeline.synthetic.accuracy import generate
 from pipeline.synthetic.models import PositionIDs, TaskModel, new_gpt_neox, new_olmo
 
-V, D, NUM_IDS = 13, 32, 40
-NUM_PROMPT, NUM_RESPONSE = 7, 6
+V = 13
+D = 32
+NUM_IDS = 40
+NUM_PROMPT = 7
+NUM_RESPONSE = 6
 
 
-SIZES = {
-    "vocabulary_size": V, "width": D, "num_layers": 2, "num_heads": 4, "num_position_ids": NUM_IDS
-}  # fmt: skip
+SIZES = {"vocabulary_size": V, "width": D, "num_layers": 2, "num_heads": 4, "num_position_ids": NUM_IDS}
 FAMILIES: dict[str, Callable[[], CausalLM]] = {
     "gpt_neox": lambda: new_gpt_neox(**SIZES, rotary_fraction=0.5),
     "olmo": lambda: OLMoCausalLM(new_olmo(**SIZES)),
@@ -44,7 +45,8 @@ def gapped_ids(batch_size: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_it_is_the_stock_model(name: str) -> None:
-    model, token_ids = task_model(name, with_position_ids=False), tokens(3, 9)
+    model = task_model(name, with_position_ids=False)
+    token_ids = tokens(3, 9)
     with torch.no_grad():
         found = model.token_logits(model(token_ids, torch.arange(9)[None])[0])
         torch.testing.assert_close(found, model.trunk["model"](token_ids).logits, rtol=0, atol=1e-5)
@@ -58,11 +60,13 @@ def test_generation_with_a_cache_equals_a_full_forward_at_every_step(
     name: str, predict_position_ids: bool
 ) -> None:
     model = task_model(name)
-    token_ids, ids = tokens(5, NUM_PROMPT), gapped_ids(5)
+    token_ids = tokens(5, NUM_PROMPT)
+    ids = gapped_ids(5)
     generated, generated_ids = generate(
         model, token_ids, ids, num_tokens=NUM_RESPONSE, predict_position_ids=predict_position_ids
     )
-    read, read_ids = token_ids, ids[:, :NUM_PROMPT]
+    read = token_ids
+    read_ids = ids[:, :NUM_PROMPT]
     for step in range(NUM_RESPONSE):
         with torch.no_grad():
             hidden, _ = model(read, read_ids)
@@ -73,13 +77,15 @@ def test_generation_with_a_cache_equals_a_full_forward_at_every_step(
             next_ids = ids[:, NUM_PROMPT + step, None]
         assert torch.equal(generated[:, step, None], next_tokens)
         assert torch.equal(generated_ids[:, step, None], next_ids)
-        read, read_ids = torch.cat([read, next_tokens], 1), torch.cat([read_ids, next_ids], 1)
+        read = torch.cat([read, next_tokens], 1)
+        read_ids = torch.cat([read_ids, next_ids], 1)
     assert len(set(map(tuple, generated.tolist()))) > 1, "a constant would not show a wrong cache"
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_sharpened_attention_scales_the_scores_and_nothing_else(name: str) -> None:
-    token_ids, ids = tokens(4, 13), gapped_ids(4)
+    token_ids = tokens(4, 13)
+    ids = gapped_ids(4)
     models = {factor: task_model(name, with_position_ids=False) for factor in (1.0, 0.5, 2.0, 0.0)}
     for factor, model in models.items():
         model.sharpen_attention(factor)
@@ -112,7 +118,8 @@ def test_one_table_is_embedding_and_head() -> None:
 
 def test_without_the_component_absolute_ids_do_not_matter() -> None:
     # RoPE sees differences only: the reason why the component has a table at the input.
-    model, ids = task_model("gpt_neox", with_position_ids=False), gapped_ids(1)
+    model = task_model("gpt_neox", with_position_ids=False)
+    ids = gapped_ids(1)
     token_ids = tokens(1, ids.shape[1])
     coupled = task_model("gpt_neox")
     with torch.no_grad():

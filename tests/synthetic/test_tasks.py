@@ -88,7 +88,8 @@ def test_every_dependency_is_needed(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in TASKS if name.startswith("sparse_")])
 def test_both_answers_of_marked_bits_are_as_likely(name: str, sparsity: int) -> None:
     """Whatever k is; and OR's bits are ones with the probability 1 - 2^(-1/k), counted by hand."""
-    task, generator = task_called(name), np.random.default_rng(0)
+    task = task_called(name)
+    generator = np.random.default_rng(0)
     answers = [int(task.draw(18, sparsity, generator).target_ids_T[0]) for _ in range(3000)]
     assert np.mean(answers) == pytest.approx(0.5, abs=0.04)
     assert probability_of_one("or", sparsity) == pytest.approx(1 - 2 ** (-1 / sparsity))
@@ -112,7 +113,8 @@ def test_a_chain_is_followed_to_its_value() -> None:
     for seed in range(20):
         example = drawn(task, seed, size=7)
         names = [task.vocabulary[token] for token in example.token_ids_S]
-        prompt, response = names[: example.num_prompt_tokens], names[example.num_prompt_tokens :]
+        prompt = names[: example.num_prompt_tokens]
+        response = names[example.num_prompt_tokens :]
         value_of = {prompt[place]: prompt[place + 2] for place in range(0, 21, 3)}
         name = prompt[-1]
         for step in range(4):
@@ -124,10 +126,14 @@ def test_a_chain_is_followed_to_its_value() -> None:
 @pytest.mark.parametrize("name", SIGNS)
 def test_signs_stand_where_they_should_and_their_posterior_is_right(name: str) -> None:
     """Over many examples: the answer is as likely as its posterior says, the best loss what is stated."""
-    task, size, generator = task_called(name), 64, np.random.default_rng(0)
+    task = task_called(name)
+    size = 64
+    generator = np.random.default_rng(0)
     examples = [task.draw(size, None, generator) for _ in range(3000)]
     number = {"signs_growing": 8}.get(name) or int(name.split("_")[1])
-    losses, gains, first_place = [], [], size
+    losses = []
+    gains = []
+    first_place = size
     for example in examples:
         (places,), tokens, ids = example.dependencies, example.token_ids_S, example.coupled_ids_S
         assert len(places) == number and example.num_prompt_tokens == size
@@ -148,7 +154,8 @@ def test_signs_stand_where_they_should_and_their_posterior_is_right(name: str) -
 
 
 def test_growing_signs_grow_and_tell_as_much() -> None:
-    generator, task = np.random.default_rng(0), task_called("signs_growing")
+    generator = np.random.default_rng(0)
+    task = task_called("signs_growing")
     for size in (64, 256, 2048):
         example = task.draw(size, None, generator)
         assert len(example.dependencies[0]) == size // 8 and example.best_loss == pytest.approx(np.log(2))
@@ -196,10 +203,13 @@ def test_coupled_ids_are_refused_where_there_are_none() -> None:
 def test_what_decides_an_id_decides_it(name: str) -> None:
     # Witness: from the tokens and coupled IDs of the places that decide, every ID is known; where the
     # content is said to decide, not without them.
-    task, told, of_last = task_called(name), {}, {}
+    task = task_called(name)
+    told = {}
+    of_last = {}
     for seed in range(300):
         example = drawn(task, seed)
-        ids, tokens = example.coupled_ids_S, example.token_ids_S
+        ids = example.coupled_ids_S
+        tokens = example.token_ids_S
         for are_spread in (False, True):
             for index, places in enumerate(example.id_dependencies(are_spread=are_spread)):
                 target = example.num_prompt_tokens + index

@@ -15,9 +15,9 @@ from pipeline.text.folder import (
     EvaluationDocument,
     TokenizationTask,
     TokenizedData,
-    UnigramDistribution,
     changed_settings,
     read_evaluation_documents,
+    training_token_counts,
     write_evaluation_documents,
     write_token_counts,
 )
@@ -128,33 +128,19 @@ def test_tasks_one_after_another_are_all_files_and_shares_add_up() -> None:
         assert sum(shares) == 10**9 + 7 and max(shares) - min(shares) <= 1
 
 
-def test_the_background_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match=r"has no training tokens .* or say --intervention remove"):
-        UnigramDistribution.of_training_tokens(TokenizedData.open(write_data(tmp_path / "none")))
+def test_training_tokens_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_data(tmp_path / "some", train_token_ids=[[5, 6, 0, 5, 0], [47, 5, 0]])
     # A folder without counts, as an older version wrote it.
-    counted = UnigramDistribution.of_training_tokens(TokenizedData.open(folder))
-    assert len(counted.counts_V) == 48
-    found = np.flatnonzero(counted.counts_V)
-    assert (found.tolist(), counted.counts_V[found].tolist()) == ([5, 6, 47], [3, 1, 1])
-    path = write_token_counts(folder, counted.counts_V)
+    counted_V = training_token_counts(TokenizedData.open(folder))
+    found = np.flatnonzero(counted_V)
+    assert len(counted_V) == 48
+    assert (found.tolist(), counted_V[found].tolist()) == ([5, 6, 47], [3, 1, 1])
+    path = write_token_counts(folder, counted_V)
     files = json.loads((folder / "manifest.json").read_text())["files"]
     change_manifest(folder, files=files | describe_files(folder, [path]))
     monkeypatch.setattr(data_folder, "count_tokens", None)  # nothing is counted again
-    data = TokenizedData.open(folder)
-    read = UnigramDistribution.of_training_tokens(data)
-    assert read.counts_V.tolist() == counted.counts_V.tolist() and read.counts_V.dtype == np.int64
-    # Results that say which distribution they drew from say the same as before.
-    assert read.sha256 == counted.sha256 == data.token_counts_sha256
+    read_V = training_token_counts(TokenizedData.open(folder))
+    assert read_V.tolist() == counted_V.tolist() and read_V.dtype == np.int64
     path.write_bytes(path.read_bytes()[::-1])
     with pytest.raises(InputError, match=r"train_token_counts\.bin has not the SHA-256"):
-        UnigramDistribution.of_training_tokens(TokenizedData.open(folder))
-
-
-def test_draws_are_seeded_and_follow_the_counts() -> None:
-    unigram = UnigramDistribution(np.array([2, 0, 1]))
-    drawn = unigram.draw(9000, [4])
-    assert (drawn == unigram.draw(9000, [4])).all() and (drawn != unigram.draw(9000, [5])).any()
-    counted = np.bincount(drawn, minlength=3)
-    assert counted[1] == 0 and abs(counted[0] - 6000) < 5 * np.sqrt(9000 * 2 / 9)
-    assert unigram.sha256 != UnigramDistribution(np.array([1, 0, 2])).sha256
+        training_token_counts(TokenizedData.open(folder))

@@ -16,9 +16,10 @@ from hugging_face_families import make_model
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
-from pipeline import tokenize_c4
+from pipeline import loss_differences, tokenize_c4
 from pipeline.cli import InputError
 from pipeline.measuring.given import GivenModel
+from pipeline.results.read import read_artefact
 from pipeline.text.folder import TokenizedData
 from pipeline.text.tokenizer import (
     load_tokenizer,
@@ -163,6 +164,7 @@ def test_every_program_has_the_tokens_of_autotokenizer(kind: str, tmp_path: Path
             assert [*manifest["bos_token_ids"], *documents(data)[text]] == ids
             read = tokenized_text(text, GivenModel(str(folder)).tokenizer(bos=bos))
             assert (read.token_ids_N.tolist(), len(read.added)) == (ids, num_bos)
+            assert not read.noted["eos_in_text"]  # also where BOS and EOS are one token
             # The data's own tokenizer, and AutoTokenizer in memory, read alike.
             for given in (data.tokenizer(), GivenModel(str(folder)).tokenizer(automatic, bos=bos)):
                 assert given.read(text).token_ids_N.tolist() == ids
@@ -170,9 +172,29 @@ def test_every_program_has_the_tokens_of_autotokenizer(kind: str, tmp_path: Path
                 frame = losses(text, str(folder), short_context_length=2)
                 assert frame["token_id"].tolist() == ids[num_bos:]  # BOS belongs to the model: no row
                 explained = explain(
-                    text, str(folder), short_context_length=2, k=(1,), foreign_text=TEXTS[1] * 9
+                    text, str(folder), short_context_length=2, targets=1, foreign_text=TEXTS[1] * 9
                 )
                 assert explained.text.token_ids_N.tolist() == ids[num_bos:]
+        if bos == "auto":
+            assert_losses_of_every_face(folder, data, tmp_path / "results")
+
+
+def assert_losses_of_every_face(folder: Path, data: TokenizedData, results: Path) -> None:
+    """Of the documents' starts, of one length; library and `explain` are given their token IDs with BOS."""
+    length = min(map(len, documents(data).values()))
+    words = ["--data", data.folder, "--checkpoints", folder, "--results", results, "--device", "cpu"]
+    words += ["--short-context-length", 2, "--long-context-length", length, "--targets-per-chunk", 3]
+    words += ["--max-chunks-per-document", 1]
+    loss_differences.main(loss_differences.parser().parse_args(list(map(str, words))))
+    rows, names = read_artefact(results, "loss_differences"), ["short_context_loss", "long_context_loss"]
+    for document in data.evaluation_documents():
+        ids = [*data.bos_token_ids, *document.token_ids[:length].tolist()]
+        of_stage = rows[rows["document_id"] == document.document_id].sort_values("target_position")
+        asked: dict[str, Any] = {"short_context_length": 2, "device": "cpu"}
+        found = losses(ids, str(folder), **asked).tail(3)
+        np.testing.assert_allclose(found[names], of_stage[names], atol=2e-5)
+        explained = explain(ids, str(folder), **asked, targets=1, foreign_text=TEXTS[1] * 9).losses.tail(3)
+        np.testing.assert_allclose(explained["full_loss"], of_stage["long_context_loss"], atol=2e-5)
 
 
 def test_token_ids_and_messages_are_texts_too(tmp_path: Path) -> None:
@@ -195,8 +217,9 @@ def test_token_ids_and_messages_are_texts_too(tmp_path: Path) -> None:
     of_text = losses(rendered, str(folder), short_context_length=3, special_tokens=True)
     assert of_text["token_id"].tolist() == own  # <s> once, though the text brings one
     assert len(losses(rendered, str(folder), short_context_length=3)) > len(ids)
-    found = explain(chat, str(folder), short_context_length=3, k=(1,), foreign_text=TEXTS[1] * 9)
-    assert found.text.token_ids_N.tolist() == own
+    found = explain(chat, str(folder), short_context_length=3, targets=1, foreign_text=TEXTS[1] * 9)
+    read = found.text.token_ids_N.tolist()  # up to the end of the answer
+    assert read == own[: len(read)] and "".join(found.losses["token"]).strip() == TEXTS[1].strip()
     with pytest.raises(InputError, match="begin with BOS"):
         losses([ids, own], str(folder), short_context_length=3)
     with pytest.raises(InputError, match="chat template"):
@@ -287,6 +310,23 @@ def test_control_and_unknown_tokens_are_counted(tmp_path: Path, caplog: pytest.L
         _, manifest = tokenized(tmp_path / f"unknown-{unknown}", folder, [text, "x"])
         assert manifest["counts"]["unknown_tokens"] == unknown + 2  # "the mat" trains
         assert ("unknown to" in caplog.text) == is_warned, unknown
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "num_ids"), [("unigram", "the <s> cat<|im_end|>", 2), ("template", "the <s> cat", 0)]
+)
+def test_text_that_becomes_a_control_token_all_the_same_is_counted(
+    kind: str, text: str, num_ids: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, configuration = KINDS[kind]
+    folder = write_folder(tmp_path / kind, make(), configuration)
+    data, manifest = tokenized(tmp_path / "out", folder, [text])
+    controls = AutoTokenizer.from_pretrained(folder).all_special_ids
+    assert manifest["counts"]["control_ids_of_text"] == num_ids
+    assert np.isin(documents(data)[text], controls).sum() == num_ids
+    assert (f"are read as text, except {num_ids}, which" in caplog.text) == (num_ids > 0)
+    read = load_tokenizer(folder).read(text)  # behind BOS, which is none of them
+    assert read.noted["control_ids_of_text"] == num_ids
 
 
 def test_dropout_is_off(tmp_path: Path) -> None:

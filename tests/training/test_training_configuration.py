@@ -47,8 +47,6 @@ def test_the_data_decides_the_vocabulary(data: TokenizedData) -> None:
     assert load_config(TINY, ["model.vocab_size=40"], data).model.vocab_size == 40
     with pytest.raises(InputError, match="no configuration file"):
         load_config(TINY.with_name("absent.yaml"), [], data)
-    with pytest.raises(InputError, match="model.vocab_size is 1000000000000; it must be at least 1 and at"):
-        load_config(TINY, [], replace(data, vocabulary_size=10**12))
 
 
 def test_a_plain_olmo_config_loads_too(data: TokenizedData, tmp_path: Path) -> None:
@@ -83,8 +81,6 @@ def test_a_saved_configuration_loads_as_itself(data: TokenizedData, tmp_path: Pa
         ("seed=x", "seed: Value 'x' of type 'str' could not be converted to Integer"),
         ("model=5", "tiny.yaml: Merge error: int is not a subclass of ModelConfig"),
         ("time_limit=3", "'time_limit' is a field of OLMo's"),
-        ("seed=18446744073709551616", "seed is 18446744073709551616; it must be at least 0 and at most 9223"),
-        ("optimizer.weight_decay=nan", "optimizer.weight_decay is nan; it must be at least 0 and finite"),
         ("model.n_heads=3", "model.d_model 128 is not a multiple of twice model.n_heads, 3"),
         ("model.alibi=true", "model.rope is True and model.alibi True; position IDs"),
         ("model.mlp_hidden_size=7", "model: OLMo refuses this combination of settings"),

@@ -125,7 +125,8 @@ def test_a_place_is_a_function_of_seed_and_epoch_alone() -> None:
 def test_the_order_is_like_a_uniform_shuffle() -> None:
     # Three numbers whose distribution under uniform shuffles is known: fixed points are Poisson with mean 1,
     # neighbours stay neighbours as often, and the rank correlation with the identity has deviation n**-0.5.
-    size, seeds = 10_007, range(40)
+    size = 10_007
+    seeds = range(40)
     orders = [whole(size, [seed, 0, 0], 0) for seed in seeds]
     assert 15 < sum(int((order == np.arange(size)).sum()) for order in orders) < 70
     assert 15 < sum(b - a == 1 for order in orders for a, b in pairwise(order.tolist())) < 70

@@ -70,7 +70,8 @@ def test_scaled_attention_is_trained_goes_on_and_is_measured(
     learnt = [value for name, value in weights(folder).items() if name.endswith("attention_scaling.scale_H")]
     start = 1 / math.log(8)
     assert [bool((value != start).all()) for value in learnt] == ([True] if scaling == "learnt" else [])
-    lm, token_ids = load_olmo(folder, CPU), torch.arange(8)[None]
+    lm = load_olmo(folder, CPU)
+    token_ids = torch.arange(8)[None]
     resumed._rotary.set_position_ids(token_ids)
     found = lm.logits(lm.hidden_states(token_ids, token_ids, None, None))
     assert torch.allclose(found, resumed._olmo.eval()(token_ids).logits, atol=1e-5)
@@ -120,7 +121,8 @@ def test_olmo_loads_the_checkpoint_to_equal_logits(make_trainer: MakeTrainer, tm
     trainer._model.eval()
     trainer._rotary.set_position_ids(torch.arange(8)[None])
     with torch.inference_mode():
-        ours, stock = trainer._model(token_ids_BS).logits, OLMo.from_checkpoint(folder)(token_ids_BS).logits
+        ours = trainer._model(token_ids_BS).logits
+        stock = OLMo.from_checkpoint(folder)(token_ids_BS).logits
     assert folder == tmp_path / "step6-unsharded"
     assert torch.equal(ours, stock)
 
@@ -254,7 +256,8 @@ def test_checkpointed_activations_are_computed_again_to_the_same_losses(
 
 @pytest.mark.slow
 def test_compiled_blocks_give_the_same_losses_and_names(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    compiled, plain = make_trainer(tmp_path, "compile.backend=aot_eager"), make_trainer(tmp_path)
+    compiled = make_trainer(tmp_path, "compile.backend=aot_eager")
+    plain = make_trainer(tmp_path)
     assert two_losses(compiled) == pytest.approx(two_losses(plain), rel=1e-6)
     assert compiled._olmo.state_dict().keys() == plain._olmo.state_dict().keys()
 

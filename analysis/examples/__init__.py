@@ -1,0 +1,1 @@
+"""Examples: a rule file of one's own."""

@@ -1,0 +1,63 @@
+"""Two KV-cache eviction policies as selection rules, tried like any other rule.
+
+    python pipeline/influential_tokens.py --rule-file analysis/examples/kv_cache_rules.py \\
+        --rules streaming_llm snapkv nearest random --intervention remove \\
+        --data runs/demo/data --checkpoints runs/demo/models/long-seed0 --results runs/try/policies \\
+        --short-context-length 16 --long-context-length 256 --max-documents 8
+
+A rule is a function of a far context, with a decorator that says what it looks at: the answer, the whole
+prediction, attention or nothing. It returns a score for each target and far token. The short context always
+stays, as a policy's window of recent tokens does. Real caches keep other tokens in each layer and head; here
+one choice serves all.
+
+Shapes: T targets, F far tokens, S rows, H heads.
+"""
+
+import numpy as np
+import torch
+
+from pipeline.measuring.far_context import FarContext
+from pipeline.measuring.rules import rule
+from pipeline.models.interface import CausalLM, ReadText
+
+NUM_SINKS = 4
+POOLED = 5
+"""Neighbors that SnapKV averages over."""
+
+
+@rule(sees="nothing")
+def streaming_llm(far: FarContext) -> np.ndarray:
+    """The first four tokens ("attention sinks"), then the most recent: Xiao et al. 2023, arXiv 2309.17453.
+
+    Theirs counts positions within the cache; here tokens keep their IDs.
+    """
+    num_far_T = far.num_far_tokens_T
+    scores_F = np.arange(num_far_T[-1])  # the later, the better
+    sinks_F = scores_F[:NUM_SINKS].copy()
+    scores_F[:NUM_SINKS] = len(scores_F) + NUM_SINKS - sinks_F
+    return np.tile(scores_F, (len(num_far_T), 1))
+
+
+@rule(sees="attention", reads_everything=True)
+def snapkv(far: FarContext) -> np.ndarray:
+    """Tokens that the last rows attend to most, each with its neighbors' mean.
+
+    Li et al. 2024, arXiv 2404.14469. Their "observation window" is the short context here.
+    """
+    num_recent = far.lengths.short_context_length
+
+    def votes(model: CausalLM, read: ReadText) -> torch.Tensor:
+        layers = model.watch_heads(*read[:3], None, lambda queries, keys, weights_HSS: weights_HSS.sum(0))
+        weights_SS = torch.stack(layers).sum(0)
+        votes_TS = torch.full((len(read.query_rows_T), len(weights_SS)), torch.nan)
+        for target, row in enumerate(read.query_rows_T.tolist()):
+            # A sequence may hold several targets' short contexts; a mask then says what this one sees.
+            seen = torch.arange(row + 1, device=weights_SS.device)
+            if read.visible_1SS is not None:
+                seen = read.visible_1SS[0, row].nonzero()[:, 0]
+            votes_F = weights_SS[seen[-num_recent:]][:, seen[:-num_recent]].sum(0, keepdim=True)
+            pooled_F = torch.nn.functional.avg_pool1d(votes_F, POOLED, stride=1, padding=POOLED // 2)[0]
+            votes_TS[target, seen[:-num_recent].cpu()] = pooled_F.cpu()
+        return votes_TS
+
+    return far.look_inside("snapkv", votes)
