@@ -11,13 +11,17 @@ computes twice is not counted twice. A multiplication and an addition are two FL
 
 import time
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import torch
-from olmo.config import ModelConfig
 
 from pipeline.cli import InputError, logger
 from pipeline.models.devices import supports_bfloat16
-from pipeline.training.config import PretrainConfig, model_without_weights
+
+if TYPE_CHECKING:
+    from olmo.config import ModelConfig
+
+    from pipeline.training.config import PretrainConfig
 
 _CPU_MATRIX_SIZES = (256, 512, 1024)
 _GPU_MATRIX_SIZES = (1024, 4096, 8192)
@@ -26,7 +30,7 @@ _LONG_PRODUCT_SECONDS = 0.1
 
 
 def utilization_of_a_token(
-    config: PretrainConfig, num_devices: int, device: torch.device, dtype: torch.dtype
+    config: "PretrainConfig", num_devices: int, device: torch.device, dtype: torch.dtype
 ) -> float:
     """Model-FLOPs utilization, a fraction, at one token a second over all `num_devices`, each like `device`.
 
@@ -36,8 +40,11 @@ def utilization_of_a_token(
     return flops_per_token(config.model, config.sequence_length) / (peak_flops * num_devices)
 
 
-def flops_per_token(config: ModelConfig, context_length: int) -> int:
+def flops_per_token(config: "ModelConfig", context_length: int) -> int:
     """FLOPs of training on one token of a sequence of `context_length`; see the module's docstring."""
+    # Late: stages that measure import this module, and ai2-olmo need not be installed for them.
+    from pipeline.training.config import model_without_weights
+
     num_weights = sum(parameter.numel() for parameter in model_without_weights(config).parameters())
     if not config.weight_tying:
         num_weights -= (config.embedding_size or config.vocab_size) * config.d_model
