@@ -108,7 +108,7 @@ def placed_targets(folders: Sequence[Path]) -> pd.DataFrame:
         is_short = of_models.columns.str.contains("short")
         part = pd.DataFrame(index=of_models.index)
         for role, columns in ((SHORT, is_short), (LONG, ~is_short)):
-            part[role] = list(of_models.loc[:, columns].to_numpy())
+            part[role] = pd.Series(list(of_models.loc[:, columns].to_numpy()), part.index)
         longs = rows[~rows["model"].str.contains("short")]
         part["entropy"] = longs.groupby(by)["entropy"].mean().reindex(part.index)
         parts.append(part.reset_index().assign(near_context_length=settings["near_context_length"]))

@@ -200,7 +200,10 @@ def of_measured(table: pd.DataFrame, measured: str) -> tuple[pd.DataFrame, list[
         values = np.stack(rows[role].to_list()).astype("float64")
         what, whose = (measured, role) if role.endswith("_trained") else (role, "judge")
         names[role] = [f"{whose} {index}" for index in range(values.shape[1])]
-        wide |= {f"{what} of {name}": values[:, index] for index, name in enumerate(names[role])}
+        wide |= {
+            f"{what} of {name}": pd.Series(values[:, index], rows.index)
+            for index, name in enumerate(names[role])
+        }
     return rows.assign(**wide), names["short_trained"], names["long_trained"]
 
 

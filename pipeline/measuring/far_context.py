@@ -370,7 +370,8 @@ class FarContext:
             ** 2
             for answers_T in sampled_answers(self.predictions, NUM_SAMPLED_ANSWERS, self.measurement.seed)
         ]
-        return np.mean(squares, axis=0, dtype=np.float32)
+        mean_TF: np.ndarray = np.stack(squares).mean(axis=0, dtype=np.float32)
+        return mean_TF
 
     @cached_property
     def short(self) -> Measured:

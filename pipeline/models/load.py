@@ -15,6 +15,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path, PosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -131,6 +133,10 @@ def _holds_olmo(folder: Path) -> bool:
     return all((folder / name).is_file() for name in MODEL_FILES)
 
 
+# NumPy 2 has it under another name, of which stubs of neither version know.
+_MULTIARRAY: Any = import_module(
+    "numpy._core.multiarray" if find_spec("numpy._core") else "numpy.core.multiarray"
+)
 _NUMPY_SCALARS = (np.bool_, np.int32, np.int64, np.float32, np.float64, np.str_)
 _PLAIN_TYPES = [
     # OmegaConf's, and what it keeps of types; none of these runs code when it is read.
@@ -139,7 +145,7 @@ _PLAIN_TYPES = [
     *(getattr(nodes, f"{kind}Node") for kind in ("Any", "String", "Integer", "Float", "Boolean", "Path")),
     # NumPy's scalars and arrays, as versions 1 and 2 call them.
     np.dtype, np.ndarray, *(type(np.dtype(kind)) for kind in _NUMPY_SCALARS),
-    *((getattr(np.core.multiarray, name), f"numpy.{core}.multiarray.{name}")
+    *((getattr(_MULTIARRAY, name), f"numpy.{core}.multiarray.{name}")
       for name in ("scalar", "_reconstruct") for core in ("core", "_core")),
 ]  # fmt: skip
 """What may stand in a file of `torch.save` beside tensors."""

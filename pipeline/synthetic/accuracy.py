@@ -69,10 +69,10 @@ class Answers:
     @property
     def is_right_B(self) -> np.ndarray:
         """Whether the whole response is right: every token and, where predicted, every ID."""
-        is_right_B = self.token_is_right_BT.all(1)
-        if self.position_id_is_right_BT is None:
-            return is_right_B
-        return is_right_B & self.position_id_is_right_BT.all(1)
+        is_right_B: np.ndarray = np.asarray(self.token_is_right_BT.all(1))
+        if self.position_id_is_right_BT is not None:
+            is_right_B = is_right_B & np.asarray(self.position_id_is_right_BT.all(1))
+        return is_right_B
 
 
 def answers(
@@ -156,4 +156,5 @@ def attention_on_signs(
         inputs = token_ids_1P.to(model.device), rows_1P, None, rows_1P[0, -1:]
         weights_HP = torch.cat(lm.watch_heads(*inputs, lambda queries, keys, weights_H1P: weights_H1P[:, 0]))
         of_examples.append(weights_HP[:, list(example.dependencies[0])].sum(-1).cpu().numpy())
-    return np.mean(of_examples, axis=0, dtype=np.float64)
+    mean: np.ndarray = np.stack(of_examples).mean(axis=0, dtype=np.float64)
+    return mean
