@@ -42,6 +42,8 @@ NOT_RUN = {
     r"…|STUDY --slurm|RESULTS|<results>": "it stands for many commands",
     r"\b(hf download|pip install|python -m venv)\b": "there is no network",
     r"^(\S+=\S+ )?make (test|test-all|test-gpu|golden|lint|install|help)$": "it installs, or tests",
+    r"tests/real_model\.py": "it downloads a model; tests/real uses it",
+    r"TEXTS/|--checkpoints MODEL|runs/real/": "tests/analysis/test_interference.py runs them, small",
     r"^(sbatch|slurm/submit_all\.sh$)": "tests/slurm runs it, where there is a Slurm",
     r"^torchrun": "tests/test_pretrain.py runs it",
     r"studies/gpu\.yaml$": "it needs a GPU",

@@ -270,6 +270,13 @@ def read_marks(results: Path, stage: str = "*", model: str | None = None) -> lis
     return [mark for path in paths if (mark := _read_mark(path, _state(path))) is not None]
 
 
+def refuse_damaged_marks(results: Path) -> None:
+    """InputError for a completion mark that cannot be read: its shard would be left out as unmeasured."""
+    for path in sorted((results / "_stages").glob("*/model=*/*.done")):
+        if _read_mark(path, _state(path)) is None:
+            raise InputError(f"{path} is damaged; run {path.parent.parent.name} again, which measures anew")
+
+
 def _state(path: Path) -> tuple[int, ...]:
     """What changes when a file does."""
     stat = path.stat()

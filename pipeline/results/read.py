@@ -30,6 +30,7 @@ from pipeline.results.files import (
     read_manifest,
     read_marks,
     read_metadata,
+    refuse_damaged_marks,
 )
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
 
@@ -123,6 +124,7 @@ def _whole_files(
         if wrong := damage(exported, record):
             raise InputError(f"{wrong}; copy the folder that {MANIFEST} is of again")
         return [exported]
+    refuse_damaged_marks(results)
     marks = [mark for mark in read_marks(results) if models is None or mark.model in models]
     stage = next((mark.stage for mark in marks if artefact in mark.files), None)
     marks = [mark for mark in marks if mark.stage == stage]
