@@ -83,8 +83,8 @@ class SignLaw:
         >>> posterior = np.exp(law.log_posterior(votes))
         >>> int(posterior.argmax()), round(float(posterior[11]), 4)  # 0.9583 to the power of 4
         (11, 0.8434)
-        >>> round(law.best_loss / np.log(2), 12), round(SignLaw(32, 4, 3.0).best_loss / np.log(2), 12)
-        (1.0, 1.0)
+        >>> [round(float(one.best_loss / np.log(2)), 12) for one in (law, SignLaw(32, 4, 3.0))]
+        [1.0, 1.0]
     """
 
     num_signs: int
