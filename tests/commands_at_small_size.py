@@ -210,7 +210,7 @@ def texts_and_models(folder: Path) -> None:
     (folder / MODEL / "tokenizer.json").write_text(tokenizer.to_json())
     for name in ("olmo_configs", "pipeline"):
         (folder / name).symlink_to(ROOT / name)
-    for name in ("slurm", "analysis/reference"):  # a command may write there
+    for name in ("slurm", "analysis/examples", "analysis/reference"):  # a command may write there
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("cluster.env"))
     (folder / ".venv").symlink_to(sys.prefix)
     example = folder / "slurm" / "cluster.env.example"  # which a reader edits; here for a quicker start

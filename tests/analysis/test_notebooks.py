@@ -208,7 +208,7 @@ def test_an_interruption_leaves_no_kernel(number: signal.Signals, tmp_path: Path
         "    from analysis.notebooks import execute_all\n"
         "    for number in (signal.SIGINT, signal.SIGTERM):\n"
         "        signal.signal(number, signal.default_int_handler)\n"
-        f"    list(execute_all([Path({str(path)!r})], Path({str(tmp_path)!r}), {{}}))\n"
+        f"    list(execute_all([Path({str(path)!r})], Path({str(tmp_path / 'figures')!r}), {{}}))\n"
     )
     begin = "from pipeline.cli import *; prepare(); run_module('program', 'program.py')"
     path_of_both = os.pathsep.join([str(ROOT), str(tmp_path)])
