@@ -181,6 +181,9 @@ def test_sizes_without_room_for_a_k_are_left_out(tmp_path: Path) -> None:
         ("copy", "pose", ["num_position_ids=20"], "need 21 or more position IDs, but num_position_ids is 20"),
         ("copi", "pose", [], "did you mean 'copy'"),
         ("copy", "pose", ["largest_sise=4"], "largest_sise: Key 'largest_sise' not in"),
+        ("copy", "pose", ["learning_rate=nan"], "learning_rate is nan; it must be above 0"),
+        ("copy", "pose", ["sizes_per_step=0"], "sizes_per_step is 0; it must be above 0"),
+        ("copy", "pose", ["model.rotary_fraction=1.5"], "rotates at most all of a head"),
         ("copy", "pose", ["batch_size=9"], "batch_size 9 is not divisible by sizes_per_step 2"),
         ("copy", "pose", ["warm_up_steps=6"], "must be below num_steps, 6"),
         *(

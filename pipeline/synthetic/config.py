@@ -17,7 +17,14 @@ from pipeline.cli import InputError, unknown_name
 from pipeline.models.olmo import ATTENTION_SCALINGS
 from pipeline.synthetic.tasks import COUPLED_SCHEMES, TASKS, ExampleBatch, draw_batch, task_called
 from pipeline.training.positions import POSITION_SCHEMES, position_scheme
-from pipeline.training.settings import read_overrides, read_yaml, require, require_name, settings_of
+from pipeline.training.settings import (
+    read_overrides,
+    read_yaml,
+    require,
+    require_name,
+    require_numbers,
+    settings_of,
+)
 
 EXAMPLE_SCHEMES = (*POSITION_SCHEMES, *COUPLED_SCHEMES)
 
@@ -208,6 +215,18 @@ def _complete(path: Path, *parts: DictConfig) -> TaskConfig:
 
 def _refuse_bad_fields(config: TaskConfig) -> None:
     model = config.model
+    require_numbers(
+        config,
+        "smallest_size largest_size size_step largest_sparsity num_position_ids model.width model.num_layers"
+        " model.num_heads model.rotary_fraction batch_size sizes_per_step num_steps learning_rate"
+        " max_grad_norm save_interval eval_interval eval_num_examples",
+    )
+    require_numbers(config, "seed warm_up_steps weight_decay", zero=True)
+    require_numbers(config, "betas", most=1, zero=True)
+    require(
+        model.rotary_fraction <= 1,
+        f"model.rotary_fraction is {model.rotary_fraction}; RoPE rotates at most all of a head, 1",
+    )
     require_name("positions", config.positions, EXAMPLE_SCHEMES)
     require_name("spread_of_coupled_ids", config.spread_of_coupled_ids, ("contiguous", "pose"))
     require_name("model.architecture", model.architecture, ("gpt_neox", "olmo"))

@@ -32,6 +32,7 @@ from pipeline.training.settings import (
     read_yaml,
     require,
     require_name,
+    require_numbers,
     settings_of,
 )
 
@@ -179,6 +180,7 @@ def load_config(path: Path, overrides: Sequence[str], data: DataFacts) -> Pretra
         for part in (file, chosen):
             if (given := OmegaConf.select(part, field)) not in (None, value):
                 raise InputError(f"{field} is {given}, but the tokenized data says {value}; leave it out")
+    _refuse_bad_numbers(config)
     _refuse_bad_models(config)
     _derive_sequences(config, {*file, *chosen})
     _refuse_bad_names(config)
@@ -217,6 +219,22 @@ def _derive_sequences(config: PretrainConfig, given: set[Any]) -> None:
                 f" {num_sequences}; give one of the two"
             )
         setattr(config, sequences_field, tokens // length)
+
+
+def _refuse_bad_numbers(config: PretrainConfig) -> None:
+    require_numbers(
+        config,
+        "train_context_length pose_target_length randomized_target_length eval_context_lengths eval_interval"
+        " global_train_batch_size global_train_batch_tokens device_train_microbatch_size"
+        " device_train_microbatch_tokens eval_num_documents save_interval console_log_interval max_grad_norm"
+        " optimizer.learning_rate optimizer.eps peak_flops model.d_model model.n_heads model.n_kv_heads"
+        " model.n_layers model.mlp_ratio model.mlp_hidden_size model.max_sequence_length",
+    )
+    require_numbers(config, "seed optimizer.weight_decay scheduler.t_warmup scheduler.alpha_f", zero=True)
+    betas_and_dropouts = (
+        "optimizer.betas model.attention_dropout model.residual_dropout model.embedding_dropout"
+    )
+    require_numbers(config, betas_and_dropouts, most=1, zero=True)
 
 
 def _refuse_bad_models(config: PretrainConfig) -> None:

@@ -4,7 +4,9 @@ Training of language models (config.py) and of synthetic tasks (pipeline/synthet
 OmegaConf's structured merge refuses unknown names and wrong types.
 """
 
+import math
 from collections.abc import Collection, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +27,21 @@ def require_name(field: str, name: str | None, names: Collection[str]) -> None:
     """An InputError where a field's value is none of its names; None is "off" or "by default"."""
     if name is not None and name not in names:
         raise unknown_name(field, name, names)
+
+
+def require_numbers(config: Any, fields: str, *, most: float = math.inf, zero: bool = False) -> None:
+    """An InputError where a field, or a value of a list, is not between 0 and `most`, both left out.
+
+    With `zero` it may be 0. None is "off" or "by default"; nan lies nowhere.
+    """
+    for field in fields.split():
+        given = attrgetter(field)(config)
+        for value in given if isinstance(given, list | tuple) else (given,):
+            is_right = value is None or 0 < value < most or (zero and value == 0)
+            wanted = (
+                f"{'at least' if zero else 'above'} 0 and {'finite' if most == math.inf else f'below {most}'}"
+            )
+            require(is_right, f"{field} is {value}; it must be {wanted}")
 
 
 def read_yaml(path: Path, kind: str = "configuration", advice: str = "") -> DictConfig:

@@ -79,6 +79,12 @@ def test_a_saved_configuration_loads_as_itself(data: TokenizedData, tmp_path: Pa
         ("seed", "override 'seed' is no field=value"),
         ("seed=[", "override 'seed=[' is not readable"),
         ("seed=x", "seed: Value 'x' of type 'str' could not be converted to Integer"),
+        ("seed=-1", "seed is -1; it must be at least 0"),
+        ("max_grad_norm=-1", "max_grad_norm is -1.0; it must be above 0"),  # it trained, uphill
+        ("optimizer.learning_rate=nan", "learning_rate is nan; it must be above 0"),
+        ("optimizer.betas=[0.9,1]", "betas is 1.0; it must be at least 0 and below 1"),
+        ("model.n_heads=0", "n_heads is 0; it must be above 0"),
+        ("train_context_length=0", "train_context_length is 0; it must be above 0"),
         ("model=5", "tiny.yaml: Merge error: int is not a subclass of ModelConfig"),
         ("time_limit=3", "'time_limit' is a field of OLMo's"),
         ("model.n_heads=3", "model.d_model 128 is not a multiple of twice model.n_heads, 3"),
