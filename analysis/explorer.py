@@ -53,11 +53,11 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--data",
         type=folder_path,
-        help="folder of tokenize_c4.py that was measured; data beside RESULTS if not given",
+        help="folder of tokenize_c4.py that was measured (default: data beside RESULTS)",
     )
     add("--max-documents", type=positive_int, default=200, help="documents shown, the first by their hash")
-    add("--models", nargs="+", help="models shown; all if not given")
-    add("--rules", nargs="+", help="selection rules shown; all if not given")
+    add("--models", nargs="+", help="models shown (default: all)")
+    add("--rules", nargs="+", help="selection rules shown (default: all)")
     return stage
 
 

@@ -9,8 +9,9 @@ before anything was measured: analysis/LOG.md, 2026-11-27.
 The kept tables have a row a target. They are made of results of length_interference.py (--interference; of
 texts as long as the model was trained on, and longer, --natural) and of influential_tokens.py (--needed):
 
-  python analysis/real_model.py --data runs/real/data --interference runs/real/interference \\
-      --needed runs/real/needed --natural runs/real/natural --out analysis/reference/real_model
+  python analysis/real_model.py --data runs/real/data \\
+      --interference runs/real/interference runs/real/squeezed --needed runs/real/needed \\
+      --natural runs/real/natural --out analysis/reference/real_model
 """
 
 import sys
@@ -39,7 +40,8 @@ def parser() -> argparse.ArgumentParser:
     add = program.add_argument
     add("--kept", type=folder_path, help="folder of the kept tables, to print and draw")
     add("--data", type=folder_path, help="the texts, to make the tables of results")
-    add("--interference", type=folder_path, metavar="RESULTS", help="near tokens behind placed distant ones")
+    add("--interference", type=folder_path, nargs="+", metavar="RESULTS",
+        help="near tokens behind placed distant ones; of further folders what the first lacks")  # fmt: skip
     add("--needed", type=folder_path, metavar="RESULTS", help="tokens needed, of the same targets")
     add("--natural", type=folder_path, metavar="RESULTS", help="the same placements in texts of full length")
     add("--out", type=folder_path, required=True, help="where tables and figures are written")
@@ -60,12 +62,16 @@ def main(arguments: argparse.Namespace) -> None:
             raise InputError("--interference and --natural need --data, the texts that were measured")
         data = TokenizedData.open(arguments.data)
         out.mkdir(parents=True, exist_ok=True)
-        for measured, needed, name in (
-            (arguments.interference, arguments.needed, TARGETS_FILE),
-            (arguments.natural, None, NATURAL_FILE),
-        ):
-            if measured is not None:
-                interference.interference_targets(measured, needed, data).to_parquet(out / name, index=False)
+        if arguments.interference:
+            targets = interference.interference_targets(arguments.interference[0], arguments.needed, data)
+            for further in arguments.interference[1:]:
+                more = interference.interference_targets(further, None, data).set_index(interference.KEYS)
+                more = more[[name for name in more if name not in targets]]
+                targets = targets.join(more, interference.KEYS)
+            targets.to_parquet(out / TARGETS_FILE, index=False)
+        if arguments.natural:
+            natural = interference.interference_targets(arguments.natural, None, data)
+            natural.to_parquet(out / NATURAL_FILE, index=False)
     if arguments.kept is None:
         return
 

@@ -91,10 +91,10 @@ def parser() -> argparse.ArgumentParser:
     # fmt: off
     add("--short-context-length", type=positive_int, required=True, help="s, in tokens")
     add("--k", type=positive_int, nargs="+",
-        help=f"numbers of influential tokens studied; if not given {', '.join(map(str, DEFAULT_KS))},"
-        " as far as the far context goes")
+        help=f"numbers of influential tokens studied (default: {', '.join(map(str, DEFAULT_KS))},"
+        " as far as the far context goes)")
     add("--rules", nargs="+",
-        help=f"selection rules, of: {', '.join(RULES)}; if not given {', '.join(DEFAULT_RULES)}")
+        help=f"selection rules, of: {', '.join(RULES)} (default: {', '.join(DEFAULT_RULES)})")
     add("--rule-file", type=file_path, nargs="+", default=[], metavar="FILE",
         help="Python files with selection rules of your own; analysis/examples/kv_cache_rules.py shows two")
     add("--intervention", choices=INTERVENTIONS, default=DEFAULT_INTERVENTION,

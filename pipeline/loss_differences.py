@@ -50,12 +50,12 @@ def parser() -> argparse.ArgumentParser:
     stage.add_argument(
         "--reference-model", metavar="MODEL",
         help="a checkpoint of the same tokenizer, named as --checkpoints are, that every prediction under the"
-        " long context is compared with: a long-trained seed, for the expected gap; none if not given",
+        " long context is compared with: a long-trained seed, for the expected gap (default: none)",
     )  # fmt: skip
     stage.add_argument(
         "--near-context-length", type=positive_int, metavar="W",
         help="also measure what foreign tokens before the last W do to the prediction from the last W alone:"
-        " the harm of length; W is the length that a model was trained at; not measured if not given",
+        " the harm of length; W is the length that a model was trained at (default: not measured)",
     )  # fmt: skip
     stage.add_argument("--num-backgrounds", type=positive_int, default=4,
         help="foreign documents that --near-context-length takes the mean over")  # fmt: skip

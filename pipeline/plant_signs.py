@@ -116,7 +116,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--bits-told",
         type=positive_float,
-        help="of an answer's bits, by any number of signs: each is wrong so often; all bits if not given",
+        help="of an answer's bits, by any number of signs: each is wrong so often (default: all bits)",
     )
     add(
         "--balanced",
@@ -130,7 +130,7 @@ def parser() -> argparse.ArgumentParser:
         default=None,
         help="a document of --document-lengths has as many more weak signs as it is longer than a piece",
     )
-    add("--local-length", type=positive_int, help="signs stand within so many tokens; anywhere if not given")
+    add("--local-length", type=positive_int, help="signs stand within so many tokens (default: anywhere)")
     add(
         "--max-copies",
         type=positive_int,

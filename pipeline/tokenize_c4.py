@@ -147,12 +147,12 @@ def parser() -> argparse.ArgumentParser:
         " tokenizer.json, or bpe:SIZE to train one on the training part",
     )
     add_reading_arguments(parser)
-    add("--eos-token", metavar="TOKEN", help="ends documents; the configuration's if not given")
+    add("--eos-token", metavar="TOKEN", help="ends documents (default: the configuration's)")
     add("--skip-malformed", action="store_true", help="count malformed records and go on")
     add("--tokens-per-part", type=positive_int, default=100_000_000, help="about the size of a training file")
     add("--task-index", type=whole_number(0), default=0, help="which task this is, counted from 0")
     add("--num-tasks", type=positive_int, default=1, help="tasks that the files of --source are split among")
-    add("--num-workers", type=positive_int, help="threads of the tokenizer; one a core if not given")
+    add("--num-workers", type=positive_int, help="threads of the tokenizer (default: one a core)")
     add("--merge", action="store_true", help="make one data set of the tasks in --out; needs no other flag")
     return parser
 

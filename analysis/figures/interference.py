@@ -67,7 +67,7 @@ def interference_targets(measured: Path, needed: Path | None, data: TokenizedDat
     Returns:
         document_id, target_position, source, loss, entropy (near tokens alone), log_token_count; a column a
         placement and source of the distant text, "swap:512@10752 c4": KL, of own text's the loss; and, with
-        `needed`, mean_log2_k, total_effect, share_16 (what 16 tokens bring back of it).
+        `needed`, mean_log2_k, total_effect, share_16 (the fraction that 16 tokens recover).
     """
     rows = read_artefact(measured, "length_interference")
     source_of = {document.document_id: document.url for document in data.evaluation_documents()}
@@ -121,12 +121,19 @@ def mechanism(targets: pd.DataFrame) -> pd.DataFrame:
     for name in (str(name) for name in targets if str(name).startswith("swap:")):
         placement, source = name.split(" ")
         found = Placement.parse(placement)
-        interval = interval_over_documents(targets["document_id"], targets[name])
-        rows.append({
-            "num_distant": found.num_distant, "span": found.span, "near_start": found.near_start,
-            "distant_text": source, **interval_columns("interference", interval),
-            "num_targets": len(targets), "num_documents": targets["document_id"].nunique(),
-        })  # fmt: skip
+        known = targets.dropna(subset=[name])  # a text that is a distant one of this placement has none
+        interval = interval_over_documents(known["document_id"], known[name])
+        rows.append(
+            {
+                "num_distant": found.num_distant,
+                "span": found.span,
+                "near_start": found.near_start,
+                "distant_text": source,
+                **interval_columns("interference", interval),
+                "num_targets": len(known),
+                "num_documents": known["document_id"].nunique(),
+            }
+        )
     return pd.DataFrame(rows).sort_values(["num_distant", "near_start", "distant_text"], ignore_index=True)
 
 
@@ -316,21 +323,21 @@ def natural_check(targets: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     )
 
 
-_COLORS = {"c4": 0, "wikipedia": 1, "novels": 2}
+KINDS = {"c4": "C4", "wikipedia": "Wikipedia", "novels": "novel"}
+"""Sources of distant texts, and how tables and figures call them."""
+_TITLE = "A 135M model fails at unseen distances; there, more tokens do more harm"
 
 
 def mechanism_figure(table: pd.DataFrame) -> Figure:
     """Interference by distance (512 tokens), and by the number of tokens at one unseen distance."""
     figure, axes = drawing.panels(2, 2.8)
-    colors = drawing.graded(len(_COLORS))
     at_512 = table[(table["num_distant"] == 512) & (table["span"] == 512)]
     at_far = table[table["near_start"] == 11776]
     for ax, rows, column in ((axes[0], at_512, "near_start"), (axes[1], at_far, "num_distant")):
         ends = []
-        for source, index in _COLORS.items():
+        for (source, words), color in zip(KINDS.items(), drawing.graded(len(KINDS)), strict=True):
             line = rows[rows["distant_text"] == source].sort_values(column)
-            look = drawing.Style(colors[index], "o").measured
-            words = {"c4": "C4", "wikipedia": "Wikipedia", "novels": "a novel"}[source]
+            look = drawing.Style(color, "o").measured
             ends.append(drawing.draw_line(ax, line[column], line, "interference", look, words))
         drawing.label_line_ends(ax, ends)
         ax.set_ylim(bottom=0)
@@ -341,23 +348,26 @@ def mechanism_figure(table: pd.DataFrame) -> Figure:
     axes[0].xaxis.set_major_formatter("{x:,.0f}")
     trained = table[table["near_start"] == last_trained].groupby("num_distant")["interference"].mean()
     axes[1].plot(trained.index, trained, linestyle="--", marker="o", markersize=3, color=drawing.GREY)
+    words = "trained distances,\nmean of all"
     axes[1].annotate(
-        "trained distance, all three", (trained.index[1], trained.iloc[1]), (0, 6),
-        textcoords="offset points",
-        ha="center", fontsize=7, color=drawing.GREY,
+        words, (trained.index[-1], trained.iloc[-1]), (4, 6), textcoords="offset points",
+        ha="right", fontsize=7, color=drawing.GREY,
     )  # fmt: skip
     axes[1].set_xscale("log", base=2)
-    axes[1].set_xticks(
-        sorted(at_far["num_distant"].unique()), [f"{n:,}" for n in sorted(at_far["num_distant"].unique())]
-    )
+    ticks = [1, 16, 256, 4096]
+    axes[1].set_xticks(ticks, [f"{n:,}" for n in ticks])
     axes[1].set_xlabel("distant tokens, near ones from ID 11,776")
     axes[0].set_ylabel("length interference (KL, nats)")
     first = table.iloc[0]
+    by_number = table.set_index(["near_start", "num_distant"])["interference"]
+    is_distance = by_number[last_trained].max() < by_number[11776].drop(1).min()
     drawing.put_title(
-        figure, "A 135M model fails at unseen distances; there, more tokens do more harm",
-        f"n = {first['num_targets']:,} targets, {first['num_documents']} documents", drawing.BARS,
+        figure,
+        _TITLE if is_distance else "Length interference in a 135M model",
+        f"n = {first['num_targets']:,} targets, {first['num_documents']} documents",
+        drawing.BARS,
         "512 near tokens; grey: distances seen in training",
-    )  # fmt: skip
+    )
     return figure
 
 

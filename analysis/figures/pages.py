@@ -15,7 +15,7 @@ import pandas as pd
 from analysis.figures import interference
 from analysis.figures import length_failures as failures
 from analysis.figures.theory import by_length
-from analysis.read import interval_of, rows_by
+from analysis.read import interval_cell, interval_of, rows_by
 from analysis.synthetic import signs
 from analysis.synthetic.accuracy import over_seeds
 from pipeline.results.read import read_artefact
@@ -299,15 +299,15 @@ def _places() -> pd.DataFrame:
 
 def _interference_by(rows: pd.DataFrame, column: str, head: str) -> str:
     """A row a distance or number, a column a kind of distant text."""
-    kinds = {"c4": "C4", "wikipedia": "Wikipedia", "novels": "novel"}
     cells = rows_by(rows, column, "distant_text")
-    return markdown(
-        [head, *kinds.values()],
+    table = [
         [
-            [f"{value:,}", *(interval_of(cells[value, kind], "interference") for kind in kinds)]
-            for value in sorted(rows[column].unique())
-        ],
-    )
+            f"{value:,}",
+            *(interval_cell(cells.get((value, kind)), "interference") for kind in interference.KINDS),
+        ]
+        for value in sorted(rows[column].unique())
+    ]
+    return markdown([head, *interference.KINDS.values()], table)
 
 
 @filled
@@ -328,6 +328,20 @@ def interference_by_number() -> str:
         for start in (7680, 11776)
     ]
     return "\n\n".join(tables)
+
+
+@filled
+def interference_squeezed() -> str:
+    """11,776 tokens within trained position IDs."""
+    (row,) = _places().query("num_distant == 11776").to_dict("records")
+    return str(interval_of(row, "interference"))
+
+
+@filled
+def interference_unseen() -> str:
+    """512 tokens at the ID 11,776: least and most of the kinds of distant text."""
+    of_kinds = _places().query("num_distant == 512 and near_start == 11776")["interference"]
+    return f"{of_kinds.min():.1f} to {of_kinds.max():.1f}"
 
 
 @filled

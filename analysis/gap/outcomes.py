@@ -62,7 +62,7 @@ PLACEBO = "placebo"
 SPLINE_DEGREES = 4
 """Of each natural spline: knots at the ends and at both terciles, straight beyond them."""
 LEAST_DIVERGENCE = 0.1
-"""D(0) of each judge, nats: below there is nothing to bring back."""
+"""Total effect to each evaluator, nats, below which there is nothing to recover."""
 MEASURED = "long_context_loss"
 FEWEST_DOCUMENTS = 10
 """Standard errors over fewer clusters are too small to be called robust (Cameron and Miller 2015)."""
@@ -258,7 +258,6 @@ class Design:
         self._order = np.argsort(codes_T, kind="stable")  # from here on a text's targets are neighbours
         self._starts_G = np.flatnonzero(np.diff(codes_T[self._order], prepend=-1))
         self.num_texts = len(self._starts_G)
-        self.num_judges = regressors_TJ.shape[1]
         weights_T = np.ones(len(codes_T)) if weights_T is None else weights_T
         self._root_T1 = np.sqrt(weights_T)[self._order, None]
         varying_TC = controls_TC[:, np.ptp(controls_TC, axis=0) > 0]

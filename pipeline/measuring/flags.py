@@ -153,7 +153,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, dtype: str, auto: str) 
     """Add the flags that say how a model is loaded; `auto` is what its help says of that dtype."""
     add = parser.add_argument
     # fmt: off
-    add("--revision", help="branch, tag or commit of a model on the hub; its main branch if not given")
+    add("--revision", help="branch, tag or commit of a model on the hub (default: its main branch)")
     add("--dtype", choices=DTYPES, default=dtype, help=f"of weights and computation; auto: {auto}")
     add("--device",
         help="torch device; cuda where there is one, else cpu, if not given; under torchrun or `accelerate"
@@ -183,11 +183,11 @@ def add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
     add("--targets-per-chunk", type=positive_int, default=TARGETS_PER_CHUNK,
         help="m: the last m positions of a chunk are predicted, each from all before it in the chunk")
     add("--target-stride", type=positive_int, default=1, metavar="S",
-        help="of these positions predict only every S-th, the last among them (default: all)")
+        help="of these positions predict only every S-th, the last among them")
     add("--max-documents", type=positive_int,
-        help="use the first documents only (their order is a hash's); all if not given")
+        help="use the first documents only (their order is a hash's) (default: all)")
     add("--max-chunks-per-document", type=positive_int,
-        help="use the first chunks of a document only, so that no long one rules the mean; all if not given")
+        help="use the first chunks of a document only, so that no long one rules the mean (default: all)")
     add("--documents-per-shard", type=positive_int,
         help="documents a shard, which is a Parquet file; a killed run resumes there. If not given, what"
         " results already begun have, or 1 up to 127 documents, 2 from 128, and so on up to 32")

@@ -114,7 +114,7 @@ def parser() -> argparse.ArgumentParser:
     add = program.add_argument
     add("results", type=folder_path, nargs="+", help="results folders")
     add("--out", type=folder_path, required=True, help="write one file an artefact into this folder")
-    few = "of these only; all that are there if not given"
+    few = "of these only (default: all that are there)"
     add("--artefacts", nargs="+", metavar="NAME", choices=SCHEMAS, help=few)
     return program
 

@@ -281,7 +281,7 @@ def _refuse_names(study: TextStudy) -> None:
             f" and there are no sizes; a checkpoint have {', '.join(existing) or 'none'}"
         )
     if existing and any(one.steps for one in study.evaluations.values()):
-        raise InputError("models that exist have no `steps`")
+        raise InputError("pretrained models have no `steps`")
     if not study.sizes_in_names and len(study.sizes) > 1:
         raise InputError("sizes_in_names is false, and the models of several sizes would share their names")
     for size_name, size in study.sizes.items():

@@ -9,9 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import statsmodels.api as sm
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 from measured_documents import write_checkpoint
 from olmo.model import OLMo
 
+from analysis import run_notebooks
 from analysis.figures import interference
 from pipeline import influential_tokens, length_interference, tokenize_c4
 from pipeline.results.read import read_artefact
@@ -115,6 +118,10 @@ def test_the_rule(
     assert interference.verdict(table) == verdict
 
 
+def all_text(figure: Figure) -> str:
+    return " ".join(text.get_text() for text in figure.findobj(Text))
+
+
 def run(program: ModuleType, *words: object) -> None:
     program.main(program.parser().parse_args(list(map(str, words))))
 
@@ -183,6 +190,31 @@ def test_targets_hold_what_was_measured_of_them(measured: Path) -> None:
     assert set(table["near_start"]) == {16, 64, 96} and (table["num_distant"] == 16).all()
 
 
+def test_the_figures_say_what_the_table_says() -> None:
+    targets = targets_of(0.2).assign(total_effect=1.0)
+    targets = targets.rename(columns={"far": interference.PRIMARY, "near": interference.TRAINED})
+    table = interference.slopes(targets, interference.PRIMARY, interference.TRAINED, {})
+    figure = interference.eighths_figure(targets, table)
+    assert "need more tokens lose more" in all_text(figure)
+    for far, says in ((1.0, "unseen distances"), (0.01, "Length interference in a 135M model")):
+        spread = np.random.default_rng(1).uniform(0.5, 1.5, len(targets))
+        h = {
+            f"swap:{n}@{start} {kind}": spread * (0.02 if start == 7680 else far + n / 1e4)
+            for start in (7680, 11776)
+            for n in (1, 64, 512)
+            for kind in interference.KINDS
+        }
+        places = interference.mechanism(targets[["document_id"]].assign(**h))
+        assert (places["num_targets"] == len(targets)).all()
+        assert says in all_text(interference.mechanism_figure(places))
+
+
+def test_a_text_that_is_a_distant_one_counts_for_no_mean() -> None:
+    targets = pd.DataFrame({"document_id": list("aabb"), "swap:64@7680 c4": [1.0, 3.0, np.nan, np.nan]})
+    (row,) = interference.mechanism(targets).to_dict("records")
+    assert (row["interference"], row["num_targets"], row["num_documents"]) == (2.0, 2, 1)
+
+
 def test_the_natural_check_follows_its_rule() -> None:
     rng = np.random.default_rng(0)
     h = rng.exponential(1, 40)
@@ -197,3 +229,10 @@ def test_the_natural_check_follows_its_rule() -> None:
     shuffled = targets.assign(**{"swap:512@10240 c4": rng.permutation(h)})
     assert "does not stand" in interference.natural_check(shuffled)[1]
     assert "does not stand" in interference.natural_check(targets.assign(**{"own:11776": 3.05}))[1]
+
+
+@pytest.mark.slow
+def test_the_notebook_draws_results_of_which_no_document_has_a_null(measured: Path, tmp_path: Path) -> None:
+    words = ["--data", measured / "data", "--notebooks", "influential_tokens"]
+    run(run_notebooks, "--results", measured / "needed", "--figures", tmp_path, *words)
+    assert (tmp_path / "loss_against_k-model.png").exists()

@@ -1,4 +1,4 @@
-"""Studies of models that exist, by stand-ins of the same architecture and names; what they refuse."""
+"""Studies of pretrained models, by stand-ins of the same architecture and names; what they refuse."""
 
 import json
 import os
