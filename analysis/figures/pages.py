@@ -275,18 +275,18 @@ def _places() -> pd.DataFrame:
 @filled
 def interference_by_number() -> str:
     """Length interference in SmolLM2 by number, at a trained and at an unseen distance: range over texts."""
-    by_place = _places().groupby(["num_distant", "near_start"])["interference"]
-    ranges = by_place.agg(["min", "max"])
+    places = _places()
 
     def cell(number: int, start: int) -> str:
-        if (number, start) not in ranges.index:
+        found = places.query(f"num_distant == {number} and near_start == {start}")["interference"]
+        if found.empty:
             return "-"
-        least, most = (f"{value:.3f}" for value in ranges.loc[(number, start)])
+        least, most = f"{found.min():.3f}", f"{found.max():.3f}"
         return least if least == most else f"{least} to {most}"
 
     rows = [
         [f"{number:,}", cell(number, 7680), cell(number, 11776)]
-        for number in sorted(ranges.index.unique("num_distant"))
+        for number in sorted(places["num_distant"].unique())
     ]
     return markdown(["distant tokens", "at trained distances", "at unseen distances"], rows)
 
