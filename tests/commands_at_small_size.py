@@ -57,16 +57,16 @@ NOT_RUN = {
 """Commands that no test of pages runs, and why."""
 
 PYTHON_ELSEWHERE = {
-    "analysis/METHODS.md": "tests/influence/test_rules.py::test_the_page_s_example_is_a_rule",
+    "CONTRIBUTING.md": "tests/influence/test_rules.py::test_the_page_s_example_is_a_rule",
     "pipeline/RESULTS.md": (
         "tests/test_query.py::test_the_page_s_way_to_read_a_folder_keeps_the_names_of_models"
     ),
 }
 """Pages whose Python code another test runs."""
 
-MODEL = "pythia-tiny"
+MODEL = "SmolLM2-135M"
 WORDS = {
-    "EleutherAI/pythia-160m": MODEL, "HuggingFaceTB/SmolLM2-135M-Instruct": MODEL, "MODEL": MODEL,
+    "HuggingFaceTB/SmolLM2-135M": MODEL, "HuggingFaceTB/SmolLM2-135M-Instruct": MODEL, "MODEL": MODEL,
     "MODEL/tokenizer.json": f"{MODEL}/tokenizer.json",
     "LICENSE": "letter.txt", "embedded": "english.jsonl", "bpe:2048": "bpe:320",
     "max_duration=2600": "max_duration=4", "sizes.demo.max_duration=200": "sizes.demo.max_duration=6",

@@ -35,7 +35,7 @@ DEFAULT_FINDING_RULES = (
     "greedy",
     *CONTROLS,
 )
-"""The first finds most of the truth of these tasks (analysis/METHODS.md)."""
+"""The first finds most of the truth of these tasks (analysis/README.md)."""
 DEFAULT_INTERVENTIONS = (REMOVE, BACKGROUND)
 NUM_EXAMPLES_OF_FINDING = 200
 NUM_BACKGROUNDS = 8

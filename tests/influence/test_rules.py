@@ -142,7 +142,7 @@ def test_a_rule_file_registers_rules_once(tmp_path: Path) -> None:
 
 
 def test_the_page_s_example_is_a_rule(tmp_path: Path) -> None:
-    page = Path(__file__).parents[2] / "analysis" / "METHODS.md"
+    page = Path(__file__).parents[2] / "CONTRIBUTING.md"
     (code,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     path = tmp_path / "example.py"
     path.write_text(code)
