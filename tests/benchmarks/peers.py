@@ -1,0 +1,223 @@
+"""`explain` beside other attribution tools: seconds, and what the sources that each finds recover.
+
+  python tests/benchmarks/peers.py --text page.txt --out peers.json     # on SmolLM2, first 512 tokens
+
+`explain` picks the predictions (those with the largest total effect) and the tokens that stand near each;
+every tool then ranks the same distant tokens of the same predictions, one prediction after another, as its
+own documentation has it, in an environment of its own (made at first: torch and transformers each time,
+about 1 GB). Tools:
+  captum      LLMGradientAttribution with LayerGradientXActivation; FeatureAblation would take one forward
+              pass per distant token and prediction: hours
+  inseq       attribute(method="saliency") and method="attention"
+  flashtrace  FlashTrace.trace, one hop; method="ifr-span" where it scores nothing
+
+All are judged by one measure, computed here with stock transformers and none of the tools: put the top 4
+distant tokens into four contexts whose distant tokens are another text's, and count how much of the total
+effect, KL(full || swapped), they recover. Sums over all predictions; loading a model is not timed.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+TOP, NUM_SWAPPED = 4, 4
+REQUIREMENTS = {"captum": ["captum"], "inseq": ["inseq"], "flashtrace": ["flashtrace"]}
+METHODS = {
+    "captum gradient x activation": "captum",
+    "inseq saliency": "inseq",
+    "inseq attention": "inseq",
+    "FlashTrace": "flashtrace",
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("--model", help="a Hugging Face folder (default: SmolLM2-135M-Instruct, made by tests/real_model.py)")
+    add("--text", type=Path, nargs="+", help="texts (default: the passages of explain's first page)")
+    add("--length", type=int, default=512, help="tokens of each text that are read")
+    add("--targets", type=int, default=12, help="predictions explained per text")
+    add("--environments", type=Path, default=Path.home() / ".cache/sparsity-length/peers")
+    add("--out", type=Path, default=Path("peers.json"))
+    add("--work", nargs=2, help=argparse.SUPPRESS)  # method and task file: run by the driver
+    return parser
+
+
+# What runs in a tool's own environment: only torch, transformers and the tool are there.
+def ranked_by_captum(model: Any, tokenizer: Any, ids: list[int], position: int) -> list[float]:
+    """Score each token before the position."""
+    import torch
+    from captum.attr import LayerGradientXActivation, LLMGradientAttribution, TextTokenInput
+
+    tool = LLMGradientAttribution(
+        LayerGradientXActivation(model, model.get_input_embeddings()), tokenizer
+    )
+    given = TextTokenInput(tokenizer.decode(ids[:position]), tokenizer)
+    found = tool.attribute(given, target=torch.tensor([ids[position]]))
+    return found.seq_attr.abs().tolist()
+
+
+def ranked_by_inseq(model: Any, tokenizer: Any, ids: list[int], position: int, method: str) -> list[float]:
+    """Score each token before the position."""
+    prompt = tokenizer.decode(ids[:position])
+    found = model.attribute(
+        prompt, tokenizer.decode(ids[: position + 1]), method=method, show_progress=False
+    )
+    scores = found.aggregate().sequence_attributions[0].target_attributions
+    return scores[:position, 0].nan_to_num().tolist()
+
+
+def ranked_by_flashtrace(model: Any, tokenizer: Any, ids: list[int], position: int) -> list[float]:
+    """Score each token before the position."""
+    from flashtrace import FlashTrace
+
+    tracer = FlashTrace(model, tokenizer)
+    text = {"prompt": tokenizer.decode(ids[:position]), "target": tokenizer.decode(ids[position])}
+    scores = tracer.trace(**text, output_span=(0, 0)).scores
+    # Its default method passes over commas and full stops; its older one, ifr-span, does not.
+    return scores if any(scores) else tracer.trace(**text, output_span=(0, 0), method="ifr-span").scores
+
+
+def work(method: str, task_file: Path) -> None:
+    """Rank the tokens of every prediction of a task file by one tool, and write its answer beside it."""
+    task = json.loads(task_file.read_text())
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(task["model"])
+    tool, _, kind = method.partition(" ")
+    if tool == "inseq":
+        import inseq
+
+        model = inseq.load_model(task["model"], kind, device="cpu")
+    else:
+        model = AutoModelForCausalLM.from_pretrained(task["model"], attn_implementation="eager")
+        model.eval()
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token
+    answers = []
+    started = time.perf_counter()
+    for position in task["positions"]:
+        if tool == "captum":
+            scores = ranked_by_captum(model, tokenizer, task["ids"], position)
+        elif tool == "inseq":
+            scores = ranked_by_inseq(model, tokenizer, task["ids"], position, kind)
+        else:
+            scores = ranked_by_flashtrace(model, tokenizer, task["ids"], position)
+        if len(scores) != position:
+            raise SystemExit(f"{method} scores {len(scores)} tokens before position {position}")
+        answers.append(scores)
+    seconds = time.perf_counter() - started
+    task_file.with_suffix(".answer.json").write_text(json.dumps({"seconds": seconds, "scores": answers}))
+
+
+# What runs in the project's environment.
+def python_of(tool: str, environments: Path) -> Path:
+    """The Python of a tool's environment, which is made if it is not there."""
+    folder = environments / tool
+    python = folder / "bin" / "python"
+    if not (folder / ".made").exists():
+        import torch
+        import transformers
+
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        versions = [f"torch=={torch.__version__.split('+')[0]}", f"transformers=={transformers.__version__}"]
+        subprocess.run([python, "-m", "pip", "install", "-q", *versions, *REQUIREMENTS[tool]], check=True)
+        (folder / ".made").touch()
+    return python
+
+
+def recovered(model: Any, ids: list[int], others: list[list[int]], position: int, near: int,
+              sources: list[int]) -> tuple[float, float]:  # fmt: skip
+    """Total effect, and what is left of it with the sources in place: nats, means over swapped contexts."""
+    import torch
+
+    own = torch.tensor(ids[:position])
+    contexts = [own]
+    for other in others:
+        swapped = own.clone()
+        swapped[:near] = torch.tensor(other[:near])
+        with_sources = swapped.clone()
+        with_sources[sources] = own[sources]
+        contexts += [swapped, with_sources]
+    with torch.inference_mode():
+        logits = model(torch.stack(contexts), logits_to_keep=1).logits[:, 0]
+    log_p = logits.log_softmax(-1)
+    divergence = (log_p[0].exp() * (log_p[0] - log_p[1:])).sum(-1)
+    return float(divergence[0::2].mean()), float(divergence[1::2].mean())
+
+
+def main() -> None:
+    """Measure every tool on every text, and print a table."""
+    arguments = parser().parse_args()
+    if arguments.work:
+        work(arguments.work[0], Path(arguments.work[1]))
+        return
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+    import pandas as pd
+    from real_model import model_folder
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from pipeline.text.sources import first_passages
+    from sparsity_length import explain
+
+    folder = str(arguments.model or model_folder("smollm2"))
+    texts = arguments.text or [ROOT / "analysis/reference/explained/austen.txt"]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    stock = AutoModelForCausalLM.from_pretrained(folder).eval()
+    passages = tokenizer("\n\n".join(first_passages(24 * arguments.length)))["input_ids"]
+    others = [passages[n * arguments.length : (n + 1) * arguments.length] for n in range(NUM_SWAPPED)]
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for text in texts:
+        ids = tokenizer(text.read_text())["input_ids"][: arguments.length]
+        started = time.perf_counter()
+        explained = explain(
+            tokenizer.decode(ids), folder, unit="token", targets=arguments.targets, sources=TOP, budget=600
+        )
+        seconds = {"explain": time.perf_counter() - started}
+        near = explained.losses.set_index("position")["near_position"]
+        found = explained.frame.groupby("position")["source_position"].apply(list)
+        # A prompt that tokenizes otherwise when it ends at the prediction cannot be given to the other tools.
+        positions = [p for p in found.index if tokenizer(tokenizer.decode(ids[:p]))["input_ids"] == ids[:p]]
+        ranked = {"explain": {p: found[p] for p in positions}}
+        task = arguments.out.with_suffix(".task.json")
+        task.write_text(json.dumps({"model": folder, "ids": ids, "positions": positions}))
+        for method, tool in METHODS.items():
+            python = python_of(tool, arguments.environments)
+            command = [python, __file__, "--work", method, task]
+            subprocess.run(command, check=True)
+            answer = json.loads(task.with_suffix(".answer.json").read_text())
+            seconds[method] = answer["seconds"]
+            ranked[method] = {
+                # The first token, an attention sink, is nobody's source.
+                p: sorted(range(1, int(near[p])), key=lambda place: -scores[place])[:TOP]
+                for p, scores in zip(positions, answer["scores"], strict=True)
+            }
+        for method, of_position in ranked.items():
+            for p, sources in of_position.items():
+                total, left = recovered(stock, ids, others, p, int(near[p]), sources)
+                rows.append({
+                    "text": text.name, "method": method, "position": p, "sources": sources,
+                    "total_effect": total, "remaining": left,
+                    "seconds": seconds[method] / len(of_position),
+                })  # fmt: skip
+        arguments.out.write_text(json.dumps(rows, indent=1))
+    table = pd.DataFrame(rows).groupby("method", sort=False)
+    summary = pd.DataFrame({
+        "recovered": 1 - table["remaining"].sum() / table["total_effect"].sum(),
+        "seconds a prediction": table["seconds"].mean(),
+        "predictions": table.size(),
+    })  # fmt: skip
+    print(summary.round(3).to_string())
+
+
+if __name__ == "__main__":
+    main()
