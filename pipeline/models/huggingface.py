@@ -375,7 +375,7 @@ def positions_of(config: Any) -> int | None:
     """How many positions a model was made for, by its configuration: trained, or in a table."""
     config = config.get_text_config()
     limits = getattr(config, "max_position_embeddings", None), position_limit(config, True)
-    return min(filter(None, limits), default=None)
+    return min((limit for limit in limits if limit), default=None)
 
 
 def config_of(folder: Path, trust_remote_code: bool, gguf: str | None = None) -> Any:
@@ -474,8 +474,8 @@ def position_limit(config: Any, has_rotary_embedding: bool) -> int | None:
             f"{config.model_type} has layers of the kind {', '.join(sorted(unknown))}, which cannot be"
             " told whom to look at; only attention layers can"
         )
-    longest = getattr(config, "max_position_embeddings", None)
-    limits = [None if has_rotary_embedding else longest]
+    longest: Any = getattr(config, "max_position_embeddings", None)
+    limits: list[int | None] = [None if has_rotary_embedding else longest]
     if "chunked_attention" in layer_types:
         limits.append(config.attention_chunk_size)
     if "local" in getattr(config, "attention_layers", ()):  # GPT-Neo
@@ -488,7 +488,7 @@ def position_limit(config: Any, has_rotary_embedding: bool) -> int | None:
             limits.append(original)
         if kind == "dynamic":  # the library goes by the configuration's number alone
             limits.append(min(original, longest))
-    return min(filter(None, limits), default=None)
+    return min((limit for limit in limits if limit), default=None)
 
 
 _NUM_TOKENS = 24

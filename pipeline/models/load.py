@@ -130,7 +130,9 @@ def read_tensors(path: Path, *, is_mapped: bool = False) -> dict[str, Any]:
     except Exception as error:  # a damaged archive or pickle fails in as many ways as there are bytes
         if is_out_of_memory(error):
             raise
-        raise InputError(f"{path} is not named tensors of torch.save: {cause_of(error)}; {_HINT}") from error
+        raise InputError(
+            f"{path} is damaged, or was not written by torch.save as tensors ({cause_of(error)}); {_HINT}"
+        ) from error
 
 
 def find_checkpoint(path: Path) -> Path:

@@ -95,13 +95,6 @@ def test_a_run_folder_means_its_last_step(checkpoint: Path, caplog: pytest.LogCa
         find_checkpoint(checkpoint.parent / "nowhere")
 
 
-def test_loaded_weights_are_the_saved_ones(checkpoint: Path, make_olmo: MakeOLMo) -> None:
-    loaded, here = load_olmo(checkpoint, CPU), OLMoCausalLM(make_olmo(seed=4))
-    assert loaded.vocabulary_size == 48
-    found, expected = (lm.hidden_states(_tokens(1, 40), ROWS, None, None) for lm in (loaded, here))
-    assert torch.equal(found, expected)
-
-
 def _refusal(checkpoint: Path) -> str:
     with pytest.raises(InputError) as error:
         load_olmo(checkpoint, CPU)
@@ -122,9 +115,9 @@ def _hold(content: object) -> Callable[[Path, MakeOLMo], object]:
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [
-        (lambda folder, _: os.truncate(folder / "model.pt", 1000), "is not named tensors"),
+        (lambda folder, _: os.truncate(folder / "model.pt", 1000), "is damaged, or was not written by"),
         (_hold({"a": 3}), "is not the weights of its config.yaml: it lacks"),
-        (_hold(Hostile()), "is not named tensors"),
+        (_hold(Hostile()), "is damaged, or was not written by"),
         (lambda folder, make_olmo: _save(make_olmo(rope=False), folder), "model.rope true"),
         (lambda folder, _: (folder / "config.yaml").write_text("]["), "is not an OLMo configuration"),
     ],

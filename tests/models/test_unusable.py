@@ -89,5 +89,5 @@ def test_tensors_and_plain_values_are_read_and_nothing_else(tmp_path: Path) -> N
         lambda: path.write_text("{}"),
     ):
         spoil()
-        with pytest.raises(InputError, match="is not named tensors of torch.save"):
+        with pytest.raises(InputError, match="is damaged, or was not written by torch.save"):
             read_tensors(path)

@@ -1,6 +1,5 @@
 """Each step's batch: a function of seed and step, every sequence once an epoch, whatever the size."""
 
-import resource
 from pathlib import Path
 from typing import Any
 
@@ -75,20 +74,6 @@ def test_sequences_are_those_of_olmos_memmap_dataset(data: TokenizedData) -> Non
     token_ids_BS, _ = batches.batch(1)
     for token_ids_S, index in zip(token_ids_BS, batches.sequence_indices(1), strict=True):
         assert token_ids_S.tolist() == dataset[index]["input_ids"].tolist()
-
-
-def test_more_files_than_a_process_may_open(tmp_path: Path) -> None:
-    # C4 in 1,024 shards is over two thousand files
-    paths = [tmp_path / f"part-{index:05d}.npy" for index in range(300)]
-    for index, path in enumerate(paths):
-        np.array([index, 65_535 - index], dtype=np.uint16).tofile(path)
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
-    try:
-        token_ids_BS, _ = batches_of(paths, 300).batch(1)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert sorted(token_ids_BS.tolist()) == [[index, 65_535 - index] for index in range(300)]
 
 
 def test_a_token_beyond_the_vocabulary_is_refused_by_its_file(paths: list[Path]) -> None:
