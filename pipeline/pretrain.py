@@ -23,12 +23,11 @@ them. olmo_configs/README.md has the fields for speed and memory.
         --save-folder runs/c4/models/1b distributed_strategy=fsdp
 
 Under --save-folder: metrics.jsonl (one line a step: step, tokens, loss_nats, learning_rate, gradient_norm,
-tokens_per_second, model_flops_utilization and, every eval_interval steps,
-held_out_loss_nats_at_<context length>); and a folder step<N>-unsharded every save_interval steps and at the
-end, in OLMo's own layout, with the sizes and SHA-256 of its files (complete.json). The same command run again
-goes on from the last whole one, to the same weights, or says that the run is finished. Another configuration,
-other data, or a folder in which another job runs is refused. Each start reads the training tokens once and
-compares their SHA-256.
+tokens_per_second and, every eval_interval steps, held_out_loss_nats_at_<context length>); and a folder
+step<N>-unsharded every save_interval steps and at the end, in OLMo's own layout, with the sizes and SHA-256
+of its files (complete.json). The same command run again goes on from the last whole one, to the same weights,
+or says that the run is finished. Another configuration, other data, or a folder in which another job runs is
+refused. Each start reads the training tokens once and compares their SHA-256.
 
 SIGTERM or SIGUSR1, sent to any of the processes: the step in hand is finished and saved, and the exit code
 is 75: run the same command again to go on. (torchrun reports 1 for every exit code but 0.)
@@ -100,19 +99,19 @@ def main(arguments: argparse.Namespace) -> None:
             return
         # Imported late, for a --help at once.
         from pipeline.training.data import refuse_damaged_tokens
-        from pipeline.training.trainer import Trainer, held_out_loss_of
+        from pipeline.training.trainer import Trainer, held_out_tokens
 
         passes = schedule.num_steps / batches.steps_per_epoch
         if passes > 1:
             logger.info("%d steps read the training text %.1f times", schedule.num_steps, passes)
         # torchrun and accelerate both number the processes so.
         refuse_damaged_tokens(data, int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
-        held_out_loss = held_out_loss_of(config, data)
+        held_out_DL = held_out_tokens(config, data)
         train(
             arguments.save_folder,
             "lower device_train_microbatch_tokens, which leaves the step as it is, or set"
             " activation_checkpointing=whole_layer",
-            lambda: Trainer(config, batches, schedule, held_out_loss, stop_request),
+            lambda: Trainer(config, batches, schedule, held_out_DL, stop_request),
         )
 
 

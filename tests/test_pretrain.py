@@ -24,7 +24,6 @@ OVERRIDES = [
     "train_context_length=8", "position_scheme=pose", "pose_target_length=32", "global_train_batch_tokens=32",
     "device_train_microbatch_tokens=16", "model.residual_dropout=0.1", "precision=fp32",
     f"max_duration={NUM_STEPS}", "save_interval=20", "console_log_interval=7", "eval_context_lengths=null",
-    "peak_flops=1e11",
 ]  # fmt: skip
 
 

@@ -82,22 +82,6 @@ def peak_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
 
 
-def refuse_beyond_memory(needed_bytes: float, device: torch.device, what: str, remedy: str) -> None:
-    """Refuse `what` where it does not fit, before a GPU is filled with the part that does (InputError)."""
-    if device.type == "cuda" and needed_bytes > (free := free_bytes(device)):
-        raise InputError(
-            f"{what} takes {needed_bytes / GIBIBYTE:,.2f} GiB, and {free / GIBIBYTE:,.2f} of"
-            f" {total_bytes(device) / GIBIBYTE:,.2f} are free on {device}; {remedy}"
-        )
-
-
-def refuse_model_beyond_memory(model: torch.nn.Module, device: torch.device, name: str) -> None:
-    """`refuse_beyond_memory`, of a model's weights as they are."""
-    needed_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-    remedy = "choose --dtype bfloat16, a smaller model, or a device with more memory"
-    refuse_beyond_memory(needed_bytes, device, f"the model of {name}", remedy)
-
-
 @contextmanager
 def out_of_memory_in_words(remedy: str) -> Iterator[None]:
     """Turn an allocation that fails inside into an InputError that ends with the remedy."""

@@ -15,23 +15,20 @@ heads, E head width, V vocabulary, N any number of rows.
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 import transformers
 from torch import nn
-from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from pipeline.cli import InputError, cause_of
 from pipeline.models.attention import added_to_scores, attend
-from pipeline.models.devices import refuse_model_beyond_memory
 from pipeline.models.interface import (
     CausalLM,
     Kept,
@@ -45,10 +42,8 @@ from pipeline.models.interface import (
 )
 from pipeline.models.unusable import refuse_other_weights
 
-SHARED_PREFIX = "sdpa_with_shared_prefix"
-"""What our attention is called among the library's."""
-WATCHED = "watched_attention"
-"""What our attention that shows its heads is called there."""
+OURS = "attention_with_shared_prefix"
+"""Name of our attention among the library's."""
 
 
 class PassCache(transformers.DynamicCache):
@@ -92,65 +87,43 @@ _RUNNING: ContextVar[PassCache | None] = ContextVar("the pass that our attention
 """Our attention finds the prefix there, which the library does not hand it."""
 
 
-def _refuse(further: dict[str, Any], *names: str) -> None:
-    """Refuse what attention of ours would leave out."""
-    if given := [name for name in names if further.get(name) is not None]:
-        raise NotImplementedError(f"attention with {', '.join(given)}")
+Watch = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+_WATCHING: ContextVar[Watch | None] = ContextVar("who is shown the heads of a pass", default=None)
 
 
-def _attend_with_shared_prefix(
+def _attend(
     module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-    attention_mask: torch.Tensor | None, scaling: float | None = None, **further: Any,
+    attention_mask: torch.Tensor | None, scaling: float | None = None, softcap: float | None = None,
+    **further: Any,
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
-    """The library's `sdpa`, save in passes that leave the prefix to us. What is returned is [B, S, H, E]."""
-    running = _RUNNING.get()
-    if running is None:
+    """The library's `sdpa`, save in passes that leave the prefix to us or show their heads: [B, S, H, E]."""
+    running, watch = _RUNNING.get(), _WATCHING.get()
+    if running is None and watch is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **further)
-    _refuse(further, "softcap", "position_bias", "s_aux")
-    visible = running.visible_B1SS
-    visible = None if visible is None else visible.to(query.device)
-    layer = cast("int", module.layer_idx)
-    past = None if running.prefix is None else running.prefix.keys_and_values[layer]
-    attended = attend(query, key, value, past, visible, scaling)
+    unknown = [name for name in ("position_bias", "s_aux") if further.get(name) is not None]
+    if unknown or (softcap and watch is None):
+        raise NotImplementedError(f"attention with {', '.join(unknown) or 'softcap'}")
+    if running is not None:
+        visible = running.visible_B1SS
+        visible = None if visible is None else visible.to(query.device)
+        layer = cast("int", module.layer_idx)
+        past = None if running.prefix is None else running.prefix.keys_and_values[layer]
+        attended = attend(query, key, value, past, visible, scaling)
+    else:
+        assert watch is not None and attention_mask is not None
+        num_sharing, scale = query.shape[1] // key.shape[1], scaling or query.shape[-1] ** -0.5
+        key, value = (part.repeat_interleave(num_sharing, dim=1) for part in (key, value))
+        scores_1HSS = scale * query.float() @ key.float().transpose(-1, -2)
+        if softcap:
+            scores_1HSS = softcap * torch.tanh(scores_1HSS / softcap)
+        weights_1HSS = (scores_1HSS + attention_mask).softmax(-1)
+        watch(query[0].float() * scale * query.shape[-1] ** 0.5, key[0].float(), weights_1HSS[0])
+        attended = weights_1HSS.to(value.dtype) @ value
     return attended.transpose(1, 2).contiguous(), None
 
 
-_WATCHING: ContextVar[tuple[torch.Tensor, OfHeads] | None] = ContextVar("rows and who watches", default=None)
-
-
-def _attend_watched(
-    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-    attention_mask: torch.Tensor, scaling: float | None = None, softcap: float | None = None, **further: Any,
-) -> tuple[torch.Tensor, None]:  # fmt: skip
-    """Attention of one sequence; it hands its heads to `_WATCHING`. Returns [B, S, H, E]."""
-    _refuse(further, "position_bias", "s_aux")
-    num_sharing, scale = query.shape[1] // key.shape[1], scaling or query.shape[-1] ** -0.5
-    key, value = (part.repeat_interleave(num_sharing, dim=1) for part in (key, value))
-
-    def weights_of(rows: torch.Tensor | slice) -> torch.Tensor:
-        scores_1HTS = scale * query[:, :, rows].float() @ key.float().transpose(-1, -2)
-        if softcap:
-            scores_1HTS = softcap * torch.tanh(scores_1HTS / softcap)
-        return (scores_1HTS + attention_mask[:, :, rows]).softmax(-1)
-
-    watching = _WATCHING.get()
-    assert watching is not None, "only watch_heads runs it"
-    rows_T, watch = watching
-    watch(
-        query[0].float() * scale * query.shape[-1] ** 0.5,
-        key[0].float(),
-        weights_of(rows_T.to(key.device))[0],
-    )
-    if softcap:  # which no fused kernel has
-        attended_BHSE = weights_of(slice(None)).to(value.dtype) @ value
-    else:
-        attended_BHSE = scaled_dot_product_attention(query, key, value, attention_mask, scale=scale)
-    return attended_BHSE.transpose(1, 2).contiguous(), None
-
-
-for _name, _function in ((SHARED_PREFIX, _attend_with_shared_prefix), (WATCHED, _attend_watched)):
-    transformers.AttentionInterface.register(_name, _function)
-    transformers.AttentionMaskInterface.register(_name, sdpa_mask)
+transformers.AttentionInterface.register(OURS, _attend)
+transformers.AttentionMaskInterface.register(OURS, sdpa_mask)
 
 
 def _arguments(model: transformers.PreTrainedModel) -> set[str]:
@@ -180,14 +153,14 @@ class HuggingFaceCausalLM(CausalLM):
     @property
     def shares_prefix(self) -> bool:
         """Whether a prefix is looked at as it is, without a copy for every sequence."""
-        return self._config._attn_implementation == SHARED_PREFIX and self.window is None
+        return self._config._attn_implementation == OURS and self.window is None
 
     def share_prefix(self, is_shared: bool) -> None:
         """Look at prefixes with our attention in place of torch's; nothing where the model has its own.
 
         Whether a family's code lets us is to be tried (`check_model`).
         """
-        now, wanted = ("sdpa", SHARED_PREFIX) if is_shared else (SHARED_PREFIX, "sdpa")
+        now, wanted = ("sdpa", OURS) if is_shared else (OURS, "sdpa")
         if self._config._attn_implementation == now and self._model._can_set_attn_implementation():
             self._model.set_attn_implementation(wanted)
 
@@ -321,14 +294,15 @@ class HuggingFaceCausalLM(CausalLM):
         """See `CausalLM.watch_heads`."""
         kept, num_layers = list[Kept](), self._config.num_hidden_layers
 
+        rows_T = slice(None) if query_rows_T is None else query_rows_T.to(self.device)
+
         def watch(*heads: torch.Tensor) -> None:
             queries, keys, attention = (part.to(self.device) for part in heads)
-            kept.append(of_layer(queries, keys, attention))
+            kept.append(of_layer(queries, keys, attention[:, rows_T]))
 
-        all_rows_S = torch.arange(token_ids_1S.shape[1], device=token_ids_1S.device)
-        before = _WATCHING.set((all_rows_S if query_rows_T is None else query_rows_T, watch))
+        before = _WATCHING.set(watch)
         try:
-            with self.derivable_attention(WATCHED):
+            with self.derivable_attention(OURS):
                 self._run_layers(token_ids_1S, position_ids_1S, visible_1SS, None)
         except NotImplementedError as error:
             raise self._not_inspectable(f"it has {error}") from error
@@ -356,14 +330,13 @@ def load_hugging_face(
 
     `gguf` is the file of the folder that holds the model, if it is one of GGUF; its weights are unpacked.
     It goes to `device`, or where a `device_map` of accelerate's says. Position IDs will be below
-    `num_positions`. InputError where it is no causal LM, incomplete, too large, has no place for so many
-    positions, or does not obey (`check_model`).
+    `num_positions`. InputError if it is no causal LM, incomplete, has no place for so many positions, or
+    does not obey (`check_model`).
     """
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     model = _stock_model(folder, dtype, device_map, trust_remote_code, gguf)
     if device_map is None:
-        refuse_model_beyond_memory(model, device, str(folder))
         model = model.to(device)
     return as_causal_lm(model, str(folder), num_positions)
 
@@ -381,46 +354,32 @@ def as_causal_lm(model: transformers.PreTrainedModel, name: str, num_positions: 
     # Rotations exist for any ID, rows of a table do not.
     is_rotary = any("RotaryEmbedding" in type(module).__name__ for module in model.modules())
     limit = position_limit(model.config.get_text_config(), is_rotary)
-    if limit is not None and num_positions > limit[0]:
+    if limit is not None and num_positions > limit:
         raise InputError(
-            f"{name} {limit[1]}, so it can be measured up to --long-context-length {limit[0]}, not"
-            f" {num_positions}"
+            f"{name} can be measured up to --long-context-length {limit}, not {num_positions}: beyond, its"
+            " attention is cut into chunks, its table of positions ends, or its RoPE changes frequencies"
         )
     lm = HuggingFaceCausalLM(model, num_positions)
     lm.share_prefix(lm.window is None)
-    if lm.shares_prefix:
-        with suppress(InputError):
-            check_model(lm, name, num_positions)
-            return lm
-        lm.share_prefix(False)
     try:
         check_model(lm, name, num_positions)
-    except InputError as error:
-        if lm.window is None:
+    except InputError:
+        if not lm.shares_prefix:
             raise
-        raise InputError(
-            f"{name} has layers that look at only the last {lm.window} tokens (sliding_window), which its"
-            " code cuts in a way that is not known here, so it can be measured up to --long-context-length"
-            f" {lm.window}, not {num_positions}"
-        ) from error
+        lm.share_prefix(False)
+        check_model(lm, name, num_positions)
     return lm
 
 
 def positions_of(config: Any) -> int | None:
     """How many positions a model was made for, by its configuration: trained, or in a table."""
     config = config.get_text_config()
-    limit = position_limit(config, has_rotary_embedding=True)
-    numbers = (getattr(config, "max_position_embeddings", None), limit and limit[0])
-    return min((int(number) for number in numbers if number), default=None)
+    limits = getattr(config, "max_position_embeddings", None), position_limit(config, True)
+    return min((limit for limit in limits if limit), default=None)
 
 
 def config_of(folder: Path, trust_remote_code: bool, gguf: str | None = None) -> Any:
     """The library's configuration of a model in a folder; InputError where it has none that can be used."""
-    if gguf is not None and find_spec("gguf") is None:
-        raise InputError(
-            f"{folder / gguf} is read with the package gguf, which is not installed; `pip install gguf`"
-            " brings it, as does this project's extra [gguf]"
-        )
     try:
         return transformers.AutoConfig.from_pretrained(
             folder, trust_remote_code=trust_remote_code, **_file(gguf)
@@ -441,12 +400,6 @@ def _stock_model(
     folder: Path, dtype: torch.dtype, device_map: str | None, trust_remote_code: bool, gguf: str | None
 ) -> transformers.PreTrainedModel:
     """The causal LM in the folder, as the library has it; all its weights are the folder's, and no other."""
-    config = config_of(folder, trust_remote_code, gguf)
-    if getattr(config, "is_encoder_decoder", False):
-        raise InputError(
-            f"{folder} holds an encoder-decoder ({config.model_type}); only causal (decoder-only) language"
-            " models can be measured"
-        )
     try:
         model, loading = transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, device_map=device_map, trust_remote_code=trust_remote_code,
@@ -455,18 +408,13 @@ def _stock_model(
         )  # fmt: skip
     except Exception as error:  # the library's, safetensors', pickle's, accelerate's or remote code's own
         raise InputError(f"{folder} cannot be loaded as a causal LM: {_reason(error)}") from error
-    if mismatched := sorted(loading["mismatched_keys"]):
-        name, found, wanted = mismatched[0]
-        raise InputError(
-            f"{folder} has {name} of the shape {list(found)}, and its config.json says {list(wanted)}: they"
-            " are not of one model; put back the config.json that was saved with the weights"
-        )
     computed = {name for name, _ in model.named_buffers()}
     computed |= {name for name in loading["unexpected_keys"] if _COMPUTED.search(name)}
     left_over = loading["unexpected_keys"] - computed
     if gguf is not None:
         left_over |= _left_out_of_gguf(folder / gguf, model)
-    refuse_other_weights(folder, f"a {type(model).__name__}", left_over, loading["missing_keys"])
+    missing = {*loading["missing_keys"], *(name for name, *_ in loading["mismatched_keys"])}
+    refuse_other_weights(folder, f"a {type(model).__name__}", left_over, missing)
     return model
 
 
@@ -513,43 +461,34 @@ def sliding_window(config: Any) -> int | None:
 _LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
-def position_limit(config: Any, has_rotary_embedding: bool) -> tuple[int, str] | None:
-    """Below which number a model's position IDs must be, by the `config` of its text model, and why.
+def position_limit(config: Any, has_rotary_embedding: bool) -> int | None:
+    """Below which number a model's position IDs must be, by the `config` of its text model.
 
     Below it no chunk of attention ends, no table of positions runs out, and no RoPE changes its frequencies
     with the length of the input: a short context would be given others than the long one. Windows that slide
-    are no limit. None: any ID may be used. InputError where a kind of layer is not known here.
+    are no limit. None: any ID may be used. InputError if a kind of layer is not known here.
     """
-    limits, names = [], []
     layer_types = set(getattr(config, "layer_types", None) or ())
     if unknown := layer_types - _LAYER_TYPES:
         raise InputError(
             f"{config.model_type} has layers of the kind {', '.join(sorted(unknown))}, which cannot be"
             " told whom to look at; only attention layers can"
         )
+    longest: Any = getattr(config, "max_position_embeddings", None)
+    limits: list[int | None] = [None if has_rotary_embedding else longest]
     if "chunked_attention" in layer_types:
-        names.append("attention_chunk_size")
+        limits.append(config.attention_chunk_size)
     if "local" in getattr(config, "attention_layers", ()):  # GPT-Neo
-        names.append("window_size")
-    for name in names:
-        if width := getattr(config, name, None):
-            limits.append((width, f"has layers that look at only the last {width} tokens ({name})"))
+        limits.append(config.window_size)
     rope = getattr(config, "rope_parameters", None) or {}
     for parameters in (rope, *rope.values()):
         kind = parameters.get("rope_type") if isinstance(parameters, Mapping) else None
-        if kind in ("dynamic", "longrope"):
-            longest = parameters.get("original_max_position_embeddings") or config.max_position_embeddings
-            if kind == "dynamic":  # the library goes by this number alone
-                longest = min(longest, config.max_position_embeddings)
-            reason = (
-                f"has RoPE of the type {kind}, whose frequencies change with the length of the input beyond"
-                f" {longest} tokens"
-            )
-            limits.append((longest, reason))
-    table_size = getattr(config, "max_position_embeddings", None)
-    if not has_rotary_embedding and table_size:
-        limits.append((table_size, f"has a table of {table_size} positions"))
-    return min(limits, key=lambda limit: limit[0], default=None)
+        original = longest if kind is None else parameters.get("original_max_position_embeddings") or longest
+        if kind == "longrope":
+            limits.append(original)
+        if kind == "dynamic":  # the library goes by the configuration's number alone
+            limits.append(min(original, longest))
+    return min((limit for limit in limits if limit), default=None)
 
 
 _NUM_TOKENS = 24

@@ -11,33 +11,20 @@ whenever a model is loaded. A model of the hub is fetched once into its cache, t
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path, PosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
-from omegaconf import DictConfig, ListConfig, OmegaConf, base, nodes
-from yaml import YAMLError
+from omegaconf import OmegaConf
 
 from pipeline.cli import InputError, cause_of, is_out_of_memory, logger
-from pipeline.models.devices import refuse_model_beyond_memory
 from pipeline.models.interface import CausalLM
-from pipeline.models.unusable import (
-    no_model,
-    no_name,
-    refuse_adapter,
-    refuse_lfs_pointers,
-    refuse_other_weights,
-    without_weights,
-)
+from pipeline.models.unusable import no_model, refuse_adapter, refuse_lfs_pointers, refuse_other_weights
 from pipeline.models.vocabulary import OwnTokenizer
 from pipeline.results.files import damages, write_json
 from pipeline.results.versions import describe_files
@@ -73,25 +60,25 @@ def write_mark(folder: Path) -> None:
     write_json(folder / MARK_FILE, {"files": describe_files(folder, sorted(folder.iterdir()))})
 
 
-def damage_of(folder: Path, names: Sequence[str], *, reads_all: bool) -> str | None:
+def damage_of(folder: Path, names: Sequence[str]) -> str | None:
     """What is wrong with the files that a model's folder must have, as a phrase; None where nothing shows.
 
-    Their sizes are compared with the mark, and with `reads_all` their SHA-256. Another program's folder has
-    no mark; its files must be there.
+    Their sizes and SHA-256 are compared with the mark. Another program's folder has none.
     """
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        return f"{folder / missing[0]} is missing"
     if not (folder / MARK_FILE).exists():
-        return next((f"{folder / name} is missing" for name in names if not (folder / name).is_file()), None)
+        return None
     try:
         files = json.loads((folder / MARK_FILE).read_text(encoding="utf-8"))["files"]
-        marked = {name: files[name] for name in names}
+        return next(damages(folder, {name: files[name] for name in names}), None)
     except (ValueError, TypeError, KeyError):
         return f"{MARK_FILE} is not the mark of a complete checkpoint"
-    return next(damages(folder, marked, verify=reads_all), None)
 
 
 def refuse_damaged(folder: Path, names: Sequence[str]) -> None:
     """Refuse a model one of whose files is damaged, by size and content, in an InputError that names it."""
-    if damage := damage_of(folder, names, reads_all=True):
+    if damage := damage_of(folder, names):
         raise InputError(f"the checkpoint {folder} is damaged: {damage}; {_HINT}")
 
 
@@ -102,7 +89,7 @@ def newest_whole(run_folder: Path) -> tuple[int, Path] | None:
     """
     passed_over: list[str] = []
     for step, folder in reversed(step_folders(run_folder).items()):
-        damage = damage_of(folder, RUN_FILES, reads_all=True)
+        damage = damage_of(folder, RUN_FILES)
         if damage is None:
             for found in passed_over:
                 logger.warning("passed over a damaged checkpoint, %s; going on from step %d", found, step)
@@ -133,56 +120,24 @@ def _holds_olmo(folder: Path) -> bool:
     return all((folder / name).is_file() for name in MODEL_FILES)
 
 
-# NumPy 2 has it under another name, of which stubs of neither version know.
-_MULTIARRAY: Any = import_module(
-    "numpy._core.multiarray" if find_spec("numpy._core") else "numpy.core.multiarray"
-)
-_NUMPY_SCALARS = (np.bool_, np.int32, np.int64, np.float32, np.float64, np.str_)
-_PLAIN_TYPES = [
-    # OmegaConf's, and what it keeps of types; none of these runs code when it is read.
-    DictConfig, ListConfig, base.ContainerMetadata, base.Metadata, Any, defaultdict,
-    dict, list, tuple, int, float, bool, str, bytes, type(None), PosixPath,
-    *(getattr(nodes, f"{kind}Node") for kind in ("Any", "String", "Integer", "Float", "Boolean", "Path")),
-    # NumPy's scalars and arrays, as versions 1 and 2 call them.
-    np.dtype, np.ndarray, *(type(np.dtype(kind)) for kind in _NUMPY_SCALARS),
-    *((getattr(_MULTIARRAY, name), f"numpy.{core}.multiarray.{name}")
-      for name in ("scalar", "_reconstruct") for core in ("core", "_core")),
-]  # fmt: skip
-"""What may stand in a file of `torch.save` beside tensors."""
-
-
 def read_tensors(path: Path, *, is_mapped: bool = False) -> dict[str, Any]:
     """Named tensors and plain values of a file of `torch.save`, on the CPU; never code, else an InputError.
 
     Mapped, they stay in the file, and take no memory: for tensors that are copied at once.
     """
-    refuse_lfs_pointers(path)
     try:
-        with torch.serialization.safe_globals(_PLAIN_TYPES):
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
+        return dict(torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped))
     except Exception as error:  # a damaged archive or pickle fails in as many ways as there are bytes
         if is_out_of_memory(error):
             raise
-        if held := re.search(r"GLOBAL (\S+) (was not an allowed global|whose module)", str(error)):
-            raise InputError(
-                f"{path} holds a {held[1]}, which is no tensor and could be code, so it is not read; save the"
-                " weights alone (torch.save(model.state_dict(), …))"
-            ) from error
-        raise InputError(f"{path} is damaged, or was not written by torch.save; {_HINT}") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path} holds a {type(content).__name__}, not named tensors; {_HINT}")
-    return content
+        raise InputError(
+            f"{path} is damaged, or was not written by torch.save as tensors ({cause_of(error)}); {_HINT}"
+        ) from error
 
 
 def find_checkpoint(path: Path) -> Path:
     """The checkpoint folder that `path` means: itself, or the latest `step<N>-unsharded` of a run folder."""
-    if _holds_olmo(path):
-        return path
-    newest = newest_with_model(path)
-    if newest is None and (path / "config.json").is_file():
-        raise InputError(
-            f"{path} holds a Hugging Face model; name an OLMo checkpoint (config.yaml, model.pt)"
-        )
+    newest = (0, path) if _holds_olmo(path) else newest_with_model(path)
     if newest is None:
         raise no_model(path)
     return newest[1]
@@ -204,11 +159,10 @@ def load_olmo(
     checkpoint: Path, device: torch.device, dtype: torch.dtype = torch.float32,
     num_positions: int | None = None,
 ) -> "OLMoCausalLM":  # fmt: skip
-    """Load an unsharded OLMo checkpoint to be measured; an InputError where it does not fit the device."""
+    """Load an unsharded OLMo checkpoint to be measured."""
     from pipeline.models.olmo import OLMoCausalLM  # late: ai2-olmo need not be installed
 
     model = load_stock_olmo(checkpoint).to(dtype)
-    refuse_model_beyond_memory(model, device, str(checkpoint))
     return OLMoCausalLM(model.to(device), num_positions)
 
 
@@ -225,43 +179,35 @@ def load_stock_olmo(checkpoint: Path) -> "OLMo":
 
     refuse_damaged(checkpoint, MODEL_FILES)
     config = _olmo_config(checkpoint)
-    if config.block_type != BlockType.sequential:
-        raise InputError(f"{checkpoint} has model.block_type {config.block_type}; only sequential is handled")
-    if not config.rope:
-        raise InputError(f"{checkpoint} has no RoPE (model.rope: false), so tokens cannot keep position IDs")
     # A checkpoint that says nothing of it was trained without.
     scaling = OmegaConf.select(OmegaConf.load(checkpoint / "config.yaml"), "attention_scaling") or "none"
-    if scaling not in ATTENTION_SCALINGS:
-        raise InputError(f"{checkpoint} has attention_scaling {scaling}, which is not known here")
+    if config.block_type != BlockType.sequential or not config.rope or scaling not in ATTENTION_SCALINGS:
+        raise InputError(
+            f"{checkpoint} cannot be measured: it needs model.rope true, model.block_type sequential, and an"
+            f" attention_scaling of {', '.join(ATTENTION_SCALINGS)}"
+        )
     config.init_device = "cpu"
     path = checkpoint / "model.pt"
     weights = read_tensors(path, is_mapped=True)
+    model = OLMo(config, init_params=False)
+    scale_attention(model, scaling, training_facts(checkpoint, is_olmo=True)["train_context_length"])
     try:
-        model = OLMo(config, init_params=False)
-        scale_attention(model, scaling, training_facts(checkpoint, is_olmo=True)["train_context_length"])
         weights = model._make_state_dict_compatible(weights)[0]
-        wanted = model.state_dict().keys()
-        refuse_other_weights(
-            path, "the model of its config.yaml", weights.keys() - wanted, wanted - weights.keys()
-        )
-        model.load_state_dict(weights)
-    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, AssertionError) as error:
-        if is_out_of_memory(error):
-            raise
+        found = model.load_state_dict(weights, strict=False)
+    except (RuntimeError, KeyError, AttributeError) as error:
         raise InputError(f"{path} is not the weights of its config.yaml: {cause_of(error)}") from error
+    refuse_other_weights(path, "its config.yaml", found.unexpected_keys, found.missing_keys)
     return model
 
 
 def _olmo_config(checkpoint: Path) -> "ModelConfig":
     from olmo.config import ModelConfig
-    from olmo.exceptions import OLMoConfigurationError
 
+    path = checkpoint / "config.yaml"
     try:
-        return ModelConfig.load(checkpoint / "config.yaml", key="model", validate_paths=False)
-    except (OLMoConfigurationError, KeyError, TypeError, ValueError, YAMLError) as error:
-        raise InputError(
-            f"{checkpoint / 'config.yaml'} is not an OLMo configuration: {cause_of(error)}"
-        ) from error
+        return ModelConfig.load(path, key="model", validate_paths=False)
+    except Exception as error:  # OLMo's, OmegaConf's, YAML's or Python's
+        raise InputError(f"{path} is not an OLMo configuration: {cause_of(error)}") from error
 
 
 def weight_files(names: Iterable[str]) -> list[str]:
@@ -276,37 +222,25 @@ def weight_files(names: Iterable[str]) -> list[str]:
 
 def snapshot(name: str, revision: str | None, with_code: bool) -> Path:
     """The folder of the hub's model `name`, at a branch, tag or commit, downloaded where it is not cached."""
-    at = "" if revision is None else f" at revision {revision}"
+    at = name if revision is None else f"{name} at revision {revision}"
     try:
         # Asked first, with a time limit: a download would retry for long where there is no network.
         found = HfApi().model_info(name, revision=revision, timeout=HUB_PATIENCE_SECONDS)
+        files = [file.rfilename for file in found.siblings or ()]
+        endings = (".json", ".jinja", ".model", "merges.txt", "vocab.txt", *((".py",) if with_code else ()))
+        wanted = [file for file in files if "/" not in file and file.endswith(endings)]
+        return Path(snapshot_download(name, revision=revision, allow_patterns=weight_files(files) + wanted))
     except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
         raise InputError(
-            f"there is no folder {name} here, and no model {name}{at} on the Hugging Face hub that you may"
-            f" read ({cause_of(error)})"
+            f"there is no folder {name} here, and no model {at} on the Hugging Face hub that you may read"
+            f" ({cause_of(error)})"
         ) from error
     except Exception as error:  # the hub's client raises its own, requests' or httpx' errors, by version
         with suppress(FileNotFoundError):
             return Path(snapshot_download(name, revision=revision, local_files_only=True))
         raise InputError(
-            f"there is no folder {name} here, and the Hugging Face hub cannot be reached"
-            f" ({cause_of(error)}) nor is {name}{at} in its cache; name a folder that holds the model"
-        ) from error
-    files = [file.rfilename for file in found.siblings or ()]
-    wanted = weight_files(files)
-    if not wanted and (ggufs := [file for file in files if file.lower().endswith(GGUF)]):
-        raise InputError(
-            f"{name}{at} holds GGUF files only; download one, such as {ggufs[0]}, and name the file"
-        )
-    of_tokenizers = (".json", ".jinja", ".model", "merges.txt", "vocab.txt")
-    wanted += [file for file in files if "/" not in file and file.endswith(of_tokenizers)]
-    if with_code:
-        wanted += [file for file in files if file.endswith(".py")]
-    try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
-    except Exception as error:  # as above
-        raise InputError(
-            f"the download of {name}{at} broke off ({cause_of(error)}); run the same command again"
+            f"there is no folder {name} here, and {at} is not in the cache and could not be fetched from the"
+            f" Hugging Face hub ({cause_of(error)}); run the same command again, or name a folder"
         ) from error
 
 
@@ -406,31 +340,27 @@ def find_model(word: str, revision: str | None = None, trust_remote_code: bool =
     over a name. A folder with one GGUF file and no other weights means that file. InputError if there is no
     model, with the next step.
     """
-    if not word or "://" in word:
-        raise no_name(word)
     path = Path(word)
     on_hub = re.fullmatch(_ON_HUB, word)
-    if on_hub and not path.exists() and path.suffix.lower() != GGUF:
+    is_gguf = path.suffix.lower() == GGUF
+    if on_hub and not path.exists() and not is_gguf:
         revision = on_hub[2] or revision
         folder = snapshot(on_hub[1], revision, trust_remote_code)
         refuse_adapter(folder)
         return Checkpoint(name_of(on_hub[1], revision), folder, False)
     if revision is not None:
-        raise InputError(f"--revision {revision} is of models on the Hugging Face hub; {word} is a folder")
+        raise InputError(f"--revision {revision} is of models on the Hugging Face hub; {word} is none")
     name = name_of(word)
-    if path.suffix.lower() == GGUF and path.is_file():
+    if is_gguf and path.is_file():
         return Checkpoint(name, path.parent, False, path.name)
     refuse_adapter(path)
     files = sorted(file.name for file in path.glob("*"))
-    is_olmo = _holds_olmo(path)
-    is_hugging_face = "config.json" in files and not is_olmo
-    if is_hugging_face and (weight_files(files) or MARK_FILE in files):
-        return Checkpoint(name, path, False)
     ggufs = [file for file in files if file.lower().endswith(GGUF)]
-    if len(ggufs) == 1 and not is_olmo:
-        return Checkpoint(name, path, False, ggufs[0])
-    if is_hugging_face:
-        raise without_weights(path)
+    if not _holds_olmo(path):
+        if "config.json" in files and (weight_files(files) or MARK_FILE in files):
+            return Checkpoint(name, path, False)
+        if len(ggufs) == 1:
+            return Checkpoint(name, path, False, ggufs[0])
     return Checkpoint(name, find_checkpoint(path), True)
 
 
@@ -439,14 +369,14 @@ def load_causal_lm(checkpoint: Checkpoint, loading: Loading, num_positions: int)
 
     InputError where it is broken, not a causal LM, or cannot take chosen position IDs.
     """
+    files = checkpoint.files(loading.trust_remote_code)
+    refuse_lfs_pointers(files)
     if checkpoint.is_olmo:
         if loading.device_map is not None:
             raise InputError(f"--device-map is for Hugging Face models; {checkpoint.folder} is an OLMo")
         return load_olmo(checkpoint.folder, loading.device, loading.dtype, num_positions)
     if (checkpoint.folder / MARK_FILE).exists():
-        files = checkpoint.files(loading.trust_remote_code)
         refuse_damaged(checkpoint.folder, [path.name for path in files])
-    refuse_lfs_pointers(*checkpoint.files(with_code=False))
     # Here, not above: the library takes seconds to import, and those who measure OLMo do not need it.
     from pipeline.models.huggingface import load_hugging_face
 

@@ -15,7 +15,7 @@ import torch
 from omegaconf import OmegaConf
 
 from pipeline.cli import InputError, logger
-from pipeline.models.load import RUN_FILES, damage_of, newest_whole, read_tensors, step_folders, write_mark
+from pipeline.models.load import RUN_FILES, newest_whole, read_tensors, step_folders, write_mark
 from pipeline.results.files import sync
 from pipeline.results.write import differences
 from pipeline.training.settings import plain_values, read_yaml
@@ -24,11 +24,11 @@ CONFIG_FILE = "config.yaml"
 
 
 def checkpoints_of(run_folder: Path) -> dict[int, Path]:
-    """Step -> folder of every checkpoint that is whole by the sizes of its files, ascending."""
+    """Step -> folder of every checkpoint that was written to its end, ascending."""
     return {
         step: folder
         for step, folder in step_folders(run_folder).items()
-        if damage_of(folder, RUN_FILES, reads_all=False) is None
+        if all((folder / name).is_file() for name in RUN_FILES)
     }
 
 
@@ -43,30 +43,14 @@ def save_checkpoint(run_folder: Path, step: int, config: Any, state: dict[str, d
     for leftover in (temporary, folder, *run_folder.glob(".step*-unsharded.old")):
         shutil.rmtree(leftover, ignore_errors=True)
     temporary.mkdir(parents=True)
-    try:
-        OmegaConf.save(config, temporary / CONFIG_FILE)
-        for stem, content in state.items():
-            _save(content, temporary / f"{stem}.pt")
-        write_mark(temporary)
-        for path in (*temporary.iterdir(), temporary):
-            sync(path)
-        temporary.rename(folder)
-        sync(run_folder)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-
-
-def _save(content: dict[str, Any], path: Path) -> None:
-    """`torch.save`, where a full disk is the OSError that it is."""
-    try:
-        with path.open("wb") as file:
-            torch.save(content, file)
-    except RuntimeError as error:
-        # torch buries what the file said under a complaint about positions in its archive
-        if isinstance(error.__context__, OSError):
-            raise error.__context__ from None
-        raise
+    OmegaConf.save(config, temporary / CONFIG_FILE)
+    for stem, content in state.items():
+        torch.save(content, temporary / f"{stem}.pt")
+    write_mark(temporary)
+    for path in (*temporary.iterdir(), temporary):
+        sync(path)
+    temporary.rename(folder)
+    sync(run_folder)
 
 
 def newest_state(run_folder: Path) -> dict[str, dict[str, Any]] | None:
@@ -95,8 +79,6 @@ _CHANGEABLE = {
     "eval_interval",
     "eval_context_lengths",
     "eval_num_documents",
-    "peak_flops",
-    "trackers",
     "device_train_microbatch_size",
     "device_train_microbatch_tokens",
     "distributed_strategy",

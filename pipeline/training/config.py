@@ -12,7 +12,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from olmo.model import OLMo
 from olmo.optim import build_scheduler
 from omegaconf import OmegaConf
 
-from pipeline.cli import InputError
+from pipeline.cli import InputError, cause_of
 from pipeline.models.olmo import ATTENTION_SCALINGS
 from pipeline.text.folder import TokenizedData
 from pipeline.training.positions import POSITION_SCHEMES, position_scheme
@@ -70,13 +69,6 @@ class PretrainConfig(TrainConfig):
     eval_num_documents: int = 64
     """Held-out documents to measure on, or as many as are long enough."""
 
-    peak_flops: float | None = None
-    """FLOPs a second that one device could do at most in the precision of the run, which
-    model_flops_utilization is a fraction of. None: measured at the start."""
-
-    trackers: list[str] | None = None
-    """Where metrics go beside metrics.jsonl: `tensorboard`, `wandb`."""
-
     distributed_strategy: DistributedStrategy | None = DistributedStrategy.ddp
     """Several ranks: `ddp` keeps all on each, `fsdp` shards. OLMo's field with another default."""
 
@@ -101,18 +93,13 @@ class PretrainConfig(TrainConfig):
 
     def micro_batch_size(self, num_ranks: int) -> int:
         """Sequences of each forward pass on one of `num_ranks` ranks; an InputError where none is."""
-        rank_batch_size, rest = divmod(self.global_train_batch_size, num_ranks)
-        if rest:
-            raise InputError(
-                f"global_train_batch_size {self.global_train_batch_size} (sequences) is not divisible by the"
-                f" {num_ranks} ranks"
-            )
-        micro_batch_size = min(self.device_train_microbatch_size, rank_batch_size)
-        if rank_batch_size % micro_batch_size:
-            raise InputError(
-                f"the {rank_batch_size} sequences of a rank are not divisible by"
-                f" device_train_microbatch_size {micro_batch_size} (sequences)"
-            )
+        batch_size = self.global_train_batch_size
+        micro_batch_size = min(self.device_train_microbatch_size, batch_size // num_ranks)
+        require(
+            micro_batch_size > 0 and batch_size % (num_ranks * micro_batch_size) == 0,
+            f"global_train_batch_size {batch_size} (sequences) is not divisible by {num_ranks} ranks times"
+            f" device_train_microbatch_size {self.device_train_microbatch_size}",
+        )
         return micro_batch_size
 
 
@@ -180,17 +167,13 @@ def load_config(path: Path, overrides: Sequence[str], data: DataFacts) -> Pretra
         for part in (file, chosen):
             if (given := OmegaConf.select(part, field)) not in (None, value):
                 raise InputError(f"{field} is {given}, but the tokenized data says {value}; leave it out")
-    _refuse_bad_numbers(config)
-    _refuse_bad_models(config)
+    _refuse_bad_values(config)
     _derive_sequences(config, {*file, *chosen})
-    _refuse_bad_names(config)
-    _refuse_bad_lengths(config)
     config.micro_batch_size(num_ranks=1)
     try:  # what OLMo would refuse later
         model_without_weights(config.model)
     except (OLMoConfigurationError, AssertionError, RuntimeError, ValueError) as error:
-        reason = (str(error).splitlines() or ["OLMo's own check fails"])[0]
-        raise InputError(f"model: OLMo refuses this combination of settings ({reason})") from error
+        raise InputError(f"model: OLMo refuses these settings ({cause_of(error)})") from error
     return config
 
 
@@ -203,93 +186,63 @@ def _derive_sequences(config: PretrainConfig, given: set[Any]) -> None:
     """Turn batch sizes in tokens into OLMo's, in sequences of this run's length."""
     length = config.sequence_length
     for kind in ("global_train_batch", "device_train_microbatch"):
-        tokens_field = f"{kind}_tokens"
-        sequences_field = f"{kind}_size"
-        tokens = getattr(config, tokens_field)
-        num_sequences = getattr(config, sequences_field)
+        tokens = getattr(config, f"{kind}_tokens")
         if tokens is None:
             continue
-        if tokens % length:
-            raise InputError(
-                f"{tokens_field} {tokens} is not a multiple of the train_context_length, {length}"
-            )
-        if sequences_field in given and num_sequences != tokens // length:
-            raise InputError(
-                f"{tokens_field} {tokens} makes {tokens // length} sequences, but {sequences_field} is"
-                f" {num_sequences}; give one of the two"
-            )
-        setattr(config, sequences_field, tokens // length)
+        num_sequences, rest = divmod(tokens, length)
+        require(not rest, f"{kind}_tokens {tokens} is not a multiple of train_context_length, {length}")
+        require(
+            f"{kind}_size" not in given or getattr(config, f"{kind}_size") == num_sequences,
+            f"{kind}_tokens {tokens} makes {num_sequences} sequences, and {kind}_size says otherwise; give"
+            " one of the two",
+        )
+        setattr(config, f"{kind}_size", num_sequences)
 
 
-def _refuse_bad_numbers(config: PretrainConfig) -> None:
+def _refuse_bad_values(config: PretrainConfig) -> None:
+    """Refuse what would train another model than was meant, or fail after hours."""
+    for name, value in plain_values(config).items():
+        require(
+            name in HONOURED_FIELDS or value in (None, _olmo_defaults()[name]),
+            f"'{name}' is a field of OLMo's trainer that pretrain does not act on; leave it out",
+        )
     require_numbers(
         config,
         "train_context_length pose_target_length randomized_target_length eval_context_lengths eval_interval"
         " global_train_batch_size global_train_batch_tokens device_train_microbatch_size"
         " device_train_microbatch_tokens eval_num_documents save_interval console_log_interval max_grad_norm"
-        " optimizer.learning_rate optimizer.eps peak_flops model.d_model model.n_heads model.n_kv_heads"
-        " model.n_layers model.mlp_ratio model.mlp_hidden_size model.max_sequence_length",
+        " optimizer.learning_rate optimizer.eps model.n_heads",
     )
     require_numbers(config, "seed optimizer.weight_decay scheduler.t_warmup scheduler.alpha_f", zero=True)
-    betas_and_dropouts = (
-        "optimizer.betas model.attention_dropout model.residual_dropout model.embedding_dropout"
-    )
-    require_numbers(config, betas_and_dropouts, most=1, zero=True)
-
-
-def _refuse_bad_models(config: PretrainConfig) -> None:
-    model = config.model
     require_name("precision", config.precision, ("auto", "amp_bf16", "fp32"))
     require_name("attention_scaling", config.attention_scaling, ATTENTION_SCALINGS)
+    position_scheme(config.position_scheme, config.position_target_length)
+    model, length, target_length = config.model, config.sequence_length, config.position_target_length
     require(
-        model.d_model % (2 * model.n_heads) == 0,
-        f"model.d_model {model.d_model} is not a multiple of twice model.n_heads, {model.n_heads}: RoPE turns"
-        " pairs within a head",
+        bool(model.rope) and not model.alibi and model.d_model % (2 * model.n_heads) == 0,
+        "position IDs can be chosen only with model.rope, without model.alibi, and with a model.d_model that"
+        " is a multiple of twice model.n_heads",
     )
     require(
-        bool(model.rope) and not model.alibi,
-        f"model.rope is {model.rope} and model.alibi {model.alibi}; position IDs can be chosen in models with"
-        " RoPE only",
-    )
-    require(
-        config.sequence_length <= model.max_sequence_length,
-        f"train_context_length is {config.sequence_length}; it must be at most model.max_sequence_length,"
+        length <= model.max_sequence_length,
+        f"train_context_length is {length}; it must be at most model.max_sequence_length,"
         f" {model.max_sequence_length}",
     )
-
-
-def _refuse_bad_names(config: PretrainConfig) -> None:
-    for name, value in plain_values(config).items():
-        if name not in HONOURED_FIELDS and value is not None and value != _olmo_defaults()[name]:
-            raise InputError(
-                f"'{name}' is a field of OLMo's trainer that pretrain does not act on; leave it out"
-            )
-    for tracker in config.trackers or ():  # accelerate would go on without it
-        if find_spec(tracker) is None:
-            raise InputError(f"trackers names {tracker}, which is not installed: pip install {tracker}")
-
-
-def _refuse_bad_lengths(config: PretrainConfig) -> None:
-    length = config.sequence_length
-    position_scheme(config.position_scheme, config.position_target_length)
     for scheme in POSITION_SCHEMES:
-        target_length = getattr(config, name := f"{scheme}_target_length", None)
-        if target_length is None:
-            continue
-        if scheme != config.position_scheme:
-            raise InputError(
-                f"{name} is {target_length}; position_scheme '{config.position_scheme}' would ignore it"
-            )
-        if target_length < length:
-            raise InputError(
-                f"{name} is {target_length} tokens; it must be at least train_context_length, {length}"
-            )
+        require(
+            scheme == config.position_scheme or getattr(config, f"{scheme}_target_length", None) is None,
+            f"{scheme}_target_length would be ignored by position_scheme '{config.position_scheme}'",
+        )
+    require(
+        target_length is None or target_length >= length,
+        f"{config.position_scheme}_target_length is {target_length}; it must be at least"
+        f" train_context_length, {length}",
+    )
     lengths = config.eval_context_lengths or ()
-    for length in lengths:
-        if max(lengths) % length:
-            raise InputError(
-                f"eval_context_lengths has {length}; each must divide the longest, {max(lengths)}"
-            )
+    require(
+        not any(max(lengths) % each for each in lengths),
+        f"eval_context_lengths {lengths}: each must divide the longest",
+    )
 
 
 def model_without_weights(config: ModelConfig) -> OLMo:
@@ -312,11 +265,9 @@ def num_training_steps(max_duration: int | str, tokens_per_step: int, steps_per_
             num_steps = math.ceil(float(text[:-1]) / tokens_per_step)
         else:
             num_steps = int(float(text))
-    except (ValueError, OverflowError) as error:
-        sentence = f"max_duration '{max_duration}' is not steps (1000), tokens ('2e6T') or epochs ('2ep')"
-        raise InputError(sentence) from error
-    if num_steps < 1:
-        raise InputError(f"max_duration '{max_duration}' is less than one step")
+    except (ValueError, OverflowError):
+        num_steps = 0
+    require(num_steps > 0, f"max_duration '{text}' is not steps (1000), tokens ('2e6T') or epochs ('2ep')")
     return num_steps
 
 

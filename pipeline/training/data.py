@@ -18,57 +18,6 @@ from pipeline.text.folder import TokenizedData, read_manifest, refuse_damage
 from pipeline.training.config import PretrainConfig
 from pipeline.training.positions import PositionScheme, position_scheme
 
-LARGEST_SHUFFLE = 1 << 22
-"""Up to so many sequences NumPy's own shuffle is held, 32 MiB."""
-_NUM_ROUNDS = 8
-
-
-class EpochOrder:
-    """A permutation of 0 … num_sequences - 1, which `seed` decides, and which is not held where it is large.
-
-    C4's 2.4 billion sequences of 64 tokens would take 19 GB on every rank. So a large order is a keyed
-    bijection, computed for the few indices of a step: a Feistel network on the smallest power of two that
-    holds them all, walked until it lands inside (Black and Rogaway 2002, "Ciphers with Arbitrary Finite
-    Domains"; as shuffle: Mitchell et al. 2021, arXiv 2106.06161).
-    """
-
-    def __init__(
-        self, num_sequences: int, seed: Sequence[int], *, largest_shuffle: int = LARGEST_SHUFFLE
-    ) -> None:
-        generator = np.random.default_rng(seed)
-        self._num_sequences = num_sequences
-        self._shuffled = generator.permutation(num_sequences) if num_sequences <= largest_shuffle else None
-        self._round_keys = generator.integers(1 << 64, size=_NUM_ROUNDS, dtype=np.uint64)
-        num_bits = max(2, (num_sequences - 1).bit_length())
-        self._half_widths = (num_bits - num_bits // 2, num_bits // 2)  # of the left and the right half
-
-    def sequences_at(self, places_N: np.ndarray) -> np.ndarray:
-        """Indices [N], int64, of the sequences that come at these places of the epoch."""
-        if self._shuffled is not None:
-            return self._shuffled[places_N]
-        indices_N = self._permute(places_N.astype(np.uint64))
-        while (is_outside_N := indices_N >= self._num_sequences).any():
-            indices_N[is_outside_N] = self._permute(indices_N[is_outside_N])
-        return indices_N.astype(np.int64)
-
-    def _permute(self, numbers_N: np.ndarray) -> np.ndarray:
-        """One pass of the network, a bijection on the power of two."""
-        left_width, right_width = self._half_widths
-        left_N = numbers_N >> np.uint64(right_width)
-        right_N = numbers_N & np.uint64((1 << right_width) - 1)
-        for key in self._round_keys:
-            # The halves, of unequal width where the number of bits is odd, change places every round.
-            left_N, right_N = right_N, left_N ^ (_mix(right_N ^ key) & np.uint64((1 << left_width) - 1))
-            left_width, right_width = right_width, left_width
-        return (left_N << np.uint64(right_width)) | right_N
-
-
-def _mix(numbers_N: np.ndarray) -> np.ndarray:
-    """Every bit of the result depends on every bit of the number: the finalizer of SplitMix64."""
-    numbers_N = (numbers_N ^ (numbers_N >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    numbers_N = (numbers_N ^ (numbers_N >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return numbers_N ^ (numbers_N >> np.uint64(31))
-
 
 def refuse_damaged_tokens(data: TokenizedData, rank: int = 0, num_ranks: int = 1) -> None:
     """Compare the SHA-256 of the training files: what is recorded of a run must be true of it.
@@ -148,7 +97,7 @@ class TrainingBatches:
                 f" step takes {batch_size}; tokenize more text or lower the batch"
             )
         self._order_of_epoch = lru_cache(maxsize=1)(
-            lambda epoch: EpochOrder(sum(lengths), [seed, _ORDER, epoch])
+            lambda epoch: np.random.default_rng([seed, _ORDER, epoch]).permutation(sum(lengths))
         )
 
     @classmethod
@@ -169,7 +118,7 @@ class TrainingBatches:
         """Indices [B] of the sequences of `step`, counted from 1. An epoch's incomplete batch is left out."""
         epoch, batch_index = divmod(step - 1, self.steps_per_epoch)
         first = batch_index * self._batch_size
-        return self._order_of_epoch(epoch).sequences_at(np.arange(first, first + self._batch_size))
+        return self._order_of_epoch(epoch)[first : first + self._batch_size]
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """(token_ids_BS, position_ids_BS) of `step`, int64; tokens beyond the vocabulary are refused."""

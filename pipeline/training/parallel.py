@@ -14,9 +14,9 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from olmo.config import ModelConfig
 from olmo.model import OLMo
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from pipeline.cli import logger
@@ -78,51 +78,15 @@ def shard(model: OLMo, accelerator: Accelerator) -> None:
     fully_shard(model, mesh=mesh, mp_policy=precision)
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` itself, or all of it where it is sharded; then every rank must ask."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
-def gather(state: Any, is_kept: bool) -> Any:
-    """Nested dicts and lists with their tensors whole and on the CPU, or None where not `is_kept`.
-
-    Where they are sharded, every rank must ask.
-    """
-    if isinstance(state, torch.Tensor):
-        tensor = whole(state.detach())
-        return tensor.cpu() if is_kept else None
-    if isinstance(state, dict):
-        return {name: gather(value, is_kept) for name, value in state.items()}
-    return [gather(value, is_kept) for value in state] if isinstance(state, list) else state
+def whole_states(model: OLMo, optimizer: Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
+    """States of model and optimizer by parameter names, on the CPU of the first rank; every rank must ask."""
+    return get_state_dict(model, optimizer, options=_WHOLE)
 
 
-def load_weights(model: OLMo, weights: dict[str, torch.Tensor]) -> None:
-    """Load whole weights into a model, sharded or not."""
-    parts = model.state_dict()
-    model.load_state_dict({name: _as_part(weight, parts.get(name)) for name, weight in weights.items()})
-
-
-def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load a whole state into an optimizer whose parameters are sharded or not."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    of_parameters = {
-        index: {
-            # Moments are of the parameter's shape; the count of steps is one number.
-            name: _as_part(value, parameters[index]) if value.shape == parameters[index].shape else value
-            for name, value in moments.items()
-        }
-        for index, moments in state["state"].items()
-    }
-    # The step is computed as this machine can (fused or not), whatever the one before did.
-    groups = [
-        saved | {"fused": ours.get("fused")}
-        for saved, ours in zip(state["param_groups"], optimizer.param_groups, strict=True)
-    ]
-    optimizer.load_state_dict({"state": of_parameters, "param_groups": groups})
-
-
-def _as_part(tensor: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
-    """The rank's part of `tensor`, cut as `like` is; every rank has all of it, so nothing is sent."""
-    if not isinstance(like, DTensor):
-        return tensor
-    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+def load_whole(model: OLMo, optimizer: Optimizer, weights: dict[str, Any], moments: dict[str, Any]) -> None:
+    """Load what `whole_states` returned, on every rank, which keeps its part of it."""
+    states = {"model_state_dict": weights, "optim_state_dict": moments}
+    set_state_dict(model, optimizer, **states, options=_WHOLE)

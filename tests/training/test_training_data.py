@@ -1,8 +1,5 @@
 """Each step's batch: a function of seed and step, every sequence once an epoch, whatever the size."""
 
-import resource
-import tracemalloc
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +9,8 @@ from olmo.data.memmap_dataset import MemMapDataset
 
 from pipeline.cli import InputError
 from pipeline.text.folder import TokenizedData
-from pipeline.training.data import LARGEST_SHUFFLE, EpochOrder, Prefetch, TrainingBatches
+from pipeline.training.data import Prefetch, TrainingBatches
 from pipeline.training.positions import contiguous_position_ids, position_scheme
-
-C4_SEQUENCES = 156_000_000_000 // 64
 
 
 @pytest.fixture
@@ -50,6 +45,7 @@ def test_each_epoch_takes_every_sequence_once_in_another_order(paths: list[Path]
     ]
     assert all(sorted(epoch) == [0, 1, 2, 3, 4] for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) > 1
+    assert epochs[3] == np.random.default_rng([0, 0, 3]).permutation(5).tolist()
     of_two = batches_of(paths, 2)  # an incomplete batch is left out
     assert of_two.steps_per_epoch == 2
     assert len({*of_two.sequence_indices(1).tolist(), *of_two.sequence_indices(2).tolist()}) == 4
@@ -80,77 +76,10 @@ def test_sequences_are_those_of_olmos_memmap_dataset(data: TokenizedData) -> Non
         assert token_ids_S.tolist() == dataset[index]["input_ids"].tolist()
 
 
-def test_more_files_than_a_process_may_open(tmp_path: Path) -> None:
-    # C4 in 1,024 shards is over two thousand files
-    paths = [tmp_path / f"part-{index:05d}.npy" for index in range(300)]
-    for index, path in enumerate(paths):
-        np.array([index, 65_535 - index], dtype=np.uint16).tofile(path)
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
-    try:
-        token_ids_BS, _ = batches_of(paths, 300).batch(1)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert sorted(token_ids_BS.tolist()) == [[index, 65_535 - index] for index in range(300)]
-
-
 def test_a_token_beyond_the_vocabulary_is_refused_by_its_file(paths: list[Path]) -> None:
     batches_of(paths, 5, vocabulary_size=14).batch(1)
     with pytest.raises(InputError, match=r"part-00001.npy holds the token 13, .* vocabulary of 13: they"):
         batches_of(paths, 5, vocabulary_size=13).batch(1)
-
-
-def whole(num_sequences: int, seed: list[int], largest_shuffle: int) -> np.ndarray:
-    order = EpochOrder(num_sequences, seed, largest_shuffle=largest_shuffle)
-    return order.sequences_at(np.arange(num_sequences))
-
-
-def test_every_sequence_comes_once_at_every_size() -> None:
-    for largest_shuffle in (0, LARGEST_SHUFFLE):
-        for num_sequences in (*range(1, 70), 127, 128, 129, 1000, 4095, 4097, 65_537):
-            order = whole(num_sequences, [3, 0, 1], largest_shuffle)
-            assert sorted(order.tolist()) == list(range(num_sequences)), num_sequences
-            assert order.dtype == np.int64
-    assert whole(5, [0, 0, 0], 5).tolist() == np.random.default_rng([0, 0, 0]).permutation(5).tolist()
-
-
-def test_a_place_is_a_function_of_seed_and_epoch_alone() -> None:
-    places = np.array([77_777, 3, 12])
-    order = EpochOrder(100_003, [1, 0, 0], largest_shuffle=0)
-    assert order.sequences_at(places).tolist() == whole(100_003, [1, 0, 0], 0)[places].tolist()
-    for other in ([2, 0, 0], [1, 0, 1]):
-        assert (whole(100_003, other, 0) == whole(100_003, [1, 0, 0], 0)).sum() < 20
-
-
-def test_the_order_is_like_a_uniform_shuffle() -> None:
-    # Three numbers whose distribution under uniform shuffles is known: fixed points are Poisson with mean 1,
-    # neighbours stay neighbours as often, and the rank correlation with the identity has deviation n**-0.5.
-    size = 10_007
-    seeds = range(40)
-    orders = [whole(size, [seed, 0, 0], 0) for seed in seeds]
-    assert 15 < sum(int((order == np.arange(size)).sum()) for order in orders) < 70
-    assert 15 < sum(b - a == 1 for order in orders for a, b in pairwise(order.tolist())) < 70
-    correlations = [np.corrcoef(order, np.arange(size))[0, 1] * size**0.5 for order in orders]
-    assert 0.6 < np.std(correlations) < 1.5
-    assert abs(np.mean(correlations)) < 0.7
-    # and each sequence comes first about as often as any other
-    firsts = [
-        int(EpochOrder(5, [s, 0, 0], largest_shuffle=0).sequences_at(np.array([0]))[0]) for s in range(2000)
-    ]
-    assert np.bincount(firsts, minlength=5).min() > 320  # 400 expected, deviation 18
-
-
-def test_all_of_c4_is_ordered_in_a_few_kilobytes() -> None:
-    tracemalloc.start()
-    try:
-        order = EpochOrder(C4_SEQUENCES, [0, 0, 0])
-        sequences = order.sequences_at(np.arange(10**9, 10**9 + 4096))
-        _, peak_bytes = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak_bytes < 1 << 20
-    assert len(set(sequences.tolist())) == 4096
-    assert sequences.min() >= 0 and sequences.max() < C4_SEQUENCES
 
 
 def test_each_step_gets_its_own_batch_made_once_and_one_step_ahead() -> None:

@@ -5,7 +5,6 @@ import math
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,11 @@ from torch.nn.functional import cross_entropy
 from pipeline.cli import InputError
 from pipeline.models.load import load_olmo
 from pipeline.models.olmo import blocks_of
-from pipeline.text.folder import EvaluationDocument
 from pipeline.training import speed
 from pipeline.training import trainer as trainer_module
 from pipeline.training.checkpoints import refuse_another_run
-from pipeline.training.loop import train
 from pipeline.training.speed import mixed_precision_of
-from pipeline.training.trainer import HeldOutLoss, Trainer, next_token_loss
+from pipeline.training.trainer import Trainer, held_out_losses, next_token_loss
 
 MakeTrainer = Callable[..., Trainer]
 TINY = Path(__file__).parents[2] / "olmo_configs" / "tiny.yaml"
@@ -41,8 +38,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def metrics(run_folder: Path) -> list[dict[str, float]]:
     lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
-    timed = ("tokens_per_second", "model_flops_utilization")
-    return [{name: value for name, value in line.items() if name not in timed} for line in lines]
+    return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in lines]
 
 
 def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
@@ -156,7 +152,7 @@ def test_a_run_begins_with_the_weights_of_another_and_at_another_length(
     trained = weights(second.checkpoint)
     assert not same(trained, weights(first.checkpoint))
     assert same(make_trainer(tmp_path / "second", *wanted)._olmo.state_dict(), trained)  # it goes on
-    with pytest.raises(InputError, match=r"load_path: the weights of .*step6-unsharded do not fit .*scale_H"):
+    with pytest.raises(RuntimeError, match="scale_H"):
         make_trainer(tmp_path / "third", *wanted, "attention_scaling=learnt")
 
 
@@ -188,8 +184,7 @@ def test_auto_takes_bfloat16_where_it_is_faster_and_slow_bfloat16_is_said(
     for precision, speedup, chosen in cases:
         monkeypatch.setattr(speed, "bfloat16_speedup", lambda _, speedup=speedup: speedup)
         assert mixed_precision_of(precision, CPU) == chosen, (precision, speedup)
-    sentence = "bfloat16 is 5.0 times slower than float32 on this cpu; precision=fp32 is recommended"
-    assert caplog.text.count("slower") == caplog.text.count(sentence) == 1
+    assert caplog.text.count("bfloat16 is 5.0 times slower") == 1
 
 
 def test_a_run_goes_on_in_its_own_precision_or_is_refused(
@@ -197,8 +192,7 @@ def test_a_run_goes_on_in_its_own_precision_or_is_refused(
 ) -> None:
     make_trainer(tmp_path, "save_interval=6").run()  # in float32
     monkeypatch.setattr(speed, "bfloat16_speedup", lambda _: 4.0)
-    sentence = "precision is amp_bf16, but the checkpoint was trained in float32; go on with precision=fp32"
-    with pytest.raises(InputError, match=sentence):
+    with pytest.raises(InputError, match="go on with precision=fp32"):
         make_trainer(tmp_path, "precision=amp_bf16")
     assert make_trainer(tmp_path, "precision=auto")._accelerator.mixed_precision == "no"
     assert mixed_precision_of("auto", CPU, saved="bf16") == "bf16"  # whatever is faster on the next machine
@@ -217,31 +211,9 @@ def test_metrics_lead_to_the_checkpoint_that_is_gone_on_from(
         for step, num_lines in ((7, 6), (8, 8)):  # flushed every second step
             trainer._write({"step": step, "loss_nats": 1.5, "tokens_per_second": 10.0})
             assert len(metrics(tmp_path)) == num_lines
-    for content in (b"", b"\xff\x00", b"[1]\n", b'{"step": 1}\n{"step": 3}\n'):
-        path.write_bytes(content)
-        with pytest.raises(InputError, match="metrics.jsonl is damaged: it does not hold the 6 steps"):
-            make_trainer(tmp_path).run()
-
-
-@pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this processor cannot flush them")
-def test_a_training_flushes_denormal_numbers_and_ends_with_the_same_weights(
-    tmp_path: Path, make_trainer: MakeTrainer
-) -> None:
-    torch.set_flush_denormal(False)  # the flag is the thread's own, for the rest of its life
-    alone = make_trainer(tmp_path / "alone").run()
-    trainer = make_trainer(tmp_path / "run")
-    denormal = torch.tensor(torch.finfo(torch.float32).smallest_normal) / 2
-    seen = []
-
-    def make() -> Trainer:
-        seen.append(float(denormal * 1))
-        return trainer
-
-    assert float(denormal * 1) > 0
-    train(tmp_path / "run", "", make)
-    torch.set_flush_denormal(False)
-    assert seen == [0.0]
-    assert same(weights(trainer.checkpoint), weights(alone))
+    path.write_text("")
+    with pytest.raises(InputError, match="metrics.jsonl does not hold the 6 steps"):
+        make_trainer(tmp_path).run()
 
 
 def test_checkpointed_activations_are_computed_again_to_the_same_losses(
@@ -262,60 +234,41 @@ def test_compiled_blocks_give_the_same_losses_and_names(make_trainer: MakeTraine
     assert compiled._olmo.state_dict().keys() == plain._olmo.state_dict().keys()
 
 
-@pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")
-def test_tensorboard_gets_every_metric_of_every_step(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    make_trainer(tmp_path / "run", "trackers=[tensorboard]").run()
-    (folder,) = (tmp_path / "run" / "trackers").iterdir()
-    events = EventAccumulator(str(folder)).Reload()
-    assert [event.step for event in events.Scalars("loss_nats")] == [1, 2, 3, 4, 5, 6]
-    assert {"learning_rate", "gradient_norm", "model_flops_utilization"} <= set(events.Tags()["scalars"])
-
-
-def documents(*lengths: int) -> list[EvaluationDocument]:
-    generator = np.random.default_rng(0)
-    return [
-        EvaluationDocument(str(index), generator.integers(0, VOCABULARY, size=length).astype(np.int32))
-        for index, length in enumerate(lengths)
-    ]
-
-
 def logits_at(token_ids_WS: torch.Tensor, position_ids_1S: torch.Tensor) -> torch.Tensor:
     """A causal model of random weights: what it says depends on all tokens so far and on their positions."""
     table_VV = torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(1))
     return (table_VV[token_ids_WS] * (1 + position_ids_1S[..., None])).cumsum(1)
 
 
-def naive_mean_loss(texts: list[np.ndarray], context_length: int) -> float:
+def naive_mean_loss(texts_DL: torch.Tensor, context_length: int) -> float:
     """One target at a time: every token but the first of each sequence, given those before it in there."""
     losses = []
-    for text in texts:
-        for start in range(0, len(text), context_length):
+    for text_L in texts_DL:
+        for start in range(0, len(text_L), context_length):
             for target in range(start + 1, start + context_length):
-                seen = torch.tensor(text[start:target].astype(np.int64))[None]
-                log_probs = logits_at(seen, torch.arange(len(seen[0]))[None])[0, -1].log_softmax(-1)
-                losses.append(-float(log_probs[int(text[target])]))
+                seen = text_L[None, start:target]
+                log_probs = logits_at(seen, torch.arange(seen.shape[1])[None])[0, -1].log_softmax(-1)
+                losses.append(-float(log_probs[int(text_L[target])]))
     return float(np.mean(losses))
 
 
 def test_the_held_out_loss_is_that_of_one_target_at_a_time() -> None:
-    texts = documents(30, 11, 12, 40, 24)  # the second is too short, the fifth one too many
-    chosen = [texts[index].token_ids[:12] for index in (0, 2, 3)]
+    texts_DL = torch.randint(VOCABULARY, (3, 12), generator=torch.Generator().manual_seed(0))
     expected = {
-        f"held_out_loss_nats_at_{length}": pytest.approx(naive_mean_loss(chosen, length), rel=1e-5)
+        f"held_out_loss_nats_at_{length}": pytest.approx(naive_mean_loss(texts_DL, length), rel=1e-5)
         for length in (4, 12)
     }
     for tokens_per_batch in (1, 20, 1000):
-        assert HeldOutLoss(texts, [4, 12], 3, tokens_per_batch)(logits_at, CPU) == expected
+        assert held_out_losses(texts_DL, [4, 12], tokens_per_batch, logits_at) == expected
 
 
 def test_the_held_out_loss_is_logged_when_due_without_dropout_and_leaves_the_training_as_it_is(
     make_trainer: MakeTrainer, tmp_path: Path
 ) -> None:
-    monitor = HeldOutLoss(documents(32, 40), [8, 32], 2, 64)
     alone = make_trainer(tmp_path / "alone", DROPOUT, *POSE).run()
-    watched = make_trainer(tmp_path / "watched", DROPOUT, *POSE, "eval_interval=4", held_out_loss=monitor)
+    asked = "eval_interval=4", "eval_context_lengths=[8,32]"
+    texts_DL = torch.arange(64).reshape(2, 32) % 40
+    watched = make_trainer(tmp_path / "watched", DROPOUT, *POSE, *asked, held_out_DL=texts_DL)
     assert same(weights(watched.run()), weights(alone))
     is_measured = ["held_out_loss_nats_at_32" in line for line in metrics(tmp_path / "watched")]
     assert is_measured == [False, False, False, True, False, True]
