@@ -79,7 +79,7 @@ class HeldOutLoss:
     At context length c the L tokens of a document are cut into L / c sequences of c tokens, each at
     position IDs 0 … c - 1; the loss is the mean cross-entropy, in nats, of every token but the first of its
     sequence: that of training, at contiguous positions. So a target sees contexts of every length up to c,
-    and this monitors and does not measure; length_losses.py measures at exactly so many tokens.
+    and this monitors and does not measure; loss_differences.py measures at exactly so many.
     """
 
     def __init__(
