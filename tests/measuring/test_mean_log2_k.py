@@ -11,7 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from measured_documents import DOCUMENTS, SHORT, measure, with_far, write_checkpoint, write_data
+from measured_documents import (
+    DOCUMENTS,
+    SHORT,
+    contents,
+    flip,
+    measure,
+    with_far,
+    write_checkpoint,
+    write_data,
+)
 from measured_documents import chunk_of as chunk_of_length
 from naive_predictions import Case, Stock, behind, divergence, log_probs, naive_losses, stock_olmo
 from olmo.model import OLMo
@@ -216,6 +225,18 @@ def test_query_reads_selectors_and_evaluators_together(crossed: Path) -> None:
     _, rows = run_query(connect(crossed, sql), sql, 10)
     assert rows == [("run", "fourth"), ("run", "run"), ("run", "third")]
     assert read_settings(crossed, "influential_tokens").keys() == {"run"}
+
+
+def test_a_lost_shard_is_tried_again_to_the_same_bytes(folder: Path, crossed: Path) -> None:
+    before = contents(crossed)
+    next((crossed / "_stages" / "evaluate_tokens").rglob("00001-of-*.done")).unlink()
+    path = next((crossed / "sparse_context_losses" / "model=run" / "evaluator=third").iterdir())
+    flip(path)
+    with pytest.raises(InputError, match="run evaluate_tokens"):
+        read_artefact(crossed, "sparse_context_losses")
+    words = ["--checkpoints", *(str(folder / name) for name in NAMES[1:]), "--results", str(crossed)]
+    measure(evaluate_tokens, folder, "--choices", str(crossed), *words)
+    assert contents(crossed) == before
 
 
 def test_what_is_refused(folder: Path, crossed: Path, tmp_path: Path) -> None:

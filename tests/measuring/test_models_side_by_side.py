@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from measured_documents import LONG, SHORT, chunk_of, measure, with_far, write_checkpoint, write_data
 from naive_predictions import Case, divergence, log_probs, naive_divergences, naive_losses, stock_olmo
@@ -92,6 +93,22 @@ def test_influences_are_of_every_far_token(judged: Path, models: dict[str, OLMo]
         left_out: list[Case] = [(tokens, {*seen} - {position}) for position in range(place - SHORT)]
         long, *others = naive_losses(stock_olmo(models[row.model]), place, [(tokens, seen), *left_out])
         np.testing.assert_allclose(row.influences, np.array(others) - long, atol=TOLERANCE)
+
+
+def test_an_evaluator_with_the_selector_s_weights_finds_its_very_numbers(
+    folder: Path, models: dict[str, OLMo], tmp_path: Path
+) -> None:
+    write_checkpoint(tmp_path / "twin", models["run"])
+    rules = ["--rules", "leave_one_out", "random", "greedy", "nearest", "--k", "1", "3"]
+    results = measure(influential_tokens, folder, *rules, "--results", str(tmp_path / "results"))
+    words = ["--choices", str(results), "--results", str(results), "--checkpoints", str(tmp_path / "twin")]
+    measure(evaluate_tokens, folder, *words)
+    for artefact in ("sparse_context_losses", "dependency_sparsity"):
+        rows = read_artefact(results, artefact)
+        own, twin = (rows[rows["judge"] == judge].drop(columns="judge") for judge in ("run", "twin"))
+        key = [name for name in (*TARGET, "rule", "far_context", "k", "criterion") if name in rows]
+        own, twin = (one.sort_values(key, ignore_index=True) for one in (own, twin))
+        pd.testing.assert_frame_equal(own, twin, check_exact=True)
 
 
 def test_the_gains_of_a_judge_are_its_own(judged: Path) -> None:
