@@ -34,7 +34,6 @@ from typing import TYPE_CHECKING, Any, cast
 from pipeline.cli import InputError, folder_path, positive_int, stage_parser
 from pipeline.measuring.flags import ContextLengths, add_stage_arguments
 from pipeline.measuring.rules import BACKGROUND, INTERVENTIONS, Measuring
-from pipeline.models.load import name_of
 from pipeline.results.read import read_artefact, read_made_by, read_model_facts, sources
 from pipeline.results.schemas import OTHER_DOCUMENT
 from pipeline.results.versions import sha256_of_files
@@ -159,6 +158,8 @@ def _refuse_a_mixture(arguments: argparse.Namespace, selector: str, settings: Ma
     """Refuse a folder in which the selector tried its own choice in another way, or tried it itself."""
     if (made_by := read_made_by(arguments.results, CHOOSING).get(selector)) is None:
         return
+    from pipeline.models.load import name_of  # late, as above
+
     earlier = _settings(argparse.Namespace(intervention=None, num_backgrounds=None), made_by["settings"])
     if any(name_of(word, arguments.revision) == selector for word in arguments.checkpoints):
         raise InputError(f"model '{selector}' has tried its own choice in {arguments.results} when it chose")
