@@ -3,8 +3,8 @@
   python analysis/needed_context.py --results runs/demo/results --figures runs/demo/figures
 
 Reads what loss_differences --context-lengths measured. The longest context is worth what it gives more than
-the shortest, in nats
-of loss, and by the divergence, which does not see the answer. Of that worth a window of w tokens keeps
+the shortest, in nats of loss, and by the divergence, which does not see the answer. Of that worth a window of
+w tokens keeps
 
     kept(w) = (value(shortest) - value(w)) / (value(shortest) - value(longest))
 
