@@ -2,8 +2,9 @@
 
   python analysis/needed_context.py --results runs/demo/results --figures runs/demo/figures
 
-Reads what length_losses measured. The longest context is worth what it gives more than the shortest, in nats
-of loss, and by the divergence, which does not see the answer. Of that worth a window of w tokens keeps
+Reads what loss_differences --context-lengths measured. The longest context is worth what it gives more than
+the shortest, in nats of loss, and by the divergence, which does not see the answer. Of that worth a window of
+w tokens keeps
 
     kept(w) = (value(shortest) - value(w)) / (value(shortest) - value(longest))
 
@@ -55,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
     """The program's command line."""
     program = stage_parser(__doc__)
     add = program.add_argument
-    add("--results", type=folder_path, required=True, help="a results folder of length_losses")
+    add("--results", type=folder_path, required=True, help="a results folder with length_losses")
     add("--figures", type=folder_path, required=True, help="where the table and the figure are written")
     add(
         "--data",
@@ -189,7 +190,7 @@ def needed_context(
             if len(lengths_J) < 2:
                 raise InputError(
                     f"model '{model}' was measured with {lengths_J[0]} tokens of context only; name several"
-                    " --context-lengths of length_losses"
+                    " --context-lengths of loss_differences"
                 )
             longest = sums_JD[-1], num_targets_D.to_numpy()
             lost = [difference_of_ratios(longest, (sums_D, longest[1])) for sums_D in sums_JD]

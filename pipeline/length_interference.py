@@ -123,17 +123,11 @@ def main(arguments: argparse.Namespace) -> None:
         TokenizedData.open(arguments.data), arguments.distant_documents,
         max((placement.num_distant for placement in swaps), default=0),
     )  # fmt: skip
-    lengths = ContextLengths(
-        1, arguments.long_context_length, arguments.targets_per_chunk, arguments.target_stride
-    )
+    lengths = ContextLengths.of(vars(arguments), 1)
     near = NearContexts.of(lengths.targets_T, arguments.near_context_length, are_shared=arguments.share_near)
     read: dict[tuple[int, str, int, int], Prefix] = {}
 
-    def measure(
-        models: "Sequence[LoadedModel]", chunk: "Chunk", _: "Sequence[LoadedModel]"
-    ) -> "dict[str, Columns]":
-        (loaded,) = models
-
+    def measure(loaded: "LoadedModel", chunk: "Chunk", _: "LoadedModel | None") -> "dict[str, Columns]":
         def distant_of(placement: "Placement") -> "dict[str, Prefix]":
             found = {}
             for document_id, token_ids in texts.items():

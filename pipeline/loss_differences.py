@@ -5,9 +5,13 @@ in its chunk), short_context_loss (exactly the s tokens before t, a window of it
 loss_difference = short - long, positive where the long context helps. Every token keeps its position ID.
 Also foreign_context_loss, with another document's tokens as the far context: specific_gain = foreign - long
 is what only this document's tokens give. And the divergences KL(p(.|long) || p(.|short or foreign)), which do
-not see the answer: the expected gains. Hugging Face models, LongPPL (Fang et al. 2024): pipeline/RECIPES.md.
+not see the answer: the expected gains.
 
-writes   <results>/loss_differences/model=<name>/*.parquet      columns: pipeline/RESULTS.md
+With --context-lengths it measures length losses instead: for each length c, loss(t | exactly the c tokens
+before t), the same targets at every c, and KL(p(.|long) || p(.|c)). The notebook length_losses draws means.
+Hugging Face models, LongPPL (Fang et al. 2024): pipeline/RECIPES.md.
+
+writes   <results>/loss_differences/model=<name>/*.parquet, or length_losses; columns: pipeline/RESULTS.md
 resumes  run the same command again; complete shards are kept, other settings are refused
 
 full size, on one GPU:
@@ -17,6 +21,8 @@ full size, on one GPU:
 on a laptop, after `make demo` (seconds):
   python pipeline/loss_differences.py --data runs/demo/data --checkpoints runs/demo/models/long-seed0 \\
       --results runs/try/results --short-context-length 16 --long-context-length 256 --max-documents 16
+  python pipeline/loss_differences.py --data runs/demo/data --checkpoints runs/demo/models/short-pose \\
+      --results runs/try/results --context-lengths 8 32 128 --long-context-length 256 --max-documents 16
 """
 
 import sys
@@ -33,10 +39,9 @@ from typing import TYPE_CHECKING
 
 from pipeline.cli import InputError, positive_int, stage_parser
 from pipeline.measuring.flags import ContextLengths, add_evaluation_arguments
+from pipeline.measuring.rules import Measuring
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pipeline.measuring.stage import LoadedModel
     from pipeline.results.schemas import Columns
     from pipeline.text.chunks import Chunk
@@ -46,91 +51,111 @@ def parser() -> argparse.ArgumentParser:
     """The stage's command line."""
     stage = stage_parser(__doc__)
     add_evaluation_arguments(stage)
-    stage.add_argument("--short-context-length", type=positive_int, required=True, help="s, in tokens")
-    stage.add_argument(
-        "--reference-model", metavar="MODEL",
+    add = stage.add_argument
+    # fmt: off
+    add("--short-context-length", type=positive_int, help="s, in tokens; needed without --context-lengths")
+    add("--context-lengths", type=positive_int, nargs="*", metavar="C",
+        help="measure the losses at these context lengths, in tokens; if none is named: 8, 12, 16, 24, …"
+        " doubling in two steps up to what the first target has before it")
+    add("--reference-model", metavar="MODEL",
         help="a checkpoint of the same tokenizer, named as --checkpoints are, that every prediction under the"
-        " long context is compared with: a long-trained seed, for the expected gap (default: none)",
-    )  # fmt: skip
-    stage.add_argument(
-        "--near-context-length", type=positive_int, metavar="W",
-        help="also measure what foreign tokens before the last W do to the prediction from the last W alone:"
-        " the harm of length; W is the length that a model was trained at (default: not measured)",
-    )  # fmt: skip
-    stage.add_argument("--num-backgrounds", type=positive_int, default=4,
-        help="foreign documents that --near-context-length takes the mean over")  # fmt: skip
+        " long context is compared with: a long-trained seed, for the expected gap (default: none)")
+    # fmt: on
     return stage
 
 
-def check(arguments: argparse.Namespace) -> ContextLengths:
-    """Which tokens are predicted, and what they see; refuse lengths that do not fit together."""
-    lengths = ContextLengths(
-        arguments.short_context_length,
-        arguments.long_context_length,
-        arguments.targets_per_chunk,
-        arguments.target_stride,
-    )
-    near = arguments.near_context_length
-    if near is not None and near >= lengths.first_target:
+def default_context_lengths(longest: int) -> list[int]:
+    """8, 12, 16, 24, 32, … below `longest`, then `longest` itself."""
+    steps = (base << doublings for doublings in range(longest.bit_length()) for base in (8, 12))
+    return [*(length for length in steps if length < longest), longest]
+
+
+def check(arguments: argparse.Namespace) -> tuple[ContextLengths, list[int]]:
+    """Which tokens are predicted, and the context lengths, if any; refuse lengths that do not fit."""
+    if arguments.context_lengths is None:
+        if arguments.short_context_length is None:
+            raise InputError("give --short-context-length, or --context-lengths")
+        return ContextLengths.of(vars(arguments)), []
+    if arguments.short_context_length or arguments.reference_model:
+        raise InputError("--context-lengths is measured without --short-context-length and --reference-model")
+    # There is no short context here: one token fits wherever there is anything to measure.
+    lengths = ContextLengths.of(vars(arguments), 1)
+    context_lengths = sorted(set(arguments.context_lengths or default_context_lengths(lengths.first_target)))
+    if context_lengths[-1] > lengths.first_target:
         raise InputError(
-            f"--near-context-length {near} leaves no place for foreign tokens: the first target has"
-            f" {lengths.first_target} tokens before it; choose a smaller one"
+            f"--context-lengths {context_lengths[-1]}: the first target of a chunk has"
+            f" {lengths.first_target} tokens before it, and every length is measured on every target"
         )
-    return lengths
+    return lengths, context_lengths
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Measure every chunk of every checkpoint."""
-    lengths = check(arguments)
+    lengths, context_lengths = check(arguments)
+    if context_lengths:
+        _measure_lengths(arguments, lengths, context_lengths)
+    else:
+        _measure_differences(arguments, lengths)
 
+
+def _measure_lengths(
+    arguments: argparse.Namespace, lengths: ContextLengths, context_lengths: list[int]
+) -> None:
     # Imported late, for a --help, and a refusal, at once.
-    from pipeline.measuring.contexts import (  # fmt: skip
-        Measurement,
-        full_pass,
-        measured_in_sequence,
-        own_context,
-    )
-    from pipeline.measuring.far_context import FarContext
-    from pipeline.measuring.sparsity import compared_losses, length_harm
+    from pipeline.measuring.contexts import full_pass, measured_windows, own_context
+    from pipeline.measuring.stage import MeasuringStage
+
+    def measure(loaded: "LoadedModel", chunk: "Chunk", _: "LoadedModel | None") -> "dict[str, Columns]":
+        chunk_L, targets_T = chunk.token_ids_L, lengths.targets_T
+        long = full_pass(loaded.model, own_context(chunk_L, lengths)).predictions
+        measured = [
+            measured_windows(loaded.model, chunk_L, targets_T, context_length, loaded.batching, long)
+            for context_length in context_lengths
+        ]
+        columns: Columns = {
+            "document_id": [chunk.document_id] * len(context_lengths),
+            "chunk_index": [chunk.chunk_index] * len(context_lengths),
+            "context_length": context_lengths,
+            "num_targets": [lengths.num_targets] * len(context_lengths),
+            "mean_loss": [float(of_length.losses.mean()) for of_length in measured],
+            "mean_divergence": [float(of_length.divergences.mean()) for of_length in measured],
+            "losses": [of_length.losses.tolist() for of_length in measured],
+            "divergences": [of_length.divergences.tolist() for of_length in measured],
+        }
+        return {"length_losses": columns}
+
+    settings = {"context_lengths": context_lengths}
+    MeasuringStage(arguments, "length_losses", settings, measure, has_null=lambda _: False).run()
+
+
+def _measure_differences(arguments: argparse.Namespace, lengths: ContextLengths) -> None:
+    from pipeline.measuring.contexts import full_pass, measured_in_sequence, own_context  # late, as above
+    from pipeline.measuring.sparsity import compared_losses, contexts_of
     from pipeline.measuring.stage import MeasuringStage
     from pipeline.models.interface import NotFiniteLossError
-
-    reference = [] if arguments.reference_model is None else [arguments.reference_model]
-
-    near = arguments.near_context_length
-    num_backgrounds = 0 if near is None else arguments.num_backgrounds
+    from pipeline.results.schemas import OWN
 
     def measure(
-        models: "Sequence[LoadedModel]", chunk: "Chunk", references: "Sequence[LoadedModel]"
+        loaded: "LoadedModel", chunk: "Chunk", reference: "LoadedModel | None"
     ) -> "dict[str, Columns]":
-        (loaded,) = models
-        chunk_L, sequence = chunk.token_ids_L, own_context(chunk.token_ids_L, lengths)
-        own = FarContext(Measurement(loaded.model, lengths, loaded.batching), chunk_L, chunk_L)
-        columns = compared_losses(chunk, own)
-        if near is not None:
-            harm_TB = length_harm(own, near, chunk.other_token_ids_NL[1:])
-            columns["length_harm"] = harm_TB.mean(-1).tolist()
-            columns["length_harm_of_backgrounds"] = harm_TB.tolist()
-        if reference:  # which is not among the references where it is the model itself
+        columns = compared_losses(chunk, contexts_of(loaded, chunk, Measuring(lengths=lengths))[OWN])
+        if reference is loaded:
             columns["reference_divergence"] = [0.0] * lengths.num_targets
-        for other in references:
-            sizes = stage.data.vocabulary_size, loaded.model.vocabulary_size, other.model.vocabulary_size
-            one, reference_model = (compared.model.cut_to(min(sizes)) for compared in (loaded, other))
+        elif reference is not None:
+            sequence = own_context(chunk.token_ids_L, lengths)
+            sizes = stage.data.vocabulary_size, loaded.model.vocabulary_size, reference.model.vocabulary_size
+            one, reference_model = (compared.model.cut_to(min(sizes)) for compared in (loaded, reference))
             try:
                 predictions = full_pass(reference_model, sequence).predictions
             except NotFiniteLossError as error:
-                error.model_name = other.name
+                error.model_name = reference.name
                 raise
             divergences = measured_in_sequence(one, sequence, predictions).divergences
             columns["reference_divergence"] = divergences.tolist()
         return {"loss_differences": columns}
 
-    settings = {
-        "short_context_length": lengths.short_context_length,
-        "near_context_length": near, "num_backgrounds": num_backgrounds or None,
-    }  # fmt: skip
+    settings = {"short_context_length": lengths.short_context_length}
     stage = MeasuringStage(
-        arguments, "loss_differences", settings, measure, other_models={"--reference-model": reference},
-        num_other_documents=1 + num_backgrounds,
-    )  # fmt: skip
+        arguments, "loss_differences", settings, measure, reference_model=arguments.reference_model
+    )
     stage.run()

@@ -20,10 +20,10 @@ from pipeline.measuring.explanation import foreign_text as foreign_tokens
 from pipeline.measuring.far_context import FarContext
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.given import GivenModel, counted
-from pipeline.measuring.rules import BACKGROUND, INTERVENTIONS, refuse_rules, screen_of
-from pipeline.measuring.sparsity import Request, measure_chunk
-from pipeline.measuring.stage import LoadedModel, failures_in_words
-from pipeline.results.schemas import DIVERGENCE, OTHER_DOCUMENT, OWN
+from pipeline.measuring.rules import BACKGROUND, INTERVENTIONS, Measuring, find_rule
+from pipeline.measuring.sparsity import chosen_tokens, contexts_of, tried_tokens
+from pipeline.measuring.stage import failures_in_words
+from pipeline.results.schemas import DIVERGENCE, OTHER_DOCUMENT, OWN, Columns
 from pipeline.text.chunks import Chunk, without_bos
 from pipeline.text.tokenizer import (
     DocumentTokenizer,
@@ -170,33 +170,36 @@ def influential_frame(
     ks, short = sorted(set(k)), short_context_length
     if intervention not in INTERVENTIONS:
         raise unknown_name("intervention", intervention, INTERVENTIONS)
-    refuse_rules([rule], intervention=intervention, largest_k=ks[-1], smallest_far_context=ks[-1])
+    find_rule(rule)
     given = GivenModel(model, **options)
     of_judges = [GivenModel(one, **(options if isinstance(one, str | Path) else {})) for one in judges]
     read = _Texts(texts, given, tokenizer, reading)
     length = _length(given, read, long_context_length, short, ks[0])
-    spans, requests = [], []
+    work: list[tuple[Span, Measuring]] = []
     for text, ids_N in enumerate(read.ids):
-        if fitting := [k for k in ks if short + k < min(len(ids_N), length)]:
-            for span in read.spans(text, short, fitting[-1], length, num_targets):
-                request = Request(
-                    lengths=span.lengths, largest_k=fitting[-1], numbers_of_rule={rule: fitting},
-                    seed=seed, intervention=intervention, num_backgrounds=num_backgrounds, every_null=False,
-                    screen=screen_of(span.lengths, screen, [rule]), every_influence=False,
-                    choosers_judge=not judges,
-                )  # fmt: skip
-                spans.append(span)
-                requests.append(request)
+        fitting = [k for k in ks if short + k < min(len(ids_N), length)]
+        for span in read.spans(text, short, fitting[-1], length, num_targets) if fitting else ():
+            measuring = Measuring(
+                lengths=span.lengths,
+                rules=[rule],
+                ks=fitting,
+                intervention=intervention,
+                num_backgrounds=num_backgrounds,
+                every_null=False,
+                screen=screen,
+                seed=seed,
+            )
+            work.append((span, measuring))
     num_tokens = sum(map(len, read.ids))
-    if num_left_out := num_tokens - sum(span.lengths.num_targets for span in spans):
+    if num_left_out := num_tokens - sum(span.lengths.num_targets for span, _ in work):
         logger.warning(
             "%d of %d tokens have no row: fewer than s plus the largest k (%d) stand before them, or they"
             " were not asked for", num_left_out, num_tokens, short + ks[-1],
         )  # fmt: skip
-    longest = max((len(span.token_ids_L) for span in spans), default=0)
+    longest = max((len(span.token_ids_L) for span, _ in work), default=0)
     num_others = 1 + (num_backgrounds if intervention == BACKGROUND else 0)
     others_N = np.empty(0, dtype=np.int64)
-    if spans:
+    if work:
         others_N = foreign_tokens(foreign_text, num_others * longest, read.tokenizer).token_ids_N
     others_NL = others_N[: num_others * longest].reshape(num_others, longest)
     frames = []
@@ -212,15 +215,22 @@ def influential_frame(
             replace(one, name=f"{one.name} (judge {place})") if names.count(one.name) > 1 else one
             for place, one in enumerate(loaded[1:])
         ]
-        work = list(enumerate(zip(spans, requests, strict=True)))
-        for number, ((text, start, ids_L, _), request) in progress(work, "influential_tokens", "chunk"):
+        numbered = enumerate(progress(work, "influential_tokens", "chunk"))
+        for number, ((text, start, ids_L, _), measuring) in numbered:
             # The ID is of the text, so that rules that draw do it anew for each.
             chunk = Chunk(f"{text:016x}", number, ids_L, others_NL[:, : len(ids_L)], start)
-            with failures_in_words(given.name, len(ids_L), start, f" of text {text}"):
-                contexts = request.far_contexts(loaded[0], chunk)
-                tables = _measured_tables(loaded[0], chunk, loaded[1:], request, contexts)
-            numbers = request.numbers_of_rule[rule]
-            frames += [_frame(read, text, tables, one.name, numbers) for one in loaded[1:] or loaded]
+            where = f" of text {text}"
+            with failures_in_words(given.name, len(ids_L), start, where):
+                contexts = contexts_of(loaded[0], chunk, measuring)
+                tables, choices = chosen_tokens(contexts, chunk, measuring)
+                moved = None
+                if measuring.leaves_out(OWN, chunk.document_id):
+                    moved = np.take_along_axis(contexts[OWN].divergence_TF, choices[OWN][rule], axis=1)
+            for one in loaded[1:] or loaded:
+                with failures_in_words(one.name, len(ids_L), start, where):
+                    of_one = contexts if one is loaded[0] else contexts_of(one, chunk, measuring)
+                    tried = tried_tokens(one.name, of_one, chunk, choices, measuring)
+                frames.append(_frame(read, text, tables | tried, moved, measuring.ks))
     return _together(frames, _COLUMNS)
 
 
@@ -233,14 +243,15 @@ _COLUMNS = (
 
 
 def _frame(
-    read: _Texts, text: int, tables: Mapping[str, pd.DataFrame], judge: str, ks: Sequence[int]
+    read: _Texts, text: int, columns_of: Mapping[str, Columns], moved_TK: np.ndarray | None, ks: Sequence[int]
 ) -> pd.DataFrame:
-    """The rows of one chunk and judge."""
+    """The rows of a chunk and evaluator; `moved_TK`: how far leaving out a choice moves predictions."""
     chosen, sparse, k_stars = (
-        tables[name] for name in ("influential_tokens", "sparse_context_losses", "dependency_sparsity")
+        pd.DataFrame(columns_of[name])
+        for name in ("influential_tokens", "sparse_context_losses", "dependency_sparsity")
     )
-    chosen, sparse = chosen[chosen["far_context"] == OWN], sparse[sparse["judge"] == judge]
-    k_stars = k_stars[(k_stars["judge"] == judge) & (k_stars["criterion"] == DIVERGENCE)]
+    chosen, sparse = chosen[chosen["far_context"] == OWN], sparse[sparse["k"].isin(ks)]
+    k_stars = k_stars[k_stars["criterion"] == DIVERGENCE]
     shape_TK = len(k_stars), len(chosen) // len(k_stars)
     targets, sources = chosen["target_position"].to_numpy(), chosen["context_position"].to_numpy()
 
@@ -259,40 +270,22 @@ def _frame(
 
     baseline = "background" if "background_loss" in sparse else "short_context"
     loss, divergence = "sparse_context_loss", "sparse_context_divergence"
+    divergences_TK = np.full(shape_TK, np.nan) if moved_TK is None else moved_TK[:, : shape_TK[1]]
     columns = read.token_columns(text, targets) | {
-        "judge": np.full(len(chosen), judge, dtype=object), "rank": chosen["rank"].to_numpy(),
-        "source_position": sources, "source_token": read.token_columns(text, sources)["token"],
+        "judge": sparse["judge"].iloc[0],
+        "rank": chosen["rank"].to_numpy(),
+        "source_position": sources,
+        "source_token": read.token_columns(text, sources)["token"],
         "influence": chosen["influence"].to_numpy(np.float32),
-        "divergence": chosen["divergence"].to_numpy(np.float32),
+        "divergence": divergences_TK.ravel().astype(np.float32),
         "long_context_loss": of_target("long_context_loss"),
         "short_context_loss": of_target("short_context_loss"),
         "baseline_loss": of_target(f"{baseline}_loss"),
         "baseline_divergence": of_target(f"{baseline}_divergence"),
-        loss: at_ranks(loss, OWN), divergence: at_ranks(divergence, OWN),
+        loss: at_ranks(loss, OWN),
+        divergence: at_ranks(divergence, OWN),
         f"null_{loss}": at_ranks(loss, OTHER_DOCUMENT),
         f"null_{divergence}": at_ranks(divergence, OTHER_DOCUMENT),
         "mean_log2_k": np.repeat(k_stars["mean_log2_k"].to_numpy(np.float32), shape_TK[1]),
-    }  # fmt: skip
+    }
     return pd.DataFrame({name: columns[name] for name in _COLUMNS})
-
-
-def _measured_tables(
-    chooser: LoadedModel, chunk: Chunk, judges: Sequence[LoadedModel], request: Request,
-    contexts: Mapping[str, FarContext],
-) -> dict[str, pd.DataFrame]:  # fmt: skip
-    """`measure_chunk` as frames, and how leaving a selected token out moves the prediction, if one did it.
-
-    `contexts` are the chooser's.
-    """
-    columns = measure_chunk([chooser], chunk, judges, request, contexts)
-    tables = {name: pd.DataFrame(of).assign(model=chooser.name) for name, of in columns.items()}
-    selected = tables["influential_tokens"]
-    selected["divergence"] = np.nan
-    for name, context in contexts.items():
-        # Where a rule has left every token out; no pass is run to say more.
-        if request.leaves_out(name, chunk.document_id):
-            of_context = selected[selected["far_context"] == name]
-            targets = of_context["target_position"] - chunk.start - request.lengths.first_target
-            moved = context.divergence_TF[targets, of_context["context_position"] - chunk.start]
-            selected.loc[of_context.index, "divergence"] = moved
-    return tables

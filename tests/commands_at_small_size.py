@@ -96,7 +96,6 @@ FURTHER_WORDS = {
     "pipeline/train_synthetic.py": _TINY_TASK,
     "pipeline/influential_tokens.py": ["--k", "1", "4", *_FEW_TARGETS],
     "pipeline/loss_differences.py": _FEW_TARGETS,
-    "pipeline/length_losses.py": _FEW_TARGETS,
     "pipeline/length_interference.py": _FEW_TARGETS,
     "tests/benchmarks/training.py": ["--quick"],
 }  # fmt: skip

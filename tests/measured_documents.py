@@ -21,6 +21,8 @@ from pipeline.text.folder import EVALUATION_FILE, TRAIN_FOLDER, EvaluationDocume
 
 VOCABULARY_SIZE = 48
 LONG, TARGETS, SHORT = 12, 3, 4
+LENGTH_LOSSES = ["--context-lengths", "2", "9"]
+"""Flags of loss_differences in its other mode."""
 LENGTHS = ["--long-context-length", str(LONG), "--targets-per-chunk", str(TARGETS)]
 FLAGS = {
     "loss_differences": [*LENGTHS, "--short-context-length", str(SHORT)],
@@ -28,7 +30,7 @@ FLAGS = {
         *LENGTHS, "--short-context-length", str(SHORT), "--k", "1", "2", "5",
         "--intervention", "remove", "--rules", "leave_one_out", "random", "nearest",
     ],
-    "length_losses": [*LENGTHS, "--context-lengths", "2", "9"],
+    "evaluate_tokens": [],
 }  # fmt: skip
 
 
@@ -108,7 +110,8 @@ def command_line(stage: ModuleType, folder: Path, *flags: str) -> list[str]:
     """The flags of a stage run on `folder`/data and `folder`/run; those in `flags` win."""
     here = {"--data": "data", "--checkpoints": "run", "--results": "results"}
     paths = [word for flag, name in here.items() for word in (flag, str(folder / name))]
-    return [*paths, "--device", "cpu", *FLAGS[stage_name(stage)], *flags]
+    own = LENGTHS if "--context-lengths" in flags else FLAGS[stage_name(stage)]
+    return [*paths, "--device", "cpu", *own, *flags]
 
 
 def measure(stage: ModuleType, folder: Path, *flags: str) -> Path:

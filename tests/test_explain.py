@@ -227,10 +227,9 @@ def test_the_summary_adds_up_and_every_face_tells_the_same(model: Path, tmp_path
     said = str(found)
     full, short, more, other, most = map(float, re.findall(r"[+-]?\d\.\d{3}", said)[-5:])
     assert short - full == pytest.approx(more) and other - full == pytest.approx(most)
-    total, recovered, remain = map(float, re.search(
-        r"predictions: (-?[\d.]+) nats.*recover (-?[\d.]+) of it.*; (-?[\d.]+) remain", said
-    ).groups())  # fmt: skip
-    assert recovered + remain == pytest.approx(total)
+    told = re.search(r"predictions: (-?[\d.]+) nats.*recover (-?\d+)% of it; (-?[\d.]+) remain", said)
+    total, share, remain = map(float, told.groups())
+    assert share / 100 == pytest.approx(1 - remain / total, abs=0.006)
     shown = re.findall(r"^ *\d+  .*?  +(\d+\.\d\d)  ", said, re.MULTILINE)
     assert sum(map(float, shown)) == pytest.approx(total) and len(shown) == 4
     for name in ("page.html", "page.json", "page.csv"):

@@ -11,15 +11,20 @@ import pytest
 import torch
 from measured_documents import (
     DOCUMENTS,
+    LENGTH_LOSSES,
     LONG,
     TARGET_POSITIONS,
+    TARGETS,
+    chunk_of,
     measure,
     write_checkpoint,
     write_data,
 )
+from naive_predictions import behind, naive_divergences, naive_losses, stock_olmo
 from olmo.model import OLMo
 
 from pipeline import loss_differences
+from pipeline.loss_differences import default_context_lengths
 from pipeline.results.read import read_artefact
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
 from pipeline.results.versions import sha256_of_files
@@ -87,3 +92,26 @@ def test_each_file_says_what_made_it(folder: Path) -> None:
         }
         assert json.loads(metadata["model_facts"])["train_context_length"] == 64
         assert {"torch", "ai2-olmo"} <= json.loads(metadata["packages"]).keys()
+
+
+@pytest.mark.parametrize("bos_token_ids", [(), (7, 3)])
+def test_every_mean_computed_naively(
+    bos_token_ids: tuple[int, ...], tmp_path: Path, make_olmo: Callable[..., OLMo]
+) -> None:
+    assert default_context_lengths(100) == [8, 12, 16, 24, 32, 48, 64, 96, 100]
+    write_data(tmp_path / "data", bos_token_ids=bos_token_ids)
+    write_checkpoint(tmp_path / "run", make_olmo(seed=1))
+    rows = read_artefact(measure(loss_differences, tmp_path, *LENGTH_LOSSES), "length_losses")
+    stock = behind(stock_olmo(make_olmo(seed=1)), bos_token_ids)
+    assert len(rows) == 4 * 2 and set(rows["num_targets"]) == {3}
+    for row in rows.itertuples():
+        chunk_L = chunk_of(row.document_id, row.chunk_index)
+        losses, divergences = [], []
+        for target in range(LONG - TARGETS, LONG):
+            window = [(chunk_L, range(target - row.context_length, target))]
+            losses += naive_losses(stock, target, window)
+            divergences += naive_divergences(stock, target, (chunk_L, range(target)), window)
+        assert row.mean_loss == pytest.approx(np.mean(losses), abs=2e-5)
+        assert row.mean_divergence == pytest.approx(np.mean(divergences), abs=2e-5)
+        assert row.losses.tolist() == pytest.approx(losses, abs=2e-5)
+        assert row.divergences.tolist() == pytest.approx(divergences, abs=2e-5)

@@ -19,6 +19,7 @@ from test_start import HEAVY
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from pipeline import evaluate_tokens as evaluate_stage
 from pipeline import influential_tokens as influential_stage
 from pipeline import loss_differences as loss_stage
 from pipeline.results.read import read_artefact
@@ -73,8 +74,9 @@ def test_the_numbers_are_those_of_the_stages(
     results = measure(loss_stage, tmp_path, "--max-chunks-per-document", "1")
     measure(
         influential_stage, tmp_path, "--max-chunks-per-document", "1", "--intervention", "background",
-        "--rules", "leave_one_out_divergence", "leave_one_out", "--judge-with", str(judge),
+        "--rules", "leave_one_out_divergence", "leave_one_out",
     )  # fmt: skip
+    measure(evaluate_stage, tmp_path, "--choices", str(results), "--checkpoints", str(judge))
     chunks = [tokens[:LONG] for tokens in DOCUMENTS.values() if len(tokens) >= LONG]
     texts = [text_of(tokens) for tokens in chunks]
     found = losses(texts, chooser, words, short_context_length=SHORT, long_context_length=LONG)

@@ -15,7 +15,7 @@ import torch
 from measured_documents import command_line, contents, measure, stage_name, write_checkpoint, write_data
 from olmo.model import OLMo
 
-from pipeline import influential_tokens, length_losses, loss_differences
+from pipeline import influential_tokens, loss_differences
 from pipeline.cli import InputError, is_out_of_memory, run_stage, stage_parser
 from pipeline.results.read import read_artefact
 
@@ -96,7 +96,7 @@ def test_bad_settings_are_one_sentence(folder: Path, run_refused: Callable[..., 
         (loss_differences, "--targets-per-chunk 12", "12 - 12 = 0 tokens"),
         (influential_tokens, "--k 2 6", "--k 6 is more than the 5 far-context tokens of the first target"),
         (influential_tokens, "--rules leave_one_ot", "'leave_one_ot'; did you mean 'leave_one_out'?"),
-        (length_losses, "--context-lengths 10", "--context-lengths 10: the first target of"),
+        (loss_differences, "--context-lengths 10", "--context-lengths 10: the first target of"),
     ):  # fmt: skip
         assert sentence in run_refused(stage, *flags.split()), flags
         assert not (folder / "results").exists(), flags

@@ -33,7 +33,7 @@ from pipeline.measuring.sources import (
     unit_starts,
 )
 from pipeline.measuring.stage import LoadedModel, failures_in_words
-from pipeline.models.interface import CausalLM
+from pipeline.models.interface import CausalLM, Predictions
 from pipeline.models.leading import num_positions_of
 from pipeline.results.files import write_atomically
 from pipeline.results.table import as_table, printable
@@ -53,21 +53,41 @@ _MARGIN = 1.25
 """For rows that run in vain, as passes of several lengths are batched."""
 _LONGEST_NAMED = 60
 """Characters of a source, or half of them from each end."""
-_TIMED_TOKENS = 256
+_TIMED_TOKENS, _TIMED_PREDICTIONS = 256, 64
+_LEAST_EFFECT = 0.05
+"""Nats of total effect; of less, or of one below 0, no fraction is told."""
 
 
 class Clock:
-    """How long is left, and what passes cost, told by the passes that have run."""
+    """How long is left, and what passes cost, told by a sample and then by the passes that have run."""
 
-    def __init__(self, seconds: float | None, passes: Passes) -> None:
-        self._budget = seconds
-        self._passes = passes
-        self._started = time.monotonic()
+    def __init__(self, seconds: float | None, passes: Passes, token_ids_S: np.ndarray) -> None:
+        self._budget, self._passes, model = seconds, passes, passes.model
+        num_rows = len(token_ids_S)
+        queries_1T = np.arange(num_rows)[None, -_TIMED_PREDICTIONS:]
+        rows = Rows(token_ids_S[None], np.arange(num_rows)[None], None, queries_1T).on_device(model.device)
+        model.hidden_states(*rows)  # the first pass is slower than those after it
+        self._started = self._began = time.monotonic()
+        self._counted = passes.num_tokens
+        hidden_TD = model.hidden_states(*rows)[0]
+        float(hidden_TD.sum())  # a GPU is waited for
+        passes.num_tokens += num_rows
+        read = time.monotonic()
+        self._sample = read - self._started, num_rows
+        float(Predictions.of(model.logits(hidden_TD)).entropies_T.sum())
+        self.seconds_per_prediction = (time.monotonic() - read) / len(hidden_TD)
+        """Of the vocabulary, beside the pass that a prediction is read from."""
 
     @property
     def seconds_per_token(self) -> float:
-        """Of all forward tokens until now."""
-        return (time.monotonic() - self._started) / max(1, self._passes.num_tokens)
+        """Of the sample, and of the forward tokens since the search has begun."""
+        return (time.monotonic() - self._began) / max(1, self._passes.num_tokens - self._counted)
+
+    def begin_search(self) -> None:
+        """Forget what the losses cost: they predict every token, and the search a few."""
+        seconds, num_tokens = self._sample
+        self._began = time.monotonic() - seconds
+        self._counted = self._passes.num_tokens - num_tokens
 
     def fits(self, num_tokens: float) -> bool:
         """Whether so many more forward tokens fit into the budget."""
@@ -341,14 +361,13 @@ def _measured(
     shared = 1 if wanted.is_one else max(1, short // 2)
     near_T = near_starts(first, length, short, shared)
     passes = Passes(loaded.model, loaded.batching)
-    read_prefix(loaded.model, ids_L[:_TIMED_TOKENS])  # the first pass is slower than those after it
-    clock = Clock(arguments.budget, passes)
-    passes.prefix(ids_L[:_TIMED_TOKENS])
+    clock = Clock(arguments.budget, passes, ids_L[:_TIMED_TOKENS])
     num_windows = 2 * (short + shared - 1) * len(np.unique(near_T))
     _say_what_fits(clock, arguments, 2 * length + num_windows, length, len(near_T), wanted.is_one)
     with counted([loaded], "explain", 0) as bar:
         bar.total = None
         losses = all_losses(passes, ids_L, backgrounds_BL[0], near_T, short)
+        clock.begin_search()
         if wanted.is_one or arguments.targets is None:
             chosen = np.arange(len(near_T))
         else:
@@ -412,26 +431,28 @@ def _say_what_fits(
     clock: Clock, arguments: argparse.Namespace, num_losses: int, length: int, num_targets: int, is_one: bool
 ) -> None:
     """Say about how long it takes; refuse a budget that not even the losses and one target fit."""
-    least = num_losses + _likely_tokens(np.array([length]))
+    one = _likely_tokens(np.array([length]))
     speed = clock.seconds_per_token
-    if not clock.fits(least):
+    # Three predictions of each token: with its full, its short and a swapped context.
+    of_losses = num_losses * speed + 3 * num_targets * clock.seconds_per_prediction
+    if not clock.fits(of_losses / speed + one):
         raise InputError(
-            f"--budget {arguments.budget:g}s is too short: losses take some {num_losses * speed:.0f} seconds,"
-            f" the sources of one prediction {(least - num_losses) * speed:.0f} more; give more, or a smaller"
+            f"--budget {arguments.budget:g}s is too short: losses take some {of_losses:.0f} seconds,"
+            f" the sources of one prediction {one * speed:.0f} more; give more, or a smaller"
             " --long-context-length"
         )
     wanted = 1 if is_one else min(arguments.targets or num_targets, num_targets)
-    places = np.linspace(length / 2, length, wanted)
-    total = num_losses + _likely_tokens(places)
+    search = _likely_tokens(np.linspace(length / 2, length, wanted))
     if arguments.targets is None and not is_one:  # every unit, and every target's trial
-        total = num_losses + length * length / 2 + (1 + NUM_SWAPPED) * wanted * length / 2
-    seconds = total * speed
-    if arguments.budget is not None:
-        seconds = min(seconds, arguments.budget)
+        search = length * length / 2 + (1 + NUM_SWAPPED) * wanted * length / 2
+    seconds = min(of_losses + search * speed, arguments.budget or float("inf"))
     logger.info(
-        "%d tokens: losses in about %.0f seconds, sources of %d predictions in about %.0f in all", length,
-        num_losses * speed, wanted, seconds,
-    )  # fmt: skip
+        "%d tokens: losses in about %.0f seconds, sources of %d predictions in about %.0f in all",
+        length,
+        of_losses,
+        wanted,
+        seconds,
+    )
 
 
 def _likely_tokens(places_T: np.ndarray) -> float:
@@ -563,15 +584,15 @@ def summary(explanation: Explanation) -> list[str]:
         return [*sentences, "No prediction depends on the distant context."]
     total = sum(round(float(target.trial.total_B.mean()), 2) for target in targets)
     left = sum(round(float(target.trial.remaining_B.mean()), 2) for target in targets)
-    share = f" ({(total - left) / total:.0%})" if total > 0 else ""
     num_none = sum(not target.has_source for target in targets)
     which = "this prediction" if len(targets) == 1 else f"the {len(targets)} explained predictions"
     whose = "Its" if len(targets) == 1 else "Their"
     largest = max(len(target.sources) for target in targets)
+    share = (total - left) / total if total else 0.0
+    recovers = f" {whose} top {largest} sources recover {share:.0%} of it; {left:.2f} remain."
     sentences.append(
         f"Total effect of the distant context on {which}: {total:.2f} nats, the mean of {NUM_SWAPPED} swapped"
-        f" contexts. {whose} top {largest} sources recover {total - left:.2f} of it{share};"
-        f" {left:.2f} remain."
+        f" contexts.{recovers if total >= _LEAST_EFFECT else ''}"
     )
     if num_none:
         sentences.append(
@@ -626,6 +647,8 @@ def _table(explanation: Explanation) -> str:
             for span, effect, _ in target.sources
         ]
         recovered = f"{target.trial.recovered:.0%}" if target.has_source else "no single source"
+        if target.trial.total_B.mean() < _LEAST_EFFECT:
+            recovered = "-"
         lines.append([
             target.position, _quoted(explanation.token(target)),
             f"{target.trial.total_B.mean():.2f}", recovered, ", ".join(named),

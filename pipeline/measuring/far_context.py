@@ -232,7 +232,7 @@ class FarContext:
     own: Optional["FarContext"] = None
     """The chunk's own far context, of a null; None: this is it, and its tokens are the chunk's."""
     _measured_sets: dict[bytes, np.ndarray] = field(default_factory=dict, init=False)
-    """`_set_keys` -> loss and divergence [2, B] of a set that is likely to be asked for again."""
+    """`_set_keys` -> loss and divergence [2, B] of each set that `measured_with` was asked for."""
 
     @property
     def _stand_ins(self) -> Sequence[np.ndarray | None]:
@@ -404,18 +404,9 @@ class FarContext:
         target_index_N, added_N = np.nonzero(is_tried_TF)
         sets_NK = np.sort(np.concatenate([chosen_TK[target_index_N], added_N[:, None]], axis=1), axis=1)
         measured = self.measure_sets(target_index_N, sets_NK, self.without_context).over_backgrounds
-        of_all_TF = []
-        # Of all these sets those that a rule will select: single tokens, and of larger sets the best.
-        is_kept_N = np.full(len(sets_NK), sets_NK.shape[1] == 1)
-        for values_N in measured:
-            values_TF = np.full(is_tried_TF.shape, np.nan, dtype=np.float32)
-            values_TF[is_tried_TF] = values_N
-            of_all_TF.append(values_TF)
-            is_kept_N |= values_N == np.nanmin(values_TF, axis=1)[target_index_N]
-        keys = _set_keys(target_index_N[is_kept_N], sets_NK[is_kept_N])
-        kept_N2B = np.stack([values_N[is_kept_N, None] for values_N in measured], axis=1)
-        self._measured_sets.update(zip(keys, kept_N2B, strict=True))
-        return Measured(*of_all_TF)
+        added_2TF = np.full((2, *is_tried_TF.shape), np.nan, dtype=np.float32)
+        added_2TF[:, is_tried_TF] = measured
+        return Measured(*added_2TF)
 
     @cached_property
     def without_context(self) -> Prefix:

@@ -8,7 +8,9 @@ Shapes: T targets.
 
 import argparse
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -49,6 +51,16 @@ class ContextLengths:
                 f" shorter than the long context before the first target, {self.long_context_length}"
                 f" - {self.long_context_length - self.first_target} = {self.first_target} tokens"
             )
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], short_context_length: int | None = None) -> "ContextLengths":
+        """Those of a command line's arguments, or of the settings of results, by the names of the flags."""
+        return cls(
+            short_context_length or settings["short_context_length"],
+            settings["long_context_length"],
+            settings["targets_per_chunk"],
+            settings.get("target_stride") or 1,
+        )
 
     @property
     def first_target(self) -> int:
@@ -163,8 +175,8 @@ def add_model_arguments(parser: argparse.ArgumentParser, dtype: str, auto: str) 
     # fmt: on
 
 
-def add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that every measuring stage has."""
+def add_stage_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that every measuring stage has: models, results, and who measures what."""
     add = parser.add_argument
     # fmt: off
     add("--data", type=folder_path, required=True,
@@ -179,15 +191,6 @@ def add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device-map",
         help="of Hugging Face models, instead of --device: auto spreads the layers over all devices")
     add("--results", type=folder_path, required=True, help="results folder; complete shards in it are kept")
-    add("--long-context-length", type=positive_int, required=True, help="chunk length ℓ, in tokens")
-    add("--targets-per-chunk", type=positive_int, default=TARGETS_PER_CHUNK,
-        help="m: the last m positions of a chunk are predicted, each from all before it in the chunk")
-    add("--target-stride", type=positive_int, default=1, metavar="S",
-        help="of these positions predict only every S-th, the last among them")
-    add("--max-documents", type=positive_int,
-        help="use the first documents only (their order is a hash's) (default: all)")
-    add("--max-chunks-per-document", type=positive_int,
-        help="use the first chunks of a document only, so that no long one rules the mean (default: all)")
     add("--documents-per-shard", type=positive_int,
         help="documents a shard, which is a Parquet file; a killed run resumes there. If not given, what"
         " results already begun have, or 1 up to 127 documents, 2 from 128, and so on up to 32")
@@ -202,4 +205,21 @@ def add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
     add("--status", action="store_true",
         help="measure nothing: print which shards are missing, and whose they are; exit code 0 if none is, 1"
         " if any, 2 for bad input")
+    # fmt: on
+
+
+def add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add these, and the flags that say which tokens are predicted."""
+    add_stage_arguments(parser)
+    add = parser.add_argument
+    # fmt: off
+    add("--long-context-length", type=positive_int, required=True, help="chunk length ℓ, in tokens")
+    add("--targets-per-chunk", type=positive_int, default=TARGETS_PER_CHUNK,
+        help="m: the last m positions of a chunk are predicted, each from all before it in the chunk")
+    add("--target-stride", type=positive_int, default=1, metavar="S",
+        help="of these positions predict only every S-th, the last among them")
+    add("--max-documents", type=positive_int,
+        help="use the first documents only (their order is a hash's) (default: all)")
+    add("--max-chunks-per-document", type=positive_int,
+        help="use the first chunks of a document only, so that no long one rules the mean (default: all)")
     # fmt: on

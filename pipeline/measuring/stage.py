@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +43,9 @@ class LoadedModel:
     batching: Batching
 
 
-Measure = Callable[[Sequence[LoadedModel], Chunk, Sequence[LoadedModel]], dict[str, Columns]]
-"""What a stage does with one chunk, given the models of a result, mostly one, and others beside them:
-artefact -> column -> values."""
+Measure = Callable[[LoadedModel, Chunk, LoadedModel | None], dict[str, Columns]]
+"""What a stage does with one chunk, given a model and the one that it is compared with, if any: artefact ->
+column -> values."""
 
 
 def named_checkpoints(
@@ -96,19 +95,22 @@ class MeasuringStage:
     settings: Mapping[str, Any]
     """The stage's own, beyond those flags."""
     measure: Measure
-    other_models: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Flag -> checkpoints, as that flag names them, which `measure` is given beside each."""
+    reference_model: str | None = None
+    """What each checkpoint is compared with, as --reference-model names it."""
+    selector: str | None = None
+    """Who chose the tokens that the checkpoints try: results are filed under its name, then theirs."""
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 of what else is measured with, by name."""
+    model_facts: Mapping[str, Any] | None = None
+    """Of the selector; None: of the checkpoint."""
     num_other_documents: int = 1
     """Those whose chunks a chunk is measured with: its null, then backgrounds."""
     has_null: Callable[[str], bool] | None = None
     """Whether the document of an ID is measured with its null; None: all are."""
-    together: bool = False
-    """All checkpoints make one result, under their names joined by +."""
     num_positions: int | None = None
     """Position IDs are below it; None: those of a chunk."""
     shards: list[range] = field(default_factory=list, init=False)
     """The documents of each, by their places; known once `run` knows the models."""
-    _loaded_others: dict[tuple[str, str], LoadedModel] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         arguments = self.arguments
@@ -123,13 +125,12 @@ class MeasuringStage:
             self.data, arguments.long_context_length, arguments.max_documents, self.num_other_documents,
             self.has_null,
         )  # fmt: skip
-        of_flags = arguments.checkpoints, *self.other_models.values(), arguments.among
-        self._all_words = list(chain.from_iterable(of_flags))
-        self.others = {
-            name: (flag, checkpoint)
-            for flag, words in self.other_models.items()
-            for name, checkpoint in named_checkpoints(words, arguments, flag, self._all_words).items()
-        }
+        beside = [] if self.reference_model is None else [self.reference_model]
+        all_words = [*arguments.checkpoints, *beside, *arguments.among]
+        self.checkpoints = named_checkpoints(arguments.checkpoints, arguments, all_words=all_words)
+        references = named_checkpoints(beside, arguments, "--reference-model", all_words)
+        self.reference = next(iter(references.values()), None)
+        self._loaded_reference: LoadedModel | None = None
 
     def documents_per_shard(self, names: Iterable[str]) -> int:
         """As many as are asked for, as results under these names already have, or the default."""
@@ -143,82 +144,84 @@ class MeasuringStage:
         """Measure what is missing; with --status say what is, and exit with 0 where nothing is, else 1."""
         keep_freed_memory()
         arguments = self.arguments
-        outputs: dict[str, StageOutput] = {}
-        checkpoints = named_checkpoints(arguments.checkpoints, arguments, all_words=self._all_words)
-        groups = [checkpoints] if self.together else [{name: one} for name, one in checkpoints.items()]
-        if self.together and (twice := checkpoints.keys() & self.others.keys()):
-            raise InputError(
-                f"model {min(twice)} is named by --checkpoints and by {self.others[min(twice)][0]}: who"
-                " chooses together with others does not try the choice; name it once"
-            )
-        indices, size = range(len(self.documents)), self.documents_per_shard(map("+".join, groups))
+        outputs: list[StageOutput] = []
+        places = {name: self._place(name) for name in self.checkpoints}
+        size = self.documents_per_shard(places.values())
+        indices = range(len(self.documents))
         self.shards = [indices[start : start + size] for start in indices[::size]]
         num_shards = len(self.shards)
-        for models in groups:
-            name = "+".join(models)
+        for name, checkpoint in self.checkpoints.items():
             dtype = dtype_of_results(
-                arguments.dtype, arguments.results, self.stage, name, self.loading.device
+                arguments.dtype, arguments.results, self.stage, places[name], self.loading.device
             )
-            outputs[name] = output = self.output_of(name, models, dtype, size)
+            output = self.output_of(checkpoint, dtype, size)
+            outputs.append(output)
             if not arguments.status and not output.is_done(self.split.shards(num_shards)):
                 with output.writing(self.split.name):
-                    self.measure_models(name, models, output, dtype)
+                    self.measure_model(checkpoint, output, dtype)
         if arguments.status:
             of_task = None if arguments.task_index is None else self.split.of_the_task().shards(num_shards)
-            sys.stdout.writelines(output.state(of_task) + "\n" for output in outputs.values())
-            raise SystemExit(any(output.pending_shards(of_task) for output in outputs.values()))
-        for output in outputs.values():
+            sys.stdout.writelines(output.state(of_task) + "\n" for output in outputs)
+            raise SystemExit(any(output.pending_shards(of_task) for output in outputs))
+        for output in outputs:
             logger.info(output.state())
 
-    def output_of(
-        self, name: str, models: Mapping[str, Checkpoint], dtype: str, documents_per_shard: int
-    ) -> StageOutput:
-        """Where the results of checkpoints go; refuse that another of the name of one is measured beside."""
-        arguments = self.arguments
-        for model, checkpoint in models.items():
-            flag, namesake = self.others.get(model, ("", checkpoint))
-            if namesake.folder.resolve() != checkpoint.folder.resolve():
+    def _place(self, name: str) -> str:
+        return name if self.selector is None else f"{self.selector}/evaluator={name}"
+
+    def output_of(self, checkpoint: Checkpoint, dtype: str, documents_per_shard: int) -> StageOutput:
+        """Where the results of a checkpoint go; refuse that another of its name is the reference."""
+        arguments, reference = self.arguments, self.reference
+        of_inputs = {"checkpoint": checkpoint}
+        if self.selector is not None:
+            of_inputs = {f"evaluator {checkpoint.name}": checkpoint}
+        if reference is not None:
+            is_namesake = reference.name == checkpoint.name
+            if is_namesake and reference.folder.resolve() != checkpoint.folder.resolve():
                 raise InputError(
-                    f"{flag} {namesake.folder} and --checkpoints {checkpoint.folder} are both named"
-                    f" '{model}', by which results tell models; rename one of the folders"
+                    f"--reference-model {reference.folder} and --checkpoints {checkpoint.folder} are both"
+                    f" named '{checkpoint.name}', by which results tell models; rename one of the folders"
                 )
+            of_inputs[f"reference-model {reference.name}"] = reference
         settings = {
             "long_context_length": arguments.long_context_length,
             "targets_per_chunk": arguments.targets_per_chunk,
             **({"target_stride": arguments.target_stride} if arguments.target_stride > 1 else {}),
-            **self.settings, "num_documents": len(self.documents),
+            **self.settings,
+            "num_documents": len(self.documents),
             "max_chunks_per_document": arguments.max_chunks_per_document,
-            "documents_per_shard": documents_per_shard, "dtype": dtype, **bos_setting(self.data),
-        }  # fmt: skip
-        evaluated = self.data.evaluation_sha256
-        of_inputs = {
-            "checkpoint" if model == name else f"checkpoint {model}": checkpoint
-            for model, checkpoint in models.items()
-        } | {f"{flag.removeprefix('--')} {other}": beside for other, (flag, beside) in self.others.items()}
-        inputs = {"evaluation_documents": evaluated}
-        inputs |= {of: self._sha256(checkpoint) for of, checkpoint in of_inputs.items()}
+            "documents_per_shard": documents_per_shard,
+            "dtype": dtype,
+            **bos_setting(self.data),
+        }
+        inputs = {"evaluation_documents": self.data.evaluation_sha256, **self.inputs}
+        inputs |= {of: self._sha256(one) for of, one in of_inputs.items()}
         return StageOutput(
-            arguments.results, self.stage, name, settings=settings, inputs=inputs,
-            num_shards=len(self.shards), num_tasks=arguments.num_tasks,
-            words={of: checkpoint.word for of, checkpoint in of_inputs.items()},
-        )  # fmt: skip
+            arguments.results,
+            self.stage,
+            self._place(checkpoint.name),
+            settings=settings,
+            inputs=inputs,
+            num_shards=len(self.shards),
+            num_tasks=arguments.num_tasks,
+            words={of: one.word for of, one in of_inputs.items()},
+        )
 
     def _sha256(self, checkpoint: Checkpoint) -> str:
         return sha256_of_files(*checkpoint.files(self.loading.trust_remote_code))
 
-    def measure_models(
-        self, name: str, models: Mapping[str, Checkpoint], output: StageOutput, dtype: str
-    ) -> None:
+    def measure_model(self, checkpoint: Checkpoint, output: StageOutput, dtype: str) -> None:
         """Measure the shards that are missing of those of this process."""
-        arguments = self.arguments
+        arguments, name = self.arguments, checkpoint.name
         pending = output.pending_shards(self.split.shards(len(self.shards)))
         if dtype == "bfloat16":
             warn_where_bfloat16_is_slow(self.loading.device, "--dtype float32")
-        loaded = [self._load(model, checkpoint, dtype) for model, checkpoint in models.items()]
-        first, checkpoint = loaded[0], next(iter(models.values()))
-        facts = training_facts(checkpoint.folder, checkpoint.is_olmo)
-        facts["num_parameters"] = first.model.num_parameters
-        others = [self._other(other, dtype) for other in self.others if other not in models]
+        loaded = self._load(checkpoint, dtype)
+        facts = self.model_facts
+        if facts is None:
+            facts = training_facts(checkpoint.folder, checkpoint.is_olmo)
+            facts["num_parameters"] = loaded.model.num_parameters
+        reference = self._reference(loaded, dtype)
         limits = arguments.long_context_length, arguments.max_chunks_per_document, self.num_other_documents
         work = [(shard, index) for shard in pending for index in self.shards[shard]]
         tables: dict[str, Columns] = {}
@@ -226,13 +229,13 @@ class MeasuringStage:
             for chunk in chunks_of(self.documents, index, *limits):
                 where = f" of document {chunk.document_id}, or of the document that is its null,"
                 with failures_in_words(name, len(chunk.token_ids_L), chunk.start, where):
-                    append_columns(tables, self.measure(loaded, chunk, others))
+                    append_columns(tables, self.measure(loaded, chunk, reference))
             if index == self.shards[shard][-1]:
-                output.write_shard(shard, tables, facts | left_out(tables))
+                output.write_shard(shard, tables, {**facts, **left_out(tables)})
                 tables = {}
-        logger.info("%s: %.2f GiB of memory at the peak", name, peak_bytes(first.model.device) / GIBIBYTE)
+        logger.info("%s: %.2f GiB of memory at the peak", name, peak_bytes(loaded.model.device) / GIBIBYTE)
 
-    def _load(self, name: str, checkpoint: Checkpoint, dtype: str) -> LoadedModel:
+    def _load(self, checkpoint: Checkpoint, dtype: str) -> LoadedModel:
         arguments, loading = self.arguments, replace(self.loading, dtype=getattr(torch, dtype))
         bos_token_ids = self.data.bos_token_ids
         num_tokens = self.num_positions or arguments.long_context_length
@@ -245,14 +248,18 @@ class MeasuringStage:
         )  # fmt: skip
         model = led_by(model, bos_token_ids)
         budget = arguments.memory_budget and arguments.memory_budget * GIBIBYTE
-        return LoadedModel(name, model, Batching.for_model(model, budget))
+        return LoadedModel(checkpoint.name, model, Batching.for_model(model, budget))
 
-    def _other(self, name: str, dtype: str) -> LoadedModel:
-        """Another model, loaded once, whatever it is measured beside."""
-        checkpoint = self.others[name][1]
-        if (name, dtype) not in self._loaded_others:
-            self._loaded_others[name, dtype] = self._load(name, checkpoint, dtype)
-        return self._loaded_others[name, dtype]
+    def _reference(self, loaded: LoadedModel, dtype: str) -> LoadedModel | None:
+        """What a model is compared with, loaded once; the model itself where it is that."""
+        if self.reference is None:
+            return None
+        if self.reference.name == loaded.name:
+            return loaded
+        # Of --dtype auto two models may have two.
+        if self._loaded_reference is None or self._loaded_reference.model.dtype != getattr(torch, dtype):
+            self._loaded_reference = self._load(self.reference, dtype)
+        return self._loaded_reference
 
 
 def bos_setting(data: TokenizedData) -> dict[str, list[int]]:

@@ -233,7 +233,8 @@ class Mark:
     """A completion mark: one shard of a stage's results is whole, in all its artefacts."""
 
     stage: str
-    model: str
+    place: str
+    """The model, or model/evaluator=<name> where another tried what it chose."""
     shard_index: int
     num_shards: int
     files: Mapping[str, Mapping[str, Any]]
@@ -243,14 +244,19 @@ class Mark:
     words: Mapping[str, str]
     """Input that is a model -> what the command line called it; of an older version nothing."""
 
+    @property
+    def model(self) -> str:
+        """Whose results these are; of what another tried, who chose it."""
+        return self.place.partition("/")[0]
+
     def path(self, results: Path, artefact: str) -> Path:
         """The file of an artefact."""
-        return shard_path(results, artefact, self.model, self.shard_index, self.num_shards)
+        return shard_path(results, artefact, self.place, self.shard_index, self.num_shards)
 
 
-def shard_path(results: Path, artefact: str, model: str, shard_index: int, num_shards: int) -> Path:
+def shard_path(results: Path, artefact: str, place: str, shard_index: int, num_shards: int) -> Path:
     """Where the rows of one shard are."""
-    return results / artefact / f"model={model}" / f"{shard_index:05d}-of-{num_shards:05d}.parquet"
+    return results / artefact / f"model={place}" / f"{shard_index:05d}-of-{num_shards:05d}.parquet"
 
 
 def file_record(path: Path, num_rows: int) -> dict[str, Any]:
@@ -263,18 +269,25 @@ def _records(files: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {name: {"sha256": record["sha256"], **record} for name, record in files.items()}
 
 
-def read_marks(results: Path, stage: str = "*", model: str | None = None) -> list[Mark]:
+def read_marks(results: Path, stage: str = "*", place: str | None = None) -> list[Mark]:
     """The completion marks of a results folder, in order, without those that are damaged."""
-    folders = f"{escape(stage) if stage != '*' else stage}/model={'*' if model is None else escape(model)}"
-    paths = sorted((results / "_stages").glob(f"{folders}/*.done"))
-    return [mark for path in paths if (mark := _read_mark(path, _state(path))) is not None]
+    marks = [_read_mark(path, _state(path)) for path in _mark_paths(results, stage, place)]
+    return [mark for mark in marks if mark is not None]
+
+
+def _mark_paths(results: Path, stage: str = "*", place: str | None = None) -> list[Path]:
+    """Those of models, then those of evaluators."""
+    folders = ("model=*", "model=*/evaluator=*") if place is None else (f"model={escape(place)}",)
+    patterns = [f"{stage}/{folder}/*.done" for folder in folders]
+    return [path for pattern in patterns for path in sorted((results / "_stages").glob(pattern))]
 
 
 def refuse_damaged_marks(results: Path) -> None:
     """InputError for a completion mark that cannot be read: its shard would be left out as unmeasured."""
-    for path in sorted((results / "_stages").glob("*/model=*/*.done")):
+    for path in _mark_paths(results):
         if _read_mark(path, _state(path)) is None:
-            raise InputError(f"{path} is damaged; run {path.parent.parent.name} again, which measures anew")
+            stage = path.relative_to(results / "_stages").parts[0]
+            raise InputError(f"{path} is damaged; run {stage} again, which measures anew")
 
 
 def _state(path: Path) -> tuple[int, ...]:
@@ -297,8 +310,9 @@ def _read_mark(path: Path, state: tuple[int, ...]) -> Mark | None:
         return None
     if shard is None or not int(shard[1]) < int(shard[2]):
         return None
-    model = path.parent.name.removeprefix("model=")
-    return Mark(path.parent.parent.name, model, int(shard[1]), int(shard[2]), files, num_tasks, words)
+    folders = path.parts[path.parts.index("_stages") + 1 : -1]
+    place = "/".join(folders[1:]).removeprefix("model=")
+    return Mark(folders[0], place, int(shard[1]), int(shard[2]), files, num_tasks, words)
 
 
 def damage(path: Path, expected: Mapping[str, Any], *, verify: bool = True) -> str | None:

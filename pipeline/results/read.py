@@ -100,7 +100,7 @@ def sources(
     found = []
     for path in _whole_files(results, artefact, models, must_be_complete):
         metadata = read_metadata(path)
-        of_models = {path.parent.name.removeprefix("model="): metadata}
+        of_models = {_model_of(path): metadata}
         if MODELS in metadata:
             of_models = json.loads(metadata[MODELS])
         for model, of_model in of_models.items():
@@ -126,21 +126,31 @@ def _whole_files(
         return [exported]
     refuse_damaged_marks(results)
     marks = [mark for mark in read_marks(results) if models is None or mark.model in models]
-    stage = next((mark.stage for mark in marks if artefact in mark.files), None)
-    marks = [mark for mark in marks if mark.stage == stage]
-    for model, of_model in groupby(marks, lambda mark: mark.model):
-        _count_missing(results, artefact, model, list(of_model), must_be_complete)
+    stages = {mark.stage for mark in marks if artefact in mark.files}
+    marks = [mark for mark in marks if mark.stage in stages]
+    for (_, place), of_place in groupby(marks, lambda mark: (mark.stage, mark.place)):
+        _count_missing(results, artefact, place, list(of_place), must_be_complete)
     records = {mark.path(results, artefact): mark.files.get(artefact, _UNMARKED) for mark in marks}
     records = {path: record for path, record in records.items() if record is not _UNMARKED or path.exists()}
     with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter free
         for wrong in filter(None, pool.map(damage, records, records.values())):
-            raise InputError(f"{wrong}; run {stage} again, which measures it anew")
+            raise InputError(f"{wrong}; run {' and '.join(sorted(stages))} again, which measures it anew")
     return sorted(records)
 
 
+def _folder_of(path: Path) -> Path:
+    """The folder model=<name> in which a shard is, its own or that of an evaluator within it."""
+    return path.parent.parent if path.parent.name.startswith("evaluator=") else path.parent
+
+
+def _model_of(path: Path) -> str:
+    return _folder_of(path).name.removeprefix("model=")
+
+
 def _count_missing(
-    results: Path, artefact: str, model: str, marks: Sequence[Mark], must_be_complete: bool
+    results: Path, artefact: str, place: str, marks: Sequence[Mark], must_be_complete: bool
 ) -> None:
+    model = place.replace("/evaluator=", "' by '")
     num_shards = marks[0].num_shards
     if any(mark.num_shards != num_shards for mark in marks):
         raise InputError(
@@ -184,6 +194,8 @@ def _differences(files: Iterable[Source], ignored: set[str]) -> list[str]:
     for name in sorted({name for _, of_file in facts for name in of_file} - ignored - _HOW_THE_WORK_WAS_CUT):
         first_with: dict[str, Source] = {}
         for file, of_file in facts:
+            if name not in of_file and (name == "choices" or name.startswith("evaluator ")):
+                continue  # who tries a choice differs from who made it
             # An absent fact is a null one: a setting that came later was off before.
             first_with.setdefault(json.dumps(of_file.get(name)), file)
         if len(first_with) > 1:
@@ -206,8 +218,11 @@ def what_made(results: Path, stage: str, model: str) -> dict[str, Any] | None:
 
 def read_made_by(results: Path, stage: str) -> dict[str, dict[str, Any]]:
     """What made a stage's results, by model: "settings", "inputs" (SHA-256), "schema_version", "stage"."""
-    models = {mark.model for mark in read_marks(results, stage)}
-    found = {model: made_by for model in models if (made_by := what_made(results, stage, model))}
+    of_places = {mark.place: mark.model for mark in read_marks(results, stage)}
+    found: dict[str, dict[str, Any]] = {}
+    for place, model in of_places.items():
+        if made_by := what_made(results, stage, place):
+            found.setdefault(model, made_by)
     for name in read_manifest(results):
         for file in sources(results, name.removesuffix(".parquet")):
             if file.metadata["stage"] == stage:
@@ -216,8 +231,14 @@ def read_made_by(results: Path, stage: str) -> dict[str, dict[str, Any]]:
 
 
 def read_settings(results: Path, stage: str) -> dict[str, dict[str, Any]]:
-    """What a stage was run with, for each model that it has results of, as those say it."""
-    return {model: made_by["settings"] for model, made_by in read_made_by(results, stage).items()}
+    """What a stage was run with, for each model that it has results of, as those say it.
+
+    Where chosen tokens were only tried, the settings of influential_tokens are those of evaluate_tokens.
+    """
+    made = read_made_by(results, stage)
+    if stage == "influential_tokens":
+        made = read_made_by(results, "evaluate_tokens") | made
+    return {model: made_by["settings"] for model, made_by in made.items()}
 
 
 def read_model_facts(results: Path, artefact: str) -> dict[str, dict[str, Any]]:
@@ -271,13 +292,13 @@ def dataset_of(files: Sequence[Source], artefact: str) -> "Dataset":
     import pyarrow.dataset as ds
 
     model = pa.field("model", pa.string())
-    is_export = not files or files[0].path.parent.name != f"model={files[0].model}"
+    is_export = not files or _model_of(files[0].path) != files[0].model
     of_folders = (
         {}
         if is_export
         else {
             "partitioning": ds.HivePartitioning(pa.schema([model]), segment_encoding="none"),
-            "partition_base_dir": str(files[0].path.parents[1]),
+            "partition_base_dir": str(_folder_of(files[0].path).parent),
         }
     )
     paths = list(dict.fromkeys(str(file.path) for file in files))

@@ -83,8 +83,8 @@ COUNTS = [
     column("num_targets", INT32, "targets averaged over"),
     column("num_documents", INT32, "documents they are from"),
 ]
-JUDGE = optional("judge", TEXT, "the model whose losses and divergences these are, of --judge-with or of"
-                 " those that chose; null in the oldest results: one that chose")
+JUDGE = optional("judge", TEXT, "the model whose losses and divergences these are: the one that chose, or"
+                 " one that tried its choice (evaluate_tokens); null in the oldest results: one that chose")
 SHORT_DIVERGENCE = optional("short_context_divergence", FLOAT, "KL(p(.|long) || p(.|short context)), nats:"
                             " the gain to be expected, blind to the target")
 LOSS_COLUMNS = [
@@ -159,9 +159,6 @@ SCHEMAS: dict[str, pa.Schema] = {
                  " context)), nats: the specific gain to be expected"),
         optional("long_context_entropy", FLOAT, "entropy of p(.|long), nats"),
         optional("reference_divergence", FLOAT, "KL(p_ref(.|long) || p(.|long)), nats, of --reference-model"),
-        optional("length_harm", FLOAT, "KL(p(.|last w tokens) || p(.|foreign far tokens, last w tokens)),"
-                 " nats, w of --near-context-length: what length alone does, mean over foreign documents"),
-        optional("length_harm_of_backgrounds", FLOATS, "the same of each foreign document"),
     ]),
     "length_interference": pa.schema([
         *TARGET_COLUMNS,

@@ -70,7 +70,8 @@ class StageOutput:
         """Open the output; an InputError where it holds results of another configuration, which it names.
 
         Args:
-            results, stage, model: the folder, and the names in its paths.
+            results, stage, model: the folder, and the names in its paths; model/evaluator=<name> of one that
+                tries what the model chose.
             settings: everything that decides the numbers, JSON values only; no paths.
             inputs: name -> SHA-256 of every input.
             num_shards: shards of the complete result.
@@ -84,6 +85,7 @@ class StageOutput:
         self._num_shards = num_shards
         self._num_tasks = num_tasks
         self._words = dict(words or {})
+        self._called = model.replace("/evaluator=", "' by '")
         self._marks = results / "_stages" / stage / f"model={model}"
         made_by = {
             "schema_version": SCHEMA_VERSION,
@@ -100,12 +102,12 @@ class StageOutput:
             raise InputError(
                 f"{self._results} is an export of results ({MANIFEST}); choose another --results folder"
             )
-        held = f"{self._results} holds {self._stage} of model '{self._model}'"
+        held = f"{self._results} holds {self._stage} of model '{self._called}'"
         earlier = what_made(self._results, self._stage, self._model)
         if earlier is not None:
             then, now = (made | made["settings"] | {"settings": None} for made in (earlier, self._made_by))
             changes = differences(then, now)
-            # An input that is a model is called "checkpoint", or by a flag and a name: "judge-with b".
+            # An input that is a model is called "checkpoint", or by a word and a name: "evaluator b".
             are_models = [re.match(r"inputs\.(checkpoint|\S+ .+) was '\w+', now '", one) for one in changes]
             if changes and all(are_models):
                 marks = read_marks(self._results, self._stage, self._model)
@@ -167,7 +169,7 @@ class StageOutput:
     def state(self, of_shards: Sequence[int] | None = None) -> str:
         """A line that says whether the result is complete; if not, which of these shards are missing."""
         missing = self.pending_shards(of_shards)
-        what = f"{self._stage} of model '{self._model}'"
+        what = f"{self._stage} of model '{self._called}'"
         if not missing:
             whole = "is complete" if of_shards is None else "has all shards that were asked for"
             return f"{what} {whole} in {self._results}"

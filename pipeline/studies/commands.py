@@ -44,13 +44,13 @@ _OF_CHOICES = (
     "num_backgrounds",
     "screen",
     "null_fraction",
-    "choose_together",
     "minimum_gain",
 )
 _FLAGS = {
     "length_losses": _OF_CHUNKS,
     "loss_differences": ("short_context_length", *_OF_CHUNKS),
     "influential_tokens": ("short_context_length", *_OF_CHUNKS, *_OF_CHOICES),
+    "evaluate_tokens": ("documents_per_shard", "dtype", "intervention", "num_backgrounds"),
 }
 """Measuring stage -> fields of an evaluation that it takes as flags."""
 
@@ -208,7 +208,8 @@ class _EvaluationPlan:
     def commands(self) -> list[Command]:
         """Those of the evaluation's stages, analysis last, which needs all that was measured."""
         stages = self.evaluation.stages
-        commands = [self._measure(stage) for stage in stages if stage not in ANALYSING]
+        commands = [self._measure(one) for one in stages if one not in (*ANALYSING, "evaluate_tokens")]
+        commands += self._evaluate_tokens() if "evaluate_tokens" in stages else []
         needs = tuple(command.name for command in commands)
         folders = "--results", str(self.folder("results")), "--figures", str(self.folder("figures"))
         if "run_notebooks" in stages:
@@ -263,33 +264,54 @@ class _EvaluationPlan:
         if steps := evaluation.steps:
             measured = [training for training in trainings for _ in steps]
             checkpoints = [folder / f"step{step}-unsharded" for folder in checkpoints for step in steps]
-        # Models that this stage reads beside those that it measures, at their last checkpoint.
-        flag = "--judge-with"
-        names = evaluation.judge_with if stage == "influential_tokens" else []
+        others = []
+        beside = ["--context-lengths"] if stage == "length_losses" else []
         if stage == "loss_differences" and evaluation.reference_model:
-            flag = "--reference-model"
-            names = [evaluation.reference_model]
-        others = [self.trainings[name] for name in names]
-        beside = [flag, *(str(training.folder) for training in others)] if others else []
+            others = [self.trainings[evaluation.reference_model]]
+            beside = ["--reference-model", str(others[0].folder)]
         where = "--data", self.data, "--checkpoints", *checkpoints, "--results", results
         arguments = (*map(str, where), *flags(evaluation, _FLAGS[stage]), *beside)
         trained = [one for one in [*trainings, *others] if not isinstance(one, Existing)]
         needs = (self.data_command, *dict.fromkeys(training.name for training in trained))
-        # Of two of one last name, each is called as if both were measured here.
-        apart = [str(one.folder) for one in self.trainings.values() if getattr(one, "is_told_apart", False)]
-        arguments += ("--among", *apart) if apart else ()
-        if stage == "loss_differences" and evaluation.near_context_length is not None:
-            arguments += (*flags(evaluation, ("near_context_length", "num_backgrounds")),)
-        if stage == "influential_tokens" and evaluation.choices is not None:
-            chosen = self._of(evaluation.choices)
-            models = [self.trainings[name].name for name in chosen._measured_models(stage)]
-            whose = "+".join(models) if chosen.evaluation.choose_together else models[0]
-            arguments += ("--choices", str(chosen.folder("results")), "--choices-of", whose)
-            needs += (chosen._command_name(stage),)
+        arguments += self._among()
         about = Measuring(evaluation, self.data, tuple(measured))
-        name = self._command_name(stage)
+        program = "loss_differences" if stage == "length_losses" else stage
         num_tasks = self.study.slurm.measure
-        return Command(name, f"pipeline/{stage}.py", arguments, needs, about, num_tasks)
+        name = self._command_name(stage)
+        return Command(name, f"pipeline/{program}.py", arguments, needs, about, num_tasks)
+
+    def _evaluate_tokens(self) -> list[Command]:
+        """The choices of each model that chose, tried on the models of judge_with but itself."""
+        evaluation = self.evaluation
+        chosen = self if evaluation.choices is None else self._of(evaluation.choices)
+        selectors = chosen._measured_models("influential_tokens") if evaluation.judge_with else []
+        commands = []
+        for selector in selectors:
+            names = [name for name in evaluation.judge_with if chosen is not self or name != selector]
+            trainings = tuple(self.trainings[name] for name in names)
+            if not trainings:
+                continue
+            arguments = (
+                *("--choices", str(chosen.folder("results"))),
+                *("--choices-of", self.trainings[selector].name),
+                *("--data", str(self.data), "--checkpoints", *(str(one.folder) for one in trainings)),
+                *("--results", str(self.folder("results"))),
+                *flags(evaluation, _FLAGS["evaluate_tokens"]),
+                *self._among(),
+            )
+            trained = [one.name for one in trainings if not isinstance(one, Existing)]
+            needs = (self.data_command, *trained, chosen._command_name("influential_tokens"))
+            name = self._command_name("evaluate_tokens") + (f"-of-{selector}" if selectors[1:] else "")
+            about = Measuring(evaluation, self.data, trainings)
+            num_tasks = self.study.slurm.measure
+            program = "pipeline/evaluate_tokens.py"
+            commands.append(Command(name, program, arguments, needs, about, num_tasks))
+        return commands
+
+    def _among(self) -> tuple[str, ...]:
+        """Of two models of one last name, each is called as if both were measured here."""
+        apart = [str(one.folder) for one in self.trainings.values() if getattr(one, "is_told_apart", False)]
+        return ("--among", *apart) if apart else ()
 
     def _long_and_short(self) -> list[str]:
         """Which models are long-trained and which short, and at what length, for run_notebooks.py."""

@@ -23,7 +23,7 @@ from pipeline.training.settings import read_overrides, read_yaml, settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
 """Of the repository."""
-MEASURING = ("loss_differences", "length_losses", "influential_tokens")
+MEASURING = ("loss_differences", "length_losses", "influential_tokens", "evaluate_tokens")
 ANALYSING = ("run_notebooks", "needed_context", "summary")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _FOLDERS_OF_A_RUN = ("data", "models", "results", "figures", "logs")
@@ -101,14 +101,12 @@ class Evaluation:
     num_backgrounds: int | None = None
     screen: int | None = None
     null_fraction: float | None = None
-    choose_together: bool = False
     choices: str | None = None
-    """Another evaluation whose choices are tried on the influential models: its name; `evaluation` is the
-    study's first."""
+    """The evaluation whose choices evaluate_tokens tries: its name; `evaluation` is the study's first. None:
+    this one."""
     minimum_gain: float | None = None
-    near_context_length: int | None = None
     judge_with: list[str] = field(default_factory=list)
-    """Names of the study's models that the chosen tokens are tried on too."""
+    """Names of the study's models that evaluate_tokens tries the chosen tokens on. Empty: it is not run."""
     reference_model: str | None = None
     """The study's model, trained long, that expected gaps compare with. None: they are not measured."""
 

@@ -93,7 +93,7 @@ class SearchedExample:
             known = [name for name in interventions if name in rule.interventions]
             for intervention in known if rule.knows_interventions else [None]:
                 context = own if intervention is None else contexts[intervention]
-                positions_TK = rule.ranking([context], max_k, generator)
+                positions_TK = rule.ranking(context, max_k, generator)
                 effects_TK = None
                 if rule.name in _EFFECTS:
                     effects_TF = getattr(context, _EFFECTS[rule.name])

@@ -71,7 +71,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     results = ["--results", "results"]
     together = [
         start("loss_differences", [*MEASURE, *SHORT, *results], folder),
-        forked_stages.start("pipeline/length_losses.py", *MEASURE, *results, cwd=folder),
+        forked_stages.start(
+            "pipeline/loss_differences.py", *MEASURE, *results, "--context-lengths", cwd=folder
+        ),
         forked_stages.start("pipeline/influential_tokens.py", *INFLUENTIAL, *results, cwd=folder),
     ]
     for process in together:

@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from pipeline import influential_tokens, length_losses, loss_differences, pretrain, tokenize_c4
+from pipeline import influential_tokens, loss_differences, pretrain, tokenize_c4
 from pipeline.results.read import artefacts_in, read_artefact
 from pipeline.text.folder import TokenizedData
 
@@ -97,7 +97,7 @@ def _run_stages(folder: Path) -> None:
     _run(loss_differences, [*measure, *SHORT])
     chosen = ["--rules", "leave_one_out", "random", "nearest", "--intervention", "remove"]
     _run(influential_tokens, [*measure, *SHORT, "--k", "1", "4", *chosen])
-    _run(length_losses, measure)
+    _run(loss_differences, [*measure, "--context-lengths"])
 
 
 def _run(stage: ModuleType, words: list[str]) -> None:

@@ -30,7 +30,7 @@ SCORED = SimpleNamespace(
 
 
 def _select(rule: str, max_k: int, seed: int = 0, context: object = SCORED) -> list[list[int]]:
-    return find_rule(rule).ranking([context], max_k, np.random.default_rng(seed)).tolist()
+    return find_rule(rule).ranking(context, max_k, np.random.default_rng(seed)).tolist()
 
 
 def test_scores_are_ranked_and_ties_go_to_the_nearer() -> None:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from measured_documents import command_line, contents, measure, write_checkpoint, write_data
+from measured_documents import LENGTH_LOSSES, command_line, contents, measure, write_checkpoint, write_data
 from olmo.model import OLMo
 
-from pipeline import influential_tokens, length_losses, loss_differences
+from pipeline import influential_tokens, loss_differences
 from pipeline.cli import InputError
 from pipeline.measuring import stage as evaluate_checkpoints
 from pipeline.results.read import read_artefact
@@ -47,7 +47,9 @@ def test_one_document_is_enough_if_no_other_is_looked_at(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = ["--max-documents", "1", "--results", str(folder / "one")]
-    assert len(read_artefact(measure(length_losses, folder, *one), "length_losses")) == 2 * 2
+    assert (
+        len(read_artefact(measure(loss_differences, folder, *one, *LENGTH_LOSSES), "length_losses")) == 2 * 2
+    )
     rules = ["--rules", "leave_one_out_divergence", "leave_one_out", "random", "--null-fraction", "1e-18"]
     rows = read_artefact(measure(influential_tokens, folder, *one, *rules), "sparse_context_losses")
     assert set(rows["rule"]) == {"leave_one_out_divergence"}
@@ -106,12 +108,12 @@ def test_a_killed_run_of_three_documents_keeps_the_first(folder: Path) -> None:
 
 
 def test_other_weights_under_the_same_name_are_refused(folder: Path, make_olmo: Callable[..., OLMo]) -> None:
-    measure(length_losses, folder)
+    measure(loss_differences, folder, *LENGTH_LOSSES)
     write_checkpoint(folder / "run", make_olmo(seed=2))
     with pytest.raises(
         InputError, match="length_losses of model 'run', made with another model of the same name"
     ):
-        measure(length_losses, folder)
+        measure(loss_differences, folder, *LENGTH_LOSSES)
 
 
 def test_complete_results_are_not_computed_again(

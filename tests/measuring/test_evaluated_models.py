@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import transformers.dynamic_module_utils
 from hugging_face_families import make_model
-from measured_documents import measure, write_checkpoint, write_data
+from measured_documents import LENGTH_LOSSES, measure, write_checkpoint, write_data
 from olmo.model import OLMo
 
-from pipeline import influential_tokens, length_losses, loss_differences
+from pipeline import influential_tokens, loss_differences
 from pipeline.cli import InputError
 from pipeline.results.read import read_artefact, read_settings
 from pipeline.training import speed as precision
@@ -26,8 +26,11 @@ def folder(tmp_path: Path, make_olmo: Callable[..., OLMo]) -> Path:
 
 def test_both_kinds_in_one_command(folder: Path) -> None:
     words = ["--checkpoints", str(folder / "run"), str(folder / "tiny-llama")]
-    for stage, artefact in ((influential_tokens, "influences"), (length_losses, "length_losses")):
-        rows = read_artefact(measure(stage, folder, *words), artefact)
+    for stage, flags, artefact in (
+        (influential_tokens, [], "influences"),
+        (loss_differences, LENGTH_LOSSES, "length_losses"),
+    ):
+        rows = read_artefact(measure(stage, folder, *words, *flags), artefact)
         assert rows["model"].value_counts().nunique() == 1, artefact
         assert sorted(rows["model"].unique()) == ["run", "tiny-llama"], artefact
 

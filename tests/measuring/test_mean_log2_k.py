@@ -1,26 +1,37 @@
-"""mean_log2_k by hand and by brute force, models that choose together, harm of length, choices tried again.
+"""mean_log2_k by hand and by brute force, and choices tried on other models by evaluate_tokens.
 
 The stages are compared with stock models that read every context by hand (naive_predictions.py), and the
 integral with a sum over a fine grid.
 """
 
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from measured_documents import DOCUMENTS, SHORT, measure, with_far, write_checkpoint, write_data
+from measured_documents import (
+    DOCUMENTS,
+    SHORT,
+    contents,
+    flip,
+    measure,
+    with_far,
+    write_checkpoint,
+    write_data,
+)
 from measured_documents import chunk_of as chunk_of_length
 from naive_predictions import Case, Stock, behind, divergence, log_probs, naive_losses, stock_olmo
 from olmo.model import OLMo
 
-from pipeline import influential_tokens, loss_differences
+from pipeline import evaluate_tokens, influential_tokens
 from pipeline.cli import InputError
 from pipeline.measuring.sparsity import mean_log2_k
-from pipeline.results.read import read_artefact, read_model_facts
+from pipeline.query import connect, run_query
+from pipeline.results.read import read_artefact, read_model_facts, read_settings
 
-NAMES = ("run", "second", "third", "fourth")
+NAMES = ("run", "third", "fourth")
 L, M, KS = 11, 3, [1, 2, 4]  # chunks that all four documents hold: a null, and two backgrounds
 WORDS = ["--long-context-length", str(L), "--k", *map(str, KS)]
 IN_BACKGROUND = ["--intervention", "background", "--num-backgrounds", "2"]
@@ -88,27 +99,27 @@ def folder(
 
 @pytest.fixture(scope="module")
 def crossed(folder: Path) -> Path:
-    """Two models choose together, two others try the choice, in two backgrounds."""
-    first, second, *judges = [str(folder / name) for name in NAMES]
-    words = ["--checkpoints", first, second, "--choose-together", "--judge-with", *judges]
+    """One model chooses, two others try the choice, in two backgrounds and one folder."""
+    first, *judges = [str(folder / name) for name in NAMES]
     rules = ["--rules", "leave_one_out_divergence", "random", "nearest"]
-    where = ["--results", str(folder / "crossed"), "--minimum-gain", "0"]
-    return measure(influential_tokens, folder, *WORDS, *words, *rules, *IN_BACKGROUND, *where)
+    where = ["--results", str(folder / "crossed")]
+    words = ["--checkpoints", first, "--minimum-gain", "0", *where]
+    results = measure(influential_tokens, folder, *WORDS, *words, *rules, *IN_BACKGROUND)
+    return measure(evaluate_tokens, folder, "--choices", str(results), "--checkpoints", *judges, *where)
 
 
 def naive_choice(stocks: dict[str, Stock], key: tuple[str, int, int]) -> np.ndarray:
-    """Far tokens by the mean divergence of leaving one out, of both choosers in both backgrounds."""
+    """Far tokens by the mean divergence of leaving one out, in both backgrounds."""
     own_L, place = chunk_of(*key[:2]), key[2] - key[1] * L
     scores = []
-    for name in NAMES[:2]:
-        for number in (2, 3):
-            without = []
-            for position in range(place - SHORT):
-                tokens = own_L.copy()
-                tokens[position] = chunk_of(*key[:2], number)[position]
-                without.append((tokens, range(place)))
-            whole_V, *others = log_probs(stocks[name], place, [(own_L, range(place)), *without])
-            scores.append([divergence(whole_V, other_V) for other_V in others])
+    for number in (2, 3):
+        without = []
+        for position in range(place - SHORT):
+            tokens = own_L.copy()
+            tokens[position] = chunk_of(*key[:2], number)[position]
+            without.append((tokens, range(place)))
+        whole_V, *others = log_probs(stocks["run"], place, [(own_L, range(place)), *without])
+        scores.append([divergence(whole_V, other_V) for other_V in others])
     return np.argsort(-np.mean(scores, axis=0), kind="stable")
 
 
@@ -139,12 +150,12 @@ def naive_values(stock: Stock, key: tuple[str, int, int], chosen: np.ndarray) ->
 
 def test_the_stage_is_the_brute_force(crossed: Path, stocks: dict[str, Stock]) -> None:
     chosen = read_artefact(crossed, "influential_tokens")
-    assert set(chosen["model"]) == {"run+second"}
+    assert set(chosen["model"]) == {"run"}
     own = chosen.query("rule == 'leave_one_out_divergence' and far_context == 'own'").sort_values("rank")
     rows = read_artefact(crossed, "dependency_sparsity")
-    assert set(rows["judge"]) == set(NAMES[2:])
+    assert set(rows["model"]) == {"run"} and set(rows["judge"]) == set(NAMES)
     rows = rows.query("rule == 'leave_one_out_divergence' and criterion == 'divergence'")
-    assert len(rows) == 2 * 5 * M
+    assert len(rows) == 3 * 5 * M
     for row in rows.itertuples():
         key = row.document_id, row.chunk_index, row.target_position
         mine = own[(own[TARGET] == key).all(axis=1)]["context_position"].to_numpy() - row.chunk_index * L
@@ -187,30 +198,11 @@ def test_where_there_is_nothing_to_bring_back(folder: Path, crossed: Path, tmp_p
     assert (facts["num_asked"], facts["num_without_gain"]) == (len(rows), is_small.sum())
 
 
-def test_the_harm_of_length(folder: Path, stocks: dict[str, Stock], tmp_path: Path) -> None:
-    near = 6
-    words = ["--near-context-length", str(near), "--num-backgrounds", "2", "--results", str(tmp_path)]
-    rows = read_artefact(measure(loss_differences, folder, *WORDS[:2], *words), "loss_differences")
-    assert len(rows) == 5 * M
-    for row in rows.itertuples():
-        place, own_L = row.target_position - row.chunk_index * L, chunk_of(row.document_id, row.chunk_index)
-        foreign: list[Case] = [
-            (with_far(own_L, chunk_of(row.document_id, row.chunk_index, number), place, near), range(place))
-            for number in (2, 3)
-        ]
-        alone_V, *others = log_probs(stocks["run"], place, [(own_L, range(place - near, place)), *foreign])
-        expected = [divergence(alone_V, other_V) for other_V in others]
-        np.testing.assert_allclose(row.length_harm_of_backgrounds, expected, atol=TOLERANCE)
-        assert row.length_harm == pytest.approx(np.mean(expected), abs=TOLERANCE)
-
-
 def test_choices_are_tried_on_another_model(
     folder: Path, crossed: Path, stocks: dict[str, Stock], tmp_path: Path
 ) -> None:
     words = ["--choices", str(crossed), "--checkpoints", str(folder / "fourth"), "--intervention", "remove"]
-    words += ["--results", str(tmp_path)]
-    words += ["--rules", "leave_one_out_divergence", "nearest"]
-    results = measure(influential_tokens, folder, *WORDS, *words)
+    results = measure(evaluate_tokens, folder, *words, "--results", str(tmp_path))
     chosen = read_artefact(crossed, "influential_tokens").sort_values("rank")
     rows = read_artefact(results, "sparse_context_losses")
     assert set(rows["far_context"]) == {"own", "other_document"} and set(rows["judge"]) == {"fourth"}
@@ -228,38 +220,54 @@ def test_choices_are_tried_on_another_model(
     assert nearest["k"].max() == 4  # the whole far context of the first target
 
 
+def test_query_reads_selectors_and_evaluators_together(crossed: Path) -> None:
+    sql = "SELECT DISTINCT model, judge FROM dependency_sparsity ORDER BY judge"
+    _, rows = run_query(connect(crossed, sql), sql, 10)
+    assert rows == [("run", "fourth"), ("run", "run"), ("run", "third")]
+    assert read_settings(crossed, "influential_tokens").keys() == {"run"}
+
+
+def test_a_lost_shard_is_tried_again_to_the_same_bytes(folder: Path, crossed: Path) -> None:
+    before = contents(crossed)
+    next((crossed / "_stages" / "evaluate_tokens").rglob("00001-of-*.done")).unlink()
+    path = next((crossed / "sparse_context_losses" / "model=run" / "evaluator=third").iterdir())
+    flip(path)
+    with pytest.raises(InputError, match="run evaluate_tokens"):
+        read_artefact(crossed, "sparse_context_losses")
+    words = ["--checkpoints", *(str(folder / name) for name in NAMES[1:]), "--results", str(crossed)]
+    measure(evaluate_tokens, folder, "--choices", str(crossed), *words)
+    assert contents(crossed) == before
+
+
 def test_what_is_refused(folder: Path, crossed: Path, tmp_path: Path) -> None:
-    judges = ["--judge-with", str(folder / "third")]
-    both = ["--checkpoints", str(folder / "run"), str(folder / "third"), "--choose-together"]
-    divergence_rule = ["--rules", "leave_one_out_divergence"]
-    choices = ["--choices", str(crossed), "--intervention", "remove", *divergence_rule]
-    for words, sentence in (
-        (["--k", "1", "64"], "--k 64 is more than the 4 far-context tokens of the first target"),
-        (["--k", "1", "1"], "--k 1 1: name each k once"),
-        ([*IN_BACKGROUND, "--rules", "greedy"], "background has no meaning for rule greedy"),
-        ([*both, *judges, *divergence_rule], "third is named by --checkpoints and by --judge-with"),
-        (["--choose-together"], "--choose-together needs --judge-with"),
-        ([*choices, "--max-documents", "3"], "made with num_documents 4, here it is 3"),
-        (["--choices", str(tmp_path / "nowhere"), *choices[2:]], "nowhere does not exist"),
-        (["--null-fraction", "0.5"], "--null-fraction leaves most documents without any rule"),
-        ([*choices, *judges], "--choices are tried on --checkpoints; leave out --judge-with"),
-        ([*choices, "--choices-of", "nobody"], "holds choices of run+second; name one with --choices-of"),
-        ([*choices, "--short-context-length", "3"], "made with short_context_length 4, here it is 3"),
-        ([*choices, "--rules", "greedy"], "--choices have no rule greedy; they have leave_one_out"),
+    for words, word in (
+        (["--k", "1", "64"], "--k 64 is more than the 4"),
+        ([*IN_BACKGROUND, "--rules", "greedy"], "greedy"),
+        (["--null-fraction", "0.5"], "--null-fraction"),
     ):
-        with pytest.raises(InputError) as error:
+        with pytest.raises(InputError, match=word):
             measure(influential_tokens, folder, *WORDS, *words, "--results", str(tmp_path / "none"))
-        assert sentence in str(error.value), words
-        assert not (tmp_path / "none").exists()
-    with pytest.raises(InputError, match="--near-context-length 8 leaves no place for foreign tokens"):
-        measure(loss_differences, folder, *WORDS[:2], "--near-context-length", "8")
+    third = ["--checkpoints", str(folder / "third")]
+    for words, word in (
+        (["--choices", str(tmp_path / "nowhere")], "no model"),
+        (["--choices", str(crossed), "--choices-of", "nobody"], "choices of run; name one"),
+        (["--choices", str(crossed), "--checkpoints", str(folder / "run"), "--results", str(crossed)], "own"),
+        (["--choices", str(crossed), "--intervention", "remove", "--results", str(crossed)], "intervention"),
+    ):
+        with pytest.raises(InputError, match=word):
+            measure(evaluate_tokens, folder, *third, "--results", str(tmp_path / "none"), *words)
+    assert not (tmp_path / "none").exists()
 
 
-def test_choices_of_another_text(
+def test_choices_must_be_whole_and_of_this_text(
     folder: Path, crossed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    words = ["--checkpoints", str(folder / "third"), "--results", str(tmp_path / "results")]
+    shutil.copytree(crossed, tmp_path / "part")
+    next((tmp_path / "part" / "_stages" / "influential_tokens").rglob("*.done")).unlink()
+    with pytest.raises(InputError, match="run influential_tokens again"):
+        measure(evaluate_tokens, folder, *words, "--choices", str(tmp_path / "part"))
     monkeypatch.setitem(DOCUMENTS, "00000000000000dd", DOCUMENTS["00000000000000dd"][::-1])
     data = write_data(tmp_path / "data")
-    words = ["--data", str(data), "--choices", str(crossed), "--intervention", "remove", "--rules", "nearest"]
-    with pytest.raises(InputError, match="are of another text than that of"):
-        measure(influential_tokens, folder, *WORDS, *words, "--results", str(tmp_path / "results"))
+    with pytest.raises(InputError, match="of another text"):
+        measure(evaluate_tokens, folder, *words, "--choices", str(crossed), "--data", str(data))

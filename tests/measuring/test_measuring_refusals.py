@@ -13,12 +13,9 @@ from olmo.model import OLMo
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from pipeline import influential_tokens, loss_differences
+from pipeline import evaluate_tokens, influential_tokens, loss_differences
 from pipeline.cli import InputError
 from pipeline.models.olmo import OLMoCausalLM
-
-FLAGS = {influential_tokens: "--judge-with", loss_differences: "--reference-model"}
-BACKGROUND = ["--intervention", "background", "--rules", "add_one_in_divergence"]
 
 
 @pytest.fixture
@@ -37,24 +34,21 @@ def refused(stage: ModuleType, folder: Path, *flags: str) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("stage", FLAGS)
-def test_a_model_beside_it_of_another_tokenizer(
-    stage: ModuleType, folder: Path, make_olmo: Callable[..., OLMo]
-) -> None:
+def test_a_model_beside_it_of_another_tokenizer(folder: Path, make_olmo: Callable[..., OLMo]) -> None:
     for name, shift in (("data", 0), ("other", 1)):
         (folder / name).mkdir(exist_ok=True)
         words = {f"word{(index + shift) % 48}": index for index in range(48)}
         Tokenizer(WordLevel(words, unk_token="word1")).save(str(folder / name / "tokenizer.json"))
     step = write_checkpoint(folder / "other-run", make_olmo(seed=1)) / "step20-unsharded"
     (step / "tokenizer.json").write_bytes((folder / "other" / "tokenizer.json").read_bytes())
-    sentence = refused(stage, folder, FLAGS[stage], str(folder / "other-run"))
+    sentence = refused(loss_differences, folder, "--reference-model", str(folder / "other-run"))
     assert f"is another tokenizer than that of {step}, {step}/tokenizer.json" in sentence
 
 
 def test_a_model_beside_it_with_the_name_of_another(folder: Path, make_olmo: Callable[..., OLMo]) -> None:
     write_checkpoint(folder / "elsewhere" / "run", make_olmo(seed=3))
-    sentence = refused(influential_tokens, folder, "--judge-with", str(folder / "elsewhere" / "run"))
-    assert sentence.startswith(f"--judge-with {folder}/elsewhere/run/step20-unsharded and --checkpoints")
+    sentence = refused(loss_differences, folder, "--reference-model", str(folder / "elsewhere" / "run"))
+    assert sentence.startswith(f"--reference-model {folder}/elsewhere/run/step20-unsharded and --checkpoints")
     assert "are both named 'run'" in sentence
 
 
@@ -63,27 +57,29 @@ def test_two_models_of_one_name_in_one_results_folder_are_both_named(
 ) -> None:
     for seed, name in enumerate(("a/judge", "b/judge", "elsewhere/run")):
         write_checkpoint(folder / name, make_olmo(seed=seed))
-    words = ["--max-documents", "2", "--judge-with", f"{folder}/a/judge"]
-    measure(influential_tokens, folder, *words)
-    for flag, of_input, was, now in (
-        ("--judge-with", "judge-with judge", "a/judge", "b/judge"),
-        ("--checkpoints", "checkpoint", "run", "elsewhere/run"),
+    choices = measure(influential_tokens, folder, "--max-documents", "2")
+    tried = ["--choices", str(choices), "--checkpoints"]
+    measure(evaluate_tokens, folder, *tried, f"{folder}/a/judge")
+    for stage, words, of_input, was, now in (
+        (evaluate_tokens, tried, "evaluator judge", "a/judge", "b/judge"),
+        (influential_tokens, ["--max-documents", "2", "--checkpoints"], "checkpoint", "run", "elsewhere/run"),
     ):
         sentence = rf"model of the same name, .* {of_input} was {folder}/{was}, now {folder}/{now}\. "
         with pytest.raises(InputError, match=sentence):
-            measure(influential_tokens, folder, *words, flag, f"{folder}/{now}")
+            measure(stage, folder, *words, f"{folder}/{now}")
 
 
-@pytest.mark.parametrize("stage", FLAGS)
 def test_what_is_no_number_is_told_with_the_model_that_gave_it(
-    stage: ModuleType, folder: Path, make_olmo: Callable[..., OLMo]
+    folder: Path, make_olmo: Callable[..., OLMo]
 ) -> None:
     model, tokens = make_olmo(seed=2, weight_tying=False), next(iter(DOCUMENTS.values()))
     # A token that stands in the second chunk once, before its targets 21, 22 and 23, and nowhere else.
     position = next(place for place in range(20, 12, -1) if np.sum(tokens[:24] == tokens[place]) == 1)
     model.transformer.wte.weight.data[int(tokens[position])] = float("nan")
     write_checkpoint(folder / "broken", model)
-    sentence = refused(stage, folder, "--max-documents", "2", FLAGS[stage], str(folder / "broken"))
+    sentence = refused(
+        loss_differences, folder, "--max-documents", "2", "--reference-model", str(folder / "broken")
+    )
     assert sentence.startswith("model 'broken' gives the token at position 21 of document 00000000000000aa")
     assert "a loss of nan" in sentence
 

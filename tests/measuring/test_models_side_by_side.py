@@ -10,11 +10,11 @@ from measured_documents import LONG, SHORT, chunk_of, measure, with_far, write_c
 from naive_predictions import Case, divergence, log_probs, naive_divergences, naive_losses, stock_olmo
 from olmo.model import OLMo
 
-from pipeline import influential_tokens, loss_differences
+from pipeline import evaluate_tokens, influential_tokens, loss_differences
 from pipeline.results.read import read_artefact
 
 TARGET = ["document_id", "chunk_index", "target_position"]
-JUDGED = ["--rules", "leave_one_out", "add_one_in_divergence", "--k", "1", "3", "--judge-with"]
+JUDGED = ["--rules", "leave_one_out", "add_one_in_divergence", "--k", "1", "3"]
 RULES = ["leave_one_out", "add_one_in_divergence"]
 TOLERANCE = 2e-5
 
@@ -35,9 +35,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory, models: dict[str, OLMo]) ->
 
 @pytest.fixture(scope="module")
 def judged(folder: Path) -> Path:
-    """Both models choose, and both judge."""
+    """Both models choose, and each tries the other's choice."""
     both = [str(folder / "run"), str(folder / "other")]
-    return measure(influential_tokens, folder, "--checkpoints", *both, *JUDGED, *both)
+    results = measure(influential_tokens, folder, "--checkpoints", *both, *JUDGED)
+    for selector, evaluator in (("run", "other"), ("other", "run")):
+        words = [
+            "--choices",
+            str(results),
+            "--choices-of",
+            selector,
+            "--checkpoints",
+            str(folder / evaluator),
+        ]
+        measure(evaluate_tokens, folder, *words)
+    return results
 
 
 def in_the_chunk(row: object) -> int:
@@ -84,14 +95,20 @@ def test_influences_are_of_every_far_token(judged: Path, models: dict[str, OLMo]
         np.testing.assert_allclose(row.influences, np.array(others) - long, atol=TOLERANCE)
 
 
-def test_a_judge_moves_nothing_that_the_model_itself_measures(
-    folder: Path, judged: Path, tmp_path: Path
+def test_an_evaluator_with_the_selector_s_weights_finds_its_very_numbers(
+    folder: Path, models: dict[str, OLMo], tmp_path: Path
 ) -> None:
-    measure(influential_tokens, folder, *JUDGED[:-1], "--results", str(tmp_path))
-    for artefact in ("influential_tokens", "sparse_context_losses", "dependency_sparsity"):
-        rows = read_artefact(judged, artefact).query("model == 'run'")
-        rows = rows.query("judge == 'run'") if "judge" in rows else rows
-        pd.testing.assert_frame_equal(rows.reset_index(drop=True), read_artefact(tmp_path, artefact))
+    write_checkpoint(tmp_path / "twin", models["run"])
+    rules = ["--rules", "leave_one_out", "random", "greedy", "nearest", "--k", "1", "3"]
+    results = measure(influential_tokens, folder, *rules, "--results", str(tmp_path / "results"))
+    words = ["--choices", str(results), "--results", str(results), "--checkpoints", str(tmp_path / "twin")]
+    measure(evaluate_tokens, folder, *words)
+    for artefact in ("sparse_context_losses", "dependency_sparsity"):
+        rows = read_artefact(results, artefact)
+        own, twin = (rows[rows["judge"] == judge].drop(columns="judge") for judge in ("run", "twin"))
+        key = [name for name in (*TARGET, "rule", "far_context", "k", "criterion") if name in rows]
+        own, twin = (one.sort_values(key, ignore_index=True) for one in (own, twin))
+        pd.testing.assert_frame_equal(own, twin, check_exact=True)
 
 
 def test_the_gains_of_a_judge_are_its_own(judged: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from measured_documents import command_line, contents, measure, write_checkpoint, write_data
 from olmo.model import OLMo
 
-from pipeline import influential_tokens, length_losses, loss_differences
+from pipeline import influential_tokens, loss_differences
 from pipeline.cli import InputError
 from pipeline.measuring import stage as evaluate_checkpoints
 from pipeline.measuring.flags import TaskSplit
@@ -59,7 +59,7 @@ def test_every_shard_falls_to_one_process() -> None:
         assert measured == dict.fromkeys(range(num_shards), 1), (num_shards, num_tasks, num_processes)
 
 
-@pytest.mark.parametrize("stage", [loss_differences, influential_tokens, length_losses])
+@pytest.mark.parametrize("stage", [loss_differences, influential_tokens])
 def test_tasks_in_any_order_write_the_bytes_of_one(stage: ModuleType, folder: Path, tmp_path: Path) -> None:
     whole = results_of(measure(stage, folder, *ONE_DOCUMENT, "--results", str(tmp_path / "whole")))
     split = tmp_path / "split"

@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedModel
 
+from pipeline import evaluate_tokens as evaluate_stage
 from pipeline import influential_tokens as influential_stage
 from pipeline import loss_differences
 from pipeline.cli import InputError
@@ -161,7 +162,8 @@ def test_an_evaluator_may_be_padded_and_a_reference_is_compared_without_the_padd
     write_checkpoint(tmp_path / "run", make_olmo(seed=1))
     reference = make_model("llama", vocab_size=64)
     reference.save_pretrained(tmp_path / "padded")
-    results = measure(influential_stage, tmp_path, "--judge-with", str(tmp_path / "padded"))
+    results = measure(influential_stage, tmp_path)
+    measure(evaluate_stage, tmp_path, "--choices", str(results), "--checkpoints", str(tmp_path / "padded"))
     assert set(read_artefact(results, "sparse_context_losses")["judge"]) == {"run", "padded"}
     results = measure(loss_differences, tmp_path, "--reference-model", str(tmp_path / "padded"))
     rows = read_artefact(results, "loss_differences").query("document_id == '00000000000000bb'")

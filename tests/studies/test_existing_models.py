@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from hugging_face_families import make_model
-from measured_documents import json_lines, measure, write_data
+from measured_documents import LENGTH_LOSSES, json_lines, measure, write_data
 from omegaconf import OmegaConf
 
-from pipeline import length_losses
+from pipeline import loss_differences
 from pipeline.cli import InputError
 from pipeline.models import load
 from pipeline.models.load import find_model, name_of
@@ -136,7 +136,16 @@ def test_two_models_of_the_hub_of_one_last_name_are_filed_apart(
     write_data(tmp_path / "data")
     make_model("llama").save_pretrained(tmp_path)
     monkeypatch.setattr(load, "snapshot", lambda *_: tmp_path)
-    results = measure(length_losses, tmp_path, "--checkpoints", "org-a/m", "--among", "org-a/m", "org-b/m")
+    results = measure(
+        loss_differences,
+        tmp_path,
+        "--checkpoints",
+        "org-a/m",
+        "--among",
+        "org-a/m",
+        "org-b/m",
+        *LENGTH_LOSSES,
+    )
     assert set(read_artefact(results, "length_losses")["model"]) == {"org-a--m"}
 
 

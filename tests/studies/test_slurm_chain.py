@@ -68,7 +68,7 @@ def test_each_job_waits_for_those_it_needs_and_is_given_its_tasks(
     assert jobs["tokenize_c4"][-3:] == ["slurm/merge_c4.sh", "--out", "run/data"]
     assert "--output=run/logs/tiny-long-seed1-%j.log" in jobs["tiny-long-seed1"]
     assert jobs["length_losses-tiny"][4] == "--array=0-1"
-    assert jobs["length_losses-tiny"][6:10] == ["slurm/length_losses.sh", "--num-tasks", "2", "--data"]
+    assert jobs["length_losses-tiny"][6:10] == ["slurm/loss_differences.sh", "--num-tasks", "2", "--data"]
     assert jobs["summary-tiny"][-6:-3] == ["slurm/analysis.sh", "analysis/summary.py", "--results"]
     in_one_piece = planned()  # which needs no merge
     assert "tokenize_c4-tasks" not in in_one_piece

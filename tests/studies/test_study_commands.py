@@ -43,7 +43,9 @@ def test_models_beside_those_that_are_measured_are_needed_too(study_file: Callab
     beside = "k: [1, 4]\n  judge_with: [short-seed0]\n  reference_model: long-seed1"
     study = load_study(study_file(("k: [1, 4]", beside), ("models: [long-seed1], steps", "steps")))
     commands = {command.name: command for command in commands_of(study)}
-    assert commands["influential_tokens-tiny"].needs == ("tokenize_c4", "tiny-long-seed1", "tiny-short-seed0")
+    tried = commands["evaluate_tokens-tiny"]
+    assert tried.needs == ("tokenize_c4", "tiny-short-seed0", "influential_tokens-tiny")
+    assert " --choices-of tiny-long-seed1 " in str(tried)
     # At an earlier step too, the reference is the model as it was trained to the end.
     along = commands["loss_differences-tiny-along_training"]
     assert str(along).endswith(" --reference-model run/models/tiny-long-seed1")
@@ -55,6 +57,6 @@ def test_the_demo_is_what_the_page_says() -> None:
     page = page.replace("runs/demo/models/*", " ".join(f"runs/demo/models/{name}" for name in names))
     shown = [set(line.split()) for line in page.splitlines() if "runs/demo" in line]
     commands = typed(ROOT / "olmo_configs" / "studies" / "demo.yaml")
-    assert len(commands) == 12
+    assert len(commands) == 13
     for command in commands.values():
         assert set(command.split()) in shown, command

@@ -18,7 +18,7 @@ Shapes: T targets, F far-context positions (of the last target), K the largest k
 """
 
 import importlib.util
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from pipeline.cli import InputError, unknown_name
-from pipeline.measuring.flags import BLOCKS, FEWEST_BLOCKS, LONGEST_EXACT, ContextLengths
-from pipeline.results.schemas import MIMICRY, SELECTION
+from pipeline.measuring.flags import BLOCKS, FEWEST_BLOCKS, LONGEST_EXACT, MINIMUM_GAIN, ContextLengths
+from pipeline.results.schemas import MIMICRY, OWN, SELECTION
 
 if TYPE_CHECKING:
     from pipeline.measuring.far_context import FarContext
@@ -47,9 +47,9 @@ LEAVE_ONE_OUT_RULES = ("leave_one_out", "leave_one_out_divergence")
 """Rules that leave each token out in turn."""
 
 Sees = Literal["answer", "prediction", "attention", "nothing"]
-Ranking = Callable[[Sequence["FarContext"], int, np.random.Generator], np.ndarray]
-"""(one far context as each chooser reads it, K, generator of the rules that draw) -> the first K tokens,
-most influential first, no position twice: int64 [T, K]; every target's far context holds K."""
+Ranking = Callable[["FarContext", int, np.random.Generator], np.ndarray]
+"""(far context, K, generator of the rules that draw) -> the first K tokens, most influential first, no
+position twice: int64 [T, K]; every target's far context holds K."""
 Scores = Callable[["FarContext"], np.ndarray]
 """Far context -> a score for each target and far token: [T, F], NaN where a token is none of the target's."""
 
@@ -123,24 +123,21 @@ def rule(
 ) -> Callable[[Scores], Scores]:  # fmt: skip
     """Register a function of a far context that scores its tokens; see `Rule` for the arguments.
 
-    If several models choose together, the mean of their scores ranks. Scores of tokens that are not far
-    context of a target are ignored.
+    Scores of tokens that are not far context of a target are ignored.
     """
 
     def register(scores: Scores) -> Scores:
-        def ranking(
-            contexts: Sequence["FarContext"], max_k: int, generator: np.random.Generator
-        ) -> np.ndarray:
-            num_far_T = contexts[0].num_far_tokens_T
-            of_models = [np.asarray(scores(context)) for context in contexts]
+        def ranking(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
+            num_far_T = context.num_far_tokens_T
+            scores_TF = np.asarray(scores(context))
             expected = len(num_far_T), int(num_far_T[-1])
-            if of_models[0].shape != expected:
+            if scores_TF.shape != expected:
                 raise InputError(
-                    f"rule '{scores.__name__}' returns scores of shape {of_models[0].shape}; {expected} is"
+                    f"rule '{scores.__name__}' returns scores of shape {scores_TF.shape}; {expected} is"
                     " needed, targets by far tokens"
                 )
             is_far_TF = np.arange(expected[1]) < num_far_T[:, None]
-            return ranked(np.where(is_far_TF, np.mean(of_models, axis=0), np.nan), max_k)
+            return ranked(np.where(is_far_TF, scores_TF, np.nan), max_k)
 
         ranking.__name__ = scores.__name__
         ranking_rule(
@@ -192,62 +189,102 @@ def find_rule(name: str) -> Rule:
     return RULES[name]
 
 
-def selected_positions(
-    far_context: "FarContext", rule: str, max_k: int, seed: Sequence[int],
-    other_choosers: Sequence["FarContext"] = (),
-) -> np.ndarray:  # fmt: skip
-    """The `max_k` tokens that `rule` ranks first, most influential first: int64 [T, K].
+def selected_positions(far_context: "FarContext", rule: str, max_k: int, seed: Sequence[int]) -> np.ndarray:
+    """The `max_k` tokens that `rule` ranks first, most influential first: int64 [T, K]."""
+    return find_rule(rule).ranking(far_context, max_k, np.random.default_rng(seed))
 
-    The same seed draws the same positions in the own far context and in its null.
 
-    Args:
-        other_choosers: the same far context as other models read it; the mean of all their scores ranks.
+@dataclass(frozen=True, kw_only=True)
+class Measuring:
+    """What is measured of every chunk; InputError, in the words of the flags, where it does not fit together.
+
+    Built once, from a command line, from the settings of results, or from the library's arguments.
     """
-    return find_rule(rule).ranking([far_context, *other_choosers], max_k, np.random.default_rng(seed))
 
+    lengths: ContextLengths
+    rules: Sequence[str] = ()
+    ks: Sequence[int] = ()
+    """The numbers of influential tokens asked for, ascending."""
+    intervention: str = REMOVE
+    num_backgrounds: int = 1
+    """Foreign documents, under the intervention `background`."""
+    null_fraction: float = 1.0
+    """Of the documents, those that have a null and controls; which ones, a hash of the text decides."""
+    every_null: bool = True
+    """Whether every rule is measured in the null; else those only that say nothing without theirs."""
+    minimum_gain: float = MINIMUM_GAIN
+    """Nats; where the gain is below it there is nothing to recover, and no sparsity."""
+    screen: int | None = None
+    """Blocks that a round of leave_one_out leaves out, as asked for; None: the default."""
+    seed: int = 0
 
-def studied_numbers(
-    rule: str, ks: Sequence[int], smallest_far_context: int, screen: int | None = None
-) -> list[int]:
-    """The numbers of tokens that a rule is studied at: those asked for, ascending.
-
-    Of the controls, whose order costs nothing, also every power of two up to the whole far context, to tell
-    how many of the nearest tokens do what a few chosen ones do. Of screened rules too: their far context is
-    long, and what lies between the largest number asked for and all of it would not be known.
-    """
-    if rule not in CONTROLS and (screen is None or rule not in LEAVE_ONE_OUT_RULES):
-        return sorted(set(ks))
-    powers = {1 << exponent for exponent in range(smallest_far_context.bit_length())}
-    return sorted({*ks, *powers, smallest_far_context})
-
-
-def screen_of(lengths: ContextLengths, num_blocks: int | None, rules: Collection[str]) -> int | None:
-    """How many blocks a round leaves out for these rules, given --screen; None: every token, or nothing."""
-    if num_blocks is not None and num_blocks < FEWEST_BLOCKS:
-        raise InputError(f"--screen {num_blocks} is too few: give {FEWEST_BLOCKS} blocks at least")
-    if num_blocks is None and lengths.long_context_length > LONGEST_EXACT:
-        num_blocks = BLOCKS + lengths.num_targets
-    leaves_out = any(rule in LEAVE_ONE_OUT_RULES for rule in rules)
-    is_whole = num_blocks is None or num_blocks >= lengths.num_far_tokens_T[0]
-    return num_blocks if leaves_out and not is_whole else None
-
-
-def refuse_rules(
-    rules: Collection[str], *, intervention: str, largest_k: int, smallest_far_context: int
-) -> None:  # fmt: skip
-    """Refuse what cannot be asked for together, in the words of the flags (InputError)."""
-    for rule in map(find_rule, rules):
-        if intervention == BACKGROUND and BACKGROUND not in rule.interventions:
-            able = ", ".join(name for name, one in RULES.items() if BACKGROUND in one.interventions)
+    def __post_init__(self) -> None:
+        for rule in map(find_rule, self.rules):
+            if self.intervention == BACKGROUND and BACKGROUND not in rule.interventions:
+                able = ", ".join(name for name, one in RULES.items() if BACKGROUND in one.interventions)
+                raise InputError(
+                    f"--intervention background has no meaning for rule {rule.name}; it is for {able}; choose"
+                    " of these, or say --intervention remove"
+                )
+        if self.ks and self.ks[-1] > self.smallest_far_context:
             raise InputError(
-                f"--intervention background has no meaning for rule {rule.name}; it is for {able}; choose of"
-                " these, or say --intervention remove"
+                f"--k {self.ks[-1]} is more than the {self.smallest_far_context} far-context tokens of the"
+                " first target: choose a smaller k, a longer long context or fewer targets a chunk"
             )
-    if largest_k > smallest_far_context:
-        raise InputError(
-            f"--k {largest_k} is more than the {smallest_far_context} far-context tokens of the first target:"
-            " choose a smaller k, a longer long context or fewer targets a chunk"
-        )
+        if self.screen is not None and self.screen < FEWEST_BLOCKS:
+            raise InputError(f"--screen {self.screen} is too few: give {FEWEST_BLOCKS} blocks at least")
+        if self.null_fraction < 1 and not any(find_rule(rule).says_something_alone for rule in self.rules):
+            raise InputError(
+                "--null-fraction leaves most documents without any rule; name one that needs no null, such as"
+                f" {DEFAULT_RULES[0]}"
+            )
+
+    @property
+    def smallest_far_context(self) -> int:
+        """Far tokens of the first target."""
+        return int(self.lengths.num_far_tokens_T[0])
+
+    @property
+    def num_blocks(self) -> int | None:
+        """How many blocks a round really leaves out; None: every token, or nothing."""
+        num_blocks = self.screen
+        if num_blocks is None and self.lengths.long_context_length > LONGEST_EXACT:
+            num_blocks = BLOCKS + self.lengths.num_targets
+        is_whole = num_blocks is None or num_blocks >= self.smallest_far_context
+        return num_blocks if not is_whole and set(LEAVE_ONE_OUT_RULES) & set(self.rules) else None
+
+    def numbers_of(self, rule: str) -> list[int]:
+        """The numbers of tokens that a rule is studied at: those asked for, ascending.
+
+        Of the controls, whose order costs nothing, also every power of two up to the whole far context, to
+        tell how many of the nearest tokens do what a few chosen ones do. Of screened rules too: their far
+        context is long, and what lies between the largest number asked for and all of it would not be known.
+        """
+        if rule not in CONTROLS and (self.num_blocks is None or rule not in LEAVE_ONE_OUT_RULES):
+            return sorted(set(self.ks))
+        powers = {1 << exponent for exponent in range(self.smallest_far_context.bit_length())}
+        return sorted({*self.ks, *powers, self.smallest_far_context})
+
+    def rules_in(self, far_context: str, document_id: str = "") -> list[str]:
+        """The rules that choose in this far context of a document."""
+        # The end of a hash is anywhere in [0, 1); its beginning is what documents are ordered by.
+        end = document_id[-8:] or "0"
+        has_null = int(end, 16) / 16 ** len(end) < self.null_fraction
+        is_own = far_context == OWN
+        return [
+            rule.name
+            for rule in map(find_rule, self.rules)
+            if (has_null and (is_own or self.every_null or rule.needs_null))
+            or (is_own and rule.says_something_alone)
+        ]
+
+    def leaves_out(self, far_context: str, document_id: str) -> bool:
+        """Whether a rule leaves out every far token of this far context, so that all influences are known."""
+        return any(rule in LEAVE_ONE_OUT_RULES for rule in self.rules_in(far_context, document_id))
+
+    def seed_of(self, document_id: str, chunk_index: int) -> tuple[int, ...]:
+        """Of all that is drawn for a chunk, whichever model measures it."""
+        return (self.seed, int(document_id, 16), chunk_index)
 
 
 # Below all that they use, and in the order of the rules in --help and in tables.

@@ -1,6 +1,5 @@
 """Sufficiency: what a token gives beside the short context."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,30 +23,24 @@ def add_one_in_divergence(far: "FarContext") -> np.ndarray:
 
 
 @ranking_rule(sees="answer", interventions=(REMOVE,), builds_up=True)
-def greedy(contexts: "Sequence[FarContext]", max_k: int, generator: np.random.Generator) -> np.ndarray:
+def greedy(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
     """What a token gives beside those already chosen: of redundant evidence it takes one copy and goes on.
 
     It fits what it looks at best of all, with or without a dependency.
     """
-    return _best_additions(contexts, max_k, "losses")
+    return _best_additions(context, max_k, "losses")
 
 
 @ranking_rule(sees="prediction", interventions=(REMOVE,), builds_up=True)
-def greedy_divergence(
-    contexts: "Sequence[FarContext]", max_k: int, generator: np.random.Generator
-) -> np.ndarray:
+def greedy_divergence(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
     """The same by the divergence."""
-    return _best_additions(contexts, max_k, "divergences")
+    return _best_additions(context, max_k, "divergences")
 
 
-def _best_additions(contexts: "Sequence[FarContext]", max_k: int, criterion: str) -> np.ndarray:
+def _best_additions(context: "FarContext", max_k: int, criterion: str) -> np.ndarray:
     """The best addition to those already chosen, again and again."""
-
-    def best(added: list[np.ndarray]) -> np.ndarray:
-        return ranked(-np.mean(added, axis=0), 1)
-
-    chosen_TK = best([getattr(context.first_additions, criterion) for context in contexts])
+    chosen_TK = ranked(-getattr(context.first_additions, criterion), 1)
     while chosen_TK.shape[1] < max_k:
-        added = [getattr(context.measured_additions(chosen_TK), criterion) for context in contexts]
-        chosen_TK = np.concatenate([chosen_TK, best(added)], axis=1)
+        added_TF = getattr(context.measured_additions(chosen_TK), criterion)
+        chosen_TK = np.concatenate([chosen_TK, ranked(-added_TF, 1)], axis=1)
     return chosen_TK

@@ -1,6 +1,5 @@
 """Controls: chance and distance. Every rule stands beside them."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,9 +11,9 @@ if TYPE_CHECKING:
 
 
 @ranking_rule(sees="nothing")
-def random(contexts: "Sequence[FarContext]", max_k: int, generator: np.random.Generator) -> np.ndarray:
+def random(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
     """Any tokens; the same in the own far context and in its null."""
-    num_far_T = contexts[0].num_far_tokens_T
+    num_far_T = context.num_far_tokens_T
     draws_TF = generator.random((len(num_far_T), num_far_T[-1]))
     return ranked(np.where(np.arange(num_far_T[-1]) < num_far_T[:, None], draws_TF, np.nan), max_k)
 

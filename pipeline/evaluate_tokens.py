@@ -1,0 +1,187 @@
+"""Try the tokens that some model chose on other models, or under another intervention.
+
+The choices are those of a results folder that influential_tokens wrote: for each target, rule and rank a
+position. Lengths, documents, rules and numbers k are theirs, and so is the null: the tokens that were chosen
+in another document. For each model of --checkpoints: losses and divergences with the short context and the k
+tokens that rank first, and how few of them it needs. A choice cannot have fitted another model's noise.
+
+Under the choices' own intervention the results can go into the same folder, where analyses find both: `model`
+says who chose, `judge` who tried. Under another they need a folder of their own. With --screen, tokens beyond
+the largest --k of the choices were not recorded and are not tried.
+
+writes   <results>/{sparse_context_losses,dependency_sparsity}/model=<who chose>/evaluator=<who tries>/
+         *.parquet                                            columns: pipeline/RESULTS.md
+resumes  run the same command again; complete shards are kept, other settings are refused
+
+after `make demo`, the paper's figure (seconds):
+  python pipeline/evaluate_tokens.py --choices runs/demo/results --data runs/demo/data \\
+      --checkpoints runs/demo/models/short-pose --results runs/try/only_chosen --intervention remove
+"""
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from pipeline.cli import start
+
+    start(__file__)
+
+import argparse
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from pipeline.cli import InputError, folder_path, positive_int, stage_parser
+from pipeline.measuring.flags import ContextLengths, add_stage_arguments
+from pipeline.measuring.rules import BACKGROUND, INTERVENTIONS, Measuring
+from pipeline.results.read import read_artefact, read_made_by, read_model_facts, sources
+from pipeline.results.schemas import OTHER_DOCUMENT
+from pipeline.results.versions import sha256_of_files
+from pipeline.results.write import differences
+from pipeline.text.folder import TokenizedData
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pipeline.measuring.stage import LoadedModel
+    from pipeline.results.schemas import Columns
+    from pipeline.text.chunks import Chunk
+
+STAGE = "evaluate_tokens"
+CHOOSING = "influential_tokens"
+_HOW_THE_WORK_WAS_CUT = ("num_shards", "documents_per_shard")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The stage's command line."""
+    stage = stage_parser(__doc__)
+    add_stage_arguments(stage)
+    add = stage.add_argument
+    # fmt: off
+    add("--choices", type=folder_path, required=True, metavar="RESULTS",
+        help="results of influential_tokens, whose chosen tokens are tried on --checkpoints")
+    add("--choices-of", metavar="MODEL", help="whose choices, where that folder holds several models'")
+    add("--intervention", choices=INTERVENTIONS,
+        help="what stands where a token is left out (default: what stood there for the choices)")
+    add("--num-backgrounds", type=positive_int,
+        help="foreign documents that --intervention background takes the mean over (default: the choices')")
+    # fmt: on
+    return stage
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Refuse what --help alone shows to be wrong: nothing, as all else is the choices'."""
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Try the choices on every checkpoint, chunk by chunk."""
+    selector, made_by = _made_by(arguments)
+    settings = _settings(arguments, made_by["settings"])
+    _refuse_a_mixture(arguments, selector, settings)
+    measuring = Measuring(
+        lengths=ContextLengths.of(settings),
+        rules=settings["rules"],
+        ks=settings["k"],
+        intervention=settings["intervention"],
+        num_backgrounds=settings["num_backgrounds"] or 1,
+        null_fraction=settings.get("null_fraction") or 1.0,
+        minimum_gain=settings["minimum_gain"],
+        screen=settings.get("screen"),
+        seed=settings["seed"],
+    )
+    # Imported late, for a --help, and a refusal, at once.
+    from pipeline.measuring.sparsity import choices_of_controls, contexts_of, tried_tokens
+    from pipeline.measuring.stage import MeasuringStage
+
+    files = sources(arguments.choices, CHOOSING, [selector], must_be_complete=True)
+    choices = None if arguments.status else _read_choices(arguments.choices, selector, measuring)
+
+    def measure(loaded: "LoadedModel", chunk: "Chunk", _: "LoadedModel | None") -> "dict[str, Columns]":
+        assert choices is not None
+        contexts = contexts_of(loaded, chunk, measuring)
+        controls = choices_of_controls(contexts, chunk, measuring)
+        chosen = {
+            # In the selector's order: to the last bit, losses depend on what a pass holds beside them.
+            name: {rule: {**of_rules, **controls[name]}[rule] for rule in measuring.rules if rule in of_rules}
+            for name, of_rules in choices[chunk.document_id, chunk.chunk_index].items()
+        }
+        return tried_tokens(loaded.name, contexts, chunk, chosen, measuring)
+
+    facts = read_model_facts(arguments.choices, CHOOSING)[selector]
+    names = "long_context_length", "targets_per_chunk", "max_chunks_per_document"
+    of_choices = {name: settings[name] for name in names}
+    of_choices |= {"target_stride": settings.get("target_stride") or 1}
+    of_choices |= {"max_documents": settings["num_documents"]}
+    MeasuringStage(
+        argparse.Namespace(**{**vars(arguments), **of_choices}),
+        STAGE,
+        settings,
+        measure,
+        selector=selector,
+        inputs={
+            "checkpoint": made_by["inputs"]["checkpoint"],
+            "choices": sha256_of_files(*(file.path for file in files)),
+        },
+        model_facts=facts,
+        num_other_documents=1 + (settings["num_backgrounds"] or 0),
+        has_null=lambda document_id: bool(measuring.rules_in(OTHER_DOCUMENT, document_id)),
+    ).run()
+
+
+def _made_by(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """Who chose, and what made the choices; refuse other text than theirs."""
+    found = read_made_by(arguments.choices, CHOOSING)
+    name = arguments.choices_of or next(iter(found), None)
+    if name not in found or (arguments.choices_of is None and len(found) > 1):
+        raise InputError(
+            f"--choices {arguments.choices} holds choices of {', '.join(found) or 'no model'}; name one with"
+            " --choices-of"
+        )
+    data = TokenizedData.open(arguments.data)
+    made_by = found[name]
+    is_same_text = made_by["inputs"]["evaluation_documents"] == data.evaluation_sha256
+    if not is_same_text or (made_by["settings"].get("bos_token_ids") or []) != list(data.bos_token_ids):
+        raise InputError(f"--choices {arguments.choices} are of another text than that of {arguments.data}")
+    return name, made_by
+
+
+def _settings(arguments: argparse.Namespace, of_choices: Mapping[str, Any]) -> dict[str, Any]:
+    """How the choices were made, and how they are tried."""
+    settings = {name: value for name, value in of_choices.items() if name not in _HOW_THE_WORK_WAS_CUT}
+    settings["intervention"] = arguments.intervention or of_choices["intervention"]
+    asked = arguments.num_backgrounds or of_choices.get("num_backgrounds") or 1
+    settings["num_backgrounds"] = asked if settings["intervention"] == BACKGROUND else None
+    return settings
+
+
+def _refuse_a_mixture(arguments: argparse.Namespace, selector: str, settings: Mapping[str, Any]) -> None:
+    """Refuse a folder in which the selector tried its own choice in another way, or tried it itself."""
+    if (made_by := read_made_by(arguments.results, CHOOSING).get(selector)) is None:
+        return
+    from pipeline.models.load import name_of  # late, as above
+
+    earlier = _settings(argparse.Namespace(intervention=None, num_backgrounds=None), made_by["settings"])
+    if any(name_of(word, arguments.revision) == selector for word in arguments.checkpoints):
+        raise InputError(f"model '{selector}' has tried its own choice in {arguments.results} when it chose")
+    if changes := differences(earlier, settings):
+        raise InputError(
+            f"{arguments.results} holds {CHOOSING} of model '{selector}' made with other settings:"
+            f" {'; '.join(changes)}; choose another --results folder"
+        )
+
+
+def _read_choices(
+    folder: Path, selector: str, measuring: Measuring
+) -> "dict[tuple[str, int], dict[str, dict[str, np.ndarray]]]":
+    """Document and chunk -> `Choices`, positions counted from the start of the chunk."""
+    lengths = measuring.lengths
+    keys = ["document_id", "chunk_index", "far_context", "rule"]
+    order = [*keys, "target_position", "rank"]
+    rows = read_artefact(folder, CHOOSING, [*order, "context_position"], {"model": [selector]})
+    choices: dict[tuple[str, int], dict[str, dict[str, np.ndarray]]] = {}
+    for key, of_rule in rows.sort_values(order).groupby(keys, sort=False):
+        document, chunk, far_context, rule = cast("tuple[str, int, str, str]", key)
+        start = chunk * lengths.long_context_length
+        positions_TK = of_rule["context_position"].to_numpy().reshape(lengths.num_targets, -1) - start
+        choices.setdefault((document, chunk), {}).setdefault(far_context, {})[rule] = positions_TK
+    return choices
