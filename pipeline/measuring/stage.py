@@ -200,7 +200,6 @@ class MeasuringStage:
         return StageOutput(
             arguments.results, self.stage, name, settings=settings, inputs=inputs,
             num_shards=len(self.shards), num_tasks=arguments.num_tasks,
-            words={of: checkpoint.word for of, checkpoint in of_inputs.items()},
         )  # fmt: skip
 
     def _sha256(self, checkpoint: Checkpoint) -> str:

@@ -39,8 +39,7 @@ from pipeline.models.unusable import (
     without_weights,
 )
 from pipeline.models.vocabulary import OwnTokenizer
-from pipeline.results.files import damages, write_json
-from pipeline.results.versions import describe_files
+from pipeline.results.files import damages, describe_files, write_json
 from pipeline.text.sources import HUB_PATIENCE_SECONDS
 from pipeline.text.tokenizer import tokenizer_at
 

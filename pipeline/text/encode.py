@@ -27,12 +27,11 @@ from pipeline.cli import InputError, logger
 from pipeline.results.files import (
     as_ranges,
     damages,
-    remove_leftovers,
+    describe_files,
     whole_or_absent,
     write_atomically,
     write_json,
 )
-from pipeline.results.versions import describe_files
 from pipeline.text.folder import (
     EVALUATION_FILE,
     MANIFEST_FILE,
@@ -211,8 +210,6 @@ def remove_outputs(folder: Path, but: Sequence[str] = ()) -> None:
     names += [f"{TRAIN_FOLDER}/{path.name}" for path in (folder / TRAIN_FOLDER).glob("part-?????.npy")]
     for name in set(names) - set(but):
         (folder / name).unlink(missing_ok=True)
-    for below in (folder, (folder / EVALUATION_FILE).parent, folder / TRAIN_FOLDER):
-        remove_leftovers(below)
 
 
 class EvaluationSample:

@@ -14,10 +14,18 @@ from typing import Any
 import numpy as np
 
 from pipeline.cli import InputError, logger
-from pipeline.results.files import damage, damages, read_parquet, write_atomically, write_json, write_parquet
+from pipeline.results.files import (
+    damage,
+    damages,
+    describe_files,
+    differences,
+    read_parquet,
+    write_atomically,
+    write_json,
+    write_parquet,
+)
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
-from pipeline.results.versions import describe_files, git_commit, package_versions, sha256_of_files
-from pipeline.results.write import differences
+from pipeline.results.versions import git_commit, package_versions, sha256_of_files
 from pipeline.text.sources import Source, c4_revision
 from pipeline.text.tokenizer import NOTES, DocumentTokenizer, read_tokenizer
 
