@@ -86,7 +86,7 @@ from pipeline.text.planting import (
     write_truth,
 )
 
-_TOKENS_PER_PART = 1 << 28
+_TOKENS_PER_PART = 1 << 26
 Documents = tuple[list[EvaluationDocument], list[dict[str, Any]]]
 """Evaluation documents, and their rows of the schema `planted_signs`."""
 
@@ -281,13 +281,12 @@ def write_training_text(
     length = arguments.context_length - 1
     num_near = arguments.short_context_length
     train = folder / TRAIN_FOLDER
-    with PackedShardWriter(train, data.token_dtype, data.eos_token_id, _TOKENS_PER_PART) as writer:
-        for file, start in progress(pieces_of_training_tokens(data, length), "planting", "piece"):
-            asked = generator.permutation(arguments.num_planted).tolist()
-            num_copies = int(generator.integers(1, arguments.max_copies + 1))
-            piece = file[start : start + length]
-            planted = plant_signs(
-                piece, asked, signs, generator, num_near, num_copies, arguments.local_length
-            )
-            writer.add(planted[0])
+    writer = PackedShardWriter(train, data.token_dtype, data.eos_token_id, _TOKENS_PER_PART)
+    for file, start in progress(pieces_of_training_tokens(data, length), "planting", "piece"):
+        asked = generator.permutation(arguments.num_planted).tolist()
+        num_copies = int(generator.integers(1, arguments.max_copies + 1))
+        piece = file[start : start + length]
+        planted = plant_signs(piece, asked, signs, generator, num_near, num_copies, arguments.local_length)
+        writer.add(planted[0])
+    writer.flush()
     return [*writer.paths, write_token_counts(folder, count_tokens(writer.paths, data))]

@@ -176,7 +176,7 @@ def _differences(files: Sequence[Source], ignored: set[str]) -> list[str]:
         made_by = made_by_of(file.metadata)
         all_of_file = made_by["settings"] | made_by["inputs"]
         facts.append({name: value for name, value in all_of_file.items() if name not in ignored})
-    phrases = {}  # thousands of files say the same
+    phrases: dict[str, str] = {}  # thousands of files say the same
     for file, of_file in zip(files, facts, strict=True):
         for phrase in differences(facts[0], of_file):
             phrases.setdefault(phrase, f"{phrase} in model={file.model} of {file.path.name}")
