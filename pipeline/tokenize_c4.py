@@ -88,7 +88,6 @@ from pipeline.text.folder import (
 from pipeline.text.sources import TEXT_FIELD, Source, c4_revision, open_sources
 from pipeline.text.tokenizer import (
     DocumentTokenizer,
-    HubTokenizer,
     add_reading_arguments,
     load_tokenizer,
     parse_tokenizer_name,
@@ -170,7 +169,7 @@ def is_done(arguments: argparse.Namespace) -> bool:
         written = (arguments.out / MANIFEST_FILE).stat().st_mtime
         files = _files(sources, evaluation_sources, tokenizer)
         if any(file.stat().st_ctime > written for file in files):
-            configuration["inputs"] = _inputs(sources, evaluation_sources, _here(tokenizer))
+            configuration["inputs"] = _inputs(sources, evaluation_sources, tokenizer)
     return is_complete(arguments.out, configuration)
 
 
@@ -183,8 +182,7 @@ def main(arguments: argparse.Namespace) -> None:
             _report(arguments.out, merge_tasks(arguments.out))
         return
     task = Task(arguments.task_index, arguments.num_tasks)
-    all_sources, evaluation_sources, named = _opened(arguments)
-    tokenizer = _here(named)
+    all_sources, evaluation_sources, tokenizer = _opened(arguments)
     folder = task_folder(arguments.out, task)
     sources = list(task.run_of(all_sources))
     written = (TOKENIZER_FILE, EVALUATION_FILE, MANIFEST_FILE)
@@ -214,17 +212,12 @@ def main(arguments: argparse.Namespace) -> None:
         _report(folder, manifest)
 
 
-def _here(tokenizer: Path | int | HubTokenizer) -> Path | int:
-    """The tokenizer, downloaded if it is the hub's."""
-    return tokenizer.fetch() if isinstance(tokenizer, HubTokenizer) else tokenizer
-
-
 def _load(tokenizer: Path, arguments: argparse.Namespace) -> DocumentTokenizer:
     read = {name: getattr(arguments, name) for name in ("bos", "eos_token", "special_tokens")}
     return load_tokenizer(tokenizer, **read)
 
 
-def _opened(arguments: argparse.Namespace) -> tuple[list[Source], list[Source], Path | int | HubTokenizer]:
+def _opened(arguments: argparse.Namespace) -> tuple[list[Source], list[Source], Path | int]:
     """The sources that train and that evaluate, and the tokenizer, or the size of one to train."""
     if arguments.source is None:
         raise InputError("say what to tokenize with --source; only --merge goes without")
@@ -267,9 +260,7 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
     return settings
 
 
-def _files(
-    sources: list[Source], evaluation_sources: list[Source], tokenizer: Path | int | HubTokenizer
-) -> list[Path]:
+def _files(sources: list[Source], evaluation_sources: list[Source], tokenizer: Path | int) -> list[Path]:
     """All that is read on this machine."""
     files = [file for source in (*sources, *evaluation_sources) for file in source.files]
     return files + (tokenizer_files(tokenizer) if isinstance(tokenizer, Path) else [])
