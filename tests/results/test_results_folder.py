@@ -15,7 +15,7 @@ from forked_stages import stand_ins
 from measured_documents import contents
 
 from pipeline.cli import InputError
-from pipeline.query import connect, run_query
+from pipeline.query import connect, rows_of
 from pipeline.results import files, write
 from pipeline.results.files import write_atomically
 from pipeline.results.read import (
@@ -77,7 +77,7 @@ def read_by_all(results: Path) -> list[tuple[str, float]]:
     frame = read_artefact(results, "length_losses")
     assert list(frame.columns) == ["model", *SCHEMAS["length_losses"].names]
     of_analysis = list(zip(frame["model"], frame["mean_loss"], strict=True))
-    assert run_query(connect(results, SQL), SQL, 99)[1] == of_analysis
+    assert rows_of(connect(results, SQL), SQL) == of_analysis
     return of_analysis
 
 
@@ -254,7 +254,7 @@ def test_no_flipped_byte_gives_another_number(results: Path) -> None:
         path.write_bytes(flipped)
         forget()
         try:
-            assert run_query(connect(results, SQL), SQL, 9)[1] == expected
+            assert rows_of(connect(results, SQL), SQL) == expected
             assert read_settings(results, "length_losses") == settings
         except InputError:
             num_refused += 1
@@ -324,7 +324,7 @@ def test_files_of_before_a_column_that_may_be_null_read_with_those_of_after(resu
     frame = read_artefact(results, "length_losses").set_index("model")
     assert frame["mean_divergence"].dropna().to_dict() == {"newer": 2.5}
     sql = "SELECT model, mean_divergence FROM length_losses WHERE mean_loss IN (1, 9) ORDER BY model"
-    assert run_query(connect(results), sql, 9)[1] == [("a", None), ("newer", 2.5)]
+    assert rows_of(connect(results), sql) == [("a", None), ("newer", 2.5)]
 
 
 def test_the_page_of_results_equals_the_schemas() -> None:
