@@ -125,13 +125,6 @@ def parser() -> argparse.ArgumentParser:
         help="several signs mean the same, so that each is met as often, whatever their number",
     )
     add(
-        "--grows",
-        action="store_true",
-        default=None,
-        help="a document of --document-lengths has as many more weak signs as it is longer than a piece",
-    )
-    add("--local-length", type=positive_int, help="signs stand within so many tokens (default: anywhere)")
-    add(
         "--max-copies",
         type=positive_int,
         default=8,
@@ -242,16 +235,12 @@ def planted_documents(
     """Documents of `length` tokens that plant one of the numbers of signs, or none."""
     documents = []
     rows = []
-    if arguments.grows:
-        signs = signs.of_length(length, arguments.context_length)
     for text in texts:
         generator = np.random.default_rng([arguments.seed, int(text.document_id, 16)])
         k = int(generator.choice([0, *arguments.num_planted]))
         piece = text.token_ids[:length]
         ks = [k] if k else []
-        token_ids, truth = plant_signs(
-            piece, ks, signs, generator, arguments.short_context_length, local_length=arguments.local_length
-        )
+        token_ids, truth = plant_signs(piece, ks, signs, generator, arguments.short_context_length)
         documents.append(document_of(token_ids, text.url))
         rows += [{"document_id": documents[-1].document_id, **row} for row in truth]
     return documents, rows
@@ -286,7 +275,7 @@ def write_training_text(
         asked = generator.permutation(arguments.num_planted).tolist()
         num_copies = int(generator.integers(1, arguments.max_copies + 1))
         piece = file[start : start + length]
-        planted = plant_signs(piece, asked, signs, generator, num_near, num_copies, arguments.local_length)
+        planted = plant_signs(piece, asked, signs, generator, num_near, num_copies)
         writer.add(planted[0])
     writer.flush()
     return [*writer.paths, write_token_counts(folder, count_tokens(writer.paths, data))]

@@ -108,10 +108,9 @@ def test_what_is_drawn_is_as_frequent_as_stated(law: SignLaw) -> None:
     assert abs(shares - 1 / law.tokens_a_place).max() < 5 * np.sqrt(1 / law.tokens_a_place / number)
 
 
-def test_weak_signs_local_ones_and_growing_ones(data: Path, tmp_path: Path) -> None:
-    flags = "--num-planted 2 8 --num-answers 4 --bits-told 1.5 --balanced --max-copies 1 --grows"
-    local = "--local-length 24 --document-lengths 80"
-    plant(data, tmp_path, *flags.split(), *local.split())
+def test_weak_signs(data: Path, tmp_path: Path) -> None:
+    flags = "--num-planted 2 8 --num-answers 4 --bits-told 1.5 --balanced --max-copies 1"
+    plant(data, tmp_path, *flags.split(), "--document-lengths", "80")
     laws = laws_of([2, 8], 4, 1.5, is_balanced=True)
     opened = TokenizedData.open(data)
     signs = Signs.rarest(training_token_counts(opened), opened.eos_token_id, laws)
@@ -122,8 +121,7 @@ def test_weak_signs_local_ones_and_growing_ones(data: Path, tmp_path: Path) -> N
         rows = read_parquet(folder.folder / PLANTED_FILE).to_pylist()
         for row in rows:
             tokens, places = documents[row["document_id"]], row["planted_positions"]
-            assert row["num_planted"] in (2, 8 * length // 64)
-            assert length - 2 - SHORT - 24 <= min(places) <= max(places) < length - 2 - SHORT
+            assert row["num_planted"] in (2, 8) and max(places) < length - 2 - SHORT
             (k,) = [k for k, question in signs.question_ids.items() if question == tokens[-2]]
             law = SignLaw(row["num_planted"], 2, 1.5, is_balanced=True)
             kinds = [np.argwhere(signs.sign_ids[k] == token)[0] for token in tokens[places]]
@@ -205,7 +203,6 @@ def test_the_same_again_changes_no_byte_and_other_settings_are_refused(data: Pat
             "2 signs cannot share the 3 bits of 8 answers; choose a number that divides 3",
         ),
         (("--bits-told", "4"), "4.0 bits cannot be told of 4"),
-        (("--num-planted", "4", "--local-length", "3"), "choose a larger --context-length or --local-length"),
         (("--num-answers", "256"), "more than a quarter of the vocabulary"),
         (("--context-length", "20"), "no room for"),
         (("--context-length", "5000"), "choose a shorter context"),
