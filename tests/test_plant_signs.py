@@ -15,7 +15,6 @@ from pipeline.results.files import read_parquet
 from pipeline.text import planting
 from pipeline.text.folder import TokenizedData, training_token_counts
 from pipeline.text.planting import PLANTED_FILE, SignLaw, Signs, laws_of
-from pipeline.text.planting import plant_signs as plant_in
 
 LENGTH, SHORT = 64, 6
 WORDS = "the river runs past a long green hill and we walk down it in sun"
@@ -215,12 +214,3 @@ def test_what_cannot_be_planted_is_refused_before_anything_is_written(
     with pytest.raises(InputError, match=sentence):
         plant(data, tmp_path / "out", *flags)
     assert not list(tmp_path.rglob("manifest.json"))
-
-
-def test_copies_are_of_one_sign(data: Path) -> None:
-    signs = signs_of(data)
-    text = np.full(200, 7, dtype=np.int64)
-    token_ids, (row,) = plant_in(text, [4], signs, np.random.default_rng(3), SHORT, num_copies=5)
-    values, counts = np.unique(token_ids[row["planted_positions"]], return_counts=True)
-    assert counts.tolist() == [5] * 4
-    assert [sum(value in of_place for value in values) for of_place in signs.sign_ids[4]] == [1] * 4

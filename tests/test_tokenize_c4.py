@@ -23,7 +23,7 @@ from pipeline.text import encode, sources
 from pipeline.text.encode import PackedShardWriter
 from pipeline.text.folder import EVALUATION_FILE, TokenizedData
 from pipeline.text.sources import Document
-from pipeline.text.tokenizer import NOTES, DocumentTokenizer
+from pipeline.text.tokenizer import NOTES
 
 WORDS = ["<|endoftext|>", "<unk>", *"abcdefghij"]  # so a is 2, b is 3, …; of a number's digits 0 is a, 1 is b
 SHARED = 8  # trains, with the flags below
@@ -289,20 +289,6 @@ def test_interrupted_again_and_again_the_bytes_are_the_same(
     assert contents(numbers / "data") == contents(numbers / "whole")
 
 
-def test_what_was_written_is_not_encoded_again(numbers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    interrupted(numbers, at=60)
-    encoded: list[str] = []
-    encode = DocumentTokenizer.encode
-
-    def note(tokenizer: DocumentTokenizer, texts: Sequence[str]) -> object:
-        encoded.extend(texts)
-        return encode(tokenizer, texts)
-
-    monkeypatch.setattr(DocumentTokenizer, "encode", note)
-    num_evaluation = len(tokenize_numbers(numbers).evaluation_documents())
-    assert num_evaluation < len(encoded) < num_evaluation + 60
-
-
 def test_a_bpe_is_trained_once(numbers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenize_numbers(numbers, "--tokenizer", "bpe:260", out="whole")
     interrupted(numbers, "--tokenizer", "bpe:260", at=30)
@@ -314,9 +300,7 @@ def test_a_bpe_is_trained_once(numbers: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_unfinished_data_of_other_settings_is_refused(numbers: Path) -> None:
     interrupted(numbers)
     before = contents(numbers / "data")
-    with pytest.raises(
-        InputError, match="unfinished data made .*max_tokens was None"
-    ):
+    with pytest.raises(InputError, match="unfinished data made .*max_tokens was None"):
         tokenize_numbers(numbers, "--max-tokens", "90")
     assert contents(numbers / "data") == before
 

@@ -27,8 +27,7 @@ from pipeline.results.files import (
     write_text,
 )
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
-from pipeline.results.versions import git_commit, package_versions, sha256_of_files
-from pipeline.text.sources import Source
+from pipeline.results.versions import git_commit, package_versions
 from pipeline.text.tokenizer import NOTES, DocumentTokenizer, read_tokenizer
 
 TASKS_FOLDER = "tasks"
@@ -110,14 +109,6 @@ def _whole(path: Path, sha256: str) -> Path:
     if wrong := damage(path, {"sha256": sha256}):
         raise InputError(f"{wrong}; remove the manifest, and run again what wrote the folder")
     return path
-
-
-def fingerprints(sources: Iterable[Source]) -> list[dict[str, str | None]]:
-    """Name and SHA-256 of every source; the hub's files have no SHA-256, `c4_revision` stands for it."""
-    return [
-        {"file": source.short_name, "sha256": sha256_of_files(*source.files) if source.files else None}
-        for source in sources
-    ]
 
 
 def write_data_folder(

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers.decoders import DecodeStream
 
 from pipeline.cli import InputError, logger, unknown_name
@@ -221,14 +221,10 @@ class DocumentTokenizer:
     @cached_property
     def _recording_all_places(self) -> Tokenizer:
         """The tokenizer without what hides the blank of a word: byte-level ones trim it off its place."""
-        last_step = self._tokenizer.post_processor
-        state = b"" if last_step is None else last_step.__getstate__()
-        if b'"trim_offsets":true' not in state:
+        content = self._tokenizer.to_str()
+        if '"trim_offsets":true' not in content:
             return self._tokenizer
-        whole = Tokenizer.from_str(self._tokenizer.to_str())
-        processor = processors.Sequence([])
-        processor.__setstate__(state.replace(b'"trim_offsets":true', b'"trim_offsets":false'))
-        whole.post_processor = processor
+        whole = Tokenizer.from_str(content.replace('"trim_offsets":true', '"trim_offsets":false'))
         whole.encode_special_tokens = self._tokenizer.encode_special_tokens
         return whole
 
@@ -489,15 +485,10 @@ def _eos_token_id(tokenizer: Tokenizer, named: Sequence[str | int | None]) -> in
 
 def _configured_eos(place: Path, automatic: Any) -> list[str | int | None]:
     """The tokens, or their IDs, that a folder's configurations say end a text, the most telling first."""
-    if place.is_file():
-        return [automatic.eos_token]
-    named: list[str | int | None] = []
-    for name in ("tokenizer_config.json", "generation_config.json", "config.json"):
+    named: list[str | int | None] = [automatic.eos_token]
+    for name in ("generation_config.json", "config.json"):
         with suppress(OSError, ValueError, AttributeError):
-            configuration = json.loads((place / name).read_text(encoding="utf-8"))
-            token = configuration.get("eos_token")
-            token_ids = configuration.get("eos_token_id")
-            named.append(token.get("content") if isinstance(token, dict) else token)
+            token_ids = json.loads((place / name).read_text(encoding="utf-8")).get("eos_token_id")
             named += token_ids if isinstance(token_ids, list) else [token_ids]
     return named
 

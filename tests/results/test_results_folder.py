@@ -21,7 +21,6 @@ from pipeline.results.files import write_atomically
 from pipeline.results.read import (
     artefacts_in,
     read_artefact,
-    read_made_by,
     read_model_facts,
     read_settings,
     sources,
@@ -105,15 +104,6 @@ def test_what_is_written_is_read_back(results: Path) -> None:
     assert read_artefact(results, "length_losses", None, {"chunk_index": [1]}).empty
     with pytest.raises(InputError, match="it holds length_losses"):
         read_artefact(results, "influences")
-
-
-def test_what_made_the_results_is_in_the_files(results: Path) -> None:
-    made_by = read_made_by(results, "length_losses")["a"]
-    assert made_by["settings"] == SETTINGS | {"num_shards": 2}
-    assert (made_by["inputs"], made_by["stage"]) == (INPUTS, "length_losses")
-    assert read_made_by(results, "loss_differences") == {}
-    metadata = pq.read_schema(shards(results) / f"{FIRST}.parquet").metadata
-    assert {b"git_commit", b"packages"} <= metadata.keys()
 
 
 def test_another_configuration_is_refused_by_name(tmp_path: Path) -> None:

@@ -12,12 +12,9 @@ from pipeline.results.files import Task, describe_files, differences
 from pipeline.text import folder as data_folder
 from pipeline.text.folder import (
     EVALUATION_FILE,
-    EvaluationDocument,
     TokenizedData,
     made_by,
-    read_evaluation_documents,
     training_token_counts,
-    write_evaluation_documents,
     write_token_counts,
 )
 from pipeline.training.data import refuse_damaged_tokens
@@ -36,18 +33,6 @@ def test_the_folder_says_all_that_stages_need(tmp_path: Path) -> None:
     assert found == {document_id: tokens.tolist() for document_id, tokens in DOCUMENTS.items()}
     assert all(d.token_ids.dtype == np.int32 and d.token_ids.flags.writeable for d in documents)
     assert data.evaluation_lengths() == list(map(len, found.values()))
-
-
-def test_evaluation_documents_are_read_in_the_order_of_their_ids(tmp_path: Path) -> None:
-    tokens = np.array([3, 2], dtype=np.int32)
-    documents = [EvaluationDocument("bb", tokens), EvaluationDocument("aa", tokens[:1], "https://a.org")]
-    for some, expected in (
-        (documents, [("aa", "https://a.org"), ("bb", None)]),
-        (documents[:1], [("bb", None)]),
-    ):
-        write_evaluation_documents(tmp_path / "a.parquet", some)
-        read = read_evaluation_documents(tmp_path / "a.parquet")
-        assert [(document.document_id, document.url) for document in read] == expected
 
 
 def change_manifest(folder: Path, **changes: object) -> None:

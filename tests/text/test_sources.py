@@ -15,11 +15,9 @@ from pipeline.text.sources import (
     Document,
     Source,
     c4_revision,
-    distinct_passages,
     documents_or_reasons,
     embedded_records,
     json_lines,
-    mmlu_passage,
     open_sources,
     parquet_records,
     read_documents,
@@ -125,34 +123,6 @@ def test_c4_is_streamed_at_the_commit_asked_for_once(monkeypatch: pytest.MonkeyP
     c4_revision.cache_clear()
 
 
-def test_a_hub_out_of_reach_or_that_breaks_off_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: str, **__: object) -> None:
-        raise ConnectionError("no route to host\nand more lines")
-
-    monkeypatch.setattr("huggingface_hub.HfApi", fails)
-    monkeypatch.setattr("datasets.load_dataset", fails)
-    c4_revision.cache_clear()
-    with pytest.raises(InputError, match=r"\(no route to host\).*--source 'PATH/.*--source embedded$"):
-        next(stream_c4("en/x.json.gz"))
-    monkeypatch.setattr(sources, "c4_revision", lambda: "c0ffee")
-    with pytest.raises(InputError, match=r"en/x\.json\.gz broke off \(no route to host\); run the same"):
-        next(stream_c4("en/x.json.gz"))
-
-
-def test_a_shared_mmlu_passage_loses_its_first_and_last_line() -> None:
-    head = "This question refers to the following information.\n"
-    assert mmlu_passage(f"{head}{LONG}\nSome Author, 1800\nWho wrote this?") == f"{LONG}\nSome Author, 1800"
-    assert mmlu_passage(f"{LONG}\nWhat follows?") == f"{LONG}\nWhat follows?"
-    assert mmlu_passage("Too short to be a passage.") is None
-
-
-def test_copies_and_near_copies_are_left_out() -> None:
-    near_copy = LONG.upper() + " and a new ending"  # 88 of its 92 runs of 13 words are LONG's
-    other = " ".join(f"other{number}" for number in range(100))
-    passages = ["short one", LONG, near_copy, other, "short one", LONG]
-    assert list(distinct_passages(iter(passages))) == ["short one", LONG, other]
-
-
 def test_the_corpus_is_real_text_of_known_size() -> None:
     texts = [record["text"] for record in embedded_records() if not isinstance(record, bytes)]
     assert len(texts) == len(set(texts)) == 11_360
@@ -179,14 +149,3 @@ def test_names_and_marks_of_files(name: str, content: bytes, texts: list[str], t
     (tmp_path / name).write_bytes(content)
     sources = open_sources([str(tmp_path / name)], c4_split="train")
     assert [document.text for document in read_documents(sources)] == texts
-
-
-def test_a_text_of_another_name(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"id": [1], "Content": ["a b"]}), tmp_path / "a.PARQUET")
-    (tmp_path / "a.jsonl").write_text('{"id": 1, "Content": "c"}')
-    names = [str(tmp_path / "a.PARQUET"), str(tmp_path / "a.jsonl")]
-    sources = open_sources(names, c4_split="train", text_field="Content")
-    assert [document.text for document in read_documents(sources)] == ["a b", "c"]
-    for name in names:
-        with pytest.raises(InputError, match="1 has no 'text'"):
-            list(read_documents(open_sources([name], c4_split="train")))

@@ -343,23 +343,6 @@ def test_which_tokenizer_a_folder_means(files: list[str], found: str | None, tmp
         assert tokenizer_at(tmp_path / "tokenizer.json") == tokenizer_at(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("files", "sentence"),
-    [
-        ({"tokenizer.model": "x", "config.json": '{"model_type": "llama"}'}, "makes no fast"),
-        ({"vocab.json": '{"a": 0}', "merges.txt": "#version: 0.2"}, "makes no fast"),
-        ({"tokenizer.json": words("<unk>").to_str(), "tokenizer_config.json": "{"}, "makes no fast"),
-    ],
-)  # fmt: skip
-def test_what_is_no_fast_tokenizer_is_one_sentence(
-    files: dict[str, str], sentence: str, tmp_path: Path
-) -> None:
-    for name, content in files.items():
-        (tmp_path / name).write_text(content)
-    with pytest.raises(InputError, match=sentence):
-        load_tokenizer(tmp_path)
-
-
 def test_a_tokenizer_of_other_tokens_is_refused_everywhere(tmp_path: Path) -> None:
     """The same vocabulary, and other tokens: one puts a blank before each text."""
     folder = write_folder(tmp_path / "model", byte_level(), {"eos_token": "<|endoftext|>"})
