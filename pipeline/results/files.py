@@ -267,7 +267,8 @@ def differences(earlier: Mapping[str, Any], now: Mapping[str, Any], above: str =
 
 def refuse_changes(what: str, earlier: Mapping[str, Any], now: Mapping[str, Any], flag: str) -> None:
     """Refuse to go on in a folder that holds what was made with other settings or inputs; names them."""
-    if changes := differences(earlier, now):
+    then, new = ({**made, **made["settings"], "settings": None} for made in (earlier, now))
+    if changes := differences(then, new):
         more = f"; and {len(changes) - 5} more" if len(changes) > 5 else ""
         raise InputError(
             f"{what} made with other settings: {'; '.join(changes[:5])}{more}; choose another {flag}, or"

@@ -377,8 +377,8 @@ def parse_tokenizer_name(name: str) -> Path | int:
     if on_hub and not name.endswith(".json") and not Path(name).parent.exists():
         return _of_hub(*on_hub.groups())
     raise InputError(
-        f"there is no tokenizer {name}; say olmo, bpe:4096, or name a tokenizer.json, or a folder or a model"
-        f" of the hub that holds {' or '.join(_VOCABULARIES)}"
+        f"there is no tokenizer {name}; say olmo, bpe:4096, or name a tokenizer.json, or the folder or the"
+        " hub's name of a model with a tokenizer"
     )
 
 
