@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from glob import escape
@@ -139,13 +139,24 @@ def folder_lock(folder: Path, flag: str, part: str | None = None) -> Iterator[No
 
     Tasks of one array job share a folder, each with a `part` such as "task-1-of-4": the same part is refused,
     and so is the whole folder (None) beside any part. The kernel holds the lock, so it ends with its holder,
-    SIGKILL and power loss included; the file's presence or content decides nothing.
+    SIGKILL and power loss included; the file's presence or content decides nothing. A folder that was made
+    for the lock, and has nothing else, goes again.
     """
-    with ExitStack() as held:
-        held.enter_context(locked(folder / LOCK_FILE, flag, is_shared=part is not None))
-        if part is not None:
-            held.enter_context(locked(folder / f"{LOCK_FILE}-{part}", flag))
-        yield
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        with ExitStack() as held:
+            held.enter_context(locked(folder / LOCK_FILE, flag, is_shared=part is not None))
+            if part is not None:
+                held.enter_context(locked(folder / f"{LOCK_FILE}-{part}", flag))
+            yield
+    finally:
+        left = list(folder.iterdir()) if made else []
+        if all(path.name.startswith(LOCK_FILE) for path in left):
+            for path in left:
+                path.unlink(missing_ok=True)
+            with suppress(OSError):  # another task's
+                for path in made:
+                    path.rmdir()
 
 
 @contextmanager

@@ -82,7 +82,7 @@ def test_shards_and_folders_are_joined_by_model(tmp_path: Path) -> None:
 def test_models_measured_in_two_ways_are_still_told_apart(tmp_path: Path) -> None:
     write(write(tmp_path / "results", "a", lengths(1.0)), "b", lengths(2.0), dtype="bfloat16")
     export([tmp_path / "results"], tmp_path / "out")
-    with pytest.raises(InputError, match=r'dtype is "float32" in model=a of length_losses.parquet and "bfl'):
+    with pytest.raises(InputError, match="dtype was 'float32', now 'bfloat16' in model=b"):
         connect(tmp_path / "out")
 
 
@@ -125,4 +125,4 @@ def test_an_export_that_was_changed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"out is an export of results \(exported.json\); choose another"):
         write(out, "b", lengths(3.0))
     (out / "exported.json").write_text("{")
-    assert "exported.json is damaged; copy the exported folder again" in refused()
+    assert "exported.json is damaged" in refused()
