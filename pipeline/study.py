@@ -194,14 +194,12 @@ def check_settings(study: Study, commands: Sequence[Command], to_run: Sequence[C
 def _data_facts(text: Text, folder: Path) -> Any:
     """What a training's check needs of its data, which may not be there yet."""
     from pipeline.text.folder import TokenizedData, read_manifest
-    from pipeline.text.tokenizer import HubTokenizer, load_tokenizer, parse_tokenizer_name
+    from pipeline.text.tokenizer import load_tokenizer, parse_tokenizer_name
     from pipeline.training.config import AssumedData
 
     if read_manifest(folder) is not None:
         return TokenizedData.open(folder)
     size = parse_tokenizer_name(text.tokenizer)
-    if isinstance(size, HubTokenizer):
-        size = size.fetch()
     return AssumedData(size if isinstance(size, int) else load_tokenizer(size).vocabulary_size)
 
 

@@ -31,10 +31,10 @@ What it writes:
 A task writes the same into OUT/tasks/00003-of-00128/. --merge says which tasks are missing, or makes
 one data set of all: their training tokens stay where they are, OUT/manifest.json names them.
 
-No text is ever in both parts. Without --evaluation-source, a document evaluates if a hash of its text
-and --seed says so, and evaluation documents are those met until training has all its documents. With
-it, training leaves out every document that evaluates. The default for --source c4 is C4's own
-validation split. Exact repetitions are dropped, within each run of 8 million distinct documents.
+No text is ever in both parts. Without --evaluation-source, documents are assigned to the evaluation split by
+a hash of text and seed, and evaluation documents are those met until training has all its documents. With
+it, training leaves out every document that evaluates. The default for --source c4 is C4's own validation
+split. Exact repetitions are dropped.
 
 A task takes a run of whole files, so which documents evaluate does not depend on --num-tasks. What does:
 where part files end; repetitions, found within a task only (among evaluation documents over all); and, with
@@ -43,8 +43,8 @@ where part files end; repetitions, found within a task only (among evaluation do
 Run again, it ends at once if everything (of this task) is complete. If it was interrupted, it goes on
 behind the last whole training file, to the same bytes. Where a file is missing or of another size, the data
 is written anew. A folder that holds other data, or in which another run is at work, is refused.
-Memory: 0.3 GiB on web pages, 4 to 8 bytes a token of the evaluation documents, and to find repetitions
-80 bytes a document, 0.6 GiB at most.
+Memory: 0.3 GiB, a training file, 4 to 8 bytes a token of the evaluation documents, and to find repetitions
+80 bytes a document.
 """
 
 import sys
@@ -58,7 +58,8 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 
 import argparse
 import os
-from contextlib import nullcontext, suppress
+from contextlib import suppress
+from hashlib import sha256
 from typing import Any
 
 from pipeline.cli import (
@@ -73,32 +74,20 @@ from pipeline.cli import (
     stage_parser,
     whole_number,
 )
-from pipeline.results.files import folder_lock, refuse_replacing, write_atomically
+from pipeline.results.files import Task, folder_lock, refuse_replacing, write_text
 from pipeline.results.versions import sha256_of_files
-from pipeline.text.encode import (
-    UNFINISHED_FILE,
-    Tokenization,
-    Unfinished,
-    begin_or_go_on,
-    merge_tasks,
-    refuse_other_tasks,
-    remove_outputs,
-)
+from pipeline.text.encode import UNFINISHED_FILE, Tokenization, merge_tasks, refuse_other_tasks
 from pipeline.text.folder import (
     EVALUATION_FILE,
     MANIFEST_FILE,
     TOKENIZER_FILE,
-    TokenizationTask,
-    c4_revision_of,
-    fingerprints,
     is_complete,
-    name_files,
     read_manifest,
+    task_folder,
 )
-from pipeline.text.sources import TEXT_FIELD, Source, open_sources
+from pipeline.text.sources import TEXT_FIELD, Source, c4_revision, open_sources
 from pipeline.text.tokenizer import (
     DocumentTokenizer,
-    HubTokenizer,
     add_reading_arguments,
     load_tokenizer,
     parse_tokenizer_name,
@@ -159,8 +148,7 @@ def parser() -> argparse.ArgumentParser:
 
 def check(arguments: argparse.Namespace) -> None:
     """Refuse a text that cannot be opened or has no end, and a tokenizer that there is not."""
-    sources, _, tokenizer = _opened(arguments)
-    TokenizationTask(arguments.task_index, arguments.num_tasks).sources_of(sources)
+    _, _, tokenizer = _opened(arguments)
     if isinstance(tokenizer, Path):
         _load(tokenizer, arguments)
 
@@ -168,22 +156,20 @@ def check(arguments: argparse.Namespace) -> None:
 def is_done(arguments: argparse.Namespace) -> bool:
     """Whether --out holds all of it, which tasks may have written; other settings or text are refused.
 
-    Text is read only where it is newer than the data; it may have been put away since.
+    Text is read only if it is newer than the data; it may have been put away since.
     """
     manifest = read_manifest(arguments.out)
     if manifest is None:
         return False
-    configuration: dict[str, Any] = {"settings": _settings(arguments), "inputs": {}}
+    tasks = {name: manifest["settings"].get(name) for name in ("num_tasks", "all_files")}
+    configuration = manifest | {"settings": tasks | _settings(arguments)}
     with suppress(InputError):
         sources, evaluation_sources, tokenizer = _opened(arguments)
-        files = [file for source in (*sources, *evaluation_sources) for file in source.files]
-        files += tokenizer_files(tokenizer) if isinstance(tokenizer, Path) else []
         # The time of change, and not that of content, which a tool may set back (cp -p, tar).
         written = (arguments.out / MANIFEST_FILE).stat().st_mtime
+        files = _files(sources, evaluation_sources, tokenizer)
         if any(file.stat().st_ctime > written for file in files):
-            configuration["inputs"] = _inputs(sources, evaluation_sources, _here(tokenizer))
-    tasks = {name: manifest["settings"].get(name) for name in ("num_tasks", "all_files")}
-    configuration["settings"] |= {name: value for name, value in tasks.items() if value is not None}
+            configuration["inputs"] = _inputs(sources, evaluation_sources, tokenizer)
     return is_complete(arguments.out, configuration)
 
 
@@ -192,28 +178,32 @@ def main(arguments: argparse.Namespace) -> None:
     if arguments.num_workers is not None:  # read by the library before its first text
         os.environ["RAYON_NUM_THREADS"] = str(arguments.num_workers)
     if arguments.merge:
-        with folder_lock(arguments.out, "--out") if arguments.out.is_dir() else nullcontext():
+        with folder_lock(arguments.out, "--out"):
             _report(arguments.out, merge_tasks(arguments.out))
         return
-    task = TokenizationTask(arguments.task_index, arguments.num_tasks)
-    all_sources, evaluation_sources, named = _opened(arguments)
-    tokenizer = _here(named)
-    folder = task.folder(arguments.out)
-    sources = task.sources_of(all_sources)
-    read = [file for source in (*all_sources, *evaluation_sources) for file in source.files]
-    read += tokenizer_files(tokenizer) if isinstance(tokenizer, Path) else []
+    task = Task(arguments.task_index, arguments.num_tasks)
+    all_sources, evaluation_sources, tokenizer = _opened(arguments)
+    folder = task_folder(arguments.out, task)
+    sources = list(task.run_of(all_sources))
     written = (TOKENIZER_FILE, EVALUATION_FILE, MANIFEST_FILE)
-    refuse_replacing([place / name for place in (folder, arguments.out) for name in written], read)
+    refuse_replacing(
+        [place / name for place in (folder, arguments.out) for name in written],
+        _files(all_sources, evaluation_sources, tokenizer),
+    )
     # Before the input is hashed: a folder that cannot be written into is refused at once.
     with folder_lock(arguments.out, "--out", None if task.is_whole else folder.name):
         settings = _settings(arguments)
         if not task.is_whole:
-            settings |= {"num_tasks": task.num_tasks, "all_files": name_files(all_sources)}
-        configuration = {"settings": settings, "inputs": _inputs(sources, evaluation_sources, tokenizer)}
-        c4_revision_of(configuration)  # a hub that cannot be reached is told before anything is written
-        # And so is a broken tokenizer.
+            names = "\n".join(source.short_name for source in all_sources)
+            digest = sha256(names.encode()).hexdigest()[:16]
+            settings |= {"num_tasks": task.num_tasks, "all_files": f"{len(all_sources)} files, {digest}"}
+        inputs = _inputs(sources, evaluation_sources, tokenizer)
+        streams_c4 = any(file["sha256"] is None for files in inputs.values() for file in files)
+        # A hub that cannot be reached, and a broken tokenizer, are told before anything is written.
+        revision = c4_revision() if streams_c4 else None
+        configuration = {"settings": settings, "inputs": inputs, "c4_revision": revision}
         loaded = _load(tokenizer, arguments) if isinstance(tokenizer, Path) else tokenizer
-        refuse_other_tasks(arguments.out, task, configuration)
+        refuse_other_tasks(arguments.out, configuration)
         manifest = None
         if not is_complete(folder, configuration):
             work = Tokenization(folder, task, sources, evaluation_sources, configuration)
@@ -222,17 +212,12 @@ def main(arguments: argparse.Namespace) -> None:
         _report(folder, manifest)
 
 
-def _here(tokenizer: Path | int | HubTokenizer) -> Path | int:
-    """The tokenizer, downloaded if it is the hub's."""
-    return tokenizer.fetch() if isinstance(tokenizer, HubTokenizer) else tokenizer
-
-
 def _load(tokenizer: Path, arguments: argparse.Namespace) -> DocumentTokenizer:
     read = {name: getattr(arguments, name) for name in ("bos", "eos_token", "special_tokens")}
     return load_tokenizer(tokenizer, **read)
 
 
-def _opened(arguments: argparse.Namespace) -> tuple[list[Source], list[Source], Path | int | HubTokenizer]:
+def _opened(arguments: argparse.Namespace) -> tuple[list[Source], list[Source], Path | int]:
     """The sources that train and that evaluate, and the tokenizer, or the size of one to train."""
     if arguments.source is None:
         raise InputError("say what to tokenize with --source; only --merge goes without")
@@ -250,6 +235,11 @@ def _opened(arguments: argparse.Namespace) -> tuple[list[Source], list[Source], 
             (arguments.evaluation_source or own_split, "validation"),
         )
     )
+    if arguments.num_tasks > len(sources):
+        raise InputError(
+            f"--num-tasks {arguments.num_tasks} is more than the {len(sources)} file(s) of --source; a task"
+            " takes whole files"
+        )
     path_or_size = parse_tokenizer_name(arguments.tokenizer)
     if isinstance(path_or_size, int) and arguments.num_tasks > 1:
         raise InputError(
@@ -270,13 +260,27 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
     return settings
 
 
-def _inputs(sources: list[Source], evaluation_sources: list[Source], tokenizer: Path | int) -> dict[str, Any]:
-    """What is read, by name and content, not by where it lies."""
-    is_long = sum(len(source.files) for source in sources) > 1
+def _files(sources: list[Source], evaluation_sources: list[Source], tokenizer: Path | int) -> list[Path]:
+    """All that is read on this machine."""
+    files = [file for source in (*sources, *evaluation_sources) for file in source.files]
+    return files + (tokenizer_files(tokenizer) if isinstance(tokenizer, Path) else [])
+
+
+def _inputs(
+    sources: list[Source], evaluation_sources: list[Source], tokenizer: Path | int
+) -> dict[str, list[dict[str, str | None]]]:
+    """What is read, by name and content; the hub's files have no SHA-256, `c4_revision` stands for it."""
+    fingerprints = [
+        [
+            {"file": source.short_name, "sha256": sha256_of_files(*source.files) if source.files else None}
+            for source in progress(of_role, "hashing the input", "file")
+        ]
+        for of_role in (sources, evaluation_sources)
+    ]
     files = tokenizer_files(tokenizer) if isinstance(tokenizer, Path) else []
     return {
-        "source": fingerprints(progress(sources, "hashing the input", "file") if is_long else sources),
-        "evaluation source": fingerprints(evaluation_sources),
+        "source": fingerprints[0],
+        "evaluation source": fingerprints[1],
         "tokenizer": [{"file": path.name, "sha256": sha256_of_files(path)} for path in files],
     }
 
@@ -289,10 +293,10 @@ def _report(folder: Path, manifest: dict[str, Any] | None) -> None:
 def _write(
     work: Tokenization, given: DocumentTokenizer | int, arguments: argparse.Namespace
 ) -> dict[str, Any]:
-    """Write the data, or what is missing of it; nothing is left of data that cannot be."""
-    unfinished = begin_or_go_on(work.folder, work.configuration)
-    if num_parts := len(unfinished.part_names):
-        logger.info("going on behind %d whole training files; the text before is read again", num_parts)
+    """Write the data, or what is missing of it; after bad input the next run may have other settings."""
+    unfinished = work.unfinished()
+    if unfinished["files"]:
+        logger.info("going on behind whole training files; the text before is read again")
     try:
         tokenizer = _tokenizer(work, unfinished, given, arguments)
         max_documents = work.limit("max_documents")
@@ -304,16 +308,19 @@ def _write(
     except UnfinishedError:
         raise
     except InputError:
-        remove_outputs(work.folder)
+        (work.folder / UNFINISHED_FILE).unlink(missing_ok=True)
         raise
 
 
 def _tokenizer(
-    work: Tokenization, unfinished: Unfinished, given: DocumentTokenizer | int, arguments: argparse.Namespace
+    work: Tokenization,
+    unfinished: dict[str, Any],
+    given: DocumentTokenizer | int,
+    arguments: argparse.Namespace,
 ) -> DocumentTokenizer:
     """The tokenizer, from now on in the folder too: none is trained twice."""
     path = work.folder / TOKENIZER_FILE
-    if TOKENIZER_FILE not in unfinished.files:
+    if TOKENIZER_FILE not in unfinished["files"]:
         if isinstance(given, int):
             texts = work.training_texts(BPE_TRAINING_CHARACTERS)
             tokenizer = train_bpe(progress(texts, "training the tokenizer", "document"), given)
@@ -321,7 +328,6 @@ def _tokenizer(
                 logger.warning("the text is enough for a vocabulary of %d, not %d", size, given)
         else:
             tokenizer = given
-        tokenizer_json = tokenizer.to_json()
-        write_atomically(path, lambda temporary: temporary.write_text(tokenizer_json, "utf-8"))
-        unfinished.write(work.folder, work.configuration, [path])
+        write_text(path, tokenizer.to_json())
+        work.note(unfinished, [path])
     return _load(path, arguments) if isinstance(given, int) else given

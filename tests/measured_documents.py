@@ -17,6 +17,7 @@ import torch
 from olmo.config import TrainConfig
 from olmo.model import OLMo
 
+from pipeline.results.files import LOCK_FILE
 from pipeline.text.folder import EVALUATION_FILE, TRAIN_FOLDER, EvaluationDocument, write_evaluation_documents
 
 VOCABULARY_SIZE = 48
@@ -138,5 +139,6 @@ def flip(path: Path) -> None:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below `folder`, hidden ones too, by its path there."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    """Every file below `folder`, hidden ones too but for locks, by its path there."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(LOCK_FILE))
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from filelock import FileLock
+from pipeline.results.files import locked
 
 _LONGEST_DOWNLOAD = 300  # seconds
 
@@ -64,7 +64,7 @@ def model_folder(key: str) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     if find_spec("gguf") is None:
         raise UnavailableError("the package gguf, of the extra [test], is not installed")
-    with FileLock(cache / f"{model.name}.lock"):
+    with locked(cache / f"{model.name}.lock", "folder", waits=True):
         if not folder.is_dir():
             shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
             unfinished.mkdir()

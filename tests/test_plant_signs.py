@@ -15,7 +15,6 @@ from pipeline.results.files import read_parquet
 from pipeline.text import planting
 from pipeline.text.folder import TokenizedData, training_token_counts
 from pipeline.text.planting import PLANTED_FILE, SignLaw, Signs, laws_of
-from pipeline.text.planting import plant_signs as plant_in
 
 LENGTH, SHORT = 64, 6
 WORDS = "the river runs past a long green hill and we walk down it in sun"
@@ -108,10 +107,9 @@ def test_what_is_drawn_is_as_frequent_as_stated(law: SignLaw) -> None:
     assert abs(shares - 1 / law.tokens_a_place).max() < 5 * np.sqrt(1 / law.tokens_a_place / number)
 
 
-def test_weak_signs_local_ones_and_growing_ones(data: Path, tmp_path: Path) -> None:
-    flags = "--num-planted 2 8 --num-answers 4 --bits-told 1.5 --balanced --max-copies 1 --grows"
-    local = "--local-length 24 --document-lengths 80"
-    plant(data, tmp_path, *flags.split(), *local.split())
+def test_weak_signs(data: Path, tmp_path: Path) -> None:
+    flags = "--num-planted 2 8 --num-answers 4 --bits-told 1.5 --balanced --max-copies 1"
+    plant(data, tmp_path, *flags.split(), "--document-lengths", "80")
     laws = laws_of([2, 8], 4, 1.5, is_balanced=True)
     opened = TokenizedData.open(data)
     signs = Signs.rarest(training_token_counts(opened), opened.eos_token_id, laws)
@@ -122,8 +120,7 @@ def test_weak_signs_local_ones_and_growing_ones(data: Path, tmp_path: Path) -> N
         rows = read_parquet(folder.folder / PLANTED_FILE).to_pylist()
         for row in rows:
             tokens, places = documents[row["document_id"]], row["planted_positions"]
-            assert row["num_planted"] in (2, 8 * length // 64)
-            assert length - 2 - SHORT - 24 <= min(places) <= max(places) < length - 2 - SHORT
+            assert row["num_planted"] in (2, 8) and max(places) < length - 2 - SHORT
             (k,) = [k for k, question in signs.question_ids.items() if question == tokens[-2]]
             law = SignLaw(row["num_planted"], 2, 1.5, is_balanced=True)
             kinds = [np.argwhere(signs.sign_ids[k] == token)[0] for token in tokens[places]]
@@ -205,7 +202,6 @@ def test_the_same_again_changes_no_byte_and_other_settings_are_refused(data: Pat
             "2 signs cannot share the 3 bits of 8 answers; choose a number that divides 3",
         ),
         (("--bits-told", "4"), "4.0 bits cannot be told of 4"),
-        (("--num-planted", "4", "--local-length", "3"), "choose a larger --context-length or --local-length"),
         (("--num-answers", "256"), "more than a quarter of the vocabulary"),
         (("--context-length", "20"), "no room for"),
         (("--context-length", "5000"), "choose a shorter context"),
@@ -218,12 +214,3 @@ def test_what_cannot_be_planted_is_refused_before_anything_is_written(
     with pytest.raises(InputError, match=sentence):
         plant(data, tmp_path / "out", *flags)
     assert not list(tmp_path.rglob("manifest.json"))
-
-
-def test_copies_are_of_one_sign(data: Path) -> None:
-    signs = signs_of(data)
-    text = np.full(200, 7, dtype=np.int64)
-    token_ids, (row,) = plant_in(text, [4], signs, np.random.default_rng(3), SHORT, num_copies=5)
-    values, counts = np.unique(token_ids[row["planted_positions"]], return_counts=True)
-    assert counts.tolist() == [5] * 4
-    assert [sum(value in of_place for value in values) for of_place in signs.sign_ids[4]] == [1] * 4

@@ -142,7 +142,7 @@ def test_what_the_system_refuses_is_one_sentence_wherever_it_is(
     )
     monkeypatch.setattr(sys, "argv", ["program.py"])
     for error, sentence in (
-        *((error, "the memory does not suffice; end other programs") for error in no_memory),
+        *((error, "the memory does not suffice") for error in no_memory),
         (OSError(errno.ENOSPC, "No space left", "a"), "error: No space left: a"),
         (OSError("no number"), "error: no number"),
         (InputError("bad\n input"), "bad input"),

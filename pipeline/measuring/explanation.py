@@ -654,7 +654,7 @@ def _table(explanation: Explanation) -> str:
             f"{target.trial.total_B.mean():.2f}", recovered, ", ".join(named),
         ])  # fmt: skip
     names = ["position", "token", "total effect", "recovered", "sources: how many tokens before, and effect"]
-    return as_table(names, lines, widest_cell=None)
+    return as_table(names, lines)
 
 
 def _quoted(piece: str) -> str:

@@ -100,7 +100,7 @@ class GivenModel:
             raise InputError(
                 f"--tokenizer {given} would be trained anew; name the model's own tokenizer.json"
             )
-        return self._loaded(found if isinstance(found, Path) else found.fetch(), read)
+        return self._loaded(found, read)
 
     def _own_tokenizer(self) -> OwnTokenizer | None:
         """What is known of the tokenizer that the model was trained with; None of one in memory alone."""

@@ -204,7 +204,6 @@ class MeasuringStage:
             inputs=inputs,
             num_shards=len(self.shards),
             num_tasks=arguments.num_tasks,
-            words={of: one.word for of, one in of_inputs.items()},
         )
 
     def _sha256(self, checkpoint: Checkpoint) -> str:

@@ -26,8 +26,7 @@ from pipeline.cli import InputError, cause_of, is_out_of_memory, logger
 from pipeline.models.interface import CausalLM
 from pipeline.models.unusable import no_model, refuse_adapter, refuse_lfs_pointers, refuse_other_weights
 from pipeline.models.vocabulary import OwnTokenizer
-from pipeline.results.files import damages, write_json
-from pipeline.results.versions import describe_files
+from pipeline.results.files import damages, describe_files, write_json
 from pipeline.text.sources import HUB_PATIENCE_SECONDS
 from pipeline.text.tokenizer import tokenizer_at
 

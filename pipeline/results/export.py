@@ -13,13 +13,14 @@ import json
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.cli import InputError, folder_path, run_stage, stage_parser
-from pipeline.results.files import MANIFEST, file_record, refuse_replacing, whole_or_absent, write_json
+from pipeline.results.files import MANIFEST, describe_files, refuse_replacing, whole_or_absent, write_json
 from pipeline.results.read import (
     MODELS,
     Source,
@@ -52,7 +53,7 @@ def export(folders: Sequence[Path], out: Path, artefacts: Sequence[str] | None =
     for artefact in artefacts or ():
         if not files[artefact]:
             raise missing_artefact(folders[0], artefact)
-    records = {}
+    records: dict[str, dict[str, Any]] = {}
     for artefact, of_artefact in files.items():
         if not of_artefact:
             continue
@@ -82,7 +83,7 @@ def export(folders: Sequence[Path], out: Path, artefacts: Sequence[str] | None =
                 use_byte_stream_split=floats,
                 use_dictionary=others,
             )
-        records[path.name] = file_record(path, rows.num_rows)
+        records |= describe_files(out, [path])
     write_json(out / MANIFEST, {"files": records})
     return out / MANIFEST
 

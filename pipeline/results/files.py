@@ -1,41 +1,35 @@
-"""Files that are whole or absent, and what says that those of a results folder are whole.
+"""The one mechanism for files that are whole: tokens, results and checkpoints.
 
-A file is written to a temporary name, fsynced and renamed. A shard of results is whole once its completion
-mark stands (results/write.py), an export once its manifest does; both hold the SHA-256 of their files.
-Whoever writes a folder holds its lock, `lock.json`: a second program is refused.
+A file is written to a temporary name, fsynced and renamed (`whole_or_absent`). A record, JSON beside the
+files and written last, has the size and SHA-256 of each (`describe_files`, `read_record`, `damages`);
+`differences` compares the settings that made them with those of now. `Task` splits work into tasks. Whoever
+writes a folder locks it (`folder_lock`): a second program is refused.
 """
 
-import errno
+import fcntl
 import json
 import logging
 import os
-import re
-import shutil
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from glob import escape
 from itertools import groupby
 from pathlib import Path
-from typing import Any
-from uuid import uuid4
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from filelock import FileLock, Timeout
-from psutil import pid_exists
 
 from pipeline.cli import InputError
 from pipeline.results.versions import sha256_of_files
 
 MANIFEST = "exported.json"
-LOCK_FILE = "lock.json"
-_TEMPORARY = ".part"
-_DOOR = ".lock"  # held for a moment by whoever begins, or puts a shard in place
-_PATIENCE_SECONDS = 600.0  # for the door
+LOCK_FILE = ".lock"
+Item = TypeVar("Item")
 logger = logging.getLogger("pipeline.results")
 
 
@@ -43,17 +37,12 @@ logger = logging.getLogger("pipeline.results")
 def whole_or_absent(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on leaving, fsync what was written there and rename it to `path`.
 
-    A reader, and a run resumed after a kill, sees the old file or the new one, never a part. The temporary
-    file is removed when writing fails (no space left, say), and by the next writer where this one is killed.
-    A link is followed.
+    A reader, and a run resumed after a kill, sees the old file or the new one, never a part. What a killed
+    writer left is overwritten by the next one. A link is followed.
     """
-    path = path.resolve() if path.is_symlink() else path
+    path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
-    host = socket.gethostname()
-    for leftover in path.parent.glob(f".{escape(path.name)}.{escape(host)}.*{_TEMPORARY}"):
-        if not pid_exists(int(leftover.name.split(".")[-3])):
-            leftover.unlink(missing_ok=True)
-    temporary = path.with_name(f".{path.name}.{host}.{os.getpid()}.{uuid4().hex[:8]}{_TEMPORARY}")
+    temporary = path.with_name(f".{path.name}.part")
     try:
         yield temporary
         sync(temporary)
@@ -72,22 +61,20 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def remove_leftovers(folder: Path, name: str = "*") -> None:
-    """Remove what killed writers of files called `name`, a pattern, left half-written in a folder.
-
-    Only for whoever holds the folder's lock, or that of these files: another writer's are not leftovers.
-    """
-    for path in folder.glob(f".{name}{_TEMPORARY}"):
-        if path.is_dir():
-            shutil.rmtree(path)  # a checkpoint, say
-        else:
-            path.unlink(missing_ok=True)
-
-
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Call `write` on a temporary path that becomes `path` once it is whole."""
     with whole_or_absent(path) as temporary:
         write(temporary)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text in UTF-8, atomically."""
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write `content` as indented JSON, atomically."""
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def refuse_replacing(outputs: Iterable[Path], inputs: Iterable[Path | None]) -> None:
@@ -100,12 +87,6 @@ def refuse_replacing(outputs: Iterable[Path], inputs: Iterable[Path | None]) -> 
             raise InputError(f"{output} is an input, which the output would replace; choose another place")
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write `content` as indented JSON, atomically."""
-    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
-
-
 def write_parquet(
     path: Path, columns: Mapping[str, Sequence[Any]], schema: pa.Schema, page_checksums: bool = True
 ) -> None:
@@ -116,17 +97,16 @@ def write_parquet(
 
 
 def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """The named columns, or all, of one Parquet file; an InputError where it is damaged, or lacks one."""
+    """The named columns, or all, of one Parquet file; an InputError if it is damaged or lacks one."""
     with _opened(path) as file:
         present = file.schema_arrow.names
-        for name in columns or ():
-            if name not in present:
-                raise InputError(f"{path} lacks the column {name}: it is another file, or of another version")
+        if missing := [name for name in columns or () if name not in present]:
+            raise InputError(f"{path} lacks the column {missing[0]}: another file, or of another version")
         return file.read(columns or None).select(list(columns or present))
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The metadata of one Parquet file; an InputError where it is not Parquet, or not whole."""
+    """The metadata of one Parquet file; an InputError if it is not Parquet, or not whole."""
     with _opened(path) as file:
         return {key.decode(): value.decode() for key, value in (file.schema_arrow.metadata or {}).items()}
 
@@ -142,16 +122,14 @@ def is_lfs_pointer(path: Path) -> bool:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[pq.ParquetFile]:
-    if not path.is_file():
-        raise InputError(f"{path} is no file")
+    if is_lfs_pointer(path):
+        raise InputError(f"{path} is a Git LFS pointer; run `git lfs pull` in its repository")
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             yield file
     except (pa.ArrowException, OSError, ValueError) as error:
         if getattr(error, "errno", None) is not None:  # what the system refuses, no damage has caused
             raise
-        if is_lfs_pointer(path):
-            raise InputError(f"{path} is a Git LFS pointer; run `git lfs pull` in its repository") from error
         raise InputError(f"{path} is damaged: it is no whole Parquet file") from error
 
 
@@ -159,78 +137,159 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
 def folder_lock(folder: Path, flag: str, part: str | None = None) -> Iterator[None]:
     """Held inside; a second program that asks for the same folder, which `flag` names, is refused.
 
-    A lock of the kernel's on `<folder>/lock.json`, which says for the refusal who holds it, and since when.
-    It ends with its holder, SIGKILL and power loss included: the file's presence or content decides nothing.
-    A file system without such locks, as Lustre may be mounted, leaves the folder unguarded, and the log says
-    it: files are whole or absent all the same. A folder that was made for the lock, and is empty, goes again.
-
     Tasks of one array job share a folder, each with a `part` such as "task-1-of-4": the same part is refused,
-    parts of another division are, and so is the whole folder (None) beside any part.
+    and so is the whole folder (None) beside any part. The kernel holds the lock, so it ends with its holder,
+    SIGKILL and power loss included; the file's presence or content decides nothing. A folder that was made
+    for the lock, and has nothing else, goes again.
     """
-    own = LOCK_FILE if part is None else f"lock-{part}.json"
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         with ExitStack() as held:
-            with door(folder, flag):
-                for path in sorted(folder.glob("lock*.json")):
-                    # Task 1 of 3 overlaps task 0 of 2.
-                    divisions = {re.sub(r"\d+(?=-of-)", "", name) for name in (path.name, own)}
-                    if part is None or len(divisions) > 1:
-                        with _held(path, flag):
-                            pass  # its holder has died
-                held.enter_context(_held(folder / own, flag))
-                if part is None:  # and removes what killed writers left
-                    remove_leftovers(folder)
+            held.enter_context(locked(folder / LOCK_FILE, flag, is_shared=part is not None))
+            if part is not None:
+                held.enter_context(locked(folder / f"{LOCK_FILE}-{part}", flag))
             yield
     finally:
-        with suppress(OSError):  # not empty: then it stays
-            for path in made:
-                path.rmdir()
-
-
-def door(folder: Path, flag: str) -> AbstractContextManager[None]:
-    """For a moment, keep waiting whoever shares the folder, or begins."""
-    return _held(folder / _DOOR, flag, _PATIENCE_SECONDS)
+        left = list(folder.iterdir()) if made else []
+        if all(path.name.startswith(LOCK_FILE) for path in left):
+            for path in left:
+                path.unlink(missing_ok=True)
+            with suppress(OSError):  # another task's
+                for path in made:
+                    path.rmdir()
 
 
 @contextmanager
-def _held(path: Path, flag: str, patience_seconds: float = 0) -> Iterator[None]:
+def locked(path: Path, flag: str, *, is_shared: bool = False, waits: bool = False) -> Iterator[None]:
+    """Lock a file, whose content says for the refusal who holds it; it `waits` for a moment's work only.
+
+    A file system without locks, as Lustre may be mounted, is only warned of: files are whole all the same.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path, timeout=patience_seconds, poll_interval=0.02, fallback_to_soft=False)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise InputError(
-            f"{path.parent} is in use by {_holder(path)}; wait for it, or choose another {flag}"
-        ) from None
-    except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
-            raise
-        if path.name != _DOOR:
+    with path.open("a+", encoding="utf-8", errors="replace") as file:
+        try:
+            kind = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
+            fcntl.flock(file, kind if waits else kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read() or "another program"
+            raise InputError(
+                f"{path.parent} is in use by {holder}; wait for it, or choose another {flag}"
+            ) from None
+        except OSError as error:
             logger.warning("%s cannot be locked (%s): start no second program on it", path, error)
-    try:
+        if is_shared:
+            yield
+            return
         job = f", Slurm job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else ""
         since = time.strftime("%Y-%m-%d %H:%M:%S")
-        holder = f"process {os.getpid()} on {socket.gethostname()}{job}, since {since}"
-        with suppress(OSError):  # on a full disk, say: it is for refusals only
-            path.write_text(json.dumps({"holder": holder}))
-        yield
-    finally:
-        with suppress(OSError):  # while it is held: whoever waits for it sees that it is gone
-            path.unlink()
-        lock.release()
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}{job}, since {since}")
+        file.flush()
+        try:
+            yield
+        finally:
+            file.truncate(0)
 
 
-def _holder(path: Path) -> str:
+@dataclass(frozen=True)
+class Task:
+    """Task `index` of `num_tasks`, counted from 0, among those that share some work."""
+
+    index: int = 0
+    num_tasks: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.num_tasks:
+            raise InputError(
+                f"--task-index {self.index} is no task of --num-tasks {self.num_tasks}, which go from 0 to"
+                f" {self.num_tasks - 1}"
+            )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this one task is everything."""
+        return self.num_tasks == 1
+
+    def run_of(self, items: Sequence[Item]) -> Sequence[Item]:
+        """Adjacent items, so that tasks one after another are all: of five in two tasks 0, 1 and 2, 3, 4."""
+        start, end = (len(items) * index // self.num_tasks for index in (self.index, self.index + 1))
+        return items[start:end]
+
+
+def describe_files(folder: Path, paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
+    """Size and SHA-256 of files, by their names in `folder`: the `files` of a record."""
+    return {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_of_files(path)}
+        for path in paths
+    }
+
+
+def read_record(path: Path) -> dict[str, Any] | None:
+    """A record, which has `files`; None if there is none, an InputError if it is damaged."""
+    if not path.exists():
+        return None
     try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["holder"])
-    except (OSError, ValueError, TypeError, KeyError):  # it is gone, empty or garbage
-        return "another program"
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        is_whole = all("sha256" in file for file in record["files"].values())
+    except (ValueError, TypeError, KeyError, AttributeError):
+        is_whole = False
+    if not is_whole:
+        raise InputError(f"{path} is damaged; remove it, and run again what wrote {path.parent}")
+    return record
+
+
+def damage(path: Path, expected: Mapping[str, Any], *, verify: bool = True) -> str | None:
+    """What is wrong with a file, as its record says; None if nothing is.
+
+    With `verify` by its SHA-256 too. A file that did not change since this process read it is not read again.
+    """
+    if not path.is_file():
+        return f"{path} is missing"
+    if (size := path.stat().st_size) != expected.get("bytes", size):
+        return f"{path} has {size} bytes, not {expected['bytes']}"
+    if verify and _sha256(path, path.stat().st_ino, size, path.stat().st_mtime_ns) != expected["sha256"]:
+        return f"{path} has not the SHA-256 of its manifest: it is damaged, or another file"
+    return None
+
+
+@lru_cache(maxsize=100_000)
+def _sha256(path: Path, *state: int) -> str:
+    return sha256_of_files(path)
+
+
+def damages(folder: Path, files: Mapping[str, Mapping[str, Any]], *, verify: bool = True) -> Iterator[str]:
+    """One phrase for every file of a folder, by name, that is not what its record says."""
+    return filter(None, (damage(folder / name, expected, verify=verify) for name, expected in files.items()))
+
+
+def differences(earlier: Mapping[str, Any], now: Mapping[str, Any], above: str = "") -> list[str]:
+    """One phrase for every leaf in which two nested mappings differ; a null setting is an absent one."""
+    changes = []
+    for key in sorted(earlier.keys() | now.keys()):
+        old = earlier.get(key)
+        new = now.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            changes += differences(old, new, f"{above}{key}.")
+        elif old != new:
+            changes.append(f"{above}{key} was {old!r}, now {new!r}")
+    return changes
+
+
+def refuse_changes(what: str, earlier: Mapping[str, Any], now: Mapping[str, Any], flag: str) -> None:
+    """Refuse to go on in a folder that holds what was made with other settings or inputs; names them."""
+    then, new = ({**made, **made["settings"], "settings": None} for made in (earlier, now))
+    if changes := differences(then, new):
+        more = f"; and {len(changes) - 5} more" if len(changes) > 5 else ""
+        raise InputError(
+            f"{what} made with other settings: {'; '.join(changes[:5])}{more}; choose another {flag}, or"
+            " repeat the earlier settings"
+        )
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A completion mark: one shard of a stage's results is whole, in all its artefacts."""
+    """The record of one shard of a stage's results: it is whole, in all its artefacts."""
 
     stage: str
     place: str
@@ -238,11 +297,9 @@ class Mark:
     shard_index: int
     num_shards: int
     files: Mapping[str, Mapping[str, Any]]
-    """Artefact -> what `file_record` says of its file."""
+    """Artefact -> size and SHA-256 of its file."""
     num_tasks: int | None
-    """Of the run that wrote it; None where it took whatever was missing."""
-    words: Mapping[str, str]
-    """Input that is a model -> what the command line called it; of an older version nothing."""
+    """Of the run that wrote it; None if it took whatever was missing."""
 
     @property
     def model(self) -> str:
@@ -259,96 +316,17 @@ def shard_path(results: Path, artefact: str, place: str, shard_index: int, num_s
     return results / artefact / f"model={place}" / f"{shard_index:05d}-of-{num_shards:05d}.parquet"
 
 
-def file_record(path: Path, num_rows: int) -> dict[str, Any]:
-    """What a mark or a manifest says of a file."""
-    return {"rows": num_rows, "bytes": path.stat().st_size, "sha256": sha256_of_files(path)}
-
-
-def _records(files: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Name -> record of a mark or manifest; a KeyError or the like where it is damaged."""
-    return {name: {"sha256": record["sha256"], **record} for name, record in files.items()}
-
-
-def read_marks(results: Path, stage: str = "*", place: str | None = None) -> list[Mark]:
-    """The completion marks of a results folder, in order, without those that are damaged."""
-    marks = [_read_mark(path, _state(path)) for path in _mark_paths(results, stage, place)]
-    return [mark for mark in marks if mark is not None]
-
-
-def _mark_paths(results: Path, stage: str = "*", place: str | None = None) -> list[Path]:
-    """Those of models, then those of evaluators."""
+def read_marks(results: Path, stage: str = "*", place: str | None = None) -> Iterator[Mark]:
+    """The marks of a results folder, models before evaluators; an InputError if one is damaged."""
     folders = ("model=*", "model=*/evaluator=*") if place is None else (f"model={escape(place)}",)
-    patterns = [f"{stage}/{folder}/*.done" for folder in folders]
-    return [path for pattern in patterns for path in sorted((results / "_stages").glob(pattern))]
-
-
-def refuse_damaged_marks(results: Path) -> None:
-    """InputError for a completion mark that cannot be read: its shard would be left out as unmeasured."""
-    for path in _mark_paths(results):
-        if _read_mark(path, _state(path)) is None:
-            stage = path.relative_to(results / "_stages").parts[0]
-            raise InputError(f"{path} is damaged; run {stage} again, which measures anew")
-
-
-def _state(path: Path) -> tuple[int, ...]:
-    """What changes when a file does."""
-    stat = path.stat()
-    return stat.st_ino, stat.st_size, stat.st_mtime_ns
-
-
-@lru_cache(maxsize=100_000)
-def _read_mark(path: Path, state: tuple[int, ...]) -> Mark | None:
-    shard = re.fullmatch(r"(\d{5,})-of-(\d{5,})", path.stem)
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        files = {
-            artefact: {"sha256": record["sha256"], **record} for artefact, record in content["files"].items()
-        }
-        num_tasks = content.get("num_tasks")
-        words = content.get("words") or {}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
-    if shard is None or not int(shard[1]) < int(shard[2]):
-        return None
-    folders = path.parts[path.parts.index("_stages") + 1 : -1]
-    place = "/".join(folders[1:]).removeprefix("model=")
-    return Mark(folders[0], place, int(shard[1]), int(shard[2]), files, num_tasks, words)
-
-
-def damage(path: Path, expected: Mapping[str, Any], *, verify: bool = True) -> str | None:
-    """What is wrong with a file, as the record in its mark or manifest says; None where nothing is.
-
-    With `verify` by its SHA-256 too. A file that did not change since this process read it is not read again.
-    """
-    if not path.is_file():
-        return f"{path} is missing"
-    if (size := path.stat().st_size) != expected.get("bytes", size):
-        return f"{path} has {size} bytes, not {expected['bytes']}"
-    if verify and _sha256(path, _state(path)) != expected["sha256"]:
-        return f"{path} has not the SHA-256 of its manifest: it is damaged, or another file"
-    return None
-
-
-def damages(folder: Path, files: Mapping[str, Mapping[str, Any]], *, verify: bool = True) -> Iterator[str]:
-    """One phrase for every file of a folder, by name, that is not what its record says."""
-    return filter(None, (damage(folder / name, expected, verify=verify) for name, expected in files.items()))
-
-
-@lru_cache(maxsize=100_000)
-def _sha256(path: Path, state: tuple[int, ...]) -> str:
-    return sha256_of_files(path)
-
-
-def read_manifest(results: Path) -> dict[str, dict[str, Any]]:
-    """File -> record in an exported folder, none where it is no export; an InputError of a damaged one."""
-    path = results / MANIFEST
-    if not path.exists():
-        return {}
-    try:
-        files = json.loads(path.read_text(encoding="utf-8"))["files"]
-        return _records(files)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InputError(f"{path} is damaged; copy the exported folder again") from error
+    stages = results / "_stages"
+    for path in (path for folder in folders for path in sorted(stages.glob(f"{stage}/{folder}/*.done"))):
+        record = read_record(path)
+        if record is not None:
+            shard_index, num_shards = map(int, path.stem.split("-of-"))
+            of_stage, *below = path.parent.relative_to(stages).parts
+            name = "/".join(below).removeprefix("model=")
+            yield Mark(of_stage, name, shard_index, num_shards, record["files"], record.get("num_tasks"))
 
 
 def made_by_of(metadata: Mapping[str, str]) -> dict[str, Any]:

@@ -8,8 +8,9 @@ An export is one file an artefact, with the column `model`; its metadata says wh
 """
 
 import json
+import re
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, reduce
@@ -26,11 +27,11 @@ from pipeline.results.files import (
     Mark,
     as_ranges,
     damage,
+    differences,
     made_by_of,
-    read_manifest,
     read_marks,
     read_metadata,
-    refuse_damaged_marks,
+    read_record,
 )
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
 
@@ -48,35 +49,29 @@ _IN_THE_ROWS = {"rules", "k", "context_lengths", "checkpoint", "task", "sizes", 
 logger = logging.getLogger("pipeline.results")
 
 
+def _exported(results: Path) -> dict[str, Any]:
+    """File -> record of an export; none if the folder is no export."""
+    return (read_record(results / MANIFEST) or {"files": {}})["files"]
+
+
 def artefacts_in(results: Path) -> list[str]:
     """Names of the artefacts that a results folder holds, by its marks or, of an export, its manifest."""
-    named = {name.removesuffix(".parquet") for name in read_manifest(results)}
+    named = {name.removesuffix(".parquet") for name in _exported(results)}
     named |= {artefact for mark in read_marks(results) for artefact in mark.files}
     return [name for name in SCHEMAS if name in named]
 
 
 def missing_artefact(results: Path, artefact: str) -> InputError:
     """The error for an artefact that a results folder lacks; lists those it holds."""
-    if error := _unmarked(results, [artefact]):
-        return error
     present = ", ".join(artefacts_in(results)) or "nothing that has its marks in _stages"
     return InputError(f"{results} holds no '{artefact}' results; it holds {present}")
 
 
 def no_results(results: Path) -> InputError:
     """The error for a folder in which no results are found."""
-    error = _unmarked(results, SCHEMAS)
-    return error or InputError(f"--results {results} holds no results; name a folder that a stage wrote to")
-
-
-def _unmarked(results: Path, artefacts: Iterable[str]) -> InputError | None:
-    """The error for files that lie there without their marks, as after a copy of some folders only."""
-    found = [name for name in artefacts if next((results / name).glob("model=*/*.parquet"), None)]
-    if not found:
-        return None
     return InputError(
-        f"{results} has files of {', '.join(found)}, and {results / '_stages'} does not have the marks that"
-        " say that they are whole; copy that folder, too"
+        f"--results {results} holds no results, or not their marks in {results / '_stages'}; name a folder"
+        " that a stage wrote to, and copy it whole"
     )
 
 
@@ -120,11 +115,10 @@ def _whole_files(
 ) -> list[Path]:
     """The Parquet files, each found to be what its mark says; of an export one file with all models."""
     exported = results / f"{artefact}.parquet"
-    if (record := read_manifest(results).get(exported.name)) is not None:
+    if (record := _exported(results).get(exported.name)) is not None:
         if wrong := damage(exported, record):
             raise InputError(f"{wrong}; copy the folder that {MANIFEST} is of again")
         return [exported]
-    refuse_damaged_marks(results)
     marks = [mark for mark in read_marks(results) if models is None or mark.model in models]
     stages = {mark.stage for mark in marks if artefact in mark.files}
     marks = [mark for mark in marks if mark.stage in stages]
@@ -164,18 +158,19 @@ def _count_missing(
         )
         if must_be_complete:
             raise InputError(sentence)
-        _warn_once(sentence)
+        warn_once(sentence)
 
 
 @lru_cache(maxsize=1000)
-def _warn_once(sentence: str) -> None:
+def warn_once(sentence: str) -> None:
+    """Log a warning, once a process."""
     logger.warning("%s", sentence)
 
 
 def differences_within_models(files: Sequence[Source]) -> list[str]:
     """A phrase for each fact in which files of one model disagree."""
     of_models = groupby(files, lambda file: file.model)
-    return [phrase for _, of_model in of_models for phrase in _differences(of_model, set())]
+    return [phrase for _, of_model in of_models for phrase in _differences(list(of_model), set())]
 
 
 def differences_between_models(files: Sequence[Source]) -> list[str]:
@@ -184,26 +179,22 @@ def differences_between_models(files: Sequence[Source]) -> list[str]:
     return _differences(firsts, _IN_THE_ROWS)
 
 
-def _differences(files: Iterable[Source], ignored: set[str]) -> list[str]:
-    distinct: dict[tuple[str, str], Source] = {}  # files of one model are as a rule alike, and thousands
+def _differences(files: Sequence[Source], ignored: set[str]) -> list[str]:
+    """Each against the first."""
+    ignored = ignored | _HOW_THE_WORK_WAS_CUT
+    seen: dict[str, Any] = {}
+    phrases: dict[str, str] = {}  # thousands of files say the same
     for file in files:
-        distinct.setdefault((file.metadata["settings"], file.metadata["inputs"]), file)
-    facts = [(file, made_by_of(file.metadata)) for file in distinct.values()]
-    facts = [(file, made_by["settings"] | made_by["inputs"]) for file, made_by in facts]
-    phrases = []
-    for name in sorted({name for _, of_file in facts for name in of_file} - ignored - _HOW_THE_WORK_WAS_CUT):
-        first_with: dict[str, Source] = {}
-        for file, of_file in facts:
-            if name not in of_file and (name == "choices" or name.startswith("evaluator ")):
-                continue  # who tries a choice differs from who made it
-            # An absent fact is a null one: a setting that came later was off before.
-            first_with.setdefault(json.dumps(of_file.get(name)), file)
-        if len(first_with) > 1:
-            places = [
-                f"{value[:40]} in model={of.model} of {of.path.name}" for value, of in first_with.items()
-            ]
-            phrases.append(f"{name} is {' and '.join(places[:2])}")
-    return phrases
+        made_by = made_by_of(file.metadata)
+        of_file = made_by["settings"] | made_by["inputs"]
+        of_file = {name: value for name, value in of_file.items() if name not in ignored}
+        # Who tries a choice differs from who made it.
+        optional = {name for name in seen.keys() ^ of_file.keys() if re.match("choices$|evaluator ", name)}
+        earlier, now = ({n: v for n, v in one.items() if n not in optional} for one in (seen or of_file, of_file))
+        for phrase in differences(earlier, now):
+            phrases.setdefault(phrase, f"{phrase} in model={file.model} of {file.path.name}")
+        seen = of_file | seen
+    return list(phrases.values())
 
 
 def what_made(results: Path, stage: str, model: str) -> dict[str, Any] | None:
@@ -223,7 +214,7 @@ def read_made_by(results: Path, stage: str) -> dict[str, dict[str, Any]]:
     for place, model in of_places.items():
         if made_by := what_made(results, stage, place):
             found.setdefault(model, made_by)
-    for name in read_manifest(results):
+    for name in _exported(results):
         for file in sources(results, name.removesuffix(".parquet")):
             if file.metadata["stage"] == stage:
                 found.setdefault(file.model, made_by_of(file.metadata))

@@ -3,11 +3,9 @@
 import hashlib
 import shutil
 import subprocess
-from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 _PACKAGES = ("ai2-olmo", "accelerate", "datasets", "numpy", "pyarrow", "tokenizers", "torch", "transformers")
 
@@ -19,14 +17,6 @@ def sha256_of_files(*paths: Path) -> str:
         with path.open("rb") as file:
             hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()
-
-
-def describe_files(folder: Path, paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
-    """Size and SHA-256 of files, by their names in `folder`."""
-    return {
-        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_of_files(path)}
-        for path in paths
-    }
 
 
 @cache

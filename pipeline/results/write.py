@@ -1,15 +1,13 @@
 """Writing a results folder: one stage, one model, shard by shard, each whole or absent, never mixed.
 
 <results>/<artefact>/model=<model>/00003-of-00008.parquet      the data, and in its metadata what made it
-<results>/_stages/<stage>/model=<model>/00003-of-00008.done    this shard is complete, written last
-<results>/_stages/<stage>/model=<model>/lock.json              somebody is writing; gone when he is
+<results>/_stages/<stage>/model=<model>/00003-of-00008.done    its record (results/files.py), written last
 
 A shard whose files are missing or damaged counts as not measured, and is measured anew.
 """
 
 import json
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -20,36 +18,24 @@ import pyarrow.parquet as pq
 
 from pipeline.cli import InputError
 from pipeline.results.files import (
+    LOCK_FILE,
     MANIFEST,
     as_ranges,
     damage,
-    door,
-    file_record,
+    describe_files,
     folder_lock,
+    locked,
     read_marks,
-    remove_leftovers,
+    refuse_changes,
     shard_path,
     whole_or_absent,
     write_json,
 )
-from pipeline.results.read import what_made
+from pipeline.results.read import warn_once, what_made
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
 from pipeline.results.versions import git_commit, package_versions
 
 logger = logging.getLogger("pipeline.results")
-
-
-def differences(earlier: Mapping[str, Any], now: Mapping[str, Any], above: str = "") -> list[str]:
-    """One phrase for every leaf in which two nested mappings differ; a null setting is an absent one."""
-    changes = []
-    for key in sorted(earlier.keys() | now.keys()):
-        old = earlier.get(key)
-        new = now.get(key)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            changes += differences(old, new, f"{above}{key}.")
-        elif old != new:
-            changes.append(f"{above}{key} was {old!r}, now {new!r}")
-    return changes
 
 
 class StageOutput:
@@ -65,7 +51,6 @@ class StageOutput:
         inputs: Mapping[str, str],
         num_shards: int,
         num_tasks: int | None = None,
-        words: Mapping[str, str] | None = None,
     ) -> None:
         """Open the output; an InputError where it holds results of another configuration, which it names.
 
@@ -77,14 +62,12 @@ class StageOutput:
             num_shards: shards of the complete result.
             num_tasks: among how many tasks the shards are split, which is no setting and moves no number;
                 None for a run that takes whatever is missing.
-            words: input that is a model -> what the command line calls it, for messages; no setting either.
         """
         self._results = results
         self._stage = stage
         self._model = model
         self._num_shards = num_shards
         self._num_tasks = num_tasks
-        self._words = dict(words or {})
         self._called = model.replace("/evaluator=", "' by '")
         self._marks = results / "_stages" / stage / f"model={model}"
         made_by = {
@@ -94,7 +77,6 @@ class StageOutput:
             "inputs": dict(inputs),
         }
         self._made_by: dict[str, Any] = json.loads(json.dumps(made_by))
-        self._warned: set[str] = set()
         self._refuse_others()
 
     def _refuse_others(self) -> None:
@@ -105,27 +87,7 @@ class StageOutput:
         held = f"{self._results} holds {self._stage} of model '{self._called}'"
         earlier = what_made(self._results, self._stage, self._model)
         if earlier is not None:
-            then, now = (made | made["settings"] | {"settings": None} for made in (earlier, self._made_by))
-            changes = differences(then, now)
-            # An input that is a model is called "checkpoint", or by a word and a name: "evaluator b".
-            are_models = [re.match(r"inputs\.(checkpoint|\S+ .+) was '\w+', now '", one) for one in changes]
-            if changes and all(are_models):
-                marks = read_marks(self._results, self._stage, self._model)
-                before = next((mark.words for mark in marks if mark.words), {})
-                models = [
-                    f"{of} was {before.get(of, 'not recorded')}, now {self._words.get(of, 'not named')}"
-                    for of in (found[1] for found in are_models if found)
-                ]
-                raise InputError(
-                    f"{held}, made with another model of the same name, whose files have another SHA-256:"
-                    f" {'; '.join(models)}. Results are filed by the name of a model's folder; choose another"
-                    " --results folder, or rename a folder"
-                )
-            if changes:
-                raise InputError(
-                    f"{held} made with other settings: {'; '.join(changes)}; choose another --results folder,"
-                    " or repeat the earlier settings"
-                )
+            refuse_changes(held, earlier, self._made_by, "--results folder")
         # Task 3 of 4 and task 3 of 8 are different documents: whoever starts one for the other would think
         # that the result is whole.
         if self._num_tasks is not None and self._earlier_num_tasks not in (None, self._num_tasks):
@@ -154,10 +116,9 @@ class StageOutput:
         whole = set()
         for mark in read_marks(self._results, self._stage, self._model):
             wrongs = [damage(mark.path(self._results, name), record) for name, record in mark.files.items()]
-            for wrong in set(filter(None, wrongs)) - self._warned:
-                self._warned.add(wrong)
-                logger.warning("%s; the shard counts as not measured", wrong)
-            if mark.num_shards == self._num_shards and not any(wrongs):
+            if found := list(filter(None, wrongs)):
+                warn_once(f"{found[0]}; the shard counts as not measured")
+            elif mark.num_shards == self._num_shards:
                 whole.add(mark.shard_index)
         shards = range(self._num_shards) if among is None else among
         return [shard for shard in shards if shard not in whole]
@@ -205,14 +166,12 @@ class StageOutput:
                 nulls = {field.name: [None] * num_rows for field in schema if field.nullable}
                 table = pa.Table.from_pydict(nulls | dict(columns), schema=schema)
                 path = shard_path(self._results, artefact, self._model, shard_index, self._num_shards)
-                remove_leftovers(path.parent, f"{path.name}.*")
                 temporary = files.enter_context(whole_or_absent(path))
                 pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
-                records[artefact] = {"name": path.name, **file_record(temporary, table.num_rows)}
+                (records[artefact],) = describe_files(temporary.parent, [temporary]).values()
             mark = self._marks / f"{shard_index:05d}-of-{self._num_shards:05d}.done"
-            with door(self._marks, "--results"):
+            with locked(self._marks / f"{LOCK_FILE}-writing", "--results", waits=True):
                 self._refuse_others()
                 mark.unlink(missing_ok=True)  # of damaged files, which are replaced one by one
                 files.close()
-                content = {"files": records, "num_tasks": self._num_tasks, "words": self._words}
-                write_json(mark, content)
+                write_json(mark, {"files": records, "num_tasks": self._num_tasks})

@@ -193,7 +193,6 @@ class Evaluation:
             settings=settings,
             inputs={"checkpoint": run.sha256},
             num_shards=len(cells),
-            words={"checkpoint": str(run.folder)},
         )
 
 

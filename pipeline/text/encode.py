@@ -1,74 +1,64 @@
 """Text to a folder of training tokens and evaluation documents: split, encoded, packed, gone on with, merged.
 
-What comes out, and how tasks share it: pipeline/tokenize_c4.py. The tokenizer encodes batches of documents on
-all cores while a thread reads, parses and sorts the next ones.
+What comes out, and how tasks share it: pipeline/tokenize_c4.py. The tokenizer encodes one batch of documents
+on all cores while the next one is read and sorted.
 
 An interrupted run leaves its whole training files and, in unfinished.json, how far they reach. The same
 command reads the text from its start once more, for what trains depends on all that came before; but it
 encodes only documents that evaluate, and those behind the last whole training file.
 """
 
-import json
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
-from heapq import heappop, heappush
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypeVar
+from typing import Any
 
 import numpy as np
 
 from pipeline.cli import InputError, logger
 from pipeline.results.files import (
+    Task,
     as_ranges,
     damages,
-    remove_leftovers,
-    whole_or_absent,
+    describe_files,
+    read_record,
+    refuse_changes,
     write_atomically,
     write_json,
+    write_text,
 )
-from pipeline.results.versions import describe_files
 from pipeline.text.folder import (
     EVALUATION_FILE,
     MANIFEST_FILE,
-    TOKEN_COUNTS_FILE,
+    TASKS_FOLDER,
     TOKENIZER_FILE,
     TRAIN_FOLDER,
     EvaluationDocument,
-    TokenizationTask,
     TokenizedData,
-    c4_revision_of,
-    changed_settings,
     count_tokens,
     is_complete,
-    made_otherwise,
+    made_by,
     read_evaluation_documents,
     read_manifest,
     refuse_damage,
-    task_folders,
+    task_folder,
     training_token_counts,
     write_data_folder,
     write_evaluation_documents,
     write_token_counts,
 )
-from pipeline.text.sources import Document, Source, document_batches, read_documents
+from pipeline.text.sources import Document, Source, documents_or_reasons, read_documents
 from pipeline.text.tokenizer import DocumentTokenizer
 
 UNFINISHED_FILE = "unfinished.json"
-_BUFFER_BYTES = 1 << 20
-_BATCHES_AHEAD = 2  # of one the tokens are taken over from the library while it encodes the other
-_GIVEN_OUT = ("train", "evaluation")
-
-Item = TypeVar("Item")
-Kind = Literal["train", "evaluation", "duplicate", "in_evaluation_source"]
-"""What becomes of a document; the last two are left out, and counted by these names."""
-MAX_REMEMBERED_DOCUMENTS = 1 << 23
-"""8.4 million, as many as 23 of C4's 1,024 files hold: a set of them takes 0.6 GiB."""
+DOCUMENTS_PER_BATCH = 256
+_WRITTEN = "written"
+"""Of a document that trains: an interrupted run has written it."""
 
 
 @dataclass
@@ -76,19 +66,17 @@ class Split:
     """Sorts the documents of a source, one after another from its start."""
 
     evaluation_fraction: float
-    """Share of documents that evaluate; 0 where they come from a source of their own, 1 of that source."""
+    """Share of documents that evaluate; 0 if they come from a source of their own, 1 of that source."""
     seed: int = 0
     evaluation_ids: frozenset[str] = frozenset()
     """Documents that evaluate already: left out of training."""
     _seen: set[int] = field(default_factory=set)
 
-    def kind_of(self, document_id: str) -> Kind:
-        """What becomes of the next document."""
+    def kind_of(self, document_id: str) -> str:
+        """What becomes of the next document: "train", "evaluation", or why it is left out."""
         number = int(document_id, 16)
         if number in self._seen:
             return "duplicate"
-        if len(self._seen) == MAX_REMEMBERED_DOCUMENTS:
-            self._seen.clear()
         self._seen.add(number)
         if document_id in self.evaluation_ids:
             return "in_evaluation_source"
@@ -98,12 +86,11 @@ class Split:
         return "evaluation" if is_evaluation else "train"
 
 
-class PackedShardWriter(ExitStack):
+class PackedShardWriter:
     """Writes documents one after another, each followed by EOS, into part-00000.npy, part-00001.npy, etc.
 
-    A part ends with the document that fills it, so that no document is divided. Documents [5, 6] and
-    [7] with EOS 0 are the integers 5 6 0 7 0. Tokens go to the disk as they come; a part gets its name
-    once it is whole, and leaving the context after an error removes the one begun.
+    A part ends with the document that fills it, so that no document is divided; it is held in memory until
+    then. Documents [5, 6] and [7] with EOS 0 are the integers 5 6 0 7 0. Call `flush` at the end.
     """
 
     def __init__(
@@ -115,186 +102,90 @@ class PackedShardWriter(ExitStack):
         whole_parts: Sequence[Path] = (),
     ) -> None:
         """Begin behind `whole_parts`, which an interrupted run has written."""
-        super().__init__()
         self._folder = folder
-        self._little_endian_dtype = token_dtype.newbyteorder("<")
-        self._eos = np.array([eos_token_id], dtype=self._little_endian_dtype).tobytes()
-        self._tokens_per_part = tokens_per_part
-        self._file: BinaryIO | None = None
-        self._num_tokens_in_part = 0
+        self._dtype = token_dtype.newbyteorder("<")
+        self._eos = np.array([eos_token_id], dtype=self._dtype).tobytes()
+        self._bytes_per_part = tokens_per_part * token_dtype.itemsize
+        self._part = bytearray()
         self.num_tokens = sum(path.stat().st_size for path in whole_parts) // token_dtype.itemsize
         """Tokens taken so far, EOS included."""
         self.paths = list(whole_parts)
-        """The parts begun so far; all are whole once the context is left."""
-
-    @property
-    def whole_paths(self) -> list[Path]:
-        """The parts that have their name."""
-        return self.paths if self._file is None else self.paths[:-1]
+        """The parts that are whole."""
 
     def add(self, token_ids: np.ndarray) -> None:
         """Take one document's token IDs, without EOS; ends a part when that is full."""
-        if self._file is None:
-            path = self._folder / f"part-{len(self.paths):05d}.npy"
-            temporary = self.enter_context(whole_or_absent(path))
-            self._file = self.enter_context(temporary.open("wb", buffering=_BUFFER_BYTES))
-            self.paths.append(path)
-            self._num_tokens_in_part = 0
-        self._file.write(token_ids.astype(self._little_endian_dtype, copy=False).tobytes() + self._eos)
+        self._part += token_ids.astype(self._dtype, copy=False).tobytes() + self._eos
         self.num_tokens += len(token_ids) + 1
-        self._num_tokens_in_part += len(token_ids) + 1
-        if self._num_tokens_in_part >= self._tokens_per_part:
-            self._file = None
-            self.close()
+        if len(self._part) >= self._bytes_per_part:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the part that is not full, if any."""
+        if self._part:
+            path = self._folder / f"part-{len(self.paths):05d}.npy"
+            write_atomically(path, lambda temporary: temporary.write_bytes(self._part))
+            self.paths.append(path)
+            self._part.clear()
 
 
-@dataclass
-class Unfinished:
-    """How far a run has come: the tokenizer and its whole training files, in order, by size and SHA-256.
-
-    They hold `num_train_documents`; `num_empty` more would train but have no tokens. `noted` counts what
-    stands in `NOTES`.
-    """
-
-    files: dict[str, dict[str, Any]] = field(default_factory=dict)
-    num_train_documents: int = 0
-    num_empty: int = 0
-    noted: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def part_names(self) -> list[str]:
-        """The whole training files."""
-        return [name for name in self.files if name != TOKENIZER_FILE]
-
-    def write(self, folder: Path, configuration: Mapping[str, Any], new_paths: Iterable[Path]) -> None:
-        """Leave it for the next run, with files that have become whole."""
-        self.files |= describe_files(folder, new_paths)
-        made_by = {**configuration, "c4_revision": c4_revision_of(configuration)}
-        write_json(folder / UNFINISHED_FILE, made_by | {"written": asdict(self)})
+def first_by_id(
+    documents: Mapping[str, EvaluationDocument], max_documents: int
+) -> dict[str, EvaluationDocument]:
+    """The documents with the smallest IDs: these are hashes, so a random sample, the same in any order."""
+    return dict(sorted(documents.items())[:max_documents])
 
 
-def read_unfinished(folder: Path) -> dict[str, Any] | None:
-    """What unfinished data is made by, and what of it is `written`; None where there is none."""
-    path = folder / UNFINISHED_FILE
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-
-
-def begin_or_go_on(folder: Path, configuration: Mapping[str, Any]) -> Unfinished:
-    """What is there of this configuration, alone in `folder`: all that is not part of it is removed.
-
-    Unfinished data of another configuration is refused.
-    """
-    unfinished = Unfinished()
-    if made_by := read_unfinished(folder):
-        unfinished = Unfinished(**made_by["written"])
-        changes = changed_settings(made_by, configuration)
-        if made_by.get("c4_revision") != c4_revision_of(configuration):
-            changes.append("C4 has another revision on the hub")
-        if changes:
-            raise InputError(
-                f"{folder} holds unfinished data made otherwise: {'; '.join(changes)}; repeat the earlier"
-                f" command to finish it, choose another --out folder, or remove {folder} to start over"
-            )
-        if lost := next(damages(folder, unfinished.files, verify=True), None):
-            logger.warning("%s; starting at the beginning", lost)
-            unfinished = Unfinished()
-    remove_outputs(folder, but=(UNFINISHED_FILE, *unfinished.files) if unfinished.files else ())
-    if not unfinished.files:
-        unfinished.write(folder, configuration, [])
-    return unfinished
-
-
-def remove_outputs(folder: Path, but: Sequence[str] = ()) -> None:
-    """Remove all that a run writes, what a killed one left under temporary names too, but for some files."""
-    (folder / MANIFEST_FILE).unlink(missing_ok=True)  # first: what it names is not whole from now on
-    names = [EVALUATION_FILE, TOKENIZER_FILE, TOKEN_COUNTS_FILE, UNFINISHED_FILE]
-    names += [f"{TRAIN_FOLDER}/{path.name}" for path in (folder / TRAIN_FOLDER).glob("part-?????.npy")]
-    for name in set(names) - set(but):
-        (folder / name).unlink(missing_ok=True)
-    for below in (folder, (folder / EVALUATION_FILE).parent, folder / TRAIN_FOLDER):
-        remove_leftovers(below)
-
-
-class EvaluationSample:
-    """The distinct documents with the smallest IDs, at most `max_documents` of all that are added.
-
-    IDs are hashes, so this is a random sample, and the same in whatever order documents come and in
-    however many tasks.
-    """
-
-    def __init__(self, max_documents: int) -> None:
-        self._max_documents = max_documents
-        self._heap: list[tuple[int, EvaluationDocument]] = []  # the largest ID first, so it is negated
-        self._kept_ids: set[int] = set()
-        self.num_left_out = 0
-
-    def add(self, document: EvaluationDocument) -> bool:
-        """Take a document; whether its ID was not among those kept."""
-        number = int(document.document_id, 16)
-        if number in self._kept_ids:
-            return False
-        self._kept_ids.add(number)
-        heappush(self._heap, (-number, document))
-        if len(self._heap) > self._max_documents:
-            self._kept_ids.remove(-heappop(self._heap)[0])
-            self.num_left_out += 1
-        return True
-
-    def documents(self) -> list[EvaluationDocument]:
-        """The documents kept, in no order."""
-        return [document for _, document in self._heap]
-
-
-def _made_ahead(items: Iterator[Item]) -> Iterator[Item]:
-    """`items`; a thread makes the next ones while this one is used."""
-    with ThreadPoolExecutor(1) as thread:
-        upcoming = deque(thread.submit(next, items, None) for _ in range(_BATCHES_AHEAD))
-        while (item := upcoming.popleft().result()) is not None:
-            upcoming.append(thread.submit(next, items, None))
-            yield item
+Encoded = tuple[str, Document | None, np.ndarray | None]
 
 
 def encoded_documents(
     tokenizer: DocumentTokenizer,
-    batches: Iterator[tuple[list[Document], Counter[str]]],
+    documents: Iterable[Document | str],
     split: Split,
-    tally: Counter[str],
     num_written: int = 0,
     max_train: int | None = None,
-) -> Iterator[tuple[bool, Document, np.ndarray]]:
-    """Each document that evaluates or trains, in order: whether it trains, and its token IDs.
+) -> Iterator[Encoded]:
+    """What becomes of each document, in order: its kind, and for one that trains or evaluates its token IDs.
 
-    A few batches, of `document_batches`, are read and encoded ahead, so that every core is busy and memory
-    does not grow. `tally` counts what is left out. The first `num_written` documents that train are neither
-    encoded nor given out; `max_train` of them are the end.
+    Of `documents_or_reasons`. The first `num_written` documents that train are of the kind "written", and
+    not encoded; `max_train` of both are the end.
     """
-    Begun = tuple[Counter[str], list[tuple[str, Document]], Future[list[np.ndarray]]]
+    remaining = iter(documents)
+    num_met = 0
 
-    def begun_batches() -> Iterator[Begun]:
-        num_met = 0
-        for documents, left_out in batches:
-            entries: list[tuple[str, Document]] = []
-            for document in documents:
-                kind: str = split.kind_of(document.document_id)
-                num_met += kind == "train"
-                is_written = kind == "train" and num_met <= num_written
-                entries.append(("written" if is_written else kind, document))
-                if num_met == max_train:
-                    break
-            texts = [document.text for kind, document in entries if kind in _GIVEN_OUT]
-            yield left_out, entries, encoders.submit(tokenizer.encode, texts)
+    def next_batch() -> list[tuple[str, Document | None]]:
+        nonlocal num_met
+        entries: list[tuple[str, Document | None]] = []
+        if num_met == max_train:
+            return entries
+        for item in islice(remaining, DOCUMENTS_PER_BATCH):
+            if isinstance(item, str):
+                entries.append((item, None))
+                continue
+            kind = split.kind_of(item.document_id)
+            if kind == "train":
+                num_met += 1
+                kind = _WRITTEN if num_met <= num_written else kind
+            entries.append((kind, item))
             if num_met == max_train:
-                return
+                break
+        return entries
 
-    with ThreadPoolExecutor(_BATCHES_AHEAD) as encoders:
-        for left_out, entries, encoded in _made_ahead(begun_batches()):
-            tally.update(left_out)
-            token_ids = iter(encoded.result())
-            for kind, document in entries:
-                if kind in _GIVEN_OUT:
-                    yield kind == "train", document, next(token_ids)
-                else:
-                    tally[kind] += 1
+    def given_out(entries: list[tuple[str, Document | None]], encoded: Future) -> Iterator[Encoded]:
+        token_ids = iter(encoded.result())
+        for kind, document in entries:
+            yield kind, document, next(token_ids) if kind in ("train", "evaluation") else None
+
+    with ThreadPoolExecutor(1) as encoder:
+        before: Iterator[Encoded] = iter(())
+        while entries := next_batch():
+            texts = [
+                document.text for kind, document in entries if document and kind in ("train", "evaluation")
+            ]
+            encoded = encoder.submit(tokenizer.encode, texts)
+            yield from before  # which the library has encoded while this batch was read
+            before = given_out(entries, encoded)
+        yield from before
 
 
 @dataclass(frozen=True)
@@ -302,12 +193,12 @@ class Tokenization:
     """What one run of tokenize_c4 reads and writes.
 
     The sources are the task's own. Those for evaluation are the same for all tasks, which all leave them
-    out of training; task 0 writes them. `configuration` has `settings` and `inputs` as in the manifest: its
-    limits are those of the whole, not the task's.
+    out of training; task 0 writes them. `configuration` has `settings`, `inputs` and `c4_revision` as in the
+    manifest: its limits are those of the whole, not the task's.
     """
 
     folder: Path
-    task: TokenizationTask
+    task: Task
     sources: Sequence[Source]
     evaluation_sources: Sequence[Source]
     configuration: dict[str, Any]
@@ -318,7 +209,8 @@ class Tokenization:
 
     def limit(self, name: str) -> int | None:
         """The task's part of `max_documents` or `max_tokens`, EOS included: of training, at most."""
-        return self.task.share_of(self._settings[name])
+        limit = self._settings[name]
+        return None if limit is None else len(self.task.run_of(range(limit)))
 
     @cached_property
     def _evaluation_ids(self) -> frozenset[str]:
@@ -348,55 +240,85 @@ class Tokenization:
             if num_characters <= 0:
                 return
 
+    def unfinished(self) -> dict[str, Any]:
+        """The record of an interrupted run: its whole `files`, and counts of what is `trained` there.
+
+        Another configuration than this is refused.
+        """
+        record = read_record(self.folder / UNFINISHED_FILE)
+        if record is not None:
+            what = f"{self.folder} holds unfinished data"
+            refuse_changes(what, made_by(record), made_by(self.configuration), "--out folder, or remove it")
+            lost = next(damages(self.folder, record["files"]), None)
+            if lost is None:
+                return record
+            logger.warning("%s; starting at the beginning", lost)
+        (self.folder / MANIFEST_FILE).unlink(missing_ok=True)  # what it names is written anew
+        return {**self.configuration, "files": {}, "trained": {}}
+
+    def note(self, unfinished: dict[str, Any], paths: Iterable[Path]) -> None:
+        """Leave the record for the next run, with files that have become whole."""
+        unfinished["files"] |= describe_files(self.folder, paths)
+        write_json(self.folder / UNFINISHED_FILE, unfinished)
+
     def write(
-        self, tokenizer: DocumentTokenizer, unfinished: Unfinished, advance: Callable[[int, int], object]
+        self,
+        tokenizer: DocumentTokenizer,
+        unfinished: dict[str, Any],
+        advance: Callable[[int, int], object],
     ) -> dict[str, Any]:
         """Encode and write everything that is not in `unfinished`; the manifest, which is written last.
 
         `advance` is called with the numbers of training documents and tokens written since the last call.
         """
-        tally = Counter(train_documents=unfinished.num_train_documents, empty=unfinished.num_empty)
-        num_empty = unfinished.num_empty
+        trained = Counter[str](unfinished["trained"])
+        others = Counter[str]()
+        sample: dict[str, EvaluationDocument] = {}
+        num_evaluation = 0
+        max_evaluation = self._settings["max_evaluation_documents"]
         max_tokens = self.limit("max_tokens")
-        noted = Counter(unfinished.noted)
-        of_evaluation = Counter[str]()
-        sample = EvaluationSample(self._settings["max_evaluation_documents"])
         writer = PackedShardWriter(
             self.folder / TRAIN_FOLDER,
             tokenizer.token_dtype,
             tokenizer.eos_token_id,
             self._settings["tokens_per_part"],
-            [self.folder / name for name in unfinished.part_names],
+            [self.folder / name for name in unfinished["files"] if name != TOKENIZER_FILE],
         )
-        advance(unfinished.num_train_documents, writer.num_tokens)
-        with writer:
-            for trains, document, token_ids in self._documents(tokenizer, unfinished, tally):
-                num_tokens = len(token_ids) + 1
-                if num_tokens == 1:
-                    tally["empty"] += 1
-                    num_empty += trains
-                elif not trains:
-                    of_evaluation += tokenizer.notes(document.text, token_ids)
-                    sample.add(EvaluationDocument(document.document_id, token_ids, document.url))
-                elif max_tokens is not None and writer.num_tokens + num_tokens > max_tokens:
-                    break
-                else:
-                    writer.add(token_ids)
-                    noted += tokenizer.notes(document.text, token_ids)
-                    tally["train_documents"] += 1
-                    advance(1, num_tokens)
-                    if new_paths := writer.whole_paths[len(unfinished.part_names) :]:
-                        unfinished.num_train_documents = tally["train_documents"]
-                        unfinished.num_empty = num_empty
-                        unfinished.noted = dict(noted)
-                        unfinished.write(self.folder, self.configuration, new_paths)
-        documents = sample.documents()
+        advance(trained["train_documents"], writer.num_tokens)
+        num_written = trained["train_documents"] + trained["empty"]
+        for kind, document, token_ids in self._documents(tokenizer, num_written):
+            if document is None or token_ids is None:
+                others[kind] += kind != _WRITTEN
+                continue
+            counts = trained if kind == "train" else others
+            if len(token_ids) == 0:
+                counts["empty"] += 1
+            elif kind == "evaluation":
+                counts += tokenizer.notes(document.text, token_ids)
+                num_evaluation += 1
+                sample[document.document_id] = EvaluationDocument(
+                    document.document_id, token_ids, document.url
+                )
+                if len(sample) > 2 * max_evaluation:
+                    sample = first_by_id(sample, max_evaluation)
+            elif max_tokens is not None and writer.num_tokens + len(token_ids) + 1 > max_tokens:
+                break
+            else:
+                num_whole = len(writer.paths)
+                writer.add(token_ids)
+                counts += tokenizer.notes(document.text, token_ids)
+                counts["train_documents"] += 1
+                advance(1, len(token_ids) + 1)
+                if new_paths := writer.paths[num_whole:]:
+                    self.note(unfinished | {"trained": trained}, new_paths)
+        writer.flush()
+        documents = list(first_by_id(sample, max_evaluation).values())
         paths = list(writer.paths)
-        tally["train_tokens"] = writer.num_tokens
-        tally += noted + of_evaluation
+        tally = trained + others
         num_tokens = writer.num_tokens + sum(len(document.token_ids) for document in documents)
         tokenizer.warn_of(tally, num_tokens)
-        tally["beyond_max_evaluation_documents"] = sample.num_left_out
+        tally["train_tokens"] = writer.num_tokens
+        tally["beyond_max_evaluation_documents"] = num_evaluation - len(documents)
         if self.task.is_whole:  # a task may miss a part that others have
             _refuse_empty_parts(tally + Counter(evaluation_documents=len(documents)))
         if paths:
@@ -405,19 +327,22 @@ class Tokenization:
             self.folder, documents, paths, tokenizer, self.configuration, tally, "tokenize_c4"
         )
 
-    def _documents(
-        self, tokenizer: DocumentTokenizer, unfinished: Unfinished, tally: Counter[str]
-    ) -> Iterator[tuple[bool, Document, np.ndarray]]:
+    def _documents(self, tokenizer: DocumentTokenizer, num_written: int) -> Iterator[Encoded]:
         """Every document that is to be written, encoded, first those of the evaluation source."""
         skip_malformed = self._settings["skip_malformed"]
         if self.task.index == 0:
-            batches = document_batches(self.evaluation_sources, skip_malformed=skip_malformed)
-            reserved = encoded_documents(tokenizer, batches, Split(evaluation_fraction=1.0), tally)
-            yield from islice(reserved, self._settings["max_evaluation_documents"])
-        batches = document_batches(self.sources, skip_malformed=skip_malformed)
-        num_written = unfinished.num_train_documents + unfinished.num_empty
-        max_train = self.limit("max_documents")
-        yield from encoded_documents(tokenizer, batches, self._split(), tally, num_written, max_train)
+            documents = documents_or_reasons(self.evaluation_sources, skip_malformed=skip_malformed)
+            split = Split(evaluation_fraction=1.0)
+            num_left = self._settings["max_evaluation_documents"]
+            for encoded in encoded_documents(tokenizer, documents, split):
+                yield encoded
+                num_left -= encoded[0] == "evaluation"
+                if num_left == 0:
+                    break
+        documents = documents_or_reasons(self.sources, skip_malformed=skip_malformed)
+        yield from encoded_documents(
+            tokenizer, documents, self._split(), num_written, self.limit("max_documents")
+        )
 
 
 def _refuse_empty_parts(counts: Mapping[str, int]) -> None:
@@ -432,88 +357,69 @@ def _refuse_empty_parts(counts: Mapping[str, int]) -> None:
             )
 
 
-def refuse_other_tasks(out: Path, task: TokenizationTask, configuration: Mapping[str, Any]) -> None:
+def refuse_other_tasks(out: Path, configuration: Mapping[str, Any]) -> None:
     """Refuse to add a task's part to those of another tokenizer, of other settings or of another division."""
-    others = task_folders(out)
-    if numbers := {other.num_tasks for other in others} - {task.num_tasks}:
-        raise InputError(
-            f"{out} holds tasks of --num-tasks {min(numbers)}, now {task.num_tasks};"
-            " choose another --out folder, or repeat the earlier number"
-        )
-    if task.is_whole:
-        return
     # All tasks agree with one another, as each was checked so: one finished and one begun stand for them.
-    finished = next(filter(None, map(read_manifest, others.values())), None)
-    begun = next(filter(None, map(read_unfinished, others.values())), None)
-    for made_by in filter(None, (read_manifest(out), finished, begun)):
-        if changes := _changes_between_tasks(made_by, configuration):
-            raise made_otherwise(out, changes)
-
-
-def _changes_between_tasks(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What must be the same of all tasks, and is not: all but their own files of the source."""
-    inputs = {role: files for role, files in now["inputs"].items() if role != "source"}
-    return changed_settings(earlier, {**now, "inputs": inputs})
+    for name in (MANIFEST_FILE, UNFINISHED_FILE):
+        paths = chain([out / MANIFEST_FILE], (out / TASKS_FOLDER).glob(f"*/{name}"))
+        if record := next(filter(None, map(read_record, paths)), None):
+            then, now = (made_by(made, is_shared=True) for made in (record, configuration))
+            refuse_changes(f"{out} holds tasks", then, now, "--out folder")
 
 
 def merge_tasks(out: Path) -> dict[str, Any] | None:
     """Write the manifest, the evaluation documents and the tokenizer of all tasks in `out`.
 
-    Returns the manifest, or None where the same was there already. Missing tasks are refused, and those made
+    Returns the manifest, or None if the same was there already. Missing tasks are refused, and those made
     otherwise than others.
     """
-    numbers = sorted({task.num_tasks for task in task_folders(out)})
-    if not numbers:
+    begun = sorted((out / TASKS_FOLDER).glob("*-of-*"))
+    if not begun:
         raise InputError(f"no tasks in {out}; run pipeline/tokenize_c4.py with --num-tasks first")
-    folders = [TokenizationTask(index, numbers[0]).folder(out) for index in range(numbers[0])]
-    manifests = list(filter(None, map(read_manifest, folders)))
-    if len(manifests) < len(folders):
-        missing = [index for index, folder in enumerate(folders) if not (folder / MANIFEST_FILE).exists()]
+    num_tasks = int(begun[0].name.partition("-of-")[2])
+    folders = [task_folder(out, Task(index, num_tasks)) for index in range(num_tasks)]
+    missing = [index for index, folder in enumerate(folders) if not (folder / MANIFEST_FILE).exists()]
+    if missing:
         raise InputError(
             f"{out} misses {len(missing)} of {len(folders)} tasks: --task-index {as_ranges(missing)};"
             " run these, then --merge again"
         )
+    manifests = [manifest for folder in folders if (manifest := read_manifest(folder))]
     first = manifests[0]
-    for index, (folder, manifest) in enumerate(zip(folders, manifests, strict=True)):
-        changes = _changes_between_tasks(first, manifest)
-        if manifest["c4_revision"] != first["c4_revision"]:
-            changes.append(f"C4's revision was {first['c4_revision']}, now {manifest['c4_revision']}")
-        if changes:
-            raise InputError(
-                f"task {index} was made otherwise than task 0: {'; '.join(changes)};"
-                " delete the folder of one and run its command again"
-            )
+    for folder, manifest in zip(folders, manifests, strict=True):
+        then, now = (made_by(made, is_shared=True) for made in (first, manifest))
+        refuse_changes(f"{folder} holds a task that is not of the first", then, now, "--out for one")
         refuse_damage(folder, manifest)
     inputs = {**first["inputs"], "source": [file for m in manifests for file in m["inputs"]["source"]]}
-    if is_complete(out, {"settings": first["settings"], "inputs": inputs}):
+    if is_complete(out, first | {"inputs": inputs}):
         return None
 
-    sample = EvaluationSample(first["settings"]["max_evaluation_documents"])
     counts = Counter[str]()
+    found: dict[str, EvaluationDocument] = {}
     train_files: dict[str, Any] = {}
     for folder, manifest in zip(folders, manifests, strict=True):
         counts.update(manifest["counts"])
         for document in read_evaluation_documents(folder / EVALUATION_FILE):
-            counts["duplicate"] += not sample.add(document)
+            counts["duplicate"] += document.document_id in found
+            found[document.document_id] = document
         place = folder.relative_to(out).as_posix()
         files = manifest["files"]
         train_files |= {f"{place}/{name}": files[name] for name in files if name.endswith(".npy")}
-    documents = sample.documents()
+    documents = list(first_by_id(found, first["settings"]["max_evaluation_documents"]).values())
     counts["evaluation_documents"] = len(documents)
     counts["evaluation_tokens"] = sum(len(document.token_ids) for document in documents)
-    counts["beyond_max_evaluation_documents"] += sample.num_left_out
+    counts["beyond_max_evaluation_documents"] += len(found) - len(documents)
     _refuse_empty_parts(counts)
 
     write_evaluation_documents(out / EVALUATION_FILE, documents)
-    tokenizer_json = (folders[0] / TOKENIZER_FILE).read_bytes()
-    write_atomically(out / TOKENIZER_FILE, lambda path: path.write_bytes(tokenizer_json))
-    parts = [part for part in map(TokenizedData.open, folders) if part.train_paths]
+    write_text(out / TOKENIZER_FILE, (folders[0] / TOKENIZER_FILE).read_text(encoding="utf-8"))
     own_paths = [out / EVALUATION_FILE, out / TOKENIZER_FILE]
+    parts = [part for part in map(TokenizedData.open, folders) if part.train_paths]
     if parts:
         counts_V = np.sum([training_token_counts(part) for part in parts], axis=0)
         own_paths.insert(0, write_token_counts(out, counts_V))
-    files = train_files | describe_files(out, own_paths)
     counted = {name: counts[name] for name in first["counts"]}
+    files = train_files | describe_files(out, own_paths)
     merged = first | {"inputs": inputs, "counts": counted, "files": files}
     write_json(out / MANIFEST_FILE, merged)
     return merged

@@ -4,7 +4,6 @@ Its files are those that pipeline/tokenize_c4.py lists; the manifest is written 
 L chunk.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -14,11 +13,21 @@ from typing import Any
 import numpy as np
 
 from pipeline.cli import InputError, logger
-from pipeline.results.files import damage, damages, read_parquet, write_atomically, write_json, write_parquet
+from pipeline.results.files import (
+    Task,
+    damage,
+    damages,
+    describe_files,
+    read_parquet,
+    read_record,
+    refuse_changes,
+    write_atomically,
+    write_json,
+    write_parquet,
+    write_text,
+)
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
-from pipeline.results.versions import describe_files, git_commit, package_versions, sha256_of_files
-from pipeline.results.write import differences
-from pipeline.text.sources import Source, c4_revision
+from pipeline.results.versions import git_commit, package_versions
 from pipeline.text.tokenizer import NOTES, DocumentTokenizer, read_tokenizer
 
 TASKS_FOLDER = "tasks"
@@ -44,65 +53,9 @@ COUNTS = (
 _TOKENS_AT_A_TIME = 1 << 22
 
 
-@dataclass(frozen=True)
-class TokenizationTask:
-    """Task `index` of `num_tasks`, counted from 0: which files of a corpus it takes, and where it writes."""
-
-    index: int
-    num_tasks: int
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.index < self.num_tasks:
-            raise InputError(
-                f"--task-index {self.index} is out of range; with --num-tasks {self.num_tasks} it goes"
-                f" from 0 to {self.num_tasks - 1}"
-            )
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether this one task is everything."""
-        return self.num_tasks == 1
-
-    def folder(self, out: Path) -> Path:
-        """Where the task is written: `out` itself, where there is only one."""
-        return out if self.is_whole else out / TASKS_FOLDER / f"{self.index:05d}-of-{self.num_tasks:05d}"
-
-    def sources_of(self, sources: Sequence[Source]) -> list[Source]:
-        """The files of this task, adjacent ones: of five files in two tasks files 0, 1 and files 2, 3, 4."""
-        if self.num_tasks > len(sources):
-            raise InputError(
-                f"--num-tasks {self.num_tasks} is more than the {len(sources)} file(s) of --source;"
-                " a task takes whole files"
-            )
-        start, end = self._range_of(len(sources))
-        return list(sources[start:end])
-
-    def share_of(self, limit: int | None) -> int | None:
-        """The part of this task in a limit on the whole; all parts add up to it."""
-        if limit is None:
-            return None
-        start, end = self._range_of(limit)
-        if start == end:
-            raise InputError(f"a limit of {limit} cannot be shared by {self.num_tasks} tasks; raise it")
-        return end - start
-
-    def _range_of(self, count: int) -> tuple[int, int]:
-        return count * self.index // self.num_tasks, count * (self.index + 1) // self.num_tasks
-
-
-def task_folders(out: Path) -> dict[TokenizationTask, Path]:
-    """The tasks in `out` that were begun, by their folders' names."""
-    found = {}
-    for folder in sorted((out / TASKS_FOLDER).glob("?????-of-?????")):
-        index, _, num_tasks = folder.name.partition("-of-")
-        found[TokenizationTask(int(index), int(num_tasks))] = folder
-    return found
-
-
-def name_files(sources: Sequence[Source]) -> str:
-    """A short name for a list of files, by number and names, by which tasks know that they share it."""
-    names = "\n".join(source.short_name for source in sources)
-    return f"{len(sources)} files, {sha256(names.encode()).hexdigest()[:16]}"
+def task_folder(out: Path, task: Task) -> Path:
+    """Where a task of tokenize_c4 is written: `out` itself if there is only one."""
+    return out if task.is_whole else out / TASKS_FOLDER / f"{task.index:05d}-of-{task.num_tasks:05d}"
 
 
 @dataclass(frozen=True)
@@ -144,12 +97,10 @@ def read_evaluation_documents(path: Path) -> list[EvaluationDocument]:
 
 def refuse_damage(folder: Path, manifest: Mapping[str, Any], *, verify: bool = False) -> None:
     """Refuse a folder whose files are not those of its manifest: InputError names the first."""
-    found = list(damages(folder, manifest["files"], verify=verify))
-    if found:
-        more = f" (and {len(found) - 1} more files)" if len(found) > 1 else ""
+    if found := next(damages(folder, manifest["files"], verify=verify), None):
         raise InputError(
-            f"{found[0]}{more}; remove {folder / MANIFEST_FILE}, and run pipeline/{manifest['stage']}.py"
-            " again as it was run for this folder"
+            f"{found}; remove {folder / MANIFEST_FILE}, and run pipeline/{manifest['stage']}.py again as it"
+            " was run for this folder"
         )
 
 
@@ -158,14 +109,6 @@ def _whole(path: Path, sha256: str) -> Path:
     if wrong := damage(path, {"sha256": sha256}):
         raise InputError(f"{wrong}; remove the manifest, and run again what wrote the folder")
     return path
-
-
-def fingerprints(sources: Iterable[Source]) -> list[dict[str, str | None]]:
-    """Name and SHA-256 of every source; the hub's files have no SHA-256, `c4_revision` stands for it."""
-    return [
-        {"file": source.short_name, "sha256": sha256_of_files(*source.files) if source.files else None}
-        for source in sources
-    ]
 
 
 def write_data_folder(
@@ -183,15 +126,13 @@ def write_data_folder(
     `inputs`, all that decided the output; `tally` counts by the names in `COUNTS`; `stage` is of `STAGES`.
     """
     write_evaluation_documents(folder / EVALUATION_FILE, documents, stage)
-    tokenizer_json = tokenizer.to_json()
-    write_atomically(folder / TOKENIZER_FILE, lambda path: path.write_text(tokenizer_json, "utf-8"))
+    write_text(folder / TOKENIZER_FILE, tokenizer.to_json())
     num_tokens = sum(len(document.token_ids) for document in documents)
     counts = {**tally, "evaluation_documents": len(documents), "evaluation_tokens": num_tokens}
     manifest = {
         "stage": stage,
         "schema_version": SCHEMA_VERSION,
         **configuration,
-        "c4_revision": c4_revision_of(configuration),
         "counts": {name: counts.get(name, 0) for name in COUNTS},
         "token_dtype": tokenizer.token_dtype.name,
         "vocabulary_size": tokenizer.vocabulary_size,
@@ -205,55 +146,35 @@ def write_data_folder(
     return manifest
 
 
-def c4_revision_of(configuration: Mapping[str, Any]) -> str | None:
-    """The commit of C4 on the hub that is read, which must be in reach; None where nothing is streamed."""
-    streams_c4 = any(entry["sha256"] is None for role in configuration["inputs"].values() for entry in role)
-    return c4_revision() if streams_c4 else None
-
-
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a complete folder; None where there is none.
+    """The manifest of a complete folder; None if there is none.
 
-    InputError where it is damaged, of a newer version, or of some other program.
+    InputError if it is damaged, of a newer version, or of some other program.
     """
-    path = folder / MANIFEST_FILE
-    if not path.exists():
-        return None
-    try:
-        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        is_right = (
-            manifest["stage"] in STAGES
-            and manifest.get("schema_version", 1) <= SCHEMA_VERSION
-            and EVALUATION_FILE in manifest["files"]
-        )
-    except (ValueError, KeyError, TypeError):
-        is_right = False
-    if not is_right:
+    manifest = read_record(folder / MANIFEST_FILE)
+    if manifest is not None and (
+        manifest.get("stage") not in STAGES
+        or manifest.get("schema_version", 1) > SCHEMA_VERSION
+        or EVALUATION_FILE not in manifest["files"]
+    ):
         raise InputError(
-            f"{path} is damaged, of a newer version, or not a manifest that {' or '.join(STAGES)} wrote;"
-            f" remove it and run again what wrote {folder}"
+            f"{folder / MANIFEST_FILE} is of a newer version, or not a manifest that {' or '.join(STAGES)}"
+            f" wrote; remove it and run again what wrote {folder}"
         )
     return manifest
 
 
-def changed_settings(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """One phrase for every difference between two manifests in `settings` and `inputs`.
+def made_by(record: Mapping[str, Any], *, is_shared: bool = False) -> dict[str, Any]:
+    """What a manifest, or the configuration of a run, says that made its data; `is_shared`: by all tasks.
 
-    Of inputs, contents count, not where the files lie; the hub's C4 has no SHA-256: its name stands for it.
+    The contents of inputs count, not where the files lie; for the hub's C4, without a SHA-256, its names do.
     """
-    changes = differences(earlier["settings"], now["settings"])
-    for role, inputs in now["inputs"].items():
-        known, found = (
-            [entry["sha256"] or entry["file"] for entry in entries]
-            for entries in (earlier["inputs"].get(role, []), inputs)
-        )
-        new = [inputs[place]["file"] for place, name in enumerate(found) if name not in known]
-        if new:
-            more = f" and {len(new) - 1} more" if len(new) > 1 else ""
-            changes.append(f"{role} {new[0]}{more} is new or has changed")
-        elif known != found:
-            changes.append(f"{role} has fewer files, or another order of them")
-    return changes
+    inputs = {
+        role: {str(place): file["sha256"] or file["file"] for place, file in enumerate(files)}
+        for role, files in record["inputs"].items()
+        if not (is_shared and role == "source")
+    }
+    return {"settings": record["settings"], "inputs": inputs, "c4_revision": record.get("c4_revision")}
 
 
 @dataclass(frozen=True)
@@ -325,29 +246,20 @@ class TokenizedData:
         return read_parquet(self.folder / EVALUATION_FILE, ["num_tokens"])["num_tokens"].to_pylist()
 
 
-def made_otherwise(folder: Path, changes: Sequence[str]) -> InputError:
-    """The refusal of a folder that holds data of other settings or inputs."""
-    return InputError(
-        f"{folder} holds data made otherwise: {'; '.join(changes)};"
-        " choose another --out folder, or repeat the earlier command"
-    )
-
-
 def is_complete(folder: Path, configuration: Mapping[str, Any]) -> bool:
     """Whether `folder` holds the whole data that `configuration`, its settings and inputs, leads to.
 
-    Where a file is missing or has another size, the log says so. InputError where it holds data of another
+    The log names a file that is missing or of another size. InputError if it holds data of another
     configuration.
     """
     manifest = read_manifest(folder)
     if manifest is None:
         return False
-    if changes := changed_settings(manifest, configuration):
-        raise made_otherwise(folder, changes)
-    found = list(damages(folder, manifest["files"], verify=False))
-    for phrase in [*found, f"writing {folder} anew"] if found else []:
-        logger.warning("%s", phrase)
-    return not found
+    refuse_changes(f"{folder} holds data", made_by(manifest), made_by(configuration), "--out folder")
+    found = next(damages(folder, manifest["files"], verify=False), None)
+    if found:
+        logger.warning("%s; writing %s anew", found, folder)
+    return found is None
 
 
 def count_tokens(paths: Iterable[Path], of: DocumentTokenizer | TokenizedData) -> np.ndarray:

@@ -11,7 +11,7 @@ answer: the number of signs is the true dependency sparsity of that target.
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -378,14 +378,6 @@ class Signs:
             laws,
         )
 
-    def of_length(self, length: int, context_length: int) -> "Signs":
-        """As many more weak signs, of the same tokens, as a text is longer than `context_length`."""
-        grown = {
-            k: replace(law, num_signs=k * length // context_length) if law.num_votes > 1 else law
-            for k, law in self.laws.items()
-        }
-        return replace(self, laws=grown)
-
 
 def laws_of(
     ks: Sequence[int], num_answers: int, bits_told: float | None = None, is_balanced: bool = False
@@ -408,7 +400,6 @@ def plant_signs(
     generator: np.random.Generator,
     num_near: int,
     num_copies: int = 1,
-    local_length: int | None = None,
 ) -> tuple[np.ndarray, list[dict[str, Any]]]:
     """A text with signs in it, questions and answers at its end, in the place of tokens; where they are.
 
@@ -419,21 +410,18 @@ def plant_signs(
         generator: draws places and choices.
         num_near: tokens before the first question that no sign stands in.
         num_copies: how often each sign is planted; more than once it is easier to learn what it means.
-        local_length: signs stand in so many tokens before those. None: anywhere before.
     """
     token_ids = np.array(text_ids, dtype=np.int64)
     rows = []
     end = len(token_ids) - 2 * len(ks)
     num_signs = num_copies * sum(signs.laws[k].num_signs for k in ks)
-    num_places = min(end - num_near, local_length or end)
-    # Among twice as many tokens, so that a text is not all signs; a block that is asked for may be.
-    if num_places < (num_signs if local_length else 2 * num_signs):
+    # Among twice as many tokens, so that a text is not all signs.
+    if end - num_near < 2 * num_signs:
         raise InputError(
             f"a text of {len(token_ids)} tokens has no room for {num_signs} signs {num_near} tokens before"
             " their questions; choose a larger --context-length"
-            + (" or --local-length" if local_length else "")
         )
-    free = iter(end - num_near - num_places + generator.permutation(num_places))
+    free = iter(generator.permutation(end - num_near))
     for index, k in enumerate(ks):
         law = signs.laws[k]
         of_sign = signs.sign_ids[k]

@@ -10,20 +10,18 @@ import gzip
 import json
 import re
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from glob import escape, glob, has_magic
+from glob import glob, has_magic
 from hashlib import sha256
 from importlib.resources import files
 from importlib.util import find_spec
-from itertools import chain, islice
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
-from pipeline.cli import InputError, UnfinishedError, unknown_name
+from pipeline.cli import InputError, UnfinishedError
 
 HUB_PATIENCE_SECONDS = 8
 """Until a question to the hub is given up, where nothing answers."""
@@ -36,11 +34,6 @@ C4_FILES = {
 FILE_ENDINGS = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz", ".parquet", ".txt")
 """In capitals, too; a .txt file is one document."""
 TEXT_FIELD = "text"
-_UTF8_MARK = b"\xef\xbb\xbf"
-"""Some editors put it before a text in UTF-8, of which it is no part."""
-_RECORDS_PER_BATCH = 512
-_CHARACTERS_PER_BATCH = 1_000_000
-"""Beside the count, so that a batch of whole novels is no larger than one of web pages."""
 _MIN_MMLU_WORDS = 100
 _RUN_OF_WORDS = 13
 """Two texts that share a run of 13 words are copied from one another: the usual test of contamination."""
@@ -64,19 +57,15 @@ class Document:
                 record = json.loads(record)
             except (ValueError, RecursionError):
                 raise ValueError("is not valid JSON in UTF-8; one object a line is expected") from None
-        if not isinstance(record, Mapping):
-            raise ValueError("is not a JSON object; one object a line is expected")
-        text = record.get(text_field)
-        url = record.get("url")
+        fields = record if isinstance(record, Mapping) else {}
+        text = fields.get(text_field)
         if not isinstance(text, str):
-            names = ", ".join(map(str, record)) or "none"
-            raise ValueError(
-                f"has no '{text_field}' that is a string (it has: {names}; --text-field names the text)"
-            )
+            raise ValueError(f"has no '{text_field}' that is a string (--text-field names the text)")
         try:
             document_id = sha256(text.encode()).hexdigest()[:16]
         except UnicodeEncodeError:
             raise ValueError(f"has a '{text_field}' that is not valid Unicode (a lone surrogate)") from None
+        url = fields.get("url")
         return cls(document_id, text, url if isinstance(url, str) else None)
 
 
@@ -90,7 +79,6 @@ class Source:
     """Starts reading from the beginning."""
     files: tuple[Path, ...] = ()
     """The files behind it; none for the hub."""
-    record_word: str = "line"  # of messages: or "row"
     text_field: str = TEXT_FIELD
 
     @property
@@ -99,51 +87,35 @@ class Source:
         return self.files[0].name if len(self.files) == 1 else self.name
 
 
-def document_batches(
+def documents_or_reasons(
     sources: Iterable[Source], *, skip_malformed: bool = False
-) -> Iterator[tuple[list[Document], Counter[str]]]:
-    """The documents of all sources in order, a batch at a time, with the numbers of records left out of it.
+) -> Iterator[Document | str]:
+    """The documents of all sources in order; for a record that is left out, why: "empty" or "malformed".
 
-    Left out are `empty` and, with `skip_malformed`, `malformed` records; else InputError names the file and
-    the line. Where batches end depends on the records alone.
+    A malformed record is an InputError that names the file and the line, unless `skip_malformed`.
     """
     for source in sources:
-        documents = list[Document]()
-        left_out = Counter[str]()
-        num_records = 0
-        num_characters = 0
         for number, record in enumerate(source.read(), start=1):
+            if isinstance(record, bytes) and not record.strip():
+                continue
             try:
-                is_blank_line = isinstance(record, bytes) and not record.strip()
-                document = None if is_blank_line else Document.from_record(record, source.text_field)
+                document = Document.from_record(record, source.text_field)
             except ValueError as error:
                 if not skip_malformed:
                     raise InputError(
-                        f"{source.name}, {source.record_word} {number} {error};"
+                        f"{source.name}, record {number} {error};"
                         " mend it, or leave such records out with --skip-malformed"
                     ) from error
-                document = None
-                left_out["malformed"] += 1
-            if document is not None and document.text.strip():
-                documents.append(document)
-            elif document is not None:
-                left_out["empty"] += 1
-            text = record if isinstance(record, bytes) else record.get(source.text_field)
-            num_records += 1
-            num_characters += len(text) if isinstance(text, bytes | str) else 0
-            if num_records == _RECORDS_PER_BATCH or num_characters >= _CHARACTERS_PER_BATCH:
-                yield documents, left_out
-                documents = []
-                left_out = Counter()
-                num_records = 0
-                num_characters = 0
-        yield documents, left_out
+                yield "malformed"
+                continue
+            yield document if document.text.strip() else "empty"
 
 
 def read_documents(sources: Iterable[Source], *, skip_malformed: bool = False) -> Iterator[Document]:
-    """The documents of all sources in order, without empty ones; see `document_batches`."""
-    batches = document_batches(sources, skip_malformed=skip_malformed)
-    return chain.from_iterable(documents for documents, _ in batches)
+    """The documents of all sources in order, without empty ones."""
+    for document in documents_or_reasons(sources, skip_malformed=skip_malformed):
+        if isinstance(document, Document):
+            yield document
 
 
 @lru_cache(maxsize=1)
@@ -181,14 +153,15 @@ def stream_c4(file_name: str) -> Iterator[Record]:
 
 
 def parquet_records(path: Path) -> Iterator[Record]:
-    """Rows of a Parquet file, streamed."""
-    import datasets  # late, as above
+    """Rows of a Parquet file, a batch at a time."""
+    import pyarrow as pa  # late: files of text need none
+    import pyarrow.parquet as pq
 
     try:
-        # The library takes a path for a pattern: brackets and stars in a name are escaped.
-        name = escape(str(path))
-        yield from datasets.load_dataset("parquet", data_files=[name], split="train", streaming=True)
-    except (OSError, ValueError) as error:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                yield from batch.to_pylist()
+    except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path} is not a readable Parquet file: {first_line(error)}") from error
 
 
@@ -293,21 +266,16 @@ def open_sources(names: Sequence[str], *, c4_split: str, text_field: str = TEXT_
 
 
 def _file_source(path: Path, text_field: str) -> Source:
-    if not path.exists() and not path.suffix and len(path.parts) == 1:
-        raise unknown_name("source", str(path), ["c4", "embedded", *("FILE" + end for end in FILE_ENDINGS)])
     if not path.name.lower().endswith(FILE_ENDINGS):
-        raise InputError(f"{path} is none of the kinds of file that can be read: {', '.join(FILE_ENDINGS)}")
-    try:
-        with path.open("rb"):
-            pass
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
+        known = f"c4, embedded, and files that end in {', '.join(FILE_ENDINGS)}"
+        raise InputError(f"--source {path} is none of the sources that can be read: {known}")
+    if not path.is_file():
+        raise InputError(f"cannot read {path}: No such file or directory")
     ending = path.suffix.lower()
     if ending == ".txt":
-        return Source(str(path), partial(text_records, path), (path,), record_word="text")
-    if ending == ".parquet":
-        return Source(str(path), partial(parquet_records, path), (path,), "row", text_field)
-    return Source(str(path), partial(json_lines, path), (path,), text_field=text_field)
+        return Source(str(path), partial(text_records, path), (path,))
+    read = parquet_records if ending == ".parquet" else json_lines
+    return Source(str(path), partial(read, path), (path,), text_field)
 
 
 def text_records(path: Path) -> Iterator[Record]:
@@ -316,18 +284,17 @@ def text_records(path: Path) -> Iterator[Record]:
 
 
 def decoded(content: bytes, name: str) -> str:
-    """A text in UTF-8, without the mark that may stand before it; InputError names it where it is none."""
+    """A text in UTF-8, without the mark that may stand before it; InputError names it if it is none."""
     try:
-        return content.removeprefix(_UTF8_MARK).decode("utf-8")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{name} is no text in UTF-8: {error}") from None
 
 
 def json_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file, unpacked where its name ends in .gz."""
+    """The lines of a file, unpacked if its name ends in .gz."""
     try:
         with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as lines:
-            yield from (line.removeprefix(_UTF8_MARK) for line in islice(lines, 1))
             yield from lines
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path} cannot be read to its end: {error}") from error

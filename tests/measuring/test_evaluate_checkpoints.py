@@ -111,7 +111,7 @@ def test_other_weights_under_the_same_name_are_refused(folder: Path, make_olmo: 
     measure(loss_differences, folder, *LENGTH_LOSSES)
     write_checkpoint(folder / "run", make_olmo(seed=2))
     with pytest.raises(
-        InputError, match="length_losses of model 'run', made with another model of the same name"
+        InputError, match="length_losses of model 'run' made with other settings: inputs.checkpoint was"
     ):
         measure(loss_differences, folder, *LENGTH_LOSSES)
 

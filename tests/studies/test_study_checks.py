@@ -32,7 +32,7 @@ StudyFile = Callable[..., Path]
             ],
             "step 2 is .* keeping 1 checkpoints",
         ),
-        (["data.tokenizer=none.json"], "there is no tokenizer file none.json"),
+        (["data.tokenizer=none.json"], "there is no tokenizer none.json"),
         (["data.source=[nowhere.jsonl]"], "tokenize_c4: cannot read nowhere.jsonl: No such file"),
         (
             ["evaluation.data={source: [train.jsonl], tokenizer: 'bpe:300'}"],

@@ -46,7 +46,7 @@ def test_a_study_goes_on_where_a_stage_failed_and_sees_what_changed(study_file: 
     (folder / "evaluation.jsonl").write_text(json_lines(1, 40, 80))
     refused = run(study)
     assert refused.returncode == 2
-    assert "tokenize_c4: run/data holds data made otherwise: evaluation source" in refused.stderr
+    assert "run/data holds data made with other settings: inputs.evaluation source" in refused.stderr
     shutil.rmtree(folder / "run")  # other text is another study
     # Two shards, which two processes measure, and one.
     measure = ["evaluation.max_documents=40"]

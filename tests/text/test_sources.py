@@ -1,7 +1,6 @@
 """Documents from every source: what is taken, what is counted, and what a bad name or record leads to."""
 
 import gzip
-from collections import Counter
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,11 +15,9 @@ from pipeline.text.sources import (
     Document,
     Source,
     c4_revision,
-    distinct_passages,
-    document_batches,
+    documents_or_reasons,
     embedded_records,
     json_lines,
-    mmlu_passage,
     open_sources,
     parquet_records,
     read_documents,
@@ -30,15 +27,10 @@ from pipeline.text.sources import (
 LONG = " ".join(f"word{number}" for number in range(100))
 
 
-def texts_of(*records: sources.Record, skip_malformed: bool = False) -> tuple[list[str], dict[str, int]]:
-    tally: Counter[str] = Counter()
-    texts = []
-    for documents, left_out in document_batches(
-        [Source("corpus.jsonl", lambda: records)], skip_malformed=skip_malformed
-    ):
-        texts += [document.text for document in documents]
-        tally.update(left_out)
-    return texts, dict(tally)
+def texts_of(*records: sources.Record, skip_malformed: bool = False) -> list[str]:
+    """The texts, and what stands for a record that is left out."""
+    found = documents_or_reasons([Source("corpus.jsonl", lambda: records)], skip_malformed=skip_malformed)
+    return [item if isinstance(item, str) else item.text for item in found]
 
 
 def test_a_documents_id_is_the_hash_of_its_text() -> None:
@@ -48,7 +40,7 @@ def test_a_documents_id_is_the_hash_of_its_text() -> None:
 
 
 def test_empty_texts_are_counted_and_blank_lines_are_nothing() -> None:
-    assert texts_of(b'{"text": "a"}\n', b"\n", b'{"text": " \\n"}\n', {"text": ""}) == (["a"], {"empty": 2})
+    assert texts_of(b'{"text": "a"}\n', b"\n", b'{"text": " \\n"}\n', {"text": ""}) == ["a", "empty", "empty"]
 
 
 @pytest.mark.parametrize(
@@ -57,25 +49,16 @@ def test_empty_texts_are_counted_and_blank_lines_are_nothing() -> None:
         (b'{"text": "cut', "is not valid JSON"),
         (b"[" * 100_000, "is not valid JSON"),
         (b'{"text": "\xff"}', "is not valid JSON in UTF-8"),
-        (b'["text"]', "is not a JSON object"),
+        (b'["text"]', "has no 'text'"),
         (b'{"text": null}', "has no 'text'"),
         (b'{"text": "\\ud800"}', "has a 'text' that is not valid Unicode"),
     ],
 )
 def test_a_malformed_record_is_named_by_file_and_line_or_counted(record: bytes, fault: str) -> None:
     lines = (b'{"text": "a"}', b"", record, b'{"text": "b"}')
-    with pytest.raises(InputError, match=rf"^corpus\.jsonl, line 3 {fault}.*--skip-malformed"):
+    with pytest.raises(InputError, match=rf"^corpus\.jsonl, record 3 {fault}"):
         texts_of(*lines)
-    assert texts_of(*lines, skip_malformed=True) == (["a", "b"], {"malformed": 1})
-
-
-def test_batches_end_with_their_source_by_number_and_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "_RECORDS_PER_BATCH", 3)
-    monkeypatch.setattr(sources, "_CHARACTERS_PER_BATCH", 30)
-    short, long = {"text": "1234"}, {"text": "1234567890" * 3}
-    corpora = [(short, short, long, short, short, short, short), (long, short), ()]
-    batches = document_batches(Source("", lambda corpus=corpus: corpus) for corpus in corpora)  # type: ignore[misc]
-    assert [len(documents) for documents, _ in batches if documents] == [3, 3, 1, 1, 1]
+    assert texts_of(*lines, skip_malformed=True) == ["a", "malformed", "b"]
 
 
 def test_a_glob_stands_for_its_files_in_order_unless_it_is_a_name(tmp_path: Path) -> None:
@@ -90,10 +73,10 @@ def test_a_glob_stands_for_its_files_in_order_unless_it_is_a_name(tmp_path: Path
 @pytest.mark.parametrize(
     ("name", "fault"),
     [
-        ("embeded", "unknown source 'embeded'; did you mean 'embedded'?"),
+        ("embeded", "--source embeded is none of the sources"),
         ("{}/missing.jsonl", "cannot read {}/missing.jsonl: No such file or directory"),
         ("{}/*.jsonl", "no file matches --source '{}/*.jsonl'"),
-        ("{}/notes.doc", "{}/notes.doc is none of the kinds of file"),
+        ("{}/notes.doc", "--source {}/notes.doc is none of the sources"),
     ],
 )
 def test_a_wrong_name_is_refused_with_a_sentence(tmp_path: Path, name: str, fault: str) -> None:
@@ -114,7 +97,7 @@ def test_parquet_rows_under_a_name_that_looks_like_a_pattern(tmp_path: Path) -> 
     path = tmp_path / "part[0]*.parquet"
     pq.write_table(pa.table({"text": ["a", None], "n": [1, 2]}), path)
     assert list(parquet_records(path)) == [{"text": "a", "n": 1}, {"text": None, "n": 2}]
-    with pytest.raises(InputError, match="row 2 has no 'text'"):
+    with pytest.raises(InputError, match="record 2 has no 'text'"):
         list(read_documents(open_sources([str(path)], c4_split="train")))
     path.write_bytes(b"PAR1 and no more")
     with pytest.raises(InputError, match=r"parquet is not a readable Parquet file"):
@@ -138,34 +121,6 @@ def test_c4_is_streamed_at_the_commit_asked_for_once(monkeypatch: pytest.MonkeyP
     expected = {"data_files": ["en/x.json.gz"], "split": "train", "streaming": True, "revision": "c0ffee"}
     assert calls == [(("allenai/c4",), expected)]
     c4_revision.cache_clear()
-
-
-def test_a_hub_out_of_reach_or_that_breaks_off_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: str, **__: object) -> None:
-        raise ConnectionError("no route to host\nand more lines")
-
-    monkeypatch.setattr("huggingface_hub.HfApi", fails)
-    monkeypatch.setattr("datasets.load_dataset", fails)
-    c4_revision.cache_clear()
-    with pytest.raises(InputError, match=r"\(no route to host\).*--source 'PATH/.*--source embedded$"):
-        next(stream_c4("en/x.json.gz"))
-    monkeypatch.setattr(sources, "c4_revision", lambda: "c0ffee")
-    with pytest.raises(InputError, match=r"en/x\.json\.gz broke off \(no route to host\); run the same"):
-        next(stream_c4("en/x.json.gz"))
-
-
-def test_a_shared_mmlu_passage_loses_its_first_and_last_line() -> None:
-    head = "This question refers to the following information.\n"
-    assert mmlu_passage(f"{head}{LONG}\nSome Author, 1800\nWho wrote this?") == f"{LONG}\nSome Author, 1800"
-    assert mmlu_passage(f"{LONG}\nWhat follows?") == f"{LONG}\nWhat follows?"
-    assert mmlu_passage("Too short to be a passage.") is None
-
-
-def test_copies_and_near_copies_are_left_out() -> None:
-    near_copy = LONG.upper() + " and a new ending"  # 88 of its 92 runs of 13 words are LONG's
-    other = " ".join(f"other{number}" for number in range(100))
-    passages = ["short one", LONG, near_copy, other, "short one", LONG]
-    assert list(distinct_passages(iter(passages))) == ["short one", LONG, other]
 
 
 def test_the_corpus_is_real_text_of_known_size() -> None:
@@ -194,14 +149,3 @@ def test_names_and_marks_of_files(name: str, content: bytes, texts: list[str], t
     (tmp_path / name).write_bytes(content)
     sources = open_sources([str(tmp_path / name)], c4_split="train")
     assert [document.text for document in read_documents(sources)] == texts
-
-
-def test_a_text_of_another_name(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"id": [1], "Content": ["a b"]}), tmp_path / "a.PARQUET")
-    (tmp_path / "a.jsonl").write_text('{"id": 1, "Content": "c"}')
-    names = [str(tmp_path / "a.PARQUET"), str(tmp_path / "a.jsonl")]
-    sources = open_sources(names, c4_split="train", text_field="Content")
-    assert [document.text for document in read_documents(sources)] == ["a b", "c"]
-    for name in names:
-        with pytest.raises(InputError, match=r"1 has no 'text'.*it has: id, Content; --text-field"):
-            list(read_documents(open_sources([name], c4_split="train")))

@@ -295,8 +295,7 @@ def test_control_and_unknown_tokens_are_counted(tmp_path: Path, caplog: pytest.L
     texts = ["<|im_start|>user\nHi<|im_end|>", "<|im_end|>", "the cat"]
     data, manifest = tokenized(tmp_path / "text", folder, texts)
     counts = manifest["counts"]
-    assert (counts["control_tokens"], counts["texts_with_control_tokens"]) == (3, 2)
-    assert "3 control tokens" in caplog.text and "in 2 texts" in caplog.text
+    assert counts["control_tokens"] == 3 and "3 control tokens" in caplog.text
     start = tokenizer.token_to_id("<|im_start|>")
     assert start not in documents(data)[texts[0]]
     caplog.clear()
@@ -310,23 +309,6 @@ def test_control_and_unknown_tokens_are_counted(tmp_path: Path, caplog: pytest.L
         _, manifest = tokenized(tmp_path / f"unknown-{unknown}", folder, [text, "x"])
         assert manifest["counts"]["unknown_tokens"] == unknown + 2  # "the mat" trains
         assert ("unknown to" in caplog.text) == is_warned, unknown
-
-
-@pytest.mark.parametrize(
-    ("kind", "text", "num_ids"), [("unigram", "the <s> cat<|im_end|>", 2), ("template", "the <s> cat", 0)]
-)
-def test_text_that_becomes_a_control_token_all_the_same_is_counted(
-    kind: str, text: str, num_ids: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    make, configuration = KINDS[kind]
-    folder = write_folder(tmp_path / kind, make(), configuration)
-    data, manifest = tokenized(tmp_path / "out", folder, [text])
-    controls = AutoTokenizer.from_pretrained(folder).all_special_ids
-    assert manifest["counts"]["control_ids_of_text"] == num_ids
-    assert np.isin(documents(data)[text], controls).sum() == num_ids
-    assert (f"are read as text, except {num_ids}, which" in caplog.text) == (num_ids > 0)
-    read = load_tokenizer(folder).read(text)  # behind BOS, which is none of them
-    assert read.noted["control_ids_of_text"] == num_ids
 
 
 def test_dropout_is_off(tmp_path: Path) -> None:
@@ -359,24 +341,6 @@ def test_which_tokenizer_a_folder_means(files: list[str], found: str | None, tmp
     assert tokenizer_at(tmp_path) == (None if found is None else tmp_path / found)
     if "tokenizer.json" in files:
         assert tokenizer_at(tmp_path / "tokenizer.json") == tokenizer_at(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("files", "sentence"),
-    [
-        ({"tokenizer.model": "x", "config.json": '{"model_type": "llama"}'}, "make its tokenizer.json where"),
-        ({"vocab.json": '{"a": 0}', "merges.txt": "#version: 0.2"}, "make its tokenizer.json where"),
-        ({"tokenizer.json": words("<unk>").to_str(), "tokenizer_config.json": "{"}, "makes no fast"),
-        ({"tokenizer.json": "version https://git-lfs", "tokenizer_config.json": "{}"}, "a Git LFS pointer"),
-    ],
-)  # fmt: skip
-def test_what_is_no_fast_tokenizer_is_one_sentence(
-    files: dict[str, str], sentence: str, tmp_path: Path
-) -> None:
-    for name, content in files.items():
-        (tmp_path / name).write_text(content)
-    with pytest.raises(InputError, match=sentence):
-        load_tokenizer(tmp_path)
 
 
 def test_a_tokenizer_of_other_tokens_is_refused_everywhere(tmp_path: Path) -> None:
