@@ -45,7 +45,6 @@ PROGRAMS = (
     "pipeline.export_huggingface",
     "pipeline.train_synthetic",
     "pipeline.evaluate_synthetic",
-    "pipeline.found_dependencies",
 )
 """A whole study, its stages in the order of the work, what is done besides, synthetic tasks."""
 EXIT_BAD_INPUT = 2

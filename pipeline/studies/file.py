@@ -7,7 +7,7 @@ in this repository. Numbers are checked by the programs' own parsers (study.py),
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from glob import glob
 from pathlib import Path
@@ -189,15 +189,8 @@ class Synthetic:
     grids: dict[str, Grid] = MISSING
     """By names of the reader's choice."""
     evaluate_synthetic: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Task -> what its models are tested on: the program's flags; `grids` names those whose models are, where
-    it is not all that train the task."""
-    found_dependencies: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Task -> what its models are asked, likewise."""
-
-    @property
-    def tests(self) -> dict[str, Mapping[str, dict[str, Any]]]:
-        """Stage that measures -> task -> what it tests."""
-        return {"evaluate_synthetic": self.evaluate_synthetic, "found_dependencies": self.found_dependencies}
+    """Name -> one run of the program: its flags, of which `task` is the name unless it is given; `grids` names
+    those whose models are tested (default: all that train the task)."""
 
 
 @dataclass
@@ -218,9 +211,9 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
         configured = [study.synthetic]
         if not study.synthetic.grids:
             raise InputError("synthetic.grids names none; a study has at least one")
-        for stage, of_tasks in study.synthetic.tests.items():
-            for task, test in of_tasks.items():
-                _refuse_unknown(f"grid of synthetic.{stage}.{task}", test.get("grids"), study.synthetic.grids)
+        for name, test in study.synthetic.evaluate_synthetic.items():
+            kind = f"grid of synthetic.evaluate_synthetic.{name}"
+            _refuse_unknown(kind, test.get("grids"), study.synthetic.grids)
     elif isinstance(study, TextStudy):
         configured = [*study.sizes.values()]
         _refuse_names(study)
@@ -240,8 +233,7 @@ def _read_study(path: Path, overrides: Sequence[str]) -> Study:
     """The fields of a file and its overrides, as they are given; an evaluation or test of null is none."""
     try:
         given: Any = OmegaConf.merge(_read(path), read_overrides(overrides))
-        tests = [f"synthetic.{name}" for name in ("grids", "evaluate_synthetic", "found_dependencies")]
-        for place in ("further_evaluations", *tests):
+        for place in ("further_evaluations", "synthetic.grids", "synthetic.evaluate_synthetic"):
             named = OmegaConf.select(given, place)
             for name in list(named) if isinstance(named, DictConfig) else ():
                 if named[name] is None:
