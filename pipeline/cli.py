@@ -34,8 +34,6 @@ PROGRAMS = (
     "analysis.run_notebooks",
     "analysis.summary",
     "analysis.explorer",
-    "analysis.screenshot",
-    "analysis.needed_context",
     "analysis.length_failures",
     "analysis.choose_texts",
     "analysis.real_model",

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.figures import interference
-from analysis.figures import length_failures as failures
+from analysis.figures import cues, interference
+from analysis.figures import marked_bits as bits
+from analysis.figures import unseen_distances as unseen
+from analysis.figures.synthetic_tasks import over_seeds
 from analysis.figures.theory import by_length
 from analysis.read import interval_cell, interval_of, rows_by
-from analysis.synthetic import signs
-from analysis.synthetic.accuracy import over_seeds
 from pipeline.results.read import read_artefact
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,7 +74,7 @@ def _exact_match(folder: str, task: str, positions: str, size: int) -> str:
 @filled
 def read_again() -> str:
     """What the preregistered studies' verdict did not look at."""
-    first, second = (failures.read_again(name) for name in ("outcome_targets", "again_targets"))
+    first, second = (unseen.read_again(name) for name in ("outcome_targets", "again_targets"))
     rows = [
         [one["number"], interval_of(one, "slope"), interval_of(other, "slope")]
         for one, other in zip(first.to_dict("records"), second.to_dict("records"), strict=True)
@@ -85,7 +85,7 @@ def read_again() -> str:
 @cache
 def _placed() -> tuple[pd.DataFrame, pd.DataFrame]:
     placed = pd.read_parquet(REFERENCE / "length" / "placed_targets.parquet")
-    return failures.unseen_distances(placed), failures.distance_or_number(placed)
+    return unseen.unseen_distances(placed), unseen.distance_or_number(placed)
 
 
 @filled
@@ -107,7 +107,7 @@ def unseen_distances() -> str:
 @filled
 def unseen_distances_verdict() -> str:
     """The verdict of experiment A."""
-    return failures.verdict_of_unseen_distances(_placed()[0])
+    return unseen.verdict_of_unseen_distances(_placed()[0])
 
 
 @filled
@@ -122,13 +122,13 @@ def distance_or_number() -> str:
     """Conditions of experiment B."""
     rows = rows_by(_placed()[1], "text", "role", "condition")
     lines = []
-    for condition in failures.CONDITIONS:
+    for condition in unseen.CONDITIONS:
         cells = [
             interval_of(rows[kind, role, condition], "value")
             for kind in ("own", "swap")
-            for role in (failures.SHORT, failures.LONG)
+            for role in (unseen.SHORT, unseen.LONG)
         ]
-        shares = [percent(rows[kind, failures.SHORT, condition]["share"]) for kind in ("own", "swap")]
+        shares = [percent(rows[kind, unseen.SHORT, condition]["share"]) for kind in ("own", "swap")]
         lines.append([condition, cells[0], shares[0], cells[1], cells[2], shares[1], cells[3]])
     return markdown(
         [
@@ -147,7 +147,7 @@ def distance_or_number() -> str:
 @filled
 def distance_or_number_verdict() -> str:
     """The verdicts of experiment B."""
-    of_loss, of_kl = (failures.verdict_of_distance_or_number(_placed()[1], kind) for kind in ("own", "swap"))
+    of_loss, of_kl = (unseen.verdict_of_distance_or_number(_placed()[1], kind) for kind in ("own", "swap"))
     return of_loss if of_loss == of_kl else f"{of_loss} by the loss, {of_kl} by the interference"
 
 
@@ -217,9 +217,9 @@ def _functions() -> pd.DataFrame:
 @filled
 def marked_bits() -> str:
     """Accuracy of each function at 18, 72 and 180 tokens, by k."""
-    cells = rows_by(failures.marked_bits(_functions()), "task", "size", "k")
+    cells = rows_by(bits.marked_bits(_functions()), "task", "size", "k")
     rows = []
-    for name in failures.FUNCTIONS:
+    for name in bits.FUNCTIONS:
         for size in (72, 180):
             of_k = [percent(cells[f"sparse_{name}", size, k]["exact_match"]) for k in range(1, 9)]
             rows.append([name.replace("lookup", "look-up"), size, *of_k])
@@ -229,7 +229,7 @@ def marked_bits() -> str:
 @filled
 def earlier_parity_beside_or() -> str:
     """How near the earlier parity models' accuracy is to OR's, per seed."""
-    table = failures.earlier_parity_beside_or()
+    table = bits.earlier_parity_beside_or()
     table = table[table["size"].isin([72, 108, 144])]
     most = (100 * table.groupby("seed")["difference"].max()).round(1)
     return ", ".join(f"{value:.1f}" for value in most)
@@ -238,20 +238,20 @@ def earlier_parity_beside_or() -> str:
 @filled
 def marked_bits_verdict() -> str:
     """The verdict of experiment C."""
-    return failures.verdict_of_marked_bits(_functions())[0]
+    return bits.verdict(_functions())[0]
 
 
 @filled
 def or_less_parity() -> str:
     """OR less parity with 5 to 8 bits at ten times the length, in percentage points."""
-    interval = interval_of(failures.verdict_of_marked_bits(_functions())[1], "exact_match")
+    interval = interval_of(bits.verdict(_functions())[1], "exact_match")
     return f"{100 * interval.estimate:.0f} points [{100 * interval.low:.0f}, {100 * interval.high:.0f}]"
 
 
 @filled
 def parity_answers_as() -> str:
     """How often the parity models answer as other functions would."""
-    rules = failures.simpler_rules(read_artefact(REFERENCE / "length" / "functions", "synthetic_examples"))
+    rules = bits.simpler_rules(read_artefact(REFERENCE / "length" / "functions", "synthetic_examples"))
     names = ["parity", "or", "majority", "last"]
     return markdown(
         ["seed", "tokens", *names],
@@ -270,9 +270,9 @@ def _cues() -> pd.DataFrame:
 @filled
 def cue_distances() -> str:
     """Excess loss by distance of the farthest cue, and the contrast."""
-    cells = failures.cue_distances(_cues())
+    cells = cues.cue_distances(_cues())
     means = cells.groupby(["distance", "task"], observed=True)["mean"].mean().unstack()
-    contrasts = rows_by(failures.cue_contrasts(cells), "distance")
+    contrasts = rows_by(cues.cue_contrasts(cells), "distance")
     rows = [
         [
             f"{name} tokens",
@@ -288,7 +288,7 @@ def cue_distances() -> str:
 @filled
 def cue_distances_verdict() -> str:
     """The verdict of experiment D."""
-    return failures.verdict_of_cues(failures.cue_contrasts(failures.cue_distances(_cues())))
+    return cues.verdict_of_distances(cues.cue_contrasts(cues.cue_distances(_cues())))
 
 
 @cache
@@ -354,10 +354,10 @@ def interference_counts() -> str:
 @filled
 def cue_contrasts() -> str:
     """The planned contrasts of the growth of excess loss with length, and PoSE."""
-    table = signs.contrasts(
-        signs.growths(read_artefact(REFERENCE / "synthetic" / "signs", "synthetic_accuracy"))
+    table = cues.contrasts(
+        cues.growths(read_artefact(REFERENCE / "synthetic" / "signs", "synthetic_accuracy"))
     )
-    rows = rows_by(table[table["attention_scaling"] == signs.NONE], "contrast")
+    rows = rows_by(table[table["attention_scaling"] == cues.NONE], "contrast")
     names = {
         "four signs less one": "four cues less one, anywhere",
         "near less anywhere": "near the question less anywhere",

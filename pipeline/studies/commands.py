@@ -215,10 +215,6 @@ class _EvaluationPlan:
             name = self._command_name("run_notebooks")
             commands.append(Command(name, "analysis/run_notebooks.py", arguments, needs))
             needs = (name,)
-        if "needed_context" in stages:
-            arguments = (*folders, "--data", str(self.data))
-            name = self._command_name("needed_context")
-            commands.append(Command(name, "analysis/needed_context.py", arguments, needs))
         if "summary" in stages:
             commands.append(Command(self._command_name("summary"), "analysis/summary.py", folders, needs))
         return commands

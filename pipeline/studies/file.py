@@ -24,7 +24,7 @@ from pipeline.training.settings import read_overrides, read_yaml, settings_of
 ROOT = Path(__file__).resolve().parents[2]
 """Of the repository."""
 MEASURING = ("loss_differences", "length_losses", "influential_tokens")
-ANALYSING = ("run_notebooks", "needed_context", "summary")
+ANALYSING = ("run_notebooks", "summary")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _FOLDERS_OF_A_RUN = ("data", "models", "results", "figures", "logs")
 
@@ -189,8 +189,8 @@ class Synthetic:
     grids: dict[str, Grid] = MISSING
     """By names of the reader's choice."""
     evaluate_synthetic: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Name -> one run of the program: its flags, of which `task` is the name unless it is given; `grids` names
-    those whose models are tested (default: all that train the task)."""
+    """Name -> flags of one run of the program. `task` is the name unless it is given; `grids` names those
+    whose models are tested (default: all that train the task)."""
 
 
 @dataclass
