@@ -113,8 +113,6 @@ def contrast_with_white(rgb: np.ndarray) -> float:
 
 
 BARS = "bars: 95 % over documents"
-FEWEST_TARGETS = 30
-"""Classes of fewer targets are not drawn: their intervals would set a figure's scale."""
 POSE = "pose"
 
 

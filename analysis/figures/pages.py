@@ -105,19 +105,6 @@ def unseen_distances() -> str:
 
 
 @filled
-def unseen_distances_verdict() -> str:
-    """The verdict of experiment A."""
-    return unseen.verdict_of_unseen_distances(_placed()[0])
-
-
-@filled
-def unseen_distances_sample() -> str:
-    """Targets and texts of experiment A's primary."""
-    primary = _placed()[0].iloc[0]
-    return f"{primary['num_targets']:,} targets of {primary['num_documents']} texts"
-
-
-@filled
 def distance_or_number() -> str:
     """Conditions of experiment B."""
     rows = rows_by(_placed()[1], "text", "role", "condition")
@@ -142,13 +129,6 @@ def distance_or_number() -> str:
         ],
         lines,
     )
-
-
-@filled
-def distance_or_number_verdict() -> str:
-    """The verdicts of experiment B."""
-    of_loss, of_kl = (unseen.verdict_of_distance_or_number(_placed()[1], kind) for kind in ("own", "swap"))
-    return of_loss if of_loss == of_kl else f"{of_loss} by the loss, {of_kl} by the interference"
 
 
 @filled
@@ -227,28 +207,6 @@ def marked_bits() -> str:
 
 
 @filled
-def earlier_parity_beside_or() -> str:
-    """How near the earlier parity models' accuracy is to OR's, per seed."""
-    table = bits.earlier_parity_beside_or()
-    table = table[table["size"].isin([72, 108, 144])]
-    most = (100 * table.groupby("seed")["difference"].max()).round(1)
-    return ", ".join(f"{value:.1f}" for value in most)
-
-
-@filled
-def marked_bits_verdict() -> str:
-    """The verdict of experiment C."""
-    return bits.verdict(_functions())[0]
-
-
-@filled
-def or_less_parity() -> str:
-    """OR less parity with 5 to 8 bits at ten times the length, in percentage points."""
-    interval = interval_of(bits.verdict(_functions())[1], "exact_match")
-    return f"{100 * interval.estimate:.0f} points [{100 * interval.low:.0f}, {100 * interval.high:.0f}]"
-
-
-@filled
 def parity_answers_as() -> str:
     """How often the parity models answer as other functions would."""
     rules = bits.simpler_rules(read_artefact(REFERENCE / "length" / "functions", "synthetic_examples"))
@@ -283,12 +241,6 @@ def cue_distances() -> str:
     ]
     rows.append(["mean beyond 64", "", "", "", interval_of(contrasts["mean"], "difference")])
     return markdown(["farthest cue", "one cue", "two cues", "four cues", "four less one"], rows)
-
-
-@filled
-def cue_distances_verdict() -> str:
-    """The verdict of experiment D."""
-    return cues.verdict_of_distances(cues.cue_contrasts(cues.cue_distances(_cues())))
 
 
 @cache
@@ -328,27 +280,6 @@ def interference_by_number() -> str:
         for start in (7680, 11776)
     ]
     return "\n\n".join(tables)
-
-
-@filled
-def interference_squeezed() -> str:
-    """11,776 tokens within trained position IDs."""
-    (row,) = _places().query("num_distant == 11776").to_dict("records")
-    return str(interval_of(row, "interference"))
-
-
-@filled
-def interference_unseen() -> str:
-    """512 tokens at the ID 11,776: least and most of the kinds of distant text."""
-    of_kinds = _places().query("num_distant == 512 and near_start == 11776")["interference"]
-    return f"{of_kinds.min():.1f} to {of_kinds.max():.1f}"
-
-
-@filled
-def interference_counts() -> str:
-    """Targets and texts."""
-    row = _places().iloc[0]
-    return f"{row['num_targets']:,} targets, {row['num_documents']} texts"
 
 
 @filled
@@ -403,6 +334,53 @@ def theory() -> str:
         )
     return markdown(["local S*", "k = 1", "k = 2", "k = 3"], rows)
 
+
+def _sample(row: pd.Series, between: str = " of ") -> str:
+    return f"{row['num_targets']:,} targets{between}{row['num_documents']} texts"
+
+
+def _or_less_parity() -> str:
+    interval = interval_of(bits.verdict(_functions())[1], "exact_match")
+    return f"{100 * interval.estimate:.0f} points [{100 * interval.low:.0f}, {100 * interval.high:.0f}]"
+
+
+def _distance_or_number_verdict() -> str:
+    of_loss, of_kl = (unseen.verdict_of_distance_or_number(_placed()[1], kind) for kind in ("own", "swap"))
+    return of_loss if of_loss == of_kl else f"{of_loss} by the loss, {of_kl} by the interference"
+
+
+def _earlier_parity_beside_or() -> str:
+    table = bits.earlier_parity_beside_or()
+    table = table[table["size"].isin([72, 108, 144])]
+    most = (100 * table.groupby("seed")["difference"].max()).round(1)
+    return ", ".join(f"{value:.1f}" for value in most)
+
+
+def _interference_unseen() -> str:
+    of_kinds = _places().query("num_distant == 512 and near_start == 11776")["interference"]
+    return f"{of_kinds.min():.1f} to {of_kinds.max():.1f}"
+
+
+def _interference_squeezed() -> str:
+    (row,) = _places().query("num_distant == 11776").to_dict("records")
+    return str(interval_of(row, "interference"))
+
+
+FILLED |= {
+    "unseen_distances_verdict": lambda: unseen.verdict_of_unseen_distances(_placed()[0]),
+    "unseen_distances_sample": lambda: _sample(_placed()[0].iloc[0]),
+    "distance_or_number_verdict": _distance_or_number_verdict,
+    "marked_bits_verdict": lambda: bits.verdict(_functions())[0],
+    "or_less_parity": _or_less_parity,
+    "earlier_parity_beside_or": _earlier_parity_beside_or,
+    "cue_distances_verdict": lambda: cues.verdict_of_distances(
+        cues.cue_contrasts(cues.cue_distances(_cues()))
+    ),
+    "interference_counts": lambda: _sample(_places().iloc[0], ", "),
+    "interference_unseen": _interference_unseen,
+    "interference_squeezed": _interference_squeezed,
+}
+"""Numbers and verdicts within sentences."""
 
 if __name__ == "__main__":
     for page in PAGES:
