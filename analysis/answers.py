@@ -133,7 +133,7 @@ def tokens_needed(results: Path, model: str, rule: str) -> Iterator[str]:
     text = f"The median prediction, of {len(values)} of {len(of_judges)} with enough at stake, needs"
     text += f" {middle:.1f} doublings of tokens (mean_log2_k; 80 %: {low:.1f} to {high:.1f})"
     if len(of_judges.columns) > 1:
-        agreement = of_judges.corr("spearman").iloc[0, 1]
+        agreement = of_judges.corr("spearman").to_numpy()[0, 1]
         text += f"; two models agree at {agreement:.2f}"
     yield f"{text}."
 

@@ -14,6 +14,7 @@ pipeline/influential_tokens.py.
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -27,7 +28,7 @@ KS = (1, 2, 4, 8, 16)
 RULES = {"leave_one_out_divergence": "chosen", "nearest": "recency", "random": "random"}
 
 
-def recovered(text: str, model: str, rule: str, **lengths: int) -> "pd.Series[float]":
+def recovered(text: str, model: str, rule: str, **lengths: Any) -> "pd.Series[float]":
     """The fraction of the gain that k tokens of a rule recover, by k."""
     # Nothing stands where a token is left out; every prediction of the text with far tokens enough counts.
     tokens = influential_tokens(text, model, rule=rule, k=KS, intervention="remove", **lengths)
@@ -37,7 +38,7 @@ def recovered(text: str, model: str, rule: str, **lengths: int) -> "pd.Series[fl
     return (losses["short_context_loss"] - losses["sparse_context_loss"]) / gain
 
 
-def main(text_file: str, model: str, figure_file: str, **lengths: int) -> pd.DataFrame:
+def main(text_file: str, model: str, figure_file: str, **lengths: Any) -> pd.DataFrame:
     """Measure the three rules, draw a line each, and give the table: a row a k, a column a rule."""
     text = Path(text_file).read_text(encoding="utf-8")
     table = pd.DataFrame({name: recovered(text, model, rule, **lengths) for rule, name in RULES.items()})

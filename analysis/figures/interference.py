@@ -121,7 +121,7 @@ def mechanism(targets: pd.DataFrame) -> pd.DataFrame:
         found = Placement.parse(placement)
         known = targets.dropna(subset=[name])  # a text that is a distant one of this placement has none
         interval = interval_over_documents(known["document_id"], known[name])
-        place = {"num_distant": found.num_distant, "span": found.span, "near_start": found.near_start}
+        place: Row = {"num_distant": found.num_distant, "span": found.span, "near_start": found.near_start}
         numbers = interval_columns("interference", interval) | sample_counts(known)
         rows.append({**place, "distant_text": source, **numbers})
     return pd.DataFrame(rows).sort_values(["num_distant", "near_start", "distant_text"], ignore_index=True)
@@ -190,7 +190,7 @@ def slopes(targets: pd.DataFrame, primary: str, trained: str, others: Mapping[st
     rows = list[Row]()
 
     def add(variant: str, kind: str, of: pd.DataFrame, outcome: str, leave_out: str | None = None) -> None:
-        names = {"variant": variant, "kind": kind, "mean": float(of[outcome].mean())}
+        names: Row = {"variant": variant, "kind": kind, "mean": float(of[outcome].mean())}
         rows.append({**names, **slope(of, outcome, kind, leave_out=leave_out), **sample_counts(of)})
 
     for kind in PRIMARIES:

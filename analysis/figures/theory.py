@@ -319,11 +319,11 @@ def bounds_figure(table: pd.DataFrame) -> Figure:
     longest = table[table["length_ratio"] == table["length_ratio"].max()]
     times = f"{longest['length_ratio'].iloc[0]:g} times the training length"
     failing = {model.rpartition("-k")[0] for model in longest.loc[longest["error_rate_high"] > 0.01, "model"]}
-    words = [CASES[case][0].replace("\n", " ") for case in CASES if case in failing]
+    fail_in = [CASES[case][0].replace("\n", " ") for case in CASES if case in failing]
     drawing.put_title(
         figure,
-        f"At {times} answers fail if the deciding tokens are {'; '.join(words)}, and else they hold"
-        if words
+        f"At {times} answers fail if the deciding tokens are {'; '.join(fail_in)}, and else they hold"
+        if fail_in
         else f"At {times} answers hold in every case",
         "Sparse functional attention",
         f"n = {drawing.counted_seeds(table)}",

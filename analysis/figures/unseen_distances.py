@@ -95,7 +95,7 @@ def read_again(name: str) -> pd.DataFrame:
     is_kept = sparsity > sparsity.quantile(1 / 8)
     add("interference, lowest eighth left out", targets[is_kept], harms[is_kept], short, long)
     of_long = harms[long].mean(axis=1)
-    ratio = np.log(harms[short].mean(axis=1) / of_long)
+    ratio = pd.Series(np.log(harms[short].mean(axis=1) / of_long))
     add("interference of long-context models alone", targets, of_long.to_frame())
     add("log of the ratio of interferences, short-context to long-context", targets, ratio.to_frame())
     return pd.DataFrame(rows)[["number", "slope", "slope_low", "slope_high"]]

@@ -17,10 +17,9 @@ from synthetic_results import KS
 
 from analysis import drawing
 from analysis.drawing import ModelLabel, Style, model_labels
-from analysis.figures import losses, recovered_loss
+from analysis.figures import recovered_loss
 from analysis.read import read_sparse_losses
 from pipeline.measuring.rules import RULES
-from pipeline.results.read import read_artefact
 
 LONG = "long-seed0"
 
@@ -93,16 +92,6 @@ def test_effects_are_drawn_as_they_are(effects: pd.DataFrame, labels: dict[str, 
     assert_legible(figure)
     judged = of(effects, model=LONG, judge="another-model")
     assert_legible(recovered_loss.effects_figure(judged, labels[LONG], "another model"))
-
-
-def test_other_figures_can_be_read(small: Path, labels: dict[str, ModelLabel], sparse: pd.DataFrame) -> None:
-    without_a_gain = recovered_loss.loss_curves(of(sparse, model="short-contiguous"))
-    differences = losses.losses_beside_reference(read_artefact(small, "length_losses"), LONG, 32)
-    for figure in (
-        recovered_loss.loss_figure(without_a_gain, labels["short-contiguous"]),
-        losses.lengths_figure(differences, labels, [32, 256], LONG),
-    ):
-        assert_legible(figure)
 
 
 def test_the_title_says_what_is_drawn(sparse: pd.DataFrame, labels: dict[str, ModelLabel]) -> None:

@@ -6,7 +6,6 @@ import shutil
 from itertools import product
 from pathlib import Path
 
-import explorable_results
 import numpy as np
 import pytest
 from explorable_results import KS, LONG, LOSSES_ONLY, MODELS, RULES, SHORT, TARGETS, write_explorable
@@ -115,13 +114,6 @@ def test_models_and_rules_can_be_chosen(explorable: Path) -> None:
     (document,) = page["documents"]
     assert all(chunk["models"].keys() == {"other"} for chunk in document["chunks"])
     assert page["left_out"][0].startswith("2 of 3 documents")
-
-
-def test_the_recommended_rule_is_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rules = ["attention", "leave_one_out", "leave_one_out_divergence"]
-    monkeypatch.setattr(explorable_results, "RULES", rules)
-    write_explorable(tmp_path, TEXTS[1:])
-    assert embedded(run_explorer(tmp_path))["rules"] == [rules[2], *rules[:2]]
 
 
 def test_texts_cannot_end_the_script_that_holds_them() -> None:

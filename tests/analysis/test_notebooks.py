@@ -1,6 +1,5 @@
 """The notebooks, executed end to end: what they leave, what is skipped, how cells fail, what ends them."""
 
-import json
 import os
 import shutil
 import signal
@@ -14,7 +13,7 @@ import nbformat
 import pytest
 from synthetic_results import Truth
 
-from analysis.notebooks import NOTEBOOKS, execute_all, fingerprint, is_fresh, missing_inputs
+from analysis.notebooks import NOTEBOOKS, execute_all, missing_inputs
 from analysis.run_notebooks import parser
 from pipeline.cli import InputError
 from pipeline.results.files import folder_lock
@@ -95,31 +94,6 @@ def test_notebooks_of_losses_alone_and_refused_folders(results: Path, tmp_path: 
     assert refused.returncode == 2 and "is in use by process" in refused.stderr
 
 
-def test_what_a_notebook_is_made_from(tmp_path: Path) -> None:
-    results = tmp_path / "results"
-    figures = results / "figures"
-    results.mkdir()
-    (results / "a.parquet").write_bytes(b"a")
-
-    def made_from(**parameters: object) -> str:
-        return fingerprint([results], {"a": 1} | parameters, figures)
-
-    before = made_from()
-    figures.mkdir()
-    (figures / "a.png").touch()  # what it makes
-    (results / ".a.part").touch()
-    assert made_from() == before != made_from(a=2)
-    (results / "a.parquet").write_bytes(b"ab")
-    assert made_from() != before
-    notebook = nbformat.v4.new_notebook()
-    notebook.metadata["made_from"] = before
-    nbformat.write(notebook, tmp_path / "a.ipynb")
-    assert is_fresh(tmp_path / "a.ipynb", before) and not is_fresh(tmp_path / "a.ipynb", "other")
-    assert not is_fresh(tmp_path / "b.ipynb", before)
-    (tmp_path / "a.ipynb").write_bytes(b"{")
-    assert not is_fresh(tmp_path / "a.ipynb", before)
-
-
 def one_cell(folder: Path, cell: str) -> Path:
     notebook = nbformat.v4.new_notebook()
     tags = {"tags": ["parameters"]}
@@ -149,18 +123,6 @@ def test_a_failing_cell_is_told(tmp_path: Path, cell: str, error: type[BaseExcep
     assert {path.name for path in figures.iterdir()} == left
     if left:
         assert "ZeroDivisionError" in (figures / "broken.failed.ipynb").read_text()
-
-
-def test_a_kernel_is_this_interpreter_s_whatever_is_registered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    registered = tmp_path / "jupyter" / "kernels" / "python3"
-    registered.mkdir(parents=True)
-    spec = {"argv": ["/nowhere/python", "-f", "{connection_file}"], "display_name": "a", "language": "python"}
-    (registered / "kernel.json").write_text(json.dumps(spec))
-    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
-    path = one_cell(tmp_path, f"import sys\nassert sys.executable == {sys.executable!r}")
-    assert list(execute_all([path], tmp_path / "figures", {"a": 2})) == [path]
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ from synthetic_results import (
     Truth,
     write_results,
 )
-from written_results import write_rows
 
 from analysis.read import (
     TARGET,
@@ -58,19 +57,6 @@ def test_sparsity_is_of_one_criterion(results: Path, truth: Truth) -> None:
     by_divergence = read_sparsity(results, DIVERGENCE, only=only)
     assert by_divergence["dependency_sparsity"].tolist() == [1] * len(truth.targets)
     assert list(read_sparsity(results, columns=TARGET)) == ["model", *TARGET]
-
-
-def test_rows_of_before_are_the_models_own_and_of_the_loss(tmp_path: Path) -> None:
-    """A file of version 1 reads as null in the new columns."""
-    of_target = {"document_id": ["a"], "chunk_index": [0], "target_position": [9]}
-    target = pd.DataFrame(of_target).assign(model="m", rule="leave_one_out", judge=None)
-    losses = pd.concat([target.assign(far_context="own", k=k) for k in (1, 7)])
-    write_rows(tmp_path / "losses", "influential_tokens", "sparse_context_losses", losses)
-    assert read_sparse_losses(tmp_path / "losses")["k"].tolist() == [1, 7]
-    sparsity = target.assign(dependency_sparsity=3, criterion=None)
-    write_rows(tmp_path / "sparsity", "influential_tokens", "dependency_sparsity", sparsity)
-    assert read_sparsity(tmp_path / "sparsity")["dependency_sparsity"].tolist() == [3]
-    assert read_sparsity(tmp_path / "sparsity", DIVERGENCE).empty
 
 
 def test_rules_that_fit_anything_need_their_null_and_controls_are_not_shown() -> None:
