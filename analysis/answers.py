@@ -13,8 +13,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.losses.losses import summarize_models
-from analysis.losses.token_worth import PAPER_FIGURE, token_effects
+from analysis.figures.losses import needed_context, summarize_models
+from analysis.figures.recovered_loss import PAPER_FIGURE, token_effects
 from analysis.read import (
     PREFERRED_RULES,
     TARGET,
@@ -25,10 +25,9 @@ from analysis.read import (
     models_by_training,
     read_sparse_losses,
 )
-from pipeline.cli import unknown_name
 from pipeline.measuring.rules import CONTROLS, RULES
 from pipeline.results.read import artefacts_in, read_artefact, read_settings
-from pipeline.results.schemas import DIVERGENCE, LOSS
+from pipeline.results.schemas import DIVERGENCE
 from pipeline.results.table import as_table
 
 _UNKNOWN = "What short-trained models lose cannot be told:"
@@ -36,15 +35,9 @@ _FEW_TOKENS = 16
 """The closing page tells of the largest k that was asked for and is no larger."""
 _WIDTH = 155  # the table is as wide
 _ABSENT = "-"
-_NO_GAIN = "no gain"
 _NOTES = f"""\
 Nats a token [95 % over documents]. "expected": by the model's own prediction. "its own": lost with another
 document's far context in its place. "{_ABSENT}": not measured."""
-_NOTES_ON_RECOVERY = f"""\
-"its null" makes the same choice among another document's tokens: what it recovers is owed to the choice, so
-the effect is what lies beyond it; of rules that fit neither answer nor prediction, what they recover.
-"{_NO_GAIN}": the interval of the mean gain is not above 0, and a share of nothing would mean nothing.
-"""
 
 
 def chosen_measure(results: Path) -> tuple[str, str] | None:
@@ -65,6 +58,9 @@ def chosen_measure(results: Path) -> tuple[str, str] | None:
 
 def answers(results: Path) -> Iterator[str]:
     """What the far context is worth, how much few tokens carry, how many it takes, who loses without it."""
+    present = artefacts_in(results)
+    if "length_losses" in present:
+        yield from context_needed(results)
     losses = read_artefact(results, "loss_differences")
     chosen = chosen_measure(results)
     model = str(losses.groupby("model")["loss_difference"].mean().idxmax())
@@ -72,12 +68,23 @@ def answers(results: Path) -> Iterator[str]:
         model = chosen[0]
     yield worth_of_far_context(losses[losses["model"] == model], model)
     if chosen is None:
-        run = "run influential_tokens with its own choice of rules and intervention"
-        yield f"How many tokens carry it was not measured: {run}."
+        yield "How many tokens carry it was not measured: run influential_tokens with its default rules."
     else:
         yield carried_by(results, *chosen)
         yield from tokens_needed(results, *chosen)
     yield short_models_answer(results, losses)
+
+
+def context_needed(results: Path) -> Iterator[str]:
+    """How much context keeps 90 % of what the longest is worth to each model, by the loss."""
+    table = needed_context(read_artefact(results, "length_losses"))
+    for row in table[table["criterion"] == "loss"].dropna(subset="window_90").to_dict("records"):
+        window = interval_of(row, "window_90")
+        yield (
+            f"{row['model']} needs the nearest {window.estimate:.0f} [{window.low:.0f}, {window.high:.0f}]"
+            f" tokens for 90 % of the {interval_of(row, 'worth')} nats that the longest context is worth"
+            " beyond the shortest (notebook length_losses)."
+        )
 
 
 def worth_of_far_context(targets: pd.DataFrame, model: str) -> str:
@@ -118,18 +125,15 @@ def tokens_needed(results: Path, model: str, rule: str) -> Iterator[str]:
     only = {"model": [model], "rule": [rule], "criterion": [DIVERGENCE]}
     rows = read_artefact(results, "dependency_sparsity", columns, only)
     of_judges = rows.pivot_table("mean_log2_k", TARGET, "judge", dropna=False)
-    settings = read_settings(results, "influential_tokens").get(model, {})
-    if of_judges.isna().all(axis=None) or "minimum_gain" not in settings:
+    if of_judges.isna().all(axis=None):
         return  # results of before there was such a number
     others = [judge for judge in of_judges if judge not in model.split("+")]
     values = of_judges[others or list(of_judges)].mean(axis=1, skipna=False).dropna()
     low, middle, high = values.quantile([0.1, 0.5, 0.9])
-    whose = f"{len(values)} of {len(of_judges)} with {settings['minimum_gain']} nats at stake"
-    text = f"The median prediction, of {whose}, needs {middle:.1f} doublings of tokens"
-    text += f" (mean_log2_k; 80 %: {low:.1f} to {high:.1f})"
+    text = f"The median prediction, of {len(values)} of {len(of_judges)} with enough at stake, needs"
+    text += f" {middle:.1f} doublings of tokens (mean_log2_k; 80 %: {low:.1f} to {high:.1f})"
     if len(of_judges.columns) > 1:
-        first, second = of_judges.columns[:2]
-        agreement = of_judges[first].corr(of_judges[second], method="spearman")
+        agreement = of_judges.corr("spearman").to_numpy()[0, 1]
         text += f"; two models agree at {agreement:.2f}"
     yield f"{text}."
 
@@ -173,49 +177,24 @@ def models_table(results: Path) -> str:
     return as_table(header, rows, num_left_columns=1)
 
 
-def recovered_table(results: Path, rule: str) -> str:
-    """A row a model and k: what its tokens and its null's recover, the excess, and the effect's share."""
-    losses = read_sparse_losses(results)
-    if rule not in set(losses["rule"]):
-        raise unknown_name("rule", rule, losses["rule"].unique())
-    effects = token_effects(losses[losses["rule"] == rule])
-    rows = []
-    for row in effects[effects["criterion"] == LOSS].to_dict("records"):
-        amounts = [interval_cell(row, name) for name in ("recovered", "null_recovered", "excess")]
-        share = _NO_GAIN if pd.isna(row["share"]) else interval_cell(row, "share")
-        rows.append([row["model"], str(row["k"]), *amounts, share])
-    models = read_artefact(results, "loss_differences", ["document_id"])["model"].unique()
-    rows += [[model, *[_ABSENT] * 5] for model in sorted(set(models) - {row[0] for row in rows})]
-    header = ["model", "k", "recovered (nats)", "its null", "beyond the null", "effect / gain"]
-    return as_table(header, rows, num_left_columns=1)
-
-
-def page(results: Path, figures: Path, rule: str | None = None) -> str:
-    """The whole page; what k tokens of `rule` recover is shown too, where one is given."""
+def page(results: Path, figures: Path) -> str:
+    """The whole page."""
     indents: dict[str, Any] = {"initial_indent": "- ", "subsequent_indent": "  "}
     unbroken: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
     in_words = [textwrap.fill(sentence, _WIDTH, **indents, **unbroken) for sentence in answers(results)]
-    recovered = []
-    if rule is not None and "sparse_context_losses" not in artefacts_in(results):
-        recovered = ["not measured: no influential tokens"]
-    elif rule is not None:
-        heading = f"What k tokens of it recover (rule {rule})"
-        recovered = [heading, recovered_table(results, rule), _NOTES_ON_RECOVERY]
     # Those of the study's further evaluations stand beside; the paper's own figure comes first.
     paths = [*figures.glob("*.png"), *figures.parent.glob(f"*/{figures.name}/*.png")]
     paths.sort(key=lambda path: (not path.name.startswith(PAPER_FIGURE), path))
-    drawn = ", ".join(map(str, paths[:1])) or f"none in {figures}"
-    if further := paths[1:]:
-        folders = dict.fromkeys(str(path.parent) for path in further)
-        drawn += f", and {len(further)} more in {' and '.join(folders)}"
+    further = f", and {len(paths) - 1} more beside it" if paths[1:] else ""
+    drawn = f"{paths[0]}{further}" if paths else f"none in {figures}"
+    asking = f"sparsity query --results {results}"
     return "\n".join(
         [
             models_table(results),
             _NOTES,
             *in_words,
-            *recovered,
             f"Figures: {drawn}",
-            f"Data: {results} (columns: pipeline/RESULTS.md; to ask it: sparsity query --results {results})",
+            f"Data: {results} (columns: pipeline/RESULTS.md; to ask it: {asking})",
             "",
         ]
     )

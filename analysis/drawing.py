@@ -9,10 +9,11 @@ A line or point is a mean, its bar or band the 95 % interval over documents. No 
 
 import logging
 import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -21,21 +22,17 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.text import Text
 from scipy.optimize import isotonic_regression
 
 from pipeline.results.read import read_model_facts
 
-BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
-    "#000000",
-    "#E69F00",
-    "#56B4E9",
-    "#009E73",
-    "#F0E442",
-    "#0072B2",
-    "#D55E00",
-    "#CC79A7",
-)
+BLACK = "#000000"
+ORANGE = "#E69F00"
+SKY = "#56B4E9"
+GREEN = "#009E73"
+BLUE = "#0072B2"
+VERMILION = "#D55E00"
+PURPLE = "#CC79A7"
 GREY = "#767676"
 _READABLE = 4.5  # contrast with white that the web's guidelines ask of text
 
@@ -116,8 +113,6 @@ def contrast_with_white(rgb: np.ndarray) -> float:
 
 
 BARS = "bars: 95 % over documents"
-FEWEST_TARGETS = 30
-"""Classes of fewer targets are not drawn: their intervals would set a figure's scale."""
 POSE = "pose"
 
 
@@ -213,60 +208,31 @@ SUBTITLE = "subtitle"
 _TITLE_SIZE = 10.5
 _SUBTITLE_SIZE = 8.5
 _LABEL_SIZE = 8.5
-# height of a line, of its font's; inches around the texts
+_SMALL: dict[str, Any] = {"fontsize": _LABEL_SIZE, "color": GREY}
 _LEADING = 1.3
-_MARGIN = 0.08
+"""Height of a line, of its font's."""
+# characters of a line as wide as the page
+_TITLE_WIDTH = 74
+_SUBTITLE_WIDTH = 98
 
 
 def put_title(figure: Figure, title: str, *parts: str) -> None:
-    """Write a title, the finding where data say it, and below it n, model, what bars are; the figure grows.
+    """Write the finding above a figure, and n, model, what bars are below it; the figure grows by them.
 
-    Empty parts are left out. Call it last; names at line ends (`label_line_ends`) may come before or after.
+    Empty parts are left out.
     """
-    shared: dict[str, Any] = {"ha": "left", "va": "top", "linespacing": _LEADING}
-    below = "; ".join(filter(None, parts))
-    texts = [
-        figure.text(0, 1, title, gid=TITLE, fontsize=_TITLE_SIZE, weight="bold", **shared),
-        figure.text(0, 1, below, gid=SUBTITLE, fontsize=_SUBTITLE_SIZE, color=GREY, **shared),
-    ]
-    width, height = figure.get_size_inches()
-    for text in texts:
-        _wrap(text, width - 2 * _MARGIN)
-        text.set_in_layout(False)
-    heights = [_extent_inches(text)[1] for text in texts]
-    grown = height + sum(heights) + 2.5 * _MARGIN
-    figure.set_size_inches(width, grown)
-    top = grown - _MARGIN
-    for text, own in zip(texts, heights, strict=True):
-        text.set_position((_MARGIN / width, top / grown))
-        top -= own + 0.5 * _MARGIN
-    engine = figure.get_layout_engine()
-    assert engine is not None, "figures are made by panels"
-    engine.set(rect=(0, 0, 1, height / grown))  # type: ignore[call-arg]
+    above = textwrap.fill(title, _TITLE_WIDTH)
+    below = textwrap.fill(
+        "; ".join(filter(None, parts)).replace(" %", "\N{NO-BREAK SPACE}%"), _SUBTITLE_WIDTH
+    )
+    shared: dict[str, Any] = {"x": 0.01, "ha": "left"}
+    figure.suptitle(above, fontsize=_TITLE_SIZE, weight="bold", gid=TITLE, **shared)
+    figure.supxlabel(below, fontsize=_SUBTITLE_SIZE, color=GREY, gid=SUBTITLE, **shared)
+    num_lines = above.count("\n") + below.count("\n") + 2
+    figure.set_figheight(figure.get_figheight() + num_lines * _TITLE_SIZE * _LEADING / 72)
 
 
-def _wrap(text: Text, width: float) -> None:
-    """Break a text into lines of at most `width` inches, at spaces, but for that of "95 %"."""
-    lines: list[str] = []
-    for word in re.split(r" (?!%)", text.get_text()):
-        longer = f"{lines[-1]} {word}" if lines else word
-        text.set_text(longer)
-        if lines and _extent_inches(text)[0] <= width:
-            lines[-1] = longer
-        else:
-            lines.append(word)
-    text.set_text("\n".join(lines))
-
-
-def _extent_inches(text: Text) -> tuple[float, float]:
-    figure = text.get_figure(root=True)
-    assert figure is not None
-    extent = text.get_window_extent(dpi=figure.dpi)
-    return extent.width / figure.dpi, extent.height / figure.dpi
-
-
-@dataclass(frozen=True)
-class LineEnd:
+class LineEnd(NamedTuple):
     """The last point of a line, in the axes' data, and what the line is called."""
 
     x: float
@@ -386,44 +352,32 @@ def moved_apart(
 def name_level(ax: Axes, y: float, text: str, side: str = "right", *, below: bool = False) -> None:
     """A dotted line across the axes at `y`, with its name on it: chance, a threshold, the whole gain.
 
-    The name stands at one `side`, "left" or "right"; below the line where others end above it.
+    The name stands at one `side`, "left" or "right"; below the line if others end above it.
     """
     ax.axhline(y, color=GREY, linewidth=1, linestyle=":", zorder=1)
-    ax.annotate(
-        text,
-        (0 if side == "left" else 1, y),
-        (2 if side == "left" else -2, -2 if below else 2),
-        xycoords=("axes fraction", "data"),
-        textcoords="offset points",
-        ha=side,
-        va="top" if below else "bottom",
-        fontsize=_LABEL_SIZE,
-        color=GREY,
-    )
+    place = (0.0 if side == "left" else 1.0, y)
+    vertical = "top" if below else "bottom"
+    ax.text(*place, text, transform=ax.get_yaxis_transform(), ha=side, va=vertical, **_SMALL)
 
 
 def name_place(ax: Axes, x: float, text: str) -> None:
     """A dotted upright line at `x`, with its name above the axes: a training length, a short context."""
     ax.axvline(x, color=GREY, linewidth=1, linestyle=":", zorder=1)
-    ax.annotate(
-        text,
-        (x, 1),
-        (0, 2),
-        xycoords=("data", "axes fraction"),
-        textcoords="offset points",
-        ha="center",
-        va="bottom",
-        fontsize=_LABEL_SIZE,
-        color=GREY,
-    )
+    ax.text(x, 1.01, text, transform=ax.get_xaxis_transform(), ha="center", va="bottom", **_SMALL)
 
 
 _DOTS_AN_INCH = 200
 _PAGE_WIDTH = 7.0  # inches
 _FIGURES: dict[str, Any] = {
-    **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), 9),
-    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 8),
-    **dict.fromkeys(("legend.frameon", "axes.spines.top", "axes.spines.right"), False),
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.labelsize": 9,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
     "lines.linewidth": 1.4,
     "lines.markersize": 4,
     "errorbar.capsize": 2,
@@ -440,15 +394,12 @@ def panels(num_columns: int, height: float, num_rows: int = 1) -> tuple[Figure, 
     return figure, axes.ravel()
 
 
-def save(figure: Figure, folder: Path, name: str) -> list[Path]:
+def save(figure: Figure, folder: Path, name: str) -> None:
     """Write `<folder>/<name>.png` (200 dots an inch) and `.pdf`; the same figure gives the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     logging.getLogger("fontTools").setLevel(logging.WARNING)  # it tells of every glyph of a PDF
-    undated: dict[str, dict[str, Any]] = {"png": {"Software": None}, "pdf": {"CreationDate": None}}
-    paths = [folder / f"{name}.{suffix}" for suffix in undated]
-    for path, metadata in zip(paths, undated.values(), strict=True):
-        figure.savefig(path, dpi=_DOTS_AN_INCH, metadata=metadata)
-    return paths
+    figure.savefig(folder / f"{name}.png", dpi=_DOTS_AN_INCH, metadata={"Software": None})
+    figure.savefig(folder / f"{name}.pdf", metadata={"CreationDate": None})
 
 
 def tokens_axis(ax: Axes, ks: Iterable[int], label: str = "k tokens") -> None:

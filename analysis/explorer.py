@@ -28,13 +28,9 @@ from typing import TYPE_CHECKING
 
 from pipeline.cli import InputError, file_path, folder_path, logger, positive_int, progress, stage_parser
 from pipeline.explorer_page.writing import NATS, Record, bytes_of_parts, numbers_of, page_of, to_json
-from pipeline.results.files import (
-    refuse_replacing,
-    write_atomically,
-)
+from pipeline.results.files import refuse_replacing, write_atomically
 
 if TYPE_CHECKING:
-    from analysis.explorer_records import Shown
     from pipeline.text.tokenizer import DocumentTokenizer
 
 MAX_BYTES = 20_000_000
@@ -64,14 +60,13 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: argparse.Namespace) -> None:
     """Write the page."""
     # Imported late, for a --help at once.
-    from analysis.explorer_records import choose, records, refuse_missing_artefacts
+    from analysis.explorer_records import choose, records
     from analysis.read import data_of
 
     refuse_replacing([arguments.out], [arguments.results, arguments.data])
-    refuse_missing_artefacts(arguments.results)
-    data = data_of(arguments.results, arguments.data)
+    shown = choose(arguments.results, arguments.models, arguments.rules)
+    data = data_of(arguments.results, arguments.data, "loss_differences", "influential_tokens")
     tokenizer = data.tokenizer()
-    shown = choose(arguments.results, data, arguments.models, arguments.rules)
     wanted = shown.document_ids[: arguments.max_documents]
     every = progress(records(shown, wanted, data, tokenizer), "explorer", "document", len(wanted))
     documents, null_pieces = fitting(every, tokenizer, MAX_BYTES - bytes_of_parts() - _HEADER_BYTES)
@@ -80,7 +75,15 @@ def main(arguments: argparse.Namespace) -> None:
             f"document {wanted[0]} alone takes more than {MAX_BYTES / 1e6:.0f} MB; choose fewer --models or"
             " --rules"
         )
-    left_out = what_is_left_out(shown, [document for document, _ in documents], len(wanted))
+    num_available = len(shown.document_ids)
+    left_out = [
+        f"{num_available - len(documents):,} of {num_available:,} documents with both losses and influential"
+        " tokens: shown are the first in the order of their hashes, a random sample (--max-documents; fewer"
+        " --models or --rules leave room for more).",
+        "The text outside of the measured chunks.",
+        "The influence of far tokens that no rule selected (artefact influences).",
+        "The text of the null's other documents, but for the tokens selected there.",
+    ]
     header = {
         "results": str(arguments.results),
         "models": shown.models,
@@ -92,13 +95,7 @@ def main(arguments: argparse.Namespace) -> None:
     }
     text = page_of(header, documents)
     write_atomically(arguments.out, lambda temporary: temporary.write_text(text, encoding="utf-8"))
-    logger.info(
-        "%s: %d documents, %.1f MB. Left out: %s",
-        arguments.out,
-        len(documents),
-        len(text.encode()) / 1e6,
-        " ".join(left_out),
-    )
+    logger.info("%s: %d documents, %.1f MB", arguments.out, len(documents), len(text.encode()) / 1e6)
 
 
 def fitting(
@@ -123,38 +120,3 @@ def fitting(
         documents.append((record, encoded))
         null_pieces |= new
     return documents, null_pieces
-
-
-def what_is_left_out(shown: "Shown", documents: list[Record], num_wanted: int) -> list[str]:
-    """What results and data hold and the page does not, a sentence each."""
-    num_available = len(shown.document_ids)
-    num_other = shown.num_documents_of_one_stage
-    num_shown = len(documents)
-    chunks = [document["chunks"] for document in documents]
-    shown_tokens = [sum(len(chunk["pieces"]) for chunk in of_document) for of_document in chunks]
-    totals = [document["num_tokens"] for document in documents]
-    num_cut = sum(num < total for num, total in zip(shown_tokens, totals, strict=True))
-    sentences = (
-        (
-            num_other,
-            f"{num_other:,} of {num_other + num_available:,} documents, which only one of the stages"
-            " loss_differences and influential_tokens has measured.",
-        ),
-        (
-            num_wanted < num_available,
-            f"{num_available - num_wanted:,} of {num_available:,} documents: shown"
-            " are the first in the order of their hashes, a random sample (--max-documents).",
-        ),
-        (
-            num_shown < num_wanted,
-            f"{num_wanted - num_shown:,} documents more, for which"
-            f" {MAX_BYTES / 1e6:.0f} MB have no room (fewer --models or --rules leave room).",
-        ),
-        (num_cut, f"Of {num_cut:,} documents the text outside of the measured chunks."),
-        (True, "The influence of far tokens that no rule selected (artefact influences)."),
-        (
-            not all("null" in chunk for of_document in chunks for chunk in of_document),
-            "The text of the null's other documents, but for the tokens selected there.",
-        ),
-    )
-    return [sentence for is_so, sentence in sentences if is_so]

@@ -54,13 +54,15 @@ def main(arguments: argparse.Namespace) -> None:
     import pandas as pd
 
     from analysis import drawing
-    from analysis.figures import length_failures as failures
+    from analysis.figures import cues, marked_bits
+    from analysis.figures import unseen_distances as unseen
     from analysis.read import write_derived_table
     from pipeline.results.read import read_artefact
 
     out = arguments.out
     if arguments.placed:
-        write_derived_table(failures.placed_targets(arguments.placed), "placed_targets", out)
+        placed = unseen.placed_targets(arguments.placed)
+        write_derived_table(placed, "placed_targets", out)
     if arguments.kept is None:
         return
 
@@ -68,30 +70,32 @@ def main(arguments: argparse.Namespace) -> None:
         sys.stdout.write(f"\n{title}\n{table.round(3).to_string(index=False)}\n{verdict}\n")
 
     for name in ("outcome_targets", "again_targets"):
-        show(f"The preregistered study, {name}, read once more", failures.read_again(name))
+        again = unseen.read_again(name)
+        show(f"The preregistered study, {name}, read once more", again)
     placed = pd.read_parquet(arguments.kept / "placed_targets.parquet")
-    slopes = failures.unseen_distances(placed)
-    conditions = failures.distance_or_number(placed)
-    show("A. Unseen distances", slopes, f"Verdict: {failures.verdict_of_unseen_distances(slopes)}")
+    slopes = unseen.unseen_distances(placed)
+    show("A. Unseen distances", slopes, f"Verdict: {unseen.verdict_of_unseen_distances(slopes)}")
+    drawing.save(unseen.unseen_distances_figure(placed, slopes), out, "unseen_distances")
+    conditions = unseen.distance_or_number(placed)
     verdicts = [
-        f"{kind}: {failures.verdict_of_distance_or_number(conditions, kind)}" for kind in ("own", "swap")
+        f"{kind}: {unseen.verdict_of_distance_or_number(conditions, kind)}" for kind in ("own", "swap")
     ]
     show("B. Distance or number", conditions, f"Verdict: {'; '.join(verdicts)}")
+    drawing.save(unseen.distance_or_number_figure(conditions), out, "distance_or_number")
     accuracy = read_artefact(arguments.kept / "functions", "synthetic_accuracy")
-    cells, (verdict, difference) = failures.marked_bits(accuracy), failures.verdict_of_marked_bits(accuracy)
+    cells = marked_bits.marked_bits(accuracy)
+    verdict, difference = marked_bits.verdict(accuracy)
     at_ends = cells[cells["size"].isin([18, 72, 180])]
     show("C. Marked bits: accuracy", at_ends, f"OR less parity, k = 5 to 8, 180 tokens: {difference}")
-    show("C. The earlier parity models beside OR: largest difference", failures.earlier_parity_beside_or())
-    rules = failures.simpler_rules(read_artefact(arguments.kept / "functions", "synthetic_examples"))
+    earlier = marked_bits.earlier_parity_beside_or()
+    show("C. The earlier parity models beside OR: largest difference", earlier)
+    rules = marked_bits.simpler_rules(read_artefact(arguments.kept / "functions", "synthetic_examples"))
     show("C. How often a parity model answers as another function would", rules, f"Verdict: {verdict}")
-    drawing.save(failures.marked_bits_figure(cells, verdict), out, "marked_bits")
-    drawing.save(failures.unseen_distances_figure(placed, slopes), out, "unseen_distances")
-    drawing.save(failures.distance_or_number_figure(conditions), out, "distance_or_number")
+    drawing.save(marked_bits.figure_of(cells, verdict), out, "marked_bits")
     examples = read_artefact(arguments.kept / "cues", "synthetic_examples")
-    for name, by in {"farthest": np.max, "mean": np.mean}.items():
-        contrasts = failures.cue_contrasts(failures.cue_distances(examples, by))
-        if name == "farthest":
-            verdict = failures.verdict_of_cues(contrasts)
-            drawing.save(failures.cue_distances_figure(examples, verdict), out, "cue_distances")
-        show(f"D. Four cues less one, by the {name} distance", contrasts)
-    sys.stdout.write(f"Verdict: {verdict}\n")
+    means = cues.cue_contrasts(cues.cue_distances(examples, np.mean))
+    show("D. Four cues less one, by the mean distance", means)
+    contrasts = cues.cue_contrasts(cues.cue_distances(examples))
+    verdict = cues.verdict_of_distances(contrasts)
+    show("D. Four cues less one, by the farthest distance", contrasts, f"Verdict: {verdict}")
+    drawing.save(cues.distances_figure(examples, verdict), out, "cue_distances")

@@ -19,55 +19,35 @@ from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
-from analysis.gap.outcomes import compared_models
-from analysis.tokens.kinds import CATEGORIES_FILE
+from analysis.figures.generalization_gap import compared_models
 from pipeline.cli import InputError
-from pipeline.measuring.rules import CONTROLS
 from pipeline.results.files import refuse_replacing, write_atomically
-from pipeline.results.read import artefacts_in, read_artefact
-from pipeline.text.folder import MANIFEST_FILE
+from pipeline.results.read import artefacts_in
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = ROOT / "analysis" / "notebooks"
 _NEEDED_ARTEFACTS = {
-    "loss_differences": ["loss_differences"],
-    "length_losses": ["length_losses"],
-    "influential_tokens": ["sparse_context_losses"],
-    "sparsity_and_generalization": ["dependency_sparsity", "loss_differences"],
-    "selection_rules": ["sparse_context_losses"],
-    "synthetic_tasks": ["synthetic_accuracy"],
-    "found_dependencies": ["found_dependencies"],
-    "token_categories": ["sparse_context_losses"],
-    "influential_places": ["influential_tokens"],
+    "loss_differences": "loss_differences",
+    "length_losses": "length_losses",
+    "influential_tokens": "sparse_context_losses",
+    "sparsity_and_generalization": "dependency_sparsity",
+    "synthetic_tasks": "synthetic_accuracy",
 }
-_TEXT_FILES = {"token_categories": (MANIFEST_FILE, CATEGORIES_FILE), "influential_places": (MANIFEST_FILE,)}
-"""The text that was measured, or what is kept in its place: the data folder must hold one of these files."""
 _SECONDS_TO_END = 20
 _FOR_THE_USER = ("InputError", "OSError", "FileNotFoundError", "PermissionError", "NotADirectoryError")
 """What a cell may raise that is no mistake of ours."""
 
 
 def missing_inputs(notebook: str, arguments: argparse.Namespace) -> str | None:
-    """What the notebook of this name needs and the results lack; None where it can be executed."""
-    results = arguments.results
+    """What the notebook of this name needs and the results lack; None if it can be executed."""
     present = artefacts_in(arguments.results)
-    for artefact in _NEEDED_ARTEFACTS.get(notebook, ()):
-        if artefact not in present:
-            return f"the results hold no '{artefact}'; they hold {', '.join(present) or 'nothing'}"
+    if (needed := _NEEDED_ARTEFACTS[notebook]) not in present:
+        return f"the results hold no '{needed}'; they hold {', '.join(present)}"
     if notebook == "sparsity_and_generalization":
         try:
-            compared_models(results, arguments.long_models, arguments.short_models)
+            compared_models(arguments.results, arguments.long_models, arguments.short_models)
         except InputError as lacking:
             return str(lacking)
-    if notebook == "selection_rules":
-        rules = read_artefact(results, "sparse_context_losses", ["rule"])["rule"]
-        if len(set(rules) - set(CONTROLS)) < 2:
-            return "only one selection rule beside the controls"
-    texts = [results.parent / "data" / file for file in _TEXT_FILES.get(notebook, ())]
-    if texts and arguments.data is None and not any(path.is_file() for path in texts):
-        return "no tokenized data beside the results; name it with --data"
-    if notebook == "needles" and arguments.needles is None:
-        return "no planted needles; name the folder of plant_signs --needles with --needles"
     return None
 
 

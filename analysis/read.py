@@ -9,8 +9,7 @@ than were requested. Whoever means one of these says so.
 """
 
 import logging
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +19,10 @@ import pandas as pd
 from pipeline.cli import InputError, unknown_name
 from pipeline.measuring.rules import CONTROLS, RULES
 from pipeline.results.files import write_parquet
-from pipeline.results.read import (
-    missing_artefact,
-    read_artefact,
-    read_made_by,
-    read_model_facts,
-    read_settings,
-)
+from pipeline.results.read import read_artefact, read_made_by, read_model_facts, read_settings
 from pipeline.results.schemas import LOSS, SCHEMAS
 from pipeline.results.statistics import Interval, ratio_of_sums
-from pipeline.text.chunks import Chunk, chunks_of, long_enough_documents
-from pipeline.text.folder import EvaluationDocument, TokenizedData
-from pipeline.text.tokenizer import DocumentTokenizer
+from pipeline.text.folder import TokenizedData
 
 TARGET = ["document_id", "chunk_index", "target_position"]
 """The columns that name a target, in every artefact of targets."""
@@ -87,26 +78,12 @@ def joined_on_common(
     on: Sequence[str],
     what: str,
     suffixes: tuple[str, str] = ("", "_"),
-    *,
-    may_right_have_more: bool = False,
 ) -> pd.DataFrame:
-    """The rows of both tables whose keys `on` both have; a warning says how many of `what` only one has.
-
-    With `may_right_have_more` keys that `right` alone has do not count, as where it covers all targets.
-    """
-    keys = list(on)
-    sides: Any = (
-        left[keys]
-        .drop_duplicates()
-        .merge(
-            right[keys].drop_duplicates(),
-            on=keys,
-            how="left" if may_right_have_more else "outer",
-            indicator=True,
-        )["_merge"]
-    )
-    warn_of_left_out(int((sides != "both").sum()), len(sides), what)
-    return left.merge(right, on=keys, suffixes=suffixes)
+    """The rows of `left` whose keys `on` both have, joined; a warning counts the `what` left out."""
+    keys = left[list(on)].drop_duplicates()
+    is_common = keys.merge(right[list(on)].drop_duplicates(), "left", indicator=True)["_merge"] == "both"
+    warn_of_left_out(int((~is_common).sum()), len(keys), what)
+    return left.merge(right, on=list(on), suffixes=suffixes)
 
 
 def generalization_gaps(
@@ -124,19 +101,6 @@ def generalization_gaps(
     pairs = joined_on_common(shorts, reference, TARGET, what, ("", "_reference"))
     pairs["generalization_gap"] = pairs["long_context_loss"] - pairs["long_context_loss_reference"]
     return pairs[["model", *TARGET, "generalization_gap"]]
-
-
-def of_targets(rows: pd.DataFrame, targets: pd.DataFrame | None) -> pd.DataFrame:
-    """The rows of these targets, by the columns of `TARGET`; all where None."""
-    return rows if targets is None else rows.merge(targets[TARGET], on=TARGET)
-
-
-def of_common_groups(
-    left: pd.DataFrame, right: pd.DataFrame, groups: Sequence[str]
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The rows of each table in the groups, such as model and k, that both measured at all."""
-    of_left, of_right = (table[list(groups)].drop_duplicates() for table in (left, right))
-    return left.merge(of_right), right.merge(of_left)
 
 
 def rows_by(table: pd.DataFrame, *keys: str) -> dict[Any, Row]:
@@ -169,21 +133,13 @@ def interval_over_documents(
     All have one value a target and the same index. The ends are NaN for fewer than two documents, which say
     nothing about other documents.
     """
-    sums_D = _sums(document_ids, numerators, denominators)
-    return ratio_of_sums(*sums_D) if len(sums_D[0]) else NO_INTERVAL
-
-
-def _sums(
-    document_ids: pd.Series, numerators: pd.Series, denominators: pd.Series | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Both, summed over the targets of each document."""
+    if not len(numerators):
+        return NO_INTERVAL
     counted = 1.0 if denominators is None else denominators.astype("float64")
-    values = pd.DataFrame(
-        {"numerator": numerators.astype("float64"), "denominator": counted}, numerators.index
-    )
-    # By an index: of a series pandas first makes a text, to look for a column of that name.
+    values = pd.DataFrame({"numerator": numerators.astype("float64"), "denominator": counted})
+    # By an index: a series is first tried as the name of a column, which takes long.
     sums_D = values.groupby(pd.Index(document_ids)).sum()
-    return sums_D["numerator"].to_numpy(), sums_D["denominator"].to_numpy()
+    return ratio_of_sums(sums_D["numerator"].to_numpy(), sums_D["denominator"].to_numpy())
 
 
 def interval_columns(name: str, interval: Interval) -> dict[Hashable, float]:
@@ -317,90 +273,22 @@ def shown_rule(rules: Iterable[str]) -> str:
     return next((rule for rule in chosen if rule not in CONTROLS), chosen[0])
 
 
-def data_of(results: Path, data: Path | None) -> TokenizedData:
-    """The tokenized data of a results folder: that in `data`, or the folder `data` beside it where None."""
+def data_of(results: Path, data: Path | None, *stages: str) -> TokenizedData:
+    """The tokenized data that stages measured: that in `data`, or the folder `data` beside the results.
+
+    InputError if there is none, or a stage measured other documents.
+    """
     beside = results.parent / "data"
     if data is None and not beside.is_dir():
         raise InputError(
             f"there is no folder {beside}; name the tokenized data that {results} was measured on with --data"
         )
-    return TokenizedData.open(data or beside)
-
-
-def refuse_other_documents(results: Path, what: str, made: Mapping[str, Any], data: TokenizedData) -> None:
-    """Refuse data other than that by which `made` says that `what` in these results was made."""
-    if made["inputs"].get("evaluation_documents") != data.evaluation_sha256:
-        raise InputError(
-            f"{what} in {results} was not measured on the evaluation documents of {data.folder}: their"
-            " SHA-256 differs; give the folder that was measured as --data"
-        )
-
-
-_LENGTHS = (
-    "short_context_length",
-    "long_context_length",
-    "targets_per_chunk",
-    "num_documents",
-    "max_chunks_per_document",
-)
-
-
-@dataclass(frozen=True)
-class MeasuredText:
-    """What one stage measured, and with which lengths."""
-
-    data: TokenizedData
-    settings: Mapping[str, Any]
-    """Those that decide which chunks were measured, and how; the same for all models."""
-
-    @classmethod
-    def open(cls, results: Path, stage: str, data: Path | None = None) -> "MeasuredText":
-        """The text behind the results of a stage, "loss_differences" or "influential_tokens".
-
-        InputError where there is no data, it is not what was measured, or models were measured with different
-        lengths or on different documents.
-        """
-        made_by = read_made_by(results, stage)
-        if not made_by:
-            raise missing_artefact(results, stage)
-        opened = data_of(results, data)
-        settings = [{name: made["settings"].get(name) for name in _LENGTHS} for made in made_by.values()]
-        for (model, made), setting in zip(made_by.items(), settings, strict=True):
-            refuse_other_documents(results, f"{stage} of model '{model}'", made, opened)
-            if setting != settings[0]:
+    opened = TokenizedData.open(data or beside)
+    for stage in stages:
+        for model, made in read_made_by(results, stage).items():
+            if made["inputs"].get("evaluation_documents") != opened.evaluation_sha256:
                 raise InputError(
-                    f"{results} holds {stage} of models that were measured in two ways: {setting} for"
-                    f" '{model}', {settings[0]} for '{next(iter(made_by))}'; keep them in two folders"
+                    f"{stage} of model '{model}' in {results} was not measured on the evaluation documents of"
+                    f" {opened.folder}: their SHA-256 differs; give the folder that was measured as --data"
                 )
-        return cls(opened, settings[0])
-
-    @property
-    def short_context_length(self) -> int:
-        """s, tokens."""
-        return int(self.settings["short_context_length"])
-
-    @property
-    def chunk_length(self) -> int:
-        """ℓ, tokens."""
-        return int(self.settings["long_context_length"])
-
-    @property
-    def tokenizer(self) -> DocumentTokenizer:
-        """What made the tokens."""
-        return self.data.tokenizer()
-
-    def chunks(self) -> Iterator[tuple[EvaluationDocument, Chunk]]:
-        """Every measured chunk, with its null and its document, in the stage's own order."""
-        documents = long_enough_documents(self.data, self.chunk_length, self.settings["num_documents"], 0)
-        for index, document in enumerate(documents):
-            most = self.settings["max_chunks_per_document"]
-            yield from ((document, chunk) for chunk in chunks_of(documents, index, self.chunk_length, most))
-
-    def targets_of(self, chunk: Chunk) -> list[int]:
-        """Positions in the document of the chunk's targets."""
-        end = chunk.start + self.chunk_length
-        first, stride = (
-            end - int(self.settings["targets_per_chunk"]),
-            int(self.settings.get("target_stride", 1)),
-        )
-        return list(range(end - 1, first - 1, -stride))[::-1]
+    return opened

@@ -4,16 +4,14 @@
         --long-models long-seed0 long-seed1 --short-models short-contiguous short-pose \
         --train-context-lengths short-contiguous=32 short-pose=32 long-seed0=256 long-seed1=256
 
-A notebook is skipped where its executed copy was made from the same files and parameters: results, data and
-code. It is skipped too where something lacks (analysis/notebooks.py): the results it is about, several
-selection rules (selection_rules), a short-trained model, and a long-trained one that neither chose nor judged
-(sparsity_and_generalization), the tokenized data, beside the results or as --data (influential_places;
-token_categories, which takes a table of its own in that place too), planted needles, as --needles (needles).
+A notebook is skipped if its executed copy was made from the same files and parameters (results, data and
+code), or if the results lack what it is about; for sparsity_and_generalization also a short-trained model,
+and a long-trained one that neither chose nor judged.
 
 To execute some notebooks only, which must then lack nothing:
 
-    python analysis/run_notebooks.py --results runs/demo/rules --figures runs/demo/rules-figures \
-        --notebooks selection_rules
+    python analysis/run_notebooks.py --results runs/demo/results --figures runs/demo/figures \
+        --notebooks loss_differences
 """
 
 import sys
@@ -63,12 +61,10 @@ def main(arguments: argparse.Namespace) -> None:
         "short_models": arguments.short_models,
         "train_context_lengths": dict(arguments.train_context_lengths),
         "data": str(arguments.data.resolve()) if arguments.data else None,
-        "needles": str(arguments.needles.resolve()) if arguments.needles else None,
     }
     parameters = {name: value for name, value in parameters.items() if value}  # else a notebook's own
     with folder_lock(figures, "--figures"):
-        inputs = [arguments.results, data, *filter(None, [arguments.needles])]
-        made_from = fingerprint(inputs, parameters, figures)
+        made_from = fingerprint([arguments.results, data], parameters, figures)
         stale = []
         for name in arguments.notebooks or paths:
             if is_fresh(figures / f"{name}.ipynb", made_from):
@@ -115,7 +111,6 @@ def parser() -> argparse.ArgumentParser:
         metavar="MODEL=TOKENS",
         help="training lengths, marked in the figure of losses by length",
     )
-    add("--needles", type=folder_path, help="a folder of plant_signs.py --needles, measured")
     add(
         "--data",
         type=folder_path,

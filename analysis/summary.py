@@ -1,8 +1,6 @@
 """Print the closing table of a results folder: what the far context is worth, and how few tokens carry it.
 
-    python analysis/summary.py --results runs/demo/results --figures runs/demo/figures
-
-With --rule NAME also what k tokens of that selection rule recover, beside the rule's null.
+python analysis/summary.py --results runs/demo/results --figures runs/demo/figures
 """
 
 import sys
@@ -24,7 +22,7 @@ def main(arguments: argparse.Namespace) -> None:
     from analysis.answers import page  # late, for a --help at once
 
     figures = arguments.figures or arguments.results.parent / "figures"
-    sys.stdout.write(page(arguments.results, figures, arguments.rule))
+    sys.stdout.write(page(arguments.results, figures))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -33,5 +31,4 @@ def parser() -> argparse.ArgumentParser:
     add = program.add_argument
     add("--results", type=folder_path, required=True, help="a results folder")
     add("--figures", type=folder_path, help="the folder of figures; beside the results where not given")
-    add("--rule", help="show what k tokens of this selection rule recover too, beside its null")
     return program

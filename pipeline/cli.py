@@ -34,8 +34,6 @@ PROGRAMS = (
     "analysis.run_notebooks",
     "analysis.summary",
     "analysis.explorer",
-    "analysis.screenshot",
-    "analysis.needed_context",
     "analysis.length_failures",
     "analysis.choose_texts",
     "analysis.real_model",
@@ -45,7 +43,6 @@ PROGRAMS = (
     "pipeline.export_huggingface",
     "pipeline.train_synthetic",
     "pipeline.evaluate_synthetic",
-    "pipeline.found_dependencies",
 )
 """A whole study, its stages in the order of the work, what is done besides, synthetic tasks."""
 EXIT_BAD_INPUT = 2

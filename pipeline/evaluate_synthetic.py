@@ -1,11 +1,24 @@
-"""Accuracy of models of one synthetic task, at every test size and sparsity.
+"""Test models of one synthetic task at every test size and k: accuracy, or which tokens decide.
 
 The models answer freely: each token of the response, and with predicted positions (PPC) each position ID, is
 the likeliest, and read back. Exact match counts a response where all are right, a wrong ID being an error.
-Of signs_* the loss beyond the best possible one is measured, too, and the attention on the signs.
+For signs_* the loss beyond the best possible one is measured, too, and the attention on the signs.
 Test examples are drawn by (test seed, size, k), the same for every model. Prints a line for each size and k.
 
+--dependencies tokens asks instead whether the selection rules find the tokens that truly decide an answer,
+which the task's generator knows: the tokens that every rule selects in the far context of every answer
+token, as influential_tokens.py selects them in text, and whether each is in the true dependency set.
+Answers are given, not generated, and position IDs the true ones. A token left out is removed, or replaced by
+the tokens that other examples have in its place (background). What of a dependency set lies in the short
+context is seen anyway, and not counted; targets whose far context holds no true dependency are left out.
+
+--dependencies position_ids asks the same of the position IDs that a model trained with predicted positions
+predicts: the next ID is decided by the token before it and, where the content decides or training parts the
+IDs at random (spread_of_coupled_ids), by the prompt's token that has that ID. A token replaced keeps its ID;
+a token removed takes it along.
+
 writes   <results>/synthetic_accuracy/model=<run folder's name>/*.parquet      columns: pipeline/RESULTS.md
+         with --dependencies found_dependencies or found_id_dependencies
 resumes  run the same command again; a size and k is a shard, kept once complete; other settings are refused
 
 full size, on one GPU:
@@ -15,6 +28,8 @@ full size, on one GPU:
 on a laptop, after the laptop command of train_synthetic.py (seconds):
   python pipeline/evaluate_synthetic.py --task copy --checkpoints runs/demo/synthetic/copy-predicted-seed0 \\
       --results runs/demo/synthetic/results --sizes 5 10 20 30 --num-examples 100
+  python pipeline/evaluate_synthetic.py --task copy --checkpoints runs/demo/synthetic/copy-predicted-seed0 \\
+      --results runs/demo/synthetic/results --sizes 5 10 --num-examples 20 --dependencies tokens --largest-k 4
 """
 
 import sys
@@ -30,122 +45,197 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from pipeline.cli import logger, positive_float, stage_parser
-from pipeline.results.statistics import wilson_interval
-from pipeline.synthetic.evaluation import (
-    NUM_EXAMPLES,
-    Cell,
-    Evaluation,
-    add_task_evaluation_arguments,
-    cells_of,
-    in_words,
-    refuse_impossible,
+from pipeline.cli import (
+    folder_path,
+    logger,
+    positive_float,
+    positive_int,
+    progress,
+    random_seed,
+    stage_parser,
 )
-from pipeline.synthetic.tasks import ExampleBatch, task_called
-
-_EXAMPLES_PER_BATCH = 100
-_NUM_LOOKED_INTO = 64
-"""Examples that are generated together, and those whose attention is looked at, which takes a while."""
+from pipeline.measuring.rules import INTERVENTIONS
+from pipeline.results.write import StageOutput
+from pipeline.synthetic.dependencies import (
+    ARTEFACTS,
+    DEFAULT_RULES,
+    FINDING_RULES,
+    refuse_unanswerable,
+)
+from pipeline.synthetic.evaluation import TEST_STREAM, Cell, cells_of, refuse_impossible, test_examples
 
 if TYPE_CHECKING:
     from pipeline.synthetic.config import TaskConfig
-    from pipeline.synthetic.models import TaskModel
     from pipeline.synthetic.train import TaskRun
 
 
 def parser() -> argparse.ArgumentParser:
     """The stage's command line."""
     stage = stage_parser(__doc__)
-    add_task_evaluation_arguments(stage, num_examples=NUM_EXAMPLES)
-    stage.add_argument(
+    add = stage.add_argument
+    add("--task", required=True, help="the task's name; run folders of other tasks are refused")
+    add(
+        "--checkpoints",
+        type=folder_path,
+        nargs="+",
+        required=True,
+        metavar="RUN",
+        help="run folders of train_synthetic.py",
+    )
+    add("--results", type=folder_path, required=True, help="results folder; complete shards in it are kept")
+    add(
+        "--sizes",
+        type=positive_int,
+        nargs="+",
+        required=True,
+        help="sizes of the test examples, in the task's own unit (letters, bits, digits, assignments, prompt"
+        " tokens)",
+    )
+    add(
+        "--sparsities",
+        type=positive_int,
+        nargs="+",
+        help="k of the test examples, for tasks with k; left out at sizes without room",
+    )
+    add(
+        "--num-examples",
+        type=positive_int,
+        help="test examples of each size and k (default: 1000, or 200 with --dependencies)",
+    )
+    add("--test-seed", type=random_seed, default=0, help="of the test examples")
+    add(
         "--attention-scale",
         type=positive_float,
         default=1.0,
         help="what every attention score is multiplied by, to see whether answers fail as attention spreads"
         " over more tokens than in training; a look, no part of the model",
     )
+    add(
+        "--dependencies",
+        choices=ARTEFACTS,
+        help="which tokens decide the next token, or its position ID (default: measure accuracy)",
+    )
+    asked = stage.add_argument_group("with --dependencies").add_argument
+    asked("--rules", nargs="+", choices=FINDING_RULES, default=list(DEFAULT_RULES), help="selection rules")
+    asked(
+        "--interventions",
+        nargs="+",
+        choices=INTERVENTIONS,
+        default=list(INTERVENTIONS),
+        help="what leaving a token out means; each is taken in turn",
+    )
+    asked(
+        "--num-backgrounds",
+        type=positive_int,
+        default=8,
+        help="other examples that a background is the mean of",
+    )
+    asked("--largest-k", type=positive_int, default=8, help="tokens that each rule selects, in its order")
+    asked("--short-context-length", type=positive_int, default=2, help="s, in tokens: what is seen anyway")
     return stage
 
 
-def check(arguments: argparse.Namespace, configs: Mapping[str, "TaskConfig"]) -> None:
-    """Refuse a size or k that the task, or a model trained so (name -> configuration), has no room for."""
-    _, cells = cells_of(arguments.task, arguments.sizes, arguments.sparsities)
+def check(arguments: argparse.Namespace, configs: Mapping[str, "TaskConfig"]) -> list[Cell]:
+    """Refuse what the task, or a model trained so (name -> configuration), has no room or no use for."""
+    if arguments.num_examples is None:
+        arguments.num_examples = 1000 if arguments.dependencies is None else 200
+    cells = cells_of(arguments.task, arguments.sizes, arguments.sparsities)
     refuse_impossible(configs, cells)
+    if arguments.dependencies is not None:
+        refuse_unanswerable(arguments, configs, cells)
+    return cells
 
 
-def _evaluation(arguments: argparse.Namespace) -> Evaluation:
-    scale = arguments.attention_scale  # left out where it is 1: results that know nothing of it were made so
-    return Evaluation(arguments, "evaluate_synthetic", {} if scale == 1 else {"attention_scale": scale})
+def _outputs(arguments: argparse.Namespace) -> tuple[list[Cell], list[tuple["TaskRun", StageOutput]]]:
+    """The cells, a shard each, and where the results of each model go."""
+    from pipeline.synthetic.train import find_task_run  # late, for a --help at once
+
+    runs = [find_task_run(folder, arguments.task) for folder in arguments.checkpoints]
+    cells = check(arguments, {run.name: run.config for run in runs})
+    settings = {
+        "task": arguments.task,
+        "sizes": sorted({size for size, _ in cells}),
+        "sparsities": sorted({sparsity for _, sparsity in cells if sparsity is not None}),
+        "num_examples": arguments.num_examples,
+        "test_seed": arguments.test_seed,
+        "test_stream": TEST_STREAM,
+    }
+    if arguments.attention_scale != 1:  # results that know nothing of it were made without
+        settings["attention_scale"] = arguments.attention_scale
+    stage = "evaluate_synthetic"
+    if arguments.dependencies is not None:
+        stage = ARTEFACTS[arguments.dependencies]
+        settings["rules"] = [rule for rule in FINDING_RULES if rule in arguments.rules]
+        settings["interventions"] = [name for name in INTERVENTIONS if name in arguments.interventions]
+        settings |= {
+            name: getattr(arguments, name)
+            for name in ("num_backgrounds", "largest_k", "short_context_length")
+        }
+    outputs = [
+        StageOutput(
+            arguments.results,
+            stage,
+            run.name,
+            settings=settings,
+            inputs={"checkpoint": run.sha256},
+            num_shards=len(cells),
+        )
+        for run in runs
+    ]
+    return cells, list(zip(runs, outputs, strict=True))
 
 
 def is_done(arguments: argparse.Namespace) -> bool:
-    """Whether every model was tested at every size and sparsity."""
-    return _evaluation(arguments).is_done()
+    """Whether every model was tested at every size and k."""
+    return all(output.is_done() for _, output in _outputs(arguments)[1])
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Test every model at every size and sparsity, then print what was found."""
-    evaluation = _evaluation(arguments)
-    check(arguments, {run.name: run.config for run in evaluation.runs})
-    evaluation.run(_measure)
+    """Test every model at every size and k."""
+    cells, outputs = _outputs(arguments)
+    for run, output in outputs:
+        if not output.is_done():
+            with output.writing():
+                _measure(arguments, run, cells, output)
+        logger.info(output.state())
 
 
-def _measure(
-    run: "TaskRun", model: "TaskModel", cell: Cell, batch: ExampleBatch, generator: np.random.Generator
-) -> dict[str, dict[str, list[Any]]]:
-    """One row of the cell, and one of each of its examples."""
+def _measure(arguments: argparse.Namespace, run: "TaskRun", cells: list[Cell], output: StageOutput) -> None:
+    """Measure what is missing; columns that tell of run and cell are added to every table."""
     # Imported late, for a --help at once.
-    from pipeline.synthetic.accuracy import answers, attention_on_signs, excess_losses
+    from pipeline.models.devices import usable_device
+    from pipeline.synthetic.accuracy import accuracy_tables
+    from pipeline.synthetic.dependencies import found_dependencies
+    from pipeline.synthetic.tasks import task_called
 
-    of_answers = model, batch, run.config, generator
-    found = answers(*of_answers, _EXAMPLES_PER_BATCH)
-    id_is_right_BT = found.position_id_is_right_BT
-    exact = wilson_interval(int(found.is_right_B.sum()), len(found.is_right_B))
-    vocabulary = task_called(run.config.task).vocabulary
-    has_sparsity = cell[1] is not None
-    of_examples: dict[str, list[Any]] = {
-        "example_index": list(range(len(batch.examples))),
-        "is_right": found.is_right_B.tolist(),
-        "answer": [vocabulary[token_id] for token_id in found.token_ids_BT[:, 0]],
-        "decisive_tokens": [
-            " ".join(vocabulary[example.token_ids_S[place]] for place in example.dependencies[0])
-            if has_sparsity
-            else None
-            for example in batch.examples
-        ],
-        "distances": [None] * len(batch.examples),
-        "excess_loss": [None] * len(batch.examples),
-    }
-    row: dict[str, Any] = {
-        "num_tokens": batch.token_ids_BS.shape[1],
-        "num_examples": len(found.is_right_B),
-        "exact_match": exact.estimate,
-        "exact_match_low": exact.low,
-        "exact_match_high": exact.high,
-        "token_accuracy": float(found.token_is_right_BT.mean()),
-        "position_id_accuracy": None if id_is_right_BT is None else float(id_is_right_BT.mean()),
-    }
-    if batch.log_posterior_BV is not None:  # the best possible loss is known
-        excess_B = excess_losses(*of_answers, _EXAMPLES_PER_BATCH)
-        of_examples["excess_loss"], question = excess_B.tolist(), batch.num_prompt_tokens - 1
-        of_examples["distances"] = [
-            [question - place for place in example.dependencies[0]] for example in batch.examples
-        ]
-        row |= {
-            "excess_loss": float(excess_B.mean()),
-            "excess_loss_error": float(excess_B.std() / len(excess_B) ** 0.5),
-            "attention_scaling": run.config.model.attention_scaling,
-            "best_loss": batch.examples[0].best_loss,
-            "sign_attention": attention_on_signs(*of_answers, _NUM_LOOKED_INTO).tolist(),
+    pending = output.pending_shards()
+    model = run.load(usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU"))
+    model.sharpen_attention(arguments.attention_scale)
+    config = run.config
+    for shard in progress(pending, f"evaluate_synthetic {run.name}", "cells"):
+        size, sparsity = cells[shard]
+        task = task_called(arguments.task)
+        batch, generator = test_examples(task, cells[shard], arguments.num_examples, arguments.test_seed)
+        tables: dict[str, dict[str, list[Any]]]
+        if arguments.dependencies is not None:
+            found = found_dependencies(arguments, config, model, batch, generator)
+            tables = {ARTEFACTS[arguments.dependencies]: found}
+        else:
+            tables, exact = accuracy_tables(model, batch, config, generator)
+            k = "" if sparsity is None else f", k {sparsity}"
+            doubt = "" if run.is_learnt else " (the task was not learnt in distribution)"
+            logger.info("%s: size %d%s: exact match %s%s", run.name, size, k, exact, doubt)
+        of_all_rows = {
+            "task": config.task,
+            "positions": config.positions,
+            "seed": config.seed,
+            "largest_train_size": config.largest_size,
+            "largest_train_sparsity": config.largest_sparsity,
+            "is_learnt": run.is_learnt,
+            "size": size,
+            "sparsity": sparsity,
         }
-    logger.info(
-        "%s: %s: exact match %s%s",
-        run.name,
-        in_words(cell),
-        exact,
-        "" if run.is_learnt else " (the task was not learnt in distribution)",
-    )
-    of_cell = {name: [value] for name, value in row.items()}
-    return {"synthetic_accuracy": of_cell, "synthetic_examples": of_examples}
+        for columns in tables.values():
+            num_rows = len(next(iter(columns.values())))
+            columns |= {name: [value] * num_rows for name, value in of_all_rows.items()}
+        output.write_shard(shard, tables)

@@ -34,10 +34,10 @@ from typing import TYPE_CHECKING, Any, cast
 from pipeline.cli import InputError, folder_path, positive_int, stage_parser
 from pipeline.measuring.flags import ContextLengths, add_stage_arguments
 from pipeline.measuring.rules import BACKGROUND, INTERVENTIONS, Measuring
+from pipeline.results.files import differences
 from pipeline.results.read import read_artefact, read_made_by, read_model_facts, sources
 from pipeline.results.schemas import OTHER_DOCUMENT
 from pipeline.results.versions import sha256_of_files
-from pipeline.results.write import differences
 from pipeline.text.folder import TokenizedData
 
 if TYPE_CHECKING:

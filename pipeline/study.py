@@ -10,8 +10,8 @@ The fields, and where files are looked for: studies/file.py. With `synthetic` in
 synthetic tasks: a grid of them is trained, tested and asked what decides.
 
 What has finished is not run again, as each program says by itself; where one finds results of other settings
-or of another text, the study is refused, and nothing is overwritten. Changed code is only said; notebooks and
-tables are made anew for it. The first command that fails stops the rest, with its exit code; the same again
+or of another text, the study is refused, and nothing is overwritten. Notebooks and tables are made anew for
+changed code. The first command that fails stops the rest, with its exit code; the same again
 goes on. Ctrl-C, SIGTERM and SIGUSR1 (exit code 75) are passed on, and training is saved.
 
 on a laptop; what `make demo` runs, and the same, smaller and elsewhere:
@@ -37,15 +37,12 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
-import json
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
 from io import StringIO
 from typing import Any, NoReturn
-
-from pyarrow.parquet import read_metadata
 
 from pipeline.cli import (
     InputError,
@@ -55,7 +52,6 @@ from pipeline.cli import (
     stage_parser,
 )
 from pipeline.results.files import folder_lock
-from pipeline.results.versions import git_commit
 from pipeline.studies.commands import Command, Measuring, TaskTraining, Training, commands_of
 from pipeline.studies.file import Study, Text, TextStudy, load_study
 from pipeline.studies.run import gpus_here, run_all, workers
@@ -112,8 +108,6 @@ def main(arguments: argparse.Namespace) -> None:
         submit_chain(commands, study)
         return
     with folder_lock(Path(study.run), "run folder, as in run=FOLDER"):
-        if finished:
-            warn_of_other_code(Path(study.run))
         places = workers(arguments.jobs, study.threads, gpus_here() if to_run else ())
         sys.exit(run_all(commands, finished, places, study.logs))
 
@@ -207,20 +201,18 @@ def _refuse_unsaved_steps(name: str, config: Any, steps: Sequence[int]) -> None:
     """A checkpoint along training must be saved, and kept."""
     from pipeline.training.config import counts_epochs, num_training_steps
 
-    interval = config.save_interval
-    num_kept = config.save_num_unsharded_checkpoints_to_keep
     last = None  # known once the data is there
     if not counts_epochs(config.max_duration):
         last = num_training_steps(config.max_duration, config.tokens_per_step, 0)
+    interval = config.save_interval
+    keeps_all = (config.save_num_unsharded_checkpoints_to_keep or 0) <= 0
     for step in steps:
-        is_saved = (
-            interval and step % interval == 0 and (num_kept or 0) <= 0 and (last is None or step < last)
-        )
+        is_saved = interval and step % interval == 0 and keeps_all and (last is None or step < last)
         if not is_saved and step != last:
             raise InputError(
                 f"step {step} is to be measured, but {name} has {last or 'unknown'} steps, is saved every"
-                f" {interval} (save_interval) and at its end, keeping {num_kept or 'all'} checkpoints"
-                " (save_num_unsharded_checkpoints_to_keep)"
+                f" {interval} (save_interval) and at its end, keeping {'all' if keeps_all else 'some'}"
+                " checkpoints (save_num_unsharded_checkpoints_to_keep)"
             )
 
 
@@ -241,19 +233,3 @@ def check_text(study: Study, to_run: Sequence[Command], *, is_on_slurm: bool) ->
             elif Path(arguments.tokenizer) in (data, data / "tokenizer.json"):
                 arguments.tokenizer = "olmo"  # stands for the one that is not there yet
             program.check(arguments)
-
-
-def warn_of_other_code(run: Path) -> None:
-    """Say once that what is kept was made by another commit than this."""
-    now = git_commit()
-    commits = {json.loads(path.read_text())["git_commit"] for path in run.glob("**/data/manifest.json")}
-    for file in run.glob("**/results/**/model=*/00000-of-*.parquet"):
-        commits.add((read_metadata(file).metadata or {}).get(b"git_commit", b"unknown").decode())
-    if now != "unknown" and (others := commits - {now, "unknown"}):
-        logger.warning(
-            "what is kept in %s was made by commit %s, and this is %s; to make it anew, choose another run"
-            " folder, as in run=FOLDER",
-            run,
-            ", ".join(sorted(others)),
-            now,
-        )

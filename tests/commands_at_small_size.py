@@ -114,7 +114,7 @@ def _of_tasks(found: Sequence[str], tested: Sequence[str], **grids: str) -> list
         *(f"synthetic.grids.{grid}.overrides=[{small}{others}]" for grid, others in grids.items()),
         *(f"synthetic.grids.{grid}.seeds=[0]" for grid in grids),
         *(f"synthetic.evaluate_synthetic.{task}.num_examples=4" for task in tested),
-        *(f"synthetic.found_dependencies.{task}.num_examples=2" for task in found),
+        *(f"synthetic.evaluate_synthetic.found_{task}.num_examples=2" for task in found),
     ]
 
 

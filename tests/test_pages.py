@@ -7,7 +7,6 @@ demo's stages first, then page by page. All but those of the first page are slow
 import argparse
 import importlib
 import re
-import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -23,7 +22,6 @@ PAGES = {
 }
 OF_COMMANDS = [name for name, path in PAGES.items() if path.name not in UNMARKED]
 FIRST_PAGE = "README.md"
-KINDS = ROOT / "analysis/reference/study/data/token_categories.parquet"
 
 
 @cache
@@ -116,9 +114,6 @@ def run_page(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             have_run.add(shown.text)
 
     run_all("pipeline/README.md", commands_of(PAGES["pipeline/README.md"], "The stages by hand"))
-    # What a notebook would write, which runs where slow tests do.
-    (folder / "runs/demo/figures").mkdir(exist_ok=True)
-    shutil.copy(KINDS, folder / "runs/demo/figures")
 
     @cache
     def page(name: str) -> Path:

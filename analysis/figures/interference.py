@@ -1,4 +1,4 @@
-"""Do predictions that need few tokens withstand unseen distances better? Slopes of length interference.
+"""Length interference in a real model: slopes on the tokens needed, tables, figures, the verdict.
 
 The outcome of a target is h, the length interference: KL(p(.|near tokens) || p(.|another text's distant
 tokens, near tokens)), mean over distant texts, where the distant tokens stand at a distance that the model
@@ -10,26 +10,24 @@ was never trained on. The predictor is `mean_log2_k` within the near tokens. Thr
 
 Controls: natural splines of the entropy, of the logarithms of the total effect, of the stake and of h at a
 trained distance; the log frequency of the token, the loss, the source. Clusters are texts, with CR2 and
-Student's interval (`outcomes.Design`; of the Poisson regression at its last weighted step). Plan and rule:
+Student's interval (`slopes.Design`; of the Poisson regression at its last weighted step). Plan and rule:
 analysis/LOG.md.
 
 Shapes: T targets, C controls.
 """
 
+import sys
 from collections.abc import Hashable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from patsy import dmatrix
-from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
 from analysis import drawing
-from analysis.gap.outcomes import SPARSITY, SPLINE_DEGREES, Design
-from analysis.read import interval_columns, interval_over_documents, rows_by
+from analysis.figures.slopes import SPARSITY, Design, Row, eighths, single, spline
+from analysis.read import interval_columns, interval_over_documents, rows_by, sample_counts
 from pipeline.measuring.placed import NEAR, Placement
 from pipeline.results.read import read_artefact
 from pipeline.text.folder import TokenizedData, training_token_counts
@@ -117,40 +115,26 @@ def with_outcomes(targets: pd.DataFrame) -> pd.DataFrame:
 
 def mechanism(targets: pd.DataFrame) -> pd.DataFrame:
     """Length interference of each placement and source of the distant text: mean over targets, nats."""
-    rows = list[dict[Hashable, Any]]()
+    rows = list[Row]()
     for name in (str(name) for name in targets if str(name).startswith("swap:")):
         placement, source = name.split(" ")
         found = Placement.parse(placement)
         known = targets.dropna(subset=[name])  # a text that is a distant one of this placement has none
         interval = interval_over_documents(known["document_id"], known[name])
-        rows.append(
-            {
-                "num_distant": found.num_distant,
-                "span": found.span,
-                "near_start": found.near_start,
-                "distant_text": source,
-                **interval_columns("interference", interval),
-                "num_targets": len(known),
-                "num_documents": known["document_id"].nunique(),
-            }
-        )
+        place: Row = {"num_distant": found.num_distant, "span": found.span, "near_start": found.near_start}
+        numbers = interval_columns("interference", interval) | sample_counts(known)
+        rows.append({**place, "distant_text": source, **numbers})
     return pd.DataFrame(rows).sort_values(["num_distant", "near_start", "distant_text"], ignore_index=True)
 
 
 def controls_of(targets: pd.DataFrame, leave_out: str | None = None) -> np.ndarray:
     """What every slope holds constant: float64 [T, C]; `leave_out` names one of the splines."""
-    splines = [
-        dmatrix(f"cr(x, df={SPLINE_DEGREES}) - 1", {"x": targets[name]})
-        for name in _SPLINES
-        if name != leave_out
-    ]
+    splines = [spline(targets[name]) for name in _SPLINES if name != leave_out]
     lines = pd.get_dummies(targets[["log_token_count", "loss", "source"]]).to_numpy(dtype="float64")
     return np.hstack([*splines, lines])
 
 
-def slope(
-    targets: pd.DataFrame, outcome: str, kind: str, *, leave_out: str | None = None
-) -> dict[Hashable, float]:
+def slope(targets: pd.DataFrame, outcome: str, kind: str, *, leave_out: str | None = None) -> Row:
     """Slope of one kind on `mean_log2_k`, with its interval and p-value, as columns.
 
     Args:
@@ -159,7 +143,6 @@ def slope(
         leave_out: a spline that is not held constant: h at the trained distance where that is the outcome.
     """
     h_T = targets[outcome].to_numpy(dtype="float64")
-    texts_T = targets["document_id"].to_numpy()
     regressors_T1 = targets[[SPARSITY]].to_numpy()
     controls_TC = controls_of(targets, leave_out)
     weights_T = None
@@ -168,17 +151,8 @@ def slope(
     else:
         h_T = h_T / targets["stake"].to_numpy() if kind == SHARE else h_T
         h_T = h_T / h_T.mean()
-    found = Design(regressors_T1, controls_TC, texts_T, weights_T).least_squares(pd.DataFrame({"h": h_T}))
-    estimate = float(found.slopes_M[0])
-    error = float(found.covariance_MM[0, 0] ** 0.5)
-    half = float(stats.t.ppf(0.975, found.degrees_of_freedom)) * error
-    p_value = 2 * stats.t.sf(abs(estimate) / error, found.degrees_of_freedom)
-    return {
-        "slope": estimate,
-        "slope_low": estimate - half,
-        "slope_high": estimate + half,
-        "p_value": p_value,
-    }
+    design = Design(regressors_T1, controls_TC, targets["document_id"].to_numpy(), weights_T)
+    return single(design.least_squares(pd.DataFrame({"h": h_T})))
 
 
 def _poisson_step(h_T: np.ndarray, columns_TC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -213,20 +187,11 @@ def slopes(targets: pd.DataFrame, primary: str, trained: str, others: Mapping[st
     """
     known = targets[targets["total_effect"] >= LEAST_EFFECT].reset_index(drop=True)
     low, high = known[SPARSITY].quantile([1 / 8, 7 / 8])
-    rows = list[dict[Hashable, Any]]()
+    rows = list[Row]()
 
     def add(variant: str, kind: str, of: pd.DataFrame, outcome: str, leave_out: str | None = None) -> None:
-        found = slope(of, outcome, kind, leave_out=leave_out)
-        rows.append(
-            {
-                "variant": variant,
-                "kind": kind,
-                "mean": float(of[outcome].mean()),
-                **found,
-                "num_targets": len(of),
-                "num_documents": of["document_id"].nunique(),
-            }
-        )
+        names: Row = {"variant": variant, "kind": kind, "mean": float(of[outcome].mean())}
+        rows.append({**names, **slope(of, outcome, kind, leave_out=leave_out), **sample_counts(of)})
 
     for kind in PRIMARIES:
         add("as planned", kind, known, primary)
@@ -299,7 +264,7 @@ def natural_check(targets: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     The words say if the rule of the plan holds: own loss rises by 0.1 nats or more from 8,192 to 12,288
     tokens, and targets rank alike (Spearman 0.6 or more) behind 512 distant tokens and behind all.
     """
-    rows = list[dict[Hashable, Any]]()
+    rows = list[Row]()
     for name in (str(name) for name in targets if str(name).startswith("own:")):
         loss = interval_over_documents(targets["document_id"], targets[name])
         num_tokens = Placement.parse(name).near_start + 512
@@ -349,22 +314,19 @@ def mechanism_figure(table: pd.DataFrame) -> Figure:
     trained = table[table["near_start"] == last_trained].groupby("num_distant")["interference"].mean()
     axes[1].plot(trained.index, trained, linestyle="--", marker="o", markersize=3, color=drawing.GREY)
     words = "trained distances,\nmean of all"
-    axes[1].annotate(
-        words, (trained.index[-1], trained.iloc[-1]), (4, 6), textcoords="offset points",
-        ha="right", fontsize=7, color=drawing.GREY,
-    )  # fmt: skip
+    last = (trained.index[-1], trained.iloc[-1])
+    axes[1].text(*last, words, ha="right", va="bottom", fontsize=8, color=drawing.GREY)
     axes[1].set_xscale("log", base=2)
     ticks = [1, 16, 256, 4096]
     axes[1].set_xticks(ticks, [f"{n:,}" for n in ticks])
     axes[1].set_xlabel("distant tokens, near ones from ID 11,776")
     axes[0].set_ylabel("length interference (KL, nats)")
-    first = table.iloc[0]
     by_number = table.set_index(["near_start", "num_distant"])["interference"]
     is_distance = by_number[last_trained].max() < by_number[11776].drop(1).min()
     drawing.put_title(
         figure,
         _TITLE if is_distance else "Length interference in a 135M model",
-        f"n = {first['num_targets']:,} targets, {first['num_documents']} documents",
+        drawing.sample_size(table),
         drawing.BARS,
         "512 near tokens; grey: distances seen in training",
     )
@@ -374,20 +336,12 @@ def mechanism_figure(table: pd.DataFrame) -> Figure:
 def eighths_figure(targets: pd.DataFrame, table: pd.DataFrame) -> Figure:
     """H by eighths of the tokens needed, at the trained and at the unseen distance."""
     known = targets[targets["total_effect"] >= LEAST_EFFECT].reset_index(drop=True)
-    eighths = pd.qcut(known[SPARSITY], 8, labels=False)
     figure, axes = drawing.panels(2, 2.8)
     for ax, column, words in ((axes[0], TRAINED, "trained distance"), (axes[1], PRIMARY, "unseen distance")):
-        rows = [
-            {"place": known[SPARSITY][places].mean()}
-            | interval_columns(
-                "h", interval_over_documents(known["document_id"][places], known[column][places])
-            )
-            for places in known.groupby(eighths).groups.values()
-        ]
-        line = pd.DataFrame(rows)
-        drawing.draw_line(ax, line["place"], line, "h", drawing.TRAINED_LONG.measured)
+        line = eighths(known["document_id"], known[SPARSITY], known[column], "h")
+        drawing.draw_line(ax, line[SPARSITY], line, "h", drawing.TRAINED_LONG.measured)
         ax.set_title(f"{words}: near tokens from ID {Placement.parse(column).near_start:,}")
-        ax.set_xlabel("tokens needed (mean_log2_k, doublings)")
+        ax.set_xlabel("tokens needed (mean log2 k, doublings)")
         ax.set_ylim(bottom=0)
     axes[0].set_ylabel("length interference (KL, nats)")
     titles = {
@@ -397,9 +351,50 @@ def eighths_figure(targets: pd.DataFrame, table: pd.DataFrame) -> Figure:
         "refuted": "At unseen distances the loss does not grow with the tokens needed",
         "open": "At unseen distances: no clear answer by the tokens needed",
     }
-    drawing.put_title(
-        figure, titles[verdict(table)],
-        f"n = {len(known):,} targets, {known['document_id'].nunique()} documents", drawing.BARS,
-        "eighths of the targets; nothing held constant",
-    )  # fmt: skip
+    n = drawing.sample_size(pd.DataFrame([sample_counts(known)]))
+    words = "eighths of the targets; nothing held constant"
+    drawing.put_title(figure, titles[verdict(table)], n, drawing.BARS, words)
     return figure
+
+
+TARGETS_FILE = "interference_targets.parquet"
+NATURAL_FILE = "natural_targets.parquet"
+
+
+def make_tables(
+    interference: list[Path], needed: Path | None, natural: Path | None, data: Path, out: Path
+) -> None:
+    """Write the kept tables; of further folders of `interference` the columns that the first lacks."""
+    texts = TokenizedData.open(data)
+    out.mkdir(parents=True, exist_ok=True)
+    if interference:
+        targets = interference_targets(interference[0], needed, texts)
+        for further in interference[1:]:
+            more = interference_targets(further, None, texts).set_index(KEYS)
+            targets = targets.join(more[[name for name in more if name not in targets]], KEYS)
+        targets.to_parquet(out / TARGETS_FILE, index=False)
+    if natural is not None:
+        interference_targets(natural, None, texts).to_parquet(out / NATURAL_FILE, index=False)
+
+
+def report(kept: Path, out: Path) -> None:
+    """Print every table and the verdict, and draw the figures."""
+
+    def show(title: str, table: pd.DataFrame, words: str = "") -> None:
+        sys.stdout.write(f"\n{title}\n{table.round(3).to_string(index=False)}\n{words}\n")
+
+    targets = pd.read_parquet(kept / TARGETS_FILE)
+    places = mechanism(targets)
+    show("Length interference by distance and number of distant tokens, nats", places)
+    drawing.save(mechanism_figure(places), out, "mechanism")
+    if (kept / NATURAL_FILE).exists():
+        show("Natural lengths", *natural_check(pd.read_parquet(kept / NATURAL_FILE)))
+    if SPARSITY not in targets:
+        return
+    known = with_outcomes(targets)
+    table = slopes(known, PRIMARY, TRAINED, others(known))
+    permutations = permuted(known, PRIMARY)
+    spread = f"mean {permutations.mean():.3f}, sd {permutations.std(ddof=1):.3f}"
+    show("Slopes per doubling of the tokens needed", table, f"Permuted within text and decile: {spread}")
+    drawing.save(eighths_figure(known, table), out, "interference_by_tokens_needed")
+    sys.stdout.write(f"Verdict: {verdict(table)}\n")

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.figures import interference
-from analysis.figures import length_failures as failures
+from analysis.figures import cues, interference
+from analysis.figures import marked_bits as bits
+from analysis.figures import unseen_distances as unseen
+from analysis.figures.synthetic_tasks import over_seeds
 from analysis.figures.theory import by_length
 from analysis.read import interval_of, rows_by
-from analysis.synthetic import signs
-from analysis.synthetic.accuracy import over_seeds
 from pipeline.results.read import read_artefact
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,7 +74,7 @@ def _exact_match(folder: str, task: str, positions: str, size: int) -> str:
 @filled
 def read_again() -> str:
     """What the preregistered studies' verdict did not look at."""
-    first, second = (failures.read_again(name) for name in ("outcome_targets", "again_targets"))
+    first, second = (unseen.read_again(name) for name in ("outcome_targets", "again_targets"))
     rows = [
         [one["number"], interval_of(one, "slope"), interval_of(other, "slope")]
         for one, other in zip(first.to_dict("records"), second.to_dict("records"), strict=True)
@@ -85,7 +85,7 @@ def read_again() -> str:
 @cache
 def _placed() -> tuple[pd.DataFrame, pd.DataFrame]:
     placed = pd.read_parquet(REFERENCE / "length" / "placed_targets.parquet")
-    return failures.unseen_distances(placed), failures.distance_or_number(placed)
+    return unseen.unseen_distances(placed), unseen.distance_or_number(placed)
 
 
 @filled
@@ -107,40 +107,20 @@ def unseen_distances() -> str:
 
 
 @filled
-def unseen_distances_verdict() -> str:
-    """The verdict of experiment A."""
-    return failures.verdict_of_unseen_distances(_placed()[0])
-
-
-@filled
-def unseen_distances_sample() -> str:
-    """Targets and texts of experiment A's primary."""
-    primary = _placed()[0].iloc[0]
-    return f"{primary['num_targets']:,} targets of {primary['num_documents']} texts"
-
-
-@filled
 def distance_or_number() -> str:
     """Conditions of experiment B, with the share of what both do."""
     rows = rows_by(_placed()[1], "text", "role", "condition")
     lines = []
-    for condition in failures.CONDITIONS:
+    for condition in unseen.CONDITIONS:
         cells = [
             f"{interval_of(row, 'value')}, {percent(row['share'])}"
-            for row in (rows[kind, failures.SHORT, condition] for kind in ("own", "swap"))
+            for row in (rows[kind, unseen.SHORT, condition] for kind in ("own", "swap"))
         ]
-        long_context = interval_of(rows["swap", failures.LONG, condition], "value")
+        long_context = interval_of(rows["swap", unseen.LONG, condition], "value")
         lines.append([condition, *cells, long_context])
     return markdown(
         ["distant tokens", "rise of the loss", "interference", "interference, long-context models"], lines
     )
-
-
-@filled
-def distance_or_number_verdict() -> str:
-    """The verdicts of experiment B."""
-    of_loss, of_kl = (failures.verdict_of_distance_or_number(_placed()[1], kind) for kind in ("own", "swap"))
-    return of_loss if of_loss == of_kl else f"{of_loss} by the loss, {of_kl} by the interference"
 
 
 @filled
@@ -207,34 +187,12 @@ def _functions() -> pd.DataFrame:
 @filled
 def marked_bits() -> str:
     """Accuracy of each function at ten times the trained length, by k."""
-    cells = rows_by(failures.marked_bits(_functions()), "task", "size", "k")
+    cells = rows_by(bits.marked_bits(_functions()), "task", "size", "k")
     rows = []
-    for name in failures.FUNCTIONS:
+    for name in bits.FUNCTIONS:
         of_k = [percent(cells[f"sparse_{name}", 180, k]["exact_match"]) for k in range(1, 9)]
         rows.append([{"or": "OR", "lookup": "look-up"}.get(name, name), *of_k])
     return markdown(["function", *(f"k = {k}" for k in range(1, 9))], rows)
-
-
-@filled
-def earlier_parity_beside_or() -> str:
-    """How near the earlier parity models' accuracy is to OR's, per seed."""
-    table = failures.earlier_parity_beside_or()
-    table = table[table["size"].isin([72, 108, 144])]
-    most = (100 * table.groupby("seed")["difference"].max()).round(1)
-    return ", ".join(f"{value:.1f}" for value in most)
-
-
-@filled
-def marked_bits_verdict() -> str:
-    """The verdict of experiment C."""
-    return failures.verdict_of_marked_bits(_functions())[0]
-
-
-@filled
-def or_less_parity() -> str:
-    """OR less parity with 5 to 8 bits at ten times the length, in percentage points."""
-    interval = interval_of(failures.verdict_of_marked_bits(_functions())[1], "exact_match")
-    return f"{100 * interval.estimate:.0f} points [{100 * interval.low:.0f}, {100 * interval.high:.0f}]"
 
 
 @cache
@@ -245,9 +203,9 @@ def _cues() -> pd.DataFrame:
 @filled
 def cue_distances() -> str:
     """Excess loss by distance of the farthest cue, and the contrast."""
-    cells = failures.cue_distances(_cues())
+    cells = cues.cue_distances(_cues())
     means = cells.groupby(["distance", "task"], observed=True)["mean"].mean().unstack()
-    contrasts = rows_by(failures.cue_contrasts(cells), "distance")
+    contrasts = rows_by(cues.cue_contrasts(cells), "distance")
     rows = [
         [
             f"{name} tokens",
@@ -258,12 +216,6 @@ def cue_distances() -> str:
     ]
     rows.append(["mean beyond 64", "", "", "", interval_of(contrasts["mean"], "difference")])
     return markdown(["farthest cue", "one cue", "two cues", "four cues", "four less one"], rows)
-
-
-@filled
-def cue_distances_verdict() -> str:
-    """The verdict of experiment D."""
-    return failures.verdict_of_cues(failures.cue_contrasts(failures.cue_distances(_cues())))
 
 
 @cache
@@ -292,33 +244,12 @@ def interference_by_number() -> str:
 
 
 @filled
-def interference_squeezed() -> str:
-    """11,776 tokens within trained position IDs."""
-    (row,) = _places().query("num_distant == 11776").to_dict("records")
-    return str(interval_of(row, "interference"))
-
-
-@filled
-def interference_unseen() -> str:
-    """512 tokens at the ID 11,776: least and most of the kinds of distant text."""
-    of_kinds = _places().query("num_distant == 512 and near_start == 11776")["interference"]
-    return f"{of_kinds.min():.1f} to {of_kinds.max():.1f}"
-
-
-@filled
-def interference_counts() -> str:
-    """Targets and texts."""
-    row = _places().iloc[0]
-    return f"{row['num_targets']:,} targets, {row['num_documents']} texts"
-
-
-@filled
 def cue_contrasts() -> str:
     """The planned contrasts of the growth of excess loss with length, and PoSE."""
-    table = signs.contrasts(
-        signs.growths(read_artefact(REFERENCE / "synthetic" / "signs", "synthetic_accuracy"))
+    table = cues.contrasts(
+        cues.growths(read_artefact(REFERENCE / "synthetic" / "signs", "synthetic_accuracy"))
     )
-    rows = rows_by(table[table["attention_scaling"] == signs.NONE], "contrast")
+    rows = rows_by(table[table["attention_scaling"] == cues.NONE], "contrast")
     names = {
         "four signs less one": "four cues less one, anywhere",
         "near less anywhere": "near the question less anywhere",
@@ -364,6 +295,53 @@ def theory() -> str:
         )
     return markdown(["local S*", "k = 1", "k = 2", "k = 3"], rows)
 
+
+def _sample(row: pd.Series, between: str = " of ") -> str:
+    return f"{row['num_targets']:,} targets{between}{row['num_documents']} texts"
+
+
+def _or_less_parity() -> str:
+    interval = interval_of(bits.verdict(_functions())[1], "exact_match")
+    return f"{100 * interval.estimate:.0f} points [{100 * interval.low:.0f}, {100 * interval.high:.0f}]"
+
+
+def _distance_or_number_verdict() -> str:
+    of_loss, of_kl = (unseen.verdict_of_distance_or_number(_placed()[1], kind) for kind in ("own", "swap"))
+    return of_loss if of_loss == of_kl else f"{of_loss} by the loss, {of_kl} by the interference"
+
+
+def _earlier_parity_beside_or() -> str:
+    table = bits.earlier_parity_beside_or()
+    table = table[table["size"].isin([72, 108, 144])]
+    most = (100 * table.groupby("seed")["difference"].max()).round(1)
+    return ", ".join(f"{value:.1f}" for value in most)
+
+
+def _interference_unseen() -> str:
+    of_kinds = _places().query("num_distant == 512 and near_start == 11776")["interference"]
+    return f"{of_kinds.min():.1f} to {of_kinds.max():.1f}"
+
+
+def _interference_squeezed() -> str:
+    (row,) = _places().query("num_distant == 11776").to_dict("records")
+    return str(interval_of(row, "interference"))
+
+
+FILLED |= {
+    "unseen_distances_verdict": lambda: unseen.verdict_of_unseen_distances(_placed()[0]),
+    "unseen_distances_sample": lambda: _sample(_placed()[0].iloc[0]),
+    "distance_or_number_verdict": _distance_or_number_verdict,
+    "marked_bits_verdict": lambda: bits.verdict(_functions())[0],
+    "or_less_parity": _or_less_parity,
+    "earlier_parity_beside_or": _earlier_parity_beside_or,
+    "cue_distances_verdict": lambda: cues.verdict_of_distances(
+        cues.cue_contrasts(cues.cue_distances(_cues()))
+    ),
+    "interference_counts": lambda: _sample(_places().iloc[0], ", "),
+    "interference_unseen": _interference_unseen,
+    "interference_squeezed": _interference_squeezed,
+}
+"""Numbers and verdicts within sentences."""
 
 if __name__ == "__main__":
     for page in PAGES:

@@ -5,12 +5,12 @@
 X_S are the tokens at S in the order of their positions; with k = 1 this is a bag of words. From the paper:
 that form, relativity (Assumption 3.2: shifting S leaves its key as it is), and the objective of Theorem 4.3,
 the mean loss over lengths of L/2 to L. Theorem 4.3 speaks of the condition `local`, Theorem 4.4 of
-`halves_coupled`; the other conditions leave out one of their assumptions each. Our choices:
+`halves_coupled`; `halves_trained_keys` leaves out their assumption of near position IDs. Our choices:
 
 - The key is exp of a free number for every (relation of S, X_S), 0 where position IDs differ by `key_reach`
   or more. A relation is the differences of IDs from the first one's: for k = 2 and reach 3, -2 … 2.
 - No training sequence shows the keys of longer relations, and nothing keeps them small. So in the theorems'
-  conditions keys reach L_local, elsewhere as far as training sequences do, or as any test sequence does.
+  conditions keys reach L_local, elsewhere as far as training sequences do.
 - Labels are -1 and 1, values free numbers between them, the loss is the squared error (saying 0 costs 1), by
   Adam on fresh sequences, each step on one length drawn uniformly.
 
@@ -18,7 +18,7 @@ Bounds are upper bounds up to constants that the paper does not state, 1 here: c
 An interval is the range over seeds. Writes results (columns: pipeline/RESULTS.md), complete fits of which are
 kept when the command is repeated, and the figure sparse_functional_attention.
 
-all conditions, six seeds (some 15 minutes of one core), and in seconds:
+all conditions, six seeds (some minutes of one core), and in seconds:
   python -m analysis.figures.theory --results runs/theory/results --figures runs/theory/figures
   python -m analysis.figures.theory --results runs/demo/theory --figures runs/demo/figures \\
       --conditions local halves_coupled --seeds 0 1 2 --steps 200 --num-test-sequences 100
@@ -29,9 +29,9 @@ Dimension letters: B sequences, S positions, N subsets within reach, K = k posit
 import argparse
 from collections.abc import Hashable, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -47,7 +47,6 @@ from pipeline.results.statistics import Interval
 from pipeline.results.write import StageOutput
 from pipeline.synthetic.tasks import (
     PLANTED_VOCABULARY,
-    PositionLaw,
     draw_planted,
     local_places,
     uniform_places,
@@ -81,9 +80,8 @@ def places_across_halves(
     return first + np.concatenate([places[0], half + places[1]])
 
 
-@dataclass(frozen=True)
-class Lengths:
-    """Of training, of S* and of the tests, in tokens."""
+class Lengths(NamedTuple):
+    """Tokens: of training, of S* and of the tests."""
 
     train_context_length: int
     """L, a multiple of 4: training sequences have L/2 to L tokens."""
@@ -103,20 +101,12 @@ class Lengths:
         return (*self.of_training, *(times * self.train_context_length for times in self.length_multiples))
 
 
-@dataclass(frozen=True)
-class Condition:
-    """One law of S*, one scheme of position IDs, one reach of the keys; the names of each."""
+class Condition(NamedTuple):
+    """Where S* stands ("local" or "halves"), the scheme of position IDs, the reach of the keys."""
 
     position_law: str
     position_scheme: str
-    keys: str
-
-    def law(self, lengths: Lengths) -> PositionLaw:
-        """Where S* stands."""
-        if self.position_law == "uniform":
-            return uniform_places
-        law = local_places if self.position_law == "local" else places_across_halves
-        return partial(law, local_length=lengths.local_length)
+    reaches_as_trained: bool
 
     def position_ids(self, size: int) -> PositionIds:
         """Of a sequence of this size; coupled, both halves count from 0: of 6 tokens 0 1 2 0 1 2."""
@@ -124,19 +114,13 @@ class Condition:
 
     def key_reach(self, lengths: Lengths) -> int:
         """In position IDs."""
-        longest = {"trained": lengths.train_context_length, "all": lengths.of_tests[-1]}
-        return longest.get(self.keys, lengths.local_length)
+        return lengths.train_context_length if self.reaches_as_trained else lengths.local_length
 
 
 CONDITIONS = {
-    "local": Condition("local", "contiguous", "local"),
-    "local_trained_keys": Condition("local", "contiguous", "trained"),
-    "local_all_keys": Condition("local", "contiguous", "all"),
-    "uniform_trained_keys": Condition("uniform", "contiguous", "trained"),
-    "uniform_all_keys": Condition("uniform", "contiguous", "all"),
-    "halves_trained_keys": Condition("halves", "contiguous", "trained"),
-    "halves_all_keys": Condition("halves", "contiguous", "all"),
-    "halves_coupled": Condition("halves", "coupled", "local"),
+    "local": Condition("local", "contiguous", reaches_as_trained=False),
+    "halves_coupled": Condition("halves", "coupled", reaches_as_trained=False),
+    "halves_trained_keys": Condition("halves", "contiguous", reaches_as_trained=True),
 }
 
 
@@ -218,7 +202,8 @@ def draw_sequences(
     generator: np.random.Generator,
 ) -> Sequences:
     """`num_sequences` of `size` tokens, k of them planted where the condition's law says."""
-    law = condition.law(lengths)
+    places = local_places if condition.position_law == "local" else places_across_halves
+    law = partial(places, local_length=lengths.local_length)
     examples = [draw_planted(size, sparsity, generator, position_law=law) for _ in range(num_sequences)]
     tokens_and_answers = np.stack([example.token_ids_S for example in examples])
     labels_B = torch.from_numpy(1.0 - 2.0 * tokens_and_answers[:, -1]).float()
@@ -290,8 +275,7 @@ def by_length(fits: pd.DataFrame) -> pd.DataFrame:
         row |= group[["sparsity", "length_ratio"]].iloc[0].to_dict()
         for name in ranged:
             values = group[name]
-            middle = Interval(float(values.median()), float(values.min()), float(values.max()))
-            row |= interval_columns(name, middle)
+            row |= interval_columns(name, Interval(values.median(), values.min(), values.max()))
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -318,52 +302,35 @@ def bounds_figure(table: pd.DataFrame) -> Figure:
                 line = table[table["model"] == f"{case}-k{k}"]
                 if len(line):
                     style = look.measured | {"markersize": 3}
-                    ends.append(
-                        drawing.draw_line(ax, line["test_length"], line, value, style, words, band=True)
-                    )
+                    at = line["test_length"]
+                    ends.append(drawing.draw_line(ax, at, line, value, style, words, band=True))
             ax.axvspan(table["test_length"].min(), train, color=drawing.GREY, alpha=0.12, linewidth=0)
             ax.set_xscale("log", base=2)
             ax.set_xticks(ticks, [str(tick) for tick in ticks])
-            ax.tick_params(axis="x", which="minor", bottom=False)
-            if value == "error_rate":
-                ax.set(title=f"k = {k}", ylim=(-0.02, 0.62))
-                drawing.name_level(ax, 0.5, "guessing", side="left")
-                rate_ends = ends
-        ax.set(yscale="log", xlabel="test length (tokens)")
+        axes[0, column].set(title=f"k = {k}", ylim=(-0.02, 0.62))
+        drawing.name_level(axes[0, column], 0.5, "guessing", side="left")
+        axes[1, column].set(yscale="log", xlabel="test length (tokens)")
         bound = table[(table["model"] == f"local-k{k}") & (table["length_ratio"] >= 1)]
-        if len(bound):
-            ax.plot(bound["test_length"], bound["improved_bound"], color=drawing.GREY, linestyle=":")
-            place = bound["test_length"].iloc[-1], bound["improved_bound"].iloc[-1]
-            words = "improved bound, close\ntogether (its constant: 1)"
-            ends.append(drawing.LineEnd(*place, words, drawing.GREY))
+        axes[1, column].plot(bound["test_length"], bound["improved_bound"], color=drawing.GREY, linestyle=":")
     axes[0, 0].set_ylabel("wrong answers (share)")
     axes[1, 0].set_ylabel("squared error")
     drawing.share_scale(axes[1])
-    drawing.label_line_ends(axes[0, -1], rate_ends)
     drawing.label_line_ends(axes[1, -1], ends)
+    longest = table[table["length_ratio"] == table["length_ratio"].max()]
+    times = f"{longest['length_ratio'].iloc[0]:g} times the training length"
+    failing = {model.rpartition("-k")[0] for model in longest.loc[longest["error_rate_high"] > 0.01, "model"]}
+    fail_in = [CASES[case][0].replace("\n", " ") for case in CASES if case in failing]
     drawing.put_title(
         figure,
-        where_answers_fail(table),
+        f"At {times} answers fail if the deciding tokens are {'; '.join(fail_in)}, and else they hold"
+        if fail_in
+        else f"At {times} answers hold in every case",
         "Sparse functional attention",
         f"n = {drawing.counted_seeds(table)}",
         "lines: medians; bands: range of seeds; grey: trained; the answer 0 has squared error 1",
-        "a line that is not seen lies behind another",
+        "dotted: improved bound, close together (its constant: 1); some lines lie behind others",
     )
     return figure
-
-
-def where_answers_fail(table: pd.DataFrame) -> str:
-    """The finding of `bounds_figure`: in which cases some seed is wrong at the longest length."""
-    longest = table[table["length_ratio"] == table["length_ratio"].max()].set_index("model")
-    times = f"{longest['length_ratio'].iloc[0]:g} times the training length"
-    failing = []
-    for case, (words, _) in CASES.items():
-        of_case = longest[longest.index.str.rpartition("-k").get_level_values(0) == case]
-        if ks := sorted(of_case.loc[of_case["error_rate_high"] > 0.01, "sparsity"].astype(int)):
-            failing.append(f"{words.replace(chr(10), ' ')}, at k = {' and '.join(map(str, ks))}")
-    if not failing:
-        return f"At {times} answers hold in every case"
-    return f"Of these cases, answers fail at {times} only where the deciding tokens are {'; '.join(failing)}"
 
 
 # The program
@@ -375,22 +342,9 @@ def parser() -> argparse.ArgumentParser:
     add = program.add_argument
     add("--results", type=folder_path, required=True, help="the results folder to write to")
     add("--figures", type=folder_path, required=True, help="the folder of the figure")
-    add(
-        "--conditions",
-        nargs="+",
-        choices=CONDITIONS,
-        default=list(CONDITIONS),
-        metavar="NAME",
-        help="position law, position IDs and reach of the keys (default: all)",
-    )
-    add(
-        "--sparsity",
-        type=positive_int,
-        nargs="+",
-        default=[2],
-        metavar="K",
-        help="k; keys and subsets grow with the k-th power",
-    )
+    names = list(CONDITIONS)
+    add("--conditions", nargs="+", choices=names, default=names, help="conditions to fit (default: all)")
+    add("--sparsity", type=positive_int, nargs="+", default=[2], metavar="K", help="k; cost grows with it")
     add("--train-context-length", type=positive_int, default=32, help="L: training has L/2 to L tokens")
     add("--local-length", type=positive_int, default=8, help="L_local, in tokens, at most L/4")
     add("--seeds", type=int, nargs="+", default=list(range(6)), help="a fit a seed")
@@ -405,36 +359,36 @@ def main(arguments: argparse.Namespace) -> None:
     if train % 4 or not max(arguments.sparsity) <= arguments.local_length <= train // 4:
         raise InputError("L must be a multiple of 4, and the theorems ask for k <= L_local <= L/4")
     lengths = Lengths(train, arguments.local_length)
-    seeds = list(dict.fromkeys(arguments.seeds))
+    fitting = arguments.steps, arguments.num_test_sequences
     settings = {
-        **asdict(lengths),
+        **lengths._asdict(),
         "num_steps": arguments.steps,
         "num_test_sequences": arguments.num_test_sequences,
         "batch_size": BATCH_SIZE,
         "learning_rate": LEARNING_RATE,
-        "seeds": seeds,
+        "seeds": arguments.seeds,
     }
-    for name, k in [(name, k) for k in dict.fromkeys(arguments.sparsity) for name in arguments.conditions]:
+    for k, name in product(arguments.sparsity, arguments.conditions):
         condition = CONDITIONS[name]
+        model = f"{name}-k{k}"
+        num_fits = len(arguments.seeds)
         output = StageOutput(
-            arguments.results, STAGE, f"{name}-k{k}", settings=settings, inputs={}, num_shards=len(seeds)
+            arguments.results, STAGE, model, settings=settings, inputs={}, num_shards=num_fits
         )
+        of_all_rows = {
+            "sparsity": k,
+            "position_law": condition.position_law,
+            "position_scheme": condition.position_scheme,
+            "key_reach": condition.key_reach(lengths),
+            "local_length": lengths.local_length,
+            "train_context_length": train,
+            "num_sequences": arguments.num_test_sequences,
+        }
         with nullcontext() if output.is_done() else output.writing():
             for shard in progress(output.pending_shards(), f"{name}, k = {k}", "fits"):
-                of_all_rows = {
-                    "seed": seeds[shard],
-                    "sparsity": k,
-                    "position_law": condition.position_law,
-                    "position_scheme": condition.position_scheme,
-                    "key_reach": condition.key_reach(lengths),
-                    "local_length": lengths.local_length,
-                    "train_context_length": train,
-                    "num_sequences": arguments.num_test_sequences,
-                }
-                fitted = fit(
-                    condition, k, lengths, arguments.steps, arguments.num_test_sequences, seeds[shard]
-                )
-                rows = [of_all_rows | row for row in fitted]
+                seed = arguments.seeds[shard]
+                fitted = fit(condition, k, lengths, *fitting, seed)
+                rows = [of_all_rows | {"seed": seed} | row for row in fitted]
                 output.write_shard(shard, {STAGE: {name: [row[name] for row in rows] for name in rows[0]}})
     table = by_length(read_artefact(arguments.results, STAGE))
     drawing.save(bounds_figure(table), arguments.figures, STAGE)

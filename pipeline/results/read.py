@@ -8,8 +8,8 @@ An export is one file an artefact, with the column `model`; its metadata says wh
 """
 
 import json
-import re
 import logging
+import re
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -190,7 +190,9 @@ def _differences(files: Sequence[Source], ignored: set[str]) -> list[str]:
         of_file = {name: value for name, value in of_file.items() if name not in ignored}
         # Who tries a choice differs from who made it.
         optional = {name for name in seen.keys() ^ of_file.keys() if re.match("choices$|evaluator ", name)}
-        earlier, now = ({n: v for n, v in one.items() if n not in optional} for one in (seen or of_file, of_file))
+        earlier, now = (
+            {n: v for n, v in one.items() if n not in optional} for one in (seen or of_file, of_file)
+        )
         for phrase in differences(earlier, now):
             phrases.setdefault(phrase, f"{phrase} in model={file.model} of {file.path.name}")
         seen = of_file | seen

@@ -274,27 +274,16 @@ SCHEMAS: dict[str, pa.Schema] = {
                                       " model, source and criterion; NaN likewise")
         ),
     ]),
-    "selection_rules": pa.schema([
-        MODEL,
-        SELECTION_COLUMNS[0],
-        column("sees_answer", BOOL, "the rule looks at the target's loss, so it needs the null"),
-        K,
-        *COUNTS,
-        *with_interval("loss_difference", "mean short_context_loss - long_context_loss, nats"),
-        *with_interval("recovered_loss", "mean short_context_loss - sparse_context_loss, nats"),
-        *with_interval("null_recovered_loss", "the same for the null, nats"),
-        *with_interval("excess_loss", "recovered_loss - null_recovered_loss, paired, nats"),
-    ]),
     "token_categories": pa.schema([
         *TARGET_COLUMNS,
         column("word_part", TEXT, "'word start', 'continuation' or 'no word'"),
         column("word_kind", TEXT, "of its word: 'number', 'function word', 'capitalized name' or 'content"
-               " word'; else 'punctuation' or 'white space'. Rules: analysis/tokens/kinds.py"),
+               " word'; else 'punctuation' or 'white space'. Made at commit 9a5d093"),
         column("repetition", TEXT, "first that fits, by vocabulary ID within the chunk: 'repeated trigram',"
                " 'repeated bigram' or 'repeated token' of the far context, 'short context only', 'new'"),
         column("follows", TEXT, "'a repeated bigram' where the two tokens before the target stand in the far"
                " context, in that order; else 'none'. It does not see the target's token"),
-        optional("part_of_speech", TEXT, "by HanTa, where installed; classes of analysis/tokens/kinds.py"),
+        optional("part_of_speech", TEXT, "by HanTa; made at commit 9a5d093"),
     ]),
     "length_losses": pa.schema([
         *TARGET_COLUMNS[:2],

@@ -27,8 +27,6 @@ from pipeline.studies.file import (
 )
 from pipeline.synthetic.tasks import COUPLED_SCHEMES, task_called
 
-NOTEBOOKS = {"evaluate_synthetic": "synthetic_tasks", "found_dependencies": "found_dependencies"}
-"""Stage that measures models of tasks -> the notebook that shows what it measured."""
 _OF_CHUNKS = (
     "long_context_length",
     "targets_per_chunk",
@@ -218,10 +216,6 @@ class _EvaluationPlan:
             name = self._command_name("run_notebooks")
             commands.append(Command(name, "analysis/run_notebooks.py", arguments, needs))
             needs = (name,)
-        if "needed_context" in stages:
-            arguments = (*folders, "--data", str(self.data))
-            name = self._command_name("needed_context")
-            commands.append(Command(name, "analysis/needed_context.py", arguments, needs))
         if "summary" in stages:
             commands.append(Command(self._command_name("summary"), "analysis/summary.py", folders, needs))
         return commands
@@ -348,27 +342,28 @@ def _synthetic_commands(study: SyntheticStudy) -> list[Command]:
                 )
     commands = [command for of_grid in trains.values() for command in of_grid]
     measuring: list[Command] = []
-    for stage, of_tasks in study.synthetic.tests.items():
-        for task, test in of_tasks.items():
-            task_called(task)
-            of_grids = [command.about for grid in test.get("grids") or trains for command in trains[grid]]
-            trainings = tuple(one for one in of_grids if isinstance(one, TaskTraining) and one.task == task)
-            if not trainings:
-                raise InputError(
-                    f"synthetic.{stage}.{task} tests models that no grid trains: add {task} to a grid"
-                )
-            checkpoints = [str(training.folder) for training in trainings]
-            where = "--task", task, "--checkpoints", *checkpoints, "--results", str(run / "results")
-            words = flags({name: value for name, value in test.items() if name != "grids"})
-            needs = tuple(one.name for one in trainings)
-            name = f"{stage}-{task}"
-            measuring.append(Command(name, f"pipeline/{stage}.py", (*where, *words), needs, trainings))
+    for name, test in study.synthetic.evaluate_synthetic.items():
+        task = task_called(test.get("task", name)).name
+        of_grids = [command.about for grid in test.get("grids") or trains for command in trains[grid]]
+        trainings = tuple(one for one in of_grids if isinstance(one, TaskTraining) and one.task == task)
+        if not trainings:
+            raise InputError(
+                f"synthetic.evaluate_synthetic.{name} tests models that no grid trains: add {task} to a grid"
+            )
+        checkpoints = [str(training.folder) for training in trainings]
+        where = "--task", task, "--checkpoints", *checkpoints, "--results", str(run / "results")
+        words = flags({name: value for name, value in test.items() if name not in ("grids", "task")})
+        needs = tuple(one.name for one in trainings)
+        command = f"evaluate_synthetic-{name}"
+        measuring.append(
+            Command(command, "pipeline/evaluate_synthetic.py", (*where, *words), needs, trainings)
+        )
     if not measuring:
         return commands
-    notebooks = dict.fromkeys(NOTEBOOKS[command.stage] for command in measuring)
-    arguments = ("--results", str(run / "results"), "--figures", str(run / "figures"), "--notebooks")
+    folders = "--results", str(run / "results"), "--figures", str(run / "figures")
     needs = tuple(command.name for command in measuring)
-    show = Command("run_notebooks", "analysis/run_notebooks.py", (*arguments, *notebooks), needs)
+    arguments = (*folders, "--notebooks", "synthetic_tasks")
+    show = Command("run_notebooks", "analysis/run_notebooks.py", arguments, needs)
     return [*commands, *measuring, show]
 
 

@@ -7,7 +7,7 @@ in this repository. Numbers are checked by the programs' own parsers (study.py),
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from glob import glob
 from pathlib import Path
@@ -24,7 +24,7 @@ from pipeline.training.settings import read_overrides, read_yaml, settings_of
 ROOT = Path(__file__).resolve().parents[2]
 """Of the repository."""
 MEASURING = ("loss_differences", "length_losses", "influential_tokens", "evaluate_tokens")
-ANALYSING = ("run_notebooks", "needed_context", "summary")
+ANALYSING = ("run_notebooks", "summary")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _FOLDERS_OF_A_RUN = ("data", "models", "results", "figures", "logs")
 
@@ -187,15 +187,8 @@ class Synthetic:
     grids: dict[str, Grid] = MISSING
     """By names of the reader's choice."""
     evaluate_synthetic: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Task -> what its models are tested on: the program's flags; `grids` names those whose models are, where
-    it is not all that train the task."""
-    found_dependencies: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Task -> what its models are asked, likewise."""
-
-    @property
-    def tests(self) -> dict[str, Mapping[str, dict[str, Any]]]:
-        """Stage that measures -> task -> what it tests."""
-        return {"evaluate_synthetic": self.evaluate_synthetic, "found_dependencies": self.found_dependencies}
+    """Name -> flags of one run of the program. `task` is the name unless it is given; `grids` names those
+    whose models are tested (default: all that train the task)."""
 
 
 @dataclass
@@ -216,9 +209,9 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
         configured = [study.synthetic]
         if not study.synthetic.grids:
             raise InputError("synthetic.grids names none; a study has at least one")
-        for stage, of_tasks in study.synthetic.tests.items():
-            for task, test in of_tasks.items():
-                _refuse_unknown(f"grid of synthetic.{stage}.{task}", test.get("grids"), study.synthetic.grids)
+        for name, test in study.synthetic.evaluate_synthetic.items():
+            kind = f"grid of synthetic.evaluate_synthetic.{name}"
+            _refuse_unknown(kind, test.get("grids"), study.synthetic.grids)
     elif isinstance(study, TextStudy):
         configured = [*study.sizes.values()]
         _refuse_names(study)
@@ -238,8 +231,7 @@ def _read_study(path: Path, overrides: Sequence[str]) -> Study:
     """The fields of a file and its overrides, as they are given; an evaluation or test of null is none."""
     try:
         given: Any = OmegaConf.merge(_read(path), read_overrides(overrides))
-        tests = [f"synthetic.{name}" for name in ("grids", "evaluate_synthetic", "found_dependencies")]
-        for place in ("further_evaluations", *tests):
+        for place in ("further_evaluations", "synthetic.grids", "synthetic.evaluate_synthetic"):
             named = OmegaConf.select(given, place)
             for name in list(named) if isinstance(named, DictConfig) else ():
                 if named[name] is None:

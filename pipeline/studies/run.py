@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import TextIO
 
 from joblib import cpu_count
-from tqdm import tqdm
 
 from pipeline.measuring.flags import default_documents_per_shard
 from pipeline.studies.commands import Command, Measuring, Training
@@ -33,7 +32,6 @@ from pipeline.text.folder import read_manifest
 
 EXIT_STOPPED = 75  # as pretrain.py's: run the same again to go on
 _SECONDS_BETWEEN_LOOKS = 0.05
-_SECONDS_BETWEEN_DRAWINGS = 0.5
 _LAST_LINES = 15
 _HEADING = "--- "
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
@@ -163,6 +161,15 @@ def run_all(commands: Sequence[Command], finished: Collection[str], workers: Wor
             signal.signal(number, handler)
 
 
+def _print(text: str, stream: TextIO) -> None:
+    stream.write(text)
+    stream.flush()
+
+
+def _say(line: str) -> None:
+    _print(f"study: {line}\n", sys.stderr)
+
+
 class _Run:
     """A study while it runs."""
 
@@ -171,24 +178,17 @@ class _Run:
     ) -> None:
         self._workers = workers
         self._logs = logs
-        before = [command.name for command in commands if command.name in finished]
-        self._finished = set(before)
+        self._finished = {command.name for command in commands if command.name in finished}
         self._waiting = [command for command in commands if command.name not in finished]
         self._ready: list[tuple[Command, int, int]] = []
         """Of the command started last, the processes that wait for a place: index and number."""
         self._running: list[Process] = []
         self._started: dict[str, float] = {}
         self._signal: int | None = None
-        self._is_stopping = self._waits_no_more = False
-        self._bar = tqdm(  # on a terminal only: elsewhere the log files say more
-            total=len(commands),
-            initial=len(before),
-            disable=None,
-            dynamic_ncols=True,
-            bar_format="study: {n}/{total} commands, {elapsed}{postfix}",
-        )
-        if before:
-            self._say(f"finished before: {', '.join(before)}")
+        self._is_stopping = False
+        self._waits_no_more = False
+        if self._finished:
+            _say(f"finished before: {', '.join(one.name for one in commands if one.name in finished)}")
 
     def note(self, number: int, frame: object) -> None:
         """Note a request to stop; a second Ctrl-C does not disturb the first."""
@@ -201,7 +201,6 @@ class _Run:
 
     def to_its_end(self) -> int:
         """As `run_all`."""
-        drawn = 0.0
         while not self._signal:
             self._start()
             if not self._running:
@@ -211,27 +210,15 @@ class _Run:
                 self._running.remove(process)
                 if code := process.code():
                     return self._failed(process, code)
-                name = process.command.name
-                left = [one.command.name for one in self._running] + [one[0].name for one in self._ready]
-                if name not in left:
-                    self._finished.add(name)
-                    self._bar.update()
-                    seconds = round(time.time() - self._started[name])
-                    self._say(f"{name} finished in {timedelta(seconds=seconds)}")
-                self._print(process.output.decode(errors="replace"), sys.stdout)
-            if not self._bar.disable and time.monotonic() - drawn > _SECONDS_BETWEEN_DRAWINGS:
-                drawn = time.monotonic()
-                said = [" ".join([one.name, *one.last_lines(1)]) for one in self._running]
-                self._bar.set_postfix_str("; ".join(said))
-        self._say("stopped by a signal; run the same again to go on")
+                command = process.command
+                left = [one.command for one in self._running] + [one[0] for one in self._ready]
+                if command not in left:
+                    self._finished.add(command.name)
+                    seconds = round(time.time() - self._started[command.name])
+                    _say(f"{command.name} finished in {timedelta(seconds=seconds)}")
+                _print(process.output.decode(errors="replace"), sys.stdout)
+        _say("stopped by a signal; run the same again to go on")
         return EXIT_STOPPED
-
-    def _say(self, line: str) -> None:
-        self._print(f"study: {line}\n", sys.stderr)
-
-    def _print(self, text: str, stream: TextIO) -> None:
-        self._bar.write(text, stream, end="")
-        stream.flush()
 
     def _start(self) -> None:
         """Fill the places that are free with what does not wait for what runs."""
@@ -244,7 +231,7 @@ class _Run:
                 number = num_processes(command, self._workers.number)
                 self._ready = [(command, index, number) for index in range(number)]
                 self._started[command.name] = time.time()
-                self._print(f"{command}\n", sys.stdout)
+                _print(f"{command}\n", sys.stdout)
             place = min(set(range(self._workers.number)) - {one.place for one in self._running})
             self._running.append(Process(*self._ready.pop(0), place, self._workers, self._logs))
 
@@ -253,11 +240,11 @@ class _Run:
         self.stop()
         name = process.name
         if code == 128 + signal.SIGKILL:
-            self._say(f"{name} was killed, as where memory runs out; with fewer --jobs each has more")
-        self._say(f"the last lines of {process.log}:")
+            _say(f"{name} was killed, as where memory runs out; with fewer --jobs each has more")
+        _say(f"the last lines of {process.log}:")
         for line in process.last_lines(_LAST_LINES):
-            self._say(f"  {line}")
-        self._say(f"{name} ended with exit code {code}; run the same again to go on")
+            _say(f"  {line}")
+        _say(f"{name} ended with exit code {code}; run the same again to go on")
         return code
 
     def stop(self) -> None:
@@ -266,10 +253,9 @@ class _Run:
         for one in self._running:
             one.tell(signal.SIGTERM)
         if saving := [one.name for one in self._running if isinstance(one.command.about, Training)]:
-            self._say(f"waiting until {', '.join(saving)} has saved; Ctrl-C ends it without")
+            _say(f"waiting until {', '.join(saving)} has saved; Ctrl-C ends it without")
         while self._running:
             for one in self._running if self._waits_no_more else ():
                 one.tell(signal.SIGKILL)
             time.sleep(_SECONDS_BETWEEN_LOOKS)
             self._running = [one for one in self._running if one.code() is None]
-        self._bar.close()

@@ -4,11 +4,13 @@ Dimension letters: B examples, P tokens of a prompt, T of a response, S = P + T.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from pipeline.models.interface import Prefix
+from pipeline.results.statistics import Interval, wilson_interval
 from pipeline.synthetic.config import TaskConfig
 from pipeline.synthetic.models import TaskCausalLM, TaskModel
 from pipeline.synthetic.tasks import ExampleBatch, task_called
@@ -158,3 +160,58 @@ def attention_on_signs(
         of_examples.append(weights_HP[:, list(example.dependencies[0])].sum(-1).cpu().numpy())
     mean: np.ndarray = np.stack(of_examples).mean(axis=0, dtype=np.float64)
     return mean
+
+
+_EXAMPLES_PER_BATCH = 100
+_NUM_LOOKED_INTO = 64
+"""Examples that are generated together, and those whose attention is looked at, which takes a while."""
+
+
+def accuracy_tables(
+    model: TaskModel, batch: ExampleBatch, config: TaskConfig, generator: np.random.Generator
+) -> tuple[dict[str, dict[str, list[Any]]], Interval]:
+    """Columns of `synthetic_accuracy`, one row, and of `synthetic_examples`; the share of exact matches."""
+    of_answers = model, batch, config, generator
+    found = answers(*of_answers, _EXAMPLES_PER_BATCH)
+    id_is_right_BT = found.position_id_is_right_BT
+    exact = wilson_interval(int(found.is_right_B.sum()), len(found.is_right_B))
+    task = task_called(config.task)
+    num_examples = len(batch.examples)
+    of_examples: dict[str, list[Any]] = {
+        "example_index": list(range(num_examples)),
+        "is_right": found.is_right_B.tolist(),
+        "answer": [task.vocabulary[token_id] for token_id in found.token_ids_BT[:, 0]],
+        "decisive_tokens": [None] * num_examples,
+        "distances": [None] * num_examples,
+        "excess_loss": [None] * num_examples,
+    }
+    if task.has_sparsity:
+        of_examples["decisive_tokens"] = [
+            " ".join(task.vocabulary[example.token_ids_S[place]] for place in example.dependencies[0])
+            for example in batch.examples
+        ]
+    row: dict[str, Any] = {
+        "num_tokens": batch.token_ids_BS.shape[1],
+        "num_examples": num_examples,
+        "exact_match": exact.estimate,
+        "exact_match_low": exact.low,
+        "exact_match_high": exact.high,
+        "token_accuracy": float(found.token_is_right_BT.mean()),
+        "position_id_accuracy": None if id_is_right_BT is None else float(id_is_right_BT.mean()),
+    }
+    if batch.log_posterior_BV is not None:  # the best possible loss is known
+        excess_B = excess_losses(*of_answers, _EXAMPLES_PER_BATCH)
+        of_examples["excess_loss"] = excess_B.tolist()
+        question = batch.num_prompt_tokens - 1
+        of_examples["distances"] = [
+            [question - place for place in example.dependencies[0]] for example in batch.examples
+        ]
+        row |= {
+            "excess_loss": float(excess_B.mean()),
+            "excess_loss_error": float(excess_B.std() / len(excess_B) ** 0.5),
+            "attention_scaling": config.model.attention_scaling,
+            "best_loss": batch.examples[0].best_loss,
+            "sign_attention": attention_on_signs(*of_answers, _NUM_LOOKED_INTO).tolist(),
+        }
+    of_cell = {name: [value] for name, value in row.items()}
+    return {"synthetic_accuracy": of_cell, "synthetic_examples": of_examples}, exact

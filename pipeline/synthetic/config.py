@@ -223,19 +223,10 @@ def _refuse_bad_fields(config: TaskConfig) -> None:
     )
     require_numbers(config, "seed warm_up_steps weight_decay", zero=True)
     require_numbers(config, "betas", most=1, zero=True)
-    require(
-        model.rotary_fraction <= 1,
-        f"model.rotary_fraction is {model.rotary_fraction}; RoPE rotates at most all of a head, 1",
-    )
     require_name("positions", config.positions, EXAMPLE_SCHEMES)
     require_name("spread_of_coupled_ids", config.spread_of_coupled_ids, ("contiguous", "pose"))
     require_name("model.architecture", model.architecture, ("gpt_neox", "olmo"))
     require_name("model.attention_scaling", model.attention_scaling, ATTENTION_SCALINGS)
-    require(
-        model.width % (2 * model.num_heads) == 0,
-        f"model.width {model.width} is not a multiple of twice model.num_heads, {model.num_heads}: RoPE"
-        " rotates pairs within a head",
-    )
     require(
         model.architecture == "olmo" or model.attention_scaling == "none",
         f"model.attention_scaling is {model.attention_scaling}; set model.architecture=olmo, which has it",

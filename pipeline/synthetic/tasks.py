@@ -82,12 +82,6 @@ def _ascending(*places: int) -> tuple[int, ...]:
     return tuple(sorted(set(places)))
 
 
-def _refuse_size(task: str, size: int, least: int, unit: str, most: int | None = None) -> None:
-    if size < least or (most is not None and size > most):
-        sizes = f"at least {least}" if most is None else f"{least} to {most}"
-        raise InputError(f"task {task}: size {size} is not possible; its size is {sizes} {unit}")
-
-
 def _place_by_place(
     prompt: Sequence[int], response: Sequence[int], vocabulary: Vocabulary, dependencies: Dependencies
 ) -> Example:
@@ -132,7 +126,6 @@ def lay_out_copy(letters: Sequence[int]) -> Example:
 
 
 def _draw_copy(size: int, sparsity: None, generator: np.random.Generator) -> Example:
-    _refuse_size("copy", size, 1, "letters")
     return lay_out_copy(generator.integers(0, NUM_LETTERS, size).tolist())
 
 
@@ -201,7 +194,6 @@ def lay_out_addition(first: Sequence[int], second: Sequence[int], *, is_padded: 
 def _draw_addition(
     size: int, sparsity: None, generator: np.random.Generator, *, is_padded: bool = False
 ) -> Example:
-    _refuse_size("addition_padded" if is_padded else "addition", size, 1, "digits")
     return lay_out_addition(*generator.integers(0, 10, (2, size)).tolist(), is_padded=is_padded)
 
 
@@ -232,7 +224,6 @@ def lay_out_parity_scratchpad(bits: Sequence[int]) -> Example:
 
 
 def _draw_parity_scratchpad(size: int, sparsity: None, generator: np.random.Generator) -> Example:
-    _refuse_size("parity_scratchpad", size, 1, "bits")
     return lay_out_parity_scratchpad(generator.integers(0, 2, size).tolist())
 
 
@@ -300,7 +291,6 @@ def lay_out_assignments(
 
 
 def _draw_assignments(size: int, sparsity: None, generator: np.random.Generator) -> Example:
-    _refuse_size("variable_assignment", size, 2, "assignments", most=NUM_NAMES)
     names = [_NAMES[number] for number in generator.choice(NUM_NAMES, size, replace=False)]
     values = [_DIGITS[number] for number in generator.integers(0, 10, 2)]
     asked_for = (size + 1) // 2
@@ -408,20 +398,15 @@ def probability_of_one(function: str, sparsity: int) -> float:
     return float(betaincinv(least, sparsity - least + 1, 0.5))
 
 
-def _draw_bits(
-    task: str, size: int, sparsity: int, generator: np.random.Generator
-) -> tuple[list[int], list[int]]:
+def _draw_bits(size: int, sparsity: int, generator: np.random.Generator) -> tuple[list[int], list[int]]:
     """Uniform bits, and the ascending places of the marked ones."""
-    _refuse_size(task, size, 2, "tokens, 2l")
-    if size % 2:
-        raise InputError(f"task {task}: size {size} is odd; it is 2l, a mark and a bit for each of l")
     num_bits = size // 2
     bits = generator.integers(0, 2, num_bits).tolist()
     return bits, np.sort(generator.choice(num_bits, sparsity, replace=False)).tolist()
 
 
 def _draw_marked_bits(size: int, sparsity: int, generator: np.random.Generator, *, function: str) -> Example:
-    bits, marked = _draw_bits(f"sparse_{function}", size, sparsity, generator)
+    bits, marked = _draw_bits(size, sparsity, generator)
     if function in _LEAST_ONES:
         is_one = generator.random(sparsity) < probability_of_one(function, sparsity)
         for place, bit in zip(marked, is_one.tolist(), strict=True):
@@ -430,7 +415,7 @@ def _draw_marked_bits(size: int, sparsity: int, generator: np.random.Generator, 
 
 
 def _draw_lookup(size: int, sparsity: int, generator: np.random.Generator) -> Example:
-    bits, marked = _draw_bits("sparse_lookup", size, sparsity, generator)
+    bits, marked = _draw_bits(size, sparsity, generator)
     keys = generator.choice(len(_KEYS), sparsity, replace=False).tolist()
     return lay_out_lookup(bits, marked, keys, int(generator.integers(sparsity)))
 
@@ -574,10 +559,7 @@ def _draw_signs(
     is_local: bool = False,
 ) -> Example:
     """A prompt of `size` tokens, "?" included; None signs: as many as `TOKENS_A_GROWING_SIGN` makes them."""
-    if num_signs is None and size % (4 * TOKENS_A_GROWING_SIGN):
-        raise InputError(f"task signs_growing: size {size} is no multiple of 32, of a sign for each 8 tokens")
     num_signs = num_signs or size // TOKENS_A_GROWING_SIGN
-    _refuse_size(f"signs_{num_signs}", size, num_signs + 1, "tokens, the signs and the question among them")
     law = SignLaw(num_signs, 4, BITS_TOLD, is_balanced=True)
     first = max(0, size - 1 - SIGNS_LOCAL_LENGTH) if is_local else 0
     positions = first + generator.choice(size - 1 - first, num_signs, replace=False)
@@ -599,9 +581,11 @@ class Task:
 
     name: str
     vocabulary: Vocabulary
-    draw: Callable[..., Example]
-    """(size, sparsity, generator) -> one example of this size, in the task's own unit; InputError where the
-    task has no such size. Sparsity is k, at most `largest_sparsity`; None where the task has none."""
+    draw_example: Callable[..., Example]
+    """(size, sparsity, generator) -> one example of this size, in the task's own unit. Sparsity is k, at most
+    `largest_sparsity`; None where the task has none."""
+    sizes: range
+    """The sizes that the task has."""
     largest_sparsity: Callable[[int], int] | None = None
     """Size -> the largest k that it has room for, of tasks whose k is chosen: these have no coupled IDs, and
     all others have. None: the task fixes how many tokens decide each."""
@@ -614,40 +598,55 @@ class Task:
         """Whether k is chosen."""
         return self.largest_sparsity is not None
 
+    def draw(self, size: int, sparsity: int | None, generator: np.random.Generator) -> Example:
+        """One example; InputError if the task has no such size."""
+        if size not in self.sizes:
+            raise InputError(f"task {self.name}: size {size} is none of its sizes, {self.sizes}")
+        return self.draw_example(size, sparsity, generator)
+
     def require_coupled_ids(self, scheme: str) -> None:
         """Refuse a position scheme that needs coupled IDs where the task has none (InputError)."""
-        if scheme == "predicted" and not self.embeds_coupled_ids:
-            raise InputError(f"task {self.name}: there is nothing to predict of its IDs; take 'coupled'")
-        if self.has_sparsity:
-            coupled = ", ".join(name for name, task in TASKS.items() if not task.has_sparsity)
+        if self.has_sparsity or (scheme == "predicted" and not self.embeds_coupled_ids):
             raise InputError(
-                f"positions '{scheme}' need coupled position IDs, which task {self.name} has none of;"
-                f" tasks with coupled IDs: {coupled}"
+                f"task {self.name} has no coupled position IDs for positions '{scheme}': tasks with k have"
+                " none, and those of signs_* cannot be predicted"
             )
+
+
+def _from(least: int, step: int = 1) -> range:
+    return range(least, 1 << 31, step)
 
 
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
-        Task("copy", COPY_VOCABULARY, _draw_copy),
-        Task("addition", ADDITION_VOCABULARY, _draw_addition),
-        Task("addition_padded", ADDITION_VOCABULARY, partial(_draw_addition, is_padded=True)),
-        Task("parity_scratchpad", SCRATCHPAD_VOCABULARY, _draw_parity_scratchpad),
-        Task("variable_assignment", ASSIGNMENT_VOCABULARY, _draw_assignments),
+        Task("copy", COPY_VOCABULARY, _draw_copy, _from(1)),
+        Task("addition", ADDITION_VOCABULARY, _draw_addition, _from(1)),
+        Task("addition_padded", ADDITION_VOCABULARY, partial(_draw_addition, is_padded=True), _from(1)),
+        Task("parity_scratchpad", SCRATCHPAD_VOCABULARY, _draw_parity_scratchpad, _from(1)),
+        Task("variable_assignment", ASSIGNMENT_VOCABULARY, _draw_assignments, range(2, NUM_NAMES + 1)),
         *(
             Task(
                 f"sparse_{function}",
                 PARITY_VOCABULARY,
                 partial(_draw_marked_bits, function=function),
+                _from(2, step=2),
                 lambda size: size // 2,
             )
             for function in MARKED_FUNCTIONS
         ),
-        Task("sparse_lookup", LOOKUP_VOCABULARY, _draw_lookup, lambda size: min(size // 2, len(_KEYS))),
+        Task(
+            "sparse_lookup",
+            LOOKUP_VOCABULARY,
+            _draw_lookup,
+            _from(2, step=2),
+            lambda size: min(size // 2, len(_KEYS)),
+        ),
         Task(
             "planted_correlation",
             PLANTED_VOCABULARY,
             draw_planted,
+            _from(1),
             lambda size: min(size, DEFAULT_LOCAL_LENGTH),
         ),
         *(
@@ -655,14 +654,19 @@ TASKS: dict[str, Task] = {
                 f"signs_{k}{'_local' * is_local}",
                 SIGNS_VOCABULARY,
                 partial(_draw_signs, num_signs=k, is_local=is_local),
+                _from(k + 1),
                 embeds_coupled_ids=False,
             )
             for k in _OF_SIGNS
             for is_local in (False, True)
         ),
         *(
-            Task(name, SIGNS_VOCABULARY, partial(_draw_signs, num_signs=number), embeds_coupled_ids=False)
-            for name, number in (("signs_8_weak", 8), ("signs_32_weak", 32), ("signs_growing", None))
+            Task(name, SIGNS_VOCABULARY, partial(_draw_signs, num_signs=k), sizes, embeds_coupled_ids=False)
+            for name, k, sizes in (
+                ("signs_8_weak", 8, _from(9)),
+                ("signs_32_weak", 32, _from(33)),
+                ("signs_growing", None, _from(32, step=4 * TOKENS_A_GROWING_SIGN)),
+            )
         ),
     )
 }

@@ -12,9 +12,8 @@ from synthetic_results import Truth
 from written_results import write_rows
 
 from analysis import answers
-from analysis.losses.token_worth import token_effects
+from analysis.figures.recovered_loss import token_effects
 from analysis.read import interval_of, read_sparse_losses
-from pipeline.cli import InputError
 from pipeline.results.write import StageOutput
 
 
@@ -110,7 +109,6 @@ def test_a_rule_that_needs_no_null_says_who_carries_it_without_one(tmp_path: Pat
     assert carried.endswith(
         "2 tokens of leave_one_out_divergence bring back 0.500 [0.500, 0.500] of 1.000 nats."
     )
-    assert cells(answers.recovered_table(tmp_path, "leave_one_out_divergence"), "m", "2")[3:5] == ["-", "-"]
     write_choices(tmp_path / "answer", ["leave_one_out"], far_contexts=["own"])
     assert "was measured without the null that it needs" in list(answers.answers(tmp_path / "answer"))[1]
 
@@ -138,18 +136,6 @@ def cells(text: str, model: str, k: str) -> list[str]:
     return next(row for row in rows if row[:2] == [model, k])
 
 
-def test_recovered_table_shows_the_statistics(results: Path, sparse_context_losses: pd.DataFrame) -> None:
-    table = answers.recovered_table(results, "leave_one_out")
-    chosen = sparse_context_losses[sparse_context_losses["rule"] == "leave_one_out"]
-    row = token_effects(chosen).set_index(["model", "k"]).loc[("long-seed0", 4)]
-    expected = [interval_of(row, name) for name in ("recovered", "null_recovered", "excess", "share")]
-    assert cells(table, "long-seed0", "4")[2:] == list(map(str, expected))
-    assert cells(table, "short-contiguous", "8")[-1] == "no gain"
-    assert cells(table, "short-pose", "-") == ["short-pose", *["-"] * 5]
-    with pytest.raises(InputError, match="did you mean 'nearest'"):
-        answers.recovered_table(results, "nearst")
-
-
 def test_runs_from_any_directory_and_refuses_in_a_sentence(results: Path, tmp_path: Path) -> None:
     done = forked_stages.run("analysis/summary.py", "--results", results, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -167,8 +153,7 @@ def test_losses_alone_are_summarized(results: Path, tmp_path: Path) -> None:
     (tmp_path / "figures").mkdir()
     for name in ("calibration", "loss_against_k-m"):
         (tmp_path / "figures" / f"{name}.png").touch()
-    text = answers.page(tmp_path, tmp_path / "figures", "leave_one_out")
-    assert "loss_against_k-m.png, and 1 more in" in text  # the paper's own figure first
+    text = answers.page(tmp_path, tmp_path / "figures")
+    assert "loss_against_k-m.png, and 1 more" in text  # the paper's own figure first
     assert answers.models_table(tmp_path) in text
-    assert "not measured: no influential tokens" in text
-    assert "run influential_tokens with its own choice of rules" in " ".join(text.split())
+    assert "run influential_tokens with its default rules" in " ".join(text.split())

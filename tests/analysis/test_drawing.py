@@ -11,23 +11,17 @@ import pytest
 from legible_figures import assert_legible
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from scipy.optimize import minimize
 from synthetic_results import KS
 
 from analysis import drawing
 from analysis.drawing import ModelLabel, Style, model_labels
-from analysis.losses import losses, token_worth
+from analysis.figures import recovered_loss
 from analysis.read import read_sparse_losses
-from analysis.rules import selection
 from pipeline.measuring.rules import RULES
-from pipeline.results.read import read_artefact
 
 LONG = "long-seed0"
-LONG_TITLE = (
-    "4 of some 230 far tokens carry 65 % of what the far context is worth, and the nearest 16 carry 34 %"
-)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +41,7 @@ def sparse(small: Path) -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def effects(small: Path) -> pd.DataFrame:
-    return token_worth.token_effects(read_sparse_losses(small, every_judge=True))
+    return recovered_loss.token_effects(read_sparse_losses(small, every_judge=True))
 
 
 def of(table: pd.DataFrame, **wanted: object) -> pd.DataFrame:
@@ -66,8 +60,8 @@ def assert_drawn(ax: Axes, index: int, rows: pd.DataFrame, value: str) -> Line2D
 
 
 def test_the_paper_figure_is_its_table(sparse: pd.DataFrame, labels: dict[str, ModelLabel]) -> None:
-    curves = token_worth.loss_curves(of(sparse, model=LONG))
-    figure = token_worth.loss_figure(curves, labels[LONG], "another model")
+    curves = recovered_loss.loss_curves(of(sparse, model=LONG))
+    figure = recovered_loss.loss_figure(curves, labels[LONG], "another model")
     (ax,) = figure.axes
     groups = list(curves.groupby(["rule", "far_context"]))
     lines = {key: assert_drawn(ax, index, rows, "loss") for index, (key, rows) in enumerate(groups)}
@@ -90,79 +84,25 @@ def test_the_paper_figure_is_its_table(sparse: pd.DataFrame, labels: dict[str, M
 
 def test_effects_are_drawn_as_they_are(effects: pd.DataFrame, labels: dict[str, ModelLabel]) -> None:
     rows = of(effects, model=LONG, judge=LONG)
-    figure = token_worth.effects_figure(rows, labels[LONG])
+    figure = recovered_loss.effects_figure(rows, labels[LONG])
     for index, (_, line) in enumerate(rows.groupby("rule", sort=False)):
         drawn = assert_drawn(figure.axes[0], index, line, "effect")
         np.testing.assert_allclose(drawn.get_xdata(), line["k"])
         assert drawn.get_linestyle() == "-"  # dashes are for nulls
     assert_legible(figure)
     judged = of(effects, model=LONG, judge="another-model")
-    assert_legible(token_worth.effects_figure(judged, labels[LONG], "another model"))
+    assert_legible(recovered_loss.effects_figure(judged, labels[LONG], "another model"))
 
 
-def test_other_figures_can_be_read(small: Path, labels: dict[str, ModelLabel], sparse: pd.DataFrame) -> None:
-    without_a_gain = token_worth.loss_curves(of(sparse, model="short-contiguous"))
-    differences = losses.losses_beside_reference(read_artefact(small, "length_losses"), LONG, 32)
-    for figure in (
-        token_worth.loss_figure(without_a_gain, labels["short-contiguous"]),
-        losses.lengths_figure(differences, labels, [32, 256], LONG),
-        selection.rules_figure(selection.rules_table(of(sparse, model=LONG)), labels[LONG]),
-    ):
-        assert_legible(figure)
-
-
-def title_of(figure: Figure) -> str:
-    (title,) = (text for text in figure.texts if text.get_gid() == drawing.TITLE)
-    return " ".join(title.get_text().split())
-
-
-def test_titles_say_what_is_drawn(
-    small: Path, labels: dict[str, ModelLabel], sparse: pd.DataFrame, effects: pd.DataFrame
-) -> None:
-    curves = token_worth.loss_curves(of(sparse, model=LONG))
+def test_the_title_says_what_is_drawn(sparse: pd.DataFrame, labels: dict[str, ModelLabel]) -> None:
+    curves = recovered_loss.loss_curves(of(sparse, model=LONG))
     share = of(curves, rule="leave_one_out", far_context="own", k=16)["recovered_share"].iloc[0]
-    title = f"16 far tokens, chosen by the answer, bring back {share:.2f} of what the long context gains"
-    assert title_of(token_worth.loss_figure(curves, labels[LONG])) == title
+    title = " ".join(recovered_loss.loss_figure(curves, labels[LONG]).get_suptitle().split())
+    assert (
+        title == f"16 far tokens, chosen by the answer, bring back {share:.2f} of what the long context gains"
+    )
     without = curves.assign(recovered_share=np.nan)
-    assert "is not shown to gain" in title_of(token_worth.loss_figure(without, labels[LONG]))
-
-    rows = of(effects, model=LONG, judge=LONG)
-    rows = rows.replace({"rule": {"leave_one_out": "leave_one_out_divergence"}})
-    is_nearest = rows["rule"] == "nearest"
-    for worth, words in (
-        (lambda k: 0.9 * k, "as much as the 16 nearest, or more"),
-        (lambda k: k + 16, "worth less than"),
-    ):
-        of_each = rows.assign(effect=rows["k"].where(~is_nearest, worth(rows["k"])).astype(float))
-        of_each = of_each.assign(effect_low=of_each["effect"] - 1, effect_high=of_each["effect"] + 1)
-        assert words in title_of(token_worth.effects_figure(of_each, labels[LONG]))
-
-    lengths = losses.losses_beside_reference(read_artefact(small, "length_losses"), LONG, 32)
-    longest = f"with {lengths['context_length'].max()} tokens of context than with 32"
-    is_long = lengths["model"].str.startswith("long")
-    is_pose = lengths["model"] == "short-pose"
-    for is_lower, title in (
-        (is_long | ~is_long, f"Every model's loss is lower {longest}"),
-        (is_pose, f"Loss is lower {longest} when trained at 32 with PoSE, higher when trained at"),
-        # One of two seeds: the training is not named.
-        (lengths["model"] == LONG, f"Loss is higher {longest} when trained at 32 or trained at 32"),
-    ):
-        values = lengths["context_length"] * (1.0 - 2.0 * is_lower)
-        drawn = lengths.assign(difference=values, difference_low=values - 1, difference_high=values + 1)
-        assert title_of(losses.lengths_figure(drawn, labels, [], LONG)).startswith(title)
-    unclear = drawn.assign(difference_low=-1e6, difference_high=1e6)
-    assert "clearly other" in title_of(losses.lengths_figure(unclear, labels, [], LONG))
-    plt.close("all")
-
-
-def test_panels_keep_their_height_and_lines_of_titles_fit() -> None:
-    heights = []
-    for title in ("short", LONG_TITLE * 2):
-        figure, (ax,) = drawing.panels(1, 2.6)
-        drawing.put_title(figure, title, "n = 1")
-        figure.canvas.draw()
-        heights.append(ax.bbox.height / figure.dpi)
-    assert heights[0] == pytest.approx(heights[1], abs=0.02)
+    assert "is not shown to gain" in recovered_loss.loss_figure(without, labels[LONG]).get_suptitle()
     plt.close("all")
 
 
@@ -189,7 +129,7 @@ def test_no_two_styles_are_alike_and_each_can_be_hollow() -> None:
     assert {style.marker for style in styles} <= set(Line2D.filled_markers)
     assert not {style.color for style in of_models} & {style.color for style in of_all_rules}
     assert set(drawing.RULE_STYLES) >= set(RULES)
-    for color in (drawing.YELLOW, drawing.SKY, drawing.ORANGE):
+    for color in (drawing.SKY, drawing.ORANGE):
         assert drawing.contrast_with_white(np.array(drawing.to_rgb(drawing.darker(color)))) >= 4.5
     assert drawing.darker(drawing.BLUE) == drawing.BLUE.lower()
 

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs
 
 import pandas as pd
 import pytest
-from explorable_results import KS, MODELS, RULES, write_explorable
+from explorable_results import MODELS, RULES, write_explorable
 from hugging_face_families import make_model
 
 from analysis import explorer
@@ -195,39 +195,6 @@ def test_hostile_text_is_shown_as_text(page: "sync_api.Page", text: str) -> None
         target.dispatch_event("click")  # some take no room that a mouse could click at
     assert page.locator("script").count() == 2 + len(TEXTS)  # header, code, documents
     assert page.locator("img, svg:not(#chart, #histogram), a").count() == 0
-
-
-def test_a_narrow_window_needs_no_sideways_scrolling(page: "sync_api.Page") -> None:
-    open_document(page, "plain words")
-    page.locator("#beside").evaluate("select => select.add(new Option('a model of a long name'.repeat(5)))")
-    for width in (360, 420):
-        page.set_viewport_size({"width": width, "height": 700})
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-
-
-def test_a_link_opens_the_same_view(
-    browser: "sync_api.BrowserContext", page: "sync_api.Page", explorable: Path
-) -> None:
-    open_document(page, "plain words")
-    page.locator("#text .target").nth(3).click()
-    page.get_by_role("combobox", name="Model").select_option(MODELS[1])
-    page.get_by_role("combobox", name="Rule").select_option(RULES[1])
-    page.get_by_role("combobox", name="Judged by").select_option("divergence")
-    page.get_by_role("radio", name="null: another document's").check()
-    page.get_by_role("slider").press("End")
-    page.get_by_role("combobox", name="Beside it").select_option(index=1)
-    said = view(page)
-    assert (said["model"], said["rule"], said["far"], said["criterion"], said["k"]) == (
-        MODELS[1],
-        RULES[1],
-        "other_document",
-        "divergence",
-        str(max(KS)),
-    )
-    told = ["#target-heading", "#numbers", "#tokens"]
-    shown = [page.locator(part).inner_text() for part in told]
-    for again in opened(browser, explorable / "page.html", "#" + page.url.partition("#")[2]):
-        assert [again.locator(part).inner_text() for part in told] == shown and again.url == page.url
 
 
 def test_targets_of_all_documents_are_sorted_and_filtered(page: "sync_api.Page", explorable: Path) -> None:

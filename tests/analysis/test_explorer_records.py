@@ -6,7 +6,6 @@ import shutil
 from itertools import product
 from pathlib import Path
 
-import explorable_results
 import numpy as np
 import pytest
 from explorable_results import KS, LONG, LOSSES_ONLY, MODELS, RULES, SHORT, TARGETS, write_explorable
@@ -117,13 +116,6 @@ def test_models_and_rules_can_be_chosen(explorable: Path) -> None:
     assert page["left_out"][0].startswith("2 of 3 documents")
 
 
-def test_the_recommended_rule_is_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rules = ["attention", "leave_one_out", "leave_one_out_divergence"]
-    monkeypatch.setattr(explorable_results, "RULES", rules)
-    write_explorable(tmp_path, TEXTS[1:])
-    assert embedded(run_explorer(tmp_path))["rules"] == [rules[2], *rules[:2]]
-
-
 def test_texts_cannot_end_the_script_that_holds_them() -> None:
     hostile = "</script><script>alert(1)</script><!-- <img onerror=alert(1)> {{data}} \u2028 &lt;"
     chunk = {"start": 0, "pieces": [hostile], "targets": [], "models": {}}
@@ -147,5 +139,5 @@ def test_missing_artefacts_and_empty_selections_are_refused(explorable: Path, co
     with pytest.raises(InputError, match="parquet is missing"):
         run_explorer(copied)
     shutil.rmtree(copied / "results" / "_stages" / "influential_tokens")
-    with pytest.raises(InputError, match="holds no influential_tokens and no .*; it holds loss_differences"):
+    with pytest.raises(InputError, match="holds no 'influential_tokens'"):
         run_explorer(copied)

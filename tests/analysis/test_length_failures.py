@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.figures import length_failures as failures
-from analysis.figures import pages
+from analysis.figures import cues, marked_bits, pages
+from analysis.figures import unseen_distances as unseen
 from pipeline.results.read import read_artefact
 
 KEPT = pages.REFERENCE / "length"
@@ -21,15 +21,15 @@ def test_every_page_holds_what_the_kept_results_say(page: Any) -> None:
 
 def test_the_verdicts() -> None:
     placed = pd.read_parquet(KEPT / "placed_targets.parquet")
-    assert failures.verdict_of_unseen_distances(failures.unseen_distances(placed)) == "open"
-    conditions = failures.distance_or_number(placed)
-    assert failures.verdict_of_distance_or_number(conditions, "own") == "neither alone"
-    assert failures.verdict_of_distance_or_number(conditions, "swap") == "distance"
+    assert unseen.verdict_of_unseen_distances(unseen.unseen_distances(placed)) == "open"
+    conditions = unseen.distance_or_number(placed)
+    assert unseen.verdict_of_distance_or_number(conditions, "own") == "neither alone"
+    assert unseen.verdict_of_distance_or_number(conditions, "swap") == "distance"
     accuracy = read_artefact(KEPT / "functions", "synthetic_accuracy")
-    assert failures.verdict_of_marked_bits(accuracy)[0] == "the number of tokens is not what fails"
+    assert marked_bits.verdict(accuracy)[0] == "the number of tokens is not what fails"
     examples = read_artefact(KEPT / "cues", "synthetic_examples")
-    contrasts = failures.cue_contrasts(failures.cue_distances(examples))
-    assert failures.verdict_of_cues(contrasts) == "number has an effect of its own"
+    contrasts = cues.cue_contrasts(cues.cue_distances(examples))
+    assert cues.verdict_of_distances(contrasts) == "number has an effect of its own"
 
 
 def slopes(primary: tuple[float, float], beyond: tuple[float, float], lowest: tuple[float, float]) -> Any:
@@ -54,7 +54,7 @@ def slopes(primary: tuple[float, float], beyond: tuple[float, float], lowest: tu
     ],
 )
 def test_the_rule_of_unseen_distances(primary: Any, beyond: Any, lowest: Any, verdict: str) -> None:
-    assert failures.verdict_of_unseen_distances(slopes(primary, beyond, lowest)) == verdict
+    assert unseen.verdict_of_unseen_distances(slopes(primary, beyond, lowest)) == verdict
 
 
 def examples_of(answer: str) -> pd.DataFrame:
@@ -74,7 +74,7 @@ def examples_of(answer: str) -> pd.DataFrame:
 
 
 def test_which_function_a_model_answers() -> None:
-    parity, of_or = (failures.simpler_rules(examples_of(name)).iloc[0] for name in ("parity", "or"))
+    parity, of_or = (marked_bits.simpler_rules(examples_of(name)).iloc[0] for name in ("parity", "or"))
     assert (parity["parity"], parity["or"], parity["majority"], parity["last"]) == (1, 0.75, 0.25, 0.5)
     assert (of_or["parity"], of_or["or"]) == (0.75, 1)
 
@@ -88,7 +88,7 @@ def test_cues_are_compared_at_one_distance_of_the_farthest() -> None:
                 excess = np.max(distances) / 1000 + (0.1 if number == 4 else 0)
                 rows.append((task, seed, distances.tolist(), excess))
     examples = pd.DataFrame(rows, columns=["task", "seed", "distances", "excess_loss"])
-    contrasts = failures.cue_contrasts(failures.cue_distances(examples)).set_index("distance")
+    contrasts = cues.cue_contrasts(cues.cue_distances(examples)).set_index("distance")
     assert contrasts.loc["64 to 128", "difference"] == pytest.approx(0.1, abs=0.03)
     assert contrasts.loc["mean", "difference"] == pytest.approx(0.1, abs=0.03)
-    assert failures.verdict_of_cues(contrasts.reset_index()) == "number has an effect of its own"
+    assert cues.verdict_of_distances(contrasts.reset_index()) == "number has an effect of its own"

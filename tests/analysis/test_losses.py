@@ -1,19 +1,20 @@
-"""Mean losses and calibration: sums by hand, planted slopes, answers drawn from known predictions."""
+"""Mean losses by context length, and the windows that keep a share of what the longest is worth."""
+
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from synthetic_results import LONG_MODELS, SHORT_MODELS, Truth
 
-from analysis.losses.losses import (
-    calibration_slopes,
+from analysis.figures.losses import (
     losses_beside_reference,
     losses_by_context_length,
+    needed_context,
     summarize_models,
+    windows_keeping,
 )
-
-EXPECTED = "short_context_divergence"
-ACTUAL = "loss_difference"
+from pipeline.results.read import read_artefact
 
 
 def test_summary_states_sign_and_sample(loss_differences: pd.DataFrame, truth: Truth) -> None:
@@ -66,55 +67,21 @@ def test_the_difference_to_a_reference_is_of_chunks_by_hand() -> None:
     assert 0 < widths[0] < 0.2 * widths[1]
 
 
-def planted(slope: float, num_documents: int = 60) -> pd.DataFrame:
-    """Actual gains of `slope` times the expected ones, with noise of the document and of the target."""
-    generator = np.random.default_rng(3)
-    documents = np.repeat(np.arange(num_documents), 16)
-    expected = generator.gamma(0.5, 0.3, len(documents))
-    of_document = generator.normal(0, 0.05, num_documents)[documents]
-    actual = slope * expected + of_document + generator.normal(0, 0.3, len(documents))
-    return pd.DataFrame(
-        {
-            "model": "m",
-            "document_id": documents.astype(str),
-            EXPECTED: expected,
-            ACTUAL: actual,
-            "foreign_context_divergence": expected,
-            "specific_gain": 2 * actual,
-        }
+def test_windows_by_hand() -> None:
+    # Of 1 nat 16 tokens keep 0.5 and 32 keep 0.9: 0.7 lies halfway in log2 w.
+    lengths_J = np.array([8, 16, 32, 64])
+    values_XJ = np.array([[5.0, 4.5, 4.1, 4.0], [4.0, 3.9, 4.3, 4.0], [5.0, 3.9, 4.2, 4.0]])
+    found = [windows_keeping(values_XJ, lengths_J, percent) for percent in (50, 70, 90, 95)]
+    assert [values_X[0] for values_X in found] == pytest.approx([16, 2**4.5, 32, 2**5.5])
+    assert all(np.isnan(values_X[1]) for values_X in found)  # 64 tokens are worth no more than 8
+    assert [values_X[2] for values_X in found] == pytest.approx(  # more context harms: the first w counts
+        [8 * 2 ** (share / 1.1) for share in (0.5, 0.7, 0.9, 0.95)]
     )
 
 
-@pytest.mark.parametrize("slope", [1.0, 0.4, 0.0])
-def test_the_planted_slopes_are_found(slope: float) -> None:
-    rows = calibration_slopes(planted(slope)).set_index("expected")
-    for expected, truth in ((EXPECTED, slope), ("foreign_context_divergence", 2 * slope)):
-        row = rows.loc[expected]
-        assert row["slope_low"] <= truth <= row["slope_high"]
-        assert row["slope_high"] - row["slope_low"] < 0.5
-        assert row["ratio_low"] <= truth <= row["ratio_high"]
-
-
-def test_answers_drawn_from_the_prediction_lie_on_the_diagonal() -> None:
-    """The definition itself: x ~ p, gain = ln p(x) - ln q(x), expected KL(p || q)."""
-    generator = np.random.default_rng(0)
-    rows = []
-    for document in range(200):
-        logits_V = generator.normal(0, 1.5, 12)
-        for _ in range(10):
-            shifted_V = logits_V + generator.normal(0, generator.uniform(0, 1.5), 12)
-            p_V, q_V = (np.exp(values) / np.exp(values).sum() for values in (logits_V, shifted_V))
-            ratios_V = np.log(p_V / q_V)
-            rows.append((str(document), p_V @ ratios_V, ratios_V[generator.choice(12, p=p_V)]))
-    table = pd.DataFrame(rows, columns=["document_id", EXPECTED, ACTUAL]).assign(model="m")
-    (row,) = calibration_slopes(table).to_dict("records")
-    assert row["slope_low"] < 1 < row["slope_high"]
-    assert row["slope_high"] - row["slope_low"] < 0.4
-
-
-def test_results_of_before_have_no_expectation_and_few_documents_no_slope() -> None:
-    old = planted(1.0).assign(**{name: np.nan for name in (EXPECTED, "foreign_context_divergence")})
-    assert calibration_slopes(old).empty
-    without = calibration_slopes(planted(1.0).drop(columns="specific_gain"))
-    assert without["expected"].tolist() == [EXPECTED]
-    assert calibration_slopes(planted(1.0, num_documents=4))["slope_low"].isna().all()
+def test_the_windows_of_the_page_are_those_of_the_kept_results() -> None:
+    kept = Path(__file__).resolve().parents[2] / "analysis/reference/judged/results"
+    table = needed_context(read_artefact(kept, "length_losses")).set_index(["model", "criterion"])
+    row = table.loc[("2m-long-seed0", "loss")].round()
+    assert row[["window_90", "window_90_low", "window_90_high", "window_99"]].tolist() == [112, 88, 138, 182]
+    assert table.loc[("2m-short-contiguous-seed0", "loss"), "window_90":].isna().all()

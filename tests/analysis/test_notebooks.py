@@ -1,6 +1,5 @@
 """The notebooks, executed end to end: what they leave, what is skipped, how cells fail, what ends them."""
 
-import json
 import os
 import shutil
 import signal
@@ -12,15 +11,12 @@ from pathlib import Path
 import forked_stages
 import nbformat
 import pytest
-from explorable_results import write_explorable
-from needle_results import write_needle_results
 from synthetic_results import Truth
 
-from analysis.notebooks import NOTEBOOKS, execute_all, fingerprint, is_fresh, missing_inputs
+from analysis.notebooks import NOTEBOOKS, execute_all, missing_inputs
 from analysis.run_notebooks import parser
 from pipeline.cli import InputError
-from pipeline.results.files import folder_lock, read_parquet
-from pipeline.results.schemas import SCHEMAS
+from pipeline.results.files import folder_lock
 
 ROOT = Path(__file__).resolve().parents[2]
 CHOOSING = ("long-seed0", "long-seed1", "short-contiguous")
@@ -51,18 +47,13 @@ def test_all_notebooks_run_anywhere_and_only_once(scales: tuple[Path, Truth, Tru
     assert not (ROOT / "figures").exists()
     for suffix in ("png", "pdf"):
         assert {path.stem for path in figures.glob(f"*.{suffix}")} == FIGURES
-    for skipped in (  # one rule beside the controls, no text, no needles, no fits
-        "selection_rules.ipynb: only one selection rule beside the controls",
+    for skipped in (
         "sparsity_and_generalization.ipynb: no rule that is blind to the answer has mean_log2_k",
         "synthetic_tasks.ipynb: the results hold no 'synthetic_accuracy'; they hold",
-        "found_dependencies.ipynb: the results",
-        "influential_places.ipynb: the results hold no 'influential_tokens'",
-        "token_categories.ipynb: no tokenized data beside the results",
-        "needles.ipynb: no planted needles",
     ):
         assert skipped in done.stderr, skipped
     executed = sorted(path.name for path in figures.glob("*.ipynb"))
-    assert len(executed) == len([*NOTEBOOKS.glob("*.ipynb")]) - 7
+    assert len(executed) == len([*NOTEBOOKS.glob("*.ipynb")]) - 2
     for path in figures.glob("*.ipynb"):
         assert "intervals of 95 % each" in path.read_text(), f"{path.name} has no multiple-comparison note"
 
@@ -87,10 +78,10 @@ def test_notebooks_of_losses_alone_and_refused_folders(results: Path, tmp_path: 
         "length_losses",
         "loss_differences",
     }
-    missing = "selection_rules.ipynb: the results hold no 'sparse_context_losses'; they hold loss_differences"
+    missing = "influential_tokens.ipynb: the results hold no 'sparse_context_losses'; they hold loss_diff"
     (tmp_path / "file").touch()
     for folder, out, name, sentence in (
-        (losses, figures, "selection_rules", missing),
+        (losses, figures, "influential_tokens", missing),
         (losses, figures, "loses", "unknown notebook 'loses'; did you mean"),
         (tmp_path, figures, "length_losses", f"--results {tmp_path} holds no results"),
         (results, tmp_path / "file" / "figures", "length_losses", "file"),
@@ -101,52 +92,6 @@ def test_notebooks_of_losses_alone_and_refused_folders(results: Path, tmp_path: 
     with folder_lock(tmp_path / "locked", "--figures"):
         refused = run(results, tmp_path / "locked", tmp_path, "--notebooks", "loss_differences")
     assert refused.returncode == 2 and "is in use by process" in refused.stderr
-
-
-@pytest.mark.slow
-def test_notebooks_of_text_and_needles(tmp_path: Path) -> None:
-    texts = [
-        "The old house of Mary stood by the old house of John, and it had 42 seats in 1990. " * 4,
-        "A river runs north; the river runs past Rome and the river runs on, 7 days or 70. " * 4,
-        "No one knew why the lamp was lit, and no one knew who had lit the lamp at night. " * 4,
-    ]
-    results, data = write_explorable(tmp_path / "measured", texts, models=["long-seed0"])
-    needles = write_needle_results(tmp_path / "needles")
-    words = ["--notebooks", "token_categories", "influential_places", "needles"]
-    figures = tmp_path / "figures"
-    done = run(results, figures, tmp_path, "--data", data, "--needles", needles, *words)
-    assert done.returncode == 0, done.stderr
-    drawn = {"token_categories-long-seed0", "needle_retrieval"}
-    assert {path.stem for path in figures.glob("*.png")} == drawn | {"found_needles-copier"}
-    text = "".join(path.read_text() for path in sorted(figures.glob("*.ipynb")))
-    assert "No model was trained at a short context" in text and "copy after predecessor" in text
-    table = read_parquet(figures / "token_categories.parquet", SCHEMAS["token_categories"].names)
-    assert table.num_rows > 0
-
-
-def test_what_a_notebook_is_made_from(tmp_path: Path) -> None:
-    results = tmp_path / "results"
-    figures = results / "figures"
-    results.mkdir()
-    (results / "a.parquet").write_bytes(b"a")
-
-    def made_from(**parameters: object) -> str:
-        return fingerprint([results], {"a": 1} | parameters, figures)
-
-    before = made_from()
-    figures.mkdir()
-    (figures / "a.png").touch()  # what it makes
-    (results / ".a.part").touch()
-    assert made_from() == before != made_from(a=2)
-    (results / "a.parquet").write_bytes(b"ab")
-    assert made_from() != before
-    notebook = nbformat.v4.new_notebook()
-    notebook.metadata["made_from"] = before
-    nbformat.write(notebook, tmp_path / "a.ipynb")
-    assert is_fresh(tmp_path / "a.ipynb", before) and not is_fresh(tmp_path / "a.ipynb", "other")
-    assert not is_fresh(tmp_path / "b.ipynb", before)
-    (tmp_path / "a.ipynb").write_bytes(b"{")
-    assert not is_fresh(tmp_path / "a.ipynb", before)
 
 
 def one_cell(folder: Path, cell: str) -> Path:
@@ -178,18 +123,6 @@ def test_a_failing_cell_is_told(tmp_path: Path, cell: str, error: type[BaseExcep
     assert {path.name for path in figures.iterdir()} == left
     if left:
         assert "ZeroDivisionError" in (figures / "broken.failed.ipynb").read_text()
-
-
-def test_a_kernel_is_this_interpreter_s_whatever_is_registered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    registered = tmp_path / "jupyter" / "kernels" / "python3"
-    registered.mkdir(parents=True)
-    spec = {"argv": ["/nowhere/python", "-f", "{connection_file}"], "display_name": "a", "language": "python"}
-    (registered / "kernel.json").write_text(json.dumps(spec))
-    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
-    path = one_cell(tmp_path, f"import sys\nassert sys.executable == {sys.executable!r}")
-    assert list(execute_all([path], tmp_path / "figures", {"a": 2})) == [path]
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Which rows are a model's own; models by their training; what a join leaves out is counted in a warning."""
 
-import logging
 from pathlib import Path
 
 import pandas as pd
@@ -15,14 +14,12 @@ from synthetic_results import (
     Truth,
     write_results,
 )
-from written_results import write_rows
 
 from analysis.read import (
     TARGET,
     joined_on_common,
     models_by_training,
     needs_null,
-    of_common_groups,
     read_sparse_losses,
     read_sparsity,
     sees_answer,
@@ -62,19 +59,6 @@ def test_sparsity_is_of_one_criterion(results: Path, truth: Truth) -> None:
     assert list(read_sparsity(results, columns=TARGET)) == ["model", *TARGET]
 
 
-def test_rows_of_before_are_the_models_own_and_of_the_loss(tmp_path: Path) -> None:
-    """A file of version 1 reads as null in the new columns."""
-    of_target = {"document_id": ["a"], "chunk_index": [0], "target_position": [9]}
-    target = pd.DataFrame(of_target).assign(model="m", rule="leave_one_out", judge=None)
-    losses = pd.concat([target.assign(far_context="own", k=k) for k in (1, 7)])
-    write_rows(tmp_path / "losses", "influential_tokens", "sparse_context_losses", losses)
-    assert read_sparse_losses(tmp_path / "losses")["k"].tolist() == [1, 7]
-    sparsity = target.assign(dependency_sparsity=3, criterion=None)
-    write_rows(tmp_path / "sparsity", "influential_tokens", "dependency_sparsity", sparsity)
-    assert read_sparsity(tmp_path / "sparsity")["dependency_sparsity"].tolist() == [3]
-    assert read_sparsity(tmp_path / "sparsity", DIVERGENCE).empty
-
-
 def test_rules_that_fit_anything_need_their_null_and_controls_are_not_shown() -> None:
     for rule, is_seeing, is_fitting in (
         ("leave_one_out", True, True),
@@ -106,23 +90,9 @@ def test_models_are_told_apart(scales: tuple[Path, Truth, Truth], results: Path,
         models_by_training(small, ["nobody"])
 
 
-def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What was warned of since the last call."""
-    assert all(record.levelno == logging.WARNING for record in caplog.records)
-    found = [
-        record.getMessage().removesuffix(" are not in both tables and left out") for record in caplog.records
-    ]
-    caplog.clear()
-    return found
-
-
 def test_what_one_table_lacks_is_counted(caplog: pytest.LogCaptureFixture) -> None:
     left = pd.DataFrame({"a": [1, 2]})
     right = pd.DataFrame({"a": [2, 3, 4]})
     assert joined_on_common(left, right, ["a"], "x")["a"].tolist() == [2]
-    assert joined_on_common(left, right, ["a"], "x", may_right_have_more=True)["a"].tolist() == [2]
-    assert warnings(caplog) == ["x: 3 of 4", "x: 1 of 2"]
-    left = pd.DataFrame({"k": [1, 1, 2], "x": [1, 2, 3]})
-    both = of_common_groups(left, pd.DataFrame({"k": [1, 4], "x": [1, 1]}), ["k"])
-    assert [table["x"].tolist() for table in both] == [[1, 2], [1]]
-    assert warnings(caplog) == []
+    assert joined_on_common(left, right.replace(3, 1), ["a"], "x")["a"].tolist() == [1, 2]
+    assert len(caplog.messages) == 1 and caplog.messages[0].startswith("x: 1 of 2")

@@ -100,7 +100,7 @@ def test_subsets_and_relations_that_a_reader_can_check() -> None:
     assert [len(subsets_within_reach(ids, 2, reach)) for reach in (8, 256)] == [7 * 256 - 28, 256 * 255 // 2]
 
 
-@pytest.mark.parametrize("name", ["local", "halves_coupled", "uniform_all_keys"])
+@pytest.mark.parametrize("name", ["local", "halves_coupled"])
 def test_keys_on_the_planted_tokens_alone_have_no_error_at_any_length(name: str) -> None:
     condition = CONDITIONS[name]
     reach = condition.key_reach(LENGTHS)
@@ -160,7 +160,7 @@ def test_labels_lengths_and_reaches_by_hand() -> None:
     assert Lengths(16, 4).of_tests == (8, 10, 12, 14, 16, 32, 64, 128)
     reaches = {name: condition.key_reach(LENGTHS) for name, condition in CONDITIONS.items()}
     assert (reaches["local"], reaches["halves_coupled"]) == (8, 8)
-    assert (reaches["uniform_trained_keys"], reaches["halves_all_keys"]) == (32, 256)
+    assert reaches["halves_trained_keys"] == 32
     assert COUPLED == (0, 1, 2, 3, 0, 1, 2, 3)
 
 
@@ -244,7 +244,7 @@ def test_a_planted_power_is_found_and_drawn() -> None:
     )
     figure = theory.bounds_figure(table)
     assert max(figure.axes[0].lines[2].get_ydata()) == 0.5
-    title = " ".join(figure.texts[0].get_text().split())
-    assert title.endswith("only where the deciding tokens are far apart and uncoupled, at k = 2")
+    assert "far apart and uncoupled" in " ".join(figure.get_suptitle().split())
     assert_legible(figure)
-    assert theory.where_answers_fail(theory.by_length(planted_fits(0.0))).endswith("hold in every case")
+    none = theory.bounds_figure(theory.by_length(planted_fits(0.0)))
+    assert "hold in every case" in none.get_suptitle()

@@ -57,9 +57,7 @@ def ranked_by_captum(model: Any, tokenizer: Any, ids: list[int], position: int) 
     import torch
     from captum.attr import LayerGradientXActivation, LLMGradientAttribution, TextTokenInput
 
-    tool = LLMGradientAttribution(
-        LayerGradientXActivation(model, model.get_input_embeddings()), tokenizer
-    )
+    tool = LLMGradientAttribution(LayerGradientXActivation(model, model.get_input_embeddings()), tokenizer)
     given = TextTokenInput(tokenizer.decode(ids[:position]), tokenizer)
     found = tool.attribute(given, target=torch.tensor([ids[position]]))
     return found.seq_attr.abs().tolist()
@@ -68,9 +66,7 @@ def ranked_by_captum(model: Any, tokenizer: Any, ids: list[int], position: int) 
 def ranked_by_inseq(model: Any, tokenizer: Any, ids: list[int], position: int, method: str) -> list[float]:
     """Score each token before the position."""
     prompt = tokenizer.decode(ids[:position])
-    found = model.attribute(
-        prompt, tokenizer.decode(ids[: position + 1]), method=method, show_progress=False
-    )
+    found = model.attribute(prompt, tokenizer.decode(ids[: position + 1]), method=method, show_progress=False)
     scores = found.aggregate().sequence_attributions[0].target_attributions
     return scores[:position, 0].nan_to_num().tolist()
 

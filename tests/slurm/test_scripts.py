@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted((ROOT / "slurm").glob("*.sh"))
-WHOLE = ("pretrain", "train_synthetic", "evaluate_synthetic", "found_dependencies")
+WHOLE = ("pretrain", "train_synthetic", "evaluate_synthetic")
 """Stages that one job does."""
 DIVIDED = ("tokenize_c4", "loss_differences", "influential_tokens", "evaluate_tokens")
 """Stages that the tasks of an array do."""

@@ -1,13 +1,12 @@
 """What study.py asks the programs before it runs them: what they would refuse, and what is done already."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pipeline.cli import InputError
-from pipeline.study import main, parser, warn_of_other_code
+from pipeline.study import main, parser
 
 ROOT = Path(__file__).resolve().parents[2]
 StudyFile = Callable[..., Path]
@@ -30,7 +29,7 @@ StudyFile = Callable[..., Path]
                 "sizes.tiny.overrides=[save_interval=2,scheduler.t_warmup=2,"
                 "save_num_unsharded_checkpoints_to_keep=1]"
             ],
-            "step 2 is .* keeping 1 checkpoints",
+            "step 2 is .* keeping some checkpoints",
         ),
         (["data.tokenizer=none.json"], "there is no tokenizer none.json"),
         (["data.source=[nowhere.jsonl]"], "tokenize_c4: cannot read nowhere.jsonl: No such file"),
@@ -69,16 +68,3 @@ def test_the_plan_is_a_script_and_says_last_that_its_text_is_missing(
     with pytest.raises(InputError, match="tokenize_c4: cannot read train.jsonl"):
         main(parser().parse_args(words))
     assert capsys.readouterr().out == plan
-
-
-def test_other_code_is_said_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    commits = {"data": "0" * 40, "novels/data": "1" * 40, "other/data": "unknown"}
-    for name, commit in commits.items():
-        (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "manifest.json").write_text(json.dumps({"git_commit": commit}))
-    monkeypatch.setattr("pipeline.study.git_commit", lambda: "1" * 40)
-    warn_of_other_code(tmp_path)
-    (said,) = caplog.messages
-    assert said.startswith(f"what is kept in {tmp_path} was made by commit {'0' * 40}")

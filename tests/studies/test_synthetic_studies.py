@@ -27,8 +27,7 @@ synthetic:
       overrides: [TINY]
   evaluate_synthetic:
     sparse_parity: {sizes: [10], sparsities: [1], num_examples: 4}
-  found_dependencies:
-    copy: {sizes: [6], largest_k: 4, num_examples: 3, num_backgrounds: 2}
+    found: {task: copy, dependencies: tokens, sizes: [6], largest_k: 4, num_examples: 3, num_backgrounds: 2}
 """
 TINY = [
     "model.width=16",
@@ -44,7 +43,7 @@ TINY = [
 ]
 NOTHING_MEASURED = (
     "synthetic.evaluate_synthetic.sparse_parity=null",
-    "synthetic.found_dependencies.copy=null",
+    "synthetic.evaluate_synthetic.found=null",
 )
 
 
@@ -76,12 +75,12 @@ def test_a_grid_is_its_possible_runs(study_file: Path) -> None:
 
 def test_what_is_measured_needs_the_models_that_it_is_about(study_file: Path) -> None:
     path = study_file
-    path.write_text(path.read_text().replace("copy: {sizes", "copy: {grids: [more], sizes"))
+    path.write_text(path.read_text().replace("found: {", "found: {grids: [more], "))
     more = "synthetic.grids.more={tasks: [copy], positions: [coupled]}"
     needs = {command.name: command.needs for command in commands_of(load_study(path, [more]))}
-    assert needs["found_dependencies-copy"] == ("copy-coupled-seed0",)
+    assert needs["evaluate_synthetic-found"] == ("copy-coupled-seed0",)
     assert len(needs["evaluate_synthetic-sparse_parity"]) == 4
-    assert needs["run_notebooks"] == ("evaluate_synthetic-sparse_parity", "found_dependencies-copy")
+    assert needs["run_notebooks"] == ("evaluate_synthetic-sparse_parity", "evaluate_synthetic-found")
 
 
 @pytest.mark.parametrize(
@@ -101,7 +100,7 @@ def test_what_is_measured_needs_the_models_that_it_is_about(study_file: Path) ->
         (["synthetic.evaluate_synthetic.adition={sizes: [3]}"], "did you mean 'addition'"),
         (["synthetic.evaluate_synthetic.copy={grids: [botch], sizes: [3]}"], "did you mean 'both'"),
         (["synthetic.evaluate_synthetic.copy={sizes: [200]}"], "size 200: examples of this size need 200 or"),
-        (["synthetic.found_dependencies.copy.largest_k=40"], "--largest-k 40: an answer of size 6 has 1"),
+        (["synthetic.evaluate_synthetic.found.largest_k=40"], "--largest-k 40: an answer of size 6 has 1"),
         (["data={}"], "Key 'data' not in 'SyntheticStudy'"),
     ],
 )

@@ -5,30 +5,37 @@ import pytest
 import torch
 from hand_made_models import EvidenceLM
 
-from pipeline.measuring.contexts import Batching
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.rules import RULES
-from pipeline.synthetic.dependencies import FINDING_RULES, SearchedExample, far_dependencies
+from pipeline.synthetic.dependencies import FINDING_RULES, Selection, far_context, far_dependencies, select
 
 SURE = 4.0
 TOKENS = np.array([5, 1, 2, 6, 7, 8, 3])  # the answer, 3, is sure where 1 and 2 are both seen
 LENGTHS = ContextLengths(short_context_length=2, long_context_length=7, targets_per_chunk=1)
+OWN = [TOKENS.tolist()]
 
 
-def example(backgrounds: list[list[int]]) -> SearchedExample:
+def selected(
+    rules: list[str], interventions: list[str], max_k: int, backgrounds: list[list[int]] = OWN
+) -> list[Selection]:
     model = EvidenceLM(10, 3, lambda seen: SURE if {1, 2} <= seen else 0.0)
-    return SearchedExample(model, TOKENS, LENGTHS, np.array(backgrounds), Batching(100))
+    of = {
+        name: far_context(model, TOKENS, np.array(backgrounds), LENGTHS, name)
+        for name in ("remove", "background")
+    }
+    asked = {name: of[name] for name in interventions}
+    return select(asked, of["remove"], rules, max_k, np.random.default_rng(0))
 
 
-def positions(found: SearchedExample, rule: str, intervention: str, max_k: int = 2) -> list[int]:
-    selections, _ = found.select([rule], [intervention], max_k, np.random.default_rng(0))
-    assert [(one.rule, one.intervention) for one in selections] == [(rule, intervention)]
-    return sorted(selections[0].positions_TK[0].tolist())
+def positions(rule: str, intervention: str, backgrounds: list[list[int]] = OWN) -> list[int]:
+    (selection,) = selected([rule], [intervention], 2, backgrounds)
+    assert (selection.rule, selection.intervention) == (rule, intervention)
+    return sorted(selection.positions_TK[0].tolist())
 
 
 @pytest.mark.parametrize("rule", ["leave_one_out", "leave_one_out_divergence"])
 def test_what_must_be_there_is_found_by_removing_it(rule: str) -> None:
-    assert positions(example([TOKENS.tolist()]), rule, "remove") == [1, 2]
+    assert positions(rule, "remove") == [1, 2]
 
 
 @pytest.mark.parametrize("rule", ["leave_one_out", "leave_one_out_divergence"])
@@ -37,16 +44,14 @@ def test_a_background_is_a_mean_over_other_examples(rule: str) -> None:
     says_nothing = TOKENS.copy()
     tells = TOKENS.copy()
     says_nothing[2] = tells[1] = tells[2] = 9
-    one_draw = example([says_nothing.tolist()])
-    both = example([says_nothing.tolist(), tells.tolist()])
-    assert positions(one_draw, rule, "background") == [2, 3]  # of the others the nearest
-    assert positions(both, rule, "background") == [1, 2]
+    one_draw = [says_nothing.tolist()]
+    assert positions(rule, "background", one_draw) == [2, 3]  # of the others the nearest
+    assert positions(rule, "background", [*one_draw, tells.tolist()]) == [1, 2]
 
 
 def test_what_leaving_out_does_is_told_of_the_rules_that_leave_out() -> None:
     rules = ["leave_one_out", "leave_one_out_divergence", "add_one_in", "random"]
-    selections, _ = example([TOKENS.tolist()]).select(rules, ["remove"], 3, np.random.default_rng(0))
-    told = {one.rule: one.effects_TK for one in selections}
+    told = {one.rule: one.effects_TK for one in selected(rules, ["remove"], 3)}
     assert told["add_one_in"] is None and told["random"] is None
     logits = torch.zeros(2, 10)
     logits[0, 3] = SURE
@@ -58,20 +63,14 @@ def test_what_leaving_out_does_is_told_of_the_rules_that_leave_out() -> None:
 
 
 def test_a_pair_is_not_found_by_adding_one() -> None:
-    selections, losses_T = example([TOKENS.tolist()]).select(
-        ["add_one_in", "greedy"], ["remove"], 2, np.random.default_rng(0)
-    )
+    selections = selected(["add_one_in", "greedy"], ["remove"], 2)
     assert [one.positions_TK.tolist() for one in selections] == [[[3, 2]], [[3, 2]]]  # all equal: the nearest
     assert [one.intervention for one in selections] == ["remove", None]
-    sure = torch.nn.functional.cross_entropy(torch.eye(10)[3] * SURE, torch.tensor(3))
-    np.testing.assert_allclose(losses_T, [float(sure)], atol=1e-6)
 
 
 def test_every_rule_and_intervention_is_there_once() -> None:
     opaque = [rule for rule in FINDING_RULES if not RULES[rule].reads_everything]
-    selections, _ = example([TOKENS.tolist()]).select(
-        opaque, ["remove", "background"], 3, np.random.default_rng(0)
-    )
+    selections = selected(opaque, ["remove", "background"], 3)
     names = {(one.rule, one.intervention) for one in selections}
     assert len(selections) == len(names) == 12
     assert names >= {("leave_one_out", "remove"), ("leave_one_out", "background"), ("nearest", None)}

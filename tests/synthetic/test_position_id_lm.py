@@ -7,10 +7,10 @@ import pytest
 import torch
 from test_task_model import FAMILIES, NUM_IDS, D, V, task_model
 
-from pipeline.measuring.contexts import Batching
+from pipeline.measuring.far_context import FarContext
 from pipeline.measuring.flags import ContextLengths
 from pipeline.models.interface import losses_of_hidden_states
-from pipeline.synthetic.dependencies import POSITION_IDS, SearchedExample, searched_example
+from pipeline.synthetic.dependencies import far_context
 from pipeline.synthetic.models import PositionIdLM, TaskModel
 
 NUM_PROMPT = 6
@@ -20,8 +20,9 @@ LENGTHS = ContextLengths(short_context_length=2, long_context_length=9, targets_
 ATOL = 1e-4
 
 
-def searched(model: TaskModel, backgrounds: np.ndarray = TOKENS_L[None]) -> SearchedExample:
-    return searched_example(POSITION_IDS, model, V, TOKENS_L, IDS_L, backgrounds, LENGTHS, Batching(100))
+def searched(model: TaskModel, intervention: str, backgrounds: np.ndarray = TOKENS_L[None]) -> FarContext:
+    lm = PositionIdLM(model, V, IDS_L, TOKENS_L, NUM_PROMPT)
+    return far_context(lm, lm.codes_L, lm.codes_of(backgrounds), LENGTHS, intervention)
 
 
 def logits_by_hand(
@@ -41,8 +42,7 @@ def loss(logits: torch.Tensor, target: int) -> float:
 @torch.no_grad()
 def test_leaving_out_equals_brute_force(name: str) -> None:
     model = task_model(name)
-    example = searched(model)
-    context = example._context("remove")
+    context = searched(model, "remove")
     for index, target in enumerate(LENGTHS.targets_T.tolist()):
         whole = logits_by_hand(model, target)
         assert context.long_losses_T[index] == pytest.approx(loss(whole, target), abs=ATOL)
@@ -62,9 +62,8 @@ def test_leaving_out_equals_brute_force(name: str) -> None:
 def test_a_replacement_keeps_the_id_of_its_place(name: str) -> None:
     model = task_model(name)
     others = (TOKENS_L + 1) % V
-    example = searched(model, others[None])
-    influence_TF = example._context("background").influence_TF
-    long_losses_T = example._context("remove").long_losses_T
+    influence_TF = searched(model, "background", others[None]).influence_TF
+    long_losses_T = searched(model, "remove").long_losses_T
     target = 7
     place = 1
     replaced = TOKENS_L.copy()

@@ -173,28 +173,27 @@ def test_a_sign_is_met_as_often_whatever_their_number() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "size", "sparsity", "words"),
+    ("name", "size"),
     [
-        ("sparse_parity", 9, 2, "size 9 is odd"),
-        ("signs_4", 4, None, "task signs_4: size 4 is not possible; its size is at least 5 tokens"),
-        ("signs_32_weak", 32, None, "at least 33 tokens"),
-        ("signs_growing", 48, None, "size 48 is no multiple of 32"),
-        ("copy", 0, None, "at least 1 letters"),
-        ("variable_assignment", 257, None, "2 to 256 assignments"),
+        ("sparse_parity", 9),
+        ("signs_4", 4),
+        ("signs_32_weak", 32),
+        ("signs_growing", 48),
+        ("copy", 0),
+        ("variable_assignment", 257),
     ],
 )
-def test_refusals(name: str, size: int, sparsity: int | None, words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        task_called(name).draw(size, sparsity, np.random.default_rng(0))
+def test_sizes_that_a_task_has_not(name: str, size: int) -> None:
+    with pytest.raises(InputError, match=f"task {name}: size {size} "):
+        task_called(name).draw(size, None, np.random.default_rng(0))
 
 
 def test_coupled_ids_are_refused_where_there_are_none() -> None:
-    with pytest.raises(InputError, match=r"sparse_parity has none of; .*variable_assignment"):
-        task_called("sparse_parity").require_coupled_ids("predicted")
+    for name, scheme in (("sparse_parity", "coupled"), ("signs_2", "predicted")):
+        with pytest.raises(InputError, match=f"task {name} has no coupled"):
+            task_called(name).require_coupled_ids(scheme)
     task_called("copy").require_coupled_ids("predicted")
     task_called("signs_2").require_coupled_ids("coupled")
-    with pytest.raises(InputError, match="task signs_2: there is nothing to predict of its IDs"):
-        task_called("signs_2").require_coupled_ids("predicted")
     with pytest.raises(InputError, match="did you mean 'sparse_parity'"):
         task_called("sparse_party")
 

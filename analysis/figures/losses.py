@@ -1,19 +1,14 @@
-"""Mean losses of models under the short, the long and every studied context, in nats; calibration.
-
-A divergence KL(p(.|long) || p(.|less)) is the gain that the long context would have over less of it if the
-next token were drawn from the model's own prediction; it does not see that token. Over targets expected to
-gain so much the mean actual gain is as large if the model is calibrated: actual gains rise with expected
-ones by slope 1. Where they do not, divergences are no nats of loss, whatever else they say.
-"""
+"""Mean losses under the short, the long and every studied context, and how much context a model needs."""
 
 from collections.abc import Hashable, Iterable, Mapping
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import drawing
-from analysis.gap.outcomes import FEWEST_DOCUMENTS
 from analysis.read import (
     NO_INTERVAL,
     interval_columns,
@@ -22,7 +17,7 @@ from analysis.read import (
     mean_columns,
     summarized,
 )
-from pipeline.results.statistics import Interval
+from pipeline.results.statistics import interval_of_statistic, ratio_of_sums
 
 _CHUNK = ["document_id", "chunk_index"]
 
@@ -47,58 +42,6 @@ def summarize_models(loss_differences: pd.DataFrame) -> pd.DataFrame:
         return means
 
     return summarized(loss_differences, ["model"], numbers)
-
-
-EXPECTED_AND_ACTUAL = {
-    "short_context_divergence": "loss_difference",
-    "foreign_context_divergence": "specific_gain",
-}
-"""Expected gain -> actual gain, columns of loss_differences: over the short context alone, and over the short
-context with another document's far context."""
-
-
-def calibration_slopes(loss_differences: pd.DataFrame) -> pd.DataFrame:
-    """How actual gains follow expected ones: a row a model and expected gain that results have.
-
-    Returns:
-        model, expected (the column's name), num_targets, num_documents, then with intervals expected_gain
-        and actual_gain (means, nats), ratio (actual / expected, of sums) and slope (of actual on expected by
-        least squares, robust to dependence within documents; NaN for fewer than ten). Both are 1 where the
-        model is calibrated; the few targets of large expected gain decide the slope.
-    """
-
-    def numbers(targets: pd.DataFrame) -> dict[Hashable, float]:
-        expected, actual, documents = (
-            targets[name] for name in ("expected_gain", "actual_gain", "document_id")
-        )
-        return {
-            **mean_columns(targets, "expected_gain", "actual_gain"),
-            **interval_columns("ratio", interval_over_documents(documents, actual, expected)),
-            **interval_columns("slope", _slope(actual, expected, documents)),
-        }
-
-    tables = []
-    for columns in EXPECTED_AND_ACTUAL.items():
-        if {*columns} <= {*loss_differences}:  # earlier results have none
-            targets = loss_differences.dropna(subset=columns).astype(dict.fromkeys(columns, "float64"))
-            names = dict(zip(columns, ("expected_gain", "actual_gain"), strict=True))
-            targets = targets.rename(columns=names).assign(expected=columns[0])
-            tables.append(summarized(targets, ["model", "expected"], numbers))
-    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
-
-
-def _slope(actual: pd.Series, expected: pd.Series, documents: pd.Series) -> Interval:
-    """Least squares; covariance of Liang and Zeger (1986), Student's with the documents less one."""
-    # Imported late: statsmodels takes seconds, and few who read figures fit a regression.
-    from statsmodels.regression.linear_model import OLS
-
-    if documents.nunique() < FEWEST_DOCUMENTS or np.ptp(expected) == 0:
-        return NO_INTERVAL
-    design_T2 = np.column_stack([np.ones(len(expected)), expected])
-    groups_T = pd.factorize(documents)[0]
-    fit = OLS(actual.to_numpy(), design_T2).fit(cov_type="cluster", cov_kwds={"groups": groups_T}, use_t=True)
-    low, high = fit.conf_int()[1]
-    return Interval(float(fit.params[1]), float(low), float(high))
 
 
 def losses_by_context_length(length_losses: pd.DataFrame) -> pd.DataFrame:
@@ -172,7 +115,7 @@ def lengths_figure(
     size = drawing.common_size(labels[model] for model in models)
     drawing.put_title(
         figure,
-        _whose_loss_is_lower(differences, labels),
+        "How does the loss change with the length of the context?",
         drawing.sample_size(differences),
         size,
         f"{drawing.BARS}, of the difference",
@@ -181,36 +124,63 @@ def lengths_figure(
     return figure
 
 
-def _whose_loss_is_lower(differences: pd.DataFrame, labels: Mapping[str, drawing.ModelLabel]) -> str:
-    """The finding of `lengths_figure`: the loss at the longest context beside that at the shortest.
+KEPT = (90, 95, 99)
+"""Percent of the worth."""
+_VALUES = {"loss": "mean_loss", "divergence": "mean_divergence"}
+"""Criterion -> the column of length_losses."""
 
-    A training is named where the intervals of all its seeds leave out the mean at the shortest.
+
+def needed_context(length_losses: pd.DataFrame) -> pd.DataFrame:
+    """Which windows keep 90, 95 and 99 % of what the longest context is worth: a row a model and criterion.
+
+    The longest context is worth what it gives more than the shortest. A window here is all that a prediction
+    can see. Sliding-window attention of w tokens in several layers sees further, so it loses at most this
+    much, if the model has learnt to do without.
+
+    Returns:
+        model, criterion, num_targets, num_documents, then with intervals over documents worth (nats) and
+        window_90 and so on (tokens; NaN where the loss is not clearly lower with the longest context).
     """
-    lengths = differences["context_length"]
-    before, after = (
-        differences[lengths == length].set_index("model") for length in (lengths.min(), lengths.max())
-    )
-    trainings = [
-        labels[str(model)].text.partition(", seed")[0].replace(", ", " with ") for model in after.index
-    ]
-    is_so = (
-        pd.DataFrame(
-            {
-                "lower": after["difference_high"] < before["difference"],
-                "higher": after["difference_low"] > before["difference"],
-            }
-        )
-        .groupby(trainings, sort=False)
-        .all()
-    )
-    change = f"with {lengths.max():,} tokens of context than with {lengths.min()}"
-    for way in is_so:
-        if is_so[way].all():
-            return f"Every model's loss is {way} {change}"
-    named = {way: " or ".join(is_so.index[is_so[way]]) for way in is_so if is_so[way].any()}
-    if not named:
-        return f"No model's loss is clearly other {change}"
-    (way, models), *others = named.items()
-    return f"Loss is {way} {change} when {models}" + "".join(
-        f", {other} when {those}" for other, those in others
-    )
+    rows: list[dict[Hashable, Any]] = []
+    for model, chunks in length_losses.groupby("model", sort=False):
+        has_worth = chunks["context_length"].nunique() > 1
+        for criterion, column in _VALUES.items():
+            if not has_worth or chunks[column].isna().any():
+                continue
+            weighed = chunks.assign(value=chunks[column].astype("float64") * chunks["num_targets"])
+            sums = weighed.groupby(["document_id", "context_length"])[["value", "num_targets"]].sum()
+            values_DJ = sums["value"].unstack()
+            num_targets_D = sums["num_targets"].unstack().iloc[:, -1].to_numpy()
+            sums_JD = values_DJ.to_numpy().T
+            worth = ratio_of_sums(sums_JD[0] - sums_JD[-1], num_targets_D)
+            if criterion == "loss":  # where the loss says no, the divergence tells of harm
+                has_worth = bool(worth.low > 0)  # NaN of a single document: it says nothing of others
+            row: dict[Hashable, Any] = {"model": model, "criterion": criterion}
+            row |= {"num_targets": int(num_targets_D.sum()), "num_documents": len(num_targets_D)}
+            row |= interval_columns("worth", worth)
+            for percent in KEPT:
+                keeping = partial(windows_keeping, lengths_J=np.array(values_DJ.columns), percent=percent)
+                window = interval_of_statistic(list(sums_JD), keeping) if has_worth else NO_INTERVAL
+                row |= interval_columns(f"window_{percent}", window)
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def windows_keeping(values_XJ: np.ndarray, lengths_J: np.ndarray, percent: float) -> np.ndarray:
+    """The least context that keeps so much of what the longest gives more than the shortest: float64 [X].
+
+    Between measured lengths by straight lines in log2 of the length; NaN where the longest gives no more.
+
+    Args:
+        values_XJ: losses or divergences, at J ascending lengths.
+    """
+    places_X = np.arange(len(values_XJ))
+    log2_J = np.log2(lengths_J)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        kept_XJ = (values_XJ[:, :1] - values_XJ) / (values_XJ[:, :1] - values_XJ[:, -1:])
+        rising_XJ = np.maximum.accumulate(kept_XJ, axis=1)
+        reached_X = (rising_XJ >= percent / 100).argmax(1).clip(min=1)
+        before_X = rising_XJ[places_X, reached_X - 1]
+        part_X = (percent / 100 - before_X) / (rising_XJ[places_X, reached_X] - before_X)
+    windows_X = 2 ** (log2_J[reached_X - 1] + part_X * (log2_J[reached_X] - log2_J[reached_X - 1]))
+    return np.where(values_XJ[:, 0] > values_XJ[:, -1], windows_X, np.nan)

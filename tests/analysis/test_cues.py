@@ -6,7 +6,7 @@ import pytest
 from legible_figures import assert_legible
 from scipy.stats import t
 
-from analysis.synthetic import signs
+from analysis.figures import cues
 
 SIZES = [64, 128, 256, 512, 1024]
 GROWTHS = {
@@ -55,7 +55,7 @@ def accuracy() -> pd.DataFrame:
 
 
 def test_contrasts_are_differences_of_slopes_over_paired_seeds(accuracy: pd.DataFrame) -> None:
-    table = signs.contrasts(signs.growths(accuracy)).set_index(["contrast", "attention_scaling"])
+    table = cues.contrasts(cues.growths(accuracy)).set_index(["contrast", "attention_scaling"])
     luck = SEED_LUCK.mean()
     expected = {
         ("four signs less one", "none"): 0.3 + luck,
@@ -78,22 +78,16 @@ def test_contrasts_are_differences_of_slopes_over_paired_seeds(accuracy: pd.Data
         4,
     )
     deciding = table[table["holm_p_value"].notna()]
-    assert deciding.index.tolist() == [(name, "none") for name in signs.CONTRASTS]
+    assert deciding.index.tolist() == [(name, "none") for name in cues.CONTRASTS]
     assert (deciding["holm_p_value"] >= deciding["p_value"]).all()
 
 
 def test_a_seed_without_one_of_the_trainings_is_left_out(accuracy: pd.DataFrame) -> None:
     is_missing = (accuracy["task"] == "signs_2") & (accuracy["seed"] == 3)
-    table = signs.contrasts(signs.growths(accuracy[~is_missing])).set_index("contrast")
+    table = cues.contrasts(cues.growths(accuracy[~is_missing])).set_index("contrast")
     assert table["num_seeds"]["near less anywhere"].tolist() == [3, 3]
     assert table["num_seeds"]["four signs less one"].tolist() == [4, 4]
 
 
-def test_excess_loss_is_told_beside_that_at_the_trained_length(accuracy: pd.DataFrame) -> None:
-    cells = signs.over_lengths(accuracy).set_index(["task", "positions", "attention_scaling", "size"])
-    row = cells.loc[("signs_1", "contiguous", "none", 512)]
-    assert row.tolist() == pytest.approx([0.32, 16.0, 0.5, 4])
-
-
 def test_the_figure_can_be_read(accuracy: pd.DataFrame) -> None:
-    assert_legible(signs.signs_figure(accuracy))
+    assert_legible(cues.signs_figure(accuracy))

@@ -8,7 +8,7 @@ from legible_figures import assert_legible
 from written_results import write_rows
 
 from analysis import notebooks
-from analysis.synthetic import accuracy as synthetic_accuracy
+from analysis.figures import synthetic_tasks
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "analysis" / "notebooks" / "synthetic_tasks.ipynb"
@@ -42,7 +42,7 @@ def cells() -> pd.DataFrame:
             rows(0, 3, [0.5, 0.5, 0.5]),
         ]
     )
-    return synthetic_accuracy.over_seeds(accuracy)
+    return synthetic_tasks.over_seeds(accuracy)
 
 
 def test_means_and_ranges_over_seeds(cells: pd.DataFrame) -> None:
@@ -69,25 +69,50 @@ def schemes(exact_match: list[float], *, is_learnt: bool) -> pd.DataFrame:
         rows(0, 1, [0.0] * 3, is_learnt=False).assign(task="copy", positions="pose"),
     ]
     without_k = pd.concat(of_scheme).assign(sparsity=None, largest_train_sparsity=None)
-    return synthetic_accuracy.over_seeds(without_k)
+    return synthetic_tasks.over_seeds(without_k)
 
 
 def test_the_figures_can_be_read(cells: pd.DataFrame) -> None:
-    (alone,) = (figure := synthetic_accuracy.sparsity_figure(cells[cells["sparsity"] <= 2], 500)).axes
+    (alone,) = (figure := synthetic_tasks.sparsity_figure(cells[cells["sparsity"] <= 2], 500)).axes
     assert [line.get_linewidth() < 1 for line in alone.lines[:2]] == [False, True]  # the second is not learnt
     assert_legible(figure)
-    for second, title in (
-        (0.95, "are not right more often at every size"),
-        (0.5, "at least as often, within one"),
-    ):
-        changed = cells[cells["sparsity"] <= 2].copy()
-        changed.loc[(changed["sparsity"] == 2) & (changed["size"] == 40), "exact_match"] = second
-        figure = synthetic_accuracy.sparsity_figure(changed, 500)
-        assert title in " ".join(figure.texts[0].get_text().split())
-    figure = synthetic_accuracy.positions_figure(schemes([1.0, 1.0, 0.95], is_learnt=True), 500)
-    assert [ax.get_title() for ax in figure.axes] == [synthetic_accuracy.POSITION_WORDS["predicted"]]
+    figure = synthetic_tasks.positions_figure(schemes([1.0, 1.0, 0.95], is_learnt=True), 500)
+    assert [ax.get_title() for ax in figure.axes] == [synthetic_tasks.POSITION_WORDS["predicted"]]
     assert [list(line.get_xdata()) for line in figure.axes[0].lines] == [[0.5, 1, 2]] * 2
     assert_legible(figure)
+
+
+def selection(model: str, example: int, is_dependency: list[bool]) -> dict[str, object]:
+    """One target's selection in the order of rank; two true dependencies among five far tokens."""
+    return {
+        "task": "sparse_parity",
+        "positions": "pose",
+        "largest_train_size": 20,
+        "largest_train_sparsity": 2,
+        "size": 20,
+        "sparsity": 1,
+        "model": model,
+        "example_index": example,
+        "rule": "leave_one_out",
+        "intervention": None,
+        "rank": [*range(1, len(is_dependency) + 1)],
+        "is_dependency": is_dependency,
+        "num_far_tokens": 5,
+        "num_dependencies": 2,
+    }
+
+
+def test_found_is_recall_at_the_number_of_true_dependencies() -> None:
+    rows = [
+        selection("a", 0, [True, False, True]),  # the third is beyond the two that there are
+        selection("a", 1, [True, True, False]),
+        selection("b", 0, [False, True, True]),
+    ]
+    (row,) = synthetic_tasks.found_shares(
+        pd.DataFrame(rows).explode(["rank", "is_dependency"]).astype({"is_dependency": bool})
+    ).to_dict("records")
+    assert (row["found"], row["found_lowest"], row["found_highest"]) == (0.625, 0.5, 0.75)
+    assert (row["chance"], row["num_seeds"]) == (0.4, 2)
 
 
 @pytest.mark.slow
@@ -101,6 +126,8 @@ def test_the_notebook_draws_both_kinds_of_task(cells: pd.DataFrame, tmp_path: Pa
     ).assign(num_examples=100, model="a")
     write_rows(tmp_path / "results", "evaluate_synthetic", "synthetic_accuracy", accuracy)
     parameters = {"results": str(tmp_path / "results"), "figures_folder": str(tmp_path)}
+    found = pd.DataFrame([selection("a", 0, [True, False])]).explode(["rank", "is_dependency"])
+    write_rows(tmp_path / "results", "found_dependencies", "found_dependencies", found)
     list(notebooks.execute_all([NOTEBOOK], tmp_path, parameters))
     assert {path.stem for path in tmp_path.glob("*.p[dn][fg]")} == {
         "synthetic_positions",

@@ -57,9 +57,6 @@ _HEIGHT = 2.8
 _MARKERS = "osD^vPX*"  # of tasks, whose colour is their scheme's; of k, whose colours are graded
 _BANDS = "bands: range of seeds"
 _EXACT_MATCH = "exact match (share)"
-# of the axis: of all shares, and where none falls far below guessing
-_BOTTOM = -0.03
-_BELOW_GUESSING = 0.35
 
 
 def task_words(task: str) -> str:
@@ -67,21 +64,11 @@ def task_words(task: str) -> str:
     return {"parity_scratchpad": "parity with scratchpad"}.get(task, task.replace("_", " "))
 
 
-def _schemes(cells: pd.DataFrame) -> tuple[list[str], list[str]]:
-    """The schemes under which some task is learnt, and those under which none is."""
-    present = [scheme for scheme in POSITION_WORDS if scheme in set(cells["positions"])]
-    learnt = [
-        scheme
-        for scheme in present
-        if cells[cells["positions"] == scheme].groupby("task")["is_learnt"].all().any()
-    ]
-    return learnt, [scheme for scheme in present if scheme not in learnt]
-
-
 def positions_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
     """Exact match against size, in multiples of the training size: a panel a scheme, a line a task."""
-    learnt, unlearnt = _schemes(cells)
-    shown = learnt[:_MOST_PANELS] or unlearnt[:1]
+    is_learnt = cells.groupby(["positions", "task"])["is_learnt"].all().groupby("positions").any()
+    present = [scheme for scheme in POSITION_WORDS if scheme in is_learnt.index]
+    shown = [scheme for scheme in present if is_learnt[scheme]][:_MOST_PANELS] or present[:1]
     figure, axes = drawing.panels(len(shown), _HEIGHT)
     tasks = sorted(cells["task"].unique())
     for scheme, ax in zip(shown, axes, strict=True):
@@ -96,7 +83,7 @@ def positions_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
         _finish(ax, 1, "test size / largest training size", POSITION_WORDS[scheme])
         ax.set_xlim(0, 1.03 * (cells["size"] / cells["largest_train_size"]).max())
         drawing.label_line_ends(ax, ends)
-    figure.axes[0].set_ylabel(_EXACT_MATCH)
+    axes[0].set_ylabel(_EXACT_MATCH)
     solved = "solved: 0.90, learnt: 0.99 in the sizes of training, guessing: about 0"
     title = "How far beyond the training size is each task solved?"
     drawing.put_title(figure, title, sample_size(cells, num_examples), _BANDS, solved)
@@ -125,23 +112,11 @@ def sparsity_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
         ax.set_xlim(0, 1.03 * cells["size"].max())
         if task in GUESSED:
             drawing.name_level(ax, GUESSED[task], "guessing" if ax is axes[0] else "", below=True)
-            if pd.concat([own, within])["lowest"].min() > _BELOW_GUESSING:
-                ax.set_ylim(bottom=_BELOW_GUESSING)
         drawing.label_line_ends(ax, ends)
-    figure.axes[0].set_ylabel(_EXACT_MATCH)
+    axes[0].set_ylabel(_EXACT_MATCH)
     names = f"{task_words(task)}, {POSITION_WORDS[cells['positions'].iloc[0]]}"
-    is_ordered = True
-    beyond = cells["size"] > cells["largest_train_size"]
-    for column, lines, *_ in shown:
-        by_k = lines[beyond[lines.index]].pivot(index="size", columns=column, values="exact_match")
-        is_ordered &= bool((by_k.diff(axis=1).iloc[:, 1:] <= 0).all(axis=None))
-    where = "across trainings and within one" if len(shown) > 1 else "within one training"
-    finding = (
-        f"Beyond the trained sizes, answers of fewer {noun}s are on average right at least as often, {where}"
-    )
-    if not is_ordered:
-        finding = f"Beyond the trained sizes, answers of fewer {noun}s are not right more often at every size"
-    drawing.put_title(figure, finding, names, sample_size(cells, num_examples), _BANDS)
+    title = f"How far beyond the trained sizes are answers of k {noun}s right?"
+    drawing.put_title(figure, title, names, sample_size(cells, num_examples), _BANDS)
     return figure
 
 
@@ -160,18 +135,34 @@ def _draw_line(cells: pd.DataFrame, ax: Axes, words: str, look: drawing.Style) -
 
 def _finish(ax: Axes, trained: float, label: str, title: str) -> None:
     ax.axvspan(0, trained, color=drawing.GREY, alpha=0.12, linewidth=0)
-    ax.annotate(
-        "trained",
-        (0, 0),
-        (2, 2),
-        xycoords="axes fraction",
-        textcoords="offset points",
-        ha="left",
-        va="bottom",
-        fontsize=8,
-        color=drawing.GREY,
-    )
-    ax.set_title(title)
-    ax.set_xlabel(label)
-    ax.set_ylim(_BOTTOM, 1.03)
+    ax.text(0.01, 0.01, "trained", transform=ax.transAxes, fontsize=8, color=drawing.GREY)
+    ax.set(title=title, xlabel=label, ylim=(-0.03, 1.03))
     ax.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+
+
+_CONDITION = ["task", "positions", "largest_train_size", "largest_train_sparsity", "size", "sparsity"]
+
+
+def found_shares(found_dependencies: pd.DataFrame) -> pd.DataFrame:
+    """How many of the tokens that truly decide the selection rules find: a row a cell, rule, intervention.
+
+    Found is what stands among the first as many tokens as a target has true dependencies in its far context,
+    where precision and recall are one number.
+
+    Returns:
+        the columns of `_CONDITION`, rule, intervention, then found with the range over the seeds
+        (found_lowest, found_highest), chance (as many tokens drawn uniformly), num_seeds.
+    """
+    within = found_dependencies[found_dependencies["rank"] <= found_dependencies["num_dependencies"]]
+    within = within.assign(chance=within["num_dependencies"] / within["num_far_tokens"])
+    keys = [*_CONDITION, "rule", "intervention"]
+    of_models = within.groupby([*keys, "model"], dropna=False, sort=False)
+    means = of_models[["is_dependency", "chance"]].mean()
+    table = means.groupby(keys, dropna=False, sort=False).agg(
+        found=("is_dependency", "mean"),
+        found_lowest=("is_dependency", "min"),
+        found_highest=("is_dependency", "max"),
+        chance=("chance", "mean"),
+        num_seeds=("chance", "size"),
+    )
+    return table.reset_index()

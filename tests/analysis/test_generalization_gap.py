@@ -10,8 +10,8 @@ from legible_figures import legibility_faults
 from statsmodels.regression.linear_model import WLS
 from written_results import write_tables
 
-from analysis.gap import outcomes
-from analysis.gap.outcomes import Design, contrast
+from analysis.figures import generalization_gap, slopes
+from analysis.figures.slopes import Design, contrast
 from analysis.notebooks import NOTEBOOKS, execute_all
 from pipeline.cli import InputError
 
@@ -92,7 +92,7 @@ def assert_right(study: tuple, num_designs: int, num_draws: int, covered: tuple)
     said: list[bool] = []
     for seed in range(num_designs):
         simulated = Study(seed, *study)
-        design = outcomes.design_of(simulated.measured(0))
+        design = slopes.design_of(simulated.measured(0))
         for _ in range(num_draws):
             losses = simulated.draw()
             effect = 0.02 * (simulated.sparsity - simulated.sparsity.mean())
@@ -118,12 +118,12 @@ def test_what_is_drawn_has_the_slope_and_no_controls() -> None:
     losses = study.draw()
     losses = losses.assign(**{name: losses[name] + 0.3 * study.sparsity for name in SHORT})
     targets = targets_of(study, losses, 0, 0)
-    row = outcomes.gap_slope(targets, short=SHORT, long=LONG)
-    bins = outcomes.binned(targets, short=SHORT, long=LONG)
+    row = generalization_gap.gap_slope(targets, short=SHORT, long=LONG)
+    bins = generalization_gap.binned(targets, short=SHORT, long=LONG)
     slope, _ = np.polyfit(bins["mean_log2_k"], bins["gap"], 1)
     assert slope == pytest.approx(row["slope"], abs=0.02) and abs(slope - 0.3) < 0.1
     assert bins["num_targets"].sum() == row["num_targets"] == len(study.texts)
-    assert legibility_faults(outcomes.gap_figure(bins, row, "pose")) == []
+    assert legibility_faults(generalization_gap.gap_figure(bins, row, "pose")) == []
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_with_many_texts_the_error_is_nearly_that_of_statsmodels() -> None:
 
 
 def test_the_spread_of_seeds_beyond_that_of_texts_is_added() -> None:
-    found = outcomes.Slopes(["a", "b", "c", "d"], np.array([1.0, 3.0, 0.0, 0.0]), np.eye(4) / 2, 50.0)
+    found = slopes.Slopes(["a", "b", "c", "d"], np.array([1.0, 3.0, 0.0, 0.0]), np.eye(4) / 2, 50.0)
     row = contrast(found, ["a", "b"], ["c", "d"])
     assert (row["slope"], row["pair_slopes"]) == (2.0, [1.0, 1.0, 3.0, 3.0])
     # texts: 4 · 0.5 / 4; the seeds a and b: S² = 2, of which texts explain 0.5; c and d agree by chance
@@ -221,32 +221,29 @@ def results(tmp_path: Path) -> Path:
 def test_choosers_and_judges_are_told_apart() -> None:
     rows = pd.DataFrame({"model": ["a+b", "d"], "judge": ["c", "a"]})
     with pytest.raises(InputError, match="chosen by a.b and by d"):
-        outcomes.judged(rows)
+        generalization_gap.judged(rows)
     with pytest.raises(InputError, match="no model that chose no tokens"):
-        outcomes.judged(rows.assign(model="a+c"))
+        generalization_gap.judged(rows.assign(model="a+c"))
 
 
 def test_any_results_show_their_gap(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The notebook's functions, then the notebook: the planted slope is found, its figure can be read."""
     longs = [*JUDGES, *LONG, "nobody"]
-    targets, trainings, others = outcomes.gap_targets(results, None, longs, [*SHORT, PLACEBO])
+    targets, trainings, others = generalization_gap.gap_targets(results, None, longs, [*SHORT, PLACEBO])
     assert others == LONG and trainings == {name: [name] for name in [*SHORT, PLACEBO]}
     assert not {"source", "log_token_count"} & set(targets)
     documents = [SimpleNamespace(document_id=str(text), url=None) for text in range(30)]
-    text = SimpleNamespace(data=SimpleNamespace(evaluation_documents=lambda: documents))
-    monkeypatch.setattr("analysis.read.MeasuredText.open", lambda *_: text)
-    monkeypatch.setattr(outcomes, "training_token_counts", lambda _: np.arange(9))
-    of_data, _, _ = outcomes.gap_targets(results, tmp_path, longs, SHORT)
+    data = SimpleNamespace(evaluation_documents=lambda: documents)
+    monkeypatch.setattr(generalization_gap, "data_of", lambda *_: data)
+    monkeypatch.setattr(generalization_gap, "training_token_counts", lambda _: np.arange(9))
+    of_data, _, _ = generalization_gap.gap_targets(results, tmp_path, longs, SHORT)
     assert set(of_data["source"]) == {"C4"} and set(of_data["log_token_count"]) == {np.log(8)}
-    row = outcomes.gap_slope(targets, short=SHORT, long=LONG)
+    row = generalization_gap.gap_slope(targets, short=SHORT, long=LONG)
     assert row["slope"] == pytest.approx(0.1, abs=0.05) and row["num_left_out"] > 0
     assert len(row["pair_slopes"]) == 16 and row["spearman"] > 0.5
-    for long, short, sentence in (
-        (JUDGES, SHORT, "a long-trained model that neither chose tokens nor judged them is missing"),
-        (LONG, [], "no model was trained at a short context"),
-    ):
-        with pytest.raises(InputError, match=sentence):
-            outcomes.compared_models(results, long, short)
+    for long, short in ((JUDGES, SHORT), (LONG, [])):
+        with pytest.raises(InputError, match="the gap needs a model"):
+            generalization_gap.compared_models(results, long, short)
     parameters = {"results": str(results), "long_models": LONG, "short_models": SHORT[:1]}
     notebook = NOTEBOOKS / "sparsity_and_generalization.ipynb"
     list(execute_all([notebook], tmp_path / "figures", parameters | {"figures_folder": str(tmp_path)}))

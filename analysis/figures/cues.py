@@ -7,7 +7,7 @@ seed has all of them, so contrasts are paired: the interval is Student's over th
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,8 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
 from analysis import drawing
-from analysis.read import interval_columns
+from analysis.figures.marked_bits import over_seeds
+from analysis.read import interval_columns, rows_by
 from pipeline.results.statistics import Interval
 
 NONE = "none"
@@ -70,23 +71,6 @@ FURTHER_CONTRASTS = {
 """Asked after the five were read, and planned before they were run, but for PoSE's last (analysis/LOG.md)."""
 
 
-def over_lengths(accuracy: pd.DataFrame) -> pd.DataFrame:
-    """A row a task, positions, attention_scaling and test size: means over seeds.
-
-    Columns: excess_loss (nats), times_trained (excess_loss over that at the trained length), sign_attention
-    (the share of attention on the signs by the head with most of it), num_seeds.
-    """
-    training = ["task", "positions", "attention_scaling", "seed"]
-    trained = accuracy[accuracy["size"] == accuracy["largest_train_size"]].set_index(training)["excess_loss"]
-    of_seeds = accuracy.join(trained.rename("trained_excess_loss"), training).assign(
-        times_trained=lambda rows: rows["excess_loss"] / rows["trained_excess_loss"],
-        sign_attention=lambda rows: rows["sign_attention"].map(max),
-    )
-    cells = of_seeds.groupby([*training[:3], "size"])
-    means = cells[["excess_loss", "times_trained", "sign_attention"]].mean()
-    return means.assign(num_seeds=cells["seed"].nunique()).reset_index()
-
-
 def growths(accuracy: pd.DataFrame) -> pd.DataFrame:
     """A row a training: task, positions, attention_scaling, seed, trained_excess_loss (nats), growth."""
     within = accuracy[accuracy["size"] <= LONGEST * accuracy["largest_train_size"]]
@@ -130,9 +114,9 @@ def contrasts(of_trainings: pd.DataFrame) -> pd.DataFrame:
                     "p_value": tested.pvalue,
                 }
             )
-    if not rows:
-        return pd.DataFrame()
     table = pd.DataFrame(rows)
+    if table.empty:
+        return table
     decides = (table["attention_scaling"] == NONE) & table["contrast"].isin(CONTRASTS)
     table.loc[decides, "holm_p_value"] = multipletests(table.loc[decides, "p_value"], method="holm")[1]
     return table
@@ -172,9 +156,7 @@ def signs_figure(accuracy: pd.DataFrame) -> Figure:
         ax.set_xscale("log", base=2)
         ax.set_yscale("log")
         sizes = sorted(accuracy["size"].unique())
-        named = sorted({*sizes[::3], sizes[-1]})
-        ax.set_xticks(named, [f"{size:,}" for size in named])
-        ax.get_xticklabels()[-1].set_horizontalalignment("left")  # else it touches the one before
+        ax.set_xticks(sizes[::3], [f"{size:,}" for size in sizes[::3]])
         ax.set_xticks(sizes, [""] * len(sizes), minor=True)
         ax.set_xlabel("length (tokens)")
         ax.set_title(title)
@@ -183,26 +165,89 @@ def signs_figure(accuracy: pd.DataFrame) -> Figure:
     drawing.share_scale(axes)
     for ax, ends in zip(axes, all_ends, strict=True):
         drawing.label_line_ends(ax, ends)
-    of_trainings = growths(accuracy)
-    num_seeds = of_trainings.groupby(["task", "positions", "attention_scaling"]).size()
+    num_seeds = accuracy.groupby(["task", "positions", "attention_scaling"])["seed"].nunique()
     trained = int(accuracy["largest_train_size"].min())
-    title = "How does the loss grow with length where 1, 2 or 4 signs decide?"
-    if (table := contrasts(of_trainings)).size:
-        of_plain = table[table["attention_scaling"] == NONE].set_index("contrast")
-        names = [*list(CONTRASTS)[:3], "PoSE less plain positions"]
-        low, high = (of_plain[f"difference_{end}"].reindex(names) for end in ("low", "high"))
-        if low.iloc[0] > 0 > high.iloc[1:].max(skipna=False):
-            title = (
-                f"From {trained} to {LONGEST * trained} tokens the loss of four signs anywhere grows more"
-                " than that of one; near ones, coupled IDs and PoSE mend most of it (solid lines)"
-            )
-    numbers = sorted({num_seeds.min(), num_seeds.max()})
     drawing.put_title(
         figure,
-        title,
-        f"n = {' to '.join(map(str, numbers))} seeds of each training",
+        "How does the loss grow with length if 1, 2 or 4 signs decide?",
+        f"n = {drawing.counted_seeds(num_seeds.to_frame('num_seeds'))} of each training",
         f"trained at {trained} tokens",
         "bands: range of seeds",
         "hollow, dashed: attention scaled with log length, where it was tried",
+    )
+    return figure
+
+
+SMALLEST_EXCESS = 0.05
+"""SESOI of the number of cues at one distance of the farthest, nats."""
+BINS = (64, 128, 256, 512)
+"""Edges of the distances of the farthest (or mean) cue, tokens."""
+
+
+def cue_distances(examples: pd.DataFrame, by: Any = np.max) -> pd.DataFrame:
+    """Excess loss by number of cues and distance of the farthest one: a row a task, seed and bin, nats."""
+    distance = examples["distances"].map(by)
+    bins = pd.cut(distance, [0, *BINS], labels=["up to 64", "64 to 128", "128 to 256", "256 to 512"])
+    cells = examples.assign(distance=bins).groupby(["task", "seed", "distance"], observed=True)
+    return cells["excess_loss"].agg(["mean", "size"]).reset_index()
+
+
+def cue_contrasts(cells: pd.DataFrame, more: str = "signs_4", fewer: str = "signs_1") -> pd.DataFrame:
+    """Excess with more cues less that with fewer, same distance: a row a bin beyond 64, and their mean."""
+    wide = cells.pivot(index=["seed", "distance"], columns="task", values="mean")
+    differences = (wide[more] - wide[fewer]).unstack("distance").drop(columns="up to 64")
+    differences["mean"] = differences.mean(axis=1)
+    rows = []
+    for name in differences:
+        of_seeds = differences[name].dropna()
+        rows.append({"distance": name, "num_seeds": len(of_seeds), **over_seeds(of_seeds, "difference")})
+    return pd.DataFrame(rows)
+
+
+def verdict_of_distances(contrasts: pd.DataFrame) -> str:
+    """By the rule of the log, of the mean over bins."""
+    mean = rows_by(contrasts, "distance")["mean"]
+    low = mean["difference_low"]
+    high = mean["difference_high"]
+    if low > SMALLEST_EXCESS:
+        return "number has an effect of its own"
+    if high < -SMALLEST_EXCESS:
+        return "the other way"
+    return "no effect of its own" if low > -SMALLEST_EXCESS and high < SMALLEST_EXCESS else "open"
+
+
+def distances_figure(examples: pd.DataFrame, said: str) -> Figure:
+    """Excess loss by the distance of the farthest cue and by their mean distance, a line a number of cues."""
+    figure, axes = drawing.panels(2, 2.8)
+    for ax, (label, by) in zip(axes, {"farthest cue": np.max, "cues, mean": np.mean}.items(), strict=True):
+        cells = cue_distances(examples, by)
+        ends = []
+        for color, number in zip(drawing.graded(3), (1, 2, 4), strict=True):
+            of_bins = cells[cells["task"] == f"signs_{number}"].groupby("distance", observed=True)["mean"]
+            means = of_bins.mean()
+            num_seeds = examples["seed"].nunique()
+            errors = of_bins.sem() * stats.t.ppf(0.975, num_seeds - 1)
+            line = means.to_frame("excess").assign(excess_low=means - errors, excess_high=means + errors)
+            places = range(len(line))
+            words = drawing.counted(number, "cue")
+            look = drawing.Style(color, "o").measured
+            ends.append(drawing.draw_line(ax, places, line, "excess", look, words))
+            ax.set_xticks(list(places), [str(name) for name in line.index], fontsize=7)
+        ax.set_xlabel(f"distance of the {label} (tokens)")
+        drawing.label_line_ends(ax, ends)
+    drawing.share_scale(axes)
+    axes[0].set_ylabel("loss beyond the best possible (nats)")
+    titles = {
+        "number has an effect of its own": "At one distance of the farthest cue four cues lose more than one",
+        "the other way": "At one distance of the farthest cue, one cue loses more than four",
+        "no effect of its own": "At one distance of the farthest cue, their number makes no difference",
+        "open": "At one distance of the farthest cue: no clear effect of the number of cues",
+    }
+    drawing.put_title(
+        figure,
+        titles[said],
+        f"{examples['seed'].nunique()} seeds, {len(examples):,} examples",
+        "trained at 64 tokens, tested at 64 to 512, plain IDs",
+        "bars: 95% over seeds",
     )
     return figure

@@ -124,16 +124,9 @@ _ASIDE = 0.04  # doublings between lines whose bars would hide each other
 _STEP_TO_ALL = 1.5  # doublings from the largest k to all far tokens, not to scale
 
 
-def why_no_loss_figure(settings: Mapping[str, Any], rules: Iterable[str]) -> str:
-    """Why influential_tokens of these settings and rules have no `loss_figure`; "" where they have one."""
-    intervention = settings.get("intervention") or REMOVE
-    if intervention != REMOVE:
-        why = f"the tokens stood in a context of the intervention '{intervention}', not alone ('{REMOVE}')"
-    elif not set(rules) & set(_ROLES):
-        why = f"it shows {', '.join(_ROLES)}, and none of these rules was measured"
-    else:
-        return ""
-    return f"the loss against k is not drawn: {why}"
+def has_loss_figure(settings: Mapping[str, Any], rules: Iterable[str]) -> bool:
+    """Whether tokens stood alone, as in the paper's figure, and one of its rules chose them."""
+    return (settings.get("intervention") or REMOVE) == REMOVE and not set(rules).isdisjoint(_ROLES)
 
 
 def loss_curves(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
@@ -228,11 +221,6 @@ def _what_is_brought_back(curves: pd.DataFrame) -> str:
     return f"{tokens} bring back {last['recovered_share']:.2f} of what the long context gains"
 
 
-def _name(rule: str) -> str:
-    """In lines that fit beside a panel."""
-    return drawing.rule_text(rule).replace(", ", ",\n")
-
-
 def effects_figure(effects: pd.DataFrame, label: drawing.ModelLabel, judge: str = "") -> Figure:
     """A panel a criterion, on one scale: what k tokens are worth; a line a rule, the nearest up to all.
 
@@ -244,7 +232,8 @@ def effects_figure(effects: pd.DataFrame, label: drawing.ModelLabel, judge: str 
     for ax, (criterion, rows) in zip(axes, of_panels, strict=True):
         ends = []
         for rule, line in rows.groupby("rule", sort=False):
-            name = _name(str(rule)) + (",\nbeyond its null" if needs_null(str(rule)) else "")
+            name = drawing.rule_text(str(rule)).replace(", ", ",\n")
+            name += ",\nbeyond its null" if needs_null(str(rule)) else ""
             style = drawing.rule_style(str(rule)).measured
             ends.append(drawing.draw_line(ax, line["k"], line, "effect", style, name))
         ax.axhline(0, color=drawing.BLACK, linewidth=0.6)
@@ -256,20 +245,5 @@ def effects_figure(effects: pd.DataFrame, label: drawing.ModelLabel, judge: str 
     axes[0].set_ylabel("worth of k tokens (nats)")
     judged = f"judged by another model, {judge}" if judge else ""
     parts = [drawing.sample_size(effects), label.size, label.text, judged, drawing.BARS]
-    drawing.put_title(figure, _worth_in_nearest_tokens(effects), *parts)
+    drawing.put_title(figure, "What are k tokens of the far context worth?", *parts)
     return figure
-
-
-def _worth_in_nearest_tokens(effects: pd.DataFrame) -> str:
-    """The finding of `effects_figure`, true of each panel's means; a question without both rules."""
-    worth = effects.pivot_table("effect", "k", ["rule", "criterion"])
-    if not {_BLIND, "nearest"} <= set(effects["rule"]):
-        return "What are k tokens of the far context worth?"
-    chosen = worth[_BLIND].dropna()
-    chosen = chosen[chosen.index <= max(_FEW, chosen.index.min())]
-    as_many = worth.index[(worth["nearest"] <= chosen.iloc[-1]).all(axis=1)]
-    k = chosen.index[-1]
-    nearest = max(as_many, default=0)
-    if nearest < k:
-        return f"{k} far tokens, chosen blind, are worth less than the {k} nearest by one criterion at least"
-    return f"{k} far tokens, chosen blind, are worth as much as the {nearest} nearest, or more"

@@ -8,11 +8,7 @@ import pandas as pd
 import pytest
 from synthetic_results import KS, SELECTION_BONUS, Truth
 
-from analysis.losses.token_worth import (
-    loss_curves,
-    token_effects,
-    why_no_loss_figure,
-)
+from analysis.figures.recovered_loss import loss_curves, token_effects
 
 
 def tokens(**columns: Any) -> pd.DataFrame:
@@ -76,20 +72,6 @@ def test_curves_of_the_loss_by_hand(by_hand: pd.DataFrame) -> None:
     assert (own["loss_low"], own["loss_high"]) == pytest.approx((2.75 - 3.17655, 2.75 + 3.17655), abs=1e-5)
     assert (curves[["long_loss", "long_loss_low", "long_loss_high"]] == 2.5).all(axis=None)
     assert (curves.loc[("own", 0), ["loss_low", "loss_high"]] == 3.5).all()
-
-
-@pytest.mark.parametrize(
-    ("settings", "rules", "why"),
-    [
-        ({}, ["nearest"], ""),
-        ({"intervention": "remove"}, ["greedy", "random"], ""),
-        ({"intervention": "background"}, ["nearest"], "the intervention 'background', not alone ('remove')"),
-        ({}, ["greedy"], "none of these rules was measured"),
-    ],
-)
-def test_why_the_loss_is_not_drawn(settings: dict[str, str], rules: list[str], why: str) -> None:
-    said = why_no_loss_figure(settings, rules)
-    assert why in said and bool(why) == bool(said)
 
 
 @pytest.mark.parametrize("rule", SELECTION_BONUS)
@@ -182,24 +164,6 @@ def test_within_a_background_its_loss_is_the_baseline() -> None:
     by_divergence = of(effects, "divergence")
     assert (by_loss["gain"], by_loss["recovered"], by_loss["null_recovered"]) == (2.0, 1.5, 0.0)
     assert (by_loss["share"], by_divergence["gain"], by_divergence["excess"]) == (0.75, 1.5, 1.0)
-
-
-def test_a_rule_that_fits_nothing_is_not_flattered_by_a_null_that_hurts() -> None:
-    own = choice("nearest", 1, [2.5] * 4, [0.5] * 4)
-    null = choice("nearest", 1, [3.5] * 4, [2.0] * 4)
-    row = of(token_effects(pd.concat([own, null.assign(far_context="other_document")])), "loss")
-    assert (row["excess"], row["effect"], row["share"]) == (1.0, 0.5, 0.5)
-
-
-def test_every_judge_has_its_own_gain() -> None:
-    parts = [
-        choice("greedy_divergence", 1, sparse, [0.5] * 4, far, judge=judge, long_context_loss=long)
-        for judge, long in (("m", 2.0), ("other", 1.0))
-        for far, sparse in (("own", [2.0] * 4), ("other_document", [2.75] * 4))
-    ]
-    effects = token_effects(pd.concat(parts))
-    assert [of(effects, "loss", judge=judge)["gain"] for judge in ("m", "other")] == [1.0, 2.0]
-    assert [of(effects, "loss", judge=judge)["share"] for judge in ("m", "other")] == [0.75, 0.375]
 
 
 def test_results_of_before_have_the_loss_alone() -> None:

@@ -1,0 +1,204 @@
+"""Do short-trained models lose more where a prediction needs more far tokens? The slope of the gap.
+
+    gap = L_short - L_long ~ mean_log2_k + controls        nats a doubling
+
+L is the loss under the long context, a mean over the short-trained seeds less the mean over other
+long-trained ones (`analysis.figures.slopes`). The preregistered studies, whose other outcomes, negative
+control and decision were made at commit 9a5d093, are read once more in analysis/figures/unseen_distances.py.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis import drawing
+from analysis.figures.slopes import (
+    FEWEST_DOCUMENTS,
+    LEAST_DIVERGENCE,
+    SPARSITY,
+    Row,
+    contrast,
+    design_of,
+    of_each,
+    partial_residuals,
+    with_sparsity,
+)
+from analysis.read import (
+    complete_rows,
+    data_of,
+    interval_cell,
+    joined_on_common,
+    models_by_training,
+    rows_of,
+    sample_counts,
+    sees_answer,
+    shown_rule,
+)
+from pipeline.cli import InputError
+from pipeline.measuring.rules import CONTROLS
+from pipeline.results.read import read_artefact
+from pipeline.results.schemas import DIVERGENCE
+from pipeline.text.folder import MANIFEST_FILE, training_token_counts
+
+KEYS = ["document_id", "target_position"]
+MEASURED = "long_context_loss"
+Trainings = Mapping[str, Sequence[str]]
+"""How short-trained models were trained, in words -> the seeds."""
+
+
+def judged(sparsity: pd.DataFrame) -> pd.DataFrame:
+    """The rows of dependency_sparsity, all of one rule and criterion, whose judge chose no tokens."""
+    choosers = sparsity["model"].unique()
+    if len(choosers) > 1:
+        raise InputError(f"tokens chosen by {' and by '.join(choosers)} need a results folder each")
+    is_chooser = sparsity["judge"].isin("+".join(choosers).split("+"))
+    if is_chooser.all():
+        raise InputError("no model that chose no tokens has judged them; run influential_tokens with judges")
+    return sparsity[~is_chooser]
+
+
+def outcome_targets(sparsity: pd.DataFrame, losses: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
+    """A row a target: its sparsity to each judge, what is held constant, and the loss of each model.
+
+    Args:
+        sparsity: of `judged`.
+        losses: loss_differences of the judges and of `models`.
+
+    Returns:
+        document_id, target_position, "mean_log2_k of JUDGE" (doublings; null where there is too little to
+        bring back), divergence and least_divergence (mean and least D(0), nats), gain and difficulty (the
+        judges' mean loss_difference and long_context_loss, nats), position (tokens), token_id,
+        "long_context_loss of MODEL" (nats).
+    """
+    found = sparsity.pivot(index=KEYS, columns="judge", values=SPARSITY).astype("float64")
+    stakes = sparsity.pivot(index=KEYS, columns="judge", values="gain").astype("float64")
+    found = found.add_prefix(f"{SPARSITY} of ")
+    found = found.assign(divergence=stakes.mean(axis=1), least_divergence=stakes.min(axis=1))
+    of_judges = losses[losses["model"].isin(sparsity["judge"])]
+    held = of_judges.groupby(KEYS).agg(
+        gain=("loss_difference", "mean"),
+        difficulty=("long_context_loss", "mean"),
+        position=("num_long_context_tokens", "first"),
+        token_id=("target_token_id", "first"),
+    )
+    of_models = pd.concat([rows_of(losses, model) for model in models])
+    outcomes = of_models.pivot(index=KEYS, columns="model", values=MEASURED).astype("float64")
+    known = complete_rows(held.join(outcomes.add_prefix(f"{MEASURED} of ")), f"targets with {MEASURED}")
+    what = f"targets with {SPARSITY} and with {MEASURED}"
+    return joined_on_common(found.reset_index(), known.reset_index(), KEYS, what)
+
+
+def compared_models(
+    results: Path, long_models: Sequence[str] = (), short_models: Sequence[str] = ()
+) -> tuple[pd.DataFrame, Trainings, list[str]]:
+    """Whom any results can compare: rows of `judged`, the short-trained models, and other long-trained ones.
+
+    The rows are by the divergence, of the most trusted rule that is blind to the answer. The long-trained
+    models are those that neither chose its tokens nor judged them. Models: as `models_by_training` has them.
+
+    Raises:
+        InputError: says which model or measurement the results lack.
+    """
+    columns = [*KEYS, "rule", "judge", "criterion", "gain", SPARSITY]
+    rows = read_artefact(results, "dependency_sparsity", columns, {"criterion": [DIVERGENCE]})
+    rows = rows[~rows["rule"].isin(CONTROLS) & ~rows["rule"].map(sees_answer).astype(bool)]
+    if rows[SPARSITY].isna().all():
+        raise InputError(f"no rule that is blind to the answer has {SPARSITY}; run influential_tokens anew")
+    rows = judged(rows[rows["rule"] == shown_rule(rows["rule"])])
+    labels = drawing.model_labels(results, "loss_differences")
+    if unknown := {*rows["judge"]} - labels.keys():
+        raise InputError(f"the loss differences of the judge {min(unknown)} are missing")
+    longs, shorts = models_by_training(results, long_models, short_models)
+    others = [model for model in longs if model not in {*rows["judge"], *rows["model"].iloc[0].split("+")}]
+    if not (shorts and others):
+        raise InputError(
+            "the gap needs a model trained at a short context (--short-models), and a long-trained one that"
+            " neither chose tokens nor judged them"
+        )
+    at_stake = rows[rows[SPARSITY].notna() & (rows["gain"] >= LEAST_DIVERGENCE)]
+    if (num_documents := at_stake["document_id"].nunique()) < FEWEST_DOCUMENTS:
+        raise InputError(f"{num_documents} texts have {SPARSITY}, and an interval needs {FEWEST_DOCUMENTS}")
+    trainings: dict[str, list[str]] = {}
+    for model in shorts:
+        trainings.setdefault(labels[model].training, []).append(model)
+    return rows, trainings, others
+
+
+def gap_targets(
+    results: Path, data: Path | None = None, long_models: Sequence[str] = (), short_models: Sequence[str] = ()
+) -> tuple[pd.DataFrame, Trainings, list[str]]:
+    """`outcome_targets` of the gap between the models of `compared_models`, and these, short and long.
+
+    How frequent a token is (log_token_count: natural log of count + 1), and where a text is from (source), is
+    held constant if the tokenized data is at hand: in the folder `data`, or in that of this name beside the
+    results.
+    """
+    sparsity, trainings, long = compared_models(results, long_models, short_models)
+    losses = read_artefact(results, "loss_differences")
+    targets = outcome_targets(sparsity, losses, [*chain(*trainings.values()), *long])
+    if data is not None or (results.parent / "data" / MANIFEST_FILE).is_file():
+        opened = data_of(results, data, "loss_differences")
+        counts_V = training_token_counts(opened)
+        urls = {document.document_id: document.url or "" for document in opened.evaluation_documents()}
+        sources = {name: "Wikipedia" if "wikipedia.org/" in url else "C4" for name, url in urls.items()}
+        targets["log_token_count"] = np.log(counts_V[targets["token_id"]] + 1.0)
+        targets["source"] = targets["document_id"].map(sources)
+    return targets, trainings, long
+
+
+def gap_slope(targets: pd.DataFrame, *, short: Sequence[str], long: Sequence[str]) -> Row:
+    """`contrast` of the losses of short- and long-trained models, with counts and the judges' agreement.
+
+    Args:
+        targets: of `outcome_targets`; those without a sparsity to each judge, or with less than 0.1 nats at
+            stake, are counted and left out.
+    """
+    known = with_sparsity(targets)
+    sparsity = of_each(known, SPARSITY)
+    counts = sample_counts(known)
+    if counts["num_documents"] < FEWEST_DOCUMENTS:
+        raise InputError(f"too few texts have {SPARSITY}: an interval needs {FEWEST_DOCUMENTS}")
+    pairs = np.triu_indices(sparsity.shape[1], 1)
+    found = design_of(known).least_squares(of_each(known, MEASURED))
+    return {
+        **counts,
+        "num_left_out": len(targets) - len(known),
+        "spearman": float(sparsity.corr("spearman").to_numpy()[pairs].mean()),
+        **contrast(found, short, long),
+    }
+
+
+def binned(targets: pd.DataFrame, *, short: Sequence[str], long: Sequence[str]) -> pd.DataFrame:
+    """The gap against mean_log2_k with the controls held constant: `partial_residuals`."""
+    known = with_sparsity(targets)
+    losses = of_each(known, MEASURED)
+    return partial_residuals(known, losses[list(short)].mean(axis=1) - losses[list(long)].mean(axis=1))
+
+
+def gap_figure(bins: pd.DataFrame, slope: Row, models: str = "") -> Figure:
+    """The figure of the project: `binned`, titled by what `gap_slope` says; `models` in words."""
+    figure, (ax,) = drawing.panels(1, 3.0)
+    style = drawing.TRAINED_POSE.measured
+    drawing.draw_line(ax, bins[SPARSITY], bins, "gap", style, "short-trained less long-trained")
+    ax.set_xlabel("tokens needed (mean log2 k, doublings)")
+    ax.set_ylabel("gap (nats)")
+    said = "Do short-trained models lose more where more tokens are needed?"
+    if slope["slope_low"] > 0:
+        said = "Short-trained models lose more where more tokens are needed"
+    elif slope["slope_high"] < 0:
+        said = "Short-trained models lose less where more tokens are needed"
+    drawing.put_title(
+        figure,
+        said,
+        models,
+        drawing.sample_size(pd.DataFrame([slope])),
+        f"{interval_cell(slope, 'slope')} nats per doubling, over documents and seeds",
+        "without targets that have too little at stake",
+        "stake, gain, difficulty, frequency, position and source held equal",
+        drawing.BARS,
+    )
+    return figure

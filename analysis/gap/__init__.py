@@ -1,1 +1,0 @@
-"""Generalization gaps by the number of tokens needed, and by model size."""

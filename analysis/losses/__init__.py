@@ -1,1 +1,0 @@
-"""Losses by context, calibration, what tokens are worth."""

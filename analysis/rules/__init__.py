@@ -1,1 +1,0 @@
-"""What the selection rules recover, each beside its null."""

@@ -1,1 +1,0 @@
-"""Synthetic tasks: accuracy, found dependencies, the theory's bounds."""

@@ -1,1 +1,0 @@
-"""Kinds of tokens, places of influential ones, key tokens, needles."""

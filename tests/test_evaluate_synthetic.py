@@ -1,0 +1,202 @@
+"""Testing synthetic models as a user does it: accuracy, excess loss, and which tokens decide."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from test_train_synthetic import OF_SIGNS, train
+
+from pipeline import evaluate_synthetic
+from pipeline.cli import InputError
+from pipeline.results.read import read_artefact
+from pipeline.synthetic.evaluation import of_test_examples
+from pipeline.synthetic.evaluation import test_examples as held_out_examples
+from pipeline.synthetic.tasks import draw_batch, task_called
+from pipeline.synthetic.train import find_task_run
+
+NUM_EXAMPLES = 20
+DEPENDENCIES = ("--dependencies", "tokens", "--num-backgrounds", "2", "--num-examples", "3")
+
+
+def evaluate(folder: Path, results: Path, task: str, *words: str) -> None:
+    given = ["--task", task, "--checkpoints", str(folder), "--results", str(results)]
+    given += ["--num-examples", str(NUM_EXAMPLES)]
+    evaluate_synthetic.main(evaluate_synthetic.parser().parse_args([*given, *words]))
+
+
+@pytest.fixture(scope="module")
+def copying(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("testing") / "copy-predicted-seed0"
+    train(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def chains(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("testing") / "variable_assignment-predicted-seed0"
+    train(folder, task="variable_assignment")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def parity(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("testing") / "sparse_parity-pose-seed0"
+    train(folder, "largest_sparsity=2", "num_position_ids=40", task="sparse_parity", positions="pose")
+    return folder
+
+
+def test_evaluation_writes_a_row_a_cell_and_keeps_it(copying: Path, tmp_path: Path) -> None:
+    evaluate(copying, tmp_path, "copy", "--sizes", "4", "2")
+    rows = read_artefact(tmp_path, "synthetic_accuracy")
+    assert rows[["model", "task", "positions", "size", "num_tokens"]].to_numpy().tolist() == [
+        ["copy-predicted-seed0", "copy", "predicted", 2, 5],
+        ["copy-predicted-seed0", "copy", "predicted", 4, 9],
+    ]
+    assert not rows["is_learnt"].any() and (rows["exact_match"] < 0.5).all()
+    assert rows["position_id_accuracy"].between(0, 1).all() and rows["sparsity"].isna().all()
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")}
+    evaluate(copying, tmp_path, "copy", "--sizes", "2", "4")
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")} == files
+    for words in (["2"], ["2", "4", "--attention-scale", "2"]):  # else shards of both would be mixed
+        with pytest.raises(InputError):
+            evaluate(copying, tmp_path, "copy", "--sizes", *words)
+
+
+def test_sizes_without_room_for_a_k_are_left_out(parity: Path, tmp_path: Path) -> None:
+    evaluate(parity, tmp_path, "sparse_parity", "--sizes", "4", "8", "--sparsities", "1", "4")
+    rows = read_artefact(tmp_path, "synthetic_accuracy")
+    assert rows[["size", "sparsity"]].to_numpy().tolist() == [[4, 1], [8, 1], [8, 4]]
+    examples = read_artefact(tmp_path, "synthetic_examples")
+    assert examples.groupby(["size", "sparsity"])["is_right"].mean().tolist() == rows["exact_match"].tolist()
+    for row in examples.to_dict("records"):
+        # An answer is right if it is the parity of the bits that are kept.
+        assert row["decisive_tokens"].split()[::2] == ["*"] * row["sparsity"]
+        parity_of_bits = sum(map(int, row["decisive_tokens"].split()[1::2])) % 2
+        assert row["is_right"] == (row["answer"] == str(parity_of_bits))
+
+
+@pytest.mark.parametrize("positions", ["contiguous", "coupled"])
+def test_excess_loss_and_attention_on_signs(tmp_path: Path, positions: str) -> None:
+    """Each test example again, by the model's whole pass and the sum over answers written out."""
+    folder = tmp_path / "run"
+    task = "signs_2"
+    train(folder, *OF_SIGNS, "model.attention_scaling=learnt", task=task, positions=positions)
+    evaluate(folder, tmp_path / "results", task, "--sizes", "32", "64")
+    found = read_artefact(tmp_path / "results", "synthetic_accuracy").to_dict("records")
+    examples = read_artefact(tmp_path / "results", "synthetic_examples")
+    run = find_task_run(folder, task)
+    model = run.load(torch.device("cpu"))
+    assert model.position_ids is None
+    for row in found:
+        batch, generator = held_out_examples(task_called(task), (row["size"], None), NUM_EXAMPLES, 0)
+        ids_BS = torch.from_numpy(run.config.position_ids(batch, generator, in_testing=True))
+        with torch.inference_mode():  # only differences of IDs are seen: another start is as good
+            tokens_BS = torch.from_numpy(batch.token_ids_BS)
+            logits_BV = model.token_logits(model(tokens_BS[:, :-1], ids_BS[:, :-1])[0][:, -1])
+        log_q_BV = logits_BV.double().log_softmax(-1).numpy()
+        excess = [
+            sum(np.exp(p) * (p - q) for p, q in zip(*pair, strict=True) if np.isfinite(p))
+            for pair in zip(batch.log_posterior_BV, log_q_BV, strict=True)
+        ]
+        assert row["excess_loss"] == pytest.approx(np.mean(excess), abs=1e-5)
+        of_size = examples[examples["size"] == row["size"]]
+        assert of_size["excess_loss"].tolist() == pytest.approx(excess, abs=1e-5)
+        for tokens_S, distances in zip(batch.token_ids_BS, of_size["distances"], strict=True):
+            cues = np.flatnonzero((tokens_S[: row["size"]] >= 16) & (tokens_S[: row["size"]] < 128))
+            assert list(distances) == (row["size"] - 1 - cues).tolist()
+        assert row["excess_loss_error"] == pytest.approx(np.std(excess) / NUM_EXAMPLES**0.5, abs=1e-5)
+        assert row["best_loss"] == pytest.approx(np.log(2)) and len(row["sign_attention"]) == 1
+        # So little trained, attention is all but even: two signs among all tokens.
+        assert row["sign_attention"][0] == pytest.approx(2 / row["size"], rel=0.3)
+
+
+def test_rows_hold_the_generators_truth(chains: Path, tmp_path: Path) -> None:
+    words = ["--sizes", "4", "5", *DEPENDENCIES, "--largest-k", "12"]
+    evaluate(chains, tmp_path, "variable_assignment", *words)
+    rows = read_artefact(tmp_path, "found_dependencies")
+    for size in (4, 5):
+        generator = of_test_examples(0, size, None)
+        batch = draw_batch(task_called("variable_assignment"), size, [None] * 3, generator)
+        of_size = rows[rows["size"] == size]
+        for (example, target), of_target in of_size.groupby(["example_index", "target_index"]):
+            num_far = batch.num_prompt_tokens + target - 2
+            truth = {place for place in batch.examples[example].dependencies[target] if place < num_far}
+            assert set(of_target["num_dependencies"]) == {len(truth)}
+            assert set(of_target["num_far_tokens"]) == {num_far}
+            assert (of_target["context_position"] < num_far).all()
+            assert of_target["is_dependency"].equals(of_target["context_position"].isin(truth))
+        # of each restated assignment only the last token depends on what is far
+        assert set(of_size["target_index"] % 3) == {2}
+
+
+def test_every_selection_is_ranked_without_repeats(parity: Path, tmp_path: Path) -> None:
+    words = ["--sizes", "10", "--sparsities", "1", "2", *DEPENDENCIES, "--largest-k", "8"]
+    evaluate(parity, tmp_path, "sparse_parity", *words)
+    rows = read_artefact(tmp_path, "found_dependencies").fillna({"intervention": "-"})
+    selections = rows.groupby(["sparsity", "example_index", "target_index", "rule", "intervention"])
+    assert len(selections) == 2 * 3 * 10  # two k, three examples, ten rules and interventions
+    assert (selections["rank"].apply(list) == pd.Series([[*range(1, 9)]] * len(selections)).values).all()
+    assert (selections["context_position"].nunique() == 8).all()
+    # 2 l = 10: of 8 far tokens every one is ranked, so all true dependencies are among them
+    assert (selections["is_dependency"].sum() == selections["num_dependencies"].first()).all()
+    assert set(rows["context_token"]) == {"0", "1", ".", "*"}
+    asked = rows.groupby("rule")["intervention"].agg(set).to_dict()
+    assert asked["attention_rollout"] == {"-"} and asked["add_one_in"] == {"remove", "background"}
+
+
+def test_a_lost_shard_is_made_again_to_the_same_bytes(parity: Path, tmp_path: Path) -> None:
+    words = ["--sizes", "10", "--sparsities", "1", "2", *DEPENDENCIES, "--largest-k", "4"]
+
+    def measured() -> dict[str, str]:
+        evaluate(parity, tmp_path, "sparse_parity", *words)
+        files = sorted((tmp_path / "found_dependencies").rglob("*.parquet"))
+        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+    before = measured()
+    assert len(before) == 2
+    next((tmp_path / "_stages").rglob("00001-of-00002.done")).unlink()
+    next((tmp_path / "found_dependencies").rglob("00001-of-00002.parquet")).unlink()
+    assert measured() == before
+
+
+def test_what_predicted_ids_depend_on_is_asked_of_the_head_of_ids(chains: Path, tmp_path: Path) -> None:
+    sizes = ["--sizes", "4", *DEPENDENCIES, "--largest-k", "6"]
+    rules = ["--rules", "leave_one_out", "gradient_divergence", "attention"]
+    evaluate(chains, tmp_path, "variable_assignment", *sizes, "--dependencies", "position_ids", *rules)
+    evaluate(chains, tmp_path, "variable_assignment", *sizes)  # beside it
+    rows = read_artefact(tmp_path, "found_id_dependencies")
+    generator = of_test_examples(0, 4, None)
+    batch = draw_batch(task_called("variable_assignment"), 4, [None] * 3, generator)
+    for (example, target), of_target in rows.groupby(["example_index", "target_index"]):
+        ids = batch.coupled_ids_BS[example]
+        found = of_target.loc[of_target["is_dependency"], "context_position"]
+        assert (ids[found] == ids[batch.num_prompt_tokens + target]).all()
+        assert set(of_target["num_dependencies"]) == {1}
+    # IDs of this run are spread, so that none can be counted on from the one before it
+    assert set(rows["target_index"] % 3) == {0, 1, 2}
+    assert len(read_artefact(tmp_path, "found_dependencies")) > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--task", "copy"], "not on copy"),
+        (["--sizes", "200", "--sparsities", "1"], "num_position_ids"),
+        (["--sparsities", "6"], "k of task"),
+        ([*DEPENDENCIES, "--largest-k", "9"], "--largest-k 9"),
+        ([*DEPENDENCIES, "--largest-k", "1"], "--largest-k 1"),
+        ([*DEPENDENCIES, "--short-context-length", "10"], "far context"),
+        ([*DEPENDENCIES, "--dependencies", "position_ids"], "predicts no IDs"),
+        (["--checkpoints", "."], "no checkpoint"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(
+    parity: Path, tmp_path: Path, words: list[str], sentence: str
+) -> None:
+    given = ["--sizes", "10", "--sparsities", "1"]
+    with pytest.raises(InputError, match=sentence):
+        evaluate(parity, tmp_path / "results", "sparse_parity", *given, *words)
+    assert not (tmp_path / "results").exists()
