@@ -30,6 +30,7 @@ from pipeline.synthetic.tasks import COUPLED_SCHEMES, task_called
 _OF_CHUNKS = (
     "long_context_length",
     "targets_per_chunk",
+    "target_stride",
     "max_documents",
     "max_chunks_per_document",
     "documents_per_shard",
@@ -48,6 +49,7 @@ _FLAGS = {
     "length_losses": _OF_CHUNKS,
     "loss_differences": ("short_context_length", *_OF_CHUNKS),
     "influential_tokens": ("short_context_length", *_OF_CHUNKS, *_OF_CHOICES),
+    "length_interference": _OF_CHUNKS,
     "evaluate_tokens": ("documents_per_shard", "dtype", "intervention", "num_backgrounds"),
 }
 """Measuring stage -> fields of an evaluation that it takes as flags."""
@@ -265,6 +267,8 @@ class _EvaluationPlan:
             beside = ["--reference-model", str(others[0].folder)]
         where = "--data", self.data, "--checkpoints", *checkpoints, "--results", results
         arguments = (*map(str, where), *flags(evaluation, _FLAGS[stage]), *beside)
+        if stage == "length_interference":
+            arguments += (*flags(evaluation.length_interference),)
         trained = [one for one in [*trainings, *others] if not isinstance(one, Existing)]
         needs = (self.data_command, *dict.fromkeys(training.name for training in trained))
         arguments += self._among()

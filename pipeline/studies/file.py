@@ -24,6 +24,8 @@ from pipeline.training.settings import read_overrides, read_yaml, settings_of
 ROOT = Path(__file__).resolve().parents[2]
 """Of the repository."""
 MEASURING = ("loss_differences", "length_losses", "influential_tokens", "evaluate_tokens")
+ON_REQUEST = ("length_interference",)
+"""Measures only in studies that name it among their stages."""
 ANALYSING = ("run_notebooks", "summary")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _FOLDERS_OF_A_RUN = ("data", "models", "results", "figures", "logs")
@@ -75,7 +77,7 @@ class Evaluation:
     """What is measured of the models, into a results folder a size; fields without a word are flags."""
 
     stages: list[str] = field(default_factory=lambda: [*MEASURING, "run_notebooks", "summary"])
-    """Programs to run, of `MEASURING` and `ANALYSING`."""
+    """Programs to run, of `MEASURING`, `ON_REQUEST` and `ANALYSING`."""
     notebooks: list[str] | None = None
     """Names of those that run_notebooks executes. None: all that the results have what they need for."""
     data: Text | None = None
@@ -89,6 +91,7 @@ class Evaluation:
     short_context_length: int = MISSING
     long_context_length: int = MISSING
     targets_per_chunk: int = TARGETS_PER_CHUNK
+    target_stride: int | None = None
     max_documents: int | None = None
     loss_documents: int | None = None
     """Of loss_differences, the cheapest stage: more documents narrow its intervals. None: `max_documents`."""
@@ -109,6 +112,8 @@ class Evaluation:
     """Names of the study's models that evaluate_tokens tries the chosen tokens on. Empty: it is not run."""
     reference_model: str | None = None
     """The study's model, trained long, that expected gaps compare with. None: they are not measured."""
+    length_interference: dict[str, Any] = field(default_factory=dict)
+    """That stage's own flags: placements, near_context_length and so on."""
 
 
 @dataclass
@@ -277,7 +282,7 @@ def _refuse_names(study: TextStudy) -> None:
     for size_name, size in study.sizes.items():
         _refuse_unknown(f"model of sizes.{size_name}", size.models, study.models)
     for evaluation in study.evaluations.values():
-        _refuse_unknown("stage of an evaluation", evaluation.stages, (*MEASURING, *ANALYSING))
+        _refuse_unknown("stage of an evaluation", evaluation.stages, (*MEASURING, *ON_REQUEST, *ANALYSING))
         choosing = ["evaluation", *study.further_evaluations]
         _refuse_unknown("evaluation of `choices`", [evaluation.choices], choosing)
         for names in (evaluation.models, evaluation.influential_models):
