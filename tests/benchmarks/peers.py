@@ -13,8 +13,8 @@ about 1 GB). Tools:
 
 All are judged by one measure, computed here with stock transformers and none of the tools: put the top 4
 distant tokens into four contexts whose distant tokens are another text's, and count how much of the total
-effect, KL(full || swapped), they recover. Sums over all predictions; loading a model is timed for `explain` only.
-Seconds are the processor's (OMP_NUM_THREADS=1).
+effect, KL(full || swapped), they recover. Sums over all predictions.
+Loading a model is timed for `explain` only. Seconds are the processor's (OMP_NUM_THREADS=1).
 """
 
 import argparse
