@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# What distant tokens do to predictions, a share of the documents a task; what follows goes to length_interference.py:
+#   sbatch --array=0-15 slurm/length_interference.sh --num-tasks 16 --data … --checkpoints … --results … …
+#   sbatch --array=3,7 slurm/length_interference.sh <the same>        only these tasks again; the end of a log names them
+#SBATCH --job-name=length_interference
+#SBATCH --array=0-15
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --gres=gpu:1
+#SBATCH --cpus-per-task=8
+#SBATCH --mem=64G
+#SBATCH --time=24:00:00
+#SBATCH --signal=B:USR1@120
+#SBATCH --requeue
+#SBATCH --open-mode=append
+source slurm/job.sh || exit 2
+
+run "${torchrun[@]}" pipeline/length_interference.py --task-index "$SLURM_ARRAY_TASK_ID" "$@"
