@@ -8,7 +8,6 @@ import pytest
 from synthetic_results import LONG_MODELS, Truth, write_results
 
 from analysis.read import read_sparse_losses
-from pipeline.results.read import read_artefact
 
 matplotlib.use("agg")
 
@@ -37,11 +36,6 @@ def scales(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Truth, Truth
     larger = write_results(folder / "large", 21, seed=1, scale=(3_000_000, 400))
     write_results(folder / "early", seed=2, scale=(1_000_000, 100), models=LONG_MODELS)
     return folder, smaller, larger
-
-
-@pytest.fixture(scope="session")
-def loss_differences(results: Path) -> pd.DataFrame:
-    return read_artefact(results, "loss_differences")
 
 
 @pytest.fixture(scope="session")

@@ -1,26 +1,20 @@
-"""The explorer's page, and that of `explain`, in a real headless Chromium: what is chosen, and hostile text.
+"""The explorer's page in a real headless Chromium: what is chosen, and hostile text.
 
 Skipped where there is no Chromium (Debian: `apt-get install chromium`).
 """
 
-import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from urllib.parse import parse_qs
 
 import pandas as pd
 import pytest
-from explorable_results import MODELS, RULES, write_explorable
-from hugging_face_families import make_model
+from explorable_results import MODELS, write_explorable
 
 from analysis import explorer
-from pipeline.measuring.explanation import Explanation
 from pipeline.results.read import read_artefact
 from pipeline.text.folder import TokenizedData
-from pipeline.text.tokenizer import load_tokenizer, train_bpe
-from sparsity_length import explain
+from pipeline.text.tokenizer import load_tokenizer
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -43,10 +37,6 @@ HOSTILE = [
 ]
 TEXTS = ["plain words of a shop in the street ", "=naïve “quotes” — 你好, and so on ", *HOSTILE]
 LENGTHS = (4, 64, 5)
-EXPLAINED = (
-    f'{{{{data}}}} </script><script>{BAIT}</script><img src="x" onerror="{BAIT}"> 👩‍👩‍👧 e\u0301 \x1b[31m'
-    " مرحبا بالعالم \u202eturned\u202c and an end that is plain"
-)
 
 
 @pytest.fixture(scope="module")
@@ -104,11 +94,6 @@ def read(explorable: Path, artefact: str, **where: object) -> pd.DataFrame:
     return rows
 
 
-def view(page: "sync_api.Page") -> dict[str, str]:
-    """What the address says."""
-    return {name: values[0] for name, values in parse_qs(page.url.partition("#")[2]).items()}
-
-
 def open_document(page: "sync_api.Page", start: str) -> str:
     """Open the document of this beginning; its ID."""
     page.get_by_role("searchbox", name="Search").fill(start)
@@ -164,24 +149,6 @@ def test_a_click_shows_the_tokens_that_the_parquet_says(
         }
 
 
-def test_the_keyboard_alone_goes_from_target_to_target(page: "sync_api.Page") -> None:
-    open_document(page, "plain words")
-    page.locator("#text .target[aria-pressed=true]").focus()
-    places = []
-    page.keyboard.press("Home")
-    while not places or places[-1] != shown_position(page):
-        places.append(shown_position(page))
-        page.keyboard.press("ArrowRight")
-    num_targets = page.locator("#text .target").count()
-    assert len(places) == num_targets and places == sorted(set(places))
-    page.keyboard.press("ArrowLeft")
-    assert shown_position(page) == places[-2]
-    focused = page.locator(":focus")
-    assert focused.get_attribute("aria-pressed") == "true"
-    assert "gain" in focused.get_attribute("aria-label")
-    assert page.locator("#text [tabindex='0']").count() == 1
-
-
 @pytest.mark.parametrize("text", HOSTILE, ids=["scripts", "handlers", "right-to-left", "emoji"])
 def test_hostile_text_is_shown_as_text(page: "sync_api.Page", text: str) -> None:
     open_document(page, text[:9].lower())
@@ -195,84 +162,3 @@ def test_hostile_text_is_shown_as_text(page: "sync_api.Page", text: str) -> None
         target.dispatch_event("click")  # some take no room that a mouse could click at
     assert page.locator("script").count() == 2 + len(TEXTS)  # header, code, documents
     assert page.locator("img, svg:not(#chart, #histogram), a").count() == 0
-
-
-def test_targets_of_all_documents_are_sorted_and_filtered(page: "sync_api.Page", explorable: Path) -> None:
-    page.get_by_role("tab", name="All targets").click()
-    losses = read(explorable, "loss_differences", model=MODELS[0])
-    for option, column in (("gain-down", "loss_difference"), ("specific-down", "specific_gain")):
-        page.get_by_role("combobox", name="Sort targets by").select_option(option)
-        shown = [float(text.replace("−", "-")) for text in page.locator("#targets .gain").all_inner_texts()]
-        largest = losses[column].sort_values(ascending=False).head(100)
-        assert shown == pytest.approx(list(largest), abs=6e-3)
-    page.get_by_role("textbox", name="from").fill("5")
-    num_large = int((losses["specific_gain"] >= 5).sum())
-    assert page.locator("#found-targets").inner_text().startswith(f"{num_large} of {len(losses)} targets")
-    page.get_by_role("textbox", name="from").fill("")
-    page.get_by_role("combobox", name="Sort targets by").select_option("gap-down")
-    page.get_by_role("combobox", name="Beside it").select_option(label=f"{MODELS[1]}: {RULES[1]}")
-    both = losses.merge(
-        read(explorable, "loss_differences", model=MODELS[1]), on=["document_id", "target_position"]
-    )
-    gap = (both["long_context_loss_x"] - both["long_context_loss_y"]).max()
-    assert float(page.locator("#targets .gain").first.inner_text()) == pytest.approx(gap, abs=6e-3)
-    page.locator("#targets button").first.click()
-    row = both.loc[(both["long_context_loss_x"] - both["long_context_loss_y"]).idxmax()]
-    assert view(page)["document"] == row["document_id"]
-    assert view(page)["position"] == str(row["target_position"])
-    assert page.locator("#targets [aria-current=true]").count() == 1
-
-
-@pytest.fixture(scope="module")
-def explained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Explanation]:
-    """The page of a hostile text, and what it shows."""
-    folder = tmp_path_factory.mktemp("explained")
-    tokenizer = train_bpe([EXPLAINED * 3], 330)
-    model = make_model("gpt_neox", vocab_size=tokenizer.vocabulary_size, max_position_embeddings=128)
-    model.save_pretrained(folder / "model")
-    (folder / "model/tokenizer.json").write_text(tokenizer.to_json())
-    found = replace(
-        explain(EXPLAINED, str(folder / "model"), short_context_length=6, targets=5), name="<b>letter<b>.txt"
-    )
-    return found.save(folder / "page.html"), found
-
-
-@pytest.fixture
-def explained_page(
-    browser: "sync_api.BrowserContext", explained: tuple[Path, Explanation]
-) -> Iterator["sync_api.Page"]:
-    yield from opened(browser, explained[0])
-
-
-def test_an_explained_text_is_shown_as_text(explained_page: "sync_api.Page") -> None:
-    assert EXPLAINED.endswith(explained_page.locator("#text").text_content())
-    assert explained_page.locator("#name").inner_text() == "<b>letter<b>.txt"
-    assert explained_page.locator("#text").evaluate(
-        "text => [...text.querySelectorAll('*')].every(e => e.matches('span.token'))"
-    )
-    assert explained_page.locator("script").count() == 2
-
-
-@pytest.mark.parametrize("width", [1400, 420])
-def test_the_page_of_a_text_shows_what_the_frame_says(
-    explained_page: "sync_api.Page", explained: tuple[Path, Explanation], width: int
-) -> None:
-    found = explained[1]
-    explained_page.set_viewport_size({"width": width, "height": 800})
-    assert explained_page.evaluate("document.documentElement.scrollWidth") <= width
-    assert explained_page.locator("#text .target").count() == len(found.targets) == 5
-    for target in found.targets:
-        place = target.position - found.first_token
-        explained_page.locator("#text .token").nth(place).dispatch_event("click")
-        lit = explained_page.locator("#text .source").all_text_contents()
-        assert len(lit) == sum(end - start for (start, end), _, _ in target.sources)
-        shown = explained_page.locator("#targets [aria-current=true]").inner_text()
-        assert f"{target.trial.total_B.mean():.2f} nats" in shown
-        effects = [abs(float(effect)) for effect in re.findall(r"[+−](\d+\.\d\d)", shown)]
-        assert effects == pytest.approx([abs(effect) for _, effect, _ in target.sources], abs=6e-3)
-        assert ("no single source" in shown) != target.has_source
-    # As a notebook shows it: the page in a frame, whose address cannot be written.
-    explained_page.goto("about:blank")
-    explained_page.set_content(f"<p>In [1]:</p>{found._repr_html_()}")
-    shown_in_frame = explained_page.frame_locator("iframe")
-    assert shown_in_frame.locator("#targets button").count() == 5

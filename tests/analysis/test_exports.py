@@ -59,52 +59,6 @@ def test_every_artefact_reads_as_from_its_parts(results: Path, exported: Path) -
         assert read_made_by(exported, stage) == read_made_by(results, stage)
 
 
-def test_shards_and_folders_are_joined_by_model(tmp_path: Path) -> None:
-    """Models in the order of their folders, which is that of bytes; shards in theirs."""
-    first = write(tmp_path / "first", "b", lengths(3.0), lengths(1.0, 2.0))
-    second = write(write(tmp_path / "second", "a", lengths(5.0)), "B", lengths(4.0))
-    export([first, second], tmp_path / "out")
-    rows = read_artefact(tmp_path / "out", "length_losses")
-    assert list(zip(rows["model"], rows["mean_loss"], strict=True)) == [
-        ("B", 4.0),
-        ("a", 5.0),
-        ("b", 3.0),
-        ("b", 1.0),
-        ("b", 2.0),
-    ]
-    facts = read_model_facts(tmp_path / "out", "length_losses")
-    assert facts == {model: {"num_parameters": 1} for model in ("B", "a", "b")}
-    export([tmp_path / "out"], tmp_path / "again")
-    files = [(tmp_path / name / "length_losses.parquet").read_bytes() for name in ("out", "again")]
-    assert files[0] == files[1]
-
-
-def test_models_measured_in_two_ways_are_still_told_apart(tmp_path: Path) -> None:
-    write(write(tmp_path / "results", "a", lengths(1.0)), "b", lengths(2.0), dtype="bfloat16")
-    export([tmp_path / "results"], tmp_path / "out")
-    with pytest.raises(InputError, match="dtype was 'float32', now 'bfloat16' in model=b"):
-        connect(tmp_path / "out")
-
-
-def test_bad_exports_are_refused_and_leave_nothing(tmp_path: Path) -> None:
-    def refused(*words: str | Path) -> str:
-        with pytest.raises(InputError) as error:
-            main(parser().parse_args(list(map(str, words))))
-        return str(error.value)
-
-    first, second = (write(tmp_path / name, "a", lengths(1.0), lengths(2.0)) for name in ("first", "second"))
-    out = tmp_path / "out"
-    both = refused(first, second, "--out", out)
-    assert f"{second} and an earlier folder hold length_losses of model 'a'" in both
-    lacking = refused(first, "--out", out, "--artefacts", "length_losses", "loss_differences")
-    assert "holds no 'loss_differences' results; it holds length_losses" in lacking
-    assert f"--out {second} holds results" in refused(first, "--out", second)
-    assert "holds no results" in refused(tmp_path / "nowhere", "--out", out)
-    next(first.rglob("00001-of-00002.done")).unlink()
-    assert "1 of 2 shards" in refused(first, "--out", out)
-    assert not out.exists()
-
-
 def test_an_export_that_was_changed_is_refused(tmp_path: Path) -> None:
     def refused() -> str:
         with pytest.raises(InputError) as error:

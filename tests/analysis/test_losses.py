@@ -1,31 +1,14 @@
-"""Mean losses by context length, and the windows that keep a share of what the longest is worth."""
-
-from pathlib import Path
+"""Mean losses by context length, and the windows that keep a share of what the longest is worth, by hand."""
 
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic_results import LONG_MODELS, SHORT_MODELS, Truth
 
 from analysis.figures.losses import (
     losses_beside_reference,
     losses_by_context_length,
-    needed_context,
-    summarize_models,
     windows_keeping,
 )
-from pipeline.results.read import read_artefact
-
-
-def test_summary_states_sign_and_sample(loss_differences: pd.DataFrame, truth: Truth) -> None:
-    summary = summarize_models(loss_differences).set_index("model")
-    assert sorted(summary.index) == sorted([*SHORT_MODELS, *LONG_MODELS])
-    row = summary.loc["long-seed0"]
-    assert row["loss_difference"] == pytest.approx(truth.targets["gain"].mean(), abs=1e-5)
-    difference = row["short_context_loss"] - row["long_context_loss"]
-    assert difference == pytest.approx(row["loss_difference"], abs=1e-5)
-    assert (row["num_targets"], row["num_documents"]) == (384, 24)
-    assert row["loss_difference_low"] < row["loss_difference"] < row["loss_difference_high"]
 
 
 def test_length_losses_weigh_documents_by_their_targets() -> None:
@@ -77,11 +60,3 @@ def test_windows_by_hand() -> None:
     assert [values_X[2] for values_X in found] == pytest.approx(  # more context harms: the first w counts
         [8 * 2 ** (share / 1.1) for share in (0.5, 0.7, 0.9, 0.95)]
     )
-
-
-def test_the_windows_of_the_page_are_those_of_the_kept_results() -> None:
-    kept = Path(__file__).resolve().parents[2] / "analysis/reference/judged/results"
-    table = needed_context(read_artefact(kept, "length_losses")).set_index(["model", "criterion"])
-    row = table.loc[("2m-long-seed0", "loss")].round()
-    assert row[["window_90", "window_90_low", "window_90_high", "window_99"]].tolist() == [112, 88, 138, 182]
-    assert table.loc[("2m-short-contiguous-seed0", "loss"), "window_90":].isna().all()

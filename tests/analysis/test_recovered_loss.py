@@ -47,15 +47,6 @@ def test_what_is_recovered_by_hand(by_hand: pd.DataFrame) -> None:
     assert np.isnan([one["recovered_low"], one["share"]]).all()  # a single document gives no interval
 
 
-def test_a_rule_that_needs_no_null_is_told_without_one_and_others_are_not(by_hand: pd.DataFrame) -> None:
-    own = by_hand[by_hand["far_context"] == "own"]
-    (row,) = token_effects(own.assign(rule="leave_one_out_divergence")).to_dict("records")
-    assert (row["gain"], row["recovered"], row["effect"], row["share"]) == (1.0, 0.75, 0.75, 0.75)
-    assert np.isnan([row["null_recovered"], row["excess"], row["excess_low"]]).all()
-    none = token_effects(own.assign(rule="leave_one_out"))
-    assert none.empty and {"gain", "effect_low", "share_high"} <= set(none)
-
-
 def test_curves_of_the_loss_by_hand(by_hand: pd.DataFrame) -> None:
     """Document a costs a nat more throughout; the null is of b alone, where it recovers 1 of 2 nats."""
     losses = [name for name in by_hand if name.endswith("_loss")]
@@ -91,14 +82,6 @@ def test_the_excess_finds_the_planted_gain_and_the_null_the_planted_bonus(
         if rule == "leave_one_out":  # whose effect is what lies beyond the null
             share = planted.sum() / truth.targets["gain"].sum()
             assert effects.loc[k, "share"] == pytest.approx(share, abs=0.02)
-
-
-def test_no_share_of_a_gain_that_is_not_there(sparse_context_losses: pd.DataFrame) -> None:
-    effects = token_effects(sparse_context_losses.query("model == 'short-contiguous'"))
-    assert effects[["share", "share_low"]].isna().all(axis=None)
-    # Selection alone recovers this much: the reason why the null stands beside every number.
-    assert effects.query("rule == 'leave_one_out' and k == 16")["recovered_low"].item() > 0.25
-    assert ((effects["excess_low"] < 0.005) & (effects["excess_high"] > -0.005)).all()
 
 
 NO_BACKGROUND = {"background_loss": np.nan, "background_divergence": np.nan}
@@ -164,14 +147,3 @@ def test_within_a_background_its_loss_is_the_baseline() -> None:
     by_divergence = of(effects, "divergence")
     assert (by_loss["gain"], by_loss["recovered"], by_loss["null_recovered"]) == (2.0, 1.5, 0.0)
     assert (by_loss["share"], by_divergence["gain"], by_divergence["excess"]) == (0.75, 1.5, 1.0)
-
-
-def test_results_of_before_have_the_loss_alone() -> None:
-    new = ["judge", "short_context_divergence", "sparse_context_divergence", *NO_BACKGROUND]
-    both = [choice("leave_one_out", 1, [2.0] * 4, [0.0] * 4, far) for far in ("own", "other_document")]
-    rows = pd.concat(both).assign(**dict.fromkeys(new))
-    for old in (rows, rows.drop(columns=new)):
-        effects = token_effects(old)
-        assert effects["criterion"].tolist() == ["loss"]
-        assert effects["judge"].tolist() == ["m"]
-    assert token_effects(rows[rows["far_context"] == "own"]).empty

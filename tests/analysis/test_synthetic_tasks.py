@@ -1,17 +1,10 @@
-"""Synthetic accuracy over seeds, by hand, and that what is drawn is the table."""
-
-from pathlib import Path
+"""Synthetic accuracy over seeds, and recall, by hand."""
 
 import pandas as pd
 import pytest
-from legible_figures import assert_legible
-from written_results import write_rows
 
-from analysis import notebooks
 from analysis.figures import synthetic_tasks
 
-ROOT = Path(__file__).resolve().parents[2]
-NOTEBOOK = ROOT / "analysis" / "notebooks" / "synthetic_tasks.ipynb"
 SIZES = [10, 20, 40]
 
 
@@ -61,27 +54,6 @@ def test_means_and_ranges_over_seeds(cells: pd.DataFrame) -> None:
     pd.testing.assert_frame_equal(cells[columns], pd.DataFrame(expected, columns=columns), check_dtype=False)
 
 
-def schemes(exact_match: list[float], *, is_learnt: bool) -> pd.DataFrame:
-    """Two tasks whose IDs are predicted, as said, and one without coupling that is not learnt."""
-    of_scheme = [
-        rows(0, 1, exact_match, is_learnt=is_learnt).assign(task="copy", positions="predicted"),
-        rows(0, 1, [1.0, 1.0, 0.5]).assign(task="addition", positions="predicted", is_learnt=is_learnt),
-        rows(0, 1, [0.0] * 3, is_learnt=False).assign(task="copy", positions="pose"),
-    ]
-    without_k = pd.concat(of_scheme).assign(sparsity=None, largest_train_sparsity=None)
-    return synthetic_tasks.over_seeds(without_k)
-
-
-def test_the_figures_can_be_read(cells: pd.DataFrame) -> None:
-    (alone,) = (figure := synthetic_tasks.sparsity_figure(cells[cells["sparsity"] <= 2], 500)).axes
-    assert [line.get_linewidth() < 1 for line in alone.lines[:2]] == [False, True]  # the second is not learnt
-    assert_legible(figure)
-    figure = synthetic_tasks.positions_figure(schemes([1.0, 1.0, 0.95], is_learnt=True), 500)
-    assert [ax.get_title() for ax in figure.axes] == [synthetic_tasks.POSITION_WORDS["predicted"]]
-    assert [list(line.get_xdata()) for line in figure.axes[0].lines] == [[0.5, 1, 2]] * 2
-    assert_legible(figure)
-
-
 def selection(model: str, example: int, is_dependency: list[bool]) -> dict[str, object]:
     """One target's selection in the order of rank; two true dependencies among five far tokens."""
     return {
@@ -113,23 +85,3 @@ def test_found_is_recall_at_the_number_of_true_dependencies() -> None:
     ).to_dict("records")
     assert (row["found"], row["found_lowest"], row["found_highest"]) == (0.625, 0.5, 0.75)
     assert (row["chance"], row["num_seeds"]) == (0.4, 2)
-
-
-@pytest.mark.slow
-def test_the_notebook_draws_both_kinds_of_task(cells: pd.DataFrame, tmp_path: Path) -> None:
-    accuracy = pd.concat(
-        [
-            rows(0, 1, [1.0, 1.0, 0.8]),
-            rows(0, 2, [1.0, 0.6, 1.0]).assign(largest_train_sparsity=4),
-            rows(0, 1, [1.0, 0.9, 0.5]).assign(task="copy", sparsity=None, largest_train_sparsity=None),
-        ]
-    ).assign(num_examples=100, model="a")
-    write_rows(tmp_path / "results", "evaluate_synthetic", "synthetic_accuracy", accuracy)
-    parameters = {"results": str(tmp_path / "results"), "figures_folder": str(tmp_path)}
-    found = pd.DataFrame([selection("a", 0, [True, False])]).explode(["rank", "is_dependency"])
-    write_rows(tmp_path / "results", "found_dependencies", "found_dependencies", found)
-    list(notebooks.execute_all([NOTEBOOK], tmp_path, parameters))
-    assert {path.stem for path in tmp_path.glob("*.p[dn][fg]")} == {
-        "synthetic_positions",
-        "sparse_parity-pose",
-    }

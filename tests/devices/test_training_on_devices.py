@@ -1,6 +1,5 @@
 """Training on a device: the losses of the CPU, and after a break the same ones; task models answer there."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from pipeline.text.folder import TokenizedData
 from pipeline.training.config import Schedule, load_config
 from pipeline.training.data import TrainingBatches
 from pipeline.training.loop import StopRequest
-from pipeline.training.trainer import METRICS_FILE, Trainer
+from pipeline.training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = [
@@ -153,14 +152,3 @@ def test_torchrun_measures_with_a_process_a_gpu(
     assert done.returncode == 0, done.stderr
     tables = [read_artefact(folder, "loss_differences") for folder in (tmp_path / "dealt", alone)]
     pd.testing.assert_frame_equal(*tables)
-
-
-@on_a_gpu
-def test_torchrun_trains_on_each_gpu(device: torch.device, data: TokenizedData, tmp_path: Path) -> None:
-    config, folders = str(ROOT / "olmo_configs" / "tiny.yaml"), ["--data", str(data.folder)]
-    words = [config, *folders, "--save-folder", str(tmp_path / "run"), *TINY]
-    done = _torchrun(min(2, torch.cuda.device_count()), "pretrain.py", *words)
-    assert done.returncode == 0, done.stderr
-    metrics = (tmp_path / "run" / METRICS_FILE).read_text().splitlines()
-    expected = losses_of(trainer_of(data, tmp_path / "alone"), range(1, 9))
-    np.testing.assert_allclose([json.loads(line)["loss_nats"] for line in metrics], expected, rtol=1e-3)

@@ -6,8 +6,7 @@ import pytest
 import torch
 from cuda_kernels import NAMES, write_out_cuda_kernels
 
-from pipeline.models import attention
-from pipeline.models.attention import attend, attention_and_log_sum_exp, tells_log_sum_exp
+from pipeline.models.attention import attend, attention_and_log_sum_exp
 
 B, S, K, H, E = 2, 5, 7, 4, 8
 DTYPES = {torch.float32: 1e-6, torch.bfloat16: 2e-2}  # dtype -> tolerance
@@ -50,22 +49,6 @@ def test_attention_and_log_sum_exp(kernels: str, mask: str, monkeypatch: pytest.
     if calls is not None:
         is_flash = mask in ("none", "causal")  # in half precision only
         assert calls == ({NAMES[0]: 2, NAMES[1]: 2} if is_flash else {NAMES[1]: 4})
-
-
-def test_kinds_of_heads_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda, cpu = torch.device("cuda", 0), torch.device("cpu")
-    assert tells_log_sum_exp(cuda, torch.float32, 64, 64)
-    assert tells_log_sum_exp(cuda, torch.float32, 4, 4)
-    assert tells_log_sum_exp(cpu, torch.float32, 5, 5)
-    assert not tells_log_sum_exp(cuda, torch.bfloat16, 4, 4)  # 8 bytes; the kernels read 16 at a time
-    assert not tells_log_sum_exp(cuda, torch.float32, 64, 32)
-    assert not tells_log_sum_exp(torch.device("mps"), torch.float32, 64, 64)
-    calls = write_out_cuda_kernels(monkeypatch)
-    for num_calls, (has_flash, width) in enumerate(((False, E), (True, 264)), 1):
-        monkeypatch.setattr(attention, "_has_flash", lambda device, has_flash=has_flash: has_flash)
-        rows = _random(B, H, S, width, seed=0, dtype=torch.float16)
-        attention_and_log_sum_exp(rows, rows, rows, None, is_causal=True)
-        assert calls == {NAMES[1]: num_calls}
 
 
 @pytest.mark.parametrize("kernels", ["of the CPU", "of CUDA"])

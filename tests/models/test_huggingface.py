@@ -6,7 +6,6 @@ import pytest
 import torch
 from hugging_face_families import FAMILIES, LEARNED_POSITIONS, VOCABULARY_SIZE, WINDOW, WINDOWED, make_model
 
-from pipeline.models import huggingface
 from pipeline.models.huggingface import HuggingFaceCausalLM, load_hugging_face
 from pipeline.models.interface import Prefix, causal_visibility
 
@@ -132,34 +131,3 @@ def test_a_saved_model_is_loaded_as_it_was(family: str, tmp_path: Path) -> None:
             assert distance(found, expected) < TOLERANCE
         else:  # the median row: rounding may send a row of Mixtral to another expert
             assert (found - expected).abs().amax(-1).median() < 0.05 * expected.abs().max()
-
-
-def test_a_model_is_loaded_without_copies_where_it_obeys_so_and_layer_by_layer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_model("llama").save_pretrained(tmp_path)
-    token_ids, rest = tokens(2, NUM_TOKENS), slice(NUM_PAST, None)
-
-    def found(device_map: str | None = None) -> tuple[bool, torch.Tensor]:
-        lm = load_hugging_face(tmp_path, device=CPU, num_positions=NUM_TOKENS, device_map=device_map)
-        _, prefix = lm.read(token_ids[:1, :NUM_PAST], ROWS[:, :NUM_PAST], None, None)
-        return lm.shares_prefix, logits_of(lm, token_ids[:, rest], ROWS[:, rest], None, None, prefix)
-
-    shares, expected = found()
-    assert shares and distance(found("auto")[1], expected) < TOLERANCE
-    # A family whose code would not see the prefix so: then it is copied.
-    monkeypatch.setattr(huggingface, "attend", lambda query, *_: torch.zeros_like(query))
-    shares, copied = found()
-    assert not shares and distance(copied, expected) < TOLERANCE
-
-
-def test_attention_beyond_what_ours_computes_is_not_left_out_in_silence() -> None:
-    lm = HuggingFaceCausalLM(make_model("llama"))
-    lm.share_prefix(True)
-    rows, position_ids = torch.zeros(1, 3, dtype=torch.int64), torch.arange(3)[None]
-    _, prefix = lm.read(rows, position_ids, None, None)
-    attention = lm._model.model.layers[1].self_attn
-    stock = type(attention).forward
-    attention.forward = lambda *given, **named: stock(attention, *given, softcap=2.0, **named)
-    with pytest.raises(NotImplementedError, match="attention with softcap"):
-        lm.hidden_states(rows, position_ids + 3, None, None, prefix)

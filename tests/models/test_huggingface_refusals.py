@@ -14,7 +14,6 @@ from gguf import GGUFWriter
 from hugging_face_families import VOCABULARY_SIZE, make_model
 from safetensors.torch import load_file, save_file
 from transformers import (
-    AutoConfig,
     AutoModel,
     BertConfig,
     BertLMHeadModel,
@@ -33,8 +32,6 @@ from pipeline.models.huggingface import (
     as_causal_lm,
     check_model,
     load_hugging_face,
-    position_limit,
-    sliding_window,
 )
 from pipeline.models.load import Loading, find_model, load_causal_lm
 
@@ -222,18 +219,6 @@ def test_frequencies_are_those_of_the_text_also_after_a_longer_one(family: str, 
     hidden = lm.hidden_states(text[:, short], ids[:, short], None, None)
     assert (lm.logits(hidden) - masked).abs().max() < 2e-5
     assert (lm.logits(lm.hidden_states(text[:, :longest], ids, None, None)) - plain).abs().max() < 2e-5
-
-
-def test_windows_that_are_switched_off_are_no_limit_and_unknown_layers_are_refused() -> None:
-    config = AutoConfig.for_model("qwen2", use_sliding_window=False)
-    assert sliding_window(config) is position_limit(config, has_rotary_embedding=True) is None
-    assert position_limit(make_model("llama").config, has_rotary_embedding=True) is None
-    config.layer_types, config.attention_chunk_size = ["chunked_attention"], 8192  # of Llama 4
-    assert position_limit(config, has_rotary_embedding=True) == 8192
-    config = AutoConfig.for_model("qwen3", num_hidden_layers=2)
-    config.layer_types = ["full_attention", "linear_attention"]
-    with pytest.raises(InputError, match="qwen3 has layers of the kind linear_attention, which cannot be"):
-        position_limit(config, has_rotary_embedding=True)
 
 
 class _BlindToTheMask(HuggingFaceCausalLM):

@@ -1,4 +1,4 @@
-"""OLMo: chosen position IDs and nothing else changed; finding and loading checkpoints, and damaged ones."""
+"""OLMo: chosen position IDs and nothing else changed; damaged checkpoints and marks."""
 
 import math
 import os
@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 import torch
 from measured_documents import flip
-from naive_predictions import scaled, scaled_by_hand
+from naive_predictions import scaled_by_hand
 from olmo.config import TrainConfig
 from olmo.model import OLMo
 
 from pipeline.cli import InputError
-from pipeline.models.export import as_hugging_face
-from pipeline.models.load import FACTS, find_checkpoint, load_olmo, model_name, training_facts, write_mark
-from pipeline.models.olmo import OLMoCausalLM, scale_attention, use_position_ids
+from pipeline.models.load import find_checkpoint, load_olmo, write_mark
+from pipeline.models.olmo import OLMoCausalLM, scale_attention
 
 MakeOLMo = Callable[..., OLMo]
 CPU = torch.device("cpu")
@@ -46,16 +45,6 @@ def test_contiguous_ids_give_the_stock_logits_bit_for_bit(
     assert torch.equal(lm.logits(lm.hidden_states(token_ids, ROWS, None, None)), stock)
 
 
-def test_training_forward_reads_the_ids_too(make_olmo: MakeOLMo) -> None:
-    token_ids, model = _tokens(2, 40), make_olmo()
-    stock = model(token_ids).logits
-    rotary = use_position_ids(model)
-    rotary.set_position_ids(ROWS)
-    assert torch.equal(model(token_ids).logits, stock)
-    rotary.set_position_ids(2 * ROWS)
-    assert (model(token_ids).logits - stock).abs().max() > 1e-3
-
-
 def test_ids_and_not_rows_are_the_positions(make_olmo: MakeOLMo) -> None:
     token_ids, lm = _tokens(2, 40), OLMoCausalLM(make_olmo(init_std=0.1))
     near = lm.logits(lm.hidden_states(token_ids, ROWS, None, None))
@@ -81,18 +70,6 @@ def checkpoint(tmp_path: Path, make_olmo: MakeOLMo) -> Path:
 def _save(model: OLMo, folder: Path) -> None:
     TrainConfig.new(model=model.config).save(folder / "config.yaml")
     torch.save(model.state_dict(), folder / "model.pt")
-
-
-def test_a_run_folder_means_its_last_step(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
-    later = checkpoint.with_name("step100-unsharded")
-    later.mkdir()  # nothing in it: not a checkpoint
-    (checkpoint.parent / "step3-unsharded").mkdir()
-    (checkpoint.parent / "step3-unsharded" / "model.pt").touch()
-    assert find_checkpoint(checkpoint.parent) == find_checkpoint(checkpoint) == checkpoint
-    assert caplog.messages == [f"{later} holds no model and is passed over"]
-    assert (model_name(checkpoint.parent), model_name(checkpoint)) == ("run", "run-step20")
-    with pytest.raises(InputError, match="there is no file or folder"):
-        find_checkpoint(checkpoint.parent / "nowhere")
 
 
 def _refusal(checkpoint: Path) -> str:
@@ -145,22 +122,6 @@ def test_a_mark_tells_of_every_change(checkpoint: Path) -> None:
     assert f"the checkpoint {later} is damaged: {later}/model.pt is missing" in _refusal(later)
 
 
-OURS = "seed: 3\ntrain_context_length: 64\nposition_scheme: pose\nmodel: {max_sequence_length: 256}\n"
-STOCK = "seed: 6198\nmodel: {max_sequence_length: 2048}\n"
-
-
-def test_facts_of_training_are_read_off_folder_and_configuration(tmp_path: Path) -> None:
-    for name, config, expected in (
-        ("step1100-unsharded", OURS, (1100, 64, "pose", 3)),
-        ("step738020", STOCK, (738020, 2048, None, 6198)),
-        ("latest", OURS, (None, 64, "pose", 3)),
-    ):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.yaml").write_text(config)
-        assert training_facts(tmp_path / name, is_olmo=True) == dict(zip(FACTS, expected, strict=True))
-    assert set(training_facts(tmp_path, is_olmo=False).values()) == {None}
-
-
 @pytest.mark.parametrize("scaling", ["log_length", "learnt"])
 def test_scores_are_scaled_by_the_logarithm_of_the_keys_seen(make_olmo: MakeOLMo, scaling: str) -> None:
     token_ids, fields = _tokens(2, 40), {"seed": 2, "n_kv_heads": 2}
@@ -177,42 +138,3 @@ def test_scores_are_scaled_by_the_logarithm_of_the_keys_seen(make_olmo: MakeOLMo
     scale_attention(plain, "none", train_context_length=16)
     assert torch.equal(plain(token_ids).logits, make_olmo(**fields)(token_ids).logits)
     assert (plain(token_ids).logits - expected).abs().max() > 1e-2
-
-
-def test_what_is_left_out_is_not_counted(make_olmo: MakeOLMo) -> None:
-    """As if the text had never had the token; in a prefix, a mask or numbers, with query rows or all."""
-    lm = OLMoCausalLM(scaled(make_olmo(seed=2)))
-    token_ids, kept = _tokens(1, 40), torch.tensor([row for row in range(40) if row != 11])
-    without = lm.hidden_states(token_ids[:, kept], ROWS[:, kept], None, None)[0, -5:]
-    last, seen = ROWS[:, -5:], torch.ones(1, 40, 40, dtype=torch.bool).tril()
-    seen[..., 11] = False
-    _, prefix = lm.read(token_ids[:, :11], ROWS[:, :11], None, None)
-    with torch.inference_mode():
-        added = torch.where(seen, 0.0, torch.finfo(torch.float32).min)
-        found = [
-            lm.hidden_states(token_ids, ROWS, seen, last)[0],
-            lm._run(token_ids, ROWS, added, last)[0][0],
-            lm.hidden_states(token_ids[:, 12:], ROWS[:, 12:], None, None, prefix)[0, -5:],
-            lm.hidden_states(token_ids[:, 12:], ROWS[:, 12:], seen[:, 12:, 12:], last - 12, prefix)[0],
-        ]
-    for hidden in found:
-        assert (hidden - without).abs().max() < 1e-4
-
-
-@pytest.mark.parametrize("scaling", ["log_length", "learnt", None])
-def test_a_checkpoint_is_measured_with_the_scaling_that_it_was_trained_with(
-    tmp_path: Path, make_olmo: MakeOLMo, scaling: str | None
-) -> None:
-    model = make_olmo(seed=4)
-    scale_attention(model, scaling or "none", train_context_length=16)
-    _save(model, tmp_path)
-    if scaling is not None:  # without: as a run before there was a choice
-        ours = f"\nattention_scaling: {scaling}\ntrain_context_length: 16\n"
-        (tmp_path / "config.yaml").write_text((tmp_path / "config.yaml").read_text() + ours)
-    loaded = load_olmo(tmp_path, CPU)
-    found = loaded.logits(loaded.hidden_states(_tokens(1, 40), ROWS, None, None))
-    assert (found - model(_tokens(1, 40)).logits).abs().max() < 1e-5
-    if scaling is not None:
-        with pytest.raises(InputError, match="attention of this model is scaled"):
-            as_hugging_face(model)
-        assert ("scale_H" in str(model.state_dict().keys())) == (scaling == "learnt")

@@ -7,22 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hugging_face_families import make_model
-from measured_documents import DOCUMENTS, measure, write_checkpoint, write_data
-from olmo.model import OLMo
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.processors import TemplateProcessing
-from transformers import PreTrainedModel
 
-from pipeline import evaluate_tokens as evaluate_stage
-from pipeline import influential_tokens as influential_stage
-from pipeline import loss_differences
 from pipeline.cli import InputError
 from pipeline.models.interface import CausalLM
-from pipeline.models.load import find_model
 from pipeline.models.vocabulary import OwnTokenizer, refuse_foreign_tokens
-from pipeline.results.read import read_artefact
 from pipeline.text.tokenizer import load_tokenizer, train_bpe
 from sparsity_length import explain, influential_tokens, losses
 
@@ -111,31 +102,6 @@ def test_models_with_and_without_bos_are_not_measured_together(
     assert "with was trained with <s> before a text, and reads this without it" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("size", "num_rows", "largest", "outcome"),
-    [
-        (300, 2112, 299, "do not belong together"),  # the smallest input of the report
-        (32_000, 50_304, 9, "do not belong together"),
-        (2048, 2112, 9, "cannot be told"),
-        (50_277, 50_304, 9, "cannot be told"),  # Pythia
-        (50_295, 51_200, 9, "cannot be told"),  # Phi-2
-        (100_002, 102_400, 9, "cannot be told"),  # DeepSeek-V2
-        (300, 48, 47, "cannot be told"),  # no text uses the rest
-        (300, 48, 48, "largest ID used: 48"),
-    ],
-)
-def test_sizes_are_compared_where_nothing_else_is_known(
-    size: int, num_rows: int, largest: int, outcome: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    given = [np.array([0, largest])], None, "the data's", size
-    if outcome == "cannot be told":
-        refuse_foreign_tokens(Sized(num_rows), "m", OwnTokenizer(None), *given)
-        assert outcome in caplog.text
-        return
-    with pytest.raises(InputError, match=outcome):
-        refuse_foreign_tokens(Sized(num_rows), "m", OwnTokenizer(None), *given)
-
-
 def test_every_face_refuses_a_foreign_tokenizer_and_takes_a_padded_evaluator(tmp_path: Path) -> None:
     own, other = _bpe(), _bpe(OTHER_TEXT)
     for name, tokenizer, num_rows in (("own", own, 290), ("padded", own, 320), ("other", other, 290)):
@@ -153,47 +119,3 @@ def test_every_face_refuses_a_foreign_tokenizer_and_takes_a_padded_evaluator(tmp
             call()
     found = influential_tokens(TEXT, model, judges=[judge], **asked, k=(1,))
     assert found["judge"].unique().tolist() == ["padded"]
-
-
-def test_an_evaluator_may_be_padded_and_a_reference_is_compared_without_the_padding(
-    tmp_path: Path, make_olmo: Callable[..., OLMo]
-) -> None:
-    write_data(tmp_path / "data")
-    write_checkpoint(tmp_path / "run", make_olmo(seed=1))
-    reference = make_model("llama", vocab_size=64)
-    reference.save_pretrained(tmp_path / "padded")
-    results = measure(influential_stage, tmp_path)
-    measure(evaluate_stage, tmp_path, "--choices", str(results), "--checkpoints", str(tmp_path / "padded"))
-    assert set(read_artefact(results, "sparse_context_losses")["judge"]) == {"run", "padded"}
-    results = measure(loss_differences, tmp_path, "--reference-model", str(tmp_path / "padded"))
-    rows = read_artefact(results, "loss_differences").query("document_id == '00000000000000bb'")
-    log_q, log_p = (
-        _log_probs(model, DOCUMENTS["00000000000000bb"][:12]) for model in (make_olmo(seed=1), reference)
-    )
-    expected = (log_p.exp() * (log_p - log_q)).sum(-1)[8:11]
-    np.testing.assert_allclose(rows["reference_divergence"], expected, atol=2e-6)
-
-
-@torch.inference_mode()
-def _log_probs(model: OLMo | PreTrainedModel, tokens: np.ndarray) -> torch.Tensor:
-    return model(torch.tensor(tokens[None].astype(np.int64))).logits[0, :, :48].log_softmax(-1)
-
-
-def test_an_olmo_s_tokenizer_lies_in_the_data_folder_beside_if_it_is_as_large_as_it_says(
-    tmp_path: Path, make_olmo: Callable[..., OLMo]
-) -> None:
-    checkpoint = write_checkpoint(tmp_path / "models" / "run", make_olmo())
-    (tmp_path / "data").mkdir()
-    _bpe().save(str(tmp_path / "data" / "tokenizer.json"))
-    own = find_model(str(checkpoint)).own_tokenizer()
-    assert own == OwnTokenizer(tmp_path / "data" / "tokenizer.json", is_of_equal_size=True)
-    other = load_tokenizer(tmp_path / "data" / "tokenizer.json", ends_documents=False)
-    refuse_foreign_tokens(Sized(300), "m", own, [np.array([1])], other, "the data's", 290)
-    with pytest.raises(InputError, match="another tokenizer"):
-        given = load_tokenizer(_saved(tmp_path / "x.json", _bpe(OTHER_TEXT)), ends_documents=False)
-        refuse_foreign_tokens(Sized(290), "m", own, [np.array([1])], given, "the data's", 290)
-
-
-def _saved(path: Path, tokenizer: Tokenizer) -> Path:
-    tokenizer.save(str(path))
-    return path

@@ -42,10 +42,3 @@ def test_a_script_a_stage_that_stops_in_time_and_is_requeued() -> None:
         assert asked["open-mode"] == "append", stage  # a requeued job goes on in its log
         assert ("array" in asked) == (stage in DIVIDED), stage
         assert f"pipeline/{stage}.py" in script.read_text()
-
-
-def test_the_example_sets_what_the_scripts_use() -> None:
-    example = (ROOT / "slurm" / "cluster.env.example").read_text()
-    used = {name for script in SCRIPTS for name in re.findall(r"\$\{?([A-Z][A-Z0-9_]*)", script.read_text())}
-    of_slurm = {name for name in used if name.startswith("SLURM_")} | {"PWD"}
-    assert {name for name in used - of_slurm if not re.search(rf"\b{name}=", example)} == set()

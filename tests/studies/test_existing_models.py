@@ -1,4 +1,4 @@
-"""Studies of pretrained models, by stand-ins of the same architecture and names; what they refuse."""
+"""Studies of pretrained models, by stand-ins of the same architecture and names."""
 
 import json
 import os
@@ -8,17 +8,12 @@ from pathlib import Path
 
 import pytest
 from hugging_face_families import make_model
-from measured_documents import LENGTH_LOSSES, json_lines, measure, write_data
+from measured_documents import json_lines
 from omegaconf import OmegaConf
 
-from pipeline import loss_differences
-from pipeline.cli import InputError
-from pipeline.models import load
-from pipeline.models.load import find_model, name_of
+from pipeline.models.load import name_of
 from pipeline.results.read import read_artefact
-from pipeline.studies.commands import commands_of
-from pipeline.studies.file import load_study
-from pipeline.text.tokenizer import parse_tokenizer_name, train_bpe
+from pipeline.text.tokenizer import train_bpe
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDIES = ROOT / "olmo_configs" / "studies"
@@ -95,94 +90,3 @@ def test_a_study_of_existing_models_runs_to_its_summary(study: str, tmp_path: Pa
     assert judges and judges < set(names)
     again = run(tmp_path, study)
     assert again.returncode == 0 and "influential_tokens.py" not in again.stdout, again.stdout
-
-
-@pytest.mark.slow
-def test_a_model_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
-    write_stand_ins(tmp_path, "pose_llama")
-    other = train_bpe(["other words, other tokens"] * 40, 320).to_json()
-    (tmp_path / "dwzhu" / "LLaMA2-7B-PoSE-YaRN-16k" / "tokenizer.json").write_text(other)
-    done = run(tmp_path, "pose_llama")
-    assert done.returncode == 2
-    assert "is another tokenizer than that of dwzhu/LLaMA2-7B-PoSE-YaRN-16k" in done.stderr
-
-
-def test_names_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TEXT", "text")
-    study = load_study(STUDIES / "smollm3.yaml")
-    commands = {command.name: command for command in commands_of(study)}
-    shown = str(commands["run_notebooks"])
-    assert "--long-models SmolLM3-3B-checkpoints-lc-32k-to-64k-step-20000 --short-models" in shown
-    assert "SmolLM3-3B-checkpoints-stage3-step-4720000=4096" in shown
-    assert commands["loss_differences"].needs == ("tokenize_c4",)
-
-
-def test_two_models_of_the_hub_of_one_last_name_are_filed_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "study.yaml"
-    path.write_text(
-        "run: r\ndata: {source: [embedded], tokenizer: olmo}\n"
-        "models: {a: {checkpoint: org-a/m, train_context_length: 8},"
-        " b: {checkpoint: org-b/m, train_context_length: 4},"
-        " c: {checkpoint: org-b/n, train_context_length: 4}}\n"
-        "evaluation: {short_context_length: 2, long_context_length: 8, influential_models: [a]}\n"
-    )
-    commands = {command.name: command for command in commands_of(load_study(path))}
-    shown = str(commands["run_notebooks"])
-    assert "--long-models org-a--m --short-models org-b--m n " in shown
-    # A stage that measures one of them alone calls it so too.
-    assert " --among org-a/m org-b/m" in str(commands["influential_tokens"])
-    write_data(tmp_path / "data")
-    make_model("llama").save_pretrained(tmp_path)
-    monkeypatch.setattr(load, "snapshot", lambda *_: tmp_path)
-    results = measure(
-        loss_differences,
-        tmp_path,
-        "--checkpoints",
-        "org-a/m",
-        "--among",
-        "org-a/m",
-        "org-b/m",
-        *LENGTH_LOSSES,
-    )
-    assert set(read_artefact(results, "length_losses")["model"]) == {"org-a--m"}
-
-
-def test_words_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert name_of("a/b@main") == "b-main" and name_of("a/b", "refs/pr/1") == "b-refs-pr-1"
-    make_model("llama").save_pretrained("a/b@main")
-    assert find_model("a/b@main").name == "b-main"
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(InputError, match="the hub gives none"):
-        parse_tokenizer_name("x/y@v1")
-
-
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        (
-            "models: {a: {checkpoint: x/y, train_context_length: 8}, b: {train_context_length: 8}}",
-            "a checkpoint have a",
-        ),
-        ("models: {b: {train_context_length: 8}}", "a checkpoint have none"),
-        (
-            "sizes: {s: {config: olmo_configs/tiny.yaml}}\n"
-            "models: {a: {checkpoint: x/y, train_context_length: 8}}",
-            "every model has a `checkpoint` and there are no sizes",
-        ),
-        (
-            "models: {a: {checkpoint: x/y, train_context_length: 8}}\nfurther_evaluations: {b: {steps: [1]}}",
-            "have no `steps`",
-        ),
-    ],
-)
-def test_trained_and_existing_models_do_not_mix(fields: str, sentence: str, tmp_path: Path) -> None:
-    path = tmp_path / "study.yaml"
-    path.write_text(
-        f"run: r\ndata: {{source: [embedded], tokenizer: olmo}}\n{fields}\n"
-        "evaluation: {short_context_length: 2, long_context_length: 8}\n"
-    )
-    with pytest.raises(InputError, match=sentence):
-        load_study(path)

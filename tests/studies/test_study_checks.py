@@ -1,4 +1,4 @@
-"""What study.py asks the programs before it runs them: what they would refuse, and what is done already."""
+"""What study.py asks the programs before it runs them: what they would refuse."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +8,6 @@ import pytest
 from pipeline.cli import InputError
 from pipeline.study import main, parser
 
-ROOT = Path(__file__).resolve().parents[2]
 StudyFile = Callable[..., Path]
 
 
@@ -49,22 +48,3 @@ def test_what_could_not_run_to_its_end_is_refused_before_it_begins(
     with pytest.raises(InputError, match=sentence):
         main(parser().parse_args([str(path), *sources, *overrides]))
     assert {found.name for found in path.parent.iterdir()} == {path.name, "train.jsonl", "evaluation.jsonl"}
-
-
-def test_the_plan_is_a_script_and_says_last_that_its_text_is_missing(
-    study_file: StudyFile, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = study_file()
-    monkeypatch.chdir(path.parent)
-    words = [str(path), "--dry-run"]
-    main(parser().parse_args(words))
-    plan = capsys.readouterr().out
-    lines = plan.splitlines()
-    stages = [Path(line.split()[1]).stem for line in lines]
-    assert stages[:3] == ["tokenize_c4", "pretrain", "pretrain"]
-    assert all(line.startswith(f"python {ROOT}/") for line in lines)
-    assert not (path.parent / "run").exists()
-    (path.parent / "train.jsonl").unlink()
-    with pytest.raises(InputError, match="tokenize_c4: cannot read train.jsonl"):
-        main(parser().parse_args(words))
-    assert capsys.readouterr().out == plan

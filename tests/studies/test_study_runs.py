@@ -1,4 +1,4 @@
-"""Running a study: in which order, how much at once, what a failure leaves, which signals arrive."""
+"""Running a study: what a failure leaves, which signals arrive."""
 
 import os
 import signal
@@ -11,10 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.studies import run as running
-from pipeline.studies.commands import Command, Measuring, Training
-from pipeline.studies.file import Evaluation
-from pipeline.studies.run import Workers, num_processes, run_all, workers
+from pipeline.studies.commands import Command
+from pipeline.studies.run import Workers, run_all
 
 ROOT = Path(__file__).resolve().parents[2]
 LOGS = Path("run/logs")
@@ -110,66 +108,6 @@ def test_after_a_failure_only_what_is_left_runs(
     assert Path("run/logs/second.log").read_text().endswith("second is there\n")
 
 
-def test_each_command_waits_for_those_it_needs_and_no_others(commands: list[Command]) -> None:
-    # `first` ends only once `beside` is there, which nothing but a second place can give.
-    Path("stage.py").write_text(
-        STAGE + "\nwhile name == 'first' and not pathlib.Path('beside').exists(): time.sleep(0.02)\n"
-    )
-    assert run_all([*commands, command("beside")], (), Workers(2), LOGS) == 0
-    names = ran()
-    assert names.index("beside") < names.index("second") < names.index("third")
-
-
-def measuring(max_documents: int | None, documents_per_shard: int | None = None) -> Command:
-    evaluation = Evaluation(
-        short_context_length=1,
-        long_context_length=2,
-        max_documents=max_documents,
-        documents_per_shard=documents_per_shard,
-    )
-    about = Measuring(evaluation, Path("data"), ())
-    return Command("measure", "stage.py", ("measure",), (), about)
-
-
-def test_as_many_processes_as_there_are_shards_share_a_measuring_stage(
-    commands: list[Command], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(running, "read_manifest", lambda _: {"counts": {"evaluation_documents": 100}})
-    numbers = [num_processes(measuring(*of), 8) for of in [(None,), (64,), (9,), (9, 2)]]
-    assert (*numbers, num_processes(measuring(64), 1)) == (8, 8, 8, 5, 1)
-    assert run_all([measuring(64), command("closing", "measure")], (), Workers(2), LOGS) == 0
-    *shared, last = ran()
-    assert (sorted(shared), last) == (["measure0", "measure1"], "closing")
-    assert {path.name for path in LOGS.iterdir()} == {
-        "measure-1-of-2.log",
-        "measure-2-of-2.log",
-        "closing.log",
-    }
-
-
-def test_the_first_failure_stops_the_rest(commands: list[Command], capfd: pytest.CaptureFixture[str]) -> None:
-    Path("slow.py").write_text(SLOW)
-    Path("FAIL-first").touch()
-    Path("stage.py").write_text(
-        "import pathlib, time\nwhile not pathlib.Path('training-started').exists(): time.sleep(0.02)\n"
-        + STAGE
-    )
-    slow = Command("training", "slow.py", ("training", "saves"), (), Training("training", Path("f")))
-    started = time.monotonic()
-    assert run_all([slow, *commands], (), Workers(2), LOGS) == 75
-    assert time.monotonic() - started < 30
-    assert Path("training-saved").exists()
-    assert "first ended with exit code 75" in capfd.readouterr().err
-
-
-def test_a_command_that_the_kernel_kills_is_named(
-    commands: list[Command], capfd: pytest.CaptureFixture[str]
-) -> None:
-    Path("stage.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
-    assert run_all(commands, (), Workers(1), LOGS) == 128 + signal.SIGKILL
-    assert "first was killed, as where memory runs out" in capfd.readouterr().err
-
-
 @pytest.fixture
 def started_study(tmp_path: Path) -> Iterator[Callable[[dict[str, str]], "subprocess.Popen[str]"]]:
     """A function starting a study of slow commands, name -> reaction, which returns once all of them run."""
@@ -241,14 +179,3 @@ def test_a_killed_study_takes_its_children_with_it(
     study.kill()
     wait_until(lambda: living(tmp_path) == [], seconds=10)
     assert (tmp_path / "training-saved").exists()
-
-
-def test_as_many_commands_as_cores_have_threads_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "cpu_count", lambda: 4)
-    assert workers(None, 1).number == 4
-    assert workers(None, 3).number == workers(None, 9).number == 1
-    assert workers(7, 1).number == 7
-    assert workers(None, 1, gpus=("3", "5")).number == 2
-    environment = Workers(3, 2, ("3", "5")).environment(2)
-    assert environment["OMP_NUM_THREADS"] == environment["MKL_NUM_THREADS"] == "2"
-    assert environment["CUDA_VISIBLE_DEVICES"] == "3"

@@ -1,4 +1,4 @@
-"""Studies of synthetic tasks: which runs a grid means, what is refused, what runs."""
+"""Studies of synthetic tasks: what is refused, what runs."""
 
 import subprocess
 from pathlib import Path
@@ -8,8 +8,6 @@ import pytest
 
 from pipeline.cli import InputError
 from pipeline.results.read import read_artefact
-from pipeline.studies.commands import TaskTraining, commands_of
-from pipeline.studies.file import load_study
 from pipeline.study import main, parser
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,10 +39,6 @@ TINY = [
     "eval_interval=3",
     "eval_num_examples=8",
 ]
-NOTHING_MEASURED = (
-    "synthetic.evaluate_synthetic.sparse_parity=null",
-    "synthetic.evaluate_synthetic.found=null",
-)
 
 
 @pytest.fixture
@@ -54,33 +48,6 @@ def study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "study.yaml"
     path.write_text(STUDY.replace("CONFIG", str(CONFIG)).replace("TINY", ", ".join(TINY)))
     return path
-
-
-def test_a_grid_is_its_possible_runs(study_file: Path) -> None:
-    commands = commands_of(load_study(study_file))
-    names = [command.name for command in commands if isinstance(command.about, TaskTraining)]
-    assert names == [
-        "sparse_parity-k1-pose-seed0",
-        "sparse_parity-k1-pose-seed1",
-        "sparse_parity-k2-pose-seed0",
-        "sparse_parity-k2-pose-seed1",
-        "copy-pose-seed0",
-        "copy-pose-seed1",
-        "copy-predicted-seed0",
-        "copy-predicted-seed1",
-    ]
-    nothing_measured = commands_of(load_study(study_file, NOTHING_MEASURED))
-    assert [command.name for command in nothing_measured] == names  # and no notebooks
-
-
-def test_what_is_measured_needs_the_models_that_it_is_about(study_file: Path) -> None:
-    path = study_file
-    path.write_text(path.read_text().replace("found: {", "found: {grids: [more], "))
-    more = "synthetic.grids.more={tasks: [copy], positions: [coupled]}"
-    needs = {command.name: command.needs for command in commands_of(load_study(path, [more]))}
-    assert needs["evaluate_synthetic-found"] == ("copy-coupled-seed0",)
-    assert len(needs["evaluate_synthetic-sparse_parity"]) == 4
-    assert needs["run_notebooks"] == ("evaluate_synthetic-sparse_parity", "evaluate_synthetic-found")
 
 
 @pytest.mark.parametrize(

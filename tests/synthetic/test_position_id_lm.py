@@ -5,11 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_task_model import FAMILIES, NUM_IDS, D, V, task_model
+from test_task_model import FAMILIES, V, task_model
 
 from pipeline.measuring.far_context import FarContext
 from pipeline.measuring.flags import ContextLengths
-from pipeline.models.interface import losses_of_hidden_states
 from pipeline.synthetic.dependencies import far_context
 from pipeline.synthetic.models import PositionIdLM, TaskModel
 
@@ -55,41 +54,3 @@ def test_leaving_out_equals_brute_force(name: str) -> None:
             divergence = float((log_p.exp() * (log_p - log_q)).sum())
             assert context.divergence_TF[index, place] == pytest.approx(divergence, abs=ATOL)
     assert np.nanmax(context.divergence_TF) > 0.1
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-@torch.no_grad()
-def test_a_replacement_keeps_the_id_of_its_place(name: str) -> None:
-    model = task_model(name)
-    others = (TOKENS_L + 1) % V
-    influence_TF = searched(model, "background", others[None]).influence_TF
-    long_losses_T = searched(model, "remove").long_losses_T
-    target = 7
-    place = 1
-    replaced = TOKENS_L.copy()
-    replaced[place] = others[place]
-    expected = loss(logits_by_hand(model, target, tokens=replaced), target)
-    assert influence_TF[1, place] + long_losses_T[1] == pytest.approx(expected, abs=ATOL)
-    assert abs(influence_TF[1, place]) > 1e-3
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_derivatives_are_those_of_the_head_of_ids(name: str) -> None:
-    model = task_model(name)
-    own_head = model.token_logits(torch.ones(1, D)).detach()
-    lm = PositionIdLM(model, V, IDS_L, TOKENS_L, NUM_PROMPT)
-    codes = torch.from_numpy(lm.codes_L)[None, :-1]
-    places = torch.arange(8)[None]
-    queries = torch.tensor([6, 7])
-    targets = IDS_L[[7, 8]]
-    with torch.no_grad():
-        states = lm.hidden_states(codes, places, None, queries[None])
-        losses = losses_of_hidden_states(lm, states, targets[None])[0]
-        expected = [loss(logits_by_hand(model, target), target) for target in (7, 8)]
-    np.testing.assert_allclose(losses.numpy(), expected, atol=ATOL)
-    gradients_TS = lm.gate_gradients(codes, places, None, queries, targets)
-    torch.testing.assert_close(gradients_TS.sum(-1), torch.zeros(2), atol=1e-3, rtol=0)
-    other_ids = lm.gate_gradients(codes, places, None, queries, (targets + 1) % NUM_IDS)
-    assert (gradients_TS - other_ids).abs().max() > 1e-3
-    # The head of tokens is as it was.
-    assert torch.equal(model.token_logits(torch.ones(1, D)), own_head)

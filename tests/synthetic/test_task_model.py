@@ -1,4 +1,4 @@
-"""Task models of both families: the stock models, generation with a cache, the position-ID component."""
+"""Task models of both families: the stock models, and generation with a cache."""
 
 from collections.abc import Callable
 
@@ -80,48 +80,3 @@ def test_generation_with_a_cache_equals_a_full_forward_at_every_step(
         read = torch.cat([read, next_tokens], 1)
         read_ids = torch.cat([read_ids, next_ids], 1)
     assert len(set(map(tuple, generated.tolist()))) > 1, "a constant would not show a wrong cache"
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_sharpened_attention_scales_the_scores_and_nothing_else(name: str) -> None:
-    token_ids = tokens(4, 13)
-    ids = gapped_ids(4)
-    models = {factor: task_model(name, with_position_ids=False) for factor in (1.0, 0.5, 2.0, 0.0)}
-    for factor, model in models.items():
-        model.sharpen_attention(factor)
-    models[0.5].sharpen_attention(2.0)
-
-    def hidden(factor: float, position_ids: torch.Tensor = ids) -> torch.Tensor:
-        with torch.no_grad():
-            return models[factor](token_ids, position_ids)[0]
-
-    assert torch.equal(hidden(0.5), hidden(1.0))
-    assert (hidden(2.0) - hidden(1.0)).abs().max() > 0.1
-    # At 0 every score is 0: all rows count alike, wherever they stand. What they hold still counts.
-    assert torch.equal(hidden(0.0), hidden(0.0, ids.flip(1)))
-    assert (hidden(1.0) - hidden(1.0, ids.flip(1))).abs().max() > 0.1
-    with torch.no_grad():
-        other_first = token_ids.clone()
-        other_first[:, 0] = (other_first[:, 0] + 1) % V
-        assert (models[0.0](other_first, ids)[0] - hidden(0.0))[:, -1].abs().max() > 0.01
-
-
-def test_one_table_is_embedding_and_head() -> None:
-    model = task_model("gpt_neox")
-    assert model.position_ids is not None
-    assert [name for name, _ in model.named_parameters() if "trunk" not in name] == ["position_ids.table_ID"]
-    with torch.no_grad():
-        model.position_ids.table_ID.copy_(torch.arange(NUM_IDS)[:, None].expand(NUM_IDS, D))
-    assert model.placed(torch.zeros(1, 2, D), torch.tensor([[2, 0]]))[0].tolist() == [[2.0] * D, [0.0] * D]
-    assert model.position_logits(torch.ones(D)).tolist() == [float(D * number) for number in range(NUM_IDS)]
-
-
-def test_without_the_component_absolute_ids_do_not_matter() -> None:
-    # RoPE sees differences only: the reason why the component has a table at the input.
-    model = task_model("gpt_neox", with_position_ids=False)
-    ids = gapped_ids(1)
-    token_ids = tokens(1, ids.shape[1])
-    coupled = task_model("gpt_neox")
-    with torch.no_grad():
-        torch.testing.assert_close(model(token_ids, ids)[0], model(token_ids, ids + 5)[0], rtol=0, atol=1e-3)
-        assert (coupled(token_ids, ids)[0] - coupled(token_ids, ids + 5)[0]).abs().max() > 0.1

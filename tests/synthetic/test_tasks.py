@@ -1,17 +1,15 @@
-"""Every task: its docstring's example, its dependency sets, its coupled IDs, what it refuses."""
+"""Every task: its docstring's example, its dependency sets, its probabilities."""
 
 import doctest
 
 import numpy as np
 import pytest
 
-from pipeline.cli import InputError
 from pipeline.synthetic import tasks
 from pipeline.synthetic.tasks import TASKS, Example, Task, probability_of_one, task_called
 
 CERTAIN = [name for name in TASKS if not name.startswith("signs_")]
 """Tasks whose dependencies leave nothing open; those of signs have tests of their own."""
-COUPLED = [name for name in CERTAIN if not TASKS[name].has_sparsity]
 SIGNS = [name for name in TASKS if name not in CERTAIN]
 
 
@@ -22,14 +20,6 @@ def drawn(task: Task, seed: int, size: int = 8) -> Example:
 def test_the_worked_examples_are_true() -> None:
     result = doctest.testmod(tasks)
     assert result.attempted >= 25 and result.failed == 0
-
-
-@pytest.mark.parametrize("name", CERTAIN)
-def test_examples_of_a_size_stack(name: str) -> None:
-    task = task_called(name)
-    shapes = {(len(e.token_ids_S), e.num_prompt_tokens) for e in (drawn(task, seed) for seed in range(20))}
-    assert len(shapes) == 1
-    assert all(drawn(task, 0).token_ids_S >= 0) and all(drawn(task, 0).token_ids_S < len(task.vocabulary))
 
 
 @pytest.mark.parametrize("name", CERTAIN)
@@ -96,33 +86,6 @@ def test_both_answers_of_marked_bits_are_as_likely(name: str, sparsity: int) -> 
     assert probability_of_one("majority", 7) == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("name", COUPLED)
-def test_coupled_ids_pair_each_response_token_with_what_it_depends_on(name: str) -> None:
-    example = drawn(task_called(name), 0)
-    ids = example.coupled_ids_S
-    assert ids is not None and ids.dtype == np.int64 and ids.min() == 0
-    for target, places in enumerate(example.dependencies, start=example.num_prompt_tokens):
-        is_last_carry = name in ("addition", "addition_padded") and target == len(ids) - 1
-        is_copied_from_before = name == "variable_assignment" and len(places) == 1
-        if not is_last_carry and not is_copied_from_before:
-            assert ids[target] in ids[list(places)]
-
-
-def test_a_chain_is_followed_to_its_value() -> None:
-    task = task_called("variable_assignment")
-    for seed in range(20):
-        example = drawn(task, seed, size=7)
-        names = [task.vocabulary[token] for token in example.token_ids_S]
-        prompt = names[: example.num_prompt_tokens]
-        response = names[example.num_prompt_tokens :]
-        value_of = {prompt[place]: prompt[place + 2] for place in range(0, 21, 3)}
-        name = prompt[-1]
-        for step in range(4):
-            assert response[3 * step : 3 * step + 3] == [name, "=", value_of[name]]
-            name = value_of[name]
-        assert name.isdigit() and len(response) == 12
-
-
 @pytest.mark.parametrize("name", SIGNS)
 def test_signs_stand_where_they_should_and_their_posterior_is_right(name: str) -> None:
     """Over many examples: the answer is as likely as its posterior says, the best loss what is stated."""
@@ -151,84 +114,3 @@ def test_signs_stand_where_they_should_and_their_posterior_is_right(name: str) -
     for values, expected in ((losses, np.log(2)), (gains, 0)):
         assert np.mean(values) == pytest.approx(expected, abs=4 * np.std(values) / np.sqrt(len(values)))
     assert first_place == (size - 1 - 16 if name.endswith("_local") else 0)
-
-
-def test_growing_signs_grow_and_tell_as_much() -> None:
-    generator = np.random.default_rng(0)
-    task = task_called("signs_growing")
-    for size in (64, 256, 2048):
-        example = task.draw(size, None, generator)
-        assert len(example.dependencies[0]) == size // 8 and example.best_loss == pytest.approx(np.log(2))
-
-
-def test_a_sign_is_met_as_often_whatever_their_number() -> None:
-    generator = np.random.default_rng(0)
-    for k in (1, 2, 4):
-        drawn_ids = [
-            task_called(f"signs_{k}").draw(32, None, generator).token_ids_S[:31] for _ in range(8000)
-        ]
-        counts = np.bincount(np.concatenate(drawn_ids), minlength=128)[16:]
-        met = counts[counts > 0]
-        assert len(met) == 16 * k and (abs(met - 500) < 5 * np.sqrt(500)).all()
-
-
-@pytest.mark.parametrize(
-    ("name", "size"),
-    [
-        ("sparse_parity", 9),
-        ("signs_4", 4),
-        ("signs_32_weak", 32),
-        ("signs_growing", 48),
-        ("copy", 0),
-        ("variable_assignment", 257),
-    ],
-)
-def test_sizes_that_a_task_has_not(name: str, size: int) -> None:
-    with pytest.raises(InputError, match=f"task {name}: size {size} "):
-        task_called(name).draw(size, None, np.random.default_rng(0))
-
-
-def test_coupled_ids_are_refused_where_there_are_none() -> None:
-    for name, scheme in (("sparse_parity", "coupled"), ("signs_2", "predicted")):
-        with pytest.raises(InputError, match=f"task {name} has no coupled"):
-            task_called(name).require_coupled_ids(scheme)
-    task_called("copy").require_coupled_ids("predicted")
-    task_called("signs_2").require_coupled_ids("coupled")
-    with pytest.raises(InputError, match="did you mean 'sparse_parity'"):
-        task_called("sparse_party")
-
-
-@pytest.mark.parametrize("name", COUPLED)
-def test_what_decides_an_id_decides_it(name: str) -> None:
-    # Witness: from the tokens and coupled IDs of the places that decide, every ID is known; where the
-    # content is said to decide, not without them.
-    task = task_called(name)
-    told = {}
-    of_last = {}
-    for seed in range(300):
-        example = drawn(task, seed)
-        ids = example.coupled_ids_S
-        tokens = example.token_ids_S
-        for are_spread in (False, True):
-            for index, places in enumerate(example.id_dependencies(are_spread=are_spread)):
-                target = example.num_prompt_tokens + index
-                assert target - 1 in places
-                held = [place for place in places if place != target - 1]
-                assert all(ids[place] == ids[target] and place < example.num_prompt_tokens for place in held)
-                if not held:
-                    step = ids[target] - ids[target - 1]
-                    assert told.setdefault((are_spread, index), step) == step
-                elif not are_spread:
-                    assert [tokens[place] for place in held] == [tokens[target - 1]]
-                    of_last.setdefault(index, set()).add(ids[target] - ids[target - 1])
-    assert all(len(steps) > 5 for steps in of_last.values())
-    assert bool(of_last) == (name == "variable_assignment")
-
-
-@pytest.mark.parametrize("name", COUPLED)
-def test_where_ids_are_spread_the_prompts_token_of_that_id_decides(name: str) -> None:
-    example = drawn(task_called(name), 0)
-    spread = example.id_dependencies(are_spread=True)
-    # Of an addition no token of the prompt has the last ID.
-    alone = [index for index, places in enumerate(spread) if len(places) == 1]
-    assert alone == ([len(spread) - 1] if name == "addition" else [])

@@ -30,13 +30,6 @@ def test_pose_shifts_the_second_chunk_only() -> None:
     assert contiguous.tolist() == [[0, 1, 2, 3]] * 3
 
 
-def test_pose_reaches_every_distance_below_the_target() -> None:
-    ids_BS = pose_position_ids(2000, 5, np.random.default_rng(2), target_length=12)
-    distances_BSS = ids_BS[:, None, :] - ids_BS[:, :, None]
-    assert set(np.unique(distances_BSS[distances_BSS > 0])) == set(range(1, 12))
-    assert (np.diff(ids_BS, axis=1) > 0).all() and (ids_BS[:, 0] == 0).all()
-
-
 def test_randomized_ids_are_every_subset_equally_often() -> None:
     ids_BS = randomized_position_ids(12_000, 2, np.random.default_rng(4), target_length=4)
     subsets, counts = np.unique(ids_BS, axis=0, return_counts=True)

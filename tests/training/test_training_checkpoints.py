@@ -1,4 +1,4 @@
-"""Checkpoints are whole or absent, damage is passed over, and a run folder belongs to one run."""
+"""Checkpoints: damage is told and passed over, and a run folder belongs to one run."""
 
 import os
 from collections.abc import Callable
@@ -12,11 +12,7 @@ from measured_documents import flip
 from pipeline.cli import InputError
 from pipeline.models.load import RUN_FILES, newest_whole
 from pipeline.text.folder import TokenizedData
-from pipeline.training import checkpoints
 from pipeline.training.checkpoints import (
-    checkpoints_of,
-    drop_old_checkpoints,
-    newest_state,
     refuse_another_run,
     save_checkpoint,
 )
@@ -29,36 +25,6 @@ STATE = {"model": {"weight": torch.arange(3)}, "optim": {"step": 1}, "train": {"
 @pytest.fixture
 def config(data: TokenizedData) -> PretrainConfig:
     return load_config(TINY, [], data)
-
-
-def names_in(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
-def test_what_is_saved_is_loaded_and_steps_are_numbers(tmp_path: Path, config: PretrainConfig) -> None:
-    for step in (9, 10, 100):
-        save_checkpoint(tmp_path, step, config, STATE)
-    assert names_in(tmp_path / "step9-unsharded") == sorted([*RUN_FILES, "complete.json"])
-    state = newest_state(tmp_path)
-    assert state is not None
-    assert (state["model"]["weight"].tolist(), state["train"]) == ([0, 1, 2], {"step": 7})
-    assert list(checkpoints_of(tmp_path)) == [9, 10, 100]
-    drop_old_checkpoints(tmp_path, num_kept=2)
-    assert names_in(tmp_path) == ["step10-unsharded", "step100-unsharded"]
-
-
-def test_a_torn_save_is_no_checkpoint(
-    tmp_path: Path, config: PretrainConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as killed, pytest.raises(pytest.fail.Exception):
-        killed.setattr(Path, "rename", lambda *_: pytest.fail("killed before the rename"))
-        killed.setattr(checkpoints.shutil, "rmtree", lambda *_, **__: None)  # a kill tidies nothing up
-        save_checkpoint(tmp_path, 7, config, STATE)
-    assert names_in(tmp_path) == [".step7-unsharded.part"]
-    assert checkpoints_of(tmp_path) == {}
-    (tmp_path / ".step1-unsharded.old").mkdir()  # of a removal that was killed
-    save_checkpoint(tmp_path, 7, config, STATE)
-    assert names_in(tmp_path) == ["step7-unsharded"]
 
 
 def test_another_configuration_is_refused_by_what_changed(

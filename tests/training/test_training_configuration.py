@@ -1,6 +1,5 @@
-"""What a configuration may say, what the data decides of it, and how long and fast a run is by it."""
+"""What a configuration may say, and how long and fast a run is by it."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from omegaconf import OmegaConf
 from pipeline.cli import InputError
 from pipeline.text.folder import TokenizedData
 from pipeline.training.config import OUR_FIELDS, Schedule, load_config, num_training_steps
-from pipeline.training.settings import plain_values
 
 CONFIGS = Path(__file__).parents[2] / "olmo_configs"
 TINY = CONFIGS / "tiny.yaml"
@@ -28,38 +26,6 @@ def test_every_config_is_accepted_here_and_without_our_fields_by_olmo(
     assert config.model.d_model == values.model.d_model
     assert config.optimizer.betas == (0.9, 0.95)
     assert load_config(path, [], data).tokens_per_step == values.global_train_batch_tokens
-
-
-def test_the_data_decides_the_vocabulary(data: TokenizedData) -> None:
-    config = load_config(TINY, [], replace(data, vocabulary_size=50_280, eos_token_id=7))
-    model = config.model
-    assert (model.vocab_size, model.embedding_size) == (50_280, 50_304)
-    assert (model.eos_token_id, model.pad_token_id) == (7, 7)
-    assert config.train_data_sha256 == "0" * 64
-    assert load_config(TINY, ["model.vocab_size=40"], data).model.vocab_size == 40
-
-
-def test_a_plain_olmo_config_loads_too(data: TokenizedData, tmp_path: Path) -> None:
-    path = tmp_path / "olmo.yaml"
-    path.write_text(
-        "run_name: plain\nseed: 3\nwandb: null\nsave_folder: ${path.choose:/none,/nowhere}/${run_name}\n"
-        "model: {d_model: 64, n_heads: 4, rope: true, max_sequence_length: 16}\n"
-        "global_train_batch_size: 8\ndevice_train_microbatch_size: 4\nprecision: amp_bf16\nfsdp: null\n"
-    )
-    config = load_config(path, ["optimizer.learning_rate=3e-3"], data)
-    assert (config.sequence_length, config.tokens_per_step) == (16, 128)
-    assert config.micro_batch_size(num_ranks=1) == 4
-    assert config.micro_batch_size(num_ranks=4) == 2
-    assert config.optimizer.learning_rate == 3e-3
-    with pytest.raises(InputError, match="not divisible by 3 ranks"):
-        config.micro_batch_size(num_ranks=3)
-
-
-def test_a_saved_configuration_loads_as_itself(data: TokenizedData, tmp_path: Path) -> None:
-    overrides = ["train_context_length=32", "position_scheme=pose", "pose_target_length=256"]
-    config = load_config(TINY, overrides, data)
-    config.save(tmp_path / "config.yaml")
-    assert plain_values(load_config(tmp_path / "config.yaml", [], data)) == plain_values(config)
 
 
 @pytest.mark.parametrize(

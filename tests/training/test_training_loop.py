@@ -1,4 +1,4 @@
-"""The training loop of language models: losses, steps, metrics, stops, and going on to the same weights."""
+"""The training loop of language models: losses, steps, stops, and going on to the same weights."""
 
 import json
 import math
@@ -17,14 +17,11 @@ from torch.nn.functional import cross_entropy
 from pipeline.cli import InputError
 from pipeline.models.load import load_olmo
 from pipeline.models.olmo import blocks_of
-from pipeline.training import speed
 from pipeline.training import trainer as trainer_module
 from pipeline.training.checkpoints import refuse_another_run
-from pipeline.training.speed import mixed_precision_of
 from pipeline.training.trainer import Trainer, held_out_losses, next_token_loss
 
 MakeTrainer = Callable[..., Trainer]
-TINY = Path(__file__).parents[2] / "olmo_configs" / "tiny.yaml"
 POSE = ("position_scheme=pose", "pose_target_length=32")
 # Dropout draws from the global generator: only a restored random state continues it.
 DROPOUT = "model.residual_dropout=0.2"
@@ -140,22 +137,6 @@ def test_a_resumed_run_ends_at_the_same_weights_and_another_seed_does_not(
     assert metrics(tmp_path / "resumed") == metrics(tmp_path / "whole")
 
 
-def test_a_run_begins_with_the_weights_of_another_and_at_another_length(
-    make_trainer: MakeTrainer, tmp_path: Path
-) -> None:
-    first = make_trainer(tmp_path / "first")
-    first.run()
-    wanted = f"load_path={tmp_path / 'first'}", "train_context_length=4", "seed=5"
-    second = make_trainer(tmp_path / "second", *wanted)
-    assert second.step == 0 and same(second._olmo.state_dict(), first._olmo.state_dict())
-    second.run()
-    trained = weights(second.checkpoint)
-    assert not same(trained, weights(first.checkpoint))
-    assert same(make_trainer(tmp_path / "second", *wanted)._olmo.state_dict(), trained)  # it goes on
-    with pytest.raises(RuntimeError, match="scale_H"):
-        make_trainer(tmp_path / "third", *wanted, "attention_scaling=learnt")
-
-
 def test_a_loss_that_is_not_a_number_stops_the_run(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     forward = trainer._model.forward
@@ -171,51 +152,6 @@ def test_a_loss_that_is_not_a_number_stops_the_run(make_trainer: MakeTrainer, tm
     assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "step2-unsharded").values())
 
 
-def test_auto_takes_bfloat16_where_it_is_faster_and_slow_bfloat16_is_said(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    cases = (
-        ("auto", 4, "bf16"),
-        ("auto", 0.2, "no"),
-        ("amp_bf16", 0.2, "bf16"),
-        ("fp32", 4, "no"),
-        (None, 4, "no"),
-    )
-    for precision, speedup, chosen in cases:
-        monkeypatch.setattr(speed, "bfloat16_speedup", lambda _, speedup=speedup: speedup)
-        assert mixed_precision_of(precision, CPU) == chosen, (precision, speedup)
-    assert caplog.text.count("bfloat16 is 5.0 times slower") == 1
-
-
-def test_a_run_goes_on_in_its_own_precision_or_is_refused(
-    make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_trainer(tmp_path, "save_interval=6").run()  # in float32
-    monkeypatch.setattr(speed, "bfloat16_speedup", lambda _: 4.0)
-    with pytest.raises(InputError, match="go on with precision=fp32"):
-        make_trainer(tmp_path, "precision=amp_bf16")
-    assert make_trainer(tmp_path, "precision=auto")._accelerator.mixed_precision == "no"
-    assert mixed_precision_of("auto", CPU, saved="bf16") == "bf16"  # whatever is faster on the next machine
-
-
-def test_metrics_lead_to_the_checkpoint_that_is_gone_on_from(
-    make_trainer: MakeTrainer, tmp_path: Path
-) -> None:
-    interval = "console_log_interval=2"
-    make_trainer(tmp_path, interval, "save_interval=6").run()
-    path = tmp_path / "metrics.jsonl"
-    with path.open("a") as file:
-        file.write('{"step": 7}\n{"step": 8, "loss_')  # not saved; torn by a kill
-    trainer = make_trainer(tmp_path, interval)
-    with trainer._open_metrics():
-        for step, num_lines in ((7, 6), (8, 8)):  # flushed every second step
-            trainer._write({"step": step, "loss_nats": 1.5, "tokens_per_second": 10.0})
-            assert len(metrics(tmp_path)) == num_lines
-    path.write_text("")
-    with pytest.raises(InputError, match="metrics.jsonl does not hold the 6 steps"):
-        make_trainer(tmp_path).run()
-
-
 def test_checkpointed_activations_are_computed_again_to_the_same_losses(
     make_trainer: MakeTrainer, tmp_path: Path
 ) -> None:
@@ -224,14 +160,6 @@ def test_checkpointed_activations_are_computed_again_to_the_same_losses(
     blocks_of(checkpointed._olmo)[0].register_forward_pre_hook(lambda *_: calls.append(1))
     assert two_losses(checkpointed) == two_losses(make_trainer(tmp_path))
     assert len(calls) == 2 * 2 * 2  # two steps of two micro-batches, each forward and again in backward
-
-
-@pytest.mark.slow
-def test_compiled_blocks_give_the_same_losses_and_names(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    compiled = make_trainer(tmp_path, "compile.backend=aot_eager")
-    plain = make_trainer(tmp_path)
-    assert two_losses(compiled) == pytest.approx(two_losses(plain), rel=1e-6)
-    assert compiled._olmo.state_dict().keys() == plain._olmo.state_dict().keys()
 
 
 def logits_at(token_ids_WS: torch.Tensor, position_ids_1S: torch.Tensor) -> torch.Tensor:
@@ -260,17 +188,3 @@ def test_the_held_out_loss_is_that_of_one_target_at_a_time() -> None:
     }
     for tokens_per_batch in (1, 20, 1000):
         assert held_out_losses(texts_DL, [4, 12], tokens_per_batch, logits_at) == expected
-
-
-def test_the_held_out_loss_is_logged_when_due_without_dropout_and_leaves_the_training_as_it_is(
-    make_trainer: MakeTrainer, tmp_path: Path
-) -> None:
-    alone = make_trainer(tmp_path / "alone", DROPOUT, *POSE).run()
-    asked = "eval_interval=4", "eval_context_lengths=[8,32]"
-    texts_DL = torch.arange(64).reshape(2, 32) % 40
-    watched = make_trainer(tmp_path / "watched", DROPOUT, *POSE, *asked, held_out_DL=texts_DL)
-    assert same(weights(watched.run()), weights(alone))
-    is_measured = ["held_out_loss_nats_at_32" in line for line in metrics(tmp_path / "watched")]
-    assert is_measured == [False, False, False, True, False, True]
-    assert watched._measure() == watched._measure()
-    assert watched._model.training
