@@ -48,24 +48,18 @@ class Shown:
         return shlex.split(self.text[found.end() :])
 
 
-def code_of(page: Path, heading: str | None = None) -> str:
-    """The indented lines of a page, or of one section of it, four blanks less."""
+def code_of(page: Path) -> str:
+    """The indented lines of a page, four blanks less."""
     lines = [
-        line.removeprefix("    ") if line.startswith("    ") else ""
-        for line in _unfenced(page, heading).splitlines()
+        line.removeprefix("    ") if line.startswith("    ") else "" for line in _unfenced(page).splitlines()
     ]
     return "\n".join(lines)
 
 
-def python_of(page: Path) -> list[str]:
-    """The Python code that a page shows."""
-    return [code for language, code in _FENCED.findall(page.read_text("utf-8")) if language == "python"]
-
-
-def commands_of(page: Path, heading: str | None = None) -> list[Shown]:
-    """All commands that a page or its section shows, in their order; those in sentences last."""
-    shown = list(_read(code_of(page, heading)))
-    prose = "\n".join(line for line in _unfenced(page, heading).splitlines() if not line.startswith("    "))
+def commands_of(page: Path) -> list[Shown]:
+    """All commands that a page shows, in their order; those in sentences last."""
+    shown = list(_read(code_of(page)))
+    prose = "\n".join(line for line in _unfenced(page).splitlines() if not line.startswith("    "))
     for found in _IN_A_SENTENCE.finditer(prose):
         text = " ".join(found[1].split())
         if _A_COMMAND.match(text) and not any(text in one.text for one in shown):
@@ -73,11 +67,8 @@ def commands_of(page: Path, heading: str | None = None) -> list[Shown]:
     return shown
 
 
-def _unfenced(page: Path, heading: str | None) -> str:
-    text = page.read_text(encoding="utf-8")
-    if heading is not None:
-        text = text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
-    return _FENCED.sub("", text)
+def _unfenced(page: Path) -> str:
+    return _FENCED.sub("", page.read_text(encoding="utf-8"))
 
 
 def _read(code: str) -> Iterator[Shown]:

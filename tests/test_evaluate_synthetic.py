@@ -1,10 +1,8 @@
 """Testing synthetic models as a user does it: accuracy, excess loss, and which tokens decide."""
 
-import hashlib
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from test_train_synthetic import OF_SIGNS, train
@@ -130,36 +128,6 @@ def test_rows_hold_the_generators_truth(chains: Path, tmp_path: Path) -> None:
             assert of_target["is_dependency"].equals(of_target["context_position"].isin(truth))
         # of each restated assignment only the last token depends on what is far
         assert set(of_size["target_index"] % 3) == {2}
-
-
-def test_every_selection_is_ranked_without_repeats(parity: Path, tmp_path: Path) -> None:
-    words = ["--sizes", "10", "--sparsities", "1", "2", *DEPENDENCIES, "--largest-k", "8"]
-    evaluate(parity, tmp_path, "sparse_parity", *words)
-    rows = read_artefact(tmp_path, "found_dependencies").fillna({"intervention": "-"})
-    selections = rows.groupby(["sparsity", "example_index", "target_index", "rule", "intervention"])
-    assert len(selections) == 2 * 3 * 10  # two k, three examples, ten rules and interventions
-    assert (selections["rank"].apply(list) == pd.Series([[*range(1, 9)]] * len(selections)).values).all()
-    assert (selections["context_position"].nunique() == 8).all()
-    # 2 l = 10: of 8 far tokens every one is ranked, so all true dependencies are among them
-    assert (selections["is_dependency"].sum() == selections["num_dependencies"].first()).all()
-    assert set(rows["context_token"]) == {"0", "1", ".", "*"}
-    asked = rows.groupby("rule")["intervention"].agg(set).to_dict()
-    assert asked["attention_rollout"] == {"-"} and asked["add_one_in"] == {"remove", "background"}
-
-
-def test_a_lost_shard_is_made_again_to_the_same_bytes(parity: Path, tmp_path: Path) -> None:
-    words = ["--sizes", "10", "--sparsities", "1", "2", *DEPENDENCIES, "--largest-k", "4"]
-
-    def measured() -> dict[str, str]:
-        evaluate(parity, tmp_path, "sparse_parity", *words)
-        files = sorted((tmp_path / "found_dependencies").rglob("*.parquet"))
-        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-    before = measured()
-    assert len(before) == 2
-    next((tmp_path / "_stages").rglob("00001-of-00002.done")).unlink()
-    next((tmp_path / "found_dependencies").rglob("00001-of-00002.parquet")).unlink()
-    assert measured() == before
 
 
 def test_what_predicted_ids_depend_on_is_asked_of_the_head_of_ids(chains: Path, tmp_path: Path) -> None:

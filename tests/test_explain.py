@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from pipeline import explain as program
-from pipeline.cli import InputError, run_stage
+from pipeline.cli import run_stage
 from pipeline.measuring import explanation, sources
 from pipeline.measuring.contexts import Batching, PackedSequence
 from pipeline.text.tokenizer import tokenized_text, train_bpe
@@ -25,7 +25,6 @@ from sparsity_length import explain
 TEXT = "The cat sat on a mat, and the cat that sat there saw a naïve 👩‍👩‍👧 in the مرحبا e\u0301. "
 FOREIGN = "a dog ran over the hill and a cow saw the dog, the hill and the sun. " * 3
 S = 4
-HOSTILE = "red \x1b[31m alert \x07 \x9b31m turned \u202e round \u2066 and back again, again and again"
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}: {{ message['content'] }}<|im_end|>"
     "{% endfor %}"
@@ -41,7 +40,7 @@ CHAT = [
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random GPT-NeoX of 64 positions with a tokenizer of its own, and a chat template."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    inner = Tokenizer.from_str(train_bpe([TEXT * 4, HOSTILE], 268).to_json())
+    inner = Tokenizer.from_str(train_bpe([TEXT * 4], 268).to_json())
     fast = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|im_end|>", chat_template=TEMPLATE)
     fast.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
     make_model("gpt_neox", vocab_size=len(fast)).save_pretrained(folder)
@@ -244,46 +243,6 @@ def test_the_summary_adds_up_and_every_face_tells_the_same(model: Path, tmp_path
     assert json.loads(data) == record and found._repr_html_().startswith("<iframe srcdoc=")
 
 
-PER_SECOND = 500
-
-
-class _Clock:
-    """A second is so many forward tokens, whatever computes them."""
-
-    passes: sources.Passes | None = None
-
-    def monotonic(self) -> float:
-        return 0.0 if self.passes is None else self.passes.num_tokens / PER_SECOND
-
-
-def explained_within(
-    budget: str, model: Path, patch: pytest.MonkeyPatch
-) -> tuple[explanation.Explanation, float]:
-    """An explanation, and how many seconds of that clock it took."""
-    clock = _Clock()
-    make = sources.Passes
-
-    def passes(*of: Any) -> sources.Passes:
-        clock.passes = make(*of)
-        return clock.passes
-
-    patch.setattr(explanation, "Passes", passes)
-    patch.setattr(explanation, "time", clock)
-    found = explain(TEXT, str(model), short_context_length=S, unit="token", budget=budget)
-    return found, found.num_forward_tokens / PER_SECOND
-
-
-def test_a_budget_is_kept(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nums = []
-    for budget in ("1h", "4s", "3s"):
-        found, seconds = explained_within(budget, model, monkeypatch)
-        assert seconds <= program.duration(budget)
-        nums.append(len(found.targets))
-    assert nums[0] == program.NUM_TARGETS > nums[1] >= nums[2] >= 1
-    with pytest.raises(InputError, match="is too short: losses take"):
-        explained_within("1s", model, monkeypatch)
-
-
 @pytest.mark.parametrize(
     ("text", "unit", "expected"),
     [
@@ -312,28 +271,6 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
 @pytest.fixture
 def flags(model: Path, tmp_path: Path) -> list[str]:
     return f"--model {model} --short-context-length 4 --targets 2 --out {tmp_path}/x.html".split()
-
-
-def test_what_is_printed(
-    flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    """The text's end, which the model has positions for; colors for terminals alone; nothing hostile."""
-    caplog.set_level("INFO")
-    run(monkeypatch, *flags, "--text", TEXT)
-    said = capsys.readouterr().out
-    shown = said.partition("\n")[0].replace("[", "").replace("]", "")
-    assert TEXT.rstrip().endswith(shown.rstrip()) and len(shown) > 30
-    assert f"{64 - S - 2} predictions, mean" in said and "\x1b" not in said
-    assert "of which the last 64 are measured" in caplog.text and "sources of 2 predictions" in caplog.text
-    run(monkeypatch, *flags, "--text", HOSTILE)
-    said = capsys.readouterr().out
-    assert not set(said) & set("\x1b\x07\x9b\u202e\u2066")
-    assert r"x1b31m alert \x07 \x9b31m turned \u202e round" in said.replace("[", "").replace("]", "")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    run(monkeypatch, *flags, "--text", TEXT)
-    assert "\x1b[48;5;" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -6,18 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hand_made_models import EvidenceLM
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from pipeline import plant_signs
-from pipeline.cli import InputError
 from pipeline.measuring.contexts import Batching, Measurement
 from pipeline.measuring.far_context import far_contexts
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.rules import selected_positions
 from pipeline.text.chunks import chunks_of
 from pipeline.text.folder import TOKENIZER_FILE, EvaluationDocument, TokenizedData, write_data_folder
-from pipeline.text.planting import DEPTHS, KEYS, needle_document, needle_documents, read_needles
-from pipeline.text.tokenizer import DocumentTokenizer, load_tokenizer, train_bpe
+from pipeline.text.planting import DEPTHS, needle_documents, read_needles
+from pipeline.text.tokenizer import load_tokenizer, train_bpe
 
 TEXTS = [
     " ".join(f"The {word} river runs past an old café😀 and the {word} hill." for word in words)
@@ -109,21 +107,6 @@ def num_common(answer_ids: list[int], seen: set[int]) -> int:
     return len(seen & set(answer_ids))
 
 
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (["--document-lengths", "20"], "a length of 20 tokens has no room for a haystack: needle, question"),
-        (["--document-lengths", "90", "5000"], "no evaluation document has 5000 tokens; the longest has"),
-    ],
-)
-def test_bad_input_is_one_sentence_and_nothing_is_written(
-    data: Path, tmp_path: Path, flags: list[str], sentence: str
-) -> None:
-    with pytest.raises(InputError, match=sentence):
-        plant(data, tmp_path / "out", *flags)
-    assert not list(tmp_path.rglob("manifest.json"))
-
-
 def test_a_model_that_copies_finds_the_needle_and_nothing_else(data: Path) -> None:
     """It says the answer's first token, the surer the more of the answer's tokens it sees."""
     opened, found = TokenizedData.open(data), 0
@@ -147,24 +130,3 @@ def test_a_model_that_copies_finds_the_needle_and_nothing_else(data: Path) -> No
             assert set(chosen_TK[0].tolist()) == set(places)
             found += 1
     assert found >= 2
-
-
-def test_a_tokenizer_that_cannot_say_the_needle_is_refused(data: Path) -> None:
-    """64525 was planted as <unk>4<unk>2<unk>; the answer of one that joins it to its full stop is found."""
-    texts = TokenizedData.open(data).evaluation_documents()
-    letters = sorted({*"The magic number of is What?. ", *"".join(KEYS), *"0123456789"})
-    for pieces, is_refused in (([*letters, "5."], False), ([one for one in letters if one != "5"], True)):
-        vocabulary = {piece: id_ for id_, piece in enumerate(["<unk>", "</s>", "▁", *pieces])}
-        merges = [("5", ".")] if "5." in pieces else []
-        tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>"))
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
-        tokenizer.decoder = decoders.Metaspace(prepend_scheme="never")
-        given = DocumentTokenizer(tokenizer, eos_token_id=1)
-        if is_refused:
-            with pytest.raises(InputError, match="choose a tokenizer that has all"):
-                needle_document(texts[0], given, "Oslo", "64525", 150, 0.5)
-            continue
-        document, row = needle_document(texts[0], given, "Oslo", "64525", 150, 0.5)
-        ids = document.token_ids
-        assert given.pieces(ids[row["needle_answer_positions"]].tolist()) == [" ", *"6452", "5."]
-        assert given.pieces(ids[row["answer_position"] :].tolist()) == [" ", *"64525"]

@@ -49,12 +49,6 @@ def signs_of(data: Path) -> Signs:
     return Signs.rarest(training_token_counts(opened), opened.eos_token_id, laws_of([1, 2, 4], 16))
 
 
-def answer_of(signs: Signs, choices: list[int]) -> int:
-    """The choices at the places are the digits of the answer's index."""
-    k = len(choices)
-    return int(signs.answer_ids[np.ravel_multi_index(choices, [signs.sign_ids[k].shape[1]] * k)])
-
-
 def test_the_worked_example_is_true() -> None:
     result = doctest.testmod(planting)
     assert result.attempted >= 7 and result.failed == 0
@@ -151,21 +145,6 @@ def test_the_answer_is_told_by_the_signs_and_the_rest_is_the_text(data: Path, pl
         assert tokens[-2:].tolist() == [signs.question_ids[k], signs.answer_ids[index]]
         kept = np.setdiff1d(np.arange(LENGTH - 2), places)
         assert any((tokens[kept] == source[kept]).all() for source in sources if len(source) >= LENGTH)
-
-
-def test_training_text_is_whole_pieces_whose_answers_their_signs_tell(data: Path, planted: Path) -> None:
-    signs, opened = signs_of(data), TokenizedData.open(planted / "planted" / "data")
-    tokens = np.concatenate([np.fromfile(path, dtype=opened.token_dtype) for path in opened.train_paths])
-    assert len(tokens) == opened.num_train_tokens
-    pieces = tokens.reshape(-1, LENGTH).astype(np.int64)
-    assert (pieces[:, -1] == opened.eos_token_id).all()
-    questions = {token: k for k, token in signs.question_ids.items()}
-    for piece in pieces:
-        asked = [questions[token] for token in piece[LENGTH - 7 : LENGTH - 1 : 2]]
-        assert sorted(asked) == [1, 2, 4]
-        for k, answer in zip(asked, piece[LENGTH - 6 :: 2], strict=False):
-            choices = [int(np.isin(of_place, piece).nonzero()[0].item()) for of_place in signs.sign_ids[k]]
-            assert answer_of(signs, choices) == answer
 
 
 def test_foreign_documents_end_with_their_own_tokens_only(data: Path, planted: Path) -> None:

@@ -1,8 +1,6 @@
 """The library: its numbers are those of the stages and of stock models, for models and texts of any kind."""
 
 import inspect
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from datasets import Dataset
 from hugging_face_families import make_model
 from measured_documents import DOCUMENTS, LONG, SHORT, measure, write_checkpoint, write_data
 from olmo.model import OLMo
-from test_start import HEAVY
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
@@ -200,15 +197,6 @@ def test_models_tokenizers_and_texts_of_every_kind_tell_the_same(llama: Path, bp
     assert TEXT.split()[0] in of_memory.html
 
 
-def test_what_has_no_row_is_counted(llama: Path, caplog: pytest.LogCaptureFixture) -> None:
-    flags = {"short_context_length": S}
-    assert losses([], str(llama), **flags).empty
-    assert influential_tokens(["", "a"], str(llama), **flags).empty
-    assert "1 of 2 texts have no token, and no row" in caplog.text
-    assert "1 of 1 tokens have no row: fewer than s plus the largest k (20) stand before them" in caplog.text
-    assert list(losses([], str(llama), **flags)) == list(losses(TEXT, str(llama), **flags))
-
-
 @pytest.mark.parametrize(
     ("texts", "arguments", "sentence"),
     [
@@ -250,61 +238,8 @@ def test_what_cannot_be_used_is_one_sentence(
         call(texts, **{"model": str(llama), "short_context_length": S} | arguments)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ({"sources": 0}, "sources: 0 is not"), ({"unit": "letter"}, "unknown unit 'letter'"),
-        ({"budget": "soon"}, "budget: soon is no duration"), ({"budget": 0}, "budget: 0 is no duration"),
-        ({"at": 5}, "at is of type int"), ({"at": "dog", "position": 30}, "at and position both say"),
-        ({"targets": "none"}, "targets: none is not"),
-        ({"short_context_length": 0}, "short_context_length: 0"),
-        ({"targets": 0}, "targets: 0 is not"), ({"text": 5}, "the text is of type int"),
-        ({"text": [TEXT]}, "the text is of type list"),
-    ],
-)  # fmt: skip
-def test_explain_refuses_the_same(arguments: dict[str, Any], sentence: str, llama: Path) -> None:
-    with pytest.raises(InputError, match=sentence):
-        explain(**{"text": TEXT, "model": str(llama), "short_context_length": S} | arguments)
-
-
-def test_whole_numbers_of_any_library_are_taken_and_one_order_holds(llama: Path) -> None:
-    numbers = {"short_context_length": np.int64(S), "num_targets": np.uint8(2), "k": np.array([1, 2])}
-    found = influential_tokens(TEXT, str(llama), **numbers, device=torch.device("cpu"))
-    assert len(found) == 2 * 2
-    orders = [list(inspect.signature(call).parameters) for call in (influential_tokens, losses, explain)]
-    for order in orders[1:]:
-        shared = ["texts" if name == "text" else name for name in order]
-        places = [orders[0].index(name) for name in shared if name in orders[0]]
-        assert places == sorted(places) and len(places) > 5
-    for call in (influential_tokens, losses, explain):
-        kinds = [parameter.kind for parameter in inspect.signature(call).parameters.values()]
-        assert set(kinds[3:]) == {inspect.Parameter.KEYWORD_ONLY}
-
-
 def test_auto_is_float32_however_fast_another_is(llama: Path) -> None:
     flags: dict[str, Any] = {"short_context_length": S, "device": "cpu"}
     auto, *others = (losses(TEXT, str(llama), **flags, dtype=of) for of in ("auto", "float32", "bfloat16"))
     assert [auto[VALUES].equals(other[VALUES]) for other in others] == [True, False]
     assert explain(TEXT, str(llama), **flags, targets=1).dtype == "float32"
-
-
-def test_an_import_loads_nothing_heavy() -> None:
-    code = f"import sys, sparsity_length\nsys.exit(str({HEAVY} & sys.modules.keys()))"
-    root = Path(__file__).resolve().parents[1]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
-    assert done.stderr == "set()\n"
-
-
-@pytest.mark.gpu
-def test_a_model_on_a_gpu_tells_what_it_tells_on_the_processor(llama: Path, bpe: Tokenizer) -> None:
-    on_gpu = make_model("llama", vocab_size=bpe.get_vocab_size()).cuda()
-    flags = {"short_context_length": S}
-    found, expected = losses(TEXT * 3, on_gpu, bpe, **flags), losses(TEXT * 3, llama, **flags, device="cpu")
-    np.testing.assert_allclose(found[VALUES], expected[VALUES], atol=2e-4)
-    flags = {"short_context_length": S, "num_targets": 4, "k": (1, 2)}
-    chosen = [
-        influential_tokens(TEXT, model, tokenizer=bpe, **flags, **rest)
-        for model, rest in ((on_gpu, {}), (llama, {"device": "cpu"}))
-    ]
-    for name in ("sparse_context_loss", "baseline_divergence", "influence"):
-        np.testing.assert_allclose(chosen[0][name], chosen[1][name], atol=2e-4)

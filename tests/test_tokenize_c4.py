@@ -1,16 +1,12 @@
 """The stage tokenize_c4: its files and refusals; interrupted and gone on with; its tasks and their merge."""
 
-import gzip
 import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import forked_stages
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from measured_documents import contents
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
@@ -151,17 +147,6 @@ def test_every_integer_of_a_small_corpus(folder: Path) -> None:
     assert read_parquet(folder / "data" / EVALUATION_FILE, schema.names).schema.equals(schema)
 
 
-def test_limits_and_parts(folder: Path) -> None:
-    assert training_tokens(tokenize(folder, "--max-documents", "1", out="a")) == [[2, 3, 0]]
-    # 7 tokens are "a b" and "d e f" with their EOS; 6 would divide the second
-    assert training_tokens(tokenize(folder, "--max-tokens", "7", out="b")) == [[2, 3, 0, 5, 6, 7, 0]]
-    assert training_tokens(tokenize(folder, "--max-tokens", "6", out="c")) == [[2, 3, 0]]
-    data = tokenize(folder, "--max-evaluation-documents", "1", out="d")
-    assert [document.token_ids.tolist() for document in data.evaluation_documents()] == [[9, 9]]
-    parts = training_tokens(tokenize(folder, "--tokens-per-part", "4", out="e"))
-    assert parts == [[2, 3, 0, 5, 6, 7, 0], [8, 0]]
-
-
 def test_bpe_is_trained_on_the_training_part_only(folder: Path) -> None:
     write_lines(folder / "train.jsonl", ["abab abab", "zqzq zqzq"])
     write_lines(folder / "evaluation.jsonl", ["zqzq zqzq"])
@@ -169,19 +154,6 @@ def test_bpe_is_trained_on_the_training_part_only(folder: Path) -> None:
     tokenizer = Tokenizer.from_file(str(folder / "data/tokenizer.json"))
     assert len(tokenizer.encode("abab").ids) == 1
     assert len(tokenizer.encode("zqzq").ids) == 4
-
-
-def test_every_kind_of_file_gives_the_same_tokens(folder: Path) -> None:
-    lines = (folder / "train.jsonl").read_bytes()
-    (folder / "shard-0.json.gz").write_bytes(gzip.compress(lines))
-    pq.write_table(pa.Table.from_pylist([*map(json.loads, lines.splitlines())]), folder / "t.parquet")
-    (folder / "naïve 你好.jsonl").write_bytes(lines)
-    expected = training_tokens(tokenize(folder))
-    for name in ("shard-*.json.gz", "t.parquet", "naïve 你好.jsonl"):
-        data = tokenize(folder, "--source", f"{folder}/{name}", out=f"of {name[0]}")
-        assert training_tokens(data) == expected, name
-    written = json.loads((folder / "of n/manifest.json").read_text(encoding="utf-8"))
-    assert written["inputs"]["source"][0]["file"] == "naïve 你好.jsonl"
 
 
 def test_c4_evaluates_on_its_own_validation_split(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,15 +211,6 @@ def test_bad_input_is_a_sentence_and_leaves_no_data(folder: Path, lines: str, fl
     assert not {"data/manifest.json", "data/unfinished.json"} & contents(folder).keys()
 
 
-def test_the_command_from_any_folder_on_any_number_of_threads(folder: Path) -> None:
-    words = ["--source", "train.jsonl", "--evaluation-source", "evaluation.jsonl", "--tokenizer"]
-    for number in ("1", "3"):
-        flags = [*words, "words.json", "--num-workers", number, "--out", number]
-        done = forked_stages.run("pipeline/tokenize_c4.py", *flags, cwd=folder)
-        assert done.returncode == 0, done.stderr
-        assert training_tokens(TokenizedData.open(folder / number)) == [[2, 3, 0, 5, 6, 7, 0, 8, 0]]
-
-
 def interrupt_at_document(patch: pytest.MonkeyPatch, number: int) -> None:
     """As Ctrl-C would, once so many documents of this run have been written."""
     add, num_left = PackedShardWriter.add, [number]
@@ -259,12 +222,6 @@ def interrupt_at_document(patch: pytest.MonkeyPatch, number: int) -> None:
         add(writer, token_ids)
 
     patch.setattr(PackedShardWriter, "add", add_or_stop)
-
-
-def interrupted(folder: Path, *flags: str, at: int = 40) -> None:
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        interrupt_at_document(patch, at)
-        tokenize_numbers(folder, *flags)
 
 
 @pytest.mark.parametrize("flags", [(), ("--max-documents", "60"), ("--max-tokens", "500")])
@@ -287,22 +244,6 @@ def test_interrupted_again_and_again_the_bytes_are_the_same(
                 (numbers / f"data/train/.part-{number:05d}.npy.part").write_bytes(b"half")
     assert num_runs > 3
     assert contents(numbers / "data") == contents(numbers / "whole")
-
-
-def test_a_bpe_is_trained_once(numbers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenize_numbers(numbers, "--tokenizer", "bpe:260", out="whole")
-    interrupted(numbers, "--tokenizer", "bpe:260", at=30)
-    monkeypatch.delattr(tokenize_c4, "train_bpe")
-    tokenize_numbers(numbers, "--tokenizer", "bpe:260")
-    assert contents(numbers / "data") == contents(numbers / "whole")
-
-
-def test_unfinished_data_of_other_settings_is_refused(numbers: Path) -> None:
-    interrupted(numbers)
-    before = contents(numbers / "data")
-    with pytest.raises(InputError, match="unfinished data made .*max_tokens was None"):
-        tokenize_numbers(numbers, "--max-tokens", "90")
-    assert contents(numbers / "data") == before
 
 
 @pytest.fixture(scope="module")
@@ -367,16 +308,6 @@ def test_a_finished_task_is_skipped_and_a_damaged_one_named_by_the_merge(
     (tmp_path / "tasks/00001-of-00002/train/part-00000.npy").unlink()
     with pytest.raises(InputError, match=r"00001-of-00002/train/part-00000\.npy is missing"):
         run("--out", tmp_path, "--merge")
-
-
-def test_missing_tasks_are_listed(corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no tasks in .*--num-tasks first"):
-        run("--out", tmp_path, "--merge")
-    tokenize_task(corpus, tmp_path, "--task-index", 1, "--num-tasks", 5)
-    with pytest.raises(InputError, match=r"misses 4 of 5 tasks: --task-index 0,2-4; run these"):
-        run("--out", tmp_path, "--merge")
-    with pytest.raises(InputError, match=r"its tasks are not merged: run .* --merge first"):
-        TokenizedData.open(tmp_path)
 
 
 def test_tasks_made_otherwise_are_refused(corpus: Path, tmp_path: Path) -> None:

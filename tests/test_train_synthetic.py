@@ -7,15 +7,13 @@ import signal
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
 from pipeline import train_synthetic
 from pipeline.cli import InputError
-from pipeline.synthetic.accuracy import Answers
 from pipeline.synthetic.config import load_task_config
-from pipeline.synthetic.tasks import ExampleBatch, draw_batch, task_called
+from pipeline.synthetic.tasks import draw_batch, task_called
 from pipeline.synthetic.train import TaskTrainer, find_task_run
 from pipeline.training.loop import StopRequest
 
@@ -64,13 +62,6 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(tmp_path: Path, architecture: s
     assert fingerprint(tmp_path / "stopped") == fingerprint(tmp_path / "whole")
 
 
-def test_the_seed_decides(tmp_path: Path, trained: Path) -> None:
-    train(tmp_path / "same")
-    train(tmp_path / "other", "seed=1")
-    assert fingerprint(tmp_path / "same") == fingerprint(trained)
-    assert fingerprint(tmp_path / "other")["weights"] != fingerprint(trained)["weights"]
-
-
 def test_the_spread_of_coupled_ids_changes_training_and_not_testing(tmp_path: Path, trained: Path) -> None:
     train(tmp_path / "close", "spread_of_coupled_ids=contiguous")
     assert fingerprint(tmp_path / "close")["weights"] != fingerprint(trained)["weights"]
@@ -80,39 +71,6 @@ def test_the_spread_of_coupled_ids_changes_training_and_not_testing(tmp_path: Pa
     ids_BS = config.position_ids(batch, np.random.default_rng(0), in_testing=True)
     assert batch.coupled_ids_BS is not None
     assert (ids_BS - ids_BS.min(axis=1, keepdims=True) == batch.coupled_ids_BS).all()
-
-
-def test_metrics_are_a_row_a_step(trained: Path) -> None:
-    metrics = pd.read_parquet(trained / "synthetic_training.parquet")
-    assert metrics["step"].tolist() == [1, 2, 3, 4, 5, 6]
-    # Linear: half of 2e-3 at step 1 of 2 warm-up steps, 2e-3 at 2, down by quarters to 0 at 6.
-    expected = [1e-3, 2e-3, 1.5e-3, 1e-3, 0.5e-3, 0.0]
-    assert metrics["learning_rate"].round(9).tolist() == expected
-    assert metrics["exact_match"].notna().tolist() == [False, False, True, False, False, True]
-    assert (metrics["loss"] > 0).all() and (metrics["position_id_loss"] > 0).all()
-
-
-def test_in_distribution_means_every_training_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    overrides = [*TINY, "eval_num_examples=25"]
-    config = load_task_config(CONFIG, overrides, task="copy", positions="predicted")
-    trainer = TaskTrainer(config, tmp_path, torch.device("cpu"), StopRequest())
-    drawn: list[tuple[int, int]] = []
-
-    def right_up_to_size_5(_: object, batch: ExampleBatch, *args: object, **kwargs: object) -> Answers:
-        num_examples, size = len(batch.token_ids_BS), batch.token_ids_BS.shape[1] - batch.num_prompt_tokens
-        drawn.append((size, num_examples))
-        is_right = np.full((num_examples, 1), size <= 5)
-        return Answers(np.zeros_like(is_right), is_right, is_right)
-
-    monkeypatch.setattr("pipeline.synthetic.train.answers", right_up_to_size_5)
-    assert trainer._measure() == {"exact_match": 0.5}  # of the sizes 1 to 10 of small.yaml
-    assert drawn == [(size, 3) for size in range(1, 11)]
-
-
-def test_given_ids_have_no_loss(tmp_path: Path) -> None:
-    train(tmp_path, positions="coupled")
-    metrics = pd.read_parquet(tmp_path / "synthetic_training.parquet")
-    assert metrics["position_id_loss"].isna().all()
 
 
 @pytest.mark.parametrize(

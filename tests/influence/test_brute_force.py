@@ -286,38 +286,6 @@ def test_a_wide_target_block_reaches_into_its_own_far_context(model: Implementat
     assert np.isnan(removed.attention_TF[0, first - 2 :]).all()
 
 
-def test_a_screen_reaches_the_far_context_of_targets_that_lie_apart(model: Implementation) -> None:
-    # Far contexts of 8, 16 and 24 tokens: with 3 blocks a round blocks of 8, then 2, then 1, whole in each.
-    lengths = ContextLengths(2, 27, targets_per_chunk=17, target_stride=8)
-    chunk = np.resize(CHUNKS["own"], 27)
-    exact = far_contexts(Measurement(model.lm, lengths, Batching(100)), chunk, chunk)["own"]
-    screened = replace(exact, measurement=replace(exact.measurement, screen=3))
-    assert lengths.num_far_tokens_T.tolist() == [8, 16, 24]
-    found_TF, exact_TF = screened.divergence_TF, exact.divergence_TF
-    is_single_TF = ~np.isnan(found_TF)
-    assert 0 < is_single_TF[:, :8].all(0).sum() + is_single_TF[2, 8:].sum() <= 4
-    close(found_TF[is_single_TF], exact_TF[is_single_TF], "left out alone")
-    for scores_TF in screened.necessity:
-        assert (~np.isnan(scores_TF)).sum(1).tolist() == [8, 16, 24]
-    everything = replace(exact, measurement=replace(exact.measurement, screen=24))
-    close(everything.divergence_TF, exact_TF, "as many blocks as tokens")
-
-
-def test_divergences_are_not_below_0(measured: tuple[dict[str, FarContext], list[np.ndarray]]) -> None:
-    for context in measured[0].values():
-        for values_TF in (context.divergence_TF, context.first_additions.divergences):
-            assert np.nanmin(values_TF) >= 0
-
-
-def test_a_background_of_the_own_tokens_changes_nothing(model: Implementation) -> None:
-    own = model.contexts(background_ids_BL=CHUNKS["own"][None])["own"]
-    assert own.background is not None
-    np.testing.assert_allclose(own.background.losses, own.long_losses_T, atol=TOLERANCE)
-    assert (own.background.divergences < 2e-6).all()
-    assert np.nanmax(np.abs(own.influence_TF)) < TOLERANCE
-    assert np.nanmax(own.first_additions.divergences) < 2e-6
-
-
 def test_captum_leaves_out_one_by_one_what_the_engine_leaves_out_together(
     make_olmo: Callable[..., OLMo],
 ) -> None:

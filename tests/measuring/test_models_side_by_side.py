@@ -83,18 +83,6 @@ def test_a_judge_tries_the_very_sets_that_another_model_chose(judged: Path, mode
         assert kind == ("own" if row.far_context == "own" else "mimicry" if fits else "selection")
 
 
-def test_influences_are_of_every_far_token(judged: Path, models: dict[str, OLMo]) -> None:
-    rows = read_artefact(judged, "influences")
-    assert len(rows) == 2 * 12 * 2  # models, targets, far contexts
-    for row in rows.itertuples():
-        place, own_L = in_the_chunk(row), chunk_of(row.document_id, row.chunk_index)
-        far_L = chunk_of(row.document_id, row.chunk_index, int(row.far_context != "own"))
-        tokens, seen = with_far(own_L, far_L, place), range(place)
-        left_out: list[Case] = [(tokens, {*seen} - {position}) for position in range(place - SHORT)]
-        long, *others = naive_losses(stock_olmo(models[row.model]), place, [(tokens, seen), *left_out])
-        np.testing.assert_allclose(row.influences, np.array(others) - long, atol=TOLERANCE)
-
-
 def test_an_evaluator_with_the_selector_s_weights_finds_its_very_numbers(
     folder: Path, models: dict[str, OLMo], tmp_path: Path
 ) -> None:
@@ -109,18 +97,6 @@ def test_an_evaluator_with_the_selector_s_weights_finds_its_very_numbers(
         key = [name for name in (*TARGET, "rule", "far_context", "k", "criterion") if name in rows]
         own, twin = (one.sort_values(key, ignore_index=True) for one in (own, twin))
         pd.testing.assert_frame_equal(own, twin, check_exact=True)
-
-
-def test_the_gains_of_a_judge_are_its_own(judged: Path) -> None:
-    sparse = read_artefact(judged, "sparse_context_losses").query("far_context == 'own' and k == 1")
-    sparsity = read_artefact(judged, "dependency_sparsity")
-    merged = sparsity.merge(sparse, on=["model", *TARGET, "rule", "judge"])
-    assert len(merged) == len(sparsity) == 2 * 2 * 12 * 2 * 2  # models, judges, targets, rules, criteria
-    by_loss = merged.query("criterion == 'loss'")
-    assert (by_loss["gain"] == by_loss["short_context_loss"] - by_loss["long_context_loss"]).all()
-    by_divergence = merged.query("criterion == 'divergence'")
-    assert (by_divergence["gain"] == by_divergence["short_context_divergence"]).all()
-    assert (merged["judge"] != merged["model"]).sum() == len(merged) // 2
 
 
 def test_a_background_is_the_document_after_the_null(

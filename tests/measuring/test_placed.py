@@ -15,16 +15,6 @@ TEXT, OTHER = np.random.default_rng(6).integers(0, 48, (2, 30))
 PLACEMENTS = ["own:3", "own:3@20", "own:6/2", "own:6/2@9", "swap:3", "swap:6/3@31", "last:2"]
 
 
-def test_placements_are_read() -> None:
-    assert Placement.parse("own:192") == Placement("own:192", "own", 192, 192, 192)
-    assert Placement.parse("swap:512@10752").near_start == 10752
-    squeezed = Placement.parse("swap:6/2@9")
-    assert squeezed.distant_ids_D.tolist() == [0, 0, 0, 1, 1, 1] and squeezed.near_start == 9
-    for wrong in ("own", "own:0", "near:3", "own:6@5", "last:2@4", "own:3/4@3"):
-        with pytest.raises(ValueError):
-            Placement.parse(wrong)
-
-
 @pytest.mark.parametrize("are_shared", [False, True])
 @pytest.mark.parametrize("family", ["llama", "gpt_neox"])
 def test_equal_to_stock_models_one_context_at_a_time(family: str, are_shared: bool) -> None:

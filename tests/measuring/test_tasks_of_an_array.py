@@ -4,13 +4,10 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 from types import ModuleType
 
-import forked_stages
 import pytest
 from measured_documents import command_line, contents, measure, write_checkpoint, write_data
 from olmo.model import OLMo
@@ -18,7 +15,6 @@ from olmo.model import OLMo
 from pipeline import influential_tokens, loss_differences
 from pipeline.cli import InputError
 from pipeline.measuring import stage as evaluate_checkpoints
-from pipeline.measuring.flags import TaskSplit
 from pipeline.models.devices import device_of_this_process
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,20 +41,6 @@ def results_of(results: Path) -> dict[str, bytes]:
     }
 
 
-def test_every_shard_falls_to_one_process() -> None:
-    split = [list(TaskSplit(task, 2, process, 2).shards(9)) for task in (0, 1) for process in (0, 1)]
-    assert split == [[0, 4, 8], [2, 6], [1, 5], [3, 7]]
-    assert list(TaskSplit(1, 2, 1, 2).of_the_task().shards(9)) == [1, 3, 5, 7]
-    for num_shards, num_tasks, num_processes in product((0, 7, 12), (1, 2, 5), (1, 4)):
-        measured = Counter(
-            shard
-            for task in range(num_tasks)
-            for process in range(num_processes)
-            for shard in TaskSplit(task, num_tasks, process, num_processes).shards(num_shards)
-        )
-        assert measured == dict.fromkeys(range(num_shards), 1), (num_shards, num_tasks, num_processes)
-
-
 @pytest.mark.parametrize("stage", [loss_differences, influential_tokens])
 def test_tasks_in_any_order_write_the_bytes_of_one(stage: ModuleType, folder: Path, tmp_path: Path) -> None:
     whole = results_of(measure(stage, folder, *ONE_DOCUMENT, "--results", str(tmp_path / "whole")))
@@ -73,7 +55,7 @@ def test_tasks_in_any_order_write_the_bytes_of_one(stage: ModuleType, folder: Pa
 @pytest.mark.parametrize(
     "launcher",
     [
-        ["torchrun", "--standalone", "--nproc-per-node=2"],  # forked, and so are its processes
+        ["torchrun", "--standalone", "--nproc-per-node=2"],
         # Said to be GPUs: on CPUs accelerate starts several processes through MPI only.
         [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2"],
     ],
@@ -82,8 +64,7 @@ def test_tasks_in_any_order_write_the_bytes_of_one(stage: ModuleType, folder: Pa
 def test_processes_under_a_launcher_write_the_bytes_of_one(
     launcher: list[str], folder: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "programs").mkdir()
-    path = f"{forked_stages.stand_ins(tmp_path / 'programs')}{os.pathsep}{os.environ['PATH']}"
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     whole = results_of(measure(loss_differences, folder, *ONE_DOCUMENT, "--results", str(tmp_path / "whole")))
     flags = command_line(loss_differences, folder, *ONE_DOCUMENT, "--results", str(tmp_path / "split"))
     launched = subprocess.run(
@@ -121,16 +102,6 @@ def test_another_number_of_shards_is_refused_and_the_rest_can_be_done_in_one_tas
     measure(loss_differences, folder, *flags)
     whole = measure(loss_differences, folder, *ONE_DOCUMENT, "--results", str(tmp_path / "whole"))
     assert results_of(tmp_path / "split") == results_of(whole)
-
-
-def test_no_such_task(folder: Path, tmp_path: Path) -> None:
-    for flags, sentence in (
-        (task_of(4, 4), "--task-index 4 is no task of --num-tasks 4: .* the last is 3"),
-        (["--task-index", "0"], "--task-index and --num-tasks say only together .*: give both"),
-    ):
-        with pytest.raises(InputError, match=sentence):
-            measure(loss_differences, folder, "--results", str(tmp_path / "results"), *flags)
-        assert not (tmp_path / "results").exists(), flags
 
 
 def test_status_names_what_is_missing_and_whose_it_is(

@@ -1,7 +1,5 @@
 """At most one writer a folder, whoever dies at whatever moment; parts of a folder are held side by side."""
 
-import errno
-import fcntl
 import os
 import subprocess
 import sys
@@ -53,14 +51,3 @@ def test_a_second_program_is_refused_until_the_holder_ends_however(tmp_path: Pat
     (tmp_path / LOCK_FILE).write_bytes(b"\xff\x00")  # what the file holds decides nothing
     with folder_lock(tmp_path, "--out"):
         pass
-
-
-def test_a_file_system_without_locks_is_worked_on_with_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def no_locks(descriptor: int, operation: int) -> None:
-        raise OSError(errno.ENOSYS, "Function not implemented")
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    with folder_lock(tmp_path / "run", "--out"):
-        assert caplog.text.count("cannot be locked (") == 1

@@ -5,34 +5,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from measured_documents import DOCUMENTS, flip, write_data
+from measured_documents import flip, write_data
 
 from pipeline.cli import InputError
-from pipeline.results.files import Task, describe_files, differences
+from pipeline.results.files import Task, describe_files
 from pipeline.text import folder as data_folder
 from pipeline.text.folder import (
     EVALUATION_FILE,
     TokenizedData,
-    made_by,
     training_token_counts,
     write_token_counts,
 )
 from pipeline.training.data import refuse_damaged_tokens
 
 PARTS = [[1, 2, 0], [3, 0]]
-
-
-def test_the_folder_says_all_that_stages_need(tmp_path: Path) -> None:
-    data = TokenizedData.open(write_data(tmp_path, train_token_ids=PARTS))
-    assert (data.token_dtype, data.vocabulary_size, data.eos_token_id) == (np.uint16, 48, 0)
-    assert data.num_train_tokens == 5
-    tokens = np.concatenate([np.memmap(path, dtype=data.token_dtype, mode="r") for path in data.train_paths])
-    assert tokens.tolist() == [1, 2, 0, 3, 0]
-    documents = data.evaluation_documents()
-    found = {document.document_id: document.token_ids.tolist() for document in documents}
-    assert found == {document_id: tokens.tolist() for document_id, tokens in DOCUMENTS.items()}
-    assert all(d.token_ids.dtype == np.int32 and d.token_ids.flags.writeable for d in documents)
-    assert data.evaluation_lengths() == list(map(len, found.values()))
 
 
 def change_manifest(folder: Path, **changes: object) -> None:
@@ -65,30 +51,6 @@ def test_evaluation_documents_and_a_tokenizer_of_another_content_are_refused(tmp
     flip(tmp_path / "tokenizer.json")
     with pytest.raises(InputError, match="tokenizer.json has not the SHA-256 of its manifest"):
         TokenizedData.open(tmp_path)
-
-
-def test_a_damaged_newer_or_foreign_manifest_is_refused(tmp_path: Path) -> None:
-    write_data(tmp_path, train_token_ids=PARTS)
-    manifest = json.loads((tmp_path / "manifest.json").read_text())
-    changes: list[dict[str, object]] = [
-        {"stage": "other"}, {"schema_version": 99}, {"files": []},
-    ]  # fmt: skip
-    damaged = [json.dumps(manifest | change).encode() for change in changes]
-    for content in (*damaged, b"not json", b"\xff\xfe"):
-        (tmp_path / "manifest.json").write_bytes(content)
-        with pytest.raises(InputError, match=r"manifest\.json is "):
-            TokenizedData.open(tmp_path)
-
-
-def test_what_made_data_is_its_settings_and_the_contents_of_its_inputs() -> None:
-    def made(seed: int, *digests: str) -> dict[str, object]:
-        source = [{"file": f"{digest}.jsonl", "sha256": digest} for digest in digests]
-        return made_by({"settings": {"seed": seed}, "inputs": {"source": source}})
-
-    assert differences(made(0, "x", "y"), made(0, "x", "y")) == []
-    assert differences(made(0, "x"), made(1, "x")) == ["settings.seed was 0, now 1"]
-    expected = ["inputs.source.0 was 'x', now 'y'", "inputs.source.1 was None, now 'z'"]
-    assert differences(made(0, "x"), made(0, "y", "z")) == expected
 
 
 def test_tasks_one_after_another_are_all() -> None:

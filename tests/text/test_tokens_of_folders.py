@@ -25,7 +25,6 @@ from pipeline.text.tokenizer import (
     load_tokenizer,
     parse_tokenizer_name,
     tokenized_text,
-    tokenizer_at,
     train_bpe,
 )
 from sparsity_length import explain, losses
@@ -277,17 +276,6 @@ def test_what_ends_a_document(
     assert (tmp_path / "out/data/manifest.json").read_bytes() == manifest_before
 
 
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [(["--eos-token", "<eot>"], "has no token <eot>"), ([], "name the one that it has with --eos-token")],
-)
-def test_a_token_that_is_not_there_ends_nothing(flags: list[str], sentence: str, tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "model", words(*XY))
-    with pytest.raises(InputError, match=sentence):
-        tokenized(tmp_path / "out", folder, ["x y"], *flags)
-    assert not (tmp_path / "out/data/manifest.json").exists()
-
-
 def test_control_and_unknown_tokens_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = byte_level()
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL[3:]])
@@ -309,38 +297,6 @@ def test_control_and_unknown_tokens_are_counted(tmp_path: Path, caplog: pytest.L
         _, manifest = tokenized(tmp_path / f"unknown-{unknown}", folder, [text, "x"])
         assert manifest["counts"]["unknown_tokens"] == unknown + 2  # "the mat" trains
         assert ("unknown to" in caplog.text) == is_warned, unknown
-
-
-def test_dropout_is_off(tmp_path: Path) -> None:
-    tokenizer = byte_level()
-    tokenizer.model.dropout = 0.9
-    path = write_folder(tmp_path, tokenizer) / "tokenizer.json"
-    expected = train_bpe(TEXTS * 4, 300).encode(TEXTS)
-    loaded = load_tokenizer(path)
-    for _ in range(3):
-        assert [ids.tolist() for ids in loaded.encode(TEXTS)] == [ids.tolist() for ids in expected]
-
-
-@pytest.mark.parametrize(
-    ("files", "found"),
-    [
-        (["tokenizer.json"], "tokenizer.json"),
-        (["tokenizer.json", "manifest.json"], "tokenizer.json"),
-        (["tokenizer.json", "tokenizer_config.json"], ""),
-        (["tokenizer.json", "config.json"], ""),
-        (["vocab.json", "merges.txt"], ""),
-        (["tokenizer.model"], ""),
-        (["a.gguf"], "a.gguf"),
-        (["a.gguf", "b.gguf"], None),
-        (["config.json", "model.safetensors"], None),
-    ],
-)  # fmt: skip
-def test_which_tokenizer_a_folder_means(files: list[str], found: str | None, tmp_path: Path) -> None:
-    for name in files:
-        (tmp_path / name).write_text("{}")
-    assert tokenizer_at(tmp_path) == (None if found is None else tmp_path / found)
-    if "tokenizer.json" in files:
-        assert tokenizer_at(tmp_path / "tokenizer.json") == tokenizer_at(tmp_path)
 
 
 def test_a_tokenizer_of_other_tokens_is_refused_everywhere(tmp_path: Path) -> None:
