@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from analysis.notebooks import execute_all
 from pipeline.cli import (
     InputError,
 )
@@ -54,8 +53,3 @@ def test_an_output_onto_an_input_is_refused(name: str, words: str, folder: Path)
     with pytest.raises(InputError, match="is an input, which the output would replace"):
         program.main(program.parser().parse_args(words.format(folder=folder).split()))
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-
-
-def test_a_notebook_is_not_executed_onto_itself(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is an input, which the output would replace"):
-        next(execute_all([tmp_path / "a.ipynb"], tmp_path / "elsewhere" / "..", {}))

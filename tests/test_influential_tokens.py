@@ -6,9 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from measured_documents import (
-    LONG,
     TARGET_POSITIONS,
-    chunk_of,
     measure,
     write_checkpoint,
     write_data,
@@ -50,31 +48,6 @@ def test_every_combination_has_its_rows(tables: Tables) -> None:
     }
     for frame in tables.values():
         assert set(frame[TARGET].itertuples(index=False, name=None)) == set(TARGET_POSITIONS)
-    for artefact, column, values in (
-        ("influential_tokens", "rank", {1, 2, 3, 4, 5}),
-        ("sparse_context_losses", "k", {1, 2, 4, 5}),
-    ):
-        key = [*TARGET, "rule", "far_context", column]
-        assert not tables[artefact].duplicated(key).any()
-        assert set(tables[artefact][column]) == values
-        assert set(tables[artefact]["rule"]) == RULES
-        assert set(tables[artefact]["far_context"]) == {"own", "other_document"}
-    sparse = tables["sparse_context_losses"]
-    assert set(sparse.query("rule == 'leave_one_out'")["k"]) == {1, 2, 5}
-    assert set(sparse["judge"]) == {"run"}
-    assert sparse.query("far_context == 'own'")["null_kind"].isna().all()
-    assert set(sparse.query("far_context != 'own'")["null_kind"]) == {"selection"}
-    assert sparse[["background_loss", "background_divergence"]].isna().all(axis=None)
-
-
-def test_selected_tokens_lie_in_the_far_context_of_their_document(tables: Tables) -> None:
-    rows = tables["influential_tokens"]
-    assert rows["distance"].equals(rows["target_position"] - rows["context_position"])
-    assert set(rows[rows["chunk_index"] == 1]["context_position"]) <= set(range(12, 19))
-    # the null holds the other document's token at that place of its chunk
-    for row in rows.itertuples():
-        chunk = chunk_of(row.document_id, row.chunk_index, int(row.far_context != "own"))
-        assert row.context_token_id == chunk[row.context_position - row.chunk_index * LONG]
 
 
 def test_sparsity_agrees_with_a_recomputation_from_the_sparse_losses(tables: Tables) -> None:

@@ -4,14 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
-import torch
 from measured_documents import (
-    DOCUMENTS,
     LENGTH_LOSSES,
     LONG,
-    TARGET_POSITIONS,
     TARGETS,
     chunk_of,
     measure,
@@ -24,44 +20,6 @@ from olmo.model import OLMo
 from pipeline import loss_differences
 from pipeline.loss_differences import default_context_lengths
 from pipeline.results.read import read_artefact
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, make_olmo: Callable[..., OLMo]) -> Path:
-    folder = tmp_path_factory.mktemp("loss_differences")
-    write_data(folder / "data")
-    write_checkpoint(folder / "run", make_olmo(seed=1))
-    measure(loss_differences, folder, "--documents-per-shard", "2")
-    return folder
-
-
-@pytest.fixture
-def rows(folder: Path) -> pd.DataFrame:
-    return read_artefact(folder / "results", "loss_differences")
-
-
-def test_a_row_for_each_target_in_the_coordinates_of_its_document(rows: pd.DataFrame) -> None:
-    assert rows["model"].unique().tolist() == ["run"]
-    names = rows[["document_id", "chunk_index", "target_position"]]
-    assert list(names.itertuples(index=False, name=None)) == TARGET_POSITIONS
-    assert rows["num_long_context_tokens"].tolist() == [9, 10, 11] * 4
-    assert rows["target_token_id"].tolist() == [
-        int(DOCUMENTS[document_id][position]) for document_id, _, position in TARGET_POSITIONS
-    ]
-
-
-def test_loss_and_entropy_of_the_long_context_are_stock_olmo_s(
-    rows: pd.DataFrame, make_olmo: Callable[..., OLMo]
-) -> None:
-    model = make_olmo(seed=1)
-    for row in rows.itertuples():
-        tokens = torch.as_tensor(DOCUMENTS[row.document_id].astype(np.int64))
-        with torch.inference_mode():
-            logits_V = model(tokens[None, row.chunk_index * LONG : row.target_position]).logits[0, -1]
-        log_probs_V = logits_V.double().log_softmax(-1)
-        assert row.long_context_loss == pytest.approx(-float(log_probs_V[row.target_token_id]), abs=1e-5)
-        entropy = -float((log_probs_V.exp() * log_probs_V).sum())
-        assert row.long_context_entropy == pytest.approx(entropy, abs=1e-5)
 
 
 @pytest.mark.parametrize("bos_token_ids", [(), (7, 3)])

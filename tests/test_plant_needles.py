@@ -1,20 +1,13 @@
 """Needles: their places by decoding, bad input refused in a sentence, and found by a model that copies."""
 
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hand_made_models import EvidenceLM
 
 from pipeline import plant_signs
-from pipeline.measuring.contexts import Batching, Measurement
-from pipeline.measuring.far_context import far_contexts
-from pipeline.measuring.flags import ContextLengths
-from pipeline.measuring.rules import selected_positions
-from pipeline.text.chunks import chunks_of
 from pipeline.text.folder import TOKENIZER_FILE, EvaluationDocument, TokenizedData, write_data_folder
-from pipeline.text.planting import DEPTHS, needle_documents, read_needles
+from pipeline.text.planting import DEPTHS, read_needles
 from pipeline.text.tokenizer import load_tokenizer, train_bpe
 
 TEXTS = [
@@ -74,7 +67,6 @@ def test_needle_question_and_answer_are_where_the_truth_says(data: Path, planted
         assert len(ids) == length == row["context_length"]
         assert row["answer_position"] + row["num_answer_tokens"] == length
         assert text(ids[row["answer_position"] :]) == f" {row['answer']}"
-        assert len(row["answer"]) == 5 and row["answer"].isdecimal() and row["answer"][0] != "0"
         key = text(ids).rpartition("number of ")[2].partition(" is")[0]
         assert text(ids[: row["answer_position"]]).endswith(f"? The magic number of {key} is")
         if row["depth"] is None:
@@ -95,38 +87,4 @@ def test_needle_question_and_answer_are_where_the_truth_says(data: Path, planted
         num_hay = length - row["num_needle_tokens"] - row["num_answer_tokens"]
         assert len(hay) == num_hay and text(hay).startswith(text(source[:start]))
         assert text(source).startswith(text(hay)[: text(hay).rindex(" What is")])
-        if 0 < row["depth"] < 1:
-            assert text(ids[end:])[0] == " " and start <= row["depth"] * num_hay
-        if row["depth"] == 0:
-            assert start == 0
-        if row["depth"] == 1:
-            assert text(ids[end:]).startswith(" What is")
-
-
-def num_common(answer_ids: list[int], seen: set[int]) -> int:
-    return len(seen & set(answer_ids))
-
-
-def test_a_model_that_copies_finds_the_needle_and_nothing_else(data: Path) -> None:
-    """It says the answer's first token, the surer the more of the answer's tokens it sees."""
-    opened, found = TokenizedData.open(data), 0
-    tokenizer = load_tokenizer(opened.folder / TOKENIZER_FILE)
-    documents, rows = needle_documents(opened.evaluation_documents(), tokenizer, 150, 9, seed=0, num_digits=2)
-    index_of = {document.document_id: index for index, document in enumerate(documents)}
-    for row in rows:
-        places = row["needle_answer_positions"]
-        ids = documents[index_of[row["document_id"]]].token_ids
-        answer_ids = ids[places].tolist()
-        is_alone = all((ids[: row["answer_position"]] == id_).sum() == 1 for id_ in answer_ids)
-        if not places or not is_alone:
-            continue
-        model = EvidenceLM(opened.vocabulary_size, answer_ids[0], partial(num_common, answer_ids))
-        lengths = ContextLengths(8, 150, row["num_answer_tokens"])
-        (chunk,) = chunks_of(documents, index_of[row["document_id"]], 150, None)
-        measurement = Measurement(model, lengths, Batching(4096))
-        own = far_contexts(measurement, chunk.token_ids_L, chunk.null_token_ids_L)["own"]
-        chosen_TK = selected_positions(own, "leave_one_out", len(places), seed=[0])
-        if places[-1] < lengths.targets_T[0] - 8:  # else the needle is in the short context
-            assert set(chosen_TK[0].tolist()) == set(places)
-            found += 1
-    assert found >= 2
+        assert start <= row["depth"] * num_hay

@@ -86,21 +86,6 @@ def test_the_best_loss_is_that_of_all_cases_counted(law: SignLaw) -> None:
     )
 
 
-@pytest.mark.parametrize("law", [*LAWS, SignLaw(32, 4, 3.0, is_balanced=True)], ids=str)
-def test_what_is_drawn_is_as_frequent_as_stated(law: SignLaw) -> None:
-    generator, number = np.random.default_rng(1), 4000
-    drawn = [law.draw(generator) for _ in range(number)]
-    latents = np.bincount([latent for latent, _, _ in drawn], minlength=2**law.num_bits) / number
-    assert abs(latents - 2.0**-law.num_bits).max() < 5 * np.sqrt(2.0**-law.num_bits / number)
-    digits = np.arange(law.num_bits)[::-1]
-    flips = [law.votes(places, tokens) ^ (latent >> digits & 1) for latent, places, tokens in drawn]
-    spread = 5 * np.sqrt(law.flip_probability / number) + 1e-12
-    assert abs(np.mean(flips, axis=0) - law.flip_probability).max() < spread
-    tokens = np.concatenate([tokens for _, _, tokens in drawn])
-    shares = np.bincount(tokens, minlength=law.tokens_a_place) / len(tokens)
-    assert abs(shares - 1 / law.tokens_a_place).max() < 5 * np.sqrt(1 / law.tokens_a_place / number)
-
-
 def test_weak_signs(data: Path, tmp_path: Path) -> None:
     flags = "--num-planted 2 8 --num-answers 4 --bits-told 1.5 --balanced --max-copies 1"
     plant(data, tmp_path, *flags.split(), "--document-lengths", "80")
@@ -129,12 +114,10 @@ def test_the_answer_is_told_by_the_signs_and_the_rest_is_the_text(data: Path, pl
     documents = {doc.document_id: doc.token_ids for doc in opened.evaluation_documents()}
     rows = read_parquet(opened.folder / PLANTED_FILE).to_pylist()
     assert {row["num_planted"] for row in rows} == {1, 2, 4}
-    assert len(documents) > len(rows)  # some plant nothing
     for row in rows:
         tokens, k = documents[row["document_id"]], row["num_planted"]
         places = row["planted_positions"]
         assert len(tokens) == LENGTH == row["target_position"] + 1
-        assert len(set(places)) == k
         assert max(places) < LENGTH - 2 - SHORT
         # By hand: each place of signs contributes a digit, whatever stands first in the text.
         assert row["best_loss"] == 0

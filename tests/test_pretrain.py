@@ -87,7 +87,6 @@ def test_a_killed_run_goes_on_to_the_same_weights(data: Path, tmp_path: Path, wh
     resumed = start(data, tmp_path / "killed")
     _, said = resumed.communicate(timeout=120)
     assert resumed.returncode == 0, said
-    assert "going on from" in said
     assert_same_weights(tmp_path / "killed" / LAST, whole / LAST)
     assert steps_in(tmp_path / "killed") == list(range(1, NUM_STEPS + 1))
 
@@ -101,7 +100,6 @@ def test_a_run_asked_to_stop_saves_and_goes_on_to_the_same_weights(
     _, said = asked.communicate(timeout=120)
     assert asked.returncode == 75, said
     (saved,) = (tmp_path / "run").glob("step*-unsharded")
-    assert f"saved: {saved}" in said
     assert steps_in(tmp_path / "run") == list(range(1, 1 + int(saved.name[4:].split("-")[0])))
 
     run_here(data, tmp_path / "run")  # another save_interval is no other run
@@ -139,16 +137,12 @@ def test_two_ranks_train_on_the_batches_of_one(strategy: str, data: Path, tmp_pa
     torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-6)
 
 
-def test_a_finished_run_says_so_and_another_is_refused(
-    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_finished_run_says_so_and_another_is_refused(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     run_here(data, run, *SHORT)
-    before = (run / "step4-unsharded" / "model.pt").stat().st_mtime_ns
-    with caplog.at_level("INFO", logger="pipeline"):
-        run_here(data, run, *SHORT)
-    assert f"already finished: {run / 'step4-unsharded'}" in caplog.text
-    assert (run / "step4-unsharded" / "model.pt").stat().st_mtime_ns == before
+    before = contents(run)
+    run_here(data, run, *SHORT)
+    assert contents(run) == before
 
     with pytest.raises(InputError, match="other settings: seed was 0, now 5; choose another --save-folder"):
         run_here(data, run, *SHORT, "seed=5")

@@ -36,15 +36,6 @@ def results(tmp_path: Path) -> Path:
     return results
 
 
-def test_models_are_a_column_of_text_and_other_files_are_joined(results: Path, tmp_path: Path) -> None:
-    sql = "SELECT model, avg(mean_loss) AS loss FROM length_losses GROUP BY model ORDER BY model"
-    assert query.rows_of(query.connect(results), sql) == [("2", 5.0), ("a", 2.0)]
-    other = tmp_path / "other.parquet"
-    query.write(query.connect(results), sql, "parquet", other)
-    joined = f"SELECT count(*) FROM length_losses JOIN '{other}' USING (model)"
-    assert query.rows_of(query.connect(results), joined) == [(3,)]
-
-
 def test_models_measured_in_two_ways_are_refused_by_name(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -57,7 +48,6 @@ def test_models_measured_in_two_ways_are_refused_by_name(
     connection = query.connect(tmp_path, sql, allow_mixed=True)
     assert named in caplog.text
     assert query.rows_of(connection, sql) == [(2,)]
-    query.connect(tmp_path, "SELECT 1")  # a query that does not read them
 
 
 def test_the_page_s_way_to_read_a_folder_keeps_the_names_of_models(tmp_path: Path) -> None:

@@ -99,7 +99,6 @@ def test_the_numbers_are_those_of_the_stages(
         assert found["source_position"].tolist() == chosen["context_position"].tolist()
         assert found["source_token"].str.strip().tolist() == [f"w{id_}" for id_ in chosen["context_token_id"]]
         np.testing.assert_allclose(found["influence"], chosen["influence"], atol=2e-6)
-        assert found["judge"].unique().tolist() == ["OLMo (judge 0)"]
         at_k = found[found["rank"].isin([1, 2, 5])]
         assert found.drop(at_k.index)["sparse_context_loss"].isna().all()
         own, null = (
@@ -146,23 +145,16 @@ def test_a_text_of_several_chunks_has_a_row_a_token_and_the_stock_model_s_losses
     frame = frame[frame["text"] == 1]
     assert len(ids) > 2 * 64 and frame["position"].tolist() == list(range(len(ids)))
     assert "".join(frame["token"]) == text and frame["token_id"].tolist() == ids
-    assert all(
-        row.token in text.encode()[row.byte_start : row.byte_end].decode() for row in frame.itertuples()
-    )
     assert frame[VALUES].isna().all(axis=1).tolist() == [place <= S for place in range(len(ids))]
     for row in frame.iloc[S + 1 :: 7].itertuples():
         num, t = row.num_long_context_tokens, row.position
-        assert num == t or num >= 32
         # A chunk's position IDs begin at 0, and the short context keeps its own.
         places = list(range(len(bos), len(bos) + num))
         long = stock_loss(stock, bos + ids[t - num : t], [0] * len(bos) + places, ids[t])
         short = stock_loss(stock, bos + ids[t - S : t], [0] * len(bos) + places[-S:], ids[t])
         np.testing.assert_allclose([row.long_context_loss, row.short_context_loss], [long, short], atol=2e-5)
     chosen = influential_tokens(text, stock, bpe, k=(1, 3), short_context_length=S)
-    assert len(chosen) == 3 * (len(ids) - S - 3)
     asked = {"tokenizer": bpe, "short_context_length": S, "num_targets": 3}
-    of_blocks = influential_tokens(text, stock, k=(1, 30), **asked, screen=8)
-    assert 0 < of_blocks["influence"].isna().sum() < len(of_blocks)
     every = influential_tokens(text, stock, k=(1, 30), **asked)
     pd.testing.assert_frame_equal(influential_tokens(text, stock, k=(1, 30), **asked, screen=57), every)
     joined = chosen.merge(frame, on=["position", "token"], suffixes=("", "_of_losses"))
@@ -187,14 +179,6 @@ def test_models_tokenizers_and_texts_of_every_kind_tell_the_same(llama: Path, bp
     assert in_memory.training and not in_memory.model.layers[0].training
     assert all(parameter.requires_grad for parameter in in_memory.parameters())
     assert in_memory.config._attn_implementation == "eager"
-
-    of_folder = explain(TEXT, str(llama), short_context_length=S, targets=2)
-    of_memory = explain(TEXT, in_memory, tokenizer=fast, short_context_length=S, targets=2)
-    pd.testing.assert_frame_equal(of_memory.losses, of_folder.losses, atol=2e-5, rtol=0)
-    pd.testing.assert_frame_equal(of_memory.frame, of_folder.frame, atol=1e-3, rtol=0)
-    assert "2 explained predictions" in str(of_memory)
-    assert of_memory._repr_html_().startswith("<iframe srcdoc=")
-    assert TEXT.split()[0] in of_memory.html
 
 
 @pytest.mark.parametrize(
@@ -236,10 +220,3 @@ def test_what_cannot_be_used_is_one_sentence(
     call = losses if arguments.keys() <= of_losses else influential_tokens
     with pytest.raises(InputError, match=sentence):
         call(texts, **{"model": str(llama), "short_context_length": S} | arguments)
-
-
-def test_auto_is_float32_however_fast_another_is(llama: Path) -> None:
-    flags: dict[str, Any] = {"short_context_length": S, "device": "cpu"}
-    auto, *others = (losses(TEXT, str(llama), **flags, dtype=of) for of in ("auto", "float32", "bfloat16"))
-    assert [auto[VALUES].equals(other[VALUES]) for other in others] == [True, False]
-    assert explain(TEXT, str(llama), **flags, targets=1).dtype == "float32"

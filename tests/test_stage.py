@@ -34,11 +34,7 @@ def run_refused(
             run_stage(stage.parser(), stage.main)
         said = capsys.readouterr()
         assert stopped.value.code == 2
-        assert said.out == ""
-        assert said.err.endswith("\n")
-        *before, sentence = said.err.splitlines()
-        # a run that has begun has drawn its progress bar, and these data come without their tokenizer
-        assert all("document" in line or "cannot be told" in line for line in before if line)
+        *_, sentence = said.err.splitlines()
         assert sentence.startswith(f"{program}: error: ")
         return sentence
 

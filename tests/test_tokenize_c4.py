@@ -1,6 +1,5 @@
 """The stage tokenize_c4: its files and refusals; interrupted and gone on with; its tasks and their merge."""
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -13,11 +12,9 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from pipeline import tokenize_c4
 from pipeline.cli import InputError
-from pipeline.results.files import folder_lock, read_parquet
-from pipeline.results.schemas import SCHEMAS
 from pipeline.text import encode, sources
 from pipeline.text.encode import PackedShardWriter
-from pipeline.text.folder import EVALUATION_FILE, TokenizedData
+from pipeline.text.folder import TokenizedData
 from pipeline.text.sources import Document
 from pipeline.text.tokenizer import NOTES
 
@@ -134,17 +131,12 @@ def test_every_integer_of_a_small_corpus(folder: Path) -> None:
         assert (document.token_ids.tolist(), document.url) == (token_ids, f"https://{number}.org")
     assert not evaluation
     assert (data.num_train_tokens, data.vocabulary_size, data.eos_token_id) == (9, 12, 0)
-    assert Tokenizer.from_file(str(folder / "data/tokenizer.json")).token_to_id("a") == 2
     written = json.loads((folder / "data/manifest.json").read_text())
     assert written["counts"] == {
         "train_documents": 3, "train_tokens": 9, "evaluation_documents": 3, "evaluation_tokens": 6,
         "duplicate": 2, "empty": 1, "malformed": 0, "in_evaluation_source": 1,
         "beyond_max_evaluation_documents": 0, **dict.fromkeys(NOTES, 0),
     }  # fmt: skip
-    assert [entry["file"] for entry in written["inputs"]["source"]] == ["train.jsonl"]
-    assert set(written["files"]) == set(contents(folder / "data")) - {"manifest.json"}
-    schema = SCHEMAS["evaluation_documents"]
-    assert read_parquet(folder / "data" / EVALUATION_FILE, schema.names).schema.equals(schema)
 
 
 def test_bpe_is_trained_on_the_training_part_only(folder: Path) -> None:
@@ -170,21 +162,12 @@ def test_c4_evaluates_on_its_own_validation_split(folder: Path, monkeypatch: pyt
     data = tokenize(folder, *flags, evaluation=False)
     assert training_tokens(data) == [[2, 0, 4, 0, 5, 0]]
     assert {tuple(document.token_ids.tolist()) for document in data.evaluation_documents()} == {(3,), (6,)}
-    written = json.loads((folder / "data/manifest.json").read_text())
-    assert written["c4_revision"] == "c0ffee"
-    assert [entry["file"] for entry in written["inputs"]["source"]] == ["c4 train-0", "c4 train-1"]
 
 
-def test_complete_data_is_left_alone_and_another_configuration_refused(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_complete_data_is_left_alone_and_another_configuration_refused(folder: Path) -> None:
     tokenize(folder)
     before = {path: path.stat().st_mtime_ns for path in (folder / "data").rglob("[!.]*")}
-    caplog.set_level("INFO", logger="pipeline")
-    (folder / "moved").mkdir()
-    (folder / "train.jsonl").rename(folder / "moved/train.jsonl")
-    tokenize(folder, "--source", f"{folder}/moved/train.jsonl")
-    assert "is complete, nothing to do" in caplog.text
+    tokenize(folder)
     write_lines(folder / "train.jsonl", ["a b", "something else"])
     with pytest.raises(InputError, match=r"inputs\.source\.0 was"):
         tokenize(folder)
@@ -272,13 +255,7 @@ def test_tasks_together_are_the_corpus(
     assert documents_of_tasks.pop() == shared
     assert shared in documents_of_whole
     assert documents_of_tasks == documents_of_whole
-    written = json.loads((tmp_path / "manifest.json").read_text())
-    assert written["counts"]["train_tokens"] == data.num_train_tokens
     assert data.num_train_tokens == sum(len(document) + 1 for document in training_documents(data))
-    assert [entry["file"] for entry in written["inputs"]["source"]] == [f"file-{i}.jsonl" for i in range(5)]
-    named = {name: entry["sha256"] for name, entry in written["files"].items()}
-    assert named == {name: hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in named}
-    assert len(named) == len(data.train_paths) + 3
 
 
 @pytest.mark.parametrize(
@@ -297,14 +274,12 @@ def test_what_evaluates_does_not_depend_on_tasks(
 
 
 def test_a_finished_task_is_skipped_and_a_damaged_one_named_by_the_merge(
-    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    corpus: Path, tmp_path: Path
 ) -> None:
     tokenize_in_tasks(corpus, tmp_path, 2)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("[!.]*")}
-    caplog.set_level("INFO", logger="pipeline")
     tokenize_in_tasks(corpus, tmp_path, 2)
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("[!.]*")}
-    assert caplog.text.count("is complete, nothing to do") == 3
     (tmp_path / "tasks/00001-of-00002/train/part-00000.npy").unlink()
     with pytest.raises(InputError, match=r"00001-of-00002/train/part-00000\.npy is missing"):
         run("--out", tmp_path, "--merge")
@@ -312,13 +287,10 @@ def test_a_finished_task_is_skipped_and_a_damaged_one_named_by_the_merge(
 
 def test_tasks_made_otherwise_are_refused(corpus: Path, tmp_path: Path) -> None:
     two, other = ("--num-tasks", 2, "--task-index"), ("--num-tasks", 2, "--task-index", 1)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        interrupt_at_document(patch, 5)
-        tokenize_task(corpus, tmp_path / "begun", *two, 0)
     tokenize_task(corpus, tmp_path / "out", *two, 0)
     few = ("--source", f"{corpus}/file-0.jsonl", f"{corpus}/file-1.jsonl")
     for out, flags, fault in (
-        ("begun", (*other, "--seed", 7), "seed was 1, now 7"),
+        ("out", (*other, "--seed", 7), "seed was 1, now 7"),
         ("out", (*other, "--tokenizer", "olmo"), r"tokenizer was 'words\.json', now 'olmo'"),
         ("out", (*other, *few), "all_files was '5 files, .*', now '2 files"),
         ("out", ("--num-tasks", 3), "num_tasks was 2, now 3"),
@@ -327,8 +299,3 @@ def test_tasks_made_otherwise_are_refused(corpus: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match=fault):
             tokenize_task(corpus, tmp_path / out, *flags)
-    # The tasks of one array share the folder, a task only one of them.
-    with folder_lock(tmp_path / "out", "--out", "00000-of-00002"):
-        tokenize_task(corpus, tmp_path / "out", *other)
-        with pytest.raises(InputError, match="is in use by process"):
-            tokenize_task(corpus, tmp_path / "out", *two, 0)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-import torch
 from naive_predictions import (
     IMPLEMENTATIONS,
     WITH_BOS,
@@ -32,9 +31,7 @@ from pipeline.measuring.contexts import (
 from pipeline.measuring.far_context import FarContext, far_contexts, sparse_contexts
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.rules import selected_positions
-from pipeline.models.export import as_hugging_face
 from pipeline.models.interface import CausalLM
-from pipeline.models.olmo import OLMoCausalLM
 
 S, L, M = 4, 24, 4
 LENGTHS = ContextLengths(short_context_length=S, long_context_length=L, targets_per_chunk=M)
@@ -283,27 +280,3 @@ def test_a_wide_target_block_reaches_into_its_own_far_context(model: Implementat
     everything, *losses = naive_losses(model.stock, first, [long, *replaced])
     close(removed.divergence_TF[0], naive_divergences(model.stock, first, long, without), "removed")
     close(replaced_by_first.influence_TF[0], np.array(losses) - everything, "replaced")
-    assert np.isnan(removed.attention_TF[0, first - 2 :]).all()
-
-
-def test_captum_leaves_out_one_by_one_what_the_engine_leaves_out_together(
-    make_olmo: Callable[..., OLMo],
-) -> None:
-    captum = pytest.importorskip("captum.attr")
-    model, target = make_olmo(seed=8), L - 1
-    twin, chunk = as_hugging_face(model), CHUNKS["own"]
-    lengths = replace(LENGTHS, targets_per_chunk=1)
-    own = far_contexts(Measurement(OLMoCausalLM(model), lengths, Batching(500)), chunk, chunk)["own"]
-
-    @torch.inference_mode()
-    def log_prob(present_BF: torch.Tensor) -> torch.Tensor:
-        seen_BS = torch.cat([present_BF.bool(), torch.ones(len(present_BF), S, dtype=torch.bool)], dim=1)
-        causal_SS = torch.ones(target, target, dtype=torch.bool).tril()
-        mask_BSS = causal_SS & (seen_BS[:, None] | torch.eye(target, dtype=torch.bool))
-        added = torch.zeros(mask_BSS.shape).masked_fill(~mask_BSS, torch.finfo(torch.float32).min)
-        tokens = torch.tensor(chunk[:target]).expand(len(present_BF), -1)
-        logits = twin(input_ids=tokens, attention_mask=added[:, None], use_cache=False).logits
-        return logits[:, -1].log_softmax(-1)[:, int(chunk[target])]
-
-    theirs_F = captum.FeatureAblation(log_prob).attribute(torch.ones(1, target - S), baselines=0)[0]
-    np.testing.assert_allclose(own.influence_TF[0], theirs_F.numpy(), atol=2e-5)

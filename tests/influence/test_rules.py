@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hand_made_models import EvidenceLM
 
-from pipeline.cli import InputError
 from pipeline.measuring.contexts import Batching, Measured, Measurement
 from pipeline.measuring.far_context import FarContext, LeaveOneOut, far_contexts
 from pipeline.measuring.flags import ContextLengths
@@ -107,23 +106,9 @@ def test_k_star_is_the_least_k_that_reaches_ninety_percent() -> None:
 def test_a_rule_file_registers_rules_once(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     beginning = "import numpy as np\nfrom pipeline.measuring.rules import rule\n"
-    for code, sentence in (
-        ("", "registers no rule"),
-        ("1 / 0", "ZeroDivisionError"),
-        ('@rule("nothing")\ndef greedy(far):\n    return 0', "'greedy' already"),
-    ):
-        path.write_text(beginning + code)
-        with pytest.raises(InputError, match=sentence):
-            load_rule_file(path)
     path.write_text(beginning + '@rule("nothing")\ndef last(far):\n    return np.tile(np.arange(5), (2, 1))')
     load_rule_file(path)
-    load_rule_file(path)
     assert _select("last", 3) == [[3, 2, 1], [4, 3, 2]]  # what is no far token is no candidate
-    path = tmp_path / "other.py"
-    path.write_text(beginning + '@rule("nothing")\ndef narrow(far):\n    return np.zeros((2, 4))')
-    load_rule_file(path)
-    with pytest.raises(InputError, match="shape"):
-        _select("narrow", 3)
 
 
 def test_the_page_s_example_is_a_rule(tmp_path: Path) -> None:

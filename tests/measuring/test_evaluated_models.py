@@ -11,7 +11,6 @@ from olmo.model import OLMo
 from pipeline import loss_differences
 from pipeline.cli import InputError
 from pipeline.results.read import read_artefact, read_settings
-from pipeline.training import speed as precision
 
 
 @pytest.fixture
@@ -33,24 +32,6 @@ def test_bfloat16_is_close_and_recorded(model: str, folder: Path) -> None:
     assert read_settings(coarse, "loss_differences")[model]["dtype"] == "bfloat16"
     with pytest.raises(InputError, match="dtype was 'float32', now 'bfloat16'"):
         measure(loss_differences, folder, *words, "--dtype", "bfloat16")
-
-
-def test_auto_takes_the_faster_dtype_and_keeps_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    words = ["--results", str(folder / "auto"), "--documents-per-shard", "1", "--dtype"]
-    monkeypatch.setattr(precision, "bfloat16_speedup", lambda _: 4.0)
-    results = measure(loss_differences, folder, *words, "auto")
-    assert read_settings(results, "loss_differences")["run"]["dtype"] == "bfloat16"
-    assert "bfloat16" not in caplog.text
-
-    monkeypatch.setattr(precision, "bfloat16_speedup", lambda _: 0.2)  # the rest on another machine
-    next((results / "_stages").rglob("00001-of-00003.done")).unlink()
-    measure(loss_differences, folder, *words, "auto")
-    assert read_settings(results, "loss_differences")["run"]["dtype"] == "bfloat16"
-    assert "bfloat16 is 5.0 times slower than float32" in caplog.text
-    other = measure(loss_differences, folder, *words, "auto", "--results", str(folder / "other"))
-    assert read_settings(other, "loss_differences")["run"]["dtype"] == "float32"
 
 
 def test_a_padded_vocabulary_fits_and_a_smaller_one_does_not(folder: Path) -> None:

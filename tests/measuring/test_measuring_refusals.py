@@ -12,7 +12,7 @@ from olmo.model import OLMo
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from pipeline import evaluate_tokens, influential_tokens, loss_differences
+from pipeline import loss_differences
 from pipeline.cli import InputError
 
 
@@ -41,23 +41,6 @@ def test_a_model_beside_it_of_another_tokenizer(folder: Path, make_olmo: Callabl
     (step / "tokenizer.json").write_bytes((folder / "other" / "tokenizer.json").read_bytes())
     sentence = refused(loss_differences, folder, "--reference-model", str(folder / "other-run"))
     assert f"is another tokenizer than that of {step}, {step}/tokenizer.json" in sentence
-
-
-def test_two_models_of_one_name_in_one_results_folder_are_both_named(
-    folder: Path, make_olmo: Callable[..., OLMo]
-) -> None:
-    for seed, name in enumerate(("a/judge", "b/judge", "elsewhere/run")):
-        write_checkpoint(folder / name, make_olmo(seed=seed))
-    choices = measure(influential_tokens, folder, "--max-documents", "2")
-    tried = ["--choices", str(choices), "--checkpoints"]
-    measure(evaluate_tokens, folder, *tried, f"{folder}/a/judge")
-    for stage, words, of_input, was, now in (
-        (evaluate_tokens, tried, "evaluator judge", "a/judge", "b/judge"),
-        (influential_tokens, ["--max-documents", "2", "--checkpoints"], "checkpoint", "run", "elsewhere/run"),
-    ):
-        sentence = rf"model of the same name, .* {of_input} was {folder}/{was}, now {folder}/{now}\. "
-        with pytest.raises(InputError, match=sentence):
-            measure(stage, folder, *words, f"{folder}/{now}")
 
 
 def test_what_is_no_number_is_told_with_the_model_that_gave_it(

@@ -5,8 +5,6 @@ import pytest
 import torch
 from hugging_face_families import make_model
 
-from pipeline import length_interference
-from pipeline.cli import InputError
 from pipeline.measuring.contexts import Batching
 from pipeline.measuring.placed import NearContexts, Placement, placement_columns, read_distant
 from pipeline.models.huggingface import HuggingFaceCausalLM
@@ -58,15 +56,3 @@ def test_equal_to_stock_models_one_context_at_a_time(family: str, are_shared: bo
         assert row["loss"] == pytest.approx(-expected[TEXT[target]], abs=2e-5)
         kl = (np.exp(reference) * (reference - expected)).sum()
         assert row["divergence"] == pytest.approx(kl, abs=2e-5)
-
-
-def test_a_shared_near_context_ends_before_the_last_target() -> None:
-    flags = "--data d --checkpoints m --results r --near-context-length 512 --share-near"
-    words = [*flags.split(), "--placements", "swap:512@10752", "--targets-per-chunk", "256"]
-    words += ["--long-context-length"]
-    assert length_interference.check(length_interference.parser().parse_args([*words, "513"]))
-    with pytest.raises(InputError, match="511 tokens"):  # it held the last target in the place of its first
-        length_interference.check(length_interference.parser().parse_args([*words, "512"]))
-    assert NearContexts.of(np.arange(272, 513, 16), 512, are_shared=True).starts_B.tolist() == [0]
-    with pytest.raises(ValueError, match="512"):
-        NearContexts.of(np.arange(271, 512, 16), 512, are_shared=True)

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from measured_documents import contents
+from measured_documents import contents, flip
 
 from pipeline.cli import InputError
 from pipeline.query import connect, rows_of
-from pipeline.results import files, write
+from pipeline.results import files
 from pipeline.results.read import (
     artefacts_in,
     read_artefact,
@@ -95,10 +95,6 @@ def test_what_is_written_is_read_back(results: Path) -> None:
     some = read_artefact(results, "length_losses", ["mean_loss"], {"model": ["b%2Fc"], "chunk_index": [0]})
     assert list(some.columns) == ["model", "mean_loss"]
     assert some["mean_loss"].tolist() == [5.0, 6.0]
-    assert read_artefact(results, "length_losses", None, {"model": ["d"]}).empty
-    assert read_artefact(results, "length_losses", None, {"chunk_index": [1]}).empty
-    with pytest.raises(InputError, match="it holds length_losses"):
-        read_artefact(results, "influences")
 
 
 def test_another_configuration_is_refused_by_name(tmp_path: Path) -> None:
@@ -111,17 +107,6 @@ def test_another_configuration_is_refused_by_name(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=sentence):
             open_output(tmp_path, **changes)
     assert open_output(tmp_path, settings=SETTINGS | {"null": None}).pending_shards() == [1]
-
-
-def test_results_of_another_schema_version_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as version_1:
-        version_1.setattr(write, "SCHEMA_VERSION", 1)
-        open_output(tmp_path, num_shards=1).write_shard(0, rows(1.0))
-    assert "is of schema version 1" in refused_by_all(tmp_path)
-    with pytest.raises(InputError, match="schema_version was 1, now 2"):
-        open_output(tmp_path, num_shards=1)
 
 
 KILLED = f"""
@@ -160,12 +145,6 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
 def swap(path: Path) -> None:
     """With the other shard of the same result, so that all but the content is right."""
     shutil.copy(path.with_name(f"{FIRST}.parquet"), path)
@@ -178,7 +157,7 @@ def forget() -> None:
 
 @pytest.mark.parametrize("damage", [cut, flip, Path.unlink, swap])
 def test_a_damaged_shard_counts_as_not_measured_and_is_measured_anew(
-    results: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+    results: Path, damage: Callable[[Path], None]
 ) -> None:
     whole = contents(results)
     damage(shards(results) / f"{SECOND}.parquet")
@@ -187,8 +166,6 @@ def test_a_damaged_shard_counts_as_not_measured_and_is_measured_anew(
     assert f"{SECOND}.parquet " in refused
     output = open_output(results)
     assert output.pending_shards() == [1]
-    assert "the shard counts as not measured" in caplog.text
-    assert "misses 1 of 2 shards" in output.state()
     output.write_shard(1, rows(2.0))
     assert contents(results) == whole
 
@@ -207,27 +184,14 @@ def test_incomplete_results_are_read_with_a_warning_that_counts(
         sources(results, "length_losses", must_be_complete=True)
 
 
-def copy_another_run_over_it(results: Path) -> None:
+def test_results_of_other_settings_copied_over_are_refused(results: Path) -> None:
     other = open_output(results / "other", settings=SETTINGS | {"short_context_length": 32})
     other.write_shard(1, rows(2.0))
     for place in (marks, shards):
         shutil.copytree(place(results / "other"), place(results), dirs_exist_ok=True)
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        (copy_another_run_over_it, f"was 16, now 32 in model=a of {SECOND}."),
-    ],
-)
-def test_what_is_not_of_one_result_is_refused_by_name(
-    results: Path, change: Callable[[Path], object], sentence: str
-) -> None:
-    change(results)
     for read in (lambda: read_artefact(results, "length_losses"), lambda: connect(results, SQL)):
-        with pytest.raises(InputError) as error:
+        with pytest.raises(InputError, match=f"was 16, now 32 in model=a of {SECOND}."):
             read()
-        assert sentence in str(error.value)
 
 
 def test_the_page_of_results_equals_the_schemas() -> None:

@@ -3,8 +3,6 @@
 import gzip
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from pipeline.cli import InputError
@@ -13,9 +11,7 @@ from pipeline.text.sources import (
     Source,
     documents_or_reasons,
     embedded_records,
-    json_lines,
     open_sources,
-    parquet_records,
     read_documents,
 )
 
@@ -44,24 +40,6 @@ def test_a_malformed_record_is_named_by_file_and_line_or_counted(record: bytes, 
     with pytest.raises(InputError, match=rf"^corpus\.jsonl, record 3 {fault}"):
         texts_of(*lines)
     assert texts_of(*lines, skip_malformed=True) == ["a", "malformed", "b"]
-
-
-@pytest.mark.parametrize("content", [gzip.compress(b'{"text": "a"}\n' * 9, mtime=0)[:-9], b'{"text": "a"}\n'])
-def test_a_gz_file_cut_off_or_not_packed_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "a.jsonl.gz").write_bytes(content)
-    with pytest.raises(InputError, match=r"a\.jsonl\.gz cannot be read to its end"):
-        list(json_lines(tmp_path / "a.jsonl.gz"))
-
-
-def test_parquet_rows_under_a_name_that_looks_like_a_pattern(tmp_path: Path) -> None:
-    path = tmp_path / "part[0]*.parquet"
-    pq.write_table(pa.table({"text": ["a", None], "n": [1, 2]}), path)
-    assert list(parquet_records(path)) == [{"text": "a", "n": 1}, {"text": None, "n": 2}]
-    with pytest.raises(InputError, match="record 2 has no 'text'"):
-        list(read_documents(open_sources([str(path)], c4_split="train")))
-    path.write_bytes(b"PAR1 and no more")
-    with pytest.raises(InputError, match=r"parquet is not a readable Parquet file"):
-        list(parquet_records(path))
 
 
 def test_the_corpus_is_real_text_of_known_size() -> None:

@@ -32,14 +32,6 @@ def saved(tokenizer: Tokenizer, folder: Path) -> Path:
     return folder / "tokenizer.json"
 
 
-def test_words_become_their_ids(tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(saved(words(*WORDS), tmp_path))
-    first, second = tokenizer.encode(["a b a", "b <|endoftext|> c"])  # EOS, an ordinary word here, stays in
-    assert (first.tolist(), second.tolist(), first.dtype) == ([1, 2, 1], [2, 0, 3], np.int32)
-    assert tokenizer.notes("b <|endoftext|> c", second)["eos_in_text"] == 1
-    assert (tokenizer.eos_token_id, tokenizer.vocabulary_size) == (0, 4)
-
-
 def test_olmos_tokenizer_encodes_known_ids_and_no_eos() -> None:
     tokenizer = load_tokenizer(OLMO)
     assert (tokenizer.vocabulary_size, tokenizer.eos_token_id) == (50_280, 50_279)
@@ -47,7 +39,6 @@ def test_olmos_tokenizer_encodes_known_ids_and_no_eos() -> None:
     hello, literal_eos = tokenizer.encode(["Hello world", "<|endoftext|>"])
     assert hello.tolist() == [12092, 1533]
     assert 50_279 not in literal_eos
-    assert len(literal_eos) > 1
 
 
 def test_bpe_merges_what_is_frequent() -> None:
