@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from measured_documents import (  # fmt: skip
     LONG,
@@ -54,17 +53,6 @@ def test_every_rule_ranks_the_far_context_and_its_null(folder: Path) -> None:
     for rule in RULES:  # the best single token is what add_one_in is defined by
         assert (best["add_one_in"] <= best[rule] + 1e-5).all()
     assert (best["greedy"] == best["add_one_in"]).all()
-
-
-def test_a_rule_selects_the_same_whichever_rules_run_beside_it(folder: Path, results: list[str]) -> None:
-    measure(influential_tokens, folder, *results, "--rules", "leave_one_out", "random")
-    alone = read_artefact(Path(results[1]), "influential_tokens")
-    together = read_artefact(folder / "results", "influential_tokens").query(
-        "rule in ('leave_one_out', 'random')"
-    )
-    key = [*TARGET, "rule", "far_context", "rank"]
-    frames = [frame.sort_values(key, ignore_index=True) for frame in (alone, together)]
-    pd.testing.assert_frame_equal(*frames, atol=1e-5, rtol=0)
 
 
 def test_rules_of_a_file_are_measured_like_any_other(

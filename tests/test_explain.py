@@ -208,25 +208,6 @@ def test_a_chat_is_read_by_its_template_and_its_answer_explained(model: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("text", "unit", "expected"),
-    [
-        ("It rained, naïvely.", "word", ["It", " rained", ",", " naïvely", "."]),
-        ("if x == foo_2:\n    y", "word", ["if", " x", " ==", " foo_2", ":\n   ", " y"]),
-        ("One. Two!\nThree", "sentence", ["One.", " Two!\n", "Three"]),
-        ("One.\nTwo\n\nThree", "paragraph", ["One.\nTwo\n\n", "Three"]),
-        ("One.\nTwo", "paragraph", ["One.\n", "Two"]),
-        ("你好吗", "word", ["你", "好", "吗"]),
-    ],
-)
-def test_units(text: str, unit: str, expected: list[str], model: Path) -> None:
-    read = tokenized_text(text, model)
-    starts = sources.unit_starts(read, unit)
-    ends = [*starts[1:], len(read.pieces)]
-    found = ["".join(read.pieces[start:end]).strip() for start, end in zip(starts, ends, strict=True)]
-    assert found == [words.strip() for words in expected]
-
-
-@pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["--text", "  \n "], "the text of --text is empty"),
@@ -236,12 +217,11 @@ def test_units(text: str, unit: str, expected: list[str], model: Path) -> None:
         (["--text", TEXT, "--foreign-text-file", "{folder}/short"], "the foreign text has 1 tokens, and 64"),
         (["--text-file", "{folder}/short", "--out", "{folder}/short"], "is an input, which the output would"),
         (["--text", TEXT, "--out", "{model}/config.json"], "is an input, which the output would"),
-        (["--text", TEXT, "--budget", "soon"], "soon is no duration above 0, such as 90s"),
         (["--text", TEXT, "--instead", "dog"], "--instead needs --at or --position"),
         (["--chat", "{folder}/short"], "is no JSON"),
         (["--chat", "{folder}/asked"], "the chat ends with a message of the role 'user'"),
         (["-at", "dog"], "dog' does not occur in the text"),
-        (["-at", "cat"], "cat' occurs 2 times; say which by --position: 3 (“The cat”), 19 (“"),
+        (["-at", "cat"], "cat' occurs 2 times; say which by --position: 2 (“The cat”), 17 (“"),
         (["-position", "500"], "--position 500 is outside: the text has tokens 0 to"),
         (["-position", "5"], "leaves none of the 5 tokens"),
         (["-at", "there", "--instead", "there"], "is what stands there"),

@@ -130,21 +130,6 @@ def test_the_answer_is_told_by_the_signs_and_the_rest_is_the_text(data: Path, pl
         assert any((tokens[kept] == source[kept]).all() for source in sources if len(source) >= LENGTH)
 
 
-def test_foreign_documents_end_with_their_own_tokens_only(data: Path, planted: Path) -> None:
-    every = [document.token_ids for document in TokenizedData.open(data).evaluation_documents()]
-    sources = [token_ids for token_ids in every if len(token_ids) >= LENGTH]
-    length = LENGTH - 8  # three questions with their answers, and EOS with what it leaves of a pair
-    far = length - 1 - SHORT
-    expected = {
-        (*sources[index - 1][:far].tolist(), *source[far:length].tolist())
-        for index, source in enumerate(sources)
-    }
-    opened = TokenizedData.open(planted / "foreign" / "data")
-    assert (training_token_counts(opened) == training_token_counts(TokenizedData.open(data))).all()
-    found = opened.evaluation_documents()
-    assert {tuple(document.token_ids.tolist()) for document in found} == expected
-
-
 def test_the_same_again_changes_no_byte_and_other_settings_are_refused(data: Path, planted: Path) -> None:
     before = contents(planted)
     plant(data, planted)

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from pipeline import tokenize_c4
 from pipeline.cli import InputError
-from pipeline.text import encode, sources
+from pipeline.text import encode
 from pipeline.text.encode import PackedShardWriter
 from pipeline.text.folder import TokenizedData
 from pipeline.text.sources import Document
@@ -146,22 +146,6 @@ def test_bpe_is_trained_on_the_training_part_only(folder: Path) -> None:
     tokenizer = Tokenizer.from_file(str(folder / "data/tokenizer.json"))
     assert len(tokenizer.encode("abab").ids) == 1
     assert len(tokenizer.encode("zqzq").ids) == 4
-
-
-def test_c4_evaluates_on_its_own_validation_split(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {"train-0": ["a", "b", "c"], "train-1": ["d"], "validation-0": ["b", "e", "f"]}
-
-    def stream(name: str) -> Iterator[dict[str, str]]:
-        yield from ({"text": text} for text in files[name])
-
-    c4_files = {"train": ["train-0", "train-1"], "validation": ["validation-0"]}
-    monkeypatch.setattr(sources, "C4_FILES", c4_files)
-    monkeypatch.setattr(sources, "stream_c4", stream)
-    monkeypatch.setattr(tokenize_c4, "c4_revision", lambda: "c0ffee")
-    flags = ("--source", "c4", "--max-documents", "3", "--max-evaluation-documents", "2")
-    data = tokenize(folder, *flags, evaluation=False)
-    assert training_tokens(data) == [[2, 0, 4, 0, 5, 0]]
-    assert {tuple(document.token_ids.tolist()) for document in data.evaluation_documents()} == {(3,), (6,)}
 
 
 def test_complete_data_is_left_alone_and_another_configuration_refused(folder: Path) -> None:

@@ -1,7 +1,4 @@
-"""From text to results by the commands themselves, from another directory and not installed.
-
-Then once more with influential_tokens killed in the middle: the same bytes must come out.
-"""
+"""From text to results by the commands themselves, from another directory and not installed."""
 
 import os
 import subprocess

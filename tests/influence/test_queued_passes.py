@@ -12,15 +12,11 @@ from olmo.model import OLMo
 from pipeline.cli import InputError
 from pipeline.measuring.contexts import (
     Batching,
-    Measurement,
-    PassQueue,
     measured_contexts,
     own_context,
 )
-from pipeline.measuring.far_context import far_contexts, leave_each_out, sparse_contexts
+from pipeline.measuring.far_context import leave_each_out
 from pipeline.measuring.flags import ContextLengths
-from pipeline.measuring.rules import selected_positions
-from pipeline.models.interface import NotFiniteLossError
 from pipeline.models.olmo import OLMoCausalLM
 
 LENGTHS = ContextLengths(short_context_length=8, long_context_length=96, targets_per_chunk=12)
@@ -30,19 +26,6 @@ CHUNKS = np.random.default_rng(6).integers(0, 48, (2, 96))
 @pytest.fixture(scope="module")
 def lm(make_olmo: Callable[..., OLMo]) -> OLMoCausalLM:
     return OLMoCausalLM(make_olmo(seed=5, d_model=64, n_heads=4, max_sequence_length=96))
-
-
-@pytest.mark.parametrize("tokens_per_batch", [2048, 8192])
-def test_a_memory_budget_moves_no_bit(lm: OLMoCausalLM, tokens_per_batch: int) -> None:
-    """Not even the order of the last of 76 far tokens, which differ in their last bits."""
-    found = []
-    for budget_bytes in (1 << 30, 500_000):
-        own = far_contexts(Measurement(lm, LENGTHS, Batching(tokens_per_batch, budget_bytes)), *CHUNKS)["own"]
-        positions = {"leave_one_out_divergence": selected_positions(own, "leave_one_out_divergence", 76, [0])}
-        sparse = sparse_contexts(own, positions, dict.fromkeys(positions, [1, 16, 64]))
-        found.append([own.influence_TF, *positions.values(), *sparse["leave_one_out_divergence"]])
-    for values, expected in zip(*found, strict=True):
-        np.testing.assert_array_equal(values, expected)
 
 
 def test_batches_are_halved_where_memory_runs_out(lm: OLMoCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,15 +76,3 @@ def test_the_row_before_the_target_predicts_it() -> None:
         any_reference(SeenTokens(), 1), np.array([0, 0]),
     )  # fmt: skip
     assert measured.losses.tolist() == [0, 100]
-
-
-def test_the_first_number_that_is_not_finite_is_named() -> None:
-    queue = PassQueue(None, Batching(1), None)
-    positions, queries = np.arange(30, 36)[None], np.array([[2, 5]])
-    good, bad = torch.ones(2, 2), torch.tensor([[1.0, 2.0], [3.0, torch.inf]])
-    queue._passes = [(positions, queries, values) for values in ((good, good), (good, bad), (bad, good))]
-    with pytest.raises(NotFiniteLossError, match="the divergence at position 36 is inf") as error:
-        queue.read()
-    assert error.value.sequence_index == 1
-    queue._passes = [(positions, queries, (2 * good,)), (positions, queries, (good[:1],))]
-    assert [[values.tolist() for values in kind] for kind in queue.read()] == [[[[2, 2], [2, 2]], [[1, 1]]]]

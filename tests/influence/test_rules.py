@@ -103,14 +103,6 @@ def test_k_star_is_the_least_k_that_reaches_ninety_percent() -> None:
         assert _k_star(long_loss, [0.0, 0.0, 0.0]) == ([None], [False])
 
 
-def test_a_rule_file_registers_rules_once(tmp_path: Path) -> None:
-    path = tmp_path / "mine.py"
-    beginning = "import numpy as np\nfrom pipeline.measuring.rules import rule\n"
-    path.write_text(beginning + '@rule("nothing")\ndef last(far):\n    return np.tile(np.arange(5), (2, 1))')
-    load_rule_file(path)
-    assert _select("last", 3) == [[3, 2, 1], [4, 3, 2]]  # what is no far token is no candidate
-
-
 def test_the_page_s_example_is_a_rule(tmp_path: Path) -> None:
     page = Path(__file__).parents[2] / "CONTRIBUTING.md"
     (code,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)

@@ -10,7 +10,6 @@ from pipeline.text import sources
 from pipeline.text.sources import (
     Source,
     documents_or_reasons,
-    embedded_records,
     open_sources,
     read_documents,
 )
@@ -40,14 +39,6 @@ def test_a_malformed_record_is_named_by_file_and_line_or_counted(record: bytes, 
     with pytest.raises(InputError, match=rf"^corpus\.jsonl, record 3 {fault}"):
         texts_of(*lines)
     assert texts_of(*lines, skip_malformed=True) == ["a", "malformed", "b"]
-
-
-def test_the_corpus_is_real_text_of_known_size() -> None:
-    texts = [record["text"] for record in embedded_records() if not isinstance(record, bytes)]
-    assert len(texts) == len(set(texts)) == 11_360
-    assert sum(len(text.split()) for text in texts) == 1_215_990
-    assert texts[0].startswith("Persian language -- Persian")
-    assert not any("\nQuestion:" in text for text in texts)
 
 
 @pytest.mark.parametrize(
