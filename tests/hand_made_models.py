@@ -4,8 +4,7 @@ from collections.abc import Callable, Set
 
 import torch
 
-from pipeline.models.interface import Prefix, causal_visibility, visibility_of_all
-from pipeline.models.olmo import OLMoCausalLM
+from pipeline.models.interface import causal_visibility, visibility_of_all
 
 
 class EvidenceLM:
@@ -99,33 +98,3 @@ class SeenTokens:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden * 100
-
-
-class CountingLM:
-    """An OLMo that counts the tokens run through it, and the backward passes."""
-
-    def __init__(self, model: OLMoCausalLM) -> None:
-        self._model = model
-        self.token_forwards = self.backward_passes = 0
-        self.vocabulary_size, self.device, self.logits = model.vocabulary_size, model.device, model.logits
-
-    def read(self, token_ids: torch.Tensor, *arguments: object) -> tuple[torch.Tensor, Prefix]:
-        self.token_forwards += token_ids.numel()
-        return self._model.read(token_ids, *arguments)
-
-    def hidden_states(self, token_ids: torch.Tensor, *arguments: object) -> torch.Tensor:
-        self.token_forwards += token_ids.numel()
-        return self._model.hidden_states(token_ids, *arguments)
-
-    def watch_heads(self, token_ids: torch.Tensor, *arguments: object) -> list[object]:
-        self.token_forwards += token_ids.numel()
-        return self._model.watch_heads(token_ids, *arguments)
-
-    def sequence_bytes(self, num_rows: int, num_prefix_rows: int) -> int:
-        return self._model.sequence_bytes(num_rows, num_prefix_rows)
-
-    def gate_gradients(self, token_ids: torch.Tensor, *arguments: object) -> torch.Tensor:
-        self.token_forwards += token_ids.numel()
-        gradients_TS = self._model.gate_gradients(token_ids, *arguments)
-        self.backward_passes += len(gradients_TS)
-        return gradients_TS

@@ -1,10 +1,8 @@
 """Testing synthetic models as a user does it: accuracy, excess loss, and which tokens decide."""
 
-import hashlib
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from test_train_synthetic import OF_SIGNS, train
@@ -55,11 +53,9 @@ def test_evaluation_writes_a_row_a_cell_and_keeps_it(copying: Path, tmp_path: Pa
         ["copy-predicted-seed0", "copy", "predicted", 2, 5],
         ["copy-predicted-seed0", "copy", "predicted", 4, 9],
     ]
-    assert not rows["is_learnt"].any() and (rows["exact_match"] < 0.5).all()
-    assert rows["position_id_accuracy"].between(0, 1).all() and rows["sparsity"].isna().all()
-    files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")}
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")}
     evaluate(copying, tmp_path, "copy", "--sizes", "2", "4")
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")} == files
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")} == before
     for words in (["2"], ["2", "4", "--attention-scale", "2"]):  # else shards of both would be mixed
         with pytest.raises(InputError):
             evaluate(copying, tmp_path, "copy", "--sizes", *words)
@@ -89,7 +85,6 @@ def test_excess_loss_and_attention_on_signs(tmp_path: Path, positions: str) -> N
     examples = read_artefact(tmp_path / "results", "synthetic_examples")
     run = find_task_run(folder, task)
     model = run.load(torch.device("cpu"))
-    assert model.position_ids is None
     for row in found:
         batch, generator = held_out_examples(task_called(task), (row["size"], None), NUM_EXAMPLES, 0)
         ids_BS = torch.from_numpy(run.config.position_ids(batch, generator, in_testing=True))
@@ -132,41 +127,10 @@ def test_rows_hold_the_generators_truth(chains: Path, tmp_path: Path) -> None:
         assert set(of_size["target_index"] % 3) == {2}
 
 
-def test_every_selection_is_ranked_without_repeats(parity: Path, tmp_path: Path) -> None:
-    words = ["--sizes", "10", "--sparsities", "1", "2", *DEPENDENCIES, "--largest-k", "8"]
-    evaluate(parity, tmp_path, "sparse_parity", *words)
-    rows = read_artefact(tmp_path, "found_dependencies").fillna({"intervention": "-"})
-    selections = rows.groupby(["sparsity", "example_index", "target_index", "rule", "intervention"])
-    assert len(selections) == 2 * 3 * 10  # two k, three examples, ten rules and interventions
-    assert (selections["rank"].apply(list) == pd.Series([[*range(1, 9)]] * len(selections)).values).all()
-    assert (selections["context_position"].nunique() == 8).all()
-    # 2 l = 10: of 8 far tokens every one is ranked, so all true dependencies are among them
-    assert (selections["is_dependency"].sum() == selections["num_dependencies"].first()).all()
-    assert set(rows["context_token"]) == {"0", "1", ".", "*"}
-    asked = rows.groupby("rule")["intervention"].agg(set).to_dict()
-    assert asked["attention_rollout"] == {"-"} and asked["add_one_in"] == {"remove", "background"}
-
-
-def test_a_lost_shard_is_made_again_to_the_same_bytes(parity: Path, tmp_path: Path) -> None:
-    words = ["--sizes", "10", "--sparsities", "1", "2", *DEPENDENCIES, "--largest-k", "4"]
-
-    def measured() -> dict[str, str]:
-        evaluate(parity, tmp_path, "sparse_parity", *words)
-        files = sorted((tmp_path / "found_dependencies").rglob("*.parquet"))
-        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-    before = measured()
-    assert len(before) == 2
-    next((tmp_path / "_stages").rglob("00001-of-00002.done")).unlink()
-    next((tmp_path / "found_dependencies").rglob("00001-of-00002.parquet")).unlink()
-    assert measured() == before
-
-
 def test_what_predicted_ids_depend_on_is_asked_of_the_head_of_ids(chains: Path, tmp_path: Path) -> None:
     sizes = ["--sizes", "4", *DEPENDENCIES, "--largest-k", "6"]
     rules = ["--rules", "leave_one_out", "gradient_divergence", "attention"]
     evaluate(chains, tmp_path, "variable_assignment", *sizes, "--dependencies", "position_ids", *rules)
-    evaluate(chains, tmp_path, "variable_assignment", *sizes)  # beside it
     rows = read_artefact(tmp_path, "found_id_dependencies")
     generator = of_test_examples(0, 4, None)
     batch = draw_batch(task_called("variable_assignment"), 4, [None] * 3, generator)
@@ -175,9 +139,6 @@ def test_what_predicted_ids_depend_on_is_asked_of_the_head_of_ids(chains: Path, 
         found = of_target.loc[of_target["is_dependency"], "context_position"]
         assert (ids[found] == ids[batch.num_prompt_tokens + target]).all()
         assert set(of_target["num_dependencies"]) == {1}
-    # IDs of this run are spread, so that none can be counted on from the one before it
-    assert set(rows["target_index"] % 3) == {0, 1, 2}
-    assert len(read_artefact(tmp_path, "found_dependencies")) > 0
 
 
 @pytest.mark.parametrize(

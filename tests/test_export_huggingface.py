@@ -10,17 +10,13 @@ import torch
 from losses_under_contexts import long_context_losses
 from measured_documents import flip
 from olmo.model import OLMo
-from omegaconf import OmegaConf
 from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer
 
-from pipeline import export_huggingface
 from pipeline.cli import InputError
 from pipeline.models.export import as_hugging_face, write_hugging_face_folder
 from pipeline.models.load import Loading, find_model, load_causal_lm
 from pipeline.models.olmo import OLMoCausalLM
-from pipeline.text import folder as tokenized_data
-from pipeline.text.folder import TokenizedData
 
 MakeOLMo = Callable[..., OLMo]
 CPU = Loading(torch.device("cpu"))
@@ -71,40 +67,3 @@ def test_the_folder_is_what_other_tools_expect_and_a_flipped_bit_is_seen(
     flip(out / "model.safetensors")
     with pytest.raises(InputError, match="model.safetensors has not the SHA-256 of its manifest"):
         load_causal_lm(find_model(str(out)), CPU, 64)
-
-
-def _save(model: OLMo, folder: Path) -> Path:
-    folder.mkdir(exist_ok=True)
-    OmegaConf.save({"model": model.config.asdict()}, folder / "config.yaml")
-    torch.save(model.state_dict(), folder / "model.pt")
-    return folder
-
-
-def _export(run: Path, out: Path) -> None:
-    words = ["--checkpoint", str(run), "--data", "data", "--out", str(out)]
-    export_huggingface.main(export_huggingface.parser().parse_args(words))
-
-
-def test_the_program_writes_a_folder_or_leaves_nothing_behind(
-    make_olmo: MakeOLMo, tokenizer_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = TokenizedData.__new__(TokenizedData)  # as far as the export reads it
-    for name, value in {"folder": tmp_path, "vocabulary_size": 48, "eos_token_id": 0}.items():
-        object.__setattr__(data, name, value)
-    monkeypatch.setattr(tokenized_data.TokenizedData, "open", classmethod(lambda cls, folder: data))
-    no_number = make_olmo()
-    with torch.no_grad():
-        no_number.transformer.wte.weight[:, 2] = float("nan")
-    run, out = tmp_path / "run", tmp_path / "out"
-    for model, target, sentence in (
-        (make_olmo(vocab_size=40), out, "trained with another tokenizer .* 40 tokens and not 48"),
-        (make_olmo(layer_norm_type="rms"), out, "model.layer_norm_type is rms, but .* knows only default"),
-        (no_number, out, "the exported losses differ by nan nats"),
-    ):
-        with pytest.raises(InputError, match=sentence):
-            _export(_save(model, run), target)
-    _save(make_olmo(), run)
-    assert {path.name for path in tmp_path.iterdir()} == {"tokenizer.json", "run"}
-    _export(run, tmp_path / "y" / "run-hf")
-    assert [path.name for path in (tmp_path / "y").iterdir()] == ["run-hf"]
-    assert [find_model(str(path)).name for path in (run, tmp_path / "y" / "run-hf")] == ["run", "run-hf"]

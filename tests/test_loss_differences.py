@@ -1,19 +1,13 @@
 """The stage loss_differences: its rows counted by hand, its losses against stock OLMo's own forward pass."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
-import pyarrow.parquet as pq
 import pytest
-import torch
 from measured_documents import (
-    DOCUMENTS,
     LENGTH_LOSSES,
     LONG,
-    TARGET_POSITIONS,
     TARGETS,
     chunk_of,
     measure,
@@ -26,72 +20,6 @@ from olmo.model import OLMo
 from pipeline import loss_differences
 from pipeline.loss_differences import default_context_lengths
 from pipeline.results.read import read_artefact
-from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
-from pipeline.results.versions import sha256_of_files
-from pipeline.text.folder import TokenizedData
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, make_olmo: Callable[..., OLMo]) -> Path:
-    folder = tmp_path_factory.mktemp("loss_differences")
-    write_data(folder / "data")
-    write_checkpoint(folder / "run", make_olmo(seed=1))
-    measure(loss_differences, folder, "--documents-per-shard", "2")
-    return folder
-
-
-@pytest.fixture
-def rows(folder: Path) -> pd.DataFrame:
-    return read_artefact(folder / "results", "loss_differences")
-
-
-def test_a_row_for_each_target_in_the_coordinates_of_its_document(rows: pd.DataFrame) -> None:
-    assert rows["model"].unique().tolist() == ["run"]
-    names = rows[["document_id", "chunk_index", "target_position"]]
-    assert list(names.itertuples(index=False, name=None)) == TARGET_POSITIONS
-    assert rows["num_long_context_tokens"].tolist() == [9, 10, 11] * 4
-    assert rows["target_token_id"].tolist() == [
-        int(DOCUMENTS[document_id][position]) for document_id, _, position in TARGET_POSITIONS
-    ]
-
-
-def test_loss_and_entropy_of_the_long_context_are_stock_olmo_s(
-    rows: pd.DataFrame, make_olmo: Callable[..., OLMo]
-) -> None:
-    model = make_olmo(seed=1)
-    for row in rows.itertuples():
-        tokens = torch.as_tensor(DOCUMENTS[row.document_id].astype(np.int64))
-        with torch.inference_mode():
-            logits_V = model(tokens[None, row.chunk_index * LONG : row.target_position]).logits[0, -1]
-        log_probs_V = logits_V.double().log_softmax(-1)
-        assert row.long_context_loss == pytest.approx(-float(log_probs_V[row.target_token_id]), abs=1e-5)
-        entropy = -float((log_probs_V.exp() * log_probs_V).sum())
-        assert row.long_context_entropy == pytest.approx(entropy, abs=1e-5)
-
-
-def test_each_file_says_what_made_it(folder: Path) -> None:
-    files = sorted((folder / "results/loss_differences/model=run").iterdir())
-    assert [path.name for path in files] == ["00000-of-00002.parquet", "00001-of-00002.parquet"]
-    for path, num_rows in zip(files, (9, 3), strict=True):
-        table = pq.ParquetFile(path).read()
-        assert table.num_rows == num_rows
-        assert table.schema.equals(SCHEMAS["loss_differences"])
-        metadata = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
-        assert "git_commit" in metadata
-        assert (metadata["stage"], metadata["schema_version"]) == ("loss_differences", str(SCHEMA_VERSION))
-        settings = json.loads(metadata["settings"])
-        expected = {
-            "short_context_length": 4, "long_context_length": 12, "targets_per_chunk": 3, "num_documents": 3,
-            "documents_per_shard": 2, "num_shards": 2, "dtype": "float32",
-        }  # fmt: skip
-        assert expected.items() <= settings.items() and "bos_token_ids" not in settings
-        step = folder / "run/step20-unsharded"
-        assert json.loads(metadata["inputs"]) == {
-            "checkpoint": sha256_of_files(step / "config.yaml", step / "model.pt"),
-            "evaluation_documents": TokenizedData.open(folder / "data").evaluation_sha256,
-        }
-        assert json.loads(metadata["model_facts"])["train_context_length"] == 64
-        assert {"torch", "ai2-olmo"} <= json.loads(metadata["packages"]).keys()
 
 
 @pytest.mark.parametrize("bos_token_ids", [(), (7, 3)])

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 WITHOUT_NUMBERS = (
-    "analysis", "slurm", "studies", "test_other_processors.py", "test_pages.py", "test_start.py"
+    "analysis", "slurm", "studies", "test_other_processors.py", "test_pages.py"
 )  # fmt: skip
 """Tests that hold no number of torch's kernels to another."""
 WITHHELD = {

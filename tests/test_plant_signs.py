@@ -49,12 +49,6 @@ def signs_of(data: Path) -> Signs:
     return Signs.rarest(training_token_counts(opened), opened.eos_token_id, laws_of([1, 2, 4], 16))
 
 
-def answer_of(signs: Signs, choices: list[int]) -> int:
-    """The choices at the places are the digits of the answer's index."""
-    k = len(choices)
-    return int(signs.answer_ids[np.ravel_multi_index(choices, [signs.sign_ids[k].shape[1]] * k)])
-
-
 def test_the_worked_example_is_true() -> None:
     result = doctest.testmod(planting)
     assert result.attempted >= 7 and result.failed == 0
@@ -92,21 +86,6 @@ def test_the_best_loss_is_that_of_all_cases_counted(law: SignLaw) -> None:
     )
 
 
-@pytest.mark.parametrize("law", [*LAWS, SignLaw(32, 4, 3.0, is_balanced=True)], ids=str)
-def test_what_is_drawn_is_as_frequent_as_stated(law: SignLaw) -> None:
-    generator, number = np.random.default_rng(1), 4000
-    drawn = [law.draw(generator) for _ in range(number)]
-    latents = np.bincount([latent for latent, _, _ in drawn], minlength=2**law.num_bits) / number
-    assert abs(latents - 2.0**-law.num_bits).max() < 5 * np.sqrt(2.0**-law.num_bits / number)
-    digits = np.arange(law.num_bits)[::-1]
-    flips = [law.votes(places, tokens) ^ (latent >> digits & 1) for latent, places, tokens in drawn]
-    spread = 5 * np.sqrt(law.flip_probability / number) + 1e-12
-    assert abs(np.mean(flips, axis=0) - law.flip_probability).max() < spread
-    tokens = np.concatenate([tokens for _, _, tokens in drawn])
-    shares = np.bincount(tokens, minlength=law.tokens_a_place) / len(tokens)
-    assert abs(shares - 1 / law.tokens_a_place).max() < 5 * np.sqrt(1 / law.tokens_a_place / number)
-
-
 def test_weak_signs(data: Path, tmp_path: Path) -> None:
     flags = "--num-planted 2 8 --num-answers 4 --bits-told 1.5 --balanced --max-copies 1"
     plant(data, tmp_path, *flags.split(), "--document-lengths", "80")
@@ -135,12 +114,10 @@ def test_the_answer_is_told_by_the_signs_and_the_rest_is_the_text(data: Path, pl
     documents = {doc.document_id: doc.token_ids for doc in opened.evaluation_documents()}
     rows = read_parquet(opened.folder / PLANTED_FILE).to_pylist()
     assert {row["num_planted"] for row in rows} == {1, 2, 4}
-    assert len(documents) > len(rows)  # some plant nothing
     for row in rows:
         tokens, k = documents[row["document_id"]], row["num_planted"]
         places = row["planted_positions"]
         assert len(tokens) == LENGTH == row["target_position"] + 1
-        assert len(set(places)) == k
         assert max(places) < LENGTH - 2 - SHORT
         # By hand: each place of signs contributes a digit, whatever stands first in the text.
         assert row["best_loss"] == 0
@@ -151,36 +128,6 @@ def test_the_answer_is_told_by_the_signs_and_the_rest_is_the_text(data: Path, pl
         assert tokens[-2:].tolist() == [signs.question_ids[k], signs.answer_ids[index]]
         kept = np.setdiff1d(np.arange(LENGTH - 2), places)
         assert any((tokens[kept] == source[kept]).all() for source in sources if len(source) >= LENGTH)
-
-
-def test_training_text_is_whole_pieces_whose_answers_their_signs_tell(data: Path, planted: Path) -> None:
-    signs, opened = signs_of(data), TokenizedData.open(planted / "planted" / "data")
-    tokens = np.concatenate([np.fromfile(path, dtype=opened.token_dtype) for path in opened.train_paths])
-    assert len(tokens) == opened.num_train_tokens
-    pieces = tokens.reshape(-1, LENGTH).astype(np.int64)
-    assert (pieces[:, -1] == opened.eos_token_id).all()
-    questions = {token: k for k, token in signs.question_ids.items()}
-    for piece in pieces:
-        asked = [questions[token] for token in piece[LENGTH - 7 : LENGTH - 1 : 2]]
-        assert sorted(asked) == [1, 2, 4]
-        for k, answer in zip(asked, piece[LENGTH - 6 :: 2], strict=False):
-            choices = [int(np.isin(of_place, piece).nonzero()[0].item()) for of_place in signs.sign_ids[k]]
-            assert answer_of(signs, choices) == answer
-
-
-def test_foreign_documents_end_with_their_own_tokens_only(data: Path, planted: Path) -> None:
-    every = [document.token_ids for document in TokenizedData.open(data).evaluation_documents()]
-    sources = [token_ids for token_ids in every if len(token_ids) >= LENGTH]
-    length = LENGTH - 8  # three questions with their answers, and EOS with what it leaves of a pair
-    far = length - 1 - SHORT
-    expected = {
-        (*sources[index - 1][:far].tolist(), *source[far:length].tolist())
-        for index, source in enumerate(sources)
-    }
-    opened = TokenizedData.open(planted / "foreign" / "data")
-    assert (training_token_counts(opened) == training_token_counts(TokenizedData.open(data))).all()
-    found = opened.evaluation_documents()
-    assert {tuple(document.token_ids.tolist()) for document in found} == expected
 
 
 def test_the_same_again_changes_no_byte_and_other_settings_are_refused(data: Path, planted: Path) -> None:

@@ -1,6 +1,7 @@
 import json
 import shutil
 import signal
+import subprocess
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -9,7 +10,6 @@ import forked_stages
 import numpy as np
 import pytest
 import torch
-from forked_stages import ForkedStage
 from measured_documents import contents, write_data
 
 from pipeline.cli import InputError
@@ -46,7 +46,7 @@ def run_here(data: Path, save_folder: Path, *overrides: str) -> None:
     main(parser().parse_args(command_line(data, save_folder, *overrides)))
 
 
-def start(data: Path, save_folder: Path, *overrides: str) -> ForkedStage:
+def start(data: Path, save_folder: Path, *overrides: str) -> "subprocess.Popen[str]":
     # From another directory: a stage must not depend on where it is called.
     words = command_line(data, save_folder, *overrides)
     return forked_stages.start("pipeline/pretrain.py", *words, cwd=save_folder.parent)
@@ -65,7 +65,7 @@ def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def wait_for(path: Path, process: ForkedStage) -> None:
+def wait_for(path: Path, process: "subprocess.Popen[str]") -> None:
     deadline = time.monotonic() + 120
     while not path.exists() or not path.stat().st_size:
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()[1]
@@ -87,7 +87,6 @@ def test_a_killed_run_goes_on_to_the_same_weights(data: Path, tmp_path: Path, wh
     resumed = start(data, tmp_path / "killed")
     _, said = resumed.communicate(timeout=120)
     assert resumed.returncode == 0, said
-    assert "going on from" in said
     assert_same_weights(tmp_path / "killed" / LAST, whole / LAST)
     assert steps_in(tmp_path / "killed") == list(range(1, NUM_STEPS + 1))
 
@@ -101,7 +100,6 @@ def test_a_run_asked_to_stop_saves_and_goes_on_to_the_same_weights(
     _, said = asked.communicate(timeout=120)
     assert asked.returncode == 75, said
     (saved,) = (tmp_path / "run").glob("step*-unsharded")
-    assert f"saved: {saved}" in said
     assert steps_in(tmp_path / "run") == list(range(1, 1 + int(saved.name[4:].split("-")[0])))
 
     run_here(data, tmp_path / "run")  # another save_interval is no other run
@@ -110,7 +108,7 @@ def test_a_run_asked_to_stop_saves_and_goes_on_to_the_same_weights(
 
 def two_ranks(
     data: Path, save_folder: Path, *overrides: str, code: int = 0
-) -> AbstractContextManager[list[ForkedStage]]:
+) -> AbstractContextManager[list["subprocess.Popen[str]"]]:
     words = command_line(data, save_folder, *overrides)
     return forked_stages.ranks("pipeline/pretrain.py", *words, cwd=save_folder.parent, code=code)
 
@@ -139,47 +137,12 @@ def test_two_ranks_train_on_the_batches_of_one(strategy: str, data: Path, tmp_pa
     torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_two_ranks_drop_other_values_and_go_on_with_their_own_streams(
-    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    steps = ("max_duration=6", "save_interval=3", "scheduler.t_warmup=1", "model.residual_dropout=0.2")
-    run = tmp_path / "run"
-    with two_ranks(data, run, *steps):
-        pass
-    first, second = torch.load(run / "step3-unsharded" / "train.pt", weights_only=True)["random_states"]
-    assert not torch.equal(first["cpu"], second["cpu"])
-    whole = (run / "step6-unsharded").rename(tmp_path / "whole")
-    with two_ranks(data, run, *steps) as ranks:
-        said = [rank.communicate()[1] for rank in ranks]
-    assert "going on from" in said[0] and "the dropout of this checkpoint" not in "".join(said)
-    assert_same_weights(run / "step6-unsharded", whole)
-    shutil.rmtree(run / "step6-unsharded")
-    run_here(data, run, *steps)
-    assert "the dropout of this checkpoint was drawn by 2 ranks on a cpu, and is drawn" in caplog.text
-
-
-def test_two_ranks_stop_after_the_same_step_when_one_is_asked(data: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    until_asked = "max_duration=100000", "save_interval=100000", "distributed_strategy=fsdp"
-    with two_ranks(data, run, *until_asked, code=75) as ranks:
-        wait_for(run / "metrics.jsonl", ranks[0])
-        ranks[1].send_signal(signal.SIGUSR1)
-    (saved,) = run.glob("step*-unsharded")
-    assert steps_in(run)[-1] == int(saved.name[4:].split("-")[0])
-    assert f"saved: {run}" in ranks[0].communicate()[1]
-
-
-def test_a_finished_run_says_so_and_another_is_refused(
-    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_finished_run_says_so_and_another_is_refused(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     run_here(data, run, *SHORT)
-    before = (run / "step4-unsharded" / "model.pt").stat().st_mtime_ns
-    with caplog.at_level("INFO", logger="pipeline"):
-        run_here(data, run, *SHORT)
-    assert f"already finished: {run / 'step4-unsharded'}" in caplog.text
-    assert (run / "step4-unsharded" / "model.pt").stat().st_mtime_ns == before
+    before = contents(run)
+    run_here(data, run, *SHORT)
+    assert contents(run) == before
 
     with pytest.raises(InputError, match="other settings: seed was 0, now 5; choose another --save-folder"):
         run_here(data, run, *SHORT, "seed=5")

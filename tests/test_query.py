@@ -1,14 +1,11 @@
 """SQL over a results folder: views, the table printed, errors of one sentence, from any directory."""
 
-import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 from pipeline import query
@@ -16,7 +13,6 @@ from pipeline.cli import InputError, run_stage
 from pipeline.results.write import StageOutput
 
 ROOT = Path(__file__).resolve().parents[1]
-SELECT = "SELECT model, mean_loss, NULL AS nothing FROM length_losses ORDER BY mean_loss; -- a remark"
 
 
 def write(results: Path, model: str, losses: list[float], num_shards: int = 1, **settings: Any) -> None:
@@ -40,37 +36,6 @@ def results(tmp_path: Path) -> Path:
     return results
 
 
-def test_models_are_a_column_of_text_and_other_files_are_joined(results: Path, tmp_path: Path) -> None:
-    sql = "SELECT model, avg(mean_loss) AS loss FROM length_losses GROUP BY model ORDER BY model"
-    assert query.rows_of(query.connect(results), sql) == [("2", 5.0), ("a", 2.0)]
-    other = tmp_path / "other.parquet"
-    query.write(query.connect(results), sql, "parquet", other)
-    joined = f"SELECT count(*) FROM length_losses JOIN '{other}' USING (model)"
-    assert query.rows_of(query.connect(results), joined) == [(3,)]
-
-
-def test_what_is_no_query_is_one_sentence_and_writes_nothing(
-    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    before = sorted(tmp_path.rglob("*"))
-    for sql, sentence in (
-        ("SELECT 1 FROM length_loses", "does not exist"),
-        ("SELECT loss FROM length_losses", 'column "loss" not found'),
-        ("SELEC 1", "syntax error"),
-        ("-- nothing", "the SQL is empty"),
-        ("SELECT 1; SELECT 2", "the SQL is SELECT, SELECT"),
-        ("SELECT * FROM 'http://127.0.0.1/a.parquet'", "requires the extension httpfs"),
-        ("COPY length_losses TO 'written.csv'", "the SQL is COPY"),
-        ("ATTACH 'written.db'", "the SQL is ATTACH"),
-        ("EXPLAIN ANALYZE COPY length_losses TO 'written.csv'", "the SQL is EXPLAIN"),
-    ):
-        with pytest.raises(InputError, match=sentence) as error:
-            query.rows_of(query.connect(results, sql), sql)
-        assert "\n" not in str(error.value), sql
-    assert sorted(tmp_path.rglob("*")) == before
-
-
 def test_models_measured_in_two_ways_are_refused_by_name(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -83,17 +48,6 @@ def test_models_measured_in_two_ways_are_refused_by_name(
     connection = query.connect(tmp_path, sql, allow_mixed=True)
     assert named in caplog.text
     assert query.rows_of(connection, sql) == [(2,)]
-    query.connect(tmp_path, "SELECT 1")  # a query that does not read them
-
-
-def test_exports_hold_every_row_in_order(results: Path, tmp_path: Path) -> None:
-    for file_format in ("csv", "parquet"):
-        query.write(query.connect(results), SELECT, file_format, tmp_path / file_format)
-    assert (tmp_path / "csv").read_text() == "model,mean_loss,nothing\na,1.0,\na,3.0,\n2,5.0,\n"
-    expected = [
-        {"model": m, "mean_loss": x, "nothing": None} for m, x in [("a", 1.0), ("a", 3.0), ("2", 5.0)]
-    ]
-    assert pq.read_table(tmp_path / "parquet").to_pylist() == expected
 
 
 def test_the_page_s_way_to_read_a_folder_keeps_the_names_of_models(tmp_path: Path) -> None:
@@ -107,26 +61,6 @@ def test_the_page_s_way_to_read_a_folder_keeps_the_names_of_models(tmp_path: Pat
     assert sorted(found["frame"]["model"]) == names
 
 
-def run(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, ROOT / "pipeline" / "query.py", *arguments]
-    return subprocess.run(
-        command, cwd=cwd, env=os.environ | {"PYTHONPATH": ""}, capture_output=True, text=True
-    )
-
-
-def test_rows_go_to_standard_output_and_all_else_to_standard_error(results: Path, tmp_path: Path) -> None:
-    flags = "--results", results.name
-    done = run(*flags, "SELECT mean_loss FROM length_losses, range(100) ORDER BY 1", cwd=tmp_path)
-    assert (done.stderr, done.returncode) == ("", 0)
-    assert done.stdout.count(" 1.0 ") == 100 and "300 rows" in done.stdout and "200 shown" in done.stdout
-    done = run(*flags, SELECT, "--format", "csv", cwd=tmp_path)
-    assert done.stdout.splitlines()[1:] == ["a,1.0,", "a,3.0,", "2,5.0,"]
-    done = run(*flags, "--format", "csv", "SELECT 1 AS a FROM length_losses WHERE model = 'A'", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (1, "a\n")
-    assert done.stderr == "query: no rows\n"
-    assert run(*flags, cwd=tmp_path).stdout.startswith("length_losses: 3 rows of model, document_id, ")
-
-
 def test_bad_input_is_one_sentence_and_exit_code_two(
     results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,6 +72,9 @@ def test_bad_input_is_one_sentence_and_exit_code_two(
     monkeypatch.chdir(tmp_path)
     for words, sentence in (
         (["SELECT 1 FROM nothing"], "nothing does not exist"),
+        (["SELEC 1"], "syntax error"),
+        (["COPY length_losses TO 'a.csv'"], "the SQL is COPY"),
+        (["EXPLAIN ANALYZE COPY length_losses TO 'a.csv'"], "the SQL is EXPLAIN"),
         (["SELECT 1", "--results", "empty"], "empty holds no results"),
         (["SELECT 1", "--results", "unmarked"], "unmarked holds no results"),
         (["FROM length_losses", "--results", "cut"], "parquet has"),

@@ -50,12 +50,3 @@ print("measured")
 """
     ended = python(code, model)
     assert ended.stdout.splitlines()[-1:] == ["measured"], ended.stderr
-
-
-def test_training_says_what_is_missing() -> None:
-    code = """
-from pipeline.cli import run_module
-run_module("pipeline.pretrain", "pretrain.py")
-"""
-    ended = python(code, "olmo_configs/tiny.yaml", "--data", "data", "--save-folder", "run")
-    assert ended.returncode == 2 and "ai2-olmo is not installed" in ended.stderr

@@ -1,11 +1,24 @@
-"""Slopes of length interference: planted ones are found, and statsmodels agrees."""
+"""Slopes of length interference: planted ones are found, statsmodels agrees, the rule by hand."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pandas as pd
 import pytest
 import statsmodels.api as sm
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from measured_documents import write_checkpoint
+from olmo.model import OLMo
 
+from analysis import run_notebooks
 from analysis.figures import interference
+from pipeline import influential_tokens, length_interference, tokenize_c4
+from pipeline.results.read import read_artefact
+from pipeline.text.folder import TokenizedData
 
 
 def targets_of(ratio: float, seed: int = 0, num_texts: int = 60) -> pd.DataFrame:
@@ -64,3 +77,162 @@ def test_the_ratio_is_statsmodels_poisson_slope() -> None:
     # CR2 is a little wider than the plain sandwich.
     half = (found["slope_high"] - found["slope_low"]) / 2
     assert half == pytest.approx(1.98 * fit.bse.iloc[0], rel=0.15)
+
+
+def test_permutations_lie_around_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interference, "NUM_PERMUTATIONS", 20)
+    found = interference.permuted(targets_of(0.3), "far")
+    assert len(found) == 20 and abs(found.mean()) < 0.15
+
+
+def row(variant: str, kind: str, low: float, high: float, p_value: float = 0.001) -> tuple[object, ...]:
+    return variant, kind, (low + high) / 2, low, high, p_value
+
+
+@pytest.mark.parametrize(
+    ("ratio", "nats", "share", "lowest", "control", "verdict"),
+    [
+        ((0.1, 0.3), (0.1, 0.2), (-0.1, 0.1), (0.05, 0.3), (0.0, 0.2), "supported"),
+        ((0.1, 0.3), (0.1, 0.2), (-0.1, 0.1), (0.05, 0.3), (-0.1, 0.09), "supported, length-specific"),
+        ((0.1, 0.3), (0.1, 0.2), (-0.2, -0.1), (0.05, 0.3), (0.0, 0.2), "open"),
+        ((0.1, 0.3), (0.1, 0.2), (-0.1, 0.1), (-0.05, 0.3), (0.0, 0.2), "open"),
+        ((-0.3, -0.1), (-0.2, -0.1), (-0.1, 0.1), (-0.3, -0.1), (0.0, 0.2), "opposite"),
+        ((-0.02, 0.04), (-0.02, 0.04), (-0.02, 0.04), (0.0, 0.1), (0.0, 0.2), "refuted"),
+    ],
+)
+def test_the_rule(
+    ratio: object, nats: object, share: object, lowest: object, control: object, verdict: str
+) -> None:
+    p_value = 0.5 if verdict == "refuted" else 0.001
+    rows = [
+        row("as planned", "ratio", *ratio, p_value),
+        row("as planned", "nats", *nats, p_value),
+        row("as planned", "share", *share, p_value),
+        row("lowest eighth left out", "ratio", *lowest),
+        row("highest eighth left out", "ratio", 0.05, 0.3),
+        row("negative control", "ratio", *control),
+    ]
+    table = pd.DataFrame(
+        rows, columns=["variant", "kind", "slope", "slope_low", "slope_high", "holm_p_value"]
+    )
+    assert interference.verdict(table) == verdict
+
+
+def all_text(figure: Figure) -> str:
+    return " ".join(text.get_text() for text in figure.findobj(Text))
+
+
+def run(program: ModuleType, *words: object) -> None:
+    program.main(program.parser().parse_args(list(map(str, words))))
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory, make_olmo: Callable[..., OLMo]) -> Path:
+    """Nine texts from three sources, three targets each, 48 near tokens; the last three are distant texts."""
+    folder, rng = tmp_path_factory.mktemp("real_model"), np.random.default_rng(0)
+    sources = ["c4", "wikipedia", "novels"]
+    rows = [
+        {"text": "".join(rng.choice(list("abcdefgh "), 300)), "url": source} for source in 4 * sources
+    ]  # fmt: skip
+    for name, of in (("texts", rows[:9]), ("train", rows[9:])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in of))
+    words: list[object] = ["--source", folder / "train.jsonl", "--evaluation-source", folder / "texts.jsonl"]
+    run(tokenize_c4, "--out", folder / "data", *words, "--tokenizer", "bpe:257")
+    write_checkpoint(
+        folder / "model", make_olmo(seed=2, vocab_size=257, embedding_size=257, max_sequence_length=256)
+    )
+    flags: list[object] = ["--data", folder / "data", "--checkpoints", folder / "model"]
+    flags += [
+        "--long-context-length",
+        49,
+        "--targets-per-chunk",
+        24,
+        "--target-stride",
+        8,
+        "--max-chunks-per-document",
+        1,
+    ]
+    placements = ["last:4", *(f"swap:16@{start}" for start in (16, 64, 96))]
+    near: list[object] = ["--near-context-length", 48, "--share-near"]
+    run(length_interference, *flags, *near, "--results", folder / "short", "--placements", *placements)
+    ks: list[object] = ["--short-context-length", 8, "--k", 1, 2, 4, 16]
+    rules: list[object] = ["--intervention", "remove", "--rules", interference.RULE, "--null-fraction", 1e-9]
+    run(influential_tokens, *flags, *ks, *rules, "--minimum-gain", 0, "--results", folder / "needed")
+    return folder
+
+
+def test_targets_hold_what_was_measured_of_them(measured: Path) -> None:
+    data = TokenizedData.open(measured / "data")
+    targets = interference.interference_targets(measured / "short", measured / "needed", data)
+    rows = read_artefact(measured / "short", "length_interference")
+    distant = set(rows["distant_document_id"].dropna())
+    sources = {document.document_id: document.url for document in data.evaluation_documents()}
+    # Three targets a text; those that are distant for others are none of the study's.
+    assert len(targets) == 3 * (len(sources) - len(distant)) and not set(targets["document_id"]) & distant
+    assert targets["source"].tolist() == [sources[name] for name in targets["document_id"]]
+    first = targets.iloc[0]
+    of_first = rows[
+        (rows["document_id"] == first["document_id"]) & (rows["target_position"] == first["target_position"])
+    ]
+    far = of_first[of_first["placement"] == "swap:16@96"]
+    assert interference.mean_interference(targets, "swap:16@96")[0] == pytest.approx(
+        far["divergence"].mean(), abs=1e-6
+    )
+    (near,) = of_first[of_first["placement"] == "near"].itertuples()
+    assert (first["loss"], first["entropy"]) == pytest.approx((near.loss, near.entropy))
+    needed = read_artefact(measured / "needed", "dependency_sparsity").merge(
+        first[interference.KEYS].to_frame().T
+    )
+    (of_target,) = needed[needed["criterion"] == "divergence"].itertuples()
+    expected = (of_target.mean_log2_k, of_target.gain)
+    assert (first["mean_log2_k"], first["total_effect"]) == pytest.approx(expected)
+    table = interference.mechanism(targets)
+    assert set(table["near_start"]) == {16, 64, 96} and (table["num_distant"] == 16).all()
+
+
+def test_the_figures_say_what_the_table_says() -> None:
+    targets = targets_of(0.2).assign(total_effect=1.0)
+    targets = targets.rename(columns={"far": interference.PRIMARY, "near": interference.TRAINED})
+    table = interference.slopes(targets, interference.PRIMARY, interference.TRAINED, {})
+    figure = interference.eighths_figure(targets, table)
+    assert "need more tokens lose more" in all_text(figure)
+    for far, says in ((1.0, "unseen distances"), (0.01, "Length interference in a 135M model")):
+        spread = np.random.default_rng(1).uniform(0.5, 1.5, len(targets))
+        h = {
+            f"swap:{n}@{start} {kind}": spread * (0.02 if start == 7680 else far + n / 1e4)
+            for start in (7680, 11776)
+            for n in (1, 64, 512)
+            for kind in interference.KINDS
+        }
+        places = interference.mechanism(targets[["document_id"]].assign(**h))
+        assert (places["num_targets"] == len(targets)).all()
+        assert says in all_text(interference.mechanism_figure(places))
+
+
+def test_a_text_that_is_a_distant_one_counts_for_no_mean() -> None:
+    targets = pd.DataFrame({"document_id": list("aabb"), "swap:64@7680 c4": [1.0, 3.0, np.nan, np.nan]})
+    (row,) = interference.mechanism(targets).to_dict("records")
+    assert (row["interference"], row["num_targets"], row["num_documents"]) == (2.0, 2, 1)
+
+
+def test_the_natural_check_follows_its_rule() -> None:
+    rng = np.random.default_rng(0)
+    h = rng.exponential(1, 40)
+    targets = pd.DataFrame({
+        "document_id": np.repeat(np.arange(10), 4).astype(str), "own:7680": 3.0,
+        "own:11776": 3.3, "last:4": 1.0,
+        "total_effect": 1.0, "swap:512@7680 c4": 0.1,
+        **{f"swap:{start} c4": h for start in (10240, 11776)},
+        **{f"swap:512@{start} c4": 2 * h for start in (10240, 11776)},
+    })  # fmt: skip
+    assert "version stands" in interference.natural_check(targets)[1]
+    shuffled = targets.assign(**{"swap:512@10240 c4": rng.permutation(h)})
+    assert "does not stand" in interference.natural_check(shuffled)[1]
+    assert "does not stand" in interference.natural_check(targets.assign(**{"own:11776": 3.05}))[1]
+
+
+@pytest.mark.slow
+def test_the_notebook_draws_results_of_which_no_document_has_a_null(measured: Path, tmp_path: Path) -> None:
+    words = ["--data", measured / "data", "--notebooks", "influential_tokens"]
+    run(run_notebooks, "--results", measured / "needed", "--figures", tmp_path, *words)
+    assert (tmp_path / "loss_against_k-model.png").exists()

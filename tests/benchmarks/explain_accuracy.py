@@ -1,7 +1,6 @@
 """How often explain's hierarchical search finds what exact leave-one-out finds, and for how much less.
 
   python tests/benchmarks/explain_accuracy.py --texts 20 --out accuracy.jsonl     # on SmolLM2, 512 tokens
-  python tests/benchmarks/explain_accuracy.py --texts 5 --length 1024 --search-only
 
 Of each text the 12 predictions with the largest total effect are explained twice, by tokens: with the search,
 and with every distant token swapped. Told are
@@ -16,7 +15,6 @@ tokens takes about 130,000 forward tokens: five minutes of one core with AVX-512
 import argparse
 import json
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -47,15 +45,12 @@ def parser() -> argparse.ArgumentParser:
     add("--source", default="embedded", help="where texts are read from, as of tokenize_c4")
     add("--texts", type=int, default=20, help="how many")
     add("--length", type=int, default=512, help="tokens of each text")
-    add("--search-only", action="store_true", help="count the search's forward tokens, and swap no others")
     add("--dtype", default="float32")
     add("--out", type=Path, default=Path("explain_accuracy.jsonl"))
     return parser
 
 
-def measured(
-    passes: Passes, text: TokenizedText, foreign_N: np.ndarray, length: int, *, search_only: bool
-) -> dict:
+def measured(passes: Passes, text: TokenizedText, foreign_N: np.ndarray, length: int) -> dict:
     """The numbers of one text."""
     ids_L = text.token_ids_N[:length]
     backgrounds_BL = foreign_N[: NUM_SWAPPED * length].reshape(NUM_SWAPPED, length)
@@ -71,10 +66,8 @@ def measured(
     )  # fmt: skip
     sentences = unit_starts(text, "sentence")
     searches = []
-    seconds = []
     counts = []
-    for is_exact in (False,) if search_only else (False, True):
-        started = time.process_time()
+    for is_exact in (False, True):
         before = passes.num_tokens
         search = Search(
             passes, sequence, backgrounds_BL, np.arange(1, length), sentences[(sentences > 1)], NUM_SOURCES,
@@ -82,16 +75,14 @@ def measured(
         )  # fmt: skip
         search.run()
         counts.append(passes.num_tokens - before)
-        seconds.append(time.process_time() - started)
         searches.append(search)
     exact_tokens = int((stop - np.arange(1, int(search.near_T.max()))).sum())
-    told = {"forward_tokens": counts[0], "exact_forward_tokens": exact_tokens, "processor_seconds": seconds}
-    if search_only:
-        return told
     found, exact = ([search.sources(target) for target in range(len(chosen))] for search in searches)
     trials = [search.tried(range(len(chosen))) for search in searches]
     both = list(zip(exact, found, strict=True))
-    return told | {
+    return {
+        "forward_tokens": counts[0],
+        "exact_forward_tokens": exact_tokens,
         "top_1": float(np.mean([of[:1] == one[:1] for of, one in both])),
         "top_4": float(np.mean([len({*of} & {*one}) / max(1, len(of)) for of, one in both])),
         "recovered": sum(trial.recovered_nats for trial in trials[0]),
@@ -117,20 +108,19 @@ def main(arguments: argparse.Namespace) -> None:
             continue
         with given.ready(length, [text.token_ids_N, foreign_N], tokenizer, bos) as loaded:
             passes = Passes(loaded.model, loaded.batching)
-            rows.append(measured(passes, text, foreign_N, length, search_only=arguments.search_only))
+            rows.append(measured(passes, text, foreign_N, length))
         with arguments.out.open("a") as out:
             out.write(json.dumps(rows[-1]) + "\n")
         sys.stderr.write(f"{number + 1} of {arguments.texts}: {rows[-1]}\n")
-    total = {name: np.sum([row[name] for row in rows]) for name in rows[0] if name != "processor_seconds"}
+    total = {name: np.sum([row[name] for row in rows]) for name in rows[0]}
     share = total["forward_tokens"] / total["exact_forward_tokens"]
     sys.stdout.write(
         f"{len(rows)} texts of {length} tokens: {share:.3f} of the exact search's forward tokens\n"
     )
-    if "top_1" in total:
-        sys.stdout.write(
-            f"top 1 {total['top_1'] / len(rows):.2f}, top 4 {total['top_4'] / len(rows):.2f}; kept"
-            f" {total['recovered'] / total['exact_recovered']:.2f} of the recovered KL\n"
-        )
+    sys.stdout.write(
+        f"top 1 {total['top_1'] / len(rows):.2f}, top 4 {total['top_4'] / len(rows):.2f}; kept"
+        f" {total['recovered'] / total['exact_recovered']:.2f} of the recovered KL\n"
+    )
 
 
 if __name__ == "__main__":

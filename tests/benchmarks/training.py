@@ -66,24 +66,12 @@ def arguments_of_command_line() -> argparse.Namespace:
     add("--tokens-per-step", type=positive_int, default=4096, help="one micro-batch")
     add("--steps", type=positive_int, default=10, help="timed steps of each loop")
     add("--set", nargs="*", default=[], metavar="field=value", help="overrides for ours only")
-    add("--give-memory-back", action="store_true", help="freed memory to the kernel, as glibc by itself does")
     add("--quick", action="store_true", help="20m at 64 tokens, 1,024 tokens a step, 3 steps")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.configs, arguments.contexts = ["20m"], [64]
         arguments.tokens_per_step, arguments.steps = 1024, 3
     return arguments
-
-
-@dataclass(frozen=True)
-class Compared:
-    """Our loop beside the plain one."""
-
-    dtype: str
-    tokens_per_second: float
-    plain_tokens_per_second: float
-    ratio: float
-    """Of the two; 1 or more where ours is no slower."""
 
 
 def config_of(
@@ -150,8 +138,8 @@ def plain_loop(
 def compare(
     case: Case, vocabulary_size: int, tokens_per_step: int, num_steps: int, own_overrides: Sequence[str],
     folder: Path,
-) -> Compared:  # fmt: skip
-    """Check, then time in turn; SystemExit where the losses differ.
+) -> str:  # fmt: skip
+    """Check, then time in turn: a line of the report; SystemExit where the losses differ.
 
     The plain loop has the same model without `own_overrides`, so none of torch.compile. Run and tokens are
     written to `folder`.
@@ -178,38 +166,27 @@ def compare(
             seconds[name].append(seconds_of(partial(loops[name], number), device))
     rates = [config.tokens_per_step / statistics.median(of_loop) for of_loop in seconds.values()]
     dtype = "bfloat16" if mixed_precision == "bf16" else "float32"
-    return Compared(dtype, *rates, rates[0] / rates[1])
-
-
-def line(case: Case, compared: Compared) -> str:
-    """One line of the report."""
     return (
-        f"{case.config:>5} {case.context:>7} {compared.dtype:>9} {compared.tokens_per_second:>11,.0f}"
-        f" {compared.plain_tokens_per_second:>11,.0f} {compared.ratio:>6.3f}"
+        f"{case.config:>5} {case.context:>7} {dtype:>9} {rates[0]:>11,.0f} {rates[1]:>11,.0f}"
+        f" {rates[0] / rates[1]:>6.3f}"
     )
 
 
 def main() -> None:
     arguments = arguments_of_command_line()
-    if not arguments.give_memory_back:
-        keep_freed_memory()  # of the process, so of the plain loop too
-    device = (
-        torch.cuda.get_device_name()
-        if torch.cuda.is_available()
-        else f"CPU, {torch.get_num_threads()} threads"
-    )
-    print(f"{device}; {arguments.tokens_per_step:,} tokens a step; median of {arguments.steps} steps")
+    keep_freed_memory()  # of the process, so of the plain loop too
+    print(f"{arguments.tokens_per_step:,} tokens a step; median of {arguments.steps} steps")
     print("config context     dtype  ours tok/s plain tok/s  ratio")
     for name in arguments.configs:
         for context in arguments.contexts:
             for precision in arguments.precisions:
                 case = Case(name, context, precision)
                 with tempfile.TemporaryDirectory() as folder:
-                    compared = compare(
+                    line = compare(
                         case, arguments.vocabulary_size, arguments.tokens_per_step, arguments.steps,
                         arguments.set, Path(folder),
                     )  # fmt: skip
-                print(line(case, compared), flush=True)
+                print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-import torch
 from naive_predictions import (
     IMPLEMENTATIONS,
     WITH_BOS,
@@ -32,9 +31,7 @@ from pipeline.measuring.contexts import (
 from pipeline.measuring.far_context import FarContext, far_contexts, sparse_contexts
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.rules import selected_positions
-from pipeline.models.export import as_hugging_face
 from pipeline.models.interface import CausalLM
-from pipeline.models.olmo import OLMoCausalLM
 
 S, L, M = 4, 24, 4
 LENGTHS = ContextLengths(short_context_length=S, long_context_length=L, targets_per_chunk=M)
@@ -283,59 +280,3 @@ def test_a_wide_target_block_reaches_into_its_own_far_context(model: Implementat
     everything, *losses = naive_losses(model.stock, first, [long, *replaced])
     close(removed.divergence_TF[0], naive_divergences(model.stock, first, long, without), "removed")
     close(replaced_by_first.influence_TF[0], np.array(losses) - everything, "replaced")
-    assert np.isnan(removed.attention_TF[0, first - 2 :]).all()
-
-
-def test_a_screen_reaches_the_far_context_of_targets_that_lie_apart(model: Implementation) -> None:
-    # Far contexts of 8, 16 and 24 tokens: with 3 blocks a round blocks of 8, then 2, then 1, whole in each.
-    lengths = ContextLengths(2, 27, targets_per_chunk=17, target_stride=8)
-    chunk = np.resize(CHUNKS["own"], 27)
-    exact = far_contexts(Measurement(model.lm, lengths, Batching(100)), chunk, chunk)["own"]
-    screened = replace(exact, measurement=replace(exact.measurement, screen=3))
-    assert lengths.num_far_tokens_T.tolist() == [8, 16, 24]
-    found_TF, exact_TF = screened.divergence_TF, exact.divergence_TF
-    is_single_TF = ~np.isnan(found_TF)
-    assert 0 < is_single_TF[:, :8].all(0).sum() + is_single_TF[2, 8:].sum() <= 4
-    close(found_TF[is_single_TF], exact_TF[is_single_TF], "left out alone")
-    for scores_TF in screened.necessity:
-        assert (~np.isnan(scores_TF)).sum(1).tolist() == [8, 16, 24]
-    everything = replace(exact, measurement=replace(exact.measurement, screen=24))
-    close(everything.divergence_TF, exact_TF, "as many blocks as tokens")
-
-
-def test_divergences_are_not_below_0(measured: tuple[dict[str, FarContext], list[np.ndarray]]) -> None:
-    for context in measured[0].values():
-        for values_TF in (context.divergence_TF, context.first_additions.divergences):
-            assert np.nanmin(values_TF) >= 0
-
-
-def test_a_background_of_the_own_tokens_changes_nothing(model: Implementation) -> None:
-    own = model.contexts(background_ids_BL=CHUNKS["own"][None])["own"]
-    assert own.background is not None
-    np.testing.assert_allclose(own.background.losses, own.long_losses_T, atol=TOLERANCE)
-    assert (own.background.divergences < 2e-6).all()
-    assert np.nanmax(np.abs(own.influence_TF)) < TOLERANCE
-    assert np.nanmax(own.first_additions.divergences) < 2e-6
-
-
-def test_captum_leaves_out_one_by_one_what_the_engine_leaves_out_together(
-    make_olmo: Callable[..., OLMo],
-) -> None:
-    captum = pytest.importorskip("captum.attr")
-    model, target = make_olmo(seed=8), L - 1
-    twin, chunk = as_hugging_face(model), CHUNKS["own"]
-    lengths = replace(LENGTHS, targets_per_chunk=1)
-    own = far_contexts(Measurement(OLMoCausalLM(model), lengths, Batching(500)), chunk, chunk)["own"]
-
-    @torch.inference_mode()
-    def log_prob(present_BF: torch.Tensor) -> torch.Tensor:
-        seen_BS = torch.cat([present_BF.bool(), torch.ones(len(present_BF), S, dtype=torch.bool)], dim=1)
-        causal_SS = torch.ones(target, target, dtype=torch.bool).tril()
-        mask_BSS = causal_SS & (seen_BS[:, None] | torch.eye(target, dtype=torch.bool))
-        added = torch.zeros(mask_BSS.shape).masked_fill(~mask_BSS, torch.finfo(torch.float32).min)
-        tokens = torch.tensor(chunk[:target]).expand(len(present_BF), -1)
-        logits = twin(input_ids=tokens, attention_mask=added[:, None], use_cache=False).logits
-        return logits[:, -1].log_softmax(-1)[:, int(chunk[target])]
-
-    theirs_F = captum.FeatureAblation(log_prob).attribute(torch.ones(1, target - S), baselines=0)[0]
-    np.testing.assert_allclose(own.influence_TF[0], theirs_F.numpy(), atol=2e-5)

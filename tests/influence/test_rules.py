@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hand_made_models import EvidenceLM
 
-from pipeline.cli import InputError
 from pipeline.measuring.contexts import Batching, Measured, Measurement
 from pipeline.measuring.far_context import FarContext, LeaveOneOut, far_contexts
 from pipeline.measuring.flags import ContextLengths
@@ -39,15 +38,6 @@ def test_scores_are_ranked_and_ties_go_to_the_nearer() -> None:
         assert _select(rule, 2) == [[3, 1], [2, 4]], rule
 
 
-def test_the_attention_sink_comes_last() -> None:
-    assert _select("attention_no_sink", 4) == [[3, 1, 2, 0], [2, 4, 3, 1]]
-    assert SCORES_TF[0, 0] == np.float32(0.1)  # what other rules share is as it was
-
-
-def test_nearest_starts_right_before_the_short_context() -> None:
-    assert _select("nearest", 3) == [[3, 2, 1], [4, 3, 2]]
-
-
 def test_random_draws_far_positions_without_repeating_and_again_the_same() -> None:
     for seed in range(50):
         first, second = _select("random", 4, seed)
@@ -55,12 +45,6 @@ def test_random_draws_far_positions_without_repeating_and_again_the_same() -> No
         assert len(set(second)) == 4 and set(second) <= set(range(5))
         assert _select("random", 4, seed) == [first, second]
         assert _select("random", 2, seed) == [first[:2], second[:2]]
-
-
-def test_random_is_uniform() -> None:
-    draws = [_select("random", 1, seed)[1][0] for seed in range(2000)]
-    counts = np.bincount(draws, minlength=5)
-    assert (abs(counts - 400) < 5 * np.sqrt(400 * 0.8)).all()
 
 
 # One target at 11, its short context 9 and 10, its far context 0 to 8. A stands twice, at 2 and 5.
@@ -117,28 +101,6 @@ def test_k_star_is_the_least_k_that_reaches_ninety_percent() -> None:
     assert _k_star(1.0, [2.9, 2.5, 1.3]) == ([None], [True])  # none reaches it
     for long_loss in (2.95, 4.0):  # nothing to recover
         assert _k_star(long_loss, [0.0, 0.0, 0.0]) == ([None], [False])
-
-
-def test_a_rule_file_registers_rules_once(tmp_path: Path) -> None:
-    path = tmp_path / "mine.py"
-    beginning = "import numpy as np\nfrom pipeline.measuring.rules import rule\n"
-    for code, sentence in (
-        ("", "registers no rule"),
-        ("1 / 0", "ZeroDivisionError"),
-        ('@rule("nothing")\ndef greedy(far):\n    return 0', "'greedy' already"),
-    ):
-        path.write_text(beginning + code)
-        with pytest.raises(InputError, match=sentence):
-            load_rule_file(path)
-    path.write_text(beginning + '@rule("nothing")\ndef last(far):\n    return np.tile(np.arange(5), (2, 1))')
-    load_rule_file(path)
-    load_rule_file(path)
-    assert _select("last", 3) == [[3, 2, 1], [4, 3, 2]]  # what is no far token is no candidate
-    path = tmp_path / "other.py"
-    path.write_text(beginning + '@rule("nothing")\ndef narrow(far):\n    return np.zeros((2, 4))')
-    load_rule_file(path)
-    with pytest.raises(InputError, match="shape"):
-        _select("narrow", 3)
 
 
 def test_the_page_s_example_is_a_rule(tmp_path: Path) -> None:

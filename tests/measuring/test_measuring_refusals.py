@@ -1,6 +1,5 @@
 """What the stages refuse of judges, references, backgrounds and rules: a sentence, and nothing written."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -13,9 +12,8 @@ from olmo.model import OLMo
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from pipeline import evaluate_tokens, influential_tokens, loss_differences
+from pipeline import loss_differences
 from pipeline.cli import InputError
-from pipeline.models.olmo import OLMoCausalLM
 
 
 @pytest.fixture
@@ -43,13 +41,6 @@ def test_a_model_beside_it_of_another_tokenizer(folder: Path, make_olmo: Callabl
     (step / "tokenizer.json").write_bytes((folder / "other" / "tokenizer.json").read_bytes())
     sentence = refused(loss_differences, folder, "--reference-model", str(folder / "other-run"))
     assert f"is another tokenizer than that of {step}, {step}/tokenizer.json" in sentence
-
-
-def test_a_model_beside_it_with_the_name_of_another(folder: Path, make_olmo: Callable[..., OLMo]) -> None:
-    write_checkpoint(folder / "elsewhere" / "run", make_olmo(seed=3))
-    sentence = refused(loss_differences, folder, "--reference-model", str(folder / "elsewhere" / "run"))
-    assert sentence.startswith(f"--reference-model {folder}/elsewhere/run/step20-unsharded and --checkpoints")
-    assert "are both named 'run'" in sentence
 
 
 def test_another_model_of_one_name_in_one_results_folder(
@@ -81,22 +72,3 @@ def test_what_is_no_number_is_told_with_the_model_that_gave_it(
     )
     assert sentence.startswith("model 'broken' gives the token at position 21 of document 00000000000000aa")
     assert "a loss of nan" in sentence
-
-
-def test_a_divergence_that_is_infinite_is_told_with_its_model(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A token that no document holds has no probability under the short context: no loss tells."""
-    unused = next(token for token in range(48) if all(token not in tokens for tokens in DOCUMENTS.values()))
-    logits_of = OLMoCausalLM.logits
-    calls = iter(range(1000))
-
-    def logits(self: OLMoCausalLM, hidden_ND: object) -> object:
-        values = logits_of(self, hidden_ND).clone()
-        if next(calls) > 2:
-            values[:, unused] = -float("inf")
-        return values
-
-    monkeypatch.setattr(OLMoCausalLM, "logits", logits)
-    sentence = refused(loss_differences, folder, "--max-documents", "2")
-    assert re.search(r"^model 'run' gives the token at position \d+ of .* a divergence of inf", sentence)

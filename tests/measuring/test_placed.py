@@ -5,24 +5,12 @@ import pytest
 import torch
 from hugging_face_families import make_model
 
-from pipeline import length_interference
-from pipeline.cli import InputError
 from pipeline.measuring.contexts import Batching
 from pipeline.measuring.placed import NearContexts, Placement, placement_columns, read_distant
 from pipeline.models.huggingface import HuggingFaceCausalLM
 
 TEXT, OTHER = np.random.default_rng(6).integers(0, 48, (2, 30))
 PLACEMENTS = ["own:3", "own:3@20", "own:6/2", "own:6/2@9", "swap:3", "swap:6/3@31", "last:2"]
-
-
-def test_placements_are_read() -> None:
-    assert Placement.parse("own:192") == Placement("own:192", "own", 192, 192, 192)
-    assert Placement.parse("swap:512@10752").near_start == 10752
-    squeezed = Placement.parse("swap:6/2@9")
-    assert squeezed.distant_ids_D.tolist() == [0, 0, 0, 1, 1, 1] and squeezed.near_start == 9
-    for wrong in ("own", "own:0", "near:3", "own:6@5", "last:2@4", "own:3/4@3"):
-        with pytest.raises(ValueError):
-            Placement.parse(wrong)
 
 
 @pytest.mark.parametrize("are_shared", [False, True])
@@ -68,15 +56,3 @@ def test_equal_to_stock_models_one_context_at_a_time(family: str, are_shared: bo
         assert row["loss"] == pytest.approx(-expected[TEXT[target]], abs=2e-5)
         kl = (np.exp(reference) * (reference - expected)).sum()
         assert row["divergence"] == pytest.approx(kl, abs=2e-5)
-
-
-def test_a_shared_near_context_ends_before_the_last_target() -> None:
-    flags = "--data d --checkpoints m --results r --near-context-length 512 --share-near"
-    words = [*flags.split(), "--placements", "swap:512@10752", "--targets-per-chunk", "256"]
-    words += ["--long-context-length"]
-    assert length_interference.check(length_interference.parser().parse_args([*words, "513"]))
-    with pytest.raises(InputError, match="511 tokens"):  # it held the last target in the place of its first
-        length_interference.check(length_interference.parser().parse_args([*words, "512"]))
-    assert NearContexts.of(np.arange(272, 513, 16), 512, are_shared=True).starts_B.tolist() == [0]
-    with pytest.raises(ValueError, match="512"):
-        NearContexts.of(np.arange(271, 512, 16), 512, are_shared=True)

@@ -46,14 +46,6 @@ def test_intervals_of_few_documents_cover_the_truth(num_documents: int) -> None:
     assert fewest <= num_covered / 1500 <= 0.97
 
 
-def test_one_document_has_no_interval() -> None:
-    interval = ratio_of_sums(np.array([3.0]), np.array([2.0]))
-    assert interval.estimate == 1.5
-    assert np.isnan([interval.low, interval.high]).all()
-    none_left = ratio_of_sums(np.array([3.0, 1.0]), np.array([2.0, 0.0]))
-    assert np.isnan([none_left.low, none_left.high]).all()
-
-
 def test_wilsons_interval_has_a_width_where_the_outcome_is_certain() -> None:
     none = wilson_interval(0, 100)
     all_of_them = wilson_interval(100, 100)

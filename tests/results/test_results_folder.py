@@ -1,28 +1,23 @@
 """Shards are whole or absent, never mixed; a killed run goes on; what is damaged is not read."""
 
-import json
-import random
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
-from forked_stages import stand_ins
-from measured_documents import contents
+from measured_documents import contents, flip
 
 from pipeline.cli import InputError
 from pipeline.query import connect, rows_of
-from pipeline.results import files, write
-from pipeline.results.files import write_atomically
+from pipeline.results import files
 from pipeline.results.read import (
     artefacts_in,
     read_artefact,
     read_model_facts,
-    read_settings,
     sources,
 )
 from pipeline.results.schemas import SCHEMAS, results_page
@@ -100,10 +95,6 @@ def test_what_is_written_is_read_back(results: Path) -> None:
     some = read_artefact(results, "length_losses", ["mean_loss"], {"model": ["b%2Fc"], "chunk_index": [0]})
     assert list(some.columns) == ["model", "mean_loss"]
     assert some["mean_loss"].tolist() == [5.0, 6.0]
-    assert read_artefact(results, "length_losses", None, {"model": ["d"]}).empty
-    assert read_artefact(results, "length_losses", None, {"chunk_index": [1]}).empty
-    with pytest.raises(InputError, match="it holds length_losses"):
-        read_artefact(results, "influences")
 
 
 def test_another_configuration_is_refused_by_name(tmp_path: Path) -> None:
@@ -116,29 +107,6 @@ def test_another_configuration_is_refused_by_name(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=sentence):
             open_output(tmp_path, **changes)
     assert open_output(tmp_path, settings=SETTINGS | {"null": None}).pending_shards() == [1]
-
-
-def test_of_two_configurations_that_start_together_the_second_is_refused(tmp_path: Path) -> None:
-    first = open_output(tmp_path)
-    second = open_output(tmp_path, settings=SETTINGS | {"short_context_length": 32})
-    with first.writing("task-0-of-2"), second.writing("task-1-of-2"):
-        first.write_shard(0, rows(1.0))
-        before = contents(tmp_path)
-        with pytest.raises(InputError, match="short_context_length was 16, now 32"):
-            second.write_shard(1, rows(2.0))
-        assert contents(tmp_path) == before
-    assert read_settings(tmp_path, "length_losses")["a"]["short_context_length"] == 16
-
-
-def test_results_of_another_schema_version_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as version_1:
-        version_1.setattr(write, "SCHEMA_VERSION", 1)
-        open_output(tmp_path, num_shards=1).write_shard(0, rows(1.0))
-    assert "is of schema version 1" in refused_by_all(tmp_path)
-    with pytest.raises(InputError, match="schema_version was 1, now 2"):
-        open_output(tmp_path, num_shards=1)
 
 
 KILLED = f"""
@@ -164,10 +132,8 @@ def test_a_shard_is_done_again_by_whoever_comes_after_a_kill(tmp_path: Path, whe
     open_output(tmp_path / "whole").write_shard(0, rows(1.0))
     shutil.copytree(tmp_path / "whole", tmp_path / "killed")
     open_output(tmp_path / "whole").write_shard(1, rows(2.0))
-    (tmp_path / "programs").mkdir()
-    python = stand_ins(tmp_path / "programs") / "python"
-    killed = subprocess.run([python, "-c", KILLED, tmp_path / "killed", when])
-    assert killed.returncode == 128 + signal.SIGKILL
+    killed = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "killed", when])
+    assert killed.returncode == -signal.SIGKILL
     output = open_output(tmp_path / "killed")
     assert output.pending_shards() == [1]
     with output.writing():
@@ -175,31 +141,8 @@ def test_a_shard_is_done_again_by_whoever_comes_after_a_kill(tmp_path: Path, whe
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
 
 
-def test_a_file_is_replaced_whole_through_a_link_or_not_at_all(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    write_atomically(path, lambda part: part.write_text("old"))
-    (tmp_path / "link").symlink_to(path)
-
-    def fail(part: Path) -> None:
-        part.write_text("new")
-        raise RuntimeError("stopped")
-
-    with pytest.raises(RuntimeError, match="stopped"):
-        write_atomically(path, fail)
-    assert path.read_text() == "old"
-    assert {file.name for file in tmp_path.iterdir()} == {"a.txt", "link"}
-    write_atomically(tmp_path / "link", lambda part: part.write_text("new"))
-    assert (tmp_path / "link").is_symlink() and path.read_text() == "new"
-
-
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 def swap(path: Path) -> None:
@@ -214,7 +157,7 @@ def forget() -> None:
 
 @pytest.mark.parametrize("damage", [cut, flip, Path.unlink, swap])
 def test_a_damaged_shard_counts_as_not_measured_and_is_measured_anew(
-    results: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+    results: Path, damage: Callable[[Path], None]
 ) -> None:
     whole = contents(results)
     damage(shards(results) / f"{SECOND}.parquet")
@@ -223,33 +166,8 @@ def test_a_damaged_shard_counts_as_not_measured_and_is_measured_anew(
     assert f"{SECOND}.parquet " in refused
     output = open_output(results)
     assert output.pending_shards() == [1]
-    assert "the shard counts as not measured" in caplog.text
-    assert "misses 1 of 2 shards" in output.state()
     output.write_shard(1, rows(2.0))
     assert contents(results) == whole
-
-
-@pytest.mark.slow
-def test_no_flipped_byte_gives_another_number(results: Path) -> None:
-    expected = read_by_all(results)
-    settings = read_settings(results, "length_losses")
-    generator = random.Random(0)
-    num_refused = 0
-    paths = [path for path in sorted(results.rglob("*")) if path.is_file()]
-    for _ in range(200):
-        path = generator.choice(paths)
-        whole = path.read_bytes()
-        flipped = bytearray(whole)
-        flipped[generator.randrange(len(whole))] ^= 1 << generator.randrange(8)
-        path.write_bytes(flipped)
-        forget()
-        try:
-            assert rows_of(connect(results, SQL), SQL) == expected
-            assert read_settings(results, "length_losses") == settings
-        except InputError:
-            num_refused += 1
-        path.write_bytes(whole)
-    assert num_refused > 100
 
 
 def test_incomplete_results_are_read_with_a_warning_that_counts(
@@ -266,62 +184,16 @@ def test_incomplete_results_are_read_with_a_warning_that_counts(
         sources(results, "length_losses", must_be_complete=True)
 
 
-def copy_another_run_over_it(results: Path) -> None:
+def test_results_of_other_settings_copied_over_are_refused(results: Path) -> None:
     other = open_output(results / "other", settings=SETTINGS | {"short_context_length": 32})
     other.write_shard(1, rows(2.0))
     for place in (marks, shards):
         shutil.copytree(place(results / "other"), place(results), dirs_exist_ok=True)
-
-
-def leave_a_file_out_of_its_mark(results: Path) -> None:
-    mark = marks(results) / f"{FIRST}.done"
-    mark.write_text(mark.read_text().replace("length_losses", "length_losseq"))
-
-
-def cut_another_way(results: Path) -> None:
-    shutil.copy(marks(results) / f"{FIRST}.done", marks(results) / "00002-of-00003.done")
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        (leave_a_file_out_of_its_mark, f"{FIRST}.parquet"),
-        (cut_another_way, "in 2 and in 3 shards"),
-        (copy_another_run_over_it, f"was 16, now 32 in model=a of {SECOND}."),
-    ],
-)
-def test_what_is_not_of_one_result_is_refused_by_name(
-    results: Path, change: Callable[[Path], object], sentence: str
-) -> None:
-    change(results)
     for read in (lambda: read_artefact(results, "length_losses"), lambda: connect(results, SQL)):
-        with pytest.raises(InputError) as error:
+        with pytest.raises(InputError, match=f"was 16, now 32 in model=a of {SECOND}."):
             read()
-        assert sentence in str(error.value)
-
-
-def test_files_of_before_a_column_that_may_be_null_read_with_those_of_after(results: Path) -> None:
-    for name in (FIRST, SECOND):
-        path = shards(results) / f"{name}.parquet"
-        pq.write_table(pq.ParquetFile(path).read().drop_columns("mean_divergence"), path)
-        (record,) = files.describe_files(path.parent, [path]).values()
-        mark = {"files": {"length_losses": record}}  # as an older version wrote it
-        (marks(results) / f"{name}.done").write_text(json.dumps(mark))
-    forget()
-    newer = {"length_losses": rows(9.0)["length_losses"] | {"mean_divergence": [2.5]}}
-    open_output(results, "newer", num_shards=1).write_shard(0, newer)
-    assert read_by_all(results)[::4] == [("a", 1.0), ("newer", 9.0)]
-    frame = read_artefact(results, "length_losses").set_index("model")
-    assert frame["mean_divergence"].dropna().to_dict() == {"newer": 2.5}
-    sql = "SELECT model, mean_divergence FROM length_losses WHERE mean_loss IN (1, 9) ORDER BY model"
-    assert rows_of(connect(results), sql) == [("a", None), ("newer", 2.5)]
 
 
 def test_the_page_of_results_equals_the_schemas() -> None:
     page = (ROOT / "pipeline/RESULTS.md").read_text(encoding="utf-8")
     assert page == results_page(page), "run: python -m pipeline.results.schemas"
-    for artefact, schema in SCHEMAS.items():
-        for field in schema:
-            assert field.metadata[b"meaning"], f"{artefact}.{field.name}"
-            if field.name.endswith("_loss") and not field.name.endswith("_by_loss"):
-                assert "nats" in field.metadata[b"meaning"].decode()

@@ -80,7 +80,7 @@ def root(make_checkout: Callable[..., Path], text: Path) -> Path:
 def test_two_nodes_train_one_model_and_go_on_after_a_requeue(
     slurm: LocalSlurm, make_checkout: Callable[..., Path], text: Path
 ) -> None:
-    root = make_checkout(as_typed=True)
+    root = make_checkout()
     shutil.copytree(text / "data", root / "run" / "data")
     steps = [f"max_duration={NUM_STEPS}", f"save_interval={NUM_STEPS}", f"eval_interval={NUM_STEPS}"]
     (root / "run" / "logs").mkdir()

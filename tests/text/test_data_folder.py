@@ -5,53 +5,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from measured_documents import DOCUMENTS, flip, write_data
+from measured_documents import flip, write_data
 
 from pipeline.cli import InputError
-from pipeline.results.files import Task, describe_files, differences
-from pipeline.text import folder as data_folder
+from pipeline.results.files import describe_files
 from pipeline.text.folder import (
     EVALUATION_FILE,
     TokenizedData,
-    made_by,
     training_token_counts,
-    write_token_counts,
 )
-from pipeline.training.data import refuse_damaged_tokens
 
 PARTS = [[1, 2, 0], [3, 0]]
-
-
-def test_the_folder_says_all_that_stages_need(tmp_path: Path) -> None:
-    data = TokenizedData.open(write_data(tmp_path, train_token_ids=PARTS))
-    assert (data.token_dtype, data.vocabulary_size, data.eos_token_id) == (np.uint16, 48, 0)
-    assert data.num_train_tokens == 5
-    tokens = np.concatenate([np.memmap(path, dtype=data.token_dtype, mode="r") for path in data.train_paths])
-    assert tokens.tolist() == [1, 2, 0, 3, 0]
-    documents = data.evaluation_documents()
-    found = {document.document_id: document.token_ids.tolist() for document in documents}
-    assert found == {document_id: tokens.tolist() for document_id, tokens in DOCUMENTS.items()}
-    assert all(d.token_ids.dtype == np.int32 and d.token_ids.flags.writeable for d in documents)
-    assert data.evaluation_lengths() == list(map(len, found.values()))
 
 
 def change_manifest(folder: Path, **changes: object) -> None:
     path = folder / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def test_training_files_are_read_by_their_content_each_by_one_rank(tmp_path: Path) -> None:
-    data = TokenizedData.open(write_data(tmp_path, train_token_ids=PARTS))
-    refuse_damaged_tokens(data)
-    flip(tmp_path / "train/part-00001.npy")
-    assert TokenizedData.open(tmp_path) == data  # by size
-    refuse_damaged_tokens(data, rank=0, num_ranks=2)
-    for rank, num_ranks in ((0, 1), (1, 2)):
-        with pytest.raises(InputError, match=r"part-00001.npy has not the SHA-256"):
-            refuse_damaged_tokens(data, rank, num_ranks)
-    flip(tmp_path / "train/part-00000.npy")
-    with pytest.raises(InputError, match=r"part-00000.npy has not the SHA-256"):
-        refuse_damaged_tokens(data)
 
 
 def test_evaluation_documents_and_a_tokenizer_of_another_content_are_refused(tmp_path: Path) -> None:
@@ -67,51 +36,8 @@ def test_evaluation_documents_and_a_tokenizer_of_another_content_are_refused(tmp
         TokenizedData.open(tmp_path)
 
 
-def test_a_damaged_newer_or_foreign_manifest_is_refused(tmp_path: Path) -> None:
-    write_data(tmp_path, train_token_ids=PARTS)
-    manifest = json.loads((tmp_path / "manifest.json").read_text())
-    changes: list[dict[str, object]] = [
-        {"stage": "other"}, {"schema_version": 99}, {"files": []},
-    ]  # fmt: skip
-    damaged = [json.dumps(manifest | change).encode() for change in changes]
-    for content in (*damaged, b"not json", b"\xff\xfe"):
-        (tmp_path / "manifest.json").write_bytes(content)
-        with pytest.raises(InputError, match=r"manifest\.json is "):
-            TokenizedData.open(tmp_path)
-
-
-def test_what_made_data_is_its_settings_and_the_contents_of_its_inputs() -> None:
-    def made(seed: int, *digests: str) -> dict[str, object]:
-        source = [{"file": f"{digest}.jsonl", "sha256": digest} for digest in digests]
-        return made_by({"settings": {"seed": seed}, "inputs": {"source": source}})
-
-    assert differences(made(0, "x", "y"), made(0, "x", "y")) == []
-    assert differences(made(0, "x"), made(1, "x")) == ["settings.seed was 0, now 1"]
-    expected = ["inputs.source.0 was 'x', now 'y'", "inputs.source.1 was None, now 'z'"]
-    assert differences(made(0, "x"), made(0, "y", "z")) == expected
-
-
-def test_tasks_one_after_another_are_all() -> None:
-    assert list(Task(0, 2).run_of("abcde")) == ["a", "b"] and Task(1, 2).run_of("abcde") == "cde"
-    for count, num_tasks in ((7, 3), (128, 7), (1024, 1000), (1024, 128)):
-        parts = [Task(index, num_tasks).run_of(range(count)) for index in range(num_tasks)]
-        assert [place for part in parts for place in part] == list(range(count)), num_tasks
-        assert {len(part) for part in parts} <= {count // num_tasks, count // num_tasks + 1}
-
-
-def test_training_tokens_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_tokens_are_counted(tmp_path: Path) -> None:
     folder = write_data(tmp_path / "some", train_token_ids=[[5, 6, 0, 5, 0], [47, 5, 0]])
-    # A folder without counts, as an older version wrote it.
     counted_V = training_token_counts(TokenizedData.open(folder))
     found = np.flatnonzero(counted_V)
-    assert len(counted_V) == 48
     assert (found.tolist(), counted_V[found].tolist()) == ([5, 6, 47], [3, 1, 1])
-    path = write_token_counts(folder, counted_V)
-    files = json.loads((folder / "manifest.json").read_text())["files"]
-    change_manifest(folder, files=files | describe_files(folder, [path]))
-    monkeypatch.setattr(data_folder, "count_tokens", None)  # nothing is counted again
-    read_V = training_token_counts(TokenizedData.open(folder))
-    assert read_V.tolist() == counted_V.tolist() and read_V.dtype == np.int64
-    path.write_bytes(path.read_bytes()[::-1])
-    with pytest.raises(InputError, match=r"train_token_counts\.bin has not the SHA-256"):
-        training_token_counts(TokenizedData.open(folder))

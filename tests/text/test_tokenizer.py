@@ -3,10 +3,8 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from pipeline.cli import InputError
 from pipeline.text.tokenizer import (
     TokenizedText,
     load_tokenizer,
@@ -34,14 +32,6 @@ def saved(tokenizer: Tokenizer, folder: Path) -> Path:
     return folder / "tokenizer.json"
 
 
-def test_words_become_their_ids(tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(saved(words(*WORDS), tmp_path))
-    first, second = tokenizer.encode(["a b a", "b <|endoftext|> c"])  # EOS, an ordinary word here, stays in
-    assert (first.tolist(), second.tolist(), first.dtype) == ([1, 2, 1], [2, 0, 3], np.int32)
-    assert tokenizer.notes("b <|endoftext|> c", second)["eos_in_text"] == 1
-    assert (tokenizer.eos_token_id, tokenizer.vocabulary_size) == (0, 4)
-
-
 def test_olmos_tokenizer_encodes_known_ids_and_no_eos() -> None:
     tokenizer = load_tokenizer(OLMO)
     assert (tokenizer.vocabulary_size, tokenizer.eos_token_id) == (50_280, 50_279)
@@ -49,36 +39,6 @@ def test_olmos_tokenizer_encodes_known_ids_and_no_eos() -> None:
     hello, literal_eos = tokenizer.encode(["Hello world", "<|endoftext|>"])
     assert hello.tolist() == [12092, 1533]
     assert 50_279 not in literal_eos
-    assert len(literal_eos) > 1
-
-
-def test_truncation_and_padding_of_a_tokenizer_file_are_ignored(tmp_path: Path) -> None:
-    tokenizer = words(*WORDS)
-    tokenizer.enable_truncation(2)
-    tokenizer.enable_padding(length=8)
-    assert load_tokenizer(saved(tokenizer, tmp_path)).encode(["a a a b"])[0].tolist() == [1, 1, 1, 2]
-
-
-def test_a_vocabulary_beyond_16_bits_gets_32(tmp_path: Path) -> None:
-    for last, dtype in ((65_534, np.uint16), (65_535, np.uint32)):
-        assert load_tokenizer(saved(words(*WORDS, last=last), tmp_path)).token_dtype == dtype
-
-
-def test_names(tmp_path: Path) -> None:
-    assert parse_tokenizer_name("bpe:4096") == 4096
-    (tmp_path / "tokenizer.json").write_text('{"model": ')
-    assert parse_tokenizer_name(str(tmp_path)) == tmp_path / "tokenizer.json"
-    with pytest.raises(InputError, match=r"tokenizer\.json is not a tokenizer\.json"):
-        load_tokenizer(tmp_path / "tokenizer.json")
-    for name, fault in (
-        ("olmoo", "there is no tokenizer olmoo; say olmo"),
-        ("bpe:256", "a whole number of at least 257"),
-        ("bpe:many", "a whole number of at least 257"),
-        ("models/tokenizer.json", "there is no tokenizer models/tokenizer.json"),
-    ):
-        with pytest.raises(InputError) as error:
-            parse_tokenizer_name(name)
-        assert fault in str(error.value), name
 
 
 def test_bpe_merges_what_is_frequent() -> None:
@@ -87,28 +47,12 @@ def test_bpe_merges_what_is_frequent() -> None:
     assert tokenizer.encode(["aabb"])[0].tolist() == [65, 257, 66]
 
 
-def test_pieces_show_a_character_at_its_last_byte() -> None:
-    tokenizer = train_bpe(["plain"], 257)  # a token a byte
-    (token_ids,) = tokenizer.encode(["aé—😀!"])
-    assert tokenizer.pieces(token_ids.tolist()) == ["a", "", "é", "", "", "—", "", "", "", "😀", "!"]
-
-
 def test_joined_pieces_are_the_text() -> None:
     texts = ["", "naïve “quotes”\n\n 你好, 😀 end", "\ufffd", "\ufffd\ufffd é", "a <|endoftext|> b"]
     for tokenizer in (train_bpe(["a naïve text 你好"], 300), load_tokenizer(OLMO)):
         for text, token_ids in zip(texts, tokenizer.encode(texts), strict=True):
             pieces = tokenizer.pieces(token_ids.tolist())
             assert (len(pieces), "".join(pieces)) == (len(token_ids), text)
-
-
-def test_a_long_run_of_replacement_characters_does_not_swallow_the_text_after_it() -> None:
-    tokenizer = train_bpe(["plain"], 257)
-    (token_ids,) = tokenizer.encode(["a" + "\ufffd" * 50 + "é!"])
-    pieces = tokenizer.pieces(token_ids.tolist())
-    # The run is cut somewhere, perhaps inside of a character, and so may grow; nothing else changes.
-    assert pieces[0] == "a"
-    assert "".join(pieces).strip("\ufffd").replace("\ufffd", "") == "aé!"
-    assert max(map(len, pieces)) < 40
 
 
 def of_bytes(read: TokenizedText) -> list[str]:
@@ -153,11 +97,3 @@ def test_what_is_put_before_a_text_is_kept_and_what_is_put_behind_it_is_not(tmp_
     assert read.token_ids_N.tolist() == [1, 3, 4, 3, 4]
     assert read.pieces == ["<s>", "a", " b", " a", " b"]
     assert read.bytes_N2.tolist() == [[0, 0], [0, 1], [2, 3], [4, 5], [6, 7]]
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"), [(" \n", "finds no token in the text"), ("a \ud83d b", "its character 2 is half")]
-)
-def test_texts_that_cannot_be_read(text: str, sentence: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=sentence):
-        tokenized_text(text, saved(words(*SPECIAL, "a"), tmp_path))
