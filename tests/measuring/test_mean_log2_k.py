@@ -22,14 +22,14 @@ from measured_documents import (
     write_data,
 )
 from measured_documents import chunk_of as chunk_of_length
-from naive_predictions import Case, Stock, behind, divergence, log_probs, stock_olmo
+from naive_predictions import Case, Stock, behind, divergence, log_probs, naive_losses, stock_olmo
 from olmo.model import OLMo
 
 from pipeline import evaluate_tokens, influential_tokens
 from pipeline.cli import InputError
 from pipeline.measuring.sparsity import mean_log2_k
-from pipeline.query import connect, rows_of
-from pipeline.results.read import read_artefact, read_settings
+from pipeline.query import connect, run_query
+from pipeline.results.read import read_artefact, read_model_facts, read_settings
 
 NAMES = ("run", "third", "fourth")
 L, M, KS = 11, 3, [1, 2, 4]  # chunks that all four documents hold: a null, and two backgrounds
@@ -56,6 +56,23 @@ def test_by_hand() -> None:
     assert value([0.3, 0.5, 0.1], [1, 2, 4], 4) == pytest.approx(0.6 + 0.25)  # at k = F all is back
     # What fewer tokens than were studied bring back is not known: as none at one token.
     assert value([1.0], [4], 8) == pytest.approx(1.0)
+
+
+def test_it_is_the_mean_over_thresholds() -> None:
+    generator, ks, num_far = np.random.default_rng(0), [1, 2, 4, 8, 16], 37
+    for _ in range(20):
+        shares = generator.normal(0.5, 0.4, len(ks))
+        nodes = [0.0]
+        for share in shares:
+            nodes.append(max(nodes[-1], min(1.0, max(0.0, share))))
+        log2_ks, reached = np.log2([*ks, num_far]), [*nodes[1:], 1.0]
+        thresholds = (np.arange(200_000) + 0.5) / 200_000
+        needed = []
+        for low, high, left, right in zip(reached[:-1], reached[1:], log2_ks[:-1], log2_ks[1:], strict=True):
+            inside = thresholds[(thresholds > low) & (thresholds <= high)]
+            needed.append(left + (inside - low) / (high - low) * (right - left) if high > low else inside)
+        total = np.concatenate([np.zeros((thresholds <= reached[0]).sum()), *needed]).mean()
+        assert value(list(shares), ks, num_far) == pytest.approx(total, abs=5e-5)
 
 
 @pytest.fixture(scope="module", params=[(), (7,)], ids=["", "bos"])
@@ -147,6 +164,38 @@ def test_the_stage_is_the_brute_force(crossed: Path, stocks: dict[str, Stock]) -
         expected = naive_values(stocks[row.judge], key, mine)
         np.testing.assert_allclose(row.mean_log2_k_of_backgrounds, expected, atol=5e-6)
         assert row.mean_log2_k == pytest.approx(np.mean(expected), abs=5e-6)
+        assert row.half_sparsity is None or np.isnan(row.half_sparsity) or row.half_sparsity in KS
+
+
+def test_half_of_the_texts_have_a_null_and_controls(folder: Path, tmp_path: Path) -> None:
+    rules = ["--rules", "leave_one_out_divergence", "leave_one_out", "nearest"]
+    where = ["--results", str(tmp_path), "--null-fraction", "1e-18"]
+    results = measure(influential_tokens, folder, *WORDS, *rules, *IN_BACKGROUND, *where)
+    few = read_artefact(results, "sparse_context_losses")
+    # IDs of these documents are 0 and a little, so that of such a fraction none has a null.
+    assert set(few["rule"]) == {"leave_one_out_divergence"} and set(few["far_context"]) == {"own"}
+    every = measure(
+        influential_tokens, folder, *WORDS, *rules, *IN_BACKGROUND, "--results", str(tmp_path / "all")
+    )
+    every_rows = read_artefact(every, "sparse_context_losses")
+    assert set(every_rows["rule"]) == set(rules[1:])
+    assert set(every_rows["far_context"]) == {"own", "other_document"}
+    same = every_rows.query("rule == 'leave_one_out_divergence' and far_context == 'own'")
+    np.testing.assert_allclose(few["sparse_context_loss"], same["sparse_context_loss"], atol=TOLERANCE)
+
+
+def test_where_there_is_nothing_to_bring_back(folder: Path, crossed: Path, tmp_path: Path) -> None:
+    of_third = read_artefact(crossed, "dependency_sparsity").query("judge == 'third' and rule == 'nearest'")
+    middle = of_third.query("criterion == 'divergence'")["gain"].median()
+    words = ["--checkpoints", str(folder / "third"), "--rules", "nearest", "--minimum-gain", str(middle)]
+    words += ["--documents-per-shard", "4"]  # facts are of a shard
+    results = measure(influential_tokens, folder, *WORDS, *words, *IN_BACKGROUND, "--results", str(tmp_path))
+    rows = read_artefact(results, "dependency_sparsity").query("criterion == 'divergence'")
+    is_small = rows["gain"] < middle
+    assert 0 < is_small.sum() < len(rows)
+    assert (rows["mean_log2_k"].isna() == is_small).all()
+    facts = read_model_facts(results, "dependency_sparsity")["third"]
+    assert (facts["num_asked"], facts["num_without_gain"]) == (len(rows), is_small.sum())
 
 
 def test_choices_are_tried_on_another_model(
@@ -173,7 +222,8 @@ def test_choices_are_tried_on_another_model(
 
 def test_query_reads_selectors_and_evaluators_together(crossed: Path) -> None:
     sql = "SELECT DISTINCT model, judge FROM dependency_sparsity ORDER BY judge"
-    assert rows_of(connect(crossed, sql), sql) == [("run", "fourth"), ("run", "run"), ("run", "third")]
+    _, rows = run_query(connect(crossed, sql), sql, 10)
+    assert rows == [("run", "fourth"), ("run", "run"), ("run", "third")]
     assert read_settings(crossed, "influential_tokens").keys() == {"run"}
 
 

@@ -12,7 +12,7 @@ from olmo.model import OLMo
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from pipeline import loss_differences
+from pipeline import evaluate_tokens, influential_tokens, loss_differences
 from pipeline.cli import InputError
 
 
