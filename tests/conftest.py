@@ -8,12 +8,13 @@ to make: every process collects all tests. Waiting needs a generous limit: the o
 cores busy.
 
 A stage is run in this process (`stage.main(stage.parser().parse_args(words))`) unless the process is the
-point (forked_stages.py): another one costs seconds for its imports alone.
+point; then it is forked (forked_stages.py) unless the command is the point: another process costs seconds for
+its imports alone.
 """
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 # Tests multiply tiny matrices: threads only cost, and on a busy machine they cost minutes. Set before torch
@@ -23,16 +24,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # it would be another once the tree is edited, or committed to, while the tests run.
 os.environ["GIT_DIR"] = os.devnull
 
+import forked_stages
 import pytest
 
 # torch and olmo are imported late: the process that only deals the tests out starts in an instant without.
 if TYPE_CHECKING:
+    import execnet
     from olmo.model import OLMo
 
 LONGEST_FIRST = (
     "tests/real/test_smollm2.py",
     "tests/slurm/test_jobs.py",
     "tests/analysis/test_notebooks.py",
+    "tests/test_pages.py",
     "tests/end_to_end/test_pipeline.py",
     "tests/test_pretrain.py",
     "tests/analysis/test_explorer_page.py",
@@ -44,19 +48,48 @@ LONGEST_FIRST = (
     "tests/analysis/test_answers.py",
 )
 """The files that take longest: one that starts last would keep the other processes waiting."""
+TIME_IS_OVER = "the time is over"
 MOST_PROCESSES = 8  # of about half a GiB each
 
 
 def pytest_runtest_setup() -> None:
     """Begin no test after BEGIN_TESTS_UNTIL, in seconds since 1970: so .ci/run ends in time and by itself."""
     if time.time() > float(os.environ.get("BEGIN_TESTS_UNTIL", "inf")):
-        pytest.skip("the time is over")
+        pytest.skip(TIME_IS_OVER)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the tests that did not begin in time."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    if late := [report.nodeid for report in skipped if TIME_IS_OVER in str(report.longrepr)]:
+        terminalreporter.section("not run for want of time: make test-all runs them", sep="-")
+        terminalreporter.write_line("\n".join(sorted(late)))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail where the time was over before any test could run."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if "BEGIN_TESTS_UNTIL" in os.environ and reporter is not None and not reporter.stats.get("passed"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hide the GPUs from all tests but those marked gpu: the others' numbers are a CPU's on any machine."""
+    """Hide the GPUs from all tests but those marked gpu: the others' numbers are a CPU's on any machine.
+
+    The processes of pytest-xdist share the one that forks programs.
+    """
     if "gpu" not in config.option.markexpr:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if config.getoption("numprocesses", None):  # None in those that run tests
+        forked_stages.share_one_server()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: "Sequence[execnet.XSpec]") -> None:
+    """Fork the processes of tests from one that has imported the libraries, which costs each ten seconds."""
+    for spec in specs:
+        spec.python = str(forked_stages.python_that_forks())
 
 
 def pytest_xdist_auto_num_workers() -> int:

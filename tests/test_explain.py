@@ -1,10 +1,13 @@
 """One text explained: numbers of the stock model, the search against every unit, what is told and refused."""
 
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hand_made_models import EvidenceLM
@@ -13,8 +16,8 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from pipeline import explain as program
-from pipeline.cli import InputError
-from pipeline.measuring import sources
+from pipeline.cli import InputError, run_stage
+from pipeline.measuring import explanation, sources
 from pipeline.measuring.contexts import Batching, PackedSequence
 from pipeline.text.tokenizer import tokenized_text, train_bpe
 from sparsity_length import explain
@@ -22,6 +25,7 @@ from sparsity_length import explain
 TEXT = "The cat sat on a mat, and the cat that sat there saw a naïve 👩‍👩‍👧 in the مرحبا e\u0301. "
 FOREIGN = "a dog ran over the hill and a cow saw the dog, the hill and the sun. " * 3
 S = 4
+HOSTILE = "red \x1b[31m alert \x07 \x9b31m turned \u202e round \u2066 and back again, again and again"
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}: {{ message['content'] }}<|im_end|>"
     "{% endfor %}"
@@ -37,7 +41,7 @@ CHAT = [
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random GPT-NeoX of 64 positions with a tokenizer of its own, and a chat template."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    inner = Tokenizer.from_str(train_bpe([TEXT * 4], 268).to_json())
+    inner = Tokenizer.from_str(train_bpe([TEXT * 4, HOSTILE], 268).to_json())
     fast = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|im_end|>", chat_template=TEMPLATE)
     fast.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
     make_model("gpt_neox", vocab_size=len(fast)).save_pretrained(folder)
@@ -154,15 +158,21 @@ def test_planted_sources_are_found_and_their_absence_is_told() -> None:
     (trial,) = search.tried([0])
     assert trial.recovered == pytest.approx(1, abs=1e-6) and trial.is_distinguishable
     assert passes.num_tokens < length * near / 2  # exact leave-one-out takes more
+    noise = sources.Trial(np.array([1.0, 2.0, 1.5, 1.2]), np.array([1.1, 1.5, 1.6, 1.0]))
+    assert not noise.is_distinguishable
+    lone = sources.Search(passes, sequence, np.full((4, length), 1), starts, starts[:1], 2)
+    lone.run()
+    assert [trial.is_distinguishable for trial in lone.tried([0])] == [False] or lone.sources(0)
 
 
 def test_instead_is_the_difference_of_the_stock_model(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "URGENCIES", (0.0,))
     stock = AutoModelForCausalLM.from_pretrained(model).float().eval()
     text = "a mat and the cat that sat there saw a dog in the"
+    flags = {"short_context_length": S}
     found = explain(
         f"{text} hall", str(model), at="hall", instead="street", unit="token", sources=500,
-        foreign_text=FOREIGN, budget="1h", short_context_length=S,
+        foreign_text=FOREIGN, budget="1h", **flags,
     )  # fmt: skip
     own, instead = (tokenized_text(f"{text} {word}", model).token_ids_N for word in ("hall", "street"))
     fork = next(place for place, ids in enumerate(zip(own, instead, strict=False)) if len({*ids}) > 1)
@@ -179,13 +189,16 @@ def test_instead_is_the_difference_of_the_stock_model(model: Path, monkeypatch: 
             ))  # fmt: skip
         return of_words[0] - of_words[1]
 
+    assert found.contrast is not None and found.contrast[:2] == ("hall", "street")
     full = difference(context)
     assert found.contrast[2] == pytest.approx(full, abs=5e-5)
     near = found.targets[0].position - S
     effects = found.frame.set_index("source_position")["effect"]
+    assert sorted(effects.index) == list(range(1, near))
     for place in range(1, near):
         without = difference(swapped(context, other, [place]))
         assert effects[place] == pytest.approx(full - without, abs=5e-5)
+    assert "log p(“hall”) − log p(“street”)" in str(found)
 
 
 def test_a_chat_is_read_by_its_template_and_its_answer_explained(model: Path) -> None:
@@ -195,6 +208,8 @@ def test_a_chat_is_read_by_its_template_and_its_answer_explained(model: Path) ->
     read = found.text.token_ids_N
     assert read.tolist() == ids[: len(read)] and len(ids) - len(read) == 1  # all but <|im_end|>
     assert "".join(found.losses["token"]).strip() == CHAT[1]["content"]
+    assert {target.position for target in found.targets} <= set(found.losses["position"])
+
     prompt = automatic.apply_chat_template(
         CHAT[:1], tokenize=True, return_dict=False, add_generation_prompt=True
     )
@@ -207,39 +222,165 @@ def test_a_chat_is_read_by_its_template_and_its_answer_explained(model: Path) ->
     assert answered.losses["position"].tolist() == list(range(len(prompt), len(expected)))
 
 
+def test_the_summary_adds_up_and_every_face_tells_the_same(model: Path, tmp_path: Path) -> None:
+    found = explain(TEXT, str(model), short_context_length=S, targets=4)
+    said = str(found)
+    full, short, more, other, most = map(float, re.findall(r"[+-]?\d\.\d{3}", said)[-5:])
+    assert short - full == pytest.approx(more) and other - full == pytest.approx(most)
+    told = re.search(r"predictions: (-?[\d.]+) nats.*recover (-?\d+)% of it; (-?[\d.]+) remain", said)
+    total, share, remain = map(float, told.groups())
+    assert share / 100 == pytest.approx(1 - remain / total, abs=0.006)
+    shown = re.findall(r"^ *\d+  .*?  +(\d+\.\d\d)  ", said, re.MULTILINE)
+    assert sum(map(float, shown)) == pytest.approx(total) and len(shown) == 4
+    for name in ("page.html", "page.json", "page.csv"):
+        assert found.save(tmp_path / name).is_file()
+    record = json.loads((tmp_path / "page.json").read_text())
+    assert record["summary"] == explanation.summary(found) and len(record["targets"]) == 4
+    pd.testing.assert_frame_equal(
+        pd.read_csv(tmp_path / "page.csv", keep_default_na=False), found.frame, check_dtype=False
+    )
+    page = (tmp_path / "page.html").read_text()
+    (data,) = re.findall('<script type="application/json" id="data">(.*?)</script>', page)
+    assert json.loads(data) == record and found._repr_html_().startswith("<iframe srcdoc=")
+
+
+PER_SECOND = 500
+
+
+class _Clock:
+    """A second is so many forward tokens, whatever computes them."""
+
+    passes: sources.Passes | None = None
+
+    def monotonic(self) -> float:
+        return 0.0 if self.passes is None else self.passes.num_tokens / PER_SECOND
+
+
+def explained_within(
+    budget: str, model: Path, patch: pytest.MonkeyPatch
+) -> tuple[explanation.Explanation, float]:
+    """An explanation, and how many seconds of that clock it took."""
+    clock = _Clock()
+    make = sources.Passes
+
+    def passes(*of: Any) -> sources.Passes:
+        clock.passes = make(*of)
+        return clock.passes
+
+    patch.setattr(explanation, "Passes", passes)
+    patch.setattr(explanation, "time", clock)
+    found = explain(TEXT, str(model), short_context_length=S, unit="token", budget=budget)
+    return found, found.num_forward_tokens / PER_SECOND
+
+
+def test_a_budget_is_kept(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nums = []
+    for budget in ("1h", "4s", "3s"):
+        found, seconds = explained_within(budget, model, monkeypatch)
+        assert seconds <= program.duration(budget)
+        nums.append(len(found.targets))
+    assert nums[0] == program.NUM_TARGETS > nums[1] >= nums[2] >= 1
+    with pytest.raises(InputError, match="is too short: losses take"):
+        explained_within("1s", model, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "expected"),
+    [
+        ("It rained, naïvely.", "word", ["It", " rained", ",", " naïvely", "."]),
+        ("if x == foo_2:\n    y", "word", ["if", " x", " ==", " foo_2", ":\n   ", " y"]),
+        ("One. Two!\nThree", "sentence", ["One.", " Two!\n", "Three"]),
+        ("One.\nTwo\n\nThree", "paragraph", ["One.\nTwo\n\n", "Three"]),
+        ("One.\nTwo", "paragraph", ["One.\n", "Two"]),
+        ("你好吗", "word", ["你", "好", "吗"]),
+    ],
+)
+def test_units(text: str, unit: str, expected: list[str], model: Path) -> None:
+    read = tokenized_text(text, model)
+    starts = sources.unit_starts(read, unit)
+    ends = [*starts[1:], len(read.pieces)]
+    found = ["".join(read.pieces[start:end]).strip() for start, end in zip(starts, ends, strict=True)]
+    assert found == [words.strip() for words in expected]
+    assert sources.unit_starts(read, "token").tolist() == list(range(len(read.pieces)))
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["explain.py", *words])
+    run_stage(program.parser(), program.main)
+
+
+@pytest.fixture
+def flags(model: Path, tmp_path: Path) -> list[str]:
+    return f"--model {model} --short-context-length 4 --targets 2 --out {tmp_path}/x.html".split()
+
+
+def test_what_is_printed(
+    flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """The text's end, which the model has positions for; colors for terminals alone; nothing hostile."""
+    caplog.set_level("INFO")
+    run(monkeypatch, *flags, "--text", TEXT)
+    said = capsys.readouterr().out
+    shown = said.partition("\n")[0].replace("[", "").replace("]", "")
+    assert TEXT.rstrip().endswith(shown.rstrip()) and len(shown) > 30
+    assert f"{64 - S - 2} predictions, mean" in said and "\x1b" not in said
+    assert "of which the last 64 are measured" in caplog.text and "sources of 2 predictions" in caplog.text
+    run(monkeypatch, *flags, "--text", HOSTILE)
+    said = capsys.readouterr().out
+    assert not set(said) & set("\x1b\x07\x9b\u202e\u2066")
+    assert r"x1b31m alert \x07 \x9b31m turned \u202e round" in said.replace("[", "").replace("]", "")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    run(monkeypatch, *flags, "--text", TEXT)
+    assert "\x1b[48;5;" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["--text", "  \n "], "the text of --text is empty"),
         (["--text", "a b"], "leaves none of the 2 tokens"),
+        (["--text-file", "{folder}/latin"], "no text in UTF-8: 'utf-8' codec can't decode byte 0xef"),
         (["--text", TEXT, "--tokenizer", "bpe:300"], "would be trained anew"),
         (["--text", "half of one: \udcff and more of it"], "its character 13 is half of one"),
         (["--text", TEXT, "--foreign-text-file", "{folder}/short"], "the foreign text has 1 tokens, and 64"),
         (["--text-file", "{folder}/short", "--out", "{folder}/short"], "is an input, which the output would"),
         (["--text", TEXT, "--out", "{model}/config.json"], "is an input, which the output would"),
+        (["--text", TEXT, "--budget", "soon"], "soon is no duration above 0, such as 90s"),
         (["--text", TEXT, "--instead", "dog"], "--instead needs --at or --position"),
         (["--chat", "{folder}/short"], "is no JSON"),
+        (["--chat", "{folder}/list"], "is no chat: a list of messages"),
         (["--chat", "{folder}/asked"], "the chat ends with a message of the role 'user'"),
+        (
+            ["--chat", "{folder}/asked", "--tokenizer", "{folder}/bare.json", "--generate", "2"],
+            "no chat template",
+        ),
         (["-at", "dog"], "dog' does not occur in the text"),
-        (["-at", "cat"], "cat' occurs 2 times; say which by --position: 2 (“The cat”), 17 (“"),
+        (["-at", "cat"], "cat' occurs 2 times; say which by --position: 3 (“The cat”), 19 (“"),
         (["-position", "500"], "--position 500 is outside: the text has tokens 0 to"),
         (["-position", "5"], "leaves none of the 5 tokens"),
         (["-at", "there", "--instead", "there"], "is what stands there"),
     ],
 )
 def test_bad_input_is_one_sentence_and_nothing_is_written(
-    words: list[str], sentence: str, model: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+    words: list[str], sentence: str, flags: list[str], tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     folder = tmp_path_factory.mktemp("texts")
+    (folder / "latin").write_bytes("naïve".encode("latin-1"))
     (folder / "short").write_text("at")
+    (folder / "list").write_text("[1]")
     (folder / "asked").write_text(json.dumps({"messages": CHAT[:1]}))
-    flags = f"--model {model} --short-context-length 4 --out {tmp_path}/x.html".split()
+    inner = Tokenizer.from_file(str(Path(flags[1]) / "tokenizer.json"))
+    inner.save(str(folder / "bare.json"))
     if words[0].startswith("-") and not words[0].startswith("--"):  # of one prediction
+        flags = [word for word in flags if word not in ("--targets", "2")]
         words = ["--text", TEXT, f"-{words[0]}", *words[1:]]
-    else:
-        flags += ["--targets", "2"]
-    words = [word.format(folder=folder, model=model) for word in words]
-    with pytest.raises(InputError) as error:
-        program.main(program.parser().parse_args([*flags, *words]))
-    assert sentence in str(error.value)
+    with pytest.raises(SystemExit) as stopped:
+        run(monkeypatch, *flags, *(word.format(folder=folder, model=flags[1]) for word in words))
+    said = capsys.readouterr()
+    assert stopped.value.code == 2 and said.out == ""
+    assert sentence in said.err and said.err.splitlines()[-1].startswith("explain.py: error: ")
     assert list(tmp_path.iterdir()) == [] and (folder / "short").read_text() == "at"

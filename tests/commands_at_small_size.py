@@ -1,0 +1,316 @@
+"""How tests run the commands of pages: what stands for large things here, and who else runs what is not here.
+
+Every word of a command is what a shell makes of it, in a folder that holds what a reader brings along. The
+tables below replace some of these words: a model of two layers for one of 160 million parameters, four
+training steps for a thousand. Everything else is as the page has it.
+"""
+
+import gzip
+import importlib
+import json
+import os
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import forked_stages
+import pytest
+from hugging_face_families import make_model
+from measured_documents import json_lines
+from shown_commands import ROOT, Shown
+
+from pipeline.text.tokenizer import train_bpe
+
+OF_A_SHELL = (
+    ". .venv/bin/activate", "sparsity --help", "cp slurm/", "source slurm/", "slurm/submit_all.sh --dry-run",
+)  # fmt: skip
+"""How the commands begin that a shell runs here as they stand."""
+AT_LENGTH = (
+    "analysis/run_notebooks.py", "tests/benchmarks/training.py", "runs/methods/",
+    "runs/own", "runs/synthetic_parity",
+)  # fmt: skip
+"""What makes a command a matter of minutes even at small size, or need one that is. So does a whole study."""
+BENCHMARKS = ROOT / "tests" / "benchmarks"
+
+NOT_RUN = {
+    r"…|STUDY --slurm|RESULTS|<results>": "it stands for many commands",
+    r"\b(hf download|pip install|python -m venv)\b": "there is no network",
+    r"^(\S+=\S+ )?make (test|test-all|test-gpu|golden|lint|install|help)$": "it installs, or tests",
+    r"tests/real_model\.py": "it downloads a model; tests/real uses it",
+    r"TEXTS/|--checkpoints MODEL|runs/real/": "tests/analysis/test_interference.py runs them, small",
+    r"^(sbatch|slurm/submit_all\.sh$)": "tests/slurm runs it, where there is a Slurm",
+    r"^torchrun": "tests/test_pretrain.py runs it",
+    r"studies/gpu\.yaml$": "it needs a GPU",
+    r"\bload_path=": "tests/training/test_training_loop.py begins a run so",
+    r"benchmarks/(leave_one_out|explain_\w+)\.py": "tests/test_benchmarks_run.py runs them, small",
+    r"explain\.py .*(--at|--chat) ": "tests/test_explain.py explains predictions and chats",
+    r"tokenize_c4\.py --out runs/c4/data": "tests of tokenize_c4 run it on files of the same names",
+    r"^python -m analysis\.figures": "tests/analysis: test_length_failures, test_theory",
+    r"^python -m pipeline\.results": "tests/results and tests/analysis run it",
+}
+"""Commands that no test of pages runs, and why."""
+
+PYTHON_ELSEWHERE = {
+    "CONTRIBUTING.md": "tests/influence/test_rules.py::test_the_page_s_example_is_a_rule",
+    "pipeline/RESULTS.md": (
+        "tests/test_query.py::test_the_page_s_way_to_read_a_folder_keeps_the_names_of_models"
+    ),
+}
+"""Pages whose Python code another test runs."""
+
+MODEL = "SmolLM2-135M"
+WORDS = {
+    "HuggingFaceTB/SmolLM2-135M": MODEL, "HuggingFaceTB/SmolLM2-135M-Instruct": MODEL, "MODEL": MODEL,
+    "MODEL/tokenizer.json": f"{MODEL}/tokenizer.json",
+    "LICENSE": "letter.txt", "embedded": "english.jsonl", "bpe:2048": "bpe:320",
+    "max_duration=2600": "max_duration=4", "sizes.demo.max_duration=200": "sizes.demo.max_duration=6",
+    "STUDY": "olmo_configs/studies/demo.yaml", "RESULTS": "analysis/reference/study/results",
+    "runs/c4/models/long-seed0": "runs/demo/models/long-seed0", "runs/c4/data": "runs/demo/data",
+}  # fmt: skip
+"""Words of pages, and what stands for them here."""
+PARTS = {"/scratch/": "scratch/", "length-256": "length-128"}
+"""The same for parts of words, and of variables."""
+VALUES = {
+    "--max-documents": "3", "--num-examples": "4", "--largest-k": "4", "--long-context-length": "128",
+    "--document-lengths": "128",
+}  # fmt: skip
+"""Flags of pages, and the value that they have here."""
+_TINY = [
+    "model.d_model=16", "model.n_heads=2", "model.n_layers=1", "model.mlp_ratio=2", "scheduler.t_warmup=2",
+    "global_train_batch_tokens=512", "device_train_microbatch_tokens=512", "precision=fp32",
+    "eval_context_lengths=null",
+]  # fmt: skip
+_TINY_TASK = [
+    "model.width=16", "model.num_heads=1", "model.num_layers=1", "batch_size=8", "num_steps=6",
+    "warm_up_steps=2", "save_interval=3", "eval_interval=3", "eval_num_examples=8",
+]  # fmt: skip
+_FEW_TARGETS = ["--targets-per-chunk", "4"]
+FURTHER_WORDS = {
+    "pipeline/pretrain.py": [*_TINY, "max_duration=4"],
+    "pipeline/train_synthetic.py": _TINY_TASK,
+    "pipeline/influential_tokens.py": ["--k", "1", "4", *_FEW_TARGETS],
+    "pipeline/loss_differences.py": _FEW_TARGETS,
+    "pipeline/length_interference.py": _FEW_TARGETS,
+    "tests/benchmarks/training.py": ["--quick"],
+}  # fmt: skip
+"""Words that a program is told here beside those of the page."""
+
+
+def _overrides(size: str, save_interval: int = 4, further: Sequence[str] = ()) -> list[str]:
+    small = ",".join([*_TINY, f"save_interval={save_interval}", *further])
+    return [f"sizes.{size}.overrides=[{small}]", f"sizes.{size}.max_duration=4"]
+
+
+def _of_tasks(found: Sequence[str], tested: Sequence[str], **grids: str) -> list[str]:
+    """Overrides of a study of synthetic tasks: what it asks, and its grids with what else these override."""
+    small = ",".join(_TINY_TASK)
+    return [
+        *(f"synthetic.grids.{grid}.overrides=[{small}{others}]" for grid, others in grids.items()),
+        *(f"synthetic.grids.{grid}.seeds=[0]" for grid in grids),
+        *(f"synthetic.evaluate_synthetic.{task}.num_examples=4" for task in tested),
+        *(f"synthetic.evaluate_synthetic.found_{task}.num_examples=2" for task in found),
+    ]
+
+
+_SIGNS = [
+    "signs_1", "signs_2", "signs_4", "signs_1_local", "signs_2_local", "signs_4_local", "signs_8_weak",
+    "signs_32_weak", "signs_growing",
+]  # fmt: skip
+_ONE_SIGN = {
+    "plain": "signs_1", "weak": "signs_8_weak", "coupled": "signs_1", "pose": "signs_1",
+    "further_log_length": "signs_8_weak",
+}  # fmt: skip
+_FEW = ["evaluation.max_documents=3", "evaluation.targets_per_chunk=1", "evaluation.k=[1,4]"]
+_FOUND = ["variable_assignment", "sparse_parity"]
+STUDIES = {
+    "demo": [
+        "run=runs/study", "data.source=[english.jsonl]", "data.tokenizer=bpe:320", *_overrides("demo"),
+        "evaluation.max_documents=3", "evaluation.loss_documents=4",
+    ],
+    "c4": ["data.tokenizer=bpe:320", *_overrides("small"), "evaluation.max_documents=3"],
+    "reference": [
+        "data.tokenizer=bpe:320", "evaluation.max_documents=3",
+        *(word for size in ("2m", "300k", "8m") for word in _overrides(size, save_interval=2)),
+        # no notebooks: of a model of four steps too few targets gain for a slope by the answer's loss
+        "further_evaluations.as_in_the_paper.stages=[loss_differences,influential_tokens,summary]",
+        "further_evaluations.along_training.steps=[2]", "further_evaluations.along_training.max_documents=3",
+        "further_evaluations.novels.max_documents=2", "further_evaluations.novels.max_chunks_per_document=1",
+    ],
+    "preregistered": [
+        "data.tokenizer=bpe:320", *_overrides("300k", save_interval=2), *_FEW, "evaluation.max_documents=6",
+    ],
+    "needed_context": ["data.source=[english.jsonl]", "evaluation.targets_per_chunk=4"],
+    "synthetic_rotated": _of_tasks(
+        [], ["copy", "variable_assignment", "addition_padded"],
+        copy=",model.rotary_fraction=1.0", variable_assignment="", addition_padded="",
+    ),
+    "synthetic_parity": _of_tasks(
+        [], [f"sparse_{name}" for name in ("parity", "or", "majority", "last", "lookup")],
+        **dict.fromkeys(
+            ("parity", "or", "others"), ",num_position_ids=256,smallest_size=18,largest_size=18"
+        ),
+    ),
+    "cue_distances": _of_tasks([], ["signs_1", "signs_4"], plain=""),
+    "signs": [
+        *_of_tasks(
+            [], ["signs_1", "signs_8_weak"],
+            **dict.fromkeys(_ONE_SIGN, ""),
+            **dict.fromkeys(("log_length", "coupled_log_length"), ",model.attention_scaling=log_length"),
+            learnt=",model.attention_scaling=learnt",
+        ),
+        # One task in each grid, that not all need be trained.
+        *(f"synthetic.grids.{grid}.tasks=[{task}]" for grid, task in _ONE_SIGN.items()),
+        "synthetic.grids.log_length.tasks=[signs_1]",
+        "synthetic.grids.coupled_log_length.tasks=[signs_1]",
+        "synthetic.grids.learnt.tasks=[signs_1]",
+        *(f"synthetic.evaluate_synthetic.{task}=null" for task in sorted({*_SIGNS} - {*_ONE_SIGN.values()})),
+    ],
+    "synthetic": [
+        "run=runs/synthetic_study",
+        *_of_tasks(
+            _FOUND, [*_FOUND, "parity_scratchpad", "planted_correlation", "copy", "addition"],
+            **dict.fromkeys(
+                ("variable_assignment", "parity_scratchpad", "other_positions", "sparse_parity_k1",
+                 "sparse_parity_k2", "sparse_parity_k3", "planted_k1", "planted_k2", "copy_pose",
+                 "copy_predicted", "addition_coupled", "addition_pose"), ""
+            ),
+            addition_predicted=",spread_of_coupled_ids=contiguous",
+        ),
+    ],
+}  # fmt: skip
+"""Study files, and the fields that tests override; `run` where the page's other commands have that folder."""
+
+
+def texts_and_models(folder: Path) -> None:
+    """Write what a reader brings along: documents, a letter, a model and its tokenizer, the repository."""
+    for name, seed, number in (
+        ("my_documents/a.jsonl", 0, 4), ("texts/a.jsonl", 5, 150), ("english.jsonl", 1, 150),
+        *((f"scratch/reader/c4/en/c4-train.{part}.json.gz", part, 1) for part in range(64)),
+        ("scratch/reader/c4/en/c4-validation.0.json.gz", 7, 9),
+        ("FOLDER/c4-train.jsonl", 6, 30), ("FOLDER/c4-validation.jsonl", 7, 20),
+        ("FOLDER/wikipedia-validation.jsonl", 10, 4),
+        ("FOLDER/novels-train.jsonl", 8, 1), ("FOLDER/novels-validation.jsonl", 9, 2),
+    ):  # fmt: skip
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        length = 800 if "novels" in name else 160  # novels are measured at 1,024 tokens
+        text = json_lines(seed, number, length).encode()
+        (folder / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    letter = json.loads(json_lines(2, 1))["text"][:200]
+    (folder / "letter.txt").write_text(letter)
+    tokenizer = train_bpe([json_lines(3, 4), "magic number of Oslo is 48213"], 320)
+    model = make_model("gpt_neox", vocab_size=tokenizer.vocabulary_size, max_position_embeddings=320)
+    model.save_pretrained(folder / MODEL)
+    (folder / MODEL / "tokenizer.json").write_text(tokenizer.to_json())
+    for name in ("olmo_configs", "pipeline"):
+        (folder / name).symlink_to(ROOT / name)
+    for name in ("slurm", "analysis/examples", "analysis/reference"):  # a command may write there
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("cluster.env"))
+    (folder / ".venv").symlink_to(sys.prefix)
+    example = folder / "slurm" / "cluster.env.example"  # which a reader edits; here for a quicker start
+    quick = f"export PATH={_python(folder).parent}:$PATH\n"
+    example.write_text(_smaller(example.read_text()) + quick)
+
+
+def how(shown: Shown) -> str | None:
+    """What becomes of a command: "not run", "here", "at length" (here, slowly); None: nothing."""
+    if any(re.search(pattern, shown.text) for pattern in NOT_RUN):
+        return "not run"
+    if shown.text.startswith(OF_A_SHELL):
+        return "here"
+    shown = without_make(shown)
+    if module_of(shown) is None:
+        return None
+    is_study = shown.program == "pipeline/study.py" and "--dry-run" not in shown.text
+    return "at length" if is_study or any(part in shown.text for part in AT_LENGTH) else "here"
+
+
+def without_make(shown: Shown) -> Shown:
+    """The command itself, or the study that `make` would run instead of it; of other targets nothing."""
+    variables, typed, words = shown.text.partition("make ")
+    if not typed or not re.fullmatch(r"(\w+=\S+ )*", variables):
+        return shown
+    said = subprocess.run(["make", "-n", *shlex.split(words)], cwd=ROOT, capture_output=True, text=True)
+    studies = [line for line in said.stdout.splitlines() if " pipeline/study.py " in line]
+    return Shown(f"{variables}{studies[0]}" if studies else "")
+
+
+def module_of(shown: Shown) -> str | None:
+    """The module of the program that a command runs; None where it runs none of this repository."""
+    if shown.program is None or not (ROOT / shown.program).is_file() or shown.program.endswith(".sh"):
+        return None
+    return shown.program.removesuffix(".py").replace("/", ".")
+
+
+def run(shown: Shown, folder: Path) -> None:
+    """Run a command in a folder, at small size.
+
+    Raises:
+        Exception: the program failed.
+    """
+    if shown.text.startswith(OF_A_SHELL):
+        _bash(shown.text, folder)
+        return
+    shown = without_make(shown)
+    module, program = module_of(shown), shown.program
+    assert module is not None
+    typed = _bash(f"printf '%s\\0' {shown.text}", folder).split("\0")[:-1]
+    begin = next(place for place, word in enumerate(typed) if word in (program, module))
+    words = _at_small_size(program, typed[begin + 1 :])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("NO_COLOR", "1")
+        for variable in typed[:begin]:
+            if re.match(r"[A-Z]\w*=", variable):
+                name, _, value = variable.partition("=")
+                patch.setenv(name, WORDS.get(value, _smaller(value)))
+        if module.startswith("tests.benchmarks."):
+            patch.syspath_prepend(BENCHMARKS)
+            patch.setattr(sys, "argv", [program, *words])
+            runpy.run_path(str(ROOT / program), run_name="__main__")
+        else:
+            if program == "pipeline/study.py":  # what it starts need not import everything anew
+                patch.setattr(sys, "executable", str(_python(folder)))
+            loaded = importlib.import_module(module)
+            try:
+                loaded.main(loaded.parser().parse_args(words))
+            except SystemExit as end:  # a study ends so, well or not
+                assert not end.code, f"exit code {end.code}"
+
+
+def _bash(code: str, folder: Path) -> str:
+    programs = f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"PATH": programs, "USER": "reader"}
+    done = subprocess.run(["bash", "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _at_small_size(program: str | None, words: list[str]) -> list[str]:
+    small = [
+        VALUES.get(flag, WORDS.get(word, _smaller(word)))
+        for flag, word in zip(["", *words], words, strict=False)  # each with the word before it
+    ]
+    if program == "pipeline/study.py" and "--dry-run" not in words:
+        study, *others = small
+        return [study, *STUDIES[Path(study).stem], *others]
+    if program == "pipeline/study.py" and small[0].endswith("studies/demo.yaml"):
+        return [small[0], "run=runs/planned", *small[1:]]  # in runs/demo the page's stages ran at small size
+    return [*small, *FURTHER_WORDS.get(program or "", [])]
+
+
+def _smaller(word: str) -> str:
+    for part, stands_here in PARTS.items():
+        word = word.replace(part, stands_here)
+    return word
+
+
+@cache
+def _python(folder: Path) -> Path:
+    (folder / "programs").mkdir(exist_ok=True)
+    return forked_stages.stand_ins(folder / "programs") / "python"
