@@ -209,7 +209,7 @@ def cue_distances() -> str:
     rows = [
         [
             f"{name} tokens",
-            *(f"{means.loc[name, f'signs_{k}']:.3f}" for k in (1, 2, 4)),
+            *(f"{means.loc[name, f'cues_{k}']:.3f}" for k in (1, 2, 4)),
             interval_of(contrasts[name], "difference") if name in contrasts else "",
         ]
         for name in means.index
@@ -247,15 +247,15 @@ def interference_by_number() -> str:
 def cue_contrasts() -> str:
     """The planned contrasts of the growth of excess loss with length, and PoSE."""
     table = cues.contrasts(
-        cues.growths(read_artefact(REFERENCE / "synthetic" / "signs", "synthetic_accuracy"))
+        cues.growths(read_artefact(REFERENCE / "synthetic" / "cues", "synthetic_accuracy"))
     )
     rows = rows_by(table[table["attention_scaling"] == cues.NONE], "contrast")
     names = {
-        "four signs less one": "four cues less one, anywhere",
+        "four cues less one": "four cues less one, anywhere",
         "near less anywhere": "near the question less anywhere",
         "coupled less plain positions": "coupled less plain IDs",
         "PoSE less plain positions": "PoSE less plain IDs",
-        "four signs less one, PoSE": "four cues less one, PoSE",
+        "four cues less one, PoSE": "four cues less one, PoSE",
         "scaled attention less plain": "log-n scaled attention less plain",
     }
     return markdown(
