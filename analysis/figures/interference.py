@@ -65,7 +65,8 @@ def interference_targets(measured: Path, needed: Path | None, data: TokenizedDat
     Returns:
         document_id, target_position, source, loss, entropy (near tokens alone), log_token_count; a column a
         placement and source of the distant text, "swap:512@10752 c4": KL, of own text's the loss; and, with
-        `needed`, mean_log2_k, total_effect, share_16 (the fraction that 16 tokens recover).
+        `needed`, mean_log2_k, total_effect, share_16 (the fraction that 16 tokens recover), NaN of texts
+        that were not measured.
     """
     rows = read_artefact(measured, "length_interference")
     source_of = {document.document_id: document.url for document in data.evaluation_documents()}
@@ -89,8 +90,7 @@ def interference_targets(measured: Path, needed: Path | None, data: TokenizedDat
         at_16 = sparse[(sparse["rule"] == RULE) & (sparse["k"] == 16)].set_index(KEYS)
         share = 1 - at_16["sparse_context_divergence"] / at_16["short_context_divergence"]
         targets = targets.join(
-            pd.DataFrame({SPARSITY: of_rule[SPARSITY], "total_effect": of_rule["gain"], "share_16": share}),
-            how="inner",
+            pd.DataFrame({SPARSITY: of_rule[SPARSITY], "total_effect": of_rule["gain"], "share_16": share})
         )
     targets = targets.reset_index()
     targets.insert(2, "source", targets["document_id"].map(source_of))
@@ -110,7 +110,8 @@ def with_outcomes(targets: pd.DataFrame) -> pd.DataFrame:
     found = targets.assign(**{name: mean_interference(targets, name) for name in names})
     found["stake"] = mean_interference(targets, STAKE)
     logs = {"log_total_effect": "total_effect", "log_stake": "stake", "log_trained": TRAINED}
-    return found.assign(**{name: np.log(found[of].clip(lower=1e-6)) for name, of in logs.items()})
+    present = {name: of for name, of in logs.items() if of in found}
+    return found.assign(**{name: np.log(found[of].clip(lower=1e-6)) for name, of in present.items()})
 
 
 def mechanism(targets: pd.DataFrame) -> pd.DataFrame:
@@ -167,9 +168,16 @@ def _poisson_step(h_T: np.ndarray, columns_TC: np.ndarray) -> tuple[np.ndarray, 
         response_T = eta_T + (h_T - mu_T) / mu_T
         root_T1 = np.sqrt(mu_T)[:, None]
         fit_C = np.linalg.lstsq(root_T1 * basis_TC, root_T1[:, 0] * response_T, rcond=None)[0]
-        change = np.abs(basis_TC @ fit_C - eta_T).max()
-        eta_T = basis_TC @ fit_C
-        if change < 1e-10:
+        step_T = basis_TC @ fit_C - eta_T
+        # A whole step can overshoot where few targets carry the mean; the likelihood is concave.
+        likelihood = h_T @ eta_T - mu_T.sum()
+        while np.abs(step_T).max() > 20 or (
+            np.abs(step_T).max() > 1e-9
+            and h_T @ (eta_T + step_T) - np.exp(eta_T + step_T).sum() < likelihood - 1e-12 * abs(likelihood)
+        ):
+            step_T = step_T / 2
+        eta_T = eta_T + step_T
+        if np.abs(step_T).max() < 1e-10:
             break
     mu_T = np.exp(eta_T)
     return mu_T, eta_T + (h_T - mu_T) / mu_T
@@ -190,6 +198,7 @@ def slopes(targets: pd.DataFrame, primary: str, trained: str, others: Mapping[st
     rows = list[Row]()
 
     def add(variant: str, kind: str, of: pd.DataFrame, outcome: str, leave_out: str | None = None) -> None:
+        of = of.dropna(subset=[SPARSITY, outcome])
         names: Row = {"variant": variant, "kind": kind, "mean": float(of[outcome].mean())}
         rows.append({**names, **slope(of, outcome, kind, leave_out=leave_out), **sample_counts(of)})
 
@@ -391,7 +400,7 @@ def report(kept: Path, out: Path) -> None:
         show("Natural lengths", *natural_check(pd.read_parquet(kept / NATURAL_FILE)))
     if SPARSITY not in targets:
         return
-    known = with_outcomes(targets)
+    known = with_outcomes(targets.dropna(subset=["total_effect"]))
     table = slopes(known, PRIMARY, TRAINED, others(known))
     permutations = permuted(known, PRIMARY)
     spread = f"mean {permutations.mean():.3f}, sd {permutations.std(ddof=1):.3f}"
