@@ -270,7 +270,7 @@ def _frame(
             values_TK[:, np.array(ks) - 1] = values_N.reshape(-1, len(ks))
         return values_TK.ravel()
 
-    baseline = "swap" if "swapped_loss" in sparse else "short_context"
+    baseline = "swapped" if "swapped_loss" in sparse else "short_context"
     loss, divergence = "sparse_context_loss", "sparse_context_divergence"
     divergences_TK = np.full(shape_TK, np.nan) if moved_TK is None else moved_TK[:, : shape_TK[1]]
     columns = read.token_columns(text, targets) | {

@@ -93,8 +93,8 @@ def _amounts_of_targets(sparse_context_losses: pd.DataFrame, criterion: str) -> 
     if criterion == DIVERGENCE and "sparse_context_divergence" not in rows:
         rows = rows.iloc[:0].assign(short_context_divergence=np.nan, sparse_context_divergence=np.nan)
     baseline = rows[f"short_context_{criterion}"]
-    if (in_swap := f"background_{criterion}") in rows:
-        baseline = rows[in_swap].astype("float64").fillna(baseline)
+    if (swapped := f"swapped_{criterion}") in rows:
+        baseline = rows[swapped].astype("float64").fillna(baseline)
     gain = baseline - rows["long_context_loss"] if criterion == LOSS else baseline
     amounts = {
         "baseline": baseline,

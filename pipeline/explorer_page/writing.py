@@ -22,7 +22,7 @@ is all that the page shows of them, at half the bytes of decimals. What is marke
   "models": {"long-seed0": {
     "short": [4123, …], "long": […],              losses, a value a target
     "expected": […], "specific": […],             ? short-context divergence, document-specific gain
-    "swap": […], "swapped_kl": […],      ? of the ablation: loss, divergence with no k
+    "swap": […], "swap_kl": […],      ? of the ablation: loss, divergence with no k
     "rules": {"leave_one_out": {
       "k_star": {"loss": [4, null, "censored", …], "divergence": […]},    ? the latter
       "own": {
@@ -52,7 +52,7 @@ _OF_TARGETS = {
     "short": "short_context_loss", "long": "long_context_loss", "expected": "short_context_divergence",
     "specific": "document_specific_gain",
 }  # fmt: skip
-_BACKGROUND = {"swap": "swapped_loss", "swapped_kl": "swapped_divergence"}
+_BACKGROUND = {"swap": "swapped_loss", "swap_kl": "swapped_divergence"}
 _CURVES = {"loss": "sparse_context_loss", "kl": "sparse_context_divergence"}
 """The page's names of columns; a column that is absent or holds nulls alone is left out."""
 PAGE_COLUMNS = {

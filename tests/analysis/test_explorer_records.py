@@ -93,7 +93,7 @@ def test_records_are_the_parquet_row_by_row(explorable: Path) -> None:
 
 def test_missing_artefacts_and_empty_selections_are_refused(explorable: Path, copied: Path) -> None:
     for flags, sentence in (
-        (("--rules", "nearst"), "unknown rule 'nearst'; did you mean 'recency'"),
+        (("--rules", "recenc"), "unknown rule 'recenc'; did you mean 'recency'"),
         (("--models", "othr"), "unknown model 'othr'"),
         (("--models", LOSSES_ONLY), "no document with both loss differences and influential tokens of short"),
     ):
