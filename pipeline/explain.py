@@ -131,11 +131,11 @@ def main(arguments: argparse.Namespace) -> None:
     """Explain the text: print it, and write the page."""
     check(arguments)
     named = [Path(word) for word in (arguments.model, arguments.tokenizer) if word is not None]
-    inputs = [arguments.text_file, arguments.chat, arguments.foreign_text_file, *named]
+    inputs = [arguments.text_file, arguments.chat, arguments.swap_text_file, *named]
     outputs = [path for path in (arguments.out, arguments.json, arguments.csv) if path is not None]
     refuse_replacing(outputs, inputs)
     arguments.name, text = _name_and_text(arguments)
-    foreign = arguments.foreign_text_file
+    foreign = arguments.swap_text_file
     arguments.swap_text = None if foreign is None else decoded(foreign.read_bytes(), str(foreign))
     # Imported late, for a --help, and a refusal, at once.
     from pipeline.measuring.explanation import explained, in_words
