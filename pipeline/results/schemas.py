@@ -83,7 +83,7 @@ COUNTS = [
     column("num_targets", INT32, "targets averaged over"),
     column("num_documents", INT32, "documents they are from"),
 ]
-EVALUATOR = optional("evaluator", TEXT, "whose losses and divergences these are: the selector's, or those of a"
+EVALUATOR = optional("evaluator", TEXT, "whose losses and divergences these are: the selector's, or of a"
                      " model that tried its choice (evaluate_tokens)")
 SHORT_DIVERGENCE = optional("short_context_divergence", FLOAT, "KL(p(.|long) || p(.|short context)), nats:"
                             " the gain to be expected, blind to the target")
