@@ -1,7 +1,7 @@
 """The page that summary.py prints: the table of losses, a line an answer, and where figures and data lie.
 
 What k tokens are worth is said by the measure that is fooled least, of those that the results have
-(`PREFERRED_RULES`), beyond its null where it needs one, as another model judges where one did. No share is
+(`PREFERRED_RULES`), beyond its null where it needs one, as another model evaluates where one did. No share is
 told of what may be near nothing.
 """
 
@@ -30,14 +30,14 @@ from pipeline.results.read import artefacts_in, read_artefact, read_settings
 from pipeline.results.schemas import DIVERGENCE
 from pipeline.results.table import as_table
 
-_UNKNOWN = "What short-trained models lose cannot be told:"
+_UNKNOWN = "What short-context models lose cannot be told:"
 _FEW_TOKENS = 16
 """The closing page tells of the largest k that was asked for and is no larger."""
 _WIDTH = 155  # the table is as wide
 _ABSENT = "-"
 _NOTES = f"""\
 Nats a token [95 % over documents]. "expected": by the model's own prediction. "its own": lost with another
-document's far context in its place. "{_ABSENT}": not measured."""
+document's distant context in its place. "{_ABSENT}": not measured."""
 
 
 def chosen_measure(results: Path) -> tuple[str, str] | None:
@@ -57,7 +57,7 @@ def chosen_measure(results: Path) -> tuple[str, str] | None:
 
 
 def answers(results: Path) -> Iterator[str]:
-    """What the far context is worth, how much few tokens carry, how many it takes, who loses without it."""
+    """Worth of the distant context, what few tokens recover, how many it takes, who loses without it."""
     present = artefacts_in(results)
     if "length_losses" in present:
         yield from context_needed(results)
@@ -88,58 +88,61 @@ def context_needed(results: Path) -> Iterator[str]:
 
 
 def worth_of_far_context(targets: pd.DataFrame, model: str) -> str:
-    """What the far context is worth to one model, and what is lost with another document's in its place."""
+    """Worth of the distant context to one model, and what is lost with another document's in its place."""
     documents = targets["document_id"]
     gain = interval_over_documents(documents, targets["loss_difference"])
-    text = f"The far context is worth {gain} nats a token to {model}"
-    if "specific_gain" not in targets or targets["specific_gain"].isna().all():  # earlier results
+    text = f"The distant context is worth {gain} nats a token to {model}"
+    if (
+        "document_specific_gain" not in targets or targets["document_specific_gain"].isna().all()
+    ):  # earlier results
         return f"{text}; how much of it is its own was not measured: run loss_differences again."
-    own = interval_over_documents(documents, targets["specific_gain"])
+    own = interval_over_documents(documents, targets["document_specific_gain"])
     return f"{text}; another document's in its place costs {own}."
 
 
 def carried_by(results: Path, model: str, rule: str) -> str:
-    """How much few tokens bring back, beside another document's, as another model judges where one did."""
+    """How much few tokens bring back, beside another document's, as another model evaluates where one did."""
     only = {"model": [model], "rule": [rule]}
-    losses = read_sparse_losses(results, only=only, every_judge=True)
+    losses = read_sparse_losses(results, only=only, every_evaluator=True)
     effects = token_effects(losses)
     if effects.empty:
         return f"How many tokens carry it cannot be told: {rule} was measured without the null that it needs."
-    # The divergence is surer than the loss; of judges, those that did not choose; of k, the largest of few.
+    # The divergence is surer than the loss; of evaluators, those that did not choose; of k, the largest of
+    # few.
     effects = effects[effects["criterion"] == effects["criterion"].iloc[-1]]
-    others = effects[~effects["judge"].isin(model.split("+"))]
+    others = effects[~effects["evaluator"].isin(model.split("+"))]
     effects = others if len(others) else effects
     few = effects[effects["k"] <= _FEW_TOKENS]
     effects = few if len(few) else effects
     row = effects[effects["k"] == effects["k"].max()].to_dict("records")[0]
     gain, own, null = (interval_of(row, name) for name in ("gain", "recovered", "null_recovered"))
     kind = " of divergence" if row["criterion"] == DIVERGENCE else ""
-    judged = f" to {row['judge']}" if len(others) else ""
-    text = f"{row['k']} tokens of {rule} bring back {own} of {gain.estimate:.3f} nats{kind}{judged}"
+    evaluated = f" to {row['evaluator']}" if len(others) else ""
+    text = f"{row['k']} tokens of {rule} bring back {own} of {gain.estimate:.3f} nats{kind}{evaluated}"
     return f"{text}." if isnan(null.estimate) else f"{text}; another document's {null}."
 
 
 def tokens_needed(results: Path, model: str, rule: str) -> Iterator[str]:
     """How mean_log2_k spreads over the predictions, and whether two models agree in it."""
-    columns = [*TARGET, "judge", "mean_log2_k"]
+    columns = [*TARGET, "evaluator", "mean_log2_k"]
     only = {"model": [model], "rule": [rule], "criterion": [DIVERGENCE]}
     rows = read_artefact(results, "dependency_sparsity", columns, only)
-    of_judges = rows.pivot_table("mean_log2_k", TARGET, "judge", dropna=False)
-    if of_judges.isna().all(axis=None):
+    of_evaluators = rows.pivot_table("mean_log2_k", TARGET, "evaluator", dropna=False)
+    if of_evaluators.isna().all(axis=None):
         return  # results of before there was such a number
-    others = [judge for judge in of_judges if judge not in model.split("+")]
-    values = of_judges[others or list(of_judges)].mean(axis=1, skipna=False).dropna()
+    others = [evaluator for evaluator in of_evaluators if evaluator not in model.split("+")]
+    values = of_evaluators[others or list(of_evaluators)].mean(axis=1, skipna=False).dropna()
     low, middle, high = values.quantile([0.1, 0.5, 0.9])
-    text = f"The median prediction, of {len(values)} of {len(of_judges)} with enough at stake, needs"
+    text = f"The median prediction, of {len(values)} of {len(of_evaluators)} with enough at stake, needs"
     text += f" {middle:.1f} doublings of tokens (mean_log2_k; 80 %: {low:.1f} to {high:.1f})"
-    if len(of_judges.columns) > 1:
-        agreement = of_judges.corr("spearman").to_numpy()[0, 1]
+    if len(of_evaluators.columns) > 1:
+        agreement = of_evaluators.corr("spearman").to_numpy()[0, 1]
         text += f"; two models agree at {agreement:.2f}"
     yield f"{text}."
 
 
 def short_models_answer(results: Path, losses: pd.DataFrame) -> str:
-    """What short-trained models lose beyond the last long-trained one; the first may have chosen tokens."""
+    """What short-context models lose beyond the last long-context one; the first may have chosen tokens."""
     longs, shorts = models_by_training(results)
     if not (shorts and longs):
         return f"{_UNKNOWN} it needs models trained at a short context and at the long one."
@@ -153,7 +156,7 @@ def short_models_answer(results: Path, losses: pd.DataFrame) -> str:
 
 
 def models_table(results: Path) -> str:
-    """A row a model: contexts, sample size, mean losses, and what the far context is worth (`_NOTES`)."""
+    """A row a model: contexts, sample size, mean losses, and what the distant context is worth (`_NOTES`)."""
     settings = read_settings(results, "loss_differences")
     rows = []
     for row in summarize_models(read_artefact(results, "loss_differences")).to_dict("records"):
@@ -161,7 +164,10 @@ def models_table(results: Path) -> str:
         lengths = [of_model.get(name, _ABSENT) for name in ("short_context_length", "long_context_length")]
         counts = [f"{row[f'num_{kind}']:,}" for kind in ("targets", "documents")]
         losses = [f"{row[f'{kind}_context_loss']:.3f}" for kind in ("short", "long")]
-        worth = [interval_cell(row, name) for name in ("loss_difference", "expected_gain", "specific_gain")]
+        worth = [
+            interval_cell(row, name)
+            for name in ("loss_difference", "expected_gain", "document_specific_gain")
+        ]
         rows.append([row["model"], " / ".join(map(str, lengths)), *counts, *losses, *worth])
     header = [
         "model",

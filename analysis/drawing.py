@@ -1,8 +1,8 @@
-"""What all figures share: colours and markers, words, titles, named lines, points in rows, saving.
+"""What all figures share: colors and markers, words, titles, named lines, points in rows, saving.
 
-A colour and marker belong to one kind of training, selection rule or position scheme, everywhere. Solid and
-filled is what was measured; dashed and hollow is the null of what has that colour and marker. The named
-colours are Okabe and Ito's, which colour-blind readers tell apart.
+A color and marker belong to one kind of training, selection rule or position scheme, everywhere. Solid and
+filled is what was measured; dashed and hollow is the null of what has that color and marker. The named
+colors are Okabe and Ito's, which color-blind readers tell apart.
 
 A line or point is a mean, its bar or band the 95 % interval over documents. No number is computed here.
 """
@@ -39,7 +39,7 @@ _READABLE = 4.5  # contrast with white that the web's guidelines ask of text
 
 @dataclass(frozen=True)
 class Style:
-    """A colour and marker."""
+    """A color and marker."""
 
     color: str
     marker: str
@@ -59,7 +59,7 @@ class Style:
 TRAINED_LONG = Style(BLUE, "o")
 TRAINED_POSE = Style(VERMILION, "s")
 TRAINED_CONTIGUOUS = Style(GREEN, "^")
-"""Trained short: with PoSE, or with contiguous positions. No rule has these three colours."""
+"""Trained short: with PoSE, or with contiguous positions. No rule has these three colors."""
 OTHER_MODELS = (Style(BLACK, "D"), Style(GREY, "d"), Style("#5B5BD6", "8"), Style("#8C6D1F", "X"))
 """Of results that do not tell how a model was trained."""
 POSITION_STYLES = {
@@ -73,7 +73,7 @@ POSITION_STYLES = {
 RULE_STYLES = {
     "leave_one_out_divergence": Style(ORANGE, "v"),
     "leave_one_out": Style(PURPLE, "D"),
-    "nearest": Style(BLACK, "X"),
+    "recency": Style(BLACK, "X"),
     "random": Style(GREY, "P"),
     "add_one_in": Style(SKY, "<"),
     "greedy": Style("#7A8B00", ">"),
@@ -99,7 +99,7 @@ def graded(num_colors: int) -> Sequence[str]:
 
 
 def darker(color: str) -> str:
-    """A colour for text on white: the same hue, as dark as it must be to be read."""
+    """A color for text on white: the same hue, as dark as it must be to be read."""
     rgb = np.array(to_rgb(color))
     while contrast_with_white(rgb) < _READABLE:
         rgb = 0.95 * rgb
@@ -170,7 +170,7 @@ def rule_text(rule: str) -> str:
     """A selection rule's name in words: `leave_one_out_divergence` is "leave one out, by divergence"."""
     if rule.endswith("_divergence"):
         return f"{rule_text(rule.removesuffix('_divergence'))}, by divergence"
-    irregular = {"nearest": "nearest tokens", "random": "random tokens"}
+    irregular = {"recency": "nearest tokens", "random": "random tokens"}
     return irregular.get(rule, rule.replace("_", " "))
 
 
@@ -293,7 +293,7 @@ def beside(place: Any, num_places: int) -> Any:
 
 
 def label_line_ends(ax: Axes, ends: Sequence[LineEnd]) -> None:
-    """Name each line beside its end, right of the axes, in its colour; names that would touch move apart.
+    """Name each line beside its end, right of the axes, in its color; names that would touch move apart.
 
     Call it when the axes have their limits and scales.
     """

@@ -5,8 +5,8 @@
 The page is one file without any outside part: it opens from disk, in any browser, without a network. Targets
 are shaded by L_short - L_long. A click, or the arrow keys, choose one: its k influential tokens light up, and
 beside the text stand their influence and distance and how the loss falls from the short to the long context.
-Model, selection rule, far context (own, or the null) and k can be switched; documents are searched and sorted
-by gain.
+Model, selection rule, distant context (own, or the null) and k can be switched; documents are searched and
+sorted by gain.
 
 It needs the stages loss_differences and influential_tokens and, for the text, the tokenized data that they
 ran on. The page stays below 20 MB: documents beyond that are left out, which the page says, as it says what
@@ -81,7 +81,7 @@ def main(arguments: argparse.Namespace) -> None:
         " tokens: shown are the first in the order of their hashes, a random sample (--max-documents; fewer"
         " --models or --rules leave room for more).",
         "The text outside of the measured chunks.",
-        "The influence of far tokens that no rule selected (artefact influences).",
+        "The influence of distant tokens that no rule selected (artefact influences).",
         "The text of the null's other documents, but for the tokens selected there.",
     ]
     header = {

@@ -18,7 +18,7 @@ _DOCUMENTS_A_READ = 50
 _GEOMETRY = ("short_context_length", "long_context_length", "targets_per_chunk")
 _SETTINGS = {
     "loss_differences": _GEOMETRY,
-    "influential_tokens": (*_GEOMETRY, "k", "intervention", "recovery_fraction", "minimum_gain"),
+    "influential_tokens": (*_GEOMETRY, "k", "ablation", "recovery_fraction", "minimum_gain"),
 }
 """Stage -> what must be the same for all that stands side by side on the page."""
 

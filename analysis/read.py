@@ -1,11 +1,11 @@
-"""Rows of results as analyses need them: one model, one judge, joined tables, means with their intervals.
+"""Rows of results as analyses need them: one model, one evaluator, joined tables, means with their intervals.
 
 Every mean is over targets, every interval is a 95 % interval over documents. A column `x` with an interval is
 followed by `x_low` and `x_high`, in the unit of `x`.
 
 Results hold more than what a model's chosen tokens are worth to that model: the same tokens tried on other
-models (`--judge-with`), k* by two criteria, and the controls `random` and `nearest` at more numbers of tokens
-than were requested. Whoever means one of these says so.
+models (`--evaluator-with`), k* by two criteria, and the controls `random` and `recency` at more numbers of
+tokens than were requested. Whoever means one of these says so.
 """
 
 import logging
@@ -89,9 +89,9 @@ def joined_on_common(
 def generalization_gaps(
     loss_differences: pd.DataFrame, *, short_models: Sequence[str], reference_model: str
 ) -> pd.DataFrame:
-    """Per token, how much worse a short-trained model is at the long context than a long-trained one.
+    """Per token, how much worse a short-context model is at the long context than a long-context one.
 
-    The columns `TARGET`, model (each of `short_models`) and generalization_gap: L_long of the short-trained
+    The columns `TARGET`, model (each of `short_models`) and generalization_gap: L_long of the short-context
     model - L_long of the reference, nats. Targets both have, no others.
     """
     columns = [*TARGET, "long_context_loss"]
@@ -210,15 +210,16 @@ def read_sparse_losses(
     columns: Sequence[str] | None = None,
     only: Mapping[str, Sequence[str]] | None = None,
     *,
-    every_judge: bool = False,
+    every_evaluator: bool = False,
     every_k: bool = False,
 ) -> pd.DataFrame:
-    """Rows of sparse_context_losses: judged by the model that chose, at the k that were requested.
+    """Rows of sparse_context_losses: evaluated by the model that chose, at the k that were requested.
 
-    With `every_judge` those of other judges too; with `every_k` the controls' further k, to all far tokens.
+    With `every_evaluator` those of other evaluators too; with `every_k` the controls' further k, to all
+    distant tokens.
     """
-    rows = read_artefact(results, "sparse_context_losses", _with(columns, ["judge", "k"]), only)
-    is_wanted = pd.Series(True, index=rows.index) if every_judge else is_own(rows)
+    rows = read_artefact(results, "sparse_context_losses", _with(columns, ["evaluator", "k"]), only)
+    is_wanted = pd.Series(True, index=rows.index) if every_evaluator else is_own(rows)
     for model, settings in read_settings(results, "influential_tokens").items():
         if not every_k and settings.get("k"):
             is_wanted &= (rows["model"] != model) | rows["k"].isin(settings["k"])
@@ -235,7 +236,7 @@ def read_sparsity(
 
     Rows of before there were two criteria are of the loss.
     """
-    rows = read_artefact(results, "dependency_sparsity", _with(columns, ["judge", "criterion"]), only)
+    rows = read_artefact(results, "dependency_sparsity", _with(columns, ["evaluator", "criterion"]), only)
     rows["criterion"] = rows["criterion"].fillna(LOSS)
     return _only(rows[is_own(rows) & (rows["criterion"] == criterion)], columns)
 
@@ -251,12 +252,12 @@ def _only(rows: pd.DataFrame, columns: Sequence[str] | None) -> pd.DataFrame:
 
 def is_own(rows: pd.DataFrame) -> pd.Series:
     """Whether each row is of the model that chose, or of the first that tried, where the former did not."""
-    is_chooser = rows["judge"].isna() | (rows["judge"] == rows["model"])  # version 1 names none
-    first = rows.groupby("model")["judge"].transform("first")
-    return is_chooser | (~is_chooser.groupby(rows["model"]).transform("any") & (rows["judge"] == first))
+    is_chooser = rows["evaluator"].isna() | (rows["evaluator"] == rows["model"])  # version 1 names none
+    first = rows.groupby("model")["evaluator"].transform("first")
+    return is_chooser | (~is_chooser.groupby(rows["model"]).transform("any") & (rows["evaluator"] == first))
 
 
-def sees_answer(rule: str) -> bool:
+def is_target_aware(rule: str) -> bool:
     """Whether a rule looks at the target's loss; so does one that is not known."""
     return rule not in RULES or RULES[rule].sees == "answer"
 

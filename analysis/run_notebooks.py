@@ -5,8 +5,8 @@
         --train-context-lengths short-contiguous=32 short-pose=32 long-seed0=256 long-seed1=256
 
 A notebook is skipped if its executed copy was made from the same files and parameters (results, data and
-code), or if the results lack what it is about; for sparsity_and_generalization also a short-trained model,
-and a long-trained one that neither chose nor judged.
+code), or if the results lack what it is about; for sparsity_and_generalization also a short-context model,
+and a long-context one that neither chose nor evaluated.
 
 To execute some notebooks only, which must then lack nothing:
 
@@ -100,7 +100,7 @@ def parser() -> argparse.ArgumentParser:
         "--long-models",
         **models,
         help="models trained at the long context; the gap is from the last, or"
-        " from all that neither chose nor judged; those that the results name if not given",
+        " from all that neither chose nor evaluated; those that the results name if not given",
     )
     add("--short-models", **models, help="models trained at a short context; likewise")
     add(

@@ -1,4 +1,5 @@
-"""Print the closing table of a results folder: what the far context is worth, and how few tokens carry it.
+"""Print the closing table of a results folder: what the distant context is worth, and how few tokens carry
+it.
 
 python analysis/summary.py --results runs/demo/results --figures runs/demo/figures
 """

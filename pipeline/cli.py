@@ -39,7 +39,7 @@ PROGRAMS = (
     "analysis.real_model",
     "pipeline.explain",
     "pipeline.query",
-    "pipeline.plant_signs",
+    "pipeline.plant_cues",
     "pipeline.export_huggingface",
     "pipeline.train_synthetic",
     "pipeline.evaluate_synthetic",

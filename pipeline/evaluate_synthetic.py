@@ -2,15 +2,15 @@
 
 The models answer freely: each token of the response, and with predicted positions (PPC) each position ID, is
 the likeliest, and read back. Exact match counts a response where all are right, a wrong ID being an error.
-For signs_* the loss beyond the best possible one is measured, too, and the attention on the signs.
+For cues_* the loss beyond the best possible one is measured, too, and the attention on the cues.
 Test examples are drawn by (test seed, size, k), the same for every model. Prints a line for each size and k.
 
 --dependencies tokens asks instead whether the selection rules find the tokens that truly decide an answer,
-which the task's generator knows: the tokens that every rule selects in the far context of every answer
+which the task's generator knows: the tokens that every rule selects in the distant context of every answer
 token, as influential_tokens.py selects them in text, and whether each is in the true dependency set.
 Answers are given, not generated, and position IDs the true ones. A token left out is removed, or replaced by
-the tokens that other examples have in its place (background). What of a dependency set lies in the short
-context is seen anyway, and not counted; targets whose far context holds no true dependency are left out.
+the tokens that other examples have in its place (swap). What of a dependency set lies in the short
+context is seen anyway, and not counted; targets whose distant context holds no true dependency are left out.
 
 --dependencies position_ids asks the same of the position IDs that a model trained with predicted positions
 predicts: the next ID is decided by the token before it and, where the content decides or training parts the
@@ -54,7 +54,7 @@ from pipeline.cli import (
     random_seed,
     stage_parser,
 )
-from pipeline.measuring.rules import INTERVENTIONS
+from pipeline.measuring.rules import ABLATIONS
 from pipeline.results.write import StageOutput
 from pipeline.synthetic.dependencies import (
     ARTEFACTS,
@@ -118,17 +118,17 @@ def parser() -> argparse.ArgumentParser:
     asked = stage.add_argument_group("with --dependencies").add_argument
     asked("--rules", nargs="+", choices=FINDING_RULES, default=list(DEFAULT_RULES), help="selection rules")
     asked(
-        "--interventions",
+        "--ablations",
         nargs="+",
-        choices=INTERVENTIONS,
-        default=list(INTERVENTIONS),
+        choices=ABLATIONS,
+        default=list(ABLATIONS),
         help="what leaving a token out means; each is taken in turn",
     )
     asked(
-        "--num-backgrounds",
+        "--num-swaps",
         type=positive_int,
         default=8,
-        help="other examples that a background is the mean of",
+        help="other examples that a swap is the mean of",
     )
     asked("--largest-k", type=positive_int, default=8, help="tokens that each rule selects, in its order")
     asked("--short-context-length", type=positive_int, default=2, help="s, in tokens: what is seen anyway")
@@ -166,10 +166,9 @@ def _outputs(arguments: argparse.Namespace) -> tuple[list[Cell], list[tuple["Tas
     if arguments.dependencies is not None:
         stage = ARTEFACTS[arguments.dependencies]
         settings["rules"] = [rule for rule in FINDING_RULES if rule in arguments.rules]
-        settings["interventions"] = [name for name in INTERVENTIONS if name in arguments.interventions]
+        settings["ablations"] = [name for name in ABLATIONS if name in arguments.ablations]
         settings |= {
-            name: getattr(arguments, name)
-            for name in ("num_backgrounds", "largest_k", "short_context_length")
+            name: getattr(arguments, name) for name in ("num_swaps", "largest_k", "short_context_length")
         }
     outputs = [
         StageOutput(

@@ -1,13 +1,13 @@
-"""Try the tokens that some model chose on other models, or under another intervention.
+"""Try the tokens that some model chose on other models, or under another ablation.
 
 The choices are those of a results folder that influential_tokens wrote: for each target, rule and rank a
 position. Lengths, documents, rules and numbers k are theirs, and so is the null: the tokens that were chosen
 in another document. For each model of --checkpoints: losses and divergences with the short context and the k
 tokens that rank first, and how few of them it needs. A choice cannot have fitted another model's noise.
 
-Under the choices' own intervention the results can go into the same folder, where analyses find both: `model`
-says who chose, `judge` who tried. Under another they need a folder of their own. With --screen, tokens beyond
-the largest --k of the choices were not recorded and are not tried.
+Under the choices' own ablation the results can go into the same folder, where analyses find both: `model`
+says who chose, `evaluator` who tried. Under another they need a folder of their own. With --screen, tokens
+beyond the largest --k of the choices were not recorded and are not tried.
 
 writes   <results>/{sparse_context_losses,dependency_sparsity}/model=<who chose>/evaluator=<who tries>/
          *.parquet                                            columns: pipeline/RESULTS.md
@@ -15,7 +15,7 @@ resumes  run the same command again; complete shards are kept, other settings ar
 
 after `make demo`, the paper's figure (seconds):
   python pipeline/evaluate_tokens.py --choices runs/demo/results --data runs/demo/data \\
-      --checkpoints runs/demo/models/short-pose --results runs/try/only_chosen --intervention remove
+      --checkpoints runs/demo/models/short-pose --results runs/try/only_chosen --ablation mask
 """
 
 import sys
@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pipeline.cli import InputError, folder_path, positive_int, stage_parser
 from pipeline.measuring.flags import ContextLengths, add_stage_arguments
-from pipeline.measuring.rules import BACKGROUND, INTERVENTIONS, Measuring
+from pipeline.measuring.rules import ABLATIONS, SWAP, Measuring
 from pipeline.results.files import differences
 from pipeline.results.read import read_artefact, read_made_by, read_model_facts, sources
 from pipeline.results.schemas import OTHER_DOCUMENT
@@ -61,10 +61,10 @@ def parser() -> argparse.ArgumentParser:
     add("--choices", type=folder_path, required=True, metavar="RESULTS",
         help="results of influential_tokens, whose chosen tokens are tried on --checkpoints")
     add("--choices-of", metavar="MODEL", help="whose choices, where that folder holds several models'")
-    add("--intervention", choices=INTERVENTIONS,
+    add("--ablation", choices=ABLATIONS,
         help="what stands where a token is left out (default: what stood there for the choices)")
-    add("--num-backgrounds", type=positive_int,
-        help="foreign documents that --intervention background takes the mean over (default: the choices')")
+    add("--num-swaps", type=positive_int,
+        help="other documents that --ablation swap takes the mean over (default: the choices')")
     # fmt: on
     return stage
 
@@ -82,8 +82,8 @@ def main(arguments: argparse.Namespace) -> None:
         lengths=ContextLengths.of(settings),
         rules=settings["rules"],
         ks=settings["k"],
-        intervention=settings["intervention"],
-        num_backgrounds=settings["num_backgrounds"] or 1,
+        ablation=settings["ablation"],
+        num_swaps=settings["num_swaps"] or 1,
         null_fraction=settings.get("null_fraction") or 1.0,
         minimum_gain=settings["minimum_gain"],
         screen=settings.get("screen"),
@@ -123,7 +123,7 @@ def main(arguments: argparse.Namespace) -> None:
             "choices": sha256_of_files(*(file.path for file in files)),
         },
         model_facts=facts,
-        num_other_documents=1 + (settings["num_backgrounds"] or 0),
+        num_other_documents=1 + (settings["num_swaps"] or 0),
         has_null=lambda document_id: bool(measuring.rules_in(OTHER_DOCUMENT, document_id)),
     ).run()
 
@@ -148,9 +148,9 @@ def _made_by(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
 def _settings(arguments: argparse.Namespace, of_choices: Mapping[str, Any]) -> dict[str, Any]:
     """How the choices were made, and how they are tried."""
     settings = {name: value for name, value in of_choices.items() if name not in _HOW_THE_WORK_WAS_CUT}
-    settings["intervention"] = arguments.intervention or of_choices["intervention"]
-    asked = arguments.num_backgrounds or of_choices.get("num_backgrounds") or 1
-    settings["num_backgrounds"] = asked if settings["intervention"] == BACKGROUND else None
+    settings["ablation"] = arguments.ablation or of_choices["ablation"]
+    asked = arguments.num_swaps or of_choices.get("num_swaps") or 1
+    settings["num_swaps"] = asked if settings["ablation"] == SWAP else None
     return settings
 
 
@@ -160,7 +160,7 @@ def _refuse_a_mixture(arguments: argparse.Namespace, selector: str, settings: Ma
         return
     from pipeline.models.load import name_of  # late, as above
 
-    earlier = _settings(argparse.Namespace(intervention=None, num_backgrounds=None), made_by["settings"])
+    earlier = _settings(argparse.Namespace(ablation=None, num_swaps=None), made_by["settings"])
     if any(name_of(word, arguments.revision) == selector for word in arguments.checkpoints):
         raise InputError(f"model '{selector}' has tried its own choice in {arguments.results} when it chose")
     if changes := differences(earlier, settings):
@@ -175,13 +175,13 @@ def _read_choices(
 ) -> "dict[tuple[str, int], dict[str, dict[str, np.ndarray]]]":
     """Document and chunk -> `Choices`, positions counted from the start of the chunk."""
     lengths = measuring.lengths
-    keys = ["document_id", "chunk_index", "far_context", "rule"]
+    keys = ["document_id", "chunk_index", "distant_context", "rule"]
     order = [*keys, "target_position", "rank"]
     rows = read_artefact(folder, CHOOSING, [*order, "context_position"], {"model": [selector]})
     choices: dict[tuple[str, int], dict[str, dict[str, np.ndarray]]] = {}
     for key, of_rule in rows.sort_values(order).groupby(keys, sort=False):
-        document, chunk, far_context, rule = cast("tuple[str, int, str, str]", key)
+        document, chunk, distant_context, rule = cast("tuple[str, int, str, str]", key)
         start = chunk * lengths.long_context_length
         positions_TK = of_rule["context_position"].to_numpy().reshape(lengths.num_targets, -1) - start
-        choices.setdefault((document, chunk), {}).setdefault(far_context, {})[rule] = positions_TK
+        choices.setdefault((document, chunk), {}).setdefault(distant_context, {})[rule] = positions_TK
     return choices

@@ -11,7 +11,7 @@ alone, and in a swapped context: another document's tokens stand in place of the
 the short context. The total effect of the distant context is KL(p(.|full) || p(.|swapped)).
 Then the sources of the predictions with the largest total effect are searched. The effect of a unit (a word,
 or what --unit says) is what swapping it alone does to the prediction, as by the rule leave_one_out_divergence
-and the intervention background of influential_tokens: it never sees the target token. Groups of about 32
+and the ablation swap of influential_tokens: it never sees the target token. Groups of about 32
 tokens are swapped first and those that matter are split, so that the effects of the units found are exact.
 Finally the top 4 sources of each prediction are put back into 4 swapped contexts, to measure what fraction of
 the total effect they recover. If that is not distinguishable from the null baseline, other documents' tokens
@@ -109,7 +109,7 @@ def parser() -> argparse.ArgumentParser:
         help="near tokens, which are never sources; a prediction may have up to half as many more")
     add("--long-context-length", type=positive_int,
         help="measure the last so many tokens (default: 1,024, or the model's positions if these are fewer)")
-    add("--foreign-text-file", type=file_path,
+    add("--swap-text-file", type=file_path,
         help="the text whose tokens stand in swapped contexts (default: English passages)")
     add("--tokenizer", help="a tokenizer.json, or a folder with one (default: the model's own)")
     add_reading_arguments(stage)
@@ -131,12 +131,12 @@ def main(arguments: argparse.Namespace) -> None:
     """Explain the text: print it, and write the page."""
     check(arguments)
     named = [Path(word) for word in (arguments.model, arguments.tokenizer) if word is not None]
-    inputs = [arguments.text_file, arguments.chat, arguments.foreign_text_file, *named]
+    inputs = [arguments.text_file, arguments.chat, arguments.swap_text_file, *named]
     outputs = [path for path in (arguments.out, arguments.json, arguments.csv) if path is not None]
     refuse_replacing(outputs, inputs)
     arguments.name, text = _name_and_text(arguments)
-    foreign = arguments.foreign_text_file
-    arguments.foreign_text = None if foreign is None else decoded(foreign.read_bytes(), str(foreign))
+    foreign = arguments.swap_text_file
+    arguments.swap_text = None if foreign is None else decoded(foreign.read_bytes(), str(foreign))
     # Imported late, for a --help, and a refusal, at once.
     from pipeline.measuring.explanation import explained, in_words
 

@@ -1,17 +1,18 @@
-"""The few far tokens that carry a prediction, and what is lost by keeping only them.
+"""The few distant tokens that carry a prediction, and what is lost by keeping only them.
 
 For each checkpoint and each target t of the evaluation documents:
   1. loss and prediction with everything before it in the chunk (long context), and with the s tokens before
      it (short context). The divergence KL(p(.|long) || p(.|short)) compares these without seeing the answer;
-  2. the k far tokens that each rule ranks first, by the loss or, a name with _divergence, by the divergence;
+  2. the k distant tokens that each rule ranks first, by the loss or, a name with _divergence, by the
+  divergence;
   3. loss and divergence with the short context and those k tokens, nothing else visible anywhere in the
-     network; of the controls, random and nearest, at every power of two up to the whole far context;
+     network; of the controls, random and nearest, at every power of two up to the whole distant context;
   4. the same with another document's tokens at the same positions: the null, which tells how much of that is
      an effect;
   5. how many tokens it takes: mean_log2_k, in doublings, which every target with a gain has; and k*, the
      least k that recovers 90 % of the gain; by losses and by divergence.
 
-pipeline/README.md says what each rule and intervention does and costs, and why there is a null. Here a model
+pipeline/README.md says what each rule and ablation does and costs, and why there is a null. Here a model
 tries its own choice; evaluate_tokens.py tries it on others.
 
 writes   <results>/{influential_tokens,influences,sparse_context_losses,dependency_sparsity}/model=<name>/
@@ -56,12 +57,12 @@ from pipeline.measuring.flags import (
     add_evaluation_arguments,
 )
 from pipeline.measuring.rules import (
-    BACKGROUND,
-    DEFAULT_INTERVENTION,
+    ABLATIONS,
+    DEFAULT_ABLATION,
     DEFAULT_KS,
     DEFAULT_RULES,
-    INTERVENTIONS,
     RULES,
+    SWAP,
     Measuring,
     load_rule_file,
 )
@@ -82,24 +83,24 @@ def parser() -> argparse.ArgumentParser:
     add("--short-context-length", type=positive_int, required=True, help="s, in tokens")
     add("--k", type=positive_int, nargs="+",
         help=f"numbers of influential tokens studied (default: {', '.join(map(str, DEFAULT_KS))},"
-        " as far as the far context goes)")
+        " as far as the distant context goes)")
     add("--rules", nargs="+", default=DEFAULT_RULES,
         help=f"selection rules, of: {', '.join(RULES)} (default: {', '.join(DEFAULT_RULES)})")
     add("--rule-file", type=file_path, nargs="+", default=[], metavar="FILE",
         help="Python files with selection rules of your own; analysis/examples/kv_cache_rules.py shows two")
-    add("--intervention", choices=INTERVENTIONS, default=DEFAULT_INTERVENTION,
+    add("--ablation", choices=ABLATIONS, default=DEFAULT_ABLATION,
         help="what stands where a token is left out: nothing, or another document's token")
-    add("--num-backgrounds", type=positive_int, default=1,
-        help="foreign documents that --intervention background takes the mean over")
+    add("--num-swaps", type=positive_int, default=1,
+        help="other documents that --ablation swap takes the mean over")
     add("--null-fraction", type=positive_fraction, default=1.0,
         help="of the documents, those with a null, controls and rules that say nothing without a null")
     add("--screen", type=positive_int, metavar="N",
-        help="blocks of far tokens that rules leave_one_out* leave out a round, instead of every token; those"
-        " that matter are split, down to single tokens. As many as the far context has leave out every token,"
-        f" which is so up to {LONGEST_EXACT:,} tokens if not given; beyond, {BLOCKS} and one a target")
+        help="hierarchical leave_one_out*: blocks of distant tokens left out per round; those that matter are"
+        f" split down to single tokens (default: every token, up to {LONGEST_EXACT:,} distant tokens; beyond,"
+        f" {BLOCKS} and one per target)")
     add("--minimum-gain", type=finite_float, default=MINIMUM_GAIN,
-        help="gain of the far context, in nats, below which a target has no k* and no mean_log2_k")
-    add("--seed", type=random_seed, default=0, help="of rules and interventions that draw")
+        help="gain of the distant context, in nats, below which a target has no k* and no mean_log2_k")
+    add("--seed", type=random_seed, default=0, help="of rules and ablations that draw")
     # fmt: on
     return stage
 
@@ -113,8 +114,8 @@ def check(arguments: argparse.Namespace) -> Measuring:
         lengths=lengths,
         rules=list(dict.fromkeys(arguments.rules)),
         ks=sorted(set(arguments.k or [k for k in DEFAULT_KS if k <= lengths.num_far_tokens_T[0]])),
-        intervention=arguments.intervention,
-        num_backgrounds=arguments.num_backgrounds,
+        ablation=arguments.ablation,
+        num_swaps=arguments.num_swaps,
         null_fraction=arguments.null_fraction,
         minimum_gain=arguments.minimum_gain,
         screen=arguments.screen,
@@ -129,7 +130,7 @@ def main(arguments: argparse.Namespace) -> None:
     from pipeline.measuring.sparsity import measure_chunk
     from pipeline.measuring.stage import MeasuringStage
 
-    is_background = measuring.intervention == BACKGROUND
+    is_swap = measuring.ablation == SWAP
     settings = {
         "short_context_length": measuring.lengths.short_context_length,
         "k": measuring.ks,
@@ -137,20 +138,20 @@ def main(arguments: argparse.Namespace) -> None:
         "recovery_fraction": RECOVERY_FRACTION,
         "minimum_gain": measuring.minimum_gain,
         "seed": measuring.seed,
-        "intervention": measuring.intervention,
+        "ablation": measuring.ablation,
         "engine": ENGINE,
         "screen": measuring.num_blocks,
-        "num_backgrounds": measuring.num_backgrounds if is_background else None,
+        "num_swaps": measuring.num_swaps if is_swap else None,
         "null_fraction": measuring.null_fraction if measuring.null_fraction < 1 else None,
         "rule_files_sha256": sha256_of_files(*arguments.rule_file) if arguments.rule_file else None,
     }
-    # A chunk comes with the same chunk of the documents after it: of its null, then of its backgrounds.
+    # A chunk comes with the same chunk of the documents after it: of its null, then of its swaps.
     stage = MeasuringStage(
         arguments,
         STAGE,
         settings,
         lambda loaded, chunk, _: measure_chunk(loaded, chunk, measuring),
-        num_other_documents=1 + (measuring.num_backgrounds if is_background else 0),
+        num_other_documents=1 + (measuring.num_swaps if is_swap else 0),
         has_null=lambda document_id: bool(measuring.rules_in(OTHER_DOCUMENT, document_id)),
     )
     measured = {rule for one in stage.documents for rule in measuring.rules_in(OWN, one.document_id)}

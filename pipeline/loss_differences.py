@@ -3,8 +3,9 @@
 For each checkpoint and each target t of the evaluation documents: long_context_loss (everything before t
 in its chunk), short_context_loss (exactly the s tokens before t, a window of its own for each target), and
 loss_difference = short - long, positive where the long context helps. Every token keeps its position ID.
-Also foreign_context_loss, with another document's tokens as the far context: specific_gain = foreign - long
-is what only this document's tokens give. And the divergences KL(p(.|long) || p(.|short or foreign)), which do
+Also swapped_context_loss, with another document's tokens as the distant context: document_specific_gain =
+foreign - long is what only this document's tokens give. And the divergences KL(p(.|long) || p(.|short or
+foreign)), which do
 not see the answer: the expected gains.
 
 With --context-lengths it measures length losses instead: for each length c, loss(t | exactly the c tokens
@@ -59,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
         " doubling in two steps up to what the first target has before it")
     add("--reference-model", metavar="MODEL",
         help="a checkpoint of the same tokenizer, named as --checkpoints are, that every prediction under the"
-        " long context is compared with: a long-trained seed, for the expected gap (default: none)")
+        " long context is compared with: a long-context seed, for the expected gap (default: none)")
     # fmt: on
     return stage
 

@@ -2,7 +2,7 @@
 
 The configuration is an OLMo TrainConfig file with a few fields of ours (olmo_configs/); any field can be
 overridden as field=value. Training context and position scheme are overrides, so that one file serves
-the short-trained model, the one with PoSE and the long-trained one. A step sees
+the short-context model, the one with PoSE and the long-context one. A step sees
 global_train_batch_tokens tokens at any train_context_length.
 
 A laptop-size run, some two minutes on one core:

@@ -2,8 +2,8 @@
 
 The configuration is a YAML file (olmo_configs/synthetic/); any field can be overridden as field=value, as in
 num_steps=500 model.width=64. Tasks: sparse_parity, planted_correlation, parity_scratchpad,
-variable_assignment, addition, addition_padded, copy; signs_1, signs_2, signs_4, each also as signs_1_local
-and so on, signs_8_weak, signs_32_weak, signs_growing; pipeline/synthetic/tasks.py shows an example of each.
+variable_assignment, addition, addition_padded, copy; cues_1, cues_2, cues_4, each also as cues_1_local
+and so on, cues_8_weak, cues_32_weak, cues_growing; pipeline/synthetic/tasks.py shows an example of each.
 Positions: contiguous, pose, randomized; coupled, where the response's coupled IDs are given in training and,
 as an oracle, in testing; predicted (PPC), where the model must predict them in testing, and learns to in
 training.
@@ -27,9 +27,9 @@ SIGTERM or SIGUSR1: the step in hand is finished and saved, and the exit code is
 again to go on.
 
 With stop_at_excess_loss a run ends once a measurement finds so little loss beyond the best possible one: of
-signs_*, whose best loss is known. model.attention_scaling: as in pretrain.py, of model.architecture=olmo.
+cues_*, whose best loss is known. model.attention_scaling: as in pretrain.py, of model.architecture=olmo.
 
-The end says whether the task was learnt: at least 99 % of responses, as in training, wholly right; of signs_*
+The end says whether the task was learnt: at least 99 % of responses, as in training, wholly right; of cues_*
 stop_at_excess_loss reached. A model that has not learnt its task shows nothing at other lengths.
 """
 

@@ -1,9 +1,9 @@
-"""What a language model gains from its far context, and which few far tokens each prediction needs.
+"""What a language model gains from its distant context, and which few distant tokens each prediction needs.
 
     from sparsity_length import explain, influential_tokens, losses
 
     losses(texts, model)               # a row a token: its loss with long and with short context
-    influential_tokens(texts, model)   # a row a target and rank: the far tokens that it needs
+    influential_tokens(texts, model)   # a row a target and rank: the distant tokens that it needs
     explain(text, model)               # one text as a page, which a notebook shows
 
 All three take a model and texts as you have them.
@@ -79,41 +79,42 @@ def losses(
 def influential_tokens(
     texts: "Text | Iterable[Text]", model: Any, tokenizer: Any = None, *, short_context_length: int = 64,
     long_context_length: int | None = None, num_targets: int | None = None,
-    k: Iterable[int] = (1, 2, 4, 8, 16), rule: str = "leave_one_out_divergence", judges: Iterable[Any] = (),
-    intervention: str = "background", num_backgrounds: int = 1, foreign_text: str | None = None,
+    k: Iterable[int] = (1, 2, 4, 8, 16), rule: str = "leave_one_out_divergence", evaluators: Iterable[Any] =
+    (),
+    ablation: str = "swap", num_swaps: int = 1, swap_text: str | None = None,
     screen: int | None = None, seed: int = 0, bos: str = "auto", special_tokens: bool = False,
     dtype: str = "auto", device: str | None = None,
 ) -> "pd.DataFrame":  # fmt: skip
-    """The far tokens that each prediction needs most, and how far it gets with them.
+    """The distant tokens that each prediction needs most, and how far it gets with them.
 
-    Far tokens are those before the short context. Under the intervention "background" what is left out is
-    replaced by a foreign text's tokens, and sources are put among these; under "remove" nothing stands there.
+    Distant tokens are those before the short context. Under the ablation "swap" what is left out is
+    replaced by a swapped text's tokens, and sources are put among these; under "mask" nothing stands there.
 
     Args:
         k: numbers of sources that are tried together; a text too short for the largest leaves it out.
-        judges: other models of the same tokenizer, which try the sources instead of the one that chose.
+        evaluators: other models of the same tokenizer, which try the sources instead of the one that chose.
         short_context_length, long_context_length, dtype and so on: as of `losses`.
-        num_targets: predict the last so many tokens of each text only; None: all that have far tokens enough.
-            Time grows with it, and with the square of the length of a chunk.
-        screen: blocks of far tokens that a round of the rules leave_one_out and leave_one_out_divergence
+        num_targets: predict the last so many tokens of each text only; None: all that have distant tokens
+            enough. Time grows with it, and with the square of the length of a chunk.
+        screen: blocks of distant tokens that a round of the rules leave_one_out and leave_one_out_divergence
             leaves out, those that matter being split, so that time grows about linearly; None: every token of
             a chunk up to 2,048 tokens, 32 blocks and one a target beyond.
-        rule: which ranks the far tokens; `sparsity influential_tokens --help` lists them.
-        num_backgrounds: foreign texts that means are taken over, under "background".
-        foreign_text: is cut into the backgrounds and the null; None: English passages that come along.
+        rule: which ranks the distant tokens; `sparsity influential_tokens --help` lists them.
+        num_swaps: swapped texts that means are taken over, under "swap".
+        swap_text: is cut into the swaps and the null; None: English passages that come along.
         seed: of rules that draw.
 
     Returns:
-        A frame, a row for each target, rank and judge, with the columns
-            text, judge: the text's place among those given; the model that tries the sources;
+        A frame, a row for each target, rank and evaluator, with the columns
+            text, evaluator: the text's place among those given; the model that tries the sources;
             position, token, byte_start, byte_end: the target, as of `losses`;
             rank: from 1, the source needed most, to the largest k;
-            source_position, source_token: the far token of this rank;
+            source_position, source_token: the distant token of this rank;
             influence, divergence: what leaving this one out costs, and how far it moves the prediction; NaN
                 where the rule leaves none out, or the screen not this one alone;
             long_context_loss, short_context_loss: of the target;
-            baseline_loss, baseline_divergence: before a source is there: under the foreign far context, or
-                under the short context alone; the divergence is from the prediction with the long context;
+            baseline_loss, baseline_divergence: before a source is there: under the swapped distant context,
+                or under the short context alone; the divergence is from the prediction with the long context;
             sparse_context_loss, sparse_context_divergence: with the sources of ranks 1 to this one together;
                 in the rows whose rank is one of k, else NaN;
             null_sparse_context_loss, null_sparse_context_divergence: the same of sources chosen in a foreign
@@ -125,8 +126,8 @@ def influential_tokens(
     options, reading = checked(dtype=dtype, device=device), checked(bos=bos, special_tokens=special_tokens)
     asked = checked(
         short_context_length=short_context_length, long_context_length=long_context_length,
-        num_targets=num_targets, k=k, rule=rule, judges=judges, intervention=intervention,
-        num_backgrounds=num_backgrounds, foreign_text=foreign_text, screen=screen, seed=seed,
+        num_targets=num_targets, k=k, rule=rule, evaluators=evaluators, ablation=ablation,
+        num_swaps=num_swaps, swap_text=swap_text, screen=screen, seed=seed,
     )  # fmt: skip
     from sparsity_length.frames import influential_frame  # late: it loads torch
 
@@ -137,7 +138,7 @@ def explain(
     text: "Text", model: Any, tokenizer: Any = None, *, short_context_length: int = SHORT_CONTEXT_LENGTH,
     long_context_length: int | None = None, targets: "int | str" = NUM_TARGETS, sources: int = NUM_SOURCES,
     at: str | None = None, position: int | None = None, instead: str | None = None, unit: str = "word",
-    generate: int | None = None, budget: "str | float | None" = None, foreign_text: str | None = None,
+    generate: int | None = None, budget: "str | float | None" = None, swap_text: str | None = None,
     bos: str = "auto", special_tokens: bool = False, dtype: str = "auto", device: str | None = None,
 ) -> "Explanation":  # fmt: skip
     """Which earlier tokens the predictions in one text depend on, as pipeline/explain.py tells it.
@@ -146,7 +147,7 @@ def explain(
         text: a string, token IDs, or the messages of a chat, whose last message is what is explained.
         targets, at, position, instead, unit, generate, budget and so on: as the flags of these names;
             targets="all" is --all, and a budget may be a number of seconds.
-        foreign_text: its tokens stand in swapped contexts; None: English passages.
+        swap_text: its tokens stand in swapped contexts; None: English passages.
 
     Returns:
         An object that a notebook shows as a page, and `print` in words. `.html` is the page, and
@@ -173,7 +174,7 @@ def explain(
         short_context_length=short_context_length, long_context_length=long_context_length, targets=targets,
         sources=sources,
         at=at, position=position, instead=instead, unit=unit, generate=generate, budget=budget,
-        foreign_text=foreign_text, bos=bos, special_tokens=special_tokens, dtype=dtype, device=device,
+        swap_text=swap_text, bos=bos, special_tokens=special_tokens, dtype=dtype, device=device,
     )  # fmt: skip
     if at is not None and position is not None:
         raise InputError("at and position both say what to explain; give one of them")

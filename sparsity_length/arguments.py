@@ -13,7 +13,7 @@ from pipeline.measuring.flags import DTYPES
 
 _NUMBERS = {
     "short_context_length": positive_int, "long_context_length": positive_int, "num_targets": positive_int,
-    "num_backgrounds": positive_int, "screen": positive_int, "seed": random_seed, "k": positive_int,
+    "num_swaps": positive_int, "screen": positive_int, "seed": random_seed, "k": positive_int,
     "targets": number_of_targets, "sources": positive_int, "position": whole_number(0),
     "generate": positive_int, "budget": duration,
 }  # fmt: skip
@@ -21,7 +21,7 @@ _MAY_BE_NONE = {
     "long_context_length",
     "num_targets",
     "screen",
-    "foreign_text",
+    "swap_text",
     "device",
     "at",
     "position",
@@ -29,7 +29,7 @@ _MAY_BE_NONE = {
     "generate",
     "budget",
 }
-_LISTS = {"k": "whole numbers", "judges": "models"}
+_LISTS = {"k": "whole numbers", "evaluators": "models"}
 _CHOICES = {"unit": UNITS, "dtype": DTYPES, "bos": ("auto", "none")}
 
 
@@ -62,7 +62,7 @@ def _list(name: str, value: Any) -> list[Any]:
     if isinstance(value, str | Path) or not isinstance(value, Iterable):
         raise InputError(f"{name} is {value!r:.80}; give a list of {_LISTS[name]}, such as [{value!r:.80}]")
     members = list(value)
-    if not members and name != "judges":
+    if not members and name != "evaluators":
         raise InputError(f"{name} is empty; give at least one")
     if name == "k":
         return [_number(name, member) for member in members]

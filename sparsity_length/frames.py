@@ -16,11 +16,11 @@ import pandas as pd
 from pipeline.cli import InputError, logger, progress, unknown_name
 from pipeline.measuring.contexts import Measurement
 from pipeline.measuring.explanation import LONG_CONTEXT_LENGTH, positions_left
-from pipeline.measuring.explanation import foreign_text as foreign_tokens
+from pipeline.measuring.explanation import swap_text as foreign_tokens
 from pipeline.measuring.far_context import FarContext
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.given import GivenModel, counted
-from pipeline.measuring.rules import BACKGROUND, INTERVENTIONS, Measuring, find_rule
+from pipeline.measuring.rules import ABLATIONS, SWAP, Measuring, find_rule
 from pipeline.measuring.sparsity import chosen_tokens, contexts_of, tried_tokens
 from pipeline.measuring.stage import failures_in_words
 from pipeline.results.schemas import DIVERGENCE, OTHER_DOCUMENT, OWN, Columns
@@ -78,7 +78,7 @@ class _Texts:
     def spans(
         self, text: int, short: int, num_far: int, length: int, num_targets: int | None = None
     ) -> Iterator[Span]:
-        """Chunks in which each target with so many far tokens, or of the last targets, is predicted once.
+        """Chunks in which each target with so many distant tokens, or of the last targets, is predicted once.
 
         Where the text is longer than a chunk, half of one stands before each target, or all that there is.
         """
@@ -110,7 +110,7 @@ def _read(text: Text, tokenizer: DocumentTokenizer) -> tuple[tuple[int, ...], To
 
 
 def _length(given: GivenModel, read: _Texts, wanted: int | None, short: int, num_far: int) -> int:
-    """Of a chunk; refuses one that has no target with a short context and so many far tokens before it."""
+    """Length of a chunk; refuses one without a target that has so many distant tokens before it."""
     fewest = short + num_far
     num_positions = positions_left(given, read.bos_token_ids)
     length = wanted or min(LONG_CONTEXT_LENGTH, num_positions or LONG_CONTEXT_LENGTH)
@@ -163,16 +163,18 @@ def _together(frames: Sequence[pd.DataFrame], columns: Sequence[str]) -> pd.Data
 def influential_frame(
     texts: Text | Iterable[Text], model: Any, tokenizer: Any, options: Mapping[str, Any],
     reading: Mapping[str, Any], *, short_context_length: int, long_context_length: int | None,
-    num_targets: int | None, k: Sequence[int], rule: str, judges: Sequence[Any], intervention: str,
-    num_backgrounds: int, foreign_text: str | None, screen: int | None, seed: int,
+    num_targets: int | None, k: Sequence[int], rule: str, evaluators: Sequence[Any], ablation: str,
+    num_swaps: int, swap_text: str | None, screen: int | None, seed: int,
 ) -> pd.DataFrame:  # fmt: skip
     """See `sparsity_length.influential_tokens`."""
     ks, short = sorted(set(k)), short_context_length
-    if intervention not in INTERVENTIONS:
-        raise unknown_name("intervention", intervention, INTERVENTIONS)
+    if ablation not in ABLATIONS:
+        raise unknown_name("ablation", ablation, ABLATIONS)
     find_rule(rule)
     given = GivenModel(model, **options)
-    of_judges = [GivenModel(one, **(options if isinstance(one, str | Path) else {})) for one in judges]
+    of_evaluators = [
+        GivenModel(one, **(options if isinstance(one, str | Path) else {})) for one in evaluators
+    ]
     read = _Texts(texts, given, tokenizer, reading)
     length = _length(given, read, long_context_length, short, ks[0])
     work: list[tuple[Span, Measuring]] = []
@@ -183,8 +185,8 @@ def influential_frame(
                 lengths=span.lengths,
                 rules=[rule],
                 ks=fitting,
-                intervention=intervention,
-                num_backgrounds=num_backgrounds,
+                ablation=ablation,
+                num_swaps=num_swaps,
                 every_null=False,
                 screen=screen,
                 seed=seed,
@@ -197,22 +199,22 @@ def influential_frame(
             " were not asked for", num_left_out, num_tokens, short + ks[-1],
         )  # fmt: skip
     longest = max((len(span.token_ids_L) for span, _ in work), default=0)
-    num_others = 1 + (num_backgrounds if intervention == BACKGROUND else 0)
+    num_others = 1 + (num_swaps if ablation == SWAP else 0)
     others_N = np.empty(0, dtype=np.int64)
     if work:
-        others_N = foreign_tokens(foreign_text, num_others * longest, read.tokenizer).token_ids_N
+        others_N = foreign_tokens(swap_text, num_others * longest, read.tokenizer).token_ids_N
     others_NL = others_N[: num_others * longest].reshape(num_others, longest)
     frames = []
     with ExitStack() as stack:
         fed = [*read.ids, others_N]
         loaded = [
             stack.enter_context(one.ready(length, fed, read.tokenizer, read.bos_token_ids))
-            for one in (given, *of_judges)
+            for one in (given, *of_evaluators)
         ]
         names = [one.name for one in loaded]
-        # A judge's rows are found by its name: of several models of one name it becomes another.
+        # A evaluator's rows are found by its name: of several models of one name it becomes another.
         loaded[1:] = [
-            replace(one, name=f"{one.name} (judge {place})") if names.count(one.name) > 1 else one
+            replace(one, name=f"{one.name} (evaluator {place})") if names.count(one.name) > 1 else one
             for place, one in enumerate(loaded[1:])
         ]
         numbered = enumerate(progress(work, "influential_tokens", "chunk"))
@@ -235,8 +237,8 @@ def influential_frame(
 
 
 _COLUMNS = (
-    "text", "judge", "position", "token", "byte_start", "byte_end", "rank", "source_position", "source_token",
-    "influence", "divergence", "long_context_loss", "short_context_loss", "baseline_loss",
+    "text", "evaluator", "position", "token", "byte_start", "byte_end", "rank", "source_position",
+    "source_token", "influence", "divergence", "long_context_loss", "short_context_loss", "baseline_loss",
     "baseline_divergence", "sparse_context_loss", "sparse_context_divergence", "null_sparse_context_loss",
     "null_sparse_context_divergence", "mean_log2_k",
 )  # fmt: skip
@@ -250,29 +252,29 @@ def _frame(
         pd.DataFrame(columns_of[name])
         for name in ("influential_tokens", "sparse_context_losses", "dependency_sparsity")
     )
-    chosen, sparse = chosen[chosen["far_context"] == OWN], sparse[sparse["k"].isin(ks)]
+    chosen, sparse = chosen[chosen["distant_context"] == OWN], sparse[sparse["k"].isin(ks)]
     k_stars = k_stars[k_stars["criterion"] == DIVERGENCE]
     shape_TK = len(k_stars), len(chosen) // len(k_stars)
     targets, sources = chosen["target_position"].to_numpy(), chosen["context_position"].to_numpy()
 
     def of_target(column: str) -> np.ndarray:
         """A value that all k of a target share."""
-        values_N = sparse.loc[sparse["far_context"] == OWN, column].to_numpy(np.float32)
+        values_N = sparse.loc[sparse["distant_context"] == OWN, column].to_numpy(np.float32)
         return np.repeat(values_N[:: len(ks)], shape_TK[1])
 
-    def at_ranks(column: str, far_context: str) -> np.ndarray:
+    def at_ranks(column: str, distant_context: str) -> np.ndarray:
         """Values of each studied k, in the rows of these ranks."""
-        values_N = sparse.loc[sparse["far_context"] == far_context, column].to_numpy()
+        values_N = sparse.loc[sparse["distant_context"] == distant_context, column].to_numpy()
         values_TK = np.full(shape_TK, np.nan, dtype=np.float32)
         if len(values_N):
             values_TK[:, np.array(ks) - 1] = values_N.reshape(-1, len(ks))
         return values_TK.ravel()
 
-    baseline = "background" if "background_loss" in sparse else "short_context"
+    baseline = "swapped" if "swapped_loss" in sparse else "short_context"
     loss, divergence = "sparse_context_loss", "sparse_context_divergence"
     divergences_TK = np.full(shape_TK, np.nan) if moved_TK is None else moved_TK[:, : shape_TK[1]]
     columns = read.token_columns(text, targets) | {
-        "judge": sparse["judge"].iloc[0],
+        "evaluator": sparse["evaluator"].iloc[0],
         "rank": chosen["rank"].to_numpy(),
         "source_position": sources,
         "source_token": read.token_columns(text, sources)["token"],

@@ -118,13 +118,13 @@ def _of_tasks(found: Sequence[str], tested: Sequence[str], **grids: str) -> list
     ]
 
 
-_SIGNS = [
-    "signs_1", "signs_2", "signs_4", "signs_1_local", "signs_2_local", "signs_4_local", "signs_8_weak",
-    "signs_32_weak", "signs_growing",
+_CUES = [
+    "cues_1", "cues_2", "cues_4", "cues_1_local", "cues_2_local", "cues_4_local", "cues_8_weak",
+    "cues_32_weak", "cues_growing",
 ]  # fmt: skip
 _ONE_SIGN = {
-    "plain": "signs_1", "weak": "signs_8_weak", "coupled": "signs_1", "pose": "signs_1",
-    "further_log_length": "signs_8_weak",
+    "plain": "cues_1", "weak": "cues_8_weak", "coupled": "cues_1", "pose": "cues_1",
+    "further_log_length": "cues_8_weak",
 }  # fmt: skip
 _FEW = ["evaluation.max_documents=3", "evaluation.targets_per_chunk=1", "evaluation.k=[1,4]"]
 _FOUND = ["variable_assignment", "sparse_parity"]
@@ -156,20 +156,20 @@ STUDIES = {
             ("parity", "or", "others"), ",num_position_ids=256,smallest_size=18,largest_size=18"
         ),
     ),
-    "cue_distances": _of_tasks([], ["signs_1", "signs_4"], plain=""),
-    "signs": [
+    "cue_distances": _of_tasks([], ["cues_1", "cues_4"], plain=""),
+    "cues": [
         *_of_tasks(
-            [], ["signs_1", "signs_8_weak"],
+            [], ["cues_1", "cues_8_weak"],
             **dict.fromkeys(_ONE_SIGN, ""),
             **dict.fromkeys(("log_length", "coupled_log_length"), ",model.attention_scaling=log_length"),
             learnt=",model.attention_scaling=learnt",
         ),
         # One task in each grid, that not all need be trained.
         *(f"synthetic.grids.{grid}.tasks=[{task}]" for grid, task in _ONE_SIGN.items()),
-        "synthetic.grids.log_length.tasks=[signs_1]",
-        "synthetic.grids.coupled_log_length.tasks=[signs_1]",
-        "synthetic.grids.learnt.tasks=[signs_1]",
-        *(f"synthetic.evaluate_synthetic.{task}=null" for task in sorted({*_SIGNS} - {*_ONE_SIGN.values()})),
+        "synthetic.grids.log_length.tasks=[cues_1]",
+        "synthetic.grids.coupled_log_length.tasks=[cues_1]",
+        "synthetic.grids.learnt.tasks=[cues_1]",
+        *(f"synthetic.evaluate_synthetic.{task}=null" for task in sorted({*_CUES} - {*_ONE_SIGN.values()})),
     ],
     "synthetic": [
         "run=runs/synthetic_study",

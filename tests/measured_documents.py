@@ -29,7 +29,7 @@ FLAGS = {
     "loss_differences": [*LENGTHS, "--short-context-length", str(SHORT)],
     "influential_tokens": [
         *LENGTHS, "--short-context-length", str(SHORT), "--k", "1", "2", "5",
-        "--intervention", "remove", "--rules", "leave_one_out", "random", "nearest",
+        "--ablation", "mask", "--rules", "leave_one_out", "random", "recency",
     ],
     "evaluate_tokens": [],
 }  # fmt: skip
@@ -64,7 +64,7 @@ def chunk_of(document_id: str, chunk_index: int, num_after: int = 0, length: int
 
 
 def with_far(own_L: np.ndarray, far_L: np.ndarray, place: int, short: int = SHORT) -> np.ndarray:
-    """The chunk with another's far context before the target at `place`."""
+    """The chunk with another's distant context before the target at `place`."""
     return np.concatenate([far_L[: place - short], own_L[place - short :]])
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_train_synthetic import OF_SIGNS, train
+from test_train_synthetic import OF_CUES, train
 
 from pipeline import evaluate_synthetic
 from pipeline.cli import InputError
@@ -16,7 +16,7 @@ from pipeline.synthetic.tasks import draw_batch, task_called
 from pipeline.synthetic.train import find_task_run
 
 NUM_EXAMPLES = 20
-DEPENDENCIES = ("--dependencies", "tokens", "--num-backgrounds", "2", "--num-examples", "3")
+DEPENDENCIES = ("--dependencies", "tokens", "--num-swaps", "2", "--num-examples", "3")
 
 
 def evaluate(folder: Path, results: Path, task: str, *words: str) -> None:
@@ -75,11 +75,11 @@ def test_sizes_without_room_for_a_k_are_left_out(parity: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("positions", ["contiguous", "coupled"])
-def test_excess_loss_and_attention_on_signs(tmp_path: Path, positions: str) -> None:
+def test_excess_loss_and_attention_on_cues(tmp_path: Path, positions: str) -> None:
     """Each test example again, by the model's whole pass and the sum over answers written out."""
     folder = tmp_path / "run"
-    task = "signs_2"
-    train(folder, *OF_SIGNS, "model.attention_scaling=learnt", task=task, positions=positions)
+    task = "cues_2"
+    train(folder, *OF_CUES, "model.attention_scaling=learnt", task=task, positions=positions)
     evaluate(folder, tmp_path / "results", task, "--sizes", "32", "64")
     found = read_artefact(tmp_path / "results", "synthetic_accuracy").to_dict("records")
     examples = read_artefact(tmp_path / "results", "synthetic_examples")
@@ -103,9 +103,9 @@ def test_excess_loss_and_attention_on_signs(tmp_path: Path, positions: str) -> N
             cues = np.flatnonzero((tokens_S[: row["size"]] >= 16) & (tokens_S[: row["size"]] < 128))
             assert list(distances) == (row["size"] - 1 - cues).tolist()
         assert row["excess_loss_error"] == pytest.approx(np.std(excess) / NUM_EXAMPLES**0.5, abs=1e-5)
-        assert row["best_loss"] == pytest.approx(np.log(2)) and len(row["sign_attention"]) == 1
-        # So little trained, attention is all but even: two signs among all tokens.
-        assert row["sign_attention"][0] == pytest.approx(2 / row["size"], rel=0.3)
+        assert row["best_loss"] == pytest.approx(np.log(2)) and len(row["cue_attention"]) == 1
+        # So little trained, attention is all but even: two cues among all tokens.
+        assert row["cue_attention"][0] == pytest.approx(2 / row["size"], rel=0.3)
 
 
 def test_rows_hold_the_generators_truth(chains: Path, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_rows_hold_the_generators_truth(chains: Path, tmp_path: Path) -> None:
             num_far = batch.num_prompt_tokens + target - 2
             truth = {place for place in batch.examples[example].dependencies[target] if place < num_far}
             assert set(of_target["num_dependencies"]) == {len(truth)}
-            assert set(of_target["num_far_tokens"]) == {num_far}
+            assert set(of_target["num_distant_tokens"]) == {num_far}
             assert (of_target["context_position"] < num_far).all()
             assert of_target["is_dependency"].equals(of_target["context_position"].isin(truth))
         # of each restated assignment only the last token depends on what is far
@@ -149,7 +149,7 @@ def test_what_predicted_ids_depend_on_is_asked_of_the_head_of_ids(chains: Path, 
         (["--sparsities", "6"], "k of task"),
         ([*DEPENDENCIES, "--largest-k", "9"], "--largest-k 9"),
         ([*DEPENDENCIES, "--largest-k", "1"], "--largest-k 1"),
-        ([*DEPENDENCIES, "--short-context-length", "10"], "far context"),
+        ([*DEPENDENCIES, "--short-context-length", "10"], "distant context"),
         ([*DEPENDENCIES, "--dependencies", "position_ids"], "predicts no IDs"),
         (["--checkpoints", "."], "no checkpoint"),
     ],

@@ -1,4 +1,4 @@
-"""The stage influential_tokens with rules and interventions other than the default."""
+"""The stage influential_tokens with rules and ablations other than the default."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -43,12 +43,12 @@ def results(tmp_path: Path) -> list[str]:
 
 def test_every_rule_ranks_the_far_context_and_its_null(folder: Path) -> None:
     rows = read_artefact(folder / "results", "influential_tokens")
-    assert len(rows) == 12 * 2 * len(RULES) * 5  # targets, far contexts, rules, ranks
-    assert not rows.duplicated([*TARGET, "rule", "far_context", "context_position"]).any()
+    assert len(rows) == 12 * 2 * len(RULES) * 5  # targets, distant contexts, rules, ranks
+    assert not rows.duplicated([*TARGET, "rule", "distant_context", "context_position"]).any()
     assert (rows["distance"] > SHORT).all()
     sparse = read_artefact(folder / "results", "sparse_context_losses")
     best = sparse.query("k == 1").pivot_table(
-        index=[*TARGET, "far_context"], columns="rule", values="sparse_context_loss"
+        index=[*TARGET, "distant_context"], columns="rule", values="sparse_context_loss"
     )
     for rule in RULES:  # the best single token is what add_one_in is defined by
         assert (best["add_one_in"] <= best[rule] + 1e-5).all()
@@ -58,12 +58,12 @@ def test_every_rule_ranks_the_far_context_and_its_null(folder: Path) -> None:
 def test_rules_of_a_file_are_measured_like_any_other(
     folder: Path, results: list[str], tmp_path: Path
 ) -> None:
-    words = ["--rules", "streaming_llm", "snapkv", "nearest", "--rule-file", str(KV_CACHE_RULES)]
+    words = ["--rules", "streaming_llm", "snapkv", "recency", "--rule-file", str(KV_CACHE_RULES)]
     measure(influential_tokens, folder, *results, *words)
-    chosen = read_artefact(Path(results[1]), "influential_tokens").query("far_context == 'own'")
+    chosen = read_artefact(Path(results[1]), "influential_tokens").query("distant_context == 'own'")
     places = chosen["context_position"] - chosen["chunk_index"] * LONG
     of_rules = places.groupby([chosen["rule"], chosen["target_position"] % LONG]).agg(list)
-    # s = 4: the far contexts of the targets at 9, 10 and 11 end before 5, 6 and 7.
+    # s = 4: the distant contexts of the targets at 9, 10 and 11 end before 5, 6 and 7.
     for target, first in ((9, [0, 1, 2, 3, 4]), (10, [0, 1, 2, 3, 5]), (11, [0, 1, 2, 3, 6])):
         assert of_rules["streaming_llm", target] == first * 4  # in each of four chunks
         assert len(of_rules["snapkv", target]) == 5 * 4

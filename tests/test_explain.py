@@ -78,14 +78,12 @@ def test_every_number_is_that_of_the_stock_model(model: Path) -> None:
         TEXT,
         str(model),
         short_context_length=S,
-        foreign_text=FOREIGN,
+        swap_text=FOREIGN,
         targets="all",
         unit="token",
         sources=500,
     )
-    tried = explain(
-        TEXT, str(model), short_context_length=S, foreign_text=FOREIGN, targets="all", unit="token"
-    )
+    tried = explain(TEXT, str(model), short_context_length=S, swap_text=FOREIGN, targets="all", unit="token")
     ids = tokenized_text(TEXT, model).token_ids_N[-64:]
     foreign = tokenized_text(FOREIGN, model).token_ids_N
     others = [foreign[start : start + 64] for start in np.linspace(0, len(foreign) - 64, 4).astype(int)]
@@ -127,7 +125,7 @@ def test_a_search_that_splits_everything_is_exact_leave_one_out(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "URGENCIES", (0.0,))
-    flags: dict[str, Any] = {"short_context_length": S, "foreign_text": FOREIGN, "sources": 500}
+    flags: dict[str, Any] = {"short_context_length": S, "swap_text": FOREIGN, "sources": 500}
     exact = explain(TEXT, str(model), targets="all", **flags).frame
     searched = explain(TEXT, str(model), targets=5, budget="1h", **flags)
     largest = searched.losses.nlargest(5, "swapped_divergence")["position"]
@@ -150,9 +148,9 @@ def test_planted_sources_are_found_and_their_absence_is_told() -> None:
         ids, np.arange(length), None, np.array([length - 1]), np.array([3]), np.array([near]), slice(0, 1)
     )
     passes = sources.Passes(lm, Batching(256))  # type: ignore[arg-type]
-    backgrounds = np.full((4, length), 2)
+    swaps = np.full((4, length), 2)
     starts = np.arange(1, length)
-    search = sources.Search(passes, sequence, backgrounds, starts, starts[:1], 2)
+    search = sources.Search(passes, sequence, swaps, starts, starts[:1], 2)
     search.run()
     assert sorted(search.sources(0)) == [(11, 12), (63, 64)]
     (trial,) = search.tried([0])
@@ -172,7 +170,7 @@ def test_instead_is_the_difference_of_the_stock_model(model: Path, monkeypatch: 
     flags = {"short_context_length": S}
     found = explain(
         f"{text} hall", str(model), at="hall", instead="street", unit="token", sources=500,
-        foreign_text=FOREIGN, budget="1h", **flags,
+        swap_text=FOREIGN, budget="1h", **flags,
     )  # fmt: skip
     own, instead = (tokenized_text(f"{text} {word}", model).token_ids_N for word in ("hall", "street"))
     fork = next(place for place, ids in enumerate(zip(own, instead, strict=False)) if len({*ids}) > 1)
@@ -344,7 +342,7 @@ def test_what_is_printed(
         (["--text-file", "{folder}/latin"], "no text in UTF-8: 'utf-8' codec can't decode byte 0xef"),
         (["--text", TEXT, "--tokenizer", "bpe:300"], "would be trained anew"),
         (["--text", "half of one: \udcff and more of it"], "its character 13 is half of one"),
-        (["--text", TEXT, "--foreign-text-file", "{folder}/short"], "the foreign text has 1 tokens, and 64"),
+        (["--text", TEXT, "--swap-text-file", "{folder}/short"], "the swapped text has 1 tokens, and 64"),
         (["--text-file", "{folder}/short", "--out", "{folder}/short"], "is an input, which the output would"),
         (["--text", TEXT, "--out", "{model}/config.json"], "is an input, which the output would"),
         (["--text", TEXT, "--budget", "soon"], "soon is no duration above 0, such as 90s"),

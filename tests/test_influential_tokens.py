@@ -17,7 +17,7 @@ from pipeline import influential_tokens
 from pipeline.results.read import read_artefact
 
 ARTEFACTS = ["influential_tokens", "influences", "sparse_context_losses", "dependency_sparsity"]
-RULES = {"leave_one_out", "random", "nearest"}
+RULES = {"leave_one_out", "random", "recency"}
 TARGET = ["document_id", "chunk_index", "target_position"]
 Tables = dict[str, pd.DataFrame]
 
@@ -38,8 +38,8 @@ def tables(folder: Path) -> Tables:
 
 def test_every_combination_has_its_rows(tables: Tables) -> None:
     counted = {artefact: len(frame) for artefact, frame in tables.items()}
-    # 12 targets; 2 far contexts, 3 rules, 5 ranks; 3 values of k, and 4 more of a control, up to 5, which
-    # the first target's far context is; 2 criteria
+    # 12 targets; 2 distant contexts, 3 rules, 5 ranks; 3 values of k, and 4 more of a control, up to 5, which
+    # the first target's distant context is; 2 criteria
     assert counted == {
         "influential_tokens": 12 * 2 * 3 * 5,
         "influences": 12 * 2,
@@ -51,7 +51,7 @@ def test_every_combination_has_its_rows(tables: Tables) -> None:
 
 
 def test_sparsity_agrees_with_a_recomputation_from_the_sparse_losses(tables: Tables) -> None:
-    sparse = tables["sparse_context_losses"].query("far_context == 'own'")
+    sparse = tables["sparse_context_losses"].query("distant_context == 'own'")
     found = tables["dependency_sparsity"].set_index([*TARGET, "rule", "criterion"]).sort_index()
     assert found["loss_difference"].notna().all()
     for key, rows in sparse.groupby([*TARGET, "rule"]):
@@ -64,7 +64,7 @@ def test_sparsity_agrees_with_a_recomputation_from_the_sparse_losses(tables: Tab
         for criterion, (gain, recovered) in of_criterion.items():
             reaching = rows["k"][recovered >= 0.9 * gain]
             row = found.loc[(*key, criterion)]
-            k_star = row["dependency_sparsity"]
+            k_star = row["k_90"]
             assert pd.isna(k_star) if gain < 0.1 or reaching.empty else k_star == reaching.min()
             assert row["is_censored"] == (gain >= 0.1 and reaching.empty)
             assert row["gain"] == gain and row["loss_difference"] == short - long
@@ -72,7 +72,7 @@ def test_sparsity_agrees_with_a_recomputation_from_the_sparse_losses(tables: Tab
     # 0, the gain is small nowhere
     for criterion, has_small_gains in (("loss", True), ("divergence", False)):
         of_criterion = found.xs(criterion, level="criterion")
-        k_stars, is_censored = of_criterion["dependency_sparsity"], of_criterion["is_censored"]
+        k_stars, is_censored = of_criterion["k_90"], of_criterion["is_censored"]
         assert k_stars.notna().any() and is_censored.any()
         assert (k_stars.isna() & ~is_censored).any() == has_small_gains
 
@@ -83,6 +83,8 @@ def test_neither_shards_nor_batches_move_a_number(folder: Path, tables: Tables, 
     for artefact, expected in tables.items():
         found = read_artefact(tmp_path, artefact)
         # shard by shard the rows come in another order
-        key = [name for name in (*TARGET, "rule", "far_context", "rank", "k", "criterion") if name in found]
+        key = [
+            name for name in (*TARGET, "rule", "distant_context", "rank", "k", "criterion") if name in found
+        ]
         found, expected = (rows.sort_values(key, ignore_index=True) for rows in (found, expected))
         pd.testing.assert_frame_equal(found, expected, check_exact=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline import plant_signs
+from pipeline import plant_cues
 from pipeline.text.folder import TOKENIZER_FILE, EvaluationDocument, TokenizedData, write_data_folder
 from pipeline.text.planting import DEPTHS, read_needles
 from pipeline.text.tokenizer import load_tokenizer, train_bpe
@@ -35,7 +35,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def plant(data: Path, out: Path, *flags: str) -> None:
     words = ["--needles", "--data", data, "--out", out, "--document-lengths", *LENGTHS, *flags]
-    plant_signs.main(plant_signs.parser().parse_args(list(map(str, words))))
+    plant_cues.main(plant_cues.parser().parse_args(list(map(str, words))))
 
 
 @pytest.fixture(scope="module")

@@ -58,7 +58,7 @@ def llama(bpe: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_numbers_are_those_of_the_stages(
     bos_token_ids: tuple[int, ...], words: Tokenizer, tmp_path: Path, make_olmo: Callable[..., OLMo]
 ) -> None:
-    """First chunks of three documents; the null of each is the next one, its background the one after."""
+    """First chunks of three documents; the null of each is the next one, its swap the one after."""
     write_data(tmp_path / "data", bos_token_ids=bos_token_ids)
     if bos_token_ids:
         words = Tokenizer.from_str(words.to_str())
@@ -66,17 +66,17 @@ def test_the_numbers_are_those_of_the_stages(
         words.post_processor = processors.TemplateProcessing(
             single=[*names, "$A"], special_tokens=[*zip(names, bos_token_ids, strict=True)]
         )
-    chooser, judge = (write_checkpoint(tmp_path / name, make_olmo(seed=seed))
-                      for seed, name in enumerate(("run", "judge")))  # fmt: skip
+    selector, evaluator = (write_checkpoint(tmp_path / name, make_olmo(seed=seed))
+                      for seed, name in enumerate(("run", "evaluator")))  # fmt: skip
     results = measure(loss_stage, tmp_path, "--max-chunks-per-document", "1")
     measure(
-        influential_stage, tmp_path, "--max-chunks-per-document", "1", "--intervention", "background",
+        influential_stage, tmp_path, "--max-chunks-per-document", "1", "--ablation", "swap",
         "--rules", "leave_one_out_divergence", "leave_one_out",
     )  # fmt: skip
-    measure(evaluate_stage, tmp_path, "--choices", str(results), "--checkpoints", str(judge))
+    measure(evaluate_stage, tmp_path, "--choices", str(results), "--checkpoints", str(evaluator))
     chunks = [tokens[:LONG] for tokens in DOCUMENTS.values() if len(tokens) >= LONG]
     texts = [text_of(tokens) for tokens in chunks]
-    found = losses(texts, chooser, words, short_context_length=SHORT, long_context_length=LONG)
+    found = losses(texts, selector, words, short_context_length=SHORT, long_context_length=LONG)
     found = found[found["position"] >= 9]
     expected = read_artefact(results, "loss_differences")
     expected = expected.rename(columns={"short_context_divergence": "divergence"})
@@ -87,35 +87,35 @@ def test_the_numbers_are_those_of_the_stages(
         read_artefact(results, name)
         for name in ("influential_tokens", "sparse_context_losses", "dependency_sparsity")
     )
-    # The library tries a choice on the judges alone, where there are any; the stage on who chose, too.
-    sparse, k_stars = sparse[sparse["judge"] == "judge"], k_stars[k_stars["judge"] == "judge"]
+    # The library tries a choice on the evaluators alone, where there are any; the stage on who chose, too.
+    sparse, k_stars = sparse[sparse["evaluator"] == "evaluator"], k_stars[k_stars["evaluator"] == "evaluator"]
     for rule in ("leave_one_out_divergence", "leave_one_out"):
         found = influential_tokens(
-            texts[0], make_olmo(seed=0), words, k=(1, 2, 5), judges=[make_olmo(seed=1)], num_targets=3,
-            rule=rule, short_context_length=SHORT, foreign_text=" ".join(texts[1:]),
+            texts[0], make_olmo(seed=0), words, k=(1, 2, 5), evaluators=[make_olmo(seed=1)], num_targets=3,
+            rule=rule, short_context_length=SHORT, swap_text=" ".join(texts[1:]),
         )  # fmt: skip
         asked = f"rule == '{rule}' and document_id == '{next(iter(DOCUMENTS))}'"
-        chosen = selected.query(f"{asked} and far_context == 'own'")
+        chosen = selected.query(f"{asked} and distant_context == 'own'")
         assert found["source_position"].tolist() == chosen["context_position"].tolist()
         assert found["source_token"].str.strip().tolist() == [f"w{id_}" for id_ in chosen["context_token_id"]]
         np.testing.assert_allclose(found["influence"], chosen["influence"], atol=2e-6)
         at_k = found[found["rank"].isin([1, 2, 5])]
         assert found.drop(at_k.index)["sparse_context_loss"].isna().all()
         own, null = (
-            sparse.query(f"{asked} and far_context == '{name}'") for name in ("own", "other_document")
+            sparse.query(f"{asked} and distant_context == '{name}'") for name in ("own", "other_document")
         )
         for column in ("sparse_context_loss", "sparse_context_divergence"):
             np.testing.assert_allclose(at_k[column], own[column], atol=2e-6)
             expected_null = null[column] if rule == "leave_one_out" else np.nan  # the other needs none
             np.testing.assert_allclose(at_k[f"null_{column}"], expected_null, atol=2e-6)
-        np.testing.assert_allclose(at_k["baseline_divergence"], own["background_divergence"], atol=2e-6)
+        np.testing.assert_allclose(at_k["baseline_divergence"], own["swapped_divergence"], atol=2e-6)
         by_divergence = k_stars.query(f"{asked} and criterion == 'divergence'")
         np.testing.assert_allclose(
             found[found["rank"] == 1]["mean_log2_k"], by_divergence["mean_log2_k"].astype(float), atol=1e-5
         )
     explained = explain(
         texts[0], make_olmo(seed=0), tokenizer=words, targets=1, short_context_length=SHORT,
-        foreign_text=texts[1],
+        swap_text=texts[1],
     ).losses  # fmt: skip
     first = expected[expected["document_id"] == next(iter(DOCUMENTS))][:3]
     of_first = explained[explained["position"].isin(first["target_position"])]
@@ -199,18 +199,18 @@ def test_models_tokenizers_and_texts_of_every_kind_tell_the_same(llama: Path, bp
         (TEXT, {"k": 4}, r"k is 4; give a list of whole numbers, such as \[4\]"),
         (TEXT, {"k": (1.0,)}, "k: 1.0 is not a whole number"),
         (TEXT, {"k": "12"}, "k is '12'; give a list"),
-        (TEXT, {"num_backgrounds": 0}, "num_backgrounds: 0 is not"),
+        (TEXT, {"num_swaps": 0}, "num_swaps: 0 is not"),
         (TEXT, {"seed": -1}, "seed: -1 is not"),
         (TEXT, {"screen": 2.5}, "screen: 2.5 is not"),
         *((TEXT, {"num_targets": bad}, f"num_targets: {bad} is not") for bad in (0, -1, False)),
         (TEXT, {"long_context_length": 0}, "long_context_length: 0 is not"),
-        (TEXT, {"judges": "runs/a"}, "judges is 'runs/a'; give a list of models"),
-        (TEXT, {"foreign_text": 5}, "foreign_text is of type int; give a string"),
+        (TEXT, {"evaluators": "runs/a"}, "evaluators is 'runs/a'; give a list of models"),
+        (TEXT, {"swap_text": 5}, "swap_text is of type int; give a string"),
         (TEXT, {"rule": None}, "rule is of type NoneType"),
         (TEXT, {"dtype": "float16"}, "unknown dtype 'float16'"),
         (TEXT, {"special_tokens": 1}, "special_tokens is 1; give True or False"),
         (TEXT, {"rule": "gready"}, "did you mean 'greedy'"),
-        (TEXT, {"intervention": "substitute"}, "intervention 'substitute'"),
+        (TEXT, {"ablation": "substitute"}, "ablation 'substitute'"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_used_is_one_sentence(

@@ -63,7 +63,7 @@ BAD_INPUTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
         lambda folder: shutil.copytree(folder / "run", folder / "elsewhere" / "run"),
         "--checkpoints {folder}/run {folder}/elsewhere/run", "two of --checkpoints are named 'run'",
     ),
-    "no far context": (lambda _: None, "--short-context-length 12", "leaves no far context"),
+    "no distant context": (lambda _: None, "--short-context-length 12", "leaves no distant context"),
     "a longer window": (lambda _: None, "--context-lengths 10", "--context-lengths 10: the first target"),
     "unknown device": (lambda _: None, "--device abacus", "--device abacus cannot be used here"),
 }  # fmt: skip

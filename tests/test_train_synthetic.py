@@ -96,7 +96,7 @@ def test_another_run_is_not_continued(trained: Path) -> None:
         train(trained, task="addition")
 
 
-OF_SIGNS = [
+OF_CUES = [
     "model.architecture=olmo", "smallest_size=32", "largest_size=32", "sizes_per_step=1",
     "num_position_ids=96",
 ]  # fmt: skip
@@ -104,9 +104,9 @@ OF_SIGNS = [
 
 def test_a_run_ends_once_its_task_is_known(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    train(run, *OF_SIGNS, "stop_at_excess_loss=100", task="signs_1", positions="contiguous")
+    train(run, *OF_CUES, "stop_at_excess_loss=100", task="cues_1", positions="contiguous")
     assert sorted(path.name for path in run.glob("step*")) == ["step2-unsharded", "step3-unsharded"]
-    assert find_task_run(run, "signs_1").is_learnt
-    train(tmp_path / "other", *OF_SIGNS, "stop_at_excess_loss=1e-6", task="signs_1", positions="contiguous")
+    assert find_task_run(run, "cues_1").is_learnt
+    train(tmp_path / "other", *OF_CUES, "stop_at_excess_loss=1e-6", task="cues_1", positions="contiguous")
     assert (tmp_path / "other" / "step6-unsharded").is_dir()
-    assert not find_task_run(tmp_path / "other", "signs_1").is_learnt
+    assert not find_task_run(tmp_path / "other", "cues_1").is_learnt

@@ -2,7 +2,7 @@
 
     python analysis/examples/from_text_to_figure.py letter.txt HuggingFaceTB/SmolLM2-135M letter.png
 
-The far tokens of each prediction are ranked by how far the prediction moves without them
+The distant tokens of each prediction are ranked by how far the prediction moves without them
 (`leave_one_out_divergence`), which never looks at the token that came; by recency; and at random. The first k
 stand alone beside the short context. Recovered is a ratio of sums over the predictions:
 
@@ -25,13 +25,14 @@ if __name__ == "__main__":
 from sparsity_length import influential_tokens
 
 KS = (1, 2, 4, 8, 16)
-RULES = {"leave_one_out_divergence": "chosen", "nearest": "recency", "random": "random"}
+RULES = {"leave_one_out_divergence": "chosen", "recency": "recency", "random": "random"}
 
 
 def recovered(text: str, model: str, rule: str, **lengths: Any) -> "pd.Series[float]":
     """The fraction of the gain that k tokens of a rule recover, by k."""
-    # Nothing stands where a token is left out; every prediction of the text with far tokens enough counts.
-    tokens = influential_tokens(text, model, rule=rule, k=KS, intervention="remove", **lengths)
+    # Nothing stands where a token is left out; every prediction of the text with distant tokens enough
+    # counts.
+    tokens = influential_tokens(text, model, rule=rule, k=KS, ablation="mask", **lengths)
     tried = tokens[tokens["rank"].isin(KS)].groupby("rank")
     losses = tried[["short_context_loss", "sparse_context_loss", "long_context_loss"]].sum()
     gain = losses["short_context_loss"] - losses["long_context_loss"]
@@ -46,7 +47,7 @@ def main(text_file: str, model: str, figure_file: str, **lengths: Any) -> pd.Dat
     table.plot(ax=ax, marker="o", logx=True, xticks=KS)
     ax.set_xticklabels([str(k) for k in KS])
     ax.axhline(1, color="grey", linestyle=":")
-    ax.set(xlabel="k far tokens beside the short context", ylabel="fraction of the gain recovered")
+    ax.set(xlabel="k distant tokens beside the short context", ylabel="fraction of the gain recovered")
     figure.savefig(figure_file, dpi=200)
     return table
 

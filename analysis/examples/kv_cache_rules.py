@@ -1,16 +1,16 @@
 """Two KV-cache eviction policies as selection rules, tried like any other rule.
 
     python pipeline/influential_tokens.py --rule-file analysis/examples/kv_cache_rules.py \\
-        --rules streaming_llm snapkv nearest random --intervention remove \\
+        --rules streaming_llm snapkv recency random --ablation mask \\
         --data runs/demo/data --checkpoints runs/demo/models/long-seed0 --results runs/try/policies \\
         --short-context-length 16 --long-context-length 256 --max-documents 8
 
-A rule is a function of a far context, with a decorator that says what it looks at: the answer, the whole
-prediction, attention or nothing. It returns a score for each target and far token. The short context always
-stays, as a policy's window of recent tokens does. Real caches keep other tokens in each layer and head; here
-one choice serves all.
+A rule is a function of a distant context, with a decorator that says what it looks at: the answer, the whole
+prediction, attention or nothing. It returns a score for each target and distant token. The short context
+always stays, as a policy's window of recent tokens does. Real caches keep other tokens in each layer and
+head; here one choice serves all.
 
-Shapes: T targets, F far tokens, S rows, H heads.
+Shapes: T targets, F distant tokens, S rows, H heads.
 """
 
 import numpy as np

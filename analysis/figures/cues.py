@@ -1,4 +1,4 @@
-"""Signs, where only the number of tokens that decide differs: planned contrasts, and the figure.
+"""Cues, where only the number of tokens that decide differs: planned contrasts, and the figure.
 
 The outcome of a training is its growth: the slope of excess loss on log2 of the test length, from the trained
 64 tokens to eight times that, nats per doubling. Beyond that every model fails, so no straight line describes
@@ -27,8 +27,8 @@ LONGEST = 8
 """Times the trained length that growth is measured to."""
 SMALLEST_EFFECT = 0.05
 """Of interest, nats per doubling: written down before the run."""
-_SPREAD = ("signs_1", "signs_2", "signs_4")
-_NEAR = ("signs_1_local", "signs_2_local", "signs_4_local")
+_SPREAD = ("cues_1", "cues_2", "cues_4")
+_NEAR = ("cues_1_local", "cues_2_local", "cues_4_local")
 _PANELS = (
     ("near", _NEAR, "contiguous"),
     ("anywhere", _SPREAD, "contiguous"),
@@ -47,25 +47,25 @@ class Arm(NamedTuple):
 
 
 CONTRASTS = {
-    "four signs less one": (Arm(["signs_4"]), Arm(["signs_1"])),
+    "four cues less one": (Arm(["cues_4"]), Arm(["cues_1"])),
     "near less anywhere": (Arm(_NEAR), Arm(_SPREAD)),
     "coupled less plain positions": (Arm(_SPREAD, "coupled"), Arm(_SPREAD)),
-    "growing number less fixed": (Arm(["signs_growing"]), Arm(["signs_32_weak"])),
+    "growing number less fixed": (Arm(["cues_growing"]), Arm(["cues_32_weak"])),
     "scaled attention less plain": (Arm(_SPREAD, "contiguous", LOG_LENGTH), Arm(_SPREAD, "contiguous", NONE)),
 }
 """Name -> the two sides; the first four are asked of plain and of scaled attention."""
 FURTHER_CONTRASTS = {
-    "growing number less eight": (Arm(["signs_growing"]), Arm(["signs_8_weak"])),
+    "growing number less eight": (Arm(["cues_growing"]), Arm(["cues_8_weak"])),
     "scaled attention less plain, 32 weak": (
-        Arm(["signs_32_weak"], "contiguous", LOG_LENGTH),
-        Arm(["signs_32_weak"], "contiguous", NONE),
+        Arm(["cues_32_weak"], "contiguous", LOG_LENGTH),
+        Arm(["cues_32_weak"], "contiguous", NONE),
     ),
     "PoSE less plain positions": (Arm(_SPREAD, "pose"), Arm(_SPREAD)),
-    "four signs less one, PoSE": (Arm(["signs_4"], "pose"), Arm(["signs_1"], "pose")),
+    "four cues less one, PoSE": (Arm(["cues_4"], "pose"), Arm(["cues_1"], "pose")),
     "learnt scale less plain": (Arm(_SPREAD, "contiguous", LEARNT), Arm(_SPREAD, "contiguous", NONE)),
-    "four signs less one, learnt scale": (
-        Arm(["signs_4"], "contiguous", LEARNT),
-        Arm(["signs_1"], "contiguous", LEARNT),
+    "four cues less one, learnt scale": (
+        Arm(["cues_4"], "contiguous", LEARNT),
+        Arm(["cues_1"], "contiguous", LEARNT),
     ),
 }
 """Asked after the five were read, and planned before they were run, but for PoSE's last (analysis/LOG.md)."""
@@ -129,8 +129,8 @@ def _of_seeds(of_trainings: pd.DataFrame, arm: Arm, scaling: str) -> pd.Series:
     return wide.reindex(columns=list(arm.tasks)).mean(axis=1, skipna=False)
 
 
-def signs_figure(accuracy: pd.DataFrame) -> Figure:
-    """Excess loss against length: a panel a place of the signs, a line a number; dashed: scaled attention."""
+def cues_figure(accuracy: pd.DataFrame) -> Figure:
+    """Excess loss against length: a panel a place of the cues, a line a number; dashed: scaled attention."""
     shown = [panel for panel in _PANELS if panel[2] in set(accuracy["positions"])]
     figure, axes = drawing.panels(len(shown), 3.0)
     colors = drawing.graded(len(_SPREAD))
@@ -169,7 +169,7 @@ def signs_figure(accuracy: pd.DataFrame) -> Figure:
     trained = int(accuracy["largest_train_size"].min())
     drawing.put_title(
         figure,
-        "How does the loss grow with length if 1, 2 or 4 signs decide?",
+        "How does the loss grow with length if 1, 2 or 4 cues decide?",
         f"n = {drawing.counted_seeds(num_seeds.to_frame('num_seeds'))} of each training",
         f"trained at {trained} tokens",
         "bands: range of seeds",
@@ -192,7 +192,7 @@ def cue_distances(examples: pd.DataFrame, by: Any = np.max) -> pd.DataFrame:
     return cells["excess_loss"].agg(["mean", "size"]).reset_index()
 
 
-def cue_contrasts(cells: pd.DataFrame, more: str = "signs_4", fewer: str = "signs_1") -> pd.DataFrame:
+def cue_contrasts(cells: pd.DataFrame, more: str = "cues_4", fewer: str = "cues_1") -> pd.DataFrame:
     """Excess with more cues less that with fewer, same distance: a row a bin beyond 64, and their mean."""
     wide = cells.pivot(index=["seed", "distance"], columns="task", values="mean")
     differences = (wide[more] - wide[fewer]).unstack("distance").drop(columns="up to 64")
@@ -223,7 +223,7 @@ def distances_figure(examples: pd.DataFrame, said: str) -> Figure:
         cells = cue_distances(examples, by)
         ends = []
         for color, number in zip(drawing.graded(3), (1, 2, 4), strict=True):
-            of_bins = cells[cells["task"] == f"signs_{number}"].groupby("distance", observed=True)["mean"]
+            of_bins = cells[cells["task"] == f"cues_{number}"].groupby("distance", observed=True)["mean"]
             means = of_bins.mean()
             num_seeds = examples["seed"].nunique()
             errors = of_bins.sem() * stats.t.ppf(0.975, num_seeds - 1)

@@ -1,9 +1,9 @@
-"""Do short-trained models lose more where a prediction needs more far tokens? The slope of the gap.
+"""Do short-context models lose more where a prediction needs more distant tokens? The slope of the gap.
 
     gap = L_short - L_long ~ mean_log2_k + controls        nats a doubling
 
-L is the loss under the long context, a mean over the short-trained seeds less the mean over other
-long-trained ones (`analysis.figures.slopes`). The preregistered studies, whose other outcomes, negative
+L is the loss under the long context, a mean over the short-context seeds less the mean over other
+long-context ones (`analysis.figures.slopes`). The preregistered studies, whose other outcomes, negative
 control and decision were made at commit 9a5d093, are read once more in analysis/figures/unseen_distances.py.
 """
 
@@ -31,11 +31,11 @@ from analysis.read import (
     complete_rows,
     data_of,
     interval_cell,
+    is_target_aware,
     joined_on_common,
     models_by_training,
     rows_of,
     sample_counts,
-    sees_answer,
     shown_rule,
 )
 from pipeline.cli import InputError
@@ -47,39 +47,41 @@ from pipeline.text.folder import MANIFEST_FILE, training_token_counts
 KEYS = ["document_id", "target_position"]
 MEASURED = "long_context_loss"
 Trainings = Mapping[str, Sequence[str]]
-"""How short-trained models were trained, in words -> the seeds."""
+"""How short-context models were trained, in words -> the seeds."""
 
 
-def judged(sparsity: pd.DataFrame) -> pd.DataFrame:
-    """The rows of dependency_sparsity, all of one rule and criterion, whose judge chose no tokens."""
-    choosers = sparsity["model"].unique()
-    if len(choosers) > 1:
-        raise InputError(f"tokens chosen by {' and by '.join(choosers)} need a results folder each")
-    is_chooser = sparsity["judge"].isin("+".join(choosers).split("+"))
+def evaluated(sparsity: pd.DataFrame) -> pd.DataFrame:
+    """The rows of dependency_sparsity, all of one rule and criterion, whose evaluator chose no tokens."""
+    selectors = sparsity["model"].unique()
+    if len(selectors) > 1:
+        raise InputError(f"tokens chosen by {' and by '.join(selectors)} need a results folder each")
+    is_chooser = sparsity["evaluator"].isin("+".join(selectors).split("+"))
     if is_chooser.all():
-        raise InputError("no model that chose no tokens has judged them; run influential_tokens with judges")
+        raise InputError(
+            "no model that chose no tokens has evaluated them; run influential_tokens with evaluators"
+        )
     return sparsity[~is_chooser]
 
 
 def outcome_targets(sparsity: pd.DataFrame, losses: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
-    """A row a target: its sparsity to each judge, what is held constant, and the loss of each model.
+    """A row a target: its sparsity to each evaluator, what is held constant, and the loss of each model.
 
     Args:
-        sparsity: of `judged`.
-        losses: loss_differences of the judges and of `models`.
+        sparsity: of `evaluated`.
+        losses: loss_differences of the evaluators and of `models`.
 
     Returns:
-        document_id, target_position, "mean_log2_k of JUDGE" (doublings; null where there is too little to
+        document_id, target_position, "mean_log2_k of EVALUATOR" (doublings; null where there is too little to
         bring back), divergence and least_divergence (mean and least D(0), nats), gain and difficulty (the
-        judges' mean loss_difference and long_context_loss, nats), position (tokens), token_id,
+        evaluators' mean loss_difference and long_context_loss, nats), position (tokens), token_id,
         "long_context_loss of MODEL" (nats).
     """
-    found = sparsity.pivot(index=KEYS, columns="judge", values=SPARSITY).astype("float64")
-    stakes = sparsity.pivot(index=KEYS, columns="judge", values="gain").astype("float64")
+    found = sparsity.pivot(index=KEYS, columns="evaluator", values=SPARSITY).astype("float64")
+    stakes = sparsity.pivot(index=KEYS, columns="evaluator", values="gain").astype("float64")
     found = found.add_prefix(f"{SPARSITY} of ")
     found = found.assign(divergence=stakes.mean(axis=1), least_divergence=stakes.min(axis=1))
-    of_judges = losses[losses["model"].isin(sparsity["judge"])]
-    held = of_judges.groupby(KEYS).agg(
+    of_evaluators = losses[losses["model"].isin(sparsity["evaluator"])]
+    held = of_evaluators.groupby(KEYS).agg(
         gain=("loss_difference", "mean"),
         difficulty=("long_context_loss", "mean"),
         position=("num_long_context_tokens", "first"),
@@ -95,29 +97,33 @@ def outcome_targets(sparsity: pd.DataFrame, losses: pd.DataFrame, models: Sequen
 def compared_models(
     results: Path, long_models: Sequence[str] = (), short_models: Sequence[str] = ()
 ) -> tuple[pd.DataFrame, Trainings, list[str]]:
-    """Whom any results can compare: rows of `judged`, the short-trained models, and other long-trained ones.
+    """Whom any results can compare: rows of `evaluated`, the short-context models, and other long-context
+    ones.
 
-    The rows are by the divergence, of the most trusted rule that is blind to the answer. The long-trained
-    models are those that neither chose its tokens nor judged them. Models: as `models_by_training` has them.
+    The rows are by the divergence, of the most trusted rule that is blind to the answer. The long-context
+    models are those that neither chose its tokens nor evaluated them. Models: as `models_by_training` has
+    them.
 
     Raises:
         InputError: says which model or measurement the results lack.
     """
-    columns = [*KEYS, "rule", "judge", "criterion", "gain", SPARSITY]
+    columns = [*KEYS, "rule", "evaluator", "criterion", "gain", SPARSITY]
     rows = read_artefact(results, "dependency_sparsity", columns, {"criterion": [DIVERGENCE]})
-    rows = rows[~rows["rule"].isin(CONTROLS) & ~rows["rule"].map(sees_answer).astype(bool)]
+    rows = rows[~rows["rule"].isin(CONTROLS) & ~rows["rule"].map(is_target_aware).astype(bool)]
     if rows[SPARSITY].isna().all():
         raise InputError(f"no rule that is blind to the answer has {SPARSITY}; run influential_tokens anew")
-    rows = judged(rows[rows["rule"] == shown_rule(rows["rule"])])
+    rows = evaluated(rows[rows["rule"] == shown_rule(rows["rule"])])
     labels = drawing.model_labels(results, "loss_differences")
-    if unknown := {*rows["judge"]} - labels.keys():
-        raise InputError(f"the loss differences of the judge {min(unknown)} are missing")
+    if unknown := {*rows["evaluator"]} - labels.keys():
+        raise InputError(f"the loss differences of the evaluator {min(unknown)} are missing")
     longs, shorts = models_by_training(results, long_models, short_models)
-    others = [model for model in longs if model not in {*rows["judge"], *rows["model"].iloc[0].split("+")}]
+    others = [
+        model for model in longs if model not in {*rows["evaluator"], *rows["model"].iloc[0].split("+")}
+    ]
     if not (shorts and others):
         raise InputError(
-            "the gap needs a model trained at a short context (--short-models), and a long-trained one that"
-            " neither chose tokens nor judged them"
+            "the gap needs a model trained at a short context (--short-models), and a long-context one that"
+            " neither chose tokens nor evaluated them"
         )
     at_stake = rows[rows[SPARSITY].notna() & (rows["gain"] >= LEAST_DIVERGENCE)]
     if (num_documents := at_stake["document_id"].nunique()) < FEWEST_DOCUMENTS:
@@ -151,11 +157,11 @@ def gap_targets(
 
 
 def gap_slope(targets: pd.DataFrame, *, short: Sequence[str], long: Sequence[str]) -> Row:
-    """`contrast` of the losses of short- and long-trained models, with counts and the judges' agreement.
+    """`contrast` of the losses of short- and long-context models, with counts and the evaluators' agreement.
 
     Args:
-        targets: of `outcome_targets`; those without a sparsity to each judge, or with less than 0.1 nats at
-            stake, are counted and left out.
+        targets: of `outcome_targets`; those without a sparsity to each evaluator, or with less than 0.1 nats
+            at stake, are counted and left out.
     """
     known = with_sparsity(targets)
     sparsity = of_each(known, SPARSITY)
@@ -183,10 +189,10 @@ def gap_figure(bins: pd.DataFrame, slope: Row, models: str = "") -> Figure:
     """The figure of the project: `binned`, titled by what `gap_slope` says; `models` in words."""
     figure, (ax,) = drawing.panels(1, 3.0)
     style = drawing.TRAINED_POSE.measured
-    drawing.draw_line(ax, bins[SPARSITY], bins, "gap", style, "short-trained less long-trained")
+    drawing.draw_line(ax, bins[SPARSITY], bins, "gap", style, "short-context less long-context")
     ax.set_xlabel("tokens needed (mean log2 k, doublings)")
     ax.set_ylabel("gap (nats)")
-    said = "Do short-trained models lose more where more tokens are needed?"
+    said = "Do short-context models lose more where more tokens are needed?"
     if slope["slope_low"] > 0:
         said = "Short-trained models lose more where more tokens are needed"
     elif slope["slope_high"] < 0:

@@ -28,13 +28,14 @@ def summarize_models(loss_differences: pd.DataFrame) -> pd.DataFrame:
     Returns:
         model, num_targets, num_documents, short_context_loss, long_context_loss (means, nats), then with
         intervals loss_difference (nats; positive = the long context helps), expected_gain (the mean
-        short_context_divergence) and specific_gain; the last two are NaN where they were not measured.
+        short_context_divergence) and document_specific_gain; the last two are NaN where they were not
+        measured.
     """
 
     def numbers(targets: pd.DataFrame) -> dict[Hashable, float]:
         means = targets[["short_context_loss", "long_context_loss"]].astype("float64").mean().to_dict()
         means |= mean_columns(targets, "loss_difference")
-        for name, column in (("expected_gain", "short_context_divergence"), ("specific_gain",) * 2):
+        for name, column in (("expected_gain", "short_context_divergence"), ("document_specific_gain",) * 2):
             interval = NO_INTERVAL
             if column in targets and targets[column].notna().all():
                 interval = interval_over_documents(targets["document_id"], targets[column])

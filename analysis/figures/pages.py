@@ -209,7 +209,7 @@ def cue_distances() -> str:
     rows = [
         [
             f"{name} tokens",
-            *(f"{means.loc[name, f'signs_{k}']:.3f}" for k in (1, 2, 4)),
+            *(f"{means.loc[name, f'cues_{k}']:.3f}" for k in (1, 2, 4)),
             interval_of(contrasts[name], "difference") if name in contrasts else "",
         ]
         for name in means.index
@@ -247,15 +247,15 @@ def interference_by_number() -> str:
 def cue_contrasts() -> str:
     """The planned contrasts of the growth of excess loss with length, and PoSE."""
     table = cues.contrasts(
-        cues.growths(read_artefact(REFERENCE / "synthetic" / "signs", "synthetic_accuracy"))
+        cues.growths(read_artefact(REFERENCE / "synthetic" / "cues", "synthetic_accuracy"))
     )
     rows = rows_by(table[table["attention_scaling"] == cues.NONE], "contrast")
     names = {
-        "four signs less one": "four cues less one, anywhere",
+        "four cues less one": "four cues less one, anywhere",
         "near less anywhere": "near the question less anywhere",
         "coupled less plain positions": "coupled less plain IDs",
         "PoSE less plain positions": "PoSE less plain IDs",
-        "four signs less one, PoSE": "four cues less one, PoSE",
+        "four cues less one, PoSE": "four cues less one, PoSE",
         "scaled attention less plain": "log-n scaled attention less plain",
     }
     return markdown(
@@ -327,7 +327,39 @@ def _interference_squeezed() -> str:
     return str(interval_of(row, "interference"))
 
 
+@cache
+def _real_model_slopes() -> pd.DataFrame:
+    targets = pd.read_parquet(REFERENCE / "real_model" / interference.TARGETS_FILE)
+    known = interference.with_outcomes(targets.dropna(subset=["total_effect"]))
+    return interference.slopes(known, interference.PRIMARY, interference.TRAINED, {})
+
+
+@filled
+def real_model_slopes() -> str:
+    """Slopes of length interference on the tokens needed, in percent of the mean per doubling."""
+    rows = rows_by(_real_model_slopes(), "variant", "kind")
+    words = {
+        "ratio": "ratio (Poisson)",
+        "nats": "nats over mean",
+        "share": "share of what can be lost, over mean",
+    }
+    lines = [("as planned", kind, words[kind]) for kind in interference.PRIMARIES]
+    lines += [
+        (f"{end} eighth left out", "ratio", f"ratio, {end} eighth left out") for end in ("lowest", "highest")
+    ]
+    cells = []
+    for variant, kind, name in lines:
+        row = rows[variant, kind]
+        cells.append([name, percent(row["slope"], row["slope_low"], row["slope_high"])])
+    return markdown(["slope per doubling of tokens needed", "percent of the mean"], cells)
+
+
 FILLED |= {
+    "real_model_verdict": lambda: interference.verdict(_real_model_slopes()),
+    "real_model_sample": lambda: _sample(_real_model_slopes().iloc[0]),
+    "real_model_natural": lambda: interference.natural_check(
+        pd.read_parquet(REFERENCE / "real_model" / interference.NATURAL_FILE)
+    )[1],
     "unseen_distances_verdict": lambda: unseen.verdict_of_unseen_distances(_placed()[0]),
     "unseen_distances_sample": lambda: _sample(_placed()[0].iloc[0]),
     "distance_or_number_verdict": _distance_or_number_verdict,

@@ -1,8 +1,8 @@
 """What k tokens are worth: how much of a long context's gain they recover, and how much of that is selection.
 
-Whatever the intervention, k tokens are added to a baseline, and what they recover of its gain is counted:
+Whatever the ablation, k tokens are added to a baseline, and what they recover of its gain is counted:
 
-    baseline    the short context, or under `background` it and another document's far context
+    baseline    the short context, or under `swap` it and another document's distant context
     gain        by the loss baseline - long; by the divergence that of the baseline, as that of long is 0
     recovered   baseline - with k tokens
     null        the same with another document's tokens, chosen as the kind of null says
@@ -29,20 +29,20 @@ from analysis.read import (
     needs_null,
     summarized,
 )
-from pipeline.measuring.rules import REMOVE
+from pipeline.measuring.rules import MASK
 from pipeline.results.schemas import DIVERGENCE, LOSS, OTHER_DOCUMENT, OWN
 
 CRITERIA = (LOSS, DIVERGENCE)
 PAPER_FIGURE = "loss_against_k"
 """What the file of `loss_figure` is called, followed by the model."""
-_CHOICE = ["model", "judge", "rule", "k"]
+_CHOICE = ["model", "evaluator", "rule", "k"]
 
 
 def token_effects(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
-    """A row a model, judge, criterion, rule and k, of all judges and k given (`read_sparse_losses`).
+    """A row a model, evaluator, criterion, rule and k, of all evaluators and k given (`read_sparse_losses`).
 
     Returns:
-        model, judge, rule, k, criterion, num_targets, num_documents, then with intervals gain, recovered,
+        model, evaluator, rule, k, criterion, num_targets, num_documents, then with intervals gain, recovered,
         null_recovered, excess (nats), effect (excess, or of rules that fit neither answer nor prediction
         recovered, which another document's tokens would flatter) and share (effect / gain, of sums; NaN where
         the gain's interval reaches 0). Choices without the null that they need are left out; of others
@@ -73,8 +73,8 @@ def effects_of_targets(sparse_context_losses: pd.DataFrame, criterion: str) -> p
     """The amounts that `token_effects` averages, by one criterion.
 
     Returns:
-        model, judge, rule, k, the columns of `TARGET`, then baseline, gain, recovered, null_recovered, excess
-        and effect, nats; as `token_effects` says, where there is no null.
+        model, evaluator, rule, k, the columns of `TARGET`, then baseline, gain, recovered, null_recovered,
+        excess and effect, nats; as `token_effects` says, where there is no null.
     """
     amounts = _amounts_of_targets(sparse_context_losses, criterion)
     needs_it = {rule: needs_null(str(rule)) for rule in amounts["rule"].unique()}
@@ -88,13 +88,13 @@ def effects_of_targets(sparse_context_losses: pd.DataFrame, criterion: str) -> p
 
 def _amounts_of_targets(sparse_context_losses: pd.DataFrame, criterion: str) -> pd.DataFrame:
     """Up to null_recovered, which is NaN where no null was measured."""
-    judges = sparse_context_losses.get("judge", sparse_context_losses["model"])
-    rows = sparse_context_losses.assign(judge=judges.fillna(sparse_context_losses["model"]))
+    evaluators = sparse_context_losses.get("evaluator", sparse_context_losses["model"])
+    rows = sparse_context_losses.assign(evaluator=evaluators.fillna(sparse_context_losses["model"]))
     if criterion == DIVERGENCE and "sparse_context_divergence" not in rows:
         rows = rows.iloc[:0].assign(short_context_divergence=np.nan, sparse_context_divergence=np.nan)
     baseline = rows[f"short_context_{criterion}"]
-    if (in_background := f"background_{criterion}") in rows:
-        baseline = rows[in_background].astype("float64").fillna(baseline)
+    if (swapped := f"swapped_{criterion}") in rows:
+        baseline = rows[swapped].astype("float64").fillna(baseline)
     gain = baseline - rows["long_context_loss"] if criterion == LOSS else baseline
     amounts = {
         "baseline": baseline,
@@ -102,9 +102,9 @@ def _amounts_of_targets(sparse_context_losses: pd.DataFrame, criterion: str) -> 
         "recovered": baseline - rows[f"sparse_context_{criterion}"],
     }
     rows = rows.assign(**{name: values.astype("float64") for name, values in amounts.items()})
-    rows = rows.dropna(subset=list(amounts))[[*_CHOICE, *TARGET, "far_context", *amounts]]
+    rows = rows.dropna(subset=list(amounts))[[*_CHOICE, *TARGET, "distant_context", *amounts]]
     own, null = (
-        rows[rows["far_context"] == far].drop(columns="far_context") for far in (OWN, OTHER_DOCUMENT)
+        rows[rows["distant_context"] == far].drop(columns="distant_context") for far in (OWN, OTHER_DOCUMENT)
     )
     null = null.drop(columns=["baseline", "gain"]).rename(columns={"recovered": "null_recovered"})
     return own.merge(null, "left", [*_CHOICE, *TARGET])
@@ -113,30 +113,30 @@ def _amounts_of_targets(sparse_context_losses: pd.DataFrame, criterion: str) -> 
 _ROLES = {
     "leave_one_out": "chosen by the answer",
     "leave_one_out_divergence": "chosen blind",
-    "nearest": "nearest",
+    "recency": "recency",
     "random": "random",
 }
 """What the paper's figure shows; `analysis.rules.selection` draws every rule."""
 _BLIND = "leave_one_out_divergence"
 _FEW = 16
-"""Tokens that titles speak of, or the fewest studied: most of the far context brings everything back."""
+"""Tokens that titles speak of, or the fewest studied: most of the distant context brings everything back."""
 _ASIDE = 0.04  # doublings between lines whose bars would hide each other
-_STEP_TO_ALL = 1.5  # doublings from the largest k to all far tokens, not to scale
+_STEP_TO_ALL = 1.5  # doublings from the largest k to all distant tokens, not to scale
 
 
 def has_loss_figure(settings: Mapping[str, Any], rules: Iterable[str]) -> bool:
     """Whether tokens stood alone, as in the paper's figure, and one of its rules chose them."""
-    return (settings.get("intervention") or REMOVE) == REMOVE and not set(rules).isdisjoint(_ROLES)
+    return (settings.get("ablation") or MASK) == MASK and not set(rules).isdisjoint(_ROLES)
 
 
 def loss_curves(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
-    """The curves of the paper's figure: rows of one model and judge under `remove`.
+    """The curves of the paper's figure: rows of one model and evaluator under `mask`.
 
     A loss is that with the short context less what the tokens take off it, and its interval is of that
     difference: how hard the documents are drops out. A null may be of some of the documents only.
 
     Returns:
-        rule, far_context, k (from 0), num_targets, num_documents, then with intervals recovered (nats),
+        rule, distant_context, k (from 0), num_targets, num_documents, then with intervals recovered (nats),
         recovered_share (of the gain, of sums; NaN where the gain's interval reaches 0) and loss, and in every
         row the same long_loss, nats: of k tokens, and of all.
     """
@@ -151,8 +151,8 @@ def loss_curves(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
     own = _amounts_of_targets(sparse_context_losses, LOSS)
     own = own[own["rule"].isin(_ROLES)]
     null = own.assign(recovered=own["null_recovered"]).dropna(subset="recovered")
-    choices = pd.concat([own.assign(far_context=OWN), null.assign(far_context=OTHER_DOCUMENT)])
-    keys = ["rule", "far_context", "k"]
+    choices = pd.concat([own.assign(distant_context=OWN), null.assign(distant_context=OTHER_DOCUMENT)])
+    keys = ["rule", "distant_context", "k"]
     none = choices.drop_duplicates([*keys[:2], *TARGET]).assign(k=0, recovered=0.0)
     rows = summarized(pd.concat([none, choices]), keys, numbers)
     most = rows.sort_values("num_targets").iloc[-1]  # whose losses are the two levels
@@ -162,21 +162,21 @@ def loss_curves(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
     return rows.drop(columns="short")
 
 
-def loss_figure(curves: pd.DataFrame, label: drawing.ModelLabel, judge: str = "") -> Figure:
-    """The paper's figure: the loss with the short context and k far tokens, from none of them to all.
+def loss_figure(curves: pd.DataFrame, label: drawing.ModelLabel, evaluator: str = "") -> Figure:
+    """The paper's figure: the loss with the short context and k distant tokens, from none of them to all.
 
-    `loss_curves`; `judge` in words, where another model judged.
+    `loss_curves`; `evaluator` in words, where another model evaluated.
     """
     figure, (ax,) = drawing.panels(1, 3.2)
     ks = sorted(curves["k"].unique())
     places = {0: -1.0} | {k: float(np.log2(k)) for k in ks[1:]}
     place_of_all = places[ks[-1]] + _STEP_TO_ALL
     ends = []
-    lines = list(curves.groupby(["rule", "far_context"]))
-    for index, ((rule, far_context), line) in enumerate(lines):
+    lines = list(curves.groupby(["rule", "distant_context"]))
+    for index, ((rule, distant_context), line) in enumerate(lines):
         style = drawing.rule_style(str(rule))
         share = line["recovered_share"].iloc[-1]
-        is_own = far_context == OWN
+        is_own = distant_context == OWN
         aside = _ASIDE * drawing.beside(index, len(lines))
         name = _ROLES[str(rule)] + ("" if is_own else ",\nin another text")
         name += "" if np.isnan(share) else f": {share:.2f}"
@@ -193,7 +193,7 @@ def loss_figure(curves: pd.DataFrame, label: drawing.ModelLabel, judge: str = ""
     ticks = {str(k): place for k, place in places.items()}
     ticks |= {"…": place_of_all - _STEP_TO_ALL / 2, "all": place_of_all}
     ax.set_xticks(list(ticks.values()), list(ticks))
-    ax.set_xlabel("k far tokens beside the short context")
+    ax.set_xlabel("k distant tokens beside the short context")
     ax.set_ylabel("loss (nats)")
     drawing.label_line_ends(ax, ends)
     drawing.put_title(
@@ -202,7 +202,7 @@ def loss_figure(curves: pd.DataFrame, label: drawing.ModelLabel, judge: str = ""
         drawing.sample_size(curves),
         label.size,
         label.text,
-        f"judged by {judge}" if judge else "",
+        f"evaluated by {evaluator}" if evaluator else "",
         "hollow: in another text",
         "numbers after names: fraction of the gain, at the last k",
         f"{drawing.BARS}, of the difference from the short context",
@@ -213,18 +213,18 @@ def loss_figure(curves: pd.DataFrame, label: drawing.ModelLabel, judge: str = ""
 def _what_is_brought_back(curves: pd.DataFrame) -> str:
     """The finding of `loss_figure`: of the choice that does not see the answer, or of the first there is."""
     rule = next(rule for rule in (_BLIND, *_ROLES) if rule in set(curves["rule"]))
-    own = curves[(curves["rule"] == rule) & (curves["far_context"] == OWN)].sort_values("k")
+    own = curves[(curves["rule"] == rule) & (curves["distant_context"] == OWN)].sort_values("k")
     last = own[own["k"] <= max(_FEW, own["k"].min())].iloc[-1]
     if np.isnan(last["recovered_share"]):
         return "The long context is not shown to gain anything that k tokens could bring back"
-    tokens = f"{drawing.counted(int(last['k']), 'far token')}, {_ROLES[rule]},"
+    tokens = f"{drawing.counted(int(last['k']), 'distant token')}, {_ROLES[rule]},"
     return f"{tokens} bring back {last['recovered_share']:.2f} of what the long context gains"
 
 
-def effects_figure(effects: pd.DataFrame, label: drawing.ModelLabel, judge: str = "") -> Figure:
+def effects_figure(effects: pd.DataFrame, label: drawing.ModelLabel, evaluator: str = "") -> Figure:
     """A panel a criterion, on one scale: what k tokens are worth; a line a rule, the nearest up to all.
 
-    `token_effects` of one model and judge; `judge` in words, where another model judged.
+    `token_effects` of one model and evaluator; `evaluator` in words, where another model evaluated.
     """
     of_panels = list(effects.groupby("criterion", sort=False))
     titles = {LOSS: "by the loss of the token that came", DIVERGENCE: "by the whole prediction (divergence)"}
@@ -237,13 +237,13 @@ def effects_figure(effects: pd.DataFrame, label: drawing.ModelLabel, judge: str 
             style = drawing.rule_style(str(rule)).measured
             ends.append(drawing.draw_line(ax, line["k"], line, "effect", style, name))
         ax.axhline(0, color=drawing.BLACK, linewidth=0.6)
-        drawing.name_level(ax, rows["gain"].iloc[0], "all far tokens", "left")
+        drawing.name_level(ax, rows["gain"].iloc[0], "all distant tokens", "left")
         drawing.tokens_axis(ax, rows["k"].unique())
         ax.set_title(titles[str(criterion)], loc="left")
     drawing.share_scale(axes)
     drawing.label_line_ends(axes[-1], ends)
     axes[0].set_ylabel("worth of k tokens (nats)")
-    judged = f"judged by another model, {judge}" if judge else ""
-    parts = [drawing.sample_size(effects), label.size, label.text, judged, drawing.BARS]
-    drawing.put_title(figure, "What are k tokens of the far context worth?", *parts)
+    evaluated = f"evaluated by another model, {evaluator}" if evaluator else ""
+    parts = [drawing.sample_size(effects), label.size, label.text, evaluated, drawing.BARS]
+    drawing.put_title(figure, "What are k tokens of the distant context worth?", *parts)
     return figure

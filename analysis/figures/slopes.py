@@ -12,7 +12,7 @@ Gelbach and Miller 2011). ( )+ is 0 where it is negative; a role of one seed has
 interval is Student's with Satterthwaite's degrees of freedom, from Bell and McCaffrey's of V_text and, of S²,
 the seeds less one.
 
-Shapes: T targets, G texts, M models, J judges, C controls, P parameters.
+Shapes: T targets, G texts, M models, J evaluators, C controls, P parameters.
 """
 
 from collections.abc import Hashable, Sequence
@@ -43,7 +43,7 @@ def of_each(targets: pd.DataFrame, name: str) -> pd.DataFrame:
 
 
 def with_sparsity(targets: pd.DataFrame) -> pd.DataFrame:
-    """The targets that have a sparsity, and 0.1 nats or more at stake, to each judge."""
+    """The targets that have a sparsity, and 0.1 nats or more at stake, to each evaluator."""
     is_known = of_each(targets, SPARSITY).notna().all(axis=1)
     return targets[is_known & (targets["least_divergence"] >= LEAST_DIVERGENCE)].reset_index(drop=True)
 
@@ -58,9 +58,9 @@ def spline(values: pd.Series | np.ndarray) -> np.ndarray:
 def controls_of(targets: pd.DataFrame) -> np.ndarray:
     """What every outcome holds constant: float64 [T, C].
 
-    Splines of log D(0), what the far context is worth to the judges by the divergence, and of their gain by
-    the loss; straight lines of their loss under the long context, the target token's log frequency, its
-    position and the source of the text, as far as the table has them.
+    Splines of log D(0), what the distant context is worth to the evaluators by the divergence, and of their
+    gain by the loss; straight lines of their loss under the long context, the target token's log frequency,
+    its position and the source of the text, as far as the table has them.
     """
     names = [name for name in ("difficulty", "log_token_count", "position", "source") if name in targets]
     lines = pd.get_dummies(targets[names]).to_numpy(dtype="float64")
@@ -87,7 +87,7 @@ class Design:
         texts_T: np.ndarray,
         weights_T: np.ndarray | None = None,
     ) -> None:
-        """Name what the slope is on, as each judge has it, and what is held constant beside an intercept.
+        """Name what the slope is on, as each evaluator has it, and what is held constant beside an intercept.
 
         Controls may determine each other. `texts_T`: any labels; `weights_T`: None where all weigh the same.
         """
@@ -114,7 +114,7 @@ class Design:
         return np.add.reduceat(values_TX, self._starts_G, axis=0)
 
     def least_squares(self, outcomes: pd.DataFrame) -> Slopes:
-        """Slopes on the judges' mean, with CR2 covariance; `outcomes` has a column a model."""
+        """Slopes on the evaluators' mean, with CR2 covariance; `outcomes` has a column a model."""
         slope_T, adjusted_T, basis_TP, degrees_of_freedom = self._adjusted
         outcomes_TM = self._ordered(outcomes.to_numpy())
         residuals_TM = outcomes_TM - basis_TP @ (basis_TP.T @ outcomes_TM)
@@ -203,7 +203,7 @@ def contrast(found: Slopes, first: Sequence[str], second: Sequence[str]) -> Row:
 
 
 def design_of(known: pd.DataFrame, *further_controls: np.ndarray) -> Design:
-    """The regression on the judges' mean sparsity with all controls held constant."""
+    """The regression on the evaluators' mean sparsity with all controls held constant."""
     controls_TC = np.column_stack([controls_of(known), *further_controls])
     return Design(of_each(known, SPARSITY).to_numpy(), controls_TC, known["document_id"].to_numpy())
 

@@ -54,7 +54,7 @@ DECIDING = {"planted_correlation": "planted token"}
 # inches
 _MOST_PANELS = 2
 _HEIGHT = 2.8
-_MARKERS = "osD^vPX*"  # of tasks, whose colour is their scheme's; of k, whose colours are graded
+_MARKERS = "osD^vPX*"  # of tasks, whose color is their scheme's; of k, whose colors are graded
 _BANDS = "bands: range of seeds"
 _EXACT_MATCH = "exact match (share)"
 
@@ -144,18 +144,18 @@ _CONDITION = ["task", "positions", "largest_train_size", "largest_train_sparsity
 
 
 def found_shares(found_dependencies: pd.DataFrame) -> pd.DataFrame:
-    """How many of the tokens that truly decide the selection rules find: a row a cell, rule, intervention.
+    """How many of the tokens that truly decide the selection rules find: a row a cell, rule, ablation.
 
-    Found is what stands among the first as many tokens as a target has true dependencies in its far context,
-    where precision and recall are one number.
+    Found is what stands among the first as many tokens as a target has true dependencies in its distant
+    context, where precision and recall are one number.
 
     Returns:
-        the columns of `_CONDITION`, rule, intervention, then found with the range over the seeds
+        the columns of `_CONDITION`, rule, ablation, then found with the range over the seeds
         (found_lowest, found_highest), chance (as many tokens drawn uniformly), num_seeds.
     """
     within = found_dependencies[found_dependencies["rank"] <= found_dependencies["num_dependencies"]]
-    within = within.assign(chance=within["num_dependencies"] / within["num_far_tokens"])
-    keys = [*_CONDITION, "rule", "intervention"]
+    within = within.assign(chance=within["num_dependencies"] / within["num_distant_tokens"])
+    keys = [*_CONDITION, "rule", "ablation"]
     of_models = within.groupby([*keys, "model"], dropna=False, sort=False)
     means = of_models[["is_dependency", "chance"]].mean()
     table = means.groupby(keys, dropna=False, sort=False).agg(

@@ -32,11 +32,11 @@ from pipeline.results.read import read_artefact, read_settings
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 KEYS = ["document_id", "target_position"]
-SHORT = "short_trained"
-LONG = "long_trained"
+SHORT = "short_context_models"
+LONG = "long_context_models"
 ROLES = (SHORT, LONG)
 LOSS = "long_context_loss"
-HARM = "length_harm"
+HARM = "length_interference"
 OWN = {64: "near", 80: "own:16", 96: "own:32", 128: "own:64", 224: "own:160"}
 SWAPPED = {80: "swap:16", 96: "swap:32", 128: "swap:64", 224: "swap:160"}
 """Tokens of context -> its placement, near context 64."""
@@ -53,8 +53,8 @@ ENTROPY = "entropy held constant"
 def kept_targets(measured: str, name: str = "outcome_targets") -> pd.DataFrame:
     """Targets of a preregistered study that have a sparsity, as `generalization_gap` has them.
 
-    Columns "MEASURED of ROLE NUMBER" and "mean_log2_k of NUMBER". The placebo, a long-context model, is
-    "placebo 0".
+    Columns "MEASURED of ROLE NUMBER" and "mean_log2_k of NUMBER". The negative_control, a long-context model,
+    is "negative_control 0".
 
     Args:
         measured: `LOSS` or `HARM`.
@@ -62,7 +62,7 @@ def kept_targets(measured: str, name: str = "outcome_targets") -> pd.DataFrame:
     """
     table = pd.read_parquet(REFERENCE / "decisive" / f"{name}.parquet")
     rows = table[table["measured"] == measured].reset_index(drop=True)
-    wide = {f"{measured} of placebo 0": rows["placebo"].astype("float64")}
+    wide = {f"{measured} of negative_control 0": rows["negative_control"].astype("float64")}
     for role in (*ROLES, SPARSITY):
         values = np.stack(rows[role].to_list()).astype("float64")
         called = f"{SPARSITY} of " if role == SPARSITY else f"{measured} of {role} "
@@ -87,7 +87,7 @@ def read_again(name: str) -> pd.DataFrame:
     losses = of_each(targets, LOSS)
     short, long = of_role(losses, SHORT), of_role(losses, LONG)
     add("gap, nats", targets, losses, short, long)
-    add("gap, all five long-context models compared", targets, losses, short, [*long, "placebo 0"])
+    add("gap, all five long-context models compared", targets, losses, short, [*long, "negative_control 0"])
     targets = kept_targets(HARM, name)
     harms = of_each(targets, HARM)
     add("interference, nats", targets, harms, short, long)

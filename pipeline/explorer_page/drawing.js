@@ -86,7 +86,7 @@ function drawChart(svg, ks, curves, kIndex) {
       svgElement("text", { x: left - 5, y: y(tick) + 4, "text-anchor": "end" }, nats(tick, digits)),
     ]),
     ...names.map((name, index) => svgElement("text", { x: x(index), y: bottom + 16, "text-anchor": "middle" }, name)),
-    svgElement("text", { x: (left + right) / 2, y: bottom + 33, "text-anchor": "middle" }, curves.isBackground ? "own tokens in a foreign far context, k" : "far tokens beside the short context, k"),
+    svgElement("text", { x: (left + right) / 2, y: bottom + 33, "text-anchor": "middle" }, curves.isSwapped ? "own tokens in a swapped context, k" : "distant tokens beside the short context, k"),
     svgElement("line", { class: "level", x1: left, x2: right, y1: y(curves.long), y2: y(curves.long) }),
     svgElement("polyline", { class: "null", points: line(ofNull) }),
     svgElement("polyline", { class: "beside", points: line(beside) }),
@@ -95,7 +95,7 @@ function drawChart(svg, ks, curves, kIndex) {
     svgElement("circle", { class: "now", cx: x(kIndex + 1), cy: y(curves.own[kIndex]), r: 5 }),
   );
   const told = ks.map((k, index) => `k = ${k}: ${nats(curves.own[index])}`).join(", ");
-  svg.setAttribute("aria-label", `In nats. ${curves.isBackground ? "Foreign far context" : "Short context"}: ${nats(curves.start)}, ${told}, long context: ${nats(curves.long)}`);
+  svg.setAttribute("aria-label", `In nats. ${curves.isSwapped ? "Foreign distant context" : "Short context"}: ${nats(curves.start)}, ${told}, long context: ${nats(curves.long)}`);
 }
 
 /** How many targets gain how much, and where one of them stands; 1 in 100 at either end is drawn at the end. */

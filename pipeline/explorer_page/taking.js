@@ -23,11 +23,11 @@ async function copyLink() {
 }
 
 const CSV_COLUMNS = [
-  "document", "target_position", "target", "model", "rule", "far_context", "short_context_loss", "long_context_loss", "rank",
+  "document", "target_position", "target", "model", "rule", "distant_context", "short_context_loss", "long_context_loss", "rank",
   "context_position", "distance", "token", "influence", "loss_with_first_tokens",
 ];
 
-/** A row a token that a rule of a model ranks, of every model, rule and far context. */
+/** A row a token that a rule of a model ranks, of every model, rule and distant context. */
 function csvRows() {
   const chunk = chosenChunk(), place = chunk.targets[state.target], index = state.target;
   const number = (value) => (value === null || value === undefined ? "" : (value * unit).toFixed(3));

@@ -42,13 +42,13 @@ function showControls() {
   }
 }
 
-function showSaid({ short, long, start, isBackground }) {
+function showSaid({ short, long, start, isSwapped }) {
   if (state.criterion === "divergence") {
     at("said").textContent = short === null ? "Divergences were not measured."
       : `The short context's prediction is ${nats(short)} nats from that of the long one: the gain expected before the token is seen.`;
     return;
   }
-  const gain = short - long, foreign = isBackground ? ` With a foreign far context it is ${nats(start)}.` : "";
+  const gain = short - long, foreign = isSwapped ? ` With a swapped context it is ${nats(start)}.` : "";
   at("said").textContent = `With the long context the loss ${gain > 0 ? "falls" : "rises"} from ${nats(short)} to ${nats(long)} nats: a gain of ${signedNats(gain)}.${foreign}`;
 }
 
@@ -59,11 +59,11 @@ function kStarInWords(kStar, isShort = false) {
 }
 
 function showNumbers(measured, beside) {
-  const { short, long, start, own, isBackground, kStar, selection } = measured;
+  const { short, long, start, own, isSwapped, kStar, selection } = measured;
   const isLoss = state.criterion === "loss", k = chosenK(), ofNull = measured.null;
   const what = isLoss ? "Loss" : "Divergence", tokens = `${k} token${k > 1 ? "s" : ""}`;
   const numbers = [[`${what}, short context`, nats(short, 3)]];
-  if (isBackground) numbers.push([`${what}, foreign far context`, nats(start, 3)]);
+  if (isSwapped) numbers.push([`${what}, swapped context`, nats(start, 3)]);
   if (own !== null) numbers.push([`… and ${tokens}`, nats(own[state.kIndex], 3)]);
   if (ofNull !== null) numbers.push([`… and ${k} of the null`, nats(ofNull[state.kIndex], 3)]);
   if (isLoss) numbers.push([`${what}, long context`, nats(long, 3)]);
@@ -82,7 +82,7 @@ function noteOf({ selection }) {
   if (selection === null) return `No influential tokens of the rule ${state.rule} were measured for ${state.model}.`;
   if (!hasNull()) return "This rule was measured without its null: it fits neither the answer nor the prediction.";
   if (!isNullShown()) return "";
-  return "In the null the far context is another document's. Dashed frames in the text mark where these tokens stood; the words inside are this document's.";
+  return "In the null the distant context is another document's. Dashed frames in the text mark where these tokens stood; the words inside are this document's.";
 }
 
 const namedBeside = () => (state.beside.model === state.model ? state.beside.rule : `${state.beside.model}, ${state.beside.rule}`);

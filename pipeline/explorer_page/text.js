@@ -121,7 +121,7 @@ function light(selection, ofBeside) {
   lit = [...near, ...chosen, ...ofBeside.map((token) => tokens[state.chunk][token.place])];
 }
 
-/** The null's own text, the tokens chosen there lit; nothing where the own far context is shown. */
+/** The null's own text, the tokens chosen there lit; nothing where the own distant context is shown. */
 function showNullText(selection) {
   const chunk = chosenChunk(), of = chunk.null;
   at("null-section").hidden = !isNullShown() || of === undefined;
@@ -132,7 +132,7 @@ function showNullText(selection) {
     drawn[token.place].classList.add("lit");
     drawn[token.place].dataset.rank = token.rank;
   }
-  at("null-heading").replaceChildren("The null's text, in the place of the far context: ", element("bdi", {}, of.id));
+  at("null-heading").replaceChildren("The null's text, in the place of the distant context: ", element("bdi", {}, of.id));
   return at("null-text").replaceChildren(paragraph);
 }
 

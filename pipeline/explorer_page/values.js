@@ -105,9 +105,9 @@ function measuredTarget({ model, rule } = state) {
   const isLoss = state.criterion === "loss", of = measured.rules[rule];
   const short = columnAt(isLoss ? measured.short : measured.expected, index);
   const long = isLoss ? columnAt(measured.long, index) : 0;
-  const start = columnAt(isLoss ? measured.background : measured.background_kl, index) ?? short;
+  const start = columnAt(isLoss ? measured.swap : measured.swap_kl, index) ?? short;
   const curve = (context) => context?.[isLoss ? "loss" : "kl"]?.[index].map(inNats) ?? null;
-  const both = { short, long, start, isBackground: measured.background !== undefined };
+  const both = { short, long, start, isSwapped: measured.swap !== undefined };
   if (of === undefined) return { ...both, own: null, null: null, kStar: null, selection: null };
   return {
     ...both, own: curve(of.own), null: curve(of.other_document), kStar: of.k_star[state.criterion]?.[index] ?? null,
@@ -115,7 +115,7 @@ function measuredTarget({ model, rule } = state) {
   };
 }
 
-/** The first k tokens of a rule's far context, own or the null's; own where there is no null. */
+/** The first k tokens of a rule's distant context, own or the null's; own where there is no null. */
 function selectionOf(ofRule, far, rule) {
   const chunk = chosenChunk(), place = chunk.targets[state.target], of = ofRule[far] ?? ofRule.own;
   // Of rules that are blind to the answer, by what they rank: how far the prediction moves, where that is known.

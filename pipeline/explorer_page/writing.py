@@ -8,7 +8,7 @@ The header says what all documents share:
 {"results": "runs/demo/results",                  where this comes from, in words
  "models": ["long-seed0", …], "rules": [...], "k": [1, 2, 4, …],
  "short_context_length": 8, "long_context_length": 256, "targets_per_chunk": 16,
- "intervention": "remove", "recovery_fraction": 0.9, "minimum_gain": 0.1,
+ "ablation": "mask", "recovery_fraction": 0.9, "minimum_gain": 0.1,
  "unit_nats": 0.001, "left_out": ["a sentence", …],
  "null_pieces": {"17": " cat", …}}                the text of the tokens that nulls name, by their ID
 
@@ -21,8 +21,8 @@ is all that the page shows of them, at half the bytes of decimals. What is marke
   "targets": [240, …],                            places in the chunk
   "models": {"long-seed0": {
     "short": [4123, …], "long": […],              losses, a value a target
-    "expected": […], "specific": […],             ? short-context divergence, specific gain
-    "background": […], "background_kl": […],      ? of the intervention: loss, divergence with no k
+    "expected": […], "specific": […],             ? short-context divergence, document-specific gain
+    "swap": […], "swap_kl": […],      ? of the ablation: loss, divergence with no k
     "rules": {"leave_one_out": {
       "k_star": {"loss": [4, null, "censored", …], "divergence": […]},    ? the latter
       "own": {
@@ -50,19 +50,19 @@ Record = dict[str, Any]
 Groups = dict[tuple[Any, ...], "pd.DataFrame"]
 _OF_TARGETS = {
     "short": "short_context_loss", "long": "long_context_loss", "expected": "short_context_divergence",
-    "specific": "specific_gain",
+    "specific": "document_specific_gain",
 }  # fmt: skip
-_BACKGROUND = {"background": "background_loss", "background_kl": "background_divergence"}
+_BACKGROUND = {"swap": "swapped_loss", "swap_kl": "swapped_divergence"}
 _CURVES = {"loss": "sparse_context_loss", "kl": "sparse_context_divergence"}
 """The page's names of columns; a column that is absent or holds nulls alone is left out."""
 PAGE_COLUMNS = {
     "loss_differences": [*_OF_TARGETS.values()],
-    "influential_tokens": ["rule", "far_context", "rank", "distance", "context_token_id", "influence"],
-    "sparse_context_losses": ["rule", "far_context", "k", *_CURVES.values(), *_BACKGROUND.values()],
-    "dependency_sparsity": ["rule", "criterion", "dependency_sparsity", "is_censored"],
+    "influential_tokens": ["rule", "distant_context", "rank", "distance", "context_token_id", "influence"],
+    "sparse_context_losses": ["rule", "distant_context", "k", *_CURVES.values(), *_BACKGROUND.values()],
+    "dependency_sparsity": ["rule", "criterion", "k_90", "is_censored"],
 }
 """What the page needs of the results, beside the target."""
-_KEYS = ["document_id", "chunk_index", "model", "rule", "criterion", "far_context"]
+_KEYS = ["document_id", "chunk_index", "model", "rule", "criterion", "distant_context"]
 _BEGINNING = 60  # characters that lists.js shows of a document
 _PARTS = Path(__file__).resolve().parent
 _SCRIPTS = (
@@ -101,7 +101,7 @@ def chunk_record(
             raise InputError(f"model '{model}' was measured on other targets of document {chunk[0]}")
         present = [rule for rule in rules if (*chunk, model, rule, LOSS) in rows["dependency_sparsity"]]
         of_models[model] = _columns(losses, _OF_TARGETS)
-        if present:  # no rule decides what S_k is added to under the intervention `background`
+        if present:  # no rule decides what S_k is added to under the ablation `swap`
             sparse = rows["sparse_context_losses"][*chunk, model, present[0], OWN]
             of_models[model] |= _columns(sparse.iloc[:: len(sparse) // len(targets)], _BACKGROUND)
         of_models[model]["rules"] = {
@@ -111,30 +111,30 @@ def chunk_record(
 
 
 def _rule_record(rows: Mapping[str, Groups], key: tuple[Any, ...], num_targets: int) -> Record:
-    """k* and, by far context, the losses and tokens of one rule; a null that was not measured is absent."""
+    """k* and, by distant context, losses and tokens of one rule; a null that was not measured is absent."""
     record: Record = {"k_star": {}}
     for criterion in (LOSS, DIVERGENCE):
         if (of_criterion := rows["dependency_sparsity"].get((*key, criterion))) is not None:
-            k_stars = of_criterion["dependency_sparsity"].to_numpy("float64", na_value=float("nan"))
+            k_stars = of_criterion["k_90"].to_numpy("float64", na_value=float("nan"))
             record["k_star"][criterion] = [
                 "censored" if is_censored else None if k != k else int(k)
                 for k, is_censored in zip(k_stars, of_criterion["is_censored"], strict=True)
             ]
-    for far_context in (OWN, OTHER_DOCUMENT):
-        if (selected := rows["influential_tokens"].get((*key, far_context))) is None:
+    for distant_context in (OWN, OTHER_DOCUMENT):
+        if (selected := rows["influential_tokens"].get((*key, distant_context))) is None:
             continue
         columns = {
-            **_columns(rows["sparse_context_losses"][*key, far_context], _CURVES),
+            **_columns(rows["sparse_context_losses"][*key, distant_context], _CURVES),
             "distance": selected["distance"].tolist(), "influence": _in_units(selected["influence"]),
             **_columns(selected, {"moved": "divergence"}),
         }  # fmt: skip
-        if far_context == OTHER_DOCUMENT:
+        if distant_context == OTHER_DOCUMENT:
             columns["token"] = selected["context_token_id"].tolist()
-        record[far_context] = {}
+        record[distant_context] = {}
         for name, values in columns.items():
             width = len(values) // num_targets
             starts = range(0, len(values), width)
-            record[far_context][name] = [values[start : start + width] for start in starts]
+            record[distant_context][name] = [values[start : start + width] for start in starts]
     return record
 
 

@@ -6,7 +6,7 @@ no row of its sequence, which equals masking every attention edge into it (a tes
 Numbers of passes stay on the device until all of them are queued (`PassQueue`): no loop waits for a GPU.
 
 The shape of a pass moves losses in their last bits, in float32 by 2e-5 nats at most (a test), and nearly
-equal scores of far tokens then change places: ranks beyond the first ones would be another machine's.
+equal scores of distant tokens then change places: ranks beyond the first ones would be another machine's.
 Rounding the scores first would only move the places where that happens. So batches follow from the lengths
 and the kind of device, never from memory. A memory budget only says in how many parts a batch runs, and none
 gets so small that its rows' bits would change (`_FEWEST_ROWS`); all are projected on the vocabulary together.
@@ -14,7 +14,7 @@ So a result is the same to the byte whoever measures which part of it, with what
 does run out, and then a warning says so.
 
 Shapes: L chunk (long_context_length), B sequences of a pass, S rows, K rows that are looked at, T targets,
-N contexts or windows, C tokens of a context, F far-context tokens, H heads of all layers, W tokens of a
+N contexts or windows, C tokens of a context, F distant-context tokens, H heads of all layers, W tokens of a
 shared window, Q targets of one.
 """
 
@@ -209,7 +209,7 @@ class PassQueue:
 
 @dataclass(frozen=True)
 class Measurement:
-    """How far contexts are measured."""
+    """How distant contexts are measured."""
 
     model: CausalLM
     lengths: ContextLengths
@@ -234,7 +234,7 @@ class Measured(NamedTuple):
         return cls(*(np.stack(values, axis=-1) for values in zip(*parts, strict=True)))
 
     @property
-    def over_backgrounds(self) -> "Measured":
+    def over_swaps(self) -> "Measured":
         """The mean over the last axis."""
         return Measured(self.losses.mean(-1), self.divergences.mean(-1))
 
@@ -322,7 +322,7 @@ def read_prefix(model: CausalLM, token_ids_S: np.ndarray) -> Prefix:
 
 @dataclass(frozen=True)
 class PackedSequence:
-    """Rows of tokens in which some predict targets. Row r < F holds the far-context token of position r."""
+    """Rows of tokens in which some predict targets. Row r < F holds the distant token of position r."""
 
     token_ids_S: np.ndarray
     position_ids_S: np.ndarray
@@ -332,7 +332,7 @@ class PackedSequence:
     """The row that predicts each target: the one holding the token right before it."""
     target_ids_T: np.ndarray
     num_far_tokens_T: np.ndarray
-    """Rows [0, this) are the target's far context."""
+    """Rows [0, this) are the target's distant context."""
     targets: slice
     """Which of the chunk's targets these are."""
 
@@ -364,7 +364,7 @@ def own_context(chunk_L: np.ndarray, lengths: ContextLengths) -> PackedSequence:
 def null_contexts(
     chunk_L: np.ndarray, other_chunk_L: np.ndarray, lengths: ContextLengths
 ) -> Iterator[PackedSequence]:
-    """The same targets with the same short contexts, the far context taken from another document.
+    """The same targets with the same short contexts, the distant context taken from another document.
 
     What target t sees depends on t: other-document tokens before t - s, own tokens from there on. So a
     sequence holds the other document once, which never sees our tokens and so serves all targets, and then a
@@ -429,9 +429,10 @@ def measured_in_foreign_context(
     lengths: ContextLengths,
     reference: Predictions,
 ) -> Measured:
-    """Under the other document's far context and each target's own short one: [T] each.
+    """Under the other document's distant context and each target's own short one: [T] each.
 
-    What is lost by it is the *specific gain*: the part of the long context's gain that is this document's.
+    What is lost by it is the *document-specific gain*: the part of the long context's gain that is this
+    document's.
     """
     return Measured.joined(
         [

@@ -1,6 +1,6 @@
 """One text explained within a budget of time; told in words, as a page, as frames and as JSON.
 
-Shapes: N tokens of the text, L measured tokens, T targets, B backgrounds.
+Shapes: N tokens of the text, L measured tokens, T targets, B swaps.
 """
 
 import argparse
@@ -232,7 +232,7 @@ class _Wanted:
 
 
 def explained(text: Any, arguments: argparse.Namespace) -> Explanation:
-    """Explain a text; `arguments` are of `pipeline.explain`, with foreign_text, a string or None."""
+    """Explain a text; `arguments` are of `pipeline.explain`, with swap_text, a string or None."""
     given = GivenModel(
         arguments.model, device=arguments.device, dtype=arguments.dtype, revision=arguments.revision,
         trust_remote_code=arguments.trust_remote_code,
@@ -250,7 +250,7 @@ def explained(text: Any, arguments: argparse.Namespace) -> Explanation:
     num_positions = positions_left(given, bos_token_ids)
     most = arguments.long_context_length or min(LONG_CONTEXT_LENGTH, num_positions or LONG_CONTEXT_LENGTH)
     longest = min(most, wanted.end + (arguments.generate or 0))
-    foreign = foreign_text(arguments.foreign_text, NUM_SWAPPED * longest, tokenizer, longest)
+    foreign = swap_text(arguments.swap_text, NUM_SWAPPED * longest, tokenizer, longest)
     with given.ready(longest, [tokens.token_ids_N, foreign.token_ids_N], tokenizer, bos_token_ids) as loaded:
         if arguments.generate is not None:
             answer = _generated(loaded.model, tokens.token_ids_N[-most + 1 :], arguments.generate, tokenizer)
@@ -357,7 +357,7 @@ def _measured(
         )
     ids_L = text.token_ids_N[first_token : wanted.end]
     starts = np.linspace(0, len(foreign_N) - length, NUM_SWAPPED).astype(int)
-    backgrounds_BL = np.stack([foreign_N[start : start + length] for start in starts])
+    swaps_BL = np.stack([foreign_N[start : start + length] for start in starts])
     shared = 1 if wanted.is_one else max(1, short // 2)
     near_T = near_starts(first, length, short, shared)
     passes = Passes(loaded.model, loaded.batching)
@@ -366,7 +366,7 @@ def _measured(
     _say_what_fits(clock, arguments, 2 * length + num_windows, length, len(near_T), wanted.is_one)
     with counted([loaded], "explain", 0) as bar:
         bar.total = None
-        losses = all_losses(passes, ids_L, backgrounds_BL[0], near_T, short)
+        losses = all_losses(passes, ids_L, swaps_BL[0], near_T, short)
         clock.begin_search()
         if wanted.is_one or arguments.targets is None:
             chosen = np.arange(len(near_T))
@@ -380,7 +380,7 @@ def _measured(
                 ids_L, first + chosen, near_T[chosen], text, wanted, tokenizer, arguments
             )
             search = Search(
-                passes, sequence, _continued(backgrounds_BL, len(sequence.token_ids_S)), boundaries,
+                passes, sequence, _continued(swaps_BL, len(sequence.token_ids_S)), boundaries,
                 sentences, arguments.sources, weights,
                 is_exact=arguments.targets is None and arguments.budget is None and not wanted.is_one,
             )  # fmt: skip
@@ -466,9 +466,9 @@ def _from(starts: np.ndarray, least: int) -> np.ndarray:
     return np.unique(np.append(starts[starts >= least], least))
 
 
-def _continued(backgrounds_BL: np.ndarray, length: int) -> np.ndarray:
+def _continued(swaps_BL: np.ndarray, length: int) -> np.ndarray:
     """As long as the sequence; what is filled in stands behind all distant tokens."""
-    return np.pad(backgrounds_BL, ((0, 0), (0, max(0, length - backgrounds_BL.shape[1]))), mode="edge")
+    return np.pad(swaps_BL, ((0, 0), (0, max(0, length - swaps_BL.shape[1]))), mode="edge")
 
 
 def _sequence(
@@ -536,15 +536,15 @@ def positions_left(given: GivenModel, bos_token_ids: Sequence[int]) -> int | Non
     return num_positions and num_positions - num_positions_of(0, len(bos_token_ids))
 
 
-def foreign_text(
+def swap_text(
     text: str | None, num_tokens: int, tokenizer: DocumentTokenizer, fewest: int | None = None
 ) -> TokenizedText:
-    """The foreign text, or English passages, of at least so many tokens, or the `fewest`; without BOS."""
+    """The swapped text, or English passages, of at least so many tokens, or the `fewest`; without BOS."""
     if text is not None:
         _, given = without_bos(tokenized_text(text, tokenizer))
         if len(given.token_ids_N) < (fewest or num_tokens):
             raise InputError(
-                f"the foreign text has {len(given.token_ids_N)} tokens, and {fewest or num_tokens} are"
+                f"the swapped text has {len(given.token_ids_N)} tokens, and {fewest or num_tokens} are"
                 " measured; give a longer one, or a smaller --long-context-length"
             )
         return given
@@ -555,7 +555,7 @@ def foreign_text(
         if len(foreign.token_ids_N) >= num_tokens:
             return foreign
         if len(passages) < num_characters:
-            raise InputError(f"{num_tokens} foreign tokens are more than come along; give a foreign text")
+            raise InputError(f"{num_tokens} foreign tokens are more than come along; give a swapped text")
         num_characters *= 2
 
 

@@ -1,23 +1,24 @@
-"""One far context of a chunk, and everything a selection rule may ask about it, measured when first asked.
+"""One distant context of a chunk, and everything a selection rule may ask about it, measured when first
+asked.
 
 Leaving out is done once for all targets together: one pass over a sequence without row r gives
 loss(t | long without r) for every target at once, so a chunk costs one pass a removed token, not one a
 (target, token) pair. Rows before r are as they were, so they are read once and shared.
 
-Under the intervention `background` what is not there is another document's, and S_k is put among its tokens.
-That is the theory's own picture: all outside of S* is drawn from a background. What any far context gives is
+Under the ablation `swap` what is not there is another document's, and S_k is put among its tokens.
+That is the theory's own picture: all outside of S* is drawn from a swap. What any distant context gives is
 there from the start, so that only what this document's tokens add is measured:
 
-    loss(t | B)             every far token a foreign document's, the short context t's own: the baseline
-    loss(t | B with i)      one far token restored; one pass a token for all targets
+    loss(t | B)             every distant token a other document's, the short context t's own: the baseline
+    loss(t | B with i)      one distant token restored; one pass a token for all targets
     loss(t | B with S_k)    the sparse context; the rows before its first token are B's alone, and read once
 
 Of a null the restored tokens are those of a third document. A divergence is from the prediction under the
 chunk's own long context, but for `divergence_TF`.
 
-Shapes: L chunk, T targets, F far-context positions (of the last target), R removed rows, S rows, N contexts
-or subsets, K positions of a set or largest k, C context, J studied values of k, B backgrounds or sequences of
-a pass, V vocabulary.
+Shapes: L chunk, T targets, F distant-context positions (of the last target), R removed rows, S rows, N
+contexts or subsets, K positions of a set or largest k, C context, J studied values of k, B swaps or sequences
+of a pass, V vocabulary.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -61,7 +62,7 @@ _LOOKED_INTO = (
 
 
 class LeaveOneOut(NamedTuple):
-    """What leaving out each far-context token does to each target. NaN beyond a target's own far context."""
+    """Effect of leaving out each distant token on each target; NaN beyond a target's own distant context."""
 
     influence_TF: np.ndarray
     """I_t(i) = loss(t | long without i) - loss(t | long): float32, nats; positive = i helps."""
@@ -80,16 +81,16 @@ def leave_each_out(
     removed_rows_R: np.ndarray | None = None,
     width: int = 1,
 ) -> LeaveOneOut:
-    """Leave out every far-context token in turn; F is the far context of the last target.
+    """Leave out every distant-context token in turn; F is the distant context of the last target.
 
     Args:
         full: the pass that leaves nothing out, where it has been run already.
         reference: what the sequence's predictions are compared with; None: those of the full pass.
         replacement_ids_L: the token that stands in for that of position i where i is left out, int64; None:
             nothing does.
-        removed_rows_R: the far-context rows to leave out, ascending, the results of all others being NaN;
+        removed_rows_R: the distant-context rows to leave out, ascending, the results of all others being NaN;
             None: all.
-        width: how many tokens are left out together, from each of these rows on; all far context of every
+        width: how many tokens are left out together, from each of these rows on; all distant context of every
             target, if more than one.
     """
     full = full or full_pass(model, sequence)
@@ -110,7 +111,7 @@ def leave_each_out(
             after_RS = np.arange(start, len(sequence.token_ids_S)) - batch_R[:, None]
             is_out_RS = (after_RS >= 0) & (after_RS < width)
             rows = rows_with_replacements(sequence, start, is_out_RS, replacement_ids_L)
-        # Of earlier targets none of these rows is far context: their numbers would be blanked anyway.
+        # Of earlier targets none of these rows is distant context: their numbers would be blanked anyway.
         first = int(np.searchsorted(sequence.num_far_tokens_T, start, side="right"))
         rows = rows._replace(query_rows_BT=rows.query_rows_BT[:, first:])
         prefix = full.prefix.first(start) if start else None
@@ -133,12 +134,13 @@ def leave_blocks_out(
     stand_ins: Sequence[np.ndarray | None],
     num_blocks: int,
 ) -> tuple[LeaveOneOut, LeaveOneOut]:
-    """Leave out blocks of far tokens, split those that matter, and so on down to single tokens.
+    """Leave out blocks of distant tokens, split those that matter, and so on down to single tokens.
 
     A round leaves out about `num_blocks` blocks, by `block_widths`. A block matters by the rank of its
     divergence among those of the round, at the target where it ranks first: the targets share the rounds.
     Tokens beside the whole blocks of a round come to the next; all if `num_blocks` are as many are left out
-    alone. So are those that are not far from every target, unless each target's far context is whole blocks.
+    alone. So are those that are not far from every target, unless each target's distant context is whole
+    blocks.
 
     Args:
         stand_ins: what replaces what is left out, as `replacement_ids_L`; effects are means over them.
@@ -150,7 +152,7 @@ def leave_blocks_out(
     num_far_T, by = sequence.num_far_tokens_T, partial(leave_each_out, model, sequence, batching, full=full)
     covered = int(num_far_T[-1])
     widths = block_widths(covered, num_blocks)
-    if (num_far_T % widths[0]).any():  # a block would be far context of a target in part
+    if (num_far_T % widths[0]).any():  # a block would be distant context of a target in part
         covered = int(num_far_T[0])
         widths = block_widths(covered, num_blocks)
 
@@ -188,7 +190,8 @@ def _rows_without(sequence: PackedSequence, removed_R: np.ndarray, width: int) -
     kept_RS = rows_1S + width * (rows_1S >= removed_R[:, None])
     queries_1T = sequence.query_rows_T[None]
     # Which far row is gone makes no difference to who sees whom among the rows that stay, and all of them see
-    # all before `start`, save for targets whose far context the removed row is not in, and those entries are
+    # all before `start`, save for targets whose distant context the removed row is not in, and those entries
+    # are
     # blanked: one mask for all removals, and no mask for the prefix.
     return Rows(
         sequence.token_ids_S[kept_RS],
@@ -213,7 +216,7 @@ def rows_with_replacements(
 
 
 def far_context_only(values_TF: np.ndarray, num_far_tokens_T: np.ndarray) -> np.ndarray:
-    """The values, NaN in place of those of positions beyond a target's own far context."""
+    """The values, NaN in place of those of positions beyond a target's own distant context."""
     return np.where(np.arange(values_TF.shape[-1]) < num_far_tokens_T[:, None], values_TF, np.float32(np.nan))
 
 
@@ -221,22 +224,22 @@ def far_context_only(values_TF: np.ndarray, num_far_tokens_T: np.ndarray) -> np.
 class FarContext:
     """The tokens before the short contexts of a chunk's targets: the chunk's own, or another document's.
 
-    Measurements are float32 [T, F], NaN beyond a target's own far context.
+    Measurements are float32 [T, F], NaN beyond a target's own distant context.
     """
 
     measurement: Measurement
     chunk_L: np.ndarray
     """Where the short contexts and the targets come from."""
     token_ids_L: np.ndarray
-    """Where the far tokens come from."""
+    """Where the distant tokens come from."""
     own: Optional["FarContext"] = None
-    """The chunk's own far context, of a null; None: this is it, and its tokens are the chunk's."""
+    """The chunk's own distant context, of a null; None: this is it, and its tokens are the chunk's."""
     _measured_sets: dict[bytes, np.ndarray] = field(default_factory=dict, init=False)
     """`_set_keys` -> loss and divergence [2, B] of each set that `measured_with` was asked for."""
 
     @property
     def _stand_ins(self) -> Sequence[np.ndarray | None]:
-        """What stands where a far token is left out, chunks to take means over; None: nothing."""
+        """What stands where a distant token is left out, chunks to take means over; None: nothing."""
         return (None,)
 
     @property
@@ -251,7 +254,7 @@ class FarContext:
 
     @property
     def num_far_tokens_T(self) -> np.ndarray:
-        """Position p is far context of target t where p < num_far_tokens_T[t]."""
+        """Position p is distant context of target t where p < num_far_tokens_T[t]."""
         return self.lengths.num_far_tokens_T
 
     @property
@@ -272,12 +275,12 @@ class FarContext:
 
     @property
     def long_losses_T(self) -> np.ndarray:
-        """loss(t | this far context and short), nats."""
+        """loss(t | this distant context and short), nats."""
         return np.concatenate([part.losses_T for part in self._full_passes])
 
     @cached_property
     def predictions(self) -> Predictions:
-        """What the model predicts from this far context and the short ones."""
+        """What the model predicts from this distant context and the short ones."""
         return Predictions.together([part.predictions for part in self._full_passes])
 
     @property
@@ -314,7 +317,7 @@ class FarContext:
 
     @property
     def divergence_TF(self) -> np.ndarray:
-        """KL(p(.|long) || p(.|long without i)), nats; of a null, long is with its own far context."""
+        """KL(p(.|long) || p(.|long without i)), nats; of a null, long is with its own distant context."""
         return self._leave_one_out[0].divergence_TF
 
     @property
@@ -331,7 +334,7 @@ class FarContext:
 
     @cached_property
     def attention_rollout_TF(self) -> np.ndarray:
-        """What the row that predicts each target holds of each far token, through all layers.
+        """What the row that predicts each target holds of each distant token, through all layers.
 
         Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers", arXiv 2005.00928. Of a layer, A
         is the mean attention of its heads; half of what a row holds comes from itself, by the residual
@@ -382,13 +385,13 @@ class FarContext:
         )  # fmt: skip
 
     @property
-    def background(self) -> Measured | None:
-        """loss(t | short and a foreign far context) and its divergence, where there is such a thing."""
+    def swap(self) -> Measured | None:
+        """loss(t | short and a swapped distant context) and its divergence, where there is such a thing."""
         return None
 
     @property
     def baselines(self) -> Measured:
-        """What far tokens are added to, in each background, or the short context as the only one: [T, B]."""
+        """What distant tokens are added to, in each swap, or the short context as the only one: [T, B]."""
         return Measured.of_each([self.short])
 
     @cached_property
@@ -403,21 +406,21 @@ class FarContext:
         np.put_along_axis(is_tried_TF, chosen_TK, False, axis=1)
         target_index_N, added_N = np.nonzero(is_tried_TF)
         sets_NK = np.sort(np.concatenate([chosen_TK[target_index_N], added_N[:, None]], axis=1), axis=1)
-        measured = self.measure_sets(target_index_N, sets_NK, self.without_context).over_backgrounds
+        measured = self.measure_sets(target_index_N, sets_NK, self.without_context).over_swaps
         added_2TF = np.full((2, *is_tried_TF.shape), np.nan, dtype=np.float32)
         added_2TF[:, is_tried_TF] = measured
         return Measured(*added_2TF)
 
     @cached_property
     def without_context(self) -> Prefix:
-        """Each far token as it is wherever it comes first: row i of the prefix is the token at i."""
+        """Each distant token as it is wherever it comes first: row i of the prefix is the token at i."""
         return read_without_context(self.model, self.token_ids_L[: self.num_far_tokens_T[-1]])
 
     def measured_with(self, target_index_N: np.ndarray, positions_NK: np.ndarray) -> Measured:
         """loss(t | short and the given far positions), nothing else visible, and its divergence: [N, B] each.
 
         A set is measured once, however often it is asked for: rules often select the same. Its positions are
-        in any order, none twice. B is 1, but for the intervention background.
+        in any order, none twice. B is 1, but for the ablation swap.
         """
         sets_NK = np.sort(positions_NK, axis=1)
         keys = _set_keys(target_index_N, sets_NK)
@@ -450,7 +453,8 @@ class FarContext:
         return Measured.of_each([measured])
 
     def look_inside(self, rule: str, inspect: Inspect, answers_T: np.ndarray | None = None) -> np.ndarray:
-        """What `inspect` tells of the far tokens of each target, from reading the long context: [..., T, F].
+        """What `inspect` tells of the distant tokens of each target, from reading the long context: [..., T,
+        F].
 
         InputError, which names the rule, where the model cannot be looked into so. `answers_T` are predicted
         in place of the targets.
@@ -515,48 +519,46 @@ def _set_keys(target_index_N: np.ndarray, sets_NK: np.ndarray) -> list[bytes]:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FarContextInBackground(FarContext):
-    """A far context whose tokens stand among those of other documents, which replace what is left out."""
+    """A distant context whose tokens stand among those of other documents, which replace what is left out."""
 
-    background_ids_BL: np.ndarray
+    swap_ids_BL: np.ndarray
     """Chunks of other documents, whose tokens stand for all that is left out: int64."""
 
     @property
     def _stand_ins(self) -> Sequence[np.ndarray | None]:
         """Other documents' tokens."""
-        return tuple(self.background_ids_BL)
+        return tuple(self.swap_ids_BL)
 
     @property
-    def background(self) -> Measured:
-        """loss(t | B) and its divergence, mean over the backgrounds: [T] each."""
-        return self.baselines.over_backgrounds
+    def swap(self) -> Measured:
+        """loss(t | B) and its divergence, mean over the swaps: [T] each."""
+        return self.baselines.over_swaps
 
     @cached_property
     def baselines(self) -> Measured:
-        """The same in each background: [T, B]."""
+        """The same in each swap: [T, B]."""
         return Measured.of_each(
             [
-                measured_in_foreign_context(
-                    self.model, self.chunk_L, background_L, self.lengths, self.reference
-                )
-                for background_L in self.background_ids_BL
+                measured_in_foreign_context(self.model, self.chunk_L, swap_L, self.lengths, self.reference)
+                for swap_L in self.swap_ids_BL
             ]
         )
 
     @cached_property
     def first_additions(self) -> Measured:
         """loss(t | B with i) and its divergence: [T, F] each."""
-        of_backgrounds = []
-        for background_L in self.background_ids_BL:
+        of_swaps = []
+        for swap_L in self.swap_ids_BL:
             parts = []
-            for sequence in null_contexts(self.chunk_L, background_L, self.lengths):
+            for sequence in null_contexts(self.chunk_L, swap_L, self.lengths):
                 full = full_pass(self.model, sequence)
                 restored = leave_each_out(
                     self.model, sequence, self.measurement.batching, full=full,
                     reference=self.reference.at(sequence.targets), replacement_ids_L=self.token_ids_L,
                 )  # fmt: skip
                 parts.append((full.losses_T[:, None] + restored.influence_TF, restored.divergence_TF))
-            of_backgrounds.append(self._of_all_targets(parts))
-        return Measured(*np.mean(of_backgrounds, axis=0))
+            of_swaps.append(self._of_all_targets(parts))
+        return Measured(*np.mean(of_swaps, axis=0))
 
     def measure_sets(
         self, target_index_N: np.ndarray, sets_NK: np.ndarray, first_tokens: Prefix | None = None
@@ -564,21 +566,21 @@ class FarContextInBackground(FarContext):
         """See `FarContext.measure_sets`; here a set's first token always has context."""
         return Measured.of_each(
             [
-                self._restored(background_L, foreign, target_index_N, sets_NK)
-                for background_L, foreign in zip(self.background_ids_BL, self._foreign_rows, strict=True)
+                self._restored(swap_L, foreign, target_index_N, sets_NK)
+                for swap_L, foreign in zip(self.swap_ids_BL, self._foreign_rows, strict=True)
             ]
         )
 
     @cached_property
     def _foreign_rows(self) -> list[Prefix]:
-        """Each background's far tokens, read once: all targets and sets share those before a first token."""
+        """Each swap's distant tokens, read once: all targets and sets share those before a first token."""
         num_far = int(self.num_far_tokens_T[-1])
-        return [read_prefix(self.model, background_L[:num_far]) for background_L in self.background_ids_BL]
+        return [read_prefix(self.model, swap_L[:num_far]) for swap_L in self.swap_ids_BL]
 
     def _restored(
-        self, background_L: np.ndarray, foreign: Prefix, target_index_N: np.ndarray, sets_NK: np.ndarray
+        self, swap_L: np.ndarray, foreign: Prefix, target_index_N: np.ndarray, sets_NK: np.ndarray
     ) -> Measured:
-        """loss(t | B with the sets) and its divergence in one background: [N] each.
+        """loss(t | B with the sets) and its divergence in one swap: [N] each.
 
         Only rows from the first restored token on depend on the set. Sets that begin near each other run
         together, within a quarter of the rows, so that an eighth or so of them are run in vain.
@@ -595,7 +597,7 @@ class FarContextInBackground(FarContext):
             targets_B = self.lengths.targets_T[index_B]
             positions_C = np.arange(start, targets_B.max())
             is_far_BC = positions_C < self.num_far_tokens_T[index_B, None]
-            tokens_BC = np.where(is_far_BC, background_L[positions_C], self.chunk_L[positions_C])
+            tokens_BC = np.where(is_far_BC, swap_L[positions_C], self.chunk_L[positions_C])
             np.put_along_axis(tokens_BC, sets_BK - start, self.token_ids_L[sets_BK], axis=1)
             queue.run(
                 Rows(tokens_BC, positions_C[None], None, (targets_B - 1 - start)[:, None]),
@@ -614,23 +616,23 @@ def far_contexts(
     chunk_L: np.ndarray,
     null_chunk_L: np.ndarray,
     *,
-    background_ids_BL: np.ndarray | None = None,
+    swap_ids_BL: np.ndarray | None = None,
 ) -> dict[str, FarContext]:
-    """The chunk's own far context and its null, another document's tokens; nothing is measured yet.
+    """The chunk's own distant context and its null, another document's tokens; nothing is measured yet.
 
     Args:
-        background_ids_BL: documents that are neither of the two, whose tokens stand in for those left out
-            (intervention `background`); None: nothing does.
+        swap_ids_BL: documents that are neither of the two, whose tokens stand in for those left out
+            (ablation `swap`); None: nothing does.
     """
     kind: Callable[..., FarContext] = FarContext
-    if background_ids_BL is not None:
-        kind = partial(FarContextInBackground, background_ids_BL=background_ids_BL)
+    if swap_ids_BL is not None:
+        kind = partial(FarContextInBackground, swap_ids_BL=swap_ids_BL)
     own = kind(measurement, chunk_L, chunk_L)
     return {OWN: own, OTHER_DOCUMENT: kind(measurement, chunk_L, null_chunk_L, own)}
 
 
 def sparse_contexts(
-    far_context: FarContext,
+    distant_context: FarContext,
     positions_of_rule: Mapping[str, np.ndarray],
     numbers_of_rule: Mapping[str, Sequence[int]],
 ) -> dict[str, Measured]:
@@ -640,12 +642,12 @@ def sparse_contexts(
         positions_of_rule: rule -> [T, K], most influential first, whichever model chose them.
         numbers_of_rule: rule -> J numbers of tokens added to the short context, at most K.
     """
-    num_targets = far_context.lengths.num_targets
+    num_targets = distant_context.lengths.num_targets
     of_rule_and_k: dict[tuple[str, int], np.ndarray] = {}
     for k in sorted({k for numbers in numbers_of_rule.values() for k in numbers}):
         # All rules at once: they often choose the same.
         rules = [rule for rule in positions_of_rule if k in numbers_of_rule[rule]]
-        measured = far_context.measured_with(
+        measured = distant_context.measured_with(
             np.tile(np.arange(num_targets), len(rules)),
             np.concatenate([positions_of_rule[rule][:, :k] for rule in rules]),
         )

@@ -22,9 +22,9 @@ DTYPES = ("float32", "bfloat16", "auto")
 RECOVERY_FRACTION, MINIMUM_GAIN = 0.9, 0.1
 """Of the gain, what k* recovers; nats of gain below which there is nothing to recover."""
 LONGEST_EXACT, FEWEST_BLOCKS, BLOCKS = 2048, 4, 32
-"""Tokens of the long context up to which rules leave_one_out* leave out every far token if nothing is asked
-for. Of a screen: blocks that a round leaves out at least, as they are split in four; and beside one for each
-target, where nothing is asked for."""
+"""Tokens of the long context up to which rules leave_one_out* leave out every distant token if nothing is
+asked for. Of a screen: blocks that a round leaves out at least, as they are split in four; and beside one for
+each target, where nothing is asked for."""
 _ENOUGH_SHARDS = 64
 _MOST_DOCUMENTS_PER_SHARD = 32
 NUM_SAMPLED_ANSWERS = 8
@@ -33,7 +33,7 @@ NUM_SAMPLED_ANSWERS = 8
 
 @dataclass(frozen=True)
 class ContextLengths:
-    """Which tokens are predicted, and what they see; InputError where a far context would be empty."""
+    """Which tokens are predicted, and what they see; InputError where a distant context would be empty."""
 
     short_context_length: int
     """s: the short context of target t is exactly the s tokens [t - s, t)."""
@@ -47,7 +47,7 @@ class ContextLengths:
     def __post_init__(self) -> None:
         if self.short_context_length >= self.first_target:
             raise InputError(
-                f"the short context ({self.short_context_length} tokens) leaves no far context: it must be"
+                f"the short context ({self.short_context_length} tokens) leaves no distant context: must be"
                 f" shorter than the long context before the first target, {self.long_context_length}"
                 f" - {self.long_context_length - self.first_target} = {self.first_target} tokens"
             )
@@ -79,11 +79,11 @@ class ContextLengths:
 
     @property
     def num_far_tokens_T(self) -> np.ndarray:
-        """Far-context tokens of each target: the far context of t is [0, t - s)."""
+        """Distant-context tokens of each target: the distant context of t is [0, t - s)."""
         return self.targets_T - self.short_context_length
 
     def packed_targets(self) -> list[np.ndarray]:
-        """The targets in groups whose short contexts together are about as long as a far context: indices."""
+        """Indices of targets in groups whose short contexts together are as long as a distant context."""
         num_windows = self.num_targets * self.short_context_length
         num_groups = max(1, round(num_windows / int(self.num_far_tokens_T[-1])))
         return np.array_split(np.arange(self.num_targets), min(num_groups, self.num_targets))
@@ -92,7 +92,7 @@ class ContextLengths:
 def block_widths(num_far: int, num_blocks: int) -> list[int]:
     """Tokens of the blocks of each round of a screen, until single tokens: [1] where `num_blocks` do.
 
-    Else the widest, so that `num_blocks` or fewer cover the far context, are quartered, and pairs halved:
+    Else the widest, so that `num_blocks` or fewer cover the distant context, are quartered, and pairs halved:
     of 2,000 tokens, and 64 blocks a round, 32, 8, 2 and 1.
     """
     widths = [1]

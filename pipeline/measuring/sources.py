@@ -11,7 +11,7 @@ trial    the top k units of a target are put back into swapped contexts, each an
 
 Every pass counts its forward tokens, so that a budget can be kept.
 
-Shapes: L tokens, S rows of a sequence, Q predicted tokens, T targets, V variants, B backgrounds, K sources,
+Shapes: L tokens, S rows of a sequence, Q predicted tokens, T targets, V variants, B swaps, K sources,
 N windows of W targets each.
 """
 
@@ -198,7 +198,7 @@ def near_starts(first: int, length: int, short: int, shared: int) -> np.ndarray:
 
 
 def all_losses(
-    passes: Passes, token_ids_L: np.ndarray, background_L: np.ndarray, near_T: np.ndarray, short: int
+    passes: Passes, token_ids_L: np.ndarray, swap_L: np.ndarray, near_T: np.ndarray, short: int
 ) -> Losses:
     """Of the last T tokens, in a few passes."""
     model = passes.model
@@ -211,7 +211,7 @@ def all_losses(
     )
     passes.num_tokens += length - 1
     hidden_TD = model.hidden_states(*rows.on_device(model.device))[0]
-    prefix = passes.prefix(background_L[: max(1, int(near_T[-1]))])
+    prefix = passes.prefix(swap_L[: max(1, int(near_T[-1]))])
     found = np.zeros((5, len(near_T)), dtype=np.float32)
     at_once = min(_TARGETS_AT_ONCE, _LOGITS_AT_ONCE // model.vocabulary_size)
     first_N = starts_N + short
@@ -279,8 +279,8 @@ class Search:
 
     passes: Passes
     sequence: PackedSequence
-    """Its far tokens are the targets' distant ones, and a query stands for each predicted token."""
-    backgrounds_BS: np.ndarray
+    """Its distant tokens are the targets' distant ones, and a query stands for each predicted token."""
+    swaps_BS: np.ndarray
     """Other documents' tokens; those of the first stand where tokens are left out."""
     boundaries: np.ndarray
     """Where units begin, the first that may be a source first; tokens before it are never left out."""
@@ -347,7 +347,7 @@ class Search:
         spans = list(stop_of)
         for start, end in spans:
             tokens_S = self.sequence.token_ids_S.copy()
-            tokens_S[start:end] = self.backgrounds_BS[0, start:end]
+            tokens_S[start:end] = self.swaps_BS[0, start:end]
             reached = (self.near_T >= end) & (self.stop_T <= stop_of[start, end])
             queries = [of for of, is_reached in zip(self.of_target, reached, strict=True) if is_reached]
             variants.append(Variant(tokens_S, start, stop_of[start, end], np.concatenate(queries)))
@@ -453,7 +453,7 @@ class Search:
     def likely_tokens(self) -> int:
         """Forward tokens of all that is to come, sources being half as far away as they can be."""
         halves = int(self.stop_T.sum()) // 2
-        trial = len(self.backgrounds_BS) * (halves + int(self.near_T.max()))
+        trial = len(self.swaps_BS) * (halves + int(self.near_T.max()))
         return len(self.sequence.token_ids_S) + forward_tokens(self.beginning) + trial + REFINING * halves
 
     def trial_tokens(self, targets: Sequence[int]) -> int:
@@ -462,19 +462,19 @@ class Search:
         for target in targets:
             first = min((span[0] for span in self.sources(target)), default=self.near_T[target])
             rows += int(2 * self.stop_T[target] - first - self.near_T[target])
-        return len(self.backgrounds_BS) * (rows + int(self.near_T.max()))
+        return len(self.swaps_BS) * (rows + int(self.near_T.max()))
 
     def tried(self, targets: Sequence[int]) -> list[Trial]:
         """The sources of some targets in every swapped context."""
         effects = []
-        for background_S in self.backgrounds_BS:
-            prefix = self.passes.prefix(background_S[: int(self.near_T.max())])
+        for swap_S in self.swaps_BS:
+            prefix = self.passes.prefix(swap_S[: int(self.near_T.max())])
             variants = []
             for target in targets:
                 queries = self.of_target[target]
                 near, stop = int(self.near_T[target]), int(self.stop_T[target])
                 swapped_S = self.sequence.token_ids_S.copy()
-                swapped_S[:near] = background_S[:near]
+                swapped_S[:near] = swap_S[:near]
                 with_sources_S = swapped_S.copy()
                 sources = self.sources(target)
                 for start, end in sources:

@@ -2,7 +2,7 @@
 
 Tables are column -> values, in the document's coordinates.
 
-Shapes: T targets, F far-context positions, K largest k of a rule, J studied values of k.
+Shapes: T targets, F distant-context positions, K largest k of a rule, J studied values of k.
 """
 
 from collections.abc import Mapping
@@ -13,18 +13,18 @@ import numpy as np
 from pipeline.measuring.contexts import Measured, Measurement, measured_in_foreign_context
 from pipeline.measuring.far_context import FarContext, far_contexts, sparse_contexts
 from pipeline.measuring.flags import RECOVERY_FRACTION
-from pipeline.measuring.rules import BACKGROUND, CONTROLS, Measuring, find_rule, selected_positions
+from pipeline.measuring.rules import CONTROLS, SWAP, Measuring, find_rule, selected_positions
 from pipeline.measuring.stage import LoadedModel
 from pipeline.results.schemas import DIVERGENCE, LOSS, OWN, Columns, append_columns
 from pipeline.text.chunks import Chunk
 
 Contexts = Mapping[str, FarContext]
 Choices = Mapping[str, Mapping[str, np.ndarray]]
-"""Far context -> rule -> the chunk's chosen positions, most influential first: int64 [T, K]."""
+"""Distant context -> rule -> the chunk's chosen positions, most influential first: int64 [T, K]."""
 
 
 def contexts_of(loaded: LoadedModel, chunk: Chunk, measuring: Measuring) -> Contexts:
-    """The chunk's own far context and its null, as a model reads them; nothing is measured yet."""
+    """The chunk's own distant context and its null, as a model reads them; nothing is measured yet."""
     measurement = Measurement(
         loaded.model,
         measuring.lengths,
@@ -32,11 +32,9 @@ def contexts_of(loaded: LoadedModel, chunk: Chunk, measuring: Measuring) -> Cont
         screen=measuring.num_blocks,
         seed=measuring.seed_of(chunk.document_id, chunk.chunk_index),
     )
-    is_background = measuring.intervention == BACKGROUND
-    backgrounds_BL = chunk.other_token_ids_NL[1:] if is_background else None
-    return far_contexts(
-        measurement, chunk.token_ids_L, chunk.null_token_ids_L, background_ids_BL=backgrounds_BL
-    )
+    is_swap = measuring.ablation == SWAP
+    swaps_BL = chunk.other_token_ids_NL[1:] if is_swap else None
+    return far_contexts(measurement, chunk.token_ids_L, chunk.null_token_ids_L, swap_ids_BL=swaps_BL)
 
 
 def measure_chunk(loaded: LoadedModel, chunk: Chunk, measuring: Measuring) -> dict[str, Columns]:
@@ -48,7 +46,7 @@ def measure_chunk(loaded: LoadedModel, chunk: Chunk, measuring: Measuring) -> di
 
 
 def choices_of_controls(contexts: Contexts, chunk: Chunk, measuring: Measuring) -> Choices:
-    """What the controls choose, up to the whole far context: the same whoever is measured."""
+    """What the controls choose, up to the whole distant context: the same whoever is measured."""
     seed = measuring.seed_of(chunk.document_id, chunk.chunk_index)
     return {
         name: {
@@ -63,7 +61,7 @@ def choices_of_controls(contexts: Contexts, chunk: Chunk, measuring: Measuring) 
 def chosen_tokens(
     contexts: Contexts, chunk: Chunk, measuring: Measuring
 ) -> tuple[dict[str, Columns], Choices]:
-    """What each rule chooses in each far context, with the rows that say so."""
+    """What each rule chooses in each distant context, with the rows that say so."""
     tables: dict[str, Columns] = {}
     targets_T = measuring.lengths.targets_T
     seed = measuring.seed_of(chunk.document_id, chunk.chunk_index)
@@ -76,7 +74,7 @@ def chosen_tokens(
         influence_TF = context.influence_TF if measuring.leaves_out(name, chunk.document_id) else None
         if measuring.num_blocks is None and influence_TF is not None:
             far_only = [row_F[~np.isnan(row_F)].tolist() for row_F in influence_TF]
-            influences = _rows(chunk, targets_T, 1, far_context=name) | {"influences": far_only}
+            influences = _rows(chunk, targets_T, 1, distant_context=name) | {"influences": far_only}
             append_columns(tables, {"influences": influences})
         elif influence_TF is not None:
             # None of tokens that were not left out alone.
@@ -94,7 +92,7 @@ def chosen_tokens(
                 targets_T,
                 num_ranks,
                 rule=rule,
-                far_context=name,
+                distant_context=name,
                 null_kind=_null_kind(name, rule),
                 rank=np.broadcast_to(np.arange(1, num_ranks + 1), positions_TK.shape),
                 context_position=chunk.start + positions_TK,
@@ -107,7 +105,7 @@ def chosen_tokens(
 
 
 def compared_losses(chunk: Chunk, own: FarContext) -> Columns:
-    """A row a target: losses under long, short and foreign context, divergences from the long one."""
+    """A row a target: losses under long, short and swapped context, divergences from the long one."""
     targets_T, long_losses_T, short = own.lengths.targets_T, own.long_losses_T, own.short
     foreign = measured_in_foreign_context(
         own.model, chunk.token_ids_L, chunk.null_token_ids_L, own.lengths, own.predictions
@@ -118,11 +116,11 @@ def compared_losses(chunk: Chunk, own: FarContext) -> Columns:
         "short_context_loss": short.losses.tolist(),
         "long_context_loss": long_losses_T.tolist(),
         "loss_difference": (short.losses - long_losses_T).tolist(),
-        "foreign_context_loss": foreign.losses.tolist(),
-        "specific_gain": (foreign.losses - long_losses_T).tolist(),
+        "swapped_context_loss": foreign.losses.tolist(),
+        "document_specific_gain": (foreign.losses - long_losses_T).tolist(),
         "long_context_entropy": own.predictions.entropies_T.tolist(),
         "short_context_divergence": short.divergences.tolist(),
-        "foreign_context_divergence": foreign.divergences.tolist(),
+        "swapped_context_divergence": foreign.divergences.tolist(),
     }
 
 
@@ -135,7 +133,7 @@ def mean_log2_k(shares_NJ: np.ndarray, ks_J: np.ndarray, num_far_N: np.ndarray) 
     the last token.
 
     Args:
-        shares_NJ: of what the far context is worth, the share that the first k tokens bring back.
+        shares_NJ: of what the distant context is worth, the share that the first k tokens bring back.
         ks_J: the studied k, ascending, none above F.
         num_far_N: F.
     """
@@ -151,7 +149,7 @@ def mean_log2_k(shares_NJ: np.ndarray, ks_J: np.ndarray, num_far_N: np.ndarray) 
     return integral_N
 
 
-def dependency_sparsity(
+def minimal_sufficient_k(
     gains_T: np.ndarray, recovered_TJ: np.ndarray, studied_k_J: np.ndarray, *,
     recovery_fraction: float, minimum_gain: float,
 ) -> tuple[list[int | None], np.ndarray]:  # fmt: skip
@@ -159,10 +157,10 @@ def dependency_sparsity(
 
     By the losses the gain is L_short - L_long, and L_short - L_{short+k} of it is recovered; by the
     divergence it is divergence(t | short), and that less divergence(t | short and S_k). Under the
-    intervention `background` a foreign far context stands in the place of none. All in nats.
+    ablation `swap` a swapped distant context stands in the place of none. All in nats.
 
     Returns:
-        dependency_sparsity_T: None where the gain is below the minimum, or no studied k reaches it.
+        k_star_T: None where the gain is below the minimum, or no studied k reaches it.
         is_censored_T: bool, the latter case.
     """
     reaches_TJ = recovered_TJ >= recovery_fraction * gains_T[:, None]
@@ -173,8 +171,8 @@ def dependency_sparsity(
     return k_star_T, helps_T & ~reaches_T
 
 
-def _null_kind(far_context: str, rule: str) -> str | None:
-    return None if far_context == OWN else find_rule(rule).null
+def _null_kind(distant_context: str, rule: str) -> str | None:
+    return None if distant_context == OWN else find_rule(rule).null
 
 
 def tried_tokens(
@@ -192,9 +190,9 @@ def tried_tokens(
         "long_context_loss": own.long_losses_T,
         "short_context_divergence": own.short.divergences,
     }
-    if own.background is not None:
-        of_target["background_loss"] = own.background.losses
-        of_target["background_divergence"] = own.background.divergences
+    if own.swap is not None:
+        of_target["swapped_loss"] = own.swap.losses
+        of_target["swapped_divergence"] = own.swap.divergences
     tables: dict[str, Columns] = {}
     for name, of_rules in choices.items():
         numbers_of_rule = {
@@ -202,16 +200,16 @@ def tried_tokens(
             for rule, positions_TK in of_rules.items()
         }
         sparse = sparse_contexts(contexts[name], of_rules, numbers_of_rule)
-        for rule, of_backgrounds in sparse.items():
-            numbers, found = numbers_of_rule[rule], of_backgrounds.over_backgrounds
+        for rule, of_swaps in sparse.items():
+            numbers, found = numbers_of_rule[rule], of_swaps.over_swaps
             columns = _rows(
                 chunk,
                 targets_T,
                 len(numbers),
                 rule=rule,
-                far_context=name,
+                distant_context=name,
                 null_kind=_null_kind(name, rule),
-                judge=evaluator,
+                evaluator=evaluator,
                 k=np.broadcast_to(numbers, found.losses.shape),
                 sparse_context_loss=found.losses,
                 sparse_context_divergence=found.divergences,
@@ -243,7 +241,7 @@ def _sparsity_rows(
         recovered = {rule: baseline_TB[:, None] - values_of(found) for rule, found in sparse.items()}
 
         def least_k(rule: str, fraction: float) -> tuple[list[int | None], np.ndarray]:
-            return dependency_sparsity(
+            return minimal_sufficient_k(
                 gains_T,  # noqa: B023
                 recovered[rule].mean(-1),  # noqa: B023
                 np.array(numbers_of_rule[rule]),
@@ -251,9 +249,9 @@ def _sparsity_rows(
                 minimum_gain=measuring.minimum_gain,
             )
 
-        nearest_T: list[int | None] = [None] * len(targets_T)
-        if "nearest" in sparse:
-            nearest_T, _ = least_k("nearest", RECOVERY_FRACTION)
+        recency_T: list[int | None] = [None] * len(targets_T)
+        if "recency" in sparse:
+            recency_T, _ = least_k("recency", RECOVERY_FRACTION)
         for rule, recovered_TJB in recovered.items():
             k_star_T, is_censored_T = least_k(rule, RECOVERY_FRACTION)
             columns = _rows(
@@ -261,15 +259,15 @@ def _sparsity_rows(
                 targets_T,
                 1,
                 rule=rule,
-                judge=evaluator,
+                evaluator=evaluator,
                 criterion=criterion,
                 gain=gains_T,
                 loss_difference=own.short.losses - own.long_losses_T,
                 is_censored=is_censored_T,
             )
-            columns["dependency_sparsity"] = k_star_T
-            columns["half_sparsity"], _ = least_k(rule, 0.5)
-            columns["minimum_context_length"] = [None if k is None else short + k for k in nearest_T]
+            columns["k_90"] = k_star_T
+            columns["k_50"], _ = least_k(rule, 0.5)
+            columns["minimum_context_length"] = [None if k is None else short + k for k in recency_T]
             columns |= _mean_log2_k(recovered_TJB, gains_TB, np.array(numbers_of_rule[rule]), measuring)
             append_columns(tables, {"dependency_sparsity": columns})
     return tables
@@ -278,9 +276,9 @@ def _sparsity_rows(
 def _mean_log2_k(
     recovered_TJB: np.ndarray, gains_TB: np.ndarray, ks_J: np.ndarray, measuring: Measuring
 ) -> Columns:
-    """`mean_log2_k` of each target, mean over backgrounds, and of each background.
+    """`mean_log2_k` of each target, mean over swaps, and of each swap.
 
-    Null where the gain is below the minimum, and of a background that gives no gain.
+    Null where the gain is below the minimum, and of a swap that gives no gain.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         shares_TJB = recovered_TJB / gains_TB[:, None]
@@ -293,7 +291,7 @@ def _mean_log2_k(
     means = [[value for value in row if value is not None] for row in rows]
     return {
         "mean_log2_k": [float(np.mean(row)) if row else None for row in means],
-        "mean_log2_k_of_backgrounds": [row if any(v is not None for v in row) else None for row in rows],
+        "mean_log2_k_of_swaps": [row if any(v is not None for v in row) else None for row in rows],
     }
 
 

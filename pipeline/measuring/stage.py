@@ -104,7 +104,7 @@ class MeasuringStage:
     model_facts: Mapping[str, Any] | None = None
     """Of the selector; None: of the checkpoint."""
     num_other_documents: int = 1
-    """Those whose chunks a chunk is measured with: its null, then backgrounds."""
+    """Those whose chunks a chunk is measured with: its null, then swaps."""
     has_null: Callable[[str], bool] | None = None
     """Whether the document of an ID is measured with its null; None: all are."""
     num_positions: int | None = None
@@ -267,13 +267,16 @@ def bos_setting(data: TokenizedData) -> dict[str, list[int]]:
 
 
 def left_out(tables: Mapping[str, Columns]) -> dict[str, int]:
-    """How many pairs of target and judge there are, and how many have too little at stake for a sparsity."""
+    """Number of pairs of target and evaluator, and of those with too small a total effect for a sparsity."""
     if (rows := tables.get("dependency_sparsity")) is None:
         return {}
     pairs = {
-        (document, target, judge): value is None
-        for document, target, judge, criterion, value in zip(
-            *(rows[name] for name in ("document_id", "target_position", "judge", "criterion", "mean_log2_k")),
+        (document, target, evaluator): value is None
+        for document, target, evaluator, criterion, value in zip(
+            *(
+                rows[name]
+                for name in ("document_id", "target_position", "evaluator", "criterion", "mean_log2_k")
+            ),
             strict=True,
         )
         if criterion == DIVERGENCE

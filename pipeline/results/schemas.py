@@ -13,14 +13,14 @@ import pyarrow as pa
 
 # Raised when a column that readers need goes, or its type or meaning changes. A new column that may be null
 # does not raise it: older files read as null there, and a run that an older version began goes on.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 OWN = "own"
 OTHER_DOCUMENT = "other_document"
-"""Far contexts: the chunk's own; and of its null, another document's tokens at the same positions."""
+"""Distant contexts: the chunk's own; and of its null, another document's tokens at the same positions."""
 SELECTION = "selection"
 MIMICRY = "mimicry"
-"""Kinds of null: the rule chooses within the other document's far context as it does within the own one; or
-it chooses that document's tokens to reproduce the prediction from the own far context."""
+"""Kinds of null: the rule chooses within the other document's distant context as it does within the own one;
+or it chooses that document's tokens to reproduce the prediction from the own distant context."""
 LOSS = "loss"
 DIVERGENCE = "divergence"
 """Criteria of k*."""
@@ -72,7 +72,7 @@ TARGET_COLUMNS = [
 ]
 SELECTION_COLUMNS = [
     column("rule", TEXT, "selection rule, a name in pipeline/measuring/rules/"),
-    column("far_context", TEXT, "'own', or 'other_document': the null, a foreign document's tokens there"),
+    column("distant_context", TEXT, "'own', or 'other_document': the null, a other document's tokens there"),
     optional("null_kind", TEXT, "how the null's tokens are chosen: 'selection', as within the own far"
              " context, or 'mimicry', to reproduce the prediction from that; null of the own one, and in the"
              " oldest results, where it is selection"),
@@ -83,8 +83,8 @@ COUNTS = [
     column("num_targets", INT32, "targets averaged over"),
     column("num_documents", INT32, "documents they are from"),
 ]
-JUDGE = optional("judge", TEXT, "the model whose losses and divergences these are: the one that chose, or"
-                 " one that tried its choice (evaluate_tokens); null in the oldest results: one that chose")
+EVALUATOR = optional("evaluator", TEXT, "whose losses and divergences these are: the selector's, or of a"
+                     " model that tried its choice (evaluate_tokens)")
 SHORT_DIVERGENCE = optional("short_context_divergence", FLOAT, "KL(p(.|long) || p(.|short context)), nats:"
                             " the gain to be expected, blind to the target")
 LOSS_COLUMNS = [
@@ -98,7 +98,7 @@ SYNTHETIC_COLUMNS = [
     column("largest_train_size", INT32, "of the training examples, in the task's own unit"),
     optional("largest_train_sparsity", INT32, "K_train: k was uniform on 1 to this; null of tasks without k"),
     column("is_learnt", BOOL, "at least 99 % of responses, over all training sizes, were wholly right; of"
-           " signs: the excess loss that ends training was reached"),
+           " cues: the excess loss that ends training was reached"),
     column("size", INT32, "of the test examples, in the task's own unit"),
     optional("sparsity", INT32, "k of the test examples; null of tasks without k"),
 ]
@@ -106,11 +106,11 @@ FINDING_COLUMNS = [
     *SYNTHETIC_COLUMNS,
     column("example_index", INT32, "which test example, from 0"),
     column("target_index", INT32, "which token of the response, or which position ID, from 0"),
-    column("num_far_tokens", INT32, "tokens that a rule selects from"),
+    column("num_distant_tokens", INT32, "tokens that a rule selects from"),
     column("num_dependencies", INT32, "those of them that truly decide the target, at least 1"),
     column("long_context_loss", FLOAT, "loss(t | everything before t), nats"),
     column("rule", TEXT, "selection rule, a name in pipeline/measuring/rules/"),
-    optional("intervention", TEXT, "remove or background, as in influential_tokens; older: substitute"),
+    optional("ablation", TEXT, "remove or swap, as in influential_tokens; older: substitute"),
     column("rank", INT32, "1 for the token that the rule ranks first"),
     column("context_position", INT32, "place of the selected token in the example"),
     column("context_token", TEXT, "its name, as the task's docstring shows it"),
@@ -138,12 +138,12 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("num_answer_tokens", INT32, "tokens of the answer, the last of the document"),
         column("answer", TEXT, "its text, without the space before it"),
     ]),
-    "planted_signs": pa.schema([
+    "planted_cues": pa.schema([
         column("document_id", TEXT, "first 16 hex digits of the SHA-256 of the document's tokens"),
         column("target_position", INT32, "place of the answer"),
-        column("num_planted", INT32, "signs that decide the answer: its true dependency sparsity"),
-        column("planted_positions", INTS, "places of the signs, in order"),
-        column("best_loss", DOUBLE, "-ln p(answer) by what its signs say, nats: its mean is the least loss"),
+        column("num_planted", INT32, "cues that decide the answer: its true dependency sparsity"),
+        column("planted_positions", INTS, "places of the cues, in order"),
+        column("best_loss", DOUBLE, "-ln p(answer) by what its cues say, nats: its mean is the least loss"),
     ]),
     "loss_differences": pa.schema([
         *TARGET_COLUMNS,
@@ -152,11 +152,11 @@ SCHEMAS: dict[str, pa.Schema] = {
         *LOSS_COLUMNS,
         column("loss_difference", FLOAT, "short_context_loss - long_context_loss, nats: the gain"),
         SHORT_DIVERGENCE,
-        optional("foreign_context_loss", FLOAT, "loss(t | a foreign text's far tokens, short context), nats"),
-        optional("specific_gain", FLOAT, "foreign_context_loss - long_context_loss, nats; the own text's"
-                 " gain"),
-        optional("foreign_context_divergence", FLOAT, "KL(p(.|long) || p(.|foreign far tokens, short"
-                 " context)), nats: the specific gain to be expected"),
+        optional("swapped_context_loss", FLOAT, "loss(t | another text's distant tokens, short context)"),
+        optional("document_specific_gain", FLOAT, "swapped_context_loss - long_context_loss, nats: the gain"
+                 " that is this document's"),
+        optional("swapped_context_divergence", FLOAT, "KL(p(.|long) || p(.|swapped distant tokens, short"
+                 " context)), nats: the document-specific gain to be expected"),
         optional("long_context_entropy", FLOAT, "entropy of p(.|long), nats"),
         optional("reference_divergence", FLOAT, "KL(p_ref(.|long) || p(.|long)), nats, of --reference-model"),
     ]),
@@ -178,83 +178,83 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("distance", INT32, "target_position - context_position"),
         column("context_token_id", INT32, "vocabulary ID of the selected token, own or foreign"),
         optional("influence", FLOAT, "loss(t | long without the token) - loss(t | long), nats, under any"
-                 " rule: positive = it helps; replaced, not removed, under the intervention"
-                 " 'background' (see `settings`); null without the rules leave_one_out and"
+                 " rule: positive = it helps; replaced, not removed, under the ablation"
+                 " 'swap' (see `settings`); null without the rules leave_one_out and"
                  " leave_one_out_divergence, and where --screen has left the token out in blocks only"),
     ]),
     "influences": pa.schema([
         *TARGET_COLUMNS,
         SELECTION_COLUMNS[1],
-        column("influences", FLOATS, "influence of every far-context token, nats; entry i is the token at"
+        column("influences", FLOATS, "influence of every distant-context token, nats; entry i is the token at"
                " chunk start + i. No rows without the rules leave_one_out and leave_one_out_divergence, nor"
                " with --screen"),
     ]),
     "sparse_context_losses": pa.schema([
         *TARGET_COLUMNS,
         *SELECTION_COLUMNS,
-        JUDGE,
+        EVALUATOR,
         K,
         *LOSS_COLUMNS,
         column("sparse_context_loss", FLOAT, "loss(t | short context and S_k only), nats; under the"
-               " intervention 'background' a foreign document's tokens are the rest of the far context"),
+               " ablation 'swap' a other document's tokens are the rest of the distant context"),
         SHORT_DIVERGENCE,
         optional("sparse_context_divergence", FLOAT, "KL(p(.|long) || p(.|short context, S_k)), nats"),
-        optional("background_loss", FLOAT, "loss(t | foreign far tokens, short context), nats, to which S_k"
-                 " is added under the intervention 'background'; null under another"),
-        optional("background_divergence", FLOAT, "KL(p(.|long) || p(.|foreign far, short context)), nats"),
+        optional("swapped_loss", FLOAT, "loss(t | swapped distant tokens, short context), nats, to which S_k"
+                 " is added under the ablation 'swap'; null under another"),
+        optional("swapped_divergence", FLOAT, "KL(p(.|long) || p(.|foreign far, short context)), nats"),
     ]),
     "dependency_sparsity": pa.schema([
         *TARGET_COLUMNS,
         SELECTION_COLUMNS[0],
-        JUDGE,
+        EVALUATOR,
         optional("criterion", TEXT, "k* is of the 'loss' or 'divergence'; null in the oldest: loss"),
         column("loss_difference", FLOAT, "short_context_loss - long_context_loss, nats"),
         optional("gain", FLOAT, "what is to be recovered, nats, by the criterion: loss_difference or"
-                 " short_context_divergence, under the intervention 'background' background_loss -"
-                 " long_context_loss or background_divergence; null in the oldest results"),
+                 " short_context_divergence, under the ablation 'swap' swapped_loss -"
+                 " long_context_loss or swapped_divergence; null in the oldest results"),
         optional("mean_log2_k", FLOAT, "how many tokens it takes, in doublings: the mean over thresholds in"
                  " (0, 1) of log2 of the least k that brings back that share of the gain, by straight lines"
                  " in log2 k between the studied k, from 0 (one token does all) to log2 of the number of far"
-                 " tokens (all are needed); mean over backgrounds; null where the gain is too small"),
-        optional("mean_log2_k_of_backgrounds", FLOATS, "the same in each background; null without a gain"),
-        optional("dependency_sparsity", INT32, "k*: the least studied k recovering the recovery fraction of"
+                 " tokens (all are needed); mean over swaps; null where the gain is too small"),
+        optional("mean_log2_k_of_swaps", FLOATS, "the same in each swap; null without a gain"),
+        optional("k_90", INT32, "k*: the least studied k recovering 90% of"
                  " the gain; null where the gain is below the minimum, or no studied k reaches it"),
-        optional("half_sparsity", INT32, "the least studied k recovering half of the gain; null likewise"),
+        optional("k_50", INT32, "the least studied k recovering half of the gain; null likewise"),
         column("is_censored", BOOL, "the long context helps enough, but no studied k recovers enough of it"),
         optional("minimum_context_length", INT32, "least number of nearest tokens, short context included,"
                  " that recovers the recovery fraction of the gain (Vakilian et al. 2025), by the same"
-                 " criterion: short_context_length and k* of the rule nearest, in powers of two; the same for"
-                 " all rules; null where that k* is, or nearest was not run"),
+                 " criterion: short_context_length and k* of the rule recency, in powers of two; the same for"
+                 " all rules; null where that k* is, or recency was not run"),
     ]),
     # What the analysis makes of results and writes beside its figures: one file each.
     "outcome_targets": pa.schema([
-        column("measured", TEXT, "of each model: 'long_context_loss', or 'length_harm', whose mean_log2_k and"
-               " D(0) are within its last tokens; nats"),
+        column("measured", TEXT, "of each model: 'long_context_loss', or 'length_interference', whose"
+               " mean_log2_k and D(0) are within its last tokens; nats"),
         column("document_id", TEXT, "the text"),
         column("target_position", INT32, "the target's place in it"),
         column("source", TEXT, "'C4' or 'Wikipedia'"),
         column("follows", TEXT, "what the target stands after, as in token_categories"),
         column("position", INT32, "tokens before it in the long context"),
         column("log_token_count", FLOAT, "natural log of its token's count in the training text + 1"),
-        column("divergence", FLOAT, "D(0), what the far context is worth, mean of the judges, nats"),
+        column("divergence", FLOAT, "D(0), what the distant context is worth, mean of the evaluators, nats"),
         column("least_divergence", FLOAT, "the least of theirs"),
-        column("gain", FLOAT, "the judges' mean loss_difference, nats"),
-        column("difficulty", FLOAT, "the judges' mean long_context_loss, nats"),
-        column("mean_log2_k", FLOATS, "of each judge; NaN where there is too little to bring back"),
-        column("log2_half_sparsity", FLOATS, "log2 of half_sparsity, likewise"),
+        column("gain", FLOAT, "the evaluators' mean loss_difference, nats"),
+        column("difficulty", FLOAT, "the evaluators' mean long_context_loss, nats"),
+        column("mean_log2_k", FLOATS, "of each evaluator; NaN where there is too little to bring back"),
+        column("log2_k_50", FLOATS, "log2 of k_50, likewise"),
         column("mean_log2_k_by_loss", FLOATS, "mean_log2_k by the loss, likewise"),
-        column("short_trained", FLOATS, "what is measured, of each short-trained seed"),
-        column("long_trained", FLOATS, "the same of the long-trained seeds"),
-        column("placebo", FLOAT, "the same of the long-trained model in the place of the former"),
+        column("short_context_models", FLOATS, "what is measured, of each short-context seed"),
+        column("long_context_models", FLOATS, "the same of the long-context seeds"),
+        column("negative_control", FLOAT, "the same of the long-context model in the place of the former"),
     ]),
     "placed_targets": pa.schema([
         column("near_context_length", INT32, "tokens of the near context"),
         column("placement", TEXT, "as of length_interference; near: the near context alone"),
         column("document_id", TEXT, "the text"),
         column("target_position", INT32, "the target's place in it"),
-        column("short_trained", FLOATS, "of each short-context model: the loss, nats; of swap the length"
-               " interference, mean over distant texts, nats"),
-        column("long_trained", FLOATS, "the same of the long-context models"),
+        column("short_context_models", FLOATS, "of each short-context model: the loss, nats; of swap the"
+               " length interference, mean over distant texts, nats"),
+        column("long_context_models", FLOATS, "the same of the long-context models"),
         optional("entropy", FLOAT, "of the long-context models' prediction from the near context, mean, nats;"
                  " null of other placements"),
     ]),
@@ -280,7 +280,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("word_kind", TEXT, "of its word: 'number', 'function word', 'capitalized name' or 'content"
                " word'; else 'punctuation' or 'white space'. Made at commit 9a5d093"),
         column("repetition", TEXT, "first that fits, by vocabulary ID within the chunk: 'repeated trigram',"
-               " 'repeated bigram' or 'repeated token' of the far context, 'short context only', 'new'"),
+               " 'repeated bigram' or 'repeated token' of the distant context, 'short context only', 'new'"),
         column("follows", TEXT, "'a repeated bigram' where the two tokens before the target stand in the far"
                " context, in that order; else 'none'. It does not see the target's token"),
         optional("part_of_speech", TEXT, "by HanTa; made at commit 9a5d093"),
@@ -319,11 +319,11 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("token_accuracy", DOUBLE, "share of response tokens that are right, generated freely"),
         optional("position_id_accuracy", DOUBLE, "the same of the response's position IDs; null where given"),
         optional("excess_loss", DOUBLE, "mean loss of the answer beyond the best possible one, nats: KL from"
-                 " what the signs say to what the model says; null where the answer is certain"),
+                 " what the cues say to what the model says; null where the answer is certain"),
         optional("excess_loss_error", DOUBLE, "its standard error over examples"),
         optional("attention_scaling", TEXT, "of the model, in training and here; null as above"),
         optional("best_loss", DOUBLE, "the best possible mean loss, nats, exactly"),
-        optional("sign_attention", FLOATS, "share of the question's attention that is on the signs, of each"
+        optional("cue_attention", FLOATS, "share of the question's attention that is on the cues, of each"
                  " head, layer by layer; mean over the first 64 examples"),
     ]),
     "synthetic_examples": pa.schema([

@@ -39,8 +39,8 @@ _OF_CHUNKS = (
 _OF_CHOICES = (
     "rules",
     "k",
-    "intervention",
-    "num_backgrounds",
+    "ablation",
+    "num_swaps",
     "screen",
     "null_fraction",
     "minimum_gain",
@@ -50,7 +50,7 @@ _FLAGS = {
     "loss_differences": ("short_context_length", *_OF_CHUNKS),
     "influential_tokens": ("short_context_length", *_OF_CHUNKS, *_OF_CHOICES),
     "length_interference": _OF_CHUNKS,
-    "evaluate_tokens": ("documents_per_shard", "dtype", "intervention", "num_backgrounds"),
+    "evaluate_tokens": ("documents_per_shard", "dtype", "ablation", "num_swaps"),
 }
 """Measuring stage -> fields of an evaluation that it takes as flags."""
 
@@ -279,13 +279,13 @@ class _EvaluationPlan:
         return Command(name, f"pipeline/{program}.py", arguments, needs, about, num_tasks)
 
     def _evaluate_tokens(self) -> list[Command]:
-        """The choices of each model that chose, tried on the models of judge_with but itself."""
+        """The choices of each model that chose, tried on the models of evaluators but itself."""
         evaluation = self.evaluation
         chosen = self if evaluation.choices is None else self._of(evaluation.choices)
-        selectors = chosen._measured_models("influential_tokens") if evaluation.judge_with else []
+        selectors = chosen._measured_models("influential_tokens") if evaluation.evaluators else []
         commands = []
         for selector in selectors:
-            names = [name for name in evaluation.judge_with if chosen is not self or name != selector]
+            names = [name for name in evaluation.evaluators if chosen is not self or name != selector]
             trainings = tuple(self.trainings[name] for name in names)
             if not trainings:
                 continue
@@ -312,7 +312,7 @@ class _EvaluationPlan:
         return ("--among", *apart) if apart else ()
 
     def _long_and_short(self) -> list[str]:
-        """Which models are long-trained and which short, and at what length, for run_notebooks.py."""
+        """Which models are long-context and which short, and at what length, for run_notebooks.py."""
         models = self.study.models
         influential = self.evaluation.influential_models
         measured = self._measured_models("loss_differences")

@@ -100,15 +100,15 @@ class Evaluation:
     dtype: str | None = None
     rules: list[str] = field(default_factory=lambda: [*DEFAULT_RULES])
     k: list[int] | None = None
-    intervention: str | None = None
-    num_backgrounds: int | None = None
+    ablation: str | None = None
+    num_swaps: int | None = None
     screen: int | None = None
     null_fraction: float | None = None
     choices: str | None = None
     """The evaluation whose choices evaluate_tokens tries: its name; `evaluation` is the study's first. None:
     this one."""
     minimum_gain: float | None = None
-    judge_with: list[str] = field(default_factory=list)
+    evaluators: list[str] = field(default_factory=list)
     """Names of the study's models that evaluate_tokens tries the chosen tokens on. Empty: it is not run."""
     reference_model: str | None = None
     """The study's model, trained long, that expected gaps compare with. None: they are not measured."""
@@ -287,11 +287,11 @@ def _refuse_names(study: TextStudy) -> None:
         _refuse_unknown("evaluation of `choices`", [evaluation.choices], choosing)
         for names in (evaluation.models, evaluation.influential_models):
             _refuse_unknown("model of an evaluation", names, study.models)
-        beside = [*evaluation.judge_with, evaluation.reference_model]
+        beside = [*evaluation.evaluators, evaluation.reference_model]
         if not study.sizes:
-            _refuse_unknown("model for judge_with or reference_model", beside, study.models)
+            _refuse_unknown("model for evaluators or reference_model", beside, study.models)
         for size_name, size in study.sizes.items():
-            kind = f"model of sizes.{size_name} for judge_with or reference_model"
+            kind = f"model of sizes.{size_name} for evaluators or reference_model"
             _refuse_unknown(kind, beside, size.models or study.models)
 
 

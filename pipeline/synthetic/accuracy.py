@@ -117,7 +117,7 @@ def excess_losses(
 ) -> np.ndarray:
     """Of responses of one token, the loss beyond the best possible one: float64 [B], nats.
 
-    It is KL(posterior || model): the mean over what the answer could have been, with these signs. So it is
+    It is KL(posterior || model): the mean over what the answer could have been, with these cues. So it is
     less noisy than the loss of the answer that was drawn less the best loss, and has the same mean.
     """
     assert batch.log_posterior_BV is not None
@@ -137,7 +137,7 @@ def excess_losses(
     return torch.cat(excess).cpu().numpy()
 
 
-def attention_on_signs(
+def attention_on_cues(
     model: TaskModel,
     batch: ExampleBatch,
     config: TaskConfig,
@@ -211,7 +211,7 @@ def accuracy_tables(
             "excess_loss_error": float(excess_B.std() / len(excess_B) ** 0.5),
             "attention_scaling": config.model.attention_scaling,
             "best_loss": batch.examples[0].best_loss,
-            "sign_attention": attention_on_signs(*of_answers, _NUM_LOOKED_INTO).tolist(),
+            "cue_attention": attention_on_cues(*of_answers, _NUM_LOOKED_INTO).tolist(),
         }
     of_cell = {name: [value] for name, value in row.items()}
     return {"synthetic_accuracy": of_cell, "synthetic_examples": of_examples}, exact

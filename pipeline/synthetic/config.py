@@ -232,7 +232,7 @@ def _refuse_bad_fields(config: TaskConfig) -> None:
         f"model.attention_scaling is {model.attention_scaling}; set model.architecture=olmo, which has it",
     )
     require(
-        config.stop_at_excess_loss is None or config.task.startswith("signs_"),
+        config.stop_at_excess_loss is None or config.task.startswith("cues_"),
         f"stop_at_excess_loss is {config.stop_at_excess_loss}, but the best loss of task {config.task} is not"
         " known",
     )

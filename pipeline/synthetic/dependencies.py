@@ -1,10 +1,10 @@
 """Which tokens the rules select in an example of a synthetic task, and which truly decide its answers.
 
 The task's generator knows the true dependency sets. What of a set lies in the short context needs no
-selection, so finding is about the rest: the set's places in the far context.
+selection, so finding is about the rest: the set's places in the distant context.
 
-Shapes: L tokens of an example, T targets, F far-context positions (of the last target), K largest k, B
-backgrounds.
+Shapes: L tokens of an example, T targets, F distant-context positions (of the last target), K largest k, B
+swaps.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import numpy as np
 
 from pipeline.cli import InputError
 from pipeline.measuring.flags import ContextLengths
-from pipeline.measuring.rules import CONTROLS, INTERVENTIONS, REMOVE, RULES, find_rule
+from pipeline.measuring.rules import ABLATIONS, CONTROLS, MASK, RULES, find_rule
 from pipeline.synthetic.evaluation import Cell, test_examples
 from pipeline.synthetic.tasks import ExampleBatch, task_called
 
@@ -37,7 +37,7 @@ DEFAULT_RULES = (
 )
 """The first finds most of the truth of these tasks (analysis/README.md)."""
 _EFFECTS = {"leave_one_out": "influence_TF", "leave_one_out_divergence": "divergence_TF"}
-"""Rule -> what a far context tells of each far token left out."""
+"""Rule -> what a distant context tells of each distant token left out."""
 TOKENS = "tokens"
 POSITION_IDS = "position_ids"
 ARTEFACTS = {TOKENS: "found_dependencies", POSITION_IDS: "found_id_dependencies"}
@@ -50,24 +50,24 @@ class Selection(NamedTuple):
     """What one rule selected."""
 
     rule: str
-    intervention: str | None
-    """remove or background; None for rules that it does not matter to."""
+    ablation: str | None
+    """remove or swap; None for rules that it does not matter to."""
     positions_TK: np.ndarray
     """int64; most influential first."""
     effects_TK: np.ndarray | None
     """float32, nats: what leaving out each does; None for rules that leave no single token out."""
 
 
-def far_context(
+def distant_context(
     model: "CausalLM",
     token_ids_L: np.ndarray,
-    backgrounds_BL: np.ndarray,
+    swaps_BL: np.ndarray,
     lengths: ContextLengths,
-    intervention: str,
+    ablation: str,
 ) -> "FarContext":
     """An example as the rules see it: one chunk, whose last tokens, the response, are the targets.
 
-    Under `background` other examples' tokens stand in the place of what is left out, and measurements are
+    Under `swap` other examples' tokens stand in the place of what is left out, and measurements are
     means over all of them: where a place has few values, one is often the token that stands there, and says
     nothing.
     """
@@ -76,9 +76,9 @@ def far_context(
     from pipeline.measuring.far_context import FarContext, FarContextInBackground
 
     fields = Measurement(model, lengths, Batching(_TOKENS_PER_BATCH)), token_ids_L, token_ids_L
-    if intervention == REMOVE:
+    if ablation == MASK:
         return FarContext(*fields)
-    return FarContextInBackground(*fields, background_ids_BL=backgrounds_BL)
+    return FarContextInBackground(*fields, swap_ids_BL=swaps_BL)
 
 
 def select(
@@ -88,25 +88,25 @@ def select(
     max_k: int,
     generator: np.random.Generator,
 ) -> list[Selection]:
-    """The first `max_k` tokens of every rule, under each intervention (name -> context) that it knows.
+    """The first `max_k` tokens of every rule, under each ablation (name -> context) that it knows.
 
     Rules that know none look at `own`.
     """
     found = []
     for rule in map(find_rule, rules):
-        known = [name for name in contexts if name in rule.interventions]
-        for intervention in known if rule.knows_interventions else [None]:
-            context = own if intervention is None else contexts[intervention]
+        known = [name for name in contexts if name in rule.ablations]
+        for ablation in known if rule.knows_ablations else [None]:
+            context = own if ablation is None else contexts[ablation]
             positions_TK = rule.ranking(context, max_k, generator)
             effects_TK = None
             if rule.name in _EFFECTS:
                 effects_TK = np.take_along_axis(getattr(context, _EFFECTS[rule.name]), positions_TK, axis=1)
-            found.append(Selection(rule.name, intervention, positions_TK, effects_TK))
+            found.append(Selection(rule.name, ablation, positions_TK, effects_TK))
     return found
 
 
 def far_dependencies(dependencies: Sequence[Sequence[int]], lengths: ContextLengths) -> list[set[int]]:
-    """The places of each target's true dependency set that lie in its far context."""
+    """The places of each target's true dependency set that lie in its distant context."""
     return [
         {place for place in places if place < num_far}
         for places, num_far in zip(dependencies, lengths.num_far_tokens_T.tolist(), strict=True)
@@ -146,7 +146,7 @@ def refuse_unanswerable(
         if not 0 < most <= asked.largest_k <= num_far:
             raise InputError(
                 f"--largest-k {asked.largest_k}: an answer of size {cell[0]} has {most} true dependencies in"
-                f" its far context, and the first answer {num_far} tokens to select from; choose a number"
+                f" its distant context, and the first answer {num_far} tokens to select from; choose a number"
                 " between these, larger --sizes, or a smaller --short-context-length"
             )
 
@@ -178,20 +178,20 @@ def found_dependencies(
     rules = [rule for rule in FINDING_RULES if rule in asked.rules]
     rows: list[dict[str, Any]] = []
     for index, tokens_L in enumerate(batch.token_ids_BS):
-        others_R = generator.integers(0, num_examples, asked.num_backgrounds)
-        read_L, backgrounds_RL = tokens_L, batch.token_ids_BS[others_R]
+        others_R = generator.integers(0, num_examples, asked.num_swaps)
+        read_L, swaps_RL = tokens_L, batch.token_ids_BS[others_R]
         lm = TaskCausalLM(model, len(vocabulary), position_ids_BS[index])
         if asked.dependencies == POSITION_IDS:
             lm = of_ids = PositionIdLM(
                 model, len(vocabulary), position_ids_BS[index], tokens_L, batch.num_prompt_tokens
             )
-            read_L, backgrounds_RL = of_ids.codes_L, of_ids.codes_of(backgrounds_RL)
+            read_L, swaps_RL = of_ids.codes_L, of_ids.codes_of(swaps_RL)
         contexts = {
-            name: far_context(lm, read_L, backgrounds_RL, lengths, name)
-            for name in INTERVENTIONS
-            if name in asked.interventions
+            name: distant_context(lm, read_L, swaps_RL, lengths, name)
+            for name in ABLATIONS
+            if name in asked.ablations
         }
-        own = far_context(lm, read_L, backgrounds_RL, lengths, REMOVE)
+        own = distant_context(lm, read_L, swaps_RL, lengths, MASK)
         selections = select(contexts, own, rules, asked.largest_k, generator)
         for selection, (target, places) in product(selections, enumerate(truth[index])):
             effects_TK = selection.effects_TK
@@ -200,11 +200,11 @@ def found_dependencies(
                     {
                         "example_index": index,
                         "target_index": target,
-                        "num_far_tokens": int(lengths.num_far_tokens_T[target]),
+                        "num_distant_tokens": int(lengths.num_far_tokens_T[target]),
                         "num_dependencies": len(places),
                         "long_context_loss": float(own.long_losses_T[target]),
                         "rule": selection.rule,
-                        "intervention": selection.intervention,
+                        "ablation": selection.ablation,
                         "rank": rank,
                         "context_position": place,
                         "is_dependency": place in places,

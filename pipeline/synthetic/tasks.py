@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from pipeline.cli import InputError, unknown_name
-from pipeline.text.planting import SignLaw
+from pipeline.text.planting import CueLaw
 
 Vocabulary = tuple[str, ...]
 """Every token of a task by name; a token ID is an index into it."""
@@ -450,7 +450,7 @@ def lay_out_planted(noise_and_signals: Sequence[int], planted: Sequence[int]) ->
 
     From the sources (Definition 3.2, the k-sparse planted correlation): draw a set S* of k positions from a
     position law, draw their tokens Z jointly from a vocabulary law, every other token i.i.d. from a
-    background law mu; the label is g*(Z). The theorems ask that S* be local: within L_local positions of
+    swap law mu; the label is g*(Z). The theorems ask that S* be local: within L_local positions of
     itself.
 
     Our choice, as the definition leaves the laws open: S* is uniform over all k-subsets, or local: uniform
@@ -484,41 +484,41 @@ def draw_planted(
     return lay_out_planted(tokens.tolist(), planted.tolist())
 
 
-# signs_1, signs_2, signs_4, each also local, signs_8_weak, signs_32_weak, signs_growing
+# cues_1, cues_2, cues_4, each also local, cues_8_weak, cues_32_weak, cues_growing
 
 BITS_TOLD = 3.0
-SIGNS_LOCAL_LENGTH = 16
-TOKENS_A_GROWING_SIGN = 8
+CUES_LOCAL_LENGTH = 16
+TOKENS_A_GROWING_CUE = 8
 _NOISES = tuple(f"n{number}" for number in range(16))
-_OF_SIGNS = (1, 2, 4)
-_SIGN_NAMES = [f"{k}.{place}.{token:x}" for k in _OF_SIGNS for place in range(k) for token in range(16)]
-SIGNS_VOCABULARY: Vocabulary = (*_NOISES, *_SIGN_NAMES, "?", *(f"={latent:x}" for latent in range(16)))
-_FIRST_SIGN = {k: SIGNS_VOCABULARY.index(f"{k}.0.0") for k in _OF_SIGNS}
-_FIRST_ANSWER = SIGNS_VOCABULARY.index("=0")
+_OF_CUES = (1, 2, 4)
+_CUE_NAMES = [f"{k}.{place}.{token:x}" for k in _OF_CUES for place in range(k) for token in range(16)]
+CUES_VOCABULARY: Vocabulary = (*_NOISES, *_CUE_NAMES, "?", *(f"={latent:x}" for latent in range(16)))
+_FIRST_CUE = {k: CUES_VOCABULARY.index(f"{k}.0.0") for k in _OF_CUES}
+_FIRST_ANSWER = CUES_VOCABULARY.index("=0")
 
 
-def lay_out_signs(
-    law: SignLaw,
+def lay_out_cues(
+    law: CueLaw,
     noise: Sequence[int],
     positions: Sequence[int],
     places: np.ndarray,
     tokens: np.ndarray,
     latent: int,
 ) -> Example:
-    """`signs_*`: signs among noise tell one of 16 answers, three of its four bits, by `SignLaw`; then "?".
+    """`cues_*`: cues among noise tell one of 16 answers, three of its four bits, by `CueLaw`; then "?".
 
-    The same law plants them in text (plant_signs.py). Only the number of signs differs: 1, 2 or 4 of them; 8
+    The same law plants them in text (plant_cues.py). Only the number of cues differs: 1, 2 or 4 of them; 8
     or 32 weak ones; or a weak one for every 8 tokens, so that their number grows with the prompt. The best
-    possible loss is ln 2 for all, at every size; a token of 1, 2 or 4 signs stands in one example of 16. Weak
-    signs are the tokens of 4 signs. Signs stand anywhere in the prompt, or within the last 16 tokens before
+    possible loss is ln 2 for all, at every size; a token of 1, 2 or 4 cues stands in one example of 16. Weak
+    cues are the tokens of 4 cues. Cues stand anywhere in the prompt, or within the last 16 tokens before
     "?".
 
-    Coupled IDs: noise has those of its places; signs, in the order of what they tell, those next to the
+    Coupled IDs: noise has those of its places; cues, in the order of what they tell, those next to the
     question's, however far away they are, as the theorem asks.
 
-        >>> law = SignLaw(2, 4, BITS_TOLD, is_balanced=True)
-        >>> example = lay_out_signs(law, [0, 2, 4], [3, 1], np.array([0, 1]), np.array([6, 11]), latent=11)
-        >>> example.text(SIGNS_VOCABULARY)  # 6 and 11 say 10 and 11, by their last two bits: 1011 is b
+        >>> law = CueLaw(2, 4, BITS_TOLD, is_balanced=True)
+        >>> example = lay_out_cues(law, [0, 2, 4], [3, 1], np.array([0, 1]), np.array([6, 11]), latent=11)
+        >>> example.text(CUES_VOCABULARY)  # 6 and 11 say 10 and 11, by their last two bits: 1011 is b
         'n0 2.1.b n2 2.0.6 n4 ? | =b'
         >>> example.dependencies
         ((1, 3),)
@@ -532,13 +532,13 @@ def lay_out_signs(
     is_noise_S[list(positions)] = False
     prompt = np.empty(num_before, dtype=np.int64)
     ids = np.arange(num_before)
-    prompt[is_noise_S], of_signs = noise, _FIRST_SIGN[law.num_places]
-    prompt[list(positions)] = of_signs + 16 * places + tokens
+    prompt[is_noise_S], of_cues = noise, _FIRST_CUE[law.num_places]
+    prompt[list(positions)] = of_cues + 16 * places + tokens
     in_order = np.argsort(places, kind="stable")
     ids[np.array(positions)[in_order]] = np.arange(num_before - len(positions), num_before)
-    log_posterior_V = np.full(len(SIGNS_VOCABULARY), -np.inf)
+    log_posterior_V = np.full(len(CUES_VOCABULARY), -np.inf)
     log_posterior_V[_FIRST_ANSWER:] = law.log_posterior(law.votes(places, tokens))
-    question = SIGNS_VOCABULARY.index("?")
+    question = CUES_VOCABULARY.index("?")
     return Example(
         token_ids_S=np.array([*prompt, question, _FIRST_ANSWER + latent], dtype=np.int64),
         num_prompt_tokens=num_before + 1,
@@ -550,22 +550,22 @@ def lay_out_signs(
     )
 
 
-def _draw_signs(
+def _draw_cues(
     size: int,
     sparsity: None,
     generator: np.random.Generator,
     *,
-    num_signs: int | None,
+    num_cues: int | None,
     is_local: bool = False,
 ) -> Example:
-    """A prompt of `size` tokens, "?" included; None signs: as many as `TOKENS_A_GROWING_SIGN` makes them."""
-    num_signs = num_signs or size // TOKENS_A_GROWING_SIGN
-    law = SignLaw(num_signs, 4, BITS_TOLD, is_balanced=True)
-    first = max(0, size - 1 - SIGNS_LOCAL_LENGTH) if is_local else 0
-    positions = first + generator.choice(size - 1 - first, num_signs, replace=False)
-    noise = generator.integers(len(_NOISES), size=size - 1 - num_signs)
+    """A prompt of `size` tokens, "?" included; None cues: as many as `TOKENS_A_GROWING_CUE` makes them."""
+    num_cues = num_cues or size // TOKENS_A_GROWING_CUE
+    law = CueLaw(num_cues, 4, BITS_TOLD, is_balanced=True)
+    first = max(0, size - 1 - CUES_LOCAL_LENGTH) if is_local else 0
+    positions = first + generator.choice(size - 1 - first, num_cues, replace=False)
+    noise = generator.integers(len(_NOISES), size=size - 1 - num_cues)
     latent, places, tokens = law.draw(generator)
-    return lay_out_signs(law, noise.tolist(), positions.tolist(), places, tokens, latent)
+    return lay_out_cues(law, noise.tolist(), positions.tolist(), places, tokens, latent)
 
 
 # All tasks by name, and examples in batches
@@ -609,7 +609,7 @@ class Task:
         if self.has_sparsity or (scheme == "predicted" and not self.embeds_coupled_ids):
             raise InputError(
                 f"task {self.name} has no coupled position IDs for positions '{scheme}': tasks with k have"
-                " none, and those of signs_* cannot be predicted"
+                " none, and those of cues_* cannot be predicted"
             )
 
 
@@ -651,21 +651,21 @@ TASKS: dict[str, Task] = {
         ),
         *(
             Task(
-                f"signs_{k}{'_local' * is_local}",
-                SIGNS_VOCABULARY,
-                partial(_draw_signs, num_signs=k, is_local=is_local),
+                f"cues_{k}{'_local' * is_local}",
+                CUES_VOCABULARY,
+                partial(_draw_cues, num_cues=k, is_local=is_local),
                 _from(k + 1),
                 embeds_coupled_ids=False,
             )
-            for k in _OF_SIGNS
+            for k in _OF_CUES
             for is_local in (False, True)
         ),
         *(
-            Task(name, SIGNS_VOCABULARY, partial(_draw_signs, num_signs=k), sizes, embeds_coupled_ids=False)
+            Task(name, CUES_VOCABULARY, partial(_draw_cues, num_cues=k), sizes, embeds_coupled_ids=False)
             for name, k, sizes in (
-                ("signs_8_weak", 8, _from(9)),
-                ("signs_32_weak", 32, _from(33)),
-                ("signs_growing", None, _from(32, step=4 * TOKENS_A_GROWING_SIGN)),
+                ("cues_8_weak", 8, _from(9)),
+                ("cues_32_weak", 32, _from(33)),
+                ("cues_growing", None, _from(32, step=4 * TOKENS_A_GROWING_CUE)),
             )
         ),
     )

@@ -89,7 +89,7 @@ LEARNT = 0.99
 def is_learnt(config: TaskConfig, metrics: dict[str, list[Any]]) -> bool:
     """Whether the last measurement found the task learnt in distribution.
 
-    Where no model can always be right, because signs may mislead, by its excess loss.
+    Where no model can always be right, because cues may mislead, by its excess loss.
     """
     if config.stop_at_excess_loss is not None:
         return is_known(config, metrics)

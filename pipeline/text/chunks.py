@@ -25,7 +25,7 @@ class Chunk:
     chunk_index: int
     token_ids_L: np.ndarray
     other_token_ids_NL: np.ndarray
-    """The same chunk of N other documents: of its null, then of backgrounds."""
+    """The same chunk of N other documents: of its null, then of swaps."""
     start: int = 0
     """Place of the chunk's first token in the document."""
 
@@ -55,7 +55,7 @@ def long_enough_documents(
     InputError if there are not as many beside each as serve it.
 
     Args:
-        num_others: those that serve as the null and the backgrounds of each.
+        num_others: those that serve as the null and the swaps of each.
         has_null: whether the document of an ID is measured with its null; None: all are.
     """
     documents = data.evaluation_documents()
@@ -73,7 +73,7 @@ def long_enough_documents(
     if len(usable) <= num_others:
         raise InputError(
             f"{len(usable)} evaluation document(s) of at least {chunk_length} tokens in {data.folder} are not"
-            f" enough: {num_others + 1} are needed, since others serve as null or backgrounds of each; choose"
+            f" enough: {num_others + 1} are needed, since others serve as null or swaps of each; choose"
             " a shorter context or a larger --max-documents"
         )
     return usable

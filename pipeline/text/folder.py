@@ -36,7 +36,7 @@ EVALUATION_FILE = "evaluation_documents/00000-of-00001.parquet"
 TOKENIZER_FILE = "tokenizer.json"
 TOKEN_COUNTS_FILE = "train_token_counts.bin"
 MANIFEST_FILE = "manifest.json"
-STAGES = ("tokenize_c4", "plant_needles", "plant_signs")
+STAGES = ("tokenize_c4", "plant_needles", "plant_cues")
 """Those that write such folders."""
 COUNTS = (
     "train_documents",

@@ -1,11 +1,11 @@
-"""Text whose truth is known: needles in haystacks, and planted signs; pipeline/plant_signs.py shows both.
+"""Text whose truth is known: needles in haystacks, and planted cues; pipeline/plant_cues.py shows both.
 
 The tokens of a needle's answer are the document's last targets, and the same in the needle are what their
 prediction needs. The document without the needle, the haystack longer by as much, is the control.
 
-How signs tell an answer is `SignLaw`; pipeline/synthetic/tasks.py plants them among noise by the same law. In
-text signs, questions and answers are the vocabulary's rarest tokens, and no other token tells anything of an
-answer: the number of signs is the true dependency sparsity of that target.
+How cues tell an answer is `CueLaw`; pipeline/synthetic/tasks.py plants them among noise by the same law. In
+text cues, questions and answers are the vocabulary's rarest tokens, and no other token tells anything of an
+answer: the number of cues is the true dependency sparsity of that target.
 """
 
 import hashlib
@@ -56,25 +56,25 @@ _FURTHEST_WORD = 16  # tokens that a needle moves back at most, so as not to sta
 
 
 @dataclass(frozen=True)
-class SignLaw:
-    """How signs tell a latent of 2 ** B values, B bits; k signs tell B / k bits each, or many vote weakly.
+class CueLaw:
+    """How cues tell a latent of 2 ** B values, B bits; k cues tell B / k bits each, or many vote weakly.
 
     The latent is uniform. There are v votes on each of its bits, and each vote is flipped with probability e.
-    Of k signs, where k divides B, each carries the votes on B / k bits, v = 1, and there are k places: the
-    first has the first B / k bits, and so on. Of v B signs each carries one vote, and there is a place a bit.
-    Here e is such that all votes on a bit together leave as much of it open, for every number of signs:
+    Of k cues, where k divides B, each carries the votes on B / k bits, v = 1, and there are k places: the
+    first has the first B / k bits, and so on. Of v B cues each carries one vote, and there is a place a bit.
+    Here e is such that all votes on a bit together leave as much of it open, for every number of cues:
 
         H(bit | v votes) = (B - bits_told) / B bits,
 
-    so that every number of signs tells as much, and the best possible loss of the answer is the same:
-    (B - bits_told) ln 2 nats, exactly. Weak signs are dense: to predict the answer well, all are needed.
+    so that every number of cues tells as much, and the best possible loss of the answer is the same:
+    (B - bits_told) ln 2 nats, exactly. Weak cues are dense: to predict the answer well, all are needed.
 
     A place has a token for each value of its bits; `is_balanced` gives every place 2 ** B tokens, several of
-    which tell the same, so that with k signs each token stands in one text of 2 ** B, whatever k.
+    which tell the same, so that with k cues each token stands in one text of 2 ** B, whatever k.
 
-    Four bits, of which two signs tell three; with signs 6 and 11 at the first and second place:
+    Four bits, of which two cues tell three; with cues 6 and 11 at the first and second place:
 
-        >>> law = SignLaw(num_signs=2, num_bits=4, bits_told=3.0, is_balanced=True)
+        >>> law = CueLaw(num_cues=2, num_bits=4, bits_told=3.0, is_balanced=True)
         >>> law.values_a_place, law.tokens_a_place, round(law.flip_probability, 4)
         (4, 16, 0.0417)
         >>> votes = law.votes(np.array([0, 1]), np.array([6, 11]))  # 6 % 4 = 0b10, 11 % 4 = 0b11
@@ -83,28 +83,28 @@ class SignLaw:
         >>> posterior = np.exp(law.log_posterior(votes))
         >>> int(posterior.argmax()), round(float(posterior[11]), 4)  # 0.9583 to the power of 4
         (11, 0.8434)
-        >>> [round(float(one.best_loss / np.log(2)), 12) for one in (law, SignLaw(32, 4, 3.0))]
+        >>> [round(float(one.best_loss / np.log(2)), 12) for one in (law, CueLaw(32, 4, 3.0))]
         [1.0, 1.0]
     """
 
-    num_signs: int
+    num_cues: int
     num_bits: int = 4
     bits_told: float | None = None
-    """None: all of them, without flips; of k signs that divide the bits only."""
+    """None: all of them, without flips; of k cues that divide the bits only."""
     is_balanced: bool = False
 
     def __post_init__(self) -> None:
-        k = self.num_signs
+        k = self.num_cues
         num_bits = self.num_bits
         told = self.bits_told
         if num_bits % k and (told is None or k % num_bits):
             raise InputError(
-                f"{k} signs cannot share the {num_bits} bits of {2**num_bits} answers; choose a number that"
+                f"{k} cues cannot share the {num_bits} bits of {2**num_bits} answers; choose a number that"
                 f" divides {num_bits}, or a multiple of it"
             )
         if told is None and k > num_bits:
             raise InputError(
-                f"{k} signs of {num_bits} bits would each tell a whole bit; say how many bits all of them"
+                f"{k} cues of {num_bits} bits would each tell a whole bit; say how many bits all of them"
                 " tell, less than there are"
             )
         if told is not None and not 0 < told < num_bits:
@@ -113,12 +113,12 @@ class SignLaw:
     @property
     def num_votes(self) -> int:
         """v, on each bit."""
-        return max(1, self.num_signs // self.num_bits)
+        return max(1, self.num_cues // self.num_bits)
 
     @property
     def num_places(self) -> int:
-        """Kinds of signs: their tokens differ."""
-        return min(self.num_signs, self.num_bits)
+        """Kinds of cues: their tokens differ."""
+        return min(self.num_cues, self.num_bits)
 
     @property
     def values_a_place(self) -> int:
@@ -136,7 +136,7 @@ class SignLaw:
 
     @property
     def best_loss(self) -> float:
-        """The least mean loss of the answer that any model of the signs can have, nats."""
+        """The least mean loss of the answer that any model of the cues can have, nats."""
         return self._open_share * self.num_bits * math.log(2)
 
     @cached_property
@@ -145,18 +145,18 @@ class SignLaw:
         return flip_probability(self.num_votes, self._open_share)
 
     def draw(self, generator: np.random.Generator) -> tuple[int, np.ndarray, np.ndarray]:
-        """A latent, and of each of its signs the place and the token there: int64 [num_signs]."""
+        """A latent, and of each of its cues the place and the token there: int64 [num_cues]."""
         bits_B = generator.integers(2, size=self.num_bits)
         votes_VB = np.tile(bits_B, (self.num_votes, 1))
         if self.bits_told is not None:
             votes_VB = votes_VB ^ (generator.random(votes_VB.shape) < self.flip_probability)
-        values = _as_number(votes_VB.reshape(self.num_signs, -1))
-        synonyms = generator.integers(self.tokens_a_place // self.values_a_place, size=self.num_signs)
+        values = _as_number(votes_VB.reshape(self.num_cues, -1))
+        synonyms = generator.integers(self.tokens_a_place // self.values_a_place, size=self.num_cues)
         places = np.tile(np.arange(self.num_places), self.num_votes)
         return int(_as_number(bits_B)), places, values + self.values_a_place * synonyms
 
     def votes(self, places: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """What signs say of each bit, in the order of their places: int64 [v, B], 0 or 1."""
+        """What cues say of each bit, in the order of their places: int64 [v, B], 0 or 1."""
         in_order = np.argsort(places, kind="stable")
         values_PV = (tokens[in_order] % self.values_a_place).reshape(self.num_places, self.num_votes)
         digits = np.arange(self.num_bits // self.num_places)[::-1]
@@ -325,9 +325,9 @@ def _start_of_word(pieces: Sequence[str], place: int) -> int:
 
 
 def write_truth(folder: Path, file: str, rows: Sequence[Mapping[str, Any]]) -> Path:
-    """Write where the needles (`NEEDLES_FILE`) or signs (`PLANTED_FILE`) of a data folder are; the path."""
-    name = "needles" if file == NEEDLES_FILE else "planted_signs"
-    metadata = {"schema_version": str(SCHEMA_VERSION), "stage": "plant_signs"}
+    """Write where the needles (`NEEDLES_FILE`) or cues (`PLANTED_FILE`) of a data folder are; the path."""
+    name = "needles" if file == NEEDLES_FILE else "planted_cues"
+    metadata = {"schema_version": str(SCHEMA_VERSION), "stage": "plant_cues"}
     schema = SCHEMAS[name].with_metadata(metadata)
     columns = {column: [row[column] for row in rows] for column in schema.names}
     write_parquet(folder / file, columns, schema)
@@ -337,32 +337,32 @@ def write_truth(folder: Path, file: str, rows: Sequence[Mapping[str, Any]]) -> P
 def read_needles(folder: Path) -> list[dict[str, Any]]:
     """The rows that `write_truth` wrote in a data folder."""
     if not (folder / NEEDLES_FILE).exists():
-        raise InputError(f"{folder} holds no {NEEDLES_FILE}; pipeline/plant_signs.py --needles writes it")
+        raise InputError(f"{folder} holds no {NEEDLES_FILE}; pipeline/plant_cues.py --needles writes it")
     rows: list[dict[str, Any]] = read_parquet(folder / NEEDLES_FILE, SCHEMAS["needles"].names).to_pylist()
     return rows
 
 
 @dataclass(frozen=True)
-class Signs:
+class Cues:
     """The token IDs that are planted. Shapes: A answers, P places, C tokens a place."""
 
     answer_ids: np.ndarray
     """Of the law that has most; every other has the first of them."""
     question_ids: Mapping[int, int]
-    """Number of signs -> the token that asks for the answer that they tell."""
+    """Number of cues -> the token that asks for the answer that they tell."""
     sign_ids: Mapping[int, np.ndarray]
-    """Number of signs -> int64 [P, C]."""
-    laws: Mapping[int, SignLaw]
+    """Number of cues -> int64 [P, C]."""
+    laws: Mapping[int, CueLaw]
 
     @classmethod
-    def rarest(cls, counts_V: np.ndarray, eos_token_id: int, laws: Mapping[int, SignLaw]) -> "Signs":
-        """Signs for each law, of the tokens that occur least in training text by `counts_V`, EOS never."""
+    def rarest(cls, counts_V: np.ndarray, eos_token_id: int, laws: Mapping[int, CueLaw]) -> "Cues":
+        """Cues for each law, of the tokens that occur least in training text by `counts_V`, EOS never."""
         num_answers = max(2**law.num_bits for law in laws.values())
         num_needed = num_answers + sum(1 + law.num_places * law.tokens_a_place for law in laws.values())
         by_count = [int(token) for token in np.argsort(counts_V, kind="stable") if token != eos_token_id]
         if num_needed > len(by_count) // 4:
             raise InputError(
-                f"--num-planted {' '.join(map(str, laws))} takes {num_needed} tokens for signs, questions and"
+                f"--num-planted {' '.join(map(str, laws))} takes {num_needed} tokens for cues, questions and"
                 f" answers, more than a quarter of the vocabulary of {len(counts_V)}; choose fewer answers,"
                 " or another tokenizer"
             )
@@ -381,32 +381,32 @@ class Signs:
 
 def laws_of(
     ks: Sequence[int], num_answers: int, bits_told: float | None = None, is_balanced: bool = False
-) -> dict[int, SignLaw]:
-    """How many signs -> their law; without `bits_told` k signs tell k bits where there are fewer.
+) -> dict[int, CueLaw]:
+    """How many cues -> their law; without `bits_told` k cues tell k bits where there are fewer.
 
     InputError where the answers are no power of 2, or cannot be told so.
     """
     num_bits = num_answers.bit_length() - 1
     if num_answers != 2**num_bits or num_bits < 1:
-        raise InputError(f"--num-answers {num_answers} is not a power of 2, so that signs tell bits of it")
+        raise InputError(f"--num-answers {num_answers} is not a power of 2, so that cues tell bits of it")
     most = [num_bits if bits_told is not None else max(num_bits, k) for k in ks]
-    return {k: SignLaw(k, bits, bits_told, is_balanced) for k, bits in zip(ks, most, strict=True)}
+    return {k: CueLaw(k, bits, bits_told, is_balanced) for k, bits in zip(ks, most, strict=True)}
 
 
-def plant_signs(
+def plant_cues(
     text_ids: np.ndarray,
     ks: Sequence[int],
-    signs: Signs,
+    cues: Cues,
     generator: np.random.Generator,
     num_near: int,
     num_copies: int = 1,
 ) -> tuple[np.ndarray, list[dict[str, Any]]]:
-    """A text with signs in it, questions and answers at its end, in the place of tokens; where they are.
+    """A text with cues in it, questions and answers at its end, in the place of tokens; where they are.
 
     Args:
         text_ids: the text; it keeps its length.
         ks: one question and answer each, in this order.
-        signs: the tokens.
+        cues: the tokens.
         generator: draws places and choices.
         num_near: tokens before the first question that no sign stands in.
         num_copies: how often each sign is planted; more than once it is easier to learn what it means.
@@ -414,25 +414,25 @@ def plant_signs(
     token_ids = np.array(text_ids, dtype=np.int64)
     rows = []
     end = len(token_ids) - 2 * len(ks)
-    num_signs = num_copies * sum(signs.laws[k].num_signs for k in ks)
-    # Among twice as many tokens, so that a text is not all signs.
-    if end - num_near < 2 * num_signs:
+    num_cues = num_copies * sum(cues.laws[k].num_cues for k in ks)
+    # Among twice as many tokens, so that a text is not all cues.
+    if end - num_near < 2 * num_cues:
         raise InputError(
-            f"a text of {len(token_ids)} tokens has no room for {num_signs} signs {num_near} tokens before"
+            f"a text of {len(token_ids)} tokens has no room for {num_cues} cues {num_near} tokens before"
             " their questions; choose a larger --context-length"
         )
     free = iter(generator.permutation(end - num_near))
     for index, k in enumerate(ks):
-        law = signs.laws[k]
-        of_sign = signs.sign_ids[k]
-        positions = np.array([next(free) for _ in range(law.num_signs * num_copies)])
+        law = cues.laws[k]
+        of_sign = cues.sign_ids[k]
+        positions = np.array([next(free) for _ in range(law.num_cues * num_copies)])
         latent, places, tokens = law.draw(generator)
         token_ids[positions] = np.repeat(of_sign[places, tokens], num_copies)
         target = end + 2 * index + 1
-        token_ids[target - 1 : target + 1] = signs.question_ids[k], signs.answer_ids[latent]
+        token_ids[target - 1 : target + 1] = cues.question_ids[k], cues.answer_ids[latent]
         rows.append(
             {
-                "num_planted": law.num_signs,
+                "num_planted": law.num_cues,
                 "target_position": target,
                 "planted_positions": np.sort(positions).tolist(),
                 "best_loss": -float(law.log_posterior(law.votes(places, tokens))[latent]),
@@ -442,6 +442,6 @@ def plant_signs(
 
 
 def document_of(token_ids: np.ndarray, url: str | None) -> EvaluationDocument:
-    """An evaluation document, whose ID is the hash of its tokens: signs need not be text."""
+    """An evaluation document, whose ID is the hash of its tokens: cues need not be text."""
     tokens = np.ascontiguousarray(token_ids, dtype="<i4")
     return EvaluationDocument(hashlib.sha256(tokens.tobytes()).hexdigest()[:16], tokens, url)

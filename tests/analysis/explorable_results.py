@@ -20,7 +20,7 @@ SHORT = 4
 LONG = 32
 TARGETS = 5
 KS = [1, 2, 4, 8]
-RULES = ["leave_one_out", "nearest"]
+RULES = ["leave_one_out", "recency"]
 MODELS = ["long <b>", "other"]
 LOSSES_ONLY = "short"
 """A model with loss differences and no influential tokens."""
@@ -31,7 +31,7 @@ def write_explorable(
     texts: Sequence[str],
     models: Sequence[str] = MODELS,
     lengths: tuple[int, int, int] = (SHORT, LONG, TARGETS),
-    intervention: str = "remove",
+    ablation: str = "mask",
 ) -> tuple[Path, Path]:
     """`folder`/results and `folder`/data of all whole chunks of all texts.
 
@@ -68,7 +68,7 @@ def write_explorable(
     of_selections = of_losses | {
         "k": KS,
         "rules": RULES,
-        "intervention": intervention,
+        "ablation": ablation,
         "recovery_fraction": 0.9,
         "minimum_gain": 0.1,
     }
@@ -76,7 +76,7 @@ def write_explorable(
     inputs = {"evaluation_documents": sha256}
     for index, model in enumerate([*models, LOSSES_ONLY]):
         generator = np.random.default_rng(index)
-        losses, selections = _tables(documents, lengths, intervention, model, generator)
+        losses, selections = _tables(documents, lengths, ablation, model, generator)
         stages = {"loss_differences": (of_losses, {"loss_differences": losses})}
         if model != LOSSES_ONLY:
             stages["influential_tokens"] = (of_selections, selections)
@@ -88,12 +88,12 @@ def write_explorable(
 def _tables(
     documents: Sequence[EvaluationDocument],
     lengths: tuple[int, int, int],
-    intervention: str,
+    ablation: str,
     model: str,
     generator: np.random.Generator,
 ) -> tuple[list[dict], dict[str, list[dict]]]:
     short_length, long_length, num_targets = lengths
-    with_background = intervention == "background"
+    with_swap = ablation == "swap"
     losses: list[dict] = []
     tables: dict[str, list[dict]] = {
         "influential_tokens": [],
@@ -111,9 +111,9 @@ def _tables(
                     "chunk_index": chunk_index,
                     "target_position": position,
                 }
-                short, long, expected, specific, background = generator.gamma(4, 1, 5).round(6)
+                short, long, expected, specific, swap = generator.gamma(4, 1, 5).round(6)
                 both = {"short_context_loss": short, "long_context_loss": long}
-                of_background = {"background_loss": background if with_background else None}
+                of_swap = {"swapped_loss": swap if with_swap else None}
                 losses.append(
                     target
                     | both
@@ -122,7 +122,7 @@ def _tables(
                         "loss_difference": short - long,
                         "num_long_context_tokens": position - start,
                         "short_context_divergence": expected,
-                        "specific_gain": specific,
+                        "document_specific_gain": specific,
                     }
                 )
                 for rule in RULES:
@@ -133,18 +133,18 @@ def _tables(
                             "rule": rule,
                             "loss_difference": short - long,
                             "criterion": criterion,
-                            "dependency_sparsity": k_star if criterion == "loss" else 4,
+                            "k_90": k_star if criterion == "loss" else 4,
                             "is_censored": position % 3 == 2 and criterion == "loss",
                         }
                         for criterion in ("loss", "divergence")
                     ]
-                    for far_context in ("own", "other_document"):
-                        here = target | {"rule": rule, "far_context": far_context}
+                    for distant_context in ("own", "other_document"):
+                        here = target | {"rule": rule, "distant_context": distant_context}
                         far = generator.permutation(np.arange(start, position - short_length))[: max(KS)]
                         tables["sparse_context_losses"] += [
                             here
                             | both
-                            | of_background
+                            | of_swap
                             | {
                                 "k": k,
                                 "sparse_context_loss": generator.gamma(4, 1),
@@ -159,7 +159,7 @@ def _tables(
                                 "context_position": place,
                                 "distance": position - place,
                                 "context_token_id": document.token_ids[place]
-                                if far_context == "own"
+                                if distant_context == "own"
                                 else null_ids[null_start + place - start],
                                 "influence": None if model == "other" else generator.normal(),
                             }

@@ -1,6 +1,6 @@
 """Results with planted truth, written the way the stages write theirs.
 
-Each target draws how many far tokens it truly needs (k*), and how much the long context gains it; the
+Each target draws how many distant tokens it truly needs (k*), and how much the long context gains it; the
 gain is recovered linearly in log2(k) up to k*. Choosing with the answer in hand adds a selection bonus
 to `leave_one_out`, the same under the null. The generalization gap grows with k*.
 """
@@ -20,15 +20,15 @@ LONG_CONTEXT_LENGTH = 256
 SHORT_MODELS = ["short-contiguous", "short-pose"]
 LONG_MODELS = ["long-seed0", "long-seed1"]
 TRAIN_CONTEXT_LENGTHS = {"short-contiguous": 32, "short-pose": 32, "long-seed0": 256, "long-seed1": 256}
-RULES = ["leave_one_out", "nearest", "random"]
-SELECTION_BONUS = {"leave_one_out": 0.08, "nearest": 0.01, "random": 0.0}
+RULES = ["leave_one_out", "recency", "random"]
+SELECTION_BONUS = {"leave_one_out": 0.08, "recency": 0.01, "random": 0.0}
 # How far along its path to L_long a rule gets, as a part of what the planted truth allows.
-RULE_STRENGTH = {"leave_one_out": 1.0, "nearest": 0.4, "random": 0.1}
+RULE_STRENGTH = {"leave_one_out": 1.0, "recency": 0.4, "random": 0.1}
 CENSORED_K = 32
 NO_GAIN_K = 0
 MEAN_GAP = {"short-contiguous": 0.05, "short-pose": 0.02}  # nats, a doubling of k* + 1
 TARGETS_PER_DOCUMENT = 16
-JUDGE = "another-model"
+EVALUATOR = "another-model"
 FURTHER_KS = [32, 64, 128]
 ABSURD_LOSS = 50.0
 """Of the rows that are not to be read as the model's own."""
@@ -127,7 +127,7 @@ def _facts(model: str, num_parameters: int, train_step: int) -> dict[str, object
 
 
 def _losses(truth: Truth, model: str, generator: np.random.Generator) -> pd.DataFrame:
-    """The truth as one model measures it: long-trained models gain, short-trained ones do not."""
+    """The truth as one model measures it: long-context models gain, short-context ones do not."""
     losses = truth.targets.copy()
     noise = generator.normal(0, 0.02, len(losses))
     gap = MEAN_GAP.get(model, 0.0) * np.log2(losses["needed_k"] + 1)
@@ -147,10 +147,10 @@ def _loss_differences(rows: pd.DataFrame) -> dict[str, list]:
 
 
 def _sparse_context_losses(rows: pd.DataFrame, model: str, generator: np.random.Generator) -> dict[str, list]:
-    """And what is not the model's own, absurd: another judge's losses, and controls at further k."""
+    """And what is not the model's own, absurd: another evaluator's losses, and controls at further k."""
     names = ("document_id", "chunk_index", "target_position", "short_context_loss", "long_context_loss")
     of_targets: dict[str, list] = {name: rows[name].tolist() for name in names}
-    of_choices = ("rule", "far_context", "judge", "k")
+    of_choices = ("rule", "distant_context", "evaluator", "k")
     table: dict[str, list] = {name: [] for name in (*names, *of_choices, "sparse_context_loss")}
     absurd = [ABSURD_LOSS] * len(rows)
 
@@ -162,38 +162,38 @@ def _sparse_context_losses(rows: pd.DataFrame, model: str, generator: np.random.
         table["sparse_context_loss"] += losses
 
     for rule in RULES:
-        for far_context in ("own", "other_document"):
+        for distant_context in ("own", "other_document"):
             for k in KS:
                 recovered = SELECTION_BONUS[rule] * np.log2(k + 1) + generator.normal(0, 0.02, len(rows))
-                if far_context == "own":
+                if distant_context == "own":
                     recovered += RULE_STRENGTH[rule] * rows["gain"] * share(rows["needed_k"].to_numpy(), k)
-                add((rule, far_context, model, k), (rows["short_context_loss"] - recovered).tolist())
-                add((rule, far_context, JUDGE, k), absurd)
+                add((rule, distant_context, model, k), (rows["short_context_loss"] - recovered).tolist())
+                add((rule, distant_context, EVALUATOR, k), absurd)
             if rule != "leave_one_out":
-                for judge in (model, JUDGE):
+                for evaluator in (model, EVALUATOR):
                     for k in FURTHER_KS:
-                        add((rule, far_context, judge, k), absurd)
+                        add((rule, distant_context, evaluator, k), absurd)
     return table
 
 
 def _dependency_sparsity(rows: pd.DataFrame, model: str) -> dict[str, list]:
-    """k* as planted by the loss; by the divergence, and for another judge, one token for every target."""
+    """k* as planted by the loss; by the divergence, and for another evaluator, one token for every target."""
     planted = rows[["document_id", "chunk_index", "target_position"]].assign(
         rule="leave_one_out",
         loss_difference=rows["gain"],
         is_censored=rows["needed_k"] == CENSORED_K,
-        dependency_sparsity=rows["needed_k"].where(rows["needed_k"].isin(KS)).astype("Int64"),
+        k_90=rows["needed_k"].where(rows["needed_k"].isin(KS)).astype("Int64"),
     )
-    of_others = planted.assign(dependency_sparsity=1, is_censored=False)
+    of_others = planted.assign(k_90=1, is_censored=False)
     columns = pd.concat(
         [
-            planted.assign(judge=model, criterion=LOSS),
-            of_others.assign(judge=model, criterion=DIVERGENCE),
-            *(of_others.assign(judge=JUDGE, criterion=criterion) for criterion in (LOSS, DIVERGENCE)),
+            planted.assign(evaluator=model, criterion=LOSS),
+            of_others.assign(evaluator=model, criterion=DIVERGENCE),
+            *(of_others.assign(evaluator=EVALUATOR, criterion=criterion) for criterion in (LOSS, DIVERGENCE)),
         ]
     ).to_dict("list")
-    k_star = [None if pd.isna(value) else value for value in columns["dependency_sparsity"]]
-    return columns | {"dependency_sparsity": k_star}
+    k_star = [None if pd.isna(value) else value for value in columns["k_90"]]
+    return columns | {"k_90": k_star}
 
 
 def _length_losses(rows: pd.DataFrame, model: str, generator: np.random.Generator) -> dict[str, list]:

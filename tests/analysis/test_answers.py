@@ -14,9 +14,9 @@ def test_short_models_and_a_rule_that_sees_the_answer(
 ) -> None:
     small = scales[0] / "small"
     *_, carried, gaps = answers.answers(small)
-    losses = read_sparse_losses(small, only={"model": ["long-seed0"]}, every_judge=True)
-    judged = losses[(losses["judge"] == "another-model") & (losses["rule"] == "leave_one_out")]
-    (row,) = token_effects(judged[judged["k"] == 16]).to_dict("records")
+    losses = read_sparse_losses(small, only={"model": ["long-seed0"]}, every_evaluator=True)
+    evaluated = losses[(losses["evaluator"] == "another-model") & (losses["rule"] == "leave_one_out")]
+    (row,) = token_effects(evaluated[evaluated["k"] == 16]).to_dict("records")
     own, null = (interval_of(row, name) for name in ("recovered", "null_recovered"))
     assert f"16 tokens of leave_one_out bring back {own} of" in carried
     assert f"nats to another-model; another document's {null}." in carried

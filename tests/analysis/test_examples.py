@@ -23,7 +23,7 @@ def test_a_study_in_one_file(tmp_path: Path) -> None:
     table = example.main(*words, **lengths)
     assert table.index.tolist() == list(example.KS) and [*table] == ["chosen", "recency", "random"]
     rows = influential_tokens(
-        text, str(tmp_path / "model"), rule="nearest", k=(4,), intervention="remove", **lengths
+        text, str(tmp_path / "model"), rule="recency", k=(4,), ablation="mask", **lengths
     )
     of_4 = rows[rows["rank"] == 4]
     saved = (of_4["short_context_loss"] - of_4["sparse_context_loss"]).sum()

@@ -24,7 +24,7 @@ FLAGS = [
     "--disable-gpu",
     "--disable-quic",
     "--no-first-run",
-    "--disable-background-networking",
+    "--disable-swap-networking",
     "--disable-component-update",
     "--disable-sync",
 ]
@@ -75,9 +75,9 @@ def opened(browser: "sync_api.BrowserContext", path: Path, address: str = "") ->
 
 @pytest.fixture(scope="module")
 def explorable(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Results of the intervention `background`, and their page."""
+    """Results of the ablation `swap`, and their page."""
     folder = tmp_path_factory.mktemp("explorable")
-    write_explorable(folder, [text * 40 for text in TEXTS], lengths=LENGTHS, intervention="background")
+    write_explorable(folder, [text * 40 for text in TEXTS], lengths=LENGTHS, ablation="swap")
     explorer.main(explorer.parser().parse_args([str(folder / "results"), "--out", str(folder / "page.html")]))
     return folder
 
@@ -120,13 +120,15 @@ def shown_position(page: "sync_api.Page") -> int:
     return int(page.locator("#target-heading").inner_text().rpartition("position ")[2])
 
 
-@pytest.mark.parametrize(("rule", "far_context"), [("leave_one_out", "own"), ("nearest", "other_document")])
+@pytest.mark.parametrize(
+    ("rule", "distant_context"), [("leave_one_out", "own"), ("recency", "other_document")]
+)
 def test_a_click_shows_the_tokens_that_the_parquet_says(
-    page: "sync_api.Page", explorable: Path, rule: str, far_context: str
+    page: "sync_api.Page", explorable: Path, rule: str, distant_context: str
 ) -> None:
     document_id = open_document(page, "plain words")
     page.get_by_role("combobox", name="Rule").select_option(rule)
-    page.get_by_role("radio", name="own" if far_context == "own" else "null: another document's").check()
+    page.get_by_role("radio", name="own" if distant_context == "own" else "null: another document's").check()
     page.get_by_role("slider").press("End")
     data = TokenizedData.open(explorable / "data")
     tokenizer = load_tokenizer(data.folder / "tokenizer.json")
@@ -135,7 +137,7 @@ def test_a_click_shows_the_tokens_that_the_parquet_says(
     for target in page.locator("#text .target").all()[::2]:
         target.click()
         where = {"model": MODELS[0], "document_id": document_id, "target_position": shown_position(page)}
-        rows = read(explorable, "influential_tokens", **where, rule=rule, far_context=far_context)
+        rows = read(explorable, "influential_tokens", **where, rule=rule, distant_context=distant_context)
         rows = rows.sort_values("rank")
         assert [[rank, distance, influence] for rank, _, distance, influence, _ in cells(page)] == [
             [str(row.rank), str(row.distance), f"{row.influence:+.3f}".replace("-", "−")]

@@ -51,7 +51,7 @@ def embedded(page: Path) -> dict:
 
 def test_records_are_the_parquet_row_by_row(explorable: Path) -> None:
     shown = embedded(run_explorer(explorable))
-    keys = ["model", "document_id", "target_position", "rule", "far_context"]
+    keys = ["model", "document_id", "target_position", "rule", "distant_context"]
     losses, tokens, sparse = (
         read_artefact(explorable / "results", artefact).set_index([*keys[:3], *further]).sort_index()
         for artefact, further in (
@@ -68,23 +68,23 @@ def test_records_are_the_parquet_row_by_row(explorable: Path) -> None:
         for (target, place), model in product(enumerate(chunk["targets"]), [*MODELS, LOSSES_ONLY]):
             measured = chunk["models"][model]
             position = chunk["start"] + place
-            assert "background" not in measured
+            assert "swap" not in measured
             for name, column in _OF_TARGETS.items():
                 row = losses.loc[model, document["id"], position]
                 assert measured[name][target] * NATS == pytest.approx(row[column], abs=NATS)
-            for rule, far_context in product(measured["rules"], ("own", "other_document")):
+            for rule, distant_context in product(measured["rules"], ("own", "other_document")):
                 of_rule = measured["rules"][rule]
                 of_loss = [None, 2, "censored"][position % 3]
                 assert [of[target] for of in of_rule["k_star"].values()] == [of_loss, 4]
-                key = (model, document["id"], position, rule, far_context)
-                of = {name: column[target] for name, column in of_rule[far_context].items()}
+                key = (model, document["id"], position, rule, distant_context)
+                of = {name: column[target] for name, column in of_rule[distant_context].items()}
                 rows = tokens.loc[key]
                 assert of["distance"] == rows["distance"].tolist()
                 influence = np.array(of["influence"], dtype=float) * NATS
                 np.testing.assert_allclose(influence, rows["influence"], atol=NATS)
                 of_k = sparse.loc[key]["sparse_context_loss"]
                 np.testing.assert_allclose(np.array(of["loss"]) * NATS, of_k, atol=NATS)
-                if far_context == "other_document":
+                if distant_context == "other_document":
                     assert of["token"] == rows["context_token_id"].tolist()
                     assert {str(id_) for id_ in of["token"]} <= shown["null_pieces"].keys()
                 num_compared += 1
@@ -93,7 +93,7 @@ def test_records_are_the_parquet_row_by_row(explorable: Path) -> None:
 
 def test_missing_artefacts_and_empty_selections_are_refused(explorable: Path, copied: Path) -> None:
     for flags, sentence in (
-        (("--rules", "nearst"), "unknown rule 'nearst'; did you mean 'nearest'"),
+        (("--rules", "recenc"), "unknown rule 'recenc'; did you mean 'recency'"),
         (("--models", "othr"), "unknown model 'othr'"),
         (("--models", LOSSES_ONLY), "no document with both loss differences and influential tokens of short"),
     ):

@@ -51,12 +51,13 @@ class Study:
             }
         )
 
-    def measured(self, *judge_errors: float) -> pd.DataFrame:
-        """The targets as judges with errors of these deviations measure them."""
+    def measured(self, *evaluator_errors: float) -> pd.DataFrame:
+        """The targets as evaluators with errors of these deviations measure them."""
         return self.targets.assign(
             **{
-                f"mean_log2_k of {judge}": self.sparsity + error * self.generator.normal(size=len(self.texts))
-                for judge, error in zip(JUDGES, judge_errors, strict=False)
+                f"mean_log2_k of {evaluator}": self.sparsity
+                + error * self.generator.normal(size=len(self.texts))
+                for evaluator, error in zip(JUDGES, evaluator_errors, strict=False)
             }
         )
 
@@ -81,14 +82,14 @@ class Study:
         return pd.DataFrame(models)
 
 
-def targets_of(study: Study, losses: pd.DataFrame, *judge_errors: float) -> pd.DataFrame:
+def targets_of(study: Study, losses: pd.DataFrame, *evaluator_errors: float) -> pd.DataFrame:
     names = {model: f"long_context_loss of {model}" for model in losses}
-    return pd.concat([study.measured(*judge_errors), losses.rename(columns=names)], axis=1)
+    return pd.concat([study.measured(*evaluator_errors), losses.rename(columns=names)], axis=1)
 
 
 @pytest.fixture
 def small() -> tuple[np.ndarray, np.ndarray, np.ndarray, pd.DataFrame]:
-    """Two judges' sparsity, controls (one of a single text, one the sum of the others), texts, outcomes."""
+    """Two evaluators' sparsity, controls (one of a single text, one the others' sum), texts, outcomes."""
     generator = np.random.default_rng(5)
     texts = generator.permutation(np.repeat(np.arange(12), generator.integers(1, 8, 12)))
     sparsity = generator.normal(size=(len(texts), 1)) + 0.4 * generator.normal(size=(len(texts), 2))
@@ -126,13 +127,13 @@ def test_the_spread_of_seeds_beyond_that_of_texts_is_added() -> None:
     # texts: 4 · 0.5 / 4; the seeds a and b: S² = 2, of which texts explain 0.5; c and d agree by chance
     assert (row["text_error"] ** 2, row["seed_error"] ** 2) == pytest.approx((0.5, (2 - 0.5) / 2))
     assert row["degrees_of_freedom"] == pytest.approx(1.25**2 / (0.5**2 / 50 + (2 / 2) ** 2))
-    placebo = contrast(found, ["c"], ["a", "b"])  # c is taken to differ as a and b do
-    assert placebo["seed_error"] ** 2 == pytest.approx((2 - 0.5) * (1 + 1 / 2))
+    negative_control = contrast(found, ["c"], ["a", "b"])  # c is taken to differ as a and b do
+    assert negative_control["seed_error"] ** 2 == pytest.approx((2 - 0.5) * (1 + 1 / 2))
 
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    """Results of 30 texts: tokens chosen by two seeds, judged by two others; a slope of 0.1 is planted."""
+    """Results of 30 texts: tokens chosen by two seeds, evaluated by two others; a slope of 0.1 is planted."""
     study = Study(1, 30, 8, 0.0)
     keys = pd.DataFrame({"document_id": study.texts.astype(str), "target_position": range(len(study.texts))})
     keys["chunk_index"] = 0
@@ -150,11 +151,11 @@ def results(tmp_path: Path) -> Path:
         rows = keys.assign(**columns).to_dict("records")
         write_tables(tmp_path, "loss_differences", model, {}, {"loss_differences": rows})
     rows = []
-    for judge in [*JUDGES, "chooser0"]:
+    for evaluator in [*JUDGES, "chooser0"]:
         measured = study.measured(0.5)["mean_log2_k of judge0"].mask(study.stake < 0.15)
         columns = {
             "rule": "leave_one_out_divergence",
-            "judge": judge,
+            "evaluator": evaluator,
             "criterion": "divergence",
             "gain": study.stake,
             "loss_difference": 0.5,

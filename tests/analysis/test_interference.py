@@ -156,7 +156,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory, make_olmo: Callable[..., 
     near: list[object] = ["--near-context-length", 48, "--share-near"]
     run(length_interference, *flags, *near, "--results", folder / "short", "--placements", *placements)
     ks: list[object] = ["--short-context-length", 8, "--k", 1, 2, 4, 16]
-    rules: list[object] = ["--intervention", "remove", "--rules", interference.RULE, "--null-fraction", 1e-9]
+    rules: list[object] = ["--ablation", "mask", "--rules", interference.RULE, "--null-fraction", 1e-9]
     run(influential_tokens, *flags, *ks, *rules, "--minimum-gain", 0, "--results", folder / "needed")
     return folder
 

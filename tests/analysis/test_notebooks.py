@@ -15,10 +15,10 @@ CHOOSING = ("long-seed0", "long-seed1", "short-contiguous")
 FIGURES = {
     "loss_against_context_length",
     *(
-        f"{figure}-{model}{judge}"
+        f"{figure}-{model}{evaluator}"
         for figure in ("loss_against_k", "token_effects")
         for model in CHOOSING
-        for judge in ("", "-by-another-model")
+        for evaluator in ("", "-by-another-model")
     ),
 }
 

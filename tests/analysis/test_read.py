@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from synthetic_results import (
     ABSURD_LOSS,
+    EVALUATOR,
     FURTHER_KS,
-    JUDGE,
     KS,
     LONG_MODELS,
     SHORT_MODELS,
@@ -28,17 +28,17 @@ from pipeline.results.schemas import DIVERGENCE
 def test_own_losses_are_all_that_the_model_measured_at_the_requested_k(results: Path, truth: Truth) -> None:
     rows = read_sparse_losses(results)
     assert set(rows["k"]) == set(KS)
-    assert (rows["judge"] == rows["model"]).all()
+    assert (rows["evaluator"] == rows["model"]).all()
     assert rows["sparse_context_loss"].max() < ABSURD_LOSS
     # 3 models with selections, 3 rules, own and null.
     assert len(rows) == len(truth.targets) * 3 * 3 * 2 * len(KS)
     all_rows = read_artefact(results, "sparse_context_losses")
-    assert len(read_sparse_losses(results, every_judge=True, every_k=True)) == len(all_rows)
-    assert set(read_sparse_losses(results, every_judge=True)["judge"]) > {JUDGE}
+    assert len(read_sparse_losses(results, every_evaluator=True, every_k=True)) == len(all_rows)
+    assert set(read_sparse_losses(results, every_evaluator=True)["evaluator"]) > {EVALUATOR}
     every_k = read_sparse_losses(results, every_k=True).groupby("rule")["k"].unique()
     assert sorted(every_k["leave_one_out"]) == KS
-    assert sorted(every_k["nearest"]) == KS + FURTHER_KS
-    only = {"model": ["long-seed0"], "rule": ["nearest"]}
+    assert sorted(every_k["recency"]) == KS + FURTHER_KS
+    only = {"model": ["long-seed0"], "rule": ["recency"]}
     some = read_sparse_losses(results, ["rule"], only)
     assert list(some) == ["model", "rule"] and len(some) == len(read_sparse_losses(results, only=only))
 
@@ -47,9 +47,9 @@ def test_sparsity_is_of_one_criterion(results: Path, truth: Truth) -> None:
     only = {"model": ["long-seed0"]}
     by_loss = read_sparsity(results, only=only)
     assert len(by_loss) == len(truth.targets)
-    assert by_loss["dependency_sparsity"].isna().any()
+    assert by_loss["k_90"].isna().any()
     by_divergence = read_sparsity(results, DIVERGENCE, only=only)
-    assert by_divergence["dependency_sparsity"].tolist() == [1] * len(truth.targets)
+    assert by_divergence["k_90"].tolist() == [1] * len(truth.targets)
     assert list(read_sparsity(results, columns=TARGET)) == ["model", *TARGET]
 
 

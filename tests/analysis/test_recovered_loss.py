@@ -20,8 +20,8 @@ def by_hand() -> pd.DataFrame:
     """Two documents of two targets, one k: own recovers 3 of 4 nats; the null 1 of 4."""
     own = tokens(
         document_id=["a", "a", "b", "b"],
-        rule="nearest",
-        far_context="own",
+        rule="recency",
+        distant_context="own",
         k=1,
         short_context_loss=[3.0, 3.0, 3.0, 3.0],
         long_context_loss=[2.0, 2.0, 2.0, 2.0],
@@ -29,7 +29,7 @@ def by_hand() -> pd.DataFrame:
     )
     # The long loss of the null's own rows must not be used: a gain is always the own document's.
     null = own.assign(
-        far_context="other_document", sparse_context_loss=[3.0, 3.0, 3.0, 2.0], long_context_loss=9.0
+        distant_context="other_document", sparse_context_loss=[3.0, 3.0, 3.0, 2.0], long_context_loss=9.0
     )
     return pd.concat([own, null])
 
@@ -51,8 +51,8 @@ def test_curves_of_the_loss_by_hand(by_hand: pd.DataFrame) -> None:
     """Document a costs a nat more throughout; the null is of b alone, where it recovers 1 of 2 nats."""
     losses = [name for name in by_hand if name.endswith("_loss")]
     by_hand.loc[by_hand["document_id"] == "a", losses] += 1
-    rows = by_hand[(by_hand["far_context"] == "own") | (by_hand["document_id"] == "b")]
-    curves = loss_curves(rows).set_index(["far_context", "k"])
+    rows = by_hand[(by_hand["distant_context"] == "own") | (by_hand["document_id"] == "b")]
+    curves = loss_curves(rows).set_index(["distant_context", "k"])
     assert curves["loss"].to_dict() == {
         ("other_document", 0): 3.5,
         ("other_document", 1): 3.0,
@@ -84,7 +84,7 @@ def test_the_excess_finds_the_planted_gain_and_the_null_the_planted_bonus(
             assert effects.loc[k, "share"] == pytest.approx(share, abs=0.02)
 
 
-NO_BACKGROUND = {"background_loss": np.nan, "background_divergence": np.nan}
+NO_BACKGROUND = {"swapped_loss": np.nan, "swapped_divergence": np.nan}
 
 
 def choice(
@@ -92,18 +92,18 @@ def choice(
     k: int,
     sparse: Sequence[float],
     divergence: Sequence[float],
-    far_context: str = "own",
+    distant_context: str = "own",
     **more: object,
 ) -> pd.DataFrame:
     """Four targets of two documents: 3 nats under the short context, 2 under the long; 1 expected."""
     rows = {
         "model": "m",
-        "judge": "m",
+        "evaluator": "m",
         "document_id": ["a", "a", "b", "b"],
         "chunk_index": 0,
         "target_position": range(4),
         "rule": rule,
-        "far_context": far_context,
+        "distant_context": distant_context,
         "k": k,
         "short_context_loss": 3.0,
         "long_context_loss": 2.0,
@@ -138,10 +138,10 @@ def test_both_criteria_by_hand() -> None:
 
 
 def test_within_a_background_its_loss_is_the_baseline() -> None:
-    """The foreign far context loses another nat: 4, of which the tokens recover 1.5 and foreign ones 0."""
-    background = {"background_loss": 4.0, "background_divergence": 1.5}
-    own = choice("add_one_in_divergence", 1, [2.5] * 4, [0.5] * 4, **background)
-    null = choice("add_one_in_divergence", 1, [4.0] * 4, [1.5] * 4, "other_document", **background)
+    """The swapped context loses another nat: 4, of which the tokens recover 1.5 and others' 0."""
+    swap = {"swapped_loss": 4.0, "swapped_divergence": 1.5}
+    own = choice("add_one_in_divergence", 1, [2.5] * 4, [0.5] * 4, **swap)
+    null = choice("add_one_in_divergence", 1, [4.0] * 4, [1.5] * 4, "other_document", **swap)
     effects = token_effects(pd.concat([own, null]))
     by_loss = of(effects, "loss")
     by_divergence = of(effects, "divergence")

@@ -55,7 +55,7 @@ def test_means_and_ranges_over_seeds(cells: pd.DataFrame) -> None:
 
 
 def selection(model: str, example: int, is_dependency: list[bool]) -> dict[str, object]:
-    """One target's selection in the order of rank; two true dependencies among five far tokens."""
+    """One target's selection in the order of rank; two true dependencies among five distant tokens."""
     return {
         "task": "sparse_parity",
         "positions": "pose",
@@ -66,10 +66,10 @@ def selection(model: str, example: int, is_dependency: list[bool]) -> dict[str, 
         "model": model,
         "example_index": example,
         "rule": "leave_one_out",
-        "intervention": None,
+        "ablation": None,
         "rank": [*range(1, len(is_dependency) + 1)],
         "is_dependency": is_dependency,
-        "num_far_tokens": 5,
+        "num_distant_tokens": 5,
         "num_dependencies": 2,
     }
 

@@ -24,7 +24,7 @@ def shown(notebook: Any) -> list[list[str]]:
 
 
 def test_the_tutorial_shows_what_is_kept(tmp_path: Path) -> None:
-    list(execute_all([TUTORIAL], tmp_path, {"models": "no/models"}))
+    list(execute_all([TUTORIAL], tmp_path, {"keep": False}))
     committed = nbformat.read(TUTORIAL, as_version=4)
     assert shown(nbformat.read(tmp_path / TUTORIAL.name, as_version=4)) == shown(committed)
     assert any(

@@ -23,7 +23,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 from real_model import model_folder
 
 from pipeline.measuring.contexts import PackedSequence
-from pipeline.measuring.explanation import NUM_SWAPPED, foreign_text
+from pipeline.measuring.explanation import NUM_SWAPPED, swap_text
 from pipeline.measuring.given import GivenModel
 from pipeline.measuring.sources import Passes, Search, all_losses, near_starts, unit_starts
 from pipeline.text.chunks import without_bos
@@ -53,10 +53,10 @@ def parser() -> argparse.ArgumentParser:
 def measured(passes: Passes, text: TokenizedText, foreign_N: np.ndarray, length: int) -> dict:
     """The numbers of one text."""
     ids_L = text.token_ids_N[:length]
-    backgrounds_BL = foreign_N[: NUM_SWAPPED * length].reshape(NUM_SWAPPED, length)
+    swaps_BL = foreign_N[: NUM_SWAPPED * length].reshape(NUM_SWAPPED, length)
     first = SHORT + 2
     near_T = near_starts(first, length, SHORT, SHORT // 2)
-    losses = all_losses(passes, ids_L, backgrounds_BL[0], near_T, SHORT)
+    losses = all_losses(passes, ids_L, swaps_BL[0], near_T, SHORT)
     chosen = np.sort(np.argsort(-losses.swapped_divergence, kind="stable")[:NUM_TARGETS])
     targets_T = first + chosen
     stop = int(first + chosen[-1])
@@ -70,7 +70,7 @@ def measured(passes: Passes, text: TokenizedText, foreign_N: np.ndarray, length:
     for is_exact in (False, True):
         before = passes.num_tokens
         search = Search(
-            passes, sequence, backgrounds_BL, np.arange(1, length), sentences[(sentences > 1)], NUM_SOURCES,
+            passes, sequence, swaps_BL, np.arange(1, length), sentences[(sentences > 1)], NUM_SOURCES,
             is_exact=is_exact,
         )  # fmt: skip
         search.run()
@@ -96,7 +96,7 @@ def main(arguments: argparse.Namespace) -> None:
     given = GivenModel(arguments.model or str(model_folder("smollm2")), dtype=arguments.dtype)
     tokenizer = given.tokenizer()
     length = arguments.length
-    foreign_N = foreign_text(None, NUM_SWAPPED * length, tokenizer).token_ids_N
+    foreign_N = swap_text(None, NUM_SWAPPED * length, tokenizer).token_ids_N
     rows = [json.loads(line) for line in arguments.out.open()] if arguments.out.exists() else []
     texts = (
         document.text for document in read_documents(open_sources([arguments.source], c4_split="validation"))

@@ -10,7 +10,7 @@ All have the same randomly initialized OLMo, tokens, machine, threads and tokens
 Pairs are those of m targets with the tokens more than s before them. The more targets share a pass, the more
 a pass is worth, to the loop and to ours; a pass a pair gains nothing: so the factor over a forward per pair
 depends on m, the factor over the loop hardly. Ours measures the whole chunk; the others are timed on evenly
-spread tokens of about --sample-tokens token-forwards, and the whole chunk is extrapolated. Timing goes round
+spread tokens of about --sample-tokens forward-tokens, and the whole chunk is extrapolated. Timing goes round
 robin, --repeats times; medians count.
 
 Numbers before speed. The influences that every float32 way measures must equal ours to within --tolerance of
@@ -232,7 +232,7 @@ def parser() -> argparse.ArgumentParser:
     add("--heads", type=positive_int, default=8, help="of the random model")
     add("--vocabulary", type=positive_int, default=4096, help="of the random model, in tokens")
     add("--tokens-per-batch", type=positive_int, default=2048, help="of every way but the pairs")
-    add("--sample-tokens", type=positive_int, default=16384, help="token-forwards of a timed sample, about")
+    add("--sample-tokens", type=positive_int, default=16384, help="forward-tokens of a timed sample, about")
     add("--repeats", type=positive_int, default=3, help="timed rounds; medians are reported")
     add("--tolerance", type=float, default=0.001, help="largest difference, in standard deviations")
     add("--threads", type=positive_int, help="of the process; all cores if not given")

@@ -11,7 +11,7 @@ about 1 GB). Tools:
   inseq       attribute(method="saliency") and method="attention"
   flashtrace  FlashTrace.trace, one hop; method="ifr-span" where it scores nothing
 
-All are judged by one measure, computed here with stock transformers and none of the tools: put the top 4
+All are evaluated by one measure, computed here with stock transformers and none of the tools: put the top 4
 distant tokens into four contexts whose distant tokens are another text's, and count how much of the total
 effect, KL(full || swapped), they recover. Sums over all predictions.
 Loading a model is timed for `explain` only. Seconds are the processor's (OMP_NUM_THREADS=1).

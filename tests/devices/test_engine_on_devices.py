@@ -41,9 +41,9 @@ def model_on(
     return lm
 
 
-def contexts_of(model: CausalLM, tokens_per_batch: int, background: np.ndarray | None = None) -> Contexts:
+def contexts_of(model: CausalLM, tokens_per_batch: int, swap: np.ndarray | None = None) -> Contexts:
     measurement = Measurement(model, LENGTHS, Batching(tokens_per_batch))
-    return far_contexts(measurement, *CHUNKS[:2], background_ids_BL=background)
+    return far_contexts(measurement, *CHUNKS[:2], swap_ids_BL=swap)
 
 
 @on_devices

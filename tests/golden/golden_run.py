@@ -95,7 +95,7 @@ def _run_stages(folder: Path) -> None:
     _run(pretrain, [str(TINY_YAML), "--data", data, "--save-folder", model, *PRETRAIN])
     measure = [*MEASURE, "--data", data, "--checkpoints", model, "--results", results]
     _run(loss_differences, [*measure, *SHORT])
-    chosen = ["--rules", "leave_one_out", "random", "nearest", "--intervention", "remove"]
+    chosen = ["--rules", "leave_one_out", "random", "recency", "--ablation", "mask"]
     _run(influential_tokens, [*measure, *SHORT, "--k", "1", "4", *chosen])
     _run(loss_differences, [*measure, "--context-lengths"])
 

@@ -2,7 +2,7 @@
 
 The witness is that of naive_predictions.py. All divergences are from the prediction under the chunk's own
 long context, those of the null too: its tokens are chosen to mimic this document's prediction. Only
-leave-one-out compares a null with itself. Under the intervention `background` nothing is ever left out: the
+leave-one-out compares a null with itself. Under the ablation `swap` nothing is ever left out: the
 witness reads every position before the target, and only which document's token stands there changes.
 """
 
@@ -55,12 +55,12 @@ class Implementation:
         return far_contexts(measurement, CHUNKS["own"], CHUNKS["other_document"], **options)
 
     def naive(
-        self, name: str, target: int, sets: Sequence[Iterable[int]], backgrounds: Sequence[np.ndarray]
+        self, name: str, target: int, sets: Sequence[Iterable[int]], swaps: Sequence[np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Losses and divergences with each set of far tokens, beside the short context or in backgrounds."""
+        """Losses and divergences with each set of distant tokens, beside the short context or in swaps."""
         values = []
-        for background in backgrounds or [None]:
-            cases = [case(name, target, far, background) for far in sets]
+        for swap in swaps or [None]:
+            cases = [case(name, target, far, swap) for far in sets]
             reference = CHUNKS["own"], range(target)
             losses = naive_losses(self.stock, target, cases)
             values.append((losses, naive_divergences(self.stock, target, reference, cases)))
@@ -68,14 +68,14 @@ class Implementation:
         return losses, divergences
 
 
-def case(name: str, target: int, far: Iterable[int], background: np.ndarray | None = None) -> Case:
-    """Of the far tokens those of `far` are `name`'s; the others are the background's, or not there."""
+def case(name: str, target: int, far: Iterable[int], swap: np.ndarray | None = None) -> Case:
+    """Of the distant tokens those of `far` are `name`'s; the others are the swap's, or not there."""
     tokens = CHUNKS["own"].copy()
     tokens[: target - S] = CHUNKS[name][: target - S]
-    if background is None:
+    if swap is None:
         return tokens, [*far, *range(target - S, target)]
     restored = tokens.copy()
-    tokens[: target - S] = background[: target - S]
+    tokens[: target - S] = swap[: target - S]
     tokens[list(far)] = restored[list(far)]
     return tokens, range(target)
 
@@ -85,18 +85,18 @@ def model(request: pytest.FixtureRequest, make_olmo: Callable[..., OLMo]) -> Imp
     return Implementation(*witness_and_model(request.param, 5, make_olmo))
 
 
-@pytest.fixture(scope="module", params=["remove", "background"])
+@pytest.fixture(scope="module", params=["mask", "swap"])
 def measured(
     request: pytest.FixtureRequest, model: Implementation
 ) -> tuple[dict[str, FarContext], list[np.ndarray]]:
-    """The far contexts, and the backgrounds of the intervention."""
-    if request.param == "remove":
+    """The distant contexts, and the swaps of the ablation."""
+    if request.param == "mask":
         return model.contexts(), []
-    return model.contexts(background_ids_BL=np.stack(BACKGROUNDS)), BACKGROUNDS
+    return model.contexts(swap_ids_BL=np.stack(BACKGROUNDS)), BACKGROUNDS
 
 
 def close(found: np.ndarray, naive: np.ndarray | Sequence[float], what: object) -> None:
-    """The first values are those of the witness, and what is beyond the target's far context is NaN."""
+    """The first values are those of the witness, and what is beyond the target's distant context is NaN."""
     np.testing.assert_allclose(found[: len(naive)], naive, rtol=0, atol=TOLERANCE, err_msg=str(what))
     assert np.isnan(found[len(naive) :]).all(), what
 
@@ -133,15 +133,15 @@ def test_short_long_and_foreign_contexts_and_windows(model: Implementation) -> N
     assert contexts["own"].short.divergences.max() > 100 * TOLERANCE
 
 
-@pytest.mark.parametrize("intervention", ["remove", "background"])
-def test_every_influence(model: Implementation, intervention: str) -> None:
-    stand_ins = {"remove": [None], "background": BACKGROUNDS}
-    options = {"remove": {}, "background": {"background_ids_BL": np.stack(BACKGROUNDS)}}
-    for name, context in model.contexts(**options[intervention]).items():
+@pytest.mark.parametrize("ablation", ["mask", "swap"])
+def test_every_influence(model: Implementation, ablation: str) -> None:
+    stand_ins = {"mask": [None], "swap": BACKGROUNDS}
+    options = {"mask": {}, "swap": {"swap_ids_BL": np.stack(BACKGROUNDS)}}
+    for name, context in model.contexts(**options[ablation]).items():
         for index, target in enumerate(TARGETS):
             tokens, _ = case(name, target, ())
             long, naive = (tokens, range(target)), []
-            for stand_in in stand_ins[intervention]:
+            for stand_in in stand_ins[ablation]:
                 cases: list[Case] = []
                 for position in range(target - S):
                     replaced = tokens.copy()
@@ -166,16 +166,16 @@ def test_the_screen_leaves_out_blocks_and_splits_those_that_matter(
     model: Implementation, measured: tuple[dict[str, FarContext], list[np.ndarray]]
 ) -> None:
     """Of 16 to 19 tokens 2 blocks of 8, then 4 of 2, then 4 of 1, and what is beside them and nearer."""
-    contexts, backgrounds = measured
+    contexts, swaps = measured
 
     def without(name: str, target: int, block: range) -> np.ndarray:
         """Loss and divergence by which it moves from the long context."""
         tokens, _ = case(name, target, ())
         long, naive = (tokens, range(target)), []
-        for background in backgrounds or [None]:
+        for swap in swaps or [None]:
             replaced, rest = tokens.copy(), set(range(target)) - set(block)
-            if background is not None:
-                replaced[list(block)], rest = background[list(block)], set(range(target))
+            if swap is not None:
+                replaced[list(block)], rest = swap[list(block)], set(range(target))
             everything, loss = naive_losses(model.stock, target, [long, (replaced, rest)])
             (divergence,) = naive_divergences(model.stock, target, long, [(replaced, rest)])
             naive.append((loss - everything, divergence))
@@ -221,17 +221,17 @@ def test_the_screen_leaves_out_blocks_and_splits_those_that_matter(
 def test_every_addition_and_every_choice(
     model: Implementation, measured: tuple[dict[str, FarContext], list[np.ndarray]]
 ) -> None:
-    contexts, backgrounds = measured
+    contexts, swaps = measured
     for name, context in contexts.items():
         for criterion, suffix in enumerate(("", "_divergence")):
             added = selected_positions(context, f"add_one_in{suffix}", 4, seed=[0])
-            greedy = None if backgrounds else selected_positions(context, f"greedy{suffix}", 3, seed=[0])
+            greedy = None if swaps else selected_positions(context, f"greedy{suffix}", 3, seed=[0])
             for index, target in enumerate(TARGETS):
                 chosen: list[int] = []
-                for num_chosen in range(1 if backgrounds else 3):
+                for num_chosen in range(1 if swaps else 3):
                     candidates = [position for position in range(target - S) if position not in chosen]
                     sets = [sorted([*chosen, position]) for position in candidates]
-                    naive = model.naive(name, target, sets, backgrounds)[criterion]
+                    naive = model.naive(name, target, sets, swaps)[criterion]
                     ranked = [candidates[place] for place in np.argsort(naive)]
                     if num_chosen == 0:
                         close(context.first_additions[criterion][index], naive, (name, target))
@@ -240,37 +240,37 @@ def test_every_addition_and_every_choice(
                 assert greedy is None or greedy[index].tolist() == chosen, (name, target)
 
 
-def test_every_sparse_context_and_the_background(
+def test_every_sparse_context_and_the_swap(
     model: Implementation, measured: tuple[dict[str, FarContext], list[np.ndarray]]
 ) -> None:
-    contexts, backgrounds = measured
-    rules = ("leave_one_out_divergence", "add_one_in", "random", "nearest")
+    contexts, swaps = measured
+    rules = ("leave_one_out_divergence", "add_one_in", "random", "recency")
     for name, context in contexts.items():
         positions = {rule: selected_positions(context, rule, 9, seed=[0]) for rule in rules}
         sparse = sparse_contexts(context, positions, dict.fromkeys(rules, [1, 3, 9]))
         for index, target in enumerate(TARGETS):
             for rule in rules:
                 sets = [positions[rule][index, :k].tolist() for k in (1, 3, 9)]
-                naive = model.naive(name, target, sets, backgrounds)
-                for found_TJ, values in zip(sparse[rule].over_backgrounds, naive, strict=True):
+                naive = model.naive(name, target, sets, swaps)
+                for found_TJ, values in zip(sparse[rule].over_swaps, naive, strict=True):
                     close(found_TJ[index], values, (name, target, rule))
             for found_T, (value,) in zip(
-                context.background or context.short, model.naive(name, target, [[]], backgrounds), strict=True
+                context.swap or context.short, model.naive(name, target, [[]], swaps), strict=True
             ):
                 assert found_T[index] == pytest.approx(value, abs=TOLERANCE), (name, target)
-            whole = context.measured_with(np.array([index]), np.arange(target - S)[None]).over_backgrounds
+            whole = context.measured_with(np.array([index]), np.arange(target - S)[None]).over_swaps
             assert whole.losses[0] == pytest.approx(context.long_losses_T[index], abs=TOLERANCE)
             if name == "own":
                 assert 0 <= whole.divergences[0] < 2e-6
 
 
 def test_a_wide_target_block_reaches_into_its_own_far_context(model: Implementation) -> None:
-    # With s < m, an early target's own rows are far context of a late one; the early one must not notice.
+    # With s < m, an early target's own rows are distant context of a late one; the early one must not notice.
     lengths = ContextLengths(short_context_length=2, long_context_length=L, targets_per_chunk=12)
     measurement, first = Measurement(model.lm, lengths, Batching(100)), L - 12
     chunks = CHUNKS["own"], CHUNKS["other_document"]
     removed = far_contexts(measurement, *chunks)["own"]
-    replaced_by_first = far_contexts(measurement, *chunks, background_ids_BL=CHUNKS["first"][None])["own"]
+    replaced_by_first = far_contexts(measurement, *chunks, swap_ids_BL=CHUNKS["first"][None])["own"]
     long, without, replaced = (CHUNKS["own"], range(first)), [], []
     for position in range(first - 2):
         without.append((CHUNKS["own"], set(range(first)) - {position}))

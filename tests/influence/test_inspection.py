@@ -3,7 +3,7 @@
 The witness is a stock model, which never leaves out a token nor reads a prefix. Attention is computed from
 the queries and keys that its library hands to an attention function of ours.
 
-Shapes: B gates, S rows, F far tokens, H heads of a layer.
+Shapes: B gates, S rows, F distant tokens, H heads of a layer.
 """
 
 import math
@@ -65,7 +65,7 @@ class Family:
         return far_contexts(measurement, *CHUNKS.values())
 
     def slopes(self, text_S: torch.Tensor, num_far: int, answer: int) -> np.ndarray:
-        """The derivative of the loss by the gate of each far token: float64 [F]."""
+        """The derivative of the loss by the gate of each distant token: float64 [F]."""
         changes_FS = STEP * torch.eye(num_far, len(text_S), dtype=torch.float64)
         opened, closed = (self.losses_under_gates(text_S, answer, 1 + sign * changes_FS) for sign in (1, -1))
         return (opened - closed) / (2 * STEP)

@@ -1,6 +1,6 @@
 """A dependency put there on purpose must be found, and of the null nothing is.
 
-A trained model says again what stood 12 places before. Within a foreign far context models made by hand
+A trained model says again what stood 12 places before. Within a swapped distant context models made by hand
 (hand_made_models.py) know the answer as well as they see k planted tokens.
 """
 
@@ -16,8 +16,8 @@ from olmo.model import OLMo
 from pipeline.measuring.contexts import Batching, Measured, Measurement
 from pipeline.measuring.far_context import FarContext, far_contexts, sparse_contexts
 from pipeline.measuring.flags import ContextLengths
-from pipeline.measuring.rules import BACKGROUND, LEAVE_ONE_OUT_RULES, RULES, selected_positions
-from pipeline.measuring.sparsity import dependency_sparsity
+from pipeline.measuring.rules import LEAVE_ONE_OUT_RULES, RULES, SWAP, selected_positions
+from pipeline.measuring.sparsity import minimal_sufficient_k
 from pipeline.models.olmo import OLMoCausalLM, use_position_ids
 from pipeline.results.schemas import OWN
 
@@ -79,9 +79,7 @@ VOCABULARY_SIZE, ANSWER = 40, 39
 MADE_LENGTHS = ContextLengths(short_context_length=2, long_context_length=20, targets_per_chunk=2)
 PLANTED = {3: 30, 7: 31, 12: 32, 13: 33}
 """Position -> token, which stands nowhere else."""
-SEARCHES = [
-    name for name, rule in RULES.items() if rule.knows_interventions and BACKGROUND in rule.interventions
-]
+SEARCHES = [name for name, rule in RULES.items() if rule.knows_ablations and SWAP in rule.ablations]
 STUDIED = [1, 2, 3, 4, 8, 16]
 
 
@@ -104,7 +102,7 @@ def _contexts(logit_of: Callable[[Set[int]], float], k: int) -> dict[str, FarCon
     own[MADE_LENGTHS.targets_T] = ANSWER
     model = EvidenceLM(VOCABULARY_SIZE, ANSWER, logit_of)
     measurement = Measurement(model, MADE_LENGTHS, Batching(4000))
-    return far_contexts(measurement, own, null, background_ids_BL=np.stack([first, second]))
+    return far_contexts(measurement, own, null, swap_ids_BL=np.stack([first, second]))
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])
@@ -117,13 +115,13 @@ def test_exactly_the_planted_tokens_are_found(k: int) -> None:
 
 @pytest.mark.parametrize("screen", [8, 16])
 def test_a_screen_of_a_long_text_finds_the_planted_tokens(screen: int) -> None:
-    """Of 999 far tokens a few dozen passes find the two that tell the answer."""
+    """Of 999 distant tokens a few dozen passes find the two that tell the answer."""
     lengths = replace(MADE_LENGTHS, long_context_length=1003)
     own, foreign = np.random.default_rng(5).integers(0, 8, (2, 1003))
     own[[277, 600]], own[lengths.targets_T] = list(_planted(2).values()), ANSWER
     model = EvidenceLM(VOCABULARY_SIZE, ANSWER, _evidence(2))
     measurement = Measurement(model, lengths, Batching(1), screen=screen)
-    for options in ({}, {"background_ids_BL": foreign[None]}):
+    for options in ({}, {"swap_ids_BL": foreign[None]}):
         context = far_contexts(measurement, own, foreign, **options)["own"]
         for rule in LEAVE_ONE_OUT_RULES:
             selected_T2 = selected_positions(context, rule, 2, seed=[0])
@@ -136,11 +134,11 @@ def test_k_star_is_the_planted_k(k: int) -> None:
     own = _contexts(_evidence(k), k)["own"]
     rule = "add_one_in_divergence"
     positions_TK = selected_positions(own, rule, STUDIED[-1], seed=[0])
-    sparse = sparse_contexts(own, {rule: positions_TK}, {rule: STUDIED})[rule].over_backgrounds
+    sparse = sparse_contexts(own, {rule: positions_TK}, {rule: STUDIED})[rule].over_swaps
     long = Measured(own.long_losses_T, np.zeros(2))
-    assert own.background is not None
-    for without_T, with_some_TJ, with_all_T in zip(own.background, sparse, long, strict=True):
-        k_star, is_censored = dependency_sparsity(
+    assert own.swap is not None
+    for without_T, with_some_TJ, with_all_T in zip(own.swap, sparse, long, strict=True):
+        k_star, is_censored = minimal_sufficient_k(
             without_T - with_all_T, without_T[:, None] - with_some_TJ, np.array(STUDIED),
             recovery_fraction=0.9, minimum_gain=0.1,
         )  # fmt: skip
@@ -152,11 +150,11 @@ def test_k_star_is_the_planted_k(k: int) -> None:
 
 def test_of_the_null_nothing_is_found() -> None:
     null = _contexts(_evidence(2), 2)["other_document"]
-    assert null.background is not None
+    assert null.swap is not None
     for rule in SEARCHES:
         positions_TK = selected_positions(null, rule, 4, seed=[0])
-        sparse = sparse_contexts(null, {rule: positions_TK}, {rule: [1, 4]})[rule].over_backgrounds
-        for values_TJ, nothing_T in zip(sparse, null.background, strict=True):
+        sparse = sparse_contexts(null, {rule: positions_TK}, {rule: [1, 4]})[rule].over_swaps
+        for values_TJ, nothing_T in zip(sparse, null.swap, strict=True):
             np.testing.assert_allclose(values_TJ, np.tile(nothing_T[:, None], 2), atol=1e-6, err_msg=rule)
         # with no effect anywhere, ties go to the nearer tokens
         assert positions_TK.tolist() == [[15, 14, 13, 12], [16, 15, 14, 13]], rule

@@ -50,8 +50,8 @@ def test_batches_are_halved_where_memory_runs_out(lm: OLMoCausalLM, monkeypatch:
 def test_targets_and_far_contexts_of_ten_tokens() -> None:
     lengths = ContextLengths(short_context_length=2, long_context_length=10, targets_per_chunk=3)
     assert lengths.targets_T.tolist() == [7, 8, 9]
-    assert lengths.num_far_tokens_T.tolist() == [5, 6, 7]  # far contexts [0, 5), [0, 6), [0, 7)
-    with pytest.raises(InputError, match="leaves no far context"):
+    assert lengths.num_far_tokens_T.tolist() == [5, 6, 7]  # distant contexts [0, 5), [0, 6), [0, 7)
+    with pytest.raises(InputError, match="leaves no distant context"):
         ContextLengths(7, 10, 3)
 
 

@@ -13,7 +13,7 @@ from pipeline.measuring.contexts import Batching, Measured, Measurement
 from pipeline.measuring.far_context import FarContext, LeaveOneOut, far_contexts
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.rules import CONTROLS, RULES, find_rule, load_rule_file
-from pipeline.measuring.sparsity import dependency_sparsity
+from pipeline.measuring.sparsity import minimal_sufficient_k
 
 NAN = np.nan
 SCORES_TF = np.array([[0.1, 0.5, -0.2, 0.5, NAN], [0.0, 0.0, 0.3, 0.0, 0.2]], dtype=np.float32)
@@ -47,7 +47,7 @@ def test_random_draws_far_positions_without_repeating_and_again_the_same() -> No
         assert _select("random", 2, seed) == [first[:2], second[:2]]
 
 
-# One target at 11, its short context 9 and 10, its far context 0 to 8. A stands twice, at 2 and 5.
+# One target at 11, its short context 9 and 10, its distant context 0 to 8. A stands twice, at 2 and 5.
 FILLER, A, B, ANSWER = 1, 2, 3, 9
 LENGTHS = ContextLengths(short_context_length=2, long_context_length=12, targets_per_chunk=1)
 CHUNK = np.array([FILLER, FILLER, A, FILLER, B, A, FILLER, FILLER, FILLER, FILLER, FILLER, ANSWER])
@@ -88,7 +88,7 @@ def test_divergence_by_hand_and_blind_to_the_target() -> None:
 
 def _k_star(long_loss: float, sparse_losses: list[float]) -> tuple[list[int | None], list[bool]]:
     """Short loss 3; with long loss 1, 90 % of the gain is 1.8 nats."""
-    k_star, censored = dependency_sparsity(
+    k_star, censored = minimal_sufficient_k(
         np.array([3.0 - long_loss]), 3.0 - np.array([sparse_losses]), np.array([1, 2, 4]),
         recovery_fraction=0.9, minimum_gain=0.1,
     )  # fmt: skip

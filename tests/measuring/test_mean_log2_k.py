@@ -32,9 +32,9 @@ from pipeline.query import connect, rows_of
 from pipeline.results.read import read_artefact, read_model_facts, read_settings
 
 NAMES = ("run", "third", "fourth")
-L, M, KS = 11, 3, [1, 2, 4]  # chunks that all four documents hold: a null, and two backgrounds
+L, M, KS = 11, 3, [1, 2, 4]  # chunks that all four documents hold: a null, and two swaps
 WORDS = ["--long-context-length", str(L), "--k", *map(str, KS)]
-IN_BACKGROUND = ["--intervention", "background", "--num-backgrounds", "2"]
+IN_BACKGROUND = ["--ablation", "swap", "--num-swaps", "2"]
 TARGET = ["document_id", "chunk_index", "target_position"]
 TOLERANCE = 2e-5
 chunk_of = partial(chunk_of_length, length=L)
@@ -99,17 +99,17 @@ def folder(
 
 @pytest.fixture(scope="module")
 def crossed(folder: Path) -> Path:
-    """One model chooses, two others try the choice, in two backgrounds and one folder."""
-    first, *judges = [str(folder / name) for name in NAMES]
-    rules = ["--rules", "leave_one_out_divergence", "random", "nearest"]
+    """One model chooses, two others try the choice, in two swaps and one folder."""
+    first, *evaluators = [str(folder / name) for name in NAMES]
+    rules = ["--rules", "leave_one_out_divergence", "random", "recency"]
     where = ["--results", str(folder / "crossed")]
     words = ["--checkpoints", first, "--minimum-gain", "0", *where]
     results = measure(influential_tokens, folder, *WORDS, *words, *rules, *IN_BACKGROUND)
-    return measure(evaluate_tokens, folder, "--choices", str(results), "--checkpoints", *judges, *where)
+    return measure(evaluate_tokens, folder, "--choices", str(results), "--checkpoints", *evaluators, *where)
 
 
 def naive_choice(stocks: dict[str, Stock], key: tuple[str, int, int]) -> np.ndarray:
-    """Far tokens by the mean divergence of leaving one out, in both backgrounds."""
+    """Distant tokens by the mean divergence of leaving one out, in both swaps."""
     own_L, place = chunk_of(*key[:2]), key[2] - key[1] * L
     scores = []
     for number in (2, 3):
@@ -124,7 +124,7 @@ def naive_choice(stocks: dict[str, Stock], key: tuple[str, int, int]) -> np.ndar
 
 
 def naive_values(stock: Stock, key: tuple[str, int, int], chosen: np.ndarray) -> list[float]:
-    """mean_log2_k in each background, as the trapezoids between the studied k add up."""
+    """mean_log2_k in each swap, as the trapezoids between the studied k add up."""
     own_L, place = chunk_of(*key[:2]), key[2] - key[1] * L
     values = []
     for number in (2, 3):
@@ -151,9 +151,9 @@ def naive_values(stock: Stock, key: tuple[str, int, int], chosen: np.ndarray) ->
 def test_the_stage_is_the_brute_force(crossed: Path, stocks: dict[str, Stock]) -> None:
     chosen = read_artefact(crossed, "influential_tokens")
     assert set(chosen["model"]) == {"run"}
-    own = chosen.query("rule == 'leave_one_out_divergence' and far_context == 'own'").sort_values("rank")
+    own = chosen.query("rule == 'leave_one_out_divergence' and distant_context == 'own'").sort_values("rank")
     rows = read_artefact(crossed, "dependency_sparsity")
-    assert set(rows["model"]) == {"run"} and set(rows["judge"]) == set(NAMES)
+    assert set(rows["model"]) == {"run"} and set(rows["evaluator"]) == set(NAMES)
     rows = rows.query("rule == 'leave_one_out_divergence' and criterion == 'divergence'")
     assert len(rows) == 3 * 5 * M
     for row in rows.itertuples():
@@ -161,33 +161,35 @@ def test_the_stage_is_the_brute_force(crossed: Path, stocks: dict[str, Stock]) -
         mine = own[(own[TARGET] == key).all(axis=1)]["context_position"].to_numpy() - row.chunk_index * L
         best = naive_choice(stocks, key)
         assert mine.tolist() == best[: KS[-1]].tolist()
-        expected = naive_values(stocks[row.judge], key, mine)
-        np.testing.assert_allclose(row.mean_log2_k_of_backgrounds, expected, atol=5e-6)
+        expected = naive_values(stocks[row.evaluator], key, mine)
+        np.testing.assert_allclose(row.mean_log2_k_of_swaps, expected, atol=5e-6)
         assert row.mean_log2_k == pytest.approx(np.mean(expected), abs=5e-6)
-        assert row.half_sparsity is None or np.isnan(row.half_sparsity) or row.half_sparsity in KS
+        assert row.k_50 is None or np.isnan(row.k_50) or row.k_50 in KS
 
 
 def test_half_of_the_texts_have_a_null_and_controls(folder: Path, tmp_path: Path) -> None:
-    rules = ["--rules", "leave_one_out_divergence", "leave_one_out", "nearest"]
+    rules = ["--rules", "leave_one_out_divergence", "leave_one_out", "recency"]
     where = ["--results", str(tmp_path), "--null-fraction", "1e-18"]
     results = measure(influential_tokens, folder, *WORDS, *rules, *IN_BACKGROUND, *where)
     few = read_artefact(results, "sparse_context_losses")
     # IDs of these documents are 0 and a little, so that of such a fraction none has a null.
-    assert set(few["rule"]) == {"leave_one_out_divergence"} and set(few["far_context"]) == {"own"}
+    assert set(few["rule"]) == {"leave_one_out_divergence"} and set(few["distant_context"]) == {"own"}
     every = measure(
         influential_tokens, folder, *WORDS, *rules, *IN_BACKGROUND, "--results", str(tmp_path / "all")
     )
     every_rows = read_artefact(every, "sparse_context_losses")
     assert set(every_rows["rule"]) == set(rules[1:])
-    assert set(every_rows["far_context"]) == {"own", "other_document"}
-    same = every_rows.query("rule == 'leave_one_out_divergence' and far_context == 'own'")
+    assert set(every_rows["distant_context"]) == {"own", "other_document"}
+    same = every_rows.query("rule == 'leave_one_out_divergence' and distant_context == 'own'")
     np.testing.assert_allclose(few["sparse_context_loss"], same["sparse_context_loss"], atol=TOLERANCE)
 
 
 def test_where_there_is_nothing_to_bring_back(folder: Path, crossed: Path, tmp_path: Path) -> None:
-    of_third = read_artefact(crossed, "dependency_sparsity").query("judge == 'third' and rule == 'nearest'")
+    of_third = read_artefact(crossed, "dependency_sparsity").query(
+        "evaluator == 'third' and rule == 'recency'"
+    )
     middle = of_third.query("criterion == 'divergence'")["gain"].median()
-    words = ["--checkpoints", str(folder / "third"), "--rules", "nearest", "--minimum-gain", str(middle)]
+    words = ["--checkpoints", str(folder / "third"), "--rules", "recency", "--minimum-gain", str(middle)]
     words += ["--documents-per-shard", "4"]  # facts are of a shard
     results = measure(influential_tokens, folder, *WORDS, *words, *IN_BACKGROUND, "--results", str(tmp_path))
     rows = read_artefact(results, "dependency_sparsity").query("criterion == 'divergence'")
@@ -201,27 +203,27 @@ def test_where_there_is_nothing_to_bring_back(folder: Path, crossed: Path, tmp_p
 def test_choices_are_tried_on_another_model(
     folder: Path, crossed: Path, stocks: dict[str, Stock], tmp_path: Path
 ) -> None:
-    words = ["--choices", str(crossed), "--checkpoints", str(folder / "fourth"), "--intervention", "remove"]
+    words = ["--choices", str(crossed), "--checkpoints", str(folder / "fourth"), "--ablation", "mask"]
     results = measure(evaluate_tokens, folder, *words, "--results", str(tmp_path))
     chosen = read_artefact(crossed, "influential_tokens").sort_values("rank")
     rows = read_artefact(results, "sparse_context_losses")
-    assert set(rows["far_context"]) == {"own", "other_document"} and set(rows["judge"]) == {"fourth"}
+    assert set(rows["distant_context"]) == {"own", "other_document"} and set(rows["evaluator"]) == {"fourth"}
     for row in rows.query("rule == 'leave_one_out_divergence'").itertuples():
         key, place = (row.document_id, row.chunk_index, row.target_position), row.target_position % L
         same = (chosen[TARGET] == key).all(axis=1) & (chosen["rule"] == row.rule)
-        mine = chosen[same & (chosen["far_context"] == row.far_context)]
+        mine = chosen[same & (chosen["distant_context"] == row.distant_context)]
         far = np.sort(mine["context_position"].to_numpy()[: row.k] - row.chunk_index * L)
         own_L = chunk_of(*key[:2])
-        far_L = own_L if row.far_context == "own" else chunk_of(*key[:2], 1)
+        far_L = own_L if row.distant_context == "own" else chunk_of(*key[:2], 1)
         case: Case = with_far(own_L, far_L, place), [*far, *range(place - SHORT, place)]
         (loss,) = naive_losses(stocks["fourth"], place, [case])
         assert row.sparse_context_loss == pytest.approx(loss, abs=TOLERANCE)
-    nearest = rows.query("rule == 'nearest' and far_context == 'own'")
-    assert nearest["k"].max() == 4  # the whole far context of the first target
+    nearest = rows.query("rule == 'recency' and distant_context == 'own'")
+    assert nearest["k"].max() == 4  # the whole distant context of the first target
 
 
 def test_query_reads_selectors_and_evaluators_together(crossed: Path) -> None:
-    sql = "SELECT DISTINCT model, judge FROM dependency_sparsity ORDER BY judge"
+    sql = "SELECT DISTINCT model, evaluator FROM dependency_sparsity ORDER BY evaluator"
     assert rows_of(connect(crossed, sql), sql) == [("run", "fourth"), ("run", "run"), ("run", "third")]
     assert read_settings(crossed, "influential_tokens").keys() == {"run"}
 
@@ -251,7 +253,7 @@ def test_what_is_refused(folder: Path, crossed: Path, tmp_path: Path) -> None:
         (["--choices", str(tmp_path / "nowhere")], "no model"),
         (["--choices", str(crossed), "--choices-of", "nobody"], "choices of run; name one"),
         (["--choices", str(crossed), "--checkpoints", str(folder / "run"), "--results", str(crossed)], "own"),
-        (["--choices", str(crossed), "--intervention", "remove", "--results", str(crossed)], "intervention"),
+        (["--choices", str(crossed), "--ablation", "mask", "--results", str(crossed)], "ablation"),
     ):
         with pytest.raises(InputError, match=word):
             measure(evaluate_tokens, folder, *third, "--results", str(tmp_path / "none"), *words)

@@ -1,4 +1,4 @@
-"""What the stages refuse of judges, references, backgrounds and rules: a sentence, and nothing written."""
+"""What the stages refuse of evaluators, references, swaps and rules: a sentence, and nothing written."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -46,13 +46,13 @@ def test_a_model_beside_it_of_another_tokenizer(folder: Path, make_olmo: Callabl
 def test_another_model_of_one_name_in_one_results_folder(
     folder: Path, make_olmo: Callable[..., OLMo]
 ) -> None:
-    for seed, name in enumerate(("a/judge", "b/judge", "elsewhere/run")):
+    for seed, name in enumerate(("a/evaluator", "b/evaluator", "elsewhere/run")):
         write_checkpoint(folder / name, make_olmo(seed=seed))
     choices = measure(influential_tokens, folder, "--max-documents", "2")
     tried = ["--choices", str(choices), "--checkpoints"]
-    measure(evaluate_tokens, folder, *tried, f"{folder}/a/judge")
+    measure(evaluate_tokens, folder, *tried, f"{folder}/a/evaluator")
     for stage, words, of_input, now in (
-        (evaluate_tokens, tried, "evaluator judge", "b/judge"),
+        (evaluate_tokens, tried, "evaluator evaluator", "b/evaluator"),
         (influential_tokens, ["--max-documents", "2", "--checkpoints"], "checkpoint", "elsewhere/run"),
     ):
         with pytest.raises(InputError, match=rf"inputs\.{of_input} was '\w+', now '"):

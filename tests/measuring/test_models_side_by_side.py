@@ -1,4 +1,4 @@
-"""Judges, references, backgrounds and foreign contexts of the stages, against the naive witness."""
+"""Evaluators, references, swaps and swapped contexts of the stages, against the naive witness."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, models: dict[str, OLMo]) ->
 
 
 @pytest.fixture(scope="module")
-def judged(folder: Path) -> Path:
+def evaluated(folder: Path) -> Path:
     """Both models choose, and each tries the other's choice."""
     both = [str(folder / "run"), str(folder / "other")]
     results = measure(influential_tokens, folder, "--checkpoints", *both, *JUDGED)
@@ -54,23 +54,25 @@ def in_the_chunk(row: object) -> int:
     return row.target_position - row.chunk_index * LONG
 
 
-def test_a_judge_tries_the_very_sets_that_another_model_chose(judged: Path, models: dict[str, OLMo]) -> None:
-    chosen = read_artefact(judged, "influential_tokens")
-    chosen = chosen.set_index(["model", *TARGET, "rule", "far_context", "rank"])[
+def test_a_judge_tries_the_very_sets_that_another_model_chose(
+    evaluated: Path, models: dict[str, OLMo]
+) -> None:
+    chosen = read_artefact(evaluated, "influential_tokens")
+    chosen = chosen.set_index(["model", *TARGET, "rule", "distant_context", "rank"])[
         "context_position"
     ].sort_index()
-    sparse = read_artefact(judged, "sparse_context_losses")
-    assert len(sparse) == 2 * 2 * 12 * 2 * 2 * 2  # models, judges, targets, far contexts, rules, k
+    sparse = read_artefact(evaluated, "sparse_context_losses")
+    assert len(sparse) == 2 * 2 * 12 * 2 * 2 * 2  # models, evaluators, targets, distant contexts, rules, k
     for row in sparse.itertuples():
         place, key = in_the_chunk(row), (row.document_id, row.chunk_index, row.target_position)
         own_L = chunk_of(row.document_id, row.chunk_index)
-        far_L = own_L if row.far_context == "own" else chunk_of(row.document_id, row.chunk_index, 1)
-        ranked = chosen.loc[(row.model, *key, row.rule, row.far_context)].loc[1 : row.k]
+        far_L = own_L if row.distant_context == "own" else chunk_of(row.document_id, row.chunk_index, 1)
+        ranked = chosen.loc[(row.model, *key, row.rule, row.distant_context)].loc[1 : row.k]
         positions = (ranked - row.chunk_index * LONG).tolist()
         short = range(place - SHORT, place)
         long_case: Case = (own_L, range(place))
         cases: list[Case] = [(with_far(own_L, far_L, place), [*positions, *short]), (own_L, short)]
-        stock = stock_olmo(models[row.judge])
+        stock = stock_olmo(models[row.evaluator])
         losses = naive_losses(stock, place, [*cases, long_case])
         divergences = naive_divergences(stock, place, long_case, cases)
         found = [row.sparse_context_loss, row.short_context_loss, row.long_context_loss]
@@ -78,22 +80,24 @@ def test_a_judge_tries_the_very_sets_that_another_model_chose(judged: Path, mode
         found = [row.sparse_context_divergence, row.short_context_divergence]
         np.testing.assert_allclose(found, divergences, atol=TOLERANCE)
         fits = row.rule == "add_one_in_divergence"
-        kind = row.null_kind if row.far_context == "other_document" else "own"
-        assert kind == ("own" if row.far_context == "own" else "mimicry" if fits else "selection")
+        kind = row.null_kind if row.distant_context == "other_document" else "own"
+        assert kind == ("own" if row.distant_context == "own" else "mimicry" if fits else "selection")
 
 
 def test_an_evaluator_with_the_selector_s_weights_finds_its_very_numbers(
     folder: Path, models: dict[str, OLMo], tmp_path: Path
 ) -> None:
     write_checkpoint(tmp_path / "twin", models["run"])
-    rules = ["--rules", "leave_one_out", "random", "greedy", "nearest", "--k", "1", "3"]
+    rules = ["--rules", "leave_one_out", "random", "greedy", "recency", "--k", "1", "3"]
     results = measure(influential_tokens, folder, *rules, "--results", str(tmp_path / "results"))
     words = ["--choices", str(results), "--results", str(results), "--checkpoints", str(tmp_path / "twin")]
     measure(evaluate_tokens, folder, *words)
     for artefact in ("sparse_context_losses", "dependency_sparsity"):
         rows = read_artefact(results, artefact)
-        own, twin = (rows[rows["judge"] == judge].drop(columns="judge") for judge in ("run", "twin"))
-        key = [name for name in (*TARGET, "rule", "far_context", "k", "criterion") if name in rows]
+        own, twin = (
+            rows[rows["evaluator"] == evaluator].drop(columns="evaluator") for evaluator in ("run", "twin")
+        )
+        key = [name for name in (*TARGET, "rule", "distant_context", "k", "criterion") if name in rows]
         own, twin = (one.sort_values(key, ignore_index=True) for one in (own, twin))
         pd.testing.assert_frame_equal(own, twin, check_exact=True)
 
@@ -104,19 +108,19 @@ def test_foreign_contexts_and_a_reference(folder: Path, models: dict[str, OLMo])
     rows = read_artefact(measure(loss_differences, folder, *words), "loss_differences")
     assert len(rows) == 2 * 12
     assert (rows[rows["model"] == "other"]["reference_divergence"] == 0).all()
-    gains = rows["foreign_context_loss"] - rows["long_context_loss"]
-    np.testing.assert_array_equal(rows["specific_gain"], gains)
+    gains = rows["swapped_context_loss"] - rows["long_context_loss"]
+    np.testing.assert_array_equal(rows["document_specific_gain"], gains)
     for row in rows.itertuples():
         place, own_L = in_the_chunk(row), chunk_of(row.document_id, row.chunk_index)
         long_case: Case = (own_L, range(place))
         foreign: Case = (with_far(own_L, chunk_of(row.document_id, row.chunk_index, 1), place), range(place))
         short: Case = (own_L, range(place - SHORT, place))
         stock = stock_olmo(models[row.model])
-        found = [row.foreign_context_loss, row.short_context_loss, row.long_context_loss]
+        found = [row.swapped_context_loss, row.short_context_loss, row.long_context_loss]
         losses = naive_losses(stock, place, [foreign, short, long_case])
         np.testing.assert_allclose(found, losses, atol=TOLERANCE)
         assert row.loss_difference == pytest.approx(losses[1] - losses[2], abs=TOLERANCE)
-        found = [row.foreign_context_divergence, row.short_context_divergence]
+        found = [row.swapped_context_divergence, row.short_context_divergence]
         expected = naive_divergences(stock, place, long_case, [foreign, short])
         np.testing.assert_allclose(found, expected, atol=TOLERANCE)
         (of_reference,) = log_probs(stock_olmo(models["other"]), place, [long_case])

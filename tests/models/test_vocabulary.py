@@ -96,9 +96,9 @@ def test_models_with_and_without_bos_are_not_measured_together(
     first, second = (str(tmp_path / name) for name in ("with", "without"))
     asked: dict[str, Any] = {"short_context_length": 4, "num_targets": 2, "k": (1,)}
     with pytest.raises(InputError, match="puts <s> before a text, and that of without, .*, nothing: meas"):
-        influential_tokens(TEXT, first, judges=[second], **asked)
+        influential_tokens(TEXT, first, evaluators=[second], **asked)
     assert "before a text" not in caplog.text
-    influential_tokens(TEXT, second, judges=[first], **asked)
+    influential_tokens(TEXT, second, evaluators=[first], **asked)
     assert "with was trained with <s> before a text, and reads this without it" in caplog.text
 
 
@@ -107,15 +107,15 @@ def test_every_face_refuses_a_foreign_tokenizer_and_takes_a_padded_evaluator(tmp
     for name, tokenizer, num_rows in (("own", own, 290), ("padded", own, 320), ("other", other, 290)):
         make_model("llama", vocab_size=num_rows).save_pretrained(tmp_path / name)
         tokenizer.save(str(tmp_path / name / "tokenizer.json"))
-    model, judge, stranger = (str(tmp_path / name) for name in ("own", "padded", "other"))
+    model, evaluator, stranger = (str(tmp_path / name) for name in ("own", "padded", "other"))
     asked: dict[str, Any] = {"short_context_length": 4, "num_targets": 2}
     for call in (
         lambda: losses(TEXT, model, tokenizer=other, short_context_length=4),
         lambda: losses(TEXT, model, tokenizer=stranger, short_context_length=4),
         lambda: explain(TEXT, model, tokenizer=f"{stranger}/tokenizer.json", short_context_length=4),
-        lambda: influential_tokens(TEXT, model, judges=[stranger], **asked, k=(1,)),
+        lambda: influential_tokens(TEXT, model, evaluators=[stranger], **asked, k=(1,)),
     ):
         with pytest.raises(InputError, match="is another tokenizer than that of (own|other)"):
             call()
-    found = influential_tokens(TEXT, model, judges=[judge], **asked, k=(1,))
-    assert found["judge"].unique().tolist() == ["padded"]
+    found = influential_tokens(TEXT, model, evaluators=[evaluator], **asked, k=(1,))
+    assert found["evaluator"].unique().tolist() == ["padded"]

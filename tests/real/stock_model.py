@@ -103,7 +103,7 @@ def assert_explained_as_by_stock(stock: StockModel, text: str, position: int) ->
     foreign = " ".join(stock.documents(stock.num_tokens(text), 3)[1:])
     found = explain(
         text, stock.folder, position=position, unit="token", sources=num_sources, short_context_length=S,
-        foreign_text=foreign, dtype="float32", budget="1h",
+        swap_text=foreign, dtype="float32", budget="1h",
     )  # fmt: skip
     num_bos = stock.num_bos
     ids_N = stock.token_ids(text)

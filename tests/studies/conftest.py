@@ -21,7 +21,7 @@ evaluation:
   targets_per_chunk: 4
   max_documents: 6
   max_chunks_per_document: 1
-  rules: [leave_one_out, nearest]
+  rules: [leave_one_out, recency]
   k: [1, 4]
 further_evaluations:
   along_training: {stages: [loss_differences], models: [long-seed1], steps: [2], max_documents: 3}

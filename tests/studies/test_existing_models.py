@@ -83,10 +83,10 @@ def test_a_study_of_existing_models_runs_to_its_summary(study: str, tmp_path: Pa
     names = write_stand_ins(tmp_path, study)
     done = run(tmp_path, study)
     assert done.returncode == 0, done.stderr
-    assert "The far context is worth" in done.stdout
+    assert "The distant context is worth" in done.stdout
     results = tmp_path / "runs" / study / "results"
     assert set(read_artefact(results, "loss_differences")["model"]) == set(names)
-    judges = set(read_artefact(results, "sparse_context_losses")["judge"]) - {"the same model"}
-    assert judges and judges < set(names)
+    evaluators = set(read_artefact(results, "sparse_context_losses")["evaluator"]) - {"the same model"}
+    assert evaluators and evaluators < set(names)
     again = run(tmp_path, study)
     assert again.returncode == 0 and "influential_tokens.py" not in again.stdout, again.stdout

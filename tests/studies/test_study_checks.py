@@ -14,8 +14,8 @@ StudyFile = Callable[..., Path]
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["evaluation.short_context_length=64"], "loss_differences-tiny: the short context .* no far"),
-        (["evaluation.k=[53]"], "k 53 is more than the 52 far-context tokens of the first"),
+        (["evaluation.short_context_length=64"], "loss_differences-tiny: the short context .* no distant"),
+        (["evaluation.k=[53]"], "k 53 is more than the 52 distant tokens of the first"),
         (["evaluation.rules=[leave_one_aut]"], "did you mean 'leave_one_out'"),
         (["models.long-seed1.train_context_length=512"], "at most model.max_sequence_length, 256"),
         (["sizes.tiny.config=none.yaml"], "tiny-short-seed0: no configuration file none.yaml"),

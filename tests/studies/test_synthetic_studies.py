@@ -25,7 +25,7 @@ synthetic:
       overrides: [TINY]
   evaluate_synthetic:
     sparse_parity: {sizes: [10], sparsities: [1], num_examples: 4}
-    found: {task: copy, dependencies: tokens, sizes: [6], largest_k: 4, num_examples: 3, num_backgrounds: 2}
+    found: {task: copy, dependencies: tokens, sizes: [6], largest_k: 4, num_examples: 3, num_swaps: 2}
 """
 TINY = [
     "model.width=16",

@@ -5,7 +5,7 @@ import pytest
 from hand_made_models import EvidenceLM
 
 from pipeline.measuring.flags import ContextLengths
-from pipeline.synthetic.dependencies import Selection, far_context, far_dependencies, select
+from pipeline.synthetic.dependencies import Selection, distant_context, far_dependencies, select
 
 SURE = 4.0
 TOKENS = np.array([5, 1, 2, 6, 7, 8, 3])  # the answer, 3, is sure where 1 and 2 are both seen
@@ -14,26 +14,23 @@ OWN = [TOKENS.tolist()]
 
 
 def selected(
-    rules: list[str], interventions: list[str], max_k: int, backgrounds: list[list[int]] = OWN
+    rules: list[str], ablations: list[str], max_k: int, swaps: list[list[int]] = OWN
 ) -> list[Selection]:
     model = EvidenceLM(10, 3, lambda seen: SURE if {1, 2} <= seen else 0.0)
-    of = {
-        name: far_context(model, TOKENS, np.array(backgrounds), LENGTHS, name)
-        for name in ("remove", "background")
-    }
-    asked = {name: of[name] for name in interventions}
-    return select(asked, of["remove"], rules, max_k, np.random.default_rng(0))
+    of = {name: distant_context(model, TOKENS, np.array(swaps), LENGTHS, name) for name in ("mask", "swap")}
+    asked = {name: of[name] for name in ablations}
+    return select(asked, of["mask"], rules, max_k, np.random.default_rng(0))
 
 
-def positions(rule: str, intervention: str, backgrounds: list[list[int]] = OWN) -> list[int]:
-    (selection,) = selected([rule], [intervention], 2, backgrounds)
-    assert (selection.rule, selection.intervention) == (rule, intervention)
+def positions(rule: str, ablation: str, swaps: list[list[int]] = OWN) -> list[int]:
+    (selection,) = selected([rule], [ablation], 2, swaps)
+    assert (selection.rule, selection.ablation) == (rule, ablation)
     return sorted(selection.positions_TK[0].tolist())
 
 
 @pytest.mark.parametrize("rule", ["leave_one_out", "leave_one_out_divergence"])
 def test_what_must_be_there_is_found_by_removing_it(rule: str) -> None:
-    assert positions(rule, "remove") == [1, 2]
+    assert positions(rule, "mask") == [1, 2]
 
 
 @pytest.mark.parametrize("rule", ["leave_one_out", "leave_one_out_divergence"])
@@ -43,12 +40,12 @@ def test_a_background_is_a_mean_over_other_examples(rule: str) -> None:
     tells = TOKENS.copy()
     says_nothing[2] = tells[1] = tells[2] = 9
     one_draw = [says_nothing.tolist()]
-    assert positions(rule, "background", one_draw) == [2, 3]  # of the others the nearest
-    assert positions(rule, "background", [*one_draw, tells.tolist()]) == [1, 2]
+    assert positions(rule, "swap", one_draw) == [2, 3]  # of the others the nearest
+    assert positions(rule, "swap", [*one_draw, tells.tolist()]) == [1, 2]
 
 
 def test_of_a_dependency_set_what_is_far_counts() -> None:
     lengths = ContextLengths(short_context_length=2, long_context_length=8, targets_per_chunk=3)
-    # of the targets 5, 6 and 7, whose far contexts end before 3, 4 and 5
+    # of the targets 5, 6 and 7, whose distant contexts end before 3, 4 and 5
     dependencies = ((0, 2, 4), (3, 4), (6,))
     assert far_dependencies(dependencies, lengths) == [{0, 2}, {3}, set()]

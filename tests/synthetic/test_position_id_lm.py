@@ -9,7 +9,7 @@ from test_task_model import FAMILIES, V, task_model
 
 from pipeline.measuring.far_context import FarContext
 from pipeline.measuring.flags import ContextLengths
-from pipeline.synthetic.dependencies import far_context
+from pipeline.synthetic.dependencies import distant_context
 from pipeline.synthetic.models import PositionIdLM, TaskModel
 
 NUM_PROMPT = 6
@@ -19,9 +19,9 @@ LENGTHS = ContextLengths(short_context_length=2, long_context_length=9, targets_
 ATOL = 1e-4
 
 
-def searched(model: TaskModel, intervention: str, backgrounds: np.ndarray = TOKENS_L[None]) -> FarContext:
+def searched(model: TaskModel, ablation: str, swaps: np.ndarray = TOKENS_L[None]) -> FarContext:
     lm = PositionIdLM(model, V, IDS_L, TOKENS_L, NUM_PROMPT)
-    return far_context(lm, lm.codes_L, lm.codes_of(backgrounds), LENGTHS, intervention)
+    return distant_context(lm, lm.codes_L, lm.codes_of(swaps), LENGTHS, ablation)
 
 
 def logits_by_hand(
@@ -41,7 +41,7 @@ def loss(logits: torch.Tensor, target: int) -> float:
 @torch.no_grad()
 def test_leaving_out_equals_brute_force(name: str) -> None:
     model = task_model(name)
-    context = searched(model, "remove")
+    context = searched(model, "mask")
     for index, target in enumerate(LENGTHS.targets_T.tolist()):
         whole = logits_by_hand(model, target)
         assert context.long_losses_T[index] == pytest.approx(loss(whole, target), abs=ATOL)

@@ -8,9 +8,9 @@ import pytest
 from pipeline.synthetic import tasks
 from pipeline.synthetic.tasks import TASKS, Example, Task, probability_of_one, task_called
 
-CERTAIN = [name for name in TASKS if not name.startswith("signs_")]
-"""Tasks whose dependencies leave nothing open; those of signs have tests of their own."""
-SIGNS = [name for name in TASKS if name not in CERTAIN]
+CERTAIN = [name for name in TASKS if not name.startswith("cues_")]
+"""Tasks whose dependencies leave nothing open; those of cues have tests of their own."""
+CUES = [name for name in TASKS if name not in CERTAIN]
 
 
 def drawn(task: Task, seed: int, size: int = 8) -> Example:
@@ -86,14 +86,14 @@ def test_both_answers_of_marked_bits_are_as_likely(name: str, sparsity: int) -> 
     assert probability_of_one("majority", 7) == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("name", SIGNS)
+@pytest.mark.parametrize("name", CUES)
 def test_signs_stand_where_they_should_and_their_posterior_is_right(name: str) -> None:
     """Over many examples: the answer is as likely as its posterior says, the best loss what is stated."""
     task = task_called(name)
     size = 64
     generator = np.random.default_rng(0)
     examples = [task.draw(size, None, generator) for _ in range(3000)]
-    number = {"signs_growing": 8}.get(name) or int(name.split("_")[1])
+    number = {"cues_growing": 8}.get(name) or int(name.split("_")[1])
     losses = []
     gains = []
     first_place = size

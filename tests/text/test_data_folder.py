@@ -1,4 +1,4 @@
-"""Reading what tokenize_c4 left, refusing what is not whole; tasks, and the background distribution."""
+"""Reading what tokenize_c4 left, refusing what is not whole; tasks, and the swap distribution."""
 
 import json
 from pathlib import Path

@@ -170,7 +170,7 @@ def test_every_program_has_the_tokens_of_autotokenizer(kind: str, tmp_path: Path
                 frame = losses(text, str(folder), short_context_length=2)
                 assert frame["token_id"].tolist() == ids[num_bos:]  # BOS belongs to the model: no row
                 explained = explain(
-                    text, str(folder), short_context_length=2, targets=1, foreign_text=TEXTS[1] * 9
+                    text, str(folder), short_context_length=2, targets=1, swap_text=TEXTS[1] * 9
                 )
                 assert explained.text.token_ids_N.tolist() == ids[num_bos:]
         if bos == "auto":
@@ -191,7 +191,7 @@ def assert_losses_of_every_face(folder: Path, data: TokenizedData, results: Path
         asked: dict[str, Any] = {"short_context_length": 2, "device": "cpu"}
         found = losses(ids, str(folder), **asked).tail(3)
         np.testing.assert_allclose(found[names], of_stage[names], atol=2e-5)
-        explained = explain(ids, str(folder), **asked, targets=1, foreign_text=TEXTS[1] * 9).losses.tail(3)
+        explained = explain(ids, str(folder), **asked, targets=1, swap_text=TEXTS[1] * 9).losses.tail(3)
         np.testing.assert_allclose(explained["full_loss"], of_stage["long_context_loss"], atol=2e-5)
 
 

@@ -1,6 +1,7 @@
-"""Selection rules: which far tokens are called influential.
+"""Selection rules: which distant tokens are called influential.
 
-A rule ranks the far context of every target; S_k is its first k, so the S_k are nested. It is a search and a
+A rule ranks the distant context of every target; S_k is its first k, so the S_k are nested. It is a search
+and a
 criterion: the target's loss (the plain name), which sees the answer, or how far the whole prediction is from
 that of the long context (the name with `_divergence`), which does not. A choice of few tokens among hundreds
 carries more information than the effect that it is to explain, so every search nearly reaches what it
@@ -14,7 +15,7 @@ files, or in a file of its own that is imported below; a user's own in any file 
 
 No torch here: a --help and a refusal are quick.
 
-Shapes: T targets, F far-context positions (of the last target), K the largest k.
+Shapes: T targets, F distant-context positions (of the last target), K the largest k.
 """
 
 import importlib.util
@@ -32,26 +33,26 @@ from pipeline.results.schemas import MIMICRY, OWN, SELECTION
 if TYPE_CHECKING:
     from pipeline.measuring.far_context import FarContext
 
-REMOVE = "remove"
-BACKGROUND = "background"
-INTERVENTIONS = (REMOVE, BACKGROUND)
+MASK = "mask"
+SWAP = "swap"
+ABLATIONS = (MASK, SWAP)
 """What becomes of a token that is left out: nothing is there; or another document's token is, in the place of
-the whole far context but for S_k."""
-DEFAULT_INTERVENTION = BACKGROUND
-CONTROLS = ("random", "nearest")
+the whole distant context but for S_k."""
+DEFAULT_ABLATION = SWAP
+CONTROLS = ("random", "recency")
 DEFAULT_RULES = ("leave_one_out_divergence", "leave_one_out", *CONTROLS)
-"""First the best one of the trial of the measures, within `DEFAULT_INTERVENTION` (analysis/LOG.md)."""
+"""First the best one of the trial of the measures, within `DEFAULT_ABLATION` (analysis/LOG.md)."""
 DEFAULT_KS = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Numbers of influential tokens studied where nothing else is asked for, as far as the far context goes."""
+"""Numbers of influential tokens studied by default, as far as the distant context goes."""
 LEAVE_ONE_OUT_RULES = ("leave_one_out", "leave_one_out_divergence")
 """Rules that leave each token out in turn."""
 
 Sees = Literal["answer", "prediction", "attention", "nothing"]
 Ranking = Callable[["FarContext", int, np.random.Generator], np.ndarray]
-"""(far context, K, generator of the rules that draw) -> the first K tokens, most influential first, no
-position twice: int64 [T, K]; every target's far context holds K."""
+"""(distant context, K, generator of the rules that draw) -> the first K tokens, most influential first, no
+position twice: int64 [T, K]; every target's distant context holds K."""
 Scores = Callable[["FarContext"], np.ndarray]
-"""Far context -> a score for each target and far token: [T, F], NaN where a token is none of the target's."""
+"""Distant context -> a score for each target and token: [T, F], NaN where a token is none of the target's."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Rule:
     sees: Sees
     """Of the target: its loss; the model's whole prediction of it; where its query looks; nothing."""
     ranking: Ranking
-    interventions: tuple[str, ...] = (REMOVE, BACKGROUND)
+    ablations: tuple[str, ...] = (MASK, SWAP)
     """Those that it can be asked for under."""
     reads_everything: bool = False
     """Whether it leaves nothing out, but looks at the long context as it is."""
@@ -70,16 +71,16 @@ class Rule:
     """Whether it looks for tokens that together give the prediction, instead of those that it misses."""
 
     @property
-    def knows_interventions(self) -> bool:
+    def knows_ablations(self) -> bool:
         """Whether what it chooses depends on what stands in the place of other tokens."""
-        return len(self.interventions) > 1 and self.sees != "nothing" and not self.reads_everything
+        return len(self.ablations) > 1 and self.sees != "nothing" and not self.reads_everything
 
     @property
     def null(self) -> str:
         """The kind of null that fits it: another document's tokens at the same positions, either way.
 
         MIMICRY where it fits the prediction: these tokens are chosen to reproduce *this* document's.
-        Otherwise SELECTION: as in the own far context, within the other document's.
+        Otherwise SELECTION: as in the own distant context, within the other document's.
         """
         return MIMICRY if self.builds_up and self.sees == "prediction" else SELECTION
 
@@ -102,7 +103,7 @@ RULES: dict[str, Rule] = {}
 
 
 def ranking_rule(
-    sees: Sees, *, interventions: tuple[str, ...] = INTERVENTIONS, reads_everything: bool = False,
+    sees: Sees, *, ablations: tuple[str, ...] = ABLATIONS, reads_everything: bool = False,
     builds_up: bool = False,
 ) -> Callable[[Ranking], Ranking]:  # fmt: skip
     """Register a function that ranks by itself, as a search in rounds does; see `Rule` for the arguments."""
@@ -111,19 +112,19 @@ def ranking_rule(
         name = ranking.__name__
         if name in RULES:
             raise InputError(f"there is a rule '{name}' already; rename yours")
-        RULES[name] = Rule(name, sees, ranking, interventions, reads_everything, builds_up)
+        RULES[name] = Rule(name, sees, ranking, ablations, reads_everything, builds_up)
         return ranking
 
     return register
 
 
 def rule(
-    sees: Sees, *, interventions: tuple[str, ...] = INTERVENTIONS, reads_everything: bool = False,
+    sees: Sees, *, ablations: tuple[str, ...] = ABLATIONS, reads_everything: bool = False,
     builds_up: bool = False,
 ) -> Callable[[Scores], Scores]:  # fmt: skip
-    """Register a function of a far context that scores its tokens; see `Rule` for the arguments.
+    """Register a function of a distant context that scores its tokens; see `Rule` for the arguments.
 
-    Scores of tokens that are not far context of a target are ignored.
+    Scores of tokens that are not distant context of a target are ignored.
     """
 
     def register(scores: Scores) -> Scores:
@@ -134,15 +135,15 @@ def rule(
             if scores_TF.shape != expected:
                 raise InputError(
                     f"rule '{scores.__name__}' returns scores of shape {scores_TF.shape}; {expected} is"
-                    " needed, targets by far tokens"
+                    " needed, targets by distant tokens"
                 )
             is_far_TF = np.arange(expected[1]) < num_far_T[:, None]
             return ranked(np.where(is_far_TF, scores_TF, np.nan), max_k)
 
         ranking.__name__ = scores.__name__
-        ranking_rule(
-            sees, interventions=interventions, reads_everything=reads_everything, builds_up=builds_up
-        )(ranking)
+        ranking_rule(sees, ablations=ablations, reads_everything=reads_everything, builds_up=builds_up)(
+            ranking
+        )
         return scores
 
     return register
@@ -189,9 +190,11 @@ def find_rule(name: str) -> Rule:
     return RULES[name]
 
 
-def selected_positions(far_context: "FarContext", rule: str, max_k: int, seed: Sequence[int]) -> np.ndarray:
+def selected_positions(
+    distant_context: "FarContext", rule: str, max_k: int, seed: Sequence[int]
+) -> np.ndarray:
     """The `max_k` tokens that `rule` ranks first, most influential first: int64 [T, K]."""
-    return find_rule(rule).ranking(far_context, max_k, np.random.default_rng(seed))
+    return find_rule(rule).ranking(distant_context, max_k, np.random.default_rng(seed))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,9 +208,9 @@ class Measuring:
     rules: Sequence[str] = ()
     ks: Sequence[int] = ()
     """The numbers of influential tokens asked for, ascending."""
-    intervention: str = REMOVE
-    num_backgrounds: int = 1
-    """Foreign documents, under the intervention `background`."""
+    ablation: str = MASK
+    num_swaps: int = 1
+    """Foreign documents, under the ablation `swap`."""
     null_fraction: float = 1.0
     """Of the documents, those that have a null and controls; which ones, a hash of the text decides."""
     every_null: bool = True
@@ -220,15 +223,15 @@ class Measuring:
 
     def __post_init__(self) -> None:
         for rule in map(find_rule, self.rules):
-            if self.intervention == BACKGROUND and BACKGROUND not in rule.interventions:
-                able = ", ".join(name for name, one in RULES.items() if BACKGROUND in one.interventions)
+            if self.ablation == SWAP and SWAP not in rule.ablations:
+                able = ", ".join(name for name, one in RULES.items() if SWAP in one.ablations)
                 raise InputError(
-                    f"--intervention background has no meaning for rule {rule.name}; it is for {able}; choose"
-                    " of these, or say --intervention remove"
+                    f"--ablation swap has no meaning for rule {rule.name}; it is for {able}; choose"
+                    " of these, or say --ablation mask"
                 )
         if self.ks and self.ks[-1] > self.smallest_far_context:
             raise InputError(
-                f"--k {self.ks[-1]} is more than the {self.smallest_far_context} far-context tokens of the"
+                f"--k {self.ks[-1]} is more than the {self.smallest_far_context} distant tokens of the"
                 " first target: choose a smaller k, a longer long context or fewer targets a chunk"
             )
         if self.screen is not None and self.screen < FEWEST_BLOCKS:
@@ -241,7 +244,7 @@ class Measuring:
 
     @property
     def smallest_far_context(self) -> int:
-        """Far tokens of the first target."""
+        """Distant tokens of the first target."""
         return int(self.lengths.num_far_tokens_T[0])
 
     @property
@@ -256,8 +259,8 @@ class Measuring:
     def numbers_of(self, rule: str) -> list[int]:
         """The numbers of tokens that a rule is studied at: those asked for, ascending.
 
-        Of the controls, whose order costs nothing, also every power of two up to the whole far context, to
-        tell how many of the nearest tokens do what a few chosen ones do. Of screened rules too: their far
+        Of the controls, whose order costs nothing, also every power of two up to the whole distant context,
+        to tell how many of the nearest tokens do what a few chosen ones do. Of screened rules too: their far
         context is long, and what lies between the largest number asked for and all of it would not be known.
         """
         if rule not in CONTROLS and (self.num_blocks is None or rule not in LEAVE_ONE_OUT_RULES):
@@ -265,12 +268,12 @@ class Measuring:
         powers = {1 << exponent for exponent in range(self.smallest_far_context.bit_length())}
         return sorted({*self.ks, *powers, self.smallest_far_context})
 
-    def rules_in(self, far_context: str, document_id: str = "") -> list[str]:
-        """The rules that choose in this far context of a document."""
+    def rules_in(self, distant_context: str, document_id: str = "") -> list[str]:
+        """The rules that choose in this distant context of a document."""
         # The end of a hash is anywhere in [0, 1); its beginning is what documents are ordered by.
         end = document_id[-8:] or "0"
         has_null = int(end, 16) / 16 ** len(end) < self.null_fraction
-        is_own = far_context == OWN
+        is_own = distant_context == OWN
         return [
             rule.name
             for rule in map(find_rule, self.rules)
@@ -278,9 +281,9 @@ class Measuring:
             or (is_own and rule.says_something_alone)
         ]
 
-    def leaves_out(self, far_context: str, document_id: str) -> bool:
-        """Whether a rule leaves out every far token of this far context, so that all influences are known."""
-        return any(rule in LEAVE_ONE_OUT_RULES for rule in self.rules_in(far_context, document_id))
+    def leaves_out(self, distant_context: str, document_id: str) -> bool:
+        """Whether a rule leaves out every token of this distant context, so that all influences are known."""
+        return any(rule in LEAVE_ONE_OUT_RULES for rule in self.rules_in(distant_context, document_id))
 
     def seed_of(self, document_id: str, chunk_index: int) -> tuple[int, ...]:
         """Of all that is drawn for a chunk, whichever model measures it."""

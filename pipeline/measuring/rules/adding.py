@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.measuring.rules import REMOVE, ranked, ranking_rule, rule
+from pipeline.measuring.rules import MASK, ranked, ranking_rule, rule
 
 if TYPE_CHECKING:
     from pipeline.measuring.far_context import FarContext
@@ -22,7 +22,7 @@ def add_one_in_divergence(far: "FarContext") -> np.ndarray:
     return -far.first_additions.divergences
 
 
-@ranking_rule(sees="answer", interventions=(REMOVE,), builds_up=True)
+@ranking_rule(sees="answer", ablations=(MASK,), builds_up=True)
 def greedy(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
     """What a token gives beside those already chosen: of redundant evidence it takes one copy and goes on.
 
@@ -31,7 +31,7 @@ def greedy(context: "FarContext", max_k: int, generator: np.random.Generator) ->
     return _best_additions(context, max_k, "losses")
 
 
-@ranking_rule(sees="prediction", interventions=(REMOVE,), builds_up=True)
+@ranking_rule(sees="prediction", ablations=(MASK,), builds_up=True)
 def greedy_divergence(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
     """The same by the divergence."""
     return _best_additions(context, max_k, "divergences")

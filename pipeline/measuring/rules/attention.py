@@ -21,7 +21,7 @@ def attention_no_sink(far: "FarContext") -> np.ndarray:
     """The same, but the first token of the chunk comes last.
 
     Heads with nothing to look for look at the first token that they see ("attention sink"; Xiao et al. 2023,
-    arXiv 2309.17453). A beginning-of-text token is a sink, too, and never a far token.
+    arXiv 2309.17453). A beginning-of-text token is a sink, too, and never a distant token.
     """
     scores_TF = far.attention_TF.copy()
     scores_TF[:, 0] = -1

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 @ranking_rule(sees="nothing")
 def random(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
-    """Any tokens; the same in the own far context and in its null."""
+    """Any tokens; the same in the own distant context and in its null."""
     num_far_T = context.num_far_tokens_T
     draws_TF = generator.random((len(num_far_T), num_far_T[-1]))
     return ranked(np.where(np.arange(num_far_T[-1]) < num_far_T[:, None], draws_TF, np.nan), max_k)
 
 
 @rule(sees="nothing")
-def nearest(far: "FarContext") -> np.ndarray:
+def recency(far: "FarContext") -> np.ndarray:
     """The tokens right before the short context."""
     num_far_T = far.num_far_tokens_T
     return np.tile(np.arange(num_far_T[-1]), (len(num_far_T), 1))

@@ -1,4 +1,4 @@
-"""Text whose truth is known: real documents with k planted signs, and ones whose far context is foreign.
+"""Text whose truth is known: real documents with k planted cues, and ones whose distant context is foreign.
 
 A sign is a rare token put in the place of a token of the text; k of them, far back, together tell the answer
 that stands behind the question at the end, and no other token does (pipeline/text/planting.py). A model
@@ -6,12 +6,12 @@ is trained on such text, and then asked which tokens decide its answers:
 
   … text … sign … text … sign … text … question answer
 
-<out>/planted/data holds training text, in which every piece of --context-length tokens plants signs for each
+<out>/planted/data holds training text, in which every piece of --context-length tokens plants cues for each
 of --num-planted and asks for all; and evaluation documents of that length, which plant and ask for one of
 --num-planted, or for none. <out>/planted-<length>/data holds such documents of each of --document-lengths.
-<out>/foreign/data holds evaluation documents, nothing planted, whose far context is another document's: all
-but the last --short-context-length tokens and the target. They are as long as the text of a piece before its
-questions, which a model trained on pieces expects behind it.
+<out>/foreign/data holds evaluation documents, nothing planted, whose distant context is another document's:
+all but the last --short-context-length tokens and the target. They are as long as the text of a piece before
+its questions, which a model trained on pieces expects behind it.
 
 With --needles documents of each of --document-lengths end with a question whose answer, a number, stands in a
 sentence at one of five depths and nowhere else on purpose; one beside them lacks it, the control:
@@ -20,16 +20,16 @@ sentence at one of five depths and nowhere else on purpose; one beside them lack
 
 writes   <out>/planted/data/                        as tokenize_c4
          <out>/foreign/data/, planted-<length>/data/ likewise, without training tokens
-         <out>/planted*/data/planted/*.parquet      where the signs are: pipeline/RESULTS.md
+         <out>/planted*/data/planted/*.parquet      where the cues are: pipeline/RESULTS.md
          with --needles only <out>/length-<tokens>/data/ and below it needles/*.parquet, where each needle is
 resumes  run the same command again; complete folders are kept, other settings are refused
 
 with the text of `make demo`; commit 9a5d093 holds a study of such text, olmo_configs/studies/measures.yaml:
-  python pipeline/plant_signs.py --data runs/demo/data --out runs/signs --context-length 256 \\
+  python pipeline/plant_cues.py --data runs/demo/data --out runs/cues --context-length 256 \\
       --short-context-length 8
 
 needles, in the text of `make demo`; what is then measured is in pipeline/RECIPES.md:
-  python pipeline/plant_signs.py --needles --data runs/demo/data --out runs/needles \\
+  python pipeline/plant_cues.py --needles --data runs/demo/data --out runs/needles \\
       --document-lengths 128 256 --max-documents 20
 """
 
@@ -78,17 +78,17 @@ from pipeline.text.folder import (
 from pipeline.text.planting import (
     NEEDLES_FILE,
     PLANTED_FILE,
-    Signs,
+    Cues,
     document_of,
     laws_of,
     needle_documents,
-    plant_signs,
+    plant_cues,
     write_truth,
 )
 
 _TOKENS_PER_PART = 1 << 26
 Documents = tuple[list[EvaluationDocument], list[dict[str, Any]]]
-"""Evaluation documents, and their rows of the schema `planted_signs`."""
+"""Evaluation documents, and their rows of the schema `planted_cues`."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -97,7 +97,7 @@ def parser() -> argparse.ArgumentParser:
     add = stage.add_argument
     add("--data", type=folder_path, required=True, help="folder written by tokenize_c4.py: the texts")
     add("--out", type=folder_path, required=True, help="planted/data and foreign/data are written here")
-    add("--needles", action="store_true", default=None, help="plant these and no signs")
+    add("--needles", action="store_true", default=None, help="plant these and no cues")
     add("--context-length", type=positive_int, help="tokens of a piece and of a document")
     add(
         "--short-context-length",
@@ -109,31 +109,31 @@ def parser() -> argparse.ArgumentParser:
         type=positive_int,
         nargs="+",
         default=[1, 2, 4],
-        help="signs that tell an answer: numbers that divide its bits, or, with --bits-told, multiples of"
-        " them, many weak signs; without, k signs tell k bits where an answer has fewer",
+        help="cues that tell an answer: numbers that divide its bits, or, with --bits-told, multiples of"
+        " them, many weak cues; without, k cues tell k bits where an answer has fewer",
     )
     add("--num-answers", type=positive_int, default=16, help="answers, a power of 2: 16 have four bits")
     add(
         "--bits-told",
         type=positive_float,
-        help="of an answer's bits, by any number of signs: each is wrong so often (default: all bits)",
+        help="of an answer's bits, by any number of cues: each is wrong so often (default: all bits)",
     )
     add(
         "--balanced",
         action="store_true",
         default=None,
-        help="several signs mean the same, so that each is met as often, whatever their number",
+        help="several cues mean the same, so that each is met as often, whatever their number",
     )
     add(
         "--max-copies",
         type=positive_int,
         default=8,
-        help="a training piece plants its signs once to so many times, so that their meaning can be learnt;"
+        help="a training piece plants its cues once to so many times, so that their meaning can be learnt;"
         " evaluation documents plant them once",
     )
     add("--document-lengths", type=positive_int, nargs="+", help="tokens of further evaluation documents")
     add("--max-documents", type=positive_int, default=400, help="texts of each kind, at most")
-    add("--seed", type=random_seed, default=0, help="of places, signs and questions")
+    add("--seed", type=random_seed, default=0, help="of places, cues and questions")
     return stage
 
 
@@ -161,11 +161,11 @@ def main(arguments: argparse.Namespace) -> None:
             counts_V = training_token_counts(data)
             asked = arguments.num_planted, arguments.num_answers, arguments.bits_told
             laws = laws_of(*asked, bool(arguments.balanced))
-            signs = Signs.rarest(counts_V, data.eos_token_id, laws)
+            cues = Cues.rarest(counts_V, data.eos_token_id, laws)
             texts_of = partial(long_enough_documents, data, max_documents=arguments.max_documents)
             planted, foreign = list(folders)[:2]
             contents = {
-                folder: planted_documents(texts_of(length), signs, arguments, length)
+                folder: planted_documents(texts_of(length), cues, arguments, length)
                 for folder, length in folders.items()
                 if folder != foreign
             }
@@ -183,14 +183,14 @@ def main(arguments: argparse.Namespace) -> None:
                 paths = [write_truth(folder, NEEDLES_FILE, rows)]
             else:
                 if folder == planted:
-                    paths = write_training_text(planted, data, signs, arguments)
+                    paths = write_training_text(planted, data, cues, arguments)
                 else:  # counts of the text's training tokens, as tokenize_c4 leaves them
                     paths = [write_token_counts(folder, counts_V)]
                 num_tokens = sum(path.stat().st_size for path in paths[:-1]) // data.token_dtype.itemsize
                 num_pieces = num_tokens // arguments.context_length
                 tally = {"train_documents": num_pieces, "train_tokens": num_tokens}
                 paths += [] if folder == foreign else [write_truth(folder, PLANTED_FILE, rows)]
-            write_data_folder(folder, documents, paths, tokenizer, made_by[folder], tally, "plant_signs")
+            write_data_folder(folder, documents, paths, tokenizer, made_by[folder], tally, "plant_cues")
     for folder, (documents, rows) in contents.items():
         num_targets = max((row.get("num_answer_tokens", 1) for row in rows), default=1)
         logger.info(
@@ -212,7 +212,7 @@ def _folders(arguments: argparse.Namespace) -> dict[Path, int]:
             raise InputError("--needles wants --document-lengths, the tokens of the documents")
         return {arguments.out / f"length-{length}" / "data": length for length in lengths}
     if None in (length, arguments.short_context_length):
-        raise InputError("signs are planted with --context-length and --short-context-length; see --help")
+        raise InputError("cues are planted with --context-length and --short-context-length; see --help")
     of_kinds = {"planted": length, "foreign": length, **{f"planted-{length}": length for length in lengths}}
     return {arguments.out / kind / "data": length for kind, length in of_kinds.items()}
 
@@ -230,9 +230,9 @@ def _configuration(data: TokenizedData, arguments: argparse.Namespace, length: i
 
 
 def planted_documents(
-    texts: Sequence[EvaluationDocument], signs: Signs, arguments: argparse.Namespace, length: int
+    texts: Sequence[EvaluationDocument], cues: Cues, arguments: argparse.Namespace, length: int
 ) -> Documents:
-    """Documents of `length` tokens that plant one of the numbers of signs, or none."""
+    """Documents of `length` tokens that plant one of the numbers of cues, or none."""
     documents = []
     rows = []
     for text in texts:
@@ -240,7 +240,7 @@ def planted_documents(
         k = int(generator.choice([0, *arguments.num_planted]))
         piece = text.token_ids[:length]
         ks = [k] if k else []
-        token_ids, truth = plant_signs(piece, ks, signs, generator, arguments.short_context_length)
+        token_ids, truth = plant_cues(piece, ks, cues, generator, arguments.short_context_length)
         documents.append(document_of(token_ids, text.url))
         rows += [{"document_id": documents[-1].document_id, **row} for row in truth]
     return documents, rows
@@ -249,7 +249,7 @@ def planted_documents(
 def foreign_documents(
     texts: Sequence[EvaluationDocument], arguments: argparse.Namespace
 ) -> list[EvaluationDocument]:
-    """Documents as long as a piece before its questions, whose far context is that of the text before."""
+    """Documents as long as a piece before its questions, whose distant context is that of the text before."""
     length = arguments.context_length - 2 * (len(arguments.num_planted) + 1)
     documents = []
     num_far = length - 1 - arguments.short_context_length
@@ -260,7 +260,7 @@ def foreign_documents(
 
 
 def write_training_text(
-    folder: Path, data: TokenizedData, signs: Signs, arguments: argparse.Namespace
+    folder: Path, data: TokenizedData, cues: Cues, arguments: argparse.Namespace
 ) -> list[Path]:
     """The training tokens, planted piece by piece; the files written, the last that of the counts.
 
@@ -275,7 +275,7 @@ def write_training_text(
         asked = generator.permutation(arguments.num_planted).tolist()
         num_copies = int(generator.integers(1, arguments.max_copies + 1))
         piece = file[start : start + length]
-        planted = plant_signs(piece, asked, signs, generator, num_near, num_copies)
+        planted = plant_cues(piece, asked, cues, generator, num_near, num_copies)
         writer.add(planted[0])
     writer.flush()
     return [*writer.paths, write_token_counts(folder, count_tokens(writer.paths, data))]

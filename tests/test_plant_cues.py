@@ -1,4 +1,4 @@
-"""Planted signs: where the truth says, told by nothing else, in text that is otherwise unchanged."""
+"""Planted cues: where the truth says, told by nothing else, in text that is otherwise unchanged."""
 
 import doctest
 import json
@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from measured_documents import contents
 
-from pipeline import plant_signs, tokenize_c4
+from pipeline import plant_cues, tokenize_c4
 from pipeline.cli import InputError
 from pipeline.results.files import read_parquet
 from pipeline.text import planting
 from pipeline.text.folder import TokenizedData, training_token_counts
-from pipeline.text.planting import PLANTED_FILE, SignLaw, Signs, laws_of
+from pipeline.text.planting import PLANTED_FILE, CueLaw, Cues, laws_of
 
 LENGTH, SHORT = 64, 6
 WORDS = "the river runs past a long green hill and we walk down it in sun"
@@ -34,19 +34,19 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def plant(data: Path, out: Path, *flags: str) -> None:
     words = ["--data", data, "--out", out, "--context-length", LENGTH, "--short-context-length", SHORT]
-    plant_signs.main(plant_signs.parser().parse_args([*map(str, words), "--max-copies", "2", *flags]))
+    plant_cues.main(plant_cues.parser().parse_args([*map(str, words), "--max-copies", "2", *flags]))
 
 
 @pytest.fixture(scope="module")
 def planted(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("signs") / "out"
+    out = tmp_path_factory.mktemp("cues") / "out"
     plant(data, out)
     return out
 
 
-def signs_of(data: Path) -> Signs:
+def cues_of(data: Path) -> Cues:
     opened = TokenizedData.open(data)
-    return Signs.rarest(training_token_counts(opened), opened.eos_token_id, laws_of([1, 2, 4], 16))
+    return Cues.rarest(training_token_counts(opened), opened.eos_token_id, laws_of([1, 2, 4], 16))
 
 
 def test_the_worked_example_is_true() -> None:
@@ -55,13 +55,13 @@ def test_the_worked_example_is_true() -> None:
 
 
 LAWS = [
-    SignLaw(1, 2, 1.5), SignLaw(2, 2, 1.5), SignLaw(4, 2, 1.5), SignLaw(10, 2, 0.7), SignLaw(3, 3, 2.0),
-    SignLaw(1, 3),
+    CueLaw(1, 2, 1.5), CueLaw(2, 2, 1.5), CueLaw(4, 2, 1.5), CueLaw(10, 2, 0.7), CueLaw(3, 3, 2.0),
+    CueLaw(1, 3),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
-def test_the_best_loss_is_that_of_all_cases_counted(law: SignLaw) -> None:
+def test_the_best_loss_is_that_of_all_cases_counted(law: CueLaw) -> None:
     """Every latent with every flip of every vote: its probability, the posterior by Bayes, the mean loss."""
     e, shape = law.flip_probability, (law.num_votes, law.num_bits)
     joint: dict[bytes, np.ndarray] = {}
@@ -86,13 +86,13 @@ def test_the_best_loss_is_that_of_all_cases_counted(law: SignLaw) -> None:
     )
 
 
-def test_weak_signs(data: Path, tmp_path: Path) -> None:
+def test_weak_cues(data: Path, tmp_path: Path) -> None:
     flags = "--num-planted 2 8 --num-answers 4 --bits-told 1.5 --balanced --max-copies 1"
     plant(data, tmp_path, *flags.split(), "--document-lengths", "80")
     laws = laws_of([2, 8], 4, 1.5, is_balanced=True)
     opened = TokenizedData.open(data)
-    signs = Signs.rarest(training_token_counts(opened), opened.eos_token_id, laws)
-    assert signs.sign_ids[2].shape == signs.sign_ids[8].shape == (2, 4)
+    cues = Cues.rarest(training_token_counts(opened), opened.eos_token_id, laws)
+    assert cues.sign_ids[2].shape == cues.sign_ids[8].shape == (2, 4)
     for name, length in (("planted", 64), ("planted-80", 80)):
         folder = TokenizedData.open(tmp_path / name / "data")
         documents = {doc.document_id: doc.token_ids for doc in folder.evaluation_documents()}
@@ -100,16 +100,16 @@ def test_weak_signs(data: Path, tmp_path: Path) -> None:
         for row in rows:
             tokens, places = documents[row["document_id"]], row["planted_positions"]
             assert row["num_planted"] in (2, 8) and max(places) < length - 2 - SHORT
-            (k,) = [k for k, question in signs.question_ids.items() if question == tokens[-2]]
-            law = SignLaw(row["num_planted"], 2, 1.5, is_balanced=True)
-            kinds = [np.argwhere(signs.sign_ids[k] == token)[0] for token in tokens[places]]
+            (k,) = [k for k, question in cues.question_ids.items() if question == tokens[-2]]
+            law = CueLaw(row["num_planted"], 2, 1.5, is_balanced=True)
+            kinds = [np.argwhere(cues.sign_ids[k] == token)[0] for token in tokens[places]]
             posterior = law.log_posterior(law.votes(*np.array(kinds).T))
-            answer = list(signs.answer_ids).index(tokens[-1])
+            answer = list(cues.answer_ids).index(tokens[-1])
             assert row["best_loss"] == pytest.approx(-posterior[answer])
 
 
 def test_the_answer_is_told_by_the_signs_and_the_rest_is_the_text(data: Path, planted: Path) -> None:
-    signs, opened = signs_of(data), TokenizedData.open(planted / "planted" / "data")
+    cues, opened = cues_of(data), TokenizedData.open(planted / "planted" / "data")
     sources = [doc.token_ids for doc in TokenizedData.open(data).evaluation_documents()]
     documents = {doc.document_id: doc.token_ids for doc in opened.evaluation_documents()}
     rows = read_parquet(opened.folder / PLANTED_FILE).to_pylist()
@@ -119,13 +119,13 @@ def test_the_answer_is_told_by_the_signs_and_the_rest_is_the_text(data: Path, pl
         places = row["planted_positions"]
         assert len(tokens) == LENGTH == row["target_position"] + 1
         assert max(places) < LENGTH - 2 - SHORT
-        # By hand: each place of signs contributes a digit, whatever stands first in the text.
+        # By hand: each place of cues contributes a digit, whatever stands first in the text.
         assert row["best_loss"] == 0
         base, index = round(16 ** (1 / k)), 0
-        for choices in signs.sign_ids[k]:
+        for choices in cues.sign_ids[k]:
             (digit,) = [list(choices).index(token) for token in tokens[places] if token in choices]
             index = index * base + digit
-        assert tokens[-2:].tolist() == [signs.question_ids[k], signs.answer_ids[index]]
+        assert tokens[-2:].tolist() == [cues.question_ids[k], cues.answer_ids[index]]
         kept = np.setdiff1d(np.arange(LENGTH - 2), places)
         assert any((tokens[kept] == source[kept]).all() for source in sources if len(source) >= LENGTH)
 
@@ -146,7 +146,7 @@ def test_the_same_again_changes_no_byte_and_other_settings_are_refused(data: Pat
         (("--num-answers", "12"), "--num-answers 12 is not a power of 2"),
         (
             ("--num-answers", "8"),
-            "2 signs cannot share the 3 bits of 8 answers; choose a number that divides 3",
+            "2 cues cannot share the 3 bits of 8 answers; choose a number that divides 3",
         ),
         (("--bits-told", "4"), "4.0 bits cannot be told of 4"),
         (("--num-answers", "256"), "more than a quarter of the vocabulary"),
