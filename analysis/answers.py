@@ -101,7 +101,7 @@ def worth_of_far_context(targets: pd.DataFrame, model: str) -> str:
 
 
 def carried_by(results: Path, model: str, rule: str) -> str:
-    """How much few tokens bring back, beside another document's, as another model evaluates where one did."""
+    """How much few tokens recover, beside another document's, as another model evaluates where one did."""
     only = {"model": [model], "rule": [rule]}
     losses = read_sparse_losses(results, only=only, every_evaluator=True)
     effects = token_effects(losses)
@@ -118,7 +118,7 @@ def carried_by(results: Path, model: str, rule: str) -> str:
     gain, own, null = (interval_of(row, name) for name in ("gain", "recovered", "null_recovered"))
     kind = " of divergence" if row["criterion"] == DIVERGENCE else ""
     evaluated = f" to {row['evaluator']}" if len(others) else ""
-    text = f"{row['k']} tokens of {rule} bring back {own} of {gain.estimate:.3f} nats{kind}{evaluated}"
+    text = f"{row['k']} tokens of {rule} recover {own} of {gain.estimate:.3f} nats{kind}{evaluated}"
     return f"{text}." if isnan(null.estimate) else f"{text}; another document's {null}."
 
 

@@ -252,9 +252,9 @@ def _only(rows: pd.DataFrame, columns: Sequence[str] | None) -> pd.DataFrame:
 
 def is_own(rows: pd.DataFrame) -> pd.Series:
     """Whether each row is of the model that chose, or of the first that tried, where the former did not."""
-    is_chooser = rows["evaluator"].isna() | (rows["evaluator"] == rows["model"])  # version 1 names none
+    is_selector = rows["evaluator"].isna() | (rows["evaluator"] == rows["model"])  # version 1 names none
     first = rows.groupby("model")["evaluator"].transform("first")
-    return is_chooser | (~is_chooser.groupby(rows["model"]).transform("any") & (rows["evaluator"] == first))
+    return is_selector | (~is_selector.groupby(rows["model"]).transform("any") & (rows["evaluator"] == first))
 
 
 def is_target_aware(rule: str) -> bool:

@@ -118,7 +118,7 @@ def parser() -> argparse.ArgumentParser:
         " counts of its tokens; data beside --results where not given, and no control for token frequency"
         " where there is none",
     )
-    add("--notebooks", nargs="+", default=(), metavar="NAME", help="those to execute; all if not given")
+    add("--notebooks", nargs="+", default=(), metavar="NAME", help="those to execute; (default: all)")
     add(
         "--jobs",
         type=positive_int,

@@ -3,10 +3,9 @@
 For each checkpoint and each target t of the evaluation documents:
   1. loss and prediction with everything before it in the chunk (long context), and with the s tokens before
      it (short context). The divergence KL(p(.|long) || p(.|short)) compares these without seeing the answer;
-  2. the k distant tokens that each rule ranks first, by the loss or, a name with _divergence, by the
-  divergence;
+  2. the k distant tokens that each rule ranks first, by the loss or (names with _divergence) by the KL;
   3. loss and divergence with the short context and those k tokens, nothing else visible anywhere in the
-     network; of the controls, random and nearest, at every power of two up to the whole distant context;
+     network; of the controls, random and recency, at every power of two up to the whole distant context;
   4. the same with another document's tokens at the same positions: the null, which tells how much of that is
      an effect;
   5. how many tokens it takes: mean_log2_k, in doublings, which every target with a gain has; and k*, the

@@ -4,9 +4,8 @@ For each checkpoint and each target t of the evaluation documents: long_context_
 in its chunk), short_context_loss (exactly the s tokens before t, a window of its own for each target), and
 loss_difference = short - long, positive where the long context helps. Every token keeps its position ID.
 Also swapped_context_loss, with another document's tokens as the distant context: document_specific_gain =
-foreign - long is what only this document's tokens give. And the divergences KL(p(.|long) || p(.|short or
-foreign)), which do
-not see the answer: the expected gains.
+swapped - long is what only this document's tokens give. And KL(p(.|long) || p(.|short or swapped)), the
+expected gains, which are target-agnostic.
 
 With --context-lengths it measures length losses instead: for each length c, loss(t | exactly the c tokens
 before t), the same targets at every c, and KL(p(.|long) || p(.|c)). The notebook length_losses draws means.

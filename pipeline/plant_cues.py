@@ -1,10 +1,10 @@
-"""Text whose truth is known: real documents with k planted cues, and ones whose distant context is foreign.
+"""Text whose truth is known: real documents with k planted cues, and ones whose distant context is swapped.
 
-A sign is a rare token put in the place of a token of the text; k of them, far back, together tell the answer
+A cue is a rare token put in the place of a token of the text; k of them, far back, together tell the answer
 that stands behind the question at the end, and no other token does (pipeline/text/planting.py). A model
 is trained on such text, and then asked which tokens decide its answers:
 
-  … text … sign … text … sign … text … question answer
+  … text … cue … text … cue … text … question answer
 
 <out>/planted/data holds training text, in which every piece of --context-length tokens plants cues for each
 of --num-planted and asks for all; and evaluation documents of that length, which plant and ask for one of
@@ -102,7 +102,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--short-context-length",
         type=positive_int,
-        help="no sign stands in so many tokens before a question, or is foreign there",
+        help="tokens before a question that hold no cue and are never swapped",
     )
     add(
         "--num-planted",

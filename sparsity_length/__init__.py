@@ -79,16 +79,15 @@ def losses(
 def influential_tokens(
     texts: "Text | Iterable[Text]", model: Any, tokenizer: Any = None, *, short_context_length: int = 64,
     long_context_length: int | None = None, num_targets: int | None = None,
-    k: Iterable[int] = (1, 2, 4, 8, 16), rule: str = "leave_one_out_divergence", evaluators: Iterable[Any] =
-    (),
-    ablation: str = "swap", num_swaps: int = 1, swap_text: str | None = None,
+    k: Iterable[int] = (1, 2, 4, 8, 16), rule: str = "leave_one_out_divergence",
+    evaluators: Iterable[Any] = (), ablation: str = "swap", num_swaps: int = 1, swap_text: str | None = None,
     screen: int | None = None, seed: int = 0, bos: str = "auto", special_tokens: bool = False,
     dtype: str = "auto", device: str | None = None,
 ) -> "pd.DataFrame":  # fmt: skip
     """The distant tokens that each prediction needs most, and how far it gets with them.
 
     Distant tokens are those before the short context. Under the ablation "swap" what is left out is
-    replaced by a swapped text's tokens, and sources are put among these; under "mask" nothing stands there.
+    replaced by another text's tokens, and sources are put among these; under "mask" nothing stands there.
 
     Args:
         k: numbers of sources that are tried together; a text too short for the largest leaves it out.
@@ -100,8 +99,8 @@ def influential_tokens(
             leaves out, those that matter being split, so that time grows about linearly; None: every token of
             a chunk up to 2,048 tokens, 32 blocks and one a target beyond.
         rule: which ranks the distant tokens; `sparsity influential_tokens --help` lists them.
-        num_swaps: swapped texts that means are taken over, under "swap".
-        swap_text: is cut into the swaps and the null; None: English passages that come along.
+        num_swaps: number of other texts to average over, under "swap".
+        swap_text: is cut into the swapped contexts and the null baseline; None: bundled English passages.
         seed: of rules that draw.
 
     Returns:
@@ -117,7 +116,7 @@ def influential_tokens(
                 or under the short context alone; the divergence is from the prediction with the long context;
             sparse_context_loss, sparse_context_divergence: with the sources of ranks 1 to this one together;
                 in the rows whose rank is one of k, else NaN;
-            null_sparse_context_loss, null_sparse_context_divergence: the same of sources chosen in a foreign
+            null_sparse_context_loss, null_sparse_context_divergence: the same of sources chosen in another
                 text; NaN of rules that say enough without that null;
             mean_log2_k: how many sources the target takes, in doublings; NaN where the long context moves its
                 prediction by less than 0.1 nats.

@@ -16,7 +16,7 @@ import pandas as pd
 from pipeline.cli import InputError, logger, progress, unknown_name
 from pipeline.measuring.contexts import Measurement
 from pipeline.measuring.explanation import LONG_CONTEXT_LENGTH, positions_left
-from pipeline.measuring.explanation import swap_text as foreign_tokens
+from pipeline.measuring.explanation import swap_text as swap_tokens
 from pipeline.measuring.far_context import FarContext
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.given import GivenModel, counted
@@ -202,7 +202,7 @@ def influential_frame(
     num_others = 1 + (num_swaps if ablation == SWAP else 0)
     others_N = np.empty(0, dtype=np.int64)
     if work:
-        others_N = foreign_tokens(swap_text, num_others * longest, read.tokenizer).token_ids_N
+        others_N = swap_tokens(swap_text, num_others * longest, read.tokenizer).token_ids_N
     others_NL = others_N[: num_others * longest].reshape(num_others, longest)
     frames = []
     with ExitStack() as stack:
@@ -212,7 +212,7 @@ def influential_frame(
             for one in (given, *of_evaluators)
         ]
         names = [one.name for one in loaded]
-        # A evaluator's rows are found by its name: of several models of one name it becomes another.
+        # An evaluator's rows are found by its name: of several models of one name it becomes another.
         loaded[1:] = [
             replace(one, name=f"{one.name} (evaluator {place})") if names.count(one.name) > 1 else one
             for place, one in enumerate(loaded[1:])

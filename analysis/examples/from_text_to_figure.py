@@ -3,7 +3,7 @@
     python analysis/examples/from_text_to_figure.py letter.txt HuggingFaceTB/SmolLM2-135M letter.png
 
 The distant tokens of each prediction are ranked by how far the prediction moves without them
-(`leave_one_out_divergence`), which never looks at the token that came; by recency; and at random. The first k
+(`leave_one_out_divergence`), which never looks at the target token; by recency; and at random. The first k
 stand alone beside the short context. Recovered is a ratio of sums over the predictions:
 
     (loss with the short context - loss with k tokens, too) / (loss with the short context - full loss)

@@ -138,7 +138,7 @@ def cues_figure(accuracy: pd.DataFrame) -> Figure:
     for ax, (title, tasks, positions) in zip(axes, shown, strict=True):
         ends = []
         of_numbers = list(zip(colors, tasks, (1, 2, 4), strict=True))
-        for scaling in (LOG_LENGTH, NONE):  # the last drawn is on top: plain, of one sign
+        for scaling in (LOG_LENGTH, NONE):  # the last drawn is on top: plain, of one cue
             for color, task, number in reversed(of_numbers):
                 cells = accuracy[
                     (accuracy["task"] == task)
@@ -151,7 +151,7 @@ def cues_figure(accuracy: pd.DataFrame) -> Figure:
                 line = of_sizes.set_axis(["size", "excess", "excess_low", "excess_high"], axis=1)
                 style = drawing.Style(color, "o")
                 look = style.measured if scaling == NONE else style.null
-                words = drawing.counted(number, "sign") if scaling == NONE else ""
+                words = drawing.counted(number, "cue") if scaling == NONE else ""
                 ends.append(drawing.draw_line(ax, line["size"], line, "excess", look, words, band=True))
         ax.set_xscale("log", base=2)
         ax.set_yscale("log")

@@ -55,12 +55,12 @@ def evaluated(sparsity: pd.DataFrame) -> pd.DataFrame:
     selectors = sparsity["model"].unique()
     if len(selectors) > 1:
         raise InputError(f"tokens chosen by {' and by '.join(selectors)} need a results folder each")
-    is_chooser = sparsity["evaluator"].isin("+".join(selectors).split("+"))
-    if is_chooser.all():
+    is_selector = sparsity["evaluator"].isin("+".join(selectors).split("+"))
+    if is_selector.all():
         raise InputError(
             "no model that chose no tokens has evaluated them; run influential_tokens with evaluators"
         )
-    return sparsity[~is_chooser]
+    return sparsity[~is_selector]
 
 
 def outcome_targets(sparsity: pd.DataFrame, losses: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
@@ -72,7 +72,7 @@ def outcome_targets(sparsity: pd.DataFrame, losses: pd.DataFrame, models: Sequen
 
     Returns:
         document_id, target_position, "mean_log2_k of EVALUATOR" (doublings; null where there is too little to
-        bring back), divergence and least_divergence (mean and least D(0), nats), gain and difficulty (the
+        recover), divergence and least_divergence (mean and least D(0), nats), gain and difficulty (the
         evaluators' mean loss_difference and long_context_loss, nats), position (tokens), token_id,
         "long_context_loss of MODEL" (nats).
     """
@@ -100,7 +100,7 @@ def compared_models(
     """Whom any results can compare: rows of `evaluated`, the short-context models, and other long-context
     ones.
 
-    The rows are by the divergence, of the most trusted rule that is blind to the answer. The long-context
+    The rows are by the divergence, of the most trusted rule that is target-agnostic. The long-context
     models are those that neither chose its tokens nor evaluated them. Models: as `models_by_training` has
     them.
 
@@ -111,7 +111,7 @@ def compared_models(
     rows = read_artefact(results, "dependency_sparsity", columns, {"criterion": [DIVERGENCE]})
     rows = rows[~rows["rule"].isin(CONTROLS) & ~rows["rule"].map(is_target_aware).astype(bool)]
     if rows[SPARSITY].isna().all():
-        raise InputError(f"no rule that is blind to the answer has {SPARSITY}; run influential_tokens anew")
+        raise InputError(f"no rule that is target-agnostic has {SPARSITY}; run influential_tokens anew")
     rows = evaluated(rows[rows["rule"] == shown_rule(rows["rule"])])
     labels = drawing.model_labels(results, "loss_differences")
     if unknown := {*rows["evaluator"]} - labels.keys():

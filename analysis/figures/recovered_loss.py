@@ -111,8 +111,8 @@ def _amounts_of_targets(sparse_context_losses: pd.DataFrame, criterion: str) -> 
 
 
 _ROLES = {
-    "leave_one_out": "chosen by the answer",
-    "leave_one_out_divergence": "chosen blind",
+    "leave_one_out": "selected, target-aware",
+    "leave_one_out_divergence": "selected, target-agnostic",
     "recency": "recency",
     "random": "random",
 }
@@ -216,9 +216,9 @@ def _what_is_brought_back(curves: pd.DataFrame) -> str:
     own = curves[(curves["rule"] == rule) & (curves["distant_context"] == OWN)].sort_values("k")
     last = own[own["k"] <= max(_FEW, own["k"].min())].iloc[-1]
     if np.isnan(last["recovered_share"]):
-        return "The long context is not shown to gain anything that k tokens could bring back"
+        return "The long context is not shown to gain anything that k tokens could recover"
     tokens = f"{drawing.counted(int(last['k']), 'distant token')}, {_ROLES[rule]},"
-    return f"{tokens} bring back {last['recovered_share']:.2f} of what the long context gains"
+    return f"{tokens} recover {last['recovered_share']:.2f} of what the long context gains"
 
 
 def effects_figure(effects: pd.DataFrame, label: drawing.ModelLabel, evaluator: str = "") -> Figure:
@@ -227,7 +227,7 @@ def effects_figure(effects: pd.DataFrame, label: drawing.ModelLabel, evaluator: 
     `token_effects` of one model and evaluator; `evaluator` in words, where another model evaluated.
     """
     of_panels = list(effects.groupby("criterion", sort=False))
-    titles = {LOSS: "by the loss of the token that came", DIVERGENCE: "by the whole prediction (divergence)"}
+    titles = {LOSS: "by the loss on the target token", DIVERGENCE: "by the whole prediction (divergence)"}
     figure, axes = drawing.panels(len(of_panels), 3.2)
     for ax, (criterion, rows) in zip(axes, of_panels, strict=True):
         ends = []

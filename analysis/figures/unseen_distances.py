@@ -66,7 +66,7 @@ def kept_targets(measured: str, name: str = "outcome_targets") -> pd.DataFrame:
     for role in (*ROLES, SPARSITY):
         values = np.stack(rows[role].to_list()).astype("float64")
         called = f"{SPARSITY} of " if role == SPARSITY else f"{measured} of {role} "
-        wide |= {f"{called}{number}": values[:, number] for number in range(values.shape[1])}
+        wide |= {f"{called}{number}": pd.Series(values[:, number]) for number in range(values.shape[1])}
     return with_sparsity(rows.assign(**wide))
 
 
@@ -113,9 +113,9 @@ def placed_targets(folders: Sequence[Path]) -> pd.DataFrame:
         by = [*KEYS, "placement"]
         of_models = rows.pivot_table(index=by, columns="model", values="value", sort=True)
         is_short = of_models.columns.str.contains("short")
-        part = pd.DataFrame(index=of_models.index)
-        part[SHORT] = list(of_models.loc[:, is_short].to_numpy())
-        part[LONG] = list(of_models.loc[:, ~is_short].to_numpy())
+        of_roles = {SHORT: of_models.loc[:, is_short], LONG: of_models.loc[:, ~is_short]}
+        part = pd.DataFrame({role: list(models.to_numpy()) for role, models in of_roles.items()})
+        part.index = of_models.index
         longs = rows[~rows["model"].str.contains("short")]
         part["entropy"] = longs.groupby(by)["entropy"].mean().reindex(part.index)
         parts.append(part.reset_index().assign(near_context_length=settings["near_context_length"]))

@@ -118,7 +118,7 @@ function measuredTarget({ model, rule } = state) {
 /** The first k tokens of a rule's distant context, own or the null's; own where there is no null. */
 function selectionOf(ofRule, far, rule) {
   const chunk = chosenChunk(), place = chunk.targets[state.target], of = ofRule[far] ?? ofRule.own;
-  // Of rules that are blind to the answer, by what they rank: how far the prediction moves, where that is known.
+  // Of rules that are target-agnostic, by what they rank: how far the prediction moves, where that is known.
   const isMoved = of.moved !== undefined && rule.endsWith("_divergence");
   const weight = isMoved ? of.moved : of.influence;
   return of.distance[state.target].slice(0, chosenK()).map((distance, rank) => ({

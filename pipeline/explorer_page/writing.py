@@ -52,13 +52,13 @@ _OF_TARGETS = {
     "short": "short_context_loss", "long": "long_context_loss", "expected": "short_context_divergence",
     "specific": "document_specific_gain",
 }  # fmt: skip
-_BACKGROUND = {"swap": "swapped_loss", "swap_kl": "swapped_divergence"}
+_SWAPPED = {"swap": "swapped_loss", "swap_kl": "swapped_divergence"}
 _CURVES = {"loss": "sparse_context_loss", "kl": "sparse_context_divergence"}
 """The page's names of columns; a column that is absent or holds nulls alone is left out."""
 PAGE_COLUMNS = {
     "loss_differences": [*_OF_TARGETS.values()],
     "influential_tokens": ["rule", "distant_context", "rank", "distance", "context_token_id", "influence"],
-    "sparse_context_losses": ["rule", "distant_context", "k", *_CURVES.values(), *_BACKGROUND.values()],
+    "sparse_context_losses": ["rule", "distant_context", "k", *_CURVES.values(), *_SWAPPED.values()],
     "dependency_sparsity": ["rule", "criterion", "k_90", "is_censored"],
 }
 """What the page needs of the results, beside the target."""
@@ -103,7 +103,7 @@ def chunk_record(
         of_models[model] = _columns(losses, _OF_TARGETS)
         if present:  # no rule decides what S_k is added to under the ablation `swap`
             sparse = rows["sparse_context_losses"][*chunk, model, present[0], OWN]
-            of_models[model] |= _columns(sparse.iloc[:: len(sparse) // len(targets)], _BACKGROUND)
+            of_models[model] |= _columns(sparse.iloc[:: len(sparse) // len(targets)], _SWAPPED)
         of_models[model]["rules"] = {
             rule: _rule_record(rows, (*chunk, model, rule), len(targets)) for rule in present
         }

@@ -422,7 +422,7 @@ def measured_in_sequence(model: CausalLM, sequence: PackedSequence, reference: P
     return Measured(*(values_1T[0] for (values_1T,) in queue.read()))
 
 
-def measured_in_foreign_context(
+def measured_in_swapped_context(
     model: CausalLM,
     chunk_L: np.ndarray,
     other_chunk_L: np.ndarray,

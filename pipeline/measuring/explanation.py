@@ -335,7 +335,7 @@ def _generated(
 
 
 def _measured(
-    loaded: LoadedModel, wanted: _Wanted, length: int, foreign_N: np.ndarray, tokenizer: DocumentTokenizer,
+    loaded: LoadedModel, wanted: _Wanted, length: int, other_N: np.ndarray, tokenizer: DocumentTokenizer,
     arguments: argparse.Namespace,
 ) -> Explanation:  # fmt: skip
     """Measure the losses of the text's targets, and search and try the sources of those that are chosen."""
@@ -356,8 +356,8 @@ def _measured(
             " distant: give a longer text, or a smaller --short-context-length"
         )
     ids_L = text.token_ids_N[first_token : wanted.end]
-    starts = np.linspace(0, len(foreign_N) - length, NUM_SWAPPED).astype(int)
-    swaps_BL = np.stack([foreign_N[start : start + length] for start in starts])
+    starts = np.linspace(0, len(other_N) - length, NUM_SWAPPED).astype(int)
+    swaps_BL = np.stack([other_N[start : start + length] for start in starts])
     shared = 1 if wanted.is_one else max(1, short // 2)
     near_T = near_starts(first, length, short, shared)
     passes = Passes(loaded.model, loaded.batching)
@@ -555,7 +555,9 @@ def swap_text(
         if len(foreign.token_ids_N) >= num_tokens:
             return foreign
         if len(passages) < num_characters:
-            raise InputError(f"{num_tokens} foreign tokens are more than come along; give a swapped text")
+            raise InputError(
+                f"the bundled passages have fewer than {num_tokens} tokens; give --swap-text-file a text"
+            )
         num_characters *= 2
 
 

@@ -41,7 +41,7 @@ from pipeline.measuring.contexts import (
     Rows,
     full_pass,
     measured_contexts,
-    measured_in_foreign_context,
+    measured_in_swapped_context,
     measured_windows,
     null_contexts,
     own_context,
@@ -67,7 +67,7 @@ class LeaveOneOut(NamedTuple):
     influence_TF: np.ndarray
     """I_t(i) = loss(t | long without i) - loss(t | long): float32, nats; positive = i helps."""
     divergence_TF: np.ndarray
-    """KL(reference || p(.|long without i)): float32, nats; blind to the target."""
+    """KL(reference || p(.|long without i)): float32, nats; target-agnostic."""
 
 
 def leave_each_out(
@@ -191,8 +191,7 @@ def _rows_without(sequence: PackedSequence, removed_R: np.ndarray, width: int) -
     queries_1T = sequence.query_rows_T[None]
     # Which far row is gone makes no difference to who sees whom among the rows that stay, and all of them see
     # all before `start`, save for targets whose distant context the removed row is not in, and those entries
-    # are
-    # blanked: one mask for all removals, and no mask for the prefix.
+    # are blanked: one mask for all removals, and no mask for the prefix.
     return Rows(
         sequence.token_ids_S[kept_RS],
         sequence.position_ids_S[kept_RS],
@@ -342,7 +341,7 @@ class FarContext:
 
             rollout = Ā_n ··· Ā_2 Ā_1,   Ā = (A + 1) / 2
 
-        A row of it sums to 1. Blind to the target. In memory: the mean attention of all rows in every layer.
+        A row of it sums to 1. Target-agnostic. In memory: the mean attention of all rows in every layer.
         """
 
         def rollout(model: CausalLM, read: ReadText) -> torch.Tensor:
@@ -518,7 +517,7 @@ def _set_keys(target_index_N: np.ndarray, sets_NK: np.ndarray) -> list[bytes]:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class FarContextInBackground(FarContext):
+class FarContextInSwap(FarContext):
     """A distant context whose tokens stand among those of other documents, which replace what is left out."""
 
     swap_ids_BL: np.ndarray
@@ -539,7 +538,7 @@ class FarContextInBackground(FarContext):
         """The same in each swap: [T, B]."""
         return Measured.of_each(
             [
-                measured_in_foreign_context(self.model, self.chunk_L, swap_L, self.lengths, self.reference)
+                measured_in_swapped_context(self.model, self.chunk_L, swap_L, self.lengths, self.reference)
                 for swap_L in self.swap_ids_BL
             ]
         )
@@ -567,12 +566,12 @@ class FarContextInBackground(FarContext):
         return Measured.of_each(
             [
                 self._restored(swap_L, foreign, target_index_N, sets_NK)
-                for swap_L, foreign in zip(self.swap_ids_BL, self._foreign_rows, strict=True)
+                for swap_L, foreign in zip(self.swap_ids_BL, self._swapped_rows, strict=True)
             ]
         )
 
     @cached_property
-    def _foreign_rows(self) -> list[Prefix]:
+    def _swapped_rows(self) -> list[Prefix]:
         """Each swap's distant tokens, read once: all targets and sets share those before a first token."""
         num_far = int(self.num_far_tokens_T[-1])
         return [read_prefix(self.model, swap_L[:num_far]) for swap_L in self.swap_ids_BL]
@@ -626,7 +625,7 @@ def far_contexts(
     """
     kind: Callable[..., FarContext] = FarContext
     if swap_ids_BL is not None:
-        kind = partial(FarContextInBackground, swap_ids_BL=swap_ids_BL)
+        kind = partial(FarContextInSwap, swap_ids_BL=swap_ids_BL)
     own = kind(measurement, chunk_L, chunk_L)
     return {OWN: own, OTHER_DOCUMENT: kind(measurement, chunk_L, null_chunk_L, own)}
 

@@ -10,7 +10,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from pipeline.measuring.contexts import Measured, Measurement, measured_in_foreign_context
+from pipeline.measuring.contexts import Measured, Measurement, measured_in_swapped_context
 from pipeline.measuring.far_context import FarContext, far_contexts, sparse_contexts
 from pipeline.measuring.flags import RECOVERY_FRACTION
 from pipeline.measuring.rules import CONTROLS, SWAP, Measuring, find_rule, selected_positions
@@ -107,7 +107,7 @@ def chosen_tokens(
 def compared_losses(chunk: Chunk, own: FarContext) -> Columns:
     """A row a target: losses under long, short and swapped context, divergences from the long one."""
     targets_T, long_losses_T, short = own.lengths.targets_T, own.long_losses_T, own.short
-    foreign = measured_in_foreign_context(
+    foreign = measured_in_swapped_context(
         own.model, chunk.token_ids_L, chunk.null_token_ids_L, own.lengths, own.predictions
     )
     return chunk.target_columns(targets_T) | {
@@ -133,7 +133,7 @@ def mean_log2_k(shares_NJ: np.ndarray, ks_J: np.ndarray, num_far_N: np.ndarray) 
     the last token.
 
     Args:
-        shares_NJ: of what the distant context is worth, the share that the first k tokens bring back.
+        shares_NJ: of what the distant context is worth, the share that the first k tokens recover.
         ks_J: the studied k, ascending, none above F.
         num_far_N: F.
     """
@@ -141,7 +141,7 @@ def mean_log2_k(shares_NJ: np.ndarray, ks_J: np.ndarray, num_far_N: np.ndarray) 
     is_all_NJ = ks_J >= num_far_N[:, None]
     shares_NJ = np.column_stack([np.where(is_all_NJ, 1, rising_NJ), np.ones(len(num_far_N))])
     log2_ks_NJ = np.log2(np.column_stack([np.broadcast_to(ks_J, rising_NJ.shape), num_far_N]))
-    if ks_J[0] > 1:  # what fewer tokens than were studied bring back is not known: as much as none
+    if ks_J[0] > 1:  # what fewer tokens than were studied recover is not known: as much as none
         shares_NJ = np.column_stack([np.zeros(len(num_far_N)), shares_NJ])
         log2_ks_NJ = np.column_stack([np.zeros(len(num_far_N)), log2_ks_NJ])
     missing_NJ = 1 - (shares_NJ[:, 1:] + shares_NJ[:, :-1]) / 2

@@ -73,7 +73,7 @@ TARGET_COLUMNS = [
 SELECTION_COLUMNS = [
     column("rule", TEXT, "selection rule, a name in pipeline/measuring/rules/"),
     column("distant_context", TEXT, "'own', or 'other_document': the null, a other document's tokens there"),
-    optional("null_kind", TEXT, "how the null's tokens are chosen: 'selection', as within the own far"
+    optional("null_kind", TEXT, "how the null's tokens are chosen: 'selection', as within the own distant"
              " context, or 'mimicry', to reproduce the prediction from that; null of the own one, and in the"
              " oldest results, where it is selection"),
 ]
@@ -86,7 +86,7 @@ COUNTS = [
 EVALUATOR = optional("evaluator", TEXT, "whose losses and divergences these are: the selector's, or of a"
                      " model that tried its choice (evaluate_tokens)")
 SHORT_DIVERGENCE = optional("short_context_divergence", FLOAT, "KL(p(.|long) || p(.|short context)), nats:"
-                            " the gain to be expected, blind to the target")
+                            " the gain to be expected, target-agnostic")
 LOSS_COLUMNS = [
     column("short_context_loss", FLOAT, "loss(t | the short_context_length tokens before t), nats"),
     column("long_context_loss", FLOAT, "loss(t | everything before t in its chunk), nats"),
@@ -176,7 +176,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("rank", INT32, "order of selection: 1 is taken first, S_k is ranks 1 to k"),
         column("context_position", INT32, "place of the selected token, in tokens of the document"),
         column("distance", INT32, "target_position - context_position"),
-        column("context_token_id", INT32, "vocabulary ID of the selected token, own or foreign"),
+        column("context_token_id", INT32, "vocabulary ID of the selected token, own or swapped"),
         optional("influence", FLOAT, "loss(t | long without the token) - loss(t | long), nats, under any"
                  " rule: positive = it helps; replaced, not removed, under the ablation"
                  " 'swap' (see `settings`); null without the rules leave_one_out and"
@@ -201,7 +201,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         optional("sparse_context_divergence", FLOAT, "KL(p(.|long) || p(.|short context, S_k)), nats"),
         optional("swapped_loss", FLOAT, "loss(t | swapped distant tokens, short context), nats, to which S_k"
                  " is added under the ablation 'swap'; null under another"),
-        optional("swapped_divergence", FLOAT, "KL(p(.|long) || p(.|foreign far, short context)), nats"),
+        optional("swapped_divergence", FLOAT, "KL(p(.|long) || p(.|swapped distant, short context)), nats"),
     ]),
     "dependency_sparsity": pa.schema([
         *TARGET_COLUMNS,
@@ -213,7 +213,7 @@ SCHEMAS: dict[str, pa.Schema] = {
                  " short_context_divergence, under the ablation 'swap' swapped_loss -"
                  " long_context_loss or swapped_divergence; null in the oldest results"),
         optional("mean_log2_k", FLOAT, "how many tokens it takes, in doublings: the mean over thresholds in"
-                 " (0, 1) of log2 of the least k that brings back that share of the gain, by straight lines"
+                 " (0, 1) of log2 of the least k that recovers that share of the gain, by straight lines"
                  " in log2 k between the studied k, from 0 (one token does all) to log2 of the number of far"
                  " tokens (all are needed); mean over swaps; null where the gain is too small"),
         optional("mean_log2_k_of_swaps", FLOATS, "the same in each swap; null without a gain"),
@@ -240,7 +240,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("least_divergence", FLOAT, "the least of theirs"),
         column("gain", FLOAT, "the evaluators' mean loss_difference, nats"),
         column("difficulty", FLOAT, "the evaluators' mean long_context_loss, nats"),
-        column("mean_log2_k", FLOATS, "of each evaluator; NaN where there is too little to bring back"),
+        column("mean_log2_k", FLOATS, "of each evaluator; NaN where there is too little to recover"),
         column("log2_k_50", FLOATS, "log2 of k_50, likewise"),
         column("mean_log2_k_by_loss", FLOATS, "mean_log2_k by the loss, likewise"),
         column("short_context_models", FLOATS, "what is measured, of each short-context seed"),
@@ -281,8 +281,8 @@ SCHEMAS: dict[str, pa.Schema] = {
                " word'; else 'punctuation' or 'white space'. Made at commit 9a5d093"),
         column("repetition", TEXT, "first that fits, by vocabulary ID within the chunk: 'repeated trigram',"
                " 'repeated bigram' or 'repeated token' of the distant context, 'short context only', 'new'"),
-        column("follows", TEXT, "'a repeated bigram' where the two tokens before the target stand in the far"
-               " context, in that order; else 'none'. It does not see the target's token"),
+        column("follows", TEXT, "'a repeated bigram' where the two tokens before the target stand in the"
+               " distant context, in that order; else 'none'. It does not see the target's token"),
         optional("part_of_speech", TEXT, "by HanTa; made at commit 9a5d093"),
     ]),
     "length_losses": pa.schema([

@@ -73,12 +73,12 @@ def distant_context(
     """
     # Imported late: the names of the rules are wanted for a --help at once.
     from pipeline.measuring.contexts import Batching, Measurement
-    from pipeline.measuring.far_context import FarContext, FarContextInBackground
+    from pipeline.measuring.far_context import FarContext, FarContextInSwap
 
     fields = Measurement(model, lengths, Batching(_TOKENS_PER_BATCH)), token_ids_L, token_ids_L
     if ablation == MASK:
         return FarContext(*fields)
-    return FarContextInBackground(*fields, swap_ids_BL=swaps_BL)
+    return FarContextInSwap(*fields, swap_ids_BL=swaps_BL)
 
 
 def select(

@@ -122,7 +122,7 @@ class CueLaw:
 
     @property
     def values_a_place(self) -> int:
-        """What a sign may say."""
+        """What a cue may say."""
         return int(2 ** (self.num_bits // self.num_places))
 
     @property
@@ -408,8 +408,8 @@ def plant_cues(
         ks: one question and answer each, in this order.
         cues: the tokens.
         generator: draws places and choices.
-        num_near: tokens before the first question that no sign stands in.
-        num_copies: how often each sign is planted; more than once it is easier to learn what it means.
+        num_near: tokens before the first question without a cue.
+        num_copies: how often each cue is planted; more than once it is easier to learn what it means.
     """
     token_ids = np.array(text_ids, dtype=np.int64)
     rows = []

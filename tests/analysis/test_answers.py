@@ -18,7 +18,7 @@ def test_short_models_and_a_rule_that_sees_the_answer(
     evaluated = losses[(losses["evaluator"] == "another-model") & (losses["rule"] == "leave_one_out")]
     (row,) = token_effects(evaluated[evaluated["k"] == 16]).to_dict("records")
     own, null = (interval_of(row, name) for name in ("recovered", "null_recovered"))
-    assert f"16 tokens of leave_one_out bring back {own} of" in carried
+    assert f"16 tokens of leave_one_out recover {own} of" in carried
     assert f"nats to another-model; another document's {null}." in carried
     assert gaps.startswith("Nats lost beyond long-seed1 under the long context: short-contiguous ")
     assert ", short-pose " in gaps and gaps.endswith("the tokens needed.")

@@ -67,5 +67,5 @@ def test_the_paper_figure_is_its_table(sparse: pd.DataFrame, labels: dict[str, M
     levels = [line.get_ydata()[0] for line in ax.lines if len(set(line.get_ydata())) == 1][-2:]
     assert levels == pytest.approx([short, long])
     share = of(curves, rule="leave_one_out", distant_context="own", k=16)["recovered_share"]
-    expected = {f"chosen by the answer: {share.iloc[0]:.2f}", f"long context, loss {long:.2f}"}
+    expected = {f"selected, target-aware: {share.iloc[0]:.2f}", f"long context, loss {long:.2f}"}
     assert expected <= {text.get_text() for text in ax.texts}

@@ -40,7 +40,7 @@ def test_all_notebooks_run_anywhere_and_only_once(scales: tuple[Path, Truth, Tru
     for suffix in ("png", "pdf"):
         assert {path.stem for path in figures.glob(f"*.{suffix}")} == FIGURES
     for skipped in (
-        "sparsity_and_generalization.ipynb: no rule that is blind to the answer has mean_log2_k",
+        "sparsity_and_generalization.ipynb: no rule that is target-agnostic has mean_log2_k",
         "synthetic_tasks.ipynb: the results hold no 'synthetic_accuracy'; they hold",
     ):
         assert skipped in done.stderr, skipped

@@ -50,10 +50,10 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def measured(passes: Passes, text: TokenizedText, foreign_N: np.ndarray, length: int) -> dict:
+def measured(passes: Passes, text: TokenizedText, other_N: np.ndarray, length: int) -> dict:
     """The numbers of one text."""
     ids_L = text.token_ids_N[:length]
-    swaps_BL = foreign_N[: NUM_SWAPPED * length].reshape(NUM_SWAPPED, length)
+    swaps_BL = other_N[: NUM_SWAPPED * length].reshape(NUM_SWAPPED, length)
     first = SHORT + 2
     near_T = near_starts(first, length, SHORT, SHORT // 2)
     losses = all_losses(passes, ids_L, swaps_BL[0], near_T, SHORT)
@@ -96,7 +96,7 @@ def main(arguments: argparse.Namespace) -> None:
     given = GivenModel(arguments.model or str(model_folder("smollm2")), dtype=arguments.dtype)
     tokenizer = given.tokenizer()
     length = arguments.length
-    foreign_N = swap_text(None, NUM_SWAPPED * length, tokenizer).token_ids_N
+    other_N = swap_text(None, NUM_SWAPPED * length, tokenizer).token_ids_N
     rows = [json.loads(line) for line in arguments.out.open()] if arguments.out.exists() else []
     texts = (
         document.text for document in read_documents(open_sources([arguments.source], c4_split="validation"))
@@ -106,9 +106,9 @@ def main(arguments: argparse.Namespace) -> None:
     for number, (bos, text) in zip(range(arguments.texts), long_enough, strict=False):
         if number < len(rows):
             continue
-        with given.ready(length, [text.token_ids_N, foreign_N], tokenizer, bos) as loaded:
+        with given.ready(length, [text.token_ids_N, other_N], tokenizer, bos) as loaded:
             passes = Passes(loaded.model, loaded.batching)
-            rows.append(measured(passes, text, foreign_N, length))
+            rows.append(measured(passes, text, other_N, length))
         with arguments.out.open("a") as out:
             out.write(json.dumps(rows[-1]) + "\n")
         sys.stderr.write(f"{number + 1} of {arguments.texts}: {rows[-1]}\n")

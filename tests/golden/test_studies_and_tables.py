@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
 from pipeline.results.read import artefacts_in, read_artefact
-from pipeline.studies.commands import commands_of
+from pipeline.studies.commands import Measuring, commands_of
 from pipeline.studies.file import load_study
 
 COMMANDS = Path(__file__).with_name("study_commands.json")
@@ -79,6 +80,19 @@ def test_the_commands_of_a_study_are_what_they_were(study: Path, monkeypatch: py
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
     assert commands(study) == json.loads(COMMANDS.read_text(encoding="utf-8"))[study.stem]
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.stem)
+def test_each_measurement_of_a_study_is_one_that_its_program_takes(
+    study: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    for command in commands_of(load_study(study, [])):
+        if isinstance(command.about, Measuring):
+            program = import_module(f"pipeline.{command.stage}")
+            program.check(program.parser().parse_args(command.arguments))
 
 
 def test_the_published_tables_are_what_they_were() -> None:

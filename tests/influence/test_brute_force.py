@@ -25,7 +25,7 @@ from olmo.model import OLMo
 from pipeline.measuring.contexts import (
     Batching,
     Measurement,
-    measured_in_foreign_context,
+    measured_in_swapped_context,
     measured_windows,
 )
 from pipeline.measuring.far_context import FarContext, far_contexts, sparse_contexts
@@ -104,7 +104,7 @@ def close(found: np.ndarray, naive: np.ndarray | Sequence[float], what: object) 
 def test_short_long_and_foreign_contexts_and_windows(model: Implementation) -> None:
     contexts = model.contexts()
     long = contexts["own"].predictions
-    foreign = measured_in_foreign_context(model.lm, CHUNKS["own"], CHUNKS["other_document"], LENGTHS, long)
+    foreign = measured_in_swapped_context(model.lm, CHUNKS["own"], CHUNKS["other_document"], LENGTHS, long)
     windows = {
         length: measured_windows(model.lm, CHUNKS["own"], LENGTHS.targets_T, length, Batching(30), long)
         for length in (1, 2, 7, L - M)

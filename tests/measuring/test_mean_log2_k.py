@@ -54,7 +54,7 @@ def test_by_hand() -> None:
     assert value([0.5], [1], 1) == 0  # F = 1: the only token is all of them
     assert value([0.25, 0.5], [1, 2], 6) == pytest.approx(0.625 + 0.25 * np.log2(3))  # F no power of two
     assert value([0.3, 0.5, 0.1], [1, 2, 4], 4) == pytest.approx(0.6 + 0.25)  # at k = F all is back
-    # What fewer tokens than were studied bring back is not known: as none at one token.
+    # What fewer tokens than were studied recover is not known: as none at one token.
     assert value([1.0], [4], 8) == pytest.approx(1.0)
 
 

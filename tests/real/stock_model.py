@@ -108,11 +108,11 @@ def assert_explained_as_by_stock(stock: StockModel, text: str, position: int) ->
     num_bos = stock.num_bos
     ids_N = stock.token_ids(text)
     target = position + num_bos
-    foreign_N = stock.token_ids(foreign)[stock.num_bos :]
+    other_N = stock.token_ids(foreign)[stock.num_bos :]
     seen = range(num_bos, target)
     near = target - S
-    starts = np.linspace(0, len(foreign_N) - position - 1, 4).astype(int)
-    others = [np.concatenate([ids_N[:num_bos], foreign_N[start:]])[: len(ids_N)] for start in starts]
+    starts = np.linspace(0, len(other_N) - position - 1, 4).astype(int)
+    others = [np.concatenate([ids_N[:num_bos], other_N[start:]])[: len(ids_N)] for start in starts]
 
     def swapped(places: Iterable[int], other_N: np.ndarray) -> np.ndarray:
         tokens_N = ids_N[: target + 1].copy()

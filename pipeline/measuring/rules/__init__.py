@@ -1,11 +1,10 @@
 """Selection rules: which distant tokens are called influential.
 
 A rule ranks the distant context of every target; S_k is its first k, so the S_k are nested. It is a search
-and a
-criterion: the target's loss (the plain name), which sees the answer, or how far the whole prediction is from
-that of the long context (the name with `_divergence`), which does not. A choice of few tokens among hundreds
+and a criterion: the target's loss (the plain name, target-aware), or how far the whole prediction is from
+that of the long context (the name with `_divergence`, target-agnostic). A choice of few tokens among hundreds
 carries more information than the effect that it is to explain, so every search nearly reaches what it
-optimises; its null says how nearly, and only the excess is an effect. The paper selects by its Eq. 20, whose
+optimizes; its null says how nearly, and only the excess is an effect. The paper selects by its Eq. 20, whose
 text is not among our sources; `leave_one_out` is our reading of it, and results say which rule was used.
 
 A rule is a function, `scores(far) -> [T, F]`, the largest first. The decorator `rule` registers it under its
@@ -88,7 +87,7 @@ class Rule:
     def needs_null(self) -> bool:
         """Whether what it recovers says nothing without its null: it fits the answer, or the prediction.
 
-        Where it does not, foreign tokens are as likely to hurt, and the excess over them would flatter it.
+        Where it does not, other documents' tokens are as likely to hurt, and the excess would flatter it.
         """
         return self.sees == "answer" or self.null == MIMICRY
 
@@ -210,7 +209,7 @@ class Measuring:
     """The numbers of influential tokens asked for, ascending."""
     ablation: str = MASK
     num_swaps: int = 1
-    """Foreign documents, under the ablation `swap`."""
+    """Other documents to average over, under the ablation `swap`."""
     null_fraction: float = 1.0
     """Of the documents, those that have a null and controls; which ones, a hash of the text decides."""
     every_null: bool = True
