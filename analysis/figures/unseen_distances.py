@@ -53,7 +53,7 @@ ENTROPY = "entropy held constant"
 def kept_targets(measured: str, name: str = "outcome_targets") -> pd.DataFrame:
     """Targets of a preregistered study that have a sparsity, as `generalization_gap` has them.
 
-    Columns "MEASURED of ROLE NUMBER" and "mean_log2_k of NUMBER". The negative_control, a long-context model,
+    Columns "MEASURED of ROLE NUMBER" and "mean_log2_k of NUMBER". The negative control, a long-context model,
     is "negative_control 0".
 
     Args:

@@ -390,7 +390,7 @@ class FarContext:
 
     @property
     def baselines(self) -> Measured:
-        """What distant tokens are added to, in each swap, or the short context as the only one: [T, B]."""
+        """What distant tokens are added to: each swapped context, or the short one alone: [T, B]."""
         return Measured.of_each([self.short])
 
     @cached_property
@@ -530,12 +530,12 @@ class FarContextInSwap(FarContext):
 
     @property
     def swap(self) -> Measured:
-        """loss(t | B) and its divergence, mean over the swaps: [T] each."""
+        """loss(t | B) and its divergence, mean over the swapped contexts: [T] each."""
         return self.baselines.over_swaps
 
     @cached_property
     def baselines(self) -> Measured:
-        """The same in each swap: [T, B]."""
+        """The same in each swapped context: [T, B]."""
         return Measured.of_each(
             [
                 measured_in_swapped_context(self.model, self.chunk_L, swap_L, self.lengths, self.reference)
@@ -579,7 +579,7 @@ class FarContextInSwap(FarContext):
     def _restored(
         self, swap_L: np.ndarray, foreign: Prefix, target_index_N: np.ndarray, sets_NK: np.ndarray
     ) -> Measured:
-        """loss(t | B with the sets) and its divergence in one swap: [N] each.
+        """loss(t | B with the sets) and its divergence in one swapped context: [N] each.
 
         Only rows from the first restored token on depend on the set. Sets that begin near each other run
         together, within a quarter of the rows, so that an eighth or so of them are run in vain.

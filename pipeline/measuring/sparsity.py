@@ -276,9 +276,9 @@ def _sparsity_rows(
 def _mean_log2_k(
     recovered_TJB: np.ndarray, gains_TB: np.ndarray, ks_J: np.ndarray, measuring: Measuring
 ) -> Columns:
-    """`mean_log2_k` of each target, mean over swaps, and of each swap.
+    """`mean_log2_k` of each target, mean over swapped contexts, and in each.
 
-    Null where the gain is below the minimum, and of a swap that gives no gain.
+    Null where the gain is below the minimum, and in a swapped context that gives no gain.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         shares_TJB = recovered_TJB / gains_TB[:, None]

@@ -215,8 +215,8 @@ SCHEMAS: dict[str, pa.Schema] = {
         optional("mean_log2_k", FLOAT, "how many tokens it takes, in doublings: the mean over thresholds in"
                  " (0, 1) of log2 of the least k that recovers that share of the gain, by straight lines"
                  " in log2 k between the studied k, from 0 (one token does all) to log2 of the number of far"
-                 " tokens (all are needed); mean over swaps; null where the gain is too small"),
-        optional("mean_log2_k_of_swaps", FLOATS, "the same in each swap; null without a gain"),
+                 " tokens (all are needed); mean over swapped contexts; null where the gain is too small"),
+        optional("mean_log2_k_of_swaps", FLOATS, "the same in each swapped context; null without a gain"),
         optional("k_90", INT32, "k*: the least studied k recovering 90% of"
                  " the gain; null where the gain is below the minimum, or no studied k reaches it"),
         optional("k_50", INT32, "the least studied k recovering half of the gain; null likewise"),

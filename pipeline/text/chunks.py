@@ -73,7 +73,7 @@ def long_enough_documents(
     if len(usable) <= num_others:
         raise InputError(
             f"{len(usable)} evaluation document(s) of at least {chunk_length} tokens in {data.folder} are not"
-            f" enough: {num_others + 1} are needed, since others serve as null or swaps of each; choose"
+            f" enough: {num_others + 1} are needed, since others serve as its null or swapped context; choose"
             " a shorter context or a larger --max-documents"
         )
     return usable
