@@ -281,6 +281,8 @@ def refuse_changes(what: str, earlier: Mapping[str, Any], now: Mapping[str, Any]
     then, new = ({**made, **made["settings"], "settings": None} for made in (earlier, now))
     if changes := differences(then, new):
         more = f"; and {len(changes) - 5} more" if len(changes) > 5 else ""
+        if all(change.startswith("inputs.") for change in changes):
+            more += " (SHA-256: another model or text under the same name)"
         raise InputError(
             f"{what} made with other settings: {'; '.join(changes[:5])}{more}; choose another {flag}, or"
             " repeat the earlier settings"
