@@ -6,7 +6,7 @@ let numTargetRows = ROWS_AT_A_TIME;
 // Documents ------------------------------------------------------------------------------------------------
 
 function textOf(record) {
-  record.text ??= whole(record).chunks.map((chunk) => chunk.pieces.join("")).join("\n");
+  record.text ??= record.chunks.map((chunk) => chunk.pieces.join("")).join("\n");
   return record.text;
 }
 
@@ -29,7 +29,7 @@ function inOrder(records) {
 function excerpt(record, words) {
   const place = words === "" ? -1 : record.lowerText.indexOf(words);
   const start = Math.max(0, place - 20);
-  const part = (words === "" ? record.beginning : textOf(record)).slice(start, start + 60).replace(/^[\udc00-\udfff]|[\ud800-\udbff]$/g, "");
+  const part = textOf(record).slice(start, start + 60).replace(/^[\udc00-\udfff]|[\ud800-\udbff]$/g, "");
   return (start > 0 ? "…" : "") + part.replace(/\s+/g, " ");
 }
 
@@ -99,7 +99,7 @@ function listTargets() {
 }
 
 function targetItem(target, name, value) {
-  const chunk = whole(target.record).chunks[target.chunkIndex], place = chunk.targets[target.index];
+  const chunk = target.record.chunks[target.chunkIndex], place = chunk.targets[target.index];
   const before = chunk.pieces.slice(Math.max(0, place - 8), place).join("").replace(/\s+/g, " ");
   const isCurrent = target.record === state.document && target.chunkIndex === state.chunk && target.index === state.target;
   const button = element(

@@ -18,7 +18,7 @@ import pandas as pd
 from scipy.linalg import block_diag
 
 from pipeline.cli import InputError, logger, progress
-from pipeline.explorer_page.writing import explained_page
+from pipeline.explorer_page import html_page
 from pipeline.measuring.contexts import PackedSequence, Rows, read_prefix
 from pipeline.measuring.given import GivenModel
 from pipeline.measuring.sources import (
@@ -78,7 +78,7 @@ class Explanation:
     @cached_property
     def html(self) -> str:
         """The page of the text."""
-        return explained_page(self.record)
+        return html_page("explained.html", ["explained.js"], "explained.css", self.record)
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

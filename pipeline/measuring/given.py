@@ -81,6 +81,7 @@ class GivenModel:
         """
         if given is not None and not isinstance(given, str | Path):
             return tokenizer_in_memory(given, bos=bos, special_tokens=special_tokens)
+        path: Path | int | None
         if given is not None:
             path = parse_tokenizer_name(str(given))
         elif self._in_memory is not None:
