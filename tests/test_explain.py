@@ -71,19 +71,20 @@ def swapped(ids: np.ndarray, other: np.ndarray, places: Any) -> np.ndarray:
     return changed
 
 
-def test_every_number_is_that_of_the_stock_model(model: Path) -> None:
+FLAGS: dict[str, Any] = {"short_context_length": S, "swap_text": FOREIGN, "unit": "token"}
+
+
+@pytest.fixture(scope="module")
+def exact(model: Path) -> explanation.Explanation:
+    """The effects of all tokens on all predictions."""
+    return explain(TEXT, str(model), **FLAGS, targets="all", sources=500)
+
+
+def test_every_number_is_that_of_the_stock_model(model: Path, exact: explanation.Explanation) -> None:
     """Losses, effects of every token, and the trial in four swapped contexts."""
     stock = AutoModelForCausalLM.from_pretrained(model).float().eval()
-    found = explain(
-        TEXT,
-        str(model),
-        short_context_length=S,
-        swap_text=FOREIGN,
-        targets="all",
-        unit="token",
-        sources=500,
-    )
-    tried = explain(TEXT, str(model), short_context_length=S, swap_text=FOREIGN, targets="all", unit="token")
+    found = exact
+    tried = explain(TEXT, str(model), **FLAGS, targets="all")
     ids = tokenized_text(TEXT, model).token_ids_N[-64:]
     foreign = tokenized_text(FOREIGN, model).token_ids_N
     others = [foreign[start : start + 64] for start in np.linspace(0, len(foreign) - 64, 4).astype(int)]
@@ -122,19 +123,16 @@ def test_every_number_is_that_of_the_stock_model(model: Path) -> None:
 
 
 def test_a_search_that_splits_everything_is_exact_leave_one_out(
-    model: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, exact: explanation.Explanation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "URGENCIES", (0.0,))
-    flags: dict[str, Any] = {"short_context_length": S, "swap_text": FOREIGN, "sources": 500}
-    exact = explain(TEXT, str(model), targets="all", **flags).frame
-    searched = explain(TEXT, str(model), targets=5, budget="1h", **flags)
+    searched = explain(TEXT, str(model), **FLAGS, targets=5, sources=500, budget="1h")
     largest = searched.losses.nlargest(5, "swapped_divergence")["position"]
     assert {target["position"] for target in searched.targets} == set(largest)
-    exact = exact[exact["position"].isin(largest)].reset_index(drop=True)
-    columns = ["position", "source_position", "source_end", "effect"]
-    # Words that a target's near tokens begin in are cut there, for the targets that are searched.
-    both = exact[columns].merge(searched.frame[columns], on=columns[:3], suffixes=("", "_of_search"))
-    assert len(both) > 0.7 * len(exact)
+    key = ["position", "source_position", "source_end"]
+    of_largest = exact.frame[exact.frame["position"].isin(largest)]
+    both = of_largest.merge(searched.frame, on=key, suffixes=("", "_of_search"))
+    assert len(both) == len(of_largest) == len(searched.frame)
     np.testing.assert_allclose(both["effect"], both["effect_of_search"], atol=2e-5)
 
 
@@ -164,11 +162,9 @@ def test_instead_is_the_difference_of_the_stock_model(model: Path, monkeypatch: 
     monkeypatch.setattr(sources, "URGENCIES", (0.0,))
     stock = AutoModelForCausalLM.from_pretrained(model).float().eval()
     text = "a mat and the cat that sat there saw a dog in the"
-    flags = {"short_context_length": S}
     found = explain(
-        f"{text} hall", str(model), at="hall", instead="street", unit="token", sources=500,
-        swap_text=FOREIGN, budget="1h", **flags,
-    )  # fmt: skip
+        f"{text} hall", str(model), **FLAGS, at="hall", instead="street", sources=500, budget="1h"
+    )
     own, instead = (tokenized_text(f"{text} {word}", model).token_ids_N for word in ("hall", "street"))
     fork = next(place for place, ids in enumerate(zip(own, instead, strict=False)) if len({*ids}) > 1)
     context = own[:fork]
@@ -242,28 +238,20 @@ def test_the_summary_adds_up_and_every_face_tells_the_same(model: Path, tmp_path
 PER_SECOND = 500
 
 
-class _Clock:
-    """A second is so many forward tokens, whatever computes them."""
-
-    passes: sources.Passes | None = None
-
-    def monotonic(self) -> float:
-        return 0.0 if self.passes is None else self.passes.num_tokens / PER_SECOND
-
-
 def explained_within(
     budget: str, model: Path, patch: pytest.MonkeyPatch
 ) -> tuple[explanation.Explanation, float]:
-    """An explanation, and how many seconds of that clock it took."""
-    clock = _Clock()
-    make = sources.Passes
+    """An explanation, and its seconds by a clock on which they are forward tokens, whatever computes them."""
+    made: list[sources.Passes] = []
 
-    def passes(*of: Any) -> sources.Passes:
-        clock.passes = make(*of)
-        return clock.passes
+    class Counting(sources.Passes):
+        def __init__(self, *of: Any) -> None:
+            made.append(self)
+            self.num_tokens = 0
+            super().__init__(*of)
 
-    patch.setattr(explanation, "Passes", passes)
-    patch.setattr(sources, "time", clock)
+    patch.setattr(explanation, "Passes", Counting)
+    patch.setattr(sources.time, "monotonic", lambda: sum(one.num_tokens for one in made) / PER_SECOND)
     found = explain(TEXT, str(model), short_context_length=S, unit="token", budget=budget)
     return found, found.facts["num_forward_tokens"] / PER_SECOND
 

@@ -50,6 +50,7 @@ _COLORS = {0.1: 153, 0.5: 117, 1.0: 75, 2.0: 33}
 """Nats -> of the 256 colors that terminals have: blues, darker for each level."""
 _LONGEST_NAMED = 60
 """Characters of a source, or half of them from each end."""
+_WARMING_TOKENS = 64
 _LEAST_EFFECT = 0.05
 """Nats of total effect; of less, or of one below 0, no fraction is told."""
 _COLUMNS = (
@@ -152,7 +153,7 @@ def explained(text: Any, arguments: argparse.Namespace) -> Explanation:
             position = _position_of(arguments.at, tokens)
         if position is not None:
             last = len(tokens.token_ids_N) - 1
-            if position > last:
+            if not 0 <= position <= last:
                 raise InputError(f"--position {position} is outside: the text has tokens 0 to {last}")
             first, end = position, position + 1
         length = min(most, end)
@@ -237,6 +238,8 @@ def _measured(
     near_T = near_starts(first, length, short, shared)
     is_exact = arguments.targets is None and arguments.budget is None and not is_one
     num_wanted = 1 if is_one else min(arguments.targets or len(near_T), len(near_T))
+    # The first pass is slower than those after it, and tells no speed.
+    Passes(loaded.model, loaded.batching).prefix(ids_L[:_WARMING_TOKENS])
     passes = Passes(loaded.model, loaded.batching, arguments.budget)
     hidden_TD = passes.hidden_states(ids_L[:-1], len(near_T))
     float(hidden_TD.sum())  # a GPU is waited for
