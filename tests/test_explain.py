@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -251,7 +252,8 @@ def explained_within(
             super().__init__(*of)
 
     patch.setattr(explanation, "Passes", Counting)
-    patch.setattr(sources.time, "monotonic", lambda: sum(one.num_tokens for one in made) / PER_SECOND)
+    clock = SimpleNamespace(monotonic=lambda: sum(one.num_tokens for one in made) / PER_SECOND)
+    patch.setattr(sources, "time", clock)
     found = explain(TEXT, str(model), short_context_length=S, unit="token", budget=budget)
     return found, found.facts["num_forward_tokens"] / PER_SECOND
 
