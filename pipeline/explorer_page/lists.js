@@ -68,7 +68,7 @@ function openNeighbour(step) {
 
 // Targets of all documents ---------------------------------------------------------------------------------
 
-const TARGET_COLUMNS = { gain: "gain", specific: "specific gain", expected: "expected gain", k: "k*", gap: "gap" };
+const TARGET_COLUMNS = { gain: "gain", specific: "document-specific gain", expected: "expected gain", k: "k*", gap: "gap" };
 
 /** The targets that the filter lets through, in the order chosen. */
 function listedTargets() {
@@ -91,7 +91,7 @@ function listTargets() {
   if (at("targets-panel").hidden) return;
   const [name] = at("sort-targets").value.split("-");
   const rows = listedTargets(), noGap = name === "gap" && rows.length === 0;
-  at("found-targets").textContent = noGap ? "The gap is to the model that stands beside: choose another one there."
+  at("found-targets").textContent = noGap ? "The gap is to the model beside: choose another one there."
     : `${rows.length.toLocaleString("en")} of ${everyTarget.length.toLocaleString("en")} targets; ${TARGET_COLUMNS[name]}${name === "k" ? "" : " in nats"}`;
   at("targets").replaceChildren(...rows.slice(0, numTargetRows).map(({ target, value }) => targetItem(target, name, value)));
   at("more-targets").hidden = rows.length <= numTargetRows;
