@@ -82,7 +82,7 @@ class Explanation:
         return html_page("explained.html", ["explained.js"], "explained.css", self.record)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """The page as a notebook shows it."""
         page = html.escape(self.html)
         return f'<iframe srcdoc="{page}" width="100%" height="800" frameborder="0"></iframe>'
 
@@ -397,7 +397,7 @@ def swap_text(
 
 
 def summary(explanation: Explanation) -> list[str]:
-    """What was found, in sentences whose numbers add up as they are shown."""
+    """Sentences on what was found, whose numbers add up as they are shown."""
     losses = explanation.losses
     targets = explanation.targets
     least, most = explanation.facts["near_tokens"]

@@ -96,7 +96,7 @@ class GivenModel:
         )  # fmt: skip
 
     def _own_tokenizer(self) -> OwnTokenizer | None:
-        """What is known of the tokenizer that the model was trained with; None of one in memory alone."""
+        """The tokenizer that the model was trained with; None if it is in memory without a folder."""
         if self._in_memory is None:
             return self._checkpoint.own_tokenizer(self._trusts_code)
         path = tokenizer_at(Path(getattr(self._in_memory, "name_or_path", "") or os.devnull))

@@ -62,7 +62,7 @@ _REFINING = 6
 _MARGIN = 1.25
 """For rows that run in vain, as passes of several lengths are batched."""
 _T_OF_5_PERCENT = 2.353
-"""Of Student's distribution with three degrees of freedom."""
+"""The 95 % quantile of Student's distribution with three degrees of freedom."""
 _TARGETS_AT_ONCE = 256
 _LOGITS_AT_ONCE = 1 << 25
 
@@ -276,7 +276,7 @@ class Search:
     """Where coarse groups rather end."""
     k: int
     weights_Q: np.ndarray | None = None
-    """Of the predicted tokens' losses in the effect on one target; None: each token is a target, and effects
+    """Weights of the predicted tokens' losses in the effect on one target; None: each token is a target, and effects
     are divergences."""
     coarse_tokens: int = COARSE_TOKENS
     """0 swaps every unit, as exact leave-one-out does."""
