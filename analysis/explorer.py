@@ -87,7 +87,7 @@ _SETTINGS = (
     "short_context_length", "long_context_length", "targets_per_chunk", "k", "ablation", "recovery_fraction",
     "minimum_gain",
 )  # fmt: skip
-"""What must be the same for all that stands side by side on the page."""
+"""Settings that all models on the page must share."""
 _KEYS = ["document_id", "chunk_index", "model", "rule", "criterion", "distant_context"]
 _SCRIPTS = (
     "drawing.js", "values.js", "address.js", "lists.js", "text.js", "target.js", "taking.js", "page.js",

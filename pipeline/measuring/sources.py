@@ -71,7 +71,7 @@ Span = tuple[int, int]
 
 
 def unit_starts(text: TokenizedText, unit: str) -> np.ndarray:
-    """Where the units of a text begin, as places of its tokens, ascending, 0 first."""
+    """Starts of the units of a text, as places of its tokens, ascending, 0 first."""
     if unit == "token":
         return np.arange(len(text.token_ids_N))
     if unit == "paragraph" and not _BEGINS[unit].search(text.text):
@@ -205,7 +205,7 @@ class Passes:
 
 
 def near_starts(first: int, length: int, short: int, shared: int) -> np.ndarray:
-    """Where the near tokens of each target from `first` to `length` begin: [T].
+    """Starts of the near tokens of each target from `first` to `length`: [T].
 
     So many neighbors share a window: the first of them sees `short` near tokens, the last one more for each.
     """
@@ -273,11 +273,11 @@ class Search:
     unit_starts: np.ndarray
     """The first that may be a source comes first; tokens before it are never left out."""
     sentence_starts: np.ndarray
-    """Where coarse groups rather end."""
+    """Preferred ends of coarse groups."""
     k: int
     weights_Q: np.ndarray | None = None
-    """Weights of the predicted tokens' losses in the effect on one target; None: each token is a target, and effects
-    are divergences."""
+    """Weights of the predicted tokens' losses in the effect on one target; None: each token is a target, and
+    effects are divergences."""
     coarse_tokens: int = COARSE_TOKENS
     """0 swaps every unit, as exact leave-one-out does."""
 
