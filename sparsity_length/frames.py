@@ -14,14 +14,13 @@ import numpy as np
 import pandas as pd
 
 from pipeline.cli import InputError, logger, progress, unknown_name
-from pipeline.measuring.contexts import Measurement
 from pipeline.measuring.explanation import LONG_CONTEXT_LENGTH, positions_left
 from pipeline.measuring.explanation import swap_text as swap_tokens
 from pipeline.measuring.far_context import FarContext
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.given import GivenModel, counted
 from pipeline.measuring.rules import ABLATIONS, SWAP, Measuring, find_rule
-from pipeline.measuring.sparsity import chosen_tokens, contexts_of, tried_tokens
+from pipeline.measuring.sparsity import chosen_positions, chosen_tokens, contexts_of, tried_tokens
 from pipeline.measuring.stage import failures_in_words
 from pipeline.results.schemas import DIVERGENCE, OTHER_DOCUMENT, OWN, Columns
 from pipeline.text.chunks import Chunk, without_bos
@@ -138,8 +137,7 @@ def losses_frame(
     with ready as loaded, counted([loaded], "losses", total):
         for text, start, ids_L, lengths in spans:
             with failures_in_words(given.name, len(ids_L), start, f" of text {text}"):
-                measurement = Measurement(loaded.model, lengths, loaded.batching)
-                own = FarContext(measurement, ids_L, ids_L)
+                own = FarContext(loaded.model, lengths, loaded.batching, ids_L, ids_L)
                 long_T, short_T = own.long_losses_T, own.short.losses
                 values = long_T, short_T, short_T - long_T, own.short.divergences
             measured[text][start + lengths.targets_T] = np.stack(values, axis=-1)
@@ -224,7 +222,8 @@ def influential_frame(
             where = f" of text {text}"
             with failures_in_words(given.name, len(ids_L), start, where):
                 contexts = contexts_of(loaded[0], chunk, measuring)
-                tables, choices = chosen_tokens(contexts, chunk, measuring)
+                choices = chosen_positions(contexts, chunk, measuring)
+                tables = chosen_tokens(contexts, chunk, choices, measuring)
                 moved = None
                 if measuring.leaves_out(OWN, chunk.document_id):
                     moved = np.take_along_axis(contexts[OWN].divergence_TF, choices[OWN][rule], axis=1)
