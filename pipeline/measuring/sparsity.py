@@ -74,7 +74,7 @@ def chosen_tokens(
                 influences["influences"] = [row_F[~np.isnan(row_F)].tolist() for row_F in influence_TF]
                 append_columns(tables, {"influences": influences})
             # None of tokens that were not left out alone.
-            influence_TF = np.where(np.isnan(influence_TF), None, influence_TF)
+            influence_TF = np.where(np.isnan(influence_TF), np.array(None), influence_TF)
         for rule, ranked_TK in choices[name].items():
             positions_TK = ranked_TK[:, : measuring.ks[-1]]
             num_ranks = positions_TK.shape[1]
