@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pipeline.cli import InputError, folder_path, positive_int, stage_parser
 from pipeline.measuring.flags import ContextLengths, add_stage_arguments
-from pipeline.measuring.rules import ABLATIONS, SWAP, Measuring
+from pipeline.measuring.rules import ABLATIONS, CONTROLS, SWAP, Measuring
 from pipeline.results.files import differences
 from pipeline.results.read import read_artefact, read_made_by, read_model_facts, sources
 from pipeline.results.schemas import OTHER_DOCUMENT
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 STAGE = "evaluate_tokens"
 CHOOSING = "influential_tokens"
 _HOW_THE_WORK_WAS_CUT = ("num_shards", "documents_per_shard")
+_NAMES_OF_FLAGS = ("long_context_length", "targets_per_chunk", "max_chunks_per_document")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -90,16 +91,15 @@ def main(arguments: argparse.Namespace) -> None:
         seed=settings["seed"],
     )
     # Imported late, for a --help, and a refusal, at once.
-    from pipeline.measuring.sparsity import choices_of_controls, contexts_of, tried_tokens
-    from pipeline.measuring.stage import MeasuringStage
+    from pipeline.measuring.sparsity import chosen_positions, contexts_of, tried_tokens
+    from pipeline.measuring.stage import measure_documents
 
     files = sources(arguments.choices, CHOOSING, [selector], must_be_complete=True)
-    choices = None if arguments.status else _read_choices(arguments.choices, selector, measuring)
+    choices = {} if arguments.status else _read_choices(arguments.choices, selector, measuring)
 
     def measure(loaded: "LoadedModel", chunk: "Chunk", _: "LoadedModel | None") -> "dict[str, Columns]":
-        assert choices is not None
         contexts = contexts_of(loaded, chunk, measuring)
-        controls = choices_of_controls(contexts, chunk, measuring)
+        controls = chosen_positions(contexts, chunk, measuring, CONTROLS)
         chosen = {
             # In the selector's order: to the last bit, losses depend on what a pass holds beside them.
             name: {rule: {**of_rules, **controls[name]}[rule] for rule in measuring.rules if rule in of_rules}
@@ -107,12 +107,12 @@ def main(arguments: argparse.Namespace) -> None:
         }
         return tried_tokens(loaded.name, contexts, chunk, chosen, measuring)
 
-    facts = read_model_facts(arguments.choices, CHOOSING)[selector]
-    names = "long_context_length", "targets_per_chunk", "max_chunks_per_document"
-    of_choices = {name: settings[name] for name in names}
-    of_choices |= {"target_stride": settings.get("target_stride") or 1}
-    of_choices |= {"max_documents": settings["num_documents"]}
-    MeasuringStage(
+    of_choices = {
+        **{name: settings[name] for name in _NAMES_OF_FLAGS},
+        "target_stride": settings.get("target_stride") or 1,
+        "max_documents": settings["num_documents"],
+    }
+    measure_documents(
         argparse.Namespace(**{**vars(arguments), **of_choices}),
         STAGE,
         settings,
@@ -122,10 +122,10 @@ def main(arguments: argparse.Namespace) -> None:
             "checkpoint": made_by["inputs"]["checkpoint"],
             "choices": sha256_of_files(*(file.path for file in files)),
         },
-        model_facts=facts,
+        model_facts=read_model_facts(arguments.choices, CHOOSING)[selector],
         num_other_documents=1 + (settings["num_swaps"] or 0),
         has_null=lambda document_id: bool(measuring.rules_in(OTHER_DOCUMENT, document_id)),
-    ).run()
+    )
 
 
 def _made_by(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:

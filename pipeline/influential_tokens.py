@@ -41,7 +41,6 @@ import argparse
 from pipeline.cli import (
     file_path,
     finite_float,
-    logger,
     positive_fraction,
     positive_int,
     random_seed,
@@ -65,7 +64,7 @@ from pipeline.measuring.rules import (
     Measuring,
     load_rule_file,
 )
-from pipeline.results.schemas import OTHER_DOCUMENT, OWN
+from pipeline.results.schemas import OTHER_DOCUMENT
 from pipeline.results.versions import sha256_of_files
 
 STAGE = "influential_tokens"
@@ -127,9 +126,9 @@ def main(arguments: argparse.Namespace) -> None:
     measuring = check(arguments)
     # Imported late, for a --help, and a refusal, at once.
     from pipeline.measuring.sparsity import measure_chunk
-    from pipeline.measuring.stage import MeasuringStage
+    from pipeline.measuring.stage import measure_documents
 
-    is_swap = measuring.ablation == SWAP
+    num_swaps = measuring.num_swaps if measuring.ablation == SWAP else None
     settings = {
         "short_context_length": measuring.lengths.short_context_length,
         "k": measuring.ks,
@@ -140,26 +139,16 @@ def main(arguments: argparse.Namespace) -> None:
         "ablation": measuring.ablation,
         "engine": ENGINE,
         "screen": measuring.num_blocks,
-        "num_swaps": measuring.num_swaps if is_swap else None,
+        "num_swaps": num_swaps,
         "null_fraction": measuring.null_fraction if measuring.null_fraction < 1 else None,
         "rule_files_sha256": sha256_of_files(*arguments.rule_file) if arguments.rule_file else None,
     }
     # A chunk comes with the same chunk of the documents after it: of its null, then of its swaps.
-    stage = MeasuringStage(
+    measure_documents(
         arguments,
         STAGE,
         settings,
         lambda loaded, chunk, _: measure_chunk(loaded, chunk, measuring),
-        num_other_documents=1 + (measuring.num_swaps if is_swap else 0),
+        num_other_documents=1 + (num_swaps or 0),
         has_null=lambda document_id: bool(measuring.rules_in(OTHER_DOCUMENT, document_id)),
     )
-    measured = {rule for one in stage.documents for rule in measuring.rules_in(OWN, one.document_id)}
-    if left_out := [rule for rule in measuring.rules if rule not in measured]:
-        logger.warning(
-            "%s: not measured, as none of the %d documents has a null; raise --null-fraction %g or"
-            " --max-documents",
-            ", ".join(left_out),
-            len(stage.documents),
-            measuring.null_fraction,
-        )
-    stage.run()

@@ -71,10 +71,7 @@ def check(arguments: argparse.Namespace) -> "list[Placement]":
     """The placements; refuse those that cannot be read, or need more tokens than a chunk has."""
     from pipeline.measuring.placed import LAST, OWN, Placement
 
-    try:
-        placements = [Placement.parse(name) for name in dict.fromkeys(arguments.placements)]
-    except ValueError as error:
-        raise InputError(f"--placements: {error}") from error
+    placements = [Placement.parse(name) for name in dict.fromkeys(arguments.placements)]
     near, targets = arguments.near_context_length, arguments.targets_per_chunk
     # Of the last target all others of the chunk are before it, of the first those before the targets.
     before = arguments.long_context_length - (1 if arguments.share_near else targets)
@@ -115,7 +112,7 @@ def main(arguments: argparse.Namespace) -> None:
     import numpy as np
 
     from pipeline.measuring.placed import SWAP, NearContexts, placement_columns, read_distant
-    from pipeline.measuring.stage import MeasuringStage
+    from pipeline.measuring.stage import measure_documents
     from pipeline.text.folder import TokenizedData
 
     swaps = [placement for placement in placements if placement.kind == SWAP]
@@ -148,12 +145,16 @@ def main(arguments: argparse.Namespace) -> None:
         return {"length_interference": of_targets | columns}
 
     settings = {
-        "near_context_length": arguments.near_context_length, "share_near": arguments.share_near,
+        "near_context_length": arguments.near_context_length,
+        "share_near": arguments.share_near,
         "placements": [placement.name for placement in placements],
         "distant_documents": [*texts],
-    }  # fmt: skip
+    }
     num_positions = arguments.near_context_length + max(placement.near_start for placement in placements)
-    MeasuringStage(
-        arguments, "length_interference", settings, measure,
+    measure_documents(
+        arguments,
+        "length_interference",
+        settings,
+        measure,
         num_positions=max(arguments.long_context_length, num_positions),
-    ).run()  # fmt: skip
+    )

@@ -39,7 +39,6 @@ from typing import TYPE_CHECKING
 
 from pipeline.cli import InputError, positive_int, stage_parser
 from pipeline.measuring.flags import ContextLengths, add_evaluation_arguments
-from pipeline.measuring.rules import Measuring
 
 if TYPE_CHECKING:
     from pipeline.measuring.stage import LoadedModel
@@ -92,20 +91,23 @@ def check(arguments: argparse.Namespace) -> tuple[ContextLengths, list[int]]:
 def main(arguments: argparse.Namespace) -> None:
     """Measure every chunk of every checkpoint."""
     lengths, context_lengths = check(arguments)
-    if context_lengths:
-        _measure_lengths(arguments, lengths, context_lengths)
-    else:
-        _measure_differences(arguments, lengths)
-
-
-def _measure_lengths(
-    arguments: argparse.Namespace, lengths: ContextLengths, context_lengths: list[int]
-) -> None:
     # Imported late, for a --help, and a refusal, at once.
-    from pipeline.measuring.contexts import full_pass, measured_windows, own_context
-    from pipeline.measuring.stage import MeasuringStage
+    from pipeline.measuring.contexts import (
+        full_pass,
+        measured_in_sequence,
+        measured_in_swapped_context,
+        measured_windows,
+        own_context,
+    )
+    from pipeline.measuring.stage import measure_documents
+    from pipeline.models.interface import NotFiniteLossError
+    from pipeline.text.folder import TokenizedData
 
-    def measure(loaded: "LoadedModel", chunk: "Chunk", _: "LoadedModel | None") -> "dict[str, Columns]":
+    vocabulary_size = TokenizedData.open(arguments.data).vocabulary_size
+
+    def measure_lengths(
+        loaded: "LoadedModel", chunk: "Chunk", _: "LoadedModel | None"
+    ) -> "dict[str, Columns]":
         chunk_L, targets_T = chunk.token_ids_L, lengths.targets_T
         long = full_pass(loaded.model, own_context(chunk_L, lengths)).predictions
         measured = [
@@ -124,38 +126,53 @@ def _measure_lengths(
         }
         return {"length_losses": columns}
 
-    settings = {"context_lengths": context_lengths}
-    MeasuringStage(arguments, "length_losses", settings, measure, has_null=lambda _: False).run()
-
-
-def _measure_differences(arguments: argparse.Namespace, lengths: ContextLengths) -> None:
-    from pipeline.measuring.contexts import full_pass, measured_in_sequence, own_context  # late, as above
-    from pipeline.measuring.sparsity import compared_losses, contexts_of
-    from pipeline.measuring.stage import MeasuringStage
-    from pipeline.models.interface import NotFiniteLossError
-    from pipeline.results.schemas import OWN
-
-    def measure(
+    def measure_differences(
         loaded: "LoadedModel", chunk: "Chunk", reference: "LoadedModel | None"
     ) -> "dict[str, Columns]":
-        columns = compared_losses(chunk, contexts_of(loaded, chunk, Measuring(lengths=lengths))[OWN])
+        model, chunk_L, targets_T = loaded.model, chunk.token_ids_L, lengths.targets_T
+        sequence = own_context(chunk_L, lengths)
+        long = full_pass(model, sequence)
+        short = measured_windows(
+            model, chunk_L, targets_T, lengths.short_context_length, loaded.batching, long.predictions
+        )
+        swapped = measured_in_swapped_context(
+            model, chunk_L, chunk.null_token_ids_L, lengths, long.predictions
+        )
+        columns: Columns = chunk.target_columns(targets_T) | {
+            "target_token_id": chunk_L[targets_T].tolist(),
+            "num_long_context_tokens": targets_T.tolist(),
+            "short_context_loss": short.losses.tolist(),
+            "long_context_loss": long.losses_T.tolist(),
+            "loss_difference": (short.losses - long.losses_T).tolist(),
+            "swapped_context_loss": swapped.losses.tolist(),
+            "document_specific_gain": (swapped.losses - long.losses_T).tolist(),
+            "long_context_entropy": long.predictions.entropies_T.tolist(),
+            "short_context_divergence": short.divergences.tolist(),
+            "swapped_context_divergence": swapped.divergences.tolist(),
+        }
         if reference is loaded:
             columns["reference_divergence"] = [0.0] * lengths.num_targets
         elif reference is not None:
-            sequence = own_context(chunk.token_ids_L, lengths)
-            sizes = stage.data.vocabulary_size, loaded.model.vocabulary_size, reference.model.vocabulary_size
-            one, reference_model = (compared.model.cut_to(min(sizes)) for compared in (loaded, reference))
+            # Embeddings may be padded beyond the data's vocabulary, to other sizes.
+            size = min(vocabulary_size, model.vocabulary_size, reference.model.vocabulary_size)
             try:
-                predictions = full_pass(reference_model, sequence).predictions
+                predictions = full_pass(reference.model.cut_to(size), sequence).predictions
             except NotFiniteLossError as error:
                 error.model_name = reference.name
                 raise
-            divergences = measured_in_sequence(one, sequence, predictions).divergences
-            columns["reference_divergence"] = divergences.tolist()
+            found = measured_in_sequence(model.cut_to(size), sequence, predictions)
+            columns["reference_divergence"] = found.divergences.tolist()
         return {"loss_differences": columns}
 
-    settings = {"short_context_length": lengths.short_context_length}
-    stage = MeasuringStage(
-        arguments, "loss_differences", settings, measure, reference_model=arguments.reference_model
-    )
-    stage.run()
+    if context_lengths:
+        settings: dict[str, object] = {"context_lengths": context_lengths}
+        measure_documents(arguments, "length_losses", settings, measure_lengths, has_null=lambda _: False)
+    else:
+        settings = {"short_context_length": lengths.short_context_length}
+        measure_documents(
+            arguments,
+            "loss_differences",
+            settings,
+            measure_differences,
+            reference_model=arguments.reference_model,
+        )

@@ -16,14 +16,13 @@ import pandas as pd
 
 from pipeline.cli import InputError, logger, progress, unknown_name
 from pipeline.explain import NUM_SOURCES, NUM_TARGETS, SHORT_CONTEXT_LENGTH, UNITS, check, duration
-from pipeline.measuring.contexts import Measurement
 from pipeline.measuring.explanation import Explanation, default_length, explained
 from pipeline.measuring.explanation import swap_text as swap_tokens
 from pipeline.measuring.far_context import FarContext
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.given import GivenModel
 from pipeline.measuring.rules import ABLATIONS, SWAP, Measuring, find_rule
-from pipeline.measuring.sparsity import chosen_tokens, contexts_of, tried_tokens
+from pipeline.measuring.sparsity import chosen_positions, chosen_tokens, contexts_of, tried_tokens
 from pipeline.measuring.stage import failures_in_words
 from pipeline.results.schemas import DIVERGENCE, OTHER_DOCUMENT, OWN, Columns
 from pipeline.text.chunks import Chunk, without_bos
@@ -105,7 +104,7 @@ def losses(
         for text, start, lengths in progress(chunks, "losses", "chunk"):
             ids_L = read.ids[text][start : start + lengths.long_context_length]
             with failures_in_words(given.name, len(ids_L), start, f" of text {text}"):
-                own = FarContext(Measurement(loaded.model, lengths, loaded.batching), ids_L, ids_L)
+                own = FarContext(loaded.model, lengths, loaded.batching, ids_L, ids_L)
                 long_T = own.long_losses_T
                 short_T = own.short.losses
                 values = long_T, short_T, short_T - long_T, own.short.divergences
@@ -217,7 +216,8 @@ def influential_tokens(
             chunk = Chunk(f"{text:016x}", number, ids_L, others_NL[:, : len(ids_L)], start)
             with failures_in_words(given.name, len(ids_L), start, f" of text {text}"):
                 contexts = contexts_of(loaded[0], chunk, measuring)
-                tables, choices = chosen_tokens(contexts, chunk, measuring)
+                choices = chosen_positions(contexts, chunk, measuring)
+                tables = chosen_tokens(contexts, chunk, choices, measuring)
                 chosen = pd.DataFrame(tables["influential_tokens"]).query(f"distant_context == '{OWN}'")
                 chosen["divergence"] = np.nan
                 if measuring.leaves_out(OWN, chunk.document_id):

@@ -149,4 +149,3 @@ def no_rules_of_others() -> "Iterator[None]":
     yield
     rules.RULES.clear()
     rules.RULES.update(before)
-    rules._loaded_files.clear()

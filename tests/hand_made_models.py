@@ -65,14 +65,8 @@ class TokensRead:
     def __init__(self, tokens_1P: torch.Tensor) -> None:
         self.tokens_1P, self.num_rows = tokens_1P, tokens_1P.shape[1]
 
-    def of_sequences(self, which: slice) -> "TokensRead":
-        return self if len(self.tokens_1P) == 1 else TokensRead(self.tokens_1P[which])
-
     def first(self, num_rows: int) -> "TokensRead":
         return TokensRead(self.tokens_1P[:, :num_rows])
-
-    def one_row_each(self, rows_B: torch.Tensor) -> "TokensRead":
-        return TokensRead(self.tokens_1P[0, rows_B][:, None])
 
 
 class SeenTokens:

@@ -46,6 +46,8 @@ def test_every_rule_ranks_the_far_context_and_its_null(folder: Path) -> None:
     assert len(rows) == 12 * 2 * len(RULES) * 5  # targets, distant contexts, rules, ranks
     assert not rows.duplicated([*TARGET, "rule", "distant_context", "context_position"]).any()
     assert (rows["distance"] > SHORT).all()
+    mimics = rows["null_kind"] == "mimicry"
+    assert set(rows["rule"][mimics]) == {"add_one_in_divergence", "greedy_divergence"}
     sparse = read_artefact(folder / "results", "sparse_context_losses")
     best = sparse.query("k == 1").pivot_table(
         index=[*TARGET, "distant_context"], columns="rule", values="sparse_context_loss"

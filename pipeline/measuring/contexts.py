@@ -10,8 +10,7 @@ equal scores of distant tokens then change places: ranks beyond the first ones w
 Rounding the scores first would only move the places where that happens. So batches follow from the lengths
 and the kind of device, never from memory. A memory budget only says in how many parts a batch runs, and none
 gets so small that its rows' bits would change (`_FEWEST_ROWS`); all are projected on the vocabulary together.
-So a result is the same to the byte whoever measures which part of it, with whatever budget, unless memory
-does run out, and then a warning says so.
+So a result is the same to the byte whoever measures which part of it, with whatever budget.
 
 Shapes: L chunk (long_context_length), B sequences of a pass, S rows, K rows that are looked at, T targets,
 N contexts or windows, C tokens of a context, F distant-context tokens, H heads of all layers, W tokens of a
@@ -27,7 +26,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from pipeline.cli import is_out_of_memory, logger
 from pipeline.measuring.flags import ContextLengths
 from pipeline.models.devices import GIBIBYTE, free_bytes, total_bytes
 from pipeline.models.interface import (
@@ -50,8 +48,6 @@ _SHARE_OF_FREE_MEMORY = 0.5
 _FEWEST_ROWS = 256
 """A product of as many rows or more gives each row the same bits; for fewer, libraries have kernels by their
 number (measured with MKL, on AVX-512 and AVX2, one and two threads)."""
-_ROWS_READ_TOGETHER = 512
-"""Of tokens that do not see each other, whose attention is computed all the same."""
 
 
 @dataclass
@@ -62,26 +58,19 @@ class Batching:
     """Rows that a batch may hold, the prefix apart; a single sequence may be longer."""
     memory_budget_bytes: float = float("inf")
     """What a pass may take beyond weights and prefix, by the model's own estimate."""
-    rows_at_a_time: float = float("inf")
-    """What there was memory for, once it has run out."""
 
     @classmethod
     def for_model(cls, model: CausalLM, memory_budget_bytes: float | None = None) -> "Batching":
         """Batches of the size that is fastest on the kind of device, within the given or a fixed budget.
 
-        Where half of what is free is less than the fixed budget, it is the budget, and a warning says so.
+        If half of what is free is less than the fixed budget, it is the budget.
         """
         is_cpu = model.device.type == "cpu"
         if memory_budget_bytes is None:
-            whole = 0 if is_cpu else total_bytes(model.device)
-            memory_budget_bytes = _BUDGET_BYTES if is_cpu else _BUDGET_SHARE_OF_ACCELERATORS * whole
-            available_bytes = _SHARE_OF_FREE_MEMORY * free_bytes(model.device)
-            if available_bytes < memory_budget_bytes:
-                logger.warning(
-                    "little memory is free: passes are kept within %.2f GiB and not %.3g",
-                    available_bytes / GIBIBYTE, memory_budget_bytes / GIBIBYTE,
-                )  # fmt: skip
-                memory_budget_bytes = available_bytes
+            fixed_bytes = (
+                _BUDGET_BYTES if is_cpu else _BUDGET_SHARE_OF_ACCELERATORS * total_bytes(model.device)
+            )
+            memory_budget_bytes = min(fixed_bytes, _SHARE_OF_FREE_MEMORY * free_bytes(model.device))
         return cls(_TOKENS_PER_BATCH if is_cpu else _TOKENS_PER_BATCH_ON_ACCELERATORS, memory_budget_bytes)
 
     def num_sequences(self, num_rows: int) -> int:
@@ -98,14 +87,12 @@ class Batching:
 
         For the budget's sake no part gets fewer query rows than `_FEWEST_ROWS`.
         """
-        (num_sequences, num_rows), num_queries = rows.token_ids_BS.shape, rows.query_rows_BT.shape[1]
+        num_sequences, num_rows = rows.token_ids_BS.shape
         num_parts = 1
         if self.memory_budget_bytes < float("inf"):
             num_fitting = max(1, self.memory_budget_bytes // model.sequence_bytes(num_rows, num_prefix_rows))
-            most_parts = max(1, num_sequences * num_queries // _FEWEST_ROWS)
+            most_parts = max(1, num_sequences * rows.query_rows_BT.shape[1] // _FEWEST_ROWS)
             num_parts = min(most_parts, math.ceil(num_sequences / num_fitting))
-        num_allocated = max(1, int(min(num_sequences, self.rows_at_a_time / num_rows)))
-        num_parts = max(num_parts, math.ceil(num_sequences / num_allocated))
         edges = [num_sequences * part // num_parts for part in range(num_parts + 1)]
         return [slice(*edge) for edge in pairwise(edges)]
 
@@ -121,7 +108,7 @@ class Rows(NamedTuple):
     query_rows_BT: np.ndarray
 
     def of_sequences(self, which: slice) -> "Rows":
-        """Those of some sequences of the batch; what is the same for all stays."""
+        """The rows of some sequences of the batch; what is the same for all stays."""
         return Rows._make(part if part is None or len(part) == 1 else part[which] for part in self)
 
     def on_device(
@@ -136,13 +123,26 @@ class Rows(NamedTuple):
         )
 
 
+def hidden_states(
+    model: CausalLM, batching: Batching, rows: Rows, prefix: Prefix | None = None
+) -> torch.Tensor:
+    """States of the query rows, [B, T, D], in parts that the memory suffices for."""
+    hidden = [
+        model.hidden_states(*rows.of_sequences(part).on_device(model.device), prefix)
+        for part in batching.parts(model, rows, 0 if prefix is None else prefix.num_rows)
+    ]
+    return hidden[0] if len(hidden) == 1 else torch.cat(hidden)
+
+
 class PassQueue:
     """Forward passes whose numbers are read, and checked, after the last of them is queued."""
 
-    def __init__(self, model: CausalLM, batching: Batching, reference: Predictions | None) -> None:
-        """`reference` is what predictions are compared with; None: only losses are wanted."""
-        self._model, self._batching, self._reference = model, batching, reference
-        self._passes: list[tuple[np.ndarray, np.ndarray, tuple[torch.Tensor, ...]]] = []
+    def __init__(self, model: CausalLM, batching: Batching, reference: Predictions) -> None:
+        """`reference` is what predictions are compared with."""
+        self._model = model
+        self._batching = batching
+        self._reference = reference
+        self._passes: list[tuple[np.ndarray, np.ndarray, tuple[torch.Tensor, torch.Tensor]]] = []
 
     def run(
         self,
@@ -151,7 +151,7 @@ class PassQueue:
         reference_index: np.ndarray | torch.Tensor | None = None,
         prefix: Prefix | None = None,
     ) -> None:
-        """Queue the passes of a batch, in parts that the memory suffices for.
+        """Queue the passes of a batch.
 
         Args:
             target_ids: [B, T], or [T] of all sequences.
@@ -159,65 +159,24 @@ class PassQueue:
                 target t's with number t.
         """
         model, shape = self._model, rows.query_rows_BT.shape
-        hidden_BTD = self.hidden_states(rows, prefix)
+        hidden_BTD = hidden_states(model, self._batching, rows, prefix)
         targets_BT = to_device(target_ids, model.device).expand(shape)
-        if self._reference is None:
-            values: tuple[torch.Tensor, ...] = (losses_of_hidden_states(model, hidden_BTD, targets_BT),)
-        else:
-            index_BT = None if reference_index is None else torch.as_tensor(reference_index).expand(shape)
-            values = losses_and_divergences(model, hidden_BTD, targets_BT, self._reference, index_BT)
+        index_BT = None if reference_index is None else torch.as_tensor(reference_index).expand(shape)
+        values = losses_and_divergences(model, hidden_BTD, targets_BT, self._reference, index_BT)
         self._passes.append((rows.position_ids_BS, rows.query_rows_BT, values))
 
-    def hidden_states(self, rows: Rows, prefix: Prefix | None = None) -> torch.Tensor:
-        """Of the query rows: [B, T, D]. Where memory runs out, half as many sequences run at a time."""
-        model, batching = self._model, self._batching
-        parts = batching.parts(model, rows, 0 if prefix is None else prefix.num_rows)
-        try:
-            hidden = [
-                model.hidden_states(
-                    *rows.of_sequences(part).on_device(model.device),
-                    None if prefix is None else prefix.of_sequences(part),
-                )
-                for part in parts
-            ]
-            return hidden[0] if len(hidden) == 1 else torch.cat(hidden)
-        except (RuntimeError, MemoryError) as error:
-            most, num_rows = max(part.stop - part.start for part in parts), rows.token_ids_BS.shape[1]
-            if most == 1 or not is_out_of_memory(error):
-                raise
-            batching.rows_at_a_time = most // 2 * num_rows
-            logger.warning(
-                "out of memory with %d sequences of %d tokens at a time; going on with half as many, which"
-                " may move the last bits of losses, and so the order of tokens that matter equally",
-                most, num_rows,
-            )  # fmt: skip
-        return self.hidden_states(rows, prefix)
-
     def read(self) -> list[list[np.ndarray]]:
-        """Losses and, with a reference, divergences: of each float32 [B, T] a pass, nats.
+        """Losses and divergences: of each float32 [B, T] a pass, nats.
 
         NotFiniteLossError names the first that is not a finite number.
         """
         of_passes = []
         for places_BS, query_rows_BT, values_BT in self._passes:
             on_host = [values.cpu() for values in values_BT]
-            for kind, values in zip(("loss", "divergence"), on_host, strict=False):
+            for kind, values in zip(("loss", "divergence"), on_host, strict=True):
                 refuse_not_finite(values, torch.as_tensor(places_BS), torch.as_tensor(query_rows_BT), kind)
             of_passes.append([values.numpy() for values in on_host])
         return [list(values) for values in zip(*of_passes, strict=True)]
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """How distant contexts are measured."""
-
-    model: CausalLM
-    lengths: ContextLengths
-    batching: Batching
-    screen: int | None = None
-    """Blocks that a round of `far_context.leave_blocks_out` leaves out; None: each token is left out."""
-    seed: tuple[int, ...] = (0,)
-    """Of sampled answers."""
 
 
 class Measured(NamedTuple):
@@ -252,7 +211,6 @@ def measured_contexts(
     batching: Batching,
     reference: Predictions,
     reference_index_N: np.ndarray,
-    first_tokens: tuple[Prefix, np.ndarray] | None = None,
 ) -> Measured:
     """N contexts of C tokens each, nothing else visible anywhere in the network: [N] each.
 
@@ -262,18 +220,14 @@ def measured_contexts(
     Args:
         reference: predictions that theirs are compared with, under their targets' long contexts.
         reference_index_N: which of these each context belongs to.
-        first_tokens: of `read_without_context`, and with which of them each context begins: int64 [N].
     """
     queue = PassQueue(model, batching, reference)
     num_contexts, num_rows = token_ids_NC.shape
     for batch in batching.of_many(num_contexts, num_rows):
-        prefix = None
-        if first_tokens is not None:
-            prefix = first_tokens[0].one_row_each(torch.as_tensor(first_tokens[1][batch]))
         tokens_BC = token_ids_NC[batch]
         queries_B1 = np.full((len(tokens_BC), 1), num_rows - 1)
         rows = Rows(tokens_BC, position_ids_NC[batch], None, queries_B1)
-        queue.run(rows, target_ids_N[batch, None], reference_index_N[batch, None], prefix)
+        queue.run(rows, target_ids_N[batch, None], reference_index_N[batch, None])
     return Measured(*(np.concatenate(values)[:, 0] for values in queue.read()))
 
 
@@ -295,22 +249,6 @@ def measured_windows(
         model, chunk_L[positions_TC], positions_TC, chunk_L[targets_T], batching,
         reference, np.arange(len(targets_T)),
     )  # fmt: skip
-
-
-def read_without_context(model: CausalLM, token_ids_F: np.ndarray) -> Prefix:
-    """Each token at its position, with nothing before it in sight: row i of the prefix is the token at i.
-
-    Such a token sees itself only, so its keys and values depend on nothing but itself and its position ID:
-    they are computed once, and serve every context that it comes first in.
-    """
-    parts = []
-    for start in range(0, len(token_ids_F), _ROWS_READ_TOGETHER):
-        tokens_1S = token_ids_F[None, start : start + _ROWS_READ_TOGETHER]
-        num_rows = tokens_1S.shape[1]
-        positions_1S, no_query = np.arange(start, start + num_rows)[None], np.zeros((1, 1), dtype=np.int64)
-        rows = Rows(tokens_1S, positions_1S, np.eye(num_rows, dtype=bool)[None], no_query)
-        parts.append(model.read(*rows.on_device(model.device))[1])
-    return parts[0] if len(parts) == 1 else Prefix.together(parts)
 
 
 def read_prefix(model: CausalLM, token_ids_S: np.ndarray) -> Prefix:
@@ -371,8 +309,9 @@ def null_contexts(
     window of s own tokens a target. Only the windows' rows need a mask. A few targets at a time, so that they
     take about as many rows as the other document does.
     """
-    short = lengths.short_context_length
-    for index_T in lengths.packed_targets():
+    short, num_targets = lengths.short_context_length, lengths.num_targets
+    num_groups = max(1, round(num_targets * short / int(lengths.num_far_tokens_T[-1])))
+    for index_T in np.array_split(np.arange(num_targets), min(num_groups, num_targets)):
         targets_T = lengths.targets_T[index_T]
         num_far_T = targets_T - short
         num_far = int(num_far_T[-1])

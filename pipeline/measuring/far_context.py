@@ -22,10 +22,10 @@ of a pass, V vocabulary.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import NamedTuple, Optional, TypeVar
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import torch
@@ -35,7 +35,6 @@ from pipeline.measuring.contexts import (
     Batching,
     FullPass,
     Measured,
-    Measurement,
     PackedSequence,
     PassQueue,
     Rows,
@@ -46,13 +45,11 @@ from pipeline.measuring.contexts import (
     null_contexts,
     own_context,
     read_prefix,
-    read_without_context,
 )
-from pipeline.measuring.flags import NUM_SAMPLED_ANSWERS, ContextLengths, block_widths, num_kept
+from pipeline.measuring.flags import NUM_SAMPLED_ANSWERS, ContextLengths
 from pipeline.models.interface import CausalLM, NotInspectableError, Predictions, Prefix, ReadText, to_device
 from pipeline.results.schemas import OTHER_DOCUMENT, OWN
 
-T = TypeVar("T")
 Inspect = Callable[[CausalLM, ReadText], torch.Tensor]
 """Given a model and what it reads, a number for each target and row: [T, S], or several: [..., T, S]."""
 _LOOKED_INTO = (
@@ -126,6 +123,18 @@ def leave_each_out(
     return LeaveOneOut(*(far_context_only(values_TF, num_far_T) for values_TF in values_2TF))
 
 
+def block_widths(num_far: int, num_blocks: int) -> list[int]:
+    """Tokens of the blocks of each round of a screen, until single tokens: [1] if `num_blocks` suffice.
+
+    Else the widest, so that `num_blocks` or fewer cover the distant context, are quartered, and pairs halved:
+    of 2,000 tokens, and 64 blocks a round, 32, 8, 2 and 1.
+    """
+    widths = [1]
+    while widths[0] * num_blocks < num_far:
+        widths.insert(0, widths[0] * (2 if widths[0] == 1 else 4))
+    return widths
+
+
 def leave_blocks_out(
     model: CausalLM,
     sequence: PackedSequence,
@@ -170,7 +179,8 @@ def leave_blocks_out(
         order_TR = np.argsort(-effects.divergence_TF[:, starts_R], axis=1, kind="stable")
         # Every target's first, then every target's second, and so on.
         _, first_R = np.unique(order_TR.T, return_index=True)
-        kept_R = starts_R[np.argsort(first_R)[: num_kept(num_blocks, width, narrower)]]
+        num_split = max(1, num_blocks * narrower // width)
+        kept_R = starts_R[np.argsort(first_R)[:num_split]]
         split_R = np.sort((kept_R[:, None] + np.arange(0, width, narrower)).ravel())
         beside_R = np.arange(covered - covered % width, covered - covered % narrower, narrower)
         starts_R = np.concatenate([split_R, beside_R])
@@ -226,40 +236,31 @@ class FarContext:
     Measurements are float32 [T, F], NaN beyond a target's own distant context.
     """
 
-    measurement: Measurement
+    model: CausalLM
+    lengths: ContextLengths
+    batching: Batching
     chunk_L: np.ndarray
     """Where the short contexts and the targets come from."""
     token_ids_L: np.ndarray
     """Where the distant tokens come from."""
     own: Optional["FarContext"] = None
     """The chunk's own distant context, of a null; None: this is it, and its tokens are the chunk's."""
-    _measured_sets: dict[bytes, np.ndarray] = field(default_factory=dict, init=False)
-    """`_set_keys` -> loss and divergence [2, B] of each set that `measured_with` was asked for."""
+    swap_ids_BL: np.ndarray | None = None
+    """Under the ablation `swap` chunks of other documents, which replace what is left out; else None."""
+    screen: int | None = None
+    """Blocks that a round of `leave_blocks_out` leaves out; None: each token is left out."""
+    seed: Sequence[int] = (0,)
+    """Of sampled answers."""
 
     @property
     def _stand_ins(self) -> Sequence[np.ndarray | None]:
         """What stands where a distant token is left out, chunks to take means over; None: nothing."""
-        return (None,)
-
-    @property
-    def model(self) -> CausalLM:
-        """The model that is measured."""
-        return self.measurement.model
-
-    @property
-    def lengths(self) -> ContextLengths:
-        """Which tokens are predicted, and what they see."""
-        return self.measurement.lengths
+        return (None,) if self.swap_ids_BL is None else tuple(self.swap_ids_BL)
 
     @property
     def num_far_tokens_T(self) -> np.ndarray:
         """Position p is distant context of target t where p < num_far_tokens_T[t]."""
         return self.lengths.num_far_tokens_T
-
-    @property
-    def name(self) -> str:
-        """OWN, or OTHER_DOCUMENT of the null."""
-        return OWN if self.own is None else OTHER_DOCUMENT
 
     @cached_property
     def sequences(self) -> list[PackedSequence]:
@@ -289,19 +290,18 @@ class FarContext:
 
     @cached_property
     def _leave_one_out(self) -> tuple[LeaveOneOut, LeaveOneOut]:
-        """Of single tokens, and what they are ranked by, which is another thing under a screen only."""
-        batching, screen = self.measurement.batching, self.measurement.screen
+        """Effects of single tokens, and what they are ranked by; under a screen the two differ."""
         sequences = [*zip(self.sequences, self._full_passes, strict=True)]
-        if screen is not None:
+        if self.screen is not None:
             parts = [
-                leave_blocks_out(self.model, sequence, batching, full, self._stand_ins, screen)
+                leave_blocks_out(self.model, sequence, self.batching, full, self._stand_ins, self.screen)
                 for sequence, full in sequences
             ]
             single, ranked_by = (LeaveOneOut(*self._of_all_targets(of)) for of in zip(*parts, strict=True))
             return single, ranked_by
         of_stand_ins = [
             self._of_all_targets(
-                leave_each_out(self.model, sequence, batching, full=full, replacement_ids_L=stand_in_L)
+                leave_each_out(self.model, sequence, self.batching, full=full, replacement_ids_L=stand_in_L)
                 for sequence, full in sequences
             )
             for stand_in_L in self._stand_ins
@@ -327,9 +327,12 @@ class FarContext:
     @cached_property
     def attention_TF(self) -> np.ndarray:
         """Attention of the row that predicts t to token i, mean over layers and heads."""
-        return self.watched_attention(
-            "attention", lambda layer_HTS: layer_HTS.mean(0), lambda layers: torch.stack(layers).mean(0)
-        )
+
+        def mean_attention(model: CausalLM, read: ReadText) -> torch.Tensor:
+            layers = model.watch_heads(*read[:4], lambda queries, keys, layer_HTS: layer_HTS.mean(0))
+            return torch.stack(layers).mean(0)
+
+        return self.look_inside("attention", mean_attention)
 
     @cached_property
     def attention_rollout_TF(self) -> np.ndarray:
@@ -370,7 +373,7 @@ class FarContext:
                 "gradient_divergence", lambda model, read: model.gate_gradients(*read), answers_T
             )
             ** 2
-            for answers_T in sampled_answers(self.predictions, NUM_SAMPLED_ANSWERS, self.measurement.seed)
+            for answers_T in sampled_answers(self.predictions, NUM_SAMPLED_ANSWERS, self.seed)
         ]
         mean_TF: np.ndarray = np.stack(squares).mean(axis=0, dtype=np.float32)
         return mean_TF
@@ -378,25 +381,49 @@ class FarContext:
     @cached_property
     def short(self) -> Measured:
         """loss(t | short) and its divergence: [T] each."""
+        short = self.lengths.short_context_length
         return measured_windows(
-            self.model, self.chunk_L, self.lengths.targets_T, self.lengths.short_context_length,
-            self.measurement.batching, self.reference,
-        )  # fmt: skip
+            self.model, self.chunk_L, self.lengths.targets_T, short, self.batching, self.reference
+        )
+
+    @cached_property
+    def baselines(self) -> Measured:
+        """What distant tokens are added to: each swapped context, or the short one alone: [T, B]."""
+        if self.swap_ids_BL is None:
+            return Measured.of_each([self.short])
+        return Measured.of_each(
+            [
+                measured_in_swapped_context(self.model, self.chunk_L, swap_L, self.lengths, self.reference)
+                for swap_L in self.swap_ids_BL
+            ]
+        )
 
     @property
     def swap(self) -> Measured | None:
-        """loss(t | short and a swapped distant context) and its divergence, where there is such a thing."""
-        return None
-
-    @property
-    def baselines(self) -> Measured:
-        """What distant tokens are added to: each swapped context, or the short one alone: [T, B]."""
-        return Measured.of_each([self.short])
+        """loss(t | short and a swapped distant context), mean over these: [T] each; None without swaps."""
+        return None if self.swap_ids_BL is None else self.baselines.over_swaps
 
     @cached_property
     def first_additions(self) -> Measured:
-        """loss(t | short and {i}) and its divergence: [T, F] each."""
-        return self.measured_additions(np.empty((self.lengths.num_targets, 0), dtype=np.int64))
+        """loss(t | short and {i}), or in swapped contexts with i, and its divergence: [T, F] each."""
+        if self.swap_ids_BL is None:
+            return self.measured_additions(np.empty((self.lengths.num_targets, 0), dtype=np.int64))
+        of_swaps = []
+        for swap_L in self.swap_ids_BL:
+            parts = []
+            for sequence in null_contexts(self.chunk_L, swap_L, self.lengths):
+                full = full_pass(self.model, sequence)
+                restored = leave_each_out(
+                    self.model,
+                    sequence,
+                    self.batching,
+                    full=full,
+                    reference=self.reference.at(sequence.targets),
+                    replacement_ids_L=self.token_ids_L,
+                )
+                parts.append((full.losses_T[:, None] + restored.influence_TF, restored.divergence_TF))
+            of_swaps.append(self._of_all_targets(parts))
+        return Measured(*np.mean(of_swaps, axis=0))
 
     def measured_additions(self, chosen_TK: np.ndarray) -> Measured:
         """loss(t | short, the chosen positions, i) and its divergence: [T, F] each, NaN of the chosen."""
@@ -404,52 +431,85 @@ class FarContext:
         is_tried_TF = np.arange(num_far_T[-1]) < num_far_T[:, None]
         np.put_along_axis(is_tried_TF, chosen_TK, False, axis=1)
         target_index_N, added_N = np.nonzero(is_tried_TF)
-        sets_NK = np.sort(np.concatenate([chosen_TK[target_index_N], added_N[:, None]], axis=1), axis=1)
-        measured = self.measure_sets(target_index_N, sets_NK, self.without_context).over_swaps
+        sets_NK = np.concatenate([chosen_TK[target_index_N], added_N[:, None]], axis=1)
         added_2TF = np.full((2, *is_tried_TF.shape), np.nan, dtype=np.float32)
-        added_2TF[:, is_tried_TF] = measured
+        added_2TF[:, is_tried_TF] = self.measured_with(target_index_N, sets_NK).over_swaps
         return Measured(*added_2TF)
-
-    @cached_property
-    def without_context(self) -> Prefix:
-        """Each distant token as it is wherever it comes first: row i of the prefix is the token at i."""
-        return read_without_context(self.model, self.token_ids_L[: self.num_far_tokens_T[-1]])
 
     def measured_with(self, target_index_N: np.ndarray, positions_NK: np.ndarray) -> Measured:
         """loss(t | short and the given far positions), nothing else visible, and its divergence: [N, B] each.
 
-        A set is measured once, however often it is asked for: rules often select the same. Its positions are
+        A set that is given several times, as rules often select the same, is measured once. Its positions are
         in any order, none twice. B is 1, but for the ablation swap.
         """
         sets_NK = np.sort(positions_NK, axis=1)
-        keys = _set_keys(target_index_N, sets_NK)
-        row_of_unknown = {key: row for row, key in enumerate(keys) if key not in self._measured_sets}
-        if row_of_unknown:
-            rows = list(row_of_unknown.values())
-            measured_N2B = np.stack(self.measure_sets(target_index_N[rows], sets_NK[rows]), axis=1)
-            self._measured_sets.update(zip(row_of_unknown, measured_N2B, strict=True))
-        values_N2B = np.array([self._measured_sets[key] for key in keys], dtype=np.float32)
-        return Measured(values_N2B[:, 0], values_N2B[:, 1])
+        place_of: dict[bytes, int] = {}
+        keys = (row.tobytes() for row in np.column_stack([target_index_N, sets_NK]))
+        places_N = [place_of.setdefault(key, len(place_of)) for key in keys]
+        _, first = np.unique(places_N, return_index=True)
+        index_N, sets_NK = target_index_N[first], sets_NK[first]
+        if self.swap_ids_BL is None:
+            of_each = [self._beside_short(index_N, sets_NK)]
+        else:
+            of_each = [
+                self._restored(swap_L, swapped, index_N, sets_NK)
+                for swap_L, swapped in zip(self.swap_ids_BL, self._swapped_rows, strict=True)
+            ]
+        return Measured(*(values_NB[places_N] for values_NB in Measured.of_each(of_each)))
 
-    def measure_sets(
-        self, target_index_N: np.ndarray, sets_NK: np.ndarray, first_tokens: Prefix | None = None
-    ) -> Measured:
-        """`measured_with` of sets in ascending order; the first token of each may be among `first_tokens`."""
+    def _beside_short(self, target_index_N: np.ndarray, sets_NK: np.ndarray) -> Measured:
+        """loss(t | short and the sets) and its divergence: [N] each."""
         targets_N1 = self.lengths.targets_T[target_index_N, None]
         short_NC = targets_N1 + np.arange(-self.lengths.short_context_length, 0)
-        rest_NK = sets_NK if first_tokens is None else sets_NK[:, 1:]
-        positions_NC = np.concatenate([rest_NK, short_NC], axis=1)
-        measured = measured_contexts(
+        return measured_contexts(
             self.model,
-            np.concatenate([self.token_ids_L[rest_NK], self.chunk_L[short_NC]], axis=1),
-            positions_NC,
+            np.concatenate([self.token_ids_L[sets_NK], self.chunk_L[short_NC]], axis=1),
+            np.concatenate([sets_NK, short_NC], axis=1),
             self.chunk_L[targets_N1[:, 0]],
-            self.measurement.batching,
+            self.batching,
             self.reference,
             target_index_N,
-            None if first_tokens is None else (first_tokens, sets_NK[:, 0]),
         )
-        return Measured.of_each([measured])
+
+    @cached_property
+    def _swapped_rows(self) -> list[Prefix]:
+        """Each swap's distant tokens, read once: all targets and sets share those before a first token."""
+        assert self.swap_ids_BL is not None
+        num_far = int(self.num_far_tokens_T[-1])
+        return [read_prefix(self.model, swap_L[:num_far]) for swap_L in self.swap_ids_BL]
+
+    def _restored(
+        self, swap_L: np.ndarray, swapped: Prefix, target_index_N: np.ndarray, sets_NK: np.ndarray
+    ) -> Measured:
+        """loss(t | B with the sets) and its divergence in one swapped context: [N] each.
+
+        Only rows from the first restored token on depend on the set. Sets that begin near each other run
+        together, within a quarter of the rows, so that an eighth or so of them are run in vain.
+        """
+        first_N, num_rows = sets_NK[:, 0], self.lengths.long_context_length - 1
+        queue = PassQueue(self.model, self.batching, self.reference)
+        rest_N = np.argsort(first_N, kind="stable")
+        order: list[np.ndarray] = []
+        while len(rest_N):
+            start = int(first_N[rest_N[0]])
+            num_near = int((first_N[rest_N] <= start + (num_rows - start) // 4).sum())
+            batch_B = rest_N[: min(self.batching.num_sequences(num_rows - start), num_near)]
+            index_B, sets_BK = target_index_N[batch_B], sets_NK[batch_B]
+            targets_B = self.lengths.targets_T[index_B]
+            positions_C = np.arange(start, targets_B.max())
+            is_far_BC = positions_C < self.num_far_tokens_T[index_B, None]
+            tokens_BC = np.where(is_far_BC, swap_L[positions_C], self.chunk_L[positions_C])
+            np.put_along_axis(tokens_BC, sets_BK - start, self.token_ids_L[sets_BK], axis=1)
+            queue.run(
+                Rows(tokens_BC, positions_C[None], None, (targets_B - 1 - start)[:, None]),
+                self.chunk_L[targets_B, None],
+                index_B[:, None],
+                swapped.first(start) if start else None,
+            )
+            order.append(batch_B)
+            rest_N = rest_N[len(batch_B) :]
+        place_N = np.argsort(np.concatenate(order))
+        return Measured(*(np.concatenate(values)[place_N, 0] for values in queue.read()))
 
     def look_inside(self, rule: str, inspect: Inspect, answers_T: np.ndarray | None = None) -> np.ndarray:
         """What `inspect` tells of the distant tokens of each target, from reading the long context: [..., T,
@@ -474,19 +534,6 @@ class FarContext:
             parts.append(far_context_only(values_TS[..., : num_far_T[-1]].cpu().numpy(), num_far_T))
         return self._of_all_targets(parts)
 
-    def watched_attention(
-        self, rule: str, of_layer: Callable[[torch.Tensor], torch.Tensor],
-        together: Callable[[list[torch.Tensor]], torch.Tensor],
-    ) -> np.ndarray:  # fmt: skip
-        """What `of_layer` keeps of each layer's attention [H, T, S], put `together`: [..., T, F]."""
-
-        def watch(model: CausalLM, read: ReadText) -> torch.Tensor:
-            return together(
-                model.watch_heads(*read[:4], lambda queries, keys, layer_HTS: of_layer(layer_HTS))
-            )
-
-        return self.look_inside(rule, watch)
-
     def _of_all_targets(self, parts: Iterable[Sequence[np.ndarray] | np.ndarray]) -> np.ndarray:
         """[..., T, F] of all targets, from the values of sequences that hold a few targets each."""
         num_far, padded = self.num_far_tokens_T[-1], []
@@ -496,7 +543,7 @@ class FarContext:
         return np.concatenate(padded, axis=-2)
 
 
-def sampled_answers(predictions: Predictions, num_answers: int, seed: tuple[int, ...]) -> list[np.ndarray]:
+def sampled_answers(predictions: Predictions, num_answers: int, seed: Sequence[int]) -> list[np.ndarray]:
     """Tokens drawn from each of T predictions, spread over it evenly: `num_answers` arrays int64 [T]."""
     cumulated_TV = predictions.probs_TV.double().cumsum(-1).cpu().numpy()
     places_T = np.random.default_rng([*seed, 2]).random(len(cumulated_TV))
@@ -511,123 +558,21 @@ def sampled_answers(predictions: Predictions, num_answers: int, seed: tuple[int,
     ]
 
 
-def _set_keys(target_index_N: np.ndarray, sets_NK: np.ndarray) -> list[bytes]:
-    """A key for each target and set of positions in ascending order; its length tells how many they are."""
-    return [row.tobytes() for row in np.column_stack([target_index_N, sets_NK]).astype(np.int64)]
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class FarContextInSwap(FarContext):
-    """A distant context whose tokens stand among those of other documents, which replace what is left out."""
-
-    swap_ids_BL: np.ndarray
-    """Chunks of other documents, whose tokens stand for all that is left out: int64."""
-
-    @property
-    def _stand_ins(self) -> Sequence[np.ndarray | None]:
-        """Other documents' tokens."""
-        return tuple(self.swap_ids_BL)
-
-    @property
-    def swap(self) -> Measured:
-        """loss(t | B) and its divergence, mean over the swapped contexts: [T] each."""
-        return self.baselines.over_swaps
-
-    @cached_property
-    def baselines(self) -> Measured:
-        """The same in each swapped context: [T, B]."""
-        return Measured.of_each(
-            [
-                measured_in_swapped_context(self.model, self.chunk_L, swap_L, self.lengths, self.reference)
-                for swap_L in self.swap_ids_BL
-            ]
-        )
-
-    @cached_property
-    def first_additions(self) -> Measured:
-        """loss(t | B with i) and its divergence: [T, F] each."""
-        of_swaps = []
-        for swap_L in self.swap_ids_BL:
-            parts = []
-            for sequence in null_contexts(self.chunk_L, swap_L, self.lengths):
-                full = full_pass(self.model, sequence)
-                restored = leave_each_out(
-                    self.model, sequence, self.measurement.batching, full=full,
-                    reference=self.reference.at(sequence.targets), replacement_ids_L=self.token_ids_L,
-                )  # fmt: skip
-                parts.append((full.losses_T[:, None] + restored.influence_TF, restored.divergence_TF))
-            of_swaps.append(self._of_all_targets(parts))
-        return Measured(*np.mean(of_swaps, axis=0))
-
-    def measure_sets(
-        self, target_index_N: np.ndarray, sets_NK: np.ndarray, first_tokens: Prefix | None = None
-    ) -> Measured:
-        """See `FarContext.measure_sets`; here a set's first token always has context."""
-        return Measured.of_each(
-            [
-                self._restored(swap_L, foreign, target_index_N, sets_NK)
-                for swap_L, foreign in zip(self.swap_ids_BL, self._swapped_rows, strict=True)
-            ]
-        )
-
-    @cached_property
-    def _swapped_rows(self) -> list[Prefix]:
-        """Each swap's distant tokens, read once: all targets and sets share those before a first token."""
-        num_far = int(self.num_far_tokens_T[-1])
-        return [read_prefix(self.model, swap_L[:num_far]) for swap_L in self.swap_ids_BL]
-
-    def _restored(
-        self, swap_L: np.ndarray, foreign: Prefix, target_index_N: np.ndarray, sets_NK: np.ndarray
-    ) -> Measured:
-        """loss(t | B with the sets) and its divergence in one swapped context: [N] each.
-
-        Only rows from the first restored token on depend on the set. Sets that begin near each other run
-        together, within a quarter of the rows, so that an eighth or so of them are run in vain.
-        """
-        first_N, num_rows = sets_NK[:, 0], self.lengths.long_context_length - 1
-        batching = self.measurement.batching
-        queue, rest_N = PassQueue(self.model, batching, self.reference), np.argsort(first_N, kind="stable")
-        order: list[np.ndarray] = []
-        while len(rest_N):
-            start = int(first_N[rest_N[0]])
-            num_near = int((first_N[rest_N] <= start + (num_rows - start) // 4).sum())
-            batch_B = rest_N[: min(batching.num_sequences(num_rows - start), num_near)]
-            index_B, sets_BK = target_index_N[batch_B], sets_NK[batch_B]
-            targets_B = self.lengths.targets_T[index_B]
-            positions_C = np.arange(start, targets_B.max())
-            is_far_BC = positions_C < self.num_far_tokens_T[index_B, None]
-            tokens_BC = np.where(is_far_BC, swap_L[positions_C], self.chunk_L[positions_C])
-            np.put_along_axis(tokens_BC, sets_BK - start, self.token_ids_L[sets_BK], axis=1)
-            queue.run(
-                Rows(tokens_BC, positions_C[None], None, (targets_B - 1 - start)[:, None]),
-                self.chunk_L[targets_B, None],
-                index_B[:, None],
-                foreign.first(start) if start else None,
-            )
-            order.append(batch_B)
-            rest_N = rest_N[len(batch_B) :]
-        place_N = np.argsort(np.concatenate(order))
-        return Measured(*(np.concatenate(values)[place_N, 0] for values in queue.read()))
-
-
 def far_contexts(
-    measurement: Measurement,
+    model: CausalLM,
+    lengths: ContextLengths,
+    batching: Batching,
     chunk_L: np.ndarray,
     null_chunk_L: np.ndarray,
-    *,
-    swap_ids_BL: np.ndarray | None = None,
+    **options: Any,
 ) -> dict[str, FarContext]:
     """The chunk's own distant context and its null, another document's tokens; nothing is measured yet.
 
-    Args:
-        swap_ids_BL: documents that are neither of the two, whose tokens stand in for those left out
-            (ablation `swap`); None: nothing does.
+    `options` are fields of `FarContext`; swaps are of documents that are neither of the two.
     """
-    kind: Callable[..., FarContext] = FarContext
-    if swap_ids_BL is not None:
-        kind = partial(FarContextInSwap, swap_ids_BL=swap_ids_BL)
-    own = kind(measurement, chunk_L, chunk_L)
-    return {OWN: own, OTHER_DOCUMENT: kind(measurement, chunk_L, null_chunk_L, own)}
+    own = FarContext(model, lengths, batching, chunk_L, chunk_L, **options)
+    null = FarContext(model, lengths, batching, chunk_L, null_chunk_L, own, **options)
+    return {OWN: own, OTHER_DOCUMENT: null}
 
 
 def sparse_contexts(

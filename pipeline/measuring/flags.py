@@ -1,13 +1,11 @@
-"""The flags of every measuring stage: which tokens are predicted, and which shards this process measures.
+"""The flags of every measuring stage, and which tokens are predicted.
 
-Tasks and processes divide the shards, Parquet files of --documents-per-shard documents. No torch here: --help
-and a wrong flag answer at once.
+No torch here: --help and a wrong flag answer at once.
 
 Shapes: T targets.
 """
 
 import argparse
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +16,7 @@ from pipeline.cli import InputError, folder_path, positive_float, positive_int, 
 
 TARGETS_PER_CHUNK = 16
 DTYPES = ("float32", "bfloat16", "auto")
-"""As torch calls them."""
+"""The names that torch has for them."""
 RECOVERY_FRACTION, MINIMUM_GAIN = 0.9, 0.1
 """Of the gain, what k* recovers; nats of gain below which there is nothing to recover."""
 LONGEST_EXACT, FEWEST_BLOCKS, BLOCKS = 2048, 4, 32
@@ -54,7 +52,7 @@ class ContextLengths:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], short_context_length: int | None = None) -> "ContextLengths":
-        """Those of a command line's arguments, or of the settings of results, by the names of the flags."""
+        """Read a command line's arguments, or the settings of results, by the names of the flags."""
         return cls(
             short_context_length or settings["short_context_length"],
             settings["long_context_length"],
@@ -82,83 +80,10 @@ class ContextLengths:
         """Distant-context tokens of each target: the distant context of t is [0, t - s)."""
         return self.targets_T - self.short_context_length
 
-    def packed_targets(self) -> list[np.ndarray]:
-        """Indices of targets in groups whose short contexts together are as long as a distant context."""
-        num_windows = self.num_targets * self.short_context_length
-        num_groups = max(1, round(num_windows / int(self.num_far_tokens_T[-1])))
-        return np.array_split(np.arange(self.num_targets), min(num_groups, self.num_targets))
-
-
-def block_widths(num_far: int, num_blocks: int) -> list[int]:
-    """Tokens of the blocks of each round of a screen, until single tokens: [1] where `num_blocks` do.
-
-    Else the widest, so that `num_blocks` or fewer cover the distant context, are quartered, and pairs halved:
-    of 2,000 tokens, and 64 blocks a round, 32, 8, 2 and 1.
-    """
-    widths = [1]
-    while widths[0] * num_blocks < num_far:
-        widths.insert(0, widths[0] * (2 if widths[0] == 1 else 4))
-    return widths
-
-
-def num_kept(num_blocks: int, width: int, narrower: int) -> int:
-    """How many blocks of a round are split, at least one: `num_blocks` or fewer narrower ones come of it."""
-    return max(1, num_blocks * narrower // width)
-
 
 def default_documents_per_shard(num_documents: int) -> int:
     """1 up to 127 documents, so that a small run, if killed, keeps each that is measured; 32 at most."""
     return max(1, min(_MOST_DOCUMENTS_PER_SHARD, num_documents // _ENOUGH_SHARDS))
-
-
-@dataclass(frozen=True)
-class TaskSplit:
-    """One process of one task among those that measure a result together."""
-
-    task_index: int = 0
-    num_tasks: int = 1
-    process_index: int = 0
-    """Of the task's processes, as torchrun and `accelerate launch` number them in RANK."""
-    num_processes: int = 1
-
-    def shards(self, num_shards: int) -> range:
-        """The indices, of `num_shards` shards, that this process measures: tasks, then processes take turns.
-
-        2 tasks of 2 processes measure 0, 4, 8, …; 2, 6, …; 1, 5, …; 3, 7, …
-        """
-        first = self.task_index + self.num_tasks * self.process_index
-        return range(first, num_shards, self.num_tasks * self.num_processes)
-
-    @property
-    def name(self) -> str | None:
-        """What the lock of this part of the results is called; None for all."""
-        if self == TaskSplit():
-            return None
-        process = f"process-{self.process_index}-of-{self.num_processes}"
-        return f"task-{self.task_index}-of-{self.num_tasks}-{process}"
-
-    def of_the_task(self) -> "TaskSplit":
-        """The split of all processes of this one's task."""
-        return TaskSplit(self.task_index, self.num_tasks)
-
-
-def split_of_this_process(arguments: argparse.Namespace) -> TaskSplit:
-    """The split that the command line and the launcher's environment name."""
-    index, count = arguments.task_index, arguments.num_tasks
-    if (index is None) != (count is None):
-        raise InputError("--task-index and --num-tasks say only together what to measure: give both")
-    if count is not None and index >= count:
-        raise InputError(
-            f"--task-index {index} is no task of --num-tasks {count}: they are counted from 0, so the last is"
-            f" {count - 1}"
-        )
-    num_processes = int(os.environ.get("WORLD_SIZE", 1))
-    if arguments.device_map is not None and num_processes > 1:
-        raise InputError(
-            f"--device-map spreads one model over all devices, and each of {num_processes} processes would do"
-            " so; start one process, or leave --device-map out"
-        )
-    return TaskSplit(index or 0, count or 1, int(os.environ.get("RANK", 0)), num_processes)
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, dtype: str, auto: str) -> None:

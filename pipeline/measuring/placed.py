@@ -14,7 +14,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from pipeline.measuring.contexts import Batching, Measured, PassQueue, Rows, measured_windows
+from pipeline.cli import InputError
+from pipeline.measuring.contexts import (
+    Batching,
+    Measured,
+    PassQueue,
+    Rows,
+    hidden_states,
+    measured_windows,
+)
 from pipeline.models.interface import CausalLM, Predictions, Prefix
 
 OWN, SWAP, LAST, NEAR = "own", "swap", "last", "near"
@@ -38,18 +46,18 @@ class Placement:
 
     @classmethod
     def parse(cls, name: str) -> "Placement":
-        """Read a placement; ValueError says what is wrong with it."""
+        """Read a placement; InputError says what is wrong with it."""
         found = re.fullmatch(r"(own|swap|last):([1-9]\d{0,8})(?:/([1-9]\d{0,8}))?(?:@(\d{1,9}))?", name)
         if found is None or (found[1] == LAST and (found[3] or found[4])):
-            raise ValueError(
-                f"'{name}' is no placement; examples: own:192, swap:512@10752, swap:192/32, last:4"
+            raise InputError(
+                f"--placements: '{name}' is none; examples: own:192, swap:512@10752, swap:192/32, last:4"
             )
         number = int(found[2])
         span = int(found[3] or number)
         start = int(found[4] or span)
         if start < span:
-            raise ValueError(
-                f"placement '{name}': the near tokens begin at ID {start}, among the distant ones"
+            raise InputError(
+                f"--placements {name}: the near tokens begin at ID {start}, among the distant ones"
             )
         return cls(name, found[1], number, span, start)
 
@@ -73,10 +81,8 @@ class NearContexts:
     @classmethod
     def of(cls, targets_T: np.ndarray, num_tokens: int, *, are_shared: bool) -> "NearContexts":
         """Exactly the N tokens before each target or, shared, the N tokens before the last of them."""
-        start = int(targets_T[-1 if are_shared else 0]) - num_tokens
-        if start < 0:
-            raise ValueError(f"{num_tokens} near tokens before place {start + num_tokens} of a chunk")
         if are_shared:
+            start = int(targets_T[-1]) - num_tokens
             return cls(np.array([start]), num_tokens, (targets_T - 1 - start)[None])
         return cls(targets_T - num_tokens, num_tokens, np.full((len(targets_T), 1), num_tokens - 1))
 
@@ -97,11 +103,12 @@ def near_predictions(
     model: CausalLM, chunk_L: np.ndarray, near: NearContexts, batching: Batching
 ) -> Predictions:
     """What the model predicts of each target from its near tokens alone, at the position IDs 0 to N - 1."""
-    ids_1N, queue, parts = np.arange(near.num_tokens)[None], PassQueue(model, batching, None), []
+    ids_1N = np.arange(near.num_tokens)[None]
+    parts = []
     for batch in batching.of_many(len(near.starts_B), near.num_tokens):
         tokens_BN = chunk_L[near.starts_B[batch, None] + ids_1N]
         rows = Rows(tokens_BN, ids_1N, None, near.query_rows_BQ[batch])
-        hidden_BQD = queue.hidden_states(rows)
+        hidden_BQD = hidden_states(model, batching, rows)
         parts.append(Predictions.of(model.logits(hidden_BQD.flatten(0, 1))))
     return Predictions.together(parts)
 

@@ -5,82 +5,76 @@ Tables are column -> values, in the document's coordinates.
 Shapes: T targets, F distant-context positions, K largest k of a rule, J studied values of k.
 """
 
-from collections.abc import Mapping
-from operator import attrgetter
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from pipeline.measuring.contexts import Measured, Measurement, measured_in_swapped_context
+from pipeline.measuring.contexts import Measured
 from pipeline.measuring.far_context import FarContext, far_contexts, sparse_contexts
 from pipeline.measuring.flags import RECOVERY_FRACTION
-from pipeline.measuring.rules import CONTROLS, SWAP, Measuring, find_rule, selected_positions
+from pipeline.measuring.rules import RULES, SWAP, Measuring, find_rule, selected_positions
 from pipeline.measuring.stage import LoadedModel
 from pipeline.results.schemas import DIVERGENCE, LOSS, OWN, Columns, append_columns
 from pipeline.text.chunks import Chunk
 
 Contexts = Mapping[str, FarContext]
-Choices = Mapping[str, Mapping[str, np.ndarray]]
+Choices = dict[str, dict[str, np.ndarray]]
 """Distant context -> rule -> the chunk's chosen positions, most influential first: int64 [T, K]."""
 
 
 def contexts_of(loaded: LoadedModel, chunk: Chunk, measuring: Measuring) -> Contexts:
     """The chunk's own distant context and its null, as a model reads them; nothing is measured yet."""
-    measurement = Measurement(
+    return far_contexts(
         loaded.model,
         measuring.lengths,
         loaded.batching,
+        chunk.token_ids_L,
+        chunk.null_token_ids_L,
+        swap_ids_BL=chunk.other_token_ids_NL[1:] if measuring.ablation == SWAP else None,
         screen=measuring.num_blocks,
         seed=measuring.seed_of(chunk.document_id, chunk.chunk_index),
     )
-    is_swap = measuring.ablation == SWAP
-    swaps_BL = chunk.other_token_ids_NL[1:] if is_swap else None
-    return far_contexts(measurement, chunk.token_ids_L, chunk.null_token_ids_L, swap_ids_BL=swaps_BL)
 
 
 def measure_chunk(loaded: LoadedModel, chunk: Chunk, measuring: Measuring) -> dict[str, Columns]:
     """What the rules choose, and what that is worth to the model that chose: artefact -> columns."""
     contexts = contexts_of(loaded, chunk, measuring)
-    tables, choices = chosen_tokens(contexts, chunk, measuring)
+    choices = chosen_positions(contexts, chunk, measuring)
+    tables = chosen_tokens(contexts, chunk, choices, measuring)
     append_columns(tables, tried_tokens(loaded.name, contexts, chunk, choices, measuring))
     return tables
 
 
-def choices_of_controls(contexts: Contexts, chunk: Chunk, measuring: Measuring) -> Choices:
-    """What the controls choose, up to the whole distant context: the same whoever is measured."""
+def chosen_positions(
+    contexts: Contexts, chunk: Chunk, measuring: Measuring, among: Iterable[str] = RULES
+) -> Choices:
+    """What each rule, of those `among`, chooses in each distant context."""
     seed = measuring.seed_of(chunk.document_id, chunk.chunk_index)
     return {
         name: {
             rule: selected_positions(context, rule, measuring.numbers_of(rule)[-1], seed)
             for rule in measuring.rules_in(name, chunk.document_id)
-            if rule in CONTROLS
+            if rule in among
         }
         for name, context in contexts.items()
     }
 
 
 def chosen_tokens(
-    contexts: Contexts, chunk: Chunk, measuring: Measuring
-) -> tuple[dict[str, Columns], Choices]:
-    """What each rule chooses in each distant context, with the rows that say so."""
+    contexts: Contexts, chunk: Chunk, choices: Choices, measuring: Measuring
+) -> dict[str, Columns]:
+    """A row a target, rule and rank, and all influences if every token was left out: artefact -> columns."""
     tables: dict[str, Columns] = {}
     targets_T = measuring.lengths.targets_T
-    seed = measuring.seed_of(chunk.document_id, chunk.chunk_index)
-    choices: dict[str, dict[str, np.ndarray]] = {}
     for name, context in contexts.items():
-        choices[name] = {
-            rule: selected_positions(context, rule, measuring.numbers_of(rule)[-1], seed)
-            for rule in measuring.rules_in(name, chunk.document_id)
-        }
         influence_TF = context.influence_TF if measuring.leaves_out(name, chunk.document_id) else None
-        if measuring.num_blocks is None and influence_TF is not None:
-            far_only = [row_F[~np.isnan(row_F)].tolist() for row_F in influence_TF]
-            influences = _rows(chunk, targets_T, 1, distant_context=name) | {"influences": far_only}
-            append_columns(tables, {"influences": influences})
-        elif influence_TF is not None:
+        if influence_TF is not None:
+            if measuring.num_blocks is None:
+                influences = _rows(chunk, targets_T, 1, distant_context=name)
+                influences["influences"] = [row_F[~np.isnan(row_F)].tolist() for row_F in influence_TF]
+                append_columns(tables, {"influences": influences})
             # None of tokens that were not left out alone.
-            is_unknown_TF = np.isnan(influence_TF)
-            influence_TF = influence_TF.astype(object)
-            influence_TF[is_unknown_TF] = None
+            influence_TF = np.where(np.isnan(influence_TF), np.array(None), influence_TF)
         for rule, ranked_TK in choices[name].items():
             positions_TK = ranked_TK[:, : measuring.ks[-1]]
             num_ranks = positions_TK.shape[1]
@@ -101,27 +95,7 @@ def chosen_tokens(
                 influence=influence_TK,
             )
             append_columns(tables, {"influential_tokens": selected})
-    return tables, choices
-
-
-def compared_losses(chunk: Chunk, own: FarContext) -> Columns:
-    """A row a target: losses under long, short and swapped context, divergences from the long one."""
-    targets_T, long_losses_T, short = own.lengths.targets_T, own.long_losses_T, own.short
-    foreign = measured_in_swapped_context(
-        own.model, chunk.token_ids_L, chunk.null_token_ids_L, own.lengths, own.predictions
-    )
-    return chunk.target_columns(targets_T) | {
-        "target_token_id": chunk.token_ids_L[targets_T].tolist(),
-        "num_long_context_tokens": targets_T.tolist(),
-        "short_context_loss": short.losses.tolist(),
-        "long_context_loss": long_losses_T.tolist(),
-        "loss_difference": (short.losses - long_losses_T).tolist(),
-        "swapped_context_loss": foreign.losses.tolist(),
-        "document_specific_gain": (foreign.losses - long_losses_T).tolist(),
-        "long_context_entropy": own.predictions.entropies_T.tolist(),
-        "short_context_divergence": short.divergences.tolist(),
-        "swapped_context_divergence": foreign.divergences.tolist(),
-    }
+    return tables
 
 
 def mean_log2_k(shares_NJ: np.ndarray, ks_J: np.ndarray, num_far_N: np.ndarray) -> np.ndarray:
@@ -232,28 +206,27 @@ def _sparsity_rows(
     """A row a target, rule and criterion: how few tokens do, and how long a context of nearest ones does."""
     tables: dict[str, Columns] = {}
     targets_T, short = measuring.lengths.targets_T, measuring.lengths.short_context_length
-    for criterion, values_of in ((LOSS, attrgetter("losses")), (DIVERGENCE, attrgetter("divergences"))):
-        # Under the long context the divergence is 0, so that all of it is to be recovered.
-        long_T1 = own.long_losses_T[:, None] if criterion == LOSS else 0
-        baseline_TB = values_of(own.baselines)
-        gains_TB = baseline_TB - long_T1
+    losses, divergences = own.baselines
+    # Under the long context the divergence is 0, so that all of it is to be recovered.
+    for place, (criterion, baseline_TB, gains_TB) in enumerate(
+        ((LOSS, losses, losses - own.long_losses_T[:, None]), (DIVERGENCE, divergences, divergences))
+    ):
         gains_T = gains_TB.mean(-1)
-        recovered = {rule: baseline_TB[:, None] - values_of(found) for rule, found in sparse.items()}
-
-        def least_k(rule: str, fraction: float) -> tuple[list[int | None], np.ndarray]:
-            return minimal_sufficient_k(
-                gains_T,  # noqa: B023
-                recovered[rule].mean(-1),  # noqa: B023
+        recovered = {rule: baseline_TB[:, None] - found[place] for rule, found in sparse.items()}
+        least = {
+            (rule, fraction): minimal_sufficient_k(
+                gains_T,
+                recovered_TJB.mean(-1),
                 np.array(numbers_of_rule[rule]),
                 recovery_fraction=fraction,
                 minimum_gain=measuring.minimum_gain,
             )
-
-        recency_T: list[int | None] = [None] * len(targets_T)
-        if "recency" in sparse:
-            recency_T, _ = least_k("recency", RECOVERY_FRACTION)
+            for rule, recovered_TJB in recovered.items()
+            for fraction in (0.5, RECOVERY_FRACTION)
+        }
+        recency_T, _ = least.get(("recency", RECOVERY_FRACTION), ([None] * len(targets_T), None))
         for rule, recovered_TJB in recovered.items():
-            k_star_T, is_censored_T = least_k(rule, RECOVERY_FRACTION)
+            k_90, is_censored_T = least[rule, RECOVERY_FRACTION]
             columns = _rows(
                 chunk,
                 targets_T,
@@ -265,8 +238,8 @@ def _sparsity_rows(
                 loss_difference=own.short.losses - own.long_losses_T,
                 is_censored=is_censored_T,
             )
-            columns["k_90"] = k_star_T
-            columns["k_50"], _ = least_k(rule, 0.5)
+            columns["k_90"] = k_90
+            columns["k_50"], _ = least[rule, 0.5]
             columns["minimum_context_length"] = [None if k is None else short + k for k in recency_T]
             columns |= _mean_log2_k(recovered_TJB, gains_TB, np.array(numbers_of_rule[rule]), measuring)
             append_columns(tables, {"dependency_sparsity": columns})

@@ -95,16 +95,6 @@ class Prefix:
             None if ids_BP is None else ids_BP[:, :num_rows],
         )
 
-    def of_sequences(self, which: slice) -> "Prefix":
-        """The prefixes of some sequences, or the one that all share; a view."""
-        if len(self.keys_and_values[0][0]) == 1:
-            return self
-        ids_BP = self.position_ids_BP
-        return Prefix(
-            tuple((key[which], value[which]) for key, value in self.keys_and_values),
-            None if ids_BP is None else ids_BP[which],
-        )
-
     @classmethod
     def together(cls, parts: Sequence["Prefix"]) -> "Prefix":
         """The rows of several, one after another."""
@@ -115,18 +105,6 @@ class Prefix:
         return cls(
             tuple((torch.cat(keys, dim=2), torch.cat(values, dim=2)) for keys, values in of_layers),
             torch.cat(ids, dim=1) if ids else None,
-        )
-
-    def one_row_each(self, rows_B: torch.Tensor) -> "Prefix":
-        """The prefixes of B sequences that begin with one row of this one each: [B, G, 1, E]."""
-
-        def of_sequences(part_1GPE: torch.Tensor) -> torch.Tensor:
-            return part_1GPE[0, :, rows_B.to(part_1GPE.device)].transpose(0, 1)[:, :, None]
-
-        ids_1P = self.position_ids_BP
-        return Prefix(
-            tuple((of_sequences(key), of_sequences(value)) for key, value in self.keys_and_values),
-            None if ids_1P is None else ids_1P[0, rows_B.to(ids_1P.device)][:, None],
         )
 
 

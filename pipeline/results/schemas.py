@@ -71,7 +71,7 @@ TARGET_COLUMNS = [
     column("target_position", INT32, "place of the predicted token in the document, in tokens"),
 ]
 SELECTION_COLUMNS = [
-    column("rule", TEXT, "selection rule, a name in pipeline/measuring/rules/"),
+    column("rule", TEXT, "selection rule, a name in pipeline/measuring/rules.py"),
     column("distant_context", TEXT, "'own', or 'other_document': the null, a other document's tokens there"),
     optional("null_kind", TEXT, "how the null's tokens are chosen: 'selection', as within the own distant"
              " context, or 'mimicry', to reproduce the prediction from that; null of the own one, and in the"
@@ -109,7 +109,7 @@ FINDING_COLUMNS = [
     column("num_distant_tokens", INT32, "tokens that a rule selects from"),
     column("num_dependencies", INT32, "those of them that truly decide the target, at least 1"),
     column("long_context_loss", FLOAT, "loss(t | everything before t), nats"),
-    column("rule", TEXT, "selection rule, a name in pipeline/measuring/rules/"),
+    column("rule", TEXT, "selection rule, a name in pipeline/measuring/rules.py"),
     optional("ablation", TEXT, "remove or swap, as in influential_tokens; older: substitute"),
     column("rank", INT32, "1 for the token that the rule ranks first"),
     column("context_position", INT32, "place of the selected token in the example"),

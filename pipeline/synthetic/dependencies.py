@@ -16,7 +16,7 @@ import numpy as np
 
 from pipeline.cli import InputError
 from pipeline.measuring.flags import ContextLengths
-from pipeline.measuring.rules import ABLATIONS, CONTROLS, MASK, RULES, find_rule
+from pipeline.measuring.rules import ABLATIONS, CONTROLS, MASK, RULES, find_rule, selected_positions
 from pipeline.synthetic.evaluation import Cell, test_examples
 from pipeline.synthetic.tasks import ExampleBatch, task_called
 
@@ -72,13 +72,12 @@ def distant_context(
     nothing.
     """
     # Imported late: the names of the rules are wanted for a --help at once.
-    from pipeline.measuring.contexts import Batching, Measurement
-    from pipeline.measuring.far_context import FarContext, FarContextInSwap
+    from pipeline.measuring.contexts import Batching
+    from pipeline.measuring.far_context import FarContext
 
-    fields = Measurement(model, lengths, Batching(_TOKENS_PER_BATCH)), token_ids_L, token_ids_L
-    if ablation == MASK:
-        return FarContext(*fields)
-    return FarContextInSwap(*fields, swap_ids_BL=swaps_BL)
+    swap_ids_BL = None if ablation == MASK else swaps_BL
+    batching = Batching(_TOKENS_PER_BATCH)
+    return FarContext(model, lengths, batching, token_ids_L, token_ids_L, swap_ids_BL=swap_ids_BL)
 
 
 def select(
@@ -97,7 +96,7 @@ def select(
         known = [name for name in contexts if name in rule.ablations]
         for ablation in known if rule.knows_ablations else [None]:
             context = own if ablation is None else contexts[ablation]
-            positions_TK = rule.ranking(context, max_k, generator)
+            positions_TK = selected_positions(context, rule.name, max_k, generator)
             effects_TK = None
             if rule.name in _EFFECTS:
                 effects_TK = np.take_along_axis(getattr(context, _EFFECTS[rule.name]), positions_TK, axis=1)

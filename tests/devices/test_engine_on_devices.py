@@ -12,7 +12,7 @@ from hugging_face_families import make_model
 from olmo.model import OLMo
 from on_devices import on_devices
 
-from pipeline.measuring.contexts import Batching, Measurement
+from pipeline.measuring.contexts import Batching
 from pipeline.measuring.far_context import FarContext, far_contexts
 from pipeline.measuring.flags import ContextLengths
 from pipeline.models.devices import usable_device
@@ -42,8 +42,8 @@ def model_on(
 
 
 def contexts_of(model: CausalLM, tokens_per_batch: int, swap: np.ndarray | None = None) -> Contexts:
-    measurement = Measurement(model, LENGTHS, Batching(tokens_per_batch))
-    return far_contexts(measurement, *CHUNKS[:2], swap_ids_BL=swap)
+    batching = Batching(tokens_per_batch)
+    return far_contexts(model, LENGTHS, batching, *CHUNKS[:2], swap_ids_BL=swap)
 
 
 @on_devices

@@ -24,7 +24,6 @@ from olmo.model import OLMo
 
 from pipeline.measuring.contexts import (
     Batching,
-    Measurement,
     measured_in_swapped_context,
     measured_windows,
 )
@@ -51,8 +50,8 @@ class Implementation:
     lm: CausalLM
 
     def contexts(self, **options: object) -> dict[str, FarContext]:
-        measurement = Measurement(self.lm, LENGTHS, Batching(100))
-        return far_contexts(measurement, CHUNKS["own"], CHUNKS["other_document"], **options)
+        chunks = CHUNKS["own"], CHUNKS["other_document"]
+        return far_contexts(self.lm, LENGTHS, Batching(100), *chunks, **options)
 
     def naive(
         self, name: str, target: int, sets: Sequence[Iterable[int]], swaps: Sequence[np.ndarray]
@@ -182,7 +181,7 @@ def test_the_screen_leaves_out_blocks_and_splits_those_that_matter(
         return np.mean(naive, axis=0)
 
     for name, context in contexts.items():
-        screened = replace(context, measurement=replace(context.measurement, screen=4))
+        screened = replace(context, screen=4)
         for sequence in screened.sequences:
             targets = TARGETS[sequence.targets]
             fewest = targets[0] - S
@@ -214,7 +213,7 @@ def test_the_screen_leaves_out_blocks_and_splits_those_that_matter(
                 ):
                     assert np.flatnonzero(~np.isnan(found_TF[index])).tolist() == alone, (name, target)
                     assert (found_TF[index, alone] == values_TF[index, alone]).all()
-        everything = replace(context, measurement=replace(context.measurement, screen=19))
+        everything = replace(context, screen=19)
         np.testing.assert_array_equal(everything.necessity, context.necessity)
 
 
@@ -267,10 +266,10 @@ def test_every_sparse_context_and_the_swap(
 def test_a_wide_target_block_reaches_into_its_own_far_context(model: Implementation) -> None:
     # With s < m, an early target's own rows are distant context of a late one; the early one must not notice.
     lengths = ContextLengths(short_context_length=2, long_context_length=L, targets_per_chunk=12)
-    measurement, first = Measurement(model.lm, lengths, Batching(100)), L - 12
-    chunks = CHUNKS["own"], CHUNKS["other_document"]
-    removed = far_contexts(measurement, *chunks)["own"]
-    replaced_by_first = far_contexts(measurement, *chunks, swap_ids_BL=CHUNKS["first"][None])["own"]
+    first = L - 12
+    fields = model.lm, lengths, Batching(100), CHUNKS["own"], CHUNKS["other_document"]
+    removed = far_contexts(*fields)["own"]
+    replaced_by_first = far_contexts(*fields, swap_ids_BL=CHUNKS["first"][None])["own"]
     long, without, replaced = (CHUNKS["own"], range(first)), [], []
     for position in range(first - 2):
         without.append((CHUNKS["own"], set(range(first)) - {position}))

@@ -21,7 +21,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pipeline.cli import InputError
 from pipeline.measuring import far_context
-from pipeline.measuring.contexts import Batching, Measurement
+from pipeline.measuring.contexts import Batching
 from pipeline.measuring.far_context import FarContext, far_contexts, sampled_answers
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.rules import selected_positions
@@ -61,8 +61,7 @@ class Family:
         return [weights_HSS for weights_HSS, _, _ in self.heads(text_S)]
 
     def contexts(self) -> dict[str, FarContext]:
-        measurement = Measurement(self.lm, LENGTHS, Batching(100), seed=SEED)
-        return far_contexts(measurement, *CHUNKS.values())
+        return far_contexts(self.lm, LENGTHS, Batching(100), *CHUNKS.values(), seed=SEED)
 
     def slopes(self, text_S: torch.Tensor, num_far: int, answer: int) -> np.ndarray:
         """The derivative of the loss by the gate of each distant token: float64 [F]."""
@@ -240,7 +239,7 @@ def _gpt_oss() -> PreTrainedModel:
 
 
 def test_a_model_with_attention_sinks_cannot_be_looked_into() -> None:
-    measurement = Measurement(HuggingFaceCausalLM(_gpt_oss()), LENGTHS, Batching(100))
-    own = far_contexts(measurement, *CHUNKS.values())["own"]
+    model = HuggingFaceCausalLM(_gpt_oss())
+    own = far_contexts(model, LENGTHS, Batching(100), *CHUNKS.values())["own"]
     with pytest.raises(InputError, match="cannot be looked into: it has attention with s_aux"):
         selected_positions(own, "attention", 2, seed=[0])

@@ -1,7 +1,6 @@
 """A dependency put there on purpose must be found, and of the null nothing is.
 
-A trained model says again what stood 12 places before. Within a swapped distant context models made by hand
-(hand_made_models.py) know the answer as well as they see k planted tokens.
+Models made by hand (hand_made_models.py) know the answer as well as they see k planted tokens.
 """
 
 from collections.abc import Callable, Set
@@ -9,71 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from hand_made_models import EvidenceLM
-from olmo.model import OLMo
 
-from pipeline.measuring.contexts import Batching, Measured, Measurement
+from pipeline.measuring.contexts import Batching, Measured
 from pipeline.measuring.far_context import FarContext, far_contexts, sparse_contexts
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.rules import LEAVE_ONE_OUT_RULES, RULES, SWAP, selected_positions
 from pipeline.measuring.sparsity import minimal_sufficient_k
-from pipeline.models.olmo import OLMoCausalLM, use_position_ids
-from pipeline.results.schemas import OWN
-
-PERIOD, LENGTH, VOCABULARY = 12, 24, 16
-LENGTHS = ContextLengths(short_context_length=4, long_context_length=LENGTH, targets_per_chunk=6)
-
-
-def _repeated(num_sequences: int, generator: torch.Generator) -> torch.Tensor:
-    half = torch.randint(0, VOCABULARY, (num_sequences, PERIOD), generator=generator)
-    return half.repeat(1, LENGTH // PERIOD)
-
-
-def _test_sequences() -> np.ndarray:
-    """Sequences with no token twice in a half: the planted token alone tells the target."""
-    half = torch.rand(21, VOCABULARY, generator=torch.Generator().manual_seed(9)).argsort(1)[:, :PERIOD]
-    return half.repeat(1, LENGTH // PERIOD).numpy()
-
-
-def _trained_copier(make_olmo: Callable[..., OLMo], final_loss: float) -> OLMoCausalLM:
-    """An OLMo trained, in seconds, to say again the token 12 before; one layer can."""
-    model = make_olmo(n_layers=1, d_model=32, vocab_size=VOCABULARY, embedding_size=VOCABULARY, init_std=0.1)
-    use_position_ids(model).set_position_ids(torch.arange(LENGTH)[None])
-    optimizer = torch.optim.AdamW(model.train().parameters(), lr=1e-2)
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(400):
-        tokens = _repeated(64, generator)
-        logits = model(tokens).logits[:, PERIOD - 1 : -1]
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, PERIOD:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if loss < final_loss:
-            return OLMoCausalLM(model)
-    raise AssertionError("the planted task was not learnt")
-
-
-@pytest.fixture(scope="module")
-def copier(make_olmo: Callable[..., OLMo]) -> OLMoCausalLM:
-    """It copies, and is sure of it."""
-    return _trained_copier(make_olmo, final_loss=0.02)
-
-
-def _own_contexts(copier: OLMoCausalLM) -> list[FarContext]:
-    tokens = _test_sequences()
-    return [
-        far_contexts(Measurement(copier, LENGTHS, Batching(4096)), chunk, null_chunk)[OWN]
-        for chunk, null_chunk in zip(tokens[:-1], tokens[1:], strict=True)
-    ]
-
-
-def test_rules_return_exactly_the_planted_position(copier: OLMoCausalLM) -> None:
-    for context in _own_contexts(copier):
-        for rule in ("leave_one_out", "add_one_in", "greedy", "attention", "leave_one_out_divergence"):
-            selected = selected_positions(context, rule, 1, seed=[0])
-            assert selected[:, 0].tolist() == (LENGTHS.targets_T - PERIOD).tolist(), rule
-
 
 VOCABULARY_SIZE, ANSWER = 40, 39
 MADE_LENGTHS = ContextLengths(short_context_length=2, long_context_length=20, targets_per_chunk=2)
@@ -101,8 +42,8 @@ def _contexts(logit_of: Callable[[Set[int]], float], k: int) -> dict[str, FarCon
         own[position] = token
     own[MADE_LENGTHS.targets_T] = ANSWER
     model = EvidenceLM(VOCABULARY_SIZE, ANSWER, logit_of)
-    measurement = Measurement(model, MADE_LENGTHS, Batching(4000))
-    return far_contexts(measurement, own, null, swap_ids_BL=np.stack([first, second]))
+    swaps_BL = np.stack([first, second])
+    return far_contexts(model, MADE_LENGTHS, Batching(4000), own, null, swap_ids_BL=swaps_BL)
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])
@@ -120,9 +61,8 @@ def test_a_screen_of_a_long_text_finds_the_planted_tokens(screen: int) -> None:
     own, foreign = np.random.default_rng(5).integers(0, 8, (2, 1003))
     own[[277, 600]], own[lengths.targets_T] = list(_planted(2).values()), ANSWER
     model = EvidenceLM(VOCABULARY_SIZE, ANSWER, _evidence(2))
-    measurement = Measurement(model, lengths, Batching(1), screen=screen)
     for options in ({}, {"swap_ids_BL": foreign[None]}):
-        context = far_contexts(measurement, own, foreign, **options)["own"]
+        context = far_contexts(model, lengths, Batching(1), own, foreign, screen=screen, **options)["own"]
         for rule in LEAVE_ONE_OUT_RULES:
             selected_T2 = selected_positions(context, rule, 2, seed=[0])
             assert np.sort(selected_T2).tolist() == [[277, 600], [277, 600]], rule

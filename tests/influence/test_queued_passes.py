@@ -1,50 +1,16 @@
 """Forward passes: contexts are exact, and batches move last bits only."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
-import torch
 from hand_made_models import SeenTokens
 from losses_under_contexts import any_reference, long_context_losses, window_losses
-from olmo.model import OLMo
 
 from pipeline.cli import InputError
 from pipeline.measuring.contexts import (
     Batching,
     measured_contexts,
-    own_context,
 )
-from pipeline.measuring.far_context import leave_each_out
 from pipeline.measuring.flags import ContextLengths
-from pipeline.models.olmo import OLMoCausalLM
-
-LENGTHS = ContextLengths(short_context_length=8, long_context_length=96, targets_per_chunk=12)
-CHUNKS = np.random.default_rng(6).integers(0, 48, (2, 96))
-
-
-@pytest.fixture(scope="module")
-def lm(make_olmo: Callable[..., OLMo]) -> OLMoCausalLM:
-    return OLMoCausalLM(make_olmo(seed=5, d_model=64, n_heads=4, max_sequence_length=96))
-
-
-def test_batches_are_halved_where_memory_runs_out(lm: OLMoCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    own, of_4000 = own_context(CHUNKS[0], LENGTHS), Batching(4000)
-    expected = leave_each_out(lm, own, of_4000).influence_TF
-    hidden_states, tried = OLMoCausalLM.hidden_states, []
-
-    def with_room_for_300(self: OLMoCausalLM, token_ids: torch.Tensor, *arguments: object) -> torch.Tensor:
-        tried.append(token_ids.numel())
-        if tried[-1] > 300:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
-        return hidden_states(self, token_ids, *arguments)
-
-    monkeypatch.setattr(OLMoCausalLM, "hidden_states", with_room_for_300)
-    found = leave_each_out(lm, own, of_4000).influence_TF
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)
-    # 23 sequences of 94 tokens are too many, and so are 7 and 4; 2 are not, and more are not tried again.
-    assert [rows // 94 for rows in tried[:5]] == [23, 7, 3, 4, 1]
-    assert max(tried[4:]) <= 300
 
 
 def test_targets_and_far_contexts_of_ten_tokens() -> None:

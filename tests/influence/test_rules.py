@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hand_made_models import EvidenceLM
 
-from pipeline.measuring.contexts import Batching, Measured, Measurement
+from pipeline.measuring.contexts import Batching, Measured
 from pipeline.measuring.far_context import FarContext, LeaveOneOut, far_contexts
 from pipeline.measuring.flags import ContextLengths
-from pipeline.measuring.rules import CONTROLS, RULES, find_rule, load_rule_file
+from pipeline.measuring.rules import CONTROLS, RULES, load_rule_file, selected_positions
 from pipeline.measuring.sparsity import minimal_sufficient_k
 
 NAN = np.nan
@@ -29,7 +29,7 @@ SCORED = SimpleNamespace(
 
 
 def _select(rule: str, max_k: int, seed: int = 0, context: object = SCORED) -> list[list[int]]:
-    return find_rule(rule).ranking(context, max_k, np.random.default_rng(seed)).tolist()
+    return selected_positions(context, rule, max_k, [seed]).tolist()
 
 
 def test_scores_are_ranked_and_ties_go_to_the_nearer() -> None:
@@ -61,8 +61,7 @@ def _loss(logit: float) -> float:
 def _own_context(chunk: np.ndarray = CHUNK) -> FarContext:
     """A is worth 3 and B 1, added."""
     model = EvidenceLM(10, ANSWER, lambda seen: 3 * (A in seen) + (B in seen))
-    measurement = Measurement(model, LENGTHS, Batching(100))
-    return far_contexts(measurement, chunk, np.full(12, FILLER))["own"]
+    return far_contexts(model, LENGTHS, Batching(100), chunk, np.full(12, FILLER))["own"]
 
 
 def test_greedy_takes_redundant_evidence_once_where_leave_one_out_sees_none() -> None:

@@ -216,8 +216,11 @@ def test_choices_are_tried_on_another_model(
         own_L = chunk_of(*key[:2])
         far_L = own_L if row.distant_context == "own" else chunk_of(*key[:2], 1)
         case: Case = with_far(own_L, far_L, place), [*far, *range(place - SHORT, place)]
+        whole: Case = own_L, range(place)
         (loss,) = naive_losses(stocks["fourth"], place, [case])
+        whole_V, case_V = log_probs(stocks["fourth"], place, [whole, case])
         assert row.sparse_context_loss == pytest.approx(loss, abs=TOLERANCE)
+        assert row.sparse_context_divergence == pytest.approx(divergence(whole_V, case_V), abs=TOLERANCE)
     nearest = rows.query("rule == 'recency' and distant_context == 'own'")
     assert nearest["k"].max() == 4  # the whole distant context of the first target
 

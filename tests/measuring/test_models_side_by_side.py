@@ -14,7 +14,6 @@ from pipeline import evaluate_tokens, influential_tokens, loss_differences
 from pipeline.results.read import read_artefact
 
 TARGET = ["document_id", "chunk_index", "target_position"]
-JUDGED = ["--rules", "leave_one_out", "add_one_in_divergence", "--k", "1", "3"]
 TOLERANCE = 2e-5
 
 
@@ -32,56 +31,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, models: dict[str, OLMo]) ->
     return folder
 
 
-@pytest.fixture(scope="module")
-def evaluated(folder: Path) -> Path:
-    """Both models choose, and each tries the other's choice."""
-    both = [str(folder / "run"), str(folder / "other")]
-    results = measure(influential_tokens, folder, "--checkpoints", *both, *JUDGED)
-    for selector, evaluator in (("run", "other"), ("other", "run")):
-        words = [
-            "--choices",
-            str(results),
-            "--choices-of",
-            selector,
-            "--checkpoints",
-            str(folder / evaluator),
-        ]
-        measure(evaluate_tokens, folder, *words)
-    return results
-
-
 def in_the_chunk(row: object) -> int:
     return row.target_position - row.chunk_index * LONG
-
-
-def test_a_judge_tries_the_very_sets_that_another_model_chose(
-    evaluated: Path, models: dict[str, OLMo]
-) -> None:
-    chosen = read_artefact(evaluated, "influential_tokens")
-    chosen = chosen.set_index(["model", *TARGET, "rule", "distant_context", "rank"])[
-        "context_position"
-    ].sort_index()
-    sparse = read_artefact(evaluated, "sparse_context_losses")
-    assert len(sparse) == 2 * 2 * 12 * 2 * 2 * 2  # models, evaluators, targets, distant contexts, rules, k
-    for row in sparse.itertuples():
-        place, key = in_the_chunk(row), (row.document_id, row.chunk_index, row.target_position)
-        own_L = chunk_of(row.document_id, row.chunk_index)
-        far_L = own_L if row.distant_context == "own" else chunk_of(row.document_id, row.chunk_index, 1)
-        ranked = chosen.loc[(row.model, *key, row.rule, row.distant_context)].loc[1 : row.k]
-        positions = (ranked - row.chunk_index * LONG).tolist()
-        short = range(place - SHORT, place)
-        long_case: Case = (own_L, range(place))
-        cases: list[Case] = [(with_far(own_L, far_L, place), [*positions, *short]), (own_L, short)]
-        stock = stock_olmo(models[row.evaluator])
-        losses = naive_losses(stock, place, [*cases, long_case])
-        divergences = naive_divergences(stock, place, long_case, cases)
-        found = [row.sparse_context_loss, row.short_context_loss, row.long_context_loss]
-        np.testing.assert_allclose(found, losses, atol=TOLERANCE)
-        found = [row.sparse_context_divergence, row.short_context_divergence]
-        np.testing.assert_allclose(found, divergences, atol=TOLERANCE)
-        fits = row.rule == "add_one_in_divergence"
-        kind = row.null_kind if row.distant_context == "other_document" else "own"
-        assert kind == ("own" if row.distant_context == "own" else "mimicry" if fits else "selection")
 
 
 def test_an_evaluator_with_the_selector_s_weights_finds_its_very_numbers(

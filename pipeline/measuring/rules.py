@@ -8,9 +8,8 @@ optimizes; its null says how nearly, and only the excess is an effect. The paper
 text is not among our sources; `leave_one_out` is our reading of it, and results say which rule was used.
 
 A rule is a function, `scores(far) -> [T, F]`, the largest first. The decorator `rule` registers it under its
-name and says what it looks at, from which follows the null that it needs. A new one stands in one of these
-files, or in a file of its own that is imported below; a user's own in any file that is given as --rule-file
-(analysis/examples/kv_cache_rules.py).
+name and says what it looks at, from which follows the null that it needs. A user's own stands in any file
+that is given as --rule-file (analysis/examples/kv_cache_rules.py).
 
 No torch here: a --help and a refusal are quick.
 
@@ -21,7 +20,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
@@ -47,11 +46,7 @@ LEAVE_ONE_OUT_RULES = ("leave_one_out", "leave_one_out_divergence")
 """Rules that leave each token out in turn."""
 
 Sees = Literal["answer", "prediction", "attention", "nothing"]
-Ranking = Callable[["FarContext", int, np.random.Generator], np.ndarray]
-"""(distant context, K, generator of the rules that draw) -> the first K tokens, most influential first, no
-position twice: int64 [T, K]; every target's distant context holds K."""
-Scores = Callable[["FarContext"], np.ndarray]
-"""Distant context -> a score for each target and token: [T, F], NaN where a token is none of the target's."""
+Function = TypeVar("Function", bound=Callable[..., np.ndarray])
 
 
 @dataclass(frozen=True)
@@ -61,13 +56,16 @@ class Rule:
     name: str
     sees: Sees
     """Of the target: its loss; the model's whole prediction of it; where its query looks; nothing."""
-    ranking: Ranking
-    ablations: tuple[str, ...] = (MASK, SWAP)
+    function: Callable[..., np.ndarray]
+    """Distant context -> a score for each target and token: [T, F]; those of other tokens are ignored."""
+    ablations: tuple[str, ...] = ABLATIONS
     """Those that it can be asked for under."""
     reads_everything: bool = False
     """Whether it leaves nothing out, but looks at the long context as it is."""
     builds_up: bool = False
     """Whether it looks for tokens that together give the prediction, instead of those that it misses."""
+    ranks: bool = False
+    """Whether the function ranks by itself: (distant context, K, generator) -> positions, int64 [T, K]."""
 
     @property
     def knows_ablations(self) -> bool:
@@ -98,77 +96,36 @@ class Rule:
 
 
 RULES: dict[str, Rule] = {}
-"""Name -> rule, in the order in which they were registered."""
+"""Name -> rule, in the order of --help and of tables."""
 
 
-def ranking_rule(
-    sees: Sees, *, ablations: tuple[str, ...] = ABLATIONS, reads_everything: bool = False,
-    builds_up: bool = False,
-) -> Callable[[Ranking], Ranking]:  # fmt: skip
-    """Register a function that ranks by itself, as a search in rounds does; see `Rule` for the arguments."""
+def rule(sees: Sees, **about: Any) -> Callable[[Function], Function]:
+    """Register a function of a distant context as a rule; `about` are fields of `Rule`."""
 
-    def register(ranking: Ranking) -> Ranking:
-        name = ranking.__name__
-        if name in RULES:
+    def register(function: Function) -> Function:
+        name = function.__name__
+        file = function.__code__.co_filename
+        if name in RULES and RULES[name].function.__code__.co_filename != file:
             raise InputError(f"there is a rule '{name}' already; rename yours")
-        RULES[name] = Rule(name, sees, ranking, ablations, reads_everything, builds_up)
-        return ranking
+        RULES[name] = Rule(name, sees, function, **about)
+        return function
 
     return register
-
-
-def rule(
-    sees: Sees, *, ablations: tuple[str, ...] = ABLATIONS, reads_everything: bool = False,
-    builds_up: bool = False,
-) -> Callable[[Scores], Scores]:  # fmt: skip
-    """Register a function of a distant context that scores its tokens; see `Rule` for the arguments.
-
-    Scores of tokens that are not distant context of a target are ignored.
-    """
-
-    def register(scores: Scores) -> Scores:
-        def ranking(context: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
-            num_far_T = context.num_far_tokens_T
-            scores_TF = np.asarray(scores(context))
-            expected = len(num_far_T), int(num_far_T[-1])
-            if scores_TF.shape != expected:
-                raise InputError(
-                    f"rule '{scores.__name__}' returns scores of shape {scores_TF.shape}; {expected} is"
-                    " needed, targets by distant tokens"
-                )
-            is_far_TF = np.arange(expected[1]) < num_far_T[:, None]
-            return ranked(np.where(is_far_TF, scores_TF, np.nan), max_k)
-
-        ranking.__name__ = scores.__name__
-        ranking_rule(sees, ablations=ablations, reads_everything=reads_everything, builds_up=builds_up)(
-            ranking
-        )
-        return scores
-
-    return register
-
-
-_loaded_files: set[Path] = set()
 
 
 def load_rule_file(path: Path) -> None:
-    """Run a Python file that registers rules; once, however often it is asked for."""
-    path = path.resolve()
-    if path in _loaded_files:
-        return
+    """Run a Python file that registers rules."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise InputError(f"--rule-file {path} is no Python file; its name must end in .py")
-    known = set(RULES)
-    try:
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
-    except Exception as error:
-        for name in RULES.keys() - known:  # a mended file may register them again
-            del RULES[name]
-        raise InputError(f"--rule-file {path} fails: {type(error).__name__}: {error}") from error
-    if RULES.keys() == known:
-        raise InputError(f"--rule-file {path} registers no rule; decorate a function with @rule(...)")
-    _loaded_files.add(path)
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+def find_rule(name: str) -> Rule:
+    """The rule called `name`; InputError where there is none."""
+    if name not in RULES:
+        raise unknown_name("rule", name, RULES)
+    return RULES[name]
 
 
 def ranked(scores_TF: np.ndarray, max_k: int) -> np.ndarray:
@@ -182,18 +139,22 @@ def ranked(scores_TF: np.ndarray, max_k: int) -> np.ndarray:
     return scores_TF.shape[1] - 1 - order_TK
 
 
-def find_rule(name: str) -> Rule:
-    """The rule called `name`; InputError where there is none."""
-    if name not in RULES:
-        raise unknown_name("rule", name, RULES)
-    return RULES[name]
-
-
 def selected_positions(
-    distant_context: "FarContext", rule: str, max_k: int, seed: Sequence[int]
+    far: "FarContext", name: str, max_k: int, seed: Sequence[int] | np.random.Generator
 ) -> np.ndarray:
-    """The `max_k` tokens that `rule` ranks first, most influential first: int64 [T, K]."""
-    return find_rule(rule).ranking(distant_context, max_k, np.random.default_rng(seed))
+    """The `max_k` tokens that a rule ranks first, most influential first: int64 [T, K]."""
+    chosen = find_rule(name)
+    if chosen.ranks:
+        return chosen.function(far, max_k, np.random.default_rng(seed))
+    num_far_T = far.num_far_tokens_T
+    scores_TF = np.asarray(chosen.function(far))
+    expected = len(num_far_T), int(num_far_T[-1])
+    if scores_TF.shape != expected:
+        raise InputError(
+            f"rule '{name}' returns scores of shape {scores_TF.shape}; {expected} is needed, targets by"
+            " distant tokens"
+        )
+    return ranked(np.where(np.arange(expected[1]) < num_far_T[:, None], scores_TF, np.nan), max_k)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,5 +250,123 @@ class Measuring:
         return (self.seed, int(document_id, 16), chunk_index)
 
 
-# Below all that they use, and in the order of the rules in --help and in tables.
-from pipeline.measuring.rules import leaving_out, adding, gradients, attention, controls  # noqa: E402, F401, I001
+# Necessity: what leaving a token out of the long context costs.
+
+
+@rule("answer")
+def leave_one_out(far: "FarContext") -> np.ndarray:
+    """By how much the loss of the target rises."""
+    return far.necessity.influence_TF
+
+
+@rule("prediction")
+def leave_one_out_divergence(far: "FarContext") -> np.ndarray:
+    """By how far the prediction moves."""
+    return far.necessity.divergence_TF
+
+
+# Sufficiency: what a token gives beside the short context.
+
+
+@rule("answer", builds_up=True)
+def add_one_in(far: "FarContext") -> np.ndarray:
+    """What the token alone gives, by the loss: takes every copy of one piece of evidence."""
+    return -far.first_additions.losses
+
+
+@rule("prediction", builds_up=True)
+def add_one_in_divergence(far: "FarContext") -> np.ndarray:
+    """The same by the divergence."""
+    return -far.first_additions.divergences
+
+
+@rule("answer", ablations=(MASK,), builds_up=True, ranks=True)
+def greedy(far: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
+    """What a token gives beside those already chosen: of redundant evidence it takes one copy and goes on.
+
+    It fits what it looks at best of all, with or without a dependency.
+    """
+    return _best_additions(far, max_k, "losses")
+
+
+@rule("prediction", ablations=(MASK,), builds_up=True, ranks=True)
+def greedy_divergence(far: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
+    """The same by the divergence."""
+    return _best_additions(far, max_k, "divergences")
+
+
+def _best_additions(far: "FarContext", max_k: int, criterion: str) -> np.ndarray:
+    """The best addition to those already chosen, again and again."""
+    chosen_TK = ranked(-getattr(far.first_additions, criterion), 1)
+    while chosen_TK.shape[1] < max_k:
+        added_TF = getattr(far.measured_additions(chosen_TK), criterion)
+        chosen_TK = np.concatenate([chosen_TK, ranked(-added_TF, 1)], axis=1)
+    return chosen_TK
+
+
+# First-order estimates of leaving out, by a gate on every attention edge into a token.
+
+
+@rule("answer", reads_everything=True)
+def gradient(far: "FarContext") -> np.ndarray:
+    """The derivative of the loss by a gate that multiplies exp(score) of the edges into the token.
+
+    It saturates: where a token has nearly all attention and the model is sure, the derivative vanishes though
+    removal costs most.
+    """
+    return -far.gate_gradient_TF
+
+
+@rule("prediction", reads_everything=True)
+def gradient_divergence(far: "FarContext") -> np.ndarray:
+    """The second derivative of the divergence by that gate, times two.
+
+    The divergence is least, 0, where nothing is left out, so its first derivative vanishes; half the mean
+    square of the loss's derivative, over answers drawn from the prediction, is the second.
+    """
+    return far.gate_information_TF
+
+
+# Where the row that predicts a target looks; none of these sees the target.
+
+
+@rule("attention", reads_everything=True)
+def attention(far: "FarContext") -> np.ndarray:
+    """Attention to the token, mean over layers and heads."""
+    return far.attention_TF
+
+
+@rule("attention", reads_everything=True)
+def attention_no_sink(far: "FarContext") -> np.ndarray:
+    """The same, but the first token of the chunk comes last.
+
+    Heads with nothing to look for look at the first token that they see ("attention sink"; Xiao et al. 2023,
+    arXiv 2309.17453). A beginning-of-text token is a sink, too, and never a distant token.
+    """
+    scores_TF = far.attention_TF.copy()
+    scores_TF[:, 0] = -1
+    return scores_TF
+
+
+@rule("attention", reads_everything=True)
+def attention_rollout(far: "FarContext") -> np.ndarray:
+    """Attention through all layers, each with its residual stream (Abnar and Zuidema 2020)."""
+    return far.attention_rollout_TF
+
+
+# Controls: chance and distance. Every rule stands beside them.
+
+
+@rule("nothing", ranks=True)
+def random(far: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
+    """Any tokens; the same in the own distant context and in its null."""
+    num_far_T = far.num_far_tokens_T
+    draws_TF = generator.random((len(num_far_T), num_far_T[-1]))
+    return ranked(np.where(np.arange(num_far_T[-1]) < num_far_T[:, None], draws_TF, np.nan), max_k)
+
+
+@rule("nothing")
+def recency(far: "FarContext") -> np.ndarray:
+    """The tokens right before the short context."""
+    num_far_T = far.num_far_tokens_T
+    return np.tile(np.arange(num_far_T[-1]), (len(num_far_T), 1))
