@@ -19,8 +19,7 @@ from pipeline.cli import InputError, is_out_of_memory, logger, progress
 from pipeline.measuring.contexts import Batching
 from pipeline.measuring.flags import default_documents_per_shard, split_of_this_process
 from pipeline.models.devices import GIBIBYTE, keep_freed_memory, peak_bytes, supports_bfloat16, usable_device
-from pipeline.models.interface import CausalLM, NotFiniteLossError
-from pipeline.models.leading import led_by, num_positions_of
+from pipeline.models.interface import CausalLM, NotFiniteLossError, num_positions_of
 from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm, told_apart, training_facts
 from pipeline.models.vocabulary import refuse_foreign_tokens
 from pipeline.results.read import what_made
@@ -245,7 +244,7 @@ class MeasuringStage:
             [np.array(bos_token_ids), *(document.token_ids for document in self.documents)],
             tokenizer, f"the tokenizer of {self.data.folder}", self.data.vocabulary_size,
         )  # fmt: skip
-        model = led_by(model, bos_token_ids)
+        model = model.led_by(bos_token_ids)
         budget = arguments.memory_budget and arguments.memory_budget * GIBIBYTE
         return LoadedModel(checkpoint.name, model, Batching.for_model(model, budget))
 

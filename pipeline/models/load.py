@@ -23,8 +23,8 @@ from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, R
 from omegaconf import OmegaConf
 
 from pipeline.cli import InputError, cause_of, is_out_of_memory, logger
-from pipeline.models.interface import CausalLM
-from pipeline.models.unusable import no_model, refuse_adapter, refuse_lfs_pointers, refuse_other_weights
+from pipeline.models.interface import CausalLM, refuse_other_weights
+from pipeline.models.unusable import no_model, refuse_adapter, refuse_lfs_pointers
 from pipeline.models.vocabulary import OwnTokenizer
 from pipeline.results.files import damages, describe_files, write_json
 from pipeline.text.sources import HUB_PATIENCE_SECONDS

@@ -27,7 +27,6 @@ from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.rules import selected_positions
 from pipeline.models.huggingface import HuggingFaceCausalLM
 from pipeline.models.interface import CausalLM
-from pipeline.models.leading import led_by
 from pipeline.models.olmo import OLMoCausalLM
 
 S, L, M = 4, 24, 3
@@ -180,7 +179,7 @@ def behind_bos(family: Family) -> Family:
         layers = family.heads(torch.cat([torch.tensor([BOS]), text_S]))
         return [(weights[:, 1:, 1:], queries[:, 1:], keys[:, 1:]) for weights, queries, keys in layers]
 
-    return Family(led_by(family.lm, [BOS]), losses, heads, family.tolerance)
+    return Family(family.lm.led_by([BOS]), losses, heads, family.tolerance)
 
 
 @pytest.fixture(scope="module", params=INSPECTED)
