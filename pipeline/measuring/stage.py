@@ -18,7 +18,14 @@ import torch
 from pipeline.cli import InputError, is_out_of_memory, logger, progress
 from pipeline.measuring.contexts import Batching
 from pipeline.measuring.flags import default_documents_per_shard, split_of_this_process
-from pipeline.models.devices import GIBIBYTE, keep_freed_memory, peak_bytes, supports_bfloat16, usable_device
+from pipeline.models.devices import (
+    GIBIBYTE,
+    keep_freed_memory,
+    multiplies_bfloat16,
+    peak_bytes,
+    usable_device,
+    warn_of_slow_bfloat16,
+)
 from pipeline.models.interface import CausalLM, NotFiniteLossError, num_positions_of
 from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm, told_apart, training_facts
 from pipeline.models.vocabulary import refuse_foreign_tokens
@@ -28,7 +35,6 @@ from pipeline.results.versions import sha256_of_files
 from pipeline.results.write import StageOutput
 from pipeline.text.chunks import Chunk, chunks_of, long_enough_documents
 from pipeline.text.folder import TOKENIZER_FILE, TokenizedData
-from pipeline.training.speed import faster_dtype, warn_where_bfloat16_is_slow
 
 AUTO = "auto"
 
@@ -59,7 +65,7 @@ def named_checkpoints(
     names = told_apart([*words, *all_words], arguments.revision)
     for word in words:
         checkpoint = find_model(word, arguments.revision, arguments.trust_remote_code)
-        checkpoint = replace(checkpoint, name=names.get(word, checkpoint.name), word=word)
+        checkpoint = replace(checkpoint, name=names.get(word, checkpoint.name))
         if checkpoint.name in named:
             raise InputError(
                 f"two of {flag} are named '{checkpoint.name}', {named[checkpoint.name].folder} and"
@@ -75,13 +81,14 @@ def dtype_of_results(requested: str, results: Path, stage: str, model: str, devi
     So results of one model are of one dtype, wherever and by however many tasks they are measured. A GPU
     without bfloat16 gets float32, and that is said.
     """
-    if requested == "bfloat16" and not supports_bfloat16(device):
+    if requested == "bfloat16" and device.type == "cuda" and not multiplies_bfloat16(device):
         logger.warning("%s has no bfloat16; float32 is used", torch.cuda.get_device_name(device))
         return "float32"
     if requested != AUTO:
         return requested
     begun = what_made(results, stage, model) or {"settings": {}}
-    return str(begun["settings"].get("dtype") or faster_dtype(device)).removeprefix("torch.")
+    faster = "bfloat16" if multiplies_bfloat16(device) else "float32"
+    return str(begun["settings"].get("dtype") or faster)
 
 
 @dataclass
@@ -213,7 +220,7 @@ class MeasuringStage:
         arguments, name = self.arguments, checkpoint.name
         pending = output.pending_shards(self.split.shards(len(self.shards)))
         if dtype == "bfloat16":
-            warn_where_bfloat16_is_slow(self.loading.device, "--dtype float32")
+            warn_of_slow_bfloat16(self.loading.device, "--dtype float32")
         loaded = self._load(checkpoint, dtype)
         facts = self.model_facts
         if facts is None:

@@ -31,9 +31,14 @@ def tells_log_sum_exp(device: torch.device, dtype: torch.dtype, key_width: int, 
 
 
 def attention_and_log_sum_exp(
-    query_BHSE: torch.Tensor, key_BHKE: torch.Tensor, value_BHKE: torch.Tensor,
-    visible: torch.Tensor | None, *, is_causal: bool, scale: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    query_BHSE: torch.Tensor,
+    key_BHKE: torch.Tensor,
+    value_BHKE: torch.Tensor,
+    visible: torch.Tensor | None,
+    *,
+    is_causal: bool,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention [B, H, S, E], and the logarithm of each row's sum of exp(score), float32 [B, H, S].
 
     Heads are of a kind that `tells_log_sum_exp` knows a kernel for. `visible` is bool, which row sees which,
@@ -140,10 +145,12 @@ def written_out(
     visible: torch.Tensor | None,
     scale: float | None,
     softcap: float | None = None,
+    sink_H: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Queries, such that scores are query times key over the square root of E, and the rows' attention.
 
-    Two float32, [B, H, S, E] and [B, H, S, K], with keys and visibility as `laid_out` returns them.
+    Two float32, [B, H, S, E] and [B, H, S, K], with keys and visibility as `laid_out` returns them. A sink
+    is a further score of each head, whose attention goes nowhere.
     """
     query_BHSE = query_BHSE.float()
     if scale is not None:
@@ -157,7 +164,10 @@ def written_out(
         scores_BHSK = scores_BHSK.masked_fill(~visible, -math.inf)
     else:
         scores_BHSK = scores_BHSK + visible
-    return query_BHSE, scores_BHSK.softmax(-1)
+    if sink_H is None:
+        return query_BHSE, scores_BHSK.softmax(-1)
+    sink_BHS1 = sink_H.float().view(1, -1, 1, 1).expand(*scores_BHSK.shape[:3], 1)
+    return query_BHSE, torch.cat((scores_BHSK, sink_BHS1), dim=-1).softmax(-1)[..., :-1]
 
 
 def _of_each_head(num_heads: int, key_BGKE: torch.Tensor, value_BGKE: torch.Tensor) -> KeysAndValues:
@@ -169,9 +179,12 @@ def _of_each_head(num_heads: int, key_BGKE: torch.Tensor, value_BGKE: torch.Tens
 
 
 def _attend_apart(
-    query_BHSE: torch.Tensor, own: KeysAndValues, past: KeysAndValues, visible: torch.Tensor | None,
+    query_BHSE: torch.Tensor,
+    own: KeysAndValues,
+    past: KeysAndValues,
+    visible: torch.Tensor | None,
     scale: float | None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     batch_size, num_heads, num_rows, head_width = query_BHSE.shape
     num_groups = past[0].shape[1]
     num_sharing = num_heads // num_groups

@@ -70,11 +70,10 @@ def _attend(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     softcap: float | None = None,
-    **further: Any,
+    s_aux: torch.Tensor | None = None,
+    **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention in one layer, [B, S, H, E], in place of the library's; the mask that it made is left out."""
-    if unknown := [name for name in ("position_bias", "s_aux") if further.get(name) is not None]:
-        raise NotImplementedError(f"attention with {unknown[0]}")
     running = _RUNNING.get()
     past = None
     watch = None
@@ -89,11 +88,11 @@ def _attend(
         slides = layer_types is None or layer_types[layer] == "sliding_attention"
         visible = running.near_B1SK if slides and running.near_B1SK is not None else running.visible_B1SK
         visible = None if visible is None else visible.to(query.device)
-    if watch is None and softcap is None:
+    if watch is None and softcap is None and s_aux is None:
         attended = attend(query, key, value, past, visible, scaling)
     else:
         key, value, visible = laid_out(query, key, value, past, visible)
-        scaled_query, weights = written_out(query, key, visible, scaling, softcap)
+        scaled_query, weights = written_out(query, key, visible, scaling, softcap, s_aux)
         if watch is not None:
             watch(scaled_query, key.float(), weights)
         attended = weights.to(value.dtype) @ value
@@ -118,6 +117,8 @@ class HuggingFaceCausalLM(CausalLM):
         width = sliding_window(self._config)
         self.window = width if width and (num_positions is None or num_positions > width) else None
         """How many position IDs a row sees in layers that slide, its own included; None: nothing is cut."""
+        has_sinks = any(name.endswith(".sinks") for name, _ in model.named_parameters())  # gpt-oss
+        self._is_written_out = has_sinks or bool(getattr(self._config, "attn_logit_softcapping", None))
         model.set_attn_implementation(OURS)
 
     @property
@@ -134,13 +135,12 @@ class HuggingFaceCausalLM(CausalLM):
         """What one layer holds at once."""
         width = self._config.hidden_size
         hidden_width = getattr(self._config, "intermediate_size", None) or 4 * width
-        is_capped = bool(getattr(self._config, "attn_logit_softcapping", None))
-        is_copied = is_capped or self.window is not None
+        is_copied = self._is_written_out or self.window is not None
         num_seen = num_rows + (num_prefix_rows if is_copied else 0)
         values = num_rows * (3 * width + max(10 * width, 3 * hidden_width)) + 4 * width * num_seen
         masks = num_rows * num_seen * (2 if is_copied else 0)
-        # Attention with capped scores is written out, which holds them twice in float32.
-        scores = self._config.num_attention_heads * num_rows * num_seen if is_capped else 0
+        # Attention with capped scores or sinks is written out, which holds them twice in float32.
+        scores = self._config.num_attention_heads * num_rows * num_seen if self._is_written_out else 0
         return self.dtype.itemsize * values + masks + 8 * scores
 
     def embed(self, token_ids_1S: torch.Tensor) -> torch.Tensor:
@@ -159,6 +159,9 @@ class HuggingFaceCausalLM(CausalLM):
         watch: Watch | None = None,
     ) -> tuple[torch.Tensor, Prefix | None]:
         """All rows are computed, in every layer."""
+        needs_all = self._is_written_out or self.window is not None or watch is not None
+        if needs_all and visible_BSK is not None and visible_BSK.shape[1] < tokens.shape[1]:
+            visible_BSK = visibility_of_all(visible_BSK, tokens.shape[1])
         visible_B1SK = None if visible_BSK is None else visible_BSK[:, None]
         near_B1SK = self._near(tokens.shape[1], position_ids_BS, visible_BSK, prefix)
         read: dict[int, KeysAndValues] | None = {} if keeps_rows else None
@@ -194,8 +197,6 @@ class HuggingFaceCausalLM(CausalLM):
             return None
         if visible_BSK is None:
             visible_BSK = causal_visibility(num_rows, self.device)
-        elif visible_BSK.shape[1] < num_rows:
-            visible_BSK = visibility_of_all(visible_BSK, num_rows)
         ids_BK = position_ids_BS
         if prefix is not None:
             past_BP = prefix.position_ids_B1P1[:, 0, :, 0]
@@ -234,20 +235,44 @@ class HuggingFaceCausalLM(CausalLM):
 
 
 def load_hugging_face(
-    folder: Path, *, device: torch.device, dtype: torch.dtype = torch.float32,
-    device_map: str | None = None, trust_remote_code: bool = False, num_positions: int,
+    folder: Path,
+    *,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    device_map: str | None = None,
+    trust_remote_code: bool = False,
+    num_positions: int,
     gguf: str | None = None,
-) -> HuggingFaceCausalLM:  # fmt: skip
+) -> HuggingFaceCausalLM:
     """Load a causal LM from a folder as `save_pretrained` and the hub's snapshots have it; tensors only.
 
     `gguf` is the file of the folder that holds the model, if it is one of GGUF; its weights are unpacked.
     It goes to `device`, or where a `device_map` of accelerate's says. Position IDs will be below
     `num_positions`. InputError if it is no causal LM, incomplete, has no place for so many positions, or
-    does not obey (`check_model`).
+    does not obey (`check_model`). All its weights are the folder's, and no other.
     """
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    model = _stock_model(folder, dtype, device_map, trust_remote_code, gguf)
+    try:
+        model, loading = transformers.AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            device_map=device_map,
+            trust_remote_code=trust_remote_code,
+            # Told below, while the library would only point to its log.
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **({"gguf_file": gguf} if gguf else {}),
+        )
+    except Exception as error:  # the library's, safetensors', pickle's, accelerate's or remote code's own
+        raise InputError(f"{folder} cannot be loaded as a causal LM: {_reason(error)}") from error
+    computed = {name for name, _ in model.named_buffers()}
+    computed |= {name for name in loading["unexpected_keys"] if _COMPUTED.search(name)}
+    left_over = loading["unexpected_keys"] - computed
+    if gguf is not None:
+        left_over |= _left_out_of_gguf(folder / gguf, model)
+    missing = {*loading["missing_keys"], *(name for name, *_ in loading["mismatched_keys"])}
+    refuse_other_weights(folder, f"a {type(model).__name__}", left_over, missing)
     if device_map is None:
         model = model.to(device)
     return as_causal_lm(model, str(folder), num_positions)
@@ -288,40 +313,14 @@ def config_of(folder: Path, trust_remote_code: bool, gguf: str | None = None) ->
     """The library's configuration of a model in a folder; InputError where it has none that can be used."""
     try:
         return transformers.AutoConfig.from_pretrained(
-            folder, trust_remote_code=trust_remote_code, **_file(gguf)
+            folder, trust_remote_code=trust_remote_code, **({"gguf_file": gguf} if gguf else {})
         )
     except Exception as error:  # by version and fault OSError, ValueError, KeyError, or what its code raises
         raise InputError(f"{folder / (gguf or 'config.json')} cannot be used: {_reason(error)}") from error
 
 
-def _file(gguf: str | None) -> dict[str, str]:
-    return {} if gguf is None else {"gguf_file": gguf}
-
-
 # Tables and masks that older versions of the library saved with the weights, and computes anew.
 _COMPUTED = re.compile(r"(^|\.)(inv_freq|cos_cached|sin_cached|position_ids|masked_bias)$")
-
-
-def _stock_model(
-    folder: Path, dtype: torch.dtype, device_map: str | None, trust_remote_code: bool, gguf: str | None
-) -> transformers.PreTrainedModel:
-    """The causal LM in the folder, as the library has it; all its weights are the folder's, and no other."""
-    try:
-        model, loading = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, device_map=device_map, trust_remote_code=trust_remote_code,
-            # Told below, where the library would only point to its log.
-            ignore_mismatched_sizes=True, output_loading_info=True, **_file(gguf),
-        )  # fmt: skip
-    except Exception as error:  # the library's, safetensors', pickle's, accelerate's or remote code's own
-        raise InputError(f"{folder} cannot be loaded as a causal LM: {_reason(error)}") from error
-    computed = {name for name, _ in model.named_buffers()}
-    computed |= {name for name in loading["unexpected_keys"] if _COMPUTED.search(name)}
-    left_over = loading["unexpected_keys"] - computed
-    if gguf is not None:
-        left_over |= _left_out_of_gguf(folder / gguf, model)
-    missing = {*loading["missing_keys"], *(name for name, *_ in loading["mismatched_keys"])}
-    refuse_other_weights(folder, f"a {type(model).__name__}", left_over, missing)
-    return model
 
 
 def _left_out_of_gguf(path: Path, model: transformers.PreTrainedModel) -> set[str]:
@@ -336,7 +335,8 @@ def _left_out_of_gguf(path: Path, model: transformers.PreTrainedModel) -> set[st
         get_gguf_hf_weights_map,
     )
 
-    tensors, saved = GGUFReader(path).tensors, model.state_dict().keys()
+    tensors = GGUFReader(path).tensors
+    saved = model.state_dict().keys()
     num_kept = sum(buffer.numel() for name, buffer in model.named_buffers() if name in saved)
     num_kept += model.num_parameters()
     if sum(int(tensor.n_elements) for tensor in tensors) <= num_kept:
@@ -406,8 +406,8 @@ def check_model(lm: HuggingFaceCausalLM, name: str, num_positions: int) -> None:
     """Compare the model as `CausalLM` runs it with the model left alone, on a few tokens; else an InputError.
 
     A family that was never tested may treat future, visibility, position IDs or prefix in its own way, and
-    the numbers would be wrong without a sign of it. Windows are narrowed meanwhile: these few tokens must reach
-    beyond them.
+    the numbers would be wrong without a sign of it. Windows are narrowed meanwhile: these few tokens must
+    reach beyond them.
     """
     generator = torch.Generator().manual_seed(0)
     size = (1, min(_NUM_TOKENS, num_positions))

@@ -68,7 +68,9 @@ class NotFiniteLossError(ArithmeticError):
         self, target_position: int, loss: float, sequence_index: int = 0, what: str = "loss"
     ) -> None:
         super().__init__(f"the {what} at position {target_position} is {loss}")
-        self.what, self.target_position, self.loss = what, target_position, loss
+        self.what = what
+        self.target_position = target_position
+        self.loss = loss
         self.sequence_index = sequence_index
         self.model_name: str | None = None
         """Set where several models are measured together."""
@@ -249,9 +251,12 @@ class CausalLM(ABC):
 
     @torch.inference_mode()
     def read(
-        self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None,
+        self,
+        token_ids_1S: torch.Tensor,
+        position_ids_1S: torch.Tensor,
+        visible_1SS: torch.Tensor | None,
         query_rows_1T: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, Prefix]:  # fmt: skip
+    ) -> tuple[torch.Tensor, Prefix]:
         """`hidden_states` of one sequence, and what later rows need of it to read on."""
         hidden_1TD, prefix = self._run_led(
             token_ids_1S, position_ids_1S, visible_1SS, query_rows_1T, keeps_rows=True
@@ -261,9 +266,13 @@ class CausalLM(ABC):
 
     @torch.inference_mode()
     def hidden_states(
-        self, token_ids_BS: torch.Tensor, position_ids_BS: torch.Tensor, visible_BSK: torch.Tensor | None,
-        query_rows_BT: torch.Tensor | None, prefix: Prefix | None = None,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        token_ids_BS: torch.Tensor,
+        position_ids_BS: torch.Tensor,
+        visible_BSK: torch.Tensor | None,
+        query_rows_BT: torch.Tensor | None,
+        prefix: Prefix | None = None,
+    ) -> torch.Tensor:
         """Final hidden states of the query rows, after the last norm, before the projection: [B, T, D].
 
         Args:
@@ -295,9 +304,13 @@ class CausalLM(ABC):
 
     @torch.enable_grad()
     def gate_gradients(
-        self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None,
-        query_rows_T: torch.Tensor, target_ids_T: torch.Tensor,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        token_ids_1S: torch.Tensor,
+        position_ids_1S: torch.Tensor,
+        visible_1SS: torch.Tensor | None,
+        query_rows_T: torch.Tensor,
+        target_ids_T: torch.Tensor,
+    ) -> torch.Tensor:
         """Derivative of each target's loss by the gate of each row, all gates being 1: float32 [T, S], nats.
 
         The gate of row i multiplies exp(score) of every attention edge into row i, in all layers and heads:
@@ -371,7 +384,8 @@ def losses_of_hidden_states(
     The vocabulary projection runs at these T rows only, block by block. Log-sum-exp minus the target's logit
     is the loss; taking the softmax first would lose it to rounding where the model is sure.
     """
-    num_rows, losses = rows_per_block(model, hidden_BTD.device), []
+    num_rows = rows_per_block(model, hidden_BTD.device)
+    losses = []
     blocks = (part.split(num_rows) for part in (hidden_BTD.flatten(0, 1), target_ids_BT.reshape(-1)))
     for hidden_ND, target_ids_N in zip(*blocks, strict=True):
         logits_NV = model.logits(hidden_ND).float()
@@ -429,13 +443,15 @@ class Predictions:
         Indices are int64, on the CPU, equal ones side by side.
         """
         indices, counts = torch.unique_consecutive(index_N, return_counts=True)
-        first, num_references, num_each = int(indices[0]), len(indices), int(counts[0])
-        references = torch.arange(first, first + num_references)
+        first = int(indices[0])
+        num_each = int(counts[0])
+        end = first + len(indices)
+        references = torch.arange(first, end)
         if bool((counts == num_each).all()) and torch.equal(indices, references):
             # As many predictions for each of neighbouring references: one product, where a GPU would have to
             # be told of two small ones for each.
-            places, rows_IRV = slice(first, first + num_references), log_probs_NV.unflatten(0, (-1, num_each))
-            divergences_N = self._divergences(rows_IRV, places).flatten()
+            rows_IRV = log_probs_NV.unflatten(0, (-1, num_each))
+            divergences_N = self._divergences(rows_IRV, slice(first, end)).flatten()
         else:
             pairs = zip(indices.tolist(), log_probs_NV.split(counts.tolist()), strict=True)
             of_each = [
@@ -453,9 +469,12 @@ class Predictions:
 
 
 def losses_and_divergences(
-    model: CausalLM, hidden_BTD: torch.Tensor, target_ids_BT: torch.Tensor, reference: Predictions,
+    model: CausalLM,
+    hidden_BTD: torch.Tensor,
+    target_ids_BT: torch.Tensor,
+    reference: Predictions,
     reference_index_BT: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor]:
     """-ln p of target tokens, and KL(reference || prediction): two float32 [B, T], nats.
 
     The divergence asks how far a prediction moved, not whether the target became likelier: it never sees the
@@ -465,7 +484,8 @@ def losses_and_divergences(
     The states are of the rows that predict the targets; the caller owns the shift by one. The place of each
     target's reference is `reference_index_BT`, int64, best on the CPU; None: target t's is place t.
     """
-    shape, device = target_ids_BT.shape, hidden_BTD.device
+    shape = target_ids_BT.shape
+    device = hidden_BTD.device
     if reference_index_BT is None:
         reference_index_BT = torch.arange(shape[1]).expand(shape)
     index_N, order_N = reference_index_BT.cpu().reshape(-1).sort(stable=True)
@@ -473,7 +493,8 @@ def losses_and_divergences(
     num_rows = num_compared = _whole(rows_per_block(model, device), num_of_first)
     if device.type == "cpu":
         num_compared = _whole(min(num_rows, _LOGITS_COMPARED // model.vocabulary_size), num_of_first)
-    hidden_ND, target_ids_N = hidden_BTD.flatten(0, 1), target_ids_BT.reshape(-1)
+    hidden_ND = hidden_BTD.flatten(0, 1)
+    target_ids_N = target_ids_BT.reshape(-1)
     losses_N, divergences_N = (torch.empty(len(order_N), device=device) for _ in range(2))
     blocks = zip(to_device(order_N, device).split(num_rows), index_N.split(num_rows), strict=True)
     for block_rows, block_index in blocks:

@@ -79,9 +79,12 @@ def scale_attention(model: OLMo, scaling: str, train_context_length: int) -> Non
 
 
 def _attend_scaled(
-    scaling: AttentionScaling, attend_in_olmo: Callable[..., torch.Tensor], query_BHSE: torch.Tensor,
-    *keys_and_values: torch.Tensor, **settings: object,
-) -> torch.Tensor:  # fmt: skip
+    scaling: AttentionScaling,
+    attend_in_olmo: Callable[..., torch.Tensor],
+    query_BHSE: torch.Tensor,
+    *keys_and_values: torch.Tensor,
+    **settings: object,
+) -> torch.Tensor:
     assert settings.get("is_causal"), "each row sees the rows up to itself"
     num_keys_1S = torch.arange(1, query_BHSE.shape[2] + 1, device=query_BHSE.device)[None]
     return attend_in_olmo(scaling(query_BHSE, num_keys_1S), *keys_and_values, **settings)
@@ -128,9 +131,11 @@ class RotaryTable(nn.Module):
         The first half of the sines is negative, as the rotation takes it. The IDs are below `num_positions`;
         where it is None it is looked up, for which a GPU must be waited for.
         """
-        num_positions, device = num_positions or int(position_ids_BS.max()) + 1, position_ids_BS.device
+        device = position_ids_BS.device
+        num_positions = num_positions or int(position_ids_BS.max()) + 1
         if len(self._sine_PE) < num_positions or self._sine_PE.device != device:
-            config, num_rows = self._config, max(num_positions, self._config.max_sequence_length)
+            config = self._config
+            num_rows = max(num_positions, config.max_sequence_length)
             head_width = config.d_model // config.n_heads
             exponents = torch.arange(0, head_width, 2, device=device, dtype=torch.float) / head_width
             positions_P = torch.arange(num_rows, device=device, dtype=torch.float)
@@ -318,7 +323,8 @@ class OLMoCausalLM(CausalLM):
 
     def _project(self, hidden: torch.Tensor) -> torch.Tensor:
         """Of tied or own weights, scaled or not."""
-        transformer, config = self._model.transformer, self._model.config
+        transformer = self._model.transformer
+        config = self._model.config
         if config.weight_tying:
             logits = torch.nn.functional.linear(hidden, transformer.wte.weight)
         else:
