@@ -17,7 +17,6 @@ from olmo.model import OLMo
 
 from pipeline.models.huggingface import HuggingFaceCausalLM
 from pipeline.models.interface import CausalLM
-from pipeline.models.leading import led_by
 from pipeline.models.olmo import OLMoCausalLM, blocks_of, scale_attention
 
 IMPLEMENTATIONS = ("olmo", "olmo_scaled", "llama", "gpt_neox", "gemma2", "olmo3", "gpt2")
@@ -99,7 +98,7 @@ def witness_and_model(name: str, seed: int, make_olmo: Callable[..., OLMo]) -> t
         number, _, name = name.rpartition("bos ")
         stock, ours = witness_and_model(name, seed, make_olmo)
         leading_ids = [7, 3][: int(number or 1)]
-        return behind(stock, leading_ids), led_by(ours, leading_ids)
+        return behind(stock, leading_ids), ours.led_by(leading_ids)
     if name == "olmo":
         twins = [make_olmo(seed=seed, n_kv_heads=2) for _ in range(2)]
         return stock_olmo(twins[0]), OLMoCausalLM(twins[1])

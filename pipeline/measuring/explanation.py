@@ -32,8 +32,7 @@ from pipeline.measuring.sources import (
     unit_starts,
 )
 from pipeline.measuring.stage import LoadedModel, failures_in_words
-from pipeline.models.interface import CausalLM
-from pipeline.models.leading import num_positions_of
+from pipeline.models.interface import CausalLM, num_positions_of
 from pipeline.results.files import write_atomically
 from pipeline.results.table import as_table, printable
 from pipeline.text.chunks import without_bos

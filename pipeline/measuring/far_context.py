@@ -30,7 +30,6 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 import torch
 
-from pipeline.cli import InputError
 from pipeline.measuring.contexts import (
     Batching,
     FullPass,
@@ -47,15 +46,11 @@ from pipeline.measuring.contexts import (
     read_prefix,
 )
 from pipeline.measuring.flags import NUM_SAMPLED_ANSWERS, ContextLengths
-from pipeline.models.interface import CausalLM, NotInspectableError, Predictions, Prefix, ReadText, to_device
+from pipeline.models.interface import CausalLM, Predictions, Prefix, ReadText, to_device
 from pipeline.results.schemas import OTHER_DOCUMENT, OWN
 
 Inspect = Callable[[CausalLM, ReadText], torch.Tensor]
 """Given a model and what it reads, a number for each target and row: [T, S], or several: [..., T, S]."""
-_LOOKED_INTO = (
-    "it runs on OLMo and on Hugging Face families whose attention the library can write out, such as Llama,"
-    " Mistral, Qwen, Gemma, OLMo 2, GPT-NeoX and GPT-2"
-)
 
 
 class LeaveOneOut(NamedTuple):
@@ -515,8 +510,7 @@ class FarContext:
         """What `inspect` tells of the distant tokens of each target, from reading the long context: [..., T,
         F].
 
-        InputError, which names the rule, where the model cannot be looked into so. `answers_T` are predicted
-        in place of the targets.
+        `answers_T` are predicted in place of the targets.
         """
         model, parts = self.model, []
         for sequence in self.sequences:
@@ -526,10 +520,7 @@ class FarContext:
             ids_T = sequence.target_ids_T if answers_T is None else answers_T[sequence.targets]
             target_ids_T = to_device(ids_T, model.device)
             read = ReadText(tokens_1S, positions_1S, visible_1SS, queries_1T[0], target_ids_T)
-            try:
-                values_TS = inspect(model, read)
-            except NotInspectableError as error:
-                raise InputError(f"{error}; leave rule '{rule}' out of --rules: {_LOOKED_INTO}") from error
+            values_TS = inspect(model, read)
             num_far_T = sequence.num_far_tokens_T
             parts.append(far_context_only(values_TS[..., : num_far_T[-1]].cpu().numpy(), num_far_T))
         return self._of_all_targets(parts)

@@ -16,8 +16,7 @@ from pipeline.measuring.contexts import Batching
 from pipeline.measuring.flags import DTYPES
 from pipeline.measuring.stage import AUTO, LoadedModel
 from pipeline.models.devices import keep_freed_memory, usable_device
-from pipeline.models.interface import CausalLM
-from pipeline.models.leading import led_by, num_positions_of
+from pipeline.models.interface import CausalLM, num_positions_of
 from pipeline.models.load import Loading, find_model, load_causal_lm
 from pipeline.models.vocabulary import OwnTokenizer, refuse_foreign_tokens
 from pipeline.text.tokenizer import (
@@ -120,7 +119,7 @@ class GivenModel:
                 [np.array(bos_token_ids, dtype=np.int64), *texts], tokenizer, tokenizer.name,
                 tokenizer.vocabulary_size,
             )  # fmt: skip
-            model = led_by(model, bos_token_ids)
+            model = model.led_by(bos_token_ids)
             yield LoadedModel(self.name, model, Batching.for_model(model))
 
     def _measurable(self, num_positions: int) -> CausalLM:

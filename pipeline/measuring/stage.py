@@ -18,9 +18,15 @@ import torch
 from pipeline.cli import InputError, is_out_of_memory, logger, progress
 from pipeline.measuring.contexts import Batching
 from pipeline.measuring.flags import default_documents_per_shard
-from pipeline.models.devices import GIBIBYTE, keep_freed_memory, peak_bytes, supports_bfloat16, usable_device
-from pipeline.models.interface import CausalLM, NotFiniteLossError
-from pipeline.models.leading import led_by, num_positions_of
+from pipeline.models.devices import (
+    GIBIBYTE,
+    keep_freed_memory,
+    multiplies_bfloat16,
+    peak_bytes,
+    usable_device,
+    warn_of_slow_bfloat16,
+)
+from pipeline.models.interface import CausalLM, NotFiniteLossError, num_positions_of
 from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm, told_apart, training_facts
 from pipeline.models.vocabulary import refuse_foreign_tokens
 from pipeline.results.read import what_made
@@ -29,7 +35,6 @@ from pipeline.results.versions import sha256_of_files
 from pipeline.results.write import StageOutput
 from pipeline.text.chunks import Chunk, chunks_of, long_enough_documents
 from pipeline.text.folder import TOKENIZER_FILE, EvaluationDocument, TokenizedData
-from pipeline.training.speed import faster_dtype, warn_where_bfloat16_is_slow
 
 AUTO = "auto"
 
@@ -140,7 +145,7 @@ def measure_documents(
             continue
         with output.writing(None if step == 1 else f"part-{task}-of-{step}"):
             if dtype == "bfloat16":
-                warn_where_bfloat16_is_slow(device, "--dtype float32")
+                warn_of_slow_bfloat16(device, "--dtype float32")
             loading = Loading(
                 device,
                 device_map=arguments.device_map,
@@ -204,7 +209,7 @@ def _found_models(arguments: argparse.Namespace, reference_model: str | None) ->
     found: list[Checkpoint] = []
     for place, word in enumerate(words):
         one = find_model(word, arguments.revision, arguments.trust_remote_code)
-        one = replace(one, name=names.get(word, one.name), word=word)
+        one = replace(one, name=names.get(word, one.name))
         is_reference = place == len(arguments.checkpoints)
         for other in found:
             is_itself = is_reference and other.folder.resolve() == one.folder.resolve()
@@ -223,12 +228,13 @@ def _dtype(requested: str, begun: Mapping[str, Any], device: torch.device) -> st
     So results of one model are of one dtype, wherever and by however many tasks they are measured. A GPU
     without bfloat16 gets float32, and that is said.
     """
-    if requested == "bfloat16" and not supports_bfloat16(device):
+    if requested == "bfloat16" and device.type == "cuda" and not multiplies_bfloat16(device):
         logger.warning("%s has no bfloat16; float32 is used", torch.cuda.get_device_name(device))
         return "float32"
     if requested != AUTO:
         return requested
-    return str(begun.get("dtype") or faster_dtype(device)).removeprefix("torch.")
+    faster = "bfloat16" if multiplies_bfloat16(device) else "float32"
+    return str(begun.get("dtype") or faster)
 
 
 def _load(
@@ -253,7 +259,7 @@ def _load(
         data.vocabulary_size,
     )
     budget = arguments.memory_budget and arguments.memory_budget * GIBIBYTE
-    led = led_by(model, bos_token_ids)
+    led = model.led_by(bos_token_ids)
     return LoadedModel(checkpoint.name, led, Batching.for_model(led, budget))
 
 

@@ -24,19 +24,6 @@ _ALIGNED_MASK = 16
 _WIDEST_FLASH_HEAD = 256
 
 
-def added_to_scores(visible_BSK: torch.Tensor, num_past: int, dtype: torch.dtype) -> torch.Tensor:
-    """The mask as Hugging Face models take it: 0 where visible, else the least number; [B, 1, S, P + S].
-
-    Of S columns it is about the rows given, and all of the prefix is seen. Numbers are taken as they are.
-    """
-    added_BSK = visible_BSK
-    if visible_BSK.dtype == torch.bool:
-        added_BSK = torch.zeros(visible_BSK.shape, dtype=dtype, device=visible_BSK.device)
-        added_BSK.masked_fill_(~visible_BSK, torch.finfo(dtype).min)
-    num_unmentioned = num_past + visible_BSK.shape[1] - visible_BSK.shape[2]
-    return pad(added_BSK, (num_unmentioned, 0))[:, None]
-
-
 def tells_log_sum_exp(device: torch.device, dtype: torch.dtype, key_width: int, value_width: int) -> bool:
     """Whether there is a kernel that does, for heads of these widths."""
     is_aligned = device.type == "cpu" or key_width * dtype.itemsize % _ALIGNED_BYTES == 0
@@ -44,9 +31,14 @@ def tells_log_sum_exp(device: torch.device, dtype: torch.dtype, key_width: int, 
 
 
 def attention_and_log_sum_exp(
-    query_BHSE: torch.Tensor, key_BHKE: torch.Tensor, value_BHKE: torch.Tensor,
-    visible: torch.Tensor | None, *, is_causal: bool, scale: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    query_BHSE: torch.Tensor,
+    key_BHKE: torch.Tensor,
+    value_BHKE: torch.Tensor,
+    visible: torch.Tensor | None,
+    *,
+    is_causal: bool,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention [B, H, S, E], and the logarithm of each row's sum of exp(score), float32 [B, H, S].
 
     Heads are of a kind that `tells_log_sum_exp` knows a kernel for. `visible` is bool, which row sees which,
@@ -93,9 +85,13 @@ def _has_flash(device: torch.device) -> bool:
 
 
 def attend(
-    query_BHSE: torch.Tensor, key_BGSE: torch.Tensor, value_BGSE: torch.Tensor,
-    past: KeysAndValues | None, visible: torch.Tensor | None, scale: float | None = None,
-) -> torch.Tensor:  # fmt: skip
+    query_BHSE: torch.Tensor,
+    key_BGSE: torch.Tensor,
+    value_BGSE: torch.Tensor,
+    past: KeysAndValues | None,
+    visible: torch.Tensor | None,
+    scale: float | None = None,
+) -> torch.Tensor:
     """What each row gathers from the rows it sees: [B, H, S, E]; there may be fewer queries than keys.
 
     Args:
@@ -107,25 +103,71 @@ def attend(
         from_before_BHSE = attend(query, key, value, past, None, scale)
         rest_BHSE = attend(query_BHSE[:, :, num_before:], key_BGSE, value_BGSE, past, visible, scale)
         return torch.cat((from_before_BHSE, rest_BHSE), dim=2)
-    if past is not None:
-        batch_size, num_rows, num_past = len(key_BGSE), key_BGSE.shape[2], past[0].shape[2]
-        if visible is None or visible.shape[-1] == num_rows:  # all of the prefix is seen
-            widths = past[0].shape[-1], past[1].shape[-1]
-            has_kernel = tells_log_sum_exp(query_BHSE.device, query_BHSE.dtype, *widths)
-            if len(past[0]) == 1 and has_kernel and not torch.is_grad_enabled():
-                return _attend_apart(query_BHSE, (key_BGSE, value_BGSE), past, visible, scale)
-            if visible is None:
-                shape = query_BHSE.shape[2], num_past + num_rows
-                visible = torch.ones(shape, dtype=torch.bool, device=query_BHSE.device).tril(num_past)
-            else:
-                visible = pad(visible, (num_past, 0), value=visible.dtype == torch.bool)
-        past_key, past_value = (part.expand(batch_size, -1, -1, -1) for part in past)
-        key_BGSE = torch.cat((past_key, key_BGSE), dim=2)
-        value_BGSE = torch.cat((past_value, value_BGSE), dim=2)
-    key_BHKE, value_BHKE = _of_each_head(query_BHSE.shape[1], key_BGSE, value_BGSE)
+    sees_all_past = visible is None or visible.shape[-1] == key_BGSE.shape[2]
+    if past is not None and len(past[0]) == 1 and sees_all_past and not torch.is_grad_enabled():
+        widths = past[0].shape[-1], past[1].shape[-1]
+        if tells_log_sum_exp(query_BHSE.device, query_BHSE.dtype, *widths):
+            return _attend_apart(query_BHSE, (key_BGSE, value_BGSE), past, visible, scale)
+    key_BHKE, value_BHKE, visible = laid_out(query_BHSE, key_BGSE, value_BGSE, past, visible)
     return scaled_dot_product_attention(
         query_BHSE, key_BHKE, value_BHKE, attn_mask=visible, is_causal=visible is None, scale=scale
     )
+
+
+def laid_out(
+    query_BHSE: torch.Tensor,
+    key_BGSE: torch.Tensor,
+    value_BGSE: torch.Tensor,
+    past: KeysAndValues | None,
+    visible: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Keys and values of all rows, of the prefix too, for each query head, and visibility of them all.
+
+    Arguments are those of `attend`. None stays None without a prefix.
+    """
+    if past is not None:
+        batch_size, _, num_rows, _ = key_BGSE.shape
+        num_past = past[0].shape[2]
+        if visible is None:
+            shape = query_BHSE.shape[2], num_past + num_rows
+            visible = torch.ones(shape, dtype=torch.bool, device=query_BHSE.device).tril(num_past)
+        elif visible.shape[-1] == num_rows:  # all of the prefix is seen
+            visible = pad(visible, (num_past, 0), value=visible.dtype == torch.bool)
+        past_key, past_value = (part.expand(batch_size, -1, -1, -1) for part in past)
+        key_BGSE = torch.cat((past_key, key_BGSE), dim=2)
+        value_BGSE = torch.cat((past_value, value_BGSE), dim=2)
+    return *_of_each_head(query_BHSE.shape[1], key_BGSE, value_BGSE), visible
+
+
+def written_out(
+    query_BHSE: torch.Tensor,
+    key_BHKE: torch.Tensor,
+    visible: torch.Tensor | None,
+    scale: float | None,
+    softcap: float | None = None,
+    sink_H: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries, such that scores are query times key over the square root of E, and the rows' attention.
+
+    Two float32, [B, H, S, E] and [B, H, S, K], with keys and visibility as `laid_out` returns them. A sink
+    is a further score of each head, whose attention goes nowhere.
+    """
+    query_BHSE = query_BHSE.float()
+    if scale is not None:
+        query_BHSE = query_BHSE * (scale * math.sqrt(query_BHSE.shape[-1]))
+    scores_BHSK = query_BHSE @ key_BHKE.float().transpose(-1, -2) / math.sqrt(query_BHSE.shape[-1])
+    if softcap:
+        scores_BHSK = softcap * torch.tanh(scores_BHSK / softcap)
+    if visible is None:
+        visible = torch.ones(scores_BHSK.shape[-2:], dtype=torch.bool, device=query_BHSE.device).tril()
+    if visible.dtype == torch.bool:
+        scores_BHSK = scores_BHSK.masked_fill(~visible, -math.inf)
+    else:
+        scores_BHSK = scores_BHSK + visible
+    if sink_H is None:
+        return query_BHSE, scores_BHSK.softmax(-1)
+    sink_BHS1 = sink_H.float().view(1, -1, 1, 1).expand(*scores_BHSK.shape[:3], 1)
+    return query_BHSE, torch.cat((scores_BHSK, sink_BHS1), dim=-1).softmax(-1)[..., :-1]
 
 
 def _of_each_head(num_heads: int, key_BGKE: torch.Tensor, value_BGKE: torch.Tensor) -> KeysAndValues:
@@ -137,9 +179,12 @@ def _of_each_head(num_heads: int, key_BGKE: torch.Tensor, value_BGKE: torch.Tens
 
 
 def _attend_apart(
-    query_BHSE: torch.Tensor, own: KeysAndValues, past: KeysAndValues, visible: torch.Tensor | None,
+    query_BHSE: torch.Tensor,
+    own: KeysAndValues,
+    past: KeysAndValues,
+    visible: torch.Tensor | None,
     scale: float | None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     batch_size, num_heads, num_rows, head_width = query_BHSE.shape
     num_groups = past[0].shape[1]
     num_sharing = num_heads // num_groups

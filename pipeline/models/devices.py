@@ -14,7 +14,9 @@ import torch
 from pipeline.cli import InputError, is_out_of_memory, logger
 
 GIBIBYTE = 1 << 30
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of <malloc.h>
+# Names and numbers of <malloc.h>.
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_MAX = -4
 
 
 def usable_device(name: str | None, remedy: str = "leave it out, or say cpu") -> torch.device:
@@ -22,7 +24,8 @@ def usable_device(name: str | None, remedy: str = "leave it out, or say cpu") ->
 
     InputError where it cannot be computed on, with the `remedy`: what the user may do.
     """
-    name, what = (name, f"--device {name}") if name else (best_device_type(), "the GPU")
+    what = f"--device {name}" if name else "the GPU"
+    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         one = torch.ones(1, device=device_of_this_process(name))
         one.item()  # of `meta`, whose tensors have no numbers, this is refused
@@ -36,11 +39,6 @@ def usable_device(name: str | None, remedy: str = "leave it out, or say cpu") ->
     return one.device
 
 
-def best_device_type() -> str:
-    """`cuda` or `cpu`."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def device_of_this_process(name: str) -> str:
     """`name`, where it is `cuda` the process' own GPU: that of its LOCAL_RANK under a launcher."""
     return f"cuda:{os.environ['LOCAL_RANK']}" if name == "cuda" and "LOCAL_RANK" in os.environ else name
@@ -51,13 +49,28 @@ def _log_gpu(device: torch.device) -> None:
     """Once a process, as another GPU is another speed, and may be another last digit."""
     logger.info(
         "computing on %s: %s, %.1f GiB; products of float32 are not rounded to TF32",
-        device, torch.cuda.get_device_name(device), total_bytes(device) / GIBIBYTE,
-    )  # fmt: skip
+        device,
+        torch.cuda.get_device_name(device),
+        total_bytes(device) / GIBIBYTE,
+    )
 
 
-def supports_bfloat16(device: torch.device) -> bool:
-    """Whether the hardware multiplies in bfloat16; a CPU that does not emulates it, slowly."""
-    return device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """Whether the hardware does, and so is faster in it than in float32; a CPU that does not emulates it.
+
+    Emulated on processors with AVX2 only, it takes five times as long.
+    """
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.cpu._is_avx512_bf16_supported()
+
+
+def warn_of_slow_bfloat16(device: torch.device, recommended: str) -> None:
+    """Say so if bfloat16 costs time; `recommended` asks for float32, such as "precision=fp32"."""
+    if not multiplies_bfloat16(device):
+        logger.warning(
+            "bfloat16 is emulated, and slower than float32, on this %s; use %s", device.type, recommended
+        )
 
 
 def free_bytes(device: torch.device) -> int:

@@ -1,6 +1,7 @@
 """OLMo weights as Hugging Face's `OlmoForCausalLM`: the same losses, in the format that other tools read.
 
-The class has one norm (without weights), one activation and no biases; whatever else is asked for is refused.
+The class has one norm (without weights), one activation and no biases, and cannot scale its attention. What
+is written is read back, and refused if its losses are not the model's.
 """
 
 import json
@@ -20,46 +21,29 @@ from pipeline.models.olmo import blocks_of
 
 _NUM_CHECKED_TOKENS = 32
 _MAX_DIFFERENCE_NATS = 1e-4
-# What `OlmoForCausalLM` always does, as fields of OLMo's configuration.
-_ONLY_VALUES = {
-    "block_type": "sequential", "rope": True, "alibi": False, "activation_type": "swiglu",
-    "layer_norm_type": "default", "layer_norm_with_affine": False, "layer_norm_eps": 1e-5,
-    "norm_after": False, "attention_layer_norm": False, "embedding_layer_norm": False,
-    "include_bias": False, "scale_logits": False,
-}  # fmt: skip
 
 
 def as_hugging_face(model: OLMo) -> transformers.OlmoForCausalLM:
-    """The same model in Hugging Face's class, in evaluation mode; its weights are copies.
-
-    InputError names the field that the class cannot express.
-    """
+    """The same model in Hugging Face's class, in evaluation mode; its weights are copies."""
     config = model.config
-    if any(hasattr(block, "attention_scaling") for block in blocks_of(model)):
-        raise InputError(
-            "the attention of this model is scaled by its length (attention_scaling), which Hugging Face's"
-            " OlmoForCausalLM cannot do; it cannot be exported"
-        )
-    for name, only in _ONLY_VALUES.items():
-        if (value := getattr(config, name)) != only:
-            raise InputError(
-                f"model.{name} is {value}, but Hugging Face's OlmoForCausalLM knows only {only}; this model"
-                " cannot be exported"
-            )
     twin_config = transformers.OlmoConfig(
         # All rows of the embedding, those that only pad it too: OLMo's softmax is over all of them.
-        vocab_size=config.embedding_size or config.vocab_size, hidden_size=config.d_model,
-        num_hidden_layers=config.n_layers, num_attention_heads=config.n_heads,
+        vocab_size=config.embedding_size or config.vocab_size,
+        hidden_size=config.d_model,
+        num_hidden_layers=config.n_layers,
+        num_attention_heads=config.n_heads,
         num_key_value_heads=config.effective_n_kv_heads,
         intermediate_size=(config.mlp_hidden_size or config.mlp_ratio * config.d_model) // 2,
         max_position_embeddings=config.max_sequence_length,
         rope_parameters={"rope_type": "default", "rope_theta": float(config.rope_theta)},
-        clip_qkv=config.clip_qkv, tie_word_embeddings=config.weight_tying,
-        pad_token_id=config.pad_token_id, bos_token_id=None, eos_token_id=config.eos_token_id,
-    )  # fmt: skip
+        clip_qkv=config.clip_qkv,
+        tie_word_embeddings=config.weight_tying,
+        pad_token_id=config.pad_token_id,
+        bos_token_id=None,
+        eos_token_id=config.eos_token_id,
+    )
     twin = transformers.OlmoForCausalLM(twin_config)
-    missing, unexpected = twin.load_state_dict(_renamed_weights(model), strict=False)
-    assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
+    twin.load_state_dict(_renamed_weights(model), strict=not config.weight_tying)
     twin.tie_weights()
     return twin.eval()
 
@@ -104,14 +88,21 @@ def write_hugging_face_folder(model: OLMo, tokenizer_file: Path, eos_token_id: i
         shutil.copyfile(tokenizer_file, draft / "tokenizer.json")
         eos_token = Tokenizer.from_file(str(tokenizer_file)).id_to_token(eos_token_id)
         settings = {  # what AutoTokenizer needs beside it
-            "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": eos_token, "pad_token": eos_token,
-            "model_max_length": model.config.max_sequence_length, "clean_up_tokenization_spaces": False,
-        }  # fmt: skip
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": eos_token,
+            "pad_token": eos_token,
+            "model_max_length": model.config.max_sequence_length,
+            "clean_up_tokenization_spaces": False,
+        }
         written = json.dumps(settings, indent=2) + "\n"
         (draft / "tokenizer_config.json").write_text(written, encoding="utf-8")
         difference = _largest_difference(model, draft)
         if not difference <= _MAX_DIFFERENCE_NATS:  # which nan is not either
-            raise InputError(f"the exported losses differ by {difference:.2g} nats from the model's own")
+            raise InputError(
+                f"the exported losses differ by {difference:.2g} nats from the model's own: Hugging Face's"
+                " OlmoForCausalLM has not all that this model has, such as attention_scaling, biases, or"
+                " weights of its norms; it cannot be exported"
+            )
         write_mark(draft)
         draft.rename(folder)
     finally:

@@ -12,16 +12,17 @@ references, D width, V vocabulary, H heads, G key-value heads of width E, N any 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import cross_entropy, pad
 
 from pipeline.cli import InputError
 
@@ -40,6 +41,9 @@ OfHeads = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Kept]
 """Given a layer's queries and keys [H, S, E], rotated, keys repeated for heads that share them, and the
 attention of T query rows to each row [H, T, S], which sums to 1 over the rows; float32. Its scores are query
 times key over the square root of E."""
+
+Watch = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+"""Shown a layer's queries and keys, as `OfHeads` has them, and the attention of all rows, of a batch of 1."""
 
 
 def to_device(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -64,14 +68,12 @@ class NotFiniteLossError(ArithmeticError):
         self, target_position: int, loss: float, sequence_index: int = 0, what: str = "loss"
     ) -> None:
         super().__init__(f"the {what} at position {target_position} is {loss}")
-        self.what, self.target_position, self.loss = what, target_position, loss
+        self.what = what
+        self.target_position = target_position
+        self.loss = loss
         self.sequence_index = sequence_index
         self.model_name: str | None = None
         """Set where several models are measured together."""
-
-
-class NotInspectableError(InputError):
-    """A model whose kind does not show its attention, or has no derivatives by it; says why."""
 
 
 @dataclass(frozen=True)
@@ -79,33 +81,32 @@ class Prefix:
     """What a model keeps of rows already read, layer by layer, to be looked at by rows that come after."""
 
     keys_and_values: tuple[KeysAndValues, ...]
-    position_ids_BP: torch.Tensor | None = None
-    """Of the rows, int64 [1 or B, P], for windows that slide; None where the kind of model has none."""
+    position_ids_B1P1: torch.Tensor
+    """Position IDs of the rows, int64 [1 or B, 1, P, 1], for windows that slide."""
 
     @property
     def num_rows(self) -> int:
         """How many rows were read."""
-        return self.keys_and_values[0][0].shape[2]
+        return self.position_ids_B1P1.shape[2]
+
+    def _of_parts(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Prefix":
+        layers = tuple((change(key), change(value)) for key, value in self.keys_and_values)
+        return Prefix(layers, change(self.position_ids_B1P1))
 
     def first(self, num_rows: int) -> "Prefix":
         """The prefix of the first `num_rows` rows only; a view, not a copy."""
-        layers, ids_BP = self.keys_and_values, self.position_ids_BP
-        return Prefix(
-            tuple((key[:, :, :num_rows], value[:, :, :num_rows]) for key, value in layers),
-            None if ids_BP is None else ids_BP[:, :num_rows],
-        )
+        return self._of_parts(lambda part: part[:, :, :num_rows])
 
-    @classmethod
-    def together(cls, parts: Sequence["Prefix"]) -> "Prefix":
-        """The rows of several, one after another."""
-        of_layers = (
-            zip(*layer, strict=True) for layer in zip(*(p.keys_and_values for p in parts), strict=True)
-        )
-        ids = [part.position_ids_BP for part in parts if part.position_ids_BP is not None]
-        return cls(
-            tuple((torch.cat(keys, dim=2), torch.cat(values, dim=2)) for keys, values in of_layers),
-            torch.cat(ids, dim=1) if ids else None,
-        )
+    def before(self, later: "Prefix") -> "Prefix":
+        """These rows, of one sequence, and behind them those of `later`, of each of its sequences."""
+        ours = self._of_parts(lambda part: part.expand(len(later.position_ids_B1P1), -1, -1, -1))
+        layers = []
+        for (key, value), (later_key, later_value) in zip(
+            ours.keys_and_values, later.keys_and_values, strict=True
+        ):
+            layers.append((torch.cat((key, later_key), 2), torch.cat((value, later_value), 2)))
+        ids_B1P1 = torch.cat((ours.position_ids_B1P1, later.position_ids_B1P1), dim=2)
+        return Prefix(tuple(layers), ids_B1P1)
 
 
 class ReadText(NamedTuple):
@@ -128,6 +129,8 @@ class CausalLM(ABC):
 
     _num_predicted: int | None = None
     """See `cut_to`; None for the whole vocabulary."""
+    _leading: Prefix | None = None
+    """See `led_by`."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model: nn.Module = model.eval().requires_grad_(False)  # it is measured, not trained
@@ -162,48 +165,106 @@ class CausalLM(ABC):
 
     @abstractmethod
     def _run(
-        self, tokens: torch.Tensor, position_ids_BS: torch.Tensor, visible_BSK: torch.Tensor | None,
-        query_rows_BT: torch.Tensor | None, prefix: Prefix | None = None, *, keeps_rows: bool = False,
-    ) -> tuple[torch.Tensor, Prefix | None]:  # fmt: skip
-        """Hidden states as `hidden_states` says, and the rows given as a prefix where `keeps_rows`.
+        self,
+        tokens: torch.Tensor,
+        position_ids_BS: torch.Tensor,
+        visible_BSK: torch.Tensor | None,
+        query_rows_BT: torch.Tensor | None,
+        prefix: Prefix | None = None,
+        *,
+        keeps_rows: bool = False,
+        watch: Watch | None = None,
+    ) -> tuple[torch.Tensor, Prefix | None]:
+        """Hidden states as `hidden_states` says, and the rows given as a prefix with `keeps_rows`.
 
-        Embeddings [B, S, D] may stand for `tokens`, and numbers added to the scores for visibility.
+        Embeddings [B, S, D] may be given as `tokens`, and numbers added to the scores as visibility.
         """
 
     @abstractmethod
     def _project(self, hidden: torch.Tensor) -> torch.Tensor:
         """Vocabulary logits [..., V] of hidden states [..., D]."""
 
-    def derivable_attention(self) -> AbstractContextManager[None]:
-        """Attention inside has a derivative by what is added to its scores; else NotInspectableError."""
-        return nullcontext()
+    def _run_led(
+        self,
+        tokens: torch.Tensor,
+        position_ids_BS: torch.Tensor,
+        visible_BSK: torch.Tensor | None,
+        query_rows_BT: torch.Tensor | None,
+        prefix: Prefix | None = None,
+        **how: Any,
+    ) -> tuple[torch.Tensor, Prefix | None]:
+        """`_run` behind the leading tokens; the rows that are kept are the text's."""
+        if self._leading is not None:
+            num_leading = self._leading.num_rows
+            position_ids_BS = position_ids_BS + num_leading
+            if visible_BSK is not None and visible_BSK.shape[-1] > tokens.shape[1]:  # of the prefix too
+                visible_BSK = pad(visible_BSK, (num_leading, 0), value=visible_BSK.dtype == torch.bool)
+            prefix = self._leading if prefix is None else self._leading.before(prefix)
+        return self._run(tokens, position_ids_BS, visible_BSK, query_rows_BT, prefix, **how)
 
-    def watch_heads(
-        self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None,
-        query_rows_T: torch.Tensor | None, of_layer: OfHeads[Kept],
-    ) -> list[Kept]:  # fmt: skip
-        """What `of_layer` keeps of each, of one sequence without a prefix; arguments as in `hidden_states`.
+    def led_by(self, token_ids: Sequence[int]) -> "CausalLM":
+        """The same model with these tokens, such as a BOS, before everything that it reads.
 
-        NotInspectableError where the kind of model does not show its heads.
+        A model that was trained with BOS expects it before whatever it reads: it belongs to the model, not to
+        a context. So the tokens stand at the position IDs 0 … b - 1 in front of every pass, seen by all rows.
+        Measuring code neither sees nor counts them: the position IDs that it gives are the text's, from 0, to
+        which b is added, and it is told of the text's rows only.
         """
-        raise NotInspectableError(f"{type(self._model).__name__} does not show its queries and keys")
+        if not len(token_ids):
+            return self
+        led = copy(self)
+        ids_1b = torch.as_tensor(np.array([token_ids], dtype=np.int64), device=self.device)
+        with torch.no_grad():  # not inference mode: derivatives are taken behind these rows
+            positions_1b = torch.arange(len(token_ids), device=self.device)[None]
+            _, led._leading = self._run(ids_1b, positions_1b, None, None, keeps_rows=True)
+        return led
+
+    @torch.inference_mode()
+    def watch_heads(
+        self,
+        token_ids_1S: torch.Tensor,
+        position_ids_1S: torch.Tensor,
+        visible_1SS: torch.Tensor | None,
+        query_rows_T: torch.Tensor | None,
+        of_layer: OfHeads[Kept],
+    ) -> list[Kept]:
+        """What `of_layer` keeps of each layer, of one sequence; arguments as in `hidden_states`."""
+        kept: list[Kept] = []
+        rows_T = slice(None) if query_rows_T is None else query_rows_T
+        num_leading = 0 if self._leading is None else self._leading.num_rows
+
+        def watch(*heads_and_weights: torch.Tensor) -> None:
+            queries_HSE, keys_HKE, weights_HSK = (part[0].to(self.device) for part in heads_and_weights)
+            own_HTS = weights_HSK[:, rows_T, num_leading:]
+            kept.append(of_layer(queries_HSE, keys_HKE[:, num_leading:], own_HTS))
+
+        self._run_led(token_ids_1S, position_ids_1S, visible_1SS, None, watch=watch)
+        return kept
 
     @torch.inference_mode()
     def read(
-        self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None,
+        self,
+        token_ids_1S: torch.Tensor,
+        position_ids_1S: torch.Tensor,
+        visible_1SS: torch.Tensor | None,
         query_rows_1T: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, Prefix]:  # fmt: skip
+    ) -> tuple[torch.Tensor, Prefix]:
         """`hidden_states` of one sequence, and what later rows need of it to read on."""
-        inputs = token_ids_1S, position_ids_1S, visible_1SS, query_rows_1T
-        hidden_1TD, prefix = self._run(*inputs, keeps_rows=True)
+        hidden_1TD, prefix = self._run_led(
+            token_ids_1S, position_ids_1S, visible_1SS, query_rows_1T, keeps_rows=True
+        )
         assert prefix is not None
         return hidden_1TD, prefix
 
     @torch.inference_mode()
     def hidden_states(
-        self, token_ids_BS: torch.Tensor, position_ids_BS: torch.Tensor, visible_BSK: torch.Tensor | None,
-        query_rows_BT: torch.Tensor | None, prefix: Prefix | None = None,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        token_ids_BS: torch.Tensor,
+        position_ids_BS: torch.Tensor,
+        visible_BSK: torch.Tensor | None,
+        query_rows_BT: torch.Tensor | None,
+        prefix: Prefix | None = None,
+    ) -> torch.Tensor:
         """Final hidden states of the query rows, after the last norm, before the projection: [B, T, D].
 
         Args:
@@ -217,7 +278,7 @@ class CausalLM(ABC):
                 wanted. None: all rows.
             prefix: rows already read, shared by the sequences of the batch, or of each its own.
         """
-        return self._run(token_ids_BS, position_ids_BS, visible_BSK, query_rows_BT, prefix)[0]
+        return self._run_led(token_ids_BS, position_ids_BS, visible_BSK, query_rows_BT, prefix)[0]
 
     @torch.inference_mode()
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
@@ -235,32 +296,48 @@ class CausalLM(ABC):
 
     @torch.enable_grad()
     def gate_gradients(
-        self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None,
-        query_rows_T: torch.Tensor, target_ids_T: torch.Tensor,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        token_ids_1S: torch.Tensor,
+        position_ids_1S: torch.Tensor,
+        visible_1SS: torch.Tensor | None,
+        query_rows_T: torch.Tensor,
+        target_ids_T: torch.Tensor,
+    ) -> torch.Tensor:
         """Derivative of each target's loss by the gate of each row, all gates being 1: float32 [T, S], nats.
 
         The gate of row i multiplies exp(score) of every attention edge into row i, in all layers and heads:
         1 leaves the model as it is, 0 removes the row. Its logarithm is added to the score; at gate 1 the
         derivative by the one is that by the other. One forward pass, and one backward a target.
-        NotInspectableError where the kind of model has none.
         """
         if visible_1SS is None:
             visible_1SS = causal_visibility(token_ids_1S.shape[1], token_ids_1S.device)
         log_gates_S = torch.zeros(token_ids_1S.shape[1], device=self.device, requires_grad=True)
         added_1SS = torch.where(visible_1SS, log_gates_S, torch.finfo(self.dtype).min).to(self.dtype)
-        with self.derivable_attention():
-            hidden_1TD, _ = self._run(token_ids_1S, position_ids_1S, added_1SS, query_rows_T[None])
+        with sdpa_kernel(SDPBackend.MATH):  # not every fused kernel has a derivative by the mask
+            hidden_1TD, _ = self._run_led(token_ids_1S, position_ids_1S, added_1SS, query_rows_T[None])
         logits_TV = self._project(hidden_1TD)[0].float()
         losses_T = cross_entropy(logits_TV, target_ids_T, reduction="none")
-        if not losses_T.requires_grad:  # the family looks at where its mask is low, and not at how low
-            raise NotInspectableError(
-                f"{type(self._model).__name__} cannot be looked into: its losses have no derivative by what"
-                " is added to its attention scores"
-            )
         return torch.stack(
             [torch.autograd.grad(loss, log_gates_S, retain_graph=True)[0] for loss in losses_T]
         )
+
+
+def refuse_other_weights(where: Path, model: str, left_over: Iterable[str], missing: Iterable[str]) -> None:
+    """Refuse weights that `model` has no place for, or lacks: random numbers would be used for these."""
+    for what, names in (("lacks", sorted(missing)), ("has no place in it for", sorted(left_over))):
+        if names:
+            raise InputError(
+                f"{where} is not the weights of {model}: it {what} {len(names)}, such as {names[0]}; put back"
+                " the configuration that was saved with them, or save the causal LM anew"
+            )
+
+
+def num_positions_of(num_tokens: int, num_leading: int) -> int:
+    """How many position IDs a chunk takes behind leading tokens.
+
+    Its last token is predicted and never read, which makes room for one of these.
+    """
+    return num_tokens + max(0, num_leading - 1)
 
 
 def causal_visibility(num_rows: int, device: torch.device) -> torch.Tensor:
@@ -299,7 +376,8 @@ def losses_of_hidden_states(
     The vocabulary projection runs at these T rows only, block by block. Log-sum-exp minus the target's logit
     is the loss; taking the softmax first would lose it to rounding where the model is sure.
     """
-    num_rows, losses = rows_per_block(model, hidden_BTD.device), []
+    num_rows = rows_per_block(model, hidden_BTD.device)
+    losses = []
     blocks = (part.split(num_rows) for part in (hidden_BTD.flatten(0, 1), target_ids_BT.reshape(-1)))
     for hidden_ND, target_ids_N in zip(*blocks, strict=True):
         logits_NV = model.logits(hidden_ND).float()
@@ -357,13 +435,15 @@ class Predictions:
         Indices are int64, on the CPU, equal ones side by side.
         """
         indices, counts = torch.unique_consecutive(index_N, return_counts=True)
-        first, num_references, num_each = int(indices[0]), len(indices), int(counts[0])
-        references = torch.arange(first, first + num_references)
+        first = int(indices[0])
+        num_each = int(counts[0])
+        end = first + len(indices)
+        references = torch.arange(first, end)
         if bool((counts == num_each).all()) and torch.equal(indices, references):
             # As many predictions for each of neighbouring references: one product, where a GPU would have to
             # be told of two small ones for each.
-            places, rows_IRV = slice(first, first + num_references), log_probs_NV.unflatten(0, (-1, num_each))
-            divergences_N = self._divergences(rows_IRV, places).flatten()
+            rows_IRV = log_probs_NV.unflatten(0, (-1, num_each))
+            divergences_N = self._divergences(rows_IRV, slice(first, end)).flatten()
         else:
             pairs = zip(indices.tolist(), log_probs_NV.split(counts.tolist()), strict=True)
             of_each = [
@@ -381,9 +461,12 @@ class Predictions:
 
 
 def losses_and_divergences(
-    model: CausalLM, hidden_BTD: torch.Tensor, target_ids_BT: torch.Tensor, reference: Predictions,
+    model: CausalLM,
+    hidden_BTD: torch.Tensor,
+    target_ids_BT: torch.Tensor,
+    reference: Predictions,
     reference_index_BT: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor]:
     """-ln p of target tokens, and KL(reference || prediction): two float32 [B, T], nats.
 
     The divergence asks how far a prediction moved, not whether the target became likelier: it never sees the
@@ -393,7 +476,8 @@ def losses_and_divergences(
     The states are of the rows that predict the targets; the caller owns the shift by one. The place of each
     target's reference is `reference_index_BT`, int64, best on the CPU; None: target t's is place t.
     """
-    shape, device = target_ids_BT.shape, hidden_BTD.device
+    shape = target_ids_BT.shape
+    device = hidden_BTD.device
     if reference_index_BT is None:
         reference_index_BT = torch.arange(shape[1]).expand(shape)
     index_N, order_N = reference_index_BT.cpu().reshape(-1).sort(stable=True)
@@ -401,7 +485,8 @@ def losses_and_divergences(
     num_rows = num_compared = _whole(rows_per_block(model, device), num_of_first)
     if device.type == "cpu":
         num_compared = _whole(min(num_rows, _LOGITS_COMPARED // model.vocabulary_size), num_of_first)
-    hidden_ND, target_ids_N = hidden_BTD.flatten(0, 1), target_ids_BT.reshape(-1)
+    hidden_ND = hidden_BTD.flatten(0, 1)
+    target_ids_N = target_ids_BT.reshape(-1)
     losses_N, divergences_N = (torch.empty(len(order_N), device=device) for _ in range(2))
     blocks = zip(to_device(order_N, device).split(num_rows), index_N.split(num_rows), strict=True)
     for block_rows, block_index in blocks:

@@ -9,7 +9,6 @@ A Hugging Face folder that this project exported has such a mark, too. What a ma
 whenever a model is loaded. A model of the hub is fetched once into its cache, then a folder like any other.
 """
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -19,14 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 from omegaconf import OmegaConf
 
 from pipeline.cli import InputError, cause_of, is_out_of_memory, logger
-from pipeline.models.interface import CausalLM
-from pipeline.models.unusable import no_model, refuse_adapter, refuse_lfs_pointers, refuse_other_weights
+from pipeline.models.interface import CausalLM, refuse_other_weights
 from pipeline.models.vocabulary import OwnTokenizer
-from pipeline.results.files import damages, describe_files, write_json
+from pipeline.results.files import damages, describe_files, is_lfs_pointer, read_record, write_json
 from pipeline.text.sources import HUB_PATIENCE_SECONDS
 from pipeline.text.tokenizer import tokenizer_at
 
@@ -54,25 +51,25 @@ def step_folders(run_folder: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
+def newest_checkpoint(run_folder: Path) -> tuple[int, Path] | None:
+    """Step and folder of the newest checkpoint, damaged or not; None if the run has none."""
+    return max(step_folders(run_folder).items(), default=None)
+
+
 def write_mark(folder: Path) -> None:
     """Mark a model's folder, whose files are all written, as complete."""
     write_json(folder / MARK_FILE, {"files": describe_files(folder, sorted(folder.iterdir()))})
 
 
 def damage_of(folder: Path, names: Sequence[str]) -> str | None:
-    """What is wrong with the files that a model's folder must have, as a phrase; None where nothing shows.
+    """What is wrong with the files that a model's folder must have, as a phrase; None if nothing shows.
 
     Their sizes and SHA-256 are compared with the mark. Another program's folder has none.
     """
     if missing := [name for name in names if not (folder / name).is_file()]:
         return f"{folder / missing[0]} is missing"
-    if not (folder / MARK_FILE).exists():
-        return None
-    try:
-        files = json.loads((folder / MARK_FILE).read_text(encoding="utf-8"))["files"]
-        return next(damages(folder, {name: files[name] for name in names}), None)
-    except (ValueError, TypeError, KeyError):
-        return f"{MARK_FILE} is not the mark of a complete checkpoint"
+    record = read_record(folder / MARK_FILE) or {"files": {}}
+    return next(damages(folder, {name: of for name, of in record["files"].items() if name in names}), None)
 
 
 def refuse_damaged(folder: Path, names: Sequence[str]) -> None:
@@ -84,7 +81,7 @@ def refuse_damaged(folder: Path, names: Sequence[str]) -> None:
 def newest_whole(run_folder: Path) -> tuple[int, Path] | None:
     """Step and folder of the newest checkpoint that a run can go on from; every file of it is read.
 
-    None where the run has no checkpoint; InputError where all are damaged.
+    None if the run has no checkpoint; InputError if all are damaged.
     """
     passed_over: list[str] = []
     for step, folder in reversed(step_folders(run_folder).items()):
@@ -99,19 +96,6 @@ def newest_whole(run_folder: Path) -> tuple[int, Path] | None:
             f"no checkpoint of {run_folder} is whole ({'; '.join(passed_over)}); put back what was saved, or"
             " remove them to begin anew"
         )
-    return None
-
-
-def newest_with_model(run_folder: Path) -> tuple[int, Path] | None:
-    """Step and folder of the newest checkpoint to be measured; None where the run has none.
-
-    A folder that never held a model is passed over. One that is damaged is not: the step before it would be
-    another result under the same name.
-    """
-    for step, folder in reversed(step_folders(run_folder).items()):
-        if _holds_olmo(folder) or (folder / MARK_FILE).exists():
-            return step, folder
-        logger.warning("%s holds no model and is passed over", folder)
     return None
 
 
@@ -135,29 +119,27 @@ def read_tensors(path: Path, *, is_mapped: bool = False) -> dict[str, Any]:
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The checkpoint folder that `path` means: itself, or the latest `step<N>-unsharded` of a run folder."""
-    newest = (0, path) if _holds_olmo(path) else newest_with_model(path)
-    if newest is None:
-        raise no_model(path)
-    return newest[1]
+    """The checkpoint folder that `path` means: itself, or the latest `step<N>-unsharded` of a run folder.
 
-
-def model_name(path: Path) -> str:
-    """The name results are filed under: the run folder's, with the step where one was asked for.
-
-    Of a GGUF file its own name.
+    A damaged one is not passed over: the step before it would be another result under the same name.
     """
-    path = path.resolve()
-    if path.suffix.lower() == GGUF and path.is_file():
-        return path.stem
-    match = re.fullmatch(r"(step\d+)-unsharded", path.name)
-    return f"{path.parent.name}-{match[1]}" if match else path.name
+    folders = [path] if _holds_olmo(path) else [*step_folders(path).values()]
+    if not folders:
+        what = f"no model at {path}" if path.exists() else f"there is no file or folder {path}"
+        raise InputError(
+            f"{what}: name a folder with a Hugging Face model's config.json and model.safetensors, or OLMo's"
+            " config.yaml and model.pt, there or in a folder step<N>-unsharded below it; a GGUF file; or a"
+            " model of the Hugging Face hub as owner/name"
+        )
+    return folders[-1]
 
 
 def load_olmo(
-    checkpoint: Path, device: torch.device, dtype: torch.dtype = torch.float32,
+    checkpoint: Path,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
     num_positions: int | None = None,
-) -> "OLMoCausalLM":  # fmt: skip
+) -> "OLMoCausalLM":
     """Load an unsharded OLMo checkpoint to be measured."""
     from pipeline.models.olmo import OLMoCausalLM  # late: ai2-olmo need not be installed
 
@@ -220,26 +202,21 @@ def weight_files(names: Iterable[str]) -> list[str]:
 
 
 def snapshot(name: str, revision: str | None, with_code: bool) -> Path:
-    """The folder of the hub's model `name`, at a branch, tag or commit, downloaded where it is not cached."""
+    """The folder of the hub's model `name`, at a branch, tag or commit, downloaded unless it is cached."""
     at = name if revision is None else f"{name} at revision {revision}"
     try:
-        # Asked first, with a time limit: a download would retry for long where there is no network.
+        # Asked first, with a time limit: a download would retry for long without a network.
         found = HfApi().model_info(name, revision=revision, timeout=HUB_PATIENCE_SECONDS)
         files = [file.rfilename for file in found.siblings or ()]
         endings = (".json", ".jinja", ".model", "merges.txt", "vocab.txt", *((".py",) if with_code else ()))
         wanted = [file for file in files if "/" not in file and file.endswith(endings)]
         return Path(snapshot_download(name, revision=revision, allow_patterns=weight_files(files) + wanted))
-    except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
-        raise InputError(
-            f"there is no folder {name} here, and no model {at} on the Hugging Face hub that you may read"
-            f" ({cause_of(error)})"
-        ) from error
     except Exception as error:  # the hub's client raises its own, requests' or httpx' errors, by version
-        with suppress(FileNotFoundError):
+        with suppress(Exception):
             return Path(snapshot_download(name, revision=revision, local_files_only=True))
         raise InputError(
-            f"there is no folder {name} here, and {at} is not in the cache and could not be fetched from the"
-            f" Hugging Face hub ({cause_of(error)}); run the same command again, or name a folder"
+            f"there is no folder {name} here, and {at} is not in the cache and cannot be fetched from the"
+            f" Hugging Face hub ({cause_of(error)})"
         ) from error
 
 
@@ -250,8 +227,9 @@ def training_facts(folder: Path, is_olmo: bool) -> dict[str, Any]:
     config = OmegaConf.load(folder / "config.yaml")
     step = re.fullmatch(r"step(\d+)(-unsharded)?", folder.resolve().name)
     facts = {name: OmegaConf.select(config, name) for name in FACTS}
-    if facts["train_context_length"] is None:
-        facts["train_context_length"] = OmegaConf.select(config, "model.max_sequence_length")
+    facts["train_context_length"] = OmegaConf.select(config, "train_context_length") or OmegaConf.select(
+        config, "model.max_sequence_length"
+    )
     return facts | {"train_step": int(step[1]) if step else None}
 
 
@@ -274,9 +252,7 @@ class Checkpoint:
     folder: Path
     is_olmo: bool
     gguf: str | None = None
-    """The file of `folder` that holds the model, where it is one of GGUF."""
-    word: str = ""
-    """What the command line called it, where one did."""
+    """The file of `folder` that holds the model, if it is one of GGUF."""
 
     def files(self, with_code: bool) -> list[Path]:
         """The files that decide its numbers: configuration, weights, and its own code where that is run."""
@@ -326,10 +302,26 @@ def told_apart(words: Iterable[str], revision: str | None) -> dict[str, str]:
 
 
 def name_of(word: str, revision: str | None = None) -> str:
-    """The name that results of the model `word` are filed under; nothing is downloaded."""
-    path = Path(word)
-    name = model_name(path) if path.exists() else path.name
+    """The name that results of the model `word` are filed under; nothing is downloaded.
+
+    It is the run folder's, with the step if one was asked for; a GGUF file's own.
+    """
+    path = Path(word).resolve() if Path(word).exists() else Path(word)
+    name = path.name
+    if path.suffix.lower() == GGUF and path.is_file():
+        name = path.stem
+    elif path.exists() and (step := re.fullmatch(r"(step\d+)-unsharded", name)):
+        name = f"{path.parent.name}-{step[1]}"
     return "-".join(filter(None, [name, revision])).replace("@", "-").replace("/", "-")
+
+
+def _refuse_adapter(folder: Path) -> None:
+    """Refuse a LoRA adapter, alone or beside a model: loading would leave it out in silence."""
+    if (folder / "adapter_config.json").exists():
+        raise InputError(
+            f"{folder} holds an adapter (adapter_config.json), which is not measured: merge it into its base"
+            " model (peft's merge_and_unload, then save_pretrained), and name the folder of the merged model"
+        )
 
 
 def find_model(word: str, revision: str | None = None, trust_remote_code: bool = False) -> Checkpoint:
@@ -345,14 +337,14 @@ def find_model(word: str, revision: str | None = None, trust_remote_code: bool =
     if on_hub and not path.exists() and not is_gguf:
         revision = on_hub[2] or revision
         folder = snapshot(on_hub[1], revision, trust_remote_code)
-        refuse_adapter(folder)
+        _refuse_adapter(folder)
         return Checkpoint(name_of(on_hub[1], revision), folder, False)
     if revision is not None:
         raise InputError(f"--revision {revision} is of models on the Hugging Face hub; {word} is none")
     name = name_of(word)
     if is_gguf and path.is_file():
         return Checkpoint(name, path.parent, False, path.name)
-    refuse_adapter(path)
+    _refuse_adapter(path)
     files = sorted(file.name for file in path.glob("*"))
     ggufs = [file for file in files if file.lower().endswith(GGUF)]
     if not _holds_olmo(path):
@@ -369,7 +361,8 @@ def load_causal_lm(checkpoint: Checkpoint, loading: Loading, num_positions: int)
     InputError where it is broken, not a causal LM, or cannot take chosen position IDs.
     """
     files = checkpoint.files(loading.trust_remote_code)
-    refuse_lfs_pointers(files)
+    for path in filter(is_lfs_pointer, files):
+        raise InputError(f"{path} is a Git LFS pointer; run `git lfs pull` in its repository")
     if checkpoint.is_olmo:
         if loading.device_map is not None:
             raise InputError(f"--device-map is for Hugging Face models; {checkpoint.folder} is an OLMo")

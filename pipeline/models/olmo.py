@@ -12,7 +12,6 @@ G key-value heads, E head width, V vocabulary.
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -21,16 +20,13 @@ import torch
 from olmo.config import ModelConfig
 from olmo.model import OLMo, OLMoSequentialBlock
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pipeline.models.attention import attend, tells_log_sum_exp
+from pipeline.models.attention import attend, laid_out, tells_log_sum_exp, written_out
 from pipeline.models.interface import (
     CausalLM,
-    Kept,
     KeysAndValues,
-    OfHeads,
     Prefix,
-    causal_visibility,
+    Watch,
     rows_of,
 )
 
@@ -83,9 +79,12 @@ def scale_attention(model: OLMo, scaling: str, train_context_length: int) -> Non
 
 
 def _attend_scaled(
-    scaling: AttentionScaling, attend_in_olmo: Callable[..., torch.Tensor], query_BHSE: torch.Tensor,
-    *keys_and_values: torch.Tensor, **settings: object,
-) -> torch.Tensor:  # fmt: skip
+    scaling: AttentionScaling,
+    attend_in_olmo: Callable[..., torch.Tensor],
+    query_BHSE: torch.Tensor,
+    *keys_and_values: torch.Tensor,
+    **settings: object,
+) -> torch.Tensor:
     assert settings.get("is_causal"), "each row sees the rows up to itself"
     num_keys_1S = torch.arange(1, query_BHSE.shape[2] + 1, device=query_BHSE.device)[None]
     return attend_in_olmo(scaling(query_BHSE, num_keys_1S), *keys_and_values, **settings)
@@ -132,9 +131,11 @@ class RotaryTable(nn.Module):
         The first half of the sines is negative, as the rotation takes it. The IDs are below `num_positions`;
         where it is None it is looked up, for which a GPU must be waited for.
         """
-        num_positions, device = num_positions or int(position_ids_BS.max()) + 1, position_ids_BS.device
+        device = position_ids_BS.device
+        num_positions = num_positions or int(position_ids_BS.max()) + 1
         if len(self._sine_PE) < num_positions or self._sine_PE.device != device:
-            config, num_rows = self._config, max(num_positions, self._config.max_sequence_length)
+            config = self._config
+            num_rows = max(num_positions, config.max_sequence_length)
             head_width = config.d_model // config.n_heads
             exponents = torch.arange(0, head_width, 2, device=device, dtype=torch.float) / head_width
             positions_P = torch.arange(num_rows, device=device, dtype=torch.float)
@@ -185,7 +186,7 @@ def blocks_of(model: OLMo) -> list[nn.Module]:
 
 @dataclass(frozen=True)
 class Rows:
-    """Where the rows of a batch stand and whom they see; the same for every block."""
+    """Where the rows of a batch are and whom they see; the same for every block."""
 
     table: RotaryTable
     sine_B1SE: torch.Tensor
@@ -194,14 +195,16 @@ class Rows:
     """As in `CausalLM.hidden_states`; a float tensor is added to the scores."""
     num_keys_BS: torch.Tensor | None
     """See `num_keys_seen`."""
-    watch: Callable[[torch.Tensor, torch.Tensor], None] | None = None
-    """Called by every block with its rotated queries [B, H, S, E] and keys [B, G, S, E], to look at only."""
+    watch: Watch | None = None
 
 
 def run_block(
-    block: OLMoSequentialBlock, hidden_BSD: torch.Tensor, rows: Rows, past: KeysAndValues | None,
+    block: OLMoSequentialBlock,
+    hidden_BSD: torch.Tensor,
+    rows: Rows,
+    past: KeysAndValues | None,
     query_rows_BT: torch.Tensor | None,
-) -> tuple[torch.Tensor, KeysAndValues]:  # fmt: skip
+) -> tuple[torch.Tensor, KeysAndValues]:
     """The block's output [B, S, D], of the query rows only [B, T, D], and the keys and values of all rows.
 
     Those of the prefix, `past`, are [1, G, P, E], shared by the batch.
@@ -212,9 +215,9 @@ def run_block(
     if config.clip_qkv is not None:
         qkv = qkv.clamp(min=-config.clip_qkv, max=config.clip_qkv)
     query, key, value = qkv.split(block.fused_dims, dim=-1)
-    sine, cosine, visible = rows.sine_B1SE, rows.cosine_B1SE, rows.visible_B1SK
-    query, hidden_BSD = rows_of(query, query_rows_BT), rows_of(hidden_BSD, query_rows_BT)
-    query_sine, query_cosine = rows_of(sine, query_rows_BT), rows_of(cosine, query_rows_BT)
+    visible = rows.visible_B1SK
+    query = rows_of(query, query_rows_BT)
+    hidden_BSD = rows_of(hidden_BSD, query_rows_BT)
     if visible is not None and query_rows_BT is not None:
         num_before = key.shape[1] - visible.shape[2]
         visible = rows_of(visible, (query_rows_BT - num_before).clamp(min=0))
@@ -222,15 +225,19 @@ def run_block(
         rows_S = torch.arange(key.shape[1], device=key.device)
         visible = (rows_S <= query_rows_BT[..., None])[:, None]
     if block.q_norm is not None and block.k_norm is not None:
-        query, key = block.q_norm(query).to(key.dtype), block.k_norm(key).to(key.dtype)
-    query = rows.table.rotate(_heads(query, config.n_heads), query_sine, query_cosine)
-    key = rows.table.rotate(_heads(key, config.effective_n_kv_heads), sine, cosine)
+        query = block.q_norm(query).to(key.dtype)
+        key = block.k_norm(key).to(key.dtype)
+    query_turn = [rows_of(part, query_rows_BT) for part in (rows.sine_B1SE, rows.cosine_B1SE)]
+    query = rows.table.rotate(_heads(query, config.n_heads), *query_turn)
+    key = rows.table.rotate(_heads(key, config.effective_n_kv_heads), rows.sine_B1SE, rows.cosine_B1SE)
     value = _heads(value, config.effective_n_kv_heads)
     if rows.num_keys_BS is not None:
         num_keys_BT1 = rows_of(rows.num_keys_BS[..., None], query_rows_BT)
         query = block.attention_scaling(query, num_keys_BT1[..., 0])
     if rows.watch is not None:
-        rows.watch(query, key)
+        key_BHKE, _, visible_of_all = laid_out(query, key, value, past, visible)
+        scaled_query, weights = written_out(query, key_BHKE, visible_of_all, None)
+        rows.watch(scaled_query, key_BHKE.float(), weights)
     attended_BHSE = attend(query, key, value, past, visible)
     attended_BSD = block.attn_out(attended_BHSE.transpose(1, 2).flatten(2))
     hidden_BSD = hidden_BSD + (block.attn_norm(attended_BSD) if config.norm_after else attended_BSD)
@@ -251,7 +258,8 @@ class OLMoCausalLM(CausalLM):
 
     def __init__(self, model: OLMo, num_positions: int | None = None) -> None:
         super().__init__(model)
-        self._table, self._num_positions = RotaryTable(model.config), num_positions
+        self._table = RotaryTable(model.config)
+        self._num_positions = num_positions
 
     @property
     def vocabulary_size(self) -> int:
@@ -265,8 +273,10 @@ class OLMoCausalLM(CausalLM):
 
     def sequence_bytes(self, num_rows: int, num_prefix_rows: int) -> int:
         """What one block holds at once."""
-        config, itemsize = self._model.config, self.dtype.itemsize
-        width, hidden_width = config.d_model, config.mlp_hidden_size or config.mlp_ratio * config.d_model
+        config = self._model.config
+        itemsize = self.dtype.itemsize
+        width = config.d_model
+        hidden_width = config.mlp_hidden_size or config.mlp_ratio * width
         # The stream and its norm; queries, keys and values, rotated in float32, or the feed-forward layer.
         values_per_row = 3 * width + max(6 * width + 16 * width // itemsize, 2 * hidden_width)
         head_width = width // config.n_heads
@@ -279,12 +289,19 @@ class OLMoCausalLM(CausalLM):
         return self._model.transformer.wte(token_ids_1S)
 
     def _run(
-        self, tokens: torch.Tensor, position_ids_BS: torch.Tensor, visible_BSK: torch.Tensor | None,
-        query_rows_BT: torch.Tensor | None, prefix: Prefix | None = None, *, keeps_rows: bool = False,
-        watch: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
-    ) -> tuple[torch.Tensor, Prefix | None]:  # fmt: skip
+        self,
+        tokens: torch.Tensor,
+        position_ids_BS: torch.Tensor,
+        visible_BSK: torch.Tensor | None,
+        query_rows_BT: torch.Tensor | None,
+        prefix: Prefix | None = None,
+        *,
+        keeps_rows: bool = False,
+        watch: Watch | None = None,
+    ) -> tuple[torch.Tensor, Prefix | None]:
         """As `OLMo.forward` up to the vocabulary projection, which at every row would cost most of all."""
-        transformer, blocks = self._model.transformer, blocks_of(self._model)
+        transformer = self._model.transformer
+        blocks = blocks_of(self._model)
         sine, cosine = self._table.at(position_ids_BS, self._num_positions)
         visible_B1SK = None if visible_BSK is None else visible_BSK[:, None]
         num_past = 0 if prefix is None else prefix.num_rows
@@ -293,45 +310,23 @@ class OLMoCausalLM(CausalLM):
         hidden = tokens if tokens.is_floating_point() else transformer.wte(tokens)
         if self._model.config.embedding_layer_norm:
             hidden = transformer.emb_norm(hidden)
-        pasts = [None] * len(blocks) if prefix is None else prefix.keys_and_values
         read = []
-        # Not every fused kernel has a derivative by the mask, for which only measuring asks.
-        is_by_mask = torch.is_grad_enabled() and not self._model.training
-        with sdpa_kernel(SDPBackend.MATH) if is_by_mask else nullcontext():
-            for block, past in zip(blocks, pasts, strict=True):
-                # Only the last block may leave rows out: the others' rows are looked at by the next.
-                wanted_rows = query_rows_BT if block is blocks[-1] else None
-                hidden, keys_and_values = run_block(block, hidden, rows, past, wanted_rows)
-                if keeps_rows:
-                    read.append(keys_and_values)
-        return transformer.ln_f(hidden), Prefix(tuple(read)) if keeps_rows else None
+        for layer, block in enumerate(blocks):
+            # Only the last block may leave rows out: the others' rows are looked at by the next.
+            wanted_rows = query_rows_BT if block is blocks[-1] else None
+            past = None if prefix is None else prefix.keys_and_values[layer]
+            hidden, keys_and_values = run_block(block, hidden, rows, past, wanted_rows)
+            if keeps_rows:
+                read.append(keys_and_values)
+        kept = Prefix(tuple(read), position_ids_BS[:, None, :, None]) if keeps_rows else None
+        return transformer.ln_f(hidden), kept
 
     def _project(self, hidden: torch.Tensor) -> torch.Tensor:
         """Of tied or own weights, scaled or not."""
-        transformer, config = self._model.transformer, self._model.config
+        transformer = self._model.transformer
+        config = self._model.config
         if config.weight_tying:
             logits = torch.nn.functional.linear(hidden, transformer.wte.weight)
         else:
             logits = transformer.ff_out(hidden)
         return logits * (1 / math.sqrt(config.d_model)) if config.scale_logits else logits
-
-    @torch.inference_mode()
-    def watch_heads(
-        self, token_ids_1S: torch.Tensor, position_ids_1S: torch.Tensor, visible_1SS: torch.Tensor | None,
-        query_rows_T: torch.Tensor | None, of_layer: OfHeads[Kept],
-    ) -> list[Kept]:  # fmt: skip
-        """See `CausalLM.watch_heads`."""
-        if visible_1SS is None:
-            visible_1SS = causal_visibility(token_ids_1S.shape[1], token_ids_1S.device)
-        rows_T = slice(None) if query_rows_T is None else query_rows_T
-        is_hidden_TS, kept = ~visible_1SS[0, rows_T], list[Kept]()
-
-        def watch(query_1HSE: torch.Tensor, key_1GSE: torch.Tensor) -> None:
-            query_HSE, key_HSE = query_1HSE[0].float(), key_1GSE[0].float()
-            key_HSE = key_HSE.repeat_interleave(len(query_HSE) // len(key_HSE), dim=0)
-            scores_HTS = query_HSE[:, rows_T] @ key_HSE.transpose(-1, -2) / math.sqrt(key_HSE.shape[-1])
-            attention_HTS = scores_HTS.masked_fill(is_hidden_TS, -math.inf).softmax(-1)
-            kept.append(of_layer(query_HSE, key_HSE, attention_HTS))
-
-        self._run(token_ids_1S, position_ids_1S, visible_1SS, None, watch=watch)
-        return kept

@@ -21,7 +21,8 @@ from pipeline.cli import InputError, logger
 from pipeline.models.interface import CausalLM
 from pipeline.text.tokenizer import DocumentTokenizer, load_tokenizer
 
-_MOST_SPARE_ROWS, _SPARE_FRACTION = 512, 1 / 20
+_MOST_SPARE_ROWS = 512
+_SPARE_FRACTION = 1 / 20
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,14 @@ class OwnTokenizer:
 
 
 def refuse_foreign_tokens(
-    model: CausalLM, name: str, own: OwnTokenizer | None, texts: Iterable[np.ndarray],
-    tokenizer: DocumentTokenizer | None, source: str, size: int,
-) -> None:  # fmt: skip
+    model: CausalLM,
+    name: str,
+    own: OwnTokenizer | None,
+    texts: Iterable[np.ndarray],
+    tokenizer: DocumentTokenizer | None,
+    source: str,
+    size: int,
+) -> None:
     """Refuse a model that was not trained on the tokens of these texts; see the table above.
 
     Args:
@@ -49,7 +55,8 @@ def refuse_foreign_tokens(
         source, size: what messages call the tokenizer, and one more than its largest ID.
     """
     texts = [token_ids for token_ids in texts if len(token_ids)]
-    num_rows, largest = model.vocabulary_size, max((int(token_ids.max()) for token_ids in texts), default=0)
+    num_rows = model.vocabulary_size
+    largest = max((int(token_ids.max()) for token_ids in texts), default=0)
     is_used_V = np.zeros(largest + 1, dtype=bool)
     for token_ids in texts:
         is_used_V[token_ids] = True
@@ -57,7 +64,9 @@ def refuse_foreign_tokens(
     remedy = "they do not belong together; read the text with the model's own tokenizer"
     if largest >= num_rows:
         raise InputError(f"{sizes}: {remedy}")
-    of_model, fault, path = None, "it brings no tokenizer", None if own is None else own.path
+    of_model = None
+    fault = "it brings no tokenizer"
+    path = None if own is None else own.path
     if own is not None and path is not None:
         try:
             found = load_tokenizer(path, ends_documents=False, trust_remote_code=own.trust_remote_code)
@@ -70,7 +79,8 @@ def refuse_foreign_tokens(
     if of_model is not None and tokenizer is not None:
         if not tokenizer.reads_as(of_model, is_used_V.nonzero()[0].tolist()):
             raise InputError(f"{source} is another tokenizer than that of {name}, {path}: {remedy}")
-        bos, own_bos = tokenizer.before_a_text, of_model.before_a_text
+        bos = tokenizer.before_a_text
+        own_bos = of_model.before_a_text
         if bos not in (own_bos, "nothing"):
             raise InputError(
                 f"{source} puts {bos} before a text, and that of {name}, {path}, {own_bos}: measure the"

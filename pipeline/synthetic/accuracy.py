@@ -44,7 +44,7 @@ def generate(
     position_ids = []
     for step in range(num_tokens):
         hidden_BSD, read = model(tokens_B1, ids_B1, past)
-        past = Prefix.together([past, read] if past else [read])
+        past = past.before(read) if past else read
         last_B1D = hidden_BSD[:, -1:]
         tokens_B1 = model.token_logits(last_B1D).argmax(-1)
         place = num_prompt_tokens + step

@@ -17,8 +17,6 @@ at the position ID that the place has in this example, which a random start or c
 Shapes: B batch, S rows, K rows to look at, L tokens of an example, D width, V vocabulary, I position IDs.
 """
 
-from contextlib import AbstractContextManager
-
 import numpy as np
 import torch
 import transformers
@@ -27,7 +25,7 @@ from olmo.model import OLMo
 from torch import nn
 
 from pipeline.models.huggingface import HuggingFaceCausalLM
-from pipeline.models.interface import CausalLM, Kept, OfHeads, Prefix, rows_of
+from pipeline.models.interface import CausalLM, Prefix, Watch, rows_of
 from pipeline.models.olmo import blocks_of
 
 
@@ -213,30 +211,15 @@ class TaskCausalLM(CausalLM):
         prefix: Prefix | None = None,
         *,
         keeps_rows: bool = False,
+        watch: Watch | None = None,
     ) -> tuple[torch.Tensor, Prefix | None]:
         placed_BSD, ids_BS = self._placed(tokens, position_ids_BS)
         of_all = placed_BSD, ids_BS, visible_BSK, None, prefix
-        hidden_BSD, read = self._model.lm._run(*of_all, keeps_rows=keeps_rows)
+        hidden_BSD, read = self._model.lm._run(*of_all, keeps_rows=keeps_rows, watch=watch)
         return rows_of(hidden_BSD, query_rows_BT), read
 
     def _project(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._model.token_logits(hidden)
-
-    def derivable_attention(self) -> AbstractContextManager[None]:
-        """See `CausalLM.derivable_attention`."""
-        return self._model.lm.derivable_attention()
-
-    def watch_heads(
-        self,
-        token_ids_1S: torch.Tensor,
-        position_ids_1S: torch.Tensor,
-        visible_1SS: torch.Tensor | None,
-        query_rows_T: torch.Tensor | None,
-        of_layer: OfHeads[Kept],
-    ) -> list[Kept]:
-        """See `CausalLM.watch_heads`."""
-        placed_1SD, ids_1S = self._placed(token_ids_1S, position_ids_1S)
-        return self._model.lm.watch_heads(placed_1SD, ids_1S, visible_1SS, query_rows_T, of_layer)
 
 
 class PositionIdLM(TaskCausalLM):

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from pipeline.cli import InputError
 from pipeline.models.interface import CausalLM
-from pipeline.models.load import MODEL_FILES, newest_with_model, read_tensors, refuse_damaged
+from pipeline.models.load import MODEL_FILES, newest_checkpoint, read_tensors, refuse_damaged
 from pipeline.models.olmo import OLMoCausalLM, scale_attention
 from pipeline.results.files import read_parquet, write_parquet
 from pipeline.results.schemas import SCHEMAS
@@ -76,7 +76,7 @@ def is_known(config: TaskConfig, metrics: dict[str, list[Any]]) -> bool:
 
 def last_step(run_folder: Path, config: TaskConfig) -> int:
     """The step that ends a run: that of its newest checkpoint where the task was known then, or the last."""
-    found = newest_with_model(run_folder)
+    found = newest_checkpoint(run_folder)
     if found is None or config.stop_at_excess_loss is None:
         return config.num_steps
     return found[0] if is_known(config, read_metrics(run_folder, found[0])) else config.num_steps
@@ -155,7 +155,7 @@ def find_task_run(folder: Path, task: str) -> TaskRun:
 
     InputError where there is none, it is damaged, or it was trained on another task than `task`.
     """
-    found = newest_with_model(folder)
+    found = newest_checkpoint(folder)
     if found is None:
         raise InputError(
             f"no checkpoint in {folder}: expected step<N>-unsharded there, as train_synthetic.py writes them"

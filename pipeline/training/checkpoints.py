@@ -15,20 +15,11 @@ import torch
 from omegaconf import OmegaConf
 
 from pipeline.cli import InputError, logger
-from pipeline.models.load import RUN_FILES, newest_whole, read_tensors, step_folders, write_mark
+from pipeline.models.load import newest_checkpoint, newest_whole, read_tensors, step_folders, write_mark
 from pipeline.results.files import differences, sync
 from pipeline.training.settings import plain_values, read_yaml
 
 CONFIG_FILE = "config.yaml"
-
-
-def checkpoints_of(run_folder: Path) -> dict[int, Path]:
-    """Step -> folder of every checkpoint that was written to its end, ascending."""
-    return {
-        step: folder
-        for step, folder in step_folders(run_folder).items()
-        if all((folder / name).is_file() for name in RUN_FILES)
-    }
 
 
 def save_checkpoint(run_folder: Path, step: int, config: Any, state: dict[str, dict[str, Any]]) -> None:
@@ -38,7 +29,7 @@ def save_checkpoint(run_folder: Path, step: int, config: Any, state: dict[str, d
     """
     folder = run_folder / f"step{step}-unsharded"
     temporary = run_folder / f".{folder.name}.part"
-    # Of a killed save or removal; and a folder of this very step is made again.
+    # Of a killed save or removal; and the folder of this very step is made again.
     for leftover in (temporary, folder, *run_folder.glob(".step*-unsharded.old")):
         shutil.rmtree(leftover, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -63,7 +54,7 @@ def newest_state(run_folder: Path) -> dict[str, dict[str, Any]] | None:
 
 def drop_old_checkpoints(run_folder: Path, num_kept: int) -> None:
     """Remove all but the newest `num_kept` checkpoints."""
-    for folder in list(checkpoints_of(run_folder).values())[:-num_kept]:
+    for folder in list(step_folders(run_folder).values())[:-num_kept]:
         # First out of sight, in one step: a kill must not leave half of one that looks whole.
         shutil.rmtree(folder.rename(folder.with_name(f".{folder.name}.old")))
 
@@ -89,10 +80,10 @@ _CHANGEABLE = {
 
 def refuse_another_run(run_folder: Path, config: Any) -> None:
     """Refuse a folder whose newest checkpoint is of another configuration or data; names what changed."""
-    folders = list(checkpoints_of(run_folder).values())
-    if not folders:
+    newest = newest_checkpoint(run_folder)
+    if newest is None:
         return
-    earlier = read_yaml(folders[-1] / CONFIG_FILE)
+    earlier = read_yaml(newest[1] / CONFIG_FILE)
     # A field that is newer than the record had what is its default now.
     complete = OmegaConf.to_container(OmegaConf.merge(plain_values(type(config)), earlier))
     then, now = (

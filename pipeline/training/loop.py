@@ -132,10 +132,11 @@ _Loop = TypeVar("_Loop", bound=TrainingLoop)
 
 def has_finished(run_folder: Path, config: Any, num_steps: int) -> bool:
     """Whether a run has come to its end before; the log then says so. A folder of another run is refused."""
-    from pipeline.training.checkpoints import checkpoints_of, refuse_another_run
+    from pipeline.models.load import step_folders
+    from pipeline.training.checkpoints import refuse_another_run
 
     refuse_another_run(run_folder, config)
-    last = checkpoints_of(run_folder).get(num_steps)
+    last = step_folders(run_folder).get(num_steps)
     if last is not None:
         logger.info("already finished: %s", last)
     return last is not None

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from pipeline.cli import InputError, unknown_name
+from pipeline.cli import InputError, cause_of, unknown_name
 
 
 def require(is_right: bool, sentence: str) -> None:
@@ -59,17 +59,12 @@ def read_yaml(path: Path, kind: str = "configuration", advice: str = "") -> Dict
 
 def read_overrides(overrides: Sequence[str]) -> DictConfig:
     """What `field.subfield=value` words of a command line say; an InputError names one that is not."""
-    for override in overrides:
-        if not override.partition("=")[0] or "=" not in override:
-            raise InputError(f"override '{override}' is no field=value, such as seed=1")
-        try:
-            OmegaConf.from_dotlist([override])
-        except (YAMLError, OmegaConfBaseException) as error:
-            raise InputError(
-                f"override '{override}' is not readable: behind '=' stands a value as YAML has it, such as"
-                " seed=1 or betas=[0.9,0.95]"
-            ) from error
-    return OmegaConf.from_dotlist(list(overrides))
+    try:
+        for override in overrides:
+            require(override.find("=") > 0, f"override '{override}' is no field=value, such as seed=1")
+        return OmegaConf.from_dotlist(list(overrides))
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise InputError(f"an override of {' '.join(overrides)} is no YAML: {cause_of(error)}") from error
 
 
 def settings_of(path: Path, schema: DictConfig, *parts: DictConfig) -> Any:

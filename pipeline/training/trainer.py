@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, TextIO
 
 import numpy as np
 import torch
@@ -23,23 +23,26 @@ from accelerate.utils import broadcast_object_list
 from olmo.config import DistributedStrategy, OptimizerType
 from olmo.model import OLMo
 from olmo.optim import build_optimizer
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy, pad
 
 from pipeline.cli import InputError, logger
-from pipeline.models.devices import usable_device
+from pipeline.models.devices import multiplies_bfloat16, usable_device, warn_of_slow_bfloat16
 from pipeline.models.load import find_checkpoint, load_stock_olmo
 from pipeline.models.olmo import blocks_of, scale_attention, use_position_ids
 from pipeline.results.files import write_atomically
 from pipeline.results.versions import git_commit, package_versions
 from pipeline.text.folder import TokenizedData
-from pipeline.training import checkpoints, parallel
+from pipeline.training import checkpoints
 from pipeline.training.config import PretrainConfig, Schedule
 from pipeline.training.data import Prefetch, TrainingBatches
 from pipeline.training.loop import StopRequest, TrainingLoop
-from pipeline.training.speed import mixed_precision_of
 
 METRICS_FILE = "metrics.jsonl"  # an object a step (`Trainer._train_step`)
+_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _NO_TARGET = -100
 _LOGITS_AT_ONCE = 2**20
 """On a processor: as many as its caches hold in float32, with their gradient."""
@@ -115,28 +118,21 @@ _LONGEST_COMPOSED = 512
 """Tokens of a sequence; beyond, its scores no longer fit the caches."""
 
 
-def compose_short_attention(model: OLMo) -> None:
-    """Let each block of `model` attend by plain products where they are faster: in short bfloat16 on a CPU.
-
-    torch's fused kernel is slow there, most of all backward: sequences of 64 tokens took 5 times as long as
-    with plain products, of 256 tokens 1.3 to 2 times (AMD EPYC, AVX512-BF16, one thread). In float32, and
-    above 512 tokens, the fused kernel is the faster one. Scores are rounded to bfloat16, so that the error
-    is some three times the fused kernel's: half a percent of what is gathered.
-    `tests/benchmarks/training.py` times the whole step.
-    """
-    for block in blocks_of(model):
-        fused = cast("Callable[..., torch.Tensor]", block._scaled_dot_product_attention)
-        block._scaled_dot_product_attention = cast("torch.nn.Module", partial(_attention, fused))
-
-
-def _attention(
+def short_attention(
     fused: Callable[..., torch.Tensor],
     query_BHSE: torch.Tensor,
     key_BHSE: torch.Tensor,
     value_BHSE: torch.Tensor,
     **settings: Any,
 ) -> torch.Tensor:
-    """What `fused`, the block's own, returns: [B, H, S, E]; scores are rounded to bfloat16 if composed."""
+    """What `fused`, a block's own attention, returns, [B, H, S, E]: by plain products if they are faster.
+
+    They are in short bfloat16 sequences on a CPU, where torch's fused kernel is slow, most of all backward:
+    sequences of 64 tokens took 5 times as long as with plain products, of 256 tokens 1.3 to 2 times (AMD
+    EPYC, AVX512-BF16, one thread). In float32, and above 512 tokens, the fused kernel is the faster one.
+    Scores are rounded to bfloat16, so that the error is some three times the fused kernel's: half a percent
+    of what is gathered. `tests/benchmarks/training.py` times the whole step.
+    """
     is_composed = (
         query_BHSE.device.type == "cpu"
         and query_BHSE.dtype == torch.bfloat16
@@ -160,6 +156,27 @@ def _future(num_tokens: int) -> torch.Tensor:
     return torch.full((num_tokens, num_tokens), float("-inf"), dtype=torch.bfloat16).triu(1)
 
 
+def mixed_precision_of(precision: str | None, device: torch.device, saved: str | None = None) -> str:
+    """Accelerate's name for OLMo's `precision`: "bf16" or "no" (float32 throughout, as if it is None).
+
+    `amp_bf16` keeps parameters and optimizer in float32 and computes matrix products in bfloat16; `auto` is
+    that if the hardware multiplies in it. `saved` is what the checkpoint that the run goes on from was
+    trained in, which it keeps; an InputError if `precision` is another.
+    """
+    chosen = "bf16" if precision == "amp_bf16" else "no"
+    if precision == "auto":
+        chosen = saved or ("bf16" if multiplies_bfloat16(device) else "no")
+    if saved is not None and chosen != saved:
+        giving = "amp_bf16" if saved == "bf16" else "fp32"
+        raise InputError(
+            f"precision is {precision}, but the checkpoint was trained in another; go on with"
+            f" precision={giving}, or choose another --save-folder"
+        )
+    if chosen == "bf16":
+        warn_of_slow_bfloat16(device, "precision=fp32")
+    return chosen
+
+
 def _make_accelerator(config: PretrainConfig, saved_precision: str | None) -> Accelerator:
     """Accelerate's view of ranks, devices and precision; a run that goes on keeps its `saved_precision`."""
     # Said outright: several CPU processes would otherwise not be taken for the ranks of one run.
@@ -167,7 +184,7 @@ def _make_accelerator(config: PretrainConfig, saved_precision: str | None) -> Ac
     if not on_cpu:
         usable_device(None, "CUDA_VISIBLE_DEVICES= trains on the CPU")
     ranks = PartialState(cpu=on_cpu)
-    # One rank's measurement decides for all.
+    # One rank decides for all, which may be of different kinds.
     chosen = broadcast_object_list([mixed_precision_of(config.precision, ranks.device, saved_precision)])
     return Accelerator(mixed_precision=chosen[0], cpu=on_cpu)
 
@@ -184,10 +201,28 @@ def _distribute(model: OLMo, config: PretrainConfig, accelerator: Accelerator) -
     is_sharded = config.distributed_strategy == DistributedStrategy.fsdp
     if accelerator.num_processes == 1 or not is_sharded:
         return accelerator.prepare_model(model)
+    # Not through accelerate's plugin, which leaves it out on CPUs, where the tests run it. In bfloat16 runs
+    # weights are gathered in bfloat16; gradients are always summed in float32.
     model.to(accelerator.device)
-    parallel.shard(model, accelerator)
+    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+    precision = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if accelerator.mixed_precision == "bf16" else None,
+        reduce_dtype=torch.float32,
+        cast_forward_inputs=False,  # autocast decides, as without sharding
+    )
+    for module in (*blocks_of(model), model):
+        fully_shard(module, mesh=mesh, mp_policy=precision)
     # What is left for accelerate is to compute in the run's precision: a second wrapper would replicate.
     return accelerator.prepare_model(model, evaluation_mode=True)
+
+
+def _seed_dropout(seed: int, rank: int, step: int) -> None:
+    """Seed torch for one step of one rank, so that nothing needs to be saved of its generators.
+
+    Ranks differ: one stream for all would give one dropout mask to different sequences.
+    """
+    sequence = np.random.SeedSequence(seed, spawn_key=(rank, step))
+    torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
 
 
 def _optimizer_of(config: PretrainConfig, model: OLMo) -> torch.optim.Optimizer:
@@ -243,7 +278,11 @@ class Trainer(TrainingLoop):
         torch.manual_seed(config.seed)  # OLMo draws its initial weights from the global generator
         self._olmo = OLMo(config.model).train()
         self._olmo.set_activation_checkpointing(config.activation_checkpointing)
-        compose_short_attention(self._olmo)
+        blocks: list[Any] = blocks_of(self._olmo)
+        for block in blocks:
+            block._scaled_dot_product_attention = partial(
+                short_attention, block._scaled_dot_product_attention
+            )
         scale_attention(self._olmo, config.attention_scaling, config.sequence_length)
         if saved is None and config.load_path is not None:
             begun = find_checkpoint(Path(config.load_path))
@@ -257,11 +296,10 @@ class Trainer(TrainingLoop):
         if settings.name == OptimizerType.adamw and not own_step:
             for group in self._optimizer.param_groups:
                 group["fused"] = True  # one kernel a device
-        parallel.seed_stream(config.seed, accelerator.process_index)
         if saved is not None:
             self.step = saved["train"]["step"]
-            parallel.load_whole(self._olmo, self._optimizer, saved["model"], saved["optim"])
-            parallel.restore_stream(accelerator, saved["train"], config.model, config.seed)
+            states = {"model_state_dict": saved["model"], "optim_state_dict": saved["optim"]}
+            set_state_dict(self._olmo, self._optimizer, **states, options=_WHOLE)
 
     @contextmanager
     def _open_metrics(self) -> Iterator[None]:
@@ -281,6 +319,7 @@ class Trainer(TrainingLoop):
     def _train_step(self, step: int) -> tuple[dict[str, float], bool]:
         """One optimizer step; its metrics, and whether any rank was asked to stop."""
         started = time.perf_counter()
+        _seed_dropout(self._config.seed, self._accelerator.process_index, step)
         rank_loss = self._accumulate_gradients(step)
         # With the loss, so that all ranks stop after the same step at no further cost.
         is_asked = torch.full_like(rank_loss, self._stop_request.signal_name is not None)
@@ -357,14 +396,14 @@ class Trainer(TrainingLoop):
         train: dict[str, Any] = {
             "step": self.step,
             "tokens": self.step * self._config.tokens_per_step,
-            "random_states": parallel.stream_states(self._accelerator),
             "train_data_sha256": self._config.train_data_sha256,
             "mixed_precision": self._accelerator.mixed_precision,
             "num_ranks": self._accelerator.num_processes,
             "git_commit": git_commit(),
             "packages": package_versions(),
         }
-        model, optim = parallel.whole_states(self._olmo, self._optimizer)
+        # Whole on the first rank, whatever the ranks and the strategy: a run may go on with others.
+        model, optim = get_state_dict(self._olmo, self._optimizer, options=_WHOLE)
         if self._accelerator.is_main_process:
             self._metrics.flush()
             os.fsync(self._metrics.fileno())

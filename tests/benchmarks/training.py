@@ -38,8 +38,7 @@ from pipeline.models.devices import keep_freed_memory
 from pipeline.training.config import AssumedData, PretrainConfig, Schedule, load_config
 from pipeline.training.data import TrainingBatches
 from pipeline.training.positions import contiguous_position_ids
-from pipeline.training.speed import mixed_precision_of
-from pipeline.training.trainer import Trainer
+from pipeline.training.trainer import Trainer, mixed_precision_of
 
 VOCABULARY = 50_280
 """Tokens of OLMo's tokenizer."""

@@ -8,7 +8,3 @@ on_devices = pytest.mark.parametrize(
     [torch.device("cpu"), pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)],
     ids=["cpu", "cuda"],
 )
-on_a_gpu = pytest.mark.parametrize(
-    "device", [pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)], ids=["cuda"]
-)
-"""What has a test of its own on the CPU elsewhere, or nothing to compare with there."""

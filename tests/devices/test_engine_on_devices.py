@@ -32,13 +32,11 @@ Contexts, MakeOLMo = Mapping[str, FarContext], Callable[..., OLMo]
 def model_on(
     device: torch.device, name: str, make_olmo: MakeOLMo, dtype: torch.dtype = torch.float32
 ) -> CausalLM:
-    """A toy model; a Hugging Face one shares its prefix."""
+    """A toy model."""
     if name.startswith("olmo"):
         fields = {"n_kv_heads": 2} if "grouped" in name else {}
         return OLMoCausalLM(make_olmo(seed=7, init_std=0.2, **fields).to(device, dtype), num_positions=48)
-    lm = HuggingFaceCausalLM(make_model(name, seed=7).to(device, dtype))
-    lm.share_prefix(True)
-    return lm
+    return HuggingFaceCausalLM(make_model(name, seed=7).to(device, dtype))
 
 
 def contexts_of(model: CausalLM, tokens_per_batch: int, swap: np.ndarray | None = None) -> Contexts:

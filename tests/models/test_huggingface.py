@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hugging_face_families import FAMILIES, LEARNED_POSITIONS, VOCABULARY_SIZE, WINDOW, WINDOWED, make_model
+from hugging_face_families import FAMILIES, LEARNED_POSITIONS, VOCABULARY_SIZE, WINDOW, make_model
 
 from pipeline.models.huggingface import HuggingFaceCausalLM, load_hugging_face
 from pipeline.models.interface import Prefix, causal_visibility
@@ -13,7 +13,6 @@ CPU = torch.device("cpu")
 NUM_TOKENS, NUM_PAST = 20, 8
 ROWS = torch.arange(NUM_TOKENS)[None]
 TOLERANCE = 2e-5
-COPIES_PREFIX = WINDOWED  # and of Gemma 2 scores are capped, which no fused kernel does
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -87,7 +86,7 @@ def test_a_window_counts_position_ids_and_not_the_tokens_that_are_left() -> None
     assert (lm.window, wide.window) == (WINDOW, None), "up to its width a window cuts nothing"
 
 
-def test_a_shared_prefix_is_as_good_as_reading_it_copied_or_not(family: str, lm: HuggingFaceCausalLM) -> None:
+def test_a_shared_prefix_is_as_good_as_reading_it(lm: HuggingFaceCausalLM) -> None:
     token_ids = tokens(3, NUM_TOKENS)
     token_ids[:, :NUM_PAST] = token_ids[0, :NUM_PAST]
     visible = causal_visibility(NUM_TOKENS, CPU)
@@ -95,26 +94,22 @@ def test_a_shared_prefix_is_as_good_as_reading_it_copied_or_not(family: str, lm:
     visible[..., 10:12] = False  # and from all that follow
     beyond = causal_visibility(NUM_TOKENS, CPU)
     beyond[:, NUM_PAST:, 5] = False  # not all of the prefix is seen: copies are needed
-    whole = [logits_of(lm, token_ids, ROWS, mask, None)[:, NUM_PAST:] for mask in (None, visible, beyond)]
-    without_copies = HuggingFaceCausalLM(make_model(family), NUM_TOKENS)
-    without_copies.share_prefix(True)
-    assert (lm.shares_prefix, without_copies.shares_prefix) == (False, family not in COPIES_PREFIX)
-    for model in (lm, without_copies):
 
-        def read(num_rows: int, mask: torch.Tensor | None, model: HuggingFaceCausalLM = model) -> Prefix:
-            return model.read(token_ids[:1, :num_rows], ROWS[:, :num_rows], mask, torch.tensor([[3, 7]]))[1]
+    def read(num_rows: int, mask: torch.Tensor | None) -> Prefix:
+        return lm.read(token_ids[:1, :num_rows], ROWS[:, :num_rows], mask, torch.tensor([[3, 7]]))[1]
 
-        prefix = read(12, None).first(NUM_PAST)
-        before = [part.clone() for layer in prefix.keys_and_values for part in layer]
-        partial = read(NUM_PAST, visible[:, :NUM_PAST, :NUM_PAST])
-        masks = None, visible[:, NUM_PAST:, NUM_PAST:], beyond[:, NUM_PAST:]
-        for past, mask, expected in zip((prefix, partial, prefix), masks, whole, strict=True):
-            found = logits_of(model, token_ids[:, NUM_PAST:], ROWS[:, NUM_PAST:], mask, None, past)
-            assert distance(found, expected) < TOLERANCE, model.shares_prefix
-        after = [part for layer in prefix.keys_and_values for part in layer]
-        assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
-        needs_copies = model.sequence_bytes(9, 1000) > model.sequence_bytes(9, 14)
-        assert needs_copies != model.shares_prefix
+    prefix = read(12, None).first(NUM_PAST)
+    before = [part.clone() for layer in prefix.keys_and_values for part in layer]
+    partial = read(NUM_PAST, visible[:, :NUM_PAST, :NUM_PAST])
+    later = visible[:, NUM_PAST:, NUM_PAST:]
+    for past, mask, of_all in (
+        (prefix, None, None), (partial, later, visible), (prefix, beyond[:, NUM_PAST:], beyond)
+    ):  # fmt: skip
+        expected = logits_of(lm, token_ids, ROWS, of_all, None)[:, NUM_PAST:]
+        found = logits_of(lm, token_ids[:, NUM_PAST:], ROWS[:, NUM_PAST:], mask, None, past)
+        assert distance(found, expected) < TOLERANCE
+    after = [part for layer in prefix.keys_and_values for part in layer]
+    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
 
 
 @torch.inference_mode()

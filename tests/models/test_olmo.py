@@ -89,14 +89,24 @@ def _hold(content: object) -> Callable[[Path, MakeOLMo], object]:
     return lambda folder, make_olmo: torch.save(content, folder / "model.pt")
 
 
+def _weights_of(**fields: Any) -> Callable[[Path, MakeOLMo], object]:
+    """The configuration of another model than the weights'."""
+    return lambda folder, make_olmo: TrainConfig.new(model=make_olmo(**fields).config).save(
+        folder / "config.yaml"
+    )
+
+
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [
         (lambda folder, _: os.truncate(folder / "model.pt", 1000), "is damaged, or was not written by"),
-        (_hold({"a": 3}), "is not the weights of its config.yaml: it lacks"),
         (_hold(Hostile()), "is damaged, or was not written by"),
         (lambda folder, make_olmo: _save(make_olmo(rope=False), folder), "model.rope true"),
         (lambda folder, _: (folder / "config.yaml").write_text("]["), "is not an OLMo configuration"),
+        (_weights_of(n_layers=1), "such as transformer.blocks.1"),
+        (_weights_of(n_layers=3), "such as transformer.blocks.2"),
+        (_weights_of(mlp_ratio=4), "size mismatch for transformer"),
+        (_weights_of(weight_tying=False), "lacks 1, such as transformer.ff_out.weight"),
     ],
 )
 def test_what_is_wrong_with_a_checkpoint_is_said(
@@ -115,7 +125,7 @@ def test_a_mark_tells_of_every_change(checkpoint: Path) -> None:
     os.truncate(checkpoint / "model.pt", 1000)
     assert "has 1000 bytes, not " in _refusal(checkpoint)
     (checkpoint / "complete.json").write_text("{}")
-    assert "complete.json is not the mark of a complete checkpoint" in _refusal(checkpoint)
+    assert "complete.json is damaged" in _refusal(checkpoint)
     # A later step that lost a file is not passed over: an earlier one would be another result.
     (later / "model.pt").unlink()
     assert find_checkpoint(checkpoint.parent) == later

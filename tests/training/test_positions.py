@@ -1,33 +1,20 @@
-from typing import Any
+"""The position IDs of a training sequence: PoSE's one skip, and subsets that are equally likely."""
 
 import numpy as np
 
 from pipeline.training.positions import contiguous_position_ids, pose_position_ids, randomized_position_ids
 
 
-class FixedDraws:
-    """A generator that hands out the numbers a test wrote down, and keeps the bounds it was asked for."""
-
-    def __init__(self, *draws: list[int]) -> None:
-        self._draws = list(draws)
-        self.bounds: list[tuple[int, int]] = []
-
-    def integers(self, low: int, high: int, size: Any, endpoint: bool = False) -> np.ndarray:
-        self.bounds.append((low, high if endpoint else high - 1))
-        return np.array(self._draws.pop(0), dtype=np.int64).reshape(size)
-
-
 def test_pose_shifts_the_second_chunk_only() -> None:
-    draws: Any = FixedDraws([1, 3, 2], [3, 6, 0])
-    ids_BS = pose_position_ids(3, 4, draws, target_length=10)
-    assert ids_BS.tolist() == [[0, 4, 5, 6], [0, 1, 2, 9], [0, 1, 2, 3]]
-    assert ids_BS.dtype == np.int64
-    # Cuts leave neither chunk empty; the largest skip puts the last token at the last ID, 9.
-    assert draws.bounds == [(1, 3), (0, 6)]
-    generator = np.random.default_rng(3)
-    contiguous = contiguous_position_ids(3, 4, generator)
-    assert contiguous.tolist() == pose_position_ids(3, 4, generator, target_length=4).tolist()
-    assert contiguous.tolist() == [[0, 1, 2, 3]] * 3
+    ids_BS = pose_position_ids(2000, 4, np.random.default_rng(3), target_length=10)
+    skips_BC = np.diff(ids_BS, axis=1) - 1
+    assert ids_BS.dtype == np.int64 and (ids_BS[:, 0] == 0).all()
+    assert ((skips_BC > 0).sum(axis=1) <= 1).all(), "one cut, which leaves neither chunk empty"
+    # The largest skip puts the last token at the last ID, 9; every cut comes with every skip.
+    pairs = {(int(skips_C.argmax()), int(skips_C.max())) for skips_C in skips_BC}
+    assert pairs == {(0, 0)} | {(cut, skip) for cut in range(3) for skip in range(1, 7)}
+    for ids in (contiguous_position_ids, lambda *of: pose_position_ids(*of, target_length=4)):
+        assert ids(3, 4, np.random.default_rng(3)).tolist() == [[0, 1, 2, 3]] * 3
 
 
 def test_randomized_ids_are_every_subset_equally_often() -> None:

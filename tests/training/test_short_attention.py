@@ -1,27 +1,16 @@
 """Plain products in the place of the fused kernel: the same attention."""
 
 import torch
-from olmo.config import ModelConfig
-from olmo.model import OLMo
 from torch.nn.functional import scaled_dot_product_attention
 
-from pipeline.models.olmo import blocks_of
-from pipeline.training.trainer import compose_short_attention
+from pipeline.training.trainer import short_attention
 
 
-def new_block(is_composed: bool) -> torch.nn.Module:
-    fields = {"d_model": 64, "n_heads": 4, "n_layers": 1, "vocab_size": 32, "embedding_size": 32}
-    model = OLMo(ModelConfig.new(**fields, attention_dropout=0.0, rope=True, init_device="cpu")).train()
-    if is_composed:
-        compose_short_attention(model)
-    return blocks_of(model)[0]
-
-
-def heads(num_tokens: int, dtype: torch.dtype, num_key_heads: int = 4) -> list[torch.Tensor]:
+def heads(num_tokens: int, dtype: torch.dtype) -> list[torch.Tensor]:
     """Queries, keys, values, of deviation 2, so that attention has something to choose."""
     generator = torch.Generator().manual_seed(num_tokens)
-    shapes = ((2, number, num_tokens, 16) for number in (4, num_key_heads, num_key_heads))
-    return [(2 * torch.randn(shape, generator=generator)).to(dtype).requires_grad_() for shape in shapes]
+    draws = [2 * torch.randn(2, 4, num_tokens, 16, generator=generator) for _ in range(3)]
+    return [part.to(dtype).requires_grad_() for part in draws]
 
 
 def with_gradients(attended: torch.Tensor, parts: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -31,13 +20,13 @@ def with_gradients(attended: torch.Tensor, parts: list[torch.Tensor]) -> list[to
 
 
 def test_in_bfloat16_its_error_is_of_the_size_of_the_fused_kernels() -> None:
-    block = new_block(is_composed=True)
     for num_tokens in (1, 2, 64, 300):
         parts = heads(num_tokens, torch.bfloat16)
         exact_parts = [part.detach().double().requires_grad_() for part in parts]
         exact = with_gradients(scaled_dot_product_attention(*exact_parts, is_causal=True), exact_parts)
         fused = with_gradients(scaled_dot_product_attention(*parts, is_causal=True), parts)
-        ours = with_gradients(block._scaled_dot_product_attention(*parts, is_causal=True), parts)
+        composed = short_attention(scaled_dot_product_attention, *parts, is_causal=True)
+        ours = with_gradients(composed, parts)
         for of_exact, of_fused, of_ours in zip(exact, fused, ours, strict=True):
             assert of_ours.dtype == torch.bfloat16 and of_ours.shape == of_exact.shape
             error, its_error = ((of - of_exact).double().norm() for of in (of_ours, of_fused))
