@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.cli import InputError, folder_path, positive_float, positive_int, whole_number
+from pipeline.results.files import Task
 
 TARGETS_PER_CHUNK = 16
 DTYPES = ("float32", "bfloat16", "auto")
@@ -111,54 +112,25 @@ def default_documents_per_shard(num_documents: int) -> int:
     return max(1, min(_MOST_DOCUMENTS_PER_SHARD, num_documents // _ENOUGH_SHARDS))
 
 
-@dataclass(frozen=True)
-class TaskSplit:
-    """One process of one task among those that measure a result together."""
-
-    task_index: int = 0
-    num_tasks: int = 1
-    process_index: int = 0
-    """Of the task's processes, as torchrun and `accelerate launch` number them in RANK."""
-    num_processes: int = 1
-
-    def shards(self, num_shards: int) -> range:
-        """The indices, of `num_shards` shards, that this process measures: tasks, then processes take turns.
-
-        2 tasks of 2 processes measure 0, 4, 8, …; 2, 6, …; 1, 5, …; 3, 7, …
-        """
-        first = self.task_index + self.num_tasks * self.process_index
-        return range(first, num_shards, self.num_tasks * self.num_processes)
-
-    @property
-    def name(self) -> str | None:
-        """What the lock of this part of the results is called; None for all."""
-        if self == TaskSplit():
-            return None
-        process = f"process-{self.process_index}-of-{self.num_processes}"
-        return f"task-{self.task_index}-of-{self.num_tasks}-{process}"
-
-    def of_the_task(self) -> "TaskSplit":
-        """The split of all processes of this one's task."""
-        return TaskSplit(self.task_index, self.num_tasks)
-
-
-def split_of_this_process(arguments: argparse.Namespace) -> TaskSplit:
-    """The split that the command line and the launcher's environment name."""
+def task_of(arguments: argparse.Namespace) -> Task:
+    """The task that the command line names; all the work without it."""
     index, count = arguments.task_index, arguments.num_tasks
     if (index is None) != (count is None):
         raise InputError("--task-index and --num-tasks say only together what to measure: give both")
-    if count is not None and index >= count:
-        raise InputError(
-            f"--task-index {index} is no task of --num-tasks {count}: they are counted from 0, so the last is"
-            f" {count - 1}"
-        )
+    return Task() if count is None else Task(index, count)
+
+
+def task_of_this_process(arguments: argparse.Namespace) -> Task:
+    """Its share of the command's task, which processes divide as torchrun and accelerate number them."""
+    task = task_of(arguments)
     num_processes = int(os.environ.get("WORLD_SIZE", 1))
     if arguments.device_map is not None and num_processes > 1:
         raise InputError(
             f"--device-map spreads one model over all devices, and each of {num_processes} processes would do"
             " so; start one process, or leave --device-map out"
         )
-    return TaskSplit(index or 0, count or 1, int(os.environ.get("RANK", 0)), num_processes)
+    index = task.index + task.num_tasks * int(os.environ.get("RANK", 0))
+    return Task(index, task.num_tasks * num_processes)
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, dtype: str, auto: str) -> None:
@@ -184,8 +156,6 @@ def add_stage_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpoints", nargs="+", required=True, metavar="MODEL",
         help="run folders of pretrain.py (their last step), OLMo's step<N>-unsharded folders, folders of"
         " Hugging Face causal LMs, or their names on the hub")
-    add("--among", nargs="+", default=(), metavar="MODEL",
-        help="other models of the study: results of two on the hub of one last name are filed as owner--name")
     auto = "the faster on this machine, measured in a second, or what results already begun have"
     add_model_arguments(parser, "float32", auto)
     add("--device-map",

@@ -17,7 +17,7 @@ import torch
 
 from pipeline.cli import InputError, is_out_of_memory, logger, progress
 from pipeline.measuring.contexts import Batching
-from pipeline.measuring.flags import default_documents_per_shard, split_of_this_process
+from pipeline.measuring.flags import default_documents_per_shard, task_of, task_of_this_process
 from pipeline.models.devices import GIBIBYTE, keep_freed_memory, peak_bytes, supports_bfloat16, usable_device
 from pipeline.models.interface import CausalLM, NotFiniteLossError
 from pipeline.models.leading import led_by, num_positions_of
@@ -114,7 +114,7 @@ class MeasuringStage:
 
     def __post_init__(self) -> None:
         arguments = self.arguments
-        self.split = split_of_this_process(arguments)
+        self.task = task_of_this_process(arguments)
         remedy = "leave it out, or say cpu" if arguments.device else "--device cpu computes without it"
         device = torch.device("cpu") if arguments.status else usable_device(arguments.device, remedy)
         self.loading = Loading(
@@ -126,7 +126,7 @@ class MeasuringStage:
             self.has_null,
         )  # fmt: skip
         beside = [] if self.reference_model is None else [self.reference_model]
-        all_words = [*arguments.checkpoints, *beside, *arguments.among]
+        all_words = [*arguments.checkpoints, *beside]
         self.checkpoints = named_checkpoints(arguments.checkpoints, arguments, all_words=all_words)
         references = named_checkpoints(beside, arguments, "--reference-model", all_words)
         self.reference = next(iter(references.values()), None)
@@ -156,11 +156,11 @@ class MeasuringStage:
             )
             output = self.output_of(checkpoint, dtype, size)
             outputs.append(output)
-            if not arguments.status and not output.is_done(self.split.shards(num_shards)):
-                with output.writing(self.split.name):
+            if not arguments.status and not output.is_done(self.task.turns(num_shards)):
+                with output.writing(self.task.name):
                     self.measure_model(checkpoint, output, dtype)
         if arguments.status:
-            of_task = None if arguments.task_index is None else self.split.of_the_task().shards(num_shards)
+            of_task = None if arguments.task_index is None else task_of(arguments).turns(num_shards)
             sys.stdout.writelines(output.state(of_task) + "\n" for output in outputs)
             raise SystemExit(any(output.pending_shards(of_task) for output in outputs))
         for output in outputs:
@@ -212,7 +212,7 @@ class MeasuringStage:
     def measure_model(self, checkpoint: Checkpoint, output: StageOutput, dtype: str) -> None:
         """Measure the shards that are missing of those of this process."""
         arguments, name = self.arguments, checkpoint.name
-        pending = output.pending_shards(self.split.shards(len(self.shards)))
+        pending = output.pending_shards(self.task.turns(len(self.shards)))
         if dtype == "bfloat16":
             warn_where_bfloat16_is_slow(self.loading.device, "--dtype float32")
         loaded = self._load(checkpoint, dtype)
