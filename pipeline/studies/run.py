@@ -23,8 +23,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TextIO
 
-from joblib import cpu_count
-
 from pipeline.studies.commands import Command
 
 EXIT_STOPPED = 75  # as pretrain.py's: run the same again to go on
@@ -55,6 +53,8 @@ class Workers:
 
 def workers(asked: int | None, threads: int, gpus: Sequence[str] = ()) -> Workers:
     """As many as --jobs asks for, or one a GPU, or one for `threads` cores."""
+    from joblib import cpu_count  # late: it takes a second
+
     return Workers(asked or len(gpus) or max(1, cpu_count() // threads), threads, tuple(gpus))
 
 
@@ -227,8 +227,6 @@ class _Run:
         """Stop the others, and say what is known of it; its exit code."""
         self.stop()
         name = process.name
-        if code == 128 + signal.SIGKILL:
-            _say(f"{name} was killed, as where memory runs out; with fewer --jobs each has more")
         _say(f"the last lines of {process.log}:")
         for line in process.last_lines(_LAST_LINES):
             _say(f"  {line}")
