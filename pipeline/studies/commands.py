@@ -8,6 +8,7 @@ Of synthetic tasks, a training a run, a test a task, the notebooks at the end:
     <run>/models/<task>[-k<K_train>]-<positions>-seed<seed>, <run>/results, <run>/figures
 """
 
+import math
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cli import InputError
+from pipeline.measuring.flags import default_documents_per_shard
 from pipeline.studies.file import (
     ANALYSING,
     ROOT,
@@ -57,35 +59,10 @@ _FLAGS = {
 
 @dataclass(frozen=True)
 class Training:
-    """A model to train by pretrain.py."""
+    """A model of the study: what its results are filed under, and what --checkpoints is given."""
 
     name: str
     folder: Path
-
-
-@dataclass(frozen=True)
-class Existing(Training):
-    """A model that is not trained here; `folder` is the word of --checkpoints."""
-
-    is_told_apart: bool
-    """Whether another of the study has its last name on the hub."""
-
-
-@dataclass(frozen=True)
-class TaskTraining(Training):
-    """A model of a synthetic task to train by train_synthetic.py."""
-
-    task: str
-
-
-@dataclass(frozen=True)
-class Measuring:
-    """A measuring stage on some checkpoints."""
-
-    evaluation: Evaluation
-    data: Path
-    trainings: tuple[Training, ...]
-    """What trained each checkpoint, one a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +76,12 @@ class Command:
     arguments: tuple[str, ...]
     needs: tuple[str, ...] = ()
     """Names of commands that must have finished before."""
-    about: Training | Measuring | tuple[TaskTraining, ...] | None = None
-    """What it is checked by before it runs; of what tests models of tasks, these."""
     num_tasks: int | None = None
     """Of its Slurm array, which shares its work. None: it is one job, and takes no --num-tasks."""
+    num_shards: int | None = None
+    """At most, which so many processes can share; None: no limit is known."""
+    steps: Sequence[int] = ()
+    """Checkpoints along training that it measures."""
 
     @property
     def stage(self) -> str:
@@ -113,6 +92,11 @@ class Command:
     def is_stage(self) -> bool:
         """Whether it is not run again; programs of analysis see by themselves what is new."""
         return self.program.startswith("pipeline/")
+
+    @property
+    def is_measuring(self) -> bool:
+        """Whether its documents are shared by as many processes as run."""
+        return self.stage in _FLAGS
 
     def words(self) -> list[str]:
         """Program and arguments; the program by its whole path where one is elsewhere than in the root."""
@@ -146,26 +130,23 @@ def commands_of(study: Study) -> list[Command]:
     commands = [tokenize]
     trainings: dict[str, dict[str, Training]] = {}
     if not study.sizes:
-        from pipeline.models.load import name_of, told_apart  # late, for a --help at once
+        from pipeline.models.load import name_of  # late, for a --help at once
 
-        word_of = {name: model.checkpoint for name, model in study.models.items() if model.checkpoint}
-        apart = told_apart(word_of.values(), None)
-        trainings[""] = {
-            name: Existing(apart.get(word, name_of(word)), Path(word), word in apart)
-            for name, word in word_of.items()
-        }
+        words = {name: str(model.checkpoint) for name, model in study.models.items()}
+        trainings[""] = {name: Training(name_of(word), Path(word)) for name, word in words.items()}
+        names = [training.name for training in trainings[""].values()]
+        if len(set(names)) < len(names):
+            raise InputError(f"two models have the same last name, by which results tell them: {names}")
     for size_name, size in study.sizes.items():
         trainings[size_name] = of_size = {}
         for name in size.models or study.models:
             full_name = f"{size_name}-{name}" if study.sizes_in_names else name
             of_size[name] = training = Training(full_name, run / "models" / full_name)
-            words = [size.config, "--data", str(run / "data"), "--save-folder", str(training.folder)]
-            words += [] if size.max_duration is None else [f"max_duration={size.max_duration}"]
-            how = vars(study.models[name])
-            words += [*size.overrides, *(f"{key}={value}" for key, value in how.items() if value is not None)]
-            commands.append(
-                Command(full_name, "pipeline/pretrain.py", tuple(words), (tokenize.name,), training)
-            )
+            arguments = [size.config, "--data", str(run / "data"), "--save-folder", str(training.folder)]
+            arguments += [] if size.max_duration is None else [f"max_duration={size.max_duration}"]
+            how = vars(study.models[name]).items()
+            arguments += [*size.overrides, *(f"{key}={value}" for key, value in how if value is not None)]
+            commands.append(Command(full_name, "pipeline/pretrain.py", tuple(arguments), (tokenize.name,)))
     for name, evaluation in study.evaluations.items():
         data = run / "data"
         data_command = tokenize.name
@@ -251,32 +232,51 @@ class _EvaluationPlan:
 
     def _measure(self, stage: str) -> Command:
         evaluation = self.evaluation
-        results = self.folder("results")
         if stage == "loss_differences" and evaluation.loss_documents is not None:
             evaluation = replace(evaluation, max_documents=evaluation.loss_documents)
-        trainings = [self.trainings[name] for name in self._measured_models(stage)]
-        measured = trainings
-        checkpoints = [training.folder for training in trainings]
-        if steps := evaluation.steps:
-            measured = [training for training in trainings for _ in steps]
-            checkpoints = [folder / f"step{step}-unsharded" for folder in checkpoints for step in steps]
-        others = []
-        beside = ["--context-lengths"] if stage == "length_losses" else []
+        needed = [self.trainings[name] for name in self._measured_models(stage)]
+        checkpoints = [training.folder for training in needed]
+        if evaluation.steps:
+            checkpoints = [
+                folder / f"step{step}-unsharded" for folder in checkpoints for step in evaluation.steps
+            ]
+        further = ["--context-lengths"] if stage == "length_losses" else []
         if stage == "loss_differences" and evaluation.reference_model:
-            others = [self.trainings[evaluation.reference_model]]
-            beside = ["--reference-model", str(others[0].folder)]
-        where = "--data", self.data, "--checkpoints", *checkpoints, "--results", results
-        arguments = (*map(str, where), *flags(evaluation, _FLAGS[stage]), *beside)
+            reference = self.trainings[evaluation.reference_model]
+            needed.append(reference)
+            further = ["--reference-model", str(reference.folder)]
         if stage == "length_interference":
-            arguments += (*flags(evaluation.length_interference),)
-        trained = [one for one in [*trainings, *others] if not isinstance(one, Existing)]
-        needs = (self.data_command, *dict.fromkeys(training.name for training in trained))
-        arguments += self._among()
-        about = Measuring(evaluation, self.data, tuple(measured))
-        program = "loss_differences" if stage == "length_losses" else stage
-        num_tasks = self.study.slurm.measure
-        name = self._command_name(stage)
-        return Command(name, f"pipeline/{program}.py", arguments, needs, about, num_tasks)
+            further = flags(evaluation.length_interference)
+        return self._measuring(stage, self._command_name(stage), (), checkpoints, further, needed, evaluation)
+
+    def _measuring(
+        self,
+        stage: str,
+        name: str,
+        before: Sequence[str],
+        checkpoints: Sequence[Path],
+        further: Sequence[str],
+        models: Sequence[Training],
+        evaluation: Evaluation,
+        needs: Sequence[str] = (),
+    ) -> Command:
+        """A measuring stage; it needs the trainings of `models`."""
+        where = "--data", self.data, "--checkpoints", *checkpoints, "--results", self.folder("results")
+        trained = [model.name for model in models] if self.study.sizes else []
+        num_documents = evaluation.max_documents
+        num_shards = None
+        if num_documents is not None:
+            per_shard = evaluation.documents_per_shard or default_documents_per_shard(num_documents)
+            num_shards = math.ceil(num_documents / per_shard)
+        return Command(
+            name,
+            f"pipeline/{'loss_differences' if stage == 'length_losses' else stage}.py",
+            (*before, *map(str, where), *flags(evaluation, _FLAGS[stage]), *further),
+            (self.data_command, *dict.fromkeys(trained), *needs),
+            self.study.slurm.measure,
+            num_shards,
+            evaluation.steps or (),
+        )
 
     def _evaluate_tokens(self) -> list[Command]:
         """The choices of each model that chose, tried on the models of evaluators but itself."""
@@ -286,30 +286,16 @@ class _EvaluationPlan:
         commands = []
         for selector in selectors:
             names = [name for name in evaluation.evaluators if chosen is not self or name != selector]
-            trainings = tuple(self.trainings[name] for name in names)
-            if not trainings:
-                continue
-            arguments = (
-                *("--choices", str(chosen.folder("results"))),
-                *("--choices-of", self.trainings[selector].name),
-                *("--data", str(self.data), "--checkpoints", *(str(one.folder) for one in trainings)),
-                *("--results", str(self.folder("results"))),
-                *flags(evaluation, _FLAGS["evaluate_tokens"]),
-                *self._among(),
-            )
-            trained = [one.name for one in trainings if not isinstance(one, Existing)]
-            needs = (self.data_command, *trained, chosen._command_name("influential_tokens"))
-            name = self._command_name("evaluate_tokens") + (f"-of-{selector}" if selectors[1:] else "")
-            about = Measuring(evaluation, self.data, trainings)
-            num_tasks = self.study.slurm.measure
-            program = "pipeline/evaluate_tokens.py"
-            commands.append(Command(name, program, arguments, needs, about, num_tasks))
+            models = [self.trainings[name] for name in names]
+            if models:
+                of = "--choices", str(chosen.folder("results")), "--choices-of", self.trainings[selector].name
+                name = self._command_name("evaluate_tokens") + (f"-of-{selector}" if selectors[1:] else "")
+                folders = [model.folder for model in models]
+                needs = [chosen._command_name("influential_tokens")]
+                commands.append(
+                    self._measuring("evaluate_tokens", name, of, folders, (), models, evaluation, needs)
+                )
         return commands
-
-    def _among(self) -> tuple[str, ...]:
-        """Of two models of one last name, each is called as if both were measured here."""
-        apart = [str(one.folder) for one in self.trainings.values() if getattr(one, "is_told_apart", False)]
-        return ("--among", *apart) if apart else ()
 
     def _long_and_short(self) -> list[str]:
         """Which models are long-context and which short, and at what length, for run_notebooks.py."""
@@ -332,36 +318,33 @@ def _synthetic_commands(study: SyntheticStudy) -> list[Command]:
     run = Path(study.run)
     grids = study.synthetic.grids
     trains = {name: list(_train(study, grid)) for name, grid in grids.items()}
-    grid_of: dict[str, str] = {}
-    for grid_name, of_grid in trains.items():
-        if not of_grid:
-            raise InputError(
-                f"synthetic.grids.{grid_name} is empty: coupled and predicted positions need a task with"
-                " coupled IDs"
-            )
-        for name in (command.name for command in of_grid):
-            if grid_of.setdefault(name, grid_name) != grid_name:
-                raise InputError(
-                    f"synthetic.grids: {grid_of[name]} and {grid_name} both train {name}; take it out of one"
-                )
+    if empty := [name for name, of_grid in trains.items() if not of_grid]:
+        raise InputError(
+            f"synthetic.grids.{empty[0]} is empty: coupled and predicted positions need a task with coupled"
+            " IDs"
+        )
     commands = [command for of_grid in trains.values() for command in of_grid]
+    names = [command.name for command in commands]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise InputError(f"two of synthetic.grids train {min(twice)}; take it out of one")
     measuring: list[Command] = []
     for name, test in study.synthetic.evaluate_synthetic.items():
         task = task_called(test.get("task", name)).name
-        of_grids = [command.about for grid in test.get("grids") or trains for command in trains[grid]]
-        trainings = tuple(one for one in of_grids if isinstance(one, TaskTraining) and one.task == task)
-        if not trainings:
+        needs = tuple(
+            command.name
+            for grid in test.get("grids") or trains
+            for command in trains[grid]
+            if command.arguments[2] == task
+        )
+        if not needs:
             raise InputError(
                 f"synthetic.evaluate_synthetic.{name} tests models that no grid trains: add {task} to a grid"
             )
-        checkpoints = [str(training.folder) for training in trainings]
+        checkpoints = [str(run / "models" / model) for model in needs]
         where = "--task", task, "--checkpoints", *checkpoints, "--results", str(run / "results")
         words = flags({name: value for name, value in test.items() if name not in ("grids", "task")})
-        needs = tuple(one.name for one in trainings)
         command = f"evaluate_synthetic-{name}"
-        measuring.append(
-            Command(command, "pipeline/evaluate_synthetic.py", (*where, *words), needs, trainings)
-        )
+        measuring.append(Command(command, "pipeline/evaluate_synthetic.py", (*where, *words), needs))
     if not measuring:
         return commands
     folders = "--results", str(run / "results"), "--figures", str(run / "figures")
@@ -387,5 +370,4 @@ def _train(study: SyntheticStudy, grid: Grid) -> Iterator[Command]:
                     what = "--task", task_name, "--positions", positions, "--save-folder", str(folder)
                     of_k = [] if k is None else [f"largest_sparsity={k}"]
                     arguments = (study.synthetic.config, *what, *grid.overrides, *of_k, f"seed={seed}")
-                    about = TaskTraining(name, folder, task_name)
-                    yield Command(name, "pipeline/train_synthetic.py", arguments, about=about)
+                    yield Command(name, "pipeline/train_synthetic.py", arguments)

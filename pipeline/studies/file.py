@@ -235,7 +235,9 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
 def _read_study(path: Path, overrides: Sequence[str]) -> Study:
     """The fields of a file and its overrides, as they are given; an evaluation or test of null is none."""
     try:
-        given: Any = OmegaConf.merge(_read(path), read_overrides(overrides))
+        given: Any = OmegaConf.merge(
+            read_yaml(path, "study", "; there are some in olmo_configs/studies/"), read_overrides(overrides)
+        )
         for place in ("further_evaluations", "synthetic.grids", "synthetic.evaluate_synthetic"):
             named = OmegaConf.select(given, place)
             for name in list(named) if isinstance(named, DictConfig) else ():
@@ -244,15 +246,9 @@ def _read_study(path: Path, overrides: Sequence[str]) -> Study:
                 elif place == "further_evaluations":
                     named[name] = OmegaConf.merge(given.get("evaluation") or {}, named[name])
         kind = SyntheticStudy if "synthetic" in given else TextStudy
-        study = settings_of(path, OmegaConf.structured(kind), given)
+        return settings_of(path, OmegaConf.structured(kind), given)
     except (OmegaConfBaseException, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise InputError(f"{path} and the overrides given: {str(error).splitlines()[0]}") from error
-    assert isinstance(study, Study)
-    return study
-
-
-def _read(path: Path) -> DictConfig:
-    return read_yaml(path, "study", "; there are some in olmo_configs/studies/")
 
 
 def find_study_file(path: Path, *further: Path) -> Path:
@@ -275,8 +271,6 @@ def _refuse_names(study: TextStudy) -> None:
             "a study trains all its models, in the `sizes` that it names, or every model has a `checkpoint`"
             f" and there are no sizes; a checkpoint have {', '.join(existing) or 'none'}"
         )
-    if existing and any(one.steps for one in study.evaluations.values()):
-        raise InputError("pretrained models have no `steps`")
     if not study.sizes_in_names and len(study.sizes) > 1:
         raise InputError("sizes_in_names is false, and the models of several sizes would share their names")
     for size_name, size in study.sizes.items():
@@ -285,11 +279,9 @@ def _refuse_names(study: TextStudy) -> None:
         _refuse_unknown("stage of an evaluation", evaluation.stages, (*MEASURING, *ON_REQUEST, *ANALYSING))
         choosing = ["evaluation", *study.further_evaluations]
         _refuse_unknown("evaluation of `choices`", [evaluation.choices], choosing)
-        for names in (evaluation.models, evaluation.influential_models):
-            _refuse_unknown("model of an evaluation", names, study.models)
         beside = [*evaluation.evaluators, evaluation.reference_model]
-        if not study.sizes:
-            _refuse_unknown("model for evaluators or reference_model", beside, study.models)
+        named = [*(evaluation.models or ()), *evaluation.influential_models, *beside]
+        _refuse_unknown("model of an evaluation", named, study.models)
         for size_name, size in study.sizes.items():
             kind = f"model of sizes.{size_name} for evaluators or reference_model"
             _refuse_unknown(kind, beside, size.models or study.models)

@@ -10,7 +10,6 @@ second thread, and twice from a second process (analysis/LOG.md).
 """
 
 import ctypes
-import math
 import os
 import signal
 import subprocess
@@ -24,15 +23,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TextIO
 
-from joblib import cpu_count
-
-from pipeline.measuring.flags import default_documents_per_shard
-from pipeline.studies.commands import Command, Measuring, Training
-from pipeline.text.folder import read_manifest
+from pipeline.studies.commands import Command
 
 EXIT_STOPPED = 75  # as pretrain.py's: run the same again to go on
 _SECONDS_BETWEEN_LOOKS = 0.05
 _LAST_LINES = 15
+TRAINING = ("pretrain", "train_synthetic")
+"""Programs that save what they have before they stop."""
 _HEADING = "--- "
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 _prctl = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
@@ -56,6 +53,8 @@ class Workers:
 
 def workers(asked: int | None, threads: int, gpus: Sequence[str] = ()) -> Workers:
     """As many as --jobs asks for, or one a GPU, or one for `threads` cores."""
+    from joblib import cpu_count  # late: it takes a second
+
     return Workers(asked or len(gpus) or max(1, cpu_count() // threads), threads, tuple(gpus))
 
 
@@ -66,19 +65,6 @@ def gpus_here() -> tuple[str, ...]:
     number = torch.cuda.device_count()
     named = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     return tuple(named if len(named) == number and named[0] else map(str, range(number)))
-
-
-def num_processes(command: Command, at_most: int) -> int:
-    """Of a command: for a measuring stage as many as have a shard to measure, else one."""
-    if not isinstance(command.about, Measuring):
-        return 1
-    evaluation = command.about.evaluation
-    manifest = read_manifest(command.about.data)
-    num_documents = manifest["counts"]["evaluation_documents"] if manifest else 1
-    num_documents = min(num_documents, evaluation.max_documents or num_documents)
-    size = evaluation.documents_per_shard or default_documents_per_shard(num_documents)
-    num_shards = math.ceil(num_documents / size)
-    return max(1, min(at_most, num_shards))
 
 
 class Process:
@@ -228,7 +214,9 @@ class _Run:
                 if command is None:
                     return
                 self._waiting.remove(command)
-                number = num_processes(command, self._workers.number)
+                number = 1
+                if command.is_measuring:
+                    number = min(self._workers.number, command.num_shards or self._workers.number)
                 self._ready = [(command, index, number) for index in range(number)]
                 self._started[command.name] = time.time()
                 _print(f"{command}\n", sys.stdout)
@@ -239,8 +227,6 @@ class _Run:
         """Stop the others, and say what is known of it; its exit code."""
         self.stop()
         name = process.name
-        if code == 128 + signal.SIGKILL:
-            _say(f"{name} was killed, as where memory runs out; with fewer --jobs each has more")
         _say(f"the last lines of {process.log}:")
         for line in process.last_lines(_LAST_LINES):
             _say(f"  {line}")
@@ -252,7 +238,7 @@ class _Run:
         self._is_stopping = True
         for one in self._running:
             one.tell(signal.SIGTERM)
-        if saving := [one.name for one in self._running if isinstance(one.command.about, Training)]:
+        if saving := [one.name for one in self._running if one.command.stage in TRAINING]:
             _say(f"waiting until {', '.join(saving)} has saved; Ctrl-C ends it without")
         while self._running:
             for one in self._running if self._waits_no_more else ():

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.models.interface import Prefix
 from pipeline.results.statistics import Interval, wilson_interval
 from pipeline.synthetic.config import TaskConfig
 from pipeline.synthetic.models import TaskCausalLM, TaskModel

@@ -7,6 +7,7 @@ from scipy import stats
 from pipeline.results.statistics import ratio_of_sums, wilson_interval
 
 MEAN_GAIN = 0.1
+NUM_TRIALS = 600
 
 
 def test_agrees_with_scipy_on_a_ratio() -> None:
@@ -39,11 +40,11 @@ def few_alike(generator: np.random.Generator, num_documents: int) -> tuple[np.nd
 def test_intervals_of_few_documents_cover_the_truth(num_documents: int) -> None:
     generator = np.random.default_rng(num_documents)
     num_covered = 0
-    for _ in range(1500):
+    for _ in range(NUM_TRIALS):
         interval = ratio_of_sums(*few_alike(generator, num_documents))
         num_covered += interval.low <= MEAN_GAIN <= interval.high
     fewest = 0.90 if num_documents == 20 else 0.93  # the bootstrap's are still a little narrow there
-    assert fewest <= num_covered / 1500 <= 0.97
+    assert fewest <= num_covered / NUM_TRIALS <= 0.97
 
 
 def test_wilsons_interval_has_a_width_where_the_outcome_is_certain() -> None:

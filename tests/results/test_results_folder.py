@@ -1,9 +1,8 @@
 """Shards are whole or absent, never mixed; a killed run goes on; what is damaged is not read."""
 
+import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from measured_documents import contents, flip
 
 from pipeline.cli import InputError
 from pipeline.query import connect, rows_of
-from pipeline.results import files
+from pipeline.results import files, write
 from pipeline.results.read import (
     artefacts_in,
     read_artefact,
@@ -109,31 +108,40 @@ def test_another_configuration_is_refused_by_name(tmp_path: Path) -> None:
     assert open_output(tmp_path, settings=SETTINGS | {"null": None}).pending_shards() == [1]
 
 
-KILLED = f"""
-import os, signal, sys
-sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}, {str(Path(__file__).parent)!r}]
-from pathlib import Path
-from pipeline.results import files, write
-from test_results_folder import open_output, rows
-def kill(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
-output = open_output(Path(sys.argv[1]))
-if sys.argv[2] == "before the mark":
-    write.write_json = kill
-else:
-    write.pq.write_table = lambda table, path, **_: (path.write_bytes(b"half"), kill())
-with output.writing():
-    output.write_shard(1, rows(2.0))
-"""
+def write_and_be_killed(results: Path, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process of its own, which SIGKILL ends; forked, so that nothing is imported anew."""
+
+    def kill(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def write_half(_: Any, path: Path, **__: Any) -> None:
+        path.write_bytes(b"half")
+        kill()
+
+    process = os.fork()
+    if process == 0:
+        try:
+            if when == "before the mark":
+                monkeypatch.setattr(write, "write_json", kill)
+            else:
+                monkeypatch.setattr(write.pq, "write_table", write_half)
+            output = open_output(results)
+            with output.writing():
+                output.write_shard(1, rows(2.0))
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(process, 0)
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
 
 
 @pytest.mark.parametrize("when", ["before the mark", "within the data"])
-def test_a_shard_is_done_again_by_whoever_comes_after_a_kill(tmp_path: Path, when: str) -> None:
+def test_a_shard_is_done_again_by_whoever_comes_after_a_kill(
+    tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     open_output(tmp_path / "whole").write_shard(0, rows(1.0))
     shutil.copytree(tmp_path / "whole", tmp_path / "killed")
     open_output(tmp_path / "whole").write_shard(1, rows(2.0))
-    killed = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "killed", when])
-    assert killed.returncode == -signal.SIGKILL
+    write_and_be_killed(tmp_path / "killed", when, monkeypatch)
     output = open_output(tmp_path / "killed")
     assert output.pending_shards() == [1]
     with output.writing():

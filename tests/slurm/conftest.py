@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -71,23 +70,22 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def make_checkout(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """A function making the repository's root as far as jobs need it, with a study.yaml on `train_text`.
+    """A function making the repository's root as far as jobs need it, with a study.yaml.
 
-    Others stand in for the `python` and `torchrun` of its jobs, which saves the imports, unless they are to
-    be as typed.
+    Others stand in for the `python` and `torchrun` of its jobs, which saves the imports.
     """
 
-    def make(train_text: str = "", *, as_typed: bool = False) -> Path:
+    def make() -> Path:
         root = tmp_path_factory.mktemp("checkout")
         shutil.copytree(ROOT / "slurm", root / "slurm", ignore=shutil.ignore_patterns("cluster.env"))
         for name in ("pipeline", "olmo_configs"):
             (root / name).symlink_to(ROOT / name)
-        programs = Path(sys.executable).parent if as_typed else stand_ins(tmp_path_factory.mktemp("programs"))
+        programs = stand_ins(tmp_path_factory.mktemp("programs"))
         # As many threads as this process has: the last bits of a sum depend on who adds up what.
         cluster_env = CLUSTER_ENV.format(programs=programs, threads=os.environ["OMP_NUM_THREADS"])
         (root / "slurm" / "cluster.env").write_text(cluster_env)
         study = OmegaConf.create(STUDY)
-        study.data.source = [train_text or f"{text}/train-*.jsonl"]
+        study.data.source = [f"{text}/train-*.jsonl"]
         study.data.evaluation_source = [f"{text}/validation.jsonl"]
         study.data.tokenizer = f"{text}/data/tokenizer.json"
         study.sizes.small.config = f"{text}/small.yaml"

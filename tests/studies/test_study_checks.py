@@ -22,14 +22,6 @@ StudyFile = Callable[..., Path]
         # The fixture trains four steps; without its own override the warm-up is that of tiny.yaml, 100.
         (["sizes.tiny.overrides=[save_interval=2]"], "tiny-short-seed0: scheduler.t_warmup is 100 steps"),
         (["further_evaluations.along_training.steps=[3]"], "step 3 is to be measured, but .* every 2 "),
-        (["further_evaluations.along_training.steps=[8]"], "step 8 is .*tiny-long-seed1 has 4 steps"),
-        (
-            [
-                "sizes.tiny.overrides=[save_interval=2,scheduler.t_warmup=2,"
-                "save_num_unsharded_checkpoints_to_keep=1]"
-            ],
-            "step 2 is .* keeping some checkpoints",
-        ),
         (["data.tokenizer=none.json"], "there is no tokenizer none.json"),
         (["data.source=[nowhere.jsonl]"], "tokenize_c4: cannot read nowhere.jsonl: No such file"),
         (

@@ -53,17 +53,13 @@ STUDY = """
 import sys
 from pathlib import Path
 from pipeline.cli import stage_parser
-from pipeline.studies.commands import Command, Training
+from pipeline.studies.commands import Command
 from pipeline.studies.run import Workers, run_all
 def parser():
     return stage_parser("a study")
 def main(_):
     reactions = REACTIONS
-    training = Training("training", Path("f"))
-    commands = [
-        Command(name, "slow.py", (name, reaction), (), training if reaction == "saves" else None)
-        for name, reaction in reactions.items()
-    ]
+    commands = [Command(name, f"{name}.py", (name, reaction)) for name, reaction in reactions.items()]
     sys.exit(run_all(commands, (), Workers(len(commands)), Path("run/logs")))
 """
 
@@ -114,7 +110,8 @@ def started_study(tmp_path: Path) -> Iterator[Callable[[dict[str, str]], "subpro
     studies = []
 
     def start(reactions: dict[str, str]) -> "subprocess.Popen[str]":
-        (tmp_path / "slow.py").write_text(SLOW)
+        for name in reactions:
+            (tmp_path / f"{name}.py").write_text(SLOW)
         (tmp_path / "stub.py").write_text(STUDY.replace("REACTIONS", repr(reactions)))
         study = subprocess.Popen(
             [sys.executable, "-c", START],
@@ -162,11 +159,11 @@ STOPPED = "study: stopped by a signal; run the same again to go on\n"
 def test_a_request_to_stop_reaches_all_that_runs(
     number: int, code: int, sentence: str, tmp_path: Path, started_study: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    study = started_study({"training": "saves", "measuring": "ends", "notebooks": "starts"})
+    study = started_study({"pretrain": "saves", "measuring": "ends", "notebooks": "starts"})
     study.send_signal(number)
     _, said = study.communicate(timeout=60)
     assert (study.returncode, sentence in said) == (code, True), said
-    assert (tmp_path / "training-saved").exists()
+    assert (tmp_path / "pretrain-saved").exists()
     wait_until(lambda: living(tmp_path) == [], seconds=5)
 
 
@@ -174,8 +171,8 @@ def test_a_request_to_stop_reaches_all_that_runs(
 def test_a_killed_study_takes_its_children_with_it(
     tmp_path: Path, started_study: Callable[..., "subprocess.Popen[str]"]
 ) -> None:
-    study = started_study({"training": "saves", "measuring": "ends"})
+    study = started_study({"pretrain": "saves", "measuring": "ends"})
     assert len(living(tmp_path)) == 3
     study.kill()
     wait_until(lambda: living(tmp_path) == [], seconds=10)
-    assert (tmp_path / "training-saved").exists()
+    assert (tmp_path / "pretrain-saved").exists()

@@ -59,7 +59,7 @@ def study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (
             ["synthetic.grids.again={tasks: [copy], positions: [pose]}"],
-            "both and again both train copy-pose-seed0",
+            "two of synthetic.grids train copy-pose-seed0",
         ),
         (["synthetic.grids.both.overrides=[num_step=3]"], "sparse_parity-k1-pose-seed0: .* 'num_steps'"),
         (["synthetic.grids.both=null"], "synthetic.grids names none; a study has at least one"),
