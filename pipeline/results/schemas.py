@@ -351,20 +351,21 @@ SCHEMAS: dict[str, pa.Schema] = {
 
 
 def results_page(page: str) -> str:
-    """The page with new tables, one an artefact: a row a column, or a number with its interval."""
+    """The page with new lists of columns, one an artefact; what an earlier one explains is only named."""
     sections = [page.partition("\n\n## ")[0]]
+    explained: set[tuple[str, bytes]] = set()
     for artefact, schema in SCHEMAS.items():
-        sections += [f"\n## {artefact}\n"]
-        if artefact == "found_id_dependencies":
-            sections += ["The columns of `found_dependencies`; of position IDs."]
-            continue
-        sections += ["| column | type | meaning |", "|---|---|---|"]
-        meanings = {field.name: field.metadata[b"meaning"].decode().replace("|", r"\|") for field in schema}
+        known = [
+            f"`{field.name}`" for field in schema if (field.name, field.metadata[b"meaning"]) in explained
+        ]
+        sections += [f"\n## {artefact}\n", *([f"As above: {', '.join(known)}.\n"] if known else [])]
         for field in schema:
-            kind = f"{field.type}{', may be null' if field.nullable else ''}"
-            ends = " (`_low`, `_high`)" if f"{field.name}_low" in meanings else ""
-            if meanings[field.name] not in _ENDS.values():
-                sections += [f"| `{field.name}`{ends} | {kind} | {meanings[field.name]} |"]
+            meaning = field.metadata[b"meaning"]
+            if (field.name, meaning) not in explained and meaning.decode() not in _ENDS.values():
+                kind = f"{str(field.type).replace('item: ', '')}{'?' if field.nullable else ''}"
+                ends = ", `_low`, `_high`" if f"{field.name}_low" in schema.names else ""
+                sections.append(f"- `{field.name}`{ends} ({kind}): {meaning.decode()}")
+            explained.add((field.name, meaning))
     return "\n".join([*sections, ""])
 
 

@@ -11,7 +11,7 @@ from written_results import write_tables
 
 from analysis.figures import generalization_gap, slopes
 from analysis.figures.slopes import Design, contrast
-from analysis.notebooks import NOTEBOOKS, execute_all
+from analysis.run_notebooks import NOTEBOOKS, execute_all
 from pipeline.cli import InputError
 
 SHORT = [f"pose{seed}" for seed in range(4)]

@@ -8,7 +8,7 @@ import forked_stages
 import pytest
 from synthetic_results import Truth
 
-from analysis.notebooks import NOTEBOOKS
+from analysis.run_notebooks import NOTEBOOKS
 
 ROOT = Path(__file__).resolve().parents[2]
 CHOOSING = ("long-seed0", "long-seed1", "short-contiguous")
