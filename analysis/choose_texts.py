@@ -5,8 +5,9 @@
 
 Of each source those with --least-characters or more, in the order of their IDs (the first digits of the
 SHA-256 of the text), so that nobody chooses. A long text, such as a novel, gives --most-characters from its
-middle, from the beginning of a paragraph. Beside them one text a source, the next by hash that is long
-enough, is written to be the distant text of length_interference.py (--distant-documents); its ID is printed.
+middle, from the beginning of a paragraph. With --distant-characters one more text of each source, the next by
+hash that is long enough, becomes a distant text of length_interference.py (--distant-documents), and the IDs
+are printed.
 """
 
 import sys
@@ -37,8 +38,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--distant-characters",
         type=positive_int,
-        default=10_000,
-        help="shorter texts do not become distant texts",
+        help="add a distant text of so many characters or more from each source",
     )
     add(
         "--leave-out-first",
@@ -78,14 +78,18 @@ def main(arguments: argparse.Namespace) -> None:
         ]
         by_hash = sorted(passages, key=lambda document: document.document_id)
         chosen = by_hash[: arguments.per_source]
-        rest = by_hash[arguments.per_source :]
-        longer = [document for document in rest if len(document.text) >= arguments.distant_characters]
-        if len(chosen) < arguments.per_source or not longer:
+        if (least := arguments.distant_characters) is not None:
+            rest = by_hash[arguments.per_source :]
+            longer = [document for document in rest if len(document.text) >= least]
+            chosen += longer[:1]
+            distant += [document.document_id for document in longer[:1]]
+        wanted = arguments.per_source + (least is not None)
+        if len(chosen) < wanted:
             raise InputError(
-                f"{name}: {len(by_hash)} texts of {arguments.least_characters:,} characters are too few for"
-                f" {arguments.per_source} and a distant one; choose a smaller --per-source"
+                f"{name}: {len(chosen)} of {wanted} texts have {arguments.least_characters:,} characters;"
+                " choose a smaller --per-source"
             )
-        lines += [json.dumps({"text": document.text, "url": name}) for document in [*chosen, longer[0]]]
-        distant.append(longer[0].document_id)
+        lines += [json.dumps({"text": document.text, "url": name}) for document in chosen]
     write_atomically(arguments.out, lambda path: path.write_text("\n".join([*lines, ""]), encoding="utf-8"))
-    sys.stdout.write(f"--distant-documents {' '.join(distant)}\n")
+    if distant:
+        sys.stdout.write(f"--distant-documents {' '.join(distant)}\n")

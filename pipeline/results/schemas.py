@@ -210,8 +210,8 @@ SCHEMAS: dict[str, pa.Schema] = {
         optional("gain", FLOAT, "what is to be recovered, nats, by the criterion: loss_difference or"
                  " short_context_divergence, under the ablation 'swap' swapped_loss -"
                  " long_context_loss or swapped_divergence; null in the oldest results"),
-        optional("mean_log2_k", FLOAT, "tokens needed, in doublings: mean over thresholds in (0, 1) of log2 of"
-                 " the least k that recovers that share of the gain, interpolated in log2 k, from 0 (one"
+        optional("mean_log2_k", FLOAT, "tokens needed, in doublings: mean over thresholds in (0, 1) of log2"
+                 " of the least k that recovers that share of the gain, interpolated in log2 k, from 0 (one"
                  " token suffices) to log2 of all distant tokens; mean over swapped contexts; null if the"
                  " gain is too small"),
         optional("mean_log2_k_of_swaps", FLOATS, "the same in each swapped context; null without a gain"),
@@ -219,9 +219,9 @@ SCHEMAS: dict[str, pa.Schema] = {
                  " the gain; null where the gain is below the minimum, or no studied k reaches it"),
         optional("k_50", INT32, "the least studied k recovering half of the gain; null likewise"),
         column("is_censored", BOOL, "the long context helps enough, but no studied k recovers enough of it"),
-        optional("minimum_context_length", INT32, "fewest nearest tokens, short context included,"
-                 " that recover 90% of the gain (Vakilian et al. 2025): short_context_length plus k* of recency;"
-                 " null without that k*"),
+        optional("minimum_context_length", INT32, "fewest nearest tokens, short context"
+                 " included, that recover 90% of the gain (Vakilian et al. 2025): short_context_length"
+                 " plus k* of recency; null without that k*"),
     ]),
     # What the analysis makes of results and writes beside its figures: one file each.
     "outcome_targets": pa.schema([
