@@ -47,7 +47,7 @@ def test_all_notebooks_run_anywhere_and_only_once(scales: tuple[Path, Truth, Tru
     executed = sorted(path.name for path in figures.glob("*.ipynb"))
     assert len(executed) == len([*NOTEBOOKS.glob("*.ipynb")]) - 2
     for path in figures.glob("*.ipynb"):
-        assert "intervals of 95 % each" in path.read_text(), f"{path.name} has no multiple-comparison note"
+        assert "intervals of 95% each" in path.read_text(), f"{path.name} has no multiple-comparison note"
 
     before = {path: path.stat().st_mtime_ns for path in figures.glob("[!.]*")}  # not the lock
     again = run(relative, Path("figures"), tmp_path)
