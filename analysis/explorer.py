@@ -9,8 +9,34 @@ Model, selection rule, distant context (own, or the null) and k can be switched;
 sorted by gain.
 
 It needs the stages loss_differences and influential_tokens and, for the text, the tokenized data that they
-ran on. The page stays below 20 MB: documents beyond that are left out, which the page says, as it says what
-else it does not hold. Fewer --models or --rules leave room for more documents.
+ran on. The page stays below about 20 MB, which a browser reads in half a second: documents beyond that are
+left out, which the page says. Fewer --models or --rules leave room for more documents.
+
+The page holds one record:
+
+{"results": "runs/demo/results",                  where this comes from
+ "models": ["long-seed0", …], "rules": [...], "k": [1, 2, 4, …],
+ "short_context_length": 8, "long_context_length": 256, "targets_per_chunk": 16,
+ "ablation": "mask", "recovery_fraction": 0.9, "minimum_gain": 0.1,
+ "unit_nats": 0.001, "left_out": ["a sentence", …], "documents": […]}
+
+and of each document its measured chunks. Losses and influences are whole numbers of `NATS`, which is all that
+the page shows of them, at half the bytes of decimals. What is marked ? may be absent:
+
+{"id": "00f3…", "num_tokens": 812, "chunks": [{"start": 0,
+  "pieces": ["The", " cat", …],                   the text of each token of the chunk
+  "targets": [240, …],                            places in the chunk
+  "models": {"long-seed0": {
+    "short": [4123, …], "long": […],              losses, a value per target
+    "expected": […], "specific": […],             ? short-context divergence, document-specific gain
+    "swap": […], "swap_kl": […],                  ? of the ablation: loss, divergence with no k
+    "rules": {"leave_one_out": {
+      "k_star": {"loss": [4, null, "censored", …], "divergence": […]},    ? the latter
+      "own": {
+        "loss": [[4110, …], …], "kl": […],        per target: loss, ? divergence, at each studied k
+        "distance": [[3, …], …], "influence": [[210, null, …], …],        per target: a value per rank
+        "moved": […]},                            ? how far leaving it out moves the prediction
+      "other_document": {…, "token": [[" cat", …], …]}}}}}}]}     ? the null, with its tokens
 """
 
 import sys
@@ -23,21 +49,49 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from pipeline.cli import InputError, file_path, folder_path, logger, positive_int, progress, stage_parser
-from pipeline.explorer_page.writing import NATS, Record, bytes_of_parts, numbers_of, page_of, to_json
+import numpy as np
+import pandas as pd
+
+from analysis.read import TARGET, data_of, read_sparse_losses, read_sparsity, shown_rule
+from pipeline.cli import (
+    InputError,
+    file_path,
+    folder_path,
+    positive_int,
+    progress,
+    stage_parser,
+    unknown_name,
+)
+from pipeline.explorer_page import html_page, to_json
 from pipeline.results.files import refuse_replacing, write_atomically
+from pipeline.results.read import read_artefact, read_settings
+from pipeline.results.schemas import DIVERGENCE, LOSS, OTHER_DOCUMENT, OWN
+from pipeline.text.folder import EvaluationDocument
+from pipeline.text.tokenizer import DocumentTokenizer
 
-if TYPE_CHECKING:
-    from pipeline.text.tokenizer import DocumentTokenizer
-
-MAX_BYTES = 20_000_000
-_HEADER_BYTES = 50_000
-"""Room for all but the page itself and the documents."""
-_BYTES_OF_ELEMENT = 64
-"""What the page takes around a document."""
+MAX_BYTES = 19_900_000
+NATS = 1e-3
+Groups = Mapping[str, dict[Any, pd.DataFrame]]
+"""Table -> document, chunk, model and so on -> its rows."""
+_OF_TARGETS = {
+    "short": "short_context_loss", "long": "long_context_loss", "expected": "short_context_divergence",
+    "specific": "document_specific_gain",
+}  # fmt: skip
+_SWAPPED = {"swap": "swapped_loss", "swap_kl": "swapped_divergence"}
+_CURVES = {"loss": "sparse_context_loss", "kl": "sparse_context_divergence"}
+"""The page's names of columns; a column that is absent or holds nulls alone is left out."""
+_SETTINGS = (
+    "short_context_length", "long_context_length", "targets_per_chunk", "k", "ablation", "recovery_fraction",
+    "minimum_gain",
+)  # fmt: skip
+"""Settings that all models on the page must share."""
+_KEYS = ["document_id", "chunk_index", "model", "rule", "criterion", "distant_context"]
+_SCRIPTS = (
+    "drawing.js", "values.js", "address.js", "lists.js", "text.js", "target.js", "taking.js", "page.js",
+)  # fmt: skip
 
 
 def parser() -> argparse.ArgumentParser:
@@ -45,78 +99,189 @@ def parser() -> argparse.ArgumentParser:
     stage = stage_parser(__doc__)
     add = stage.add_argument
     add("results", type=folder_path, metavar="RESULTS", help="a results folder")
-    add("--out", type=file_path, required=True, help="the page to write; one that is there is replaced")
+    add("--out", type=file_path, required=True, help="the page (overwritten if it exists)")
     add(
         "--data",
         type=folder_path,
         help="folder of tokenize_c4.py that was measured (default: data beside RESULTS)",
     )
-    add("--max-documents", type=positive_int, default=200, help="documents shown, the first by their hash")
-    add("--models", nargs="+", help="models shown (default: all)")
-    add("--rules", nargs="+", help="selection rules shown (default: all)")
+    add("--max-documents", type=positive_int, default=200, help="number of documents, first by their hash")
+    add("--models", nargs="+", help="models to show (default: all)")
+    add("--rules", nargs="+", help="selection rules to show (default: all)")
     return stage
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Write the page."""
-    # Imported late, for a --help at once.
-    from analysis.explorer_records import choose, records
-    from analysis.read import data_of
-
-    refuse_replacing([arguments.out], [arguments.results, arguments.data])
-    shown = choose(arguments.results, arguments.models, arguments.rules)
-    data = data_of(arguments.results, arguments.data, "loss_differences", "influential_tokens")
+    results = arguments.results
+    refuse_replacing([arguments.out], [results, arguments.data])
+    shown, document_ids = choose(results, arguments.models, arguments.rules)
+    data = data_of(results, arguments.data, "loss_differences", "influential_tokens")
     tokenizer = data.tokenizer()
-    wanted = shown.document_ids[: arguments.max_documents]
-    every = progress(records(shown, wanted, data, tokenizer), "explorer", "document", len(wanted))
-    documents, null_pieces = fitting(every, tokenizer, MAX_BYTES - bytes_of_parts() - _HEADER_BYTES)
-    if not documents:
+    documents = {document.document_id: document for document in data.evaluation_documents()}
+    wanted = document_ids[: arguments.max_documents]
+    rows = _rows_of(shown, results, wanted)
+    records = []
+    num_bytes = 0
+    for document_id in progress(wanted, "explorer", "document", len(wanted)):
+        record = _record(shown, documents[document_id], rows, tokenizer)
+        num_bytes += len(to_json(record).encode())
+        if num_bytes > MAX_BYTES:
+            break
+        records.append(record)
+    if not records:
         raise InputError(
-            f"document {wanted[0]} alone takes more than {MAX_BYTES / 1e6:.0f} MB; choose fewer --models or"
-            " --rules"
+            f"document {wanted[0]} alone takes more than 20 MB; choose fewer --models or --rules"
         )
-    num_available = len(shown.document_ids)
+    num_available = len(document_ids)
     left_out = [
-        f"{num_available - len(documents):,} of {num_available:,} documents with both losses and influential"
+        f"{num_available - len(records):,} of {num_available:,} documents with both losses and influential"
         " tokens: shown are the first in the order of their hashes, a random sample (--max-documents; fewer"
         " --models or --rules leave room for more).",
         "The text outside of the measured chunks.",
         "The influence of distant tokens that no rule selected (artefact influences).",
         "The text of the null's other documents, but for the tokens selected there.",
     ]
-    header = {
-        "results": str(arguments.results),
-        "models": shown.models,
-        "rules": shown.rules,
-        **shown.settings,
-        "unit_nats": NATS,
-        "left_out": left_out,
-        "null_pieces": null_pieces,
-    }
-    text = page_of(header, documents)
+    header = {"results": str(results), **shown, "unit_nats": NATS, "left_out": left_out, "documents": records}
+    text = html_page("page.html", _SCRIPTS, "style.css", header)
     write_atomically(arguments.out, lambda temporary: temporary.write_text(text, encoding="utf-8"))
-    logger.info("%s: %d documents, %.1f MB", arguments.out, len(documents), len(text.encode()) / 1e6)
 
 
-def fitting(
-    every: Iterable[Record], tokenizer: "DocumentTokenizer", max_bytes: int
-) -> tuple[list[tuple[Record, str]], dict[int, str]]:
-    """The first records that fit into `max_bytes`.
+def choose(
+    results: Path, models: Sequence[str] | None, rules: Sequence[str] | None
+) -> tuple[dict[str, Any], list[str]]:
+    """Choose what of a results folder is shown: all models and rules unless some are named.
+
+    InputError if a model or rule is missing, models were measured with other settings than others, or nothing
+    is left to show.
 
     Returns:
-        Each record with its JSON, and the text of every other document's token that they name, by its ID.
+        Models, those with selections first; rules, the recommended one first, which the page opens with; and
+        the settings that the models share. Documents in the order of their hashes: the first are a random
+        sample.
     """
-    from analysis.explorer_records import null_token_ids
+    sparsity = read_sparsity(results, columns=["document_id", "rule"])
+    losses = read_artefact(results, "loss_differences", ["document_id"])
+    models = _named(
+        "model", models, [*dict.fromkeys([*sorted(set(sparsity["model"])), *sorted(set(losses["model"]))])]
+    )
+    sparsity = sparsity[sparsity["model"].isin(models)]
+    present_rules = list(dict.fromkeys(sparsity["rule"]))
+    recommended_first = sorted(present_rules, key=lambda rule: rule != shown_rule(present_rules))
+    rules = _named("rule", rules, recommended_first)
+    sparsity = sparsity[sparsity["rule"].isin(rules)]
+    both = sparsity[["model", "document_id"]].merge(losses)["document_id"]
+    if both.empty:
+        raise InputError(
+            f"{results} has no document with both loss differences and influential tokens of"
+            f" {', '.join(models)}; run both stages on the same documents"
+        )
+    made = read_settings(results, "influential_tokens")
+    ways = [{name: made[model].get(name) for name in _SETTINGS} for model in models if model in made]
+    if differing := [name for name in _SETTINGS if any(way[name] != ways[0][name] for way in ways)]:
+        raise InputError(
+            f"the models of {results} differ in {', '.join(differing)}; choose --models that do not"
+        )
+    return {"models": models, "rules": rules, **ways[0]}, sorted(set(both))
 
-    documents: list[tuple[Record, str]] = []
-    null_pieces: dict[int, str] = {}
-    for record in every:
-        encoded = to_json(record)
-        new = {id_: tokenizer.pieces([id_])[0] for id_ in sorted(null_token_ids(record) - null_pieces.keys())}
-        parts = encoded, to_json(numbers_of(record)), to_json(new)
-        max_bytes -= _BYTES_OF_ELEMENT + sum(len(part.encode()) for part in parts)
-        if max_bytes < 0:
-            break
-        documents.append((record, encoded))
-        null_pieces |= new
-    return documents, null_pieces
+
+def _named(kind: str, wanted: Sequence[str] | None, present: Sequence[str]) -> list[str]:
+    for name in wanted or ():
+        if name not in present:
+            raise unknown_name(kind, name, present)
+    return [name for name in present if wanted is None or name in wanted]
+
+
+def _rows_of(shown: Mapping[str, Any], results: Path, document_ids: list[str]) -> Groups:
+    """Artefact -> those of `_KEYS` that it has -> its rows in the order of targets, then of ranks or k."""
+    losses_only = {"model": shown["models"], "document_id": document_ids}
+    only = losses_only | {"rule": shown["rules"]}
+    of_rule = [*TARGET, "rule", "distant_context"]
+    k_stars = [*TARGET, "rule", "criterion", "k_90", "is_censored"]
+    selected = [*of_rule, "rank", "distance", "context_token_id", "influence"]
+    sparse = [*of_rule, "k", *_CURVES.values(), *_SWAPPED.values()]
+    tables = {
+        "losses": read_artefact(results, "loss_differences", [*TARGET, *_OF_TARGETS.values()], losses_only),
+        "selected": read_artefact(results, "influential_tokens", selected, only),
+        "sparse": read_sparse_losses(results, sparse, only),
+        "k_stars": pd.concat(
+            read_sparsity(results, criterion, k_stars, only) for criterion in (LOSS, DIVERGENCE)
+        ),
+    }
+    groups = {}
+    for name, rows in tables.items():
+        keys = [key for key in _KEYS if key in rows]
+        places = [place for place in ("target_position", "rank", "k") if place in rows]
+        groups[name] = dict(iter(rows.sort_values([*keys, *places]).groupby(keys, sort=False)))
+    return groups
+
+
+def _record(
+    shown: Mapping[str, Any], document: EvaluationDocument, rows: Groups, tokenizer: DocumentTokenizer
+) -> dict[str, Any]:
+    length = shown["long_context_length"]
+    indices = sorted({key[1] for key in rows["losses"] if key[0] == document.document_id})
+    # From the document's start, as a chunk may begin inside of a character.
+    pieces = tokenizer.pieces(document.token_ids[: (indices[-1] + 1) * length].tolist())
+    chunks = []
+    for index in indices:
+        start = index * length
+        chunk: dict[str, Any] = {"start": start, "pieces": pieces[start : start + length], "models": {}}
+        for model in shown["models"]:
+            key = (document.document_id, index, model)
+            if key not in rows["losses"]:
+                continue
+            losses = rows["losses"][key]
+            targets = (losses["target_position"] - start).tolist()
+            if chunk.setdefault("targets", targets) != targets:
+                raise InputError(
+                    f"model '{model}' was measured on other targets of document {document.document_id}"
+                )
+            measured: dict[str, Any] = _columns(losses, _OF_TARGETS) | {"rules": {}}
+            for rule in shown["rules"]:
+                if (*key, rule, LOSS) in rows["k_stars"]:
+                    # No rule decides what S_k is added to under the ablation `swap`.
+                    sparse = rows["sparse"][*key, rule, OWN]
+                    measured |= _columns(sparse.iloc[:: len(sparse) // len(targets)], _SWAPPED)
+                    measured["rules"][rule] = _rule_record(rows, (*key, rule), len(targets), tokenizer)
+            chunk["models"][model] = measured
+        chunks.append(chunk)
+    return {"id": document.document_id, "num_tokens": len(document.token_ids), "chunks": chunks}
+
+
+def _rule_record(
+    rows: Groups, key: tuple[Any, ...], num_targets: int, tokenizer: DocumentTokenizer
+) -> dict[str, Any]:
+    """k* and, by distant context, losses and tokens of one rule; a null that was not measured is absent."""
+    record: dict[str, Any] = {"k_star": {}}
+    for criterion in (LOSS, DIVERGENCE):
+        if (*key, criterion) in rows["k_stars"]:
+            of_criterion = rows["k_stars"][*key, criterion]
+            k_stars = of_criterion["k_90"].astype(object).where(of_criterion["k_90"].notna(), None)
+            record["k_star"][criterion] = k_stars.mask(of_criterion["is_censored"], "censored").tolist()
+    for distant_context in (OWN, OTHER_DOCUMENT):
+        if (*key, distant_context) not in rows["selected"]:
+            continue
+        selected = rows["selected"][*key, distant_context]
+        columns = {
+            **_columns(rows["sparse"][*key, distant_context], _CURVES),
+            "distance": selected["distance"].tolist(), "influence": _in_units(selected["influence"]),
+            **_columns(selected, {"moved": "divergence"}),
+        }  # fmt: skip
+        if distant_context == OTHER_DOCUMENT:
+            columns["token"] = [tokenizer.pieces([token_id])[0] for token_id in selected["context_token_id"]]
+        record[distant_context] = {
+            name: np.reshape(np.array(values, dtype=object), (num_targets, -1)).tolist()
+            for name, values in columns.items()
+        }
+    return record
+
+
+def _columns(rows: pd.DataFrame, names: Mapping[str, str]) -> dict[str, list[Any]]:
+    held = {name: rows[column] for name, column in names.items() if column in rows}
+    return {name: _in_units(values) for name, values in held.items() if values.notna().any()}
+
+
+def _in_units(nats: pd.Series) -> list[int | None]:
+    """Whole numbers of NATS."""
+    return [None if pd.isna(value) else round(value / NATS) for value in nats]

@@ -20,13 +20,13 @@ use as an attention sink, is never a source.
 
 --instead compares two continuations: an effect is then a fall of log p(what came) - log p(instead).
 --chat reads messages, a JSON list of objects with role and content, by the model's own chat template. The
-answer's tokens are explained: the last message, or with --generate what the model says.
+tokens of the last message are explained, or with --generate those of the model's answer.
 
 The time is told before. If --budget does not suffice, fewer predictions are explained, or groups of units are
 not split. --all, without a budget, explains every prediction by every unit.
 
-prints   the text, tokens colored by total effect, a summary, and each explained prediction with its sources;
-         no colors if the output is no terminal, or NO_COLOR is set
+prints   the text, a summary, and each explained prediction with its sources; tokens are colored by total
+         effect in a terminal, unless NO_COLOR is set
 writes   --out, a page that opens from disk in any browser; --json and --csv, the same as data
 
 In a notebook: from sparsity_length import explain; explain("...", "MODEL", at="Paris")
@@ -65,16 +65,10 @@ BUDGET = "2m"
 
 def duration(text: str) -> int:
     """Seconds, of 90, 90s, 2m or 1h."""
-    found = re.fullmatch(r"(\d{1,9})([smh]?)", text.strip())
-    seconds = int(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]] if found else 0
-    if not seconds:
-        raise argparse.ArgumentTypeError(f"{text} is no duration above 0, such as 90s, 2m or 1h")
-    return seconds
-
-
-def targets(text: str) -> int | None:
-    """A number of predictions; None of all."""
-    return None if text == "all" else positive_int(text)
+    found = re.fullmatch(r"0*([1-9]\d{0,8})([smh]?)", text)
+    if found is None:
+        raise InputError(f"{text} is no duration above 0, such as 90s, 2m or 1h")
+    return int(found[1]) * {"m": 60, "h": 3600}.get(found[2], 1)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -90,8 +84,8 @@ def parser() -> argparse.ArgumentParser:
     add("--generate", type=positive_int, metavar="N",
         help="let the model continue with up to N tokens, the likeliest ones, and explain these")
     which = stage.add_mutually_exclusive_group().add_argument
-    which("--targets", type=targets, default=NUM_TARGETS, metavar="N",
-        help="explain the N predictions with the largest total effect, or all")
+    which("--targets", type=positive_int, default=NUM_TARGETS, metavar="N",
+        help="explain the N predictions with the largest total effect")
     which("--all", action="store_const", dest="targets", const=None,
         help="explain every prediction, without a budget unless one is given")
     which("--at", metavar="WORD",
@@ -119,10 +113,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Refuse flags that contradict each other, and set the default budget."""
+    """Refuse --instead without a prediction, and set the default budget."""
     is_one = arguments.at is not None or arguments.position is not None
     if arguments.instead is not None and not is_one:
-        raise InputError("--instead needs --at or --position, which say what it would stand in place of")
+        raise InputError("--instead needs --at or --position, which say which word it would replace")
     if arguments.budget is None and (is_one or arguments.targets is not None):
         arguments.budget = duration(BUDGET)
 
@@ -130,56 +124,42 @@ def check(arguments: argparse.Namespace) -> None:
 def main(arguments: argparse.Namespace) -> None:
     """Explain the text: print it, and write the page."""
     check(arguments)
-    named = [Path(word) for word in (arguments.model, arguments.tokenizer) if word is not None]
-    inputs = [arguments.text_file, arguments.chat, arguments.swap_text_file, *named]
-    outputs = [path for path in (arguments.out, arguments.json, arguments.csv) if path is not None]
-    refuse_replacing(outputs, inputs)
-    arguments.name, text = _name_and_text(arguments)
-    foreign = arguments.swap_text_file
-    arguments.swap_text = None if foreign is None else decoded(foreign.read_bytes(), str(foreign))
+    inputs = [arguments.text_file, arguments.chat, arguments.swap_text_file]
+    inputs += [Path(word) for word in (arguments.model, arguments.tokenizer) if word is not None]
+    outputs = {"html": arguments.out, "json": arguments.json, "csv": arguments.csv}
+    refuse_replacing([path for path in outputs.values() if path is not None], inputs)
+    file = arguments.chat or arguments.text_file
+    arguments.name = "the text" if file is None else file.name
+    text: Any = arguments.text
+    if file is not None:
+        text = decoded(file.read_bytes(), str(file))
+    elif text is None:
+        text = decoded(sys.stdin.buffer.read(), "standard input")
+    if arguments.chat is not None:
+        text = _messages(text, str(file))
+    elif not text.strip():
+        raise InputError("the text is empty; give one of at least two short contexts")
+    swap_file = arguments.swap_text_file
+    arguments.swap_text = None if swap_file is None else decoded(swap_file.read_bytes(), str(swap_file))
     # Imported late, for a --help, and a refusal, at once.
     from pipeline.measuring.explanation import explained, in_words
 
     explanation = explained(text, arguments)
-    for path, ending in ((arguments.out, "html"), (arguments.json, "json"), (arguments.csv, "csv")):
+    for kind, path in outputs.items():
         if path is not None:
-            explanation.save(path, ending)
+            explanation.save(path, kind)
     is_colored = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     sys.stdout.write(in_words(explanation, is_colored=is_colored))
     logger.info("%s is the page", arguments.out)
 
 
-def _name_and_text(arguments: argparse.Namespace) -> tuple[str, Any]:
-    """What the text is called, and the text or the messages."""
-    if arguments.chat is not None:
-        return arguments.chat.name, _messages(arguments.chat)
-    if arguments.text is not None:
-        name, text = "--text", arguments.text
-    elif arguments.text_file is not None:
-        name = arguments.text_file.name
-        file = arguments.text_file
-        text = decoded(file.read_bytes(), str(file))
-    elif sys.stdin.isatty():
-        raise InputError(
-            "no text is given: name a file with --text-file or --chat, or give --text, or a pipe"
-        )
-    else:
-        name, text = "standard input", decoded(sys.stdin.buffer.read(), "standard input")
-    if not text.strip():
-        raise InputError(f"the text of {name} is empty; give one of at least two short contexts")
-    return name, text
-
-
-def _messages(file: Path) -> list[dict[str, Any]]:
-    """The messages of a chat: a list, or that which an object has as its messages."""
+def _messages(text: str, file: str) -> list[dict[str, Any]]:
+    """The messages of a chat: a list, or what an object has as its messages."""
     try:
-        content = json.loads(decoded(file.read_bytes(), str(file)))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{file} is no JSON: {error}") from error
-    messages = content.get("messages") if isinstance(content, dict) else content
-    is_right = isinstance(messages, list) and all(
-        isinstance(message, dict) and {"role", "content"} <= message.keys() for message in messages
-    )
-    if not is_right or not messages:
-        raise InputError(f"{file} is no chat: a list of messages with role and content is expected")
-    return messages
+        content = json.loads(text)
+        messages: list[dict[str, Any]] = content if isinstance(content, list) else content["messages"]
+        if all(message["role"] and "content" in message for message in messages) and messages:
+            return messages
+    except (ValueError, TypeError, KeyError):
+        pass
+    raise InputError(f"{file} is no chat: a JSON list of messages with role and content is expected")

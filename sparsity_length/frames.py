@@ -1,99 +1,352 @@
-"""Texts through the code that measures documents, as frames.
+"""The library's functions: texts through the code that measures documents, as frames.
 
 Shapes: N tokens of a text, L those of a chunk, T targets, K the largest k, J studied values of k.
 """
 
+import argparse
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from numbers import Integral
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from pipeline.cli import InputError, logger, progress, unknown_name
+from pipeline.explain import NUM_SOURCES, NUM_TARGETS, SHORT_CONTEXT_LENGTH, UNITS, check, duration
 from pipeline.measuring.contexts import Measurement
-from pipeline.measuring.explanation import LONG_CONTEXT_LENGTH, positions_left
+from pipeline.measuring.explanation import Explanation, default_length, explained
 from pipeline.measuring.explanation import swap_text as swap_tokens
 from pipeline.measuring.far_context import FarContext
 from pipeline.measuring.flags import ContextLengths
-from pipeline.measuring.given import GivenModel, counted
+from pipeline.measuring.given import GivenModel
 from pipeline.measuring.rules import ABLATIONS, SWAP, Measuring, find_rule
 from pipeline.measuring.sparsity import chosen_tokens, contexts_of, tried_tokens
 from pipeline.measuring.stage import failures_in_words
 from pipeline.results.schemas import DIVERGENCE, OTHER_DOCUMENT, OWN, Columns
 from pipeline.text.chunks import Chunk, without_bos
-from pipeline.text.tokenizer import (
-    DocumentTokenizer,
-    NoTokensError,
-    Text,
-    TokenizedText,
-    is_one_text,
-    tokenized_text,
-)
+from pipeline.text.tokenizer import NoTokensError, Text, TokenizedText, is_one_text, tokenized_text
 
-_TOKEN = ("text", "position", "token", "token_id", "byte_start", "byte_end")
-_VALUES = ("long_context_loss", "short_context_loss", "loss_difference", "divergence")
+_VALUES = ["long_context_loss", "short_context_loss", "loss_difference", "divergence"]
+_LOSSES = [
+    "text",
+    "position",
+    "token",
+    "token_id",
+    "byte_start",
+    "byte_end",
+    "num_long_context_tokens",
+    *_VALUES,
+]
+_TRIED = ["sparse_context_loss", "sparse_context_divergence"]
+_OF_TARGET = ["long_context_loss", "short_context_loss", "baseline_loss", "baseline_divergence"]
+_MEASURED = [
+    "influence",
+    "divergence",
+    *_OF_TARGET,
+    *_TRIED,
+    *(f"null_{name}" for name in _TRIED),
+    "mean_log2_k",
+]
+_INFLUENTIAL = [
+    "text",
+    "evaluator",
+    "position",
+    "token",
+    "byte_start",
+    "byte_end",
+    "rank",
+    "source_position",
+    "source_token",
+    *_MEASURED,
+]
 
 
-class Span(NamedTuple):
-    """Tokens of a text that are read as one chunk."""
+def losses(
+    texts: Text | Iterable[Text], model: Any, tokenizer: Any = None, *, short_context_length: int = 64,
+    long_context_length: int | None = None, bos: str = "auto", special_tokens: bool = False,
+    dtype: str = "auto", device: str | None = None,
+) -> pd.DataFrame:  # fmt: skip
+    """The loss of each token with everything before it, and with the few tokens right before it.
 
-    text: int
-    start: int
-    token_ids_L: np.ndarray
-    lengths: ContextLengths
+    Args:
+        short_context_length: s; the short context of a token is exactly the s tokens before it.
+        long_context_length: tokens of a chunk; None: 1,024, or as many as the model has positions. In a text
+            of one chunk each token sees everything before it. In a longer one it sees at least half a chunk.
+        dtype, device: of a model that is loaded here; "auto" is float32. "bfloat16" takes half the memory and
+            may choose other tokens that matter about as much. A model that needs more is loaded by you.
+        bos, special_tokens: "auto" puts before a text what the tokenizer puts there, "none" nothing; whether
+            control tokens in a text are read as such.
+
+    Returns:
+        A frame, a row for each token of each text, with the columns
+            text: the text's place among those given, from 0;
+            position, token, token_id: its place among the text's tokens, its characters, its ID;
+            byte_start, byte_end: its place in the text's UTF-8;
+            num_long_context_tokens: how many tokens its long context has;
+            long_context_loss, short_context_loss: nats;
+            loss_difference: short less long; positive where the long context helps;
+            divergence: KL(p(.|long) || p(.|short)), the expected loss difference: it never sees the token.
+        The last four are NaN, and num_long_context_tokens is 0, of each text's first s + 1 tokens: their
+        short context is not whole, or it is the long one.
+    """
+    _refuse_unless_whole(short_context_length=short_context_length, long_context_length=long_context_length)
+    short = short_context_length
+    given = GivenModel(model, dtype=dtype, device=device)
+    read = _Texts(texts, given, tokenizer, bos, special_tokens)
+    length = long_context_length or default_length(given, read.bos_token_ids)
+    _refuse_unless_longer(length, short + 1)
+    measured = [np.full((len(ids_N), len(_VALUES)), np.nan, dtype=np.float32) for ids_N in read.ids]
+    num_seen = [np.zeros(len(ids_N), dtype=np.int64) for ids_N in read.ids]
+    chunks = [chunk for text in range(len(read.ids)) for chunk in read.chunks(text, short, 1, length)]
+    with given.ready(length, read.ids, read.tokenizer, read.bos_token_ids) as loaded:
+        for text, start, lengths in progress(chunks, "losses", "chunk"):
+            ids_L = read.ids[text][start : start + lengths.long_context_length]
+            with failures_in_words(given.name, len(ids_L), start, f" of text {text}"):
+                own = FarContext(Measurement(loaded.model, lengths, loaded.batching), ids_L, ids_L)
+                long_T = own.long_losses_T
+                short_T = own.short.losses
+                values = long_T, short_T, short_T - long_T, own.short.divergences
+            measured[text][start + lengths.targets_T] = np.stack(values, axis=-1)
+            num_seen[text][start + lengths.targets_T] = lengths.targets_T
+    frames = []
+    for text, values_N in enumerate(measured):
+        if len(values_N):
+            columns = read.token_columns(text, np.arange(len(values_N)))
+            columns["num_long_context_tokens"] = num_seen[text]
+            frames.append(pd.DataFrame(columns | dict(zip(_VALUES, values_N.T, strict=True))))
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=_LOSSES)
+
+
+def influential_tokens(
+    texts: Text | Iterable[Text], model: Any, tokenizer: Any = None, *, short_context_length: int = 64,
+    long_context_length: int | None = None, num_targets: int | None = None,
+    k: Iterable[int] = (1, 2, 4, 8, 16), rule: str = "leave_one_out_divergence",
+    evaluators: Iterable[Any] = (), ablation: str = "swap", num_swaps: int = 1, swap_text: str | None = None,
+    screen: int | None = None, seed: int = 0, bos: str = "auto", special_tokens: bool = False,
+    dtype: str = "auto", device: str | None = None,
+) -> pd.DataFrame:  # fmt: skip
+    """The distant tokens that each prediction needs most, and how far it gets with them.
+
+    Distant tokens are those before the short context. The ablation "swap" replaces what is left out by
+    another text's tokens, and puts sources among these; "mask" removes it.
+
+    Args:
+        k: numbers of sources that are tried together; a text too short for the largest leaves it out.
+        evaluators: other models of the same tokenizer, which try the sources instead of the one that chose.
+        short_context_length, long_context_length, dtype and so on: as of `losses`.
+        num_targets: predict the last so many tokens of each text only; None: all that have distant tokens
+            enough. Time grows with it, and with the square of the length of a chunk.
+        screen: blocks of distant tokens that a round of the rules leave_one_out and leave_one_out_divergence
+            leaves out, those that matter being split, so that time grows about linearly; None: every token of
+            a chunk up to 2,048 tokens, 32 blocks and one a target beyond.
+        rule: which ranks the distant tokens; `sparsity influential_tokens --help` lists them.
+        num_swaps: number of other texts to average over, under "swap".
+        swap_text: is cut into the swapped contexts and the null baseline; None: bundled English passages.
+        seed: of rules that draw.
+
+    Returns:
+        A frame, a row for each target, rank and evaluator, with the columns
+            text, evaluator: the text's place among those given; the model that tries the sources;
+            position, token, byte_start, byte_end: the target, as of `losses`;
+            rank: from 1, the source needed most, to the largest k;
+            source_position, source_token: the distant token of this rank;
+            influence, divergence: what leaving this one out costs, and how far it moves the prediction; NaN
+                where the rule leaves none out, or the screen not this one alone;
+            long_context_loss, short_context_loss: of the target;
+            baseline_loss, baseline_divergence: before a source is there: under the swapped distant context,
+                or under the short context alone; the divergence is from the prediction with the long context;
+            sparse_context_loss, sparse_context_divergence: with the sources of ranks 1 to this one together;
+                in the rows whose rank is one of k, else NaN;
+            null_sparse_context_loss, null_sparse_context_divergence: the same of sources chosen in another
+                text; NaN of rules that say enough without that null;
+            mean_log2_k: how many sources the target takes, in doublings; NaN where the long context moves its
+                prediction by less than 0.1 nats.
+        A target has a row only if s plus the largest k tokens stand before it; a warning counts the others.
+    """
+    ks = sorted(set(k))
+    _refuse_unless_whole(
+        short_context_length=short_context_length, long_context_length=long_context_length,
+        num_targets=num_targets, num_swaps=num_swaps, screen=screen, **{f"k {k}": k for k in ks},
+    )  # fmt: skip
+    if ablation not in ABLATIONS:
+        raise unknown_name("ablation", ablation, ABLATIONS)
+    find_rule(rule)
+    short = short_context_length
+    given = GivenModel(model, dtype=dtype, device=device)
+    models = [given, *(GivenModel(one, dtype=dtype, device=device) for one in evaluators)]
+    read = _Texts(texts, given, tokenizer, bos, special_tokens)
+    length = long_context_length or default_length(given, read.bos_token_ids)
+    _refuse_unless_longer(length, short + ks[0])
+    work: list[tuple[int, int, Measuring]] = []
+    for text, ids_N in enumerate(read.ids):
+        fitting = [k for k in ks if short + k < min(len(ids_N), length)]
+        for _, start, lengths in read.chunks(text, short, max(fitting, default=length), length, num_targets):
+            measuring = Measuring(
+                lengths=lengths, rules=[rule], ks=fitting, ablation=ablation, num_swaps=num_swaps,
+                every_null=False, screen=screen, seed=seed,
+            )  # fmt: skip
+            work.append((text, start, measuring))
+    num_tokens = sum(map(len, read.ids))
+    if num_left_out := num_tokens - sum(measuring.lengths.num_targets for *_, measuring in work):
+        logger.warning(
+            "%d of %d tokens have no row: fewer than s plus the largest k (%d) stand before them, or they"
+            " were not asked for", num_left_out, num_tokens, short + ks[-1],
+        )  # fmt: skip
+    longest = max((measuring.lengths.long_context_length for *_, measuring in work), default=0)
+    num_others = 1 + (num_swaps if ablation == SWAP else 0)
+    others_N = swap_tokens(swap_text, max(1, num_others * longest), read.tokenizer).token_ids_N
+    others_NL = others_N[: num_others * longest].reshape(num_others, longest)
+    frames = []
+    with ExitStack() as stack:
+        loaded = [
+            stack.enter_context(one.ready(length, [*read.ids, others_N], read.tokenizer, read.bos_token_ids))
+            for one in models
+        ]
+        names = [one.name for one in loaded]
+        # An evaluator's rows are found by its name: of several models of one name it becomes another.
+        loaded[1:] = [
+            replace(one, name=f"{one.name} (evaluator {place})") if names.count(one.name) > 1 else one
+            for place, one in enumerate(loaded[1:])
+        ]
+        for number, (text, start, measuring) in enumerate(progress(work, "influential_tokens", "chunk")):
+            ids_L = read.ids[text][start : start + measuring.lengths.long_context_length]
+            # The ID is of the text, so that rules that draw do it anew for each.
+            chunk = Chunk(f"{text:016x}", number, ids_L, others_NL[:, : len(ids_L)], start)
+            with failures_in_words(given.name, len(ids_L), start, f" of text {text}"):
+                contexts = contexts_of(loaded[0], chunk, measuring)
+                tables, choices = chosen_tokens(contexts, chunk, measuring)
+                chosen = pd.DataFrame(tables["influential_tokens"]).query(f"distant_context == '{OWN}'")
+                chosen["divergence"] = np.nan
+                if measuring.leaves_out(OWN, chunk.document_id):
+                    sources_TK = choices[OWN][rule][:, : measuring.ks[-1]]
+                    moved_TK = np.take_along_axis(contexts[OWN].divergence_TF, sources_TK, axis=1)
+                    chosen["divergence"] = moved_TK.ravel()
+            for one in loaded[1:] or loaded:
+                with failures_in_words(one.name, len(ids_L), start, f" of text {text}"):
+                    of_one = contexts if one is loaded[0] else contexts_of(one, chunk, measuring)
+                    tried = tried_tokens(one.name, of_one, chunk, choices, measuring)
+                frames.append(_frame(read, text, chosen, tried, measuring.ks))
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=_INFLUENTIAL)
+
+
+def explain(
+    text: Text, model: Any, tokenizer: Any = None, *, short_context_length: int = SHORT_CONTEXT_LENGTH,
+    long_context_length: int | None = None, targets: int | str = NUM_TARGETS, sources: int = NUM_SOURCES,
+    at: str | None = None, position: int | None = None, instead: str | None = None, unit: str = "word",
+    generate: int | None = None, budget: str | float | None = None, swap_text: str | None = None,
+    bos: str = "auto", special_tokens: bool = False, dtype: str = "auto", device: str | None = None,
+) -> Explanation:  # fmt: skip
+    """Explain which earlier tokens the predictions in one text depend on, as pipeline/explain.py does.
+
+    Args:
+        text: a string, token IDs, or the messages of a chat, of which the last message is explained.
+        targets, at, position, instead, unit, generate, budget and so on: as the flags of these names;
+            targets="all" is --all, and a budget may be a number of seconds.
+        swap_text: its tokens stand in swapped contexts; None: English passages.
+
+    Returns:
+        An object that a notebook shows as a page, and `print` in words. `.html` is the page, and
+        `.save("page.html")` writes it, or the data to a file that ends in .json or .csv. `.losses` has a row
+        for each predicted token, with the columns
+            position, byte_start, byte_end, token, token_id: its place among the text's tokens and in its
+                UTF-8, its text and ID;
+            near_position: where its near tokens begin, which it has in every context;
+            full_loss, short_loss, swapped_loss: nats, with the full context, with the near tokens alone, and
+                with these behind another document's;
+            short_divergence, swapped_divergence: KL(p(.|full) || p(.|…)); the latter is the total effect.
+        `.frame` has a row for each explained prediction and source, with the columns
+            position, token, byte_start, byte_end: the prediction, as above;
+            total_effect, recovered: mean of the total effect over 4 swapped contexts, and the fraction of it
+                that the sources recover together;
+            no_single_source: whether that is not distinguishable from the null baseline;
+            rank, source, source_position, source_end: the source, its text and its tokens
+                [source_position, source_end);
+            source_byte_start, source_byte_end: its place in the text's UTF-8;
+            effect: what swapping it alone does to the prediction, nats.
+    """
+    num_targets = None if targets == "all" else targets
+    _refuse_unless_whole(
+        short_context_length=short_context_length, long_context_length=long_context_length,
+        targets=num_targets, sources=sources, generate=generate,
+    )  # fmt: skip
+    if unit not in UNITS:
+        raise unknown_name("unit", unit, UNITS)
+    if not is_one_text(text):
+        raise InputError(f"the text is of type {type(text).__name__}; give one text, such as a string")
+    arguments = argparse.Namespace(
+        model=model, tokenizer=tokenizer, short_context_length=short_context_length,
+        long_context_length=long_context_length, targets=num_targets, sources=sources, at=at,
+        position=position, instead=instead, unit=unit, generate=generate,
+        budget=None if budget is None else duration(str(budget)), swap_text=swap_text, bos=bos,
+        special_tokens=special_tokens, dtype=dtype, device=device, revision=None, trust_remote_code=False,
+    )  # fmt: skip
+    check(arguments)
+    return explained(text, arguments)
+
+
+def _refuse_unless_whole(**numbers: Any) -> None:
+    """Refuse what is no whole number of at least 1; None stands for a default."""
+    for name, number in numbers.items():
+        is_whole = isinstance(number, Integral) and not isinstance(number, bool)
+        if number is not None and not (is_whole and number >= 1):
+            raise InputError(f"{name} is {number!r}; give a whole number of at least 1")
+
+
+def _refuse_unless_longer(length: int, fewest: int) -> None:
+    if length <= fewest:
+        raise InputError(
+            f"a long context of {length} tokens has no target with {fewest} tokens before it; choose a longer"
+            " one, a shorter short context, or a smaller k"
+        )
 
 
 class _Texts:
-    """Texts as the model's tokenizer reads them; None of those without a token."""
+    """Texts as the model's tokenizer reads them, without BOS."""
 
-    def __init__(
-        self, texts: Text | Iterable[Text], given: GivenModel, tokenizer: Any, reading: Mapping[str, Any]
-    ) -> None:
-        is_table = isinstance(texts, Mapping) or hasattr(texts, "columns")
-        if is_table or not isinstance(texts, Iterable):
-            hint = "one column of it" if is_table else "a string or a list of strings"
-            raise InputError(f"texts are of type {type(texts).__name__}; give {hint}")
-        each: list[Any] = [texts] if is_one_text(texts) else list(texts)
-        if not all(is_one_text(text) or np.size(text) == 0 for text in each):
-            raise InputError("some of the texts are no strings, token IDs or messages")
-        self.tokenizer = given.tokenizer(tokenizer, **reading)
-        read = [_read(text, self.tokenizer) for text in each]
-        begun = {bos_token_ids for bos_token_ids, _ in filter(None, read)}
+    def __init__(self, texts: Any, given: GivenModel, tokenizer: Any, bos: str, special_tokens: bool) -> None:
+        if isinstance(texts, Mapping) or hasattr(texts, "columns"):  # it would be read as its columns' names
+            raise InputError(f"texts are of type {type(texts).__name__}; give one column of it")
+        self.tokenizer = given.tokenizer(tokenizer, bos=bos, special_tokens=special_tokens)
+        self._read: list[TokenizedText] = []
+        begun = set()
+        for text in [texts] if is_one_text(texts) else texts:
+            try:
+                bos_token_ids, read = without_bos(tokenized_text(text, self.tokenizer))
+                begun.add(bos_token_ids)
+            except NoTokensError:
+                read = TokenizedText("", np.empty(0, dtype=np.int64), np.empty((0, 2), dtype=np.int64))
+            self._read.append(read)
         if len(begun) > 1:
             raise InputError("some texts begin with BOS and others do not; give all of them with it, or none")
-        self.bos_token_ids = begun.pop() if begun else ()
+        self.bos_token_ids: tuple[int, ...] = begun.pop() if begun else ()
         """Before every context; the texts are without it."""
-        self.read = [None if of_text is None else of_text[1] for of_text in read]
-        none_0 = np.empty(0, dtype=np.int64)
-        self.ids = [none_0 if text is None else text.token_ids_N for text in self.read]
-        if num_empty := sum(text is None for text in self.read):
-            logger.warning("%d of %d texts have no token, and no row", num_empty, len(self.read))
-        noted = sum((text.noted for text in self.read if text is not None), Counter[str]())
+        self.ids = [read.token_ids_N for read in self._read]
+        if num_empty := sum(not len(ids_N) for ids_N in self.ids):
+            logger.warning("%d of %d texts have no token, and no row", num_empty, len(self.ids))
+        noted = sum((read.noted for read in self._read), Counter[str]())
         self.tokenizer.warn_of(noted, sum(map(len, self.ids)))
 
-    def spans(
+    def chunks(
         self, text: int, short: int, num_far: int, length: int, num_targets: int | None = None
-    ) -> Iterator[Span]:
+    ) -> Iterator[tuple[int, int, ContextLengths]]:
         """Chunks in which each target with so many distant tokens, or of the last targets, is predicted once.
 
-        Where the text is longer than a chunk, half of one stands before each target, or all that there is.
+        If the text is longer than a chunk, half of one stands before each target, or all that there is.
         """
-        ids_N, num = self.ids[text], len(self.ids[text])
+        num = len(self.ids[text])
         target = max(short + num_far, num - (num_targets or num))
         while target < num:
             start = max(0, min(target - max(length // 2, short + num_far), num - length))
             end = min(start + length, num)
-            yield Span(text, start, ids_N[start:end], ContextLengths(short, end - start, end - target))
+            yield text, start, ContextLengths(short, end - start, end - target)
             target = end
 
     def token_columns(self, text: int, places: np.ndarray) -> dict[str, Any]:
         """The columns that name tokens of a text."""
-        tokens = self.read[text]
-        assert tokens is not None
+        tokens = self._read[text]
         starts, ends = tokens.bytes_N2[places].T
         return {
             "text": np.full(len(places), text), "position": places,
@@ -102,192 +355,30 @@ class _Texts:
         }  # fmt: skip
 
 
-def _read(text: Text, tokenizer: DocumentTokenizer) -> tuple[tuple[int, ...], TokenizedText] | None:
-    try:
-        return without_bos(tokenized_text(text, tokenizer)) if len(text) else None
-    except NoTokensError:
-        return None
-
-
-def _length(given: GivenModel, read: _Texts, wanted: int | None, short: int, num_far: int) -> int:
-    """Length of a chunk; refuses one without a target that has so many distant tokens before it."""
-    fewest = short + num_far
-    num_positions = positions_left(given, read.bos_token_ids)
-    length = wanted or min(LONG_CONTEXT_LENGTH, num_positions or LONG_CONTEXT_LENGTH)
-    if length <= fewest:
-        raise InputError(
-            f"a long context of {length} tokens has no target with {fewest} tokens before it; choose a longer"
-            " one, a shorter short context, or a smaller k"
-        )
-    return length
-
-
-def losses_frame(
-    texts: Text | Iterable[Text], model: Any, tokenizer: Any, options: Mapping[str, Any],
-    reading: Mapping[str, Any], *, short_context_length: int, long_context_length: int | None,
-) -> pd.DataFrame:  # fmt: skip
-    """See `sparsity_length.losses`."""
-    given, short = GivenModel(model, **options), short_context_length
-    read = _Texts(texts, given, tokenizer, reading)
-    length = _length(given, read, long_context_length, short, 1)
-    spans = [span for text in range(len(read.ids)) for span in read.spans(text, short, 1, length)]
-    measured = [np.full((len(ids_N), len(_VALUES)), np.nan, dtype=np.float32) for ids_N in read.ids]
-    num_seen = [np.zeros(len(ids_N), dtype=np.int64) for ids_N in read.ids]
-    total = sum(span.lengths.num_targets * short for span in spans)
-    ready = given.ready(length, read.ids, read.tokenizer, read.bos_token_ids)
-    with ready as loaded, counted([loaded], "losses", total):
-        for text, start, ids_L, lengths in spans:
-            with failures_in_words(given.name, len(ids_L), start, f" of text {text}"):
-                measurement = Measurement(loaded.model, lengths, loaded.batching)
-                own = FarContext(measurement, ids_L, ids_L)
-                long_T, short_T = own.long_losses_T, own.short.losses
-                values = long_T, short_T, short_T - long_T, own.short.divergences
-            measured[text][start + lengths.targets_T] = np.stack(values, axis=-1)
-            num_seen[text][start + lengths.targets_T] = lengths.targets_T
-    frames = []
-    for text, of_text in enumerate(measured):
-        if len(of_text):
-            columns = read.token_columns(text, np.arange(len(of_text)))
-            columns |= {
-                "num_long_context_tokens": num_seen[text],
-                **dict(zip(_VALUES, of_text.T, strict=True)),
-            }
-            frames.append(pd.DataFrame(columns))
-    return _together(frames, [*_TOKEN, "num_long_context_tokens", *_VALUES])
-
-
-def _together(frames: Sequence[pd.DataFrame], columns: Sequence[str]) -> pd.DataFrame:
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(columns))
-
-
-def influential_frame(
-    texts: Text | Iterable[Text], model: Any, tokenizer: Any, options: Mapping[str, Any],
-    reading: Mapping[str, Any], *, short_context_length: int, long_context_length: int | None,
-    num_targets: int | None, k: Sequence[int], rule: str, evaluators: Sequence[Any], ablation: str,
-    num_swaps: int, swap_text: str | None, screen: int | None, seed: int,
-) -> pd.DataFrame:  # fmt: skip
-    """See `sparsity_length.influential_tokens`."""
-    ks, short = sorted(set(k)), short_context_length
-    if ablation not in ABLATIONS:
-        raise unknown_name("ablation", ablation, ABLATIONS)
-    find_rule(rule)
-    given = GivenModel(model, **options)
-    of_evaluators = [
-        GivenModel(one, **(options if isinstance(one, str | Path) else {})) for one in evaluators
-    ]
-    read = _Texts(texts, given, tokenizer, reading)
-    length = _length(given, read, long_context_length, short, ks[0])
-    work: list[tuple[Span, Measuring]] = []
-    for text, ids_N in enumerate(read.ids):
-        fitting = [k for k in ks if short + k < min(len(ids_N), length)]
-        for span in read.spans(text, short, fitting[-1], length, num_targets) if fitting else ():
-            measuring = Measuring(
-                lengths=span.lengths,
-                rules=[rule],
-                ks=fitting,
-                ablation=ablation,
-                num_swaps=num_swaps,
-                every_null=False,
-                screen=screen,
-                seed=seed,
-            )
-            work.append((span, measuring))
-    num_tokens = sum(map(len, read.ids))
-    if num_left_out := num_tokens - sum(span.lengths.num_targets for span, _ in work):
-        logger.warning(
-            "%d of %d tokens have no row: fewer than s plus the largest k (%d) stand before them, or they"
-            " were not asked for", num_left_out, num_tokens, short + ks[-1],
-        )  # fmt: skip
-    longest = max((len(span.token_ids_L) for span, _ in work), default=0)
-    num_others = 1 + (num_swaps if ablation == SWAP else 0)
-    others_N = np.empty(0, dtype=np.int64)
-    if work:
-        others_N = swap_tokens(swap_text, num_others * longest, read.tokenizer).token_ids_N
-    others_NL = others_N[: num_others * longest].reshape(num_others, longest)
-    frames = []
-    with ExitStack() as stack:
-        fed = [*read.ids, others_N]
-        loaded = [
-            stack.enter_context(one.ready(length, fed, read.tokenizer, read.bos_token_ids))
-            for one in (given, *of_evaluators)
-        ]
-        names = [one.name for one in loaded]
-        # An evaluator's rows are found by its name: of several models of one name it becomes another.
-        loaded[1:] = [
-            replace(one, name=f"{one.name} (evaluator {place})") if names.count(one.name) > 1 else one
-            for place, one in enumerate(loaded[1:])
-        ]
-        numbered = enumerate(progress(work, "influential_tokens", "chunk"))
-        for number, ((text, start, ids_L, _), measuring) in numbered:
-            # The ID is of the text, so that rules that draw do it anew for each.
-            chunk = Chunk(f"{text:016x}", number, ids_L, others_NL[:, : len(ids_L)], start)
-            where = f" of text {text}"
-            with failures_in_words(given.name, len(ids_L), start, where):
-                contexts = contexts_of(loaded[0], chunk, measuring)
-                tables, choices = chosen_tokens(contexts, chunk, measuring)
-                moved = None
-                if measuring.leaves_out(OWN, chunk.document_id):
-                    moved = np.take_along_axis(contexts[OWN].divergence_TF, choices[OWN][rule], axis=1)
-            for one in loaded[1:] or loaded:
-                with failures_in_words(one.name, len(ids_L), start, where):
-                    of_one = contexts if one is loaded[0] else contexts_of(one, chunk, measuring)
-                    tried = tried_tokens(one.name, of_one, chunk, choices, measuring)
-                frames.append(_frame(read, text, tables | tried, moved, measuring.ks))
-    return _together(frames, _COLUMNS)
-
-
-_COLUMNS = (
-    "text", "evaluator", "position", "token", "byte_start", "byte_end", "rank", "source_position",
-    "source_token", "influence", "divergence", "long_context_loss", "short_context_loss", "baseline_loss",
-    "baseline_divergence", "sparse_context_loss", "sparse_context_divergence", "null_sparse_context_loss",
-    "null_sparse_context_divergence", "mean_log2_k",
-)  # fmt: skip
-
-
 def _frame(
-    read: _Texts, text: int, columns_of: Mapping[str, Columns], moved_TK: np.ndarray | None, ks: Sequence[int]
+    read: _Texts, text: int, chosen: pd.DataFrame, tables: Mapping[str, Columns], ks: Sequence[int]
 ) -> pd.DataFrame:
-    """The rows of a chunk and evaluator; `moved_TK`: how far leaving out a choice moves predictions."""
-    chosen, sparse, k_stars = (
-        pd.DataFrame(columns_of[name])
-        for name in ("influential_tokens", "sparse_context_losses", "dependency_sparsity")
-    )
-    chosen, sparse = chosen[chosen["distant_context"] == OWN], sparse[sparse["k"].isin(ks)]
-    k_stars = k_stars[k_stars["criterion"] == DIVERGENCE]
-    shape_TK = len(k_stars), len(chosen) // len(k_stars)
-    targets, sources = chosen["target_position"].to_numpy(), chosen["context_position"].to_numpy()
-
-    def of_target(column: str) -> np.ndarray:
-        """A value that all k of a target share."""
-        values_N = sparse.loc[sparse["distant_context"] == OWN, column].to_numpy(np.float32)
-        return np.repeat(values_N[:: len(ks)], shape_TK[1])
-
-    def at_ranks(column: str, distant_context: str) -> np.ndarray:
-        """Values of each studied k, in the rows of these ranks."""
-        values_N = sparse.loc[sparse["distant_context"] == distant_context, column].to_numpy()
-        values_TK = np.full(shape_TK, np.nan, dtype=np.float32)
-        if len(values_N):
-            values_TK[:, np.array(ks) - 1] = values_N.reshape(-1, len(ks))
-        return values_TK.ravel()
-
+    """The rows of a chunk and evaluator."""
+    sparse = pd.DataFrame(tables["sparse_context_losses"]).rename(columns={"k": "rank"})
     baseline = "swapped" if "swapped_loss" in sparse else "short_context"
-    loss, divergence = "sparse_context_loss", "sparse_context_divergence"
-    divergences_TK = np.full(shape_TK, np.nan) if moved_TK is None else moved_TK[:, : shape_TK[1]]
-    columns = read.token_columns(text, targets) | {
-        "evaluator": sparse["evaluator"].iloc[0],
-        "rank": chosen["rank"].to_numpy(),
-        "source_position": sources,
-        "source_token": read.token_columns(text, sources)["token"],
-        "influence": chosen["influence"].to_numpy(np.float32),
-        "divergence": divergences_TK.ravel().astype(np.float32),
-        "long_context_loss": of_target("long_context_loss"),
-        "short_context_loss": of_target("short_context_loss"),
-        "baseline_loss": of_target(f"{baseline}_loss"),
-        "baseline_divergence": of_target(f"{baseline}_divergence"),
-        loss: at_ranks(loss, OWN),
-        divergence: at_ranks(divergence, OWN),
-        f"null_{loss}": at_ranks(loss, OTHER_DOCUMENT),
-        f"null_{divergence}": at_ranks(divergence, OTHER_DOCUMENT),
-        "mean_log2_k": np.repeat(k_stars["mean_log2_k"].to_numpy(np.float32), shape_TK[1]),
-    }
-    return pd.DataFrame({name: columns[name] for name in _COLUMNS})
+    for kind in ("loss", "divergence"):
+        sparse[f"baseline_{kind}"] = sparse[f"{baseline}_{kind}"]
+    sparse = sparse[sparse["rank"].isin(ks)]
+    own = sparse[sparse["distant_context"] == OWN]
+    null = sparse[sparse["distant_context"] == OTHER_DOCUMENT]
+    k_stars = pd.DataFrame(tables["dependency_sparsity"])
+    k_stars = k_stars[k_stars["criterion"] == DIVERGENCE]
+    key = ["target_position", "rank"]
+    of_null = null[[*key, *_TRIED]].rename(columns={name: f"null_{name}" for name in _TRIED})
+    frame = (
+        chosen[[*key, "context_position", "influence", "divergence"]]
+        .merge(own.drop_duplicates("target_position")[["target_position", "evaluator", *_OF_TARGET]])
+        .merge(own[[*key, *_TRIED]], how="left")
+        .merge(of_null, how="left")
+        .merge(k_stars[["target_position", "mean_log2_k"]])
+        .astype(dict.fromkeys(_MEASURED, "float32"))
+    )
+    sources = read.token_columns(text, frame["context_position"].to_numpy())
+    targets = read.token_columns(text, frame["target_position"].to_numpy())
+    named = {"source_position": sources["position"], "source_token": sources["token"]}
+    return frame.assign(**targets, **named)[_INFLUENTIAL]

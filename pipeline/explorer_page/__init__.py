@@ -1,1 +1,36 @@
-"""The explorer's page: one file to look at, and what it holds."""
+"""HTML pages of one file each, that open from disk without a network: `explained.html` and the explorer's."""
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def to_json(value: Any) -> str:
+    """Compact JSON that may stand inside a script element: no `<`, so that nothing in it can end it."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c")
+
+
+def html_page(page: str, scripts: Sequence[str], style: str, record: Any) -> str:
+    """A page of this folder, filled with its scripts, its style and a record of JSON values.
+
+    Only this very script and style may run: the page's content security policy names their hashes and allows
+    nothing else, neither a script in a document's text nor any request.
+    """
+    folder = Path(__file__).resolve().parent
+    parts = {
+        "script": "".join((folder / name).read_text(encoding="utf-8") for name in scripts),
+        "style": (folder / style).read_text(encoding="utf-8"),
+    }
+    hashes = {name: hashlib.sha256(content.encode()).digest() for name, content in parts.items()}
+    html = (folder / page).read_text(encoding="utf-8")
+    for name, digest in hashes.items():
+        html = html.replace(f"{{{{{name}-hash}}}}", f"sha256-{base64.b64encode(digest).decode()}")
+    data = f'<script type="application/json" id="data">{to_json(record)}</script>'
+    # The data comes last: texts may hold the very words that stand for the parts.
+    for name, content in {**parts, "data": data}.items():
+        html = html.replace(f"{{{{{name}}}}}", content)
+    return html

@@ -95,7 +95,7 @@ function drawChart(svg, ks, curves, kIndex) {
     svgElement("circle", { class: "now", cx: x(kIndex + 1), cy: y(curves.own[kIndex]), r: 5 }),
   );
   const told = ks.map((k, index) => `k = ${k}: ${nats(curves.own[index])}`).join(", ");
-  svg.setAttribute("aria-label", `In nats. ${curves.isSwapped ? "Foreign distant context" : "Short context"}: ${nats(curves.start)}, ${told}, long context: ${nats(curves.long)}`);
+  svg.setAttribute("aria-label", `In nats. ${curves.isSwapped ? "Swapped context" : "Short context"}: ${nats(curves.start)}, ${told}, long context: ${nats(curves.long)}`);
 }
 
 /** How many targets gain how much, and where one of them stands; 1 in 100 at either end is drawn at the end. */

@@ -6,7 +6,7 @@ let numTargetRows = ROWS_AT_A_TIME;
 // Documents ------------------------------------------------------------------------------------------------
 
 function textOf(record) {
-  record.text ??= whole(record).chunks.map((chunk) => chunk.pieces.join("")).join("\n");
+  record.text ??= record.chunks.map((chunk) => chunk.pieces.join("")).join("\n");
   return record.text;
 }
 
@@ -29,7 +29,7 @@ function inOrder(records) {
 function excerpt(record, words) {
   const place = words === "" ? -1 : record.lowerText.indexOf(words);
   const start = Math.max(0, place - 20);
-  const part = (words === "" ? record.beginning : textOf(record)).slice(start, start + 60).replace(/^[\udc00-\udfff]|[\ud800-\udbff]$/g, "");
+  const part = textOf(record).slice(start, start + 60).replace(/^[\udc00-\udfff]|[\ud800-\udbff]$/g, "");
   return (start > 0 ? "…" : "") + part.replace(/\s+/g, " ");
 }
 
@@ -68,7 +68,7 @@ function openNeighbour(step) {
 
 // Targets of all documents ---------------------------------------------------------------------------------
 
-const TARGET_COLUMNS = { gain: "gain", specific: "specific gain", expected: "expected gain", k: "k*", gap: "gap" };
+const TARGET_COLUMNS = { gain: "gain", specific: "document-specific gain", expected: "expected gain", k: "k*", gap: "gap" };
 
 /** The targets that the filter lets through, in the order chosen. */
 function listedTargets() {
@@ -91,7 +91,7 @@ function listTargets() {
   if (at("targets-panel").hidden) return;
   const [name] = at("sort-targets").value.split("-");
   const rows = listedTargets(), noGap = name === "gap" && rows.length === 0;
-  at("found-targets").textContent = noGap ? "The gap is to the model that stands beside: choose another one there."
+  at("found-targets").textContent = noGap ? "The gap is to the model beside: choose another one there."
     : `${rows.length.toLocaleString("en")} of ${everyTarget.length.toLocaleString("en")} targets; ${TARGET_COLUMNS[name]}${name === "k" ? "" : " in nats"}`;
   at("targets").replaceChildren(...rows.slice(0, numTargetRows).map(({ target, value }) => targetItem(target, name, value)));
   at("more-targets").hidden = rows.length <= numTargetRows;
@@ -99,7 +99,7 @@ function listTargets() {
 }
 
 function targetItem(target, name, value) {
-  const chunk = whole(target.record).chunks[target.chunkIndex], place = chunk.targets[target.index];
+  const chunk = target.record.chunks[target.chunkIndex], place = chunk.targets[target.index];
   const before = chunk.pieces.slice(Math.max(0, place - 8), place).join("").replace(/\s+/g, " ");
   const isCurrent = target.record === state.document && target.chunkIndex === state.chunk && target.index === state.target;
   const button = element(

@@ -37,7 +37,7 @@ function csvRows() {
       return [
         state.document.id, chunk.start + place, chunk.pieces[place], model, rule, far, number(measured.short[index]),
         number(measured.long[index]), rank + 1, chunk.start + place - distance, distance,
-        "token" in of ? data.null_pieces[of.token[index][rank]] : chunk.pieces[place - distance], number(of.influence[index][rank]),
+        "token" in of ? of.token[index][rank] : chunk.pieces[place - distance], number(of.influence[index][rank]),
         kIndex < 0 ? "" : number(of.loss[index][kIndex]),
       ];
     }))

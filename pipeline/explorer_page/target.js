@@ -127,7 +127,7 @@ function listedTargetIsCurrent() {
 function showTokens(selection, ofBeside) {
   const largest = Math.max(0, ...selection.map((token) => Math.abs(token.influence ?? 0)));
   const inOrder = selection.every((token, index) => index === 0 || selection[index - 1].influence >= token.influence);
-  const caption = `${isNullShown() ? "Another document's tokens that" : "Far tokens that"} ${state.rule} ranks first${inOrder ? "" : "; it does not rank by the last column, what leaving one out costs"}`;
+  const caption = `${isNullShown() ? "Another document's tokens that" : "Distant tokens that"} ${state.rule} ranks first${inOrder ? "" : "; it does not rank by the last column, what leaving one out costs"}`;
   const heading = (text, kind = "") => element("th", { scope: "col", class: kind }, text);
   const headings = [heading("rank", "rank"), heading("token", "word"), heading("distance, tokens", "distance"), heading(selection[0]?.isMoved ? "moves, nats" : "influence, nats", "influence")];
   if (ofBeside !== null) headings.splice(1, 0, heading("beside", "rank"));

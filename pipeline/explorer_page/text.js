@@ -4,7 +4,7 @@ let tokens = []; // a list a chunk: the elements of its tokens
 let lit = []; // the elements that light up now
 
 function openDocument(record, target = null) {
-  state.document = whole(record);
+  state.document = record;
   for (const button of at("documents").querySelectorAll("button")) {
     const isCurrent = button.dataset.id === record.id;
     button.setAttribute("aria-current", String(isCurrent));

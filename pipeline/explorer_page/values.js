@@ -1,9 +1,7 @@
-// What was measured, by name: of a target, of all targets. The record of a document is described in writing.py: of all
-// documents the targets' own numbers are there from the start, the rest is read where a document is wanted whole.
+// What was measured, by name: of a target, of all targets. analysis/explorer.py describes the data.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const unit = data.unit_nats;
-const unread = document.getElementsByClassName("document"); // a record's JSON each, in the order of data.documents
 const at = (id) => document.getElementById(id);
 const state = {
   document: null, chunk: 0, target: 0, model: data.models[0], rule: data.rules[0], far: "own", criterion: "loss", kIndex: 0,
@@ -17,12 +15,6 @@ const columnAt = (column, index) => inNats(column?.[index]);
 const everyTarget = data.documents.flatMap((record) => record.chunks.flatMap(
   (chunk, chunkIndex) => chunk.targets.map((_, index) => ({ record, chunkIndex, index })),
 ));
-
-/** The record with its text, and what rules chose: read when it is first wanted. */
-function whole(record) {
-  if (record.chunks[0].pieces === undefined) Object.assign(record, JSON.parse(unread[data.documents.indexOf(record)].textContent));
-  return record;
-}
 
 const measuredOf = (target, model = state.model) => target.record.chunks[target.chunkIndex].models[model];
 
@@ -123,6 +115,6 @@ function selectionOf(ofRule, far, rule) {
   const weight = isMoved ? of.moved : of.influence;
   return of.distance[state.target].slice(0, chosenK()).map((distance, rank) => ({
     rank: rank + 1, distance, place: place - distance, influence: inNats(weight[state.target][rank]), isMoved,
-    word: "token" in of ? visible(data.null_pieces[of.token[state.target][rank]]) : word(chunk.pieces, place - distance),
+    word: "token" in of ? visible(of.token[state.target][rank]) : word(chunk.pieces, place - distance),
   }));
 }

@@ -2,24 +2,24 @@
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from pipeline.cli import InputError, progress
+from pipeline.cli import InputError, unknown_name
 from pipeline.measuring.contexts import Batching
+from pipeline.measuring.flags import DTYPES
 from pipeline.measuring.stage import AUTO, LoadedModel
 from pipeline.models.devices import keep_freed_memory, usable_device
 from pipeline.models.interface import CausalLM
 from pipeline.models.leading import led_by, num_positions_of
-from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm
+from pipeline.models.load import Loading, find_model, load_causal_lm
 from pipeline.models.vocabulary import OwnTokenizer, refuse_foreign_tokens
-from pipeline.text.folder import TOKENIZER_FILE
 from pipeline.text.tokenizer import (
     DocumentTokenizer,
     load_tokenizer,
@@ -28,9 +28,6 @@ from pipeline.text.tokenizer import (
     tokenizer_in_memory,
 )
 
-if TYPE_CHECKING:
-    from tqdm.auto import tqdm
-
 
 def _is_olmo(model: Any) -> bool:
     """Whether this is a model of ai2-olmo, which need not be installed."""
@@ -38,80 +35,72 @@ def _is_olmo(model: Any) -> bool:
 
 
 class GivenModel:
-    """A model that has been found, or lies in memory, and is not yet ready; InputError where none is."""
+    """A model that has been found, or lies in memory, and is not yet ready; InputError if there is none.
+
+    One in memory is measured as it is, whatever device and dtype are asked for.
+    """
 
     def __init__(
         self, model: Any, *, device: str | None = None, dtype: str = AUTO, revision: str | None = None,
         trust_remote_code: bool = False,
     ) -> None:  # fmt: skip
-        self._device, self._dtype, self._trusts_code = device, dtype, trust_remote_code
+        if dtype not in DTYPES:
+            raise unknown_name("dtype", dtype, DTYPES)
+        self._device = device
+        self._dtype = dtype
+        self._trusts_code = trust_remote_code
         self._in_memory: nn.Module | None = None
-        self.checkpoint: Checkpoint | None = None
-        """Where it was found; None of one in memory."""
         if isinstance(model, str | Path):
-            self.checkpoint = find_model(str(model), revision, trust_remote_code)
-            self.name = self.checkpoint.name
-            self.num_positions = self.checkpoint.num_positions(trust_remote_code)
+            self._checkpoint = find_model(str(model), revision, trust_remote_code)
+            self.name = self._checkpoint.name
+            self.num_positions = self._checkpoint.num_positions(trust_remote_code)
             return
-        if (device, dtype, revision, trust_remote_code) != (None, AUTO, None, False):
-            raise InputError(
-                "a model in memory is measured as it is: device, dtype, revision and trust_remote_code are of"
-                " models that are loaded here; move or load it so yourself"
-            )
+        self._in_memory = model
         if _is_olmo(model):
             self.name, self.num_positions = "OLMo", model.config.max_sequence_length
-        else:
-            # Here, not above: the library takes seconds to import, and those who measure OLMo do not need it.
-            from transformers import PreTrainedModel
+            return
+        # Here, not above: the library takes seconds to import, and those who measure OLMo do not need it.
+        from transformers import PreTrainedModel
 
-            from pipeline.models.huggingface import positions_of
+        from pipeline.models.huggingface import positions_of
 
-            if not isinstance(model, PreTrainedModel):
-                raise InputError(
-                    f"the model is of type {type(model).__name__}; give a path, a name on the hub, or a"
-                    " causal LM of transformers or ai2-olmo"
-                )
-            self.name = Path(model.name_or_path).name or type(model).__name__
-            self.num_positions = positions_of(model.config)
-        self._in_memory = model
+        if not isinstance(model, PreTrainedModel):
+            raise InputError(
+                f"the model is of type {type(model).__name__}; give a path, a name on the hub, or a causal LM"
+                " of transformers or ai2-olmo"
+            )
+        self.name = Path(model.name_or_path).name or type(model).__name__
+        self.num_positions = positions_of(model.config)
 
     def tokenizer(
         self, given: Any = None, *, bos: str = "auto", special_tokens: bool = False
     ) -> DocumentTokenizer:
-        """The tokenizer that is given, or that lies by the model.
+        """The tokenizer that is given, or the model's own.
 
-        InputError where there is none, or one that does not say where its tokens stand.
+        InputError if there is none, or one that does not say where its tokens stand.
         """
-        read: dict[str, Any] = {"bos": bos, "special_tokens": special_tokens}
-        if given is None:
-            if self.checkpoint is None:
-                raise InputError("a model in memory comes without its tokenizer: give it too, as tokenizer=…")
-            own = self.checkpoint.own_tokenizer().path
-            if own is None:
-                raise InputError(
-                    f"{self.checkpoint.folder} brings no {TOKENIZER_FILE}; name the one to use with"
-                    " --tokenizer"
-                )
-            return self._loaded(own, read)
-        if not isinstance(given, str | Path):
-            return tokenizer_in_memory(given, **read)
-        found = parse_tokenizer_name(str(given))
-        if isinstance(found, int):
-            raise InputError(
-                f"--tokenizer {given} would be trained anew; name the model's own tokenizer.json"
-            )
-        return self._loaded(found, read)
+        if given is not None and not isinstance(given, str | Path):
+            return tokenizer_in_memory(given, bos=bos, special_tokens=special_tokens)
+        path: Path | int | None
+        if given is not None:
+            path = parse_tokenizer_name(str(given))
+        elif self._in_memory is not None:
+            raise InputError("a model in memory comes without its tokenizer: give it too, as tokenizer=…")
+        else:
+            path = self._checkpoint.own_tokenizer().path
+        if not isinstance(path, Path):
+            raise InputError(f"{given or self.name} is no tokenizer; name a tokenizer.json with --tokenizer")
+        return load_tokenizer(
+            path, bos=bos, special_tokens=special_tokens, ends_documents=False,
+            trust_remote_code=self._trusts_code,
+        )  # fmt: skip
 
     def _own_tokenizer(self) -> OwnTokenizer | None:
-        """What is known of the tokenizer that the model was trained with; None of one in memory alone."""
-        if self.checkpoint is not None:
-            return self.checkpoint.own_tokenizer(self._trusts_code)
-        folder = Path(getattr(self._in_memory, "name_or_path", "") or os.devnull)
-        path = tokenizer_at(folder)
+        """The tokenizer that the model was trained with; None if it is in memory without a folder."""
+        if self._in_memory is None:
+            return self._checkpoint.own_tokenizer(self._trusts_code)
+        path = tokenizer_at(Path(getattr(self._in_memory, "name_or_path", "") or os.devnull))
         return None if path is None else OwnTokenizer(path)
-
-    def _loaded(self, path: Path, read: Mapping[str, Any]) -> DocumentTokenizer:
-        return load_tokenizer(path, **read, ends_documents=False, trust_remote_code=self._trusts_code)
 
     @contextmanager
     def ready(
@@ -120,8 +109,8 @@ class GivenModel:
     ) -> Iterator[LoadedModel]:  # fmt: skip
         """The model to be measured on chunks of `num_tokens`, BOS before all that it reads.
 
-        One in memory is as before then. `texts` are token IDs, of the `tokenizer`. InputError where it cannot
-        be measured, or was not trained on such tokens (`refuse_foreign_tokens`).
+        One in memory is as it was afterwards. `texts` are token IDs, of the `tokenizer`. InputError if the
+        model cannot be measured, or was not trained on such tokens (`refuse_foreign_tokens`).
         """
         keep_freed_memory()
         with nullcontext() if self._in_memory is None else _given_back(self._in_memory):
@@ -143,16 +132,15 @@ class GivenModel:
             from pipeline.models.huggingface import as_causal_lm  # late, as above
 
             return as_causal_lm(self._in_memory, self.name, num_positions)
-        assert self.checkpoint is not None
         # Not what is faster: in bfloat16 many first choices would be others.
         dtype = torch.float32 if self._dtype == AUTO else getattr(torch, self._dtype)
         loading = Loading(usable_device(self._device), dtype, trust_remote_code=self._trusts_code)
-        return load_causal_lm(self.checkpoint, loading, num_positions)
+        return load_causal_lm(self._checkpoint, loading, num_positions)
 
 
 @contextmanager
 def _given_back(model: nn.Module) -> Iterator[None]:
-    """Whatever measuring changes of a user's model is as it was afterwards."""
+    """Restore afterwards whatever measuring changes of a user's model."""
     modes = [(module, module.training) for module in model.modules()]
     gradients = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     config: Any = model.config
@@ -166,24 +154,3 @@ def _given_back(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(has_gradient)
         if attention is not None and attention != config._attn_implementation:
             model.set_attn_implementation(attention)  # type: ignore[operator]
-
-
-@contextmanager
-def counted(
-    models: Sequence[LoadedModel], description: str, total: int | None = None
-) -> Iterator["tqdm[Any]"]:
-    """A bar over the tokens that run through the models; `total` is about how many, where it is known."""
-    with progress(None, description, "token", total=total) as bar:
-
-        def counting(compute: Any) -> Any:
-            def hidden_states(token_ids_BS: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
-                hidden_BTD: torch.Tensor = compute(token_ids_BS, *rest, **named)
-                bar.update(token_ids_BS.numel())
-                return hidden_BTD
-
-            return hidden_states
-
-        for loaded in models:
-            loaded.model.hidden_states = counting(loaded.model.hidden_states)  # type: ignore[method-assign]
-        yield bar
-        bar.total = bar.n  # which was an estimate

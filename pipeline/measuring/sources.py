@@ -4,24 +4,26 @@ losses   of every token with its full context, with its short context alone, and
          distant tokens are another document's. Neighboring targets share a window of near tokens.
 search   the effect of a group of units is what its target loses when the group is swapped for another
          document's tokens: KL(full || swapped), or a fall of the difference of two continuations'
-         log-probabilities. Groups of about 32 tokens are swapped first. Those that may hold one of a target's
-         top k units are split in four, and so on down to units, whose effects are exact. Passes are shared:
-         one serves every target behind the group.
+         log-probabilities. Groups of about 32 tokens are swapped first. Those among a target's top k are
+         split in four, and so on down to units, whose effects are exact. Passes are shared: one serves every
+         target behind the group.
 trial    the top k units of a target are put back into swapped contexts, each another document's.
 
-Every pass counts its forward tokens, so that a budget can be kept.
-
-Shapes: L tokens, S rows of a sequence, Q predicted tokens, T targets, V variants, B swaps, K sources,
+Shapes: L tokens, S rows of a sequence, Q predicted tokens, T targets, V variants, B swaps, P parts of a span,
 N windows of W targets each.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import pandas as pd
+import torch
 
 from pipeline.measuring.contexts import (
     Batching,
@@ -36,13 +38,17 @@ from pipeline.measuring.contexts import (
 from pipeline.models.interface import CausalLM, Predictions, Prefix, losses_of_hidden_states, to_device
 from pipeline.text.tokenizer import TokenizedText
 
-UNITS = ("token", "word", "sentence", "paragraph")
+if TYPE_CHECKING:
+    from tqdm.auto import tqdm
+
 _IDEOGRAPH = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
-_WORD = re.compile(rf"[{_IDEOGRAPH}]|[^\W{_IDEOGRAPH}]+(?:['’][^\W{_IDEOGRAPH}]+)*|[^\w\s]+")
-_BREAKS = {
-    "sentence": re.compile(r"[.!?…]+[\"'”’)\]]*\s+|[。！？]|\n+\s*"),
-    "paragraph": re.compile(r"\n\s*\n\s*"),
+_BEGINS = {
+    "word": re.compile(rf"()(?:[{_IDEOGRAPH}]|[^\W{_IDEOGRAPH}]+(?:['’][^\W{_IDEOGRAPH}]+)*|[^\w\s]+)"),
+    "sentence": re.compile(r"(?:[.!?…]+[\"'”’)\]]*\s+|[。！？]|\n+\s*)()"),
+    "paragraph": re.compile(r"\n\s*\n\s*()"),
+    "line": re.compile(r"\n+()"),
 }
+"""Group 1 stands where a unit begins."""
 COARSE_TOKENS = 32
 _BRANCHES = 4
 """Tokens of the groups that are swapped first, and the parts that a group is split into."""
@@ -51,8 +57,12 @@ URGENCIES = (0.5, 0.1)
 _SHARE = 0.12
 _FEW_TOKENS = 40_000
 """The search takes at most this fraction of the exact one's forward tokens, or so few."""
-REFINING = 6
+_REFINING = 6
 """About how many passes a target takes beyond those of the coarse groups."""
+_MARGIN = 1.25
+"""For rows that run in vain, as passes of several lengths are batched."""
+_T_OF_5_PERCENT = 2.353
+"""The 95 % quantile of Student's distribution with three degrees of freedom."""
 _TARGETS_AT_ONCE = 256
 _LOGITS_AT_ONCE = 1 << 25
 
@@ -61,35 +71,16 @@ Span = tuple[int, int]
 
 
 def unit_starts(text: TokenizedText, unit: str) -> np.ndarray:
-    """Where the units of a text begin, as places of its tokens, ascending, 0 first."""
+    """Starts of the units of a text, as places of its tokens, ascending, 0 first."""
     if unit == "token":
         return np.arange(len(text.token_ids_N))
-    written = text.text
-    if unit == "word":
-        begins = [match.start() for match in _WORD.finditer(written)]
-    else:
-        begins = [match.end() for match in _BREAKS[unit].finditer(written)]
-        if unit == "paragraph" and not begins:  # no blank line: a line is a paragraph
-            begins = [match.end() for match in re.finditer("\n+", written)]
+    if unit == "paragraph" and not _BEGINS[unit].search(text.text):
+        unit = "line"
+    begins = [match.start(1) for match in _BEGINS[unit].finditer(text.text)]
     # A token belongs to the unit of its first character that is no blank.
-    first_N = []
-    for start, end in text.characters_N2.tolist():
-        piece = written[start:end]
-        first_N.append(start + (len(piece) - len(piece.lstrip()) if piece.strip() else 0))
-    unit_N = np.searchsorted(begins, first_N, side="right")
-    return np.flatnonzero(np.diff(unit_N, prepend=-1))
-
-
-class Losses(NamedTuple):
-    """Of targets, nats: float32 [T] each."""
-
-    full: np.ndarray
-    short: np.ndarray
-    swapped: np.ndarray
-    """Losses with the full context, the near tokens alone, and near tokens behind another document's."""
-    short_divergence: np.ndarray
-    swapped_divergence: np.ndarray
-    """KL(full || …); of the swapped context it is the total effect of the distant tokens."""
+    pieces = [(end, text.text[start:end]) for start, end in text.characters_N2.tolist()]
+    first_N = [end - len(piece.lstrip() or piece) for end, piece in pieces]
+    return np.flatnonzero(np.diff(np.searchsorted(begins, first_N, side="right"), prepend=-1))
 
 
 class Variant(NamedTuple):
@@ -97,68 +88,92 @@ class Variant(NamedTuple):
 
     token_ids_S: np.ndarray
     start: int
-    """What is before is what the prefix holds."""
+    """The prefix holds what is before."""
     stop: int
     """The rows [start, stop) run."""
     queries: np.ndarray
     """Which of the predicted tokens are asked for."""
 
 
-@dataclass(eq=False)
 class Passes:
-    """Forward passes of one model, their tokens counted."""
+    """Forward passes of one model, their tokens counted, and kept within a budget of seconds."""
 
-    model: CausalLM
-    batching: Batching
-    num_tokens: int = 0
-    """Forward tokens until now."""
+    def __init__(self, model: CausalLM, batching: Batching, budget: float | None = None) -> None:
+        self.model = model
+        self.batching = batching
+        self.num_tokens = 0
+        """Forward tokens until now."""
+        self.bar: tqdm[Any] | None = None
+        """Shows them."""
+        self._budget = budget
+        self._started = time.monotonic()
+
+    def count(self, num_tokens: int) -> None:
+        """Count forward tokens that are run."""
+        self.num_tokens += num_tokens
+        if self.bar is not None:
+            self.bar.update(num_tokens)
+
+    def seconds(self, num_tokens: float) -> float:
+        """How long so many forward tokens take, at the speed of those until now."""
+        return num_tokens * (time.monotonic() - self._started) / max(1, self.num_tokens)
+
+    def fits(self, num_tokens: float) -> bool:
+        """Whether so many more forward tokens fit into the budget."""
+        if self._budget is None:
+            return True
+        return time.monotonic() - self._started + _MARGIN * self.seconds(num_tokens) <= self._budget
 
     def full(self, sequence: PackedSequence) -> FullPass:
         """See `contexts.full_pass`."""
-        self.num_tokens += len(sequence.token_ids_S)
+        self.count(len(sequence.token_ids_S))
         return full_pass(self.model, sequence)
+
+    def hidden_states(self, token_ids_S: np.ndarray, num_rows: int) -> torch.Tensor:
+        """Hidden states of the last rows of a text: [num_rows, D]."""
+        self.count(len(token_ids_S))
+        places_1S = np.arange(len(token_ids_S))[None]
+        rows = Rows(token_ids_S[None], places_1S, None, places_1S[:, -num_rows:])
+        return self.model.hidden_states(*rows.on_device(self.model.device))[0]
 
     def prefix(self, token_ids_S: np.ndarray) -> Prefix:
         """See `contexts.read_prefix`."""
-        self.num_tokens += len(token_ids_S)
+        self.count(len(token_ids_S))
         return read_prefix(self.model, token_ids_S)
 
     def measured(
         self, sequence: PackedSequence, variants: Sequence[Variant], prefix: Prefix, reference: Predictions
     ) -> Measured:
-        """Losses and divergences of variants of a sequence: [V, Q] each, NaN where not asked for."""
+        """Losses and divergences of variants of a sequence: [V, Q] each, of use where they are asked for."""
         values_2VQ = np.full((2, len(variants), len(sequence.query_rows_T)), np.nan, dtype=np.float32)
-        queue = PassQueue(self.model, self.batching, reference)
-        batches = []
         rest = sorted(range(len(variants)), key=lambda v: (variants[v].stop, variants[v].start))
         while rest:
             first = variants[rest[0]]
+            num_rows = first.stop - first.start
             # Rows that run in vain, as variants begin and end elsewhere, are kept to a quarter.
-            most = (first.stop - first.start) // 4
-            size = self.batching.num_sequences(first.stop - first.start)
-            batch = [v for v in rest if abs(variants[v].start - first.start) <= most][:size]
-            batch = [v for v in batch if variants[v].stop - first.stop <= most]
-            rest = [v for v in rest if v not in set(batch)]
-            chosen = [variants[v] for v in batch]
-            start, stop = min(one.start for one in chosen), max(one.stop for one in chosen)
-            queries_Q = np.unique(np.concatenate([one.queries for one in chosen]))
-            visible_WS = sequence.visible_WS
+            near = [
+                v
+                for v in rest
+                if abs(variants[v].start - first.start) + variants[v].stop - first.stop <= num_rows // 4
+            ]
+            batch = near[: self.batching.num_sequences(num_rows)]
+            rest = [v for v in rest if v not in batch]
+            start = min(variants[v].start for v in batch)
+            stop = max(variants[v].stop for v in batch)
+            queries_Q = np.unique(np.concatenate([variants[v].queries for v in batch]))
+            queries_1Q = (sequence.query_rows_T[None, queries_Q] - start).clip(0, stop - start - 1)
             rows = Rows(
-                np.stack([one.token_ids_S[start:stop] for one in chosen]),
+                np.stack([variants[v].token_ids_S[start:stop] for v in batch]),
                 sequence.position_ids_S[None, start:stop],
-                None if visible_WS is None else visible_WS[None, :, start:],
-                (sequence.query_rows_T[None, queries_Q] - start).clip(0, stop - start - 1)
-                + np.zeros((len(chosen), 1), dtype=np.int64),
+                None if sequence.visible_WS is None else sequence.visible_WS[None, :, start:],
+                np.tile(queries_1Q, (len(batch), 1)),
             )
-            self.num_tokens += rows.token_ids_BS.size
-            targets_Q = sequence.target_ids_T[queries_Q]
-            queue.run(rows, targets_Q, queries_Q, prefix.first(start) if start else None)
-            batches.append((batch, queries_Q))
-        for values_VQ, parts in zip(values_2VQ, queue.read(), strict=True):
-            for (batch, queries_Q), part_BQ in zip(batches, parts, strict=True):
-                for v, part_Q in zip(batch, part_BQ, strict=True):
-                    is_asked_Q = np.isin(queries_Q, variants[v].queries)
-                    values_VQ[v, queries_Q[is_asked_Q]] = part_Q[is_asked_Q]
+            self.count(rows.token_ids_BS.size)
+            queue = PassQueue(self.model, self.batching, reference)
+            before = prefix.first(start) if start else None
+            queue.run(rows, sequence.target_ids_T[queries_Q], queries_Q, before)
+            for values_VQ, (part_BQ,) in zip(values_2VQ, queue.read(), strict=True):
+                values_VQ[np.ix_(batch, queries_Q)] = part_BQ
         return Measured(*values_2VQ)
 
     def windows(
@@ -173,23 +188,24 @@ class Passes:
         places_NS = first_N[:, None] - short + np.arange(num_rows)
         visible_NSK = None
         if prefix is not None:
-            sees_other_NK = np.arange(prefix.num_rows) < places_NS[:, :1]
-            sees_own_SS = np.tri(num_rows, dtype=bool)
-            visible_NSK = np.concatenate([
-                np.repeat(sees_other_NK[:, None], num_rows, axis=1),
-                np.broadcast_to(sees_own_SS, (len(first_N), num_rows, num_rows)),
-            ], axis=2)  # fmt: skip
+            sees_other_N1K = np.arange(prefix.num_rows) < places_NS[:, :1, None]
+            sees_own_1SS = np.tri(num_rows, dtype=bool)[None]
+            visible_NSK = np.concatenate(
+                [sees_other_N1K.repeat(num_rows, axis=1), sees_own_1SS.repeat(len(first_N), axis=0)], axis=2
+            )
         queries_NW = np.tile(np.arange(short - 1, num_rows), (len(first_N), 1))
-        rows = Rows(token_ids_L[places_NS], places_NS, visible_NSK, queries_NW)
         targets_NW = first_N[:, None] + np.arange(num_targets)
-        self.num_tokens += places_NS.size
+        self.count(places_NS.size)
         queue = PassQueue(self.model, self.batching, reference)
-        queue.run(rows, token_ids_L[targets_NW], np.arange(targets_NW.size).reshape(targets_NW.shape), prefix)
+        queue.run(
+            Rows(token_ids_L[places_NS], places_NS, visible_NSK, queries_NW), token_ids_L[targets_NW],
+            np.arange(targets_NW.size).reshape(targets_NW.shape), prefix,
+        )  # fmt: skip
         return Measured(*(values for (values,) in queue.read()))
 
 
 def near_starts(first: int, length: int, short: int, shared: int) -> np.ndarray:
-    """Of each target from `first` to `length`, where its near tokens begin: [T].
+    """Starts of the near tokens of each target from `first` to `length`: [T].
 
     So many neighbors share a window: the first of them sees `short` near tokens, the last one more for each.
     """
@@ -198,79 +214,51 @@ def near_starts(first: int, length: int, short: int, shared: int) -> np.ndarray:
 
 
 def all_losses(
-    passes: Passes, token_ids_L: np.ndarray, swap_L: np.ndarray, near_T: np.ndarray, short: int
-) -> Losses:
-    """Of the last T tokens, in a few passes."""
+    passes: Passes, hidden_TD: torch.Tensor, token_ids_L: np.ndarray, swap_L: np.ndarray, near_T: np.ndarray,
+    short: int,
+) -> pd.DataFrame:  # fmt: skip
+    """Losses of the last T tokens, nats, in a few passes; `sparsity_length.explain` tells the columns.
+
+    `hidden_TD` are those that predict them with the full context.
+    """
     model = passes.model
-    length = len(token_ids_L)
     first = len(token_ids_L) - len(near_T)
     starts_N, num_each_N = np.unique(near_T, return_counts=True)
     num_targets = int(num_each_N.max())
-    rows = Rows(
-        token_ids_L[None, :-1], np.arange(length - 1)[None], None, np.arange(first - 1, length - 1)[None]
-    )
-    passes.num_tokens += length - 1
-    hidden_TD = model.hidden_states(*rows.on_device(model.device))[0]
     prefix = passes.prefix(swap_L[: max(1, int(near_T[-1]))])
     found = np.zeros((5, len(near_T)), dtype=np.float32)
-    at_once = min(_TARGETS_AT_ONCE, _LOGITS_AT_ONCE // model.vocabulary_size)
-    first_N = starts_N + short
-    for firsts_N in np.array_split(
-        first_N, max(1, -(-len(first_N) * num_targets // max(at_once, num_targets)))
-    ):
-        places_NW = firsts_N[:, None] + np.arange(num_targets) - first
-        hidden_1QD = hidden_TD[None, places_NW.ravel()]
+    windows_at_once = max(1, min(_TARGETS_AT_ONCE, _LOGITS_AT_ONCE // model.vocabulary_size) // num_targets)
+    for start in range(0, len(starts_N), windows_at_once):
+        first_N = starts_N[start : start + windows_at_once] + short
+        targets_NW = first_N[:, None] + np.arange(num_targets)
+        hidden_1QD = hidden_TD[None, targets_NW.ravel() - first]
+        ids_1Q = to_device(token_ids_L[None, targets_NW.ravel()], model.device)
+        full_Q = losses_of_hidden_states(model, hidden_1QD, ids_1Q)[0].cpu().numpy()
         reference = Predictions.of(model.logits(hidden_1QD[0]))
-        ids_1Q = to_device(token_ids_L[None, first + places_NW.ravel()], model.device)
-        full_NW = losses_of_hidden_states(model, hidden_1QD, ids_1Q).cpu().numpy().reshape(places_NW.shape)
-        short_of = passes.windows(token_ids_L, firsts_N, num_targets, short, None, reference)
-        swapped = passes.windows(token_ids_L, firsts_N, num_targets, short, prefix, reference)
-        found[:, places_NW] = (
-            full_NW,
-            short_of.losses,
-            swapped.losses,
-            short_of.divergences,
-            swapped.divergences,
-        )
-    return Losses(*found)
+        alone = passes.windows(token_ids_L, first_N, num_targets, short, None, reference)
+        swapped = passes.windows(token_ids_L, first_N, num_targets, short, prefix, reference)
+        full_NW = full_Q.reshape(targets_NW.shape)
+        found[:, targets_NW - first] = full_NW, *alone, *swapped
+    names = ["full_loss", "short_loss", "short_divergence", "swapped_loss", "swapped_divergence"]
+    return pd.DataFrame(dict(zip(names, found, strict=True)))
 
 
-def forward_tokens(stop_of: dict[Span, int]) -> int:
-    """Of passes that swap a span each and run to a row."""
-    return sum(stop - start for (start, _), stop in stop_of.items())
+def likely_tokens(places_T: np.ndarray, num_swaps: int) -> float:
+    """About how many forward tokens the search and the trial of targets at these places take."""
+    longest = float(places_T.max())
+    # A group ends where each target's near tokens begin; its passes are half as long as they can be.
+    num_groups = longest / COARSE_TOKENS + len(places_T)
+    return (num_groups * longest + float(places_T.sum()) * (_REFINING + num_swaps)) / 2
 
 
-class Trial(NamedTuple):
-    """What remains of a target's total effect in swapped contexts: [B] each."""
+def is_distinguishable(total_B: np.ndarray, remaining_B: np.ndarray) -> bool:
+    """Whether sources recover more than other documents' tokens in their places, which is nothing.
 
-    total_B: np.ndarray
-    remaining_B: np.ndarray
-    """Before and after the target's sources are put back."""
-
-    @property
-    def recovered_nats(self) -> float:
-        """Mean over the contexts."""
-        return float((self.total_B - self.remaining_B).mean())
-
-    @property
-    def recovered(self) -> float:
-        """The recovered fraction of the total effect, from means over the contexts."""
-        total = float(self.total_B.mean())
-        return self.recovered_nats / total if total else 0.0
-
-    @property
-    def is_distinguishable(self) -> bool:
-        """Whether the sources recover more than other documents' tokens in their places, which is nothing.
-
-        A one-sided paired t test over the contexts, at 5 % for four of them.
-        """
-        recovered_B = self.total_B - self.remaining_B
-        error = recovered_B.std(ddof=1) / len(recovered_B) ** 0.5
-        return bool(recovered_B.mean() > _T_OF_5_PERCENT * error)
-
-
-_T_OF_5_PERCENT = 2.353
-"""Of Student's distribution with three degrees of freedom."""
+    A one-sided paired t test over four swapped contexts, at 5 %, of the total effect in each and of what
+    remains of it with the sources.
+    """
+    recovered_B = total_B - remaining_B
+    return bool(recovered_B.mean() > _T_OF_5_PERCENT * recovered_B.std(ddof=1) / len(recovered_B) ** 0.5)
 
 
 @dataclass(eq=False)
@@ -281,210 +269,137 @@ class Search:
     sequence: PackedSequence
     """Its distant tokens are the targets' distant ones, and a query stands for each predicted token."""
     swaps_BS: np.ndarray
-    """Other documents' tokens; those of the first stand where tokens are left out."""
-    boundaries: np.ndarray
-    """Where units begin, the first that may be a source first; tokens before it are never left out."""
+    """Other documents' tokens; those of the first replace what is left out."""
+    unit_starts: np.ndarray
+    """The first that may be a source comes first; tokens before it are never left out."""
     sentence_starts: np.ndarray
-    """Where coarse groups rather end."""
+    """Preferred ends of coarse groups."""
     k: int
-    weights_TQ: np.ndarray | None = None
-    """Of the predicted tokens' losses in the effect; None: targets are tokens, and effects divergences."""
-    is_exact: bool = False
-    """Whether every unit is swapped, as exact leave-one-out does."""
-    effects: dict[Span, np.ndarray] = field(default_factory=dict, init=False)
-    """Of each span that was swapped: [T], NaN of targets that it is not before."""
-    loss_effects: dict[Span, np.ndarray] = field(default_factory=dict, init=False)
+    weights_Q: np.ndarray | None = None
+    """Weights of the predicted tokens' losses in the effect on one target; None: each token is a target, and
+    effects are divergences."""
+    coarse_tokens: int = COARSE_TOKENS
+    """0 swaps every unit, as exact leave-one-out does."""
 
     def __post_init__(self) -> None:
-        num_queries = len(self.sequence.query_rows_T)
-        self.of_target = [np.array([query]) for query in range(num_queries)]
-        if self.weights_TQ is not None:
-            self.of_target = [np.arange(num_queries)]
-        self.near_T = np.array([self.sequence.num_far_tokens_T[queries[0]] for queries in self.of_target])
-        self.stop_T = np.array([self.sequence.query_rows_T[queries].max() + 1 for queries in self.of_target])
+        queries_Q = np.arange(len(self.sequence.query_rows_T))
+        self._queries_T = [queries_Q] if self.weights_Q is not None else [*queries_Q[:, None]]
+        self._near_T = self.sequence.num_far_tokens_T[: len(self._queries_T)]
+        self._stop_T = np.array([self.sequence.query_rows_T[of].max() + 1 for of in self._queries_T])
+        self.effects_T: list[dict[Span, float]] = [{} for _ in self._queries_T]
+        """For each target the finest spans of its distant tokens, and what swapping each alone does, nats."""
         # The distant tokens of a target end between two units.
-        edges = [*self.boundaries, *self.near_T, int(self.near_T.max())]
-        self.edges = np.unique([edge for edge in edges if self.boundaries[0] <= edge <= self.near_T.max()])
+        edges = np.unique([*self.unit_starts, *self._near_T])
+        self._edges = edges[(edges >= self.unit_starts[0]) & (edges <= self._near_T.max())]
 
     @cached_property
     def full(self) -> FullPass:
         """Nothing swapped."""
         return self.passes.full(self.sequence)
 
-    def is_unit(self, span: Span) -> bool:
-        """Whether the span is not split any further."""
-        return not self.parts(span)
-
     def parts(self, span: Span) -> list[Span]:
         """The spans that one is split into; none of a unit."""
-        start, end = span
-        inner = self.edges[np.searchsorted(self.edges, start, "right") : np.searchsorted(self.edges, end)]
-        if not len(inner):
+        edges = self._edges[slice(*np.searchsorted(self._edges, span))]
+        if len(edges) < 2:
             return []
-        if len(inner) >= _BRANCHES:
-            wanted = start + (end - start) * np.arange(1, _BRANCHES) / _BRANCHES
-            inner = inner[np.unique(np.searchsorted(inner, wanted).clip(max=len(inner) - 1))]
-        places = [start, *inner.tolist(), end]
-        return [*zip(places, places[1:], strict=False)]
+        starts = [int(part[0]) for part in np.array_split(edges, min(_BRANCHES, len(edges)))]
+        return [*pairwise([*starts, span[1]])]
 
-    @cached_property
-    def groups(self) -> list[Span]:
-        """Spans of some `COARSE_TOKENS` tokens, whole sentences if these are short; a longer unit is one."""
-        if self.is_exact:
-            units = self.edges.tolist()
-            return [*zip(units, units[1:], strict=False)]
-        places = [int(self.edges[0])]
-        is_start = set(self.sentence_starts.tolist())
-        for edge, following in zip(self.edges[1:].tolist(), [*self.edges[2:].tolist(), 1 << 62], strict=True):
-            ends_sentence = edge in is_start and edge - places[-1] >= COARSE_TOKENS // 2
-            if ends_sentence or following - places[-1] > COARSE_TOKENS:
-                places.append(edge)
-        return [*zip(places, places[1:], strict=False)]
+    def _groups(self) -> list[Span]:
+        """Spans of some `coarse_tokens` tokens, whole sentences if these are short; a longer unit is one."""
+        starts = [int(self._edges[0])]
+        for edge, following in pairwise(self._edges[1:].tolist()):
+            ends_sentence = edge in self.sentence_starts and edge - starts[-1] >= self.coarse_tokens // 2
+            if ends_sentence or edge in self._near_T or following - starts[-1] > self.coarse_tokens:
+                starts.append(edge)
+        return [*pairwise([*starts, int(self._edges[-1])])]
 
-    def swap(self, stop_of: dict[Span, int]) -> None:
-        """Measure what swapping each span does to the targets that end by its row `stop`."""
+    def _swap(self, targets_of: dict[Span, list[int]]) -> None:
+        """Measure what swapping each span does to some targets."""
         variants = []
-        spans = list(stop_of)
-        for start, end in spans:
+        for (start, end), targets in targets_of.items():
             tokens_S = self.sequence.token_ids_S.copy()
             tokens_S[start:end] = self.swaps_BS[0, start:end]
-            reached = (self.near_T >= end) & (self.stop_T <= stop_of[start, end])
-            queries = [of for of, is_reached in zip(self.of_target, reached, strict=True) if is_reached]
-            variants.append(Variant(tokens_S, start, stop_of[start, end], np.concatenate(queries)))
+            queries = np.concatenate([self._queries_T[target] for target in targets])
+            variants.append(Variant(tokens_S, start, int(self._stop_T[targets].max()), queries))
         found = self.passes.measured(self.sequence, variants, self.full.prefix, self.full.predictions)
-        losses_VT, effects_VT = self._of_targets(found)
-        for span, losses_T, effects_T in zip(spans, losses_VT, effects_VT, strict=True):
-            for kept, values_T in ((self.loss_effects, losses_T), (self.effects, effects_T)):
-                kept[span] = np.where(np.isnan(values_T), kept.get(span, values_T), values_T)
+        for (span, targets), effects_T in zip(targets_of.items(), self._effects(found).tolist(), strict=True):
+            for target in targets:
+                self.effects_T[target][span] = effects_T[target]
 
-    def _of_targets(self, found: Measured) -> tuple[np.ndarray, np.ndarray]:
-        """Changes of the loss, and effects: [V, T] each."""
-        changes_VQ = found.losses - self.full.losses_T
-        if self.weights_TQ is None:
-            return changes_VQ, found.divergences
-        is_first_Q = self.weights_TQ[0] > 0
-        return changes_VQ[:, is_first_Q].sum(1, keepdims=True), changes_VQ @ self.weights_TQ.T
+    def _effects(self, found: Measured) -> np.ndarray:
+        """Effects on targets: [V, T]."""
+        if self.weights_Q is None:
+            return found.divergences
+        return (found.losses - self.full.losses_T) @ self.weights_Q[:, None]
 
-    def found(self, target: int, spans: Iterable[Span] | None = None) -> list[Span]:
-        """The finest spans of a target's distant tokens whose effects are known, or that are next."""
-        finest: list[Span] = []
-        for span in self.groups if spans is None else spans:
-            if span[0] >= self.near_T[target]:
-                continue
-            parts = self.parts(span)
-            is_split = any(
-                part in self.effects and not np.isnan(self.effects[part][target]) for part in parts
-            )
-            finest += self.found(target, parts) if is_split or span[1] > self.near_T[target] else [span]
-        return finest
+    def _urgencies(self, target: int) -> dict[Span, float]:
+        """The finest spans that have an effect on a target, largest first, as fractions of the largest."""
+        sizes = {span: abs(effect) for span, effect in self.effects_T[target].items() if effect}
+        largest = max(sizes.values(), default=1.0)
+        return {span: sizes[span] / largest for span in sorted(sizes, key=lambda span: -sizes[span])}
 
-    def effect(self, target: int, span: Span) -> float:
-        """NaN where it is not known."""
-        return float(self.effects[span][target]) if span in self.effects else np.nan
-
-    def ranked(self, target: int) -> list[Span]:
-        """The finest spans of a target, the largest effect first."""
-        spans = [span for span in self.found(target) if not np.isnan(self.effect(target, span))]
-        return sorted(spans, key=lambda span: -abs(self.effect(target, span)))
-
-    @cached_property
-    def beginning(self) -> dict[Span, int]:
-        """Coarse groups, and beside each target finer ones up to its near tokens; to which row they run."""
-        stop_of = {span: int(self.stop_T.max()) for span in self.groups if span[1] <= self.near_T.max()}
-        for target, own_stop in enumerate(self.stop_T.tolist()):
-            for span in self.found(target):
-                if span not in self.groups:
-                    stop_of[span] = max(stop_of.get(span, 0), own_stop)
-        return stop_of
-
-    def next_round(self) -> list[tuple[float, dict[Span, int]]]:
-        """For each span that is to be split its urgency, and its parts with the row that they run to."""
-        wanted: dict[Span, tuple[float, int]] = {}
-        for target, stop in enumerate(self.stop_T.tolist()):
-            ranked = self.ranked(target)
-            units = [abs(self.effect(target, span)) for span in ranked if self.is_unit(span)]
-            least = units[self.k - 1] if len(units) >= self.k else 0.0
-            largest = abs(self.effect(target, ranked[0])) if ranked else 0.0
-            for span in ranked[: self.k]:
-                effect = abs(self.effect(target, span))
-                if not self.is_unit(span) and effect > least:
-                    urgency, until = wanted.get(span, (0.0, 0))
-                    wanted[span] = max(urgency, effect / largest), max(until, stop)
-        rounds = [
-            (urgency, dict.fromkeys(self.parts(span), until)) for span, (urgency, until) in wanted.items()
-        ]
-        return sorted(rounds, key=lambda one: -one[0])
-
-    @property
-    def exact_tokens(self) -> int:
-        """Forward tokens of exact leave-one-out, of every unit."""
-        return int((self.stop_T.max() - self.edges[:-1]).sum())
-
-    def run(self, fits: Callable[[float], bool] = lambda _: True) -> None:
+    def run(self) -> None:
         """Search until the top k of each target are units; the most urgent spans are split first.
 
-        It ends earlier if no more forward tokens `fits`, or it has taken its share of those of the exact one.
+        It ends earlier if the budget is spent, or its share of the exact search's forward tokens.
         """
-        every = range(len(self.stop_T))
-        most = max(_SHARE * self.exact_tokens, _FEW_TOKENS)
-        before = self.passes.num_tokens
-        self.swap(self.beginning)
+        exact_tokens = float((self._stop_T.max() - self._edges[:-1]).sum())
+        most = self.passes.num_tokens + max(_SHARE * exact_tokens, _FEW_TOKENS)
+        self._swap({group: np.flatnonzero(self._near_T >= group[1]).tolist() for group in self._groups()})
         for least in URGENCIES:
-            while True:
-                stop_of: dict[Span, int] = {}
-                for urgency, parts in self.next_round():
-                    further = {span: max(stop, stop_of.get(span, 0)) for span, stop in parts.items()}
-                    tokens = forward_tokens(stop_of | further)
-                    is_within = self.passes.num_tokens - before + tokens <= most
-                    if urgency >= least and is_within and fits(tokens + self.trial_tokens(every)):
-                        stop_of |= further
-                if not stop_of:
-                    break
-                self.swap(stop_of)
+            while split := self._to_split(least, most):
+                for span, targets in split.items():
+                    for target in targets:
+                        del self.effects_T[target][span]
+                self._swap({part: targets for span, targets in split.items() for part in self.parts(span)})
+
+    def _to_split(self, least: float, most: float) -> dict[Span, list[int]]:
+        """The spans that are no units and urgent for targets, as far as forward tokens and budget suffice."""
+        urgent: dict[Span, list[int]] = {}
+        largest: dict[Span, float] = {}
+        for target in range(len(self.effects_T)):
+            for span, urgency in [*self._urgencies(target).items()][: self.k]:
+                if urgency >= least and self.parts(span):
+                    urgent.setdefault(span, []).append(target)
+                    largest[span] = max(urgency, largest.get(span, 0.0))
+        split: dict[Span, list[int]] = {}
+        tokens = 0
+        for span in sorted(urgent, key=lambda span: -largest[span]):
+            tokens += sum(int(self._stop_T[urgent[span]].max()) - start for start, _ in self.parts(span))
+            if self.passes.num_tokens + tokens > most or not self.passes.fits(tokens + self._trial_tokens()):
+                break
+            split[span] = urgent[span]
+        return split
 
     def sources(self, target: int) -> list[Span]:
-        """The top k spans of a target that have an effect; of those that were not split, the urgent ones."""
-        ranked = [span for span in self.ranked(target) if abs(self.effect(target, span)) > 0]
-        least = URGENCIES[-1] * abs(self.effect(target, ranked[0])) if ranked else 0.0
-        kept = [span for span in ranked if self.is_unit(span) or abs(self.effect(target, span)) >= least]
+        """The top k spans of a target; of those that were not split, the urgent ones."""
+        urgencies = self._urgencies(target)
+        kept = [span for span in urgencies if urgencies[span] >= URGENCIES[-1] or not self.parts(span)]
         return kept[: self.k]
 
-    @property
-    def likely_tokens(self) -> int:
-        """Forward tokens of all that is to come, sources being half as far away as they can be."""
-        halves = int(self.stop_T.sum()) // 2
-        trial = len(self.swaps_BS) * (halves + int(self.near_T.max()))
-        return len(self.sequence.token_ids_S) + forward_tokens(self.beginning) + trial + REFINING * halves
+    def _trial_tokens(self) -> int:
+        """Forward tokens of the trial at most."""
+        return len(self.swaps_BS) * int((2 * self._stop_T - self._near_T).sum() + self._near_T.max())
 
-    def trial_tokens(self, targets: Sequence[int]) -> int:
-        """Forward tokens of the trial of the present sources of some targets."""
-        rows = 0
-        for target in targets:
-            first = min((span[0] for span in self.sources(target)), default=self.near_T[target])
-            rows += int(2 * self.stop_T[target] - first - self.near_T[target])
-        return len(self.swaps_BS) * (rows + int(self.near_T.max()))
-
-    def tried(self, targets: Sequence[int]) -> list[Trial]:
-        """The sources of some targets in every swapped context."""
+    def tried(self) -> np.ndarray:
+        """Total effects, and what remains with the sources, in each swapped context: [T, 2, B]."""
         effects = []
+        targets = np.arange(len(self._queries_T))
         for swap_S in self.swaps_BS:
-            prefix = self.passes.prefix(swap_S[: int(self.near_T.max())])
+            prefix = self.passes.prefix(swap_S[: int(self._near_T.max())])
             variants = []
-            for target in targets:
-                queries = self.of_target[target]
-                near, stop = int(self.near_T[target]), int(self.stop_T[target])
-                swapped_S = self.sequence.token_ids_S.copy()
-                swapped_S[:near] = swap_S[:near]
-                with_sources_S = swapped_S.copy()
+            for target, queries in enumerate(self._queries_T):
+                near = int(self._near_T[target])
+                stop = int(self._stop_T[target])
+                tokens_S = self.sequence.token_ids_S.copy()
+                tokens_S[:near] = swap_S[:near]
+                variants.append(Variant(tokens_S.copy(), near, stop, queries))
                 sources = self.sources(target)
                 for start, end in sources:
-                    with_sources_S[start:end] = self.sequence.token_ids_S[start:end]
-                first = min((span[0] for span in sources), default=near)
-                variants += [
-                    Variant(swapped_S, near, stop, queries), Variant(with_sources_S, first, stop, queries),
-                ]  # fmt: skip
+                    tokens_S[start:end] = self.sequence.token_ids_S[start:end]
+                first = min([near, *(start for start, _ in sources)])
+                variants.append(Variant(tokens_S, first, stop, queries))
             found = self.passes.measured(self.sequence, variants, prefix, self.full.predictions)
-            effects_VT = self._of_targets(found)[1]
-            effects.append([row_T[targets[v // 2]] for v, row_T in enumerate(effects_VT)])
-        effects_T2B = np.array(effects).T.reshape(len(targets), 2, -1)
-        return [Trial(*effects_2B) for effects_2B in effects_T2B]
+            effects.append(self._effects(found).reshape(len(targets), 2, -1)[targets, :, targets])
+        return np.stack(effects, axis=-1)

@@ -25,7 +25,15 @@ from real_model import model_folder
 from pipeline.measuring.contexts import PackedSequence
 from pipeline.measuring.explanation import NUM_SWAPPED, swap_text
 from pipeline.measuring.given import GivenModel
-from pipeline.measuring.sources import Passes, Search, all_losses, near_starts, unit_starts
+from pipeline.measuring.sources import (
+    COARSE_TOKENS,
+    Passes,
+    Search,
+    all_losses,
+    is_distinguishable,
+    near_starts,
+    unit_starts,
+)
 from pipeline.text.chunks import without_bos
 from pipeline.text.sources import open_sources, read_documents
 from pipeline.text.tokenizer import TokenizedText, tokenized_text
@@ -56,8 +64,9 @@ def measured(passes: Passes, text: TokenizedText, other_N: np.ndarray, length: i
     swaps_BL = other_N[: NUM_SWAPPED * length].reshape(NUM_SWAPPED, length)
     first = SHORT + 2
     near_T = near_starts(first, length, SHORT, SHORT // 2)
-    losses = all_losses(passes, ids_L, swaps_BL[0], near_T, SHORT)
-    chosen = np.sort(np.argsort(-losses.swapped_divergence, kind="stable")[:NUM_TARGETS])
+    hidden_TD = passes.hidden_states(ids_L[:-1], len(near_T))
+    losses = all_losses(passes, hidden_TD, ids_L, swaps_BL[0], near_T, SHORT)
+    chosen = np.sort(losses["swapped_divergence"].nlargest(NUM_TARGETS).index)
     targets_T = first + chosen
     stop = int(first + chosen[-1])
     sequence = PackedSequence(
@@ -67,27 +76,26 @@ def measured(passes: Passes, text: TokenizedText, other_N: np.ndarray, length: i
     sentences = unit_starts(text, "sentence")
     searches = []
     counts = []
-    for is_exact in (False, True):
+    for coarse_tokens in (COARSE_TOKENS, 0):
         before = passes.num_tokens
         search = Search(
             passes, sequence, swaps_BL, np.arange(1, length), sentences[(sentences > 1)], NUM_SOURCES,
-            is_exact=is_exact,
+            coarse_tokens=coarse_tokens,
         )  # fmt: skip
         search.run()
         counts.append(passes.num_tokens - before)
         searches.append(search)
-    exact_tokens = int((stop - np.arange(1, int(search.near_T.max()))).sum())
     found, exact = ([search.sources(target) for target in range(len(chosen))] for search in searches)
-    trials = [search.tried(range(len(chosen))) for search in searches]
+    trials_T2B, exact_T2B = (search.tried() for search in searches)
     both = list(zip(exact, found, strict=True))
     return {
         "forward_tokens": counts[0],
-        "exact_forward_tokens": exact_tokens,
+        "exact_forward_tokens": counts[1],
         "top_1": float(np.mean([of[:1] == one[:1] for of, one in both])),
         "top_4": float(np.mean([len({*of} & {*one}) / max(1, len(of)) for of, one in both])),
-        "recovered": sum(trial.recovered_nats for trial in trials[0]),
-        "exact_recovered": sum(trial.recovered_nats for trial in trials[1]),
-        "no_single_source": sum(not trial.is_distinguishable for trial in trials[0]),
+        "recovered": float((trials_T2B[:, 0] - trials_T2B[:, 1]).mean(-1).sum()),
+        "exact_recovered": float((exact_T2B[:, 0] - exact_T2B[:, 1]).mean(-1).sum()),
+        "no_single_source": sum(not is_distinguishable(*of_target) for of_target in trials_T2B),
     }
 
 
