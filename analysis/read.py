@@ -18,9 +18,8 @@ import pandas as pd
 
 from pipeline.cli import InputError, unknown_name
 from pipeline.measuring.rules import CONTROLS, RULES
-from pipeline.results.files import write_parquet
 from pipeline.results.read import read_artefact, read_made_by, read_model_facts, read_settings
-from pipeline.results.schemas import LOSS, SCHEMAS
+from pipeline.results.schemas import LOSS
 from pipeline.results.statistics import Interval, ratio_of_sums
 from pipeline.text.folder import TokenizedData
 
@@ -30,14 +29,6 @@ NO_INTERVAL = Interval(np.nan, np.nan, np.nan)
 Row = Mapping[Hashable, Any]
 """Of a table, as `to_dict("records")` gives it."""
 logger = logging.getLogger("analysis")
-
-
-def write_derived_table(table: pd.DataFrame, artefact: str, folder: Path) -> Path:
-    """Write the artefact's columns as `<folder>/<artefact>.parquet`."""
-    path = folder / f"{artefact}.parquet"
-    schema = SCHEMAS[artefact]
-    write_parquet(path, {name: table[name].tolist() for name in schema.names}, schema)
-    return path
 
 
 def models_by_training(
@@ -81,8 +72,9 @@ def joined_on_common(
 ) -> pd.DataFrame:
     """The rows of `left` whose keys `on` both have, joined; a warning counts the `what` left out."""
     keys = left[list(on)].drop_duplicates()
-    is_common = keys.merge(right[list(on)].drop_duplicates(), "left", indicator=True)["_merge"] == "both"
-    warn_of_left_out(int((~is_common).sum()), len(keys), what)
+    num_left_out = len(keys) - len(keys.merge(right[list(on)].drop_duplicates()))
+    if num_left_out:
+        logger.warning("%s: %s of %s are not in both tables and left out", what, num_left_out, len(keys))
     return left.merge(right, on=list(on), suffixes=suffixes)
 
 
@@ -91,38 +83,20 @@ def generalization_gaps(
 ) -> pd.DataFrame:
     """Per token, how much worse a short-context model is at the long context than a long-context one.
 
-    The columns `TARGET`, model (each of `short_models`) and generalization_gap: L_long of the short-context
-    model - L_long of the reference, nats. Targets both have, no others.
+    The rows of `short_models` with a column generalization_gap: L_long of the short-context model - L_long of
+    the reference, nats. Targets both have, no others.
     """
-    columns = [*TARGET, "long_context_loss"]
-    reference = rows_of(loss_differences, reference_model)[columns]
-    shorts = pd.concat([rows_of(loss_differences, model)[["model", *columns]] for model in short_models])
+    reference = rows_of(loss_differences, reference_model)[[*TARGET, "long_context_loss"]]
+    shorts = pd.concat([rows_of(loss_differences, model) for model in short_models])
     what = f"targets of {', '.join(short_models)} and of {reference_model}"
     pairs = joined_on_common(shorts, reference, TARGET, what, ("", "_reference"))
-    pairs["generalization_gap"] = pairs["long_context_loss"] - pairs["long_context_loss_reference"]
-    return pairs[["model", *TARGET, "generalization_gap"]]
+    return pairs.assign(generalization_gap=pairs["long_context_loss"] - pairs["long_context_loss_reference"])
 
 
 def rows_by(table: pd.DataFrame, *keys: str) -> dict[Any, Row]:
     """The rows of a table by the values of these columns, which name one row each."""
-    return {
-        tuple(row[key] for key in keys) if keys[1:] else row[keys[0]]: row for row in table.to_dict("records")
-    }
-
-
-def complete_rows(table: pd.DataFrame, what: str) -> pd.DataFrame:
-    """The rows without a missing value; a warning says how many others there are."""
-    complete = table.dropna()
-    warn_of_left_out(len(table) - len(complete), len(table), what)
-    return complete
-
-
-def warn_of_left_out(num_left_out: int, num_all: int, what: str) -> None:
-    """Warn of what a statistic leaves out, where that is anything."""
-    if num_left_out:
-        logger.warning(
-            "%s: %s of %s are not in both tables and left out", what, f"{num_left_out:,}", f"{num_all:,}"
-        )
+    rows = table.to_dict("records")
+    return {tuple(row[key] for key in keys) if keys[1:] else row[keys[0]]: row for row in rows}
 
 
 def interval_over_documents(
@@ -135,11 +109,11 @@ def interval_over_documents(
     """
     if not len(numerators):
         return NO_INTERVAL
-    counted = 1.0 if denominators is None else denominators.astype("float64")
-    values = pd.DataFrame({"numerator": numerators.astype("float64"), "denominator": counted})
+    counted = 1.0 if denominators is None else denominators
+    values = pd.DataFrame({"numerator": numerators, "denominator": counted}).astype("float64")
     # By an index: a series is first tried as the name of a column, which takes long.
-    sums_D = values.groupby(pd.Index(document_ids)).sum()
-    return ratio_of_sums(sums_D["numerator"].to_numpy(), sums_D["denominator"].to_numpy())
+    sums_D2 = values.groupby(pd.Index(document_ids)).sum().to_numpy()
+    return ratio_of_sums(*sums_D2.T)
 
 
 def interval_columns(name: str, interval: Interval) -> dict[Hashable, float]:
@@ -152,9 +126,9 @@ def interval_of(row: Row | pd.Series, name: str) -> Interval:
     return Interval(row[name], row[f"{name}_low"], row[f"{name}_high"])
 
 
-def interval_cell(row: Row | None, name: str) -> str:
-    """The same in a printed table; "-" where there is none."""
-    return "-" if row is None or name not in row or pd.isna(row[name]) else str(interval_of(row, name))
+def interval_cell(row: Row, name: str) -> str:
+    """The same in a printed table; "-" if there is none."""
+    return "-" if pd.isna(row[name]) else str(interval_of(row, name))
 
 
 def mean_columns(targets: pd.DataFrame, *names: str) -> dict[Hashable, float]:
@@ -182,16 +156,11 @@ def summarized(
 
 
 def multiple_comparison_note(table: pd.DataFrame, value: str) -> str:
-    """The sentence that goes with every table or figure of several intervals; "" for fewer than two.
-
-    The level of each is Bonferroni's, which needs no independence of them.
-    """
+    """The sentence that goes with every table or figure of several intervals."""
     num_intervals = int(table[f"{value}_low"].notna().sum())
-    if num_intervals < 2:
-        return ""
     return (
-        f"{num_intervals} intervals of 95 % each: expect {0.05 * num_intervals:.1f} of them to miss the"
-        f" truth; for 95 % together each would be one of {100 * (1 - 0.05 / num_intervals):.2f} %."
+        f"{num_intervals} intervals of 95% each: expect {0.05 * num_intervals:.1f} of them to miss the truth;"
+        f" for 95% together (Bonferroni) each would be one of {100 - 5 / max(num_intervals, 1):.2f}%."
     )
 
 
@@ -215,15 +184,16 @@ def read_sparse_losses(
 ) -> pd.DataFrame:
     """Rows of sparse_context_losses: evaluated by the model that chose, at the k that were requested.
 
-    With `every_evaluator` those of other evaluators too; with `every_k` the controls' further k, to all
-    distant tokens.
+    With `every_evaluator` those of other evaluators too; with `every_k` the further k of the baselines, to
+    all distant tokens.
     """
-    rows = read_artefact(results, "sparse_context_losses", _with(columns, ["evaluator", "k"]), only)
-    is_wanted = pd.Series(True, index=rows.index) if every_evaluator else is_own(rows)
+    rows = read_artefact(results, "sparse_context_losses", _with(columns, "evaluator", "k"), only)
+    if not every_evaluator:
+        rows = rows[is_own(rows)]
     for model, settings in read_settings(results, "influential_tokens").items():
         if not every_k and settings.get("k"):
-            is_wanted &= (rows["model"] != model) | rows["k"].isin(settings["k"])
-    return _only(rows[is_wanted], columns)
+            rows = rows[(rows["model"] != model) | rows["k"].isin(settings["k"])]
+    return rows.reset_index(drop=True)
 
 
 def read_sparsity(
@@ -236,18 +206,13 @@ def read_sparsity(
 
     Rows of before there were two criteria are of the loss.
     """
-    rows = read_artefact(results, "dependency_sparsity", _with(columns, ["evaluator", "criterion"]), only)
+    rows = read_artefact(results, "dependency_sparsity", _with(columns, "evaluator", "criterion"), only)
     rows["criterion"] = rows["criterion"].fillna(LOSS)
-    return _only(rows[is_own(rows) & (rows["criterion"] == criterion)], columns)
+    return rows[is_own(rows) & (rows["criterion"] == criterion)].reset_index(drop=True)
 
 
-def _with(columns: Sequence[str] | None, further: Sequence[str]) -> list[str] | None:
+def _with(columns: Sequence[str] | None, *further: str) -> list[str] | None:
     return None if columns is None else list(dict.fromkeys([*columns, *further]))
-
-
-def _only(rows: pd.DataFrame, columns: Sequence[str] | None) -> pd.DataFrame:
-    names = list(rows) if columns is None else ["model", *(name for name in columns if name != "model")]
-    return rows[names].reset_index(drop=True)
 
 
 def is_own(rows: pd.DataFrame) -> pd.Series:

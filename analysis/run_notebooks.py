@@ -24,14 +24,133 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
+import hashlib
 import logging
 import os
 import signal
+from collections.abc import Iterator, Mapping, Sequence
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from pipeline.cli import InputError, folder_path, positive_int, progress, stage_parser, unknown_name
+import nbformat
+from joblib import Parallel, delayed
+from jupyter_client.kernelspec import KernelSpec
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, DeadKernelError
 
+from analysis.figures.generalization_gap import compared_models
+from pipeline.cli import InputError, folder_path, positive_int, progress, stage_parser, unknown_name
+from pipeline.results.files import folder_lock, refuse_replacing, write_atomically
+from pipeline.results.read import artefacts_in, no_results
+
+ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOKS = ROOT / "analysis" / "notebooks"
+_NEEDED_ARTEFACTS = {
+    "loss_differences": "loss_differences",
+    "length_losses": "length_losses",
+    "influential_tokens": "sparse_context_losses",
+    "sparsity_and_generalization": "dependency_sparsity",
+    "synthetic_tasks": "synthetic_accuracy",
+}
+_READ = {".py", ".ipynb", ".parquet", ".json", ".done", ".npy", ".bin"}
+_FOR_THE_USER = ("InputError", "OSError", "FileNotFoundError", "PermissionError", "NotADirectoryError")
+"""What a cell may raise that is no mistake of ours."""
 logger = logging.getLogger("analysis")
+
+
+def missing_inputs(notebook: str, arguments: argparse.Namespace) -> str | None:
+    """What the notebook of this name needs and the results lack; None if it can be executed."""
+    present = artefacts_in(arguments.results)
+    if (needed := _NEEDED_ARTEFACTS[notebook]) not in present:
+        return f"the results hold no '{needed}'; they hold {', '.join(present)}"
+    if notebook == "sparsity_and_generalization":
+        try:
+            compared_models(arguments.results, arguments.long_models, arguments.short_models)
+        except InputError as lacking:
+            return str(lacking)
+    return None
+
+
+def fingerprint(inputs: Sequence[Path], parameters: Mapping[str, Any], figures: Path) -> str:
+    """SHA-256 of the parameters and of the name, size and time of all code and of every file of the inputs.
+
+    The folder `figures`, where notebooks write, is no input even if it lies in a folder that is.
+    """
+    folders = [ROOT / "analysis", ROOT / "pipeline", *(folder.resolve() for folder in inputs)]
+    files = sorted(path for folder in folders for path in folder.rglob("*") if path.suffix in _READ)
+    read = [path for path in files if figures not in path.parents and not path.name.startswith(".")]
+    stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in read]
+    return hashlib.sha256(repr((sorted(parameters.items()), stats)).encode()).hexdigest()
+
+
+def execute_all(
+    notebooks: Sequence[Path],
+    figures: Path,
+    parameters: Mapping[str, Any],
+    made_from: str = "",
+    *,
+    num_at_once: int = 1,
+) -> Iterator[None]:
+    """Execute notebooks, several at once, write the executed copies, and yield as each ends.
+
+    The first failure, or an interruption, ends the other notebooks too: an InputError if a cell met bad input
+    or could not write; else SystemExit, in a sentence, and the traceback stands in <name>.failed.ipynb.
+
+    Args:
+        notebooks, figures: their paths; where the copies, their figures and tables go.
+        parameters: name -> value, set after the cell tagged "parameters", which holds the defaults.
+        made_from: the fingerprint of what they read.
+        num_at_once: kernels, each of one thread, so that no figure depends on it.
+    """
+    refuse_replacing([figures / path.name for path in notebooks], notebooks)
+    figures.mkdir(parents=True, exist_ok=True)
+    workers = Parallel(num_at_once, return_as="generator_unordered")
+    return workers(delayed(_execute)(figures, dict(parameters), made_from, path) for path in notebooks)
+
+
+class _ThisInterpretersKernel(AsyncKernelManager):
+    """Starts a kernel of this environment, whatever one the user has registered as python3."""
+
+    @property
+    def kernel_spec(self) -> KernelSpec:
+        """What starts it."""
+        argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        return KernelSpec(argv=argv, display_name="Python 3", language="python")
+
+
+def _execute(figures: Path, parameters: Mapping[str, Any], made_from: str, path: Path) -> None:
+    logging.getLogger("traitlets").setLevel(logging.CRITICAL)  # nbclient announces each kernel
+    notebook = nbformat.read(path, as_version=4)
+    place = next(i for i, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", []))
+    lines = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
+    tags = {"tags": ["injected-parameters"]}
+    notebook.cells.insert(place + 1, nbformat.v4.new_code_cell(lines, id="injected", metadata=tags))
+    client = NotebookClient(
+        notebook,
+        timeout=None,
+        kernel_manager_class=_ThisInterpretersKernel,
+        shutdown_kernel="immediate",
+        extra_arguments=["--IPKernelApp.log_level=ERROR"],
+    )
+    failed = figures / f"{path.stem}.failed.ipynb"
+    try:
+        with TemporaryDirectory(prefix="notebooks-", ignore_cleanup_errors=True) as folder:
+            # Instead of the user's own settings of Jupyter, which could change what is shown.
+            settings = {"OMP_NUM_THREADS": "1", "JUPYTER_CONFIG_DIR": folder, "IPYTHONDIR": folder}
+            client.execute(cwd=str(ROOT), env=os.environ | settings)
+    except CellExecutionError as error:
+        text = " ".join(error.evalue.split())
+        if error.ename in _FOR_THE_USER:
+            raise InputError(f"{path.name}: {text}") from None
+        nbformat.write(notebook, failed)
+        reason = f"{error.ename}: {text}; its traceback is in {failed}"
+        raise SystemExit(f"{path.name}: a cell failed: {reason}") from None
+    except DeadKernelError:
+        raise InputError(f"{path.name}: its kernel ended by itself, mostly for want of memory") from None
+    notebook.metadata["made_from"] = made_from
+    write_atomically(figures / path.name, lambda part: part.write_text(nbformat.writes(notebook)))
+    failed.unlink(missing_ok=True)
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -41,11 +160,6 @@ def main(arguments: argparse.Namespace) -> None:
         InputError: no results, a notebook that is not there or that lacks something, or bad input of a cell.
         SystemExit: a cell failed.
     """
-    # Imported late, for a --help at once.
-    from analysis.notebooks import NOTEBOOKS, execute_all, fingerprint, is_fresh, missing_inputs
-    from pipeline.results.files import folder_lock
-    from pipeline.results.read import artefacts_in, no_results
-
     if not artefacts_in(arguments.results):
         raise no_results(arguments.results)
     paths = {path.stem: path for path in sorted(NOTEBOOKS.glob("*.ipynb"))}
@@ -53,7 +167,6 @@ def main(arguments: argparse.Namespace) -> None:
         if name not in paths:
             raise unknown_name("notebook", name, paths)
     figures = arguments.figures.resolve()
-    data = arguments.data or arguments.results.parent / "data"
     parameters = {
         "results": str(arguments.results.resolve()),
         "figures_folder": str(figures),
@@ -63,11 +176,13 @@ def main(arguments: argparse.Namespace) -> None:
         "data": str(arguments.data.resolve()) if arguments.data else None,
     }
     parameters = {name: value for name, value in parameters.items() if value}  # else a notebook's own
+    data = arguments.data or arguments.results.parent / "data"
     with folder_lock(figures, "--figures"):
         made_from = fingerprint([arguments.results, data], parameters, figures)
         stale = []
         for name in arguments.notebooks or paths:
-            if is_fresh(figures / f"{name}.ipynb", made_from):
+            executed = figures / f"{name}.ipynb"
+            if executed.exists() and nbformat.read(executed, 4).metadata.get("made_from") == made_from:
                 logger.info("%s.ipynb: nothing has changed, skipped", name)
             elif missing := missing_inputs(name, arguments):
                 if arguments.notebooks:
@@ -77,14 +192,14 @@ def main(arguments: argparse.Namespace) -> None:
                 stale.append(paths[name])
         for number in (signal.SIGINT, signal.SIGTERM):  # there are kernels to be ended first
             signal.signal(number, signal.default_int_handler)
-        executed = execute_all(stale, figures, parameters, made_from, num_at_once=arguments.jobs)
-        for _ in progress(executed, "notebooks", "notebook", len(stale)):
+        done = execute_all(stale, figures, parameters, made_from, num_at_once=arguments.jobs)
+        for _ in progress(done, "notebooks", "notebook", len(stale)):
             pass
 
 
 def _model_and_length(text: str) -> tuple[str, int]:
-    model, separator, train_context_length = text.rpartition("=")
-    if not separator or not train_context_length.isdecimal():
+    model, _, train_context_length = text.rpartition("=")
+    if not model or not train_context_length.isdecimal():
         raise argparse.ArgumentTypeError(f"{text} is not of the form model=tokens, such as long-seed0=256")
     return model, int(train_context_length)
 
@@ -99,10 +214,10 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--long-models",
         **models,
-        help="models trained at the long context; the gap is from the last, or"
-        " from all that neither chose nor evaluated; those that the results name if not given",
+        help="models trained at the long context; the gap is from the last, or from all that neither chose"
+        " nor evaluated (default: as the results say)",
     )
-    add("--short-models", **models, help="models trained at a short context; likewise")
+    add("--short-models", **models, help="models trained at a short context (default: as the results say)")
     add(
         "--train-context-lengths",
         nargs="*",
@@ -114,15 +229,14 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--data",
         type=folder_path,
-        help="folder of tokenize_c4.py that was measured, for its text and the"
-        " counts of its tokens; data beside --results where not given, and no control for token frequency"
-        " where there is none",
+        help="the tokenize_c4.py folder that was measured, for its text and token counts (default: data"
+        " beside --results; without it, no control for token frequency)",
     )
-    add("--notebooks", nargs="+", default=(), metavar="NAME", help="those to execute; (default: all)")
+    add("--notebooks", nargs="+", default=(), metavar="NAME", help="notebooks to execute (default: all)")
     add(
         "--jobs",
         type=positive_int,
         default=len(os.sched_getaffinity(0)),
-        help="notebooks executed at once, each by one thread and in some 0.5 GiB; a core each if not given",
+        help="notebooks executed at once, each by one thread and in some 0.5 GiB (default: one per core)",
     )
     return program

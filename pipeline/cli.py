@@ -35,7 +35,6 @@ PROGRAMS = (
     "analysis.explorer",
     "analysis.length_failures",
     "analysis.choose_texts",
-    "analysis.real_model",
     "pipeline.explain",
     "pipeline.query",
     "pipeline.plant_cues",

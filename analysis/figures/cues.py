@@ -6,7 +6,8 @@ it (analysis/LOG.md, 2026-11-25). A contrast is the mean growth of some training
 seed has all of them, so contrasts are paired: the interval is Student's over the seeds' differences.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,25 +17,23 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
 from analysis import drawing
+from analysis.drawing import Shown
 from analysis.figures.marked_bits import over_seeds
-from analysis.read import interval_columns, rows_by
-from pipeline.results.statistics import Interval
+from analysis.read import rows_by
+from pipeline.results.read import read_artefact
 
 NONE = "none"
 LOG_LENGTH = "log_length"
 LEARNT = "learnt"
 LONGEST = 8
 """Times the trained length that growth is measured to."""
-SMALLEST_EFFECT = 0.05
-"""Of interest, nats per doubling: written down before the run."""
+SMALLEST_EXCESS = 0.05
+"""SESOI of the number of cues at one distance of the farthest, nats."""
+BINS = {"up to 64": 64, "64 to 128": 128, "128 to 256": 256, "256 to 512": 512}
+"""Distances of the farthest (or mean) cue -> their upper end, tokens."""
 _SPREAD = ("cues_1", "cues_2", "cues_4")
 _NEAR = ("cues_1_local", "cues_2_local", "cues_4_local")
-_PANELS = (
-    ("near", _NEAR, "contiguous"),
-    ("anywhere", _SPREAD, "contiguous"),
-    ("anywhere, coupled IDs", _SPREAD, "coupled"),
-    ("anywhere, PoSE", _SPREAD, "pose"),
-)
+_TRAINING = ["task", "positions", "attention_scaling", "seed"]
 
 
 class Arm(NamedTuple):
@@ -72,15 +71,14 @@ FURTHER_CONTRASTS = {
 
 
 def growths(accuracy: pd.DataFrame) -> pd.DataFrame:
-    """A row a training: task, positions, attention_scaling, seed, trained_excess_loss (nats), growth."""
+    """A row a training: task, positions, attention_scaling, seed, growth."""
     within = accuracy[accuracy["size"] <= LONGEST * accuracy["largest_train_size"]]
-    rows = []
-    for names, tests in within.groupby(["task", "positions", "attention_scaling", "seed"]):
-        doublings = np.log2(tests["size"] / tests["largest_train_size"])
-        slope = np.polyfit(doublings, tests["excess_loss"], 1)[0]
-        rows.append((*names, tests["excess_loss"][doublings == 0].mean(), slope))
-    columns = ["task", "positions", "attention_scaling", "seed", "trained_excess_loss", "growth"]
-    return pd.DataFrame(rows, columns=columns)
+    within = within.assign(doublings=np.log2(within["size"] / within["largest_train_size"]))
+    rows = [
+        (*names, np.polyfit(tests["doublings"], tests["excess_loss"], 1)[0])
+        for names, tests in within.groupby(_TRAINING)
+    ]
+    return pd.DataFrame(rows, columns=[*_TRAINING, "growth"])
 
 
 def contrasts(of_trainings: pd.DataFrame) -> pd.DataFrame:
@@ -92,33 +90,23 @@ def contrasts(of_trainings: pd.DataFrame) -> pd.DataFrame:
         `CONTRASTS` with plain attention.
     """
     rows = []
-    for name, (first, second) in (CONTRASTS | FURTHER_CONTRASTS).items():
-        for scaling in (NONE,) if first.attention_scaling else (NONE, LOG_LENGTH):
-            sides = {
-                "first": _of_seeds(of_trainings, first, first.attention_scaling or scaling),
-                "second": _of_seeds(of_trainings, second, second.attention_scaling or scaling),
-            }
-            paired = pd.DataFrame(sides).dropna()
-            if len(paired) < 2:
-                continue
-            differences = paired["first"] - paired["second"]
-            tested = stats.ttest_1samp(differences, 0.0)
-            low, high = tested.confidence_interval()
-            rows.append(
-                {
+    for name, sides in (CONTRASTS | FURTHER_CONTRASTS).items():
+        for scaling in (NONE,) if sides[0].attention_scaling else (NONE, LOG_LENGTH):
+            first, second = (_of_seeds(of_trainings, arm, arm.attention_scaling or scaling) for arm in sides)
+            paired = pd.DataFrame({"first": first, "second": second}).dropna()
+            if len(paired) > 1:
+                differences = paired["first"] - paired["second"]
+                row: dict[Hashable, Any] = {
                     "contrast": name,
                     "attention_scaling": scaling,
                     "num_seeds": len(paired),
-                    **paired.mean(),
-                    **interval_columns("difference", Interval(float(differences.mean()), low, high)),
-                    "p_value": tested.pvalue,
                 }
-            )
+                row |= {**paired.mean().to_dict(), **over_seeds(differences, "difference")}
+                rows.append(row | {"p_value": stats.ttest_1samp(differences, 0.0).pvalue})
     table = pd.DataFrame(rows)
-    if table.empty:
-        return table
-    decides = (table["attention_scaling"] == NONE) & table["contrast"].isin(CONTRASTS)
-    table.loc[decides, "holm_p_value"] = multipletests(table.loc[decides, "p_value"], method="holm")[1]
+    if len(table):
+        decides = (table["attention_scaling"] == NONE) & table["contrast"].isin(CONTRASTS)
+        table.loc[decides, "holm_p_value"] = multipletests(table.loc[decides, "p_value"], method="holm")[1]
     return table
 
 
@@ -129,65 +117,57 @@ def _of_seeds(of_trainings: pd.DataFrame, arm: Arm, scaling: str) -> pd.Series:
     return wide.reindex(columns=list(arm.tasks)).mean(axis=1, skipna=False)
 
 
+_PANELS = {
+    "any distance": (_SPREAD, "contiguous"),
+    "near the question": (_NEAR, "contiguous"),
+    "any distance, PoSE": (_SPREAD, "pose"),
+}
+"""Title -> tasks by their number of cues, and positions."""
+
+
 def cues_figure(accuracy: pd.DataFrame) -> Figure:
-    """Excess loss against length: a panel a place of the cues, a line a number; dashed: scaled attention."""
-    shown = [panel for panel in _PANELS if panel[2] in set(accuracy["positions"])]
-    figure, axes = drawing.panels(len(shown), 3.0)
-    colors = drawing.graded(len(_SPREAD))
-    all_ends = []
-    for ax, (title, tasks, positions) in zip(axes, shown, strict=True):
-        ends = []
-        of_numbers = list(zip(colors, tasks, (1, 2, 4), strict=True))
-        for scaling in (LOG_LENGTH, NONE):  # the last drawn is on top: plain, of one cue
-            for color, task, number in reversed(of_numbers):
-                cells = accuracy[
-                    (accuracy["task"] == task)
-                    & (accuracy["positions"] == positions)
-                    & (accuracy["attention_scaling"] == scaling)
-                ]
-                if cells.empty:
-                    continue
-                of_sizes = cells.groupby("size")["excess_loss"].agg(["mean", "min", "max"]).reset_index()
-                line = of_sizes.set_axis(["size", "excess", "excess_low", "excess_high"], axis=1)
-                style = drawing.Style(color, "o")
-                look = style.measured if scaling == NONE else style.null
-                words = drawing.counted(number, "cue") if scaling == NONE else ""
-                ends.append(drawing.draw_line(ax, line["size"], line, "excess", look, words, band=True))
-        ax.set_xscale("log", base=2)
-        ax.set_yscale("log")
-        sizes = sorted(accuracy["size"].unique())
-        ax.set_xticks(sizes[::3], [f"{size:,}" for size in sizes[::3]])
-        ax.set_xticks(sizes, [""] * len(sizes), minor=True)
-        ax.set_xlabel("length (tokens)")
-        ax.set_title(title)
-        all_ends.append([end for end in ends if end.name])
-    axes[0].set_ylabel("loss beyond the best possible (nats)")
-    drawing.share_scale(axes)
-    for ax, ends in zip(axes, all_ends, strict=True):
-        drawing.label_line_ends(ax, ends)
-    num_seeds = accuracy.groupby(["task", "positions", "attention_scaling"])["seed"].nunique()
-    trained = int(accuracy["largest_train_size"].min())
+    """Excess loss against length without scaled attention: a panel a place of the cues, a line a number."""
+    plain = accuracy[accuracy["attention_scaling"] == NONE]
+    shown = {title: of for title, of in _PANELS.items() if of[1] in set(plain["positions"])}
+    figure, axes = drawing.panels(len(shown), 2.6)
+    ends: list[list[drawing.LineEnd]] = []
+    for ax, (title, (tasks, positions)) in zip(axes, shown.items(), strict=True):
+        ends.append([])
+        for color, task, number in zip(drawing.graded(3), tasks, (1, 2, 4), strict=True):
+            cells = plain[(plain["task"] == task) & (plain["positions"] == positions)]
+            means = cells.groupby("size")["excess_loss"].mean().to_frame().reset_index()
+            if len(means):
+                words = drawing.counted(number, "cue")
+                style = drawing.solid(color)
+                ends[-1].append(drawing.draw_line(ax, means["size"], means, "excess_loss", style, words))
+        sizes = sorted(plain["size"].unique())
+        drawing.length_axis(ax, sizes[::3] or sizes, "length (tokens)")
+        ax.set(title=title, yscale="log")
+    axes[0].set_ylabel("excess loss (nats)")
+    for ax, of_panel in zip(axes, ends, strict=True):
+        drawing.label_line_ends(ax, of_panel)
+    seeds = plain.groupby(["task", "positions"])["seed"].nunique().to_frame("num_seeds")
+    longest = plain[(plain["size"] == plain["size"].max()) & plain["task"].isin(_SPREAD)]
+    loss = longest.groupby("positions")["excess_loss"].mean()
+    title = "How does the loss grow with length if 1, 2 or 4 cues decide?"
+    if {"pose", "contiguous"} <= set(loss.index):
+        title = (
+            f"At {longest['size'].max():,} tokens, loss exceeds the best possible by"
+            f" {loss['contiguous']:.1f} nats; trained with PoSE, by {loss['pose']:.2f}"
+        )
     drawing.put_title(
         figure,
-        "How does the loss grow with length if 1, 2 or 4 cues decide?",
-        f"n = {drawing.counted_seeds(num_seeds.to_frame('num_seeds'))} of each training",
-        f"trained at {trained} tokens",
-        "bands: range of seeds",
-        "hollow, dashed: attention scaled with log length, where it was tried",
+        title,
+        f"means of {drawing.counted_seeds(seeds)}",
+        f"trained at {int(plain['largest_train_size'].min())} tokens",
+        "excess: beyond the best possible loss",
     )
     return figure
 
 
-SMALLEST_EXCESS = 0.05
-"""SESOI of the number of cues at one distance of the farthest, nats."""
-BINS = (64, 128, 256, 512)
-"""Edges of the distances of the farthest (or mean) cue, tokens."""
-
-
 def cue_distances(examples: pd.DataFrame, by: Any = np.max) -> pd.DataFrame:
     """Excess loss by number of cues and distance of the farthest one: a row a task, seed and bin, nats."""
-    distance = examples["distances"].map(by)
-    bins = pd.cut(distance, [0, *BINS], labels=["up to 64", "64 to 128", "128 to 256", "256 to 512"])
+    bins = pd.cut(examples["distances"].map(by), [0, *BINS.values()], labels=list(BINS))
     cells = examples.assign(distance=bins).groupby(["task", "seed", "distance"], observed=True)
     return cells["excess_loss"].agg(["mean", "size"]).reset_index()
 
@@ -197,10 +177,10 @@ def cue_contrasts(cells: pd.DataFrame, more: str = "cues_4", fewer: str = "cues_
     wide = cells.pivot(index=["seed", "distance"], columns="task", values="mean")
     differences = (wide[more] - wide[fewer]).unstack("distance").drop(columns="up to 64")
     differences["mean"] = differences.mean(axis=1)
-    rows = []
-    for name in differences:
-        of_seeds = differences[name].dropna()
-        rows.append({"distance": name, "num_seeds": len(of_seeds), **over_seeds(of_seeds, "difference")})
+    rows = [
+        {"distance": name, "num_seeds": of_seeds.count(), **over_seeds(of_seeds.dropna(), "difference")}
+        for name, of_seeds in differences.items()
+    ]
     return pd.DataFrame(rows)
 
 
@@ -216,38 +196,39 @@ def verdict_of_distances(contrasts: pd.DataFrame) -> str:
     return "no effect of its own" if low > -SMALLEST_EXCESS and high < SMALLEST_EXCESS else "open"
 
 
-def distances_figure(examples: pd.DataFrame, said: str) -> Figure:
-    """Excess loss by the distance of the farthest cue and by their mean distance, a line a number of cues."""
-    figure, axes = drawing.panels(2, 2.8)
-    for ax, (label, by) in zip(axes, {"farthest cue": np.max, "cues, mean": np.mean}.items(), strict=True):
-        cells = cue_distances(examples, by)
-        ends = []
-        for color, number in zip(drawing.graded(3), (1, 2, 4), strict=True):
-            of_bins = cells[cells["task"] == f"cues_{number}"].groupby("distance", observed=True)["mean"]
-            means = of_bins.mean()
-            num_seeds = examples["seed"].nunique()
-            errors = of_bins.sem() * stats.t.ppf(0.975, num_seeds - 1)
-            line = means.to_frame("excess").assign(excess_low=means - errors, excess_high=means + errors)
-            places = range(len(line))
-            words = drawing.counted(number, "cue")
-            look = drawing.Style(color, "o").measured
-            ends.append(drawing.draw_line(ax, places, line, "excess", look, words))
-            ax.set_xticks(list(places), [str(name) for name in line.index], fontsize=7)
-        ax.set_xlabel(f"distance of the {label} (tokens)")
-        drawing.label_line_ends(ax, ends)
-    drawing.share_scale(axes)
-    axes[0].set_ylabel("loss beyond the best possible (nats)")
-    titles = {
-        "number has an effect of its own": "At one distance of the farthest cue four cues lose more than one",
-        "the other way": "At one distance of the farthest cue, one cue loses more than four",
-        "no effect of its own": "At one distance of the farthest cue, their number makes no difference",
-        "open": "At one distance of the farthest cue: no clear effect of the number of cues",
-    }
+def distances_figure(examples: pd.DataFrame) -> Figure:
+    """Excess loss by the distance of the farthest cue, a line a number of cues."""
+    figure, (ax,) = drawing.panels(1, 2.6)
+    cells = cue_distances(examples)
+    ends = {}
+    for color, number in zip(drawing.graded(3), (1, 2, 4), strict=True):
+        of_bins = cells[cells["task"] == f"cues_{number}"].groupby("distance", observed=True)["mean"]
+        line = pd.DataFrame([over_seeds(of_seeds, "excess") for _, of_seeds in of_bins])
+        words = drawing.counted(number, "cue")
+        ends[number] = drawing.draw_line(ax, range(len(line)), line, "excess", drawing.solid(color), words)
+    ax.set_xticks(range(len(BINS)), list(BINS))
+    ax.set(xlabel="distance of the farthest cue (tokens)", ylabel="excess loss (nats)")
+    drawing.label_line_ends(ax, list(ends.values()))
     drawing.put_title(
         figure,
-        titles[said],
+        f"With the farthest cue {list(BINS)[-1]} tokens away, four cues cost {ends[4].y:.2f} nats, one"
+        f" {ends[1].y:.2f}",
         f"{examples['seed'].nunique()} seeds, {len(examples):,} examples",
         "trained at 64 tokens, tested at 64 to 512, plain IDs",
         "bars: 95% over seeds",
+        "excess: beyond the best possible loss",
     )
     return figure
+
+
+def report(kept: Path) -> Iterator[Shown]:
+    """Contrasts by distance and the verdict, if the folder has the cues."""
+    if not (kept / "cues").exists():
+        return
+    examples = read_artefact(kept / "cues", "synthetic_examples")
+    of_means = cue_contrasts(cue_distances(examples, np.mean))
+    yield Shown("D. Four cues less one, by the mean distance", of_means)
+    table = cue_contrasts(cue_distances(examples))
+    figures = {"cue_distances": distances_figure(examples)}
+    words = f"Verdict: {verdict_of_distances(table)}"
+    yield Shown("D. Four cues less one, by the farthest distance", table, words, figures)

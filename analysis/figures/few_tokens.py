@@ -49,7 +49,7 @@ def recovered_fractions(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
 def row_of(table: pd.DataFrame, rule: str, k: int, distant_context: str = OWN) -> pd.Series:
     """One row of `recovered_fractions`."""
     is_row = (table["rule"] == rule) & (table["k"] == k) & (table["distant_context"] == distant_context)
-    return table[is_row].squeeze()
+    return table[is_row].iloc[0]
 
 
 def verdict(table: pd.DataFrame) -> str:

@@ -28,7 +28,6 @@ from analysis.figures.slopes import (
     with_sparsity,
 )
 from analysis.read import (
-    complete_rows,
     data_of,
     interval_cell,
     is_target_aware,
@@ -89,7 +88,7 @@ def outcome_targets(sparsity: pd.DataFrame, losses: pd.DataFrame, models: Sequen
     )
     of_models = pd.concat([rows_of(losses, model) for model in models])
     outcomes = of_models.pivot(index=KEYS, columns="model", values=MEASURED).astype("float64")
-    known = complete_rows(held.join(outcomes.add_prefix(f"{MEASURED} of ")), f"targets with {MEASURED}")
+    known = held.join(outcomes.add_prefix(f"{MEASURED} of ")).dropna()
     what = f"targets with {SPARSITY} and with {MEASURED}"
     return joined_on_common(found.reset_index(), known.reset_index(), KEYS, what)
 
@@ -117,9 +116,8 @@ def compared_models(
     if unknown := {*rows["evaluator"]} - labels.keys():
         raise InputError(f"the loss differences of the evaluator {min(unknown)} are missing")
     longs, shorts = models_by_training(results, long_models, short_models)
-    others = [
-        model for model in longs if model not in {*rows["evaluator"], *rows["model"].iloc[0].split("+")}
-    ]
+    choosing = {*rows["evaluator"], *rows["model"].iloc[0].split("+")}
+    others = [model for model in longs if model not in choosing]
     if not (shorts and others):
         raise InputError(
             "the gap needs a model trained at a short context (--short-models), and a long-context one that"
@@ -160,8 +158,8 @@ def gap_slope(targets: pd.DataFrame, *, short: Sequence[str], long: Sequence[str
     """`contrast` of the losses of short- and long-context models, with counts and the evaluators' agreement.
 
     Args:
-        targets: of `outcome_targets`; those without a sparsity to each evaluator, or with less than 0.1 nats
-            at stake, are counted and left out.
+        targets: of `outcome_targets`; those without a sparsity to each evaluator, or with a total effect
+            below 0.1 nats, are counted and left out.
     """
     known = with_sparsity(targets)
     sparsity = of_each(known, SPARSITY)
@@ -187,24 +185,21 @@ def binned(targets: pd.DataFrame, *, short: Sequence[str], long: Sequence[str]) 
 
 def gap_figure(bins: pd.DataFrame, slope: Row, models: str = "") -> Figure:
     """The figure of the project: `binned`, titled by what `gap_slope` says; `models` in words."""
-    figure, (ax,) = drawing.panels(1, 3.0)
-    style = drawing.TRAINED_POSE.measured
-    drawing.draw_line(ax, bins[SPARSITY], bins, "gap", style, "short-context less long-context")
-    ax.set_xlabel("tokens needed (mean log2 k, doublings)")
-    ax.set_ylabel("gap (nats)")
-    said = "Do short-context models lose more where more tokens are needed?"
-    if slope["slope_low"] > 0:
-        said = "Short-trained models lose more where more tokens are needed"
-    elif slope["slope_high"] < 0:
-        said = "Short-trained models lose less where more tokens are needed"
+    figure, (ax,) = drawing.panels(1, 2.8)
+    drawing.draw_line(ax, bins[SPARSITY], bins, "gap", drawing.TRAINED_POSE)
+    ax.set(
+        xlabel="needed tokens (mean log2 k, doublings)", ylabel="excess loss of short-\ncontext models (nats)"
+    )
+    more = (
+        "more" if slope["slope_low"] > 0 else "less" if slope["slope_high"] < 0 else "neither more nor less"
+    )
     drawing.put_title(
         figure,
-        said,
+        f"Short-context models lose {more} on predictions that need more tokens",
         models,
         drawing.sample_size(pd.DataFrame([slope])),
-        f"{interval_cell(slope, 'slope')} nats per doubling, over documents and seeds",
-        "without targets that have too little at stake",
-        "stake, gain, difficulty, frequency, position and source held equal",
+        f"slope {interval_cell(slope, 'slope')} nats per doubling, over documents and seeds",
+        "total effect, gain, difficulty, frequency, position and source held constant",
         drawing.BARS,
     )
     return figure

@@ -16,18 +16,20 @@ analysis/LOG.md.
 Shapes: T targets, C controls.
 """
 
-import sys
-from collections.abc import Hashable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from statsmodels.genmod import families
+from statsmodels.genmod.generalized_linear_model import GLM
 from statsmodels.stats.multitest import multipletests
 
 from analysis import drawing
-from analysis.figures.slopes import SPARSITY, Design, Row, eighths, single, spline
-from analysis.read import interval_columns, interval_over_documents, rows_by, sample_counts
+from analysis.drawing import Shown
+from analysis.figures.slopes import SPARSITY, Design, Row, full_rank, single, spline
+from analysis.read import interval_columns, interval_over_documents, mean_columns, rows_by, sample_counts
 from pipeline.measuring.placed import NEAR, Placement
 from pipeline.results.read import read_artefact
 from pipeline.text.folder import TokenizedData, training_token_counts
@@ -47,9 +49,9 @@ SMALLEST_EFFECT = 0.05
 """SESOI: 5% of the mean h per doubling."""
 LEAST_EFFECT = 0.05
 """Total effect within the near context below which `mean_log2_k` says little, nats."""
-LEAST_RISE, LEAST_RANKS = 0.1, 0.6
+LEAST_RISE = 0.1
+LEAST_RANKS = 0.6
 """Natural check: rise of the own loss (nats) and rank correlation at which the short version decides."""
-NUM_PERMUTATIONS = 200
 _SPLINES = ("entropy", "log_total_effect", "log_stake", "log_trained")
 _ITERATIONS = 50
 
@@ -71,60 +73,57 @@ def interference_targets(measured: Path, needed: Path | None, data: TokenizedDat
     rows = read_artefact(measured, "length_interference")
     source_of = {document.document_id: document.url for document in data.evaluation_documents()}
     near = rows[rows["placement"] == NEAR].set_index(KEYS)
-    targets = near[["loss", "entropy"]].assign(
-        log_token_count=np.log(training_token_counts(data)[near["target_token_id"]] + 1.0)
-    )
-    is_own = rows["placement"].str.startswith("own")
-    rows["value"] = rows["loss"].where(is_own, rows["divergence"])
+    counts = training_token_counts(data)[near["target_token_id"]]
+    targets = near[["loss", "entropy"]].assign(log_token_count=np.log(counts + 1.0))
+    rows["value"] = rows["loss"].where(rows["placement"].str.startswith("own"), rows["divergence"])
     distant = rows["distant_document_id"].map(source_of).fillna("")
-    # A distant text of the same source twice would be two rows a cell: the mean of them.
     rows["condition"] = (rows["placement"] + " " + distant).str.strip()
-    placed = rows[rows["placement"] != NEAR].pivot_table("value", KEYS, "condition", sort=True)
-    targets = targets.join(placed)
+    # A distant text of the same source twice would be two rows a cell: the mean of them.
+    targets = targets.join(rows[rows["placement"] != NEAR].pivot_table("value", KEYS, "condition"))
     if needed is not None:
-        sparsity = read_artefact(needed, "dependency_sparsity")
-        of_rule = sparsity[(sparsity["criterion"] == "divergence") & (sparsity["rule"] == RULE)].set_index(
-            KEYS
-        )
-        sparse = read_artefact(needed, "sparse_context_losses")
-        at_16 = sparse[(sparse["rule"] == RULE) & (sparse["k"] == 16)].set_index(KEYS)
+        sparsity = read_artefact(needed, "dependency_sparsity", only={"rule": [RULE]})
+        of_kl = sparsity[sparsity["criterion"] == "divergence"].set_index(KEYS)
+        sparse = read_artefact(needed, "sparse_context_losses", only={"rule": [RULE]})
+        at_16 = sparse[sparse["k"] == 16].set_index(KEYS)
         share = 1 - at_16["sparse_context_divergence"] / at_16["short_context_divergence"]
-        targets = targets.join(
-            pd.DataFrame({SPARSITY: of_rule[SPARSITY], "total_effect": of_rule["gain"], "share_16": share})
-        )
+        of_needed = {SPARSITY: of_kl[SPARSITY], "total_effect": of_kl["gain"], "share_16": share}
+        targets = targets.join(pd.DataFrame(of_needed))
     targets = targets.reset_index()
     targets.insert(2, "source", targets["document_id"].map(source_of))
-    distant_texts = rows["distant_document_id"].dropna().unique()
-    return targets[~targets["document_id"].isin(distant_texts)].reset_index(drop=True)
+    return targets[~targets["document_id"].isin(rows["distant_document_id"])].reset_index(drop=True)
+
+
+def swapped(targets: pd.DataFrame) -> list[str]:
+    """The columns of another text's tokens."""
+    return [name for name in map(str, targets) if name.startswith("swap:")]
 
 
 def mean_interference(targets: pd.DataFrame, placement: str) -> pd.Series:
     """H of each target, nats: the mean over the distant texts of one placement."""
-    columns = [name for name in targets if str(name).split(" ")[0] == placement]
-    return targets[columns].mean(axis=1)
+    return targets[[name for name in targets if str(name).split(" ")[0] == placement]].mean(axis=1)
 
 
 def with_outcomes(targets: pd.DataFrame) -> pd.DataFrame:
     """The columns that `slopes` takes: h of each placement, the stake, and logarithms of controls."""
-    names = sorted({str(name).split(" ")[0] for name in targets if str(name).startswith("swap:")})
+    names = sorted({name.split(" ")[0] for name in swapped(targets)})
     found = targets.assign(**{name: mean_interference(targets, name) for name in names})
     found["stake"] = mean_interference(targets, STAKE)
     logs = {"log_total_effect": "total_effect", "log_stake": "stake", "log_trained": TRAINED}
-    present = {name: of for name, of in logs.items() if of in found}
-    return found.assign(**{name: np.log(found[of].clip(lower=1e-6)) for name, of in present.items()})
+    return found.assign(
+        **{name: np.log(found[of].clip(lower=1e-6)) for name, of in logs.items() if of in found}
+    )
 
 
 def mechanism(targets: pd.DataFrame) -> pd.DataFrame:
     """Length interference of each placement and source of the distant text: mean over targets, nats."""
     rows = list[Row]()
-    for name in (str(name) for name in targets if str(name).startswith("swap:")):
+    for name in swapped(targets):
         placement, source = name.split(" ")
         found = Placement.parse(placement)
         known = targets.dropna(subset=[name])  # a text that is a distant one of this placement has none
-        interval = interval_over_documents(known["document_id"], known[name])
         place: Row = {"num_distant": found.num_distant, "span": found.span, "near_start": found.near_start}
-        numbers = interval_columns("interference", interval) | sample_counts(known)
-        rows.append({**place, "distant_text": source, **numbers})
+        numbers = mean_columns(known.rename(columns={name: "interference"}), "interference")
+        rows.append({**place, "distant_text": source, **numbers, **sample_counts(known)})
     return pd.DataFrame(rows).sort_values(["num_distant", "near_start", "distant_text"], ignore_index=True)
 
 
@@ -148,39 +147,15 @@ def slope(targets: pd.DataFrame, outcome: str, kind: str, *, leave_out: str | No
     controls_TC = controls_of(targets, leave_out)
     weights_T = None
     if kind == RATIO:
-        weights_T, h_T = _poisson_step(h_T, np.column_stack([regressors_T1, controls_TC]))
+        # The last step of the Poisson regression is a least squares: its weights and its working response.
+        columns_TC = full_rank(np.column_stack([regressors_T1, controls_TC]))
+        weights_T = GLM(h_T, columns_TC, family=families.Poisson()).fit(maxiter=_ITERATIONS, tol=1e-12).mu
+        h_T = np.log(weights_T) + (h_T - weights_T) / weights_T
     else:
         h_T = h_T / targets["stake"].to_numpy() if kind == SHARE else h_T
         h_T = h_T / h_T.mean()
     design = Design(regressors_T1, controls_TC, targets["document_id"].to_numpy(), weights_T)
     return single(design.least_squares(pd.DataFrame({"h": h_T})))
-
-
-def _poisson_step(h_T: np.ndarray, columns_TC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Weights and working response of the last step of the Poisson regression: a weighted least squares."""
-    basis_TC, sizes_C, _ = np.linalg.svd(
-        np.column_stack([np.ones(len(h_T)), (columns_TC - columns_TC.mean(0))]), full_matrices=False
-    )
-    basis_TC = basis_TC[:, sizes_C > 1e-9 * sizes_C[0]]
-    eta_T = np.full(len(h_T), np.log(h_T.mean()))
-    for _ in range(_ITERATIONS):
-        mu_T = np.exp(eta_T)
-        response_T = eta_T + (h_T - mu_T) / mu_T
-        root_T1 = np.sqrt(mu_T)[:, None]
-        fit_C = np.linalg.lstsq(root_T1 * basis_TC, root_T1[:, 0] * response_T, rcond=None)[0]
-        step_T = basis_TC @ fit_C - eta_T
-        # A whole step can overshoot where few targets carry the mean; the likelihood is concave.
-        likelihood = h_T @ eta_T - mu_T.sum()
-        while np.abs(step_T).max() > 20 or (
-            np.abs(step_T).max() > 1e-9
-            and h_T @ (eta_T + step_T) - np.exp(eta_T + step_T).sum() < likelihood - 1e-12 * abs(likelihood)
-        ):
-            step_T = step_T / 2
-        eta_T = eta_T + step_T
-        if np.abs(step_T).max() < 1e-10:
-            break
-    mu_T = np.exp(eta_T)
-    return mu_T, eta_T + (h_T - mu_T) / mu_T
 
 
 def slopes(targets: pd.DataFrame, primary: str, trained: str, others: Mapping[str, str]) -> pd.DataFrame:
@@ -218,21 +193,6 @@ def slopes(targets: pd.DataFrame, primary: str, trained: str, others: Mapping[st
     return table
 
 
-def permuted(targets: pd.DataFrame, outcome: str, seed: int = 0) -> np.ndarray:
-    """Ratio slopes with `mean_log2_k` permuted within text and decile of h at the trained distance."""
-    generator = np.random.default_rng(seed)
-    known = targets[targets["total_effect"] >= LEAST_EFFECT].reset_index(drop=True)
-    deciles = pd.qcut(known["log_trained"], 10, labels=False, duplicates="drop")
-    groups = list(known.groupby([known["document_id"], deciles]).groups.values())
-    found = []
-    for _ in range(NUM_PERMUTATIONS):
-        sparsity_T = known[SPARSITY].to_numpy().copy()
-        for places in groups:
-            sparsity_T[places] = generator.permutation(sparsity_T[places])
-        found.append(slope(known.assign(**{SPARSITY: sparsity_T}), outcome, RATIO)["slope"])
-    return np.array(found)
-
-
 def verdict(table: pd.DataFrame) -> str:
     """By the rule written down before: "supported", "refuted", "opposite" or "open".
 
@@ -259,12 +219,7 @@ def verdict(table: pd.DataFrame) -> str:
 
 def others(targets: pd.DataFrame) -> dict[str, str]:
     """Variant -> column of h of every placement but the two that decide."""
-    decide = (PRIMARY, TRAINED)
-    return {str(name): str(name) for name in targets if _is_placement(name) and name not in decide}
-
-
-def _is_placement(name: Hashable) -> bool:
-    return str(name).startswith("swap:") and " " not in str(name)
+    return {name: name for name in swapped(targets) if " " not in name and name not in (PRIMARY, TRAINED)}
 
 
 def natural_check(targets: pd.DataFrame) -> tuple[pd.DataFrame, str]:
@@ -273,17 +228,12 @@ def natural_check(targets: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     The words say if the rule of the plan holds: own loss rises by 0.1 nats or more from 8,192 to 12,288
     tokens, and targets rank alike (Spearman 0.6 or more) behind 512 distant tokens and behind all.
     """
-    rows = list[Row]()
-    for name in (str(name) for name in targets if str(name).startswith("own:")):
-        loss = interval_over_documents(targets["document_id"], targets[name])
-        num_tokens = Placement.parse(name).near_start + 512
-        rows.append({"text": "own", "num_tokens": num_tokens, **interval_columns("value", loss)})
     found = with_outcomes(targets)
-    for name in (str(name) for name in found if _is_placement(name)):
-        placement = Placement.parse(name)
-        h = interval_over_documents(found["document_id"], found[name])
-        what = {"text": name, "num_tokens": placement.near_start + 512}
-        rows.append(what | interval_columns("value", h))
+    rows = list[Row]()
+    for name in [name for name in map(str, found) if name.startswith(("own:", "swap:")) and " " not in name]:
+        value = interval_over_documents(found["document_id"], found[name])
+        num_tokens = Placement.parse(name).near_start + 512
+        rows.append({"text": name, "num_tokens": num_tokens, **interval_columns("value", value)})
     rise = interval_over_documents(targets["document_id"], targets["own:11776"] - targets["own:7680"])
     ranks = {
         start: found[f"swap:{start}"].corr(found[f"swap:512@{start}"], "spearman") for start in (10240, 11776)
@@ -299,70 +249,42 @@ def natural_check(targets: pd.DataFrame) -> tuple[pd.DataFrame, str]:
 
 KINDS = {"c4": "C4", "wikipedia": "Wikipedia", "novels": "novel"}
 """Sources of distant texts, and how tables and figures call them."""
-_TITLE = "A 135M model fails at unseen distances; there, more tokens do more harm"
 
 
 def mechanism_figure(table: pd.DataFrame) -> Figure:
     """Interference by distance (512 tokens), and by the number of tokens at one unseen distance."""
-    figure, axes = drawing.panels(2, 2.8)
+    figure, axes = drawing.panels(2, 2.8, sharey=False)
     at_512 = table[(table["num_distant"] == 512) & (table["span"] == 512)]
     at_far = table[table["near_start"] == 11776]
     for ax, rows, column in ((axes[0], at_512, "near_start"), (axes[1], at_far, "num_distant")):
         ends = []
         for (source, words), color in zip(KINDS.items(), drawing.graded(len(KINDS)), strict=True):
             line = rows[rows["distant_text"] == source].sort_values(column)
-            look = drawing.Style(color, "o").measured
-            ends.append(drawing.draw_line(ax, line[column], line, "interference", look, words))
+            style = drawing.solid(color)
+            ends.append(drawing.draw_line(ax, line[column], line, "interference", style, words))
+        if ax is axes[1]:
+            trained = table[table["near_start"] == table["near_start"].min()]
+            means = trained.groupby("num_distant")["interference"].mean().reset_index()
+            look = drawing.hollow(drawing.solid(drawing.GREY))
+            words = "at trained\ndistances"
+            ends.append(drawing.draw_line(ax, means["num_distant"], means, "interference", look, words))
+            drawing.length_axis(ax, [1, 16, 256, 4096], "distant tokens (near tokens from ID 11,776)")
         drawing.label_line_ends(ax, ends)
         ax.set_ylim(bottom=0)
-    # A near context that begins at ID 7,680 ends where training did.
-    last_trained = table["near_start"].min()
-    axes[0].axvspan(last_trained - 300, last_trained, color=drawing.GREY, alpha=0.2, linewidth=0)
-    axes[0].set_xlabel("position ID where the near tokens begin")
+    axes[0].axvspan(7000, 8192, color=drawing.GREY, alpha=0.15, linewidth=0)
+    axes[0].text(8250, axes[0].get_ylim()[1], "trained to 8,192", va="top", fontsize=8.5, color=drawing.GREY)
+    axes[0].set(xlabel="position ID where the near tokens begin", ylabel="interference (KL, nats)")
     axes[0].xaxis.set_major_formatter("{x:,.0f}")
-    trained = table[table["near_start"] == last_trained].groupby("num_distant")["interference"].mean()
-    axes[1].plot(trained.index, trained, linestyle="--", marker="o", markersize=3, color=drawing.GREY)
-    words = "trained distances,\nmean of all"
-    last = (trained.index[-1], trained.iloc[-1])
-    axes[1].text(*last, words, ha="right", va="bottom", fontsize=8, color=drawing.GREY)
-    axes[1].set_xscale("log", base=2)
-    ticks = [1, 16, 256, 4096]
-    axes[1].set_xticks(ticks, [f"{n:,}" for n in ticks])
-    axes[1].set_xlabel("distant tokens, near ones from ID 11,776")
-    axes[0].set_ylabel("length interference (KL, nats)")
-    by_number = table.set_index(["near_start", "num_distant"])["interference"]
-    is_distance = by_number[last_trained].max() < by_number[11776].drop(1).min()
+    by_number = table.groupby(["near_start", "num_distant"])["interference"].mean()
+    known = by_number[table["near_start"].min()]
     drawing.put_title(
         figure,
-        _TITLE if is_distance else "Length interference in a 135M model",
+        f"A 135M model fails at unseen distances, not with many tokens: 64 tokens there cost"
+        f" {by_number[11776, 64]:.2f} nats, {known.index[-1]:,} at trained distances {known.iloc[-1]:.2f}",
         drawing.sample_size(table),
         drawing.BARS,
-        "512 near tokens; grey: distances seen in training",
+        "512 near tokens behind distant tokens of another text (C4, Wikipedia, a novel)",
     )
-    return figure
-
-
-def eighths_figure(targets: pd.DataFrame, table: pd.DataFrame) -> Figure:
-    """H by eighths of the tokens needed, at the trained and at the unseen distance."""
-    known = targets[targets["total_effect"] >= LEAST_EFFECT].reset_index(drop=True)
-    figure, axes = drawing.panels(2, 2.8)
-    for ax, column, words in ((axes[0], TRAINED, "trained distance"), (axes[1], PRIMARY, "unseen distance")):
-        line = eighths(known["document_id"], known[SPARSITY], known[column], "h")
-        drawing.draw_line(ax, line[SPARSITY], line, "h", drawing.TRAINED_LONG.measured)
-        ax.set_title(f"{words}: near tokens from ID {Placement.parse(column).near_start:,}")
-        ax.set_xlabel("tokens needed (mean log2 k, doublings)")
-        ax.set_ylim(bottom=0)
-    axes[0].set_ylabel("length interference (KL, nats)")
-    titles = {
-        "supported, length-specific": "At unseen distances, predictions that need more tokens lose more",
-        "supported": "Predictions that need more tokens lose more, at trained distances, too",
-        "opposite": "At unseen distances, predictions that need more tokens lose less",
-        "refuted": "At unseen distances the loss does not grow with the tokens needed",
-        "open": "At unseen distances: no clear answer by the tokens needed",
-    }
-    n = drawing.sample_size(pd.DataFrame([sample_counts(known)]))
-    words = "eighths of the targets; nothing held constant"
-    drawing.put_title(figure, titles[verdict(table)], n, drawing.BARS, words)
     return figure
 
 
@@ -380,30 +302,23 @@ def make_tables(
         targets = interference_targets(interference[0], needed, texts)
         for further in interference[1:]:
             more = interference_targets(further, None, texts).set_index(KEYS)
-            targets = targets.join(more[[name for name in more if name not in targets]], KEYS)
+            targets = targets.join(more[more.columns.difference(targets.columns, sort=False)], KEYS)
         targets.to_parquet(out / TARGETS_FILE, index=False)
     if natural is not None:
         interference_targets(natural, None, texts).to_parquet(out / NATURAL_FILE, index=False)
 
 
-def report(kept: Path, out: Path) -> None:
-    """Print every table and the verdict, and draw the figures."""
-
-    def show(title: str, table: pd.DataFrame, words: str = "") -> None:
-        sys.stdout.write(f"\n{title}\n{table.round(3).to_string(index=False)}\n{words}\n")
-
+def report(kept: Path) -> Iterator[Shown]:
+    """Tables, verdict and figures of a pretrained model, if the folder has them."""
+    if not (kept / TARGETS_FILE).exists():
+        return
     targets = pd.read_parquet(kept / TARGETS_FILE)
     places = mechanism(targets)
-    show("Length interference by distance and number of distant tokens, nats", places)
-    drawing.save(mechanism_figure(places), out, "mechanism")
+    title = "Length interference by distance and number of distant tokens, nats"
+    yield Shown(title, places, figures={"mechanism": mechanism_figure(places)})
     if (kept / NATURAL_FILE).exists():
-        show("Natural lengths", *natural_check(pd.read_parquet(kept / NATURAL_FILE)))
-    if SPARSITY not in targets:
-        return
-    known = with_outcomes(targets.dropna(subset=["total_effect"]))
-    table = slopes(known, PRIMARY, TRAINED, others(known))
-    permutations = permuted(known, PRIMARY)
-    spread = f"mean {permutations.mean():.3f}, sd {permutations.std(ddof=1):.3f}"
-    show("Slopes per doubling of the tokens needed", table, f"Permuted within text and decile: {spread}")
-    drawing.save(eighths_figure(known, table), out, "interference_by_tokens_needed")
-    sys.stdout.write(f"Verdict: {verdict(table)}\n")
+        yield Shown("Natural lengths", *natural_check(pd.read_parquet(kept / NATURAL_FILE)))
+    if SPARSITY in targets:
+        known = with_outcomes(targets.dropna(subset=["total_effect"]))
+        table = slopes(known, PRIMARY, TRAINED, others(known))
+        yield Shown("Slopes per doubling of the tokens needed", table, f"Verdict: {verdict(table)}")

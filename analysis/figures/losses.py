@@ -84,51 +84,45 @@ def _weighed_means(chunks: pd.DataFrame, name: str, column: str) -> pd.DataFrame
 
 
 def lengths_figure(
-    differences: pd.DataFrame,
-    labels: Mapping[str, drawing.ModelLabel],
-    train_lengths: Iterable[int],
-    reference: str,
+    differences: pd.DataFrame, labels: Mapping[str, drawing.ModelLabel], train_lengths: Iterable[int]
 ) -> Figure:
-    """`losses_beside_reference` of every model against the context given; training lengths are marked."""
-    figure, (ax,) = drawing.panels(1, 3.4)
-    models = list(dict.fromkeys(differences["model"]))
-    ends = []
-    for place, model in enumerate(models):
-        line = differences[differences["model"] == model].sort_values("context_length")
-        x = line["context_length"] * 1.03 ** drawing.beside(place, len(models))  # the axis is logarithmic
-        style = labels[model].style.measured
-        name = labels[model].text
-        ends.append(drawing.draw_line(ax, x, line, "difference", style, name))
+    """`losses_beside_reference` of every model against the context given; training lengths are marked.
+
+    Models trained alike, but for the seed, look alike and are named once.
+    """
+    figure, (ax,) = drawing.panels(1, 3.2)
+    ends: dict[str, drawing.LineEnd] = {}
+    for model, line in differences.groupby("model", sort=False):
+        label = labels[str(model)]
+        end = drawing.draw_line(ax, line["context_length"], line, "difference", label.style, label.training)
+        ends[label.training] = end
     ax.axhline(0, color=drawing.BLACK, linewidth=0.6)
-    ax.set_xscale("log", base=2)
     ticks: list[int] = []  # the longest first: none so near the next that their labels touch
     for length in sorted(differences["context_length"].unique(), reverse=True):
         if not ticks or ticks[-1] >= 1.45 * length:
             ticks.append(int(length))
-    ax.set_xticks(ticks, [str(length) for length in ticks])
-    ax.minorticks_off()
-    ax.set_xlabel("context given (tokens)")
-    shortest = differences["context_length"].min()
-    ax.set_ylabel(f"loss (nats), less that of\n{labels[reference].text}\ngiven {shortest} tokens")
+    drawing.length_axis(ax, ticks, "context given (tokens)")
+    ax.set_ylabel(f"change in loss from {min(ticks)} tokens (nats)")
     for length in sorted(set(train_lengths)):
         drawing.name_place(ax, length, f"trained at {length}")
-    drawing.label_line_ends(ax, ends)
-    size = drawing.common_size(labels[model] for model in models)
+    drawing.label_line_ends(ax, list(ends.values()))
+    best = min(ends.values(), key=lambda end: end.y)
+    worst = max(ends.values(), key=lambda end: end.y)
+    sizes = {label.size for model, label in labels.items() if model in set(differences["model"])}
     drawing.put_title(
         figure,
-        "How does the loss change with the length of the context?",
+        f"From {min(ticks)} to {max(ticks)} tokens of context, loss changes by {best.y:+.2f} nats"
+        f" ({best.name}) to {worst.y:+.2f} ({worst.name})",
         drawing.sample_size(differences),
-        size,
+        sizes.pop() if len(sizes) == 1 else "",
+        f"loss less that of {differences['model'].iloc[0]} given {min(ticks)} tokens",
         f"{drawing.BARS}, of the difference",
-        "points of one length stand side by side",
     )
     return figure
 
 
 KEPT = (90, 95, 99)
 """Percent of the worth."""
-_VALUES = {"loss": "mean_loss", "divergence": "mean_divergence"}
-"""Criterion -> the column of length_losses."""
 
 
 def needed_context(length_losses: pd.DataFrame) -> pd.DataFrame:
@@ -145,10 +139,11 @@ def needed_context(length_losses: pd.DataFrame) -> pd.DataFrame:
     rows: list[dict[Hashable, Any]] = []
     for model, chunks in length_losses.groupby("model", sort=False):
         has_worth = chunks["context_length"].nunique() > 1
-        for criterion, column in _VALUES.items():
-            if not has_worth or chunks[column].isna().any():
+        for criterion in ("loss", "divergence"):
+            column = chunks[f"mean_{criterion}"]
+            if not has_worth or column.isna().any():
                 continue
-            weighed = chunks.assign(value=chunks[column].astype("float64") * chunks["num_targets"])
+            weighed = chunks.assign(value=column.astype("float64") * chunks["num_targets"])
             sums = weighed.groupby(["document_id", "context_length"])[["value", "num_targets"]].sum()
             values_DJ = sums["value"].unstack()
             num_targets_D = sums["num_targets"].unstack().iloc[:, -1].to_numpy()

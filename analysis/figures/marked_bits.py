@@ -4,7 +4,7 @@ Plan: analysis/LOG.md, 2026-11-27. Parity, OR, majority, the last marked bit, lo
 trained at 18 tokens.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,16 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from analysis import drawing
+from analysis.drawing import Shown
 from analysis.read import interval_columns
 from pipeline.results.read import read_artefact
 from pipeline.results.statistics import Interval
 from pipeline.synthetic.evaluation import test_examples
-from pipeline.synthetic.tasks import MARKED_FUNCTIONS, task_called
+from pipeline.synthetic.tasks import task_called
 
 EARLIER_PARITY = Path(__file__).parents[1] / "reference" / "synthetic" / "parity"
-FUNCTIONS = ("parity", "or", "majority", "last", "lookup")
+FUNCTIONS = {"parity": "parity", "or": "OR", "majority": "majority", "last": "last bit", "lookup": "look-up"}
+"""Name of a function -> that in tables and figures."""
 
 
 def over_seeds(values: pd.Series, name: str = "exact_match") -> dict[Hashable, float]:
@@ -31,12 +33,11 @@ def over_seeds(values: pd.Series, name: str = "exact_match") -> dict[Hashable, f
 
 
 def marked_bits(accuracy: pd.DataFrame) -> pd.DataFrame:
-    """Accuracy by function, k and size: mean over the seeds that learnt it, with Student's interval."""
-    learnt = accuracy[accuracy["is_learnt"]]
-    rows = []
-    for (task, k, size), cells in learnt.groupby(["task", "sparsity", "size"]):
-        interval = over_seeds(cells["exact_match"])
-        rows.append({"task": task, "k": k, "size": size, "num_seeds": len(cells), **interval})
+    """Accuracy by function, k and size: mean over the seeds that learned it, with Student's interval."""
+    rows = [
+        {"task": task, "k": k, "size": size, "num_seeds": len(cells), **over_seeds(cells["exact_match"])}
+        for (task, k, size), cells in accuracy[accuracy["is_learnt"]].groupby(["task", "sparsity", "size"])
+    ]
     return pd.DataFrame(rows).astype({"k": int})
 
 
@@ -61,19 +62,6 @@ def earlier_parity_beside_or() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def simpler_rules(examples: pd.DataFrame) -> pd.DataFrame:
-    """How often each parity model answers as another function would: a row a seed and size.
-
-    Of the examples with two marked bits or more.
-    """
-    parity = examples[(examples["task"] == "sparse_parity") & (examples["sparsity"] > 1)].copy()
-    bits = [[int(bit) for bit in tokens.split()[1::2]] for tokens in parity["decisive_tokens"]]
-    answers = parity["answer"].to_numpy()
-    for name, function in MARKED_FUNCTIONS.items():
-        parity[name] = [answer == str(function(of)) for answer, of in zip(answers, bits, strict=True)]
-    return parity.groupby(["seed", "size"])[list(MARKED_FUNCTIONS)].mean().reset_index()
-
-
 def verdict(accuracy: pd.DataFrame) -> tuple[str, dict[Hashable, float]]:
     """By the rule of the log, and the difference that it needs: OR less parity, k = 5 to 8, at 180 tokens."""
     at_end = accuracy[accuracy["is_learnt"] & (accuracy["size"] == accuracy["size"].max())]
@@ -87,35 +75,42 @@ def verdict(accuracy: pd.DataFrame) -> tuple[str, dict[Hashable, float]]:
     return ("the number fails" if of_or <= 0.6 else "in part"), difference
 
 
-def figure_of(cells: pd.DataFrame, said: str) -> Figure:
-    """Accuracy by k at four and at ten times the trained length, a line a function."""
-    figure, axes = drawing.panels(2, 2.8)
-    for ax, size in zip(axes, (72, 180), strict=True):
-        ends = []
-        for color, marker, name in zip(drawing.graded(len(FUNCTIONS)), "osD^v", FUNCTIONS, strict=True):
-            rows = cells[(cells["task"] == f"sparse_{name}") & (cells["size"] == size)].sort_values("k")
-            if len(rows):
-                look = drawing.Style(color, marker).measured
-                words = name.replace("lookup", "look-up")
-                if name not in ("parity", "or"):  # a band each would hide the two that decide
-                    rows = rows.assign(exact_match_low=np.nan, exact_match_high=np.nan)
-                ends.append(drawing.draw_line(ax, rows["k"], rows, "exact_match", look, words, band=True))
-        ax.set_title(f"{size} tokens ({size // 18} times the trained length)")
-        ax.set_xlabel("marked bits k")
-        ax.set_ylim(0.3, 1.03)
-        drawing.name_level(ax, 0.5, "guessing", below=True)
-        drawing.label_line_ends(ax, ends)
-    axes[0].set_ylabel("accuracy")
-    titles = {
-        "the number of tokens is not what fails": "Parity fails as k rises, OR does not",
-        "the number fails": "OR fails as k rises, as parity does: the number of tokens fails",
-        "in part": "OR of many bits holds better than their parity, and not fully",
-        "open": "OR and parity of many bits do not differ clearly",
-    }
+def figure_of(cells: pd.DataFrame) -> Figure:
+    """Accuracy by k at ten times the trained length, a line a function; parity and OR decide."""
+    figure, (ax,) = drawing.panels(1, 2.8)
+    percent = ["exact_match", "exact_match_low", "exact_match_high"]
+    at_end = cells[cells["size"] == cells["size"].max()].sort_values("k")
+    at_end = at_end.assign(**{name: 100 * at_end[name] for name in percent})
+    colors = {"parity": drawing.VERMILION, "or": drawing.BLUE}
+    ends = {}
+    for marker, (name, words) in zip("osD^v", FUNCTIONS.items(), strict=True):
+        rows = at_end[at_end["task"] == f"sparse_{name}"]
+        style = drawing.solid(colors.get(name, "#B5B5B5"), marker)
+        if name not in colors:  # a band each would hide the two that decide
+            rows = rows.drop(columns=percent[1:])
+        ends[name] = drawing.draw_line(ax, rows["k"], rows, "exact_match", style, words, band=True)
+    drawing.name_level(ax, 50, "chance", below=True)
+    ax.set(xlabel="marked bits k", ylabel="accuracy (%)", ylim=(20, 103))
+    drawing.label_line_ends(ax, list(ends.values()))
     drawing.put_title(
         figure,
-        titles[said],
-        f"means of {drawing.counted_seeds(cells)} that learnt the task",
+        f"At ten times the trained length, OR of 8 bits is right in {ends['or'].y:.0f}% of cases, parity in"
+        f" {ends['parity'].y:.0f}%",
+        f"means of {drawing.counted_seeds(cells)} that learned the task",
         "bands of parity and OR: 95% over seeds",
+        "180 tokens",
     )
     return figure
+
+
+def report(kept: Path) -> Iterator[Shown]:
+    """Accuracies, the verdict and its checks, if the folder has the functions."""
+    if not (kept / "functions").exists():
+        return
+    accuracy = read_artefact(kept / "functions", "synthetic_accuracy")
+    cells = marked_bits(accuracy)
+    said, difference = verdict(accuracy)
+    words = f"OR less parity, k = 5 to 8, 180 tokens: {difference}\nVerdict: {said}"
+    at_ends = cells[cells["size"].isin([18, 72, 180])]
+    yield Shown("C. Marked bits: accuracy", at_ends, words, {"marked_bits": figure_of(cells)})
+    yield Shown("C. The earlier parity models beside OR: largest difference", earlier_parity_beside_or())

@@ -1,23 +1,33 @@
-"""Fill the tables and numbers of the pages from the kept results: `python -m analysis.figures.pages`.
+"""Fill the numbers and draw the figures of the pages: `python -m analysis.figures.pages`.
 
 A page marks a place by `<!-- NAME -->` … `<!-- /NAME -->`. What the function of that name in `FILLED` gives
-replaces what stands between, a table on lines of its own. A test says that nothing would change.
+replaces what stands between, a table on lines of its own. All is from the kept results, in
+analysis/reference. A test says that no number would change.
 """
 
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
 
-from analysis.figures import cues, interference
+from analysis import drawing
+from analysis.figures import cues, interference, losses, recovered_loss, theory
 from analysis.figures import marked_bits as bits
 from analysis.figures import unseen_distances as unseen
 from analysis.figures.synthetic_tasks import over_seeds
-from analysis.figures.theory import by_length
-from analysis.read import interval_of, rows_by
+from analysis.read import (
+    TARGET,
+    Row,
+    interval_cell,
+    interval_of,
+    interval_over_documents,
+    read_sparse_losses,
+    rows_by,
+)
 from pipeline.results.read import read_artefact
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,9 +50,14 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def percent(value: float, low: float | None = None, high: float | None = None) -> str:
-    """A share, with its range or interval where there is one: "94% [91, 97]"."""
+    """A share, with its range or interval if there is one: "94% [91, 97]"."""
     ends = "" if low is None or high is None else f" [{100 * low:.0f}, {100 * high:.0f}]"
     return f"{100 * value:.0f}%{ends}"
+
+
+def share(row: Row, name: str) -> str:
+    """A row's column as a share, with its interval."""
+    return percent(row[name], row[f"{name}_low"], row[f"{name}_high"])
 
 
 def fill(text: str) -> str:
@@ -50,34 +65,81 @@ def fill(text: str) -> str:
 
     def of_place(found: re.Match[str]) -> str:
         content = FILLED[found[1]]()
-        name = found[1]
         content = f"\n{content}\n" if content.startswith("|") else content
-        return f"<!-- {name} -->{content}<!-- /{name} -->"
+        return f"<!-- {found[1]} -->{content}<!-- /{found[1]} -->"
 
     return re.sub(r"<!-- (\w+) -->.*?<!-- /\1 -->", of_place, text, flags=re.DOTALL)
 
 
+STUDY = REFERENCE / "study" / "results"
+EVALUATED = REFERENCE / "evaluated" / "results"
+SELECTOR = "2m-long-seed0"
+EVALUATOR = "2m-long-seed1"
+
+
 @cache
-def _cells(folder: str) -> pd.DataFrame:
-    return over_seeds(read_artefact(REFERENCE / "synthetic" / folder, "synthetic_accuracy"))
+def _curves(model: str) -> pd.DataFrame:
+    return recovered_loss.loss_curves(read_sparse_losses(STUDY, only={"model": [model]}))
 
 
-def _exact_match(folder: str, task: str, positions: str, size: int) -> str:
-    """Mean over seeds with their range; starred where a seed has not learnt the task in distribution."""
-    cells = _cells(folder)
-    is_cell = (cells["task"] == task) & (cells["positions"] == positions) & (cells["size"] == size)
-    (row,) = cells[is_cell].to_dict("records")
-    star = "" if row["is_learnt"] else " \\*"
-    return percent(row["exact_match"], row["lowest"], row["highest"]) + star
+@filled
+def recovered_fraction() -> str:
+    """What 16 tokens recover of the gain, by rule, at two sizes."""
+    of_sizes = [
+        rows_by(_curves(f"{size}-long-seed0"), "rule", "distant_context", "k") for size in ("2m", "300k")
+    ]
+    labels = {
+        "target-agnostic selection": ("leave_one_out_divergence", "own"),
+        "recency": ("recency", "own"),
+        "random": ("random", "own"),
+        "target-aware selection": ("leave_one_out", "own"),
+        "its null baseline": ("leave_one_out", "other_document"),
+    }
+    gains = [interval_of(rows["recency", "own", 16], "gain") for rows in of_sizes]
+    table = [["gain of the full context, nats", *gains]]
+    for label, names in labels.items():
+        table.append([label, *(share(rows[(*names, 16)], "recovered_share") for rows in of_sizes)])
+    return markdown(["recovered fraction of the gain, 16 tokens", "2.3 M", "0.34 M"], table)
+
+
+@cache
+def _effects() -> pd.DataFrame:
+    losses = read_sparse_losses(EVALUATED, only={"model": [SELECTOR]}, every_evaluator=True, every_k=True)
+    return recovered_loss.token_effects(losses[losses["evaluator"] == EVALUATOR])
+
+
+@filled
+def stricter_test() -> str:
+    """What k tokens recover of the KL to another seed, by rule."""
+    rows = rows_by(_effects().query("criterion == 'divergence'"), "rule", "k")
+    selected = "leave_one_out_divergence"
+    ks = (1, 4, 16)
+    table = [["share of the total effect recovered", *(share(rows[selected, k], "share") for k in ks)]]
+    lines = {"KL recovered, nats": "effect", "null baseline": "null_recovered"}
+    for label, name in lines.items():
+        table.append([label, *(f"{rows[selected, k][name]:.3f}" for k in ks)])
+    for rule in ("recency", "random"):
+        table.append([rule, *(f"{rows[rule, k]['effect']:.3f}" for k in ks)])
+    return markdown(["tokens restored", *(f"k = {k}" for k in ks)], table)
+
+
+def _enough(k: int, least: float, most: float) -> str:
+    rows = read_artefact(EVALUATED, "dependency_sparsity", only={"model": [SELECTOR]})
+    is_meant = (rows["criterion"] == "divergence") & (rows["rule"] == "leave_one_out_divergence")
+    rows = rows[is_meant & (rows["evaluator"] == EVALUATOR) & rows["gain"].between(least, most, "left")]
+    interval = interval_over_documents(rows["document_id"], rows["k_90"].fillna(999) <= k)
+    return f"{percent(interval.estimate, interval.low, interval.high)} of {len(rows)}"
 
 
 @filled
 def read_again() -> str:
     """What the preregistered studies' verdict did not look at."""
-    first, second = (unseen.read_again(name) for name in ("outcome_targets", "again_targets"))
+    first, second = (
+        unseen.read_again(name).to_dict("records") for name in ("outcome_targets", "again_targets")
+    )
     rows = [
         [one["number"], interval_of(one, "slope"), interval_of(other, "slope")]
-        for one, other in zip(first.to_dict("records"), second.to_dict("records"), strict=True)
+        for one, other in zip(first, second, strict=True)
     ]
     return markdown(["slope per doubling of needed tokens", "first study", "second study"], rows)
 
@@ -93,14 +155,10 @@ def unseen_distances() -> str:
     """Slopes of experiment A: the primary, its negative control, and interference."""
     rows = []
     for row in _placed()[0].query("variant == 'as planned'").to_dict("records"):
-        if row["outcome"].endswith(("at 80", "at 96")):
-            continue
-        share = (
-            ""
-            if row["outcome"].endswith("at 64")
-            else percent(*(row[f"slope{end}_share"] for end in ("", "_low", "_high")))
-        )
-        rows.append([row["outcome"], f"{row['mean']:.3f}", interval_of(row, "slope"), share])
+        if not row["outcome"].endswith(("at 80", "at 96")):
+            ends = [row[f"slope{end}_share"] for end in ("", "_low", "_high")]
+            cell = "" if row["outcome"].endswith("at 64") else percent(*ends)
+            rows.append([row["outcome"], f"{row['mean']:.3f}", interval_of(row, "slope"), cell])
     return markdown(
         ["outcome, tokens of context", "mean, nats", "slope, nats per doubling", "slope / mean"], rows
     )
@@ -112,71 +170,60 @@ def distance_or_number() -> str:
     rows = rows_by(_placed()[1], "text", "role", "condition")
     lines = []
     for condition in unseen.CONDITIONS:
-        cells = [
-            f"{interval_of(row, 'value')}, {percent(row['share'])}"
-            for row in (rows[kind, unseen.SHORT, condition] for kind in ("own", "swap"))
-        ]
-        long_context = interval_of(rows["swap", unseen.LONG, condition], "value")
-        lines.append([condition, *cells, long_context])
+        short = [rows[kind, unseen.SHORT, condition] for kind in ("own", "swap")]
+        cells = [f"{interval_of(row, 'value')}, {percent(row['share'])}" for row in short]
+        lines.append([condition, *cells, interval_of(rows["swap", unseen.LONG, condition], "value")])
     return markdown(
         ["distant tokens", "rise of the loss", "interference", "interference, long-context models"], lines
+    )
+
+
+def _exact_match(folder: str, task: str, positions: str, size: int) -> str:
+    """Mean over seeds with their range; starred if a seed has not learned the task in distribution."""
+    cells = over_seeds(read_artefact(REFERENCE / "synthetic" / folder, "synthetic_accuracy"))
+    found = rows_by(cells[cells["sparsity"].isna()], "task", "positions", "size").get((task, positions, size))
+    if found is None:
+        return ""
+    return percent(*(found[name] for name in ("exact_match", "lowest", "highest"))) + (
+        "" if found["is_learnt"] else " \\*"
     )
 
 
 @filled
 def position_coupling() -> str:
     """Exact match by position scheme."""
-    rows = [
-        (
-            "variable assignment, 18 assignments (3 times)",
-            "variable_assignment",
-            18,
-            ("predicted", "coupled", "pose"),
-        ),
-        (
-            "parity with scratchpad, 30 bits (3 times)",
-            "parity_scratchpad",
-            30,
-            ("predicted", "coupled", "pose"),
-        ),
-        ("copy, 30 letters (3 times)", "copy", 30, ("predicted", None, "pose")),
-        ("addition, 24 digits (3 times)", "addition", 24, ("predicted", "coupled", "pose")),
+    rows = {
+        "variable assignment, 18 assignments (3 times)": ("variable_assignment", 18),
+        "parity with scratchpad, 30 bits (3 times)": ("parity_scratchpad", 30),
+        "copy, 30 letters (3 times)": ("copy", 30),
+        "addition, 24 digits (3 times)": ("addition", 24),
+    }
+    schemes = ("predicted", "coupled", "pose")
+    lines = [
+        [label, *(_exact_match("results", task, scheme, size) for scheme in schemes)]
+        for label, (task, size) in rows.items()
     ]
-    return markdown(
-        ["task, test size", "PPC", "coupled IDs given", "PoSE alone"],
-        [
-            [
-                label,
-                *(
-                    "" if scheme is None else _exact_match("results", task, scheme, size)
-                    for scheme in schemes
-                ),
-            ]
-            for label, task, size, schemes in rows
-        ],
-    )
+    return markdown(["task, test size", "PPC", "coupled IDs given", "PoSE alone"], lines)
 
 
 @filled
 def full_rotary() -> str:
     """PPC with a quarter of each head rotated and with all of it."""
-    rows = [
-        ("copy, 30 letters (3 times)", "copy", "copy", 30),
-        ("copy, 40 letters (4 times)", "copy", "copy", 40),
-        ("variable assignment, 18 (3 times)", "variable_assignment", "variable_assignment", 18),
-        ("addition, 24 digits (3 times)", "addition", "addition_padded", 24),
-    ]
-    return markdown(
-        ["task, test size, all PPC", "rotary_pct 0.25", "rotary_pct 1"],
+    rows = {
+        "copy, 30 letters (3 times)": ("copy", "copy", 30),
+        "copy, 40 letters (4 times)": ("copy", "copy", 40),
+        "variable assignment, 18 (3 times)": ("variable_assignment", "variable_assignment", 18),
+        "addition, 24 digits (3 times)": ("addition", "addition_padded", 24),
+    }
+    lines = [
         [
-            [
-                label,
-                _exact_match("results", task, "predicted", size),
-                _exact_match("rotated", other, "predicted", size),
-            ]
-            for label, task, other, size in rows
-        ],
-    )
+            label,
+            _exact_match("results", task, "predicted", size),
+            _exact_match("rotated", other, "predicted", size),
+        ]
+        for label, (task, other, size) in rows.items()
+    ]
+    return markdown(["task, test size, all PPC", "rotary_pct 0.25", "rotary_pct 1"], lines)
 
 
 @cache
@@ -188,67 +235,37 @@ def _functions() -> pd.DataFrame:
 def marked_bits() -> str:
     """Accuracy of each function at ten times the trained length, by k."""
     cells = rows_by(bits.marked_bits(_functions()), "task", "size", "k")
-    rows = []
-    for name in bits.FUNCTIONS:
-        of_k = [percent(cells[f"sparse_{name}", 180, k]["exact_match"]) for k in range(1, 9)]
-        rows.append([{"or": "OR", "lookup": "look-up"}.get(name, name), *of_k])
+    rows = [
+        [words, *(percent(cells[f"sparse_{name}", 180, k]["exact_match"]) for k in range(1, 9))]
+        for name, words in bits.FUNCTIONS.items()
+    ]
     return markdown(["function", *(f"k = {k}" for k in range(1, 9))], rows)
 
 
 @cache
 def _cues() -> pd.DataFrame:
-    return read_artefact(REFERENCE / "length" / "cues", "synthetic_examples")
+    return cues.cue_distances(read_artefact(REFERENCE / "length" / "cues", "synthetic_examples"))
 
 
 @filled
 def cue_distances() -> str:
     """Excess loss by distance of the farthest cue, and the contrast."""
-    cells = cues.cue_distances(_cues())
-    means = cells.groupby(["distance", "task"], observed=True)["mean"].mean().unstack()
-    contrasts = rows_by(cues.cue_contrasts(cells), "distance")
+    means = _cues().groupby(["distance", "task"], observed=True)["mean"].mean().unstack()
+    contrasts = rows_by(cues.cue_contrasts(_cues()), "distance")
+    differences = {name: interval_of(row, "difference") for name, row in contrasts.items()}
     rows = [
-        [
-            f"{name} tokens",
-            *(f"{means.loc[name, f'cues_{k}']:.3f}" for k in (1, 2, 4)),
-            interval_of(contrasts[name], "difference") if name in contrasts else "",
-        ]
-        for name in means.index
+        [f"{name} tokens", *(f"{row[f'cues_{k}']:.3f}" for k in (1, 2, 4)), differences.get(name, "")]
+        for name, row in means.iterrows()
     ]
-    rows.append(["mean beyond 64", "", "", "", interval_of(contrasts["mean"], "difference")])
+    rows.append(["mean beyond 64", "", "", "", differences["mean"]])
     return markdown(["farthest cue", "one cue", "two cues", "four cues", "four less one"], rows)
-
-
-@cache
-def _places() -> pd.DataFrame:
-    targets = pd.read_parquet(REFERENCE / "real_model" / "interference_targets.parquet")
-    return interference.mechanism(targets)
-
-
-@filled
-def interference_by_number() -> str:
-    """Length interference in SmolLM2 by number, at a trained and at an unseen distance: range over texts."""
-    places = _places()
-
-    def cell(number: int, start: int) -> str:
-        found = places.query(f"num_distant == {number} and near_start == {start}")["interference"]
-        if found.empty:
-            return "-"
-        least, most = f"{found.min():.3f}", f"{found.max():.3f}"
-        return least if least == most else f"{least} to {most}"
-
-    rows = [
-        [f"{number:,}", cell(number, 7680), cell(number, 11776)]
-        for number in sorted(places["num_distant"].unique())
-    ]
-    return markdown(["distant tokens", "at trained distances", "at unseen distances"], rows)
 
 
 @filled
 def cue_contrasts() -> str:
     """The planned contrasts of the growth of excess loss with length, and PoSE."""
-    table = cues.contrasts(
-        cues.growths(read_artefact(REFERENCE / "synthetic" / "cues", "synthetic_accuracy"))
-    )
+    accuracy = read_artefact(REFERENCE / "synthetic" / "cues", "synthetic_accuracy")
+    table = cues.contrasts(cues.growths(accuracy))
     rows = rows_by(table[table["attention_scaling"] == cues.NONE], "contrast")
     names = {
         "four cues less one": "four cues less one, anywhere",
@@ -258,23 +275,21 @@ def cue_contrasts() -> str:
         "four cues less one, PoSE": "four cues less one, PoSE",
         "scaled attention less plain": "log-n scaled attention less plain",
     }
-    return markdown(
-        ["contrast of growth, nats per doubling", "first", "second", "difference"],
+    lines = [
         [
-            [
-                label,
-                *(f"{rows[name][side]:.3f}" for side in ("first", "second")),
-                interval_of(rows[name], "difference"),
-            ]
-            for name, label in names.items()
-        ],
-    )
+            words,
+            *(f"{rows[name][side]:.3f}" for side in ("first", "second")),
+            interval_of(rows[name], "difference"),
+        ]
+        for name, words in names.items()
+    ]
+    return markdown(["contrast of growth, nats per doubling", "first", "second", "difference"], lines)
 
 
 @filled
-def theory() -> str:
+def theory_errors() -> str:
     """Squared error of sparse functional attention with local S*."""
-    table = by_length(read_artefact(REFERENCE / "theory" / "results", "sparse_functional_attention"))
+    table = theory.by_length(read_artefact(REFERENCE / "theory" / "results", theory.STAGE))
     conditions = rows_by(table[table["length_ratio"] == 8], "model")
     numbers = {
         "error in distribution × 10⁵": ("in_distribution_error", 1e5),
@@ -283,17 +298,54 @@ def theory() -> str:
     }
     rows = []
     for label, (name, scale) in numbers.items():
-        intervals = [interval_of(conditions[f"local-k{k}"], name) for k in (1, 2, 3)]
-        rows.append(
-            [
-                label,
-                *(
-                    f"{scale * of.estimate:.2f} [{scale * of.low:.2f}, {scale * of.high:.2f}]"
-                    for of in intervals
-                ),
-            ]
-        )
+        ends = [
+            [scale * conditions[f"local-k{k}"][f"{name}{end}"] for end in ("", "_low", "_high")]
+            for k in (1, 2, 3)
+        ]
+        rows.append([label, *(f"{value:.2f} [{low:.2f}, {high:.2f}]" for value, low, high in ends)])
     return markdown(["local S*", "k = 1", "k = 2", "k = 3"], rows)
+
+
+@cache
+def _places() -> pd.DataFrame:
+    targets = pd.read_parquet(REFERENCE / "real_model" / interference.TARGETS_FILE)
+    return interference.mechanism(targets)
+
+
+def _range(number: int, start: int, digits: int = 3) -> str:
+    found = _places().query(f"num_distant == {number} and near_start == {start}")["interference"]
+    ends = list(dict.fromkeys(f"{value:.{digits}f}" for value in (found.min(), found.max())))
+    return " to ".join(ends) if len(found) else "-"
+
+
+@filled
+def interference_by_number() -> str:
+    """Length interference in SmolLM2 by number, at a trained and at an unseen distance: range over texts."""
+    numbers = sorted(_places()["num_distant"].unique())
+    rows = [[f"{number:,}", _range(number, 7680), _range(number, 11776)] for number in numbers]
+    return markdown(["distant tokens", "at trained distances", "at unseen distances"], rows)
+
+
+@cache
+def _real_model_slopes() -> pd.DataFrame:
+    targets = pd.read_parquet(REFERENCE / "real_model" / interference.TARGETS_FILE)
+    known = interference.with_outcomes(targets.dropna(subset=["total_effect"]))
+    return interference.slopes(known, interference.PRIMARY, interference.TRAINED, {})
+
+
+@filled
+def real_model_slopes() -> str:
+    """Slopes of length interference on the tokens needed, in percent of the mean per doubling."""
+    rows = rows_by(_real_model_slopes(), "variant", "kind")
+    lines = {
+        "ratio (Poisson)": ("as planned", "ratio"),
+        "nats over mean": ("as planned", "nats"),
+        "share of what can be lost, over mean": ("as planned", "share"),
+        "ratio, lowest eighth left out": ("lowest eighth left out", "ratio"),
+        "ratio, highest eighth left out": ("highest eighth left out", "ratio"),
+    }
+    cells = [[words, share(rows[key], "slope")] for words, key in lines.items()]
+    return markdown(["slope per doubling of tokens needed", "percent of the mean"], cells)
 
 
 def _sample(row: pd.Series, between: str = " of ") -> str:
@@ -312,49 +364,77 @@ def _distance_or_number_verdict() -> str:
 
 def _earlier_parity_beside_or() -> str:
     table = bits.earlier_parity_beside_or()
-    table = table[table["size"].isin([72, 108, 144])]
-    most = (100 * table.groupby("seed")["difference"].max()).round(1)
+    most = 100 * table[table["size"].isin([72, 108, 144])].groupby("seed")["difference"].max()
     return ", ".join(f"{value:.1f}" for value in most)
 
 
-def _interference_unseen() -> str:
-    of_kinds = _places().query("num_distant == 512 and near_start == 11776")["interference"]
-    return f"{of_kinds.min():.1f} to {of_kinds.max():.1f}"
-
-
-def _interference_squeezed() -> str:
-    (row,) = _places().query("num_distant == 11776").to_dict("records")
-    return str(interval_of(row, "interference"))
-
-
 @cache
-def _real_model_slopes() -> pd.DataFrame:
-    targets = pd.read_parquet(REFERENCE / "real_model" / interference.TARGETS_FILE)
-    known = interference.with_outcomes(targets.dropna(subset=["total_effect"]))
-    return interference.slopes(known, interference.PRIMARY, interference.TRAINED, {})
+def _models(folder: Path) -> dict[str, Row]:
+    return rows_by(losses.summarize_models(read_artefact(folder, "loss_differences")), "model")
 
 
-@filled
-def real_model_slopes() -> str:
-    """Slopes of length interference on the tokens needed, in percent of the mean per doubling."""
-    rows = rows_by(_real_model_slopes(), "variant", "kind")
-    words = {
-        "ratio": "ratio (Poisson)",
-        "nats": "nats over mean",
-        "share": "share of what can be lost, over mean",
-    }
-    lines = [("as planned", kind, words[kind]) for kind in interference.PRIMARIES]
-    lines += [
-        (f"{end} eighth left out", "ratio", f"ratio, {end} eighth left out") for end in ("lowest", "highest")
-    ]
-    cells = []
-    for variant, kind, name in lines:
-        row = rows[variant, kind]
-        cells.append([name, percent(row["slope"], row["slope_low"], row["slope_high"])])
-    return markdown(["slope per doubling of tokens needed", "percent of the mean"], cells)
+def _worth(model: str) -> str:
+    return interval_cell(_models(EVALUATED)[model], "loss_difference")
+
+
+def _beyond_every_length() -> str:
+    rows = _models(REFERENCE / "study" / "novels" / "results")
+    harm = [-row["loss_difference"] for model, row in rows.items() if model.startswith("2m")]
+    return f"{min(harm):.2f} to {max(harm):.2f}"
+
+
+def _window(kept: int) -> str:
+    row = rows_by(losses.needed_context(read_artefact(EVALUATED, "length_losses")), "model", "criterion")
+    window = interval_of(row[SELECTOR, "loss"], f"window_{kept}")
+    return f"{window.estimate:.0f} [{window.low:.0f}, {window.high:.0f}]"
+
+
+def _repeated_trigrams(size: str) -> str:
+    rows = read_artefact(STUDY, "loss_differences", only={"model": [f"{size}-long-seed0"]})
+    kinds = pd.read_parquet(REFERENCE / "study" / "data" / "token_categories.parquet")
+    rows = rows.merge(kinds, on=TARGET)
+    of_repeated = rows["loss_difference"].where(rows["repetition"] == "repeated trigram", 0)
+    interval = interval_over_documents(rows["document_id"], of_repeated, rows["loss_difference"])
+    return percent(interval.estimate, interval.low, interval.high)
+
+
+def _right_number(rule: str, ablation: str, criterion: str) -> str:
+    measures = rows_by(
+        pd.read_parquet(REFERENCE / "measures.parquet"), "rule", "ablation", "evaluator", "criterion"
+    )
+    return share(measures[rule, ablation, "another seed", criterion], "right_sparsity")
+
+
+def _kept_by_policies() -> str:
+    policies = pd.read_parquet(REFERENCE / "cache_policies.parquet").query("k == 16 and not is_null")
+    rules = ("snapkv", "attention", "streaming_llm", "recency", "quest")
+    kept = policies[policies["rule"].isin(rules)]["divergence_kept"]
+    return f"{percent(kept.min())} to {percent(kept.max())}"
+
+
+def _of_leave_one_out(rule: str) -> str:
+    methods = pd.read_parquet(REFERENCE / "methods.parquet").query("k == 4 and ablation == 'swap'")
+    effect = methods.set_index("rule")["divergence_effect"]
+    return percent(effect[rule] / effect["leave_one_out_divergence"])
 
 
 FILLED |= {
+    "theory": theory_errors,
+    "total_effect": lambda: str(interval_of(_effects().query("criterion == 'divergence'").iloc[0], "gain")),
+    "four_of_large": lambda: _enough(4, 1, 999),
+    "sixteen_of_large": lambda: _enough(16, 1, 999),
+    "four_of_small": lambda: _enough(4, 0.1, 0.5),
+    "worth_long": lambda: _worth(SELECTOR),
+    "worth_pose": lambda: _worth("2m-short-pose-seed0"),
+    "worth_contiguous": lambda: _worth("2m-short-contiguous-seed0"),
+    "beyond_every_length": _beyond_every_length,
+    "window_90": lambda: _window(90),
+    "window_99": lambda: _window(99),
+    "trigrams_2m": lambda: _repeated_trigrams("2m"),
+    "trigrams_300k": lambda: _repeated_trigrams("300k"),
+    "right_number": lambda: _right_number("leave_one_out_divergence", "swap", "divergence"),
+    "kept_by_policies": _kept_by_policies,
+    "attention_share": lambda: _of_leave_one_out("attention"),
     "real_model_verdict": lambda: interference.verdict(_real_model_slopes()),
     "real_model_sample": lambda: _sample(_real_model_slopes().iloc[0]),
     "real_model_natural": lambda: interference.natural_check(
@@ -366,16 +446,41 @@ FILLED |= {
     "marked_bits_verdict": lambda: bits.verdict(_functions())[0],
     "or_less_parity": _or_less_parity,
     "earlier_parity_beside_or": _earlier_parity_beside_or,
-    "cue_distances_verdict": lambda: cues.verdict_of_distances(
-        cues.cue_contrasts(cues.cue_distances(_cues()))
-    ),
+    "cue_distances_verdict": lambda: cues.verdict_of_distances(cues.cue_contrasts(_cues())),
     "interference_counts": lambda: _sample(_places().iloc[0], ", "),
-    "interference_unseen": _interference_unseen,
-    "interference_squeezed": _interference_squeezed,
+    "interference_unseen": lambda: _range(512, 11776, 1),
+    "interference_squeezed": lambda: str(
+        interval_of(_places().query("num_distant == 11776").iloc[0], "interference")
+    ),
 }
 """Numbers and verdicts within sentences."""
 
+
+def draw() -> None:
+    """Draw every figure of the pages into `REFERENCE`."""
+    label = drawing.model_labels(STUDY, "sparse_context_losses")[SELECTOR]
+    labels = drawing.model_labels(EVALUATED, "loss_differences")
+    differences = losses.losses_beside_reference(read_artefact(EVALUATED, "length_losses"), SELECTOR, 16)
+    accuracy = read_artefact(REFERENCE / "synthetic" / "cues", "synthetic_accuracy")
+    errors = theory.by_length(read_artefact(REFERENCE / "theory" / "results", theory.STAGE))
+    figures = {
+        "study/loss_against_k": recovered_loss.loss_figure(_curves(SELECTOR), label),
+        "evaluated/token_effects": recovered_loss.effects_figure(
+            _effects(), labels[SELECTOR], labels[EVALUATOR].text
+        ),
+        "evaluated/loss_against_context_length": losses.lengths_figure(differences, labels, [64, 256]),
+        "synthetic/cues": cues.cues_figure(accuracy),
+        f"theory/{theory.STAGE}": theory.errors_figure(errors),
+    }
+    for folder, module in product(("length", "real_model"), (unseen, bits, cues, interference)):
+        for shown in module.report(REFERENCE / folder):
+            figures |= {f"{folder}/{name}": figure for name, figure in shown.figures.items()}
+    for path, figure in figures.items():
+        drawing.save(figure, REFERENCE, path, with_pdf=False)
+
+
 if __name__ == "__main__":
+    draw()
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         if (new := fill(text)) != text:

@@ -22,20 +22,30 @@ from analysis import drawing
 from analysis.read import (
     NO_INTERVAL,
     TARGET,
-    complete_rows,
     interval_columns,
     interval_over_documents,
     mean_columns,
     needs_null,
+    shown_rule,
     summarized,
 )
 from pipeline.measuring.rules import MASK
 from pipeline.results.schemas import DIVERGENCE, LOSS, OTHER_DOCUMENT, OWN
 
-CRITERIA = (LOSS, DIVERGENCE)
 PAPER_FIGURE = "loss_against_k"
 """What the file of `loss_figure` is called, followed by the model."""
 _CHOICE = ["model", "evaluator", "rule", "k"]
+_AMOUNTS = ("gain", "recovered", "null_recovered", "excess", "effect")
+
+
+def share_of_gain(targets: pd.DataFrame, recovered: str, name: str) -> dict[Hashable, float]:
+    """The column `recovered` as a share of the gain, of sums, called `name`; NaN if the gain may be 0."""
+    documents = targets["document_id"]
+    is_clear = interval_over_documents(documents, targets["gain"]).low > 0
+    share = (
+        interval_over_documents(documents, targets[recovered], targets["gain"]) if is_clear else NO_INTERVAL
+    )
+    return interval_columns(name, share)
 
 
 def token_effects(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
@@ -43,30 +53,25 @@ def token_effects(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         model, evaluator, rule, k, criterion, num_targets, num_documents, then with intervals gain, recovered,
-        null_recovered, excess (nats), effect (excess, or of rules that fit neither answer nor prediction
-        recovered, which another document's tokens would flatter) and share (effect / gain, of sums; NaN where
-        the gain's interval reaches 0). Choices without the null that they need are left out; of others
-        without one null_recovered and excess are NaN.
+        null_recovered, excess (nats), effect (excess, or recovered, of rules that fit neither the target
+        token nor the prediction; another document's tokens would flatter these) and share (effect / gain, of
+        sums; NaN if the gain's interval reaches 0). Choices without the null that they need are left out; of
+        others without one null_recovered and excess are NaN.
     """
 
     def numbers(targets: pd.DataFrame) -> dict[Hashable, Any]:
         columns: dict[Hashable, Any] = {}
-        for name in amounts:
+        for name in _AMOUNTS:
             columns |= mean_columns(targets.dropna(subset=name), name)
-        share = NO_INTERVAL
-        if columns["gain_low"] > 0:
-            share = interval_over_documents(targets["document_id"], targets["effect"], targets["gain"])
-        return columns | interval_columns("share", share)
+        return columns | share_of_gain(targets, "effect", "share")
 
-    amounts = "gain", "recovered", "null_recovered", "excess", "effect"
-    paired = [effects_of_targets(sparse_context_losses, criterion) for criterion in CRITERIA]
-    tables = [
-        summarized(of_criterion.assign(criterion=criterion), [*_CHOICE, "criterion"], numbers, sort=False)
-        for criterion, of_criterion in zip(CRITERIA, paired, strict=True)
-    ]
-    effects = pd.concat([table for table in tables if len(table)] or tables[:1], ignore_index=True)
-    ends = [f"{name}{end}" for name in (*amounts, "share") for end in ("", "_low", "_high")]
-    return effects if len(effects) else effects.reindex(columns=[*effects.columns, *ends])
+    targets = pd.concat(
+        effects_of_targets(sparse_context_losses, criterion).assign(criterion=criterion)
+        for criterion in (LOSS, DIVERGENCE)
+    )
+    ends = [f"{name}{end}" for name in (*_AMOUNTS, "share") for end in ("", "_low", "_high")]
+    table = summarized(targets, [*_CHOICE, "criterion"], numbers, sort=False)
+    return table if len(table) else table.reindex(columns=[*table.columns, *ends])
 
 
 def effects_of_targets(sparse_context_losses: pd.DataFrame, criterion: str) -> pd.DataFrame:
@@ -74,35 +79,37 @@ def effects_of_targets(sparse_context_losses: pd.DataFrame, criterion: str) -> p
 
     Returns:
         model, evaluator, rule, k, the columns of `TARGET`, then baseline, gain, recovered, null_recovered,
-        excess and effect, nats; as `token_effects` says, where there is no null.
+        excess and effect, nats; without a null, as `token_effects` says.
     """
     amounts = _amounts_of_targets(sparse_context_losses, criterion)
-    needs_it = {rule: needs_null(str(rule)) for rule in amounts["rule"].unique()}
-    needs = amounts["rule"].map(needs_it).astype(bool)
+    needs = amounts["rule"].map(needs_null).astype(bool)
     has_null = amounts.groupby(_CHOICE)["null_recovered"].transform("count") > 0
-    paired = complete_rows(amounts[has_null], "choices of own and null tokens")
-    rows = pd.concat([paired, amounts[~has_null & ~needs]])
+    # A null may be of some of the documents only: where there is one, it is paired target by target.
+    rows = amounts[amounts["null_recovered"].notna() | (~has_null & ~needs)]
     excess = rows["recovered"] - rows["null_recovered"]
     return rows.assign(excess=excess, effect=excess.where(needs[rows.index], rows["recovered"]))
 
 
 def _amounts_of_targets(sparse_context_losses: pd.DataFrame, criterion: str) -> pd.DataFrame:
-    """Up to null_recovered, which is NaN where no null was measured."""
-    evaluators = sparse_context_losses.get("evaluator", sparse_context_losses["model"])
-    rows = sparse_context_losses.assign(evaluator=evaluators.fillna(sparse_context_losses["model"]))
-    if criterion == DIVERGENCE and "sparse_context_divergence" not in rows:
-        rows = rows.iloc[:0].assign(short_context_divergence=np.nan, sparse_context_divergence=np.nan)
-    baseline = rows[f"short_context_{criterion}"]
-    if (swapped := f"swapped_{criterion}") in rows:
-        baseline = rows[swapped].astype("float64").fillna(baseline)
-    gain = baseline - rows["long_context_loss"] if criterion == LOSS else baseline
-    amounts = {
-        "baseline": baseline,
-        "gain": gain,
-        "recovered": baseline - rows[f"sparse_context_{criterion}"],
-    }
-    rows = rows.assign(**{name: values.astype("float64") for name, values in amounts.items()})
-    rows = rows.dropna(subset=list(amounts))[[*_CHOICE, *TARGET, "distant_context", *amounts]]
+    """Up to null_recovered, which is NaN if no null was measured."""
+    columns = [
+        f"swapped_{criterion}",
+        f"short_context_{criterion}",
+        f"sparse_context_{criterion}",
+        "evaluator",
+    ]
+    rows = sparse_context_losses.reindex(columns=list(dict.fromkeys([*sparse_context_losses, *columns])))
+    swapped, short, sparse = (rows[name].astype("float64") for name in columns[:3])
+    baseline = swapped.fillna(short)
+    long = rows["long_context_loss"] if criterion == LOSS else 0.0
+    rows = rows.assign(
+        evaluator=rows["evaluator"].fillna(rows["model"]),
+        baseline=baseline,
+        gain=(baseline - long).astype("float64"),
+        recovered=baseline - sparse,
+    )
+    amounts = ["baseline", "gain", "recovered"]
+    rows = rows.dropna(subset=amounts)[[*_CHOICE, *TARGET, "distant_context", *amounts]]
     own, null = (
         rows[rows["distant_context"] == far].drop(columns="distant_context") for far in (OWN, OTHER_DOCUMENT)
     )
@@ -111,17 +118,14 @@ def _amounts_of_targets(sparse_context_losses: pd.DataFrame, criterion: str) -> 
 
 
 _ROLES = {
+    "leave_one_out_divergence": "selected",
     "leave_one_out": "selected, target-aware",
-    "leave_one_out_divergence": "selected, target-agnostic",
     "recency": "recency",
     "random": "random",
 }
-"""What the paper's figure shows; `analysis.rules.selection` draws every rule."""
-_BLIND = "leave_one_out_divergence"
+"""Rules of the paper's figure; it shows target-aware selection, which fits noise, for want of the first."""
 _FEW = 16
 """Tokens that titles speak of, or the fewest studied: most of the distant context brings everything back."""
-_ASIDE = 0.04  # doublings between lines whose bars would hide each other
-_STEP_TO_ALL = 1.5  # doublings from the largest k to all distant tokens, not to scale
 
 
 def has_loss_figure(settings: Mapping[str, Any], rules: Iterable[str]) -> bool:
@@ -137,16 +141,13 @@ def loss_curves(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         rule, distant_context, k (from 0), num_targets, num_documents, then with intervals recovered (nats),
-        recovered_share (of the gain, of sums; NaN where the gain's interval reaches 0) and loss, and in every
+        recovered_share (of the gain, of sums; NaN if the gain's interval reaches 0) and loss, and in every
         row the same long_loss, nats: of k tokens, and of all.
     """
 
     def numbers(targets: pd.DataFrame) -> dict[Hashable, Any]:
-        columns = mean_columns(targets, "recovered", "gain")
-        share = NO_INTERVAL
-        if columns["gain_low"] > 0:
-            share = interval_over_documents(targets["document_id"], targets["recovered"], targets["gain"])
-        return {**columns, **interval_columns("recovered_share", share), "short": targets["baseline"].mean()}
+        share = share_of_gain(targets, "recovered", "recovered_share")
+        return {**mean_columns(targets, "recovered", "gain"), **share, "short": targets["baseline"].mean()}
 
     own = _amounts_of_targets(sparse_context_losses, LOSS)
     own = own[own["rule"].isin(_ROLES)]
@@ -165,85 +166,86 @@ def loss_curves(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
 def loss_figure(curves: pd.DataFrame, label: drawing.ModelLabel, evaluator: str = "") -> Figure:
     """The paper's figure: the loss with the short context and k distant tokens, from none of them to all.
 
-    `loss_curves`; `evaluator` in words, where another model evaluated.
+    `loss_curves`; `evaluator` in words, if another model evaluated.
     """
     figure, (ax,) = drawing.panels(1, 3.2)
     ks = sorted(curves["k"].unique())
-    places = {0: -1.0} | {k: float(np.log2(k)) for k in ks[1:]}
-    place_of_all = places[ks[-1]] + _STEP_TO_ALL
+    selected = next(rule for rule in _ROLES if rule in set(curves["rule"]))
+    of_own = curves[curves["distant_context"] == OWN]
     ends = []
-    lines = list(curves.groupby(["rule", "distant_context"]))
-    for index, ((rule, distant_context), line) in enumerate(lines):
-        style = drawing.rule_style(str(rule))
+    for rule in [rule for rule in (selected, "recency", "random") if rule in set(of_own["rule"])]:
+        line = of_own[of_own["rule"] == rule]
         share = line["recovered_share"].iloc[-1]
-        is_own = distant_context == OWN
-        aside = _ASIDE * drawing.beside(index, len(lines))
-        name = _ROLES[str(rule)] + ("" if is_own else ",\nin another text")
-        name += "" if np.isnan(share) else f": {share:.2f}"
-        at = line["k"].map(places) + aside * (line["k"] > 0)
-        end = drawing.draw_line(ax, at, line, "loss", style.measured if is_own else style.null, name)
-        if is_own or needs_null(str(rule)):  # the other nulls lie about the short context's line
-            ends.append(end)
-    drawn = label.style.measured | {"linestyle": "none"}
-    drawing.draw_line(ax, [place_of_all], curves[:1], "long_loss", drawn)
-    for name, level in zip(("short", "long"), curves[["loss", "long_loss"]].iloc[0], strict=True):
+        name = _ROLES[rule] + ("" if np.isnan(share) else f": {share:.0%}")
+        ends.append(
+            drawing.draw_line(ax, map(ks.index, line["k"]), line, "loss", drawing.rule_style(rule), name)
+        )
+    null = curves[(curves["distant_context"] == OTHER_DOCUMENT) & (curves["rule"] == selected)]
+    if len(null):
+        style = drawing.hollow(drawing.rule_style(selected))
+        ends.append(drawing.draw_line(ax, map(ks.index, null["k"]), null, "loss", style, "null baseline"))
+    drawing.draw_line(ax, [len(ks)], curves[:1], "long_loss", label.style | {"linestyle": "none"})
+    for name, level in zip(("short", "full"), curves[["loss", "long_loss"]].iloc[0], strict=True):
         ax.axhline(level, color=drawing.GREY, linewidth=0.8, zorder=1)
-        words = f"{name} context, loss {level:.2f}"
-        ends.append(drawing.LineEnd(ax.get_xlim()[1], level, words, drawing.GREY))
-    ticks = {str(k): place for k, place in places.items()}
-    ticks |= {"…": place_of_all - _STEP_TO_ALL / 2, "all": place_of_all}
-    ax.set_xticks(list(ticks.values()), list(ticks))
+        ends.append(drawing.LineEnd(len(ks) + 0.2, level, f"{name} context, {level:.2f}", drawing.GREY))
+    ax.set_xticks(range(len(ks) + 1), [*map(str, ks), "all"])
     ax.set_xlabel("k distant tokens beside the short context")
     ax.set_ylabel("loss (nats)")
     drawing.label_line_ends(ax, ends)
+    own = of_own[(of_own["rule"] == selected) & (of_own["k"] > 0)]
+    last = own[own["k"] <= max(_FEW, own["k"].min())].iloc[-1]
+    title = "The full context is not shown to gain anything that k tokens could recover"
+    if last["recovered_share"] > 0:
+        tokens = drawing.counted(int(last["k"]), "distant token")
+        title = (
+            f"{tokens}, {_ROLES[selected]}, recover {last['recovered_share']:.0%} of the full context's gain"
+        )
     drawing.put_title(
         figure,
-        _what_is_brought_back(curves),
+        title,
         drawing.sample_size(curves),
         label.size,
         label.text,
         f"evaluated by {evaluator}" if evaluator else "",
-        "hollow: in another text",
-        "numbers after names: fraction of the gain, at the last k",
+        "percentages: recovered share of the gain",
         f"{drawing.BARS}, of the difference from the short context",
     )
     return figure
 
 
-def _what_is_brought_back(curves: pd.DataFrame) -> str:
-    """The finding of `loss_figure`: of the choice that does not see the answer, or of the first there is."""
-    rule = next(rule for rule in (_BLIND, *_ROLES) if rule in set(curves["rule"]))
-    own = curves[(curves["rule"] == rule) & (curves["distant_context"] == OWN)].sort_values("k")
-    last = own[own["k"] <= max(_FEW, own["k"].min())].iloc[-1]
-    if np.isnan(last["recovered_share"]):
-        return "The long context is not shown to gain anything that k tokens could recover"
-    tokens = f"{drawing.counted(int(last['k']), 'distant token')}, {_ROLES[rule]},"
-    return f"{tokens} recover {last['recovered_share']:.2f} of what the long context gains"
-
-
 def effects_figure(effects: pd.DataFrame, label: drawing.ModelLabel, evaluator: str = "") -> Figure:
     """A panel a criterion, on one scale: what k tokens are worth; a line a rule, the nearest up to all.
 
-    `token_effects` of one model and evaluator; `evaluator` in words, where another model evaluated.
+    `token_effects` of one model and evaluator; `evaluator` in words, if another model evaluated.
     """
     of_panels = list(effects.groupby("criterion", sort=False))
-    titles = {LOSS: "by the loss on the target token", DIVERGENCE: "by the whole prediction (divergence)"}
+    titles = {LOSS: "loss on the target token", DIVERGENCE: "whole prediction (KL)"}
     figure, axes = drawing.panels(len(of_panels), 3.2)
     for ax, (criterion, rows) in zip(axes, of_panels, strict=True):
         ends = []
         for rule, line in rows.groupby("rule", sort=False):
             name = drawing.rule_text(str(rule)).replace(", ", ",\n")
             name += ",\nbeyond its null" if needs_null(str(rule)) else ""
-            style = drawing.rule_style(str(rule)).measured
-            ends.append(drawing.draw_line(ax, line["k"], line, "effect", style, name))
-        ax.axhline(0, color=drawing.BLACK, linewidth=0.6)
-        drawing.name_level(ax, rows["gain"].iloc[0], "all distant tokens", "left")
-        drawing.tokens_axis(ax, rows["k"].unique())
+            ends.append(drawing.draw_line(ax, line["k"], line, "effect", drawing.rule_style(str(rule)), name))
+        drawing.name_level(ax, rows["gain"].iloc[0], "all distant tokens", side="left")
+        ks = rows["k"].unique()
+        drawing.length_axis(ax, [k for k in ks if not k & (k - 1) or k == max(ks)], "k distant tokens")
         ax.set_title(titles[str(criterion)], loc="left")
-    drawing.share_scale(axes)
     drawing.label_line_ends(axes[-1], ends)
-    axes[0].set_ylabel("worth of k tokens (nats)")
-    evaluated = f"evaluated by another model, {evaluator}" if evaluator else ""
-    parts = [drawing.sample_size(effects), label.size, label.text, evaluated, drawing.BARS]
-    drawing.put_title(figure, "What are k tokens of the distant context worth?", *parts)
+    axes[0].set_ylabel("recovered (nats)")
+    row = rows[(rows["rule"] == shown_rule(rows["rule"])) & (rows["k"] <= max(_FEW, rows["k"].min()))].iloc[
+        -1
+    ]
+    title = "What are k distant tokens worth?"
+    if row["share"] > 0:
+        title = f"{row['k']} selected tokens recover {row['share']:.0%} of what all distant tokens do"
+    drawing.put_title(
+        figure,
+        title,
+        drawing.sample_size(effects),
+        label.size,
+        label.text,
+        f"evaluated by another model, {evaluator}" if evaluator else "",
+        drawing.BARS,
+    )
     return figure

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.read import interval_columns, interval_over_documents, sample_counts
+from analysis.read import interval_columns, mean_columns, sample_counts
 from pipeline.results.statistics import Interval
 
 SPARSITY = "mean_log2_k"
@@ -53,6 +53,15 @@ def spline(values: pd.Series | np.ndarray) -> np.ndarray:
     from patsy import dmatrix  # late: few who read figures fit a regression
 
     return np.asarray(dmatrix(f"cr(x, df={SPLINE_DEGREES}) - 1", {"x": np.asarray(values)}))
+
+
+def full_rank(columns_TC: np.ndarray) -> np.ndarray:
+    """Orthonormal columns that span these and an intercept, which may determine each other."""
+    varying_TC = columns_TC[:, np.ptp(columns_TC, axis=0) > 0]
+    varying_TC = (varying_TC - varying_TC.mean(axis=0)) / varying_TC.std(axis=0)
+    with_intercept_TC = np.column_stack([np.ones(len(columns_TC)), varying_TC])
+    basis_TC, sizes_C, _ = np.linalg.svd(with_intercept_TC, full_matrices=False)
+    return basis_TC[:, sizes_C > _NOTHING * sizes_C[0]]
 
 
 def controls_of(targets: pd.DataFrame) -> np.ndarray:
@@ -89,78 +98,59 @@ class Design:
     ) -> None:
         """Name what the slope is on, as each evaluator has it, and what is held constant beside an intercept.
 
-        Controls may determine each other. `texts_T`: any labels; `weights_T`: None where all weigh the same.
+        Controls may determine each other. `texts_T`: any labels; `weights_T`: None if all weigh the same.
         """
-        codes_T = np.unique(texts_T, return_inverse=True)[1]
-        self._order = np.argsort(codes_T, kind="stable")  # from here on a text's targets are neighbours
-        self._starts_G = np.flatnonzero(np.diff(codes_T[self._order], prepend=-1))
-        self.num_texts = len(self._starts_G)
-        weights_T = np.ones(len(codes_T)) if weights_T is None else weights_T
-        self._root_T1 = np.sqrt(weights_T)[self._order, None]
-        varying_TC = controls_TC[:, np.ptp(controls_TC, axis=0) > 0]
-        varying_TC = (varying_TC - varying_TC.mean(axis=0)) / varying_TC.std(axis=0)
-        held_TC = self._ordered(np.column_stack([np.ones(len(codes_T)), varying_TC]))
-        basis_TC, sizes_C, _ = np.linalg.svd(held_TC, full_matrices=False)
-        self._held_TC = basis_TC[:, sizes_C > _NOTHING * sizes_C[0]]
-        self._regressors_TJ = self._beyond_controls(self._ordered(regressors_TJ))
+        self._places_G = list(pd.Series(texts_T).groupby(texts_T).indices.values())
+        self._root_T1 = np.ones((len(texts_T), 1)) if weights_T is None else np.sqrt(weights_T)[:, None]
+        held_TC = self._root_T1 * full_rank(controls_TC)
+        basis_TC = np.linalg.qr(held_TC)[0]
+        mean_T1 = self._root_T1 * regressors_TJ.mean(axis=1, keepdims=True)
+        mean_T = (mean_T1 - basis_TC @ (basis_TC.T @ mean_T1))[:, 0]
+        self._slope_T = mean_T / (mean_T @ mean_T)
+        """The w of slope = w'y."""
+        self._basis_TP = np.column_stack([basis_TC, mean_T / np.sqrt(mean_T @ mean_T)])
 
-    def _ordered(self, values_TX: np.ndarray) -> np.ndarray:
-        return self._root_T1 * values_TX[self._order]
-
-    def _beyond_controls(self, values_TX: np.ndarray) -> np.ndarray:
-        return values_TX - self._held_TC @ (self._held_TC.T @ values_TX)
-
-    def _by_text(self, values_TX: np.ndarray) -> np.ndarray:
-        return np.add.reduceat(values_TX, self._starts_G, axis=0)
+    def _rest(self, values_TX: np.ndarray) -> np.ndarray:
+        return values_TX - self._basis_TP @ (self._basis_TP.T @ values_TX)
 
     def least_squares(self, outcomes: pd.DataFrame) -> Slopes:
         """Slopes on the evaluators' mean, with CR2 covariance; `outcomes` has a column a model."""
-        slope_T, adjusted_T, basis_TP, degrees_of_freedom = self._adjusted
-        outcomes_TM = self._ordered(outcomes.to_numpy())
-        residuals_TM = outcomes_TM - basis_TP @ (basis_TP.T @ outcomes_TM)
-        scores_GM = self._by_text(adjusted_T[:, None] * residuals_TM)
-        return Slopes(
-            outcomes.columns.tolist(), slope_T @ outcomes_TM, scores_GM.T @ scores_GM, degrees_of_freedom
-        )
+        outcomes_TM = self._root_T1 * outcomes.to_numpy()
+        rest_TM = self._rest(outcomes_TM)
+        adjusted_G, degrees_of_freedom = self._adjusted
+        scores_GM = np.array([a @ rest_TM[of] for a, of in zip(adjusted_G, self._places_G, strict=True)])
+        slopes_M = self._slope_T @ outcomes_TM
+        return Slopes(outcomes.columns.tolist(), slopes_M, scores_GM.T @ scores_GM, degrees_of_freedom)
 
     @cached_property
-    def _adjusted(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-        """The w of slope = w'y; CR2's (I - H_gg)^(-1/2) w of each text; a basis; degrees of freedom."""
-        mean_T = self._regressors_TJ.mean(axis=1)
-        slope_T = mean_T / (mean_T @ mean_T)
-        basis_TP = np.column_stack([self._held_TC, mean_T / np.sqrt(mean_T @ mean_T)])
-        adjusted_T = slope_T.copy()
-        for start, end in zip(self._starts_G, [*self._starts_G[1:], len(mean_T)], strict=True):
-            own_TP = basis_TP[start:end]  # H_gg is its product with itself: P eigenvalues tell all of it
-            values_P, vectors_PP = np.linalg.eigh(own_TP.T @ own_TP)
-            root_P = np.sqrt(np.maximum(1 - values_P, _NOTHING))
-            # (1 / root - 1) / value; of a value of 1 by the generalized inverse, where 1 / root is 0.
-            change_P = np.where(values_P < 1 - _NOTHING, 1 / (root_P * (1 + root_P)), -1.0)
-            projected_P = vectors_PP.T @ (own_TP.T @ slope_T[start:end])
-            adjusted_T[start:end] += own_TP @ (vectors_PP @ (change_P * projected_P))
+    def _adjusted(self) -> tuple[list[np.ndarray], float]:
+        """CR2's (I - H_gg)^(-1/2) w of each text, and Bell and McCaffrey's degrees of freedom."""
+        adjusted_G = []
+        for of in self._places_G:
+            own_TP = self._basis_TP[of]
+            values_T, vectors_TT = np.linalg.eigh(np.eye(len(of)) - own_TP @ own_TP.T)
+            # By the generalized inverse: 0 for what the controls determine.
+            roots_T = np.where(values_T > _NOTHING, np.maximum(values_T, _NOTHING) ** -0.5, 0)
+            adjusted_G.append(vectors_TT @ (roots_T * (vectors_TT.T @ self._slope_T[of])))
         # V is Σ (p_g'y)², p_g'p_h = δ_gh a_g'a_g - q_g'q_h: its mean and variance for independent targets.
-        squares_G = self._by_text(adjusted_T**2)
-        projected_GP = self._by_text(adjusted_T[:, None] * basis_TP)
-        lengths_G = (projected_GP**2).sum(axis=1)
-        inner_PP = projected_GP.T @ projected_GP
-        mean = (squares_G - lengths_G).sum()
-        half_variance = squares_G @ squares_G - 2 * squares_G @ lengths_G + (inner_PP**2).sum()
-        return slope_T, adjusted_T, basis_TP, float(mean**2 / half_variance)
+        squares_G = np.array([a @ a for a in adjusted_G])
+        projected_GP = np.array(
+            [a @ self._basis_TP[of] for a, of in zip(adjusted_G, self._places_G, strict=True)]
+        )
+        inner_GG = np.diag(squares_G) - projected_GP @ projected_GP.T
+        return adjusted_G, float(np.trace(inner_GG) ** 2 / (inner_GG**2).sum())
 
     def slope_and_rest(self, outcome_T: np.ndarray) -> tuple[float, np.ndarray]:
         """The slope of one outcome, and what slope and controls leave of it, as given: float64 [T]."""
-        slope_T, _, basis_TP, _ = self._adjusted
-        values_T1 = self._ordered(outcome_T[:, None])
-        rest_T = np.empty(len(outcome_T))
-        left_T1 = values_T1 - basis_TP @ (basis_TP.T @ values_T1)
-        rest_T[self._order] = (left_T1 / self._root_T1)[:, 0]
-        return float(slope_T @ values_T1[:, 0]), rest_T
+        values_T1 = self._root_T1 * outcome_T[:, None]
+        return float(self._slope_T @ values_T1[:, 0]), (self._rest(values_T1) / self._root_T1)[:, 0]
 
 
 def single(found: Slopes) -> Row:
     """The slope of the only outcome, with its interval over texts and p-value, as columns."""
-    error = float(found.covariance_MM[0, 0] ** 0.5)
-    return _columns(float(found.slopes_M[0]), error, found.degrees_of_freedom)
+    return _columns(
+        float(found.slopes_M[0]), float(found.covariance_MM[0, 0] ** 0.5), found.degrees_of_freedom
+    )
 
 
 def _columns(slope: float, error: float, degrees_of_freedom: float) -> Row:
@@ -208,25 +198,19 @@ def design_of(known: pd.DataFrame, *further_controls: np.ndarray) -> Design:
     return Design(of_each(known, SPARSITY).to_numpy(), controls_TC, known["document_id"].to_numpy())
 
 
-def eighths(documents: pd.Series, sparsity: pd.Series, values: pd.Series, name: str) -> pd.DataFrame:
-    """Means of values over eighths of the targets by their sparsity: a row an eighth.
-
-    Columns mean_log2_k (the eighth's mean), num_targets, num_documents, `name` with its interval.
-    """
-    rows = []
-    for places in values.groupby(pd.qcut(sparsity, 8, labels=False, duplicates="drop")).groups.values():
-        interval = interval_over_documents(documents[places], values[places])
-        counts = sample_counts(documents[places].to_frame("document_id"))
-        rows.append({SPARSITY: sparsity[places].mean()} | counts | interval_columns(name, interval))
-    return pd.DataFrame(rows)
-
-
 def partial_residuals(known: pd.DataFrame, outcome: pd.Series) -> pd.DataFrame:
-    """An outcome against mean_log2_k with the controls held constant: `eighths`, column `gap`.
+    """An outcome against mean_log2_k with the controls held constant: a row an eighth of the targets.
 
-    What the regression leaves, with the slope's part and the outcome's mean.
+    What the regression leaves, with the slope's part and the outcome's mean: columns mean_log2_k (the
+    eighth's mean), num_targets, num_documents, gap with its interval.
     """
     sparsity = of_each(known, SPARSITY).mean(axis=1)
     slope, rest_T = design_of(known).slope_and_rest(outcome.to_numpy())
-    held = outcome.mean() + slope * (sparsity - sparsity.mean()) + rest_T
-    return eighths(known["document_id"], sparsity, held, "gap")
+    held = known[["document_id"]].assign(
+        gap=outcome.mean() + slope * (sparsity - sparsity.mean()) + rest_T, **{SPARSITY: sparsity}
+    )
+    rows = [
+        {SPARSITY: eighth[SPARSITY].mean(), **sample_counts(eighth), **mean_columns(eighth, "gap")}
+        for _, eighth in held.groupby(pd.qcut(sparsity, 8, labels=False, duplicates="drop"))
+    ]
+    return pd.DataFrame(rows)

@@ -6,6 +6,8 @@ range. What is not learnt in distribution by every seed shows nothing beyond it:
 and named so.
 """
 
+from itertools import cycle
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -34,11 +36,6 @@ def over_seeds(accuracy: pd.DataFrame) -> pd.DataFrame:
     ).reset_index()
 
 
-def sample_size(cells: pd.DataFrame, num_examples: int) -> str:
-    """Of how many seeds and examples the numbers are, for a caption."""
-    return f"n = {drawing.counted_seeds(cells)} per training, {num_examples:,} examples per size"
-
-
 POSITION_WORDS = {
     "predicted": "predicted position IDs (PPC)",
     "coupled": "position IDs given",
@@ -47,96 +44,83 @@ POSITION_WORDS = {
     "contiguous": "contiguous positions",
 }
 """Scheme -> its name in figures; the figure of positions draws the first two that learn a task."""
-GUESSED = {"sparse_parity": 0.5, "planted_correlation": 0.5}
-"""Exact match of guessing, where the answer is one of two."""
+GUESSED = {"sparse_parity": 50, "planted_correlation": 50}
+"""Percent right by guessing, if the target is one of two."""
 DECIDING = {"planted_correlation": "planted token"}
 """What k counts in a task; bits elsewhere."""
-# inches
-_MOST_PANELS = 2
-_HEIGHT = 2.8
+_HEIGHT = 2.8  # inches
 _MARKERS = "osD^vPX*"  # of tasks, whose color is their scheme's; of k, whose colors are graded
-_BANDS = "bands: range of seeds"
-_EXACT_MATCH = "exact match (share)"
-
-
-def task_words(task: str) -> str:
-    """A task's name in figures."""
-    return {"parity_scratchpad": "parity with scratchpad"}.get(task, task.replace("_", " "))
+_BANDS = "bands: range of seeds; shaded: trained sizes"
 
 
 def positions_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
     """Exact match against size, in multiples of the training size: a panel a scheme, a line a task."""
     is_learnt = cells.groupby(["positions", "task"])["is_learnt"].all().groupby("positions").any()
-    present = [scheme for scheme in POSITION_WORDS if scheme in is_learnt.index]
-    shown = [scheme for scheme in present if is_learnt[scheme]][:_MOST_PANELS] or present[:1]
+    present = sorted(is_learnt.index, key=list(POSITION_WORDS).index)
+    shown = [scheme for scheme in present if is_learnt[scheme]][:2] or present[:1]
+    cells = cells.assign(size=cells["size"] / cells["largest_train_size"])
     figure, axes = drawing.panels(len(shown), _HEIGHT)
     tasks = sorted(cells["task"].unique())
     for scheme, ax in zip(shown, axes, strict=True):
-        of_scheme = cells[cells["positions"] == scheme]
         ends = []
-        for task, line in of_scheme.groupby("task"):
-            look = drawing.Style(
-                drawing.POSITION_STYLES[scheme].color, _MARKERS[tasks.index(str(task)) % len(_MARKERS)]
-            )
-            times = line.assign(size=line["size"] / line["largest_train_size"])
-            ends.append(_draw_line(times, ax, task_words(str(task)), look))
+        for task, line in cells[cells["positions"] == scheme].groupby("task"):
+            marker = _MARKERS[tasks.index(str(task)) % len(_MARKERS)]
+            style = drawing.POSITION_STYLES[scheme] | {"marker": marker}
+            ends.append(_draw_line(line, ax, str(task).replace("_", " "), style))
         _finish(ax, 1, "test size / largest training size", POSITION_WORDS[scheme])
-        ax.set_xlim(0, 1.03 * (cells["size"] / cells["largest_train_size"]).max())
         drawing.label_line_ends(ax, ends)
-    axes[0].set_ylabel(_EXACT_MATCH)
-    solved = "solved: 0.90, learnt: 0.99 in the sizes of training, guessing: about 0"
-    title = "How far beyond the training size is each task solved?"
-    drawing.put_title(figure, title, sample_size(cells, num_examples), _BANDS, solved)
+    axes[0].set_ylabel("exact match (%)")
+    last = cells.loc[cells.groupby(["positions", "task"])["size"].idxmax()]
+    solved = (last["exact_match"] >= 0.9).groupby(last["positions"]).agg(["sum", "size"]).loc[shown]
+    counts = [f"{POSITION_WORDS[scheme]} {num} of {of}" for scheme, num, of in solved.itertuples()]
+    title = f"Tasks solved (90%) at the largest size: {', '.join(counts)}"
+    drawing.put_title(figure, title, _sample_size(cells, num_examples), _BANDS)
     return figure
 
 
 def sparsity_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
-    """Exact match against size: across trainings, each at its most bits, and within the last, by k."""
-    own = cells[cells["sparsity"] == cells["largest_train_sparsity"]]
+    """Exact match against size within the training on the most bits: a line a k."""
     most = int(cells["largest_train_sparsity"].max())
     task = str(cells["task"].iloc[0])
     within = cells[(cells["largest_train_sparsity"] == most) & (cells["sparsity"] <= most)]
     noun = DECIDING.get(task, "bit")
-    shown = [("sparsity", within, f"one training, on up to {drawing.counted(most, noun)}", "{}")]
-    if own["largest_train_sparsity"].nunique() > 1:
-        shown.insert(0, ("largest_train_sparsity", own, f"each training at its most {noun}s", "up to {}"))
-    figure, axes = drawing.panels(len(shown), _HEIGHT)
-    colors = drawing.graded(most)
-    for (column, lines, title, words), ax in zip(shown, axes, strict=True):
-        ends = []
-        for bits, line in lines.groupby(column):
-            number = int(float(str(bits)))
-            look = drawing.Style(colors[number - 1], _MARKERS[(number - 1) % len(_MARKERS)])
-            ends.append(_draw_line(line, ax, words.format(drawing.counted(number, noun)), look))
-        _finish(ax, int(cells["largest_train_size"].iloc[0]), "test size (tokens)", title)
-        ax.set_xlim(0, 1.03 * cells["size"].max())
-        if task in GUESSED:
-            drawing.name_level(ax, GUESSED[task], "guessing" if ax is axes[0] else "", below=True)
-        drawing.label_line_ends(ax, ends)
-    axes[0].set_ylabel(_EXACT_MATCH)
-    names = f"{task_words(task)}, {POSITION_WORDS[cells['positions'].iloc[0]]}"
-    title = f"How far beyond the trained sizes are answers of k {noun}s right?"
-    drawing.put_title(figure, title, names, sample_size(cells, num_examples), _BANDS)
+    figure, (ax,) = drawing.panels(1, _HEIGHT)
+    ends = []
+    styles = map(drawing.solid, drawing.graded(most), cycle(_MARKERS))
+    for (k, line), style in zip(within.groupby("sparsity"), styles, strict=False):
+        ends.append(_draw_line(line, ax, drawing.counted(int(float(str(k))), noun), style))
+    if task in GUESSED:
+        drawing.name_level(ax, GUESSED[task], "chance", below=True)
+    _finish(
+        ax, int(cells["largest_train_size"].iloc[0]), "test size (tokens)", f"trained on up to {most} {noun}s"
+    )
+    ax.set_ylabel("exact match (%)")
+    drawing.label_line_ends(ax, ends)
+    last = within[within["size"] == within["size"].max()].sort_values("sparsity")["exact_match"]
+    title = f"At {cells['size'].max():,} tokens, {last.iloc[0]:.0%} of targets of one {noun} are right,"
+    title += f" {last.iloc[-1]:.0%} of those of {most}"
+    names = f"{task.replace('_', ' ')}, {POSITION_WORDS[cells['positions'].iloc[0]]}"
+    drawing.put_title(figure, title, names, _sample_size(cells, num_examples), _BANDS)
     return figure
 
 
-def _draw_line(cells: pd.DataFrame, ax: Axes, words: str, look: drawing.Style) -> drawing.LineEnd:
-    ascending = cells.sort_values("size")
-    ascending = ascending.rename(columns={"lowest": "exact_match_lowest", "highest": "exact_match_highest"})
-    style = look.measured
-    ends = ("lowest", "highest")
-    if not ascending["is_learnt"].all():
-        style |= {"color": drawing.GREY, "linewidth": 0.7, "markersize": 2.5}
-        words = f"{words}:\nnot learnt by every seed"
-    return drawing.draw_line(
-        ax, ascending["size"], ascending, "exact_match", style, words, ends=ends, band=True
-    )
+def _sample_size(cells: pd.DataFrame, num_examples: int) -> str:
+    return f"n = {drawing.counted_seeds(cells)} per training, {num_examples:,} examples per size"
+
+
+def _draw_line(cells: pd.DataFrame, ax: Axes, words: str, style: drawing.Style) -> drawing.LineEnd:
+    line = cells.sort_values("size")
+    percent = 100 * line[["exact_match", "lowest", "highest"]]
+    percent.columns = ["right", "right_low", "right_high"]
+    if not line["is_learnt"].all():
+        style = style | {"color": drawing.GREY, "linewidth": 0.7, "markersize": 2.5}
+        words = f"{words}:\nnot learned by every seed"
+    return drawing.draw_line(ax, line["size"], percent, "right", style, words, band=True)
 
 
 def _finish(ax: Axes, trained: float, label: str, title: str) -> None:
     ax.axvspan(0, trained, color=drawing.GREY, alpha=0.12, linewidth=0)
-    ax.text(0.01, 0.01, "trained", transform=ax.transAxes, fontsize=8, color=drawing.GREY)
-    ax.set(title=title, xlabel=label, ylim=(-0.03, 1.03))
+    ax.set(title=title, xlabel=label, ylim=(-3, 103), xlim=(0, 1.03 * ax.dataLim.x1))
     ax.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
 
 

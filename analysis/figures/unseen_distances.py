@@ -7,28 +7,27 @@ tokens stand behind 32 more as in training; behind the same 32 moved away (dista
 squeezed into 32 position IDs (number only); or behind all 192 at their own IDs (both).
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import drawing
+from analysis.drawing import Shown
 from analysis.figures.slopes import (
     SPARSITY,
     Row,
     contrast,
     design_of,
     of_each,
-    partial_residuals,
     single,
     with_sparsity,
 )
-from analysis.read import rows_by, sample_counts
-from pipeline.results.read import read_artefact, read_settings
+from analysis.read import interval_columns, rows_by, sample_counts
+from pipeline.results.statistics import Interval
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 KEYS = ["document_id", "target_position"]
@@ -45,6 +44,7 @@ SHARE_OF_THE_MEAN = 0.05
 CONDITIONS = {"trained": "32", "distance only": "32@192", "number only": "192/32", "both": "192"}
 """Condition -> its placement, near context 32."""
 _RESAMPLES = 2000
+_ENDS = (0.025, 0.975)
 LOWEST = "lowest eighth left out"
 HIGHEST = "highest eighth left out"
 ENTROPY = "entropy held constant"
@@ -77,49 +77,33 @@ def of_role(values: pd.DataFrame, *roles: str) -> list[str]:
 
 def read_again(name: str) -> pd.DataFrame:
     """Slopes of a preregistered study that its verdict did not look at: a row a number, per doubling."""
-    rows = list[Row]()
-
-    def add(what: str, targets: pd.DataFrame, values: pd.DataFrame, *roles: Sequence[str]) -> None:
-        found = design_of(targets).least_squares(values)
-        rows.append({"number": what} | (contrast(found, *roles) if roles else single(found)))
-
-    targets = kept_targets(LOSS, name)
-    losses = of_each(targets, LOSS)
-    short, long = of_role(losses, SHORT), of_role(losses, LONG)
-    add("gap, nats", targets, losses, short, long)
-    add("gap, all five long-context models compared", targets, losses, short, [*long, "negative_control 0"])
+    of_losses = kept_targets(LOSS, name)
+    losses = of_each(of_losses, LOSS)
+    short = of_role(losses, SHORT)
+    long = of_role(losses, LONG)
+    found = design_of(of_losses).least_squares(losses)
+    rows = {
+        "gap, nats": contrast(found, short, long),
+        "gap, all five long-context models compared": contrast(found, short, [*long, "negative_control 0"]),
+    }
     targets = kept_targets(HARM, name)
     harms = of_each(targets, HARM)
-    add("interference, nats", targets, harms, short, long)
     sparsity = of_each(targets, SPARSITY).mean(axis=1)
     is_kept = sparsity > sparsity.quantile(1 / 8)
-    add("interference, lowest eighth left out", targets[is_kept], harms[is_kept], short, long)
+    design = design_of(targets)
+    without_lowest = design_of(targets[is_kept]).least_squares(harms[is_kept])
     of_long = harms[long].mean(axis=1)
     ratio = pd.Series(np.log(harms[short].mean(axis=1) / of_long))
-    add("interference of long-context models alone", targets, of_long.to_frame())
-    add("log of the ratio of interferences, short-context to long-context", targets, ratio.to_frame())
-    return pd.DataFrame(rows)[["number", "slope", "slope_low", "slope_high"]]
-
-
-def placed_targets(folders: Sequence[Path]) -> pd.DataFrame:
-    """The table of that name, of the first study's targets with a total effect of 0.1 nats or more."""
-    kept = pd.concat(kept_targets(measured)[KEYS] for measured in (LOSS, HARM)).drop_duplicates()
-    parts = []
-    for folder in folders:
-        settings = next(iter(read_settings(folder, "length_interference").values()))
-        rows = read_artefact(folder, "length_interference").merge(kept, on=KEYS)
-        is_swap = rows["placement"].str.startswith("swap")
-        rows["value"] = rows["divergence"].where(is_swap, rows["loss"])
-        by = [*KEYS, "placement"]
-        of_models = rows.pivot_table(index=by, columns="model", values="value", sort=True)
-        is_short = of_models.columns.str.contains("short")
-        of_roles = {SHORT: of_models.loc[:, is_short], LONG: of_models.loc[:, ~is_short]}
-        part = pd.DataFrame({role: list(models.to_numpy()) for role, models in of_roles.items()})
-        part.index = of_models.index
-        longs = rows[~rows["model"].str.contains("short")]
-        part["entropy"] = longs.groupby(by)["entropy"].mean().reindex(part.index)
-        parts.append(part.reset_index().assign(near_context_length=settings["near_context_length"]))
-    return pd.concat(parts)
+    rows |= {
+        "interference, nats": contrast(design.least_squares(harms), short, long),
+        "interference, lowest eighth left out": contrast(without_lowest, short, long),
+        "interference of long-context models alone": single(design.least_squares(of_long.to_frame())),
+        "log of the ratio of interferences, short-context to long-context": single(
+            design.least_squares(ratio.to_frame())
+        ),
+    }
+    table = pd.DataFrame.from_dict(rows, orient="index")[["slope", "slope_low", "slope_high"]]
+    return table.rename_axis("number").reset_index()
 
 
 def values_of(placed: pd.DataFrame, near: int, placement: str, role: str) -> pd.DataFrame:
@@ -134,43 +118,32 @@ def unseen_distances(placed: pd.DataFrame) -> pd.DataFrame:
     """Slopes on mean_log2_k: a row an outcome, context and variant; `mean` is that of the outcome, nats."""
     near = placed[(placed["near_context_length"] == 64) & (placed["placement"] == "near")]
     entropies = near.set_index(KEYS)["entropy"]
-    rows = list[dict[Hashable, Any]]()
-
-    def add(measured: str, name: str, values: pd.DataFrame, variant: str = "as planned") -> None:
-        targets = kept_targets(measured).set_index(KEYS, drop=False)
-        targets = targets[targets.index.isin(values.index)]
-        sparsity = of_each(targets, SPARSITY).mean(axis=1)
-        low, high = sparsity.quantile([1 / 8, 7 / 8])
-        keep = {LOWEST: sparsity > low, HIGHEST: sparsity < high}
-        targets = targets[keep.get(variant, sparsity.notna())]
-        of_models = values.loc[targets.index]
-        further = [entropies.loc[targets.index].to_numpy()] if variant == ENTROPY else []
-        roles = [of_role(of_models, role) for role in ROLES]
-        found = contrast(design_of(targets, *further).least_squares(of_models), *roles)
-        mean = of_models[roles[0]].mean(axis=1).mean() - of_models[roles[1]].mean(axis=1).mean()
-        ends = ("slope", "slope_low", "slope_high")
-        rows.append(
-            {
-                "outcome": name,
-                "variant": variant,
-                "mean": mean,
-                **{end: found[end] for end in ends},
-                **{f"{end}_share": found[end] / mean for end in ends},
-                **sample_counts(targets),
-            }
-        )
-
+    rows = list[Row]()
     for measured, words, placements in ((LOSS, "gap", OWN), (HARM, "interference", SWAPPED)):
         values = {
             n: pd.concat([values_of(placed, 64, placement, role) for role in ROLES], axis=1)
             for n, placement in placements.items()
         }
-        for n in placements:
-            add(measured, f"{words} at {n}", values[n])
+        outcomes = [(f"{words} at {n}", values[n], "as planned") for n in placements]
         if measured == LOSS:
-            add(measured, "gap at 224 less that at 64", values[224] - values[64])
-        for variant in (LOWEST, HIGHEST, ENTROPY):
-            add(measured, f"{words} at 224", values[224], variant)
+            outcomes.append(("gap at 224 less that at 64", values[224] - values[64], "as planned"))
+        outcomes += [(f"{words} at 224", values[224], variant) for variant in (LOWEST, HIGHEST, ENTROPY)]
+        known = kept_targets(measured).set_index(KEYS, drop=False)
+        known = known[known.index.isin(values[224].index)]
+        sparsity = of_each(known, SPARSITY).mean(axis=1)
+        low, high = sparsity.quantile([1 / 8, 7 / 8])
+        keep = {LOWEST: sparsity > low, HIGHEST: sparsity < high}
+        for name, of_outcome, variant in outcomes:
+            targets = known[keep.get(variant, sparsity.notna())]
+            of_models = of_outcome.loc[targets.index]
+            further = [entropies.loc[targets.index].to_numpy()] if variant == ENTROPY else []
+            short, long = (of_role(of_models, role) for role in ROLES)
+            found = contrast(design_of(targets, *further).least_squares(of_models), short, long)
+            mean = of_models[short].mean(axis=1).mean() - of_models[long].mean(axis=1).mean()
+            slopes = {end: found[end] for end in ("slope", "slope_low", "slope_high")}
+            shares = {f"{end}_share": value / mean for end, value in slopes.items()}
+            row: Row = {"outcome": name, "variant": variant, "mean": mean}
+            rows.append(row | slopes | shares | sample_counts(targets))
     return pd.DataFrame(rows)
 
 
@@ -190,81 +163,36 @@ def verdict_of_unseen_distances(table: pd.DataFrame) -> str:
     return "open"
 
 
-def unseen_distances_figure(placed: pd.DataFrame, table: pd.DataFrame) -> Figure:
-    """The gap by eighths of mean_log2_k, at the longest context and at the trained one."""
-    targets = kept_targets(LOSS)
-    figure, axes = drawing.panels(2, 2.8)
-    for ax, n in zip(axes, (64, 224), strict=True):
-        short, long = (values_of(placed, 64, OWN[n], role).mean(axis=1) for role in ROLES)
-        gap = pd.Series((short - long).reindex(pd.MultiIndex.from_frame(targets[KEYS])).to_numpy())
-        known = targets[gap.notna()].reset_index(drop=True)
-        line = partial_residuals(known, gap.dropna().reset_index(drop=True))
-        drawing.draw_line(ax, line[SPARSITY], line, "gap", drawing.TRAINED_CONTIGUOUS.measured)
-        ax.set_title(f"{n} tokens of context" + (", as trained" if n == 64 else ""))
-        ax.set_xlabel("tokens needed (mean log2 k, doublings)")
-        ax.axhline(0, color=drawing.GREY, linewidth=0.8)
-    drawing.share_scale(axes)
-    axes[0].set_ylabel("loss of short-context less\nlong-context models (nats)")
-    titles = {
-        "supported": "At unseen distances short-context models lose more where more tokens are needed",
-        "opposite": "At unseen distances short-context models lose less where more tokens are needed",
-        "refuted": "Even at unseen distances the loss does not grow with the number of tokens needed",
-        "open": "At unseen distances: no clear answer by the number of tokens needed",
-    }
-    drawing.put_title(
-        figure,
-        titles[verdict_of_unseen_distances(table)],
-        drawing.sample_size(table[table["outcome"] == "gap at 224"].head(1)),
-        drawing.BARS,
-        "eighths of the targets; controls held constant",
-    )
-    return figure
-
-
 def distance_or_number(placed: pd.DataFrame) -> pd.DataFrame:
     """What each condition does: a row a text, role and condition; intervals over texts and models.
 
     Own text: rise of the loss over that with 64 tokens as in training. Another text's tokens: length
     interference. `share` is that of the condition "both".
     """
-    rows = list[dict[Hashable, Any]]()
+    rows = list[Row]()
     generator = np.random.default_rng(0)
     for kind, role in product(("own", "swap"), ROLES):
         of = {name: values_of(placed, 32, f"{kind}:{word}", role) for name, word in CONDITIONS.items()}
         base = of["trained"] if kind == "own" else 0.0
-        sums = {
+        sums_DM = {
             name: (values - base).groupby(level="document_id").sum().to_numpy() for name, values in of.items()
         }
-        counts = of["both"].groupby(level="document_id").size().to_numpy()
-        num_texts, num_models = sums["both"].shape
-        draws = [
-            (generator.integers(num_texts, size=num_texts), generator.integers(num_models, size=num_models))
-            for _ in range(_RESAMPLES)
-        ]
-        drawn = {
-            name: np.array(
-                [values[texts][:, models].sum() / num_models / counts[texts].sum() for texts, models in draws]
-            )
-            for name, values in sums.items()
-        }
-        for name, values in sums.items():
-            low, high = np.quantile(drawn[name], [0.025, 0.975])
-            share_low, share_high = np.quantile(drawn[name] / drawn["both"], [0.025, 0.975])
-            rows.append(
-                {
-                    "text": kind,
-                    "role": role,
-                    "condition": name,
-                    "value": values.sum() / num_models / counts.sum(),
-                    "value_low": low,
-                    "value_high": high,
-                    "share": values.sum() / sums["both"].sum(),
-                    "share_low": share_low,
-                    "share_high": share_high,
-                    "num_targets": int(counts.sum()),
-                    "num_documents": num_texts,
-                }
-            )
+        counts_D = of["both"].groupby(level="document_id").size().to_numpy()
+        num_texts, num_models = sums_DM["both"].shape
+        drawn = {name: np.empty(_RESAMPLES) for name in CONDITIONS}
+        for resample in range(_RESAMPLES):
+            texts = generator.integers(num_texts, size=num_texts)
+            models = generator.integers(num_models, size=num_models)
+            for name, values in sums_DM.items():
+                total = values[texts][:, models].sum() / num_models
+                drawn[name][resample] = total / counts_D[texts].sum()
+        for name, values in sums_DM.items():
+            mean = Interval(values.sum() / num_models / counts_D.sum(), *np.quantile(drawn[name], _ENDS))
+            shares = np.quantile(drawn[name] / drawn["both"], _ENDS)
+            share = Interval(values.sum() / sums_DM["both"].sum(), *shares)
+            row: Row = {"text": kind, "role": role, "condition": name}
+            row |= interval_columns("value", mean) | interval_columns("share", share)
+            rows.append(row | sample_counts(of["both"].reset_index()))
     return pd.DataFrame(rows)
 
 
@@ -281,41 +209,45 @@ def verdict_of_distance_or_number(table: pd.DataFrame, kind: str) -> str:
 
 
 def distance_or_number_figure(table: pd.DataFrame) -> Figure:
-    """What distance and number do alone and together: a panel a text, a point a condition and role."""
-    figure, axes = drawing.panels(2, 2.4)
+    """What distance and number do alone and together: a panel a text, a bar a condition and role."""
+    figure, axes = drawing.panels(2, 2.3, sharey=True)
     names = list(CONDITIONS)
-    titles = {
-        "own": "own text: rise of the loss (nats)",
-        "swap": "another text's distant tokens:\nlength interference (KL, nats)",
-    }
-    styles = {SHORT: drawing.TRAINED_CONTIGUOUS, LONG: drawing.TRAINED_LONG}
+    titles = {"own": "rise of the loss on the text itself", "swap": "interference of another text (KL)"}
+    looks = {SHORT: ("short-context models", drawing.GREEN), LONG: ("long-context models", "#B5B5B5")}
     for ax, (kind, title) in zip(axes, titles.items(), strict=True):
-        for place, role in enumerate((SHORT, LONG)):
+        for place, (role, (words, color)) in enumerate(looks.items()):
             rows = table[(table["text"] == kind) & (table["role"] == role)].set_index("condition").loc[names]
-            look = styles[role].measured | {"linestyle": ""}
-            words = "short-context models (64)" if role == SHORT else "long-context models (256)"
-            heights = [len(names) - index - 0.2 * place for index in range(len(names))]
-            drawing.draw_points(ax, heights, rows, "value", [look] * len(rows))
-            if ax is axes[0]:
-                ax.plot([], [], label=words, **look)
-        shown = names if ax is axes[0] else [""] * len(names)
-        ax.set_yticks([len(names) - index - 0.1 for index in range(len(names))], shown)
-        ax.axvline(0, color=drawing.GREY, linewidth=0.8)
-        ax.set_xlabel(title)
-    figure.legend(loc="outside right upper")
-    verdicts = [verdict_of_distance_or_number(table, kind) for kind in titles]
-    short = table[(table["role"] == SHORT)].set_index(["text", "condition"])["share"]
-    parts = [
-        f"{name.removesuffix(' only')} alone does {short['own', name]:.0%} of the loss and"
-        f" {short['swap', name]:.0%} of the interference"
-        for name in ("distance only", "number only")
-    ]
-    title = f"Unseen {'; '.join(parts)} of both together"
+            errors = [rows["value"] - rows["value_low"], rows["value_high"] - rows["value"]]
+            heights = np.arange(len(names)) + 0.4 * place
+            ax.barh(heights, rows["value"], 0.38, color=color, label=words, xerr=errors)
+        ax.set(title=title, xlabel="nats")
+    axes[0].set_yticks(np.arange(len(names)) + 0.2, names)
+    axes[0].invert_yaxis()
+    axes[1].legend(loc="center right")
+    of_short = rows_by(table[table["role"] == SHORT], "text", "condition")
+    distance, number = (of_short["swap", f"{name} only"]["share"] for name in ("distance", "number"))
+    own = of_short["own", "distance only"]["share"]
     drawing.put_title(
         figure,
-        title,
+        f"Unseen distance alone causes {own:.0%} of the rise in loss and {distance:.0%} of the interference;"
+        f" more tokens alone cause {of_short['own', 'number only']['share']:.0%} and {number:.0%}",
         drawing.sample_size(table),
-        f"verdict: {verdicts[0]} (loss), {verdicts[1]} (interference)",
+        "percentages: of both together",
         "bars: 95% over documents and models",
     )
     return figure
+
+
+def report(kept: Path) -> Iterator[Shown]:
+    """The preregistered studies read again, experiments A and B, if the folder has the placed targets."""
+    if not (kept / "placed_targets.parquet").exists():
+        return
+    for name in ("outcome_targets", "again_targets"):
+        yield Shown(f"The preregistered study, {name}, read once more", read_again(name))
+    placed = pd.read_parquet(kept / "placed_targets.parquet")
+    slopes = unseen_distances(placed)
+    yield Shown("A. Unseen distances", slopes, f"Verdict: {verdict_of_unseen_distances(slopes)}")
+    conditions = distance_or_number(placed)
+    verdicts = [f"{kind}: {verdict_of_distance_or_number(conditions, kind)}" for kind in ("own", "swap")]
+    figures = {"distance_or_number": distance_or_number_figure(conditions)}
+    yield Shown("B. Distance or number", conditions, f"Verdict: {'; '.join(verdicts)}", figures)

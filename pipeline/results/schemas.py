@@ -73,9 +73,8 @@ TARGET_COLUMNS = [
 SELECTION_COLUMNS = [
     column("rule", TEXT, "selection rule, a name in pipeline/measuring/rules.py"),
     column("distant_context", TEXT, "'own', or 'other_document': the null, a other document's tokens there"),
-    optional("null_kind", TEXT, "how the null's tokens are chosen: 'selection', as within the own distant"
-             " context, or 'mimicry', to reproduce the prediction from that; null of the own one, and in the"
-             " oldest results, where it is selection"),
+    optional("null_kind", TEXT, "'selection': the null's tokens are chosen as within the own distant"
+             " context; 'mimicry': to reproduce the prediction from that; null of the own one"),
 ]
 MODEL = column("model", TEXT, "the model's name")
 K = column("k", INT32, "number of influential tokens added to the short context")
@@ -177,10 +176,9 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("context_position", INT32, "place of the selected token, in tokens of the document"),
         column("distance", INT32, "target_position - context_position"),
         column("context_token_id", INT32, "vocabulary ID of the selected token, own or swapped"),
-        optional("influence", FLOAT, "loss(t | long without the token) - loss(t | long), nats, under any"
-                 " rule: positive = it helps; replaced, not removed, under the ablation"
-                 " 'swap' (see `settings`); null without the rules leave_one_out and"
-                 " leave_one_out_divergence, and where --screen has left the token out in blocks only"),
+        optional("influence", FLOAT, "loss(t | long without the token) - loss(t | long), nats: positive if it"
+                 " helps; under 'swap' the token is replaced; null without leave_one_out rules, or if"
+                 " --screen left it out in blocks only"),
     ]),
     "influences": pa.schema([
         *TARGET_COLUMNS,
@@ -212,19 +210,18 @@ SCHEMAS: dict[str, pa.Schema] = {
         optional("gain", FLOAT, "what is to be recovered, nats, by the criterion: loss_difference or"
                  " short_context_divergence, under the ablation 'swap' swapped_loss -"
                  " long_context_loss or swapped_divergence; null in the oldest results"),
-        optional("mean_log2_k", FLOAT, "how many tokens it takes, in doublings: the mean over thresholds in"
-                 " (0, 1) of log2 of the least k that recovers that share of the gain, by straight lines"
-                 " in log2 k between the studied k, from 0 (one token does all) to log2 of the number of far"
-                 " tokens (all are needed); mean over swapped contexts; null where the gain is too small"),
+        optional("mean_log2_k", FLOAT, "tokens needed, in doublings: mean over thresholds in (0, 1) of log2"
+                 " of the least k that recovers that share of the gain, interpolated in log2 k, from 0 (one"
+                 " token suffices) to log2 of all distant tokens; mean over swapped contexts; null if the"
+                 " gain is too small"),
         optional("mean_log2_k_of_swaps", FLOATS, "the same in each swapped context; null without a gain"),
         optional("k_90", INT32, "k*: the least studied k recovering 90% of"
                  " the gain; null where the gain is below the minimum, or no studied k reaches it"),
         optional("k_50", INT32, "the least studied k recovering half of the gain; null likewise"),
         column("is_censored", BOOL, "the long context helps enough, but no studied k recovers enough of it"),
-        optional("minimum_context_length", INT32, "least number of nearest tokens, short context included,"
-                 " that recovers the recovery fraction of the gain (Vakilian et al. 2025), by the same"
-                 " criterion: short_context_length and k* of the rule recency, in powers of two; the same for"
-                 " all rules; null where that k* is, or recency was not run"),
+        optional("minimum_context_length", INT32, "fewest nearest tokens, short context"
+                 " included, that recover 90% of the gain (Vakilian et al. 2025): short_context_length"
+                 " plus k* of recency; null without that k*"),
     ]),
     # What the analysis makes of results and writes beside its figures: one file each.
     "outcome_targets": pa.schema([
@@ -269,9 +266,8 @@ SCHEMAS: dict[str, pa.Schema] = {
         *(
             name
             for percent in (90, 95, 99)
-            for name in with_interval(f"window_{percent}", f"w that keeps {percent} % of that worth, between"
-                                      " measured w by a straight line in log2 w, the same in all rows of a"
-                                      " model, source and criterion; NaN likewise")
+            for name in with_interval(f"window_{percent}", f"w that keeps {percent}% of that worth,"
+                                      " interpolated in log2 w; NaN likewise")
         ),
     ]),
     "token_categories": pa.schema([
@@ -281,8 +277,8 @@ SCHEMAS: dict[str, pa.Schema] = {
                " word'; else 'punctuation' or 'white space'. Made at commit 9a5d093"),
         column("repetition", TEXT, "first that fits, by vocabulary ID within the chunk: 'repeated trigram',"
                " 'repeated bigram' or 'repeated token' of the distant context, 'short context only', 'new'"),
-        column("follows", TEXT, "'a repeated bigram' where the two tokens before the target stand in the"
-               " distant context, in that order; else 'none'. It does not see the target's token"),
+        column("follows", TEXT, "'a repeated bigram' if the two tokens before the target occur so in the"
+               " distant context, else 'none'"),
         optional("part_of_speech", TEXT, "by HanTa; made at commit 9a5d093"),
     ]),
     "length_losses": pa.schema([
@@ -351,20 +347,21 @@ SCHEMAS: dict[str, pa.Schema] = {
 
 
 def results_page(page: str) -> str:
-    """The page with new tables, one an artefact: a row a column, or a number with its interval."""
+    """The page with new lists of columns, one an artefact; what an earlier one explains is only named."""
     sections = [page.partition("\n\n## ")[0]]
+    explained: set[tuple[str, bytes]] = set()
     for artefact, schema in SCHEMAS.items():
-        sections += [f"\n## {artefact}\n"]
-        if artefact == "found_id_dependencies":
-            sections += ["The columns of `found_dependencies`; of position IDs."]
-            continue
-        sections += ["| column | type | meaning |", "|---|---|---|"]
-        meanings = {field.name: field.metadata[b"meaning"].decode().replace("|", r"\|") for field in schema}
+        known = [
+            f"`{field.name}`" for field in schema if (field.name, field.metadata[b"meaning"]) in explained
+        ]
+        sections += [f"\n## {artefact}\n", *([f"As above: {', '.join(known)}.\n"] if known else [])]
         for field in schema:
-            kind = f"{field.type}{', may be null' if field.nullable else ''}"
-            ends = " (`_low`, `_high`)" if f"{field.name}_low" in meanings else ""
-            if meanings[field.name] not in _ENDS.values():
-                sections += [f"| `{field.name}`{ends} | {kind} | {meanings[field.name]} |"]
+            meaning = field.metadata[b"meaning"]
+            if (field.name, meaning) not in explained and meaning.decode() not in _ENDS.values():
+                kind = f"{str(field.type).replace('item: ', '')}{'?' if field.nullable else ''}"
+                ends = ", `_low`, `_high`" if f"{field.name}_low" in schema.names else ""
+                sections.append(f"- `{field.name}`{ends} ({kind}): {meaning.decode()}")
+            explained.add((field.name, meaning))
     return "\n".join([*sections, ""])
 
 

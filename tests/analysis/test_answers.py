@@ -4,23 +4,20 @@ from pathlib import Path
 
 from synthetic_results import Truth
 
-from analysis import answers
+from analysis import summary
 from analysis.figures.recovered_loss import token_effects
 from analysis.read import interval_of, read_sparse_losses
 
 
-def test_short_models_and_a_rule_that_sees_the_answer(
-    scales: tuple[Path, Truth, Truth], results: Path
-) -> None:
+def test_short_models_and_a_target_aware_rule(scales: tuple[Path, Truth, Truth], results: Path) -> None:
     small = scales[0] / "small"
-    *_, carried, gaps = answers.answers(small)
+    *_, recovered, gaps = summary.answers(small)
     losses = read_sparse_losses(small, only={"model": ["long-seed0"]}, every_evaluator=True)
     evaluated = losses[(losses["evaluator"] == "another-model") & (losses["rule"] == "leave_one_out")]
     (row,) = token_effects(evaluated[evaluated["k"] == 16]).to_dict("records")
     own, null = (interval_of(row, name) for name in ("recovered", "null_recovered"))
-    assert f"16 tokens of leave_one_out recover {own} of" in carried
-    assert f"nats to another-model; another document's {null}." in carried
-    assert gaps.startswith("Nats lost beyond long-seed1 under the long context: short-contiguous ")
-    assert ", short-pose " in gaps and gaps.endswith("the tokens needed.")
-    assert "it needs models trained at a short context" in list(answers.answers(results))[-1]
-    assert "it needs models trained at a short context" in list(answers.answers(scales[0] / "early"))[-1]
+    assert f"16 tokens (leave_one_out), {own} of" in recovered
+    assert f"to another-model; null baseline: {null}." in recovered
+    assert "beyond long-seed1" in gaps and "short-contiguous " in gaps and ", short-pose " in gaps
+    assert "add models trained" in list(summary.answers(results))[-1]
+    assert "long-seed0" in summary.page(scales[0] / "early", scales[0])

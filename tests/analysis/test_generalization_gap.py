@@ -11,80 +11,12 @@ from written_results import write_tables
 
 from analysis.figures import generalization_gap, slopes
 from analysis.figures.slopes import Design, contrast
-from analysis.notebooks import NOTEBOOKS, execute_all
+from analysis.run_notebooks import NOTEBOOKS, execute_all
 from pipeline.cli import InputError
 
 SHORT = [f"pose{seed}" for seed in range(4)]
 LONG = [f"long{seed}" for seed in range(4, 8)]
-PLACEBO = "long8"
 JUDGES = ["judge0", "judge1"]
-
-
-class Study:
-    """Targets whose sparsity and controls are fixed, and draws of what the models make of them.
-
-    A text has an intercept and a slope of its own, noise is wider where more is at stake, a token is easier
-    or harder for all seeds of a training, and a seed has a slope of its own.
-    """
-
-    def __init__(self, seed: int, num_texts: int, targets_per_chunk: int, seed_deviation: float) -> None:
-        self.generator = generator = np.random.default_rng([3, seed])
-        num_chunks = generator.choice([1, 2, 3, 4], num_texts, p=[0.7, 0.15, 0.1, 0.05])
-        self.texts = texts = np.repeat(np.arange(num_texts), num_chunks * targets_per_chunk)
-        self.seed_deviation = seed_deviation
-
-        def normal() -> np.ndarray:
-            return generator.normal(size=len(texts))
-
-        self.sparsity = 4 + 0.7 * generator.normal(size=num_texts)[texts] + 1.2 * normal()
-        self.stake = 0.1 + np.exp(-1 - 0.3 * (self.sparsity - 4) + 0.8 * normal())
-        self.targets = pd.DataFrame(
-            {
-                "document_id": texts,
-                "divergence": self.stake,
-                "gain": self.stake + np.sqrt(self.stake) * normal(),
-                "least_divergence": self.stake,
-                "difficulty": generator.gamma(2, 2, len(texts)),
-                "log_token_count": 8 + 2 * normal(),
-                "position": generator.integers(224, 256, len(texts)),
-                "source": np.where(texts < num_texts // 4, "Wikipedia", "C4"),
-            }
-        )
-
-    def measured(self, *evaluator_errors: float) -> pd.DataFrame:
-        """The targets as evaluators with errors of these deviations measure them."""
-        return self.targets.assign(
-            **{
-                f"mean_log2_k of {evaluator}": self.sparsity
-                + error * self.generator.normal(size=len(self.texts))
-                for evaluator, error in zip(JUDGES, evaluator_errors, strict=False)
-            }
-        )
-
-    def draw(self) -> pd.DataFrame:
-        """What each model has of each target, with no effect of sparsity."""
-        normal = self.generator.normal
-        centred = self.sparsity - 4
-        noise = 0.6 * np.sqrt(self.stake)
-        shared = np.log(self.stake) ** 2 + 0.3 * self.targets["difficulty"] + 2 * normal(size=len(centred))
-
-        def role() -> np.ndarray:
-            intercepts, slopes = normal(0, [[0.1], [0.05]], (2, self.texts.max() + 1))
-            return intercepts[self.texts] + slopes[self.texts] * centred + noise * normal(size=len(centred))
-
-        def model(of_role: np.ndarray) -> np.ndarray:
-            own = (noise + 0.2) * normal(size=len(centred)) + self.seed_deviation * normal() * centred
-            return shared + of_role + own
-
-        short = 0.4 * self.stake + role()
-        long = role()
-        models = {name: model(short) for name in SHORT} | {name: model(long) for name in [*LONG, PLACEBO]}
-        return pd.DataFrame(models)
-
-
-def targets_of(study: Study, losses: pd.DataFrame, *evaluator_errors: float) -> pd.DataFrame:
-    names = {model: f"long_context_loss of {model}" for model in losses}
-    return pd.concat([study.measured(*evaluator_errors), losses.rename(columns=names)], axis=1)
 
 
 @pytest.fixture
@@ -134,30 +66,32 @@ def test_the_spread_of_seeds_beyond_that_of_texts_is_added() -> None:
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     """Results of 30 texts: tokens chosen by two seeds, evaluated by two others; a slope of 0.1 is planted."""
-    study = Study(1, 30, 8, 0.0)
-    keys = pd.DataFrame({"document_id": study.texts.astype(str), "target_position": range(len(study.texts))})
-    keys["chunk_index"] = 0
-    losses = study.draw()
-    effect = 0.1 * (study.sparsity - 4)
-    losses = losses.assign(**{model: losses[model] + effect for model in SHORT})
-    for model in [*losses, *JUDGES]:
+    generator = np.random.default_rng(1)
+    texts = np.repeat(np.arange(30), 8)
+    sparsity = 4 + 0.7 * generator.normal(size=30)[texts] + 1.2 * generator.normal(size=240)
+    stake = 0.1 + np.exp(-1 - 0.3 * (sparsity - 4) + 0.8 * generator.normal(size=240))
+    shared = 2 + np.log(stake) ** 2
+    keys = pd.DataFrame({"document_id": texts.astype(str), "target_position": range(240), "chunk_index": 0})
+    for model in [*SHORT, *LONG, *JUDGES]:
         columns = {
             "target_token_id": 7,
-            "num_long_context_tokens": study.targets["position"],
-            "loss_difference": study.targets["gain"],
+            "num_long_context_tokens": generator.integers(224, 256, 240),
+            "loss_difference": stake + np.sqrt(stake) * generator.normal(size=240),
             "short_context_loss": 1.0,
-            "long_context_loss": losses.get(model, study.targets["difficulty"]),
+            "long_context_loss": shared
+            + 0.1 * (sparsity - 4) * (model in SHORT)
+            + generator.normal(0, 0.3, 240),
         }
         rows = keys.assign(**columns).to_dict("records")
         write_tables(tmp_path, "loss_differences", model, {}, {"loss_differences": rows})
     rows = []
     for evaluator in [*JUDGES, "chooser0"]:
-        measured = study.measured(0.5)["mean_log2_k of judge0"].mask(study.stake < 0.15)
+        measured = pd.Series(sparsity + 0.3 * generator.normal(size=240)).mask(stake < 0.15)
         columns = {
             "rule": "leave_one_out_divergence",
             "evaluator": evaluator,
             "criterion": "divergence",
-            "gain": study.stake,
+            "gain": stake,
             "loss_difference": 0.5,
             "is_censored": False,
             "mean_log2_k": measured.astype(object),
@@ -171,8 +105,8 @@ def results(tmp_path: Path) -> Path:
 def test_any_results_show_their_gap(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The notebook's functions, then the notebook: the planted slope is found, its figure can be read."""
     longs = [*JUDGES, *LONG, "nobody"]
-    targets, trainings, others = generalization_gap.gap_targets(results, None, longs, [*SHORT, PLACEBO])
-    assert others == LONG and trainings == {name: [name] for name in [*SHORT, PLACEBO]}
+    targets, trainings, others = generalization_gap.gap_targets(results, None, longs, SHORT)
+    assert others == LONG and trainings == {name: [name] for name in SHORT}
     assert not {"source", "log_token_count"} & set(targets)
     documents = [SimpleNamespace(document_id=str(text), url=None) for text in range(30)]
     data = SimpleNamespace(evaluation_documents=lambda: documents)

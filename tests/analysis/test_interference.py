@@ -1,4 +1,4 @@
-"""Slopes of length interference: planted ones are found, statsmodels agrees, the rule by hand."""
+"""Slopes of length interference: planted ones are found, the rule by hand."""
 
 import json
 from collections.abc import Callable
@@ -8,9 +8,6 @@ from types import ModuleType
 import numpy as np
 import pandas as pd
 import pytest
-import statsmodels.api as sm
-from matplotlib.figure import Figure
-from matplotlib.text import Text
 from measured_documents import write_checkpoint
 from olmo.model import OLMo
 
@@ -64,27 +61,6 @@ def test_planted_slopes_are_found(planted: float) -> None:
     )
 
 
-def test_the_ratio_is_statsmodels_poisson_slope() -> None:
-    targets = targets_of(0.1)
-    controls = interference.controls_of(targets)
-    basis, sizes, _ = np.linalg.svd(np.column_stack([np.ones(len(controls)), controls]), full_matrices=False)
-    columns = np.column_stack([targets["mean_log2_k"], basis[:, sizes > 1e-9 * sizes[0]]])
-    fit = sm.GLM(targets["far"], columns, family=sm.families.Poisson()).fit(
-        cov_type="cluster", cov_kwds={"groups": targets["document_id"].astype(int)}
-    )
-    found = interference.slope(targets, "far", "ratio")
-    assert found["slope"] == pytest.approx(fit.params.iloc[0], abs=1e-6)
-    # CR2 is a little wider than the plain sandwich.
-    half = (found["slope_high"] - found["slope_low"]) / 2
-    assert half == pytest.approx(1.98 * fit.bse.iloc[0], rel=0.15)
-
-
-def test_permutations_lie_around_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interference, "NUM_PERMUTATIONS", 20)
-    found = interference.permuted(targets_of(0.3), "far")
-    assert len(found) == 20 and abs(found.mean()) < 0.15
-
-
 def row(variant: str, kind: str, low: float, high: float, p_value: float = 0.001) -> tuple[object, ...]:
     return variant, kind, (low + high) / 2, low, high, p_value
 
@@ -116,10 +92,6 @@ def test_the_rule(
         rows, columns=["variant", "kind", "slope", "slope_low", "slope_high", "holm_p_value"]
     )
     assert interference.verdict(table) == verdict
-
-
-def all_text(figure: Figure) -> str:
-    return " ".join(text.get_text() for text in figure.findobj(Text))
 
 
 def run(program: ModuleType, *words: object) -> None:
@@ -188,25 +160,6 @@ def test_targets_hold_what_was_measured_of_them(measured: Path) -> None:
     assert (first["mean_log2_k"], first["total_effect"]) == pytest.approx(expected)
     table = interference.mechanism(targets)
     assert set(table["near_start"]) == {16, 64, 96} and (table["num_distant"] == 16).all()
-
-
-def test_the_figures_say_what_the_table_says() -> None:
-    targets = targets_of(0.2).assign(total_effect=1.0)
-    targets = targets.rename(columns={"far": interference.PRIMARY, "near": interference.TRAINED})
-    table = interference.slopes(targets, interference.PRIMARY, interference.TRAINED, {})
-    figure = interference.eighths_figure(targets, table)
-    assert "need more tokens lose more" in all_text(figure)
-    for far, says in ((1.0, "unseen distances"), (0.01, "Length interference in a 135M model")):
-        spread = np.random.default_rng(1).uniform(0.5, 1.5, len(targets))
-        h = {
-            f"swap:{n}@{start} {kind}": spread * (0.02 if start == 7680 else far + n / 1e4)
-            for start in (7680, 11776)
-            for n in (1, 64, 512)
-            for kind in interference.KINDS
-        }
-        places = interference.mechanism(targets[["document_id"]].assign(**h))
-        assert (places["num_targets"] == len(targets)).all()
-        assert says in all_text(interference.mechanism_figure(places))
 
 
 def test_a_text_that_is_a_distant_one_counts_for_no_mean() -> None:

@@ -8,7 +8,7 @@ import forked_stages
 import pytest
 from synthetic_results import Truth
 
-from analysis.notebooks import NOTEBOOKS
+from analysis.run_notebooks import NOTEBOOKS
 
 ROOT = Path(__file__).resolve().parents[2]
 CHOOSING = ("long-seed0", "long-seed1", "short-contiguous")
@@ -47,7 +47,7 @@ def test_all_notebooks_run_anywhere_and_only_once(scales: tuple[Path, Truth, Tru
     executed = sorted(path.name for path in figures.glob("*.ipynb"))
     assert len(executed) == len([*NOTEBOOKS.glob("*.ipynb")]) - 2
     for path in figures.glob("*.ipynb"):
-        assert "intervals of 95 % each" in path.read_text(), f"{path.name} has no multiple-comparison note"
+        assert "intervals of 95% each" in path.read_text(), f"{path.name} has no multiple-comparison note"
 
     before = {path: path.stat().st_mtime_ns for path in figures.glob("[!.]*")}  # not the lock
     again = run(relative, Path("figures"), tmp_path)

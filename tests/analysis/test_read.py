@@ -40,7 +40,9 @@ def test_own_losses_are_all_that_the_model_measured_at_the_requested_k(results: 
     assert sorted(every_k["recency"]) == KS + FURTHER_KS
     only = {"model": ["long-seed0"], "rule": ["recency"]}
     some = read_sparse_losses(results, ["rule"], only)
-    assert list(some) == ["model", "rule"] and len(some) == len(read_sparse_losses(results, only=only))
+    assert {*some} == {"model", "rule", "evaluator", "k"} and len(some) == len(
+        read_sparse_losses(results, only=only)
+    )
 
 
 def test_sparsity_is_of_one_criterion(results: Path, truth: Truth) -> None:
@@ -50,7 +52,7 @@ def test_sparsity_is_of_one_criterion(results: Path, truth: Truth) -> None:
     assert by_loss["k_90"].isna().any()
     by_divergence = read_sparsity(results, DIVERGENCE, only=only)
     assert by_divergence["k_90"].tolist() == [1] * len(truth.targets)
-    assert list(read_sparsity(results, columns=TARGET)) == ["model", *TARGET]
+    assert {*TARGET} < {*read_sparsity(results, columns=TARGET)}
 
 
 def test_models_are_told_apart(scales: tuple[Path, Truth, Truth], results: Path, tmp_path: Path) -> None:

@@ -84,9 +84,6 @@ def test_the_excess_finds_the_planted_gain_and_the_null_the_planted_bonus(
             assert effects.loc[k, "share"] == pytest.approx(share, abs=0.02)
 
 
-NO_BACKGROUND = {"swapped_loss": np.nan, "swapped_divergence": np.nan}
-
-
 def choice(
     rule: str,
     k: int,
@@ -111,7 +108,7 @@ def choice(
         "short_context_divergence": 1.0,
         "sparse_context_divergence": list(divergence),
     }
-    return pd.DataFrame(rows | NO_BACKGROUND | more)
+    return pd.DataFrame(rows | more)
 
 
 def of(effects: pd.DataFrame, criterion: str, **wanted: object) -> dict:

@@ -11,14 +11,12 @@ import torch
 from analysis.figures.theory import (
     CONDITIONS,
     VOCABULARY_SIZE,
-    Lengths,
     SparseFunctionalAttention,
     draw_sequences,
     errors,
 )
 
 NUM_TOKENS = 3
-LENGTHS = Lengths(train_context_length=32, local_length=8)
 CONTIGUOUS = tuple(range(8))
 COUPLED = CONDITIONS["halves_coupled"].position_ids(8)
 
@@ -40,7 +38,7 @@ def brute_force(
     k = attention.sparsity
     reach = attention.key_reach
     keys = attention.log_keys.detach().reshape((2 * reach - 1,) * (k - 1) + (NUM_TOKENS,) * k)
-    values = attention.values().detach().reshape((NUM_TOKENS,) * k)
+    values = attention.raw_values.tanh().detach().reshape((NUM_TOKENS,) * k)
     numerator = denominator = 0.0
     for subset in combinations(range(len(token_ids)), k):
         ids = [position_ids[place] for place in subset]
@@ -68,7 +66,7 @@ def test_equals_the_sum_over_all_subsets(sparsity: int, position_ids: tuple[int,
 @pytest.mark.parametrize("name", ["local", "halves_coupled"])
 def test_keys_on_the_planted_tokens_alone_have_no_error_at_any_length(name: str) -> None:
     condition = CONDITIONS[name]
-    reach = condition.key_reach(LENGTHS)
+    reach = condition.key_reach
     # Keys of 0 wherever X_S has a noise token; the value is the label of the planted signals.
     attention = SparseFunctionalAttention(2, VOCABULARY_SIZE, reach, torch.Generator())
     contents = [divmod(number, VOCABULARY_SIZE) for number in range(VOCABULARY_SIZE**2)]
@@ -78,7 +76,7 @@ def test_keys_on_the_planted_tokens_alone_have_no_error_at_any_length(name: str)
         parity = torch.tensor([(first + second) % 2 for first, second in contents])
         attention.raw_values.copy_(50.0 - 100.0 * parity)  # tanh of it is 1 or -1 in float32
     for size in (16, 32, 256):
-        drawn = draw_sequences(condition, LENGTHS, 2, size, 50, np.random.default_rng(size))
+        drawn = draw_sequences(condition, 2, size, 50, np.random.default_rng(size))
         assert errors(attention, drawn) == {"test_length": size, "squared_error": 0, "error_rate": 0}
         # The same keys with the labels exchanged are always wrong: by 2, squared.
         wrong = (*drawn[:2], -drawn[2])

@@ -5,7 +5,7 @@ from typing import Any
 
 import nbformat
 
-from analysis.notebooks import ROOT, execute_all
+from analysis.run_notebooks import ROOT, execute_all
 
 TUTORIAL = ROOT / "analysis" / "tutorial.ipynb"
 
