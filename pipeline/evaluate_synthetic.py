@@ -43,12 +43,15 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 
 import argparse
 from collections.abc import Mapping
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pipeline.cli import (
+    InputError,
     folder_path,
     logger,
-    positive_float,
     positive_int,
     progress,
     random_seed,
@@ -62,7 +65,7 @@ from pipeline.synthetic.dependencies import (
     FINDING_RULES,
     refuse_unanswerable,
 )
-from pipeline.synthetic.evaluation import TEST_STREAM, Cell, cells_of, refuse_impossible, test_examples
+from pipeline.synthetic.tasks import TEST_STREAM, Cell, cells_of, draw_batch, task_called, test_examples
 
 if TYPE_CHECKING:
     from pipeline.synthetic.config import TaskConfig
@@ -104,13 +107,6 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--test-seed", type=random_seed, default=0, help="of the test examples")
     add(
-        "--attention-scale",
-        type=positive_float,
-        default=1.0,
-        help="what every attention score is multiplied by, to see whether answers fail as attention spreads"
-        " over more tokens than in training; a look, no part of the model",
-    )
-    add(
         "--dependencies",
         choices=ARTEFACTS,
         help="which tokens decide the next token, or its position ID (default: measure accuracy)",
@@ -140,10 +136,25 @@ def check(arguments: argparse.Namespace, configs: Mapping[str, "TaskConfig"]) ->
     if arguments.num_examples is None:
         arguments.num_examples = 1000 if arguments.dependencies is None else 200
     cells = cells_of(arguments.task, arguments.sizes, arguments.sparsities)
-    refuse_impossible(configs, cells)
+    _refuse_impossible(configs, cells)
     if arguments.dependencies is not None:
         refuse_unanswerable(arguments, configs, cells)
     return cells
+
+
+def _refuse_impossible(configs: Mapping[str, "TaskConfig"], cells: list[Cell]) -> None:
+    """Refuse the first size or k that the task or a model's position table has no room for (InputError)."""
+    from pipeline.synthetic.config import refuse_beyond_table  # late, for a --help at once
+
+    for (name, config), (size, sparsity) in product(configs.items(), cells):
+        generator = np.random.default_rng(0)
+        try:
+            # Before drawing: no example has fewer tokens, or coupled IDs, than its size.
+            refuse_beyond_table(size, config.num_position_ids)
+            batch = draw_batch(task_called(config.task), size, [sparsity], generator)
+            config.position_ids(batch, generator, in_testing=True)
+        except InputError as error:
+            raise InputError(f"model '{name}', size {size}: {error}") from error
 
 
 def _outputs(arguments: argparse.Namespace) -> tuple[list[Cell], list[tuple["TaskRun", StageOutput]]]:
@@ -160,8 +171,6 @@ def _outputs(arguments: argparse.Namespace) -> tuple[list[Cell], list[tuple["Tas
         "test_seed": arguments.test_seed,
         "test_stream": TEST_STREAM,
     }
-    if arguments.attention_scale != 1:  # results that know nothing of it were made without
-        settings["attention_scale"] = arguments.attention_scale
     stage = "evaluate_synthetic"
     if arguments.dependencies is not None:
         stage = ARTEFACTS[arguments.dependencies]
@@ -205,11 +214,9 @@ def _measure(arguments: argparse.Namespace, run: "TaskRun", cells: list[Cell], o
     from pipeline.models.devices import usable_device
     from pipeline.synthetic.accuracy import accuracy_tables
     from pipeline.synthetic.dependencies import found_dependencies
-    from pipeline.synthetic.tasks import task_called
 
     pending = output.pending_shards()
     model = run.load(usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU"))
-    model.sharpen_attention(arguments.attention_scale)
     config = run.config
     for shard in progress(pending, f"evaluate_synthetic {run.name}", "cells"):
         size, sparsity = cells[shard]

@@ -70,7 +70,6 @@ from pipeline.text.folder import (
     TokenizedData,
     count_tokens,
     is_complete,
-    pieces_of_training_tokens,
     training_token_counts,
     write_data_folder,
     write_token_counts,
@@ -271,7 +270,11 @@ def write_training_text(
     num_near = arguments.short_context_length
     train = folder / TRAIN_FOLDER
     writer = PackedShardWriter(train, data.token_dtype, data.eos_token_id, _TOKENS_PER_PART)
-    for file, start in progress(pieces_of_training_tokens(data, length), "planting", "piece"):
+    dtype = data.token_dtype.newbyteorder("<")
+    paths = [path for path in data.train_paths if path.stat().st_size]
+    files = [np.memmap(path, dtype=dtype, mode="r") for path in paths]
+    pieces = [(file, start) for file in files for start in range(0, len(file) - length + 1, length)]
+    for file, start in progress(pieces, "planting", "piece"):
         asked = generator.permutation(arguments.num_planted).tolist()
         num_copies = int(generator.integers(1, arguments.max_copies + 1))
         piece = file[start : start + length]

@@ -269,7 +269,7 @@ def _files(sources: list[Source], evaluation_sources: list[Source], tokenizer: P
 def _inputs(
     sources: list[Source], evaluation_sources: list[Source], tokenizer: Path | int
 ) -> dict[str, list[dict[str, str | None]]]:
-    """What is read, by name and content; the hub's files have no SHA-256, `c4_revision` stands for it."""
+    """Inputs by name and content; the hub's files have no SHA-256, `c4_revision` stands for it."""
     fingerprints = [
         [
             {"file": source.short_name, "sha256": sha256_of_files(*source.files) if source.files else None}

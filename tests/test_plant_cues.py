@@ -55,15 +55,15 @@ def test_the_worked_example_is_true() -> None:
 
 
 LAWS = [
-    CueLaw(1, 2, 1.5), CueLaw(2, 2, 1.5), CueLaw(4, 2, 1.5), CueLaw(10, 2, 0.7), CueLaw(3, 3, 2.0),
-    CueLaw(1, 3),
-]  # fmt: skip
+    CueLaw(*law) for law in ((1, 2, 1.5), (2, 2, 1.5), (4, 2, 1.5), (10, 2, 0.7), (3, 3, 2.0), (1, 3, None))
+]
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
 def test_the_best_loss_is_that_of_all_cases_counted(law: CueLaw) -> None:
     """Every latent with every flip of every vote: its probability, the posterior by Bayes, the mean loss."""
-    e, shape = law.flip_probability, (law.num_votes, law.num_bits)
+    e = law.flip_probability
+    shape = (law.num_votes, law.num_bits)
     joint: dict[bytes, np.ndarray] = {}
     for latent, flips in product(
         range(2**law.num_bits), product((0, 1), repeat=law.num_votes * law.num_bits)
@@ -109,19 +109,22 @@ def test_weak_cues(data: Path, tmp_path: Path) -> None:
 
 
 def test_the_answer_is_told_by_the_signs_and_the_rest_is_the_text(data: Path, planted: Path) -> None:
-    cues, opened = cues_of(data), TokenizedData.open(planted / "planted" / "data")
+    cues = cues_of(data)
+    opened = TokenizedData.open(planted / "planted" / "data")
     sources = [doc.token_ids for doc in TokenizedData.open(data).evaluation_documents()]
     documents = {doc.document_id: doc.token_ids for doc in opened.evaluation_documents()}
     rows = read_parquet(opened.folder / PLANTED_FILE).to_pylist()
     assert {row["num_planted"] for row in rows} == {1, 2, 4}
     for row in rows:
-        tokens, k = documents[row["document_id"]], row["num_planted"]
+        tokens = documents[row["document_id"]]
+        k = row["num_planted"]
         places = row["planted_positions"]
         assert len(tokens) == LENGTH == row["target_position"] + 1
         assert max(places) < LENGTH - 2 - SHORT
         # By hand: each place of cues contributes a digit, whatever stands first in the text.
         assert row["best_loss"] == 0
-        base, index = round(16 ** (1 / k)), 0
+        base = round(16 ** (1 / k))
+        index = 0
         for choices in cues.sign_ids[k]:
             (digit,) = [list(choices).index(token) for token in tokens[places] if token in choices]
             index = index * base + digit

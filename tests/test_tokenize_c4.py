@@ -179,8 +179,9 @@ def test_bad_input_is_a_sentence_and_leaves_no_data(folder: Path, lines: str, fl
 
 
 def interrupt_at_document(patch: pytest.MonkeyPatch, number: int) -> None:
-    """As Ctrl-C would, once so many documents of this run have been written."""
-    add, num_left = PackedShardWriter.add, [number]
+    """Interrupt as Ctrl-C would, once so many documents of this run have been written."""
+    add = PackedShardWriter.add
+    num_left = [number]
 
     def add_or_stop(writer: PackedShardWriter, token_ids: np.ndarray) -> None:
         if not num_left[0]:
@@ -233,7 +234,8 @@ def test_tasks_together_are_the_corpus(
 ) -> None:
     data = tokenize_in_tasks(corpus, tmp_path, num_tasks)
     assert evaluation_rows(data) == evaluation_rows(whole)
-    documents_of_tasks, documents_of_whole = training_documents(data), training_documents(whole)
+    documents_of_tasks = training_documents(data)
+    documents_of_whole = training_documents(whole)
     # Tasks know nothing of each other: the text at the end of the last file is that of the first file again.
     shared = tuple(WORDS.index(letter) for letter in text_of(SHARED).split())
     assert documents_of_tasks.pop() == shared
@@ -270,7 +272,8 @@ def test_a_finished_task_is_skipped_and_a_damaged_one_named_by_the_merge(
 
 
 def test_tasks_made_otherwise_are_refused(corpus: Path, tmp_path: Path) -> None:
-    two, other = ("--num-tasks", 2, "--task-index"), ("--num-tasks", 2, "--task-index", 1)
+    two = ("--num-tasks", 2, "--task-index")
+    other = (*two, 1)
     tokenize_task(corpus, tmp_path / "out", *two, 0)
     few = ("--source", f"{corpus}/file-0.jsonl", f"{corpus}/file-1.jsonl")
     for out, flags, fault in (

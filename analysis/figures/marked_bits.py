@@ -18,8 +18,7 @@ from analysis.drawing import Shown
 from analysis.read import interval_columns
 from pipeline.results.read import read_artefact
 from pipeline.results.statistics import Interval
-from pipeline.synthetic.evaluation import test_examples
-from pipeline.synthetic.tasks import task_called
+from pipeline.synthetic.tasks import task_called, test_examples
 
 EARLIER_PARITY = Path(__file__).parents[1] / "reference" / "synthetic" / "parity"
 FUNCTIONS = {"parity": "parity", "or": "OR", "majority": "majority", "last": "last bit", "lookup": "look-up"}

@@ -114,7 +114,7 @@ def excess_losses(
     generator: np.random.Generator,
     examples_per_batch: int,
 ) -> np.ndarray:
-    """Of responses of one token, the loss beyond the best possible one: float64 [B], nats.
+    """Loss of responses of one token beyond the best possible one: float64 [B], nats.
 
     It is KL(posterior || model): the mean over what the answer could have been, with these cues. So it is
     less noisy than the loss of the answer that was drawn less the best loss, and has the same mean.

@@ -1,4 +1,4 @@
-"""What one run of train_synthetic is: task, training distribution, position IDs, model and optimizer.
+"""Configuration of a run of train_synthetic: task, training distribution, positions, model and optimizer.
 
 A YAML file has the fields of `TaskConfig`, and under `tasks` the fields that a task sets otherwise, so that
 one file serves all tasks. Flags and overrides win over both.
@@ -136,7 +136,7 @@ class TaskConfig:
 
     @property
     def sizes(self) -> range:
-        """Of training examples."""
+        """Sizes of training examples."""
         return range(self.smallest_size, self.largest_size + 1, self.size_step)
 
     def draw(self, size: int, num_examples: int, generator: np.random.Generator) -> ExampleBatch:
@@ -152,7 +152,7 @@ class TaskConfig:
     def position_ids(
         self, batch: ExampleBatch, generator: np.random.Generator, *, in_testing: bool = False
     ) -> np.ndarray:
-        """Of examples: position_ids_BS, int64, below `num_position_ids`; InputError where they need more.
+        """Position IDs of examples, int64 [B, S], below `num_position_ids`; InputError where they need more.
 
         PoSE and randomized positions draw from all position IDs. In testing PoSE is contiguous, and coupled
         IDs are not spread. Randomized positions are random there too (Ruoss et al. 2023), and coupled IDs

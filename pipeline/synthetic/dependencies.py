@@ -17,8 +17,7 @@ import numpy as np
 from pipeline.cli import InputError
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.rules import ABLATIONS, CONTROLS, MASK, RULES, find_rule, selected_positions
-from pipeline.synthetic.evaluation import Cell, test_examples
-from pipeline.synthetic.tasks import ExampleBatch, task_called
+from pipeline.synthetic.tasks import Cell, ExampleBatch, task_called, test_examples
 
 if TYPE_CHECKING:
     from pipeline.measuring.far_context import FarContext
@@ -47,7 +46,7 @@ _TOKENS_PER_BATCH = 8192
 
 
 class Selection(NamedTuple):
-    """What one rule selected."""
+    """The tokens that one rule selected."""
 
     rule: str
     ablation: str | None
@@ -178,13 +177,15 @@ def found_dependencies(
     rows: list[dict[str, Any]] = []
     for index, tokens_L in enumerate(batch.token_ids_BS):
         others_R = generator.integers(0, num_examples, asked.num_swaps)
-        read_L, swaps_RL = tokens_L, batch.token_ids_BS[others_R]
+        read_L = tokens_L
+        swaps_RL = batch.token_ids_BS[others_R]
         lm = TaskCausalLM(model, len(vocabulary), position_ids_BS[index])
         if asked.dependencies == POSITION_IDS:
             lm = of_ids = PositionIdLM(
                 model, len(vocabulary), position_ids_BS[index], tokens_L, batch.num_prompt_tokens
             )
-            read_L, swaps_RL = of_ids.codes_L, of_ids.codes_of(swaps_RL)
+            read_L = of_ids.codes_L
+            swaps_RL = of_ids.codes_of(swaps_RL)
         contexts = {
             name: distant_context(lm, read_L, swaps_RL, lengths, name)
             for name in ABLATIONS

@@ -26,7 +26,6 @@ from torch import nn
 
 from pipeline.models.huggingface import HuggingFaceCausalLM
 from pipeline.models.interface import CausalLM, Prefix, Watch, rows_of
-from pipeline.models.olmo import blocks_of
 
 
 def new_gpt_neox(
@@ -109,7 +108,7 @@ class TaskModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where inputs must lie."""
+        """The device that inputs must lie on."""
         return next(self.parameters()).device
 
     def forward(
@@ -143,21 +142,6 @@ class TaskModel(nn.Module):
         """Logits [..., I] of the next token's position ID; of models with the component only."""
         assert self.position_ids is not None
         return hidden @ self.position_ids.table_ID.T
-
-    @torch.no_grad()
-    def sharpen_attention(self, factor: float) -> None:
-        """Multiply all attention scores, by way of the queries' weights: above 1 attention spreads less."""
-        model = self.lm._model
-        if isinstance(model, OLMo):
-            for block in blocks_of(model):  # queries are the first rows, without bias or norm
-                block.get_parameter("att_proj.weight")[: model.config.d_model] *= factor
-            return
-        assert isinstance(model, transformers.GPTNeoXForCausalLM)
-        for layer in model.base_model.layers:
-            projection = layer.attention.query_key_value
-            for parameter in (projection.weight, projection.bias):
-                # Each head's rows are its query, its key, its value.
-                parameter.view(model.config.num_attention_heads, 3, -1)[:, 0] *= factor
 
 
 class TaskCausalLM(CausalLM):
@@ -268,7 +252,7 @@ class PositionIdLM(TaskCausalLM):
         return self._num_position_ids
 
     def embed(self, token_ids_1S: torch.Tensor) -> torch.Tensor:
-        """Of codes."""
+        """Embeddings of codes."""
         return super().embed(self._token_of_code[token_ids_1S])
 
     def _project(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ Dimension letters: B examples, S tokens of an example, P tokens of its prompt, T
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import numpy as np
 
@@ -52,7 +53,7 @@ class Example:
         return self.token_ids_S[self.num_prompt_tokens :]
 
     def id_dependencies(self, *, are_spread: bool) -> Dependencies:
-        """Of each target's coupled ID.
+        """Places that decide each target's coupled ID.
 
         They are the token right before it, and the prompt's tokens that it belongs with, which have that ID.
         The latter decide nothing where the ID is always one step from the one before it: unless it is learnt
@@ -174,7 +175,7 @@ def lay_out_addition(first: Sequence[int], second: Sequence[int], *, is_padded: 
     operand_ids = [*range(1 - len(pad), size + 2)]
 
     def digits(place: int) -> tuple[int, int]:
-        """Where the operands' digits of a place stand, counted from the least significant."""
+        """Places of the operands' digits of one significance, counted from the least significant."""
         return num_digits - 1 - place, 2 * num_digits - place
 
     dependencies = []
@@ -532,8 +533,8 @@ def lay_out_cues(
     is_noise_S[list(positions)] = False
     prompt = np.empty(num_before, dtype=np.int64)
     ids = np.arange(num_before)
-    prompt[is_noise_S], of_cues = noise, _FIRST_CUE[law.num_places]
-    prompt[list(positions)] = of_cues + 16 * places + tokens
+    prompt[is_noise_S] = noise
+    prompt[list(positions)] = _FIRST_CUE[law.num_places] + 16 * places + tokens
     in_order = np.argsort(places, kind="stable")
     ids[np.array(positions)[in_order]] = np.arange(num_before - len(positions), num_before)
     log_posterior_V = np.full(len(CUES_VOCABULARY), -np.inf)
@@ -698,7 +699,7 @@ class ExampleBatch:
 def draw_batch(
     task: Task, size: int, sparsities: Sequence[int | None], generator: np.random.Generator
 ) -> ExampleBatch:
-    """As many examples as there are sparsities."""
+    """Draw an example for each of the sparsities."""
     examples = tuple(task.draw(size, sparsity, generator) for sparsity in sparsities)
     coupled_ids = [example.coupled_ids_S for example in examples if example.coupled_ids_S is not None]
     posteriors = [example.log_posterior_V for example in examples if example.log_posterior_V is not None]
@@ -709,3 +710,48 @@ def draw_batch(
         examples,
         np.stack(posteriors) if posteriors else None,
     )
+
+
+# Test examples: sizes and k, and the streams that they are drawn from
+
+Cell = tuple[int, int | None]
+"""A test size, and k for tasks that have it."""
+TEST_STREAM = 1
+"""The spawn key of test examples; training draws have none. Results tell it among their settings."""
+
+
+def cells_of(task_name: str, sizes: Sequence[int], sparsities: Sequence[int] | None) -> list[Cell]:
+    """Every size with every k that the task has room for; InputError where k is missing or of no use."""
+    task = task_called(task_name)
+    if task.largest_sparsity is None:
+        if sparsities is not None:
+            raise InputError(f"--sparsities: task {task.name} has no k, and would ignore it")
+        return [(size, None) for size in sorted(set(sizes))]
+    most = task.largest_sparsity(max(sizes))
+    if sparsities is None or max(sparsities) > most:
+        raise InputError(f"--sparsities: k of task {task.name} is 1 to {most} at --sizes {max(sizes)}")
+    return [
+        (size, sparsity)
+        for size, sparsity in product(sorted(set(sizes)), sorted(set(sparsities)))
+        if sparsity <= task.largest_sparsity(size)
+    ]
+
+
+def of_test_examples(test_seed: int, size: int, sparsity: int | None) -> np.random.Generator:
+    """The source of the test examples of a size, and of a k for tasks that have it.
+
+    No test example is drawn as in training. Lists of numbers alone would not keep the streams apart: to NumPy
+    zeros at a list's end do not count, and [0, 20, 0] is [0, 20]. A spawn key does, which NumPy sets behind
+    the list, at a place of its own.
+    """
+    numbers = [test_seed, size, sparsity or 0]
+    return np.random.default_rng(np.random.SeedSequence(numbers, spawn_key=(TEST_STREAM,)))
+
+
+def test_examples(
+    task: Task, cell: Cell, num_examples: int, test_seed: int
+) -> tuple[ExampleBatch, np.random.Generator]:
+    """The examples of a cell, the same for every model, and the generator that has drawn them."""
+    size, sparsity = cell
+    generator = of_test_examples(test_seed, size, sparsity)
+    return draw_batch(task, size, [sparsity] * num_examples, generator), generator

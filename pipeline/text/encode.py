@@ -73,7 +73,7 @@ class Split:
     _seen: set[int] = field(default_factory=set)
 
     def kind_of(self, document_id: str) -> str:
-        """What becomes of the next document: "train", "evaluation", or why it is left out."""
+        """Sort the next document: "train", "evaluation", or why it is left out."""
         number = int(document_id, 16)
         if number in self._seen:
             return "duplicate"
@@ -145,7 +145,7 @@ def encoded_documents(
     num_written: int = 0,
     max_train: int | None = None,
 ) -> Iterator[Encoded]:
-    """What becomes of each document, in order: its kind, and for one that trains or evaluates its token IDs.
+    """Yield for each document, in order, its kind, and for one that trains or evaluates its token IDs.
 
     Of `documents_or_reasons`. The first `num_written` documents that train are of the kind "written", and
     not encoded; `max_train` of both are the end.
@@ -190,7 +190,7 @@ def encoded_documents(
 
 @dataclass(frozen=True)
 class Tokenization:
-    """What one run of tokenize_c4 reads and writes.
+    """One run of tokenize_c4: its input and its output.
 
     The sources are the task's own. Those for evaluation are the same for all tasks, which all leave them
     out of training; task 0 writes them. `configuration` has `settings`, `inputs` and `c4_revision` as in the
@@ -214,7 +214,7 @@ class Tokenization:
 
     @cached_property
     def _evaluation_ids(self) -> frozenset[str]:
-        """Of the documents of the evaluation source that evaluate."""
+        """IDs of the documents of the evaluation source that evaluate."""
         documents = read_documents(self.evaluation_sources, skip_malformed=self._settings["skip_malformed"])
         ids: set[str] = set()
         while len(ids) < self._settings["max_evaluation_documents"] and (document := next(documents, None)):
@@ -224,7 +224,7 @@ class Tokenization:
         return frozenset(ids)
 
     def _split(self) -> Split:
-        """What sorts the documents of the source, from its start."""
+        """A split that sorts the documents of the source, from its start."""
         if self.evaluation_sources:
             return Split(0.0, evaluation_ids=self._evaluation_ids)
         return Split(self._settings["evaluation_fraction"], self._settings["seed"])

