@@ -31,6 +31,7 @@ from analysis.read import (
 )
 from pipeline.measuring.rules import MASK
 from pipeline.results.schemas import DIVERGENCE, LOSS, OTHER_DOCUMENT, OWN
+from pipeline.results.statistics import Interval
 
 PAPER_FIGURE = "loss_against_k"
 """What the file of `loss_figure` is called, followed by the model."""
@@ -117,10 +118,15 @@ def _amounts_of_targets(sparse_context_losses: pd.DataFrame, criterion: str) -> 
     return own.merge(null, "left", [*_CHOICE, *TARGET])
 
 
+_SELECTED = "leave_one_out_divergence"
+_RECENCY = "recency"
+_LEAST_SHARE = 0.5
+_LEAST_LEAD = 0.1
+"""Of the gain, for the verdict "yes": recovered by the selected tokens, and more than by recency."""
 _ROLES = {
-    "leave_one_out_divergence": "selected",
+    _SELECTED: "selected",
     "leave_one_out": "selected, target-aware",
-    "recency": "recency",
+    _RECENCY: "recency",
     "random": "random",
 }
 """Rules of the paper's figure; it shows target-aware selection, which fits noise, for want of the first."""
@@ -161,6 +167,30 @@ def loss_curves(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
         rows[f"loss{end}"] = most["short"] - rows[f"recovered{other}"]
         rows[f"long_loss{end}"] = most["short"] - most[f"gain{other}"]
     return rows.drop(columns="short")
+
+
+def paper_verdict(sparse_context_losses: pd.DataFrame, k: int = _FEW) -> tuple[str, Interval, Interval]:
+    """Do few selected tokens predict nearly as well as all? By the rule of analysis/LOG.md, 2026-11-27.
+
+    Rows as of `loss_curves`.
+
+    Returns:
+        "yes", "in part" or "no"; the share of the gain that k tokens recover, selected without the target;
+        and how much more that is than what recency recovers of the same targets.
+    """
+    rows = _amounts_of_targets(sparse_context_losses, LOSS).query("k == @k")
+    of_rule = {rule: of_one.set_index(TARGET) for rule, of_one in rows.groupby("rule")}
+    selected = of_rule[_SELECTED].assign(
+        lead=lambda targets: targets["recovered"] - of_rule[_RECENCY]["recovered"]
+    )
+    targets = selected.reset_index()
+    share, lead = (
+        interval_over_documents(targets["document_id"], targets[name], targets["gain"])
+        for name in ("recovered", "lead")
+    )
+    if share.low > _LEAST_SHARE and lead.low > _LEAST_LEAD:
+        return "yes", share, lead
+    return "in part" if lead.low > 0 else "no", share, lead
 
 
 def loss_figure(curves: pd.DataFrame, label: drawing.ModelLabel, evaluator: str = "") -> Figure:

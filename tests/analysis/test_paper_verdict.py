@@ -3,7 +3,9 @@
 import pandas as pd
 import pytest
 
-from analysis.figures.few_tokens import FEW, RECENCY, SELECTED, recovered_fractions, row_of, verdict
+from analysis.figures.recovered_loss import paper_verdict
+
+SELECTED, RECENCY, FEW = "leave_one_out_divergence", "recency", 16
 
 
 def planted(selected: float, recency: float) -> pd.DataFrame:
@@ -14,9 +16,20 @@ def planted(selected: float, recency: float) -> pd.DataFrame:
             gain = 0.5 + 1.5 * (text * 8 + target) / 191
             for rule, share in ((SELECTED, selected), (RECENCY, recency)):
                 rows.append(
-                    [f"{text:02}", 0, 960 + 8 * target, rule, "own", FEW, 3.0 - share * gain, 3.0, 3.0 - gain]
+                    [
+                        "m",
+                        f"{text:02}",
+                        0,
+                        960 + 8 * target,
+                        rule,
+                        "own",
+                        FEW,
+                        3.0 - share * gain,
+                        3.0,
+                        3.0 - gain,
+                    ]
                 )
-    columns = ["document_id", "chunk_index", "target_position", "rule", "distant_context", "k"]
+    columns = ["model", "document_id", "chunk_index", "target_position", "rule", "distant_context", "k"]
     return pd.DataFrame(
         rows, columns=[*columns, "sparse_context_loss", "short_context_loss", "long_context_loss"]
     )
@@ -27,9 +40,6 @@ def planted(selected: float, recency: float) -> pd.DataFrame:
     [(0.7, 0.4, "yes"), (0.7, 0.65, "in part"), (0.4, 0.1, "in part"), (0.3, 0.35, "no")],
 )
 def test_the_verdict_follows_the_planted_fractions(selected: float, recency: float, expected: str) -> None:
-    table = recovered_fractions(planted(selected, recency))
-    row = row_of(table, SELECTED, FEW)
-    assert row["recovered"] == pytest.approx(selected)
-    assert row["lead"] == pytest.approx(selected - recency)
-    assert (row["num_targets"], row["num_documents"]) == (192, 24)
-    assert verdict(table) == expected
+    verdict, share, lead = paper_verdict(planted(selected, recency))
+    assert verdict == expected
+    assert (share.estimate, lead.estimate) == pytest.approx((selected, selected - recency))
