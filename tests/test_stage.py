@@ -49,7 +49,7 @@ BAD_INPUTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     ),
     "no checkpoint": (
         lambda folder: shutil.rmtree(folder / STEP), "",
-        "no model at {folder}/run: expected a Hugging Face model's",
+        "no model at {folder}/run: name a folder with a Hugging Face model's",
     ),
     "damaged checkpoint": (
         lambda folder: (folder / STEP / "model.pt").write_bytes(b"PK\x03\x04"), "",
