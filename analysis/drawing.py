@@ -134,11 +134,8 @@ def model_labels(results: Path, artefact: str) -> dict[str, ModelLabel]:
 
 
 def rule_text(rule: str) -> str:
-    """A selection rule's name in words: `leave_one_out_divergence` is "leave one out, by divergence"."""
-    if rule.endswith("_divergence"):
-        return f"{rule_text(rule.removesuffix('_divergence'))}, by divergence"
-    irregular = {"recency": "nearest tokens", "random": "random tokens"}
-    return irregular.get(rule, rule.replace("_", " "))
+    """A selection rule's name in words: `leave_one_out_divergence` is "leave one out, by KL"."""
+    return rule.replace("_divergence", ", by KL").replace("_", " ")
 
 
 def counted(number: int, noun: str) -> str:
