@@ -366,10 +366,16 @@ class Search:
         split: dict[Span, list[int]] = {}
         tokens = 0
         for span in sorted(urgent, key=lambda span: -largest[span]):
-            tokens += sum(int(self._stop_T[urgent[span]].max()) - start for start, _ in self.parts(span))
+            stop = int(self._stop_T[urgent[span]].max())
+            tokens += sum(stop - start for start, _ in self.parts(span))
             if self.passes.num_tokens + tokens > most or not self.passes.fits(tokens + self._trial_tokens()):
                 break
-            split[span] = urgent[span]
+            # The same passes serve every target that they reach.
+            is_reached = [
+                span in effects and end <= stop
+                for effects, end in zip(self.effects_T, self._stop_T, strict=True)
+            ]
+            split[span] = np.flatnonzero(is_reached).tolist()
         return split
 
     def sources(self, target: int) -> list[Span]:
