@@ -132,8 +132,9 @@ def test_a_search_that_splits_everything_is_exact_leave_one_out(
     assert {target["position"] for target in searched.targets} == set(largest)
     key = ["position", "source_position", "source_end"]
     of_largest = exact.frame[exact.frame["position"].isin(largest)]
-    both = of_largest.merge(searched.frame, on=key, suffixes=("", "_of_search"))
-    assert len(both) == len(of_largest) == len(searched.frame)
+    # An effect of 0 has no row; by other instructions it may be 1e-8.
+    both = of_largest.merge(searched.frame, "outer", on=key, suffixes=("", "_of_search")).fillna(0.0)
+    assert both["effect"].max() > 0.1
     np.testing.assert_allclose(both["effect"], both["effect_of_search"], atol=2e-5)
 
 
