@@ -72,7 +72,6 @@ def fill(text: str) -> str:
 
 
 STUDY = REFERENCE / "study" / "results"
-PRETRAINED = REFERENCE / "real_model" / "few_tokens"
 EVALUATED = REFERENCE / "evaluated" / "results"
 SELECTOR = "2m-long-seed0"
 EVALUATOR = "2m-long-seed1"
@@ -83,25 +82,10 @@ def _curves(model: str) -> pd.DataFrame:
     return recovered_loss.loss_curves(read_sparse_losses(STUDY, only={"model": [model]}))
 
 
-@cache
-def _pretrained_curves() -> pd.DataFrame:
-    return recovered_loss.loss_curves(read_sparse_losses(PRETRAINED))
-
-
-def _paper_verdict() -> str:
-    verdict, recovered, lead = recovered_loss.paper_verdict(read_sparse_losses(PRETRAINED))
-    of_gain = percent(recovered.estimate, recovered.low, recovered.high)
-    points = [f"{100 * value:.0f}" for value in (lead.estimate, lead.low, lead.high)]
-    return (
-        f"{verdict}: 16 tokens recover {of_gain} of the gain, {points[0]} points"
-        f" [{points[1]}, {points[2]}] more than recency"
-    )
-
-
 @filled
 def recovered_fraction() -> str:
-    """What 16 tokens recover of the gain, by rule, at three sizes."""
-    curves = [_pretrained_curves(), *(_curves(f"{size}-long-seed0") for size in ("2m", "300k"))]
+    """What 16 tokens recover of the gain, by rule, at two sizes."""
+    curves = [_curves(f"{size}-long-seed0") for size in ("2m", "300k")]
     of_sizes = [rows_by(of_one, "rule", "distant_context", "k") for of_one in curves]
     labels = {
         "target-agnostic selection": ("leave_one_out_divergence", "own"),
@@ -115,7 +99,7 @@ def recovered_fraction() -> str:
     for label, names in labels.items():
         found = [rows.get((*names, 16)) for rows in of_sizes]
         table.append([label, *("-" if row is None else share(row, "recovered_share") for row in found)])
-    return markdown(["recovered fraction of the gain, 16 tokens", "135 M", "2.3 M", "0.34 M"], table)
+    return markdown(["recovered fraction of the gain, 16 tokens", "2.3 M", "0.34 M"], table)
 
 
 @cache
@@ -436,8 +420,6 @@ def _of_leave_one_out(rule: str) -> str:
 
 FILLED |= {
     "theory": theory_errors,
-    "paper_verdict": _paper_verdict,
-    "paper_sample": lambda: _sample(_pretrained_curves().iloc[-1]),
     "total_effect": lambda: str(interval_of(_effects().query("criterion == 'divergence'").iloc[0], "gain")),
     "four_of_large": lambda: _enough(4, 1, 999),
     "sixteen_of_large": lambda: _enough(16, 1, 999),
@@ -481,9 +463,7 @@ def draw() -> None:
     differences = losses.losses_beside_reference(read_artefact(EVALUATED, "length_losses"), SELECTOR, 16)
     accuracy = read_artefact(REFERENCE / "synthetic" / "cues", "synthetic_accuracy")
     errors = theory.by_length(read_artefact(REFERENCE / "theory" / "results", theory.STAGE))
-    (pretrained,) = drawing.model_labels(PRETRAINED, "sparse_context_losses").values()
     figures = {
-        "real_model/loss_against_k": recovered_loss.loss_figure(_pretrained_curves(), pretrained),
         "study/loss_against_k": recovered_loss.loss_figure(_curves(SELECTOR), label),
         "evaluated/token_effects": recovered_loss.effects_figure(
             _effects(), labels[SELECTOR], labels[EVALUATOR].text
