@@ -70,7 +70,7 @@ def verdict(accuracy: pd.DataFrame) -> tuple[str, dict[Hashable, float]]:
     if difference["exact_match_low"] <= 0:
         return "open", difference
     if of_or >= 0.9:
-        return "the number of tokens is not what fails", difference
+        return "the cause is not the number of tokens", difference
     return ("the number fails" if of_or <= 0.6 else "in part"), difference
 
 

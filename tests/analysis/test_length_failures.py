@@ -25,7 +25,7 @@ def test_the_verdicts() -> None:
     assert unseen.verdict_of_distance_or_number(conditions, "own") == "neither alone"
     assert unseen.verdict_of_distance_or_number(conditions, "swap") == "distance"
     accuracy = read_artefact(KEPT / "functions", "synthetic_accuracy")
-    assert marked_bits.verdict(accuracy)[0] == "the number of tokens is not what fails"
+    assert marked_bits.verdict(accuracy)[0] == "the cause is not the number of tokens"
     examples = read_artefact(KEPT / "cues", "synthetic_examples")
     contrasts = cues.cue_contrasts(cues.cue_distances(examples))
     assert cues.verdict_of_distances(contrasts) == "number has an effect of its own"
