@@ -47,7 +47,7 @@ def tables() -> dict[str, dict[str, str]]:
         path
         for path in sorted(REFERENCE.rglob("*.parquet"))
         # Shards of a study that is not finished are not published.
-        if not (path.parent / "exported.json").exists() and "-of-" not in path.name
+        if not (path.parent / "exported.json").exists() and "few_tokens" not in path.parts
     ]
     frames |= {str(path.relative_to(REFERENCE)): pd.read_parquet(path) for path in derived}
     return {
