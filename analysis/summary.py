@@ -2,9 +2,8 @@
 
   python analysis/summary.py --results runs/demo/results --figures runs/demo/figures
 
-What k tokens recover is told by the rule that is fooled least, of those that the results have
-(`PREFERRED_RULES`), by the evaluator that did not choose if there is one, beside its null baseline. No share
-is told of what may be near nothing.
+Recovery by k tokens is reported for the most reliable rule that the results have (`PREFERRED_RULES`), by
+the held-out evaluator if there is one, beside its null baseline. No share of a gain that may be 0 is shown.
 """
 
 import sys

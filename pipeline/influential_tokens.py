@@ -41,6 +41,7 @@ import argparse
 from pipeline.cli import (
     file_path,
     finite_float,
+    logger,
     positive_fraction,
     positive_int,
     random_seed,
@@ -62,6 +63,7 @@ from pipeline.measuring.rules import (
     RULES,
     SWAP,
     Measuring,
+    find_rule,
     load_rule_file,
 )
 from pipeline.results.schemas import OTHER_DOCUMENT
@@ -124,6 +126,13 @@ def check(arguments: argparse.Namespace) -> Measuring:
 def main(arguments: argparse.Namespace) -> None:
     """Measure every chunk of every checkpoint."""
     measuring = check(arguments)
+    with_null = [rule for rule in measuring.rules if not find_rule(rule).says_something_alone]
+    if measuring.null_fraction < 1 and with_null:
+        logger.warning(
+            "--null-fraction %g: %s are measured on that fraction of the documents only",
+            measuring.null_fraction,
+            ", ".join(with_null),
+        )
     # Imported late, for a --help, and a refusal, at once.
     from pipeline.measuring.sparsity import measure_chunk
     from pipeline.measuring.stage import measure_documents

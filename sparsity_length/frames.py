@@ -274,6 +274,8 @@ def explain(
     )  # fmt: skip
     if unit not in UNITS:
         raise unknown_name("unit", unit, UNITS)
+    if at is not None and position is not None:
+        raise InputError("at and position both say what to explain; give one of them")
     if not is_one_text(text):
         raise InputError(f"the text is of type {type(text).__name__}; give one text, such as a string")
     arguments = argparse.Namespace(

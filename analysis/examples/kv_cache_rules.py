@@ -60,4 +60,4 @@ def snapkv(far: FarContext) -> np.ndarray:
             votes_TS[target, seen[:-num_recent].cpu()] = pooled_F.cpu()
         return votes_TS
 
-    return far.look_inside("snapkv", votes)
+    return far.look_inside(votes)

@@ -222,14 +222,13 @@ def loss_figure(curves: pd.DataFrame, label: drawing.ModelLabel, evaluator: str 
     ax.set_xlabel("k distant tokens beside the short context")
     ax.set_ylabel("loss (nats)")
     drawing.label_line_ends(ax, ends)
-    own = of_own[(of_own["rule"] == selected) & (of_own["k"] > 0)]
-    last = own[own["k"] <= max(_FEW, own["k"].min())].iloc[-1]
+    few = of_own[of_own["k"] == max(k for k in ks if k <= max(_FEW, ks[1]))].set_index("rule")
     title = "The full context is not shown to gain anything that k tokens could recover"
-    if last["recovered_share"] > 0:
-        tokens = drawing.counted(int(last["k"]), "distant token")
-        title = (
-            f"{tokens}, {_ROLES[selected]}, recover {last['recovered_share']:.0%} of the full context's gain"
-        )
+    if few.loc[selected, "recovered_share"] > 0:
+        tokens = drawing.counted(int(few.loc[selected, "k"]), f"{_ROLES[selected]} token")
+        title = f"{tokens} recover {few.loc[selected, 'recovered_share']:.0%} of the full context's gain"
+        if _RECENCY in few.index:  # else a share that recency reaches, too, would look like a finding
+            title += f", as many recent ones {few.loc[_RECENCY, 'recovered_share']:.0%}"
     drawing.put_title(
         figure,
         title,

@@ -327,7 +327,7 @@ class FarContext:
             layers = model.watch_heads(*read[:4], lambda queries, keys, layer_HTS: layer_HTS.mean(0))
             return torch.stack(layers).mean(0)
 
-        return self.look_inside("attention", mean_attention)
+        return self.look_inside(mean_attention)
 
     @cached_property
     def attention_rollout_TF(self) -> np.ndarray:
@@ -349,12 +349,12 @@ class FarContext:
                 held_TS = (held_TS @ mean_SS + held_TS) / 2
             return held_TS
 
-        return self.look_inside("attention_rollout", rollout)
+        return self.look_inside(rollout)
 
     @cached_property
     def gate_gradient_TF(self) -> np.ndarray:
         """Derivative of loss(t | long) by the gate of token i, nats; negative = removal should hurt."""
-        return self.look_inside("gradient", lambda model, read: model.gate_gradients(*read))
+        return self.look_inside(lambda model, read: model.gate_gradients(*read))
 
     @cached_property
     def gate_information_TF(self) -> np.ndarray:
@@ -364,10 +364,7 @@ class FarContext:
         Half of it is the divergence that closing the gate makes, to second order; the first order is 0.
         """
         squares = [
-            self.look_inside(
-                "gradient_divergence", lambda model, read: model.gate_gradients(*read), answers_T
-            )
-            ** 2
+            self.look_inside(lambda model, read: model.gate_gradients(*read), answers_T) ** 2
             for answers_T in sampled_answers(self.predictions, NUM_SAMPLED_ANSWERS, self.seed)
         ]
         mean_TF: np.ndarray = np.stack(squares).mean(axis=0, dtype=np.float32)
@@ -506,11 +503,10 @@ class FarContext:
         place_N = np.argsort(np.concatenate(order))
         return Measured(*(np.concatenate(values)[place_N, 0] for values in queue.read()))
 
-    def look_inside(self, rule: str, inspect: Inspect, answers_T: np.ndarray | None = None) -> np.ndarray:
-        """What `inspect` tells of the distant tokens of each target, from reading the long context: [..., T,
-        F].
+    def look_inside(self, inspect: Inspect, answers_T: np.ndarray | None = None) -> np.ndarray:
+        """Values of `inspect` for each target's distant tokens, read in the long context: [..., T, F].
 
-        `answers_T` are predicted in place of the targets.
+        With `answers_T` (int64 [T]) these tokens are predicted instead of the targets.
         """
         model, parts = self.model, []
         for sequence in self.sequences:

@@ -1,9 +1,8 @@
 """Hugging Face causal LMs behind the `CausalLM` interface.
 
-The model's own code runs; its attention is replaced by ours (`attention.py`), which is told by the pass that
-is running what each row sees, and where the keys and values of a prefix are: the library's masks and caches
-are left out. A model must show on a few tokens, when it is loaded, that it obeys (`check_model`), or it is
-refused.
+The model's own code runs; its attention is replaced by ours (`attention.py`), to which each pass gives what
+its rows see and the keys and values of a prefix, instead of the library's masks and caches. A model must show
+on a few tokens, when it is loaded, that it obeys (`check_model`), or it is refused.
 
 A sliding window counts position IDs. So a token left out keeps its place in the windows of others, as if a
 stock model were given a mask that hides it.
@@ -418,7 +417,7 @@ def check_model(lm: HuggingFaceCausalLM, name: str, num_positions: int) -> None:
         broken = next(_broken_promises(lm, token_ids_1S), None)
     except Exception as error:  # code of any family, met with arguments that it may not have been written for
         raise InputError(
-            f"{name} fails when it is told position IDs, visibility and a prefix"
+            f"{name} fails when it is given position IDs, visibility and a prefix"
             f" ({type(error).__name__}: {_reason(error)}), so it cannot be measured"
         ) from error
     finally:

@@ -208,7 +208,7 @@ class CausalLM(ABC):
         A model that was trained with BOS expects it before whatever it reads: it belongs to the model, not to
         a context. So the tokens stand at the position IDs 0 … b - 1 in front of every pass, seen by all rows.
         Measuring code neither sees nor counts them: the position IDs that it gives are the text's, from 0, to
-        which b is added, and it is told of the text's rows only.
+        which b is added, and what it gets back is of the text's rows only.
         """
         if not len(token_ids):
             return self
