@@ -93,7 +93,7 @@ def parser() -> argparse.ArgumentParser:
     add("--num-swaps", type=positive_int, default=1,
         help="other documents that --ablation swap takes the mean over")
     add("--null-fraction", type=positive_fraction, default=1.0,
-        help="of the documents, those with a null, controls and rules that say nothing without a null")
+        help="of the documents, those with a null, and with the rules that say nothing without one")
     add("--screen", type=positive_int, metavar="N",
         help="hierarchical leave_one_out*: blocks of distant tokens left out per round; those that matter are"
         f" split down to single tokens (default: every token, up to {LONGEST_EXACT:,} distant tokens; beyond,"
@@ -126,7 +126,7 @@ def check(arguments: argparse.Namespace) -> Measuring:
 def main(arguments: argparse.Namespace) -> None:
     """Measure every chunk of every checkpoint."""
     measuring = check(arguments)
-    with_null = [rule for rule in measuring.rules if not find_rule(rule).says_something_alone]
+    with_null = [rule for rule in measuring.rules if find_rule(rule).needs_null]
     if measuring.null_fraction < 1 and with_null:
         logger.warning(
             "--null-fraction %g: %s are measured on that fraction of the documents only",

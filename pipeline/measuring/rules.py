@@ -89,11 +89,6 @@ class Rule:
         """
         return self.sees == "answer" or self.null == MIMICRY
 
-    @property
-    def says_something_alone(self) -> bool:
-        """Whether it is measured where a document has no null: it is no control, and needs none."""
-        return self.name not in CONTROLS and not self.needs_null
-
 
 RULES: dict[str, Rule] = {}
 """Name -> rule, in the order of --help and of tables."""
@@ -172,7 +167,7 @@ class Measuring:
     num_swaps: int = 1
     """Other documents to average over, under the ablation `swap`."""
     null_fraction: float = 1.0
-    """Of the documents, those that have a null and controls; which ones, a hash of the text decides."""
+    """Of the documents, those that have a null; which ones, a hash of the text decides."""
     every_null: bool = True
     """Whether every rule is measured in the null; else those only that say nothing without theirs."""
     minimum_gain: float = MINIMUM_GAIN
@@ -196,7 +191,7 @@ class Measuring:
             )
         if self.screen is not None and self.screen < FEWEST_BLOCKS:
             raise InputError(f"--screen {self.screen} is too few: give {FEWEST_BLOCKS} blocks at least")
-        if self.null_fraction < 1 and not any(find_rule(rule).says_something_alone for rule in self.rules):
+        if self.null_fraction < 1 and all(find_rule(rule).needs_null for rule in self.rules):
             raise InputError(
                 "--null-fraction leaves most documents without any rule; name one that needs no null, such as"
                 f" {DEFAULT_RULES[0]}"
@@ -237,8 +232,8 @@ class Measuring:
         return [
             rule.name
             for rule in map(find_rule, self.rules)
-            if (has_null and (is_own or self.every_null or rule.needs_null))
-            or (is_own and rule.says_something_alone)
+            if (is_own and not rule.needs_null)
+            or (has_null and (is_own or self.every_null or rule.needs_null))
         ]
 
     def leaves_out(self, distant_context: str, document_id: str) -> bool:
