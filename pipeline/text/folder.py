@@ -114,7 +114,7 @@ def _whole(path: Path, sha256: str) -> Path:
 def write_data_folder(
     folder: Path,
     documents: Sequence[EvaluationDocument],
-    paths: Sequence[Path],
+    files: Mapping[str, Any],
     tokenizer: DocumentTokenizer,
     configuration: Mapping[str, Any],
     tally: Mapping[str, int],
@@ -122,7 +122,7 @@ def write_data_folder(
 ) -> dict[str, Any]:
     """Write evaluation documents, tokenizer and, last, the manifest, which is returned.
 
-    `paths` are the other files, those of training tokens in order; `configuration` has `settings` and
+    `files` describes the others, those of training tokens in order; `configuration` has `settings` and
     `inputs`, all that decided the output; `tally` counts by the names in `COUNTS`; `stage` is of `STAGES`.
     """
     write_evaluation_documents(folder / EVALUATION_FILE, documents, stage)
@@ -138,7 +138,7 @@ def write_data_folder(
         "vocabulary_size": tokenizer.vocabulary_size,
         "eos_token_id": tokenizer.eos_token_id,
         "bos_token_ids": list(tokenizer.bos_token_ids),
-        "files": describe_files(folder, [*paths, folder / EVALUATION_FILE, folder / TOKENIZER_FILE]),
+        "files": {**files, **describe_files(folder, [folder / EVALUATION_FILE, folder / TOKENIZER_FILE])},
         "git_commit": git_commit(),
         "packages": package_versions(),
     }
