@@ -78,7 +78,7 @@ from pipeline.text.planting import (
 )
 
 _NUM_BITS = 4
-"""Of an answer: there are 16. More cues than bits tell an answer of as many bits."""
+"""Bits of an answer: there are 16. More cues than bits tell an answer of as many bits."""
 _TOKENS_PER_PART = 1 << 26
 Documents = tuple[list[EvaluationDocument], list[dict[str, Any]]]
 """Evaluation documents, and the rows that say what is planted in them."""

@@ -233,18 +233,10 @@ def _opened(arguments: argparse.Namespace) -> tuple[list[Source], list[Source], 
             " or divide it with --num-tasks"
         )
     own_split = ["c4"] if streams_c4 else []  # that of validation
-    sources, evaluation_sources = (
-        open_sources(names, c4_split=split, text_field=arguments.text_field)
-        for names, split in (
-            (arguments.source, "train"),
-            (arguments.evaluation_source or own_split, "validation"),
-        )
+    sources = open_sources(arguments.source, c4_split="train", text_field=arguments.text_field)
+    evaluation_sources = open_sources(
+        arguments.evaluation_source or own_split, c4_split="validation", text_field=arguments.text_field
     )
-    if arguments.num_tasks > len(sources):
-        raise InputError(
-            f"--num-tasks {arguments.num_tasks} is more than the {len(sources)} file(s) of --source; a task"
-            " takes whole files"
-        )
     path_or_size = parse_tokenizer_name(arguments.tokenizer)
     if isinstance(path_or_size, int) and arguments.num_tasks > 1:
         raise InputError(

@@ -51,7 +51,7 @@ from pipeline.text.tokenizer import DocumentTokenizer
 UNFINISHED_FILE = "unfinished.json"
 DOCUMENTS_PER_BATCH = 256
 _WRITTEN = "written"
-"""Of a document that trains: an interrupted run has written it."""
+"""Kind of a document that trains and that an interrupted run has written."""
 _ENCODED = ("train", "evaluation")
 Item = TypeVar("Item")
 

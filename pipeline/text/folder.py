@@ -192,7 +192,7 @@ class TokenizedData:
     train_sha256: str
     evaluation_sha256: str
     token_counts_sha256: str | None = None
-    """Of the counted training tokens; None in older folders, and where there are no training tokens."""
+    """SHA-256 of the counts of training tokens; None in older folders, and without training tokens."""
     bos_token_ids: tuple[int, ...] = ()
     """What the model's tokenizer puts before every text; no document holds it."""
 
@@ -201,10 +201,10 @@ class TokenizedData:
         """The data in `folder`; InputError where it holds no complete data, or files of other sizes."""
         manifest = read_manifest(folder)
         if manifest is None:
-            command = f"run pipeline/tokenize_c4.py --out {folder}"
-            if (folder / TASKS_FOLDER).exists():
-                command = f"its tasks are not merged: {command} --merge"
-            raise InputError(f"no tokenized data in {folder}; {command} first")
+            raise InputError(
+                f"no tokenized data in {folder}; run pipeline/tokenize_c4.py --out {folder} first, and with"
+                " --merge behind its tasks"
+            )
         refuse_damage(folder, manifest)
         files = manifest["files"]
         # Small and read by many, so by its content at once; the tokens, where results record their SHA-256.

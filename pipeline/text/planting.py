@@ -91,7 +91,7 @@ class CueLaw:
     num_cues: int
     num_bits: int = 4
     bits_told: float | None = None
-    """None: all of them, without flips; of k cues that divide the bits only."""
+    """Bits that all cues together tell; None: all, without flips, if k divides their number."""
     is_balanced: bool = False
 
     def __post_init__(self) -> None:
@@ -326,7 +326,7 @@ class Cues:
     """The token IDs that are planted. Shapes: A answers, P places, C tokens a place."""
 
     answer_ids: np.ndarray
-    """Of the law that has most; every other has the first of them."""
+    """Answers of the law that has most; every other has the first of them."""
     question_ids: Mapping[int, int]
     """Number of cues -> the token that asks for the answer that they tell."""
     cue_ids: Mapping[int, np.ndarray]
@@ -342,7 +342,7 @@ class Cues:
         if num_needed > len(by_count) // 4:
             raise InputError(
                 f"--num-planted {' '.join(map(str, laws))} takes {num_needed} tokens for cues, questions and"
-                f" answers, more than a quarter of the vocabulary of {len(counts_V)}; choose fewer or smaller ones,"
+                f" answers, more than a quarter of the vocabulary of {len(counts_V)}; choose fewer,"
                 " or another tokenizer"
             )
         rare = iter(by_count)

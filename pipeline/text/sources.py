@@ -24,7 +24,7 @@ from typing import Any
 from pipeline.cli import InputError, cause_of
 
 HUB_PATIENCE_SECONDS = 8
-"""Until a question to the hub is given up, where nothing answers."""
+"""Time until a question to the hub is given up if nothing answers."""
 C4_REPOSITORY = "allenai/c4"
 C4_FILES = {
     split: [f"en/c4-{split}.{index:05d}-of-{count:05d}.json.gz" for index in range(count)]
@@ -32,7 +32,7 @@ C4_FILES = {
 }
 """The files of C4 `en` on the hub, which never change: known without asking."""
 FILE_ENDINGS = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz", ".parquet", ".txt")
-"""In capitals, too; a .txt file is one document."""
+"""Endings in capitals are known, too; a .txt file is one document."""
 TEXT_FIELD = "text"
 _MIN_MMLU_WORDS = 100
 _RUN_OF_WORDS = 13

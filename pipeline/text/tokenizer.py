@@ -31,14 +31,14 @@ from pipeline.text.sources import HUB_PATIENCE_SECONDS, first_passages
 EOS_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 """The first that a tokenizer has ends documents, unless its configuration names another."""
 BOS_CHOICES = ("auto", "none")
-"""Before a text: what the tokenizer puts there, or nothing."""
+"""Tokens before a text: what the tokenizer puts there, or none."""
 NOTES = {
     "control_tokens": "control tokens stand in the text, and are read as text without --special-tokens"
     " (special_tokens=True in Python)",
     "unknown_tokens": "tokens are unknown to it; choose a tokenizer that knows the text",
     "eos_in_text": "tokens that end documents stand in the text, and stay in",
 }
-"""What is counted of texts as they are read, since it may surprise their author; how a warning says it."""
+"""Counts of what may surprise the author of a text, and how a warning says it."""
 Text = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, Any]]
 """A string, token IDs, or messages of a chat, which go through the tokenizer's chat template."""
 _VOCABULARIES = (
@@ -60,14 +60,14 @@ _FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
-"""Of a model's folder those that decide its tokens."""
+"""Files of a model's folder that decide its tokens."""
 _MIN_BPE_SIZE = 257  # every byte, and EOS
 _PROBE = (
     "Two  blanks, don't; THE End.\n\n\tif x[1] >= 10_000 and y != 3.14:\r\n    return 'naïve' # 2026-11-27\n"
     "Ünïcödé ﬁ½ e\u0301 Привет мир, 你好世界。 مرحبا नमस्ते 한국어 👩\u200d🚀 $100% (a+b)^2 user@example.org"
     "\u00a0…—“quoted”"
 )
-"""What tokenizers read differently."""
+"""Text that tokenizers read differently."""
 
 
 class DocumentTokenizer:
