@@ -56,10 +56,6 @@ class InputError(Exception):
     """Bad input. A stage prints its message as one line and exits with code 2."""
 
 
-class UnfinishedError(InputError):
-    """Something from outside ended the work: what is written stays, and the same command goes on from it."""
-
-
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed: of Python, NumPy, Arrow or torch, on a CPU or an accelerator."""
     # torch's class is known by its name, and torch is not imported here.

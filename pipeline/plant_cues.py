@@ -1,4 +1,4 @@
-"""Text whose truth is known: real documents with k planted cues, and ones whose distant context is swapped.
+"""Text whose truth is known: real documents with k planted cues, or with a needle.
 
 A cue is a rare token put in the place of a token of the text; k of them, far back, together tell the answer
 that stands behind the question at the end, and no other token does (pipeline/text/planting.py). A model
@@ -9,9 +9,6 @@ is trained on such text, and then asked which tokens decide its answers:
 <out>/planted/data holds training text, in which every piece of --context-length tokens plants cues for each
 of --num-planted and asks for all; and evaluation documents of that length, which plant and ask for one of
 --num-planted, or for none. <out>/planted-<length>/data holds such documents of each of --document-lengths.
-<out>/foreign/data holds evaluation documents, nothing planted, whose distant context is another document's:
-all but the last --short-context-length tokens and the target. They are as long as the text of a piece before
-its questions, which a model trained on pieces expects behind it.
 
 With --needles documents of each of --document-lengths end with a question whose answer, a number, stands in a
 sentence at one of five depths and nowhere else on purpose; one beside them lacks it, the control:
@@ -19,7 +16,7 @@ sentence at one of five depths and nowhere else on purpose; one beside them lack
   … The magic number of Oslo is 48213. … What is the magic number of Oslo? The magic number of Oslo is 48213
 
 writes   <out>/planted/data/                        as tokenize_c4
-         <out>/foreign/data/, planted-<length>/data/ likewise, without training tokens
+         <out>/planted-<length>/data/               likewise, without training tokens
          <out>/planted*/data/planted/*.parquet      where the cues are: pipeline/RESULTS.md
          with --needles only <out>/length-<tokens>/data/ and below it needles/*.parquet, where each needle is
 resumes  run the same command again; complete folders are kept, other settings are refused
@@ -44,8 +41,6 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 
 import argparse
 from collections.abc import Sequence
-from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -54,13 +49,12 @@ from pipeline.cli import (
     InputError,
     folder_path,
     logger,
-    positive_float,
     positive_int,
     progress,
     random_seed,
     stage_parser,
 )
-from pipeline.results.files import folder_lock
+from pipeline.results.files import describe_files, folder_lock
 from pipeline.text.chunks import long_enough_documents
 from pipeline.text.encode import PackedShardWriter
 from pipeline.text.folder import (
@@ -75,19 +69,19 @@ from pipeline.text.folder import (
     write_token_counts,
 )
 from pipeline.text.planting import (
-    NEEDLES_FILE,
-    PLANTED_FILE,
+    CueLaw,
     Cues,
     document_of,
-    laws_of,
     needle_documents,
     plant_cues,
     write_truth,
 )
 
+_NUM_BITS = 4
+"""Bits of an answer: there are 16. More cues than bits tell an answer of as many bits."""
 _TOKENS_PER_PART = 1 << 26
 Documents = tuple[list[EvaluationDocument], list[dict[str, Any]]]
-"""Evaluation documents, and their rows of the schema `planted_cues`."""
+"""Evaluation documents, and the rows that say what is planted in them."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -95,33 +89,20 @@ def parser() -> argparse.ArgumentParser:
     stage = stage_parser(__doc__)
     add = stage.add_argument
     add("--data", type=folder_path, required=True, help="folder written by tokenize_c4.py: the texts")
-    add("--out", type=folder_path, required=True, help="planted/data and foreign/data are written here")
+    add("--out", type=folder_path, required=True, help="planted/data is written here")
     add("--needles", action="store_true", default=None, help="plant these and no cues")
     add("--context-length", type=positive_int, help="tokens of a piece and of a document")
     add(
         "--short-context-length",
         type=positive_int,
-        help="tokens before a question that hold no cue and are never swapped",
+        help="tokens before a question that hold no cue",
     )
     add(
         "--num-planted",
         type=positive_int,
         nargs="+",
         default=[1, 2, 4],
-        help="cues that tell an answer: numbers that divide its bits, or, with --bits-told, multiples of"
-        " them, many weak cues; without, k cues tell k bits where an answer has fewer",
-    )
-    add("--num-answers", type=positive_int, default=16, help="answers, a power of 2: 16 have four bits")
-    add(
-        "--bits-told",
-        type=positive_float,
-        help="of an answer's bits, by any number of cues: each is wrong so often (default: all bits)",
-    )
-    add(
-        "--balanced",
-        action="store_true",
-        default=None,
-        help="several cues mean the same, so that each is met as often, whatever their number",
+        help="cues that tell an answer, 1, 2 or 4: each tells an equal part of its 4 bits; k > 4 tell k bits",
     )
     add(
         "--max-copies",
@@ -136,68 +117,48 @@ def parser() -> argparse.ArgumentParser:
     return stage
 
 
-def is_done(arguments: argparse.Namespace) -> bool:
-    """Whether all folders are whole; those of other settings or another text are refused."""
-    folders = _folders(arguments)
-    data = TokenizedData.open(arguments.data)
-    return all(
-        is_complete(folder, _configuration(data, arguments, length)) for folder, length in folders.items()
-    )
-
-
 def main(arguments: argparse.Namespace) -> None:
     """Plant, and write the folders; nothing is written before all evaluation documents are planted."""
     folders = _folders(arguments)
     data = TokenizedData.open(arguments.data)
     tokenizer = data.tokenizer()
     made_by = {folder: _configuration(data, arguments, length) for folder, length in folders.items()}
-    with ExitStack() as locks:
-        # Before the planting, which takes a while: a folder that cannot be written to is refused at once.
-        for folder in folders:
-            locks.enter_context(folder_lock(folder, "--out"))
+    with folder_lock(arguments.out, "--out"):
         to_write = [folder for folder in folders if not is_complete(folder, made_by[folder])]
-        if not arguments.needles:
-            counts_V = training_token_counts(data)
-            asked = arguments.num_planted, arguments.num_answers, arguments.bits_told
-            laws = laws_of(*asked, bool(arguments.balanced))
-            cues = Cues.rarest(counts_V, data.eos_token_id, laws)
-            texts_of = partial(long_enough_documents, data, max_documents=arguments.max_documents)
-            planted, foreign = list(folders)[:2]
-            contents = {
-                folder: planted_documents(texts_of(length), cues, arguments, length)
-                for folder, length in folders.items()
-                if folder != foreign
-            }
-            contents[foreign] = foreign_documents(texts_of(arguments.context_length), arguments), []
-        else:
+        contents: dict[Path, Documents] = {}
+        if arguments.needles:
             texts = data.evaluation_documents()
-            drawn = (arguments.max_documents, arguments.seed)
-            contents = {
-                folder: needle_documents(texts, tokenizer, length, *drawn)
-                for folder, length in folders.items()
-            }
+            for folder, length in folders.items():
+                contents[folder] = needle_documents(
+                    texts, tokenizer, length, arguments.max_documents, arguments.seed
+                )
+        else:
+            laws = {k: CueLaw(k, max(k, _NUM_BITS)) for k in arguments.num_planted}
+            cues = Cues.rarest(training_token_counts(data), data.eos_token_id, laws)
+            for folder, length in folders.items():
+                texts = long_enough_documents(data, length, arguments.max_documents)
+                contents[folder] = planted_documents(texts, cues, arguments, length)
+        planted = next(iter(folders))
         for folder in to_write:
-            (documents, rows), tally = contents[folder], {}
-            if arguments.needles:
-                paths = [write_truth(folder, NEEDLES_FILE, rows)]
-            else:
-                if folder == planted:
-                    paths = write_training_text(planted, data, cues, arguments)
-                else:  # counts of the text's training tokens, as tokenize_c4 leaves them
-                    paths = [write_token_counts(folder, counts_V)]
-                num_tokens = sum(path.stat().st_size for path in paths[:-1]) // data.token_dtype.itemsize
+            documents, rows = contents[folder]
+            paths = [write_truth(folder, "needles" if arguments.needles else "planted_cues", rows)]
+            tally = {}
+            if not arguments.needles:
+                train_paths = write_training_text(folder, data, cues, arguments) if folder == planted else []
+                counts_V = count_tokens(train_paths, data) if train_paths else training_token_counts(data)
+                num_tokens = sum(path.stat().st_size for path in train_paths) // data.token_dtype.itemsize
                 num_pieces = num_tokens // arguments.context_length
                 tally = {"train_documents": num_pieces, "train_tokens": num_tokens}
-                paths += [] if folder == foreign else [write_truth(folder, PLANTED_FILE, rows)]
-            write_data_folder(folder, documents, paths, tokenizer, made_by[folder], tally, "plant_cues")
+                paths = [*train_paths, write_token_counts(folder, counts_V), *paths]
+            files = describe_files(folder, paths)
+            write_data_folder(folder, documents, files, tokenizer, made_by[folder], tally, "plant_cues")
     for folder, (documents, rows) in contents.items():
-        num_targets = max((row.get("num_answer_tokens", 1) for row in rows), default=1)
         logger.info(
             "%s: %d documents; measure them with --long-context-length %d --targets-per-chunk %d",
             folder,
             len(documents),
             len(documents[0].token_ids),
-            num_targets,
+            max((row.get("num_answer_tokens", 1) for row in rows), default=1),
         )
 
 
@@ -205,15 +166,14 @@ def _folders(arguments: argparse.Namespace) -> dict[Path, int]:
     """Each folder to write, and the tokens of its texts; flags that say too little are refused."""
     arguments.num_planted = sorted(set(arguments.num_planted))
     lengths = sorted(set(arguments.document_lengths or ()))
-    length = arguments.context_length
     if arguments.needles:
         if not lengths:
             raise InputError("--needles wants --document-lengths, the tokens of the documents")
         return {arguments.out / f"length-{length}" / "data": length for length in lengths}
-    if None in (length, arguments.short_context_length):
+    if None in (arguments.context_length, arguments.short_context_length):
         raise InputError("cues are planted with --context-length and --short-context-length; see --help")
-    of_kinds = {"planted": length, "foreign": length, **{f"planted-{length}": length for length in lengths}}
-    return {arguments.out / kind / "data": length for kind, length in of_kinds.items()}
+    longer = {arguments.out / f"planted-{length}" / "data": length for length in lengths}
+    return {arguments.out / "planted" / "data": arguments.context_length, **longer}
 
 
 def _configuration(data: TokenizedData, arguments: argparse.Namespace, length: int) -> dict[str, Any]:
@@ -237,37 +197,24 @@ def planted_documents(
     for text in texts:
         generator = np.random.default_rng([arguments.seed, int(text.document_id, 16)])
         k = int(generator.choice([0, *arguments.num_planted]))
-        piece = text.token_ids[:length]
         ks = [k] if k else []
-        token_ids, truth = plant_cues(piece, ks, cues, generator, arguments.short_context_length)
+        token_ids, truth = plant_cues(
+            text.token_ids[:length], ks, cues, generator, arguments.short_context_length
+        )
         documents.append(document_of(token_ids, text.url))
         rows += [{"document_id": documents[-1].document_id, **row} for row in truth]
     return documents, rows
 
 
-def foreign_documents(
-    texts: Sequence[EvaluationDocument], arguments: argparse.Namespace
-) -> list[EvaluationDocument]:
-    """Documents as long as a piece before its questions, whose distant context is that of the text before."""
-    length = arguments.context_length - 2 * (len(arguments.num_planted) + 1)
-    documents = []
-    num_far = length - 1 - arguments.short_context_length
-    for before, text in zip([texts[-1], *texts[:-1]], texts, strict=True):
-        token_ids = np.concatenate([before.token_ids[:num_far], text.token_ids[num_far:length]])
-        documents.append(document_of(token_ids, text.url))
-    return documents
-
-
 def write_training_text(
     folder: Path, data: TokenizedData, cues: Cues, arguments: argparse.Namespace
 ) -> list[Path]:
-    """The training tokens, planted piece by piece; the files written, the last that of the counts.
+    """The training tokens, planted piece by piece; the files written.
 
     Each piece is a document of its own, EOS its last token, so that packed training reads whole pieces.
     """
     generator = np.random.default_rng([arguments.seed, 1])
     length = arguments.context_length - 1
-    num_near = arguments.short_context_length
     train = folder / TRAIN_FOLDER
     writer = PackedShardWriter(train, data.token_dtype, data.eos_token_id, _TOKENS_PER_PART)
     dtype = data.token_dtype.newbyteorder("<")
@@ -278,7 +225,7 @@ def write_training_text(
         asked = generator.permutation(arguments.num_planted).tolist()
         num_copies = int(generator.integers(1, arguments.max_copies + 1))
         piece = file[start : start + length]
-        planted = plant_cues(piece, asked, cues, generator, num_near, num_copies)
-        writer.add(planted[0])
+        token_ids, _ = plant_cues(piece, asked, cues, generator, arguments.short_context_length, num_copies)
+        writer.add(token_ids)
     writer.flush()
-    return [*writer.paths, write_token_counts(folder, count_tokens(writer.paths, data))]
+    return writer.paths

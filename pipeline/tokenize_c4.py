@@ -64,7 +64,6 @@ from typing import Any
 
 from pipeline.cli import (
     InputError,
-    UnfinishedError,
     folder_path,
     fraction,
     logger,
@@ -179,7 +178,7 @@ def main(arguments: argparse.Namespace) -> None:
         os.environ["RAYON_NUM_THREADS"] = str(arguments.num_workers)
     if arguments.merge:
         with folder_lock(arguments.out, "--out"):
-            _report(arguments.out, merge_tasks(arguments.out))
+            _report(merge_tasks(arguments.out))
         return
     task = Task(arguments.task_index, arguments.num_tasks)
     all_sources, evaluation_sources, tokenizer = _opened(arguments)
@@ -204,12 +203,18 @@ def main(arguments: argparse.Namespace) -> None:
         configuration = {"settings": settings, "inputs": inputs, "c4_revision": revision}
         loaded = _load(tokenizer, arguments) if isinstance(tokenizer, Path) else tokenizer
         refuse_other_tasks(arguments.out, configuration)
-        manifest = None
-        if not is_complete(folder, configuration):
+        if is_complete(folder, configuration):
+            logger.info("%s is complete, nothing to do", folder)
+        else:
             work = Tokenization(folder, task, sources, evaluation_sources, configuration)
-            manifest = _write(work, loaded, arguments)
+            unfinished = work.unfinished()
+            if unfinished["files"]:
+                logger.info("going on behind whole training files; the text before is read again")
+            if isinstance(loaded, int):
+                loaded = _trained(work, unfinished, loaded, arguments)
+            with progress(None, "tokenizing", "token", work.limit("max_tokens")) as bar:
+                _report(work.write(loaded, unfinished, bar.update))
         (folder / UNFINISHED_FILE).unlink(missing_ok=True)
-        _report(folder, manifest)
 
 
 def _load(tokenizer: Path, arguments: argparse.Namespace) -> DocumentTokenizer:
@@ -228,18 +233,10 @@ def _opened(arguments: argparse.Namespace) -> tuple[list[Source], list[Source], 
             " or divide it with --num-tasks"
         )
     own_split = ["c4"] if streams_c4 else []  # that of validation
-    sources, evaluation_sources = (
-        open_sources(names, c4_split=split, text_field=arguments.text_field)
-        for names, split in (
-            (arguments.source, "train"),
-            (arguments.evaluation_source or own_split, "validation"),
-        )
+    sources = open_sources(arguments.source, c4_split="train", text_field=arguments.text_field)
+    evaluation_sources = open_sources(
+        arguments.evaluation_source or own_split, c4_split="validation", text_field=arguments.text_field
     )
-    if arguments.num_tasks > len(sources):
-        raise InputError(
-            f"--num-tasks {arguments.num_tasks} is more than the {len(sources)} file(s) of --source; a task"
-            " takes whole files"
-        )
     path_or_size = parse_tokenizer_name(arguments.tokenizer)
     if isinstance(path_or_size, int) and arguments.num_tasks > 1:
         raise InputError(
@@ -285,49 +282,23 @@ def _inputs(
     }
 
 
-def _report(folder: Path, manifest: dict[str, Any] | None) -> None:
-    counts = [f"{name} {count:,}" for name, count in manifest["counts"].items() if count] if manifest else []
-    logger.info("%s", ", ".join(counts) or f"{folder} is complete, nothing to do")
+def _report(manifest: dict[str, Any]) -> None:
+    counts = [f"{name} {count:,}" for name, count in manifest["counts"].items() if count]
+    logger.info("%s", ", ".join(counts))
 
 
-def _write(
-    work: Tokenization, given: DocumentTokenizer | int, arguments: argparse.Namespace
-) -> dict[str, Any]:
-    """Write the data, or what is missing of it; after bad input the next run may have other settings."""
-    unfinished = work.unfinished()
-    if unfinished["files"]:
-        logger.info("going on behind whole training files; the text before is read again")
-    try:
-        tokenizer = _tokenizer(work, unfinished, given, arguments)
-        max_documents = work.limit("max_documents")
-        max_tokens = work.limit("max_tokens")
-        counts_tokens = max_tokens is not None or max_documents is None
-        unit, total = ("token", max_tokens) if counts_tokens else ("document", max_documents)
-        with progress(None, "tokenizing", unit, total) as bar:
-            return work.write(tokenizer, unfinished, lambda *written: bar.update(written[counts_tokens]))
-    except UnfinishedError:
-        raise
-    except InputError:
-        (work.folder / UNFINISHED_FILE).unlink(missing_ok=True)
-        raise
-
-
-def _tokenizer(
-    work: Tokenization,
-    unfinished: dict[str, Any],
-    given: DocumentTokenizer | int,
-    arguments: argparse.Namespace,
+def _trained(
+    work: Tokenization, unfinished: dict[str, Any], size: int, arguments: argparse.Namespace
 ) -> DocumentTokenizer:
-    """The tokenizer, from now on in the folder too: none is trained twice."""
+    """The BPE of the training text, from now on in the folder: none is trained twice."""
     path = work.folder / TOKENIZER_FILE
     if TOKENIZER_FILE not in unfinished["files"]:
-        if isinstance(given, int):
-            texts = work.training_texts(BPE_TRAINING_CHARACTERS)
-            tokenizer = train_bpe(progress(texts, "training the tokenizer", "document"), given)
-            if (size := tokenizer.vocabulary_size) < given:
-                logger.warning("the text is enough for a vocabulary of %d, not %d", size, given)
-        else:
-            tokenizer = given
+        texts = work.training_texts(BPE_TRAINING_CHARACTERS)
+        tokenizer = train_bpe(progress(texts, "training the tokenizer", "document"), size)
+        if tokenizer.vocabulary_size < size:
+            logger.warning(
+                "the text is enough for a vocabulary of %d, not %d", tokenizer.vocabulary_size, size
+            )
         write_text(path, tokenizer.to_json())
         work.note(unfinished, [path])
-    return _load(path, arguments) if isinstance(given, int) else given
+    return _load(path, arguments)

@@ -25,8 +25,8 @@ from pipeline.measuring.rules import ABLATIONS, SWAP, Measuring, find_rule
 from pipeline.measuring.sparsity import chosen_positions, chosen_tokens, contexts_of, tried_tokens
 from pipeline.measuring.stage import failures_in_words
 from pipeline.results.schemas import DIVERGENCE, OTHER_DOCUMENT, OWN, Columns
-from pipeline.text.chunks import Chunk, without_bos
-from pipeline.text.tokenizer import NoTokensError, Text, TokenizedText, is_one_text, tokenized_text
+from pipeline.text.chunks import Chunk
+from pipeline.text.tokenizer import Text, is_one_text
 
 _VALUES = ["long_context_loss", "short_context_loss", "loss_difference", "divergence"]
 _LOSSES = [
@@ -312,15 +312,8 @@ class _Texts:
         if isinstance(texts, Mapping) or hasattr(texts, "columns"):  # it would be read as its columns' names
             raise InputError(f"texts are of type {type(texts).__name__}; give one column of it")
         self.tokenizer = given.tokenizer(tokenizer, bos=bos, special_tokens=special_tokens)
-        self._read: list[TokenizedText] = []
-        begun = set()
-        for text in [texts] if is_one_text(texts) else texts:
-            try:
-                bos_token_ids, read = without_bos(tokenized_text(text, self.tokenizer))
-                begun.add(bos_token_ids)
-            except NoTokensError:
-                read = TokenizedText("", np.empty(0, dtype=np.int64), np.empty((0, 2), dtype=np.int64))
-            self._read.append(read)
+        self._read = [self.tokenizer.read(text) for text in ([texts] if is_one_text(texts) else texts)]
+        begun = {read.bos_token_ids for read in self._read if len(read.token_ids_N)}
         if len(begun) > 1:
             raise InputError("some texts begin with BOS and others do not; give all of them with it, or none")
         self.bos_token_ids: tuple[int, ...] = begun.pop() if begun else ()
@@ -329,7 +322,7 @@ class _Texts:
         if num_empty := sum(not len(ids_N) for ids_N in self.ids):
             logger.warning("%d of %d texts have no token, and no row", num_empty, len(self.ids))
         noted = sum((read.noted for read in self._read), Counter[str]())
-        self.tokenizer.warn_of(noted, sum(map(len, self.ids)))
+        self.tokenizer.warn_of(noted)
 
     def chunks(
         self, text: int, short: int, num_far: int, length: int, num_targets: int | None = None

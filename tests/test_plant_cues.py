@@ -14,7 +14,7 @@ from pipeline.cli import InputError
 from pipeline.results.files import read_parquet
 from pipeline.text import planting
 from pipeline.text.folder import TokenizedData, training_token_counts
-from pipeline.text.planting import PLANTED_FILE, CueLaw, Cues, laws_of
+from pipeline.text.planting import PLANTED_FILE, CueLaw, Cues
 
 LENGTH, SHORT = 64, 6
 WORDS = "the river runs past a long green hill and we walk down it in sun"
@@ -46,7 +46,7 @@ def planted(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def cues_of(data: Path) -> Cues:
     opened = TokenizedData.open(data)
-    return Cues.rarest(training_token_counts(opened), opened.eos_token_id, laws_of([1, 2, 4], 16))
+    return Cues.rarest(training_token_counts(opened), opened.eos_token_id, {k: CueLaw(k) for k in (1, 2, 4)})
 
 
 def test_the_worked_example_is_true() -> None:
@@ -86,28 +86,6 @@ def test_the_best_loss_is_that_of_all_cases_counted(law: CueLaw) -> None:
     )
 
 
-def test_weak_cues(data: Path, tmp_path: Path) -> None:
-    flags = "--num-planted 2 8 --num-answers 4 --bits-told 1.5 --balanced --max-copies 1"
-    plant(data, tmp_path, *flags.split(), "--document-lengths", "80")
-    laws = laws_of([2, 8], 4, 1.5, is_balanced=True)
-    opened = TokenizedData.open(data)
-    cues = Cues.rarest(training_token_counts(opened), opened.eos_token_id, laws)
-    assert cues.sign_ids[2].shape == cues.sign_ids[8].shape == (2, 4)
-    for name, length in (("planted", 64), ("planted-80", 80)):
-        folder = TokenizedData.open(tmp_path / name / "data")
-        documents = {doc.document_id: doc.token_ids for doc in folder.evaluation_documents()}
-        rows = read_parquet(folder.folder / PLANTED_FILE).to_pylist()
-        for row in rows:
-            tokens, places = documents[row["document_id"]], row["planted_positions"]
-            assert row["num_planted"] in (2, 8) and max(places) < length - 2 - SHORT
-            (k,) = [k for k, question in cues.question_ids.items() if question == tokens[-2]]
-            law = CueLaw(row["num_planted"], 2, 1.5, is_balanced=True)
-            kinds = [np.argwhere(cues.sign_ids[k] == token)[0] for token in tokens[places]]
-            posterior = law.log_posterior(law.votes(*np.array(kinds).T))
-            answer = list(cues.answer_ids).index(tokens[-1])
-            assert row["best_loss"] == pytest.approx(-posterior[answer])
-
-
 def test_the_answer_is_told_by_the_signs_and_the_rest_is_the_text(data: Path, planted: Path) -> None:
     cues = cues_of(data)
     opened = TokenizedData.open(planted / "planted" / "data")
@@ -125,7 +103,7 @@ def test_the_answer_is_told_by_the_signs_and_the_rest_is_the_text(data: Path, pl
         assert row["best_loss"] == 0
         base = round(16 ** (1 / k))
         index = 0
-        for choices in cues.sign_ids[k]:
+        for choices in cues.cue_ids[k]:
             (digit,) = [list(choices).index(token) for token in tokens[places] if token in choices]
             index = index * base + digit
         assert tokens[-2:].tolist() == [cues.question_ids[k], cues.answer_ids[index]]
@@ -146,13 +124,11 @@ def test_the_same_again_changes_no_byte_and_other_settings_are_refused(data: Pat
     ("flags", "sentence"),
     [
         (("--needles",), "--needles wants --document-lengths"),
-        (("--num-answers", "12"), "--num-answers 12 is not a power of 2"),
         (
-            ("--num-answers", "8"),
-            "2 cues cannot share the 3 bits of 8 answers; choose a number that divides 3",
+            ("--num-planted", "3"),
+            "3 cues cannot share the 4 bits of 16 answers; choose a number that divides 4",
         ),
-        (("--bits-told", "4"), "4.0 bits cannot be told of 4"),
-        (("--num-answers", "256"), "more than a quarter of the vocabulary"),
+        (("--num-planted", "8"), "more than a quarter of the vocabulary"),
         (("--context-length", "20"), "no room for"),
         (("--context-length", "5000"), "choose a shorter context"),
         (("--document-lengths", "48", "5000"), "choose a shorter context"),

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from pipeline import plant_cues
+from pipeline.results.files import read_parquet
 from pipeline.text.folder import TOKENIZER_FILE, EvaluationDocument, TokenizedData, write_data_folder
-from pipeline.text.planting import DEPTHS, read_needles
+from pipeline.text.planting import DEPTHS, NEEDLES_FILE
 from pipeline.text.tokenizer import load_tokenizer, train_bpe
 
 TEXTS = [
@@ -29,7 +30,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for index, token_ids in enumerate(tokenizer.encode(TEXTS))
     ]
     assert [len(document.token_ids) >= LENGTHS[1] for document in documents] == [True, True, True, False]
-    write_data_folder(folder, documents, [], tokenizer, {"settings": {}, "inputs": {}}, {}, "tokenize_c4")
+    write_data_folder(folder, documents, {}, tokenizer, {"settings": {}, "inputs": {}}, {}, "tokenize_c4")
     return folder
 
 
@@ -52,11 +53,11 @@ def test_needle_question_and_answer_are_where_the_truth_says(data: Path, planted
     documents = {document.document_id: document.token_ids for document in opened.evaluation_documents()}
     haystacks = TokenizedData.open(data).evaluation_documents()
     sources = {document.document_id: document.token_ids for document in haystacks}
-    rows = read_needles(opened.folder)
+    rows = read_parquet(opened.folder / NEEDLES_FILE).to_pylist()
     assert len(rows) == len(documents) == 3 * (1 + len(DEPTHS))
     needles = [(row["source_document_id"], row["answer"]) for row in rows]
     assert len(set(needles)) == 3  # a text keeps its needle at every depth, and at every length
-    other = read_needles(planted / f"length-{sum(LENGTHS) - length}" / "data")
+    other = read_parquet(planted / f"length-{sum(LENGTHS) - length}" / "data" / NEEDLES_FILE).to_pylist()
     assert set(needles) == {(row["source_document_id"], row["answer"]) for row in other}
 
     def text(token_ids: np.ndarray) -> str:

@@ -35,9 +35,8 @@ from pipeline.measuring.stage import LoadedModel, failures_in_words
 from pipeline.models.interface import CausalLM, num_positions_of
 from pipeline.results.files import write_atomically
 from pipeline.results.table import as_table, printable
-from pipeline.text.chunks import without_bos
 from pipeline.text.sources import first_passages
-from pipeline.text.tokenizer import DocumentTokenizer, TokenizedText, tokenized_text
+from pipeline.text.tokenizer import DocumentTokenizer, TokenizedText
 
 LONG_CONTEXT_LENGTH = 1024
 """If nothing else is asked for, and the model has as many positions."""
@@ -134,9 +133,10 @@ def explained(text: Any, arguments: argparse.Namespace) -> Explanation:
     )
     is_chat = not isinstance(text, str) and isinstance(text[0], Mapping)
     begins_answer = is_chat and arguments.generate is not None
-    bos_token_ids, tokens = without_bos(tokenized_text(text, tokenizer, begins_answer=begins_answer))
+    tokens = tokenizer.read(text, begins_answer=begins_answer)
+    bos_token_ids = tokens.bos_token_ids
     num_tokens = len(tokens.token_ids_N)
-    tokenizer.warn_of(tokens.noted, num_tokens)
+    tokenizer.warn_of(tokens.noted)
     first, end = _answer_of(text, tokens) if is_chat and not begins_answer else (0, num_tokens)
     most = arguments.long_context_length or default_length(given, bos_token_ids)
     longest = min(most, end + (arguments.generate or 0))
@@ -145,7 +145,7 @@ def explained(text: Any, arguments: argparse.Namespace) -> Explanation:
         if arguments.generate is not None:
             answer = _generated(loaded.model, tokens.token_ids_N[-most + 1 :], arguments.generate, tokenizer)
             ids_N = np.concatenate([bos_token_ids, tokens.token_ids_N, answer]).astype(np.int64)
-            _, tokens = without_bos(tokenizer.read(ids_N))
+            tokens = tokenizer.read(ids_N)
             first, end = num_tokens, num_tokens + len(answer)
         position = arguments.position
         if arguments.at is not None:
@@ -347,7 +347,7 @@ def _contrasted(
     word_end = max(stop, word.end() if word else stop)
     last = int(np.searchsorted(text.characters_N2[:, 1], word_end))
     instead = instead.strip()
-    _, whole = without_bos(tokenizer.read(text.text[:begin] + instead))
+    whole = tokenizer.read(text.text[:begin] + instead)
     # A blank that is a token of its own before one word may be of the other word's first token.
     size = min(target, len(whole.token_ids_N))
     differ = np.flatnonzero(text.token_ids_N[:size] != whole.token_ids_N[:size])
@@ -386,7 +386,7 @@ def swap_text(
     if text is None:
         text = "\n\n".join(first_passages(16 * num_tokens))  # no tokenizer's tokens are as long as this
         fewest = num_tokens
-    _, other = without_bos(tokenized_text(text, tokenizer))
+    other = tokenizer.read(text)
     if len(other.token_ids_N) < (fewest or num_tokens):
         raise InputError(
             f"the swapped text has {len(other.token_ids_N)} tokens, and {fewest or num_tokens} are measured;"

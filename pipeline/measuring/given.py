@@ -90,9 +90,8 @@ class GivenModel:
         if not isinstance(path, Path):
             raise InputError(f"{given or self.name} is no tokenizer; name a tokenizer.json with --tokenizer")
         return load_tokenizer(
-            path, bos=bos, special_tokens=special_tokens, ends_documents=False,
-            trust_remote_code=self._trusts_code,
-        )  # fmt: skip
+            path, bos=bos, special_tokens=special_tokens, trust_remote_code=self._trusts_code
+        )
 
     def _own_tokenizer(self) -> OwnTokenizer | None:
         """The tokenizer that the model was trained with; None if it is in memory without a folder."""

@@ -69,7 +69,7 @@ def refuse_foreign_tokens(
     path = None if own is None else own.path
     if own is not None and path is not None:
         try:
-            found = load_tokenizer(path, ends_documents=False, trust_remote_code=own.trust_remote_code)
+            found = load_tokenizer(path, trust_remote_code=own.trust_remote_code)
             if own.is_of_equal_size and found.vocabulary_size != num_rows:
                 fault = f"{path} is of {found.vocabulary_size} tokens"
             else:

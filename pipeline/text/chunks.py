@@ -7,14 +7,13 @@ Shapes: L chunk (long_context_length), T targets.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from pipeline.cli import InputError, logger
 from pipeline.results.schemas import Columns
 from pipeline.text.folder import EvaluationDocument, TokenizedData
-from pipeline.text.tokenizer import TokenizedText
 
 
 @dataclass(frozen=True)
@@ -105,12 +104,3 @@ def chunks_of(
         own, *others = pieces
         chunks.append(Chunk(used[0].document_id, chunk_index, own, np.stack(others), start))
     return chunks
-
-
-def without_bos(text: TokenizedText) -> tuple[tuple[int, ...], TokenizedText]:
-    """The token IDs that belong to the model and stand before every context, and the text without them."""
-    num_added = len(text.added)
-    own = replace(
-        text, token_ids_N=text.token_ids_N[num_added:], characters_N2=text.characters_N2[num_added:], added=()
-    )
-    return tuple(text.token_ids_N[:num_added].tolist()), own

@@ -1,7 +1,7 @@
 """Text to a folder of training tokens and evaluation documents: split, encoded, packed, gone on with, merged.
 
 What comes out, and how tasks share it: pipeline/tokenize_c4.py. The tokenizer encodes one batch of documents
-on all cores while the next one is read and sorted.
+on all cores while another thread reads and sorts the next one.
 
 An interrupted run leaves its whole training files and, in unfinished.json, how far they reach. The same
 command reads the text from its start once more, for what trains depends on all that came before; but it
@@ -10,30 +10,27 @@ encodes only documents that evaluate, and those behind the last whole training f
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from pipeline.cli import InputError, logger
+from pipeline.cli import InputError
 from pipeline.results.files import (
     Task,
     as_ranges,
-    damages,
     describe_files,
     read_record,
     refuse_changes,
     write_atomically,
     write_json,
-    write_text,
 )
 from pipeline.text.folder import (
-    EVALUATION_FILE,
     MANIFEST_FILE,
     TASKS_FOLDER,
     TOKENIZER_FILE,
@@ -41,15 +38,11 @@ from pipeline.text.folder import (
     EvaluationDocument,
     TokenizedData,
     count_tokens,
-    is_complete,
     made_by,
-    read_evaluation_documents,
     read_manifest,
-    refuse_damage,
     task_folder,
     training_token_counts,
     write_data_folder,
-    write_evaluation_documents,
     write_token_counts,
 )
 from pipeline.text.sources import Document, Source, documents_or_reasons, read_documents
@@ -58,7 +51,9 @@ from pipeline.text.tokenizer import DocumentTokenizer
 UNFINISHED_FILE = "unfinished.json"
 DOCUMENTS_PER_BATCH = 256
 _WRITTEN = "written"
-"""Of a document that trains: an interrupted run has written it."""
+"""Kind of a document that trains and that an interrupted run has written."""
+_ENCODED = ("train", "evaluation")
+Item = TypeVar("Item")
 
 
 @dataclass
@@ -138,54 +133,47 @@ def first_by_id(
 Encoded = tuple[str, Document | None, np.ndarray | None]
 
 
+def _sorted_documents(
+    documents: Iterator[Document | str], split: Split, limited: str, limit: int | None, num_written: int = 0
+) -> Iterator[tuple[str, Document | None]]:
+    num_met = 0
+    while num_met != limit and (item := next(documents, None)) is not None:
+        if isinstance(item, str):
+            yield item, None
+            continue
+        kind = split.kind_of(item.document_id)
+        if kind == limited:
+            num_met += 1
+        yield _WRITTEN if kind == limited and num_met <= num_written else kind, item
+
+
+def _batches(items: Iterator[Item]) -> Iterator[list[Item]]:
+    """Batches of items; another thread makes the next one while this one is used."""
+    with ThreadPoolExecutor(1) as reader:
+        coming = reader.submit(list, islice(items, DOCUMENTS_PER_BATCH))
+        while batch := coming.result():
+            coming = reader.submit(list, islice(items, DOCUMENTS_PER_BATCH))
+            yield batch
+
+
 def encoded_documents(
     tokenizer: DocumentTokenizer,
-    documents: Iterable[Document | str],
+    documents: Iterator[Document | str],
     split: Split,
+    limited: str = "train",
+    limit: int | None = None,
     num_written: int = 0,
-    max_train: int | None = None,
 ) -> Iterator[Encoded]:
     """Yield for each document, in order, its kind, and for one that trains or evaluates its token IDs.
 
-    Of `documents_or_reasons`. The first `num_written` documents that train are of the kind "written", and
-    not encoded; `max_train` of both are the end.
+    `documents` are those of `documents_or_reasons`. The end is after `limit` documents of the kind `limited`,
+    of which the first `num_written` are of the kind "written" instead, and not encoded.
     """
-    remaining = iter(documents)
-    num_met = 0
-
-    def next_batch() -> list[tuple[str, Document | None]]:
-        nonlocal num_met
-        entries: list[tuple[str, Document | None]] = []
-        if num_met == max_train:
-            return entries
-        for item in islice(remaining, DOCUMENTS_PER_BATCH):
-            if isinstance(item, str):
-                entries.append((item, None))
-                continue
-            kind = split.kind_of(item.document_id)
-            if kind == "train":
-                num_met += 1
-                kind = _WRITTEN if num_met <= num_written else kind
-            entries.append((kind, item))
-            if num_met == max_train:
-                break
-        return entries
-
-    def given_out(entries: list[tuple[str, Document | None]], encoded: Future) -> Iterator[Encoded]:
-        token_ids = iter(encoded.result())
-        for kind, document in entries:
-            yield kind, document, next(token_ids) if kind in ("train", "evaluation") else None
-
-    with ThreadPoolExecutor(1) as encoder:
-        before: Iterator[Encoded] = iter(())
-        while entries := next_batch():
-            texts = [
-                document.text for kind, document in entries if document and kind in ("train", "evaluation")
-            ]
-            encoded = encoder.submit(tokenizer.encode, texts)
-            yield from before  # which the library has encoded while this batch was read
-            before = given_out(entries, encoded)
-        yield from before
+    for batch in _batches(_sorted_documents(documents, split, limited, limit, num_written)):
+        texts = [document.text for kind, document in batch if document is not None and kind in _ENCODED]
+        token_ids = iter(tokenizer.encode(texts))
+        for kind, document in batch:
+            yield kind, document, next(token_ids) if kind in _ENCODED else None
 
 
 @dataclass(frozen=True)
@@ -215,10 +203,13 @@ class Tokenization:
     @cached_property
     def _evaluation_ids(self) -> frozenset[str]:
         """IDs of the documents of the evaluation source that evaluate."""
-        documents = read_documents(self.evaluation_sources, skip_malformed=self._settings["skip_malformed"])
         ids: set[str] = set()
-        while len(ids) < self._settings["max_evaluation_documents"] and (document := next(documents, None)):
+        for document in read_documents(
+            self.evaluation_sources, skip_malformed=self._settings["skip_malformed"]
+        ):
             ids.add(document.document_id)
+            if len(ids) == self._settings["max_evaluation_documents"]:
+                break
         if self.evaluation_sources and not ids:
             raise InputError(f"no evaluation documents: {self.evaluation_sources[0].name} holds no text")
         return frozenset(ids)
@@ -231,30 +222,27 @@ class Tokenization:
 
     def training_texts(self, num_characters: int) -> Iterator[str]:
         """The first texts that train, whole ones, for a tokenizer to be trained on."""
-        split = self._split()
         documents = read_documents(self.sources, skip_malformed=self._settings["skip_malformed"])
-        texts = (document.text for document in documents if split.kind_of(document.document_id) == "train")
-        for text in islice(texts, self.limit("max_documents")):
-            yield text
-            num_characters -= len(text)
-            if num_characters <= 0:
-                return
+        texts = _sorted_documents(documents, self._split(), "train", self.limit("max_documents"))
+        for kind, document in texts:
+            if kind == "train" and document is not None:
+                yield document.text
+                num_characters -= len(document.text)
+                if num_characters <= 0:  # a hub stream has no end
+                    return
 
     def unfinished(self) -> dict[str, Any]:
         """The record of an interrupted run: its whole `files`, and counts of what is `trained` there.
 
         Another configuration than this is refused.
         """
-        record = read_record(self.folder / UNFINISHED_FILE)
-        if record is not None:
-            what = f"{self.folder} holds unfinished data"
-            refuse_changes(what, made_by(record), made_by(self.configuration), "--out folder, or remove it")
-            lost = next(damages(self.folder, record["files"]), None)
-            if lost is None:
-                return record
-            logger.warning("%s; starting at the beginning", lost)
         (self.folder / MANIFEST_FILE).unlink(missing_ok=True)  # what it names is written anew
-        return {**self.configuration, "files": {}, "trained": {}}
+        record = read_record(self.folder / UNFINISHED_FILE)
+        if record is None:
+            return {**self.configuration, "files": {}, "trained": {}}
+        what = f"{self.folder} holds unfinished data"
+        refuse_changes(what, made_by(record), made_by(self.configuration), "--out folder, or remove it")
+        return record
 
     def note(self, unfinished: dict[str, Any], paths: Iterable[Path]) -> None:
         """Leave the record for the next run, with files that have become whole."""
@@ -262,19 +250,15 @@ class Tokenization:
         write_json(self.folder / UNFINISHED_FILE, unfinished)
 
     def write(
-        self,
-        tokenizer: DocumentTokenizer,
-        unfinished: dict[str, Any],
-        advance: Callable[[int, int], object],
+        self, tokenizer: DocumentTokenizer, unfinished: dict[str, Any], advance: Callable[[int], object]
     ) -> dict[str, Any]:
         """Encode and write everything that is not in `unfinished`; the manifest, which is written last.
 
-        `advance` is called with the numbers of training documents and tokens written since the last call.
+        `advance` is called with the number of training tokens written since the last call.
         """
         trained = Counter[str](unfinished["trained"])
         others = Counter[str]()
         sample: dict[str, EvaluationDocument] = {}
-        num_evaluation = 0
         max_evaluation = self._settings["max_evaluation_documents"]
         max_tokens = self.limit("max_tokens")
         writer = PackedShardWriter(
@@ -284,22 +268,22 @@ class Tokenization:
             self._settings["tokens_per_part"],
             [self.folder / name for name in unfinished["files"] if name != TOKENIZER_FILE],
         )
-        advance(trained["train_documents"], writer.num_tokens)
+        advance(writer.num_tokens)
         num_written = trained["train_documents"] + trained["empty"]
         for kind, document, token_ids in self._documents(tokenizer, num_written):
             if document is None or token_ids is None:
-                others[kind] += kind != _WRITTEN
+                others[kind] += 1
                 continue
             counts = trained if kind == "train" else others
             if len(token_ids) == 0:
                 counts["empty"] += 1
             elif kind == "evaluation":
                 counts += tokenizer.notes(document.text, token_ids)
-                num_evaluation += 1
+                counts["met_evaluation_documents"] += 1
                 sample[document.document_id] = EvaluationDocument(
                     document.document_id, token_ids, document.url
                 )
-                if len(sample) > 2 * max_evaluation:
+                if len(sample) > 2 * max_evaluation:  # memory is for those that may stay
                     sample = first_by_id(sample, max_evaluation)
             elif max_tokens is not None and writer.num_tokens + len(token_ids) + 1 > max_tokens:
                 break
@@ -308,23 +292,25 @@ class Tokenization:
                 writer.add(token_ids)
                 counts += tokenizer.notes(document.text, token_ids)
                 counts["train_documents"] += 1
-                advance(1, len(token_ids) + 1)
+                advance(len(token_ids) + 1)
                 if new_paths := writer.paths[num_whole:]:
                     self.note(unfinished | {"trained": trained}, new_paths)
         writer.flush()
         documents = list(first_by_id(sample, max_evaluation).values())
-        paths = list(writer.paths)
         tally = trained + others
-        num_tokens = writer.num_tokens + sum(len(document.token_ids) for document in documents)
-        tokenizer.warn_of(tally, num_tokens)
+        tokenizer.warn_of(tally)
         tally["train_tokens"] = writer.num_tokens
-        tally["beyond_max_evaluation_documents"] = num_evaluation - len(documents)
+        tally["beyond_max_evaluation_documents"] = tally["met_evaluation_documents"] - len(documents)
         if self.task.is_whole:  # a task may miss a part that others have
-            _refuse_empty_parts(tally + Counter(evaluation_documents=len(documents)))
-        if paths:
-            paths.append(write_token_counts(self.folder, count_tokens(paths, tokenizer)))
+            _refuse_empty_parts(tally, documents)
+        # An interrupted run has described its files when it wrote them: a bit flipped since is noticed.
+        files = {name: file for name, file in unfinished["files"].items() if name != TOKENIZER_FILE}
+        paths = writer.paths[len(files) :]
+        if writer.paths:
+            paths.append(write_token_counts(self.folder, count_tokens(writer.paths, tokenizer)))
+        files |= describe_files(self.folder, paths)
         return write_data_folder(
-            self.folder, documents, paths, tokenizer, self.configuration, tally, "tokenize_c4"
+            self.folder, documents, files, tokenizer, self.configuration, tally, "tokenize_c4"
         )
 
     def _documents(self, tokenizer: DocumentTokenizer, num_written: int) -> Iterator[Encoded]:
@@ -332,25 +318,19 @@ class Tokenization:
         skip_malformed = self._settings["skip_malformed"]
         if self.task.index == 0:
             documents = documents_or_reasons(self.evaluation_sources, skip_malformed=skip_malformed)
-            split = Split(evaluation_fraction=1.0)
-            num_left = self._settings["max_evaluation_documents"]
-            for encoded in encoded_documents(tokenizer, documents, split):
-                yield encoded
-                num_left -= encoded[0] == "evaluation"
-                if num_left == 0:
-                    break
+            max_evaluation = self._settings["max_evaluation_documents"]
+            yield from encoded_documents(tokenizer, documents, Split(1.0), "evaluation", max_evaluation)
         documents = documents_or_reasons(self.sources, skip_malformed=skip_malformed)
-        yield from encoded_documents(
-            tokenizer, documents, self._split(), num_written, self.limit("max_documents")
-        )
+        max_documents = self.limit("max_documents")
+        yield from encoded_documents(tokenizer, documents, self._split(), "train", max_documents, num_written)
 
 
-def _refuse_empty_parts(counts: Mapping[str, int]) -> None:
+def _refuse_empty_parts(counts: Mapping[str, int], evaluation: Sequence[EvaluationDocument]) -> None:
     """Refuse data that cannot both train and evaluate; say what was left out."""
     reasons = ("empty", "malformed", "duplicate", "in_evaluation_source")
     left_out = ", ".join(f"{counts[reason]} {reason}" for reason in reasons)
-    for part in ("train", "evaluation"):
-        if not counts[f"{part}_documents"]:
+    for part, number in {"train": counts["train_documents"], "evaluation": len(evaluation)}.items():
+        if not number:
             raise InputError(
                 f"no document of --source is left for the part {part} (left out: {left_out}); give more text,"
                 " a larger limit, or another --evaluation-fraction or --evaluation-source"
@@ -363,63 +343,52 @@ def refuse_other_tasks(out: Path, configuration: Mapping[str, Any]) -> None:
     for name in (MANIFEST_FILE, UNFINISHED_FILE):
         paths = chain([out / MANIFEST_FILE], (out / TASKS_FOLDER).glob(f"*/{name}"))
         if record := next(filter(None, map(read_record, paths)), None):
-            then, now = (made_by(made, is_shared=True) for made in (record, configuration))
-            refuse_changes(f"{out} holds tasks", then, now, "--out folder")
+            now = made_by(configuration, is_shared=True)
+            refuse_changes(f"{out} holds tasks", made_by(record, is_shared=True), now, "--out folder")
 
 
-def merge_tasks(out: Path) -> dict[str, Any] | None:
+def merge_tasks(out: Path) -> dict[str, Any]:
     """Write the manifest, the evaluation documents and the tokenizer of all tasks in `out`.
 
-    Returns the manifest, or None if the same was there already. Missing tasks are refused, and those made
-    otherwise than others.
+    Returns the manifest. Missing tasks are refused, and those made otherwise than others.
     """
     begun = sorted((out / TASKS_FOLDER).glob("*-of-*"))
     if not begun:
         raise InputError(f"no tasks in {out}; run pipeline/tokenize_c4.py with --num-tasks first")
     num_tasks = int(begun[0].name.partition("-of-")[2])
     folders = [task_folder(out, Task(index, num_tasks)) for index in range(num_tasks)]
-    missing = [index for index, folder in enumerate(folders) if not (folder / MANIFEST_FILE).exists()]
+    manifests = {folder: manifest for folder in folders if (manifest := read_manifest(folder))}
+    missing = [index for index, folder in enumerate(folders) if folder not in manifests]
     if missing:
         raise InputError(
-            f"{out} misses {len(missing)} of {len(folders)} tasks: --task-index {as_ranges(missing)};"
+            f"{out} misses {len(missing)} of {num_tasks} tasks: --task-index {as_ranges(missing)};"
             " run these, then --merge again"
         )
-    manifests = [manifest for folder in folders if (manifest := read_manifest(folder))]
-    first = manifests[0]
-    for folder, manifest in zip(folders, manifests, strict=True):
-        then, now = (made_by(made, is_shared=True) for made in (first, manifest))
-        refuse_changes(f"{folder} holds a task that is not of the first", then, now, "--out for one")
-        refuse_damage(folder, manifest)
-    inputs = {**first["inputs"], "source": [file for m in manifests for file in m["inputs"]["source"]]}
-    if is_complete(out, first | {"inputs": inputs}):
-        return None
-
+    first = manifests[folders[0]]
     counts = Counter[str]()
     found: dict[str, EvaluationDocument] = {}
-    train_files: dict[str, Any] = {}
-    for folder, manifest in zip(folders, manifests, strict=True):
+    source: list[Any] = []
+    files: dict[str, Any] = {}
+    counts_of_tasks: list[np.ndarray] = []
+    for folder, manifest in manifests.items():
+        now = made_by(manifest, is_shared=True)
+        refuse_changes(f"{folder} holds a task", made_by(first, is_shared=True), now, "--out for one")
+        data = TokenizedData.open(folder)
         counts.update(manifest["counts"])
-        for document in read_evaluation_documents(folder / EVALUATION_FILE):
+        for document in data.evaluation_documents():
             counts["duplicate"] += document.document_id in found
             found[document.document_id] = document
+        source += manifest["inputs"]["source"]
         place = folder.relative_to(out).as_posix()
-        files = manifest["files"]
-        train_files |= {f"{place}/{name}": files[name] for name in files if name.endswith(".npy")}
+        train = [name for name in manifest["files"] if name.endswith(".npy")]
+        files |= {f"{place}/{name}": manifest["files"][name] for name in train}
+        if train:
+            counts_of_tasks.append(training_token_counts(data))
     documents = list(first_by_id(found, first["settings"]["max_evaluation_documents"]).values())
-    counts["evaluation_documents"] = len(documents)
-    counts["evaluation_tokens"] = sum(len(document.token_ids) for document in documents)
     counts["beyond_max_evaluation_documents"] += len(found) - len(documents)
-    _refuse_empty_parts(counts)
-
-    write_evaluation_documents(out / EVALUATION_FILE, documents)
-    write_text(out / TOKENIZER_FILE, (folders[0] / TOKENIZER_FILE).read_text(encoding="utf-8"))
-    own_paths = [out / EVALUATION_FILE, out / TOKENIZER_FILE]
-    parts = [part for part in map(TokenizedData.open, folders) if part.train_paths]
-    if parts:
-        counts_V = np.sum([training_token_counts(part) for part in parts], axis=0)
-        own_paths.insert(0, write_token_counts(out, counts_V))
-    counted = {name: counts[name] for name in first["counts"]}
-    files = train_files | describe_files(out, own_paths)
-    merged = first | {"inputs": inputs, "counts": counted, "files": files}
-    write_json(out / MANIFEST_FILE, merged)
-    return merged
+    _refuse_empty_parts(counts, documents)
+    files |= describe_files(out, [write_token_counts(out, np.sum(counts_of_tasks, axis=0))])
+    inputs = {**first["inputs"], "source": source}
+    configuration = {"settings": first["settings"], "inputs": inputs, "c4_revision": first["c4_revision"]}
+    tokenizer = TokenizedData.open(folders[0]).tokenizer()
+    return write_data_folder(out, documents, files, tokenizer, configuration, counts, "tokenize_c4")

@@ -114,7 +114,7 @@ def _whole(path: Path, sha256: str) -> Path:
 def write_data_folder(
     folder: Path,
     documents: Sequence[EvaluationDocument],
-    paths: Sequence[Path],
+    files: Mapping[str, Any],
     tokenizer: DocumentTokenizer,
     configuration: Mapping[str, Any],
     tally: Mapping[str, int],
@@ -122,7 +122,7 @@ def write_data_folder(
 ) -> dict[str, Any]:
     """Write evaluation documents, tokenizer and, last, the manifest, which is returned.
 
-    `paths` are the other files, those of training tokens in order; `configuration` has `settings` and
+    `files` describes the others, those of training tokens in order; `configuration` has `settings` and
     `inputs`, all that decided the output; `tally` counts by the names in `COUNTS`; `stage` is of `STAGES`.
     """
     write_evaluation_documents(folder / EVALUATION_FILE, documents, stage)
@@ -138,7 +138,7 @@ def write_data_folder(
         "vocabulary_size": tokenizer.vocabulary_size,
         "eos_token_id": tokenizer.eos_token_id,
         "bos_token_ids": list(tokenizer.bos_token_ids),
-        "files": describe_files(folder, [*paths, folder / EVALUATION_FILE, folder / TOKENIZER_FILE]),
+        "files": {**files, **describe_files(folder, [folder / EVALUATION_FILE, folder / TOKENIZER_FILE])},
         "git_commit": git_commit(),
         "packages": package_versions(),
     }
@@ -192,7 +192,7 @@ class TokenizedData:
     train_sha256: str
     evaluation_sha256: str
     token_counts_sha256: str | None = None
-    """Of the counted training tokens; None in older folders, and where there are no training tokens."""
+    """SHA-256 of the counts of training tokens; None in older folders, and without training tokens."""
     bos_token_ids: tuple[int, ...] = ()
     """What the model's tokenizer puts before every text; no document holds it."""
 
@@ -201,10 +201,10 @@ class TokenizedData:
         """The data in `folder`; InputError where it holds no complete data, or files of other sizes."""
         manifest = read_manifest(folder)
         if manifest is None:
-            command = f"run pipeline/tokenize_c4.py --out {folder}"
-            if (folder / TASKS_FOLDER).exists():
-                command = f"its tasks are not merged: {command} --merge"
-            raise InputError(f"no tokenized data in {folder}; {command} first")
+            raise InputError(
+                f"no tokenized data in {folder}; run pipeline/tokenize_c4.py --out {folder} first, and with"
+                " --merge behind its tasks"
+            )
         refuse_damage(folder, manifest)
         files = manifest["files"]
         # Small and read by many, so by its content at once; the tokens, where results record their SHA-256.

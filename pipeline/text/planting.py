@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.cli import InputError
-from pipeline.results.files import read_parquet, write_parquet
+from pipeline.results.files import write_parquet
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
 from pipeline.text.folder import EvaluationDocument
 from pipeline.text.tokenizer import DocumentTokenizer
@@ -52,6 +52,7 @@ KEYS = (
 )
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Parts of the haystack before the needle."""
+_NUM_DIGITS = 5
 _FURTHEST_WORD = 16  # tokens that a needle moves back at most, so as not to stand within a word
 
 
@@ -90,25 +91,15 @@ class CueLaw:
     num_cues: int
     num_bits: int = 4
     bits_told: float | None = None
-    """None: all of them, without flips; of k cues that divide the bits only."""
+    """Bits that all cues together tell; None: all, without flips, if k divides their number."""
     is_balanced: bool = False
 
     def __post_init__(self) -> None:
-        k = self.num_cues
-        num_bits = self.num_bits
-        told = self.bits_told
-        if num_bits % k and (told is None or k % num_bits):
+        if self.num_bits % self.num_cues and (self.bits_told is None or self.num_cues % self.num_bits):
             raise InputError(
-                f"{k} cues cannot share the {num_bits} bits of {2**num_bits} answers; choose a number that"
-                f" divides {num_bits}, or a multiple of it"
+                f"{self.num_cues} cues cannot share the {self.num_bits} bits of {2**self.num_bits} answers;"
+                f" choose a number that divides {self.num_bits}, or a multiple of it"
             )
-        if told is None and k > num_bits:
-            raise InputError(
-                f"{k} cues of {num_bits} bits would each tell a whole bit; say how many bits all of them"
-                " tell, less than there are"
-            )
-        if told is not None and not 0 < told < num_bits:
-            raise InputError(f"{told} bits cannot be told of {num_bits}; choose more than 0, and less")
 
     @property
     def num_votes(self) -> int:
@@ -141,7 +132,7 @@ class CueLaw:
 
     @cached_property
     def flip_probability(self) -> float:
-        """E."""
+        """Probability e that a vote is flipped."""
         return flip_probability(self.num_votes, self._open_share)
 
     def draw(self, generator: np.random.Generator) -> tuple[int, np.ndarray, np.ndarray]:
@@ -258,18 +249,16 @@ def _answer_in(text: str, answer: str, tokenizer: DocumentTokenizer) -> tuple[np
     InputError where the tokens do not say the text: cases and blanks aside, decoding gives something else.
     """
     read = tokenizer.read(text)
-    num_added = len(read.added)
-    token_ids = read.token_ids_N[num_added:]
-    said = "".join(tokenizer.pieces(token_ids.tolist()))
+    said = "".join(tokenizer.pieces(read.token_ids_N.tolist()))
     if _letters(said) != _letters(text):
         raise InputError(
             f"the needle '{text.strip()}' is '{said.strip()}' in the tokens of {tokenizer.name}; choose a"
             " tokenizer that has all of its characters"
         )
     start = text.rindex(f" {answer}")
-    starts_N, ends_N = read.characters_N2[num_added:].T
+    starts_N, ends_N = read.characters_N2.T
     is_in_N = (starts_N <= start + len(answer)) & ((starts_N >= start) | (ends_N > start + 1))
-    return token_ids, np.flatnonzero(is_in_N).tolist()
+    return read.token_ids_N, np.flatnonzero(is_in_N).tolist()
 
 
 def _letters(text: str) -> str:
@@ -282,7 +271,6 @@ def needle_documents(
     length: int,
     max_documents: int,
     seed: int,
-    num_digits: int = 5,
 ) -> tuple[list[EvaluationDocument], list[dict[str, Any]]]:
     """Documents of one length, at every depth and the control, and their rows of the schema `needles`."""
     sources = [source for source in texts if len(source.token_ids) >= length][:max_documents]
@@ -298,7 +286,7 @@ def needle_documents(
         # The same needle at every length and depth.
         generator = np.random.default_rng([seed, int(source.document_id, 16)])
         key = KEYS[generator.integers(len(KEYS))]
-        first, *others = generator.integers(0, 10, num_digits).tolist()
+        first, *others = generator.integers(0, 10, _NUM_DIGITS).tolist()
         value = "".join(map(str, [first or 1, *others]))  # a number does not begin with 0
         for depth in (None, *DEPTHS):
             document, row = needle_document(source, tokenizer, key, value, length, depth)
@@ -324,22 +312,13 @@ def _start_of_word(pieces: Sequence[str], place: int) -> int:
     return place
 
 
-def write_truth(folder: Path, file: str, rows: Sequence[Mapping[str, Any]]) -> Path:
-    """Write where the needles (`NEEDLES_FILE`) or cues (`PLANTED_FILE`) of a data folder are; the path."""
-    name = "needles" if file == NEEDLES_FILE else "planted_cues"
+def write_truth(folder: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Write where the needles or cues of a data folder are, in the schema of this name; the path."""
     metadata = {"schema_version": str(SCHEMA_VERSION), "stage": "plant_cues"}
     schema = SCHEMAS[name].with_metadata(metadata)
-    columns = {column: [row[column] for row in rows] for column in schema.names}
-    write_parquet(folder / file, columns, schema)
-    return folder / file
-
-
-def read_needles(folder: Path) -> list[dict[str, Any]]:
-    """The rows that `write_truth` wrote in a data folder."""
-    if not (folder / NEEDLES_FILE).exists():
-        raise InputError(f"{folder} holds no {NEEDLES_FILE}; pipeline/plant_cues.py --needles writes it")
-    rows: list[dict[str, Any]] = read_parquet(folder / NEEDLES_FILE, SCHEMAS["needles"].names).to_pylist()
-    return rows
+    path = folder / (NEEDLES_FILE if name == "needles" else PLANTED_FILE)
+    write_parquet(path, {column: [row[column] for row in rows] for column in schema.names}, schema)
+    return path
 
 
 @dataclass(frozen=True)
@@ -347,10 +326,10 @@ class Cues:
     """The token IDs that are planted. Shapes: A answers, P places, C tokens a place."""
 
     answer_ids: np.ndarray
-    """Of the law that has most; every other has the first of them."""
+    """Answers of the law that has most; every other has the first of them."""
     question_ids: Mapping[int, int]
     """Number of cues -> the token that asks for the answer that they tell."""
-    sign_ids: Mapping[int, np.ndarray]
+    cue_ids: Mapping[int, np.ndarray]
     """Number of cues -> int64 [P, C]."""
     laws: Mapping[int, CueLaw]
 
@@ -363,7 +342,7 @@ class Cues:
         if num_needed > len(by_count) // 4:
             raise InputError(
                 f"--num-planted {' '.join(map(str, laws))} takes {num_needed} tokens for cues, questions and"
-                f" answers, more than a quarter of the vocabulary of {len(counts_V)}; choose fewer answers,"
+                f" answers, more than a quarter of the vocabulary of {len(counts_V)}; choose fewer,"
                 " or another tokenizer"
             )
         rare = iter(by_count)
@@ -377,20 +356,6 @@ class Cues:
             {k: take(law.num_places, law.tokens_a_place) for k, law in laws.items()},
             laws,
         )
-
-
-def laws_of(
-    ks: Sequence[int], num_answers: int, bits_told: float | None = None, is_balanced: bool = False
-) -> dict[int, CueLaw]:
-    """How many cues -> their law; without `bits_told` k cues tell k bits where there are fewer.
-
-    InputError where the answers are no power of 2, or cannot be told so.
-    """
-    num_bits = num_answers.bit_length() - 1
-    if num_answers != 2**num_bits or num_bits < 1:
-        raise InputError(f"--num-answers {num_answers} is not a power of 2, so that cues tell bits of it")
-    most = [num_bits if bits_told is not None else max(num_bits, k) for k in ks]
-    return {k: CueLaw(k, bits, bits_told, is_balanced) for k, bits in zip(ks, most, strict=True)}
 
 
 def plant_cues(
@@ -424,10 +389,10 @@ def plant_cues(
     free = iter(generator.permutation(end - num_near))
     for index, k in enumerate(ks):
         law = cues.laws[k]
-        of_sign = cues.sign_ids[k]
+        of_k = cues.cue_ids[k]
         positions = np.array([next(free) for _ in range(law.num_cues * num_copies)])
         latent, places, tokens = law.draw(generator)
-        token_ids[positions] = np.repeat(of_sign[places, tokens], num_copies)
+        token_ids[positions] = np.repeat(of_k[places, tokens], num_copies)
         target = end + 2 * index + 1
         token_ids[target - 1 : target + 1] = cues.question_ids[k], cues.answer_ids[latent]
         rows.append(

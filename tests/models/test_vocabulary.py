@@ -74,7 +74,7 @@ def test_the_whole_tokenizer_is_compared_where_both_are_known(
     changed = change(own)
     assert changed is not None
     changed.save(str(tmp_path / "data.json"))
-    tokenizer = load_tokenizer(tmp_path / "data.json", ends_documents=False)
+    tokenizer = load_tokenizer(tmp_path / "data.json")
     lies = OwnTokenizer(tmp_path / "own.json")
     given = [np.array(used)], tokenizer, "the data's", tokenizer.vocabulary_size
     if outcome == "fits":

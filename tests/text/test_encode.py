@@ -37,7 +37,7 @@ def test_documents_come_back_whole_and_in_order(monkeypatch: pytest.MonkeyPatch)
     expected = [ids.tolist() for ids in tokenizer.encode(TEXTS)]
     for num_written, max_train in ((0, None), (17, 40), (17, 17)):
         documents = documents_or_reasons([source], skip_malformed=True)
-        found = list(encoded_documents(tokenizer, documents, Split(0.0), num_written, max_train))
+        found = list(encoded_documents(tokenizer, documents, Split(0.0), "train", max_train, num_written))
         kept = slice(num_written, max_train)
         given = [(document, ids) for _, document, ids in found if document and ids is not None]
         assert [document.url for document, _ in given] == [record["url"] for record in records[kept]]

@@ -44,19 +44,19 @@ def test_empty_texts_are_counted_and_blank_lines_are_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("record", "fault"),
+    "record",
     [
-        (b'{"text": "cut', "is not valid JSON"),
-        (b"[" * 100_000, "is not valid JSON"),
-        (b'{"text": "\xff"}', "is not valid JSON in UTF-8"),
-        (b'["text"]', "has no 'text'"),
-        (b'{"text": null}', "has no 'text'"),
-        (b'{"text": "\\ud800"}', "has a 'text' that is not valid Unicode"),
+        b'{"text": "cut',
+        b"[" * 100_000,
+        b'{"text": "\xff"}',
+        b'["text"]',
+        b'{"text": null}',
+        b'{"text": "\\ud800"}',
     ],
 )
-def test_a_malformed_record_is_named_by_file_and_line_or_counted(record: bytes, fault: str) -> None:
+def test_a_malformed_record_is_named_by_file_and_line_or_counted(record: bytes) -> None:
     lines = (b'{"text": "a"}', b"", record, b'{"text": "b"}')
-    with pytest.raises(InputError, match=rf"^corpus\.jsonl, record 3 {fault}"):
+    with pytest.raises(InputError, match=r"^corpus\.jsonl, record 3 is malformed: "):
         texts_of(*lines)
     assert texts_of(*lines, skip_malformed=True) == ["a", "malformed", "b"]
 
@@ -97,7 +97,7 @@ def test_parquet_rows_under_a_name_that_looks_like_a_pattern(tmp_path: Path) -> 
     path = tmp_path / "part[0]*.parquet"
     pq.write_table(pa.table({"text": ["a", None], "n": [1, 2]}), path)
     assert list(parquet_records(path)) == [{"text": "a", "n": 1}, {"text": None, "n": 2}]
-    with pytest.raises(InputError, match="record 2 has no 'text'"):
+    with pytest.raises(InputError, match="record 2 is malformed: no 'text'"):
         list(read_documents(open_sources([str(path)], c4_split="train")))
     path.write_bytes(b"PAR1 and no more")
     with pytest.raises(InputError, match=r"parquet is not a readable Parquet file"):

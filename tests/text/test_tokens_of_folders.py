@@ -23,7 +23,6 @@ from pipeline.results.read import read_artefact
 from pipeline.text.folder import TokenizedData
 from pipeline.text.tokenizer import (
     load_tokenizer,
-    tokenized_text,
     train_bpe,
 )
 from sparsity_length import explain, losses
@@ -160,12 +159,12 @@ def test_every_program_has_the_tokens_of_autotokenizer(kind: str, tmp_path: Path
             if bos == "auto" and kind in ("template", "word-piece"):
                 ids = ids[:-1]  # what is put behind
             assert [*manifest["bos_token_ids"], *documents(data)[text]] == ids
-            read = tokenized_text(text, GivenModel(str(folder)).tokenizer(bos=bos))
-            assert (read.token_ids_N.tolist(), len(read.added)) == (ids, num_bos)
+            read = GivenModel(str(folder)).tokenizer(bos=bos).read(text)
+            assert list(read.bos_token_ids) == ids[:num_bos] and read.token_ids_N.tolist() == ids[num_bos:]
             assert not read.noted["eos_in_text"]  # also where BOS and EOS are one token
             # The data's own tokenizer, and AutoTokenizer in memory, read alike.
             for given in (data.tokenizer(), GivenModel(str(folder)).tokenizer(automatic, bos=bos)):
-                assert given.read(text).token_ids_N.tolist() == ids
+                assert given.read(text).token_ids_N.tolist() == ids[num_bos:]
             if bos == "auto":
                 frame = losses(text, str(folder), short_context_length=2)
                 assert frame["token_id"].tolist() == ids[num_bos:]  # BOS belongs to the model: no row
@@ -233,16 +232,11 @@ XY = ("<unk>", "x", "y")
 @pytest.mark.parametrize(
     ("tokenizer", "files", "flags", "eos"),
     [
-        (words(*XY, special=("<eos>",), added=("</s>",)), {}, (), "<eos>"),
         (words(*XY, "</s>", "<eos>"), {}, (), "</s>"),
         (words(*XY, added=("</s>",)), {}, (), "</s>"),
         (words(*XY, special=("<eot>",)), {"tokenizer_config.json": {"eos_token": "<eot>"}}, (), "<eot>"),
         (words(*XY, special=("<eot>", "</s>")),
          {"tokenizer_config.json": {"eos_token": {"content": "<eot>", "__type": "AddedToken"}}}, (), "<eot>"),
-        (words(*XY, special=("</s>", "<eot>")), {"generation_config.json": {"eos_token_id": [4, 3]}}, (),
-         "<eot>"),
-        (words(*XY, special=("</s>", "<eot>")), {"config.json": {"eos_token_id": 4}}, (), "<eot>"),
-        (words(*XY, special=("</s>", "<eot>")), {"config.json": {"eos_token_id": 99}}, (), "</s>"),
         (words(*XY, special=("<eot>",)), {}, ("--eos-token", "<eot>"), "<eot>"),
         (words(*XY, special=("</s>", "<eot>")), {"tokenizer_config.json": {"eos_token": "</s>"}},
          ("--eos-token", "<eot>"), "<eot>"),
@@ -260,7 +254,7 @@ def test_what_ends_a_document(
     # The EOS of a text is text, and if it cannot be, it stays in and is counted; explain reads the same.
     found = documents(data)[f"x {eos} y"]
     assert len(found) == 3 and manifest["counts"]["eos_in_text"] == found.count(eos_id)
-    read = load_tokenizer(folder, ends_documents=False).read(f"x {eos} y")
+    read = load_tokenizer(folder).read(f"x {eos} y")
     assert read.token_ids_N.tolist() == found
 
 
