@@ -1,9 +1,9 @@
-"""Print the closing page of results: what the distant context is worth, and how few tokens recover it.
+"""Print the closing tables of results: what the distant context is worth, and how few tokens recover it.
 
   python analysis/summary.py --results runs/demo/results --figures runs/demo/figures
 
-Recovery by k tokens is reported for the most reliable rule that the results have (`PREFERRED_RULES`), by
-the held-out evaluator if there is one, beside its null baseline. No share of a gain that may be 0 is shown.
+Recovery by k tokens is reported for the most reliable rule that the results have (`PREFERRED_RULES`), beside
+its null baseline. Brackets are 95% intervals over documents; "-": not measured, or too few documents.
 """
 
 import sys
@@ -16,176 +16,91 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
-import textwrap
 from collections.abc import Iterator
-from math import isnan
 
 import pandas as pd
 
 from analysis.figures.losses import needed_context, summarize_models
 from analysis.figures.recovered_loss import PAPER_FIGURE, token_effects
 from analysis.read import (
-    PREFERRED_RULES,
-    TARGET,
     generalization_gaps,
     interval_cell,
-    interval_of,
     mean_columns,
     models_by_training,
     read_sparse_losses,
-    rows_by,
+    shown_rule,
+    summarized,
 )
 from pipeline.cli import folder_path, stage_parser
-from pipeline.measuring.rules import CONTROLS, RULES
 from pipeline.results.read import artefacts_in, read_artefact, read_settings
 from pipeline.results.schemas import DIVERGENCE
-from pipeline.results.table import as_table
 
-_FEW_TOKENS = 16
-"""The page tells of the largest k that was asked for and is no larger."""
-_WIDTH = 155  # the table is as wide
-_NOTES = """\
-Nats per token [95% over documents]. "KL gain": expected by the model's own prediction. "document-specific":
-lost with another document's distant context instead. "-": not measured."""
+_KEYS = ["evaluator", "criterion", "k", "num_targets", "num_documents"]
 
 
-def chosen_measure(results: Path) -> tuple[str, str] | None:
-    """The model and the rule that the answers are about; None if no tokens were selected.
-
-    The least fooled rule of the results, of the first model that has it; target-aware rules come last.
-    """
-    if "sparse_context_losses" not in artefacts_in(results):
-        return None
-    present = read_artefact(results, "sparse_context_losses", ["rule"]).drop_duplicates()
-    model_of = dict(zip(present["rule"][::-1], present["model"][::-1], strict=True))
-    rules = [rule for rule in (*PREFERRED_RULES, *RULES, *present["rule"]) if rule not in CONTROLS]
-    return next(((str(model_of[rule]), rule) for rule in rules if rule in model_of), None)
+def in_cells(table: pd.DataFrame, *names: str) -> pd.DataFrame:
+    """Intervals as they are printed, "0.429 [0.314, 0.554]"; their ends are no columns any more."""
+    rows = table.to_dict("records")
+    cells = {name: [interval_cell(row, name) for row in rows] for name in names}
+    return table.assign(**cells).drop(columns=[f"{name}{end}" for name in names for end in ("_low", "_high")])
 
 
-def answers(results: Path) -> Iterator[str]:
-    """Worth of the distant context, what few tokens recover, how many it takes, who loses without it."""
-    if "length_losses" in artefacts_in(results):
-        table = needed_context(read_artefact(results, "length_losses"))
-        for row in table[table["criterion"] == "loss"].dropna(subset="window_90").to_dict("records"):
-            window = [f"{row[f'window_90{end}']:.0f}" for end in ("", "_low", "_high")]
-            yield (
-                f"{row['model']} needs the nearest {window[0]} [{', '.join(window[1:])}] tokens for 90% of"
-                f" the {interval_of(row, 'worth')} nats that the longest context is worth beyond the shortest"
-                " (notebook length_losses)."
-            )
-    losses = read_artefact(results, "loss_differences")
-    models = rows_by(summarize_models(losses), "model")
-    chosen = chosen_measure(results)
-    model = max(models, key=lambda name: models[name]["loss_difference"])
-    if chosen is not None and chosen[0] in models:
-        model = chosen[0]
-    gain, specific = (
-        interval_cell(models[model], name) for name in ("loss_difference", "document_specific_gain")
-    )
-    yield (
-        f"The distant context is worth {gain} nats per token to {model}; replacing it with another document's"
-        f" costs {specific}."
-    )
-    if chosen is None:
-        yield "How many tokens recover it was not measured: run influential_tokens with its default rules."
-    else:
-        yield recovered_by(results, *chosen)
-        yield from tokens_needed(results, *chosen)
-    yield short_models_answer(results, losses)
-
-
-def recovered_by(results: Path, model: str, rule: str) -> str:
-    """How much few tokens recover, beside the null baseline, by an evaluator that did not choose if any."""
-    only = {"model": [model], "rule": [rule]}
-    effects = token_effects(read_sparse_losses(results, only=only, every_evaluator=True))
-    if effects.empty:
-        return f"How many tokens recover it is not known: {rule} was measured without the null that it needs."
-    # The divergence is surer than the loss.
-    effects = effects[effects["criterion"] == effects["criterion"].iloc[-1]]
-    is_other = ~effects["evaluator"].isin(model.split("+"))
-    effects = effects[is_other | ~is_other.any()]
-    is_few = effects["k"] <= _FEW_TOKENS
-    row = effects[is_few | ~is_few.any()].sort_values("k", kind="stable").to_dict("records")[-1]
-    gain, own, null = (interval_of(row, name) for name in ("gain", "recovered", "null_recovered"))
-    kind = " of KL" if row["criterion"] == DIVERGENCE else ""
-    evaluated = f" to {row['evaluator']}" if is_other.any() else ""
-    text = (
-        f"With {row['k']} tokens ({rule}), {own} of {gain.estimate:.3f} nats{kind} are recovered{evaluated}"
-    )
-    return f"{text}." if isnan(null.estimate) else f"{text}; null baseline: {null}."
-
-
-def tokens_needed(results: Path, model: str, rule: str) -> Iterator[str]:
-    """How mean_log2_k spreads over the predictions, and whether two models agree in it."""
-    columns = [*TARGET, "evaluator", "mean_log2_k"]
-    only = {"model": [model], "rule": [rule], "criterion": [DIVERGENCE]}
-    rows = read_artefact(results, "dependency_sparsity", columns, only)
-    of_evaluators = rows.pivot_table("mean_log2_k", TARGET, "evaluator", dropna=False)
-    if of_evaluators.isna().all(axis=None):
-        return
-    others = [evaluator for evaluator in of_evaluators if evaluator not in model.split("+")]
-    values = of_evaluators[others or list(of_evaluators)].mean(axis=1, skipna=False).dropna()
-    low, middle, high = values.quantile([0.1, 0.5, 0.9])
-    text = (
-        f"Median mean_log2_k = {middle:.1f} (about {2**middle:.0f} tokens; 80% range {low:.1f} to {high:.1f})"
-    )
-    text += f" over the {len(values)} of {len(of_evaluators)} predictions with enough total effect"
-    if len(of_evaluators.columns) > 1:
-        text += f"; Spearman of two models {of_evaluators.corr('spearman').to_numpy()[0, 1]:.2f}"
-    yield f"{text}."
-
-
-def short_models_answer(results: Path, losses: pd.DataFrame) -> str:
-    """What short-context models lose beyond the last long-context one; the first may have chosen tokens."""
-    longs, shorts = models_by_training(results)
-    if not (shorts and longs):
-        return "To compare short-context models, add models trained at a short context and at the long one."
-    gaps = generalization_gaps(losses, short_models=shorts, reference_model=longs[-1])
-    means = [
-        f"{model} {interval_cell(mean_columns(of_model, 'generalization_gap'), 'generalization_gap')}"
-        for model, of_model in gaps.groupby("model", sort=False)
-    ]
-    text = f"Nats lost beyond {longs[-1]} with the long context: {', '.join(means)}"
-    return f"{text}; notebook sparsity_and_generalization plots this against the tokens needed."
-
-
-def models_table(results: Path) -> str:
-    """A row a model: contexts, sample size, mean losses, and what the distant context is worth (`_NOTES`)."""
+def models_table(results: Path, losses: pd.DataFrame) -> pd.DataFrame:
+    """A row a model: contexts, sample size, mean losses, and what the distant context is worth, nats."""
+    table = summarize_models(losses)
     settings = read_settings(results, "loss_differences")
-    rows = []
-    for row in summarize_models(read_artefact(results, "loss_differences")).to_dict("records"):
-        of_model = settings.get(row["model"], {})
-        lengths = [of_model.get(f"{name}_context_length", "-") for name in ("short", "long")]
-        counts = [f"{row[f'num_{kind}']:,}" for kind in ("targets", "documents")]
-        losses = [f"{row[f'{kind}_context_loss']:.3f}" for kind in ("short", "long")]
-        gains = ("loss_difference", "expected_gain", "document_specific_gain")
-        worth = [interval_cell(row, name) for name in gains]
-        rows.append([row["model"], " / ".join(map(str, lengths)), *counts, *losses, *worth])
-    header = ["model", "context short / long", "targets", "documents", "short loss", "long loss"]
-    return as_table([*header, "gain", "KL gain", "document-specific"], rows, num_left_columns=1)
+    for number, length in enumerate(("short_context_length", "long_context_length")):
+        lengths = [settings.get(model, {}).get(length) for model in table["model"]]
+        table.insert(1 + number, length, pd.Series(lengths, dtype="Int64"))
+    return in_cells(table, "loss_difference", "expected_gain", "document_specific_gain")
+
+
+def tables(results: Path) -> Iterator[tuple[str, pd.DataFrame]]:
+    """A title and a table for each question that the results answer."""
+    present = artefacts_in(results)
+    losses = read_artefact(results, "loss_differences")
+    yield "What the distant context is worth, nats per token", models_table(results, losses)
+    if "length_losses" in present:
+        windows = needed_context(read_artefact(results, "length_losses"))
+        columns = ["model", "criterion", "worth", "window_90"]
+        title = "Nearest tokens that keep 90% of what the longest context is worth beyond the shortest, nats"
+        yield title, in_cells(windows, "worth", "window_90")[columns]
+    if "sparse_context_losses" in present:
+        rules = read_artefact(results, "sparse_context_losses", ["rule"])
+        rule = shown_rule(rules["rule"])
+        model = rules["model"][rules["rule"] == rule].iloc[0]
+        only = {"model": [model], "rule": [rule]}
+        effects = token_effects(read_sparse_losses(results, only=only, every_evaluator=True))
+        amounts = ["gain", "recovered", "null_recovered"]
+        title = f"What k tokens recover that {model} selects by {rule}, nats"
+        yield title, in_cells(effects, *amounts)[[*_KEYS, *amounts]]
+        of_kl = only | {"criterion": [DIVERGENCE]}
+        needed = read_artefact(results, "dependency_sparsity", ["evaluator", "mean_log2_k"], of_kl)
+        spread = needed.dropna().groupby("evaluator")["mean_log2_k"].describe(percentiles=[0.1, 0.5, 0.9])
+        yield "Tokens needed, doublings (mean_log2_k), over targets", spread.reset_index()
+    longs, shorts = models_by_training(results)
+    if shorts and longs:
+        gaps = generalization_gaps(losses, short_models=shorts, reference_model=longs[-1])
+        means = summarized(gaps, ["model"], lambda rows: mean_columns(rows, "generalization_gap"))
+        title = f"Loss of short-context models beyond {longs[-1]} with the long context, nats"
+        yield title, in_cells(means, "generalization_gap")
 
 
 def page(results: Path, figures: Path) -> str:
-    """The whole page."""
-    in_words = [
-        textwrap.fill(
-            sentence,
-            _WIDTH,
-            initial_indent="- ",
-            subsequent_indent="  ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        for sentence in answers(results)
+    """All tables, and where figures and data are."""
+    parts = [
+        f"{title}\n{table.to_string(index=False, float_format='{:.3f}'.format)}\n"
+        for title, table in tables(results)
+        if len(table)
     ]
     # Figures of the study's further evaluations are in folders beside; the paper's own figure comes first.
     paths = [*figures.glob("*.png"), *figures.parent.glob(f"*/{figures.name}/*.png")]
     paths.sort(key=lambda path: (not path.name.startswith(PAPER_FIGURE), path))
-    where = [
+    parts += [
         f"Figures: {paths[0]}, {len(paths)} in all" if paths else f"Figures: none in {figures}",
-        f"Data: {results} (columns: pipeline/RESULTS.md; to query: sparsity query --results {results})",
+        f"Data: {results} (columns: pipeline/RESULTS.md; to query: sparsity query --results {results})\n",
     ]
-    return "\n".join([models_table(results), _NOTES, *in_words, *where, ""])
+    return "\n".join(parts)
 
 
 def main(arguments: argparse.Namespace) -> None:

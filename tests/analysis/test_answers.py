@@ -1,4 +1,4 @@
-"""The closing page: its numbers are those of the statistics, and what results lack is said."""
+"""The closing tables: their numbers are those of the statistics, and what results lack has none."""
 
 from pathlib import Path
 
@@ -11,13 +11,15 @@ from analysis.read import interval_of, read_sparse_losses
 
 def test_short_models_and_a_target_aware_rule(scales: tuple[Path, Truth, Truth], results: Path) -> None:
     small = scales[0] / "small"
-    *_, recovered, gaps = summary.answers(small)
+    tables = dict(summary.tables(small))
     losses = read_sparse_losses(small, only={"model": ["long-seed0"]}, every_evaluator=True)
     evaluated = losses[(losses["evaluator"] == "another-model") & (losses["rule"] == "leave_one_out")]
     (row,) = token_effects(evaluated[evaluated["k"] == 16]).to_dict("records")
-    own, null = (interval_of(row, name) for name in ("recovered", "null_recovered"))
-    assert f"16 tokens (leave_one_out), {own} of" in recovered
-    assert f"to another-model; null baseline: {null}." in recovered
-    assert "beyond long-seed1" in gaps and "short-contiguous " in gaps and ", short-pose " in gaps
-    assert "add models trained" in list(summary.answers(results))[-1]
+    recovered = tables["What k tokens recover that long-seed0 selects by leave_one_out, nats"]
+    (shown,) = recovered.query("evaluator == 'another-model' and k == 16").to_dict("records")
+    for name in ("recovered", "null_recovered"):
+        assert shown[name] == str(interval_of(row, name))
+    *_, gaps = tables
+    assert "beyond long-seed1" in gaps and {*tables[gaps]["model"]} == {"short-contiguous", "short-pose"}
+    assert not any("beyond" in title and "Loss" in title for title, _ in summary.tables(results))
     assert "long-seed0" in summary.page(scales[0] / "early", scales[0])
