@@ -179,7 +179,7 @@ def cue_contrasts(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def verdict_of_distances(contrasts: pd.DataFrame) -> str:
-    """By the rule of the log, of the mean over bins."""
+    """Decide by the rule of the log, of the mean over bins."""
     mean = rows_by(contrasts, "distance")["mean"]
     low = mean["difference_low"]
     high = mean["difference_high"]

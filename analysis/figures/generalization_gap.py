@@ -96,8 +96,7 @@ def outcome_targets(sparsity: pd.DataFrame, losses: pd.DataFrame, models: Sequen
 def compared_models(
     results: Path, long_models: Sequence[str] = (), short_models: Sequence[str] = ()
 ) -> tuple[pd.DataFrame, Trainings, list[str]]:
-    """Whom any results can compare: rows of `evaluated`, the short-context models, and other long-context
-    ones.
+    """Find what any results can compare: rows of `evaluated`, short-context models, other long-context ones.
 
     The rows are by the divergence, of the most trusted rule that is target-agnostic. The long-context
     models are those that neither chose its tokens nor evaluated them. Models: as `models_by_training` has

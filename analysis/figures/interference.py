@@ -193,7 +193,7 @@ def slopes(targets: pd.DataFrame, primary: str, trained: str, others: Iterable[s
 
 
 def verdict(table: pd.DataFrame) -> str:
-    """By the rule written down before: "supported", "refuted", "opposite" or "open".
+    """Decide by the rule written down before: "supported", "refuted", "opposite" or "open".
 
     Supported: ratio and nats above 0 by Holm, the share not below 0, both shape rows above 0; length-specific
     if the ratio lies above the negative control's, too. Refuted: all three end below the smallest effect.

@@ -30,7 +30,7 @@ from pipeline.results.statistics import Interval
 
 SPARSITY = "mean_log2_k"
 SPLINE_DEGREES = 4
-"""Of each natural spline: knots at the ends and at both terciles, straight beyond them."""
+"""Columns of each natural spline: knots at the ends and at both terciles, straight beyond them."""
 LEAST_DIVERGENCE = 0.1
 """Total effect to each evaluator, nats, below which there is nothing to recover."""
 FEWEST_DOCUMENTS = 10

@@ -73,7 +73,7 @@ def places_across_halves(
 
 
 class Condition(NamedTuple):
-    """Where S* stands ("local" or "halves"), the scheme of position IDs, the reach of keys in these IDs."""
+    """The place of S* ("local" or "halves"), the scheme of position IDs, the reach of keys in these IDs."""
 
     position_law: str
     position_scheme: str
@@ -218,7 +218,7 @@ CASES = {
     "halves_coupled": ("far apart\nbut coupled", drawing.POSITION_STYLES["coupled"]),
     "halves_trained_keys": ("far apart\nand uncoupled", drawing.POSITION_STYLES["contiguous"]),
 }
-"""Where the deciding tokens stand: the two cases of the theorems, and one that they leave out."""
+"""Places of the deciding tokens: the two cases of the theorems, and one that they leave out."""
 
 
 def errors_figure(table: pd.DataFrame) -> Figure:

@@ -148,7 +148,7 @@ def unseen_distances(placed: pd.DataFrame) -> pd.DataFrame:
 
 
 def verdict_of_unseen_distances(table: pd.DataFrame) -> str:
-    """By the rule of the log: "supported", "refuted", "opposite" or "open"."""
+    """Decide by the rule of the log: "supported", "refuted", "opposite" or "open"."""
     rows = rows_by(table, "outcome", "variant")
     primary = rows["gap at 224", "as planned"]
     beyond = rows["gap at 224 less that at 64", "as planned"]
