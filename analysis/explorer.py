@@ -9,8 +9,8 @@ Model, selection rule, distant context (own, or the null) and k can be switched;
 sorted by gain.
 
 It needs the stages loss_differences and influential_tokens and, for the text, the tokenized data that they
-ran on. The page stays below about 20 MB, which a browser reads in half a second: documents beyond that are
-left out, which the page says. Fewer --models or --rules leave room for more documents.
+ran on. What is left out, the page says. A browser reads 20 MB in half a second: if the page is much larger,
+choose fewer --max-documents, --models or --rules.
 
 The page holds one record:
 
@@ -34,8 +34,7 @@ the page shows of them, at half the bytes of decimals. What is marked ? may be a
       "k_star": {"loss": [4, null, "censored", …], "divergence": […]},    ? the latter
       "own": {
         "loss": [[4110, …], …], "kl": […],        per target: loss, ? divergence, at each studied k
-        "distance": [[3, …], …], "influence": [[210, null, …], …],        per target: a value per rank
-        "moved": […]},                            ? how far leaving it out moves the prediction
+        "distance": [[3, …], …], "influence": [[210, null, …], …]},       per target: a value per rank
       "other_document": {…, "token": [[" cat", …], …]}}}}}}]}     ? the null, with its tokens
 """
 
@@ -65,33 +64,46 @@ from pipeline.cli import (
     stage_parser,
     unknown_name,
 )
-from pipeline.explorer_page import html_page, to_json
-from pipeline.results.files import refuse_replacing, write_atomically
+from pipeline.explorer_page import html_page
+from pipeline.results.files import refuse_replacing, write_text
 from pipeline.results.read import read_artefact, read_settings
 from pipeline.results.schemas import DIVERGENCE, LOSS, OTHER_DOCUMENT, OWN
 from pipeline.text.folder import EvaluationDocument
 from pipeline.text.tokenizer import DocumentTokenizer
 
-MAX_BYTES = 19_900_000
 NATS = 1e-3
 Groups = Mapping[str, dict[Any, pd.DataFrame]]
 """Table -> document, chunk, model and so on -> its rows."""
 _OF_TARGETS = {
-    "short": "short_context_loss", "long": "long_context_loss", "expected": "short_context_divergence",
+    "short": "short_context_loss",
+    "long": "long_context_loss",
+    "expected": "short_context_divergence",
     "specific": "document_specific_gain",
-}  # fmt: skip
+}
 _SWAPPED = {"swap": "swapped_loss", "swap_kl": "swapped_divergence"}
 _CURVES = {"loss": "sparse_context_loss", "kl": "sparse_context_divergence"}
 """The page's names of columns; a column that is absent or holds nulls alone is left out."""
 _SETTINGS = (
-    "short_context_length", "long_context_length", "targets_per_chunk", "k", "ablation", "recovery_fraction",
+    "short_context_length",
+    "long_context_length",
+    "targets_per_chunk",
+    "k",
+    "ablation",
+    "recovery_fraction",
     "minimum_gain",
-)  # fmt: skip
+)
 """Settings that all models on the page must share."""
 _KEYS = ["document_id", "chunk_index", "model", "rule", "criterion", "distant_context"]
 _SCRIPTS = (
-    "drawing.js", "values.js", "address.js", "lists.js", "text.js", "target.js", "taking.js", "page.js",
-)  # fmt: skip
+    "drawing.js",
+    "values.js",
+    "address.js",
+    "lists.js",
+    "text.js",
+    "target.js",
+    "taking.js",
+    "page.js",
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -121,30 +133,21 @@ def main(arguments: argparse.Namespace) -> None:
     documents = {document.document_id: document for document in data.evaluation_documents()}
     wanted = document_ids[: arguments.max_documents]
     rows = _rows_of(shown, results, wanted)
-    records = []
-    num_bytes = 0
-    for document_id in progress(wanted, "explorer", "document", len(wanted)):
-        record = _record(shown, documents[document_id], rows, tokenizer)
-        num_bytes += len(to_json(record).encode())
-        if num_bytes > MAX_BYTES:
-            break
-        records.append(record)
-    if not records:
-        raise InputError(
-            f"document {wanted[0]} alone takes more than 20 MB; choose fewer --models or --rules"
-        )
+    records = [
+        _record(shown, documents[document_id], rows, tokenizer)
+        for document_id in progress(wanted, "explorer", "document")
+    ]
     num_available = len(document_ids)
     left_out = [
         f"{num_available - len(records):,} of {num_available:,} documents with both losses and influential"
-        " tokens: shown are the first in the order of their hashes, a random sample (--max-documents; fewer"
-        " --models or --rules leave room for more).",
+        " tokens: shown are the first in the order of their hashes, a random sample (--max-documents).",
         "The text outside of the measured chunks.",
         "The influence of distant tokens that no rule selected (artefact influences).",
         "The text of the null's other documents, but for the tokens selected there.",
     ]
     header = {"results": str(results), **shown, "unit_nats": NATS, "left_out": left_out, "documents": records}
     text = html_page("page.html", _SCRIPTS, "style.css", header)
-    write_atomically(arguments.out, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    write_text(arguments.out, text)
 
 
 def choose(
@@ -265,9 +268,9 @@ def _rule_record(
         selected = rows["selected"][*key, distant_context]
         columns = {
             **_columns(rows["sparse"][*key, distant_context], _CURVES),
-            "distance": selected["distance"].tolist(), "influence": _in_units(selected["influence"]),
-            **_columns(selected, {"moved": "divergence"}),
-        }  # fmt: skip
+            "distance": selected["distance"].tolist(),
+            "influence": _in_units(selected["influence"]),
+        }
         if distant_context == OTHER_DOCUMENT:
             columns["token"] = [tokenizer.pieces([token_id])[0] for token_id in selected["context_token_id"]]
         record[distant_context] = {

@@ -59,8 +59,14 @@ def main(arguments: argparse.Namespace) -> None:
         )
     if arguments.kept is None:
         return
-    for module in (unseen_distances, marked_bits, cues, interference):
-        for shown in module.report(arguments.kept):
+    reports = {
+        "placed_targets.parquet": unseen_distances.report,
+        "functions": marked_bits.report,
+        "cues": cues.report,
+        interference.TARGETS_FILE: interference.report,
+    }
+    for needed, report in reports.items():
+        for shown in report(arguments.kept) if (arguments.kept / needed).exists() else ():
             table = shown.table.round(3).to_string(index=False)
             sys.stdout.write(f"\n{shown.title}\n{table}\n{shown.words}\n")
             for name, figure in shown.figures.items():

@@ -4,7 +4,7 @@ Every mean is over targets, every interval is a 95 % interval over documents. A 
 followed by `x_low` and `x_high`, in the unit of `x`.
 
 Results hold more than what a model's chosen tokens are worth to that model: the same tokens tried on other
-models (`--evaluator-with`), k* by two criteria, and the controls `random` and `recency` at more numbers of
+models (`evaluate_tokens`), k* by two criteria, and the controls `random` and `recency` at more numbers of
 tokens than were requested. Whoever means one of these says so.
 """
 
@@ -27,7 +27,7 @@ TARGET = ["document_id", "chunk_index", "target_position"]
 """The columns that name a target, in every artefact of targets."""
 NO_INTERVAL = Interval(np.nan, np.nan, np.nan)
 Row = Mapping[Hashable, Any]
-"""Of a table, as `to_dict("records")` gives it."""
+"""A row of a table, as `to_dict("records")` gives it."""
 logger = logging.getLogger("analysis")
 
 
@@ -171,7 +171,7 @@ PREFERRED_RULES = (
     "gradient_divergence",
     "attention",
 )
-"""None sees the answer; first the one that came first in the trial of the measures (LOG, 2026-11-22)."""
+"""Target-agnostic rules; first the one that came first in the trial of the measures (LOG, 2026-11-22)."""
 
 
 def read_sparse_losses(
@@ -216,19 +216,19 @@ def _with(columns: Sequence[str] | None, *further: str) -> list[str] | None:
 
 
 def is_own(rows: pd.DataFrame) -> pd.Series:
-    """Whether each row is of the model that chose, or of the first that tried, where the former did not."""
+    """Mark the rows of the model that chose, or of the first that tried, where the former did not."""
     is_selector = rows["evaluator"].isna() | (rows["evaluator"] == rows["model"])  # version 1 names none
     first = rows.groupby("model")["evaluator"].transform("first")
     return is_selector | (~is_selector.groupby(rows["model"]).transform("any") & (rows["evaluator"] == first))
 
 
 def is_target_aware(rule: str) -> bool:
-    """Whether a rule looks at the target's loss; so does one that is not known."""
+    """Tell whether a rule looks at the target's loss; so does one that is not known."""
     return rule not in RULES or RULES[rule].sees == "answer"
 
 
 def needs_null(rule: str) -> bool:
-    """Whether what a rule recovers says nothing without its null; so it is of one that is not known."""
+    """Tell whether what a rule recovers says nothing without its null; so it is of one that is not known."""
     return rule not in RULES or RULES[rule].needs_null
 
 

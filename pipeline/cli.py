@@ -2,7 +2,7 @@
 
 `python pipeline/<program>.py` calls `start`; the console command `sparsity` is `main`. What the user can
 mend is one line on standard error and exit code 2. Ctrl-C and SIGTERM end a program at once: what it has
-written is whole. Training, study.py and run_notebooks.py listen to them themselves.
+written is whole. Training and study.py listen to them themselves.
 
 Only the standard library is imported here: this must run where nothing is installed.
 """

@@ -41,8 +41,7 @@ class Arm(NamedTuple):
 
     tasks: Sequence[str]
     positions: str = "contiguous"
-    attention_scaling: str | None = None
-    """None: that of the contrast."""
+    attention_scaling: str = NONE
 
 
 CONTRASTS = {
@@ -50,18 +49,18 @@ CONTRASTS = {
     "near less anywhere": (Arm(_NEAR), Arm(_SPREAD)),
     "coupled less plain positions": (Arm(_SPREAD, "coupled"), Arm(_SPREAD)),
     "growing number less fixed": (Arm(["cues_growing"]), Arm(["cues_32_weak"])),
-    "scaled attention less plain": (Arm(_SPREAD, "contiguous", LOG_LENGTH), Arm(_SPREAD, "contiguous", NONE)),
+    "scaled attention less plain": (Arm(_SPREAD, "contiguous", LOG_LENGTH), Arm(_SPREAD)),
 }
-"""Name -> the two sides; the first four are asked of plain and of scaled attention."""
+"""Name -> the two sides; these five decide."""
 FURTHER_CONTRASTS = {
     "growing number less eight": (Arm(["cues_growing"]), Arm(["cues_8_weak"])),
     "scaled attention less plain, 32 weak": (
         Arm(["cues_32_weak"], "contiguous", LOG_LENGTH),
-        Arm(["cues_32_weak"], "contiguous", NONE),
+        Arm(["cues_32_weak"]),
     ),
     "PoSE less plain positions": (Arm(_SPREAD, "pose"), Arm(_SPREAD)),
     "four cues less one, PoSE": (Arm(["cues_4"], "pose"), Arm(["cues_1"], "pose")),
-    "learnt scale less plain": (Arm(_SPREAD, "contiguous", LEARNT), Arm(_SPREAD, "contiguous", NONE)),
+    "learnt scale less plain": (Arm(_SPREAD, "contiguous", LEARNT), Arm(_SPREAD)),
     "four cues less one, learnt scale": (
         Arm(["cues_4"], "contiguous", LEARNT),
         Arm(["cues_1"], "contiguous", LEARNT),
@@ -85,34 +84,29 @@ def contrasts(of_trainings: pd.DataFrame) -> pd.DataFrame:
     """The contrasts of `growths`; of those that lack a training of either side, no row.
 
     Returns:
-        A row a contrast and attention scaling: num_seeds, first and second (mean growths), difference with
-        its interval (nats per doubling), p_value, and holm_p_value of the five that decide: those of
-        `CONTRASTS` with plain attention.
+        A row a contrast: num_seeds, first and second (mean growths), difference with its interval (nats per
+        doubling), p_value, and holm_p_value of the five that decide.
     """
     rows = []
-    for name, sides in (CONTRASTS | FURTHER_CONTRASTS).items():
-        for scaling in (NONE,) if sides[0].attention_scaling else (NONE, LOG_LENGTH):
-            first, second = (_of_seeds(of_trainings, arm, arm.attention_scaling or scaling) for arm in sides)
-            paired = pd.DataFrame({"first": first, "second": second}).dropna()
-            if len(paired) > 1:
-                differences = paired["first"] - paired["second"]
-                row: dict[Hashable, Any] = {
-                    "contrast": name,
-                    "attention_scaling": scaling,
-                    "num_seeds": len(paired),
-                }
-                row |= {**paired.mean().to_dict(), **over_seeds(differences, "difference")}
-                rows.append(row | {"p_value": stats.ttest_1samp(differences, 0.0).pvalue})
+    for name, (first, second) in (CONTRASTS | FURTHER_CONTRASTS).items():
+        growth = {"first": _of_seeds(of_trainings, first), "second": _of_seeds(of_trainings, second)}
+        paired = pd.DataFrame(growth).dropna()
+        if len(paired) > 1:
+            differences = paired["first"] - paired["second"]
+            row: dict[Hashable, Any] = {"contrast": name, "num_seeds": len(paired)}
+            row |= {**paired.mean().to_dict(), **over_seeds(differences, "difference")}
+            rows.append(row | {"p_value": stats.ttest_1samp(differences, 0.0).pvalue})
     table = pd.DataFrame(rows)
     if len(table):
-        decides = (table["attention_scaling"] == NONE) & table["contrast"].isin(CONTRASTS)
+        decides = table["contrast"].isin(CONTRASTS)
         table.loc[decides, "holm_p_value"] = multipletests(table.loc[decides, "p_value"], method="holm")[1]
     return table
 
 
-def _of_seeds(of_trainings: pd.DataFrame, arm: Arm, scaling: str) -> pd.Series:
+def _of_seeds(of_trainings: pd.DataFrame, arm: Arm) -> pd.Series:
     """Seed -> mean growth over the tasks of the arm; null where one is missing."""
-    is_arm = (of_trainings["positions"] == arm.positions) & (of_trainings["attention_scaling"] == scaling)
+    is_arm = of_trainings["positions"] == arm.positions
+    is_arm &= of_trainings["attention_scaling"] == arm.attention_scaling
     wide = of_trainings[is_arm].pivot(index="seed", columns="task", values="growth")
     return wide.reindex(columns=list(arm.tasks)).mean(axis=1, skipna=False)
 
@@ -172,10 +166,10 @@ def cue_distances(examples: pd.DataFrame, by: Any = np.max) -> pd.DataFrame:
     return cells["excess_loss"].agg(["mean", "size"]).reset_index()
 
 
-def cue_contrasts(cells: pd.DataFrame, more: str = "cues_4", fewer: str = "cues_1") -> pd.DataFrame:
-    """Excess with more cues less that with fewer, same distance: a row a bin beyond 64, and their mean."""
+def cue_contrasts(cells: pd.DataFrame) -> pd.DataFrame:
+    """Excess with four cues less that with one, same distance: a row a bin beyond 64, and their mean."""
     wide = cells.pivot(index=["seed", "distance"], columns="task", values="mean")
-    differences = (wide[more] - wide[fewer]).unstack("distance").drop(columns="up to 64")
+    differences = (wide["cues_4"] - wide["cues_1"]).unstack("distance").drop(columns="up to 64")
     differences["mean"] = differences.mean(axis=1)
     rows = [
         {"distance": name, "num_seeds": of_seeds.count(), **over_seeds(of_seeds.dropna(), "difference")}
@@ -185,7 +179,7 @@ def cue_contrasts(cells: pd.DataFrame, more: str = "cues_4", fewer: str = "cues_
 
 
 def verdict_of_distances(contrasts: pd.DataFrame) -> str:
-    """By the rule of the log, of the mean over bins."""
+    """Decide by the rule of the log, of the mean over bins."""
     mean = rows_by(contrasts, "distance")["mean"]
     low = mean["difference_low"]
     high = mean["difference_high"]
@@ -222,9 +216,7 @@ def distances_figure(examples: pd.DataFrame) -> Figure:
 
 
 def report(kept: Path) -> Iterator[Shown]:
-    """Contrasts by distance and the verdict, if the folder has the cues."""
-    if not (kept / "cues").exists():
-        return
+    """Contrasts by distance and the verdict."""
     examples = read_artefact(kept / "cues", "synthetic_examples")
     of_means = cue_contrasts(cue_distances(examples, np.mean))
     yield Shown("D. Four cues less one, by the mean distance", of_means)

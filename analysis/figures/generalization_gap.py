@@ -24,7 +24,6 @@ from analysis.figures.slopes import (
     contrast,
     design_of,
     of_each,
-    partial_residuals,
     with_sparsity,
 )
 from analysis.read import (
@@ -32,6 +31,7 @@ from analysis.read import (
     interval_cell,
     is_target_aware,
     joined_on_common,
+    mean_columns,
     models_by_training,
     rows_of,
     sample_counts,
@@ -96,8 +96,7 @@ def outcome_targets(sparsity: pd.DataFrame, losses: pd.DataFrame, models: Sequen
 def compared_models(
     results: Path, long_models: Sequence[str] = (), short_models: Sequence[str] = ()
 ) -> tuple[pd.DataFrame, Trainings, list[str]]:
-    """Whom any results can compare: rows of `evaluated`, the short-context models, and other long-context
-    ones.
+    """Find what any results can compare: rows of `evaluated`, short-context models, other long-context ones.
 
     The rows are by the divergence, of the most trusted rule that is target-agnostic. The long-context
     models are those that neither chose its tokens nor evaluated them. Models: as `models_by_training` has
@@ -177,10 +176,22 @@ def gap_slope(targets: pd.DataFrame, *, short: Sequence[str], long: Sequence[str
 
 
 def binned(targets: pd.DataFrame, *, short: Sequence[str], long: Sequence[str]) -> pd.DataFrame:
-    """The gap against mean_log2_k with the controls held constant: `partial_residuals`."""
+    """The gap against mean_log2_k with the controls held constant: a row an eighth of the targets.
+
+    What the regression leaves, with the slope's part and the mean gap: columns mean_log2_k (the eighth's
+    mean), num_targets, num_documents, gap with its interval.
+    """
     known = with_sparsity(targets)
+    sparsity = of_each(known, SPARSITY).mean(axis=1)
     losses = of_each(known, MEASURED)
-    return partial_residuals(known, losses[list(short)].mean(axis=1) - losses[list(long)].mean(axis=1))
+    gap = losses[list(short)].mean(axis=1) - losses[list(long)].mean(axis=1)
+    slope, rest_T = design_of(known).slope_and_rest(gap.to_numpy())
+    held = known[["document_id"]].assign(gap=gap.mean() + slope * (sparsity - sparsity.mean()) + rest_T)
+    rows = [
+        {SPARSITY: sparsity[eighth.index].mean(), **sample_counts(eighth), **mean_columns(eighth, "gap")}
+        for _, eighth in held.groupby(pd.qcut(sparsity, 8, labels=False, duplicates="drop"))
+    ]
+    return pd.DataFrame(rows)
 
 
 def gap_figure(bins: pd.DataFrame, slope: Row, models: str = "") -> Figure:

@@ -16,7 +16,7 @@ analysis/LOG.md.
 Shapes: T targets, C controls.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +53,6 @@ LEAST_RISE = 0.1
 LEAST_RANKS = 0.6
 """Natural check: rise of the own loss (nats) and rank correlation at which the short version decides."""
 _SPLINES = ("entropy", "log_total_effect", "log_stake", "log_trained")
-_ITERATIONS = 50
 
 
 def interference_targets(measured: Path, needed: Path | None, data: TokenizedData) -> pd.DataFrame:
@@ -149,7 +148,7 @@ def slope(targets: pd.DataFrame, outcome: str, kind: str, *, leave_out: str | No
     if kind == RATIO:
         # The last step of the Poisson regression is a least squares: its weights and its working response.
         columns_TC = full_rank(np.column_stack([regressors_T1, controls_TC]))
-        weights_T = GLM(h_T, columns_TC, family=families.Poisson()).fit(maxiter=_ITERATIONS, tol=1e-12).mu
+        weights_T = GLM(h_T, columns_TC, family=families.Poisson()).fit(maxiter=50, tol=1e-12).mu
         h_T = np.log(weights_T) + (h_T - weights_T) / weights_T
     else:
         h_T = h_T / targets["stake"].to_numpy() if kind == SHARE else h_T
@@ -158,7 +157,7 @@ def slope(targets: pd.DataFrame, outcome: str, kind: str, *, leave_out: str | No
     return single(design.least_squares(pd.DataFrame({"h": h_T})))
 
 
-def slopes(targets: pd.DataFrame, primary: str, trained: str, others: Mapping[str, str]) -> pd.DataFrame:
+def slopes(targets: pd.DataFrame, primary: str, trained: str, others: Iterable[str]) -> pd.DataFrame:
     """All planned rows: variant, kind, slope with interval, p_value, holm_p_value of the primaries, counts.
 
     Args:
@@ -166,7 +165,7 @@ def slopes(targets: pd.DataFrame, primary: str, trained: str, others: Mapping[st
             are left out of every row but "all targets".
         primary, trained: columns of h at the unseen distance that decides, and at a trained one, the negative
             control.
-        others: variant -> column of h at another distance or number, described by the ratio alone.
+        others: columns of h at another distance or number, described by the ratio alone.
     """
     known = targets[targets["total_effect"] >= LEAST_EFFECT].reset_index(drop=True)
     low, high = known[SPARSITY].quantile([1 / 8, 7 / 8])
@@ -185,8 +184,8 @@ def slopes(targets: pd.DataFrame, primary: str, trained: str, others: Mapping[st
     for kind in PRIMARIES:
         add("negative control", kind, known, trained, "log_trained")
     add("without the trained distance held constant", RATIO, known, primary, "log_trained")
-    for variant, outcome in others.items():
-        add(variant, RATIO, known, outcome)
+    for outcome in others:
+        add(outcome, RATIO, known, outcome)
     table = pd.DataFrame(rows)
     decides = table["variant"] == "as planned"
     table.loc[decides, "holm_p_value"] = multipletests(table.loc[decides, "p_value"], method="holm")[1]
@@ -194,7 +193,7 @@ def slopes(targets: pd.DataFrame, primary: str, trained: str, others: Mapping[st
 
 
 def verdict(table: pd.DataFrame) -> str:
-    """By the rule written down before: "supported", "refuted", "opposite" or "open".
+    """Decide by the rule written down before: "supported", "refuted", "opposite" or "open".
 
     Supported: ratio and nats above 0 by Holm, the share not below 0, both shape rows above 0; length-specific
     if the ratio lies above the negative control's, too. Refuted: all three end below the smallest effect.
@@ -215,11 +214,6 @@ def verdict(table: pd.DataFrame) -> str:
     if all(row["slope_high"] < SMALLEST_EFFECT for row in planned.values()):
         return "refuted"
     return "open"
-
-
-def others(targets: pd.DataFrame) -> dict[str, str]:
-    """Variant -> column of h of every placement but the two that decide."""
-    return {name: name for name in swapped(targets) if " " not in name and name not in (PRIMARY, TRAINED)}
 
 
 def natural_check(targets: pd.DataFrame) -> tuple[pd.DataFrame, str]:
@@ -309,9 +303,7 @@ def make_tables(
 
 
 def report(kept: Path) -> Iterator[Shown]:
-    """Tables, verdict and figures of a pretrained model, if the folder has them."""
-    if not (kept / TARGETS_FILE).exists():
-        return
+    """Tables, verdict and figures of a pretrained model."""
     targets = pd.read_parquet(kept / TARGETS_FILE)
     places = mechanism(targets)
     title = "Length interference by distance and number of distant tokens, nats"
@@ -320,5 +312,6 @@ def report(kept: Path) -> Iterator[Shown]:
         yield Shown("Natural lengths", *natural_check(pd.read_parquet(kept / NATURAL_FILE)))
     if SPARSITY in targets:
         known = with_outcomes(targets.dropna(subset=["total_effect"]))
-        table = slopes(known, PRIMARY, TRAINED, others(known))
+        others = [name for name in swapped(known) if " " not in name and name not in (PRIMARY, TRAINED)]
+        table = slopes(known, PRIMARY, TRAINED, others)
         yield Shown("Slopes per doubling of the tokens needed", table, f"Verdict: {verdict(table)}")

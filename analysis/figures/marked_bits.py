@@ -62,7 +62,7 @@ def earlier_parity_beside_or() -> pd.DataFrame:
 
 
 def verdict(accuracy: pd.DataFrame) -> tuple[str, dict[Hashable, float]]:
-    """By the rule of the log, and the difference that it needs: OR less parity, k = 5 to 8, at 180 tokens."""
+    """Decide by the rule of the log; with its difference: OR less parity, k = 5 to 8, at 180 tokens."""
     at_end = accuracy[accuracy["is_learnt"] & (accuracy["size"] == accuracy["size"].max())]
     of_or = at_end[(at_end["task"] == "sparse_or") & (at_end["sparsity"] == 8)]["exact_match"].mean()
     many = at_end[at_end["sparsity"].between(5, 8)].groupby(["task", "seed"])["exact_match"].mean()
@@ -103,9 +103,7 @@ def figure_of(cells: pd.DataFrame) -> Figure:
 
 
 def report(kept: Path) -> Iterator[Shown]:
-    """Accuracies, the verdict and its checks, if the folder has the functions."""
-    if not (kept / "functions").exists():
-        return
+    """Accuracies, the verdict and its checks."""
     accuracy = read_artefact(kept / "functions", "synthetic_accuracy")
     cells = marked_bits(accuracy)
     said, difference = verdict(accuracy)

@@ -9,7 +9,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -265,8 +264,7 @@ def cue_distances() -> str:
 def cue_contrasts() -> str:
     """The planned contrasts of the growth of excess loss with length, and PoSE."""
     accuracy = read_artefact(REFERENCE / "synthetic" / "cues", "synthetic_accuracy")
-    table = cues.contrasts(cues.growths(accuracy))
-    rows = rows_by(table[table["attention_scaling"] == cues.NONE], "contrast")
+    rows = rows_by(cues.contrasts(cues.growths(accuracy)), "contrast")
     names = {
         "four cues less one": "four cues less one, anywhere",
         "near less anywhere": "near the question less anywhere",
@@ -330,7 +328,7 @@ def interference_by_number() -> str:
 def _real_model_slopes() -> pd.DataFrame:
     targets = pd.read_parquet(REFERENCE / "real_model" / interference.TARGETS_FILE)
     known = interference.with_outcomes(targets.dropna(subset=["total_effect"]))
-    return interference.slopes(known, interference.PRIMARY, interference.TRAINED, {})
+    return interference.slopes(known, interference.PRIMARY, interference.TRAINED, [])
 
 
 @filled
@@ -472,7 +470,8 @@ def draw() -> None:
         "synthetic/cues": cues.cues_figure(accuracy),
         f"theory/{theory.STAGE}": theory.errors_figure(errors),
     }
-    for folder, module in product(("length", "real_model"), (unseen, bits, cues, interference)):
+    modules = {unseen: "length", bits: "length", cues: "length", interference: "real_model"}
+    for module, folder in modules.items():
         for shown in module.report(REFERENCE / folder):
             figures |= {f"{folder}/{name}": figure for name, figure in shown.figures.items()}
     for path, figure in figures.items():

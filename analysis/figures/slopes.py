@@ -21,13 +21,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from patsy import dmatrix
+from scipy.linalg import orth
+from scipy.stats import t
 
-from analysis.read import interval_columns, mean_columns, sample_counts
+from analysis.read import interval_columns
 from pipeline.results.statistics import Interval
 
 SPARSITY = "mean_log2_k"
 SPLINE_DEGREES = 4
-"""Of each natural spline: knots at the ends and at both terciles, straight beyond them."""
+"""Columns of each natural spline: knots at the ends and at both terciles, straight beyond them."""
 LEAST_DIVERGENCE = 0.1
 """Total effect to each evaluator, nats, below which there is nothing to recover."""
 FEWEST_DOCUMENTS = 10
@@ -50,8 +53,6 @@ def with_sparsity(targets: pd.DataFrame) -> pd.DataFrame:
 
 def spline(values: pd.Series | np.ndarray) -> np.ndarray:
     """A natural spline of a control: float64 [T, C]."""
-    from patsy import dmatrix  # late: few who read figures fit a regression
-
     return np.asarray(dmatrix(f"cr(x, df={SPLINE_DEGREES}) - 1", {"x": np.asarray(values)}))
 
 
@@ -60,8 +61,7 @@ def full_rank(columns_TC: np.ndarray) -> np.ndarray:
     varying_TC = columns_TC[:, np.ptp(columns_TC, axis=0) > 0]
     varying_TC = (varying_TC - varying_TC.mean(axis=0)) / varying_TC.std(axis=0)
     with_intercept_TC = np.column_stack([np.ones(len(columns_TC)), varying_TC])
-    basis_TC, sizes_C, _ = np.linalg.svd(with_intercept_TC, full_matrices=False)
-    return basis_TC[:, sizes_C > _NOTHING * sizes_C[0]]
+    return orth(with_intercept_TC, _NOTHING)
 
 
 def controls_of(targets: pd.DataFrame) -> np.ndarray:
@@ -154,8 +154,6 @@ def single(found: Slopes) -> Row:
 
 
 def _columns(slope: float, error: float, degrees_of_freedom: float) -> Row:
-    from scipy.stats import t  # late: it is slow to load
-
     half = t.ppf(0.975, degrees_of_freedom) * error
     p_value = 2 * t.sf(abs(slope) / error, degrees_of_freedom)
     return {**interval_columns("slope", Interval(slope, slope - half, slope + half)), "p_value": p_value}
@@ -196,21 +194,3 @@ def design_of(known: pd.DataFrame, *further_controls: np.ndarray) -> Design:
     """The regression on the evaluators' mean sparsity with all controls held constant."""
     controls_TC = np.column_stack([controls_of(known), *further_controls])
     return Design(of_each(known, SPARSITY).to_numpy(), controls_TC, known["document_id"].to_numpy())
-
-
-def partial_residuals(known: pd.DataFrame, outcome: pd.Series) -> pd.DataFrame:
-    """An outcome against mean_log2_k with the controls held constant: a row an eighth of the targets.
-
-    What the regression leaves, with the slope's part and the outcome's mean: columns mean_log2_k (the
-    eighth's mean), num_targets, num_documents, gap with its interval.
-    """
-    sparsity = of_each(known, SPARSITY).mean(axis=1)
-    slope, rest_T = design_of(known).slope_and_rest(outcome.to_numpy())
-    held = known[["document_id"]].assign(
-        gap=outcome.mean() + slope * (sparsity - sparsity.mean()) + rest_T, **{SPARSITY: sparsity}
-    )
-    rows = [
-        {SPARSITY: eighth[SPARSITY].mean(), **sample_counts(eighth), **mean_columns(eighth, "gap")}
-        for _, eighth in held.groupby(pd.qcut(sparsity, 8, labels=False, duplicates="drop"))
-    ]
-    return pd.DataFrame(rows)

@@ -20,13 +20,12 @@ kept when the command is repeated, and the figure sparse_functional_attention.
 all conditions, six seeds (some minutes of one core), and in seconds:
   python -m analysis.figures.theory --results runs/theory/results --figures runs/theory/figures
   python -m analysis.figures.theory --results runs/demo/theory --figures runs/demo/figures \\
-      --conditions local halves_coupled --seeds 0 1 2 --steps 200 --num-test-sequences 100
+      --seeds 0 1 2 --steps 200 --num-test-sequences 100
 
 Dimension letters: B sequences, S positions, N subsets within reach, K = k positions of a subset.
 """
 
 import argparse
-from contextlib import nullcontext
 from functools import lru_cache, partial
 from itertools import product
 from typing import NamedTuple
@@ -74,7 +73,7 @@ def places_across_halves(
 
 
 class Condition(NamedTuple):
-    """Where S* stands ("local" or "halves"), the scheme of position IDs, the reach of keys in these IDs."""
+    """The place of S* ("local" or "halves"), the scheme of position IDs, the reach of keys in these IDs."""
 
     position_law: str
     position_scheme: str
@@ -219,7 +218,7 @@ CASES = {
     "halves_coupled": ("far apart\nbut coupled", drawing.POSITION_STYLES["coupled"]),
     "halves_trained_keys": ("far apart\nand uncoupled", drawing.POSITION_STYLES["contiguous"]),
 }
-"""Where the deciding tokens stand: the two cases of the theorems, and one that they leave out."""
+"""Places of the deciding tokens: the two cases of the theorems, and one that they leave out."""
 
 
 def errors_figure(table: pd.DataFrame) -> Figure:
@@ -265,8 +264,6 @@ def parser() -> argparse.ArgumentParser:
     add = program.add_argument
     add("--results", type=folder_path, required=True, help="the results folder to write to")
     add("--figures", type=folder_path, required=True, help="the folder of the figure")
-    names = list(CONDITIONS)
-    add("--conditions", nargs="+", choices=names, default=names, help="conditions to fit (default: all)")
     add("--sparsity", type=positive_int, nargs="+", default=[2], metavar="K", help="k; cost grows with it")
     add("--seeds", type=int, nargs="+", default=list(range(6)), help="one fit per seed")
     add("--steps", type=positive_int, default=2000, help="training steps")
@@ -287,8 +284,7 @@ def main(arguments: argparse.Namespace) -> None:
         "learning_rate": LEARNING_RATE,
         "seeds": arguments.seeds,
     }
-    for k, name in product(arguments.sparsity, arguments.conditions):
-        condition = CONDITIONS[name]
+    for k, (name, condition) in product(arguments.sparsity, CONDITIONS.items()):
         output = StageOutput(
             arguments.results,
             STAGE,
@@ -304,7 +300,7 @@ def main(arguments: argparse.Namespace) -> None:
             "num_sequences": arguments.num_test_sequences,
             "training_step": arguments.steps,
         }
-        with nullcontext() if output.is_done() else output.writing():
+        with output.writing():
             for shard in progress(output.pending_shards(), f"{name}, k = {k}", "fits"):
                 seed = arguments.seeds[shard]
                 fitted = fit(condition, k, arguments.steps, arguments.num_test_sequences, seed)

@@ -148,7 +148,7 @@ def unseen_distances(placed: pd.DataFrame) -> pd.DataFrame:
 
 
 def verdict_of_unseen_distances(table: pd.DataFrame) -> str:
-    """By the rule of the log: "supported", "refuted", "opposite" or "open"."""
+    """Decide by the rule of the log: "supported", "refuted", "opposite" or "open"."""
     rows = rows_by(table, "outcome", "variant")
     primary = rows["gap at 224", "as planned"]
     beyond = rows["gap at 224 less that at 64", "as planned"]
@@ -168,28 +168,28 @@ def distance_or_number(placed: pd.DataFrame) -> pd.DataFrame:
 
     Own text: rise of the loss over that with 64 tokens as in training. Another text's tokens: length
     interference. `share` is that of the condition "both".
+
+    Shapes: C conditions, D documents, M models, R resamples.
     """
     rows = list[Row]()
     generator = np.random.default_rng(0)
     for kind, role in product(("own", "swap"), ROLES):
         of = {name: values_of(placed, 32, f"{kind}:{word}", role) for name, word in CONDITIONS.items()}
         base = of["trained"] if kind == "own" else 0.0
-        sums_DM = {
-            name: (values - base).groupby(level="document_id").sum().to_numpy() for name, values in of.items()
-        }
+        sums_CDM = np.stack([(values - base).groupby(level="document_id").sum() for values in of.values()])
         counts_D = of["both"].groupby(level="document_id").size().to_numpy()
-        num_texts, num_models = sums_DM["both"].shape
-        drawn = {name: np.empty(_RESAMPLES) for name in CONDITIONS}
+        _, num_texts, num_models = sums_CDM.shape
+        drawn_RC = np.empty((_RESAMPLES, len(of)))
         for resample in range(_RESAMPLES):
             texts = generator.integers(num_texts, size=num_texts)
             models = generator.integers(num_models, size=num_models)
-            for name, values in sums_DM.items():
-                total = values[texts][:, models].sum() / num_models
-                drawn[name][resample] = total / counts_D[texts].sum()
-        for name, values in sums_DM.items():
-            mean = Interval(values.sum() / num_models / counts_D.sum(), *np.quantile(drawn[name], _ENDS))
-            shares = np.quantile(drawn[name] / drawn["both"], _ENDS)
-            share = Interval(values.sum() / sums_DM["both"].sum(), *shares)
+            totals_C = sums_CDM[:, texts][:, :, models].sum(axis=(1, 2)) / num_models
+            drawn_RC[resample] = totals_C / counts_D[texts].sum()
+        means_C = sums_CDM.sum(axis=(1, 2)) / num_models / counts_D.sum()
+        for place, name in enumerate(of):
+            mean = Interval(means_C[place], *np.quantile(drawn_RC[:, place], _ENDS))
+            shares_R = drawn_RC[:, place] / drawn_RC[:, -1]  # "both" is the last condition
+            share = Interval(means_C[place] / means_C[-1], *np.quantile(shares_R, _ENDS))
             row: Row = {"text": kind, "role": role, "condition": name}
             row |= interval_columns("value", mean) | interval_columns("share", share)
             rows.append(row | sample_counts(of["both"].reset_index()))
@@ -239,9 +239,7 @@ def distance_or_number_figure(table: pd.DataFrame) -> Figure:
 
 
 def report(kept: Path) -> Iterator[Shown]:
-    """The preregistered studies read again, experiments A and B, if the folder has the placed targets."""
-    if not (kept / "placed_targets.parquet").exists():
-        return
+    """The preregistered studies read again, experiments A and B: tables, verdicts and figures."""
     for name in ("outcome_targets", "again_targets"):
         yield Shown(f"The preregistered study, {name}, read once more", read_again(name))
     placed = pd.read_parquet(kept / "placed_targets.parquet")

@@ -11,7 +11,7 @@ from written_results import write_tables
 
 from analysis.figures import generalization_gap, slopes
 from analysis.figures.slopes import Design, contrast
-from analysis.run_notebooks import NOTEBOOKS, execute_all
+from analysis.run_notebooks import NOTEBOOKS, execute
 from pipeline.cli import InputError
 
 SHORT = [f"pose{seed}" for seed in range(4)]
@@ -122,5 +122,5 @@ def test_any_results_show_their_gap(results: Path, tmp_path: Path, monkeypatch: 
             generalization_gap.compared_models(results, long, short)
     parameters = {"results": str(results), "long_models": LONG, "short_models": SHORT[:1]}
     notebook = NOTEBOOKS / "sparsity_and_generalization.ipynb"
-    list(execute_all([notebook], tmp_path / "figures", parameters | {"figures_folder": str(tmp_path)}))
+    execute(notebook, tmp_path / "figures", parameters | {"figures_folder": str(tmp_path)})
     assert (tmp_path / "gap_by_sparsity-pose0.png").is_file()

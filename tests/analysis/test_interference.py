@@ -54,7 +54,7 @@ def test_planted_slopes_are_found(planted: float) -> None:
     found = interference.slope(targets_of(planted), "far", "ratio")
     assert found["slope_low"] < planted < found["slope_high"]
     assert found["slope_high"] - found["slope_low"] < 0.2
-    table = interference.slopes(targets_of(planted), "far", "near", {})
+    table = interference.slopes(targets_of(planted), "far", "near", [])
     assert (
         interference.verdict(table).split(",")[0]
         in {0.2: ("supported",), -0.2: ("opposite",), 0.0: ("refuted", "open")}[planted]

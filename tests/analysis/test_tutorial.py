@@ -5,7 +5,7 @@ from typing import Any
 
 import nbformat
 
-from analysis.run_notebooks import ROOT, execute_all
+from analysis.run_notebooks import ROOT, execute
 
 TUTORIAL = ROOT / "analysis" / "tutorial.ipynb"
 
@@ -24,7 +24,7 @@ def shown(notebook: Any) -> list[list[str]]:
 
 
 def test_the_tutorial_shows_what_is_kept(tmp_path: Path) -> None:
-    list(execute_all([TUTORIAL], tmp_path, {"keep": False}))
+    execute(TUTORIAL, tmp_path, {"keep": False})
     committed = nbformat.read(TUTORIAL, as_version=4)
     assert shown(nbformat.read(tmp_path / TUTORIAL.name, as_version=4)) == shown(committed)
     assert any(
