@@ -31,7 +31,7 @@ def fingerprint(folder: Path) -> dict[str, str]:
     """SHA-256 of the last checkpoint's weights and of the metrics."""
     files = {
         "weights": folder / "step6-unsharded" / "model.pt",
-        "metrics": folder / "synthetic_training.parquet",
+        "metrics": folder / "metrics.jsonl",
     }
     return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
 
