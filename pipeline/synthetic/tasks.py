@@ -352,9 +352,7 @@ def _answered(prompt: np.ndarray, decisive: Sequence[int], answer: int, *further
 
 
 def probability_of_one(function: str, sparsity: int) -> float:
-    """How likely each of k marked bits must be 1 for both answers of the function to be equally likely."""
-    if function not in _LEAST_ONES:
-        return 0.5
+    """How likely each of k marked bits must be 1 for both answers of OR or majority to be equally likely."""
     from scipy.special import betaincinv  # late: few need it
 
     least = _LEAST_ONES[function](sparsity)

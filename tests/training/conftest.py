@@ -12,11 +12,20 @@ from pipeline.training.trainer import Trainer
 
 TINY_YAML = Path(__file__).parents[2] / "olmo_configs" / "tiny.yaml"
 TINY_OVERRIDES = (
-    "model.d_model=16", "model.n_heads=2", "model.n_layers=1", "model.max_sequence_length=32",
-    "train_context_length=8", "global_train_batch_tokens=32", "device_train_microbatch_tokens=16",
-    "scheduler.t_warmup=2", "optimizer.learning_rate=1e-2", "precision=fp32", "max_duration=6",
-    "save_interval=2", "eval_context_lengths=null",
-)  # fmt: skip
+    "model.d_model=16",
+    "model.n_heads=2",
+    "model.n_layers=1",
+    "model.max_sequence_length=32",
+    "train_context_length=8",
+    "global_train_batch_tokens=32",
+    "device_train_microbatch_tokens=16",
+    "scheduler.t_warmup=2",
+    "optimizer.learning_rate=1e-2",
+    "precision=fp32",
+    "max_duration=6",
+    "save_interval=2",
+    "eval_context_lengths=null",
+)
 
 
 @pytest.fixture(scope="session")
