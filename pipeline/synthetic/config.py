@@ -143,12 +143,11 @@ class TaskConfig:
     def draw(self, size: int, num_examples: int, generator: np.random.Generator) -> ExampleBatch:
         """Training examples of a size; each has a sparsity of its own, where the task has one."""
         task = task_called(self.task)
-        if self.largest_sparsity is None:
-            return draw_batch(task, size, [None] * num_examples, generator)
-        assert task.largest_sparsity is not None
-        largest = min(self.largest_sparsity, task.largest_sparsity(size))
-        sparsities = generator.integers(1, largest, num_examples, endpoint=True)
-        return draw_batch(task, size, sparsities.tolist(), generator)
+        sparsities: list[int | None] = [None] * num_examples
+        if self.largest_sparsity is not None and task.largest_sparsity is not None:
+            largest = min(self.largest_sparsity, task.largest_sparsity(size))
+            sparsities = generator.integers(1, largest, num_examples, endpoint=True).tolist()
+        return draw_batch(task, size, sparsities, generator)
 
     def position_ids(
         self, batch: ExampleBatch, generator: np.random.Generator, *, in_testing: bool = False
@@ -197,14 +196,18 @@ def _refuse_bad_values(config: TaskConfig) -> None:
     """Refuse what would train another model than was meant, or fail later."""
     task = task_called(config.task)
     model = config.model
-    if config.positions in COUPLED_SCHEMES:
-        task.require_coupled_ids(config.positions)
     require_positive(
         config,
         "smallest_size size_step largest_sparsity num_position_ids model.rotary_fraction batch_size"
         " sizes_per_step learning_rate max_grad_norm save_interval eval_interval eval_num_examples",
     )
     require_name("positions", config.positions, EXAMPLE_SCHEMES)
+    has_ids = not task.has_sparsity and (config.positions == "coupled" or task.embeds_coupled_ids)
+    require(
+        config.positions not in COUPLED_SCHEMES or has_ids,
+        f"task {task.name} has no coupled position IDs for positions '{config.positions}': tasks with k have"
+        " none, and those of cues_* cannot be predicted",
+    )
     require_name("model.architecture", model.architecture, ("gpt_neox", "olmo"))
     require_name("model.attention_scaling", model.attention_scaling, ATTENTION_SCALINGS)
     require(

@@ -551,14 +551,6 @@ class Task:
             raise InputError(f"task {self.name}: size {size} is none of its sizes, {self.sizes}")
         return self.draw_example(size, sparsity, generator)
 
-    def require_coupled_ids(self, scheme: str) -> None:
-        """Refuse a position scheme that needs coupled IDs where the task has none (InputError)."""
-        if self.has_sparsity or (scheme == "predicted" and not self.embeds_coupled_ids):
-            raise InputError(
-                f"task {self.name} has no coupled position IDs for positions '{scheme}': tasks with k have"
-                " none, and those of cues_* cannot be predicted"
-            )
-
 
 def _from(least: int, step: int = 1) -> range:
     return range(least, 1 << 31, step)
