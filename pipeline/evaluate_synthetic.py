@@ -5,20 +5,15 @@ the likeliest, and read back. Exact match counts a response where all are right,
 For cues_* the loss beyond the best possible one is measured, too, and the attention on the cues.
 Test examples are drawn by (test seed, size, k), the same for every model. Prints a line for each size and k.
 
---dependencies tokens asks instead whether the selection rules find the tokens that truly decide an answer,
-which the task's generator knows: the tokens that every rule selects in the distant context of every answer
-token, as influential_tokens.py selects them in text, and whether each is in the true dependency set.
-Answers are given, not generated, and position IDs the true ones. A token left out is removed, or replaced by
-the tokens that other examples have in its place (swap). What of a dependency set lies in the short
-context is seen anyway, and not counted; targets whose distant context holds no true dependency are left out.
-
---dependencies position_ids asks the same of the position IDs that a model trained with predicted positions
-predicts: the next ID is decided by the token before it and, where the content decides or training parts the
-IDs at random (spread_of_coupled_ids), by the prompt's token that has that ID. A token replaced keeps its ID;
-a token removed takes it along.
+--dependencies asks instead whether the selection rules find the tokens that truly decide an answer, which the
+task's generator knows: the tokens that every rule selects in the distant context of every answer token, as
+influential_tokens.py selects them in text, and whether each is in the true dependency set. Answers are given,
+not generated, and position IDs the true ones. A token left out is masked, or replaced by the tokens that
+other examples have in its place (swap). What of a dependency set lies in the short context is seen anyway,
+and not counted; targets whose distant context holds no true dependency are left out.
 
 writes   <results>/synthetic_accuracy/model=<run folder's name>/*.parquet      columns: pipeline/RESULTS.md
-         with --dependencies found_dependencies or found_id_dependencies
+         with --dependencies found_dependencies
 resumes  run the same command again; a size and k is a shard, kept once complete; other settings are refused
 
 full size, on one GPU:
@@ -29,7 +24,7 @@ on a laptop, after the laptop command of train_synthetic.py (seconds):
   python pipeline/evaluate_synthetic.py --task copy --checkpoints runs/demo/synthetic/copy-predicted-seed0 \\
       --results runs/demo/synthetic/results --sizes 5 10 20 30 --num-examples 100
   python pipeline/evaluate_synthetic.py --task copy --checkpoints runs/demo/synthetic/copy-predicted-seed0 \\
-      --results runs/demo/synthetic/results --sizes 5 10 --num-examples 20 --dependencies tokens --largest-k 4
+      --results runs/demo/synthetic/results --sizes 5 10 --num-examples 20 --dependencies --largest-k 4
 """
 
 import sys
@@ -57,14 +52,8 @@ from pipeline.cli import (
     random_seed,
     stage_parser,
 )
-from pipeline.measuring.rules import ABLATIONS
 from pipeline.results.write import StageOutput
-from pipeline.synthetic.dependencies import (
-    ARTEFACTS,
-    DEFAULT_RULES,
-    FINDING_RULES,
-    refuse_unanswerable,
-)
+from pipeline.synthetic.dependencies import DEFAULT_RULES, FINDING_RULES, refuse_unanswerable
 from pipeline.synthetic.tasks import TEST_STREAM, Cell, cells_of, draw_batch, task_called, test_examples
 
 if TYPE_CHECKING:
@@ -106,26 +95,9 @@ def parser() -> argparse.ArgumentParser:
         help="test examples of each size and k (default: 1000, or 200 with --dependencies)",
     )
     add("--test-seed", type=random_seed, default=0, help="of the test examples")
-    add(
-        "--dependencies",
-        choices=ARTEFACTS,
-        help="which tokens decide the next token, or its position ID (default: measure accuracy)",
-    )
+    add("--dependencies", action="store_true", help="find the tokens that decide, instead of the accuracy")
     asked = stage.add_argument_group("with --dependencies").add_argument
     asked("--rules", nargs="+", choices=FINDING_RULES, default=list(DEFAULT_RULES), help="selection rules")
-    asked(
-        "--ablations",
-        nargs="+",
-        choices=ABLATIONS,
-        default=list(ABLATIONS),
-        help="what leaving a token out means; each is taken in turn",
-    )
-    asked(
-        "--num-swaps",
-        type=positive_int,
-        default=8,
-        help="other examples that a swap is the mean of",
-    )
     asked("--largest-k", type=positive_int, default=8, help="tokens that each rule selects, in its order")
     asked("--short-context-length", type=positive_int, default=2, help="s, in tokens: what is seen anyway")
     return stage
@@ -134,27 +106,18 @@ def parser() -> argparse.ArgumentParser:
 def check(arguments: argparse.Namespace, configs: Mapping[str, "TaskConfig"]) -> list[Cell]:
     """Refuse what the task, or a model trained so (name -> configuration), has no room or no use for."""
     if arguments.num_examples is None:
-        arguments.num_examples = 1000 if arguments.dependencies is None else 200
+        arguments.num_examples = 200 if arguments.dependencies else 1000
     cells = cells_of(arguments.task, arguments.sizes, arguments.sparsities)
-    _refuse_impossible(configs, cells)
-    if arguments.dependencies is not None:
-        refuse_unanswerable(arguments, configs, cells)
-    return cells
-
-
-def _refuse_impossible(configs: Mapping[str, "TaskConfig"], cells: list[Cell]) -> None:
-    """Refuse the first size or k that the task or a model's position table has no room for (InputError)."""
-    from pipeline.synthetic.config import refuse_beyond_table  # late, for a --help at once
-
     for (name, config), (size, sparsity) in product(configs.items(), cells):
         generator = np.random.default_rng(0)
         try:
-            # Before drawing: no example has fewer tokens, or coupled IDs, than its size.
-            refuse_beyond_table(size, config.num_position_ids)
             batch = draw_batch(task_called(config.task), size, [sparsity], generator)
             config.position_ids(batch, generator, in_testing=True)
         except InputError as error:
             raise InputError(f"model '{name}', size {size}: {error}") from error
+    if arguments.dependencies:
+        refuse_unanswerable(arguments, cells)
+    return cells
 
 
 def _outputs(arguments: argparse.Namespace) -> tuple[list[Cell], list[tuple["TaskRun", StageOutput]]]:
@@ -172,13 +135,11 @@ def _outputs(arguments: argparse.Namespace) -> tuple[list[Cell], list[tuple["Tas
         "test_stream": TEST_STREAM,
     }
     stage = "evaluate_synthetic"
-    if arguments.dependencies is not None:
-        stage = ARTEFACTS[arguments.dependencies]
+    if arguments.dependencies:
+        stage = "found_dependencies"
         settings["rules"] = [rule for rule in FINDING_RULES if rule in arguments.rules]
-        settings["ablations"] = [name for name in ABLATIONS if name in arguments.ablations]
-        settings |= {
-            name: getattr(arguments, name) for name in ("num_swaps", "largest_k", "short_context_length")
-        }
+        settings["largest_k"] = arguments.largest_k
+        settings["short_context_length"] = arguments.short_context_length
     outputs = [
         StageOutput(
             arguments.results,
@@ -218,18 +179,19 @@ def _measure(arguments: argparse.Namespace, run: "TaskRun", cells: list[Cell], o
     pending = output.pending_shards()
     model = run.load(usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU"))
     config = run.config
+    is_learnt = run.is_learnt
     for shard in progress(pending, f"evaluate_synthetic {run.name}", "cells"):
         size, sparsity = cells[shard]
         task = task_called(arguments.task)
         batch, generator = test_examples(task, cells[shard], arguments.num_examples, arguments.test_seed)
         tables: dict[str, dict[str, list[Any]]]
-        if arguments.dependencies is not None:
+        if arguments.dependencies:
             found = found_dependencies(arguments, config, model, batch, generator)
-            tables = {ARTEFACTS[arguments.dependencies]: found}
+            tables = {"found_dependencies": found}
         else:
             tables, exact = accuracy_tables(model, batch, config, generator)
             k = "" if sparsity is None else f", k {sparsity}"
-            doubt = "" if run.is_learnt else " (the task was not learnt in distribution)"
+            doubt = "" if is_learnt else " (the task was not learnt in distribution)"
             logger.info("%s: size %d%s: exact match %s%s", run.name, size, k, exact, doubt)
         of_all_rows = {
             "task": config.task,
@@ -237,7 +199,7 @@ def _measure(arguments: argparse.Namespace, run: "TaskRun", cells: list[Cell], o
             "seed": config.seed,
             "largest_train_size": config.largest_size,
             "largest_train_sparsity": config.largest_sparsity,
-            "is_learnt": run.is_learnt,
+            "is_learnt": is_learnt,
             "size": size,
             "sparsity": sparsity,
         }

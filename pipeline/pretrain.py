@@ -43,35 +43,26 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
-import os
 from typing import TYPE_CHECKING
 
-from pipeline.cli import InputError, file_path, folder_path, logger, stage_parser
+from pipeline.cli import InputError, file_path, folder_path, stage_parser
 from pipeline.training.loop import StopRequest, has_finished, train
 
 if TYPE_CHECKING:
     from pipeline.text.folder import TokenizedData
-    from pipeline.training.config import DataFacts, PretrainConfig, Schedule
-    from pipeline.training.data import TrainingBatches
+    from pipeline.training.config import DataFacts, PretrainConfig
 
 
 def check(arguments: argparse.Namespace, data: "DataFacts") -> "PretrainConfig":
     """The run's configuration, checked as far as it can be without the data itself, or an InputError."""
-    from pipeline.training.config import Schedule, counts_epochs, load_config
+    from pipeline.training.config import load_config  # late, for a --help at once
 
-    config = load_config(arguments.config, arguments.overrides, data)
-    if data.num_train_tokens is not None or not counts_epochs(config.max_duration):
-        Schedule(config, steps_per_epoch=(data.num_train_tokens or 0) // config.tokens_per_step)
-    return config
+    return load_config(arguments.config, arguments.overrides, data)
 
 
-def _opened(
-    arguments: argparse.Namespace,
-) -> "tuple[TokenizedData, PretrainConfig, TrainingBatches, Schedule]":
+def _opened(arguments: argparse.Namespace) -> "tuple[TokenizedData, PretrainConfig]":
     """The data and the run that the arguments describe."""
     from pipeline.text.folder import TokenizedData
-    from pipeline.training.config import Schedule, load_config
-    from pipeline.training.data import TrainingBatches
 
     data = TokenizedData.open(arguments.data)
     if data.bos_token_ids:
@@ -79,39 +70,33 @@ def _opened(
             f"{data.folder} was tokenized with a beginning-of-text token, which measuring puts before every"
             " context and training sequences do not hold; tokenize the text with --bos none"
         )
-    config = load_config(arguments.config, arguments.overrides, data)
+    config = check(arguments, data)
     config.save_folder = str(arguments.save_folder)
-    batches = TrainingBatches.from_config(config, data)
-    return data, config, batches, Schedule(config, batches.steps_per_epoch)
+    return data, config
 
 
 def is_done(arguments: argparse.Namespace) -> bool:
     """Whether the run has come to its end; a folder that holds another run is refused."""
-    _, config, _, schedule = _opened(arguments)
-    return has_finished(arguments.save_folder, config, schedule.num_steps)
+    _, config = _opened(arguments)
+    return has_finished(arguments.save_folder, config, config.num_steps)
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Train, go on training, or say that the run is finished."""
     with StopRequest() as stop_request:
-        data, config, batches, schedule = _opened(arguments)
-        if has_finished(arguments.save_folder, config, schedule.num_steps):
+        data, config = _opened(arguments)
+        if has_finished(arguments.save_folder, config, config.num_steps):
             return
         # Imported late, for a --help at once.
         from pipeline.training.data import refuse_damaged_tokens
-        from pipeline.training.trainer import Trainer, held_out_tokens
+        from pipeline.training.trainer import Trainer
 
-        passes = schedule.num_steps / batches.steps_per_epoch
-        if passes > 1:
-            logger.info("%d steps read the training text %.1f times", schedule.num_steps, passes)
-        # torchrun and accelerate both number the processes so.
-        refuse_damaged_tokens(data, int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
-        held_out_DL = held_out_tokens(config, data)
+        refuse_damaged_tokens(data)
         train(
             arguments.save_folder,
             "lower device_train_microbatch_tokens, which leaves the step as it is, or set"
             " activation_checkpointing=whole_layer",
-            lambda: Trainer(config, batches, schedule, held_out_DL, stop_request),
+            lambda: Trainer(config, data, stop_request),
         )
 
 

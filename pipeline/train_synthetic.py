@@ -18,10 +18,11 @@ A full-size run, on one GPU:
     python pipeline/train_synthetic.py olmo_configs/synthetic/paper.yaml --task variable_assignment \\
         --positions predicted --save-folder runs/synthetic/models/variable_assignment-predicted-seed0 seed=0
 
-Under --save-folder: synthetic_training.parquet (a row a step, see pipeline/RESULTS.md;
-exact_match every eval_interval steps and at the end); and a folder step<N>-unsharded every save_interval
-steps and at the end. The same command run again goes on from the last of them, to the same bytes, or says
-that the run is finished; another configuration is refused, and so is a folder in which another job runs.
+Under --save-folder: metrics.jsonl (one line a step: step, loss, learning_rate, gradient_norm, with predicted
+positions position_id_loss and, every eval_interval steps and at the end, exact_match and, of cues_*,
+excess_loss; losses in nats); and a folder step<N>-unsharded every save_interval steps and at the end. The
+same command run again goes on from the last of them, to the same bytes, or says that the run is finished;
+another configuration is refused, and so is a folder in which another job runs.
 
 SIGTERM or SIGUSR1: the step in hand is finished and saved, and the exit code is 75: run the same command
 again to go on.
@@ -92,11 +93,9 @@ def main(arguments: argparse.Namespace) -> None:
         from pipeline.models.devices import usable_device
         from pipeline.synthetic.train import TaskTrainer
 
-        folder = arguments.save_folder
-        config = check(arguments)
-
         def make() -> TaskTrainer:
             device = usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU")
-            return TaskTrainer(config, folder, device, stop_request)
+            return TaskTrainer(check(arguments), arguments.save_folder, device, stop_request)
 
-        logger.info(train(folder, "lower batch_size or the model's width", make).outcome)
+        training = train(arguments.save_folder, "lower batch_size or the model's width", make)
+        logger.info(training.outcome)

@@ -17,9 +17,17 @@ from pipeline.training.loop import StopRequest
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "olmo_configs" / "synthetic" / "small.yaml"
 TINY = [
-    "model.width=16", "model.num_heads=1", "model.num_layers=1", "batch_size=8", "num_steps=6",
-    "warm_up_steps=2", "learning_rate=2e-3", "save_interval=2", "eval_interval=3", "eval_num_examples=8",
-]  # fmt: skip
+    "model.width=16",
+    "model.num_heads=1",
+    "model.num_layers=1",
+    "batch_size=8",
+    "num_steps=6",
+    "warm_up_steps=2",
+    "learning_rate=2e-3",
+    "save_interval=2",
+    "eval_interval=3",
+    "eval_num_examples=8",
+]
 
 
 def train(folder: Path, *overrides: str, task: str = "copy", positions: str = "predicted") -> None:
@@ -31,7 +39,7 @@ def fingerprint(folder: Path) -> dict[str, str]:
     """SHA-256 of the last checkpoint's weights and of the metrics."""
     files = {
         "weights": folder / "step6-unsharded" / "model.pt",
-        "metrics": folder / "synthetic_training.parquet",
+        "metrics": folder / "metrics.jsonl",
     }
     return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
 
@@ -76,13 +84,15 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(tmp_path: Path, architecture: s
         *(
             ("copy", "predicted", [override], override.partition("=")[0].removeprefix("model."))
             for override in (
-                "num_steps=many", "seed=[1", "model.attention_scaling=log",
+                "num_steps=many",
+                "seed=[1",
+                "model.attention_scaling=log",
             )
         ),
         ("copy", "pose", ["model.attention_scaling=learnt"], "set model.architecture=olmo, which has it"),
         ("copy", "pose", ["stop_at_excess_loss=0.1"], "the best loss of task copy is not known"),
     ],
-)  # fmt: skip
+)
 def test_bad_settings(tmp_path: Path, task: str, positions: str, overrides: list[str], words: str) -> None:
     with pytest.raises(InputError, match=words):
         train(tmp_path / "run", *overrides, task=task, positions=positions)
@@ -97,9 +107,12 @@ def test_another_run_is_not_continued(trained: Path) -> None:
 
 
 OF_CUES = [
-    "model.architecture=olmo", "smallest_size=32", "largest_size=32", "sizes_per_step=1",
+    "model.architecture=olmo",
+    "smallest_size=32",
+    "largest_size=32",
+    "sizes_per_step=1",
     "num_position_ids=96",
-]  # fmt: skip
+]
 
 
 def test_a_run_ends_once_its_task_is_known(tmp_path: Path) -> None:

@@ -320,7 +320,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         optional("attention_scaling", TEXT, "of the model, in training and here; null as above"),
         optional("best_loss", DOUBLE, "the best possible mean loss, nats, exactly"),
         optional("cue_attention", FLOATS, "share of the question's attention that is on the cues, of each"
-                 " head, layer by layer; mean over the first 64 examples"),
+                 " head, layer by layer; mean over the first 64 examples; made at commit 496057c"),
     ]),
     "synthetic_examples": pa.schema([
         *SYNTHETIC_COLUMNS,
@@ -332,15 +332,6 @@ SCHEMAS: dict[str, pa.Schema] = {
         optional("distances", INTS, "tokens from each cue to the question, in the order of the text; null"
                  " where the answer is certain"),
         optional("excess_loss", FLOAT, "loss beyond the best possible one, nats; null as above"),
-    ]),
-    "synthetic_training": pa.schema([
-        column("step", INT32, "finished optimizer steps"),
-        column("loss", DOUBLE, "mean loss of the response's tokens, nats"),
-        optional("position_id_loss", DOUBLE, "mean cross-entropy of the response's IDs, nats"),
-        column("learning_rate", DOUBLE, "of the step"),
-        column("gradient_norm", DOUBLE, "before clipping"),
-        optional("exact_match", DOUBLE, "share of responses, as in training, wholly right"),
-        optional("excess_loss", DOUBLE, "as of synthetic_accuracy, in distribution, nats"),
     ]),
 }
 # fmt: on

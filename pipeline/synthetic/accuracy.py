@@ -3,15 +3,14 @@
 Dimension letters: B examples, P tokens of a prompt, T of a response, S = P + T.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from pipeline.results.statistics import Interval, wilson_interval
 from pipeline.synthetic.config import TaskConfig
-from pipeline.synthetic.models import TaskCausalLM, TaskModel
+from pipeline.synthetic.models import TaskModel
 from pipeline.synthetic.tasks import ExampleBatch, task_called
 
 
@@ -41,12 +40,11 @@ def generate(
     past = None
     tokens = []
     position_ids = []
-    for step in range(num_tokens):
+    for place in range(num_prompt_tokens, num_prompt_tokens + num_tokens):
         hidden_BSD, read = model(tokens_B1, ids_B1, past)
         past = past.before(read) if past else read
         last_B1D = hidden_BSD[:, -1:]
         tokens_B1 = model.token_logits(last_B1D).argmax(-1)
-        place = num_prompt_tokens + step
         if predict_position_ids:
             ids_B1 = model.position_logits(last_B1D).argmax(-1)
         else:
@@ -56,24 +54,20 @@ def generate(
     return torch.cat(tokens, dim=1), torch.cat(position_ids, dim=1)
 
 
-@dataclass(frozen=True)
-class Answers:
+class Answers(NamedTuple):
     """The responses, and which parts of them were right."""
 
     token_ids_BT: np.ndarray
     """int64; as the model gave them."""
     token_is_right_BT: np.ndarray
     """bool."""
-    position_id_is_right_BT: np.ndarray | None
-    """bool; None where IDs are given and not predicted."""
+    position_id_is_right_BT: np.ndarray
+    """bool; true where IDs are given and not predicted."""
 
     @property
     def is_right_B(self) -> np.ndarray:
-        """Whether the whole response is right: every token and, where predicted, every ID."""
-        is_right_B: np.ndarray = np.asarray(self.token_is_right_BT.all(1))
-        if self.position_id_is_right_BT is not None:
-            is_right_B = is_right_B & np.asarray(self.position_id_is_right_BT.all(1))
-        return is_right_B
+        """Whether the whole response is right: every token and every ID."""
+        return (self.token_is_right_BT & self.position_id_is_right_BT).all(1)
 
 
 def answers(
@@ -89,20 +83,17 @@ def answers(
     token_ids_BS = torch.from_numpy(batch.token_ids_BS).to(model.device)
     position_ids = config.position_ids(batch, generator, in_testing=True)
     position_ids_BS = torch.from_numpy(position_ids).to(model.device)
-    given_ids = position_ids_BS[:, :num_prompt_tokens] if predicts else position_ids_BS
-    given = token_ids_BS[:, :num_prompt_tokens], given_ids
     num_tokens = token_ids_BS.shape[1] - num_prompt_tokens
+    given = (token_ids_BS[:, :num_prompt_tokens], position_ids_BS)
     generated = [
         generate(model, *parts, num_tokens=num_tokens, predict_position_ids=predicts)
         for parts in zip(*(of_all.split(examples_per_batch) for of_all in given), strict=True)
     ]
-    tokens_BT, ids_BT = (torch.cat(parts) for parts in zip(*generated, strict=True))
-    token_is_right_BT = tokens_BT == token_ids_BS[:, num_prompt_tokens:]
-    id_is_right_BT = ids_BT == position_ids_BS[:, num_prompt_tokens:]
+    tokens_BT, ids_BT = (torch.cat(of_all) for of_all in zip(*generated, strict=True))
     return Answers(
         tokens_BT.cpu().numpy(),
-        token_is_right_BT.cpu().numpy(),
-        id_is_right_BT.cpu().numpy() if predicts else None,
+        (tokens_BT == token_ids_BS[:, num_prompt_tokens:]).cpu().numpy(),
+        (ids_BT == position_ids_BS[:, num_prompt_tokens:]).cpu().numpy(),
     )
 
 
@@ -136,43 +127,15 @@ def excess_losses(
     return torch.cat(excess).cpu().numpy()
 
 
-def attention_on_cues(
-    model: TaskModel,
-    batch: ExampleBatch,
-    config: TaskConfig,
-    generator: np.random.Generator,
-    num_examples: int,
-) -> np.ndarray:
-    """Attention on what decides the answer, of the row that predicts it: float64, a value a layer and head.
-
-    Each is a share of 1, mean over the first `num_examples`.
-    """
-    position_ids = config.position_ids(batch, generator, in_testing=True)
-    position_ids_BS = torch.from_numpy(position_ids).to(model.device)
-    rows_1P = torch.arange(batch.num_prompt_tokens, device=model.device)[None]
-    of_examples = []
-    for example, ids_S in zip(batch.examples[:num_examples], position_ids_BS, strict=False):
-        token_ids_1P = torch.from_numpy(example.token_ids_S[None, : batch.num_prompt_tokens])
-        lm = TaskCausalLM(model, len(task_called(config.task).vocabulary), ids_S)
-        inputs = token_ids_1P.to(model.device), rows_1P, None, rows_1P[0, -1:]
-        weights_HP = torch.cat(lm.watch_heads(*inputs, lambda queries, keys, weights_H1P: weights_H1P[:, 0]))
-        of_examples.append(weights_HP[:, list(example.dependencies[0])].sum(-1).cpu().numpy())
-    mean: np.ndarray = np.stack(of_examples).mean(axis=0, dtype=np.float64)
-    return mean
-
-
 _EXAMPLES_PER_BATCH = 100
-_NUM_LOOKED_INTO = 64
-"""Examples that are generated together, and those whose attention is looked at, which takes a while."""
+"""Examples that are generated together."""
 
 
 def accuracy_tables(
     model: TaskModel, batch: ExampleBatch, config: TaskConfig, generator: np.random.Generator
 ) -> tuple[dict[str, dict[str, list[Any]]], Interval]:
     """Columns of `synthetic_accuracy`, one row, and of `synthetic_examples`; the share of exact matches."""
-    of_answers = model, batch, config, generator
-    found = answers(*of_answers, _EXAMPLES_PER_BATCH)
-    id_is_right_BT = found.position_id_is_right_BT
+    found = answers(model, batch, config, generator, _EXAMPLES_PER_BATCH)
     exact = wilson_interval(int(found.is_right_B.sum()), len(found.is_right_B))
     task = task_called(config.task)
     num_examples = len(batch.examples)
@@ -196,10 +159,12 @@ def accuracy_tables(
         "exact_match_low": exact.low,
         "exact_match_high": exact.high,
         "token_accuracy": float(found.token_is_right_BT.mean()),
-        "position_id_accuracy": None if id_is_right_BT is None else float(id_is_right_BT.mean()),
+        "position_id_accuracy": None,
     }
+    if config.positions == "predicted":
+        row["position_id_accuracy"] = float(found.position_id_is_right_BT.mean())
     if batch.log_posterior_BV is not None:  # the best possible loss is known
-        excess_B = excess_losses(*of_answers, _EXAMPLES_PER_BATCH)
+        excess_B = excess_losses(model, batch, config, generator, _EXAMPLES_PER_BATCH)
         of_examples["excess_loss"] = excess_B.tolist()
         question = batch.num_prompt_tokens - 1
         of_examples["distances"] = [
@@ -210,7 +175,6 @@ def accuracy_tables(
             "excess_loss_error": float(excess_B.std() / len(excess_B) ** 0.5),
             "attention_scaling": config.model.attention_scaling,
             "best_loss": batch.examples[0].best_loss,
-            "cue_attention": attention_on_cues(*of_answers, _NUM_LOOKED_INTO).tolist(),
         }
     of_cell = {name: [value] for name, value in row.items()}
     return {"synthetic_accuracy": of_cell, "synthetic_examples": of_examples}, exact

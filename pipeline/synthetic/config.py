@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
-from pipeline.cli import InputError, unknown_name
+from pipeline.cli import InputError
 from pipeline.models.olmo import ATTENTION_SCALINGS
 from pipeline.synthetic.tasks import COUPLED_SCHEMES, TASKS, ExampleBatch, draw_batch, task_called
 from pipeline.training.positions import POSITION_SCHEMES, position_scheme
@@ -22,7 +22,7 @@ from pipeline.training.settings import (
     read_yaml,
     require,
     require_name,
-    require_numbers,
+    require_positive,
     settings_of,
 )
 
@@ -89,10 +89,11 @@ class TaskConfig:
     positions: str
     """`contiguous`, `pose`, `randomized`, `coupled` or `predicted` (PPC)."""
     seed: int = 0
-    """Of the initial weights and of all examples."""
+    """Seed of the initial weights and of all examples."""
 
     smallest_size: int = 2
-    """Of training examples, in the task's own unit: letters, bits, digits, assignments, prompt tokens."""
+    """Least size of training examples, in the task's own unit: letters, bits, digits, assignments, prompt
+    tokens."""
     largest_size: int = 10
     size_step: int = 1
     """Training sizes are the smallest, and this much more, up to the largest."""
@@ -115,7 +116,7 @@ class TaskConfig:
     """A step's examples are of so many sizes, a share of the batch each."""
     num_steps: int = 2000
     learning_rate: float = 5e-5
-    """At its highest: linear warm-up, then linearly down to 0 at the last step."""
+    """Peak, after a linear warm-up; then linearly down to 0 at the last step."""
     warm_up_steps: int = 300
     weight_decay: float = 0.1
     """AdamW's."""
@@ -142,12 +143,11 @@ class TaskConfig:
     def draw(self, size: int, num_examples: int, generator: np.random.Generator) -> ExampleBatch:
         """Training examples of a size; each has a sparsity of its own, where the task has one."""
         task = task_called(self.task)
-        if self.largest_sparsity is None:
-            return draw_batch(task, size, [None] * num_examples, generator)
-        assert task.largest_sparsity is not None
-        largest = min(self.largest_sparsity, task.largest_sparsity(size))
-        sparsities = generator.integers(1, largest, num_examples, endpoint=True)
-        return draw_batch(task, size, sparsities.tolist(), generator)
+        sparsities: list[int | None] = [None] * num_examples
+        if self.largest_sparsity is not None and task.largest_sparsity is not None:
+            largest = min(self.largest_sparsity, task.largest_sparsity(size))
+            sparsities = generator.integers(1, largest, num_examples, endpoint=True).tolist()
+        return draw_batch(task, size, sparsities, generator)
 
     def position_ids(
         self, batch: ExampleBatch, generator: np.random.Generator, *, in_testing: bool = False
@@ -164,9 +164,8 @@ class TaskConfig:
             return from_random_starts(batch.coupled_ids_BS, self.num_position_ids, generator, spread)
         num_examples, num_tokens = batch.token_ids_BS.shape
         refuse_beyond_table(num_tokens, self.num_position_ids)
-        is_contiguous = self.positions == "contiguous" or (in_testing and self.positions == "pose")
-        scheme, table = ("contiguous", None) if is_contiguous else (self.positions, self.num_position_ids)
-        return position_scheme(scheme, table)(num_examples, num_tokens, generator)
+        name = "contiguous" if in_testing and self.positions == "pose" else self.positions
+        return position_scheme(name, self.num_position_ids)(num_examples, num_tokens, generator)
 
 
 def load_task_config(path: Path, overrides: Sequence[str], *, task: str, positions: str) -> TaskConfig:
@@ -177,54 +176,38 @@ def load_task_config(path: Path, overrides: Sequence[str], *, task: str, positio
     given = read_yaml(path)
     of_tasks = given.pop("tasks", {})
     for name in of_tasks:
-        if name not in TASKS:
-            raise unknown_name(f"task in {path}", name, TASKS)
-    flags = OmegaConf.create({"task": task, "positions": positions})
+        require_name(f"task in {path}", name, TASKS)
     if positions not in COUPLED_SCHEMES:  # one file serves all schemes; what does nothing is not recorded
         given.pop("spread_of_coupled_ids", None)
-    return _complete(path, given, of_tasks.get(task, {}), read_overrides(overrides), flags)
+    flags = OmegaConf.create({"task": task, "positions": positions})
+    parts = (given, of_tasks.get(task, {}), read_overrides(overrides), flags)
+    config: TaskConfig = settings_of(path, OmegaConf.structured(TaskConfig), *parts)
+    _refuse_bad_values(config)
+    return config
 
 
 def read_task_config(path: Path) -> TaskConfig:
     """The configuration that a run has written."""
-    return _complete(path, read_yaml(path))
-
-
-def _complete(path: Path, *parts: DictConfig) -> TaskConfig:
-    """Refuses values that could only fail later, or do nothing; InputError names the field and its value."""
-    config: TaskConfig = settings_of(path, OmegaConf.structured(TaskConfig), *parts)
-    task = task_called(config.task)
-    if config.positions in COUPLED_SCHEMES:
-        task.require_coupled_ids(config.positions)
-    _refuse_bad_fields(config)
-    largest = config.largest_sparsity
-    most = task.largest_sparsity(config.largest_size) if task.largest_sparsity else None
-    if (largest is None) != (most is None) or (largest or 0) > (most or 0):
-        allowed = "has no k" if most is None else f"has k from 1 to {most}, by largest_size"
-        raise InputError(f"largest_sparsity is {largest}; task {task.name} {allowed}")
-    # The task itself knows best which sizes it has, so examples are drawn; before, as drawing is slow: no
-    # example has fewer tokens, or coupled IDs, than its size.
-    refuse_beyond_table(config.largest_size, config.num_position_ids)
-    sizes = config.sizes
-    generator = np.random.default_rng(0)
-    # The smallest and the largest; and the second, as a task may have every other size only.
-    for size in {*sizes[:2], sizes[-1]}:
-        config.position_ids(config.draw(size, 1, generator), generator)
+    config: TaskConfig = settings_of(path, OmegaConf.structured(TaskConfig), read_yaml(path))
     return config
 
 
-def _refuse_bad_fields(config: TaskConfig) -> None:
+def _refuse_bad_values(config: TaskConfig) -> None:
+    """Refuse what would train another model than was meant, or fail later."""
+    task = task_called(config.task)
     model = config.model
-    require_numbers(
+    require_positive(
         config,
-        "smallest_size largest_size size_step largest_sparsity num_position_ids model.width model.num_layers"
-        " model.num_heads model.rotary_fraction batch_size sizes_per_step num_steps learning_rate"
-        " max_grad_norm save_interval eval_interval eval_num_examples",
+        "smallest_size size_step largest_sparsity num_position_ids model.rotary_fraction batch_size"
+        " sizes_per_step learning_rate max_grad_norm save_interval eval_interval eval_num_examples",
     )
-    require_numbers(config, "seed warm_up_steps weight_decay", zero=True)
-    require_numbers(config, "betas", most=1, zero=True)
     require_name("positions", config.positions, EXAMPLE_SCHEMES)
-    require_name("spread_of_coupled_ids", config.spread_of_coupled_ids, ("contiguous", "pose"))
+    has_ids = not task.has_sparsity and (config.positions == "coupled" or task.embeds_coupled_ids)
+    require(
+        config.positions not in COUPLED_SCHEMES or has_ids,
+        f"task {task.name} has no coupled position IDs for positions '{config.positions}': tasks with k have"
+        " none, and those of cues_* cannot be predicted",
+    )
     require_name("model.architecture", model.architecture, ("gpt_neox", "olmo"))
     require_name("model.attention_scaling", model.attention_scaling, ATTENTION_SCALINGS)
     require(
@@ -248,3 +231,15 @@ def _refuse_bad_fields(config: TaskConfig) -> None:
         config.smallest_size <= config.largest_size,
         f"largest_size is {config.largest_size}; it must be at least smallest_size, {config.smallest_size}",
     )
+    most = task.largest_sparsity(config.largest_size) if task.largest_sparsity else 0
+    require(
+        min(most, 1) <= (config.largest_sparsity or 0) <= most,
+        f"largest_sparsity is {config.largest_sparsity}; task {task.name} "
+        + (f"has k from 1 to {most}, by largest_size" if most else "has no k"),
+    )
+    # The task itself knows best which sizes it has, so examples are drawn: the smallest and the largest; and
+    # the second, as a task may have every other size only.
+    sizes = config.sizes
+    generator = np.random.default_rng(0)
+    for size in {*sizes[:2], sizes[-1]}:
+        config.position_ids(config.draw(size, 1, generator), generator)

@@ -8,9 +8,8 @@ swaps.
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
-from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,36 +34,18 @@ DEFAULT_RULES = (
     *CONTROLS,
 )
 """The first finds most of the truth of these tasks (analysis/README.md)."""
+NUM_SWAPS = 8
+"""Other examples that a swap is the mean of."""
 _EFFECTS = {"leave_one_out": "influence_TF", "leave_one_out_divergence": "divergence_TF"}
 """Rule -> what a distant context tells of each distant token left out."""
-TOKENS = "tokens"
-POSITION_IDS = "position_ids"
-ARTEFACTS = {TOKENS: "found_dependencies", POSITION_IDS: "found_id_dependencies"}
-"""What is predicted -> what is written; results of both may stand in one folder."""
 _TOKENS_PER_BATCH = 8192
-"""Of a pass over small models."""
+"""Tokens of a pass over small models."""
 
 
-class Selection(NamedTuple):
-    """The tokens that one rule selected."""
-
-    rule: str
-    ablation: str | None
-    """remove or swap; None for rules that it does not matter to."""
-    positions_TK: np.ndarray
-    """int64; most influential first."""
-    effects_TK: np.ndarray | None
-    """float32, nats: what leaving out each does; None for rules that leave no single token out."""
-
-
-def distant_context(
-    model: "CausalLM",
-    token_ids_L: np.ndarray,
-    swaps_BL: np.ndarray,
-    lengths: ContextLengths,
-    ablation: str,
-) -> "FarContext":
-    """An example as the rules see it: one chunk, whose last tokens, the response, are the targets.
+def distant_contexts(
+    model: "CausalLM", token_ids_L: np.ndarray, swaps_BL: np.ndarray, lengths: ContextLengths
+) -> dict[str, "FarContext"]:
+    """An example as the rules see it, under each ablation: one chunk, whose last tokens are the targets.
 
     Under `swap` other examples' tokens stand in the place of what is left out, and measurements are
     means over all of them: where a place has few values, one is often the token that stands there, and says
@@ -74,33 +55,24 @@ def distant_context(
     from pipeline.measuring.contexts import Batching
     from pipeline.measuring.far_context import FarContext
 
-    swap_ids_BL = None if ablation == MASK else swaps_BL
-    batching = Batching(_TOKENS_PER_BATCH)
-    return FarContext(model, lengths, batching, token_ids_L, token_ids_L, swap_ids_BL=swap_ids_BL)
+    def context(swap_ids_BL: np.ndarray | None) -> FarContext:
+        batching = Batching(_TOKENS_PER_BATCH)
+        return FarContext(model, lengths, batching, token_ids_L, token_ids_L, swap_ids_BL=swap_ids_BL)
+
+    return {name: context(None if name == MASK else swaps_BL) for name in ABLATIONS}
 
 
 def select(
-    contexts: Mapping[str, "FarContext"],
-    own: "FarContext",
-    rules: Sequence[str],
-    max_k: int,
-    generator: np.random.Generator,
-) -> list[Selection]:
-    """The first `max_k` tokens of every rule, under each ablation (name -> context) that it knows.
+    contexts: dict[str, "FarContext"], rules: Sequence[str], max_k: int, generator: np.random.Generator
+) -> Iterator[tuple[str, str | None, np.ndarray]]:
+    """The first `max_k` tokens of every rule: int64 [T, K], most influential first.
 
-    Rules that know none look at `own`.
+    Under each ablation (name -> context) that the rule knows; None for rules that it does not matter to.
     """
-    found = []
     for rule in map(find_rule, rules):
-        known = [name for name in contexts if name in rule.ablations]
-        for ablation in known if rule.knows_ablations else [None]:
-            context = own if ablation is None else contexts[ablation]
-            positions_TK = selected_positions(context, rule.name, max_k, generator)
-            effects_TK = None
-            if rule.name in _EFFECTS:
-                effects_TK = np.take_along_axis(getattr(context, _EFFECTS[rule.name]), positions_TK, axis=1)
-            found.append(Selection(rule.name, ablation, positions_TK, effects_TK))
-    return found
+        for ablation in rule.ablations if rule.knows_ablations else (None,):
+            context = contexts[ablation or MASK]
+            yield rule.name, ablation, selected_positions(context, rule.name, max_k, generator)
 
 
 def far_dependencies(dependencies: Sequence[Sequence[int]], lengths: ContextLengths) -> list[set[int]]:
@@ -111,33 +83,18 @@ def far_dependencies(dependencies: Sequence[Sequence[int]], lengths: ContextLeng
     ]
 
 
-def _truth(
-    asked: argparse.Namespace, config: "TaskConfig", batch: ExampleBatch
-) -> tuple[ContextLengths, list[list[set[int]]]]:
-    """An example as one chunk, and for each example and target the far places that decide it."""
+def _lengths(short_context_length: int, batch: ExampleBatch) -> ContextLengths:
+    """An example as one chunk, whose response is the targets."""
     num_tokens = batch.token_ids_BS.shape[1]
-    lengths = ContextLengths(asked.short_context_length, num_tokens, num_tokens - batch.num_prompt_tokens)
-    dependencies = [example.dependencies for example in batch.examples]
-    if asked.dependencies == POSITION_IDS:
-        are_spread = config.spread_of_coupled_ids != "contiguous"
-        dependencies = [example.id_dependencies(are_spread=are_spread) for example in batch.examples]
-    return lengths, [far_dependencies(of_example, lengths) for of_example in dependencies]
+    return ContextLengths(short_context_length, num_tokens, num_tokens - batch.num_prompt_tokens)
 
 
-def refuse_unanswerable(
-    asked: argparse.Namespace, configs: Mapping[str, "TaskConfig"], cells: Sequence[Cell]
-) -> None:
+def refuse_unanswerable(asked: argparse.Namespace, cells: Sequence[Cell]) -> None:
     """Refuse examples without a far dependency, and a largest k at which recall says nothing (InputError)."""
-    for name, config in configs.items():
-        if asked.dependencies == POSITION_IDS and config.positions != "predicted":
-            raise InputError(
-                f"--dependencies position_ids: model '{name}' was trained with positions"
-                f" '{config.positions}' and predicts no IDs; name runs with positions predicted"
-            )
-    unlike = {config.spread_of_coupled_ids: config for config in configs.values()}
-    for config, cell in product(unlike.values(), cells):
-        batch, _ = test_examples(task_called(config.task), cell, asked.num_examples, asked.test_seed)
-        lengths, truth = _truth(asked, config, batch)
+    for cell in cells:
+        batch, _ = test_examples(task_called(asked.task), cell, asked.num_examples, asked.test_seed)
+        lengths = _lengths(asked.short_context_length, batch)
+        truth = [far_dependencies(example.dependencies, lengths) for example in batch.examples]
         most = max(len(places) for of_example in truth for places in of_example)
         num_far = int(lengths.num_far_tokens_T[0])
         # Precision and recall are equal at the number of true dependencies.
@@ -166,50 +123,40 @@ def found_dependencies(
     import torch
 
     from pipeline.models.devices import keep_freed_memory
-    from pipeline.synthetic.models import PositionIdLM, TaskCausalLM
+    from pipeline.synthetic.models import TaskCausalLM
 
     keep_freed_memory()
     position_ids_BS = torch.from_numpy(config.position_ids(batch, generator, in_testing=True))
-    lengths, truth = _truth(asked, config, batch)
+    lengths = _lengths(asked.short_context_length, batch)
     vocabulary = task_called(config.task).vocabulary
-    num_examples = len(batch.token_ids_BS)
     rules = [rule for rule in FINDING_RULES if rule in asked.rules]
     rows: list[dict[str, Any]] = []
-    for index, tokens_L in enumerate(batch.token_ids_BS):
-        others_R = generator.integers(0, num_examples, asked.num_swaps)
-        read_L = tokens_L
-        swaps_RL = batch.token_ids_BS[others_R]
+    for index, example in enumerate(batch.examples):
+        tokens_L = example.token_ids_S
+        swaps_BL = batch.token_ids_BS[generator.integers(0, len(batch.examples), NUM_SWAPS)]
         lm = TaskCausalLM(model, len(vocabulary), position_ids_BS[index])
-        if asked.dependencies == POSITION_IDS:
-            lm = of_ids = PositionIdLM(
-                model, len(vocabulary), position_ids_BS[index], tokens_L, batch.num_prompt_tokens
-            )
-            read_L = of_ids.codes_L
-            swaps_RL = of_ids.codes_of(swaps_RL)
-        contexts = {
-            name: distant_context(lm, read_L, swaps_RL, lengths, name)
-            for name in ABLATIONS
-            if name in asked.ablations
-        }
-        own = distant_context(lm, read_L, swaps_RL, lengths, MASK)
-        selections = select(contexts, own, rules, asked.largest_k, generator)
-        for selection, (target, places) in product(selections, enumerate(truth[index])):
-            effects_TK = selection.effects_TK
-            for rank, place in enumerate(selection.positions_TK[target].tolist() if places else [], start=1):
-                rows.append(
-                    {
-                        "example_index": index,
-                        "target_index": target,
-                        "num_distant_tokens": int(lengths.num_far_tokens_T[target]),
-                        "num_dependencies": len(places),
-                        "long_context_loss": float(own.long_losses_T[target]),
-                        "rule": selection.rule,
-                        "ablation": selection.ablation,
-                        "rank": rank,
-                        "context_position": place,
-                        "is_dependency": place in places,
-                        "effect": None if effects_TK is None else float(effects_TK[target, rank - 1]),
-                        "context_token": vocabulary[tokens_L[place]],
-                    }
-                )
+        contexts = distant_contexts(lm, tokens_L, swaps_BL, lengths)
+        truth = far_dependencies(example.dependencies, lengths)
+        for rule, ablation, positions_TK in select(contexts, rules, asked.largest_k, generator):
+            effects_TF = None
+            if rule in _EFFECTS:
+                effects_TF = getattr(contexts[ablation or MASK], _EFFECTS[rule])
+            for target, places in enumerate(truth):
+                for rank, place in enumerate(positions_TK[target].tolist() if places else (), start=1):
+                    rows.append(
+                        {
+                            "example_index": index,
+                            "target_index": target,
+                            "num_distant_tokens": int(lengths.num_far_tokens_T[target]),
+                            "num_dependencies": len(places),
+                            "long_context_loss": float(contexts[MASK].long_losses_T[target]),
+                            "rule": rule,
+                            "ablation": ablation,
+                            "rank": rank,
+                            "context_position": place,
+                            "is_dependency": place in places,
+                            "effect": None if effects_TF is None else float(effects_TF[target, place]),
+                            "context_token": vocabulary[tokens_L[place]],
+                        }
+                    )
     return {name: [row[name] for row in rows] for name in rows[0]}

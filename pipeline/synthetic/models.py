@@ -17,7 +17,6 @@ at the position ID that the place has in this example, which a random start or c
 Shapes: B batch, S rows, K rows to look at, L tokens of an example, D width, V vocabulary, I position IDs.
 """
 
-import numpy as np
 import torch
 import transformers
 from olmo.config import ModelConfig
@@ -85,25 +84,20 @@ def new_olmo(
 _INITIAL_STD = 0.02  # as GPT-NeoX's token embedding
 
 
-class PositionIDs(nn.Module):
-    """The component: a table of position IDs, at the input and as a head."""
-
-    def __init__(self, num_position_ids: int, width: int) -> None:
-        super().__init__()
-        self.table_ID = nn.Parameter(torch.randn(num_position_ids, width) * _INITIAL_STD)
-
-
 class TaskModel(nn.Module):
-    """A model that reads tokens at position IDs, with the component where its positions are coupled.
+    """A model that reads tokens at position IDs, with or without a table of them at the input and as a head.
 
     Its parameters keep their library's names, below `trunk.model`: so checkpoints have them.
     """
 
-    def __init__(self, lm: CausalLM, position_ids: PositionIDs | None) -> None:
+    def __init__(self, lm: CausalLM, table_shape: tuple[int, int] | None) -> None:
+        """With a table of `table_shape`, position IDs by the width of the model; None: there is none."""
         super().__init__()
         self.lm = lm
         self.trunk = nn.ModuleDict({"model": lm._model})
-        self.position_ids = position_ids
+        self.position_ids = nn.ParameterDict()
+        if table_shape is not None:
+            self.position_ids["table_ID"] = nn.Parameter(torch.randn(table_shape) * _INITIAL_STD)
         self.train().requires_grad_()  # what is behind a `CausalLM` is not trained, elsewhere
 
     @property
@@ -129,19 +123,18 @@ class TaskModel(nn.Module):
         return hidden, read
 
     def placed(self, embedded_BSD: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
-        """Embeddings of tokens with what the component adds to them: [B, S, D]."""
-        if self.position_ids is None:
+        """Embeddings of tokens with what the table adds to them: [B, S, D]."""
+        if "table_ID" not in self.position_ids:
             return embedded_BSD
-        return embedded_BSD + self.position_ids.table_ID[position_ids_BS]
+        return embedded_BSD + self.position_ids["table_ID"][position_ids_BS]
 
     def token_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [..., V] of the next token."""
         return self.lm._project(hidden)
 
     def position_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [..., I] of the next token's position ID; of models with the component only."""
-        assert self.position_ids is not None
-        return hidden @ self.position_ids.table_ID.T
+        """Logits [..., I] of the next token's position ID; of models with the table only."""
+        return hidden @ self.position_ids["table_ID"].T
 
 
 class TaskCausalLM(CausalLM):
@@ -178,14 +171,6 @@ class TaskCausalLM(CausalLM):
         """See `CausalLM.embed`."""
         return self._model.lm.embed(token_ids_1S)
 
-    def _placed(
-        self, tokens: torch.Tensor, position_ids_BS: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Embeddings as the first layer is given them, and the position IDs of the places."""
-        ids_BS = self._position_ids_L[position_ids_BS]
-        embedded_BSD = tokens if tokens.is_floating_point() else self.embed(tokens)
-        return self._model.placed(embedded_BSD, ids_BS), ids_BS
-
     def _run(
         self,
         tokens: torch.Tensor,
@@ -197,64 +182,13 @@ class TaskCausalLM(CausalLM):
         keeps_rows: bool = False,
         watch: Watch | None = None,
     ) -> tuple[torch.Tensor, Prefix | None]:
-        placed_BSD, ids_BS = self._placed(tokens, position_ids_BS)
-        of_all = placed_BSD, ids_BS, visible_BSK, None, prefix
-        hidden_BSD, read = self._model.lm._run(*of_all, keeps_rows=keeps_rows, watch=watch)
+        ids_BS = self._position_ids_L[position_ids_BS]
+        embedded_BSD = tokens if tokens.is_floating_point() else self.embed(tokens)
+        placed_BSD = self._model.placed(embedded_BSD, ids_BS)
+        hidden_BSD, read = self._model.lm._run(
+            placed_BSD, ids_BS, visible_BSK, None, prefix, keeps_rows=keeps_rows, watch=watch
+        )
         return rows_of(hidden_BSD, query_rows_BT), read
 
     def _project(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._model.token_logits(hidden)
-
-
-class PositionIdLM(TaskCausalLM):
-    """The head of position IDs (PPC): predicts the next position ID of one example.
-
-    Measuring code takes what is to be predicted from the sequence itself: the target is a token, and tokens
-    are what is read. Here tokens are read and position IDs predicted, so both are written as codes: I
-    position IDs, then the vocabulary. A target is the code of its ID, which stands for its token wherever it
-    is read; IDs occur once in a response. Every other token is its code in the vocabulary.
-
-    Args:
-        model: it has the component; measured from now on, and not trained.
-        vocabulary_size: V, of the task.
-        position_ids_L: int64; the position ID of each place.
-        token_ids_L: int64; the example.
-        num_prompt_tokens: the others are the response, whose position IDs are to be predicted.
-    """
-
-    def __init__(
-        self,
-        model: TaskModel,
-        vocabulary_size: int,
-        position_ids_L: torch.Tensor,
-        token_ids_L: np.ndarray,
-        num_prompt_tokens: int,
-    ) -> None:
-        super().__init__(model, vocabulary_size, position_ids_L)
-        assert model.position_ids is not None
-        self._num_position_ids = len(model.position_ids.table_ID)
-        response_ids_T = position_ids_L[num_prompt_tokens:].cpu().numpy()
-        assert len(set(response_ids_T.tolist())) == len(response_ids_T), "a code stands for one token"
-        token_of_code = np.concatenate([np.zeros(self._num_position_ids, int), np.arange(vocabulary_size)])
-        token_of_code[response_ids_T] = token_ids_L[num_prompt_tokens:]
-        self._token_of_code = torch.from_numpy(token_of_code).to(model.device)
-        self.codes_L = self.codes_of(token_ids_L)
-        """int64; the example in codes: the response as IDs to be predicted."""
-        self.codes_L[num_prompt_tokens:] = response_ids_T
-
-    def codes_of(self, token_ids: np.ndarray) -> np.ndarray:
-        """Tokens that are read and not to be predicted."""
-        return self._num_position_ids + token_ids
-
-    @property
-    def vocabulary_size(self) -> int:
-        """I: of what is predicted."""
-        return self._num_position_ids
-
-    def embed(self, token_ids_1S: torch.Tensor) -> torch.Tensor:
-        """Embeddings of codes."""
-        return super().embed(self._token_of_code[token_ids_1S])
-
-    def _project(self, hidden: torch.Tensor) -> torch.Tensor:
-        """On position IDs: [..., I]."""
-        return self._model.position_logits(hidden)

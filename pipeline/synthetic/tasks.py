@@ -20,7 +20,7 @@ from pipeline.text.planting import CueLaw
 Vocabulary = tuple[str, ...]
 """Every token of a task by name; a token ID is an index into it."""
 Dependencies = tuple[tuple[int, ...], ...]
-"""For each target the ascending places of the tokens that decide something of it."""
+"""Ascending places, for each target, of the tokens that decide something of it."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,9 @@ class Example:
     num_prompt_tokens: int
     """P, at least 1: the first target is predicted from the prompt's last token."""
     dependencies: Dependencies
-    """For each target, the ascending places of the tokens that decide it: its true dependency set."""
+    """The true dependency set of each target: ascending places of the tokens that decide it."""
     coupled_ids_S: np.ndarray | None
     """int64, from 0: tokens with one ID belong together (position coupling). None: the task has none."""
-    content_decides_id_T: tuple[bool, ...] | None = None
-    """For each target, whether its coupled ID depends on the content. Otherwise it is one step from that of
-    the token before it, on or back, in every example. None: there are no coupled IDs."""
     log_posterior_V: np.ndarray | None = None
     """float64; ln p of each token as the response's only one, by the prompt: no model can predict better.
     None: the response is certain."""
@@ -52,31 +49,10 @@ class Example:
         """The tokens to be predicted: the response."""
         return self.token_ids_S[self.num_prompt_tokens :]
 
-    def id_dependencies(self, *, are_spread: bool) -> Dependencies:
-        """Places that decide each target's coupled ID.
-
-        They are the token right before it, and the prompt's tokens that it belongs with, which have that ID.
-        The latter decide nothing where the ID is always one step from the one before it: unless it is learnt
-        spread (`spread_of_coupled_ids`), as then it is not known how far a step is.
-        """
-        assert self.coupled_ids_S is not None and self.content_decides_id_T is not None
-        prompt_ids_P = self.coupled_ids_S[: self.num_prompt_tokens]
-        decides = []
-        for index, by_content in enumerate(self.content_decides_id_T):
-            target = self.num_prompt_tokens + index
-            same_id = np.flatnonzero(prompt_ids_P == self.coupled_ids_S[target]).tolist()
-            decides.append(_ascending(target - 1, *(same_id if by_content or are_spread else ())))
-        return tuple(decides)
-
     def text(self, vocabulary: Vocabulary) -> str:
         """The tokens by name, with a bar between prompt and response, as the worked examples show them."""
         names = [vocabulary[token_id] for token_id in self.token_ids_S]
         return " ".join([*names[: self.num_prompt_tokens], "|", *names[self.num_prompt_tokens :]])
-
-
-def _ids(names: Sequence[str], vocabulary: Vocabulary) -> np.ndarray:
-    id_of = {name: token_id for token_id, name in enumerate(vocabulary)}
-    return np.array([id_of[name] for name in names], dtype=np.int64)
 
 
 def _ascending(*places: int) -> tuple[int, ...]:
@@ -96,7 +72,6 @@ def _place_by_place(
         num_prompt_tokens=len(prompt) + 1,
         dependencies=dependencies,
         coupled_ids_S=np.concatenate([ids, [0], ids]),
-        content_decides_id_T=(False,) * len(prompt),
     )
 
 
@@ -119,8 +94,6 @@ def lay_out_copy(letters: Sequence[int]) -> Example:
         [1, 2, 3, 0, 1, 2, 3]
         >>> example.dependencies
         ((0,), (1,), (2,))
-        >>> example.id_dependencies(are_spread=False)
-        ((3,), (4,), (5,))
     """
     dependencies = tuple((place,) for place in range(len(letters)))
     return _place_by_place(letters, letters, COPY_VOCABULARY, dependencies)
@@ -168,27 +141,22 @@ def lay_out_addition(first: Sequence[int], second: Sequence[int], *, is_padded: 
         ((2, 6), (1, 2, 5, 6, 8), (1, 5, 9))
     """
     size = len(first)
-    total = int("".join(map(str, first))) + int("".join(map(str, second)))
-    pad = ["0"] if is_padded else []
+    pad = [0] if is_padded else []
     num_digits = len(pad) + size
-    names = [*pad, *map(str, first), "+", *pad, *map(str, second), "=", *f"{total:0{size + 1}d}"[::-1]]
+    total = int("".join(map(str, first))) + int("".join(map(str, second)))
+    response = [int(digit) for digit in reversed(f"{total:0{size + 1}d}")]
+    prompt = [*pad, *first, ADDITION_VOCABULARY.index("+"), *pad, *second, ADDITION_VOCABULARY.index("=")]
     operand_ids = [*range(1 - len(pad), size + 2)]
-
-    def digits(place: int) -> tuple[int, int]:
-        """Places of the operands' digits of one significance, counted from the least significant."""
-        return num_digits - 1 - place, 2 * num_digits - place
-
-    dependencies = []
-    for place in range(size + 1):
-        own = digits(place) if place < size else ()  # a padding zero decides nothing
-        before = (*digits(place - 1), 2 * num_digits + 1 + place) if place else ()
-        dependencies.append(_ascending(*own, *before))
+    # Both operands' digits of each significance, least first; the highest of the sum has none of its own.
+    digits = [*((num_digits - 1 - place, 2 * num_digits - place) for place in range(size)), ()]
+    dependencies = [digits[0]]
+    for place in range(1, size + 1):
+        dependencies.append(_ascending(*digits[place], *digits[place - 1], len(prompt) - 1 + place))
     return Example(
-        token_ids_S=_ids(names, ADDITION_VOCABULARY),
-        num_prompt_tokens=2 * num_digits + 2,
+        token_ids_S=np.array([*prompt, *response]),
+        num_prompt_tokens=len(prompt),
         dependencies=tuple(dependencies),
         coupled_ids_S=np.array([*operand_ids, *operand_ids, *range(size, -1, -1)]),
-        content_decides_id_T=(False,) * (size + 1),
     )
 
 
@@ -232,9 +200,8 @@ def _draw_parity_scratchpad(size: int, sparsity: None, generator: np.random.Gene
 
 NUM_NAMES = 256
 _NAMES = tuple(f"v{number}" for number in range(NUM_NAMES))
-_DIGITS = (*"0123456789",)
+_DIGITS = "0123456789"
 ASSIGNMENT_VOCABULARY: Vocabulary = (*_DIGITS, "=", "?", *_NAMES)
-_TOKENS_PER_ASSIGNMENT = 3
 
 
 def lay_out_assignments(
@@ -265,29 +232,22 @@ def lay_out_assignments(
         [3, 4, 5, 9, 10, 11, 6, 7, 8]
         >>> example.dependencies[:4]
         ((16,), (17,), (3, 5, 17), (19,))
-        >>> example.id_dependencies(are_spread=False)[:4]  # each begins with the one it restates
-        ((3, 16), (17,), (18,), (9, 19))
     """
     index_of = {left: index for index, (left, _) in enumerate(assignments)}
-    chain = []
-    name = asked
-    while name in index_of:
-        chain.append(index_of[name])
-        name = assignments[chain[-1]][1]
+    chain = [index_of[asked]]
+    while (value := assignments[chain[-1]][1]) in index_of:
+        chain.append(index_of[value])
     prompt = [token for left, right in assignments for token in (left, "=", right)] + ["?", asked]
-    response = [token for index in chain for token in (assignments[index][0], "=", assignments[index][1])]
+    restated = [3 * index + part for index in chain for part in range(3)]  # places in the prompt
     dependencies: list[tuple[int, ...]] = []
-    for step, index in enumerate(chain):
-        original_left = _TOKENS_PER_ASSIGNMENT * index
-        left = len(prompt) + _TOKENS_PER_ASSIGNMENT * step
-        dependencies += [(left - 1,), (left,), _ascending(original_left, original_left + 2, left)]
-    response_ids = [_TOKENS_PER_ASSIGNMENT * index + part for index in chain for part in range(3)]
+    for left, index in zip(range(len(prompt), len(prompt) + len(restated), 3), chain, strict=True):
+        dependencies += [(left - 1,), (left,), _ascending(3 * index, 3 * index + 2, left)]
+    token_of = {name: token_id for token_id, name in enumerate(vocabulary)}
     return Example(
-        token_ids_S=_ids(prompt + response, vocabulary),
+        token_ids_S=np.array([token_of[name] for name in (*prompt, *(prompt[place] for place in restated))]),
         num_prompt_tokens=len(prompt),
         dependencies=tuple(dependencies),
-        coupled_ids_S=np.concatenate([np.arange(len(prompt)), response_ids]).astype(np.int64),
-        content_decides_id_T=(True, False, False) * len(chain),
+        coupled_ids_S=np.array([*range(len(prompt)), *restated]),
     )
 
 
@@ -295,16 +255,18 @@ def _draw_assignments(size: int, sparsity: None, generator: np.random.Generator)
     names = [_NAMES[number] for number in generator.choice(NUM_NAMES, size, replace=False)]
     values = [_DIGITS[number] for number in generator.integers(0, 10, 2)]
     asked_for = (size + 1) // 2
-    chains = (names[:asked_for], names[asked_for:])
-    assignments = [
-        pair
-        for chain, value in zip(chains, values, strict=True)
-        for pair in zip(chain, [*chain[1:], value], strict=True)
-    ]
+    right_sides = [*names[1:asked_for], values[0], *names[asked_for + 1 :], values[1]]
+    assignments = list(zip(names, right_sides, strict=True))
     return lay_out_assignments([assignments[index] for index in generator.permutation(size)], names[0])
 
 
 # sparse_parity, sparse_or, sparse_majority, sparse_last, sparse_lookup
+
+
+def uniform_places(size: int, sparsity: int, generator: np.random.Generator) -> np.ndarray:
+    """Any k places, each set as likely."""
+    return np.sort(generator.choice(size, sparsity, replace=False))
+
 
 PARITY_VOCABULARY: Vocabulary = ("0", "1", ".", "*")
 _UNMARKED = 2
@@ -390,35 +352,27 @@ def _answered(prompt: np.ndarray, decisive: Sequence[int], answer: int, *further
 
 
 def probability_of_one(function: str, sparsity: int) -> float:
-    """How likely each of k marked bits must be 1 for both answers of the function to be equally likely."""
-    if function not in _LEAST_ONES:
-        return 0.5
+    """How likely each of k marked bits must be 1 for both answers of OR or majority to be equally likely."""
     from scipy.special import betaincinv  # late: few need it
 
     least = _LEAST_ONES[function](sparsity)
     return float(betaincinv(least, sparsity - least + 1, 0.5))
 
 
-def _draw_bits(size: int, sparsity: int, generator: np.random.Generator) -> tuple[list[int], list[int]]:
-    """Uniform bits, and the ascending places of the marked ones."""
-    num_bits = size // 2
-    bits = generator.integers(0, 2, num_bits).tolist()
-    return bits, np.sort(generator.choice(num_bits, sparsity, replace=False)).tolist()
-
-
 def _draw_marked_bits(size: int, sparsity: int, generator: np.random.Generator, *, function: str) -> Example:
-    bits, marked = _draw_bits(size, sparsity, generator)
+    bits = generator.integers(0, 2, size // 2)
+    marked = uniform_places(size // 2, sparsity, generator)
     if function in _LEAST_ONES:
-        is_one = generator.random(sparsity) < probability_of_one(function, sparsity)
-        for place, bit in zip(marked, is_one.tolist(), strict=True):
-            bits[place] = int(bit)
-    return lay_out_marked_bits(bits, marked, function)
+        bits[marked] = generator.random(sparsity) < probability_of_one(function, sparsity)
+    return lay_out_marked_bits(bits.tolist(), marked.tolist(), function)
 
 
 def _draw_lookup(size: int, sparsity: int, generator: np.random.Generator) -> Example:
-    bits, marked = _draw_bits(size, sparsity, generator)
-    keys = generator.choice(len(_KEYS), sparsity, replace=False).tolist()
-    return lay_out_lookup(bits, marked, keys, int(generator.integers(sparsity)))
+    bits = generator.integers(0, 2, size // 2)
+    marked = uniform_places(size // 2, sparsity, generator)
+    keys = generator.choice(len(_KEYS), sparsity, replace=False)
+    asked = int(generator.integers(sparsity))
+    return lay_out_lookup(bits.tolist(), marked.tolist(), keys.tolist(), asked)
 
 
 # planted_correlation
@@ -430,11 +384,6 @@ DEFAULT_LOCAL_LENGTH = 16
 
 PositionLaw = Callable[[int, int, np.random.Generator], np.ndarray]
 """(size, k, generator) -> k places below size, ascending."""
-
-
-def uniform_places(size: int, sparsity: int, generator: np.random.Generator) -> np.ndarray:
-    """Any k places, each set as likely."""
-    return np.sort(generator.choice(size, sparsity, replace=False))
 
 
 def local_places(
@@ -501,7 +450,7 @@ _FIRST_ANSWER = CUES_VOCABULARY.index("=0")
 def lay_out_cues(
     law: CueLaw,
     noise: Sequence[int],
-    positions: Sequence[int],
+    positions: list[int],
     places: np.ndarray,
     tokens: np.ndarray,
     latent: int,
@@ -528,24 +477,21 @@ def lay_out_cues(
         >>> round(float(np.exp(example.log_posterior_V[-5])), 4)  # of =b, the answer: each bit 0.9583
         0.8434
     """
-    num_before = len(noise) + len(positions)
-    is_noise_S = np.ones(num_before, dtype=bool)
-    is_noise_S[list(positions)] = False
-    prompt = np.empty(num_before, dtype=np.int64)
-    ids = np.arange(num_before)
-    prompt[is_noise_S] = noise
-    prompt[list(positions)] = _FIRST_CUE[law.num_places] + 16 * places + tokens
-    in_order = np.argsort(places, kind="stable")
-    ids[np.array(positions)[in_order]] = np.arange(num_before - len(positions), num_before)
+    question = len(noise) + len(positions)
+    positions_in_order = np.array(positions)[np.argsort(places, kind="stable")]
+    ids = np.arange(question + 2)
+    ids[positions_in_order] = np.arange(len(noise), question)
+    token_ids_S = np.empty(question + 2, dtype=np.int64)
+    token_ids_S[np.delete(np.arange(question), positions)] = noise
+    token_ids_S[positions] = _FIRST_CUE[law.num_places] + 16 * places + tokens
+    token_ids_S[question:] = CUES_VOCABULARY.index("?"), _FIRST_ANSWER + latent
     log_posterior_V = np.full(len(CUES_VOCABULARY), -np.inf)
     log_posterior_V[_FIRST_ANSWER:] = law.log_posterior(law.votes(places, tokens))
-    question = CUES_VOCABULARY.index("?")
     return Example(
-        token_ids_S=np.array([*prompt, question, _FIRST_ANSWER + latent], dtype=np.int64),
-        num_prompt_tokens=num_before + 1,
-        dependencies=(_ascending(*(int(position) for position in positions)),),
-        coupled_ids_S=np.array([*ids, num_before, num_before + 1]),
-        content_decides_id_T=(False,),
+        token_ids_S=token_ids_S,
+        num_prompt_tokens=question + 1,
+        dependencies=(_ascending(*positions),),
+        coupled_ids_S=ids,
         log_posterior_V=log_posterior_V,
         best_loss=law.best_loss,
     )
@@ -604,14 +550,6 @@ class Task:
         if size not in self.sizes:
             raise InputError(f"task {self.name}: size {size} is none of its sizes, {self.sizes}")
         return self.draw_example(size, sparsity, generator)
-
-    def require_coupled_ids(self, scheme: str) -> None:
-        """Refuse a position scheme that needs coupled IDs where the task has none (InputError)."""
-        if self.has_sparsity or (scheme == "predicted" and not self.embeds_coupled_ids):
-            raise InputError(
-                f"task {self.name} has no coupled position IDs for positions '{scheme}': tasks with k have"
-                " none, and those of cues_* cannot be predicted"
-            )
 
 
 def _from(least: int, step: int = 1) -> range:

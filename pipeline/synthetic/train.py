@@ -4,9 +4,9 @@ Dimension letters: B examples, P tokens of a prompt, T of a response, S = P + T,
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,16 +17,14 @@ from pipeline.cli import InputError
 from pipeline.models.interface import CausalLM
 from pipeline.models.load import MODEL_FILES, newest_checkpoint, read_tensors, refuse_damaged
 from pipeline.models.olmo import OLMoCausalLM, scale_attention
-from pipeline.results.files import read_parquet, write_parquet
-from pipeline.results.schemas import SCHEMAS
 from pipeline.results.versions import sha256_of_files
 from pipeline.synthetic.accuracy import answers, excess_losses
 from pipeline.synthetic.config import TaskConfig, read_task_config
-from pipeline.synthetic.models import PositionIDs, TaskModel, new_gpt_neox, new_olmo
+from pipeline.synthetic.models import TaskModel, new_gpt_neox, new_olmo
 from pipeline.synthetic.tasks import COUPLED_SCHEMES, ExampleBatch, task_called
 from pipeline.training.checkpoints import newest_state, save_checkpoint
 from pipeline.training.data import Prefetch
-from pipeline.training.loop import StopRequest, TrainingLoop
+from pipeline.training.loop import StopRequest, TrainingLoop, last_metrics
 
 
 def of_training_step(seed: int, step: int) -> np.random.Generator:
@@ -41,60 +39,28 @@ def _mean_loss(logits_BTC: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tens
     return cross_entropy(logits_BTC.float().flatten(0, 1), targets_BT.flatten())
 
 
-METRICS_FILE = "synthetic_training.parquet"
+LEARNT = 0.99
+"""Exact matches in distribution from which on a task counts as learnt."""
 
 
-def read_metrics(run_folder: Path, num_steps: int) -> dict[str, list[Any]]:
-    """Columns of `synthetic_training` (pipeline/RESULTS.md) of a run's first steps: name -> a value a step.
+def is_learnt(config: TaskConfig, metrics: Mapping[str, float]) -> bool:
+    """Whether the last measurement (metric -> its last value) found the task learnt in distribution.
 
-    InputError where the file is missing or damaged, or lacks some of these steps.
+    Where `stop_at_excess_loss` is set, by the excess loss: cues may mislead, so no model can always be right.
     """
-    path = run_folder / METRICS_FILE
-    names = SCHEMAS["synthetic_training"].names
-    if num_steps == 0:
-        return {name: [] for name in names}
-    columns = read_parquet(path, names).slice(0, num_steps).to_pydict()
-    if columns["step"] != list(range(1, num_steps + 1)):
-        raise InputError(
-            f"{path} does not hold the metrics of steps 1 to {num_steps}; put back what the run wrote, or"
-            " train again in another --save-folder"
-        )
-    return columns
-
-
-def last_measured(metrics: dict[str, list[Any]], name: str) -> float | None:
-    """The last value of a metric that was measured now and then."""
-    return next((value for value in reversed(metrics[name]) if value is not None), None)
-
-
-def is_known(config: TaskConfig, metrics: dict[str, list[Any]]) -> bool:
-    """Whether so small an excess loss was measured at the last step that it ends the training."""
-    asked = config.stop_at_excess_loss
-    excess_loss = (metrics["excess_loss"] or [None])[-1]
-    return asked is not None and excess_loss is not None and excess_loss <= asked
+    if config.stop_at_excess_loss is None:
+        return metrics.get("exact_match", 0.0) >= LEARNT
+    return metrics.get("excess_loss", math.inf) <= config.stop_at_excess_loss
 
 
 def last_step(run_folder: Path, config: TaskConfig) -> int:
     """The step that ends a run: that of its newest checkpoint where the task was known then, or the last."""
     found = newest_checkpoint(run_folder)
-    if found is None or config.stop_at_excess_loss is None:
-        return config.num_steps
-    return found[0] if is_known(config, read_metrics(run_folder, found[0])) else config.num_steps
-
-
-LEARNT = 0.99
-"""Exact matches in distribution from which on a task counts as learnt."""
-
-
-def is_learnt(config: TaskConfig, metrics: dict[str, list[Any]]) -> bool:
-    """Whether the last measurement found the task learnt in distribution.
-
-    Where no model can always be right, because cues may mislead, by its excess loss.
-    """
-    if config.stop_at_excess_loss is not None:
-        return is_known(config, metrics)
-    exact_match = last_measured(metrics, "exact_match")
-    return exact_match is not None and exact_match >= LEARNT
+    if found is not None and config.stop_at_excess_loss is not None:
+        step, _ = found
+        if is_learnt(config, last_metrics(run_folder, step)):
+            return step
+    return config.num_steps
 
 
 def new_task_model(config: TaskConfig) -> TaskModel:
@@ -112,14 +78,13 @@ def new_task_model(config: TaskConfig) -> TaskModel:
     lm: CausalLM
     if model.architecture == "olmo":
         olmo = new_olmo(**sizes)
-        any_example = np.random.default_rng(0)
-        longest = config.draw(config.largest_size, 1, any_example).token_ids_BS
+        longest = config.draw(config.largest_size, 1, np.random.default_rng(0)).token_ids_BS
         scale_attention(olmo, model.attention_scaling, longest.shape[1] - 1)
         lm = OLMoCausalLM(olmo)
     else:
         lm = new_gpt_neox(**sizes, rotary_fraction=model.rotary_fraction)
     has_table = config.positions in COUPLED_SCHEMES and task.embeds_coupled_ids
-    return TaskModel(lm, PositionIDs(config.num_position_ids, model.width) if has_table else None)
+    return TaskModel(lm, (config.num_position_ids, model.width) if has_table else None)
 
 
 @dataclass(frozen=True)
@@ -130,7 +95,7 @@ class TaskRun:
     """The run folder's; results are filed under it."""
     step: int
     folder: Path
-    """Of the checkpoint."""
+    """The checkpoint's."""
     config: TaskConfig
 
     @property
@@ -141,7 +106,7 @@ class TaskRun:
     @property
     def is_learnt(self) -> bool:
         """See `is_learnt`; by the last measurement before the checkpoint."""
-        return is_learnt(self.config, read_metrics(self.folder.parent, self.step))
+        return is_learnt(self.config, last_metrics(self.folder.parent, self.step))
 
     def load(self, device: torch.device) -> TaskModel:
         """The model, to be tested."""
@@ -174,6 +139,8 @@ def find_task_run(folder: Path, task: str) -> TaskRun:
 class TaskTrainer(TrainingLoop):
     """One run: model and optimizer at `step` finished steps."""
 
+    shown = ("loss", "exact_match")
+
     def __init__(
         self, config: TaskConfig, run_folder: Path, device: torch.device, stop_request: StopRequest
     ) -> None:
@@ -201,55 +168,41 @@ class TaskTrainer(TrainingLoop):
             self.step = saved["train"]["step"]
             self._model.load_state_dict(saved["model"])
             self._optimizer.load_state_dict(saved["optim"])
-        self._metrics = read_metrics(run_folder, self.step)
+            self.metrics = last_metrics(run_folder, self.step)
 
     @property
     def outcome(self) -> str:
-        """Whether the task was learnt, in words, with the number that tells it."""
-        verdict = "learnt" if is_learnt(self._config, self._metrics) else "NOT learnt"
-        enough = self._config.stop_at_excess_loss
-        excess_loss = last_measured(self._metrics, "excess_loss")
-        if excess_loss is None:
-            exact_match = last_measured(self._metrics, "exact_match")
-            return f"{verdict}: exact match in distribution {exact_match:.3f}"
-        in_words = f"excess loss in distribution {excess_loss:.3f} nats"
-        if enough is None:
-            return f"{in_words}; stop_at_excess_loss would say whether that is learnt"
-        return f"{verdict}: {in_words}, stop_at_excess_loss {enough}"
+        """Whether the task was learnt, in words, with the numbers that tell it."""
+        verdict = "learnt" if is_learnt(self._config, self.metrics) else "NOT learnt"
+        for name in ("exact_match", "excess_loss"):
+            if name in self.metrics:
+                verdict += f"; {name} in distribution {self.metrics[name]:.3f}"
+        return verdict
 
     @property
     def has_finished(self) -> bool:
         """Whether all steps are done, or the task is known as well as was asked for."""
-        return super().has_finished or is_known(self._config, self._metrics)
+        ends_early = self._config.stop_at_excess_loss is not None
+        return super().has_finished or (ends_early and is_learnt(self._config, self.metrics))
 
     def _measure(self) -> dict[str, float]:
         """Share of responses that are wholly right in distribution, each training size counting alike.
 
         And the mean excess loss, where the best loss is known.
         """
-        self._model.eval()
         config = self._config
         generator = of_training_step(config.seed, 0)
-        sizes = config.sizes
-        num_examples = -(-config.eval_num_examples // len(sizes))
-        is_right = []
-        excess = []
-        for size in sizes:
+        num_examples = -(-config.eval_num_examples // len(config.sizes))
+        found: dict[str, list[np.ndarray]] = {"exact_match": [], "excess_loss": []}
+        self._model.eval()
+        for size in config.sizes:
             batch = config.draw(size, num_examples, generator)
-            of_batch = self._model, batch, config, generator, num_examples
-            is_right.append(answers(*of_batch).is_right_B)
+            of_batch = (self._model, batch, config, generator, num_examples)
+            found["exact_match"].append(answers(*of_batch).is_right_B)
             if batch.log_posterior_BV is not None:
-                excess.append(excess_losses(*of_batch))
+                found["excess_loss"].append(excess_losses(*of_batch))
         self._model.train()
-        measured = {"exact_match": float(np.concatenate(is_right).mean())}
-        return measured | ({"excess_loss": float(np.concatenate(excess).mean())} if excess else {})
-
-    def _write(self, metrics: dict[str, Any]) -> str:
-        for name, values in self._metrics.items():
-            values.append(metrics.get(name))
-        exact_match = last_measured(self._metrics, "exact_match")
-        in_words = "" if exact_match is None else f", exact match {exact_match:.3f}"
-        return f"loss {metrics['loss']:.3f} nats{in_words}"
+        return {name: float(np.concatenate(values).mean()) for name, values in found.items() if values}
 
     def _train_step(self, step: int) -> tuple[dict[str, float], bool]:
         parts = self._parts_of(step)
@@ -279,22 +232,21 @@ class TaskTrainer(TrainingLoop):
         Tokens and IDs are given (teacher forcing); the token at place p is predicted, ID and all, from p - 1.
         The second is 0 where IDs are not predicted.
         """
-        num_prompt_tokens = batch.num_prompt_tokens
-        token_ids_BS, position_ids_BS = (
-            torch.from_numpy(ids).to(self._device) for ids in (batch.token_ids_BS, position_ids)
-        )
+        first = batch.num_prompt_tokens  # of the response
+        token_ids_BS = torch.from_numpy(batch.token_ids_BS).to(self._device)
+        position_ids_BS = torch.from_numpy(position_ids).to(self._device)
         hidden_BSD, _ = self._model(token_ids_BS[:, :-1], position_ids_BS[:, :-1])
-        hidden_BTD = hidden_BSD[:, num_prompt_tokens - 1 :]
-        of_tokens = _mean_loss(self._model.token_logits(hidden_BTD), token_ids_BS[:, num_prompt_tokens:])
-        if self._config.positions != "predicted":
-            return torch.stack((of_tokens, torch.zeros_like(of_tokens)))
-        position_logits = self._model.position_logits(hidden_BTD)
-        return torch.stack((of_tokens, _mean_loss(position_logits, position_ids_BS[:, num_prompt_tokens:])))
+        hidden_BTD = hidden_BSD[:, first - 1 :]
+        of_tokens = _mean_loss(self._model.token_logits(hidden_BTD), token_ids_BS[:, first:])
+        of_ids = torch.zeros_like(of_tokens)
+        if self._config.positions == "predicted":
+            of_ids = _mean_loss(self._model.position_logits(hidden_BTD), position_ids_BS[:, first:])
+        return torch.stack((of_tokens, of_ids))
 
     def _draw(self, step: int) -> list[tuple[ExampleBatch, np.ndarray]]:
         """The examples of a step, a batch a size, and their position IDs [B, S]."""
         config = self._config
-        generator = of_training_step(self._config.seed, step)
+        generator = of_training_step(config.seed, step)
         num_examples = config.batch_size // config.sizes_per_step
         parts = []
         for _ in range(config.sizes_per_step):
@@ -303,8 +255,6 @@ class TaskTrainer(TrainingLoop):
         return parts
 
     def _save(self) -> None:
-        schema = SCHEMAS["synthetic_training"]
-        write_parquet(self._run_folder / METRICS_FILE, self._metrics, schema)
         state = {
             "model": self._model.state_dict(),
             "optim": self._optimizer.state_dict(),

@@ -3,8 +3,8 @@
 A plain OLMo TrainConfig file loads too. A run acts on the fields in `HONOURED_FIELDS`. Any other field of
 OLMo's is refused unless it is null or has OLMo's default: it would be recorded and do nothing. `model`,
 `optimizer` and `scheduler` go whole to OLMo's own classes. `max_duration` has OLMo's meaning: 1000 is
-steps, "2e6T" tokens, "2ep" epochs. `save_interval` counts steps between checkpoints, which are always
-unsharded.
+steps, "2e6T" tokens; epochs are not understood. `save_interval` counts steps between checkpoints, which are
+always unsharded.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from pipeline.training.settings import (
     read_yaml,
     require,
     require_name,
-    require_numbers,
+    require_positive,
     settings_of,
 )
 
@@ -73,7 +73,7 @@ class PretrainConfig(TrainConfig):
     """Several ranks: `ddp` keeps all on each, `fsdp` shards. OLMo's field with another default."""
 
     train_data_sha256: str | None = None
-    """SHA-256 of the training tokens, in hex. None: taken from the tokenized data."""
+    """SHA-256 of the training tokens, in hex; as `model`'s vocabulary, taken from the tokenized data."""
 
     @property
     def sequence_length(self) -> int:
@@ -87,8 +87,22 @@ class PretrainConfig(TrainConfig):
         return self.global_train_batch_size * self.sequence_length
 
     @property
+    def num_steps(self) -> int:
+        """OLMo's `max_duration` in optimizer steps: 1000 steps, or "2e6T" tokens, rounded up to a step."""
+        text = str(self.max_duration).strip()
+        try:
+            if text.endswith("T"):
+                num_steps = math.ceil(float(text[:-1]) / self.tokens_per_step)
+            else:
+                num_steps = int(float(text))
+        except (ValueError, OverflowError):
+            num_steps = 0
+        require(num_steps > 0, f"max_duration '{text}' is not steps (1000) or tokens ('2e6T')")
+        return num_steps
+
+    @property
     def position_target_length(self) -> int | None:
-        """Where the position scheme draws from, in tokens; None for contiguous positions."""
+        """The number of position IDs that the scheme draws from; None for contiguous positions."""
         return getattr(self, f"{self.position_scheme}_target_length", None)
 
     def micro_batch_size(self, num_ranks: int) -> int:
@@ -130,12 +144,11 @@ HONOURED_FIELDS = frozenset(OUR_FIELDS) | {
 
 @dataclass(frozen=True)
 class AssumedData:
-    """Stands for data that is not there yet, to plan with."""
+    """Placeholder for data that is not there yet, to plan with."""
 
     vocabulary_size: int
     eos_token_id: int = 0
     train_sha256: str = "unknown"
-    num_train_tokens: int | None = None
 
 
 DataFacts = TokenizedData | AssumedData
@@ -149,29 +162,23 @@ def load_config(path: Path, overrides: Sequence[str], data: DataFacts) -> Pretra
 
     The overrides (`field.subfield=value`) win over the YAML file; the data decides the vocabulary.
     """
-    chosen = read_overrides(overrides)
     PretrainConfig._register_resolvers(validate_paths=False)  # a file may use OLMo's `path.*`
     file = PretrainConfig.update_legacy_settings(read_yaml(path))
-    decided = {
-        "train_data_sha256": data.train_sha256,
-        "model.vocab_size": data.vocabulary_size,
-        "model.embedding_size": -(-data.vocabulary_size // _EMBEDDING_MULTIPLE) * _EMBEDDING_MULTIPLE,
-        "model.eos_token_id": data.eos_token_id,
-        "model.pad_token_id": data.eos_token_id,  # sequences are full: no token is ever padding
+    chosen = read_overrides(overrides)
+    vocabulary = {
+        "vocab_size": data.vocabulary_size,
+        "embedding_size": -(-data.vocabulary_size // _EMBEDDING_MULTIPLE) * _EMBEDDING_MULTIPLE,
+        "eos_token_id": data.eos_token_id,
+        "pad_token_id": data.eos_token_id,  # sequences are full: no token is ever padding
     }
-    by_data = OmegaConf.create()
-    for field, value in decided.items():
-        OmegaConf.update(by_data, field, value)
+    by_data = OmegaConf.create({"train_data_sha256": data.train_sha256, "model": vocabulary})
     config: PretrainConfig = settings_of(path, _schema(), file, chosen, by_data)
-    for field, value in decided.items():
-        for part in (file, chosen):
-            if (given := OmegaConf.select(part, field)) not in (None, value):
-                raise InputError(f"{field} is {given}, but the tokenized data says {value}; leave it out")
     _refuse_bad_values(config)
     _derive_sequences(config, {*file, *chosen})
     config.micro_batch_size(num_ranks=1)
-    try:  # what OLMo would refuse later
-        model_without_weights(config.model)
+    Schedule(config)
+    try:  # on no device, without weights: what OLMo would refuse later
+        OLMo(ModelConfig(**{**config.model.asdict(), "init_device": "meta"}), init_params=False)
     except (OLMoConfigurationError, AssertionError, RuntimeError, ValueError) as error:
         raise InputError(f"model: OLMo refuses these settings ({cause_of(error)})") from error
     return config
@@ -189,14 +196,17 @@ def _derive_sequences(config: PretrainConfig, given: set[Any]) -> None:
         tokens = getattr(config, f"{kind}_tokens")
         if tokens is None:
             continue
-        num_sequences, rest = divmod(tokens, length)
-        require(not rest, f"{kind}_tokens {tokens} is not a multiple of train_context_length, {length}")
+        size = tokens // length
         require(
-            f"{kind}_size" not in given or getattr(config, f"{kind}_size") == num_sequences,
-            f"{kind}_tokens {tokens} makes {num_sequences} sequences, and {kind}_size says otherwise; give"
-            " one of the two",
+            tokens % length == 0,
+            f"{kind}_tokens {tokens} is not a multiple of train_context_length, {length}",
         )
-        setattr(config, f"{kind}_size", num_sequences)
+        require(
+            f"{kind}_size" not in given or getattr(config, f"{kind}_size") == size,
+            f"{kind}_tokens {tokens} makes {size} sequences, and {kind}_size says otherwise; give one of the"
+            " two",
+        )
+        setattr(config, f"{kind}_size", size)
 
 
 def _refuse_bad_values(config: PretrainConfig) -> None:
@@ -206,18 +216,17 @@ def _refuse_bad_values(config: PretrainConfig) -> None:
             name in HONOURED_FIELDS or value in (None, _olmo_defaults()[name]),
             f"'{name}' is a field of OLMo's trainer that pretrain does not act on; leave it out",
         )
-    require_numbers(
+    require_positive(
         config,
-        "train_context_length pose_target_length randomized_target_length eval_context_lengths eval_interval"
-        " global_train_batch_size global_train_batch_tokens device_train_microbatch_size"
-        " device_train_microbatch_tokens eval_num_documents save_interval console_log_interval max_grad_norm"
-        " optimizer.learning_rate optimizer.eps model.n_heads",
+        "train_context_length global_train_batch_size global_train_batch_tokens max_grad_norm save_interval"
+        " eval_interval console_log_interval optimizer.learning_rate model.n_heads",
     )
-    require_numbers(config, "seed optimizer.weight_decay scheduler.t_warmup scheduler.alpha_f", zero=True)
     require_name("precision", config.precision, ("auto", "amp_bf16", "fp32"))
     require_name("attention_scaling", config.attention_scaling, ATTENTION_SCALINGS)
     position_scheme(config.position_scheme, config.position_target_length)
-    model, length, target_length = config.model, config.sequence_length, config.position_target_length
+    model = config.model
+    length = config.sequence_length
+    target_length = config.position_target_length
     require(
         bool(model.rope) and not model.alibi and model.d_model % (2 * model.n_heads) == 0,
         "position IDs can be chosen only with model.rope, without model.alibi, and with a model.d_model that"
@@ -245,57 +254,26 @@ def _refuse_bad_values(config: PretrainConfig) -> None:
     )
 
 
-def model_without_weights(config: ModelConfig) -> OLMo:
-    """The model's modules and shapes, which take no memory."""
-    return OLMo(ModelConfig(**{**config.asdict(), "init_device": "meta"}), init_params=False)
-
-
-def counts_epochs(max_duration: int | str) -> bool:
-    """Whether only the data tells how long that is."""
-    return str(max_duration).strip().endswith("ep")
-
-
-def num_training_steps(max_duration: int | str, tokens_per_step: int, steps_per_epoch: int) -> int:
-    """OLMo's `max_duration` in optimizer steps: 1000 steps, "2e6T" tokens (rounded up), "2ep" epochs."""
-    text = str(max_duration).strip()
-    try:
-        if counts_epochs(text):
-            num_steps = int(text[:-2]) * steps_per_epoch
-        elif text.endswith("T"):
-            num_steps = math.ceil(float(text[:-1]) / tokens_per_step)
-        else:
-            num_steps = int(float(text))
-    except (ValueError, OverflowError):
-        num_steps = 0
-    require(num_steps > 0, f"max_duration '{text}' is not steps (1000), tokens ('2e6T') or epochs ('2ep')")
-    return num_steps
-
-
 class Schedule:
-    """Learning rate and clipping threshold of each step, counted from 1 as OLMo's trainer does.
+    """Learning rate and clipping threshold of each step, counted from 1 as OLMo's trainer does."""
 
-    InputError where the duration is not understood, or the warm-up is longer.
-    """
-
-    def __init__(self, config: PretrainConfig, steps_per_epoch: int) -> None:
-        self.num_steps = num_training_steps(config.max_duration, config.tokens_per_step, steps_per_epoch)
+    def __init__(self, config: PretrainConfig) -> None:
+        """InputError where the warm-up is longer than the run, whose learning rate would never be reached."""
         self._config = config
         self._scheduler = build_scheduler(config)
         self._unit = config.tokens_per_step if config.scheduler.units == SchedulerUnits.tokens else 1
-        warms_up = config.scheduler.name != SchedulerType.constant
-        if warms_up and config.scheduler.t_warmup > self.num_steps * self._unit:
-            raise InputError(
-                f"scheduler.t_warmup is {config.scheduler.t_warmup} {config.scheduler.units}, longer than"
-                f" max_duration '{config.max_duration}' ({self.num_steps} steps of"
-                f" {config.tokens_per_step} tokens)"
-            )
+        self._end = config.num_steps * self._unit
+        require(
+            config.scheduler.name == SchedulerType.constant or config.scheduler.t_warmup <= self._end,
+            f"scheduler.t_warmup is {config.scheduler.t_warmup} {config.scheduler.units}, longer than"
+            f" max_duration '{config.max_duration}' ({config.num_steps} steps of {config.tokens_per_step}"
+            " tokens)",
+        )
 
     def learning_rate(self, step: int) -> float:
         """The learning rate of `step`."""
-        places = step * self._unit, self.num_steps * self._unit
-        return self._scheduler.get_lr(self._config.optimizer.learning_rate, *places)
+        return self._scheduler.get_lr(self._config.optimizer.learning_rate, step * self._unit, self._end)
 
     def max_grad_norm(self, step: int) -> float | None:
         """The norm to which the gradient of `step` is clipped; None: it is not clipped."""
-        places = step * self._unit, self.num_steps * self._unit
-        return self._scheduler.get_max_grad_norm(self._config.max_grad_norm, *places)
+        return self._scheduler.get_max_grad_norm(self._config.max_grad_norm, step * self._unit, self._end)

@@ -4,16 +4,17 @@ A subclass says what a step does and a checkpoint holds: trainer.py and pipeline
 libraries are imported late, so that --help is quick and a request to stop is heard while they load.
 """
 
+import json
 import math
 import os
 import signal
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TextIO, TypeVar
 
 from pipeline.cli import InputError, logger, progress
 
@@ -25,7 +26,7 @@ EXIT_STOPPED = 75
 
 
 class StopRequest:
-    """While entered, SIGTERM and SIGUSR1, which schedulers send before they kill, only set `signal_name`."""
+    """Context in which SIGTERM and SIGUSR1, which schedulers send before a kill, only set `signal_name`."""
 
     signal_name: str | None = None
 
@@ -43,27 +44,71 @@ class StopRequest:
 
 
 def is_first_rank() -> bool:
-    """Of processes that train together, numbered so by torchrun and accelerate, one does what is for all."""
+    """Tell the one process that does what is for all, by the numbers that torchrun and accelerate give."""
     return os.environ.get("RANK", "0") == "0"
+
+
+METRICS_FILE = "metrics.jsonl"
+"""JSON lines in the run folder: an object per step, of whatever was measured then."""
+
+
+def _lines_of_metrics(run_folder: Path, step: int) -> list[str]:
+    path = run_folder / METRICS_FILE
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    if len(lines) < step:
+        raise InputError(
+            f"{path} does not hold the {step} steps before the newest checkpoint; put back what was there, or"
+            " choose another --save-folder"
+        )
+    return lines[:step]
+
+
+def last_metrics(run_folder: Path, step: int) -> dict[str, Any]:
+    """The last value of each metric in the first steps of a run, up to `step`; some are not of every step."""
+    values: dict[str, Any] = {}
+    for line in _lines_of_metrics(run_folder, step):
+        values |= json.loads(line)
+    return values
+
+
+def _open_metrics(run_folder: Path, step: int) -> TextIO:
+    """Open the metrics after `step` finished steps; lines of later ones, which run again, are dropped."""
+    from pipeline.results.files import write_text
+
+    path = run_folder / METRICS_FILE
+    write_text(path, "".join(_lines_of_metrics(run_folder, step)))
+    return path.open("a", encoding="utf-8")
 
 
 class TrainingLoop(ABC):
     """One run, at `step` finished steps of `num_steps`."""
 
-    def __init__(self, config: Any, run_folder: Path, num_steps: int, stop_request: StopRequest) -> None:
+    shown: tuple[str, ...]
+    """Metrics that the progress bar shows."""
+
+    def __init__(
+        self,
+        config: Any,
+        run_folder: Path,
+        num_steps: int,
+        stop_request: StopRequest,
+        flush_interval: int = 1,
+    ) -> None:
         """A `config` has `eval_interval` and `save_interval`, in steps; None: at the end only."""
         self.step = 0
+        self.metrics: dict[str, Any] = {}  # the last value of each
         self._run_config = config
         self._run_folder = run_folder
         self._num_steps = num_steps
         self._stop_request = stop_request
+        self._flush_interval = flush_interval
 
     def run(self) -> Path:
         """Train to the end or a requested stop, saving every `save_interval` steps too; the last folder."""
         self._run_folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
-            stack.enter_context(self._open_metrics())
             if is_first_rank():
+                file = stack.enter_context(_open_metrics(self._run_folder, self.step))
                 bar = stack.enter_context(progress(None, "train", "steps", self._num_steps, self.step))
             is_stopping = False
             while not self.has_finished and not is_stopping:
@@ -71,11 +116,18 @@ class TrainingLoop(ABC):
                 self.step += 1
                 if self._is_due(self._run_config.eval_interval):
                     metrics |= self._measure()
-                in_words = self._write(metrics)
+                self.metrics |= metrics
+                is_saving = is_stopping or self._is_due(self._run_config.save_interval)
                 if is_first_rank():
-                    bar.set_postfix_str(in_words, refresh=False)
+                    file.write(json.dumps(metrics) + "\n")
+                    if is_saving or self.step % self._flush_interval == 0:
+                        file.flush()
+                    shown = {name: self.metrics[name] for name in self.shown if name in self.metrics}
+                    bar.set_postfix(shown, refresh=False)
                     bar.update()
-                if is_stopping or self._is_due(self._run_config.save_interval):
+                if is_saving:
+                    if is_first_rank():  # the metrics that lead to a checkpoint are on the disk before it
+                        os.fsync(file.fileno())
                     self._save()
         return self.checkpoint
 
@@ -106,14 +158,6 @@ class TrainingLoop(ABC):
         optimizer.step()
         optimizer.zero_grad()
 
-    def _open_metrics(self) -> AbstractContextManager[object]:
-        """While entered, metrics can be written."""
-        return nullcontext()
-
-    @abstractmethod
-    def _write(self, metrics: dict[str, Any]) -> str:
-        """Add the metrics of one step; what the progress bar shows of them."""
-
     @abstractmethod
     def _train_step(self, step: int) -> tuple[dict[str, Any], bool]:
         """Train one step; its metrics, and whether a stop was requested."""
@@ -124,7 +168,7 @@ class TrainingLoop(ABC):
 
     @abstractmethod
     def _save(self) -> None:
-        """Write the checkpoint of `step`, once the metrics that lead to it are on the disk."""
+        """Write the checkpoint of `step`."""
 
 
 _Loop = TypeVar("_Loop", bound=TrainingLoop)
@@ -164,6 +208,8 @@ def train(run_folder: Path, less_memory: str, make: Callable[[], _Loop]) -> _Loo
         torch.set_flush_denormal(True)
         training = make()
         training.run()
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
     if not training.has_finished:
         logger.info("saved: %s", training.checkpoint)
         logger.info("stopped by a signal; run the same command again to go on")

@@ -4,7 +4,6 @@ Training of language models (config.py) and of synthetic tasks (pipeline/synthet
 OmegaConf's structured merge refuses unknown names and wrong types.
 """
 
-import math
 from collections.abc import Collection, Sequence
 from operator import attrgetter
 from pathlib import Path
@@ -29,19 +28,11 @@ def require_name(field: str, name: str | None, names: Collection[str]) -> None:
         raise unknown_name(field, name, names)
 
 
-def require_numbers(config: Any, fields: str, *, most: float = math.inf, zero: bool = False) -> None:
-    """An InputError where a field, or a value of a list, is not between 0 and `most`, both left out.
-
-    With `zero` it may be 0. None is "off" or "by default"; nan lies nowhere.
-    """
+def require_positive(config: Any, fields: str) -> None:
+    """An InputError where one of the fields is 0, below it, or nan; None is "off" or "by default"."""
     for field in fields.split():
-        given = attrgetter(field)(config)
-        for value in given if isinstance(given, list | tuple) else (given,):
-            is_right = value is None or 0 < value < most or (zero and value == 0)
-            wanted = (
-                f"{'at least' if zero else 'above'} 0 and {'finite' if most == math.inf else f'below {most}'}"
-            )
-            require(is_right, f"{field} is {value}; it must be {wanted}")
+        value = attrgetter(field)(config)
+        require(value is None or value > 0, f"{field} is {value}; it must be above 0")
 
 
 def read_yaml(path: Path, kind: str = "configuration", advice: str = "") -> DictConfig:

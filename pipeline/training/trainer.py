@@ -6,21 +6,18 @@ vocabulary; of held-out text W sequences, D documents, L the longest context len
 head width.
 """
 
-import json
 import math
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator, PartialState
-from accelerate.utils import broadcast_object_list
-from olmo.config import DistributedStrategy, OptimizerType
+from accelerate import Accelerator
+from olmo.config import DistributedStrategy
 from olmo.model import OLMo
 from olmo.optim import build_optimizer
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
@@ -29,23 +26,22 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy, pad
 
-from pipeline.cli import InputError, logger
+from pipeline.cli import logger
 from pipeline.models.devices import multiplies_bfloat16, usable_device, warn_of_slow_bfloat16
 from pipeline.models.load import find_checkpoint, load_stock_olmo
 from pipeline.models.olmo import blocks_of, scale_attention, use_position_ids
-from pipeline.results.files import write_atomically
 from pipeline.results.versions import git_commit, package_versions
 from pipeline.text.folder import TokenizedData
 from pipeline.training import checkpoints
 from pipeline.training.config import PretrainConfig, Schedule
 from pipeline.training.data import Prefetch, TrainingBatches
 from pipeline.training.loop import StopRequest, TrainingLoop
+from pipeline.training.settings import require
 
-METRICS_FILE = "metrics.jsonl"  # an object a step (`Trainer._train_step`)
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _NO_TARGET = -100
 _LOGITS_AT_ONCE = 2**20
-"""On a processor: as many as its caches hold in float32, with their gradient."""
+"""Number that a CPU's caches hold in float32, with their gradient."""
 
 
 def next_token_loss(
@@ -71,10 +67,6 @@ def next_token_loss(
     return total if reduction == "sum" else total / (targets != _NO_TARGET).sum()
 
 
-LogitsAt = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(token_ids_WS, position_ids_1S) -> logits_WSV."""
-
-
 def held_out_tokens(config: PretrainConfig, data: TokenizedData) -> torch.Tensor | None:
     """The first L tokens of the first D documents that have so many: int64 [D, L].
 
@@ -89,29 +81,6 @@ def held_out_tokens(config: PretrainConfig, data: TokenizedData) -> torch.Tensor
         logger.info("no evaluation document has %d tokens: no held-out loss is measured", longest)
         return None
     return torch.from_numpy(np.stack(chosen[: config.eval_num_documents]).astype(np.int64))
-
-
-def held_out_losses(
-    token_ids_DL: torch.Tensor, context_lengths: Sequence[int], tokens_per_batch: int, logits_at: LogitsAt
-) -> dict[str, float]:
-    """`held_out_loss_nats_at_<c>` at every context length c: length generalization shows while training.
-
-    At context length c the L tokens of a document are cut into L / c sequences of c tokens, each at
-    position IDs 0 … c - 1; the loss is the mean cross-entropy, in nats, of every token but the first of its
-    sequence: that of training, at contiguous positions. So a target sees contexts of every length up to c,
-    and this monitors and does not measure; loss_differences.py measures at exactly so many tokens.
-    """
-    losses = {}
-    for length in sorted(set(context_lengths)):
-        token_ids_WS = token_ids_DL.reshape(-1, length)
-        position_ids_1S = torch.arange(length, device=token_ids_DL.device)[None]
-        sums = [
-            next_token_loss(logits_at(batch_WS, position_ids_1S), batch_WS, reduction="sum")
-            for batch_WS in token_ids_WS.split(max(1, tokens_per_batch // length))
-        ]
-        num_targets = len(token_ids_WS) * (length - 1)
-        losses[f"held_out_loss_nats_at_{length}"] = float(torch.stack(sums).sum()) / num_targets
-    return losses
 
 
 _LONGEST_COMPOSED = 512
@@ -160,33 +129,26 @@ def mixed_precision_of(precision: str | None, device: torch.device, saved: str |
     """Accelerate's name for OLMo's `precision`: "bf16" or "no" (float32 throughout, as if it is None).
 
     `amp_bf16` keeps parameters and optimizer in float32 and computes matrix products in bfloat16; `auto` is
-    that if the hardware multiplies in it. `saved` is what the checkpoint that the run goes on from was
-    trained in, which it keeps; an InputError if `precision` is another.
+    that where it is faster. A run that goes on keeps its `saved` one, whatever the device.
     """
-    chosen = "bf16" if precision == "amp_bf16" else "no"
-    if precision == "auto":
-        chosen = saved or ("bf16" if multiplies_bfloat16(device) else "no")
-    if saved is not None and chosen != saved:
-        giving = "amp_bf16" if saved == "bf16" else "fp32"
-        raise InputError(
-            f"precision is {precision}, but the checkpoint was trained in another; go on with"
-            f" precision={giving}, or choose another --save-folder"
-        )
+    faster = "bf16" if multiplies_bfloat16(device) else "no"
+    chosen = {"amp_bf16": "bf16", "auto": saved or faster}.get(precision or "fp32", "no")
+    require(
+        saved in (None, chosen),
+        f"precision is {precision}, but the checkpoint was trained in another; go on with"
+        f" precision={'amp_bf16' if saved == 'bf16' else 'fp32'}, or choose another --save-folder",
+    )
     if chosen == "bf16":
         warn_of_slow_bfloat16(device, "precision=fp32")
     return chosen
 
 
-def _make_accelerator(config: PretrainConfig, saved_precision: str | None) -> Accelerator:
+def _make_accelerator(precision: str | None, saved_precision: str | None) -> Accelerator:
     """Accelerate's view of ranks, devices and precision; a run that goes on keeps its `saved_precision`."""
-    # Said outright: several CPU processes would otherwise not be taken for the ranks of one run.
-    on_cpu = not torch.accelerator.is_available()
-    if not on_cpu:
-        usable_device(None, "CUDA_VISIBLE_DEVICES= trains on the CPU")
-    ranks = PartialState(cpu=on_cpu)
-    # One rank decides for all, which may be of different kinds.
-    chosen = broadcast_object_list([mixed_precision_of(config.precision, ranks.device, saved_precision)])
-    return Accelerator(mixed_precision=chosen[0], cpu=on_cpu)
+    device = usable_device(None, "CUDA_VISIBLE_DEVICES= trains on the CPU")
+    chosen = mixed_precision_of(precision, device, saved_precision)
+    # The CPU said outright: several of its processes would otherwise not be taken for the ranks of one run.
+    return Accelerator(mixed_precision=chosen, cpu=not torch.accelerator.is_available())
 
 
 def _distribute(model: OLMo, config: PretrainConfig, accelerator: Accelerator) -> torch.nn.Module:
@@ -216,65 +178,51 @@ def _distribute(model: OLMo, config: PretrainConfig, accelerator: Accelerator) -
     return accelerator.prepare_model(model, evaluation_mode=True)
 
 
-def _seed_dropout(seed: int, rank: int, step: int) -> None:
-    """Seed torch for one step of one rank, so that nothing needs to be saved of its generators.
-
-    Ranks differ: one stream for all would give one dropout mask to different sequences.
-    """
-    sequence = np.random.SeedSequence(seed, spawn_key=(rank, step))
-    torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
-
-
 def _optimizer_of(config: PretrainConfig, model: OLMo) -> torch.optim.Optimizer:
     """OLMo's, which refuses kinds of weights that it does not know: our scales come last, without decay."""
     scales = {name: weight for name, weight in model.named_parameters() if ".attention_scaling." in name}
     for scale in scales.values():
         scale.requires_grad_(False)
     optimizer = build_optimizer(config, model)
-    for scale in scales.values():
-        scale.requires_grad_(True)
     if scales:
         like_others = {**optimizer.param_groups[0], "weight_decay": 0.0, "param_names": [*scales]}
         optimizer.add_param_group(like_others | {"params": [*scales.values()]})
+    for scale in scales.values():
+        scale.requires_grad_(True)
+    for group in optimizer.param_groups:
+        group["fused"] = True  # AdamW's one kernel a device; Lion has none, and does not look
     return optimizer
-
-
-def open_metrics(path: Path, step: int) -> TextIO:
-    """Open `metrics.jsonl` after `step` finished steps; lines of later ones, which run again, are dropped."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    if len(lines) < step:
-        raise InputError(
-            f"{path} does not hold the {step} steps before the newest checkpoint; put back what was there, or"
-            " choose another --save-folder"
-        )
-    kept = "".join(lines[:step])
-    write_atomically(path, lambda temporary: temporary.write_text(kept, encoding="utf-8"))
-    return path.open("a", encoding="utf-8")
 
 
 class Trainer(TrainingLoop):
     """One pretraining run: the model and its optimizer at `step` finished steps."""
 
+    shown = ("loss_nats", "tokens_per_second")
+
     def __init__(
-        self,
-        config: PretrainConfig,
-        batches: TrainingBatches,
-        schedule: Schedule,
-        held_out_DL: torch.Tensor | None = None,
-        stop_request: StopRequest | None = None,
+        self, config: PretrainConfig, data: TokenizedData, stop_request: StopRequest | None = None
     ) -> None:
         """Build model and optimizer, at the run's newest checkpoint where it has one."""
-        super().__init__(config, Path(config.save_folder), schedule.num_steps, stop_request or StopRequest())
-        self._config = config
-        self._schedule = schedule
-        self._batch_of = Prefetch(batches.batch)
-        self._held_out_DL = held_out_DL
-        saved = checkpoints.newest_state(self._run_folder)
-        self._accelerator = accelerator = _make_accelerator(
-            config, None if saved is None else saved["train"].get("mixed_precision")
+        super().__init__(
+            config,
+            Path(config.save_folder),
+            config.num_steps,
+            stop_request or StopRequest(),
+            config.console_log_interval,
         )
+        self._config = config
+        self._schedule = Schedule(config)
+        batches = TrainingBatches(config, data)
+        if config.num_steps > batches.steps_per_epoch:
+            passes = config.num_steps / batches.steps_per_epoch
+            logger.info("%d steps read the training text %.1f times", config.num_steps, passes)
+        self._batch_of = Prefetch(batches.batch)
+        self._held_out_DL = held_out_tokens(config, data)
+        saved = checkpoints.newest_state(self._run_folder)
+        saved_precision = None if saved is None else saved["train"].get("mixed_precision")
+        self._accelerator = _make_accelerator(config.precision, saved_precision)
         self._num_positions = config.position_target_length or config.sequence_length
-        self._micro_batch_size = config.micro_batch_size(accelerator.num_processes)
+        self._micro_batch_size = config.micro_batch_size(self._accelerator.num_processes)
         torch.manual_seed(config.seed)  # OLMo draws its initial weights from the global generator
         self._olmo = OLMo(config.model).train()
         self._olmo.set_activation_checkpointing(config.activation_checkpointing)
@@ -289,37 +237,21 @@ class Trainer(TrainingLoop):
             self._olmo.load_state_dict(load_stock_olmo(begun).state_dict())
             logger.info("beginning with the weights of %s", begun)
         self._rotary = use_position_ids(self._olmo)
-        self._model = _distribute(self._olmo, config, accelerator)
+        self._model = _distribute(self._olmo, config, self._accelerator)
         self._optimizer = _optimizer_of(config, self._olmo)
-        settings = config.optimizer
-        own_step = settings.selective_updates or settings.record_update_metrics
-        if settings.name == OptimizerType.adamw and not own_step:
-            for group in self._optimizer.param_groups:
-                group["fused"] = True  # one kernel a device
         if saved is not None:
             self.step = saved["train"]["step"]
             states = {"model_state_dict": saved["model"], "optim_state_dict": saved["optim"]}
             set_state_dict(self._olmo, self._optimizer, **states, options=_WHOLE)
 
-    @contextmanager
-    def _open_metrics(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            if self._accelerator.is_main_process:
-                self._metrics = stack.enter_context(open_metrics(self._run_folder / METRICS_FILE, self.step))
-            yield
-        self._accelerator.end_training()
-
-    def _write(self, metrics: dict[str, float]) -> str:
-        if self._accelerator.is_main_process:
-            self._metrics.write(json.dumps(metrics) + "\n")
-            if metrics["step"] % self._config.console_log_interval == 0:
-                self._metrics.flush()
-        return f"loss {metrics['loss_nats']:.3f} nats, {metrics['tokens_per_second']:,.0f} tokens/s"
-
     def _train_step(self, step: int) -> tuple[dict[str, float], bool]:
         """One optimizer step; its metrics, and whether any rank was asked to stop."""
         started = time.perf_counter()
-        _seed_dropout(self._config.seed, self._accelerator.process_index, step)
+        # For dropout, so that nothing needs to be saved of torch's generators. Ranks differ: one stream for
+        # all would give one mask to different sequences.
+        place = (self._accelerator.process_index, step)
+        dropout_seed = np.random.SeedSequence(self._config.seed, spawn_key=place)
+        torch.manual_seed(int(dropout_seed.generate_state(1, np.uint64)[0]))
         rank_loss = self._accumulate_gradients(step)
         # With the loss, so that all ranks stop after the same step at no further cost.
         is_asked = torch.full_like(rank_loss, self._stop_request.signal_name is not None)
@@ -328,8 +260,8 @@ class Trainer(TrainingLoop):
         norm = self._accelerator.clip_grad_norm_(
             self._model.parameters(), math.inf if max_norm is None else max_norm
         )
-        whole_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        gradient_norm = float(whole_norm)  # before clipping, over all ranks
+        # before clipping, over all ranks
+        gradient_norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
         loss_nats = float(loss)
         learning_rate = self._schedule.learning_rate(step)
         self._update_weights(self._optimizer, step, learning_rate, loss_nats, gradient_norm)
@@ -369,26 +301,33 @@ class Trainer(TrainingLoop):
 
     @torch.no_grad()
     def _measure(self) -> dict[str, float]:
-        """The held-out loss at each context length, in the run's precision, without dropout.
+        """`held_out_loss_nats_at_<c>` at every context length c: length generalization shows while training.
 
-        Every rank measures the same: sharded models need all ranks, and it is little beside the training.
+        At context length c the L tokens of a document are cut into L / c sequences of c tokens, each at
+        position IDs 0 … c - 1; the loss is the mean cross-entropy, in nats, of every token but the first of
+        its sequence: that of training, at contiguous positions, without dropout. So a target sees contexts of
+        every length up to c, and this monitors and does not measure; loss_differences.py measures at exactly
+        so many tokens. Every rank measures the same: sharded models need all ranks.
         """
+        config = self._config
         if self._held_out_DL is None:
             return {}
-        config = self._config
         tokens_per_batch = config.device_train_microbatch_size * config.sequence_length
         token_ids_DL = self._held_out_DL.to(self._accelerator.device)
-
-        def logits_at(token_ids_WS: torch.Tensor, position_ids_1S: torch.Tensor) -> torch.Tensor:
-            self._rotary.set_position_ids(position_ids_1S, position_ids_1S.shape[1])
-            return self._model(token_ids_WS).logits
-
+        losses = {}
         self._model.eval()
         # Other lengths than training's would have the blocks compiled again.
         with torch.compiler.set_stance("force_eager") if config.compile else nullcontext():
-            losses = held_out_losses(
-                token_ids_DL, config.eval_context_lengths or (), tokens_per_batch, logits_at
-            )
+            for length in sorted(set(config.eval_context_lengths or ())):
+                token_ids_WS = token_ids_DL.reshape(-1, length)
+                position_ids_1S = torch.arange(length, device=token_ids_DL.device)[None]
+                self._rotary.set_position_ids(position_ids_1S, length)
+                sums = [
+                    next_token_loss(self._model(batch_WS).logits, batch_WS, reduction="sum")
+                    for batch_WS in token_ids_WS.split(max(1, tokens_per_batch // length))
+                ]
+                num_targets = len(token_ids_WS) * (length - 1)
+                losses[f"held_out_loss_nats_at_{length}"] = float(torch.stack(sums).sum()) / num_targets
         self._model.train()
         return losses
 
@@ -405,13 +344,10 @@ class Trainer(TrainingLoop):
         # Whole on the first rank, whatever the ranks and the strategy: a run may go on with others.
         model, optim = get_state_dict(self._olmo, self._optimizer, options=_WHOLE)
         if self._accelerator.is_main_process:
-            self._metrics.flush()
-            os.fsync(self._metrics.fileno())
             checkpoints.save_checkpoint(
                 self._run_folder, self.step, self._config, {"model": model, "optim": optim, "train": train}
             )
-            if self._config.save_num_unsharded_checkpoints_to_keep > 0:
-                checkpoints.drop_old_checkpoints(
-                    self._run_folder, self._config.save_num_unsharded_checkpoints_to_keep
-                )
+            num_kept = self._config.save_num_unsharded_checkpoints_to_keep
+            if num_kept > 0:
+                checkpoints.drop_old_checkpoints(self._run_folder, num_kept)
         self._accelerator.wait_for_everyone()

@@ -35,9 +35,9 @@ from leave_one_out import seconds_of
 
 from pipeline.cli import positive_int, stage_parser
 from pipeline.models.devices import keep_freed_memory
+from pipeline.text.folder import TokenizedData
 from pipeline.training.config import AssumedData, PretrainConfig, Schedule, load_config
 from pipeline.training.data import TrainingBatches
-from pipeline.training.positions import contiguous_position_ids
 from pipeline.training.trainer import Trainer, mixed_precision_of
 
 VOCABULARY = 50_280
@@ -80,6 +80,7 @@ def config_of(
     overrides = [
         f"train_context_length={case.context}", f"precision={case.precision}", "max_duration=100000",
         f"global_train_batch_tokens={tokens}", f"device_train_microbatch_tokens={tokens}",
+        "eval_context_lengths=null",
         *own_overrides,
     ]  # fmt: skip
     config = load_config(
@@ -89,14 +90,13 @@ def config_of(
     return config
 
 
-def batches_of(config: PretrainConfig, folder: Path) -> TrainingBatches:
+def data_of(config: PretrainConfig, folder: Path) -> TokenizedData:
     """Random tokens: what is timed does not depend on them. What models have learnt does."""
     path, num_tokens = folder / "part-00000.npy", 64 * config.tokens_per_step
     np.random.default_rng(0).integers(0, config.model.vocab_size, num_tokens).astype(np.uint16).tofile(path)
-    return TrainingBatches(
-        [path], np.dtype(np.uint16), train_context_length=config.sequence_length,
-        batch_size=config.global_train_batch_size, scheme=contiguous_position_ids, seed=0,
-    )  # fmt: skip
+    return TokenizedData(
+        folder, [path], np.dtype(np.uint16), config.model.vocab_size, 0, num_tokens, "0", "1"
+    )
 
 
 def plain_loop(
@@ -145,11 +145,10 @@ def compare(
     """
     AcceleratorState._reset_state(reset_partial_state=True)  # one process, many precisions
     config = config_of(case, vocabulary_size, tokens_per_step, own_overrides, folder)
-    batches = batches_of(config, folder)
-    schedule = Schedule(config, batches.steps_per_epoch)
-    trainer = Trainer(config, batches, schedule)
+    data = data_of(config, folder)
+    trainer = Trainer(config, data)
     device, mixed_precision = trainer._accelerator.device, trainer._accelerator.mixed_precision
-    plain = plain_loop(config, batches, schedule, device)
+    plain = plain_loop(config, TrainingBatches(config, data), Schedule(config), device)
 
     def ours(number: int) -> float:
         return trainer._train_step(number)[0]["loss_nats"]

@@ -25,7 +25,7 @@ synthetic:
       overrides: [TINY]
   evaluate_synthetic:
     sparse_parity: {sizes: [10], sparsities: [1], num_examples: 4}
-    found: {task: copy, dependencies: tokens, sizes: [6], largest_k: 4, num_examples: 3, num_swaps: 2}
+    found: {task: copy, dependencies: true, sizes: [6], largest_k: 4, num_examples: 3}
 """
 TINY = [
     "model.width=16",
@@ -66,7 +66,7 @@ def study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["synthetic.evaluate_synthetic.addition={sizes: [3]}"], "addition tests models that no grid trains"),
         (["synthetic.evaluate_synthetic.adition={sizes: [3]}"], "did you mean 'addition'"),
         (["synthetic.evaluate_synthetic.copy={grids: [botch], sizes: [3]}"], "did you mean 'both'"),
-        (["synthetic.evaluate_synthetic.copy={sizes: [200]}"], "size 200: examples of this size need 200 or"),
+        (["synthetic.evaluate_synthetic.copy={sizes: [200]}"], "size 200: examples of this size need 401 or"),
         (["synthetic.evaluate_synthetic.found.largest_k=40"], "--largest-k 40: an answer of size 6 has 1"),
         (["data={}"], "Key 'data' not in 'SyntheticStudy'"),
     ],

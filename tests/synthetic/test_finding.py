@@ -5,7 +5,7 @@ import pytest
 from hand_made_models import EvidenceLM
 
 from pipeline.measuring.flags import ContextLengths
-from pipeline.synthetic.dependencies import Selection, distant_context, far_dependencies, select
+from pipeline.synthetic.dependencies import distant_contexts, far_dependencies, select
 
 SURE = 4.0
 TOKENS = np.array([5, 1, 2, 6, 7, 8, 3])  # the answer, 3, is sure where 1 and 2 are both seen
@@ -13,19 +13,12 @@ LENGTHS = ContextLengths(short_context_length=2, long_context_length=7, targets_
 OWN = [TOKENS.tolist()]
 
 
-def selected(
-    rules: list[str], ablations: list[str], max_k: int, swaps: list[list[int]] = OWN
-) -> list[Selection]:
-    model = EvidenceLM(10, 3, lambda seen: SURE if {1, 2} <= seen else 0.0)
-    of = {name: distant_context(model, TOKENS, np.array(swaps), LENGTHS, name) for name in ("mask", "swap")}
-    asked = {name: of[name] for name in ablations}
-    return select(asked, of["mask"], rules, max_k, np.random.default_rng(0))
-
-
 def positions(rule: str, ablation: str, swaps: list[list[int]] = OWN) -> list[int]:
-    (selection,) = selected([rule], [ablation], 2, swaps)
-    assert (selection.rule, selection.ablation) == (rule, ablation)
-    return sorted(selection.positions_TK[0].tolist())
+    model = EvidenceLM(10, 3, lambda seen: SURE if {1, 2} <= seen else 0.0)
+    contexts = distant_contexts(model, TOKENS, np.array(swaps), LENGTHS)
+    selections = {one: of for _, one, of in select(contexts, [rule], 2, np.random.default_rng(0))}
+    assert list(selections) == ["mask", "swap"]
+    return sorted(selections[ablation][0].tolist())
 
 
 @pytest.mark.parametrize("rule", ["leave_one_out", "leave_one_out_divergence"])

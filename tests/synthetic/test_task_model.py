@@ -8,7 +8,7 @@ import torch
 from pipeline.models.interface import CausalLM
 from pipeline.models.olmo import OLMoCausalLM
 from pipeline.synthetic.accuracy import generate
-from pipeline.synthetic.models import PositionIDs, TaskModel, new_gpt_neox, new_olmo
+from pipeline.synthetic.models import TaskModel, new_gpt_neox, new_olmo
 
 V = 13
 D = 32
@@ -26,7 +26,7 @@ FAMILIES: dict[str, Callable[[], CausalLM]] = {
 
 def task_model(name: str, *, with_position_ids: bool = True) -> TaskModel:
     torch.manual_seed(0)
-    model = TaskModel(FAMILIES[name](), PositionIDs(NUM_IDS, D) if with_position_ids else None)
+    model = TaskModel(FAMILIES[name](), (NUM_IDS, D) if with_position_ids else None)
     with torch.no_grad():  # initial weights are so small that nothing would depend on anything
         for parameter in model.parameters():
             parameter.mul_(8.0)

@@ -2,23 +2,30 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from pipeline.text.folder import TokenizedData
-from pipeline.training.config import Schedule, load_config
-from pipeline.training.data import TrainingBatches
+from pipeline.training.config import load_config
 from pipeline.training.trainer import Trainer
 
 TINY_YAML = Path(__file__).parents[2] / "olmo_configs" / "tiny.yaml"
 TINY_OVERRIDES = (
-    "model.d_model=16", "model.n_heads=2", "model.n_layers=1", "model.max_sequence_length=32",
-    "train_context_length=8", "global_train_batch_tokens=32", "device_train_microbatch_tokens=16",
-    "scheduler.t_warmup=2", "optimizer.learning_rate=1e-2", "precision=fp32", "max_duration=6",
-    "save_interval=2", "eval_context_lengths=null",
-)  # fmt: skip
+    "model.d_model=16",
+    "model.n_heads=2",
+    "model.n_layers=1",
+    "model.max_sequence_length=32",
+    "train_context_length=8",
+    "global_train_batch_tokens=32",
+    "device_train_microbatch_tokens=16",
+    "scheduler.t_warmup=2",
+    "optimizer.learning_rate=1e-2",
+    "precision=fp32",
+    "max_duration=6",
+    "save_interval=2",
+    "eval_context_lengths=null",
+)
 
 
 @pytest.fixture(scope="session")
@@ -45,12 +52,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> TokenizedData:
 
 @pytest.fixture
 def make_trainer(data: TokenizedData) -> Callable[..., Trainer]:
-    """A function making a Trainer of the tiny run: make_trainer(save_folder, *overrides, **for_trainer)."""
+    """A function making a Trainer of the tiny run: make_trainer(save_folder, *overrides)."""
 
-    def make(save_folder: Path, *overrides: str, **for_trainer: Any) -> Trainer:
+    def make(save_folder: Path, *overrides: str) -> Trainer:
         config = load_config(TINY_YAML, [*TINY_OVERRIDES, *overrides], data)
         config.save_folder = str(save_folder)
-        batches = TrainingBatches.from_config(config, data)
-        return Trainer(config, batches, Schedule(config, batches.steps_per_epoch), **for_trainer)
+        return Trainer(config, data)
 
     return make
