@@ -11,7 +11,7 @@ from functools import lru_cache
 import psutil
 import torch
 
-from pipeline.cli import InputError, is_out_of_memory, logger
+from pipeline.cli import InputError, cause_of, is_out_of_memory, logger
 
 GIBIBYTE = 1 << 30
 # Names and numbers of <malloc.h>.
@@ -30,8 +30,7 @@ def usable_device(name: str | None, remedy: str = "leave it out, or say cpu") ->
         one = torch.ones(1, device=device_of_this_process(name))
         one.item()  # of `meta`, whose tensors have no numbers, this is refused
     except (RuntimeError, AssertionError) as error:  # torch asserts that it was built with CUDA
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].partition(". ")[0]
-        raise InputError(f"{what} cannot be used here ({reason.removesuffix('.')}); {remedy}") from None
+        raise InputError(f"{what} cannot be used here ({cause_of(error)}); {remedy}") from error
     if one.device.type == "cuda":
         # Products of rounded numbers, which some set-ups turn on, would move losses by 0.001.
         torch.set_float32_matmul_precision("highest")
@@ -63,14 +62,6 @@ def multiplies_bfloat16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.cpu._is_avx512_bf16_supported()
-
-
-def warn_of_slow_bfloat16(device: torch.device, recommended: str) -> None:
-    """Say so if bfloat16 costs time; `recommended` asks for float32, such as "precision=fp32"."""
-    if not multiplies_bfloat16(device):
-        logger.warning(
-            "bfloat16 is emulated, and slower than float32, on this %s; use %s", device.type, recommended
-        )
 
 
 def free_bytes(device: torch.device) -> int:

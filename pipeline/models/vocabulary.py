@@ -54,30 +54,23 @@ def refuse_foreign_tokens(
         tokenizer: made the tokens; None if that is lost.
         source, size: what messages call the tokenizer, and one more than its largest ID.
     """
-    texts = [token_ids for token_ids in texts if len(token_ids)]
+    used = sorted(set[int]().union(*(np.unique(token_ids).tolist() for token_ids in texts)))
+    largest = max(used, default=0)
     num_rows = model.vocabulary_size
-    largest = max((int(token_ids.max()) for token_ids in texts), default=0)
-    is_used_V = np.zeros(largest + 1, dtype=bool)
-    for token_ids in texts:
-        is_used_V[token_ids] = True
     sizes = f"{source} has {size} tokens (largest ID used: {largest}) and {name} a vocabulary of {num_rows}"
     remedy = "they do not belong together; read the text with the model's own tokenizer"
     if largest >= num_rows:
         raise InputError(f"{sizes}: {remedy}")
-    of_model = None
     fault = "it brings no tokenizer"
+    of_model = None
     path = None if own is None else own.path
     if own is not None and path is not None:
-        try:
-            found = load_tokenizer(path, ends_documents=False, trust_remote_code=own.trust_remote_code)
-            if own.is_of_equal_size and found.vocabulary_size != num_rows:
-                fault = f"{path} is of {found.vocabulary_size} tokens"
-            else:
-                of_model = found
-        except InputError as error:
-            fault = str(error)
+        of_model = load_tokenizer(path, ends_documents=False, trust_remote_code=own.trust_remote_code)
+        if own.is_of_equal_size and of_model.vocabulary_size != num_rows:
+            fault = f"{path} is of {of_model.vocabulary_size} tokens"
+            of_model = None
     if of_model is not None and tokenizer is not None:
-        if not tokenizer.reads_as(of_model, is_used_V.nonzero()[0].tolist()):
+        if not tokenizer.reads_as(of_model, used):
             raise InputError(f"{source} is another tokenizer than that of {name}, {path}: {remedy}")
         bos = tokenizer.before_a_text
         own_bos = of_model.before_a_text

@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy, pad
 
 from pipeline.cli import InputError, logger
-from pipeline.models.devices import multiplies_bfloat16, usable_device, warn_of_slow_bfloat16
+from pipeline.models.devices import multiplies_bfloat16, usable_device
 from pipeline.models.load import find_checkpoint, load_stock_olmo
 from pipeline.models.olmo import blocks_of, scale_attention, use_position_ids
 from pipeline.results.files import write_atomically
@@ -172,8 +172,6 @@ def mixed_precision_of(precision: str | None, device: torch.device, saved: str |
             f"precision is {precision}, but the checkpoint was trained in another; go on with"
             f" precision={giving}, or choose another --save-folder"
         )
-    if chosen == "bf16":
-        warn_of_slow_bfloat16(device, "precision=fp32")
     return chosen
 
 
