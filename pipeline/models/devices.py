@@ -6,7 +6,6 @@ import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 
 import psutil
 import torch
@@ -34,24 +33,18 @@ def usable_device(name: str | None, remedy: str = "leave it out, or say cpu") ->
     if one.device.type == "cuda":
         # Products of rounded numbers, which some set-ups turn on, would move losses by 0.001.
         torch.set_float32_matmul_precision("highest")
-        _log_gpu(one.device)
+        logger.info(
+            "computing on %s: %s, %.1f GiB; products of float32 are not rounded to TF32",
+            one.device,
+            torch.cuda.get_device_name(one.device),
+            total_bytes(one.device) / GIBIBYTE,
+        )
     return one.device
 
 
 def device_of_this_process(name: str) -> str:
     """`name`, where it is `cuda` the process' own GPU: that of its LOCAL_RANK under a launcher."""
     return f"cuda:{os.environ['LOCAL_RANK']}" if name == "cuda" and "LOCAL_RANK" in os.environ else name
-
-
-@lru_cache
-def _log_gpu(device: torch.device) -> None:
-    """Once a process, as another GPU is another speed, and may be another last digit."""
-    logger.info(
-        "computing on %s: %s, %.1f GiB; products of float32 are not rounded to TF32",
-        device,
-        torch.cuda.get_device_name(device),
-        total_bytes(device) / GIBIBYTE,
-    )
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:

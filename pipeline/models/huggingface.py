@@ -11,7 +11,6 @@ Shapes: B batch, S rows, P rows of a prefix, K = S or P + S, T query rows, D wid
 heads, E head width, V vocabulary, N any number of rows.
 """
 
-import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -111,11 +110,6 @@ class HuggingFaceCausalLM(CausalLM):
     def vocabulary_size(self) -> int:
         """Many families pad it beyond their tokenizer's."""
         return self._model.get_output_embeddings().weight.shape[0]
-
-    @property
-    def device(self) -> torch.device:
-        """The embedding's; with a device map other layers may be elsewhere."""
-        return self._model.get_input_embeddings().weight.device
 
     def sequence_bytes(self, num_rows: int, num_prefix_rows: int) -> int:
         """What one layer holds at once."""
@@ -244,12 +238,6 @@ def as_causal_lm(model: transformers.PreTrainedModel, name: str, num_positions: 
 
     Its attention becomes ours. InputError as of `load_hugging_face`.
     """
-    takes_ids = "position_ids" in inspect.signature(model.base_model.forward).parameters
-    if not takes_ids or not model._can_set_attn_implementation():
-        raise InputError(
-            f"{type(model).__name__} in {name} cannot be measured: its code takes no position IDs, or no"
-            " attention but its own"
-        )
     # Rotations exist for any ID, rows of a table do not.
     is_rotary = any("RotaryEmbedding" in type(module).__name__ for module in model.modules())
     limit = position_limit(model.config.get_text_config(), is_rotary)

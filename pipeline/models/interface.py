@@ -138,9 +138,9 @@ class CausalLM(ABC):
         """Token IDs run from 0 to this, exclusive."""
 
     @property
-    @abstractmethod
     def device(self) -> torch.device:
-        """The device that inputs must be on."""
+        """The device that inputs must be on, the embedding's; a device map may put other layers elsewhere."""
+        return next(self._model.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:

@@ -258,11 +258,6 @@ class OLMoCausalLM(CausalLM):
         """Rows that only pad the embedding do not count."""
         return self._model.config.vocab_size
 
-    @property
-    def device(self) -> torch.device:
-        """See `CausalLM.device`."""
-        return self._model.device
-
     def sequence_bytes(self, num_rows: int, num_prefix_rows: int) -> int:
         """What one block holds at once."""
         config = self._model.config

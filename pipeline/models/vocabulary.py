@@ -54,21 +54,26 @@ def refuse_foreign_tokens(
         tokenizer: made the tokens; None if that is lost.
         source, size: what messages call the tokenizer, and one more than its largest ID.
     """
-    used = sorted(set[int]().union(*(np.unique(token_ids).tolist() for token_ids in texts)))
+    of_texts = [np.unique(token_ids).astype(np.int64) for token_ids in texts]
+    used = np.unique(np.concatenate(of_texts)).tolist()
     largest = max(used, default=0)
     num_rows = model.vocabulary_size
     sizes = f"{source} has {size} tokens (largest ID used: {largest}) and {name} a vocabulary of {num_rows}"
     remedy = "they do not belong together; read the text with the model's own tokenizer"
     if largest >= num_rows:
         raise InputError(f"{sizes}: {remedy}")
-    fault = "it brings no tokenizer"
     of_model = None
+    fault = "it brings no tokenizer"
     path = None if own is None else own.path
     if own is not None and path is not None:
-        of_model = load_tokenizer(path, ends_documents=False, trust_remote_code=own.trust_remote_code)
-        if own.is_of_equal_size and of_model.vocabulary_size != num_rows:
-            fault = f"{path} is of {of_model.vocabulary_size} tokens"
-            of_model = None
+        try:
+            found = load_tokenizer(path, ends_documents=False, trust_remote_code=own.trust_remote_code)
+            if own.is_of_equal_size and found.vocabulary_size != num_rows:
+                fault = f"{path} is of {found.vocabulary_size} tokens"
+            else:
+                of_model = found
+        except InputError as error:
+            fault = str(error)
     if of_model is not None and tokenizer is not None:
         if not tokenizer.reads_as(of_model, used):
             raise InputError(f"{source} is another tokenizer than that of {name}, {path}: {remedy}")
