@@ -33,10 +33,18 @@ def parser() -> argparse.ArgumentParser:
     """The program's command line."""
     program = stage_parser(__doc__)
     add = program.add_argument
-    newest = "an OLMo checkpoint, or a run folder for its newest"
-    add("--checkpoint", type=folder_path, required=True, help=newest)
-    trained_on = "folder of tokenize_c4.py that the model was trained on"
-    add("--data", type=folder_path, required=True, help=trained_on)
+    add(
+        "--checkpoint",
+        type=folder_path,
+        required=True,
+        help="an OLMo checkpoint, or a run folder for its newest",
+    )
+    add(
+        "--data",
+        type=folder_path,
+        required=True,
+        help="folder of tokenize_c4.py that the model was trained on",
+    )
     add("--out", type=folder_path, required=True, help="the folder to write; it must not exist")
     return program
 
@@ -49,13 +57,15 @@ def main(arguments: argparse.Namespace) -> None:
     from pipeline.models.load import find_checkpoint, load_stock_olmo
     from pipeline.text.folder import TOKENIZER_FILE, TokenizedData
 
-    out = arguments.out.absolute()
-    checkpoint, data = find_checkpoint(arguments.checkpoint), TokenizedData.open(arguments.data)
+    checkpoint = find_checkpoint(arguments.checkpoint)
+    data = TokenizedData.open(arguments.data)
     model = load_stock_olmo(checkpoint)
     if (model.config.vocab_size, model.config.eos_token_id) != (data.vocabulary_size, data.eos_token_id):
         raise InputError(
             f"{checkpoint} was trained with another tokenizer than {arguments.data}: its vocabulary has"
             f" {model.config.vocab_size} tokens and not {data.vocabulary_size}"
         )
-    difference = write_hugging_face_folder(model, data.folder / TOKENIZER_FILE, data.eos_token_id, out)
+    difference = write_hugging_face_folder(
+        model, data.folder / TOKENIZER_FILE, data.eos_token_id, arguments.out
+    )
     logger.info("wrote %s; its losses are the checkpoint's to %.1e nats", arguments.out, difference)

@@ -22,9 +22,15 @@ def write_out_cuda_kernels(patch: pytest.MonkeyPatch) -> Counter[str]:
     calls: Counter[str] = Counter()
     for name in NAMES:
         patch.setattr(torch.ops.aten, name, _WrittenOut(name, calls))
-    patch.setattr(log_sum_exp_attention, "_on_cpu", log_sum_exp_attention._on_cuda)
-    patch.setattr(log_sum_exp_attention, "_has_flash", lambda device: True)
+    patch.setattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", _as_on_cuda)
+    patch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     return calls
+
+
+def _as_on_cuda(
+    *qkv: torch.Tensor, is_causal: bool, attn_mask: torch.Tensor | None, scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return log_sum_exp_attention._on_cuda(*qkv, attn_mask, is_causal, scale)
 
 
 class _WrittenOut:

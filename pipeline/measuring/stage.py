@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from pipeline.models.devices import (
     warn_of_slow_bfloat16,
 )
 from pipeline.models.interface import CausalLM, NotFiniteLossError, num_positions_of
-from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm, told_apart, training_facts
+from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm, training_facts
 from pipeline.models.vocabulary import refuse_foreign_tokens
 from pipeline.results.files import Task
 from pipeline.results.read import what_made
@@ -204,18 +204,16 @@ def _share(arguments: argparse.Namespace) -> Task:
 def _found_models(arguments: argparse.Namespace, reference_model: str | None) -> list[Checkpoint]:
     """The checkpoints, and last the reference if there is one, by the names that results are filed under."""
     words = [*arguments.checkpoints, *([] if reference_model is None else [reference_model])]
-    names = told_apart(words, arguments.revision)
     found: list[Checkpoint] = []
     for place, word in enumerate(words):
         one = find_model(word, arguments.revision, arguments.trust_remote_code)
-        one = replace(one, name=names.get(word, one.name))
         is_reference = place == len(arguments.checkpoints)
         for other in found:
             is_itself = is_reference and other.folder.resolve() == one.folder.resolve()
             if other.name == one.name and not is_itself:
                 raise InputError(
                     f"two models are named '{one.name}', {other.folder} and {one.folder}; results are filed"
-                    " by the name of the folder, so rename one of them"
+                    " by the last part of the name, so rename one, or the folder that it is copied to"
                 )
         found.append(one)
     return found

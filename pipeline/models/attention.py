@@ -10,18 +10,19 @@ heads, X = H / G, E head width.
 """
 
 import math
-from functools import lru_cache
 
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from pipeline.models.interface import KeysAndValues
+from pipeline.models.interface import KeysAndValues, Watch
 
 _ALIGNED_BYTES = 16
 """CUDA's kernels read heads in pieces of so many bytes."""
 _ALIGNED_MASK = 16
 """And rows of a mask that stand a multiple of so many values apart."""
 _WIDEST_FLASH_HEAD = 256
+_OLDEST_WITH_FLASH = (8, 0)
+"""Compute capability of GPUs."""
 
 
 def tells_log_sum_exp(device: torch.device, dtype: torch.dtype, key_width: int, value_width: int) -> bool:
@@ -49,25 +50,25 @@ def attention_and_log_sum_exp(
     if visible is not None and visible.dtype == torch.bool:
         added = torch.zeros(visible.shape, dtype=query_BHSE.dtype, device=visible.device)
         added.masked_fill_(~visible, -math.inf)
-    compute = _on_cpu if query_BHSE.device.type == "cpu" else _on_cuda
-    return compute(query_BHSE, key_BHKE, value_BHKE, added=added, is_causal=is_causal, scale=scale)
-
-
-def _on_cpu(
-    *qkv: torch.Tensor, added: torch.Tensor | None, is_causal: bool, scale: float | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+    if query_BHSE.device.type != "cpu":
+        return _on_cuda(query_BHSE, key_BHKE, value_BHKE, added, is_causal, scale)
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        *qkv, is_causal=is_causal, attn_mask=added, scale=scale
+        query_BHSE, key_BHKE, value_BHKE, is_causal=is_causal, attn_mask=added, scale=scale
     )
 
 
 def _on_cuda(
-    *qkv: torch.Tensor, added: torch.Tensor | None, is_causal: bool, scale: float | None
+    query_BHSE: torch.Tensor,
+    key_BHKE: torch.Tensor,
+    value_BHKE: torch.Tensor,
+    added: torch.Tensor | None,
+    is_causal: bool,
+    scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    query_BHSE, key_BHKE, _ = qkv
+    qkv = query_BHSE, key_BHKE, value_BHKE
     is_half = query_BHSE.dtype in (torch.bfloat16, torch.float16)
-    can_flash = is_half and query_BHSE.shape[-1] <= _WIDEST_FLASH_HEAD and _has_flash(query_BHSE.device)
-    if added is None and can_flash:
+    has_flash = is_half and torch.cuda.get_device_capability(query_BHSE.device) >= _OLDEST_WITH_FLASH
+    if added is None and has_flash and query_BHSE.shape[-1] <= _WIDEST_FLASH_HEAD:
         return torch.ops.aten._scaled_dot_product_flash_attention(*qkv, 0.0, is_causal, scale=scale)[:2]
     if added is not None:
         num_keys = key_BHKE.shape[2]  # rows of the mask are to begin where the kernel wants them to
@@ -79,11 +80,6 @@ def _on_cuda(
     return attended_BHSE, sum_BHN[..., : query_BHSE.shape[2]]  # the kernel fills up to a multiple of 32
 
 
-@lru_cache
-def _has_flash(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) >= (8, 0)
-
-
 def attend(
     query_BHSE: torch.Tensor,
     key_BGSE: torch.Tensor,
@@ -91,30 +87,38 @@ def attend(
     past: KeysAndValues | None,
     visible: torch.Tensor | None,
     scale: float | None = None,
+    *,
+    softcap: float | None = None,
+    sink_H: torch.Tensor | None = None,
+    watch: Watch | None = None,
 ) -> torch.Tensor:
     """What each row gathers from the rows it sees: [B, H, S, E]; there may be fewer queries than keys.
 
     Args:
         past: keys and values of the prefix, two [1, G, P, E], or of each sequence's own, [B, G, P, E].
         visible: as in `CausalLM.hidden_states`, [B or 1, 1, S, K]; or numbers added to the scores.
+        softcap: bounds the scores, smoothly.
+        sink_H: a further score of each head, whose attention goes nowhere.
+        watch: is shown the heads.
     """
-    if visible is not None and (num_before := query_BHSE.shape[2] - visible.shape[2]):
-        query, key, value = (part[:, :, :num_before] for part in (query_BHSE, key_BGSE, value_BGSE))
-        from_before_BHSE = attend(query, key, value, past, None, scale)
-        rest_BHSE = attend(query_BHSE[:, :, num_before:], key_BGSE, value_BGSE, past, visible, scale)
-        return torch.cat((from_before_BHSE, rest_BHSE), dim=2)
+    if watch is not None or softcap is not None or sink_H is not None:
+        key_BHKE, value_BHKE, visible = _laid_out(query_BHSE, key_BGSE, value_BGSE, past, visible)
+        scaled_BHSE, weights_BHSK = _written_out(query_BHSE, key_BHKE, visible, scale, softcap, sink_H)
+        if watch is not None:
+            watch(scaled_BHSE, key_BHKE.float(), weights_BHSK)
+        return weights_BHSK.to(value_BHKE.dtype) @ value_BHKE
     sees_all_past = visible is None or visible.shape[-1] == key_BGSE.shape[2]
     if past is not None and len(past[0]) == 1 and sees_all_past and not torch.is_grad_enabled():
         widths = past[0].shape[-1], past[1].shape[-1]
         if tells_log_sum_exp(query_BHSE.device, query_BHSE.dtype, *widths):
             return _attend_apart(query_BHSE, (key_BGSE, value_BGSE), past, visible, scale)
-    key_BHKE, value_BHKE, visible = laid_out(query_BHSE, key_BGSE, value_BGSE, past, visible)
+    key_BHKE, value_BHKE, visible = _laid_out(query_BHSE, key_BGSE, value_BGSE, past, visible)
     return scaled_dot_product_attention(
         query_BHSE, key_BHKE, value_BHKE, attn_mask=visible, is_causal=visible is None, scale=scale
     )
 
 
-def laid_out(
+def _laid_out(
     query_BHSE: torch.Tensor,
     key_BGSE: torch.Tensor,
     value_BGSE: torch.Tensor,
@@ -139,18 +143,17 @@ def laid_out(
     return *_of_each_head(query_BHSE.shape[1], key_BGSE, value_BGSE), visible
 
 
-def written_out(
+def _written_out(
     query_BHSE: torch.Tensor,
     key_BHKE: torch.Tensor,
     visible: torch.Tensor | None,
     scale: float | None,
-    softcap: float | None = None,
-    sink_H: torch.Tensor | None = None,
+    softcap: float | None,
+    sink_H: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Queries, such that scores are query times key over the square root of E, and the rows' attention.
 
-    Two float32, [B, H, S, E] and [B, H, S, K], with keys and visibility as `laid_out` returns them. A sink
-    is a further score of each head, whose attention goes nowhere.
+    Two float32, [B, H, S, E] and [B, H, S, K], with keys and visibility as `_laid_out` returns them.
     """
     query_BHSE = query_BHSE.float()
     if scale is not None:
@@ -164,18 +167,19 @@ def written_out(
         scores_BHSK = scores_BHSK.masked_fill(~visible, -math.inf)
     else:
         scores_BHSK = scores_BHSK + visible
-    if sink_H is None:
-        return query_BHSE, scores_BHSK.softmax(-1)
-    sink_BHS1 = sink_H.float().view(1, -1, 1, 1).expand(*scores_BHSK.shape[:3], 1)
-    return query_BHSE, torch.cat((scores_BHSK, sink_BHS1), dim=-1).softmax(-1)[..., :-1]
+    weights_BHSK = scores_BHSK.softmax(-1)
+    if sink_H is not None:
+        log_sums_BHS1 = scores_BHSK.logsumexp(-1, keepdim=True)
+        weights_BHSK = weights_BHSK * torch.sigmoid(log_sums_BHS1 - sink_H.float()[:, None, None])
+    return query_BHSE, weights_BHSK
 
 
 def _of_each_head(num_heads: int, key_BGKE: torch.Tensor, value_BGKE: torch.Tensor) -> KeysAndValues:
     """Keys and values of each query head, where several share them: two [B, H, K, E]."""
-    num_sharing = num_heads // key_BGKE.shape[1]
-    if num_sharing == 1:
-        return key_BGKE, value_BGKE
-    return key_BGKE.repeat_interleave(num_sharing, dim=1), value_BGKE.repeat_interleave(num_sharing, dim=1)
+    shape = (-1, -1, num_heads // key_BGKE.shape[1], -1, -1)
+    key_BGXKE = key_BGKE[:, :, None].expand(shape)
+    value_BGXKE = value_BGKE[:, :, None].expand(shape)
+    return key_BGXKE.flatten(1, 2), value_BGXKE.flatten(1, 2)
 
 
 def _attend_apart(

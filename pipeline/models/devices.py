@@ -6,12 +6,11 @@ import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 
 import psutil
 import torch
 
-from pipeline.cli import InputError, is_out_of_memory, logger
+from pipeline.cli import InputError, cause_of, is_out_of_memory, logger
 
 GIBIBYTE = 1 << 30
 # Names and numbers of <malloc.h>.
@@ -30,29 +29,22 @@ def usable_device(name: str | None, remedy: str = "leave it out, or say cpu") ->
         one = torch.ones(1, device=device_of_this_process(name))
         one.item()  # of `meta`, whose tensors have no numbers, this is refused
     except (RuntimeError, AssertionError) as error:  # torch asserts that it was built with CUDA
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].partition(". ")[0]
-        raise InputError(f"{what} cannot be used here ({reason.removesuffix('.')}); {remedy}") from None
+        raise InputError(f"{what} cannot be used here ({cause_of(error)}); {remedy}") from error
     if one.device.type == "cuda":
         # Products of rounded numbers, which some set-ups turn on, would move losses by 0.001.
         torch.set_float32_matmul_precision("highest")
-        _log_gpu(one.device)
+        logger.info(
+            "computing on %s: %s, %.1f GiB; products of float32 are not rounded to TF32",
+            one.device,
+            torch.cuda.get_device_name(one.device),
+            total_bytes(one.device) / GIBIBYTE,
+        )
     return one.device
 
 
 def device_of_this_process(name: str) -> str:
     """`name`, where it is `cuda` the process' own GPU: that of its LOCAL_RANK under a launcher."""
     return f"cuda:{os.environ['LOCAL_RANK']}" if name == "cuda" and "LOCAL_RANK" in os.environ else name
-
-
-@lru_cache
-def _log_gpu(device: torch.device) -> None:
-    """Once a process, as another GPU is another speed, and may be another last digit."""
-    logger.info(
-        "computing on %s: %s, %.1f GiB; products of float32 are not rounded to TF32",
-        device,
-        torch.cuda.get_device_name(device),
-        total_bytes(device) / GIBIBYTE,
-    )
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:
@@ -66,7 +58,7 @@ def multiplies_bfloat16(device: torch.device) -> bool:
 
 
 def warn_of_slow_bfloat16(device: torch.device, recommended: str) -> None:
-    """Say so if bfloat16 costs time; `recommended` asks for float32, such as "precision=fp32"."""
+    """Warn where bfloat16 costs time; `recommended` asks for float32, such as "precision=fp32"."""
     if not multiplies_bfloat16(device):
         logger.warning(
             "bfloat16 is emulated, and slower than float32, on this %s; use %s", device.type, recommended

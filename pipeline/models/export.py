@@ -4,7 +4,6 @@ The class has one norm (without weights), one activation and no biases, and cann
 is written is read back, and refused if its losses are not the model's.
 """
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import torch
 import transformers
 from olmo.model import OLMo
-from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy
 
 from pipeline.cli import InputError
@@ -85,17 +83,12 @@ def write_hugging_face_folder(model: OLMo, tokenizer_file: Path, eos_token_id: i
     draft.mkdir(parents=True)
     try:
         twin.save_pretrained(draft)
-        shutil.copyfile(tokenizer_file, draft / "tokenizer.json")
-        eos_token = Tokenizer.from_file(str(tokenizer_file)).id_to_token(eos_token_id)
-        settings = {  # what AutoTokenizer needs beside it
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "eos_token": eos_token,
-            "pad_token": eos_token,
-            "model_max_length": model.config.max_sequence_length,
-            "clean_up_tokenization_spaces": False,
-        }
-        written = json.dumps(settings, indent=2) + "\n"
-        (draft / "tokenizer_config.json").write_text(written, encoding="utf-8")
+        tokenizer = transformers.PreTrainedTokenizerFast(
+            tokenizer_file=str(tokenizer_file), model_max_length=model.config.max_sequence_length
+        )
+        tokenizer.eos_token = tokenizer.pad_token = tokenizer.convert_ids_to_tokens(eos_token_id)
+        tokenizer.save_pretrained(draft)
+        shutil.copyfile(tokenizer_file, draft / "tokenizer.json")  # of the same bytes as the data's
         difference = _largest_difference(model, draft)
         if not difference <= _MAX_DIFFERENCE_NATS:  # which nan is not either
             raise InputError(

@@ -31,19 +31,19 @@ from pipeline.cli import InputError
 LOGITS_PER_BLOCK = 1 << 24
 LOGITS_PER_BLOCK_ON_ACCELERATORS = 1 << 27
 _LOGITS_COMPARED = 1 << 19
-"""Of a block, compared at a time on a CPU: in float32 they stay in its caches, 2 MiB, from pass to pass."""
+"""Logits of a block that a CPU compares at a time: in float32 they stay in its caches, 2 MiB."""
 
 KeysAndValues = tuple[torch.Tensor, torch.Tensor]
-"""Of one layer, keys rotated by their position IDs: two [B, G, K, E]."""
+"""One layer's, keys rotated by their position IDs: two [B, G, K, E]."""
 
 Kept = TypeVar("Kept")
 OfHeads = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Kept]
-"""Given a layer's queries and keys [H, S, E], rotated, keys repeated for heads that share them, and the
-attention of T query rows to each row [H, T, S], which sums to 1 over the rows; float32. Its scores are query
-times key over the square root of E."""
+"""A function of a layer's queries and keys [H, S, E], rotated, keys repeated for heads that share them, and
+the attention of T query rows to each row [H, T, S], which sums to 1 over the rows; float32. Its scores are
+query times key over the square root of E."""
 
 Watch = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
-"""Shown a layer's queries and keys, as `OfHeads` has them, and the attention of all rows, of a batch of 1."""
+"""Looks at a layer's queries and keys, as `OfHeads` has them, and all rows' attention, of a batch of 1."""
 
 
 def to_device(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -61,17 +61,14 @@ def to_device(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.T
 class NotFiniteLossError(ArithmeticError):
     """A model gave a loss or a divergence (`what`) that is no number, or infinite; measuring code says where.
 
-    The target's position is one of the position IDs that the model was given, in a sequence of its batch.
+    The target's position is one of the position IDs that the model was given.
     """
 
-    def __init__(
-        self, target_position: int, loss: float, sequence_index: int = 0, what: str = "loss"
-    ) -> None:
+    def __init__(self, what: str, target_position: int, loss: float) -> None:
         super().__init__(f"the {what} at position {target_position} is {loss}")
         self.what = what
         self.target_position = target_position
         self.loss = loss
-        self.sequence_index = sequence_index
         self.model_name: str | None = None
         """Set where several models are measured together."""
 
@@ -141,13 +138,13 @@ class CausalLM(ABC):
         """Token IDs run from 0 to this, exclusive."""
 
     @property
-    @abstractmethod
     def device(self) -> torch.device:
-        """Where inputs must lie."""
+        """The device that inputs must be on, the embedding's; a device map may put other layers elsewhere."""
+        return next(self._model.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights and computation."""
+        """The dtype of weights and computation."""
         return next(self._model.parameters()).dtype
 
     @property
@@ -177,7 +174,8 @@ class CausalLM(ABC):
     ) -> tuple[torch.Tensor, Prefix | None]:
         """Hidden states as `hidden_states` says, and the rows given as a prefix with `keeps_rows`.
 
-        Embeddings [B, S, D] may be given as `tokens`, and numbers added to the scores as visibility.
+        Embeddings [B, S, D] may be given as `tokens`, and numbers added to the scores as visibility, which is
+        of all rows.
         """
 
     @abstractmethod
@@ -193,7 +191,9 @@ class CausalLM(ABC):
         prefix: Prefix | None = None,
         **how: Any,
     ) -> tuple[torch.Tensor, Prefix | None]:
-        """`_run` behind the leading tokens; the rows that are kept are the text's."""
+        """`_run` behind the leading tokens, visibility of all rows; the rows that are kept are the text's."""
+        if visible_BSK is not None and visible_BSK.shape[1] < tokens.shape[1]:
+            visible_BSK = visibility_of_all(visible_BSK, tokens.shape[1])
         if self._leading is not None:
             num_leading = self._leading.num_rows
             position_ids_BS = position_ids_BS + num_leading
@@ -389,13 +389,12 @@ def refuse_not_finite(
     losses_BT: torch.Tensor, position_ids_BS: torch.Tensor, query_rows_BT: torch.Tensor, what: str = "loss"
 ) -> None:
     """Raise `NotFiniteLossError` for the first loss that is no finite number; a mean would hide it."""
-    is_finite_BT = losses_BT.isfinite()
-    if is_finite_BT.all():
-        return
-    first, target = (~is_finite_BT).nonzero()[0].tolist()
-    position_ids_S = position_ids_BS.expand(len(losses_BT), -1)[first]
-    query_row = query_rows_BT.expand(losses_BT.shape)[first, target]
-    raise NotFiniteLossError(int(position_ids_S[query_row]) + 1, float(losses_BT[first, target]), first, what)
+    not_finite = (~losses_BT.isfinite()).nonzero().tolist()
+    if not_finite:
+        first, target = not_finite[0]
+        query_row = query_rows_BT.expand(losses_BT.shape)[first, target]
+        position = position_ids_BS.expand(len(losses_BT), -1)[first, query_row]
+        raise NotFiniteLossError(what, int(position) + 1, float(losses_BT[first, target]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -407,18 +406,18 @@ class Predictions:
 
     @classmethod
     def of(cls, logits_TV: torch.Tensor) -> "Predictions":
-        """Those that these logits are."""
+        """The predictions of these logits."""
         log_probs_TV = logits_TV.log_softmax(-1, dtype=torch.float32)
         return cls(log_probs_TV, log_probs_TV.exp())
 
     @classmethod
     def together(cls, parts: Sequence["Predictions"]) -> "Predictions":
-        """Those of several, one after another."""
+        """Several, one after another."""
         log_probs_TV = torch.cat([part.log_probs_TV for part in parts])
         return cls(log_probs_TV, torch.cat([part.probs_TV for part in parts]))
 
     def at(self, places: slice) -> "Predictions":
-        """Those at some of the places."""
+        """Predictions at some of the places."""
         return Predictions(self.log_probs_TV[places], self.probs_TV[places])
 
     @property
@@ -430,34 +429,9 @@ class Predictions:
         return entropies
 
     def divergences(self, log_probs_NV: torch.Tensor, index_N: torch.Tensor) -> torch.Tensor:
-        """KL(reference || prediction) of N predictions, float32, each with reference `index_N`: [N], nats.
-
-        Indices are int64, on the CPU, equal ones side by side.
-        """
-        indices, counts = torch.unique_consecutive(index_N, return_counts=True)
-        first = int(indices[0])
-        num_each = int(counts[0])
-        end = first + len(indices)
-        references = torch.arange(first, end)
-        if bool((counts == num_each).all()) and torch.equal(indices, references):
-            # As many predictions for each of neighbouring references: one product, where a GPU would have to
-            # be told of two small ones for each.
-            rows_IRV = log_probs_NV.unflatten(0, (-1, num_each))
-            divergences_N = self._divergences(rows_IRV, slice(first, end)).flatten()
-        else:
-            pairs = zip(indices.tolist(), log_probs_NV.split(counts.tolist()), strict=True)
-            of_each = [
-                self._divergences(rows_RV[None], slice(index, index + 1))[0] for index, rows_RV in pairs
-            ]
-            divergences_N = torch.cat(of_each)
-        return divergences_N.clamp(min=0)  # rounding may take it below
-
-    def _divergences(self, log_probs_IRV: torch.Tensor, places: slice) -> torch.Tensor:
-        """Of R predictions for each of I references: [I, R]."""
-        falls_IRV = self.log_probs_TV[places, None] - log_probs_IRV
-        if falls_IRV.device.type == "cpu":  # where many small matrices times a vector each are slower
-            return falls_IRV.mul_(self.probs_TV[places, None]).sum(-1)
-        return (falls_IRV @ self.probs_TV[places, :, None])[..., 0]
+        """KL(reference || prediction) of N predictions, float32, each with reference `index_N`: [N], nats."""
+        falls_NV = self.log_probs_TV[index_N].sub_(log_probs_NV)
+        return falls_NV.mul_(self.probs_TV[index_N]).sum(-1).clamp(min=0)  # rounding may take it below
 
 
 def losses_and_divergences(
@@ -474,31 +448,23 @@ def losses_and_divergences(
     finite is not looked at (`refuse_not_finite` does): a GPU goes on, and nothing waits for it.
 
     The states are of the rows that predict the targets; the caller owns the shift by one. The place of each
-    target's reference is `reference_index_BT`, int64, best on the CPU; None: target t's is place t.
+    target's reference is `reference_index_BT`, int64; None: target t's is place t.
     """
     shape = target_ids_BT.shape
     device = hidden_BTD.device
     if reference_index_BT is None:
-        reference_index_BT = torch.arange(shape[1]).expand(shape)
-    index_N, order_N = reference_index_BT.cpu().reshape(-1).sort(stable=True)
-    num_of_first = int((index_N == index_N[0]).sum())
-    num_rows = num_compared = _whole(rows_per_block(model, device), num_of_first)
+        reference_index_BT = torch.arange(shape[1])
+    index_N = to_device(reference_index_BT.expand(shape).reshape(-1), device)
+    num_rows = num_compared = rows_per_block(model, device)
     if device.type == "cpu":
-        num_compared = _whole(min(num_rows, _LOGITS_COMPARED // model.vocabulary_size), num_of_first)
-    hidden_ND = hidden_BTD.flatten(0, 1)
-    target_ids_N = target_ids_BT.reshape(-1)
-    losses_N, divergences_N = (torch.empty(len(order_N), device=device) for _ in range(2))
-    blocks = zip(to_device(order_N, device).split(num_rows), index_N.split(num_rows), strict=True)
-    for block_rows, block_index in blocks:
-        block_NV = model.logits(hidden_ND[block_rows])
-        parts = (part.split(num_compared) for part in (block_rows, block_index, block_NV))
-        for rows, index, logits_NV in zip(*parts, strict=True):
+        num_compared = max(1, _LOGITS_COMPARED // model.vocabulary_size)
+    losses = []
+    divergences = []
+    blocks = (part.split(num_rows) for part in (hidden_BTD.flatten(0, 1), target_ids_BT.reshape(-1), index_N))
+    for hidden_ND, *of_block in zip(*blocks, strict=True):
+        parts = (part.split(num_compared) for part in (model.logits(hidden_ND), *of_block))
+        for logits_NV, target_ids_N, references_N in zip(*parts, strict=True):
             log_probs_NV = logits_NV.log_softmax(-1, dtype=torch.float32)
-            losses_N[rows] = -log_probs_NV.gather(-1, target_ids_N[rows, None])[:, 0]
-            divergences_N[rows] = reference.divergences(log_probs_NV, index)
-    return losses_N.reshape(shape), divergences_N.reshape(shape)
-
-
-def _whole(num_rows: int, num_of_each: int) -> int:
-    """So many rows, at least one, and of whole references where one fits."""
-    return num_rows // num_of_each * num_of_each or max(1, num_rows)
+            losses.append(-log_probs_NV.gather(-1, target_ids_N[:, None])[:, 0])
+            divergences.append(reference.divergences(log_probs_NV, references_N))
+    return torch.cat(losses).reshape(shape), torch.cat(divergences).reshape(shape)

@@ -1,4 +1,4 @@
-"""Which model a word of --checkpoints means, and loading it: a folder, a GGUF file, a name on the hub.
+"""Which model a word of --checkpoints means, and loading it: a folder, or a name on the hub.
 
 <run folder>/step<N>-unsharded/       a checkpoint in OLMo's layout, as pipeline/pretrain.py writes them
     config.yaml  model.pt             what a model is loaded from
@@ -11,30 +11,26 @@ whenever a model is loaded. A model of the hub is fetched once into its cache, t
 
 import re
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub import snapshot_download
 from omegaconf import OmegaConf
 
 from pipeline.cli import InputError, cause_of, is_out_of_memory, logger
 from pipeline.models.interface import CausalLM, refuse_other_weights
 from pipeline.models.vocabulary import OwnTokenizer
 from pipeline.results.files import damages, describe_files, is_lfs_pointer, read_record, write_json
-from pipeline.text.sources import HUB_PATIENCE_SECONDS
 from pipeline.text.tokenizer import tokenizer_at
 
 if TYPE_CHECKING:
-    from olmo.config import ModelConfig
     from olmo.model import OLMo
 
     from pipeline.models.olmo import OLMoCausalLM
 
 MARK_FILE = "complete.json"
-GGUF = ".gguf"
 MODEL_FILES = ("config.yaml", "model.pt")
 RUN_FILES = (*MODEL_FILES, "optim.pt", "train.pt")
 FACTS = ("train_step", "train_context_length", "position_scheme", "seed")
@@ -128,8 +124,8 @@ def find_checkpoint(path: Path) -> Path:
         what = f"no model at {path}" if path.exists() else f"there is no file or folder {path}"
         raise InputError(
             f"{what}: name a folder with a Hugging Face model's config.json and model.safetensors, or OLMo's"
-            " config.yaml and model.pt, there or in a folder step<N>-unsharded below it; a GGUF file; or a"
-            " model of the Hugging Face hub as owner/name"
+            " config.yaml and model.pt, there or in a folder step<N>-unsharded below it; or a model of the"
+            " Hugging Face hub as owner/name"
         )
     return folders[-1]
 
@@ -153,15 +149,19 @@ def load_stock_olmo(checkpoint: Path) -> "OLMo":
     InputError where the folder is no OLMo checkpoint, is damaged, or has no RoPE.
     """
     # late, as above
-    from olmo.config import BlockType
+    from olmo.config import BlockType, ModelConfig
     from olmo.model import OLMo
 
     from pipeline.models.olmo import ATTENTION_SCALINGS, scale_attention
 
     refuse_damaged(checkpoint, MODEL_FILES)
-    config = _olmo_config(checkpoint)
-    # A checkpoint that says nothing of it was trained without.
-    scaling = OmegaConf.select(OmegaConf.load(checkpoint / "config.yaml"), "attention_scaling") or "none"
+    try:
+        config = ModelConfig.load(checkpoint / "config.yaml", key="model", validate_paths=False)
+        # A checkpoint that says nothing of it was trained without.
+        scaling = OmegaConf.select(OmegaConf.load(checkpoint / "config.yaml"), "attention_scaling") or "none"
+    except Exception as error:  # OLMo's, OmegaConf's, YAML's or Python's
+        path = checkpoint / "config.yaml"
+        raise InputError(f"{path} is not an OLMo configuration: {cause_of(error)}") from error
     if config.block_type != BlockType.sequential or not config.rope or scaling not in ATTENTION_SCALINGS:
         raise InputError(
             f"{checkpoint} cannot be measured: it needs model.rope true, model.block_type sequential, and an"
@@ -181,16 +181,6 @@ def load_stock_olmo(checkpoint: Path) -> "OLMo":
     return model
 
 
-def _olmo_config(checkpoint: Path) -> "ModelConfig":
-    from olmo.config import ModelConfig
-
-    path = checkpoint / "config.yaml"
-    try:
-        return ModelConfig.load(path, key="model", validate_paths=False)
-    except Exception as error:  # OLMo's, OmegaConf's, YAML's or Python's
-        raise InputError(f"{path} is not an OLMo configuration: {cause_of(error)}") from error
-
-
 def weight_files(names: Iterable[str]) -> list[str]:
     """The files among `names` that hold a model's weights, sorted: safetensors where there are any.
 
@@ -202,22 +192,20 @@ def weight_files(names: Iterable[str]) -> list[str]:
 
 
 def snapshot(name: str, revision: str | None, with_code: bool) -> Path:
-    """The folder of the hub's model `name`, at a branch, tag or commit, downloaded unless it is cached."""
-    at = name if revision is None else f"{name} at revision {revision}"
+    """The folder of the hub's model `name`, at a branch, tag or commit; downloaded unless it is cached."""
+    wanted = ["*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt", *(["*.py"] if with_code else [])]
+    at: dict[str, Any] = {"revision": revision, "ignore_patterns": "*/*"}
     try:
-        # Asked first, with a time limit: a download would retry for long without a network.
-        found = HfApi().model_info(name, revision=revision, timeout=HUB_PATIENCE_SECONDS)
-        files = [file.rfilename for file in found.siblings or ()]
-        endings = (".json", ".jinja", ".model", "merges.txt", "vocab.txt", *((".py",) if with_code else ()))
-        wanted = [file for file in files if "/" not in file and file.endswith(endings)]
-        return Path(snapshot_download(name, revision=revision, allow_patterns=weight_files(files) + wanted))
+        folder = Path(snapshot_download(name, **at, allow_patterns=[*wanted, "model*.safetensors"]))
+        if not weight_files(path.name for path in folder.iterdir()):
+            snapshot_download(name, **at, allow_patterns="pytorch_model*.bin")
     except Exception as error:  # the hub's client raises its own, requests' or httpx' errors, by version
-        with suppress(Exception):
-            return Path(snapshot_download(name, revision=revision, local_files_only=True))
+        of_revision = "" if revision is None else f" at revision {revision}"
         raise InputError(
-            f"there is no folder {name} here, and {at} is not in the cache and cannot be fetched from the"
-            f" Hugging Face hub ({cause_of(error)})"
+            f"there is no folder {name}, and {name}{of_revision} is not in the cache and cannot be fetched"
+            f" from the Hugging Face hub ({cause_of(error)})"
         ) from error
+    return folder
 
 
 def training_facts(folder: Path, is_olmo: bool) -> dict[str, Any]:
@@ -251,13 +239,9 @@ class Checkpoint:
     """Results are filed under it."""
     folder: Path
     is_olmo: bool
-    gguf: str | None = None
-    """The file of `folder` that holds the model, if it is one of GGUF."""
 
     def files(self, with_code: bool) -> list[Path]:
         """The files that decide its numbers: configuration, weights, and its own code where that is run."""
-        if self.gguf is not None:
-            return [self.folder / self.gguf]
         if self.is_olmo:
             return [self.folder / name for name in MODEL_FILES]
         weights = weight_files(path.name for path in self.folder.iterdir())
@@ -266,8 +250,6 @@ class Checkpoint:
 
     def own_tokenizer(self, trust_remote_code: bool = False) -> OwnTokenizer:
         """The tokenizer that lies by it; by a run of pretrain.py in its data folder, named as studies do."""
-        if self.gguf is not None:
-            return OwnTokenizer(self.folder / self.gguf)
         folder = self.folder.resolve()
         places = [folder]
         if self.is_olmo:
@@ -278,80 +260,52 @@ class Checkpoint:
     def num_positions(self, trust_remote_code: bool = False) -> int | None:
         """How many positions the model was made for (RoPE can go beyond); None where that is not said."""
         if self.is_olmo:
-            return int(_olmo_config(self.folder).max_sequence_length)
+            config = OmegaConf.load(self.folder / "config.yaml")
+            num_positions: int | None = OmegaConf.select(config, "model.max_sequence_length")
+            return num_positions
         from pipeline.models.huggingface import config_of, positions_of  # late, as below
 
-        return positions_of(config_of(self.folder, trust_remote_code, self.gguf))
+        return positions_of(config_of(self.folder, trust_remote_code))
 
 
 _ON_HUB = r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@([\w.-]+))?"
 """NAME or OWNER/NAME, and what may stand behind @."""
 
 
-def told_apart(words: Iterable[str], revision: str | None) -> dict[str, str]:
-    """Models of the hub that would have one name -> their names with the owner's in front: owner--name."""
-    of_name: dict[str, set[str]] = {}
-    for word in words:
-        on_hub = re.fullmatch(_ON_HUB, word)
-        if on_hub and not Path(word).exists():
-            of_name.setdefault(name_of(on_hub[1], on_hub[2] or revision), set()).add(word)
-    return {
-        word: f"{word.partition('/')[0]}--{name}"
-        for name, of_one in of_name.items() for word in of_one if len(of_one) > 1 and "/" in word
-    }  # fmt: skip
-
-
 def name_of(word: str, revision: str | None = None) -> str:
     """The name that results of the model `word` are filed under; nothing is downloaded.
 
-    It is the run folder's, with the step if one was asked for; a GGUF file's own.
+    It is the run folder's, with the step if one was asked for.
     """
     path = Path(word).resolve() if Path(word).exists() else Path(word)
     name = path.name
-    if path.suffix.lower() == GGUF and path.is_file():
-        name = path.stem
-    elif path.exists() and (step := re.fullmatch(r"(step\d+)-unsharded", name)):
+    if path.exists() and (step := re.fullmatch(r"(step\d+)-unsharded", name)):
         name = f"{path.parent.name}-{step[1]}"
     return "-".join(filter(None, [name, revision])).replace("@", "-").replace("/", "-")
 
 
-def _refuse_adapter(folder: Path) -> None:
-    """Refuse a LoRA adapter, alone or beside a model: loading would leave it out in silence."""
-    if (folder / "adapter_config.json").exists():
-        raise InputError(
-            f"{folder} holds an adapter (adapter_config.json), which is not measured: merge it into its base"
-            " model (peft's merge_and_unload, then save_pretrained), and name the folder of the merged model"
-        )
-
-
 def find_model(word: str, revision: str | None = None, trust_remote_code: bool = False) -> Checkpoint:
-    """The model that `word` means: an OLMo run or checkpoint, a Hugging Face folder, a GGUF file, a hub name.
+    """The model that `word` means: an OLMo run or checkpoint, a Hugging Face folder, or a name on the hub.
 
-    The hub's is NAME or NAME@REVISION. A hub's model is downloaded here. A folder that exists wins
-    over a name. A folder with one GGUF file and no other weights means that file. InputError if there is no
-    model, with the next step.
+    The hub's is NAME or NAME@REVISION, and downloaded here. A folder that exists wins over a name. InputError
+    if there is no model, with the next step.
     """
     path = Path(word)
-    on_hub = re.fullmatch(_ON_HUB, word)
-    is_gguf = path.suffix.lower() == GGUF
-    if on_hub and not path.exists() and not is_gguf:
-        revision = on_hub[2] or revision
-        folder = snapshot(on_hub[1], revision, trust_remote_code)
-        _refuse_adapter(folder)
-        return Checkpoint(name_of(on_hub[1], revision), folder, False)
-    if revision is not None:
-        raise InputError(f"--revision {revision} is of models on the Hugging Face hub; {word} is none")
     name = name_of(word)
-    if is_gguf and path.is_file():
-        return Checkpoint(name, path.parent, False, path.name)
-    _refuse_adapter(path)
-    files = sorted(file.name for file in path.glob("*"))
-    ggufs = [file for file in files if file.lower().endswith(GGUF)]
-    if not _holds_olmo(path):
-        if "config.json" in files and (weight_files(files) or MARK_FILE in files):
-            return Checkpoint(name, path, False)
-        if len(ggufs) == 1:
-            return Checkpoint(name, path, False, ggufs[0])
+    on_hub = re.fullmatch(_ON_HUB, word)
+    if on_hub and not path.exists():
+        revision = on_hub[2] or revision
+        name = name_of(on_hub[1], revision)
+        path = snapshot(on_hub[1], revision, trust_remote_code)
+    elif revision is not None:
+        raise InputError(f"--revision {revision} is of models on the Hugging Face hub; {word} is none")
+    if (path / "adapter_config.json").exists():  # loading would leave a LoRA out in silence
+        raise InputError(
+            f"{path} holds an adapter (adapter_config.json), which is not measured: merge it into its base"
+            " model (peft's merge_and_unload, then save_pretrained), and name the folder of the merged model"
+        )
+    if (path / "config.json").is_file() and not _holds_olmo(path):
+        return Checkpoint(name, path, False)
     return Checkpoint(name, find_checkpoint(path), True)
 
 
@@ -364,14 +318,10 @@ def load_causal_lm(checkpoint: Checkpoint, loading: Loading, num_positions: int)
     for path in filter(is_lfs_pointer, files):
         raise InputError(f"{path} is a Git LFS pointer; run `git lfs pull` in its repository")
     if checkpoint.is_olmo:
-        if loading.device_map is not None:
-            raise InputError(f"--device-map is for Hugging Face models; {checkpoint.folder} is an OLMo")
         return load_olmo(checkpoint.folder, loading.device, loading.dtype, num_positions)
     if (checkpoint.folder / MARK_FILE).exists():
         refuse_damaged(checkpoint.folder, [path.name for path in files])
     # Here, not above: the library takes seconds to import, and those who measure OLMo do not need it.
     from pipeline.models.huggingface import load_hugging_face
 
-    return load_hugging_face(
-        checkpoint.folder, **vars(loading), num_positions=num_positions, gguf=checkpoint.gguf
-    )
+    return load_hugging_face(checkpoint.folder, **vars(loading), num_positions=num_positions)

@@ -21,7 +21,7 @@ from olmo.config import ModelConfig
 from olmo.model import OLMo, OLMoSequentialBlock
 from torch import nn
 
-from pipeline.models.attention import attend, laid_out, tells_log_sum_exp, written_out
+from pipeline.models.attention import attend
 from pipeline.models.interface import (
     CausalLM,
     KeysAndValues,
@@ -104,10 +104,7 @@ def num_keys_seen(
         return num_past + torch.arange(1, num_rows + 1, device=model.device)[None]
     if visible_BSK.is_floating_point():
         visible_BSK = visible_BSK > torch.finfo(visible_BSK.dtype).min / 2
-    num_unmentioned = num_past + num_rows - visible_BSK.shape[2]  # all of the prefix is seen
-    num_before = num_rows - visible_BSK.shape[1]
-    before_1N = num_past + torch.arange(1, num_before + 1, device=model.device)[None]
-    return torch.cat((before_1N.expand(len(visible_BSK), -1), num_unmentioned + visible_BSK.sum(-1)), dim=1)
+    return num_past + num_rows - visible_BSK.shape[2] + visible_BSK.sum(-1)
 
 
 class RotaryTable(nn.Module):
@@ -186,7 +183,7 @@ def blocks_of(model: OLMo) -> list[nn.Module]:
 
 @dataclass(frozen=True)
 class Rows:
-    """Where the rows of a batch are and whom they see; the same for every block."""
+    """Positions of a batch's rows and whom they see; the same for every block."""
 
     table: RotaryTable
     sine_B1SE: torch.Tensor
@@ -219,8 +216,7 @@ def run_block(
     query = rows_of(query, query_rows_BT)
     hidden_BSD = rows_of(hidden_BSD, query_rows_BT)
     if visible is not None and query_rows_BT is not None:
-        num_before = key.shape[1] - visible.shape[2]
-        visible = rows_of(visible, (query_rows_BT - num_before).clamp(min=0))
+        visible = rows_of(visible, query_rows_BT)
     elif query_rows_BT is not None:
         rows_S = torch.arange(key.shape[1], device=key.device)
         visible = (rows_S <= query_rows_BT[..., None])[:, None]
@@ -234,11 +230,7 @@ def run_block(
     if rows.num_keys_BS is not None:
         num_keys_BT1 = rows_of(rows.num_keys_BS[..., None], query_rows_BT)
         query = block.attention_scaling(query, num_keys_BT1[..., 0])
-    if rows.watch is not None:
-        key_BHKE, _, visible_of_all = laid_out(query, key, value, past, visible)
-        scaled_query, weights = written_out(query, key_BHKE, visible_of_all, None)
-        rows.watch(scaled_query, key_BHKE.float(), weights)
-    attended_BHSE = attend(query, key, value, past, visible)
+    attended_BHSE = attend(query, key, value, past, visible, watch=rows.watch)
     attended_BSD = block.attn_out(attended_BHSE.transpose(1, 2).flatten(2))
     hidden_BSD = hidden_BSD + (block.attn_norm(attended_BSD) if config.norm_after else attended_BSD)
     normed_BSD = hidden_BSD if config.norm_after else block.ff_norm(hidden_BSD)
@@ -266,23 +258,15 @@ class OLMoCausalLM(CausalLM):
         """Rows that only pad the embedding do not count."""
         return self._model.config.vocab_size
 
-    @property
-    def device(self) -> torch.device:
-        """See `CausalLM.device`."""
-        return self._model.device
-
     def sequence_bytes(self, num_rows: int, num_prefix_rows: int) -> int:
         """What one block holds at once."""
         config = self._model.config
-        itemsize = self.dtype.itemsize
-        width = config.d_model
-        hidden_width = config.mlp_hidden_size or config.mlp_ratio * width
-        # The stream and its norm; queries, keys and values, rotated in float32, or the feed-forward layer.
-        values_per_row = 3 * width + max(6 * width + 16 * width // itemsize, 2 * hidden_width)
-        head_width = width // config.n_heads
-        is_shared = tells_log_sum_exp(self.device, self.dtype, head_width, head_width)
-        copied_values = 0 if is_shared else 2 * width * (num_prefix_rows + num_rows)
-        return itemsize * (num_rows * values_per_row + copied_values)
+        hidden_width = config.mlp_hidden_size or config.mlp_ratio * config.d_model
+        # The stream and its norm; then queries, keys and values rotated in float32, or the MLP.
+        values = num_rows * (3 * config.d_model + max(14 * config.d_model, 2 * hidden_width))
+        # Keys and values of each sequence, where they must be copied.
+        values += 2 * config.d_model * (num_prefix_rows + num_rows)
+        return self.dtype.itemsize * values
 
     def embed(self, token_ids_1S: torch.Tensor) -> torch.Tensor:
         """See `CausalLM.embed`."""
@@ -299,7 +283,7 @@ class OLMoCausalLM(CausalLM):
         keeps_rows: bool = False,
         watch: Watch | None = None,
     ) -> tuple[torch.Tensor, Prefix | None]:
-        """As `OLMo.forward` up to the vocabulary projection, which at every row would cost most of all."""
+        """Run `OLMo.forward` up to the vocabulary projection, which at every row would cost most of all."""
         transformer = self._model.transformer
         blocks = blocks_of(self._model)
         sine, cosine = self._table.at(position_ids_BS, self._num_positions)
@@ -307,7 +291,7 @@ class OLMoCausalLM(CausalLM):
         num_past = 0 if prefix is None else prefix.num_rows
         num_keys_BS = num_keys_seen(self._model, tokens.shape[1], num_past, visible_BSK)
         rows = Rows(self._table, sine, cosine, visible_B1SK, num_keys_BS, watch)
-        hidden = tokens if tokens.is_floating_point() else transformer.wte(tokens)
+        hidden = tokens if tokens.is_floating_point() else self.embed(tokens)
         if self._model.config.embedding_layer_norm:
             hidden = transformer.emb_norm(hidden)
         read = []
@@ -322,7 +306,7 @@ class OLMoCausalLM(CausalLM):
         return transformer.ln_f(hidden), kept
 
     def _project(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Of tied or own weights, scaled or not."""
+        """Logits by tied or own weights, scaled or not."""
         transformer = self._model.transformer
         config = self._model.config
         if config.weight_tying:

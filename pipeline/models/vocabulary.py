@@ -54,12 +54,10 @@ def refuse_foreign_tokens(
         tokenizer: made the tokens; None if that is lost.
         source, size: what messages call the tokenizer, and one more than its largest ID.
     """
-    texts = [token_ids for token_ids in texts if len(token_ids)]
+    of_texts = [np.unique(token_ids).astype(np.int64) for token_ids in texts]
+    used = np.unique(np.concatenate(of_texts)).tolist()
+    largest = max(used, default=0)
     num_rows = model.vocabulary_size
-    largest = max((int(token_ids.max()) for token_ids in texts), default=0)
-    is_used_V = np.zeros(largest + 1, dtype=bool)
-    for token_ids in texts:
-        is_used_V[token_ids] = True
     sizes = f"{source} has {size} tokens (largest ID used: {largest}) and {name} a vocabulary of {num_rows}"
     remedy = "they do not belong together; read the text with the model's own tokenizer"
     if largest >= num_rows:
@@ -77,7 +75,7 @@ def refuse_foreign_tokens(
         except InputError as error:
             fault = str(error)
     if of_model is not None and tokenizer is not None:
-        if not tokenizer.reads_as(of_model, is_used_V.nonzero()[0].tolist()):
+        if not tokenizer.reads_as(of_model, used):
             raise InputError(f"{source} is another tokenizer than that of {name}, {path}: {remedy}")
         bos = tokenizer.before_a_text
         own_bos = of_model.before_a_text

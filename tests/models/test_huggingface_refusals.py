@@ -3,14 +3,11 @@
 import json
 import os
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from gguf import GGUFWriter
 from hugging_face_families import VOCABULARY_SIZE, make_model
 from safetensors.torch import load_file, save_file
 from transformers import (
@@ -61,7 +58,7 @@ def _no_numbers() -> PreTrainedModel:
          "it is not causal"),
         (_t5, "cannot be loaded as a causal LM"),
         (lambda: BloomForCausalLM(BloomConfig(hidden_size=32, n_layer=1, n_head=4)),
-         "BloomForCausalLM in .* cannot be measured"),
+         "cannot be measured"),
         (lambda: AutoModel.from_config(make_model("llama").config), "lacks 1, such as lm_head.weight"),
         (_no_numbers, "its logits are not finite numbers"),
         # Which takes one text at a time alone.
@@ -74,46 +71,6 @@ def test_other_kinds_of_model(make: Callable[[], PreTrainedModel], sentence: str
     make().save_pretrained(tmp_path)
     with pytest.raises(InputError, match=sentence):
         load(tmp_path)
-
-
-def _write_gguf(path: Path, num_layers: int, *further: str) -> None:
-    """A Llama of two layers' weights, whose header says how many there are."""
-    fields = {
-        "block_count": num_layers, "context_length": 64, "embedding_length": 16, "feed_forward_length": 32,
-        "attention.head_count": 2, "attention.head_count_kv": 2, "rope.dimension_count": 8, "vocab_size": 48,
-    }  # fmt: skip
-    writer = GGUFWriter(path, "llama")
-    draws = np.random.default_rng(0)
-    for name, value in fields.items():
-        writer.add_uint32(f"llama.{name}", value)
-    writer.add_layer_norm_rms_eps(1e-5)
-    of_layer = dict.fromkeys(["attn_q", "attn_k", "attn_v", "attn_output"], (16, 16))
-    of_layer |= {"ffn_gate": (32, 16), "ffn_up": (32, 16), "ffn_down": (16, 32)}
-    shapes = {f"blk.{layer}.{name}": shape for layer in (0, 1) for name, shape in of_layer.items()}
-    shapes |= {f"blk.{layer}.{name}": (16,) for layer in (0, 1) for name in ("attn_norm", "ffn_norm")}
-    shapes |= {"token_embd": (48, 16), "output_norm": (16,), **dict.fromkeys(further, (4,))}
-    for name, shape in shapes.items():
-        writer.add_tensor(f"{name}.weight", draws.normal(0, 0.1, shape).astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-@pytest.mark.parametrize(
-    ("num_layers", "further", "left_over"),
-    [
-        (2, (), ""),
-        (1, (), "no place in it for 9, such as blk.1.attn_k.weight"),
-        (2, ("rope_freqs",), "rope_freqs"),
-    ],
-)
-def test_no_tensor_of_a_gguf_file_is_left_out(
-    num_layers: int, further: tuple[str, ...], left_over: str, tmp_path: Path
-) -> None:
-    _write_gguf(tmp_path / "m.gguf", num_layers, *further)
-    with pytest.raises(InputError, match=left_over) if left_over else nullcontext():
-        assert load_causal_lm(find_model(str(tmp_path / "m.gguf")), Loading(CPU), 16).vocabulary_size == 48
 
 
 def _changed_config(**fields: Any) -> Callable[[Path], object]:
