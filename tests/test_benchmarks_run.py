@@ -7,16 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hugging_face_families import make_model
 
 sys.path.append(str(Path(__file__).resolve().parent / "benchmarks"))
 
-import explain_accuracy
 import leave_one_out
 
 from pipeline.cli import InputError
-from pipeline.text.sources import first_passages
-from pipeline.text.tokenizer import train_bpe
 
 TINY = (
     "--layers 2 --width 32 --heads 4 --vocabulary 48 --long-context-lengths 24 --short-context-length 4"
@@ -47,18 +43,3 @@ def test_every_way_gives_the_same_numbers_and_a_wrong_one_is_refused(
     with pytest.raises(InputError, match="influence of token 0 on target 4"):
         run(leave_one_out, *TINY.split(), "--out", out)
     assert not out.exists()
-
-
-def test_the_search_is_compared_with_exact_leave_one_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tokenizer = train_bpe(first_passages(20_000), 300)
-    make_model("llama", vocab_size=tokenizer.vocabulary_size).save_pretrained(tmp_path / "model")
-    (tmp_path / "model" / "tokenizer.json").write_text(tokenizer.to_json())
-    words = ["--model", tmp_path / "model", "--length", 64, "--texts", 1, "--out", tmp_path / "a.jsonl"]
-    for _ in range(2):  # the second reads what the first wrote
-        run(explain_accuracy, *words)
-        said = capsys.readouterr().out
-        assert said.startswith("1 texts of 64 tokens: ") and "top 1 " in said
-    (row,) = map(json.loads, (tmp_path / "a.jsonl").read_text().splitlines())
-    assert 0 <= row["top_1"] <= 1 and row["exact_recovered"] >= row["recovered"] - 0.5
