@@ -43,7 +43,7 @@ from pipeline.models.interface import (
 _TOKENS_PER_BATCH, _TOKENS_PER_BATCH_ON_ACCELERATORS = 2048, 32768
 _BUDGET_BYTES = 1 * GIBIBYTE
 _BUDGET_SHARE_OF_ACCELERATORS = 0.25
-"""Of the memory that the device has; weights, prefixes and logits are beside it."""
+"""Share of the memory that the device has; weights, prefixes and logits are beside it."""
 _SHARE_OF_FREE_MEMORY = 0.5
 _FEWEST_ROWS = 256
 """A product of as many rows or more gives each row the same bits; for fewer, libraries have kernels by their
@@ -102,9 +102,9 @@ class Rows(NamedTuple):
 
     token_ids_BS: np.ndarray
     position_ids_BS: np.ndarray
-    """Or [1, S]."""
+    """[B, S] or [1, S]."""
     visible_BSK: np.ndarray | None
-    """Or [1, S, K], or of the last rows only."""
+    """[B, S, K] or [1, S, K], or of the last rows only."""
     query_rows_BT: np.ndarray
 
     def of_sequences(self, which: slice) -> "Rows":
@@ -168,7 +168,7 @@ class Pass(NamedTuple):
 
     rows: Rows
     target_ids_BT: np.ndarray
-    """Or [1, T] of all sequences; so is the index."""
+    """[B, T], or [1, T] for all sequences; so is the index."""
     reference_index_BT: np.ndarray
     """Which prediction of the reference each target's is compared with."""
     prefix: Prefix | None = None
@@ -224,7 +224,7 @@ def measured_windows(
     batching: Batching,
     reference: Predictions,
 ) -> Measured:
-    """Under exactly the `context_length` tokens before each target, one window a target: [T] each.
+    """Losses under exactly the `context_length` tokens before each target, one window a target: [T] each.
 
     Windows are never shared between targets: a token at the window's edge would otherwise carry what it saw
     before the edge into the prediction. Target t's prediction is compared with number t of the reference.
@@ -327,7 +327,7 @@ class FullPass:
     losses_T: np.ndarray
     """loss(t | all that the target sees): float32, nats."""
     predictions: Predictions
-    """Of each target."""
+    """One for each target."""
     prefix: Prefix
     """All rows."""
 
@@ -358,7 +358,7 @@ def measured_in_swapped_context(
     lengths: ContextLengths,
     reference: Predictions,
 ) -> Measured:
-    """Under the other document's distant context and each target's own short one: [T] each.
+    """Losses under the other document's distant context and each target's own short one: [T] each.
 
     What is lost by it is the *document-specific gain*: the part of the long context's gain that is this
     document's.

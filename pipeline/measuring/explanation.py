@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from scipy.linalg import block_diag
 
-from pipeline.cli import InputError, logger, progress
+from pipeline.cli import InputError, logger
 from pipeline.explorer_page import html_page
 from pipeline.measuring.contexts import PackedSequence, Rows, read_prefix
 from pipeline.measuring.given import GivenModel
@@ -39,7 +39,7 @@ from pipeline.text.sources import first_passages
 from pipeline.text.tokenizer import DocumentTokenizer, TokenizedText, tokenized_text
 
 LONG_CONTEXT_LENGTH = 1024
-"""If nothing else is asked for, and the model has as many positions."""
+"""The default, if the model has as many positions."""
 NUM_SWAPPED = 4
 """Swapped contexts that sources are tried in."""
 _JOINERS = "\n\t\u200c\u200d"
@@ -48,7 +48,6 @@ _COLORS = {0.1: 153, 0.5: 117, 1.0: 75, 2.0: 33}
 """Nats -> of the 256 colors that terminals have: blues, darker for each level."""
 _LONGEST_NAMED = 60
 """Characters of a source, or half of them from each end."""
-_WARMING_TOKENS = 64
 _LEAST_EFFECT = 0.05
 """Nats of total effect; of less, or of one below 0, no fraction is told."""
 _COLUMNS = (
@@ -239,7 +238,7 @@ def _measured(
     is_exact = arguments.targets is None and arguments.budget is None and not is_one
     num_wanted = 1 if is_one else min(arguments.targets or len(near_T), len(near_T))
     # The first pass is slower than those after it, and tells no speed.
-    Passes(loaded.model, loaded.batching).read(ids_L[:_WARMING_TOKENS])
+    read_prefix(loaded.model, ids_L[:64])
     passes = Passes(loaded.model, loaded.batching, arguments.budget)
     hidden_TD, _ = passes.read(ids_L[:-1], len(near_T))
     float(hidden_TD.sum())  # a GPU is waited for
@@ -258,7 +257,6 @@ def _measured(
         passes.seconds(num_losses), num_wanted,
         min(passes.seconds(num_losses + likely), arguments.budget or float("inf")),
     )  # fmt: skip
-    passes.bar = progress(None, "explain", "token")
     losses = all_losses(passes, hidden_TD, ids_L, swaps_BL[0], near_T, short)
     by_effect = losses["swapped_divergence"].nlargest(num_wanted).index.to_numpy()
     while len(by_effect) > 1 and not passes.fits(likely_tokens(first + by_effect, NUM_SWAPPED)):
@@ -282,7 +280,6 @@ def _measured(
     )  # fmt: skip
     search.run()
     targets = _targets(search, text, begin, begin + targets_T)
-    passes.bar.close()
     if len(targets) < num_wanted:
         logger.warning("--budget suffices for the sources of %d predictions", len(targets))
     facts = {

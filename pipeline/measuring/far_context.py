@@ -248,22 +248,17 @@ class FarContext:
     lengths: ContextLengths
     batching: Batching
     chunk_L: np.ndarray
-    """Where the short contexts and the targets come from."""
+    """Holds the short contexts and the targets."""
     token_ids_L: np.ndarray
-    """Where the distant tokens come from."""
+    """Holds the distant tokens."""
     own: Optional["FarContext"] = None
     """The chunk's own distant context, of a null; None: this is it, and its tokens are the chunk's."""
     swap_ids_BL: np.ndarray | None = None
-    """Under the ablation `swap` chunks of other documents, which replace what is left out; else None."""
+    """Chunks of other documents, which replace what is left out under the ablation `swap`; else None."""
     screen: int | None = None
     """Blocks that a round of `leave_blocks_out` leaves out; None: each token is left out."""
     seed: Sequence[int] = (0,)
-    """Of sampled answers."""
-
-    @property
-    def _stand_ins(self) -> Sequence[np.ndarray | None]:
-        """What stands where a distant token is left out, chunks to take means over; None: nothing."""
-        return (None,) if self.swap_ids_BL is None else tuple(self.swap_ids_BL)
+    """Draws sampled answers."""
 
     @property
     def num_far_tokens_T(self) -> np.ndarray:
@@ -299,8 +294,9 @@ class FarContext:
     @cached_property
     def _leave_one_out(self) -> tuple[LeaveOneOut, LeaveOneOut]:
         """Effects of single tokens, and what they are ranked by; under a screen the two differ."""
+        stand_ins = [None] if self.swap_ids_BL is None else [*self.swap_ids_BL]
         parts = [
-            leave_blocks_out(self.model, sequence, self.batching, full, self._stand_ins, self.screen)
+            leave_blocks_out(self.model, sequence, self.batching, full, stand_ins, self.screen)
             for sequence, full in zip(self.sequences, self._full_passes, strict=True)
         ]
         single, ranked_by = (LeaveOneOut(*self._of_all_targets(of)) for of in zip(*parts, strict=True))
@@ -509,7 +505,8 @@ class FarContext:
 
         With `answers_T` (int64 [T]) these tokens are predicted instead of the targets.
         """
-        model, parts = self.model, []
+        model = self.model
+        parts = []
         for sequence in self.sequences:
             visible_SS = sequence.visible_SS
             rows = sequence.rows._replace(visible_BSK=None if visible_SS is None else visible_SS[None])
@@ -524,7 +521,8 @@ class FarContext:
 
     def _of_all_targets(self, parts: Iterable[Sequence[np.ndarray] | np.ndarray]) -> np.ndarray:
         """[..., T, F] of all targets, from the values of sequences that hold a few targets each."""
-        num_far, padded = self.num_far_tokens_T[-1], []
+        num_far = self.num_far_tokens_T[-1]
+        padded = []
         for part in map(np.asarray, parts):
             widths = [(0, 0)] * (part.ndim - 1) + [(0, num_far - part.shape[-1])]
             padded.append(np.pad(part, widths, constant_values=np.nan))

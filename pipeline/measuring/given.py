@@ -116,8 +116,9 @@ class GivenModel:
         if self._checkpoint is not None:
             return load_causal_lm(self._checkpoint, self._loading, num_positions)
         # Measuring changes modules and configuration: of a copy, whose weights are the user's.
-        shared: dict[int, Any] = {id(weight): copy.copy(weight) for weight in self._model.parameters()}
-        shared |= {id(buffer): buffer for buffer in self._model.buffers()}
+        shared: dict[int, Any] = {id(buffer): buffer for buffer in self._model.buffers()}
+        for weight in self._model.parameters():
+            shared[id(weight)] = copy.copy(weight) if weight.requires_grad else weight
         model = copy.deepcopy(self._model, shared)
         if _is_olmo(model):
             from pipeline.models.olmo import OLMoCausalLM

@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -37,9 +37,6 @@ from pipeline.measuring.contexts import (
 )
 from pipeline.models.interface import CausalLM, Predictions, Prefix, losses_of_hidden_states, to_device
 from pipeline.text.tokenizer import TokenizedText
-
-if TYPE_CHECKING:
-    from tqdm.auto import tqdm
 
 _IDEOGRAPH = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
 _BEGINS = {
@@ -103,16 +100,8 @@ class Passes:
         self.batching = batching
         self.num_tokens = 0
         """Forward tokens until now."""
-        self.bar: tqdm[Any] | None = None
-        """Shows them."""
         self._budget = float("inf") if budget is None else budget
         self._started = time.monotonic()
-
-    def count(self, num_tokens: int) -> None:
-        """Count forward tokens that are run."""
-        self.num_tokens += num_tokens
-        if self.bar is not None:
-            self.bar.update(num_tokens)
 
     def seconds(self, num_tokens: float) -> float:
         """How long so many forward tokens take, at the speed of those until now."""
@@ -124,7 +113,7 @@ class Passes:
 
     def read(self, token_ids_S: np.ndarray, num_queries: int = 1) -> tuple[torch.Tensor, Prefix]:
         """Hidden states of a text's last rows, [num_queries, D]; and all rows, as later ones see them."""
-        self.count(len(token_ids_S))
+        self.num_tokens += len(token_ids_S)
         rows = text_rows(token_ids_S, num_queries)
         hidden_1TD, prefix = self.model.read(*rows.on_device(self.model.device))
         return hidden_1TD[0], prefix
@@ -156,7 +145,7 @@ class Passes:
                 None if sequence.visible_WS is None else sequence.visible_WS[None, :, start:],
                 np.tile(queries_1Q, (len(batch), 1)),
             )
-            self.count(rows.token_ids_BS.size)
+            self.num_tokens += rows.token_ids_BS.size
             before = prefix.first(start) if start else None
             one = Pass(rows, sequence.target_ids_T[None, queries_Q], queries_Q[None], before)
             (found,) = measured_passes(self.model, self.batching, reference, [one])
@@ -199,7 +188,7 @@ def all_losses(
         sees_own_NSS = np.broadcast_to(np.tri(num_rows, dtype=bool), (*places_NS.shape, num_rows))
         visible_NSK = np.concatenate([sees_other_NSF, sees_own_NSS], axis=2)
         swapped = alone._replace(rows=rows._replace(visible_BSK=visible_NSK), prefix=prefix)
-        passes.count(2 * places_NS.size)
+        passes.num_tokens += 2 * places_NS.size
         measured = [
             values_NW
             for contexts in (alone, swapped)
@@ -255,7 +244,7 @@ class Search:
         self._stop_T = np.array([self.sequence.query_rows_T[of].max() + 1 for of in self._queries_T])
         self.effects_T: list[dict[Span, float]] = [{} for _ in self._queries_T]
         """For each target the finest spans of its distant tokens, and what swapping each alone does, nats."""
-        self.passes.count(len(self.sequence.token_ids_S))
+        self.passes.num_tokens += len(self.sequence.token_ids_S)
         self.full = full_pass(self.passes.model, self.sequence)
         """Nothing swapped."""
         # The distant tokens of a target end between two units.

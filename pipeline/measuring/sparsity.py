@@ -86,7 +86,7 @@ def chosen_tokens(
                 num_ranks,
                 rule=rule,
                 distant_context=name,
-                null_kind=_null_kind(name, rule),
+                null_kind=None if name == OWN else find_rule(rule).null,
                 rank=np.broadcast_to(np.arange(1, num_ranks + 1), positions_TK.shape),
                 context_position=chunk.start + positions_TK,
                 distance=targets_T[:, None] - positions_TK,
@@ -145,10 +145,6 @@ def minimal_sufficient_k(
     return k_star_T, helps_T & ~reaches_T
 
 
-def _null_kind(distant_context: str, rule: str) -> str | None:
-    return None if distant_context == OWN else find_rule(rule).null
-
-
 def tried_tokens(
     evaluator: str, contexts: Contexts, chunk: Chunk, choices: Choices, measuring: Measuring
 ) -> dict[str, Columns]:
@@ -184,7 +180,7 @@ def tried_tokens(
                 len(numbers),
                 rule=rule,
                 distant_context=name,
-                null_kind=_null_kind(name, rule),
+                null_kind=None if name == OWN else find_rule(rule).null,
                 evaluator=evaluator,
                 k=np.broadcast_to(numbers, found.losses.shape),
                 sparse_context_loss=found.losses,
