@@ -87,8 +87,9 @@ def check(arguments: argparse.Namespace) -> "tuple[ContextLengths, list[Placemen
             f" the {'last' if arguments.share_near else 'first'} of its targets; choose a larger"
             " --long-context-length"
         )
-    if any(placement.kind == LAST and placement.num_distant >= near for placement in placements):
-        raise InputError(f"--placements last:N needs an N below the {near} near tokens")
+    most = min(near - 1, lengths.first_target)
+    if any(placement.kind == LAST and placement.num_distant > most for placement in placements):
+        raise InputError(f"--placements last:N: N must be at most {most}, the tokens that every target has")
     return lengths, placements
 
 
@@ -117,10 +118,11 @@ def main(arguments: argparse.Namespace) -> None:
     from pipeline.results.schemas import append_columns
     from pipeline.text.folder import TokenizedData
 
-    swaps = [placement.num_distant for placement in placements if placement.kind == SWAP]
+    swaps = {(placement.num_distant, placement.span) for placement in placements if placement.kind == SWAP}
     texts: dict[str, np.ndarray] = {}
     if swaps:
-        texts = _distant_texts(TokenizedData.open(arguments.data), arguments.distant_documents, max(swaps))
+        data = TokenizedData.open(arguments.data)
+        texts = _distant_texts(data, arguments.distant_documents, max(number for number, _ in swaps))
     near = NearContexts.of(lengths.targets_T, arguments.near_context_length, are_shared=arguments.share_near)
 
     @lru_cache(maxsize=len(swaps) * len(texts))  # of one model: the next one's push them out

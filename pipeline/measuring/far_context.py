@@ -294,7 +294,9 @@ class FarContext:
     @cached_property
     def _leave_one_out(self) -> tuple[LeaveOneOut, LeaveOneOut]:
         """Effects of single tokens, and what they are ranked by; under a screen the two differ."""
-        stand_ins = [None] if self.swap_ids_BL is None else [*self.swap_ids_BL]
+        stand_ins: Sequence[np.ndarray | None] = [None]
+        if self.swap_ids_BL is not None:
+            stand_ins = [*self.swap_ids_BL]
         parts = [
             leave_blocks_out(self.model, sequence, self.batching, full, stand_ins, self.screen)
             for sequence, full in zip(self.sequences, self._full_passes, strict=True)

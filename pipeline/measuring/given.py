@@ -48,7 +48,7 @@ class GivenModel:
         torch_dtype = torch.float32 if dtype == AUTO else getattr(torch, dtype)
         self._loading = Loading(usable_device(device), torch_dtype, trust_remote_code=trust_remote_code)
         self._model: Any = model
-        self._own = None
+        self._own: OwnTokenizer | None = None
         self._checkpoint: Checkpoint | None = None
         if isinstance(model, str | Path):
             self._checkpoint = find_model(str(model), revision, trust_remote_code)

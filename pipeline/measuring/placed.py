@@ -155,7 +155,7 @@ def measured_placements(
     losses_T = -reference.log_probs_TV.cpu().numpy()[np.arange(len(targets_T)), chunk_L[targets_T]]
     yield NEAR, None, Measured(losses_T, np.zeros_like(losses_T)), reference.entropies_T
     for placement in placements:
-        texts = distant_of(placement) if placement.kind == SWAP else {None: None}
-        for document_id, distant in texts.items():
+        is_swap = placement.kind == SWAP
+        for document_id, distant in distant_of(placement).items() if is_swap else [(None, None)]:
             found = measured_placement(model, chunk_L, near, placement, batching, reference, distant)
             yield placement.name, document_id, found, None
