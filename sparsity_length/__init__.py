@@ -21,7 +21,8 @@ the model, which has it at the start of every context, the short ones too, unles
 of the text, has no row and counts nowhere. Control tokens in a text (<|im_start|>) are text, unless
 special_tokens=True. The context is the text's own; a text longer than `long_context_length` is read in
 chunks that overlap by half.
-Losses and divergences are nats. A bar on standard error shows how long it takes; TQDM_DISABLE=1 hides it.
+Losses and divergences are nats. A bar on standard error shows how long `losses` and `influential_tokens`
+take (TQDM_DISABLE=1 hides it); `explain` tells the time before.
 Bad input raises an InputError of one sentence.
 """
 
