@@ -202,10 +202,10 @@ def measured_passes(
 def measured_contexts(
     model: CausalLM, batching: Batching, reference: Predictions, contexts: Pass
 ) -> Measured:
-    """N contexts of as many rows each, whose T targets see nothing else anywhere in the network: [N, T] each.
+    """Losses and divergences of T targets in each of N contexts of as many rows: [N, T] each.
 
-    A context is a sequence of its own, so leaving tokens out is exact; their IDs, ascending, keep them in
-    place. The row before each target predicts it.
+    A context is a sequence of its own, which nothing but a prefix is visible beside, anywhere in the network:
+    leaving tokens out is exact, and their IDs, ascending, keep them in place. The arrays hold all N.
     """
     rows, target_ids_NT, reference_index_NT, prefix = contexts
     batches = batching.of_many(*rows.token_ids_BS.shape)
