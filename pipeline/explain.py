@@ -131,14 +131,13 @@ def main(arguments: argparse.Namespace) -> None:
     file = arguments.chat or arguments.text_file
     arguments.name = "the text" if file is None else file.name
     text: Any = arguments.text
-    if file is not None:
-        text = decoded(file.read_bytes(), str(file))
-    elif text is None:
-        text = decoded(sys.stdin.buffer.read(), "standard input")
+    if text is None:
+        content = sys.stdin.buffer.read() if file is None else file.read_bytes()
+        text = decoded(content, str(file or "standard input"))
+    if not text.strip():
+        raise InputError("the text is empty; give one of at least two short contexts")
     if arguments.chat is not None:
         text = _messages(text, str(file))
-    elif not text.strip():
-        raise InputError("the text is empty; give one of at least two short contexts")
     swap_file = arguments.swap_text_file
     arguments.swap_text = None if swap_file is None else decoded(swap_file.read_bytes(), str(swap_file))
     # Imported late, for a --help, and a refusal, at once.
@@ -157,9 +156,9 @@ def _messages(text: str, file: str) -> list[dict[str, Any]]:
     """The messages of a chat: a list, or what an object has as its messages."""
     try:
         content = json.loads(text)
-        messages: list[dict[str, Any]] = content if isinstance(content, list) else content["messages"]
-        if all(message["role"] and "content" in message for message in messages) and messages:
-            return messages
-    except (ValueError, TypeError, KeyError):
-        pass
-    raise InputError(f"{file} is no chat: a JSON list of messages with role and content is expected")
+        messages = content["messages"] if isinstance(content, dict) else content
+        return [{**message, "role": message["role"], "content": message["content"]} for message in messages]
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(
+            f"{file} is no chat: a JSON list of messages with role and content is expected"
+        ) from error

@@ -34,6 +34,7 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from pipeline.cli import InputError, positive_int, stage_parser
@@ -42,9 +43,11 @@ from pipeline.measuring.flags import ContextLengths, add_evaluation_arguments
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pipeline.measuring.placed import DistantTexts, Placement
+    import numpy as np
+
+    from pipeline.measuring.placed import Placement
     from pipeline.measuring.stage import LoadedModel
-    from pipeline.models.interface import Prefix
+    from pipeline.models.interface import CausalLM, Prefix
     from pipeline.results.schemas import Columns
     from pipeline.text.chunks import Chunk
     from pipeline.text.folder import TokenizedData
@@ -55,94 +58,100 @@ def parser() -> argparse.ArgumentParser:
     stage = stage_parser(__doc__)
     add_evaluation_arguments(stage)
     add = stage.add_argument
+    # fmt: off
     add("--near-context-length", type=positive_int, required=True, metavar="N",
-        help="near tokens: exactly the N before each target")  # fmt: skip
+        help="near tokens: exactly the N before each target")
     add("--share-near", action="store_true",
         help="the targets of a chunk share one near context, its last N tokens, and see those before them;"
-        " fewer tokens are read, and earlier targets see fewer of them")  # fmt: skip
+        " fewer tokens are read, and earlier targets see fewer of them")
     add("--placements", nargs="+", required=True, metavar="KIND:NUMBER", help="see above")
     add("--distant-documents", nargs="+", metavar="ID",
         help="documents whose first tokens are the distant ones of swap (default: the last three, by hash,"
-        " that are long enough)")  # fmt: skip
+        " that are long enough)")
+    # fmt: on
     return stage
 
 
-def check(arguments: argparse.Namespace) -> "list[Placement]":
-    """The placements; refuse those that cannot be read, or need more tokens than a chunk has."""
+def check(arguments: argparse.Namespace) -> "tuple[ContextLengths, list[Placement]]":
+    """What is predicted, and the placements; refuse those that cannot be read, or need more than a chunk."""
     from pipeline.measuring.placed import LAST, OWN, Placement
 
+    lengths = ContextLengths.of(vars(arguments), 1)
     placements = [Placement.parse(name) for name in dict.fromkeys(arguments.placements)]
-    near, targets = arguments.near_context_length, arguments.targets_per_chunk
-    # Of the last target all others of the chunk are before it, of the first those before the targets.
-    before = arguments.long_context_length - (1 if arguments.share_near else targets)
+    near = arguments.near_context_length
+    before = lengths.long_context_length - 1 if arguments.share_near else lengths.first_target
     own = max([placement.num_distant for placement in placements if placement.kind == OWN], default=0)
-    if near + own > before or (arguments.share_near and targets > near):
+    if near + own > before or (arguments.share_near and arguments.targets_per_chunk > near):
         raise InputError(
             f"{own} distant and {near} near tokens do not fit: {before} tokens of the chunk are before"
-            f" the {'last' if arguments.share_near else 'first'} of its {targets} targets; choose a larger"
+            f" the {'last' if arguments.share_near else 'first'} of its targets; choose a larger"
             " --long-context-length"
         )
-    if long := [placement.name for placement in placements if placement.kind == LAST
-                and placement.num_distant >= near]:  # fmt: skip
-        raise InputError(f"--placements {long[0]}: fewer than the {near} near tokens, or nothing changes")
-    return placements
+    most = min(near - 1, lengths.first_target)
+    if any(placement.kind == LAST and placement.num_distant > most for placement in placements):
+        raise InputError(f"--placements last:N: N must be at most {most}, the tokens that every target has")
+    return lengths, placements
 
 
-def _distant_texts(data: "TokenizedData", names: "Sequence[str] | None", num_tokens: int) -> "DistantTexts":
-    """The first tokens of the documents named, or of the last three with so many; none are needed for 0."""
-    if num_tokens == 0:
-        return {}
-    tokens_of = {document.document_id: document.token_ids for document in data.evaluation_documents()}
-    long_enough = [name for name, token_ids in tokens_of.items() if len(token_ids) >= num_tokens]
-    names = long_enough[-3:] if names is None else names
-    for name in names:
-        if name not in long_enough:
-            has = f"has {len(tokens_of[name]):,} tokens" if name in tokens_of else f"is not in {data.folder}"
-            raise InputError(f"--distant-documents: {name} {has}; swap needs {num_tokens:,} of each")
-    if not names:
-        raise InputError(f"no document of {data.folder} has the {num_tokens:,} tokens that swap needs")
-    return {name: tokens_of[name][:num_tokens].astype("int64") for name in names}
+def _distant_texts(
+    data: "TokenizedData", names: "Sequence[str] | None", num_tokens: int
+) -> "dict[str, np.ndarray]":
+    """The first tokens of the documents named, or of the last three with so many."""
+    tokens_of = {
+        document.document_id: document.token_ids[:num_tokens].astype("int64")
+        for document in data.evaluation_documents()
+        if len(document.token_ids) >= num_tokens
+    }
+    names = names or [*tokens_of][-3:]
+    if not names or not set(names) <= set(tokens_of):
+        raise InputError(f"swap needs texts of {num_tokens:,} tokens; --distant-documents may name such")
+    return {name: tokens_of[name] for name in names}
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Measure every chunk of every checkpoint."""
-    placements = check(arguments)
+    lengths, placements = check(arguments)
 
     # Imported late, for a --help, and a refusal, at once.
-    import numpy as np
-
-    from pipeline.measuring.placed import SWAP, NearContexts, placement_columns, read_distant
+    from pipeline.measuring.placed import SWAP, NearContexts, measured_placements, read_distant
     from pipeline.measuring.stage import measure_documents
+    from pipeline.results.schemas import append_columns
     from pipeline.text.folder import TokenizedData
 
-    swaps = [placement for placement in placements if placement.kind == SWAP]
-    texts = _distant_texts(
-        TokenizedData.open(arguments.data), arguments.distant_documents,
-        max((placement.num_distant for placement in swaps), default=0),
-    )  # fmt: skip
-    lengths = ContextLengths.of(vars(arguments), 1)
+    swaps = {(placement.num_distant, placement.span) for placement in placements if placement.kind == SWAP}
+    texts: dict[str, np.ndarray] = {}
+    if swaps:
+        data = TokenizedData.open(arguments.data)
+        texts = _distant_texts(data, arguments.distant_documents, max(number for number, _ in swaps))
     near = NearContexts.of(lengths.targets_T, arguments.near_context_length, are_shared=arguments.share_near)
-    read: dict[tuple[int, str, int, int], Prefix] = {}
+
+    @lru_cache(maxsize=len(swaps) * len(texts))  # of one model: the next one's push them out
+    def read(model: "CausalLM", document_id: str, num_distant: int, span: int) -> "Prefix":
+        return read_distant(model, texts[document_id][:num_distant], span)
 
     def measure(loaded: "LoadedModel", chunk: "Chunk", _: "LoadedModel | None") -> "dict[str, Columns]":
         def distant_of(placement: "Placement") -> "dict[str, Prefix]":
-            found = {}
-            for document_id, token_ids in texts.items():
-                if document_id == chunk.document_id:
-                    continue  # a text is not its own distraction
-                key = id(loaded.model), document_id, placement.num_distant, placement.span
-                if key not in read:
-                    read[key] = read_distant(loaded.model, token_ids[: placement.num_distant], placement)
-                found[document_id] = read[key]
-            return found
+            return {
+                document_id: read(loaded.model, document_id, placement.num_distant, placement.span)
+                for document_id in texts
+                if document_id != chunk.document_id  # a text is not its own distraction
+            }
 
-        columns = placement_columns(
+        tables: dict[str, Columns] = {}
+        num_targets = lengths.num_targets
+        for name, document_id, found, entropies_T in measured_placements(
             loaded.model, chunk.token_ids_L, near, placements, loaded.batching, distant_of
-        )
-        targets = np.array(columns.pop("target"))
-        token_ids = chunk.token_ids_L[targets].tolist()
-        of_targets = chunk.target_columns(targets) | {"target_token_id": token_ids}
-        return {"length_interference": of_targets | columns}
+        ):
+            columns = chunk.target_columns(lengths.targets_T) | {
+                "target_token_id": chunk.token_ids_L[lengths.targets_T].tolist(),
+                "placement": [name] * num_targets,
+                "distant_document_id": [document_id] * num_targets,
+                "loss": found.losses.tolist(),
+                "divergence": found.divergences.tolist(),
+                "entropy": [None] * num_targets if entropies_T is None else entropies_T.tolist(),
+            }
+            append_columns(tables, {"length_interference": columns})
+        return tables
 
     settings = {
         "near_context_length": arguments.near_context_length,

@@ -92,13 +92,8 @@ def main(arguments: argparse.Namespace) -> None:
     """Measure every chunk of every checkpoint."""
     lengths, context_lengths = check(arguments)
     # Imported late, for a --help, and a refusal, at once.
-    from pipeline.measuring.contexts import (
-        full_pass,
-        measured_in_sequence,
-        measured_in_swapped_context,
-        measured_windows,
-        own_context,
-    )
+    from pipeline.measuring.contexts import full_pass, measured_in_sequence, measured_windows
+    from pipeline.measuring.far_context import FarContext
     from pipeline.measuring.stage import measure_documents
     from pipeline.models.interface import NotFiniteLossError
     from pipeline.text.folder import TokenizedData
@@ -108,11 +103,11 @@ def main(arguments: argparse.Namespace) -> None:
     def measure_lengths(
         loaded: "LoadedModel", chunk: "Chunk", _: "LoadedModel | None"
     ) -> "dict[str, Columns]":
-        chunk_L, targets_T = chunk.token_ids_L, lengths.targets_T
-        long = full_pass(loaded.model, own_context(chunk_L, lengths)).predictions
+        chunk_L = chunk.token_ids_L
+        long = FarContext(loaded.model, lengths, loaded.batching, chunk_L, chunk_L).predictions
         measured = [
-            measured_windows(loaded.model, chunk_L, targets_T, context_length, loaded.batching, long)
-            for context_length in context_lengths
+            measured_windows(loaded.model, chunk_L, lengths.targets_T, length, loaded.batching, long)
+            for length in context_lengths
         ]
         columns: Columns = {
             "document_id": [chunk.document_id] * len(context_lengths),
@@ -129,38 +124,36 @@ def main(arguments: argparse.Namespace) -> None:
     def measure_differences(
         loaded: "LoadedModel", chunk: "Chunk", reference: "LoadedModel | None"
     ) -> "dict[str, Columns]":
-        model, chunk_L, targets_T = loaded.model, chunk.token_ids_L, lengths.targets_T
-        sequence = own_context(chunk_L, lengths)
-        long = full_pass(model, sequence)
-        short = measured_windows(
-            model, chunk_L, targets_T, lengths.short_context_length, loaded.batching, long.predictions
-        )
-        swapped = measured_in_swapped_context(
-            model, chunk_L, chunk.null_token_ids_L, lengths, long.predictions
-        )
+        chunk_L = chunk.token_ids_L
+        targets_T = lengths.targets_T
+        swap_ids_1L = chunk.null_token_ids_L[None]
+        own = FarContext(loaded.model, lengths, loaded.batching, chunk_L, chunk_L, swap_ids_BL=swap_ids_1L)
+        long_T = own.long_losses_T
+        swapped = own.baselines.over_swaps
         columns: Columns = chunk.target_columns(targets_T) | {
             "target_token_id": chunk_L[targets_T].tolist(),
             "num_long_context_tokens": targets_T.tolist(),
-            "short_context_loss": short.losses.tolist(),
-            "long_context_loss": long.losses_T.tolist(),
-            "loss_difference": (short.losses - long.losses_T).tolist(),
+            "short_context_loss": own.short.losses.tolist(),
+            "long_context_loss": long_T.tolist(),
+            "loss_difference": (own.short.losses - long_T).tolist(),
             "swapped_context_loss": swapped.losses.tolist(),
-            "document_specific_gain": (swapped.losses - long.losses_T).tolist(),
-            "long_context_entropy": long.predictions.entropies_T.tolist(),
-            "short_context_divergence": short.divergences.tolist(),
+            "document_specific_gain": (swapped.losses - long_T).tolist(),
+            "long_context_entropy": own.predictions.entropies_T.tolist(),
+            "short_context_divergence": own.short.divergences.tolist(),
             "swapped_context_divergence": swapped.divergences.tolist(),
         }
         if reference is loaded:
             columns["reference_divergence"] = [0.0] * lengths.num_targets
         elif reference is not None:
+            (sequence,) = own.sequences
             # Embeddings may be padded beyond the data's vocabulary, to other sizes.
-            size = min(vocabulary_size, model.vocabulary_size, reference.model.vocabulary_size)
+            size = min(vocabulary_size, loaded.model.vocabulary_size, reference.model.vocabulary_size)
             try:
                 predictions = full_pass(reference.model.cut_to(size), sequence).predictions
             except NotFiniteLossError as error:
                 error.model_name = reference.name
                 raise
-            found = measured_in_sequence(model.cut_to(size), sequence, predictions)
+            found = measured_in_sequence(loaded.model.cut_to(size), sequence, predictions)
             columns["reference_divergence"] = found.divergences.tolist()
         return {"loss_differences": columns}
 

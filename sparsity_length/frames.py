@@ -6,7 +6,6 @@ Shapes: N tokens of a text, L those of a chunk, T targets, K the largest k, J st
 import argparse
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from numbers import Integral
 from typing import Any
@@ -96,20 +95,19 @@ def losses(
     given = GivenModel(model, dtype=dtype, device=device)
     read = _Texts(texts, given, tokenizer, bos, special_tokens)
     length = long_context_length or default_length(given, read.bos_token_ids)
-    _refuse_unless_longer(length, short + 1)
     measured = [np.full((len(ids_N), len(_VALUES)), np.nan, dtype=np.float32) for ids_N in read.ids]
     num_seen = [np.zeros(len(ids_N), dtype=np.int64) for ids_N in read.ids]
     chunks = [chunk for text in range(len(read.ids)) for chunk in read.chunks(text, short, 1, length)]
-    with given.ready(length, read.ids, read.tokenizer, read.bos_token_ids) as loaded:
-        for text, start, lengths in progress(chunks, "losses", "chunk"):
-            ids_L = read.ids[text][start : start + lengths.long_context_length]
-            with failures_in_words(given.name, len(ids_L), start, f" of text {text}"):
-                own = FarContext(loaded.model, lengths, loaded.batching, ids_L, ids_L)
-                long_T = own.long_losses_T
-                short_T = own.short.losses
-                values = long_T, short_T, short_T - long_T, own.short.divergences
-            measured[text][start + lengths.targets_T] = np.stack(values, axis=-1)
-            num_seen[text][start + lengths.targets_T] = lengths.targets_T
+    loaded = given.ready(length, read.ids, read.tokenizer, read.bos_token_ids)
+    for text, start, lengths in progress(chunks, "losses", "chunk"):
+        ids_L = read.ids[text][start : start + lengths.long_context_length]
+        with failures_in_words(given.name, len(ids_L), start, f" of text {text}"):
+            own = FarContext(loaded.model, lengths, loaded.batching, ids_L, ids_L)
+            long_T = own.long_losses_T
+            short_T = own.short.losses
+            values = long_T, short_T, short_T - long_T, own.short.divergences
+        measured[text][start + lengths.targets_T] = np.stack(values, axis=-1)
+        num_seen[text][start + lengths.targets_T] = lengths.targets_T
     frames = []
     for text, values_N in enumerate(measured):
         if len(values_N):
@@ -178,11 +176,10 @@ def influential_tokens(
     models = [given, *(GivenModel(one, dtype=dtype, device=device) for one in evaluators)]
     read = _Texts(texts, given, tokenizer, bos, special_tokens)
     length = long_context_length or default_length(given, read.bos_token_ids)
-    _refuse_unless_longer(length, short + ks[0])
     work: list[tuple[int, int, Measuring]] = []
     for text, ids_N in enumerate(read.ids):
-        fitting = [k for k in ks if short + k < min(len(ids_N), length)]
-        for _, start, lengths in read.chunks(text, short, max(fitting, default=length), length, num_targets):
+        fitting = [k for k in ks if short + k < min(len(ids_N), length)] or ks[:1]
+        for _, start, lengths in read.chunks(text, short, fitting[-1], length, num_targets):
             measuring = Measuring(
                 lengths=lengths, rules=[rule], ks=fitting, ablation=ablation, num_swaps=num_swaps,
                 every_null=False, screen=screen, seed=seed,
@@ -199,36 +196,32 @@ def influential_tokens(
     others_N = swap_tokens(swap_text, max(1, num_others * longest), read.tokenizer).token_ids_N
     others_NL = others_N[: num_others * longest].reshape(num_others, longest)
     frames = []
-    with ExitStack() as stack:
-        loaded = [
-            stack.enter_context(one.ready(length, [*read.ids, others_N], read.tokenizer, read.bos_token_ids))
-            for one in models
-        ]
-        names = [one.name for one in loaded]
-        # An evaluator's rows are found by its name: of several models of one name it becomes another.
-        loaded[1:] = [
-            replace(one, name=f"{one.name} (evaluator {place})") if names.count(one.name) > 1 else one
-            for place, one in enumerate(loaded[1:])
-        ]
-        for number, (text, start, measuring) in enumerate(progress(work, "influential_tokens", "chunk")):
-            ids_L = read.ids[text][start : start + measuring.lengths.long_context_length]
-            # The ID is of the text, so that rules that draw do it anew for each.
-            chunk = Chunk(f"{text:016x}", number, ids_L, others_NL[:, : len(ids_L)], start)
-            with failures_in_words(given.name, len(ids_L), start, f" of text {text}"):
-                contexts = contexts_of(loaded[0], chunk, measuring)
-                choices = chosen_positions(contexts, chunk, measuring)
-                tables = chosen_tokens(contexts, chunk, choices, measuring)
-                chosen = pd.DataFrame(tables["influential_tokens"]).query(f"distant_context == '{OWN}'")
-                chosen["divergence"] = np.nan
-                if measuring.leaves_out(OWN, chunk.document_id):
-                    sources_TK = choices[OWN][rule][:, : measuring.ks[-1]]
-                    moved_TK = np.take_along_axis(contexts[OWN].divergence_TF, sources_TK, axis=1)
-                    chosen["divergence"] = moved_TK.ravel()
-            for one in loaded[1:] or loaded:
-                with failures_in_words(one.name, len(ids_L), start, f" of text {text}"):
-                    of_one = contexts if one is loaded[0] else contexts_of(one, chunk, measuring)
-                    tried = tried_tokens(one.name, of_one, chunk, choices, measuring)
-                frames.append(_frame(read, text, chosen, tried, measuring.ks))
+    loaded = [one.ready(length, [*read.ids, others_N], read.tokenizer, read.bos_token_ids) for one in models]
+    names = [one.name for one in loaded]
+    # An evaluator's rows are found by its name: of several models of one name it becomes another.
+    loaded[1:] = [
+        replace(one, name=f"{one.name} (evaluator {place})") if names.count(one.name) > 1 else one
+        for place, one in enumerate(loaded[1:])
+    ]
+    for number, (text, start, measuring) in enumerate(progress(work, "influential_tokens", "chunk")):
+        ids_L = read.ids[text][start : start + measuring.lengths.long_context_length]
+        # The ID is of the text, so that rules that draw do it anew for each.
+        chunk = Chunk(f"{text:016x}", number, ids_L, others_NL[:, : len(ids_L)], start)
+        with failures_in_words(given.name, len(ids_L), start, f" of text {text}"):
+            contexts = contexts_of(loaded[0], chunk, measuring)
+            choices = chosen_positions(contexts, chunk, measuring)
+            tables = chosen_tokens(contexts, chunk, choices, measuring)
+            chosen = pd.DataFrame(tables["influential_tokens"]).query(f"distant_context == '{OWN}'")
+            chosen["divergence"] = np.nan
+            if measuring.leaves_out(OWN, chunk.document_id):
+                sources_TK = choices[OWN][rule][:, : measuring.ks[-1]]
+                moved_TK = np.take_along_axis(contexts[OWN].divergence_TF, sources_TK, axis=1)
+                chosen["divergence"] = moved_TK.ravel()
+        for one in loaded[1:] or loaded:
+            with failures_in_words(one.name, len(ids_L), start, f" of text {text}"):
+                of_one = contexts if one is loaded[0] else contexts_of(one, chunk, measuring)
+                tried = tried_tokens(one.name, of_one, chunk, choices, measuring)
+            frames.append(_frame(read, text, chosen, tried, measuring.ks))
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=_INFLUENTIAL)
 
 
@@ -297,14 +290,6 @@ def _refuse_unless_whole(**numbers: Any) -> None:
             raise InputError(f"{name} is {number!r}; give a whole number of at least 1")
 
 
-def _refuse_unless_longer(length: int, fewest: int) -> None:
-    if length <= fewest:
-        raise InputError(
-            f"a long context of {length} tokens has no target with {fewest} tokens before it; choose a longer"
-            " one, a shorter short context, or a smaller k"
-        )
-
-
 class _Texts:
     """Texts as the model's tokenizer reads them, without BOS."""
 
@@ -332,6 +317,11 @@ class _Texts:
         If the text is longer than a chunk, half of one stands before each target, or all that there is.
         """
         num = len(self.ids[text])
+        if length <= short + num_far:
+            raise InputError(
+                f"a long context of {length} tokens has no target with {short + num_far} tokens before it;"
+                " choose a longer one, a shorter short context, or a smaller k"
+            )
         target = max(short + num_far, num - (num_targets or num))
         while target < num:
             start = max(0, min(target - max(length // 2, short + num_far), num - length))

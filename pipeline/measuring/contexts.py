@@ -3,7 +3,7 @@
 Coordinates count from the start of the chunk, and are the position IDs too. What is left out of a context is
 no row of its sequence, which equals masking every attention edge into it (a test).
 
-Numbers of passes stay on the device until all of them are queued (`PassQueue`): no loop waits for a GPU.
+Numbers of passes stay on the device until all are queued (`measured_passes`): no loop waits for a GPU.
 
 The shape of a pass moves losses in their last bits, in float32 by 2e-5 nats at most (a test), and nearly
 equal scores of distant tokens then change places: ranks beyond the first ones would be another machine's.
@@ -18,7 +18,7 @@ shared window, Q targets of one.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -43,7 +43,7 @@ from pipeline.models.interface import (
 _TOKENS_PER_BATCH, _TOKENS_PER_BATCH_ON_ACCELERATORS = 2048, 32768
 _BUDGET_BYTES = 1 * GIBIBYTE
 _BUDGET_SHARE_OF_ACCELERATORS = 0.25
-"""Of the memory that the device has; weights, prefixes and logits are beside it."""
+"""Share of the memory that the device has; weights, prefixes and logits are beside it."""
 _SHARE_OF_FREE_MEMORY = 0.5
 _FEWEST_ROWS = 256
 """A product of as many rows or more gives each row the same bits; for fewer, libraries have kernels by their
@@ -102,9 +102,9 @@ class Rows(NamedTuple):
 
     token_ids_BS: np.ndarray
     position_ids_BS: np.ndarray
-    """Or [1, S]."""
+    """[B, S] or [1, S]."""
     visible_BSK: np.ndarray | None
-    """Or [1, S, K], or of the last rows only."""
+    """[B, S, K] or [1, S, K], or of the last rows only."""
     query_rows_BT: np.ndarray
 
     def of_sequences(self, which: slice) -> "Rows":
@@ -134,51 +134,6 @@ def hidden_states(
     return hidden[0] if len(hidden) == 1 else torch.cat(hidden)
 
 
-class PassQueue:
-    """Forward passes whose numbers are read, and checked, after the last of them is queued."""
-
-    def __init__(self, model: CausalLM, batching: Batching, reference: Predictions) -> None:
-        """`reference` is what predictions are compared with."""
-        self._model = model
-        self._batching = batching
-        self._reference = reference
-        self._passes: list[tuple[np.ndarray, np.ndarray, tuple[torch.Tensor, torch.Tensor]]] = []
-
-    def run(
-        self,
-        rows: Rows,
-        target_ids: np.ndarray | torch.Tensor,
-        reference_index: np.ndarray | torch.Tensor | None = None,
-        prefix: Prefix | None = None,
-    ) -> None:
-        """Queue the passes of a batch.
-
-        Args:
-            target_ids: [B, T], or [T] of all sequences.
-            reference_index: likewise, which prediction of the reference each target's is compared with; None:
-                target t's with number t.
-        """
-        model, shape = self._model, rows.query_rows_BT.shape
-        hidden_BTD = hidden_states(model, self._batching, rows, prefix)
-        targets_BT = to_device(target_ids, model.device).expand(shape)
-        index_BT = None if reference_index is None else torch.as_tensor(reference_index).expand(shape)
-        values = losses_and_divergences(model, hidden_BTD, targets_BT, self._reference, index_BT)
-        self._passes.append((rows.position_ids_BS, rows.query_rows_BT, values))
-
-    def read(self) -> list[list[np.ndarray]]:
-        """Losses and divergences: of each float32 [B, T] a pass, nats.
-
-        NotFiniteLossError names the first that is not a finite number.
-        """
-        of_passes = []
-        for places_BS, query_rows_BT, values_BT in self._passes:
-            on_host = [values.cpu() for values in values_BT]
-            for kind, values in zip(("loss", "divergence"), on_host, strict=True):
-                refuse_not_finite(values, torch.as_tensor(places_BS), torch.as_tensor(query_rows_BT), kind)
-            of_passes.append([values.numpy() for values in on_host])
-        return [list(values) for values in zip(*of_passes, strict=True)]
-
-
 class Measured(NamedTuple):
     """What contexts do to targets: float32 arrays of one shape, nats."""
 
@@ -197,38 +152,68 @@ class Measured(NamedTuple):
         """The mean over the last axis."""
         return Measured(self.losses.mean(-1), self.divergences.mean(-1))
 
+    @property
+    def flat(self) -> "Measured":
+        """The values in one axis."""
+        return Measured(self.losses.ravel(), self.divergences.ravel())
+
     @classmethod
     def joined(cls, parts: Sequence["Measured"]) -> "Measured":
         """Several, one after another."""
         return cls(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
 
-def measured_contexts(
-    model: CausalLM,
-    token_ids_NC: np.ndarray,
-    position_ids_NC: np.ndarray,
-    target_ids_N: np.ndarray,
-    batching: Batching,
-    reference: Predictions,
-    reference_index_N: np.ndarray,
-) -> Measured:
-    """N contexts of C tokens each, nothing else visible anywhere in the network: [N] each.
+class Pass(NamedTuple):
+    """The passes of a batch: its rows, what they predict, and what they are read behind."""
 
-    A context is a sequence of its own, so leaving tokens out is exact; their IDs, ascending, keep them in
-    place. The last token of each context stands right before the target, and its row predicts the target.
+    rows: Rows
+    target_ids_BT: np.ndarray
+    """[B, T], or [1, T] for all sequences; so is the index."""
+    reference_index_BT: np.ndarray
+    """Which prediction of the reference each target's is compared with."""
+    prefix: Prefix | None = None
 
-    Args:
-        reference: predictions that theirs are compared with, under their targets' long contexts.
-        reference_index_N: which of these each context belongs to.
+
+def measured_passes(
+    model: CausalLM, batching: Batching, reference: Predictions, passes: Iterable[Pass]
+) -> list[Measured]:
+    """Losses of each pass, and divergences from `reference`: [B, T] each.
+
+    Numbers are read, and checked, after the last pass is queued. NotFiniteLossError names the first that is
+    not a finite number.
     """
-    queue = PassQueue(model, batching, reference)
-    num_contexts, num_rows = token_ids_NC.shape
-    for batch in batching.of_many(num_contexts, num_rows):
-        tokens_BC = token_ids_NC[batch]
-        queries_B1 = np.full((len(tokens_BC), 1), num_rows - 1)
-        rows = Rows(tokens_BC, position_ids_NC[batch], None, queries_B1)
-        queue.run(rows, target_ids_N[batch, None], reference_index_N[batch, None])
-    return Measured(*(np.concatenate(values)[:, 0] for values in queue.read()))
+    queued = []
+    for rows, target_ids, reference_index, prefix in passes:
+        shape = rows.query_rows_BT.shape
+        hidden_BTD = hidden_states(model, batching, rows, prefix)
+        targets_BT = to_device(target_ids, model.device).expand(shape)
+        index_BT = torch.as_tensor(reference_index).expand(shape)
+        values = losses_and_divergences(model, hidden_BTD, targets_BT, reference, index_BT)
+        queued.append((torch.as_tensor(rows.position_ids_BS), torch.as_tensor(rows.query_rows_BT), values))
+    measured = []
+    for position_ids_BS, query_rows_BT, values in queued:
+        on_host = [values_BT.cpu() for values_BT in values]
+        for kind, values_BT in zip(("loss", "divergence"), on_host, strict=True):
+            refuse_not_finite(values_BT, position_ids_BS, query_rows_BT, kind)
+        measured.append(Measured(*(values_BT.numpy() for values_BT in on_host)))
+    return measured
+
+
+def measured_contexts(
+    model: CausalLM, batching: Batching, reference: Predictions, contexts: Pass
+) -> Measured:
+    """Losses and divergences of T targets in each of N contexts of as many rows: [N, T] each.
+
+    A context is a sequence of its own, which nothing but a prefix is visible beside, anywhere in the network:
+    leaving tokens out is exact, and their IDs, ascending, keep them in place. The arrays hold all N.
+    """
+    rows, target_ids_NT, reference_index_NT, prefix = contexts
+    batches = batching.of_many(*rows.token_ids_BS.shape)
+    passes = (
+        Pass(rows.of_sequences(batch), target_ids_NT[batch], reference_index_NT[batch], prefix)
+        for batch in batches
+    )
+    return Measured.joined(measured_passes(model, batching, reference, passes))
 
 
 def measured_windows(
@@ -239,23 +224,27 @@ def measured_windows(
     batching: Batching,
     reference: Predictions,
 ) -> Measured:
-    """Under exactly the `context_length` tokens before each target, one window a target: [T] each.
+    """Losses under exactly the `context_length` tokens before each target, one window a target: [T] each.
 
     Windows are never shared between targets: a token at the window's edge would otherwise carry what it saw
     before the edge into the prediction. Target t's prediction is compared with number t of the reference.
     """
     positions_TC = targets_T[:, None] + np.arange(-context_length, 0)
-    return measured_contexts(
-        model, chunk_L[positions_TC], positions_TC, chunk_L[targets_T], batching,
-        reference, np.arange(len(targets_T)),
-    )  # fmt: skip
+    queries_T1 = np.full((len(targets_T), 1), context_length - 1)
+    rows = Rows(chunk_L[positions_TC], positions_TC, None, queries_T1)
+    index_T1 = np.arange(len(targets_T))[:, None]
+    return measured_contexts(model, batching, reference, Pass(rows, chunk_L[targets_T, None], index_T1)).flat
+
+
+def text_rows(token_ids_S: np.ndarray, num_queries: int = 1) -> Rows:
+    """A text as it is, the last rows asked for."""
+    positions_1S = np.arange(len(token_ids_S))[None]
+    return Rows(token_ids_S[None], positions_1S, None, positions_1S[:, -num_queries:])
 
 
 def read_prefix(model: CausalLM, token_ids_S: np.ndarray) -> Prefix:
     """The first tokens of a text, as later rows see them."""
-    positions_1S = np.arange(len(token_ids_S))[None]
-    rows = Rows(token_ids_S[None], positions_1S, None, positions_1S[:, -1:])
-    return model.read(*rows.on_device(model.device))[1]
+    return model.read(*text_rows(token_ids_S).on_device(model.device))[1]
 
 
 @dataclass(frozen=True)
@@ -338,7 +327,7 @@ class FullPass:
     losses_T: np.ndarray
     """loss(t | all that the target sees): float32, nats."""
     predictions: Predictions
-    """Of each target."""
+    """One for each target."""
     prefix: Prefix
     """All rows."""
 
@@ -356,9 +345,10 @@ def full_pass(model: CausalLM, sequence: PackedSequence) -> FullPass:
 
 def measured_in_sequence(model: CausalLM, sequence: PackedSequence, reference: Predictions) -> Measured:
     """Losses and divergences of a packed sequence's targets, in one pass: [T] each; of all, `reference`."""
-    queue = PassQueue(model, Batching(1), reference.at(sequence.targets))
-    queue.run(sequence.rows, sequence.target_ids_T)
-    return Measured(*(values_1T[0] for (values_1T,) in queue.read()))
+    places = sequence.targets
+    index_1T = np.arange(places.start, places.stop)[None]
+    one = Pass(sequence.rows, sequence.target_ids_T[None], index_1T)
+    return measured_passes(model, Batching(1), reference, [one])[0].flat
 
 
 def measured_in_swapped_context(
@@ -368,7 +358,7 @@ def measured_in_swapped_context(
     lengths: ContextLengths,
     reference: Predictions,
 ) -> Measured:
-    """Under the other document's distant context and each target's own short one: [T] each.
+    """Losses under the other document's distant context and each target's own short one: [T] each.
 
     What is lost by it is the *document-specific gain*: the part of the long context's gain that is this
     document's.

@@ -28,7 +28,6 @@ from pipeline.measuring.sources import (
     all_losses,
     is_distinguishable,
     likely_tokens,
-    near_starts,
     unit_starts,
 )
 from pipeline.measuring.stage import LoadedModel, failures_in_words
@@ -39,7 +38,7 @@ from pipeline.text.sources import first_passages
 from pipeline.text.tokenizer import DocumentTokenizer, TokenizedText
 
 LONG_CONTEXT_LENGTH = 1024
-"""If nothing else is asked for, and the model has as many positions."""
+"""The default, if the model has as many positions."""
 NUM_SWAPPED = 4
 """Swapped contexts that sources are tried in."""
 _JOINERS = "\n\t\u200c\u200d"
@@ -48,7 +47,6 @@ _COLORS = {0.1: 153, 0.5: 117, 1.0: 75, 2.0: 33}
 """Nats -> of the 256 colors that terminals have: blues, darker for each level."""
 _LONGEST_NAMED = 60
 """Characters of a source, or half of them from each end."""
-_WARMING_TOKENS = 64
 _LEAST_EFFECT = 0.05
 """Nats of total effect; of less, or of one below 0, no fraction is told."""
 _COLUMNS = (
@@ -131,7 +129,7 @@ def explained(text: Any, arguments: argparse.Namespace) -> Explanation:
     tokenizer = given.tokenizer(
         arguments.tokenizer, bos=arguments.bos, special_tokens=arguments.special_tokens
     )
-    is_chat = not isinstance(text, str) and isinstance(text[0], Mapping)
+    is_chat = not isinstance(text, str) and len(text) > 0 and isinstance(text[0], Mapping)
     begins_answer = is_chat and arguments.generate is not None
     tokens = tokenizer.read(text, begins_answer=begins_answer)
     bos_token_ids = tokens.bos_token_ids
@@ -141,26 +139,26 @@ def explained(text: Any, arguments: argparse.Namespace) -> Explanation:
     most = arguments.long_context_length or default_length(given, bos_token_ids)
     longest = min(most, end + (arguments.generate or 0))
     other_N = swap_text(arguments.swap_text, NUM_SWAPPED * longest, tokenizer, longest).token_ids_N
-    with given.ready(longest, [tokens.token_ids_N, other_N], tokenizer, bos_token_ids) as loaded:
-        if arguments.generate is not None:
-            answer = _generated(loaded.model, tokens.token_ids_N[-most + 1 :], arguments.generate, tokenizer)
-            ids_N = np.concatenate([bos_token_ids, tokens.token_ids_N, answer]).astype(np.int64)
-            tokens = tokenizer.read(ids_N)
-            first, end = num_tokens, num_tokens + len(answer)
-        position = arguments.position
-        if arguments.at is not None:
-            position = _position_of(arguments.at, tokens)
-        if position is not None:
-            last = len(tokens.token_ids_N) - 1
-            if not 0 <= position <= last:
-                raise InputError(f"--position {position} is outside: the text has tokens 0 to {last}")
-            first, end = position, position + 1
-        length = min(most, end)
-        with failures_in_words(given.name, length, end - length):
-            return _measured(
-                loaded, tokens, first, end, length, other_N, tokenizer, arguments,
-                sink=0 if bos_token_ids else 1, is_one=position is not None,
-            )  # fmt: skip
+    loaded = given.ready(longest, [tokens.token_ids_N, other_N], tokenizer, bos_token_ids)
+    if arguments.generate is not None:
+        answer = _generated(loaded.model, tokens.token_ids_N[-most + 1 :], arguments.generate, tokenizer)
+        ids_N = np.concatenate([bos_token_ids, tokens.token_ids_N, answer]).astype(np.int64)
+        tokens = tokenizer.read(ids_N)
+        first, end = num_tokens, num_tokens + len(answer)
+    position = arguments.position
+    if arguments.at is not None:
+        position = _position_of(arguments.at, tokens)
+    if position is not None:
+        last = len(tokens.token_ids_N) - 1
+        if not 0 <= position <= last:
+            raise InputError(f"--position {position} is outside: the text has tokens 0 to {last}")
+        first, end = position, position + 1
+    length = min(most, end)
+    with failures_in_words(given.name, length, end - length):
+        return _measured(
+            loaded, tokens, first, end, length, other_N, tokenizer, arguments,
+            sink=0 if bos_token_ids else 1, is_one=position is not None,
+        )  # fmt: skip
 
 
 def _answer_of(messages: Sequence[Mapping[str, Any]], text: TokenizedText) -> tuple[int, int]:
@@ -234,13 +232,15 @@ def _measured(
     starts = np.linspace(0, len(other_N) - length, NUM_SWAPPED).astype(int)
     swaps_BL = np.stack([other_N[start : start + length] for start in starts])
     shared = 1 if is_one else max(1, short // 2)
-    near_T = near_starts(first, length, short, shared)
+    # Neighbors share a window: the first of them sees `short` near tokens, each other one more.
+    windows_T = np.arange(length - first) // shared * shared
+    near_T = np.minimum(windows_T, max(0, length - first - shared)) + first - short
     is_exact = arguments.targets is None and arguments.budget is None and not is_one
     num_wanted = 1 if is_one else min(arguments.targets or len(near_T), len(near_T))
     # The first pass is slower than those after it, and tells no speed.
-    Passes(loaded.model, loaded.batching).prefix(ids_L[:_WARMING_TOKENS])
+    read_prefix(loaded.model, ids_L[:64])
     passes = Passes(loaded.model, loaded.batching, arguments.budget)
-    hidden_TD = passes.hidden_states(ids_L[:-1], len(near_T))
+    hidden_TD, _ = passes.read(ids_L[:-1], len(near_T))
     float(hidden_TD.sum())  # a GPU is waited for
     likely = length**2 / 2 + NUM_SWAPPED * num_wanted * length / 2
     if not is_exact:

@@ -21,7 +21,7 @@ contexts or subsets, K positions of a set or largest k, C context, J studied val
 of a pass, V vocabulary.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
@@ -35,11 +35,12 @@ from pipeline.measuring.contexts import (
     FullPass,
     Measured,
     PackedSequence,
-    PassQueue,
+    Pass,
     Rows,
     full_pass,
     measured_contexts,
     measured_in_swapped_context,
+    measured_passes,
     measured_windows,
     null_contexts,
     own_context,
@@ -87,32 +88,35 @@ def leave_each_out(
     """
     full = full or full_pass(model, sequence)
     num_far_T = sequence.num_far_tokens_T
-    rows_R = np.arange(num_far_T[-1]) if removed_rows_R is None else removed_rows_R
-    queue, rest_R, batches = PassQueue(model, batching, reference or full.predictions), rows_R, []
-    target_ids_T, num_targets = to_device(sequence.target_ids_T, model.device), len(sequence.target_ids_T)
-    while len(rest_R):  # nothing here waits for a GPU
-        start = int(rest_R[0])
-        num_run = len(sequence.token_ids_S) - start - (width if replacement_ids_L is None else 0)
-        # Removals within a quarter of the rows keep the rows run in vain, those between `start` and the
-        # removed one, to an eighth.
-        num_near = int((rest_R < start + num_run // 4).sum())
-        batch_R = rest_R[: max(1, min(batching.num_sequences(num_run), num_near))]
-        if replacement_ids_L is None:
-            rows = _rows_without(sequence, batch_R, width)
-        else:
-            after_RS = np.arange(start, len(sequence.token_ids_S)) - batch_R[:, None]
-            is_out_RS = (after_RS >= 0) & (after_RS < width)
-            rows = rows_with_replacements(sequence, start, is_out_RS, replacement_ids_L)
-        # Of earlier targets none of these rows is distant context: their numbers would be blanked anyway.
-        first = int(np.searchsorted(sequence.num_far_tokens_T, start, side="right"))
-        rows = rows._replace(query_rows_BT=rows.query_rows_BT[:, first:])
-        prefix = full.prefix.first(start) if start else None
-        queue.run(rows, target_ids_T[first:], np.arange(first, num_targets), prefix)
-        batches.append((batch_R, first))
-        rest_R = rest_R[len(batch_R) :]
+    num_targets = len(num_far_T)
+    batches = []
+
+    def removals() -> Iterator[Pass]:
+        rest_R = np.arange(num_far_T[-1]) if removed_rows_R is None else removed_rows_R
+        while len(rest_R):
+            start = int(rest_R[0])
+            num_run = len(sequence.token_ids_S) - start - (width if replacement_ids_L is None else 0)
+            # Removals within a quarter of the rows keep the rows run in vain, those between `start` and the
+            # removed one, to an eighth.
+            num_near = int((rest_R < start + num_run // 4).sum())
+            batch_R = rest_R[: max(1, min(batching.num_sequences(num_run), num_near))]
+            if replacement_ids_L is None:
+                rows = _rows_without(sequence, batch_R, width)
+            else:
+                rows = _rows_with_replacements(sequence, batch_R, width, replacement_ids_L)
+            # Of earlier targets none of these rows is distant context: their numbers would be blanked anyway.
+            first = int(np.searchsorted(num_far_T, start, side="right"))
+            rows = rows._replace(query_rows_BT=rows.query_rows_BT[:, first:])
+            index_1T = np.arange(first, num_targets)[None]
+            prefix = full.prefix.first(start) if start else None
+            yield Pass(rows, sequence.target_ids_T[None, first:], index_1T, prefix)
+            batches.append((batch_R, first))
+            rest_R = rest_R[len(batch_R) :]
+
     values_2TF = np.full((2, num_targets, num_far_T[-1]), np.nan, dtype=np.float32)
-    for values_TF, parts in zip(values_2TF, queue.read(), strict=True):
-        for (removed_R, first), part_RT in zip(batches, parts, strict=True):
+    measured = measured_passes(model, batching, reference or full.predictions, removals())
+    for (removed_R, first), parts in zip(batches, measured, strict=True):
+        for values_TF, part_RT in zip(values_2TF, parts, strict=True):
             values_TF[first:, removed_R] = part_RT.T
     values_2TF[0] -= full.losses_T[:, None]
     return LeaveOneOut(*(far_context_only(values_TF, num_far_T) for values_TF in values_2TF))
@@ -136,7 +140,7 @@ def leave_blocks_out(
     batching: Batching,
     full: FullPass,
     stand_ins: Sequence[np.ndarray | None],
-    num_blocks: int,
+    num_blocks: int | None,
 ) -> tuple[LeaveOneOut, LeaveOneOut]:
     """Leave out blocks of distant tokens, split those that matter, and so on down to single tokens.
 
@@ -147,14 +151,17 @@ def leave_blocks_out(
     blocks.
 
     Args:
+        num_blocks: None: as many as there are distant tokens, so that each is left out alone.
         stand_ins: what replaces what is left out, as `replacement_ids_L`; effects are means over them.
 
     Returns:
         what leaving out single tokens does, NaN of those that no round came down to; and the same with the
         estimate for these: of the last block that held the token, an equal share.
     """
-    num_far_T, by = sequence.num_far_tokens_T, partial(leave_each_out, model, sequence, batching, full=full)
+    num_far_T = sequence.num_far_tokens_T
+    by = partial(leave_each_out, model, sequence, batching, full=full)
     covered = int(num_far_T[-1])
+    num_blocks = num_blocks or covered
     widths = block_widths(covered, num_blocks)
     if (num_far_T % widths[0]).any():  # a block would be distant context of a target in part
         covered = int(num_far_T[0])
@@ -205,17 +212,23 @@ def _rows_without(sequence: PackedSequence, removed_R: np.ndarray, width: int) -
     )
 
 
-def rows_with_replacements(
-    sequence: PackedSequence, start: int, is_replaced_BS: np.ndarray, replacement_ids_L: np.ndarray
+def _rows_with_replacements(
+    sequence: PackedSequence, removed_R: np.ndarray, width: int, replacement_ids_L: np.ndarray
 ) -> Rows:
-    """The rows from `start` on, other tokens in some; all see all before, or their entry is blanked."""
-    replacements_S = replacement_ids_L.take(np.arange(start, len(sequence.token_ids_S)), mode="clip")
+    """The rows from the first removed one on, another document's tokens in a block of `width` each."""
+    start = removed_R[0]
+    rows_S = np.arange(start, len(sequence.token_ids_S))
+    after_RS = rows_S - removed_R[:, None]
     return Rows(
-        np.where(is_replaced_BS, replacements_S, sequence.token_ids_S[start:]),
+        np.where(
+            (after_RS >= 0) & (after_RS < width),
+            replacement_ids_L.take(rows_S, mode="clip"),
+            sequence.token_ids_S[start:],
+        ),
         sequence.position_ids_S[None, start:],
+        # All see all before `start`, or their entry is blanked.
         None if sequence.visible_WS is None else sequence.visible_WS[None, :, start:],
-        # A query row before `start` does not see what was replaced; its entry is blanked.
-        np.tile((sequence.query_rows_T - start).clip(min=0), (len(is_replaced_BS), 1)),
+        np.tile((sequence.query_rows_T - start).clip(min=0), (len(removed_R), 1)),
     )
 
 
@@ -235,22 +248,17 @@ class FarContext:
     lengths: ContextLengths
     batching: Batching
     chunk_L: np.ndarray
-    """Where the short contexts and the targets come from."""
+    """Holds the short contexts and the targets."""
     token_ids_L: np.ndarray
-    """Where the distant tokens come from."""
+    """Holds the distant tokens."""
     own: Optional["FarContext"] = None
     """The chunk's own distant context, of a null; None: this is it, and its tokens are the chunk's."""
     swap_ids_BL: np.ndarray | None = None
-    """Under the ablation `swap` chunks of other documents, which replace what is left out; else None."""
+    """Chunks of other documents, which replace what is left out under the ablation `swap`; else None."""
     screen: int | None = None
     """Blocks that a round of `leave_blocks_out` leaves out; None: each token is left out."""
     seed: Sequence[int] = (0,)
-    """Of sampled answers."""
-
-    @property
-    def _stand_ins(self) -> Sequence[np.ndarray | None]:
-        """What stands where a distant token is left out, chunks to take means over; None: nothing."""
-        return (None,) if self.swap_ids_BL is None else tuple(self.swap_ids_BL)
+    """Draws sampled answers."""
 
     @property
     def num_far_tokens_T(self) -> np.ndarray:
@@ -286,23 +294,15 @@ class FarContext:
     @cached_property
     def _leave_one_out(self) -> tuple[LeaveOneOut, LeaveOneOut]:
         """Effects of single tokens, and what they are ranked by; under a screen the two differ."""
-        sequences = [*zip(self.sequences, self._full_passes, strict=True)]
-        if self.screen is not None:
-            parts = [
-                leave_blocks_out(self.model, sequence, self.batching, full, self._stand_ins, self.screen)
-                for sequence, full in sequences
-            ]
-            single, ranked_by = (LeaveOneOut(*self._of_all_targets(of)) for of in zip(*parts, strict=True))
-            return single, ranked_by
-        of_stand_ins = [
-            self._of_all_targets(
-                leave_each_out(self.model, sequence, self.batching, full=full, replacement_ids_L=stand_in_L)
-                for sequence, full in sequences
-            )
-            for stand_in_L in self._stand_ins
+        stand_ins: Sequence[np.ndarray | None] = [None]
+        if self.swap_ids_BL is not None:
+            stand_ins = [*self.swap_ids_BL]
+        parts = [
+            leave_blocks_out(self.model, sequence, self.batching, full, stand_ins, self.screen)
+            for sequence, full in zip(self.sequences, self._full_passes, strict=True)
         ]
-        exact = LeaveOneOut(*np.mean(of_stand_ins, axis=0))
-        return exact, exact
+        single, ranked_by = (LeaveOneOut(*self._of_all_targets(of)) for of in zip(*parts, strict=True))
+        return single, ranked_by
 
     @property
     def influence_TF(self) -> np.ndarray:
@@ -453,15 +453,11 @@ class FarContext:
         """loss(t | short and the sets) and its divergence: [N] each."""
         targets_N1 = self.lengths.targets_T[target_index_N, None]
         short_NC = targets_N1 + np.arange(-self.lengths.short_context_length, 0)
-        return measured_contexts(
-            self.model,
-            np.concatenate([self.token_ids_L[sets_NK], self.chunk_L[short_NC]], axis=1),
-            np.concatenate([sets_NK, short_NC], axis=1),
-            self.chunk_L[targets_N1[:, 0]],
-            self.batching,
-            self.reference,
-            target_index_N,
-        )
+        tokens_NC = np.concatenate([self.token_ids_L[sets_NK], self.chunk_L[short_NC]], axis=1)
+        queries_N1 = np.full_like(targets_N1, tokens_NC.shape[1] - 1)
+        rows = Rows(tokens_NC, np.concatenate([sets_NK, short_NC], axis=1), None, queries_N1)
+        contexts = Pass(rows, self.chunk_L[targets_N1], target_index_N[:, None])
+        return measured_contexts(self.model, self.batching, self.reference, contexts).flat
 
     @cached_property
     def _swapped_rows(self) -> list[Prefix]:
@@ -478,37 +474,41 @@ class FarContext:
         Only rows from the first restored token on depend on the set. Sets that begin near each other run
         together, within a quarter of the rows, so that an eighth or so of them are run in vain.
         """
-        first_N, num_rows = sets_NK[:, 0], self.lengths.long_context_length - 1
-        queue = PassQueue(self.model, self.batching, self.reference)
-        rest_N = np.argsort(first_N, kind="stable")
+        first_N = sets_NK[:, 0]
+        num_rows = self.lengths.long_context_length - 1
         order: list[np.ndarray] = []
-        while len(rest_N):
-            start = int(first_N[rest_N[0]])
-            num_near = int((first_N[rest_N] <= start + (num_rows - start) // 4).sum())
-            batch_B = rest_N[: min(self.batching.num_sequences(num_rows - start), num_near)]
-            index_B, sets_BK = target_index_N[batch_B], sets_NK[batch_B]
-            targets_B = self.lengths.targets_T[index_B]
-            positions_C = np.arange(start, targets_B.max())
-            is_far_BC = positions_C < self.num_far_tokens_T[index_B, None]
-            tokens_BC = np.where(is_far_BC, swap_L[positions_C], self.chunk_L[positions_C])
-            np.put_along_axis(tokens_BC, sets_BK - start, self.token_ids_L[sets_BK], axis=1)
-            queue.run(
-                Rows(tokens_BC, positions_C[None], None, (targets_B - 1 - start)[:, None]),
-                self.chunk_L[targets_B, None],
-                index_B[:, None],
-                swapped.first(start) if start else None,
-            )
-            order.append(batch_B)
-            rest_N = rest_N[len(batch_B) :]
+
+        def restorations() -> Iterator[Pass]:
+            rest_N = np.argsort(first_N, kind="stable")
+            while len(rest_N):
+                start = int(first_N[rest_N[0]])
+                num_near = int((first_N[rest_N] <= start + (num_rows - start) // 4).sum())
+                batch_B = rest_N[: min(self.batching.num_sequences(num_rows - start), num_near)]
+                index_B1 = target_index_N[batch_B, None]
+                targets_B1 = self.lengths.targets_T[index_B1]
+                positions_1C = np.arange(start, targets_B1.max())[None]
+                is_far_BC = positions_1C < self.num_far_tokens_T[index_B1]
+                tokens_BC = np.where(is_far_BC, swap_L[positions_1C], self.chunk_L[positions_1C])
+                sets_BK = sets_NK[batch_B]
+                np.put_along_axis(tokens_BC, sets_BK - start, self.token_ids_L[sets_BK], axis=1)
+                rows = Rows(tokens_BC, positions_1C, None, targets_B1 - 1 - start)
+                prefix = swapped.first(start) if start else None
+                yield Pass(rows, self.chunk_L[targets_B1], index_B1, prefix)
+                order.append(batch_B)
+                rest_N = rest_N[len(batch_B) :]
+
+        passes = measured_passes(self.model, self.batching, self.reference, restorations())
+        measured = Measured.joined(passes).flat
         place_N = np.argsort(np.concatenate(order))
-        return Measured(*(np.concatenate(values)[place_N, 0] for values in queue.read()))
+        return Measured(measured.losses[place_N], measured.divergences[place_N])
 
     def look_inside(self, inspect: Inspect, answers_T: np.ndarray | None = None) -> np.ndarray:
         """Values of `inspect` for each target's distant tokens, read in the long context: [..., T, F].
 
         With `answers_T` (int64 [T]) these tokens are predicted instead of the targets.
         """
-        model, parts = self.model, []
+        model = self.model
+        parts = []
         for sequence in self.sequences:
             visible_SS = sequence.visible_SS
             rows = sequence.rows._replace(visible_BSK=None if visible_SS is None else visible_SS[None])
@@ -523,7 +523,8 @@ class FarContext:
 
     def _of_all_targets(self, parts: Iterable[Sequence[np.ndarray] | np.ndarray]) -> np.ndarray:
         """[..., T, F] of all targets, from the values of sequences that hold a few targets each."""
-        num_far, padded = self.num_far_tokens_T[-1], []
+        num_far = self.num_far_tokens_T[-1]
+        padded = []
         for part in map(np.asarray, parts):
             widths = [(0, 0)] * (part.ndim - 1) + [(0, num_far - part.shape[-1])]
             padded.append(np.pad(part, widths, constant_values=np.nan))

@@ -17,16 +17,20 @@ from pipeline.cli import InputError, folder_path, positive_float, positive_int, 
 TARGETS_PER_CHUNK = 16
 DTYPES = ("float32", "bfloat16", "auto")
 """The names that torch has for them."""
-RECOVERY_FRACTION, MINIMUM_GAIN = 0.9, 0.1
-"""Of the gain, what k* recovers; nats of gain below which there is nothing to recover."""
-LONGEST_EXACT, FEWEST_BLOCKS, BLOCKS = 2048, 4, 32
-"""Tokens of the long context up to which rules leave_one_out* leave out every distant token if nothing is
-asked for. Of a screen: blocks that a round leaves out at least, as they are split in four; and beside one for
-each target, where nothing is asked for."""
+RECOVERY_FRACTION = 0.9
+"""Fraction of the gain that k* recovers."""
+MINIMUM_GAIN = 0.1
+"""Nats of gain below which there is nothing to recover."""
+LONGEST_EXACT = 2048
+"""Tokens of the long context up to which rules leave_one_out* leave out every distant token by default."""
+FEWEST_BLOCKS = 4
+"""Blocks that a round of a screen leaves out at least, as they are split in four."""
+BLOCKS = 32
+"""Blocks that a round leaves out by default, beside one for each target."""
 _ENOUGH_SHARDS = 64
 _MOST_DOCUMENTS_PER_SHARD = 32
 NUM_SAMPLED_ANSWERS = 8
-"""Of the rule gradient_divergence."""
+"""Answers that the rule gradient_divergence draws."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class ContextLengths:
     targets_per_chunk: int
     """m: the last m positions of a chunk are targets, and see everything before them in the chunk."""
     target_stride: int = 1
-    """Of the last m positions only every so-many-th is a target, the last among them."""
+    """Only every so-many-th of the last m positions is a target, the last among them."""
 
     def __post_init__(self) -> None:
         if self.short_context_length >= self.first_target:

@@ -8,7 +8,7 @@ Shapes: L chunk, T targets, B near contexts of N tokens with Q targets each (T =
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,14 +18,18 @@ from pipeline.cli import InputError
 from pipeline.measuring.contexts import (
     Batching,
     Measured,
-    PassQueue,
+    Pass,
     Rows,
     hidden_states,
+    measured_contexts,
     measured_windows,
 )
 from pipeline.models.interface import CausalLM, Predictions, Prefix
 
-OWN, SWAP, LAST, NEAR = "own", "swap", "last", "near"
+OWN = "own"
+SWAP = "swap"
+LAST = "last"
+NEAR = "near"
 """Kinds of placement: distant tokens of the same text; of another; fewer near tokens; near tokens alone."""
 
 
@@ -61,40 +65,38 @@ class Placement:
             )
         return cls(name, found[1], number, span, start)
 
-    @property
-    def distant_ids_D(self) -> np.ndarray:
-        """Position IDs of the distant tokens: int64, ascending, from 0."""
-        return np.arange(self.num_distant) * self.span // self.num_distant
-
 
 @dataclass(frozen=True)
 class NearContexts:
     """The near tokens of a chunk's targets."""
 
-    starts_B: np.ndarray
-    """int64; where each begins in the chunk."""
-    num_tokens: int
-    """N."""
+    places_BN: np.ndarray
+    """int64; where they stand in the chunk."""
     query_rows_BQ: np.ndarray
     """int64; the near token right before each target."""
 
     @classmethod
     def of(cls, targets_T: np.ndarray, num_tokens: int, *, are_shared: bool) -> "NearContexts":
         """Exactly the N tokens before each target or, shared, the N tokens before the last of them."""
-        if are_shared:
-            start = int(targets_T[-1]) - num_tokens
-            return cls(np.array([start]), num_tokens, (targets_T - 1 - start)[None])
-        return cls(targets_T - num_tokens, num_tokens, np.full((len(targets_T), 1), num_tokens - 1))
+        ends_B = targets_T[-1:] if are_shared else targets_T
+        targets_BQ = targets_T.reshape(len(ends_B), -1)
+        return cls(ends_B[:, None] + np.arange(-num_tokens, 0), num_tokens - 1 + targets_BQ - ends_B[:, None])
 
     @property
     def targets_BQ(self) -> np.ndarray:
         """int64; the targets' places in the chunk."""
-        return self.starts_B[:, None] + self.query_rows_BQ + 1
+        return self.places_BN[:, :1] + self.query_rows_BQ + 1
 
 
-def read_distant(model: CausalLM, token_ids_D: np.ndarray, placement: Placement) -> Prefix:
+def distant_ids(num_distant: int, span: int) -> np.ndarray:
+    """Position IDs of distant tokens: int64, ascending, from 0."""
+    return np.arange(num_distant) * span // num_distant
+
+
+def read_distant(model: CausalLM, token_ids_D: np.ndarray, span: int) -> Prefix:
     """The distant tokens as later rows see them: read once for all near contexts, whatever their START."""
-    rows = Rows(token_ids_D[None], placement.distant_ids_D[None], None, np.zeros((1, 1), dtype=np.int64))
+    ids_D = distant_ids(len(token_ids_D), span)
+    rows = Rows(token_ids_D[None], ids_D[None], None, np.zeros((1, 1), dtype=np.int64))
     return model.read(*rows.on_device(model.device))[1]
 
 
@@ -103,12 +105,11 @@ def near_predictions(
     model: CausalLM, chunk_L: np.ndarray, near: NearContexts, batching: Batching
 ) -> Predictions:
     """What the model predicts of each target from its near tokens alone, at the position IDs 0 to N - 1."""
-    ids_1N = np.arange(near.num_tokens)[None]
+    ids_1N = np.arange(near.places_BN.shape[1])[None]
+    rows = Rows(chunk_L[near.places_BN], ids_1N, None, near.query_rows_BQ)
     parts = []
-    for batch in batching.of_many(len(near.starts_B), near.num_tokens):
-        tokens_BN = chunk_L[near.starts_B[batch, None] + ids_1N]
-        rows = Rows(tokens_BN, ids_1N, None, near.query_rows_BQ[batch])
-        hidden_BQD = hidden_states(model, batching, rows)
+    for batch in batching.of_many(*near.places_BN.shape):
+        hidden_BQD = hidden_states(model, batching, rows.of_sequences(batch))
         parts.append(Predictions.of(model.logits(hidden_BQD.flatten(0, 1))))
     return Predictions.together(parts)
 
@@ -127,50 +128,34 @@ def measured_placement(
     if placement.kind == LAST:
         targets_T = targets_BQ.ravel()
         return measured_windows(model, chunk_L, targets_T, placement.num_distant, batching, reference)
-    places_N, ids_N = np.arange(near.num_tokens), placement.near_start + np.arange(near.num_tokens)
-    num_before = 0
+    places_BN = near.places_BN
+    ids_N = placement.near_start + np.arange(places_BN.shape[1])
+    queries_BQ = near.query_rows_BQ
     if distant is None:
-        num_before = placement.num_distant
-        places_N = np.arange(-num_before, near.num_tokens)
-        ids_N = np.concatenate([placement.distant_ids_D, ids_N])
+        places_BN = np.hstack([places_BN[:, :1] + np.arange(-placement.num_distant, 0), places_BN])
+        ids_N = np.concatenate([distant_ids(placement.num_distant, placement.span), ids_N])
+        queries_BQ = queries_BQ + placement.num_distant
+    rows = Rows(chunk_L[places_BN], ids_N[None], None, queries_BQ)
     index_BQ = np.arange(targets_BQ.size).reshape(targets_BQ.shape)
-    queue = PassQueue(model, batching, reference)
-    for batch in batching.of_many(len(targets_BQ), len(ids_N)):
-        tokens_BN = chunk_L[near.starts_B[batch, None] + places_N]
-        rows = Rows(tokens_BN, ids_N[None], None, near.query_rows_BQ[batch] + num_before)
-        queue.run(rows, chunk_L[targets_BQ[batch]], index_BQ[batch], distant)
-    return Measured(*(np.concatenate([part.ravel() for part in values]) for values in queue.read()))
+    contexts = Pass(rows, chunk_L[targets_BQ], index_BQ, distant)
+    return measured_contexts(model, batching, reference, contexts).flat
 
 
-DistantTexts = dict[str, np.ndarray]
-"""Document ID -> token IDs, int64."""
-
-
-def placement_columns(
+def measured_placements(
     model: CausalLM, chunk_L: np.ndarray, near: NearContexts, placements: Sequence[Placement],
-    batching: Batching, distant_of: Callable[[Placement], dict[str, Prefix]],
-) -> dict[str, list[object]]:  # fmt: skip
-    """Columns of `length_interference` but for the target's: a row a target, placement and distant text.
+    batching: Batching, distant_of: Callable[[Placement], Mapping[str, Prefix]],
+) -> Iterator[tuple[str, str | None, Measured, np.ndarray | None]]:  # fmt: skip
+    """The near tokens alone, with the entropies, then each placement and distant text: its name, the text's
+    ID, losses and divergences.
 
     `distant_of` gives, for a placement of kind `swap`, the distant texts as they were read, by document ID.
     """
     reference = near_predictions(model, chunk_L, near, batching)
     targets_T = near.targets_BQ.ravel()
     losses_T = -reference.log_probs_TV.cpu().numpy()[np.arange(len(targets_T)), chunk_L[targets_T]]
-    none_T: list[object] = [None] * len(targets_T)
-    columns: dict[str, list[object]] = {
-        "target": targets_T.tolist(), "placement": [NEAR] * len(targets_T),
-        "distant_document_id": list(none_T), "loss": losses_T.tolist(),
-        "divergence": [0.0] * len(targets_T), "entropy": reference.entropies_T.tolist(),
-    }  # fmt: skip
+    yield NEAR, None, Measured(losses_T, np.zeros_like(losses_T)), reference.entropies_T
     for placement in placements:
         is_swap = placement.kind == SWAP
         for document_id, distant in distant_of(placement).items() if is_swap else [(None, None)]:
             found = measured_placement(model, chunk_L, near, placement, batching, reference, distant)
-            columns["target"] += targets_T.tolist()
-            columns["placement"] += [placement.name] * len(targets_T)
-            columns["distant_document_id"] += [document_id] * len(targets_T)
-            columns["loss"] += found.losses.tolist()
-            columns["divergence"] += found.divergences.tolist()
-            columns["entropy"] += none_T
-    return columns
+            yield placement.name, document_id, found, None

@@ -55,11 +55,11 @@ class Rule:
 
     name: str
     sees: Sees
-    """Of the target: its loss; the model's whole prediction of it; where its query looks; nothing."""
+    """What is known of the target: its loss; the whole prediction; where its query looks; nothing."""
     function: Callable[..., np.ndarray]
     """Distant context -> a score for each target and token: [T, F]; those of other tokens are ignored."""
     ablations: tuple[str, ...] = ABLATIONS
-    """Those that it can be asked for under."""
+    """Ablations that it can be asked for under."""
     reads_everything: bool = False
     """Whether it leaves nothing out, but looks at the long context as it is."""
     builds_up: bool = False
@@ -167,7 +167,7 @@ class Measuring:
     num_swaps: int = 1
     """Other documents to average over, under the ablation `swap`."""
     null_fraction: float = 1.0
-    """Of the documents, those that have a null; which ones, a hash of the text decides."""
+    """Fraction of the documents that have a null; which ones, a hash of the text decides."""
     every_null: bool = True
     """Whether every rule is measured in the null; else those only that say nothing without theirs."""
     minimum_gain: float = MINIMUM_GAIN
@@ -241,7 +241,7 @@ class Measuring:
         return any(rule in LEAVE_ONE_OUT_RULES for rule in self.rules_in(distant_context, document_id))
 
     def seed_of(self, document_id: str, chunk_index: int) -> tuple[int, ...]:
-        """Of all that is drawn for a chunk, whichever model measures it."""
+        """The seed of all that is drawn for a chunk, whichever model measures it."""
         return (self.seed, int(document_id, 16), chunk_index)
 
 
@@ -250,13 +250,13 @@ class Measuring:
 
 @rule("answer")
 def leave_one_out(far: "FarContext") -> np.ndarray:
-    """By how much the loss of the target rises."""
+    """How much the loss of the target rises."""
     return far.necessity.influence_TF
 
 
 @rule("prediction")
 def leave_one_out_divergence(far: "FarContext") -> np.ndarray:
-    """By how far the prediction moves."""
+    """How far the prediction moves."""
     return far.necessity.divergence_TF
 
 

@@ -17,7 +17,6 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,13 +26,14 @@ import torch
 
 from pipeline.measuring.contexts import (
     Batching,
-    FullPass,
     Measured,
     PackedSequence,
-    PassQueue,
+    Pass,
     Rows,
     full_pass,
-    read_prefix,
+    measured_contexts,
+    measured_passes,
+    text_rows,
 )
 from pipeline.models.interface import CausalLM, Predictions, Prefix, losses_of_hidden_states, to_device
 from pipeline.text.tokenizer import TokenizedText
@@ -105,7 +105,7 @@ class Passes:
         """Forward tokens until now."""
         self.bar: tqdm[Any] | None = None
         """Shows them."""
-        self._budget = budget
+        self._budget = float("inf") if budget is None else budget
         self._started = time.monotonic()
 
     def count(self, num_tokens: int) -> None:
@@ -120,26 +120,14 @@ class Passes:
 
     def fits(self, num_tokens: float) -> bool:
         """Whether so many more forward tokens fit into the budget."""
-        if self._budget is None:
-            return True
         return time.monotonic() - self._started + _MARGIN * self.seconds(num_tokens) <= self._budget
 
-    def full(self, sequence: PackedSequence) -> FullPass:
-        """See `contexts.full_pass`."""
-        self.count(len(sequence.token_ids_S))
-        return full_pass(self.model, sequence)
-
-    def hidden_states(self, token_ids_S: np.ndarray, num_rows: int) -> torch.Tensor:
-        """Hidden states of the last rows of a text: [num_rows, D]."""
+    def read(self, token_ids_S: np.ndarray, num_queries: int = 1) -> tuple[torch.Tensor, Prefix]:
+        """Hidden states of a text's last rows, [num_queries, D]; and all rows, as later ones see them."""
         self.count(len(token_ids_S))
-        places_1S = np.arange(len(token_ids_S))[None]
-        rows = Rows(token_ids_S[None], places_1S, None, places_1S[:, -num_rows:])
-        return self.model.hidden_states(*rows.on_device(self.model.device))[0]
-
-    def prefix(self, token_ids_S: np.ndarray) -> Prefix:
-        """See `contexts.read_prefix`."""
-        self.count(len(token_ids_S))
-        return read_prefix(self.model, token_ids_S)
+        rows = text_rows(token_ids_S, num_queries)
+        hidden_1TD, prefix = self.model.read(*rows.on_device(self.model.device))
+        return hidden_1TD[0], prefix
 
     def measured(
         self, sequence: PackedSequence, variants: Sequence[Variant], prefix: Prefix, reference: Predictions
@@ -169,48 +157,12 @@ class Passes:
                 np.tile(queries_1Q, (len(batch), 1)),
             )
             self.count(rows.token_ids_BS.size)
-            queue = PassQueue(self.model, self.batching, reference)
             before = prefix.first(start) if start else None
-            queue.run(rows, sequence.target_ids_T[queries_Q], queries_Q, before)
-            for values_VQ, (part_BQ,) in zip(values_2VQ, queue.read(), strict=True):
-                values_VQ[np.ix_(batch, queries_Q)] = part_BQ
+            one = Pass(rows, sequence.target_ids_T[None, queries_Q], queries_Q[None], before)
+            (found,) = measured_passes(self.model, self.batching, reference, [one])
+            for values_VQ, part_BQ in zip(values_2VQ, found, strict=True):
+                values_VQ[np.array(batch)[:, None], queries_Q] = part_BQ
         return Measured(*values_2VQ)
-
-    def windows(
-        self, token_ids_L: np.ndarray, first_N: np.ndarray, num_targets: int, short: int,
-        prefix: Prefix | None, reference: Predictions,
-    ) -> Measured:  # fmt: skip
-        """Losses and divergences of neighboring targets behind a window of near tokens: [N, W] each.
-
-        Of a prefix, another document's, a window sees the tokens at positions before its own.
-        """
-        num_rows = short + num_targets - 1
-        places_NS = first_N[:, None] - short + np.arange(num_rows)
-        visible_NSK = None
-        if prefix is not None:
-            sees_other_N1K = np.arange(prefix.num_rows) < places_NS[:, :1, None]
-            sees_own_1SS = np.tri(num_rows, dtype=bool)[None]
-            visible_NSK = np.concatenate(
-                [sees_other_N1K.repeat(num_rows, axis=1), sees_own_1SS.repeat(len(first_N), axis=0)], axis=2
-            )
-        queries_NW = np.tile(np.arange(short - 1, num_rows), (len(first_N), 1))
-        targets_NW = first_N[:, None] + np.arange(num_targets)
-        self.count(places_NS.size)
-        queue = PassQueue(self.model, self.batching, reference)
-        queue.run(
-            Rows(token_ids_L[places_NS], places_NS, visible_NSK, queries_NW), token_ids_L[targets_NW],
-            np.arange(targets_NW.size).reshape(targets_NW.shape), prefix,
-        )  # fmt: skip
-        return Measured(*(values for (values,) in queue.read()))
-
-
-def near_starts(first: int, length: int, short: int, shared: int) -> np.ndarray:
-    """Starts of the near tokens of each target from `first` to `length`: [T].
-
-    So many neighbors share a window: the first of them sees `short` near tokens, the last one more for each.
-    """
-    places_T = np.arange(length - first)
-    return np.minimum(places_T // shared * shared, max(0, length - first - shared)) + first - short
 
 
 def all_losses(
@@ -225,20 +177,35 @@ def all_losses(
     first = len(token_ids_L) - len(near_T)
     starts_N, num_each_N = np.unique(near_T, return_counts=True)
     num_targets = int(num_each_N.max())
-    prefix = passes.prefix(swap_L[: max(1, int(near_T[-1]))])
+    num_rows = short + num_targets - 1
+    _, prefix = passes.read(swap_L[: max(1, int(near_T[-1]))])
     found = np.zeros((5, len(near_T)), dtype=np.float32)
     windows_at_once = max(1, min(_TARGETS_AT_ONCE, _LOGITS_AT_ONCE // model.vocabulary_size) // num_targets)
     for start in range(0, len(starts_N), windows_at_once):
-        first_N = starts_N[start : start + windows_at_once] + short
-        targets_NW = first_N[:, None] + np.arange(num_targets)
+        starts_N1 = starts_N[start : start + windows_at_once, None]
+        places_NS = starts_N1 + np.arange(num_rows)
+        queries_NW = np.tile(np.arange(short - 1, num_rows), (len(starts_N1), 1))
+        targets_NW = starts_N1 + 1 + queries_NW
         hidden_1QD = hidden_TD[None, targets_NW.ravel() - first]
         ids_1Q = to_device(token_ids_L[None, targets_NW.ravel()], model.device)
         full_Q = losses_of_hidden_states(model, hidden_1QD, ids_1Q)[0].cpu().numpy()
         reference = Predictions.of(model.logits(hidden_1QD[0]))
-        alone = passes.windows(token_ids_L, first_N, num_targets, short, None, reference)
-        swapped = passes.windows(token_ids_L, first_N, num_targets, short, prefix, reference)
-        full_NW = full_Q.reshape(targets_NW.shape)
-        found[:, targets_NW - first] = full_NW, *alone, *swapped
+        rows = Rows(token_ids_L[places_NS], places_NS, None, queries_NW)
+        alone = Pass(rows, token_ids_L[targets_NW], np.arange(targets_NW.size).reshape(targets_NW.shape))
+        # Of the other document a window sees the tokens at positions before its own.
+        sees_other_NSF = np.broadcast_to(
+            np.arange(prefix.num_rows) < starts_N1[:, None], (*places_NS.shape, prefix.num_rows)
+        )
+        sees_own_NSS = np.broadcast_to(np.tri(num_rows, dtype=bool), (*places_NS.shape, num_rows))
+        visible_NSK = np.concatenate([sees_other_NSF, sees_own_NSS], axis=2)
+        swapped = alone._replace(rows=rows._replace(visible_BSK=visible_NSK), prefix=prefix)
+        passes.count(2 * places_NS.size)
+        measured = [
+            values_NW
+            for contexts in (alone, swapped)
+            for values_NW in measured_contexts(model, passes.batching, reference, contexts)
+        ]
+        found[:, targets_NW - first] = full_Q.reshape(targets_NW.shape), *measured
     names = ["full_loss", "short_loss", "short_divergence", "swapped_loss", "swapped_divergence"]
     return pd.DataFrame(dict(zip(names, found, strict=True)))
 
@@ -288,14 +255,12 @@ class Search:
         self._stop_T = np.array([self.sequence.query_rows_T[of].max() + 1 for of in self._queries_T])
         self.effects_T: list[dict[Span, float]] = [{} for _ in self._queries_T]
         """For each target the finest spans of its distant tokens, and what swapping each alone does, nats."""
+        self.passes.count(len(self.sequence.token_ids_S))
+        self.full = full_pass(self.passes.model, self.sequence)
+        """Nothing swapped."""
         # The distant tokens of a target end between two units.
         edges = np.unique([*self.unit_starts, *self._near_T])
         self._edges = edges[(edges >= self.unit_starts[0]) & (edges <= self._near_T.max())]
-
-    @cached_property
-    def full(self) -> FullPass:
-        """Nothing swapped."""
-        return self.passes.full(self.sequence)
 
     def parts(self, span: Span) -> list[Span]:
         """The spans that one is split into; none of a unit."""
@@ -365,10 +330,11 @@ class Search:
                     largest[span] = max(urgency, largest.get(span, 0.0))
         split: dict[Span, list[int]] = {}
         tokens = 0
+        of_trial = len(self.swaps_BS) * int((2 * self._stop_T - self._near_T).sum() + self._near_T.max())
         for span in sorted(urgent, key=lambda span: -largest[span]):
             stop = int(self._stop_T[urgent[span]].max())
             tokens += sum(stop - start for start, _ in self.parts(span))
-            if self.passes.num_tokens + tokens > most or not self.passes.fits(tokens + self._trial_tokens()):
+            if self.passes.num_tokens + tokens > most or not self.passes.fits(tokens + of_trial):
                 break
             # The same passes serve every target that they reach.
             is_reached = [
@@ -384,16 +350,12 @@ class Search:
         kept = [span for span in urgencies if urgencies[span] >= URGENCIES[-1] or not self.parts(span)]
         return kept[: self.k]
 
-    def _trial_tokens(self) -> int:
-        """Forward tokens of the trial at most."""
-        return len(self.swaps_BS) * int((2 * self._stop_T - self._near_T).sum() + self._near_T.max())
-
     def tried(self) -> np.ndarray:
         """Total effects, and what remains with the sources, in each swapped context: [T, 2, B]."""
         effects = []
         targets = np.arange(len(self._queries_T))
         for swap_S in self.swaps_BS:
-            prefix = self.passes.prefix(swap_S[: int(self._near_T.max())])
+            _, prefix = self.passes.read(swap_S[: int(self._near_T.max())])
             variants = []
             for target, queries in enumerate(self._queries_T):
                 near = int(self._near_T[target])

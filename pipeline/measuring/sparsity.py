@@ -67,27 +67,26 @@ def chosen_tokens(
     tables: dict[str, Columns] = {}
     targets_T = measuring.lengths.targets_T
     for name, context in contexts.items():
-        influence_TF = context.influence_TF if measuring.leaves_out(name, chunk.document_id) else None
-        if influence_TF is not None:
-            if measuring.num_blocks is None:
-                influences = _rows(chunk, targets_T, 1, distant_context=name)
-                influences["influences"] = [row_F[~np.isnan(row_F)].tolist() for row_F in influence_TF]
-                append_columns(tables, {"influences": influences})
-            # None of tokens that were not left out alone.
-            influence_TF = np.where(np.isnan(influence_TF), np.array(None), influence_TF)
+        leaves_out = measuring.leaves_out(name, chunk.document_id)
+        if leaves_out and measuring.num_blocks is None:
+            influences = _rows(chunk, targets_T, 1, distant_context=name)
+            influences["influences"] = [row_F[~np.isnan(row_F)].tolist() for row_F in context.influence_TF]
+            append_columns(tables, {"influences": influences})
         for rule, ranked_TK in choices[name].items():
             positions_TK = ranked_TK[:, : measuring.ks[-1]]
             num_ranks = positions_TK.shape[1]
             influence_TK = None
-            if influence_TF is not None:
-                influence_TK = np.take_along_axis(influence_TF, positions_TK, axis=1)
+            if leaves_out:
+                influence_TK = np.take_along_axis(context.influence_TF, positions_TK, axis=1)
+                # None of tokens that were not left out alone.
+                influence_TK = np.where(np.isnan(influence_TK), np.array(None), influence_TK)
             selected = _rows(
                 chunk,
                 targets_T,
                 num_ranks,
                 rule=rule,
                 distant_context=name,
-                null_kind=_null_kind(name, rule),
+                null_kind=None if name == OWN else find_rule(rule).null,
                 rank=np.broadcast_to(np.arange(1, num_ranks + 1), positions_TK.shape),
                 context_position=chunk.start + positions_TK,
                 distance=targets_T[:, None] - positions_TK,
@@ -138,15 +137,12 @@ def minimal_sufficient_k(
         is_censored_T: bool, the latter case.
     """
     reaches_TJ = recovered_TJ >= recovery_fraction * gains_T[:, None]
-    helps_T, reaches_T = gains_T >= minimum_gain, reaches_TJ.any(axis=1)
+    helps_T = gains_T >= minimum_gain
+    reaches_T = reaches_TJ.any(axis=1)
     least_k_T = studied_k_J[reaches_TJ.argmax(axis=1)]
     is_found_T = helps_T & reaches_T
     k_star_T = [int(k) if is_found else None for k, is_found in zip(least_k_T, is_found_T, strict=True)]
     return k_star_T, helps_T & ~reaches_T
-
-
-def _null_kind(distant_context: str, rule: str) -> str | None:
-    return None if distant_context == OWN else find_rule(rule).null
 
 
 def tried_tokens(
@@ -158,7 +154,8 @@ def tried_tokens(
         contexts: as the model reads them.
         choices: a rule is studied at as many tokens as it has chosen.
     """
-    own, targets_T = contexts[OWN], measuring.lengths.targets_T
+    own = contexts[OWN]
+    targets_T = measuring.lengths.targets_T
     of_target = {
         "short_context_loss": own.short.losses,
         "long_context_loss": own.long_losses_T,
@@ -175,14 +172,15 @@ def tried_tokens(
         }
         sparse = sparse_contexts(contexts[name], of_rules, numbers_of_rule)
         for rule, of_swaps in sparse.items():
-            numbers, found = numbers_of_rule[rule], of_swaps.over_swaps
+            numbers = numbers_of_rule[rule]
+            found = of_swaps.over_swaps
             columns = _rows(
                 chunk,
                 targets_T,
                 len(numbers),
                 rule=rule,
                 distant_context=name,
-                null_kind=_null_kind(name, rule),
+                null_kind=None if name == OWN else find_rule(rule).null,
                 evaluator=evaluator,
                 k=np.broadcast_to(numbers, found.losses.shape),
                 sparse_context_loss=found.losses,
@@ -205,7 +203,7 @@ def _sparsity_rows(
 ) -> dict[str, Columns]:
     """A row a target, rule and criterion: how few tokens do, and how long a context of nearest ones does."""
     tables: dict[str, Columns] = {}
-    targets_T, short = measuring.lengths.targets_T, measuring.lengths.short_context_length
+    targets_T = measuring.lengths.targets_T
     losses, divergences = own.baselines
     # Under the long context the divergence is 0, so that all of it is to be recovered.
     for place, (criterion, baseline_TB, gains_TB) in enumerate(
@@ -240,7 +238,9 @@ def _sparsity_rows(
             )
             columns["k_90"] = k_90
             columns["k_50"], _ = least[rule, 0.5]
-            columns["minimum_context_length"] = [None if k is None else short + k for k in recency_T]
+            columns["minimum_context_length"] = [
+                None if k is None else measuring.lengths.short_context_length + k for k in recency_T
+            ]
             columns |= _mean_log2_k(recovered_TJB, gains_TB, np.array(numbers_of_rule[rule]), measuring)
             append_columns(tables, {"dependency_sparsity": columns})
     return tables

@@ -31,7 +31,6 @@ from pipeline.measuring.sources import (
     Search,
     all_losses,
     is_distinguishable,
-    near_starts,
     unit_starts,
 )
 from pipeline.text.sources import open_sources, read_documents
@@ -62,8 +61,10 @@ def measured(passes: Passes, text: TokenizedText, other_N: np.ndarray, length: i
     ids_L = text.token_ids_N[:length]
     swaps_BL = other_N[: NUM_SWAPPED * length].reshape(NUM_SWAPPED, length)
     first = SHORT + 2
-    near_T = near_starts(first, length, SHORT, SHORT // 2)
-    hidden_TD = passes.hidden_states(ids_L[:-1], len(near_T))
+    shared = SHORT // 2  # neighbors share a window of near tokens, as in explain
+    windows_T = np.arange(length - first) // shared * shared
+    near_T = np.minimum(windows_T, length - first - shared) + first - SHORT
+    hidden_TD, _ = passes.read(ids_L[:-1], len(near_T))
     losses = all_losses(passes, hidden_TD, ids_L, swaps_BL[0], near_T, SHORT)
     chosen = np.sort(losses["swapped_divergence"].nlargest(NUM_TARGETS).index)
     targets_T = first + chosen
@@ -113,9 +114,8 @@ def main(arguments: argparse.Namespace) -> None:
     for number, text in zip(range(arguments.texts), long_enough, strict=False):
         if number < len(rows):
             continue
-        with given.ready(length, [text.token_ids_N, other_N], tokenizer, text.bos_token_ids) as loaded:
-            passes = Passes(loaded.model, loaded.batching)
-            rows.append(measured(passes, text, other_N, length))
+        loaded = given.ready(length, [text.token_ids_N, other_N], tokenizer, text.bos_token_ids)
+        rows.append(measured(Passes(loaded.model, loaded.batching), text, other_N, length))
         with arguments.out.open("a") as out:
             out.write(json.dumps(rows[-1]) + "\n")
         sys.stderr.write(f"{number + 1} of {arguments.texts}: {rows[-1]}\n")

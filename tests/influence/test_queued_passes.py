@@ -6,10 +6,7 @@ from hand_made_models import SeenTokens
 from losses_under_contexts import any_reference, long_context_losses, window_losses
 
 from pipeline.cli import InputError
-from pipeline.measuring.contexts import (
-    Batching,
-    measured_contexts,
-)
+from pipeline.measuring.contexts import Batching, Pass, Rows, measured_contexts
 from pipeline.measuring.flags import ContextLengths
 
 
@@ -36,9 +33,7 @@ def test_the_row_before_the_target_predicts_it() -> None:
     losses_T = long_context_losses(SeenTokens(), chunk, np.array([1, 2, 3, 4, 5]))
     assert losses_T.tolist() == [0, 100, 0, 100, 100]
     assert window_losses(SeenTokens(), chunk, np.array([3, 4]), 2, Batching(100)).tolist() == [0, 100]
-    contexts, positions = np.array([[1, 2], [2, 1]]), np.array([[0, 4], [0, 4]])
-    measured = measured_contexts(
-        SeenTokens(), contexts, positions, np.array([2, 2]), Batching(100),
-        any_reference(SeenTokens(), 1), np.array([0, 0]),
-    )  # fmt: skip
-    assert measured.losses.tolist() == [0, 100]
+    rows = Rows(np.array([[1, 2], [2, 1]]), np.array([[0, 4], [0, 4]]), None, np.array([[1], [1]]))
+    contexts = Pass(rows, np.array([[2], [2]]), np.array([[0], [0]]))
+    measured = measured_contexts(SeenTokens(), Batching(100), any_reference(SeenTokens(), 1), contexts)
+    assert measured.losses.tolist() == [[0], [100]]

@@ -6,7 +6,7 @@ import torch
 from hugging_face_families import make_model
 
 from pipeline.measuring.contexts import Batching
-from pipeline.measuring.placed import NearContexts, Placement, placement_columns, read_distant
+from pipeline.measuring.placed import NearContexts, Placement, distant_ids, measured_placements, read_distant
 from pipeline.models.huggingface import HuggingFaceCausalLM
 
 TEXT, OTHER = np.random.default_rng(6).integers(0, 48, (2, 30))
@@ -31,28 +31,32 @@ def test_equal_to_stock_models_one_context_at_a_time(family: str, are_shared: bo
     near = NearContexts.of(targets_T, num_near, are_shared=are_shared)
     assert near.targets_BQ.ravel().tolist() == targets_T.tolist()
     placements = [Placement.parse(name) for name in PLACEMENTS]
-    columns = placement_columns(
+    found = measured_placements(
         lm, TEXT, near, placements, Batching(20),
-        lambda placement: {"other": read_distant(lm, OTHER[: placement.num_distant], placement)},
+        lambda placement: {"other": read_distant(lm, OTHER[: placement.num_distant], placement.span)},
     )  # fmt: skip
-    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    rows = [
+        (name, document_id, target, loss, kl, None if entropies is None else entropies[place])
+        for name, document_id, measured, entropies in found
+        for place, (target, loss, kl) in enumerate(zip(targets_T, *measured, strict=True))
+    ]
     assert len(rows) == len(targets_T) * (1 + len(PLACEMENTS))
-    for row in rows:
-        target = row["target"]
+    for name, document_id, target, loss, kl, entropy in rows:
         start = targets_T[-1] - num_near if are_shared else target - num_near
         own = TEXT[start:target]
         reference = log_probs(own, np.arange(len(own)))
-        if row["placement"] == "near":
-            expected, entropy = reference, -(np.exp(reference) * reference).sum()
-            assert row["entropy"] == pytest.approx(entropy, abs=1e-5)
-        elif (placement := Placement.parse(row["placement"])).kind == "last":
+        if name == "near":
+            expected = reference
+            assert entropy == pytest.approx(-(np.exp(reference) * reference).sum(), abs=1e-5)
+        elif (placement := Placement.parse(name)).kind == "last":
             expected = log_probs(own[-2:], np.arange(2))
         else:
             number, is_own = placement.num_distant, placement.kind == "own"
             distant = TEXT[start - number : start] if is_own else OTHER[:number]
-            ids = np.concatenate([placement.distant_ids_D, placement.near_start + np.arange(len(own))])
+            ids = np.concatenate(
+                [distant_ids(number, placement.span), placement.near_start + np.arange(len(own))]
+            )
             expected = log_probs(np.concatenate([distant, own]), ids)
-            assert (row["distant_document_id"] is None) == is_own
-        assert row["loss"] == pytest.approx(-expected[TEXT[target]], abs=2e-5)
-        kl = (np.exp(reference) * (reference - expected)).sum()
-        assert row["divergence"] == pytest.approx(kl, abs=2e-5)
+            assert (document_id is None) == is_own
+        assert loss == pytest.approx(-expected[TEXT[target]], abs=2e-5)
+        assert kl == pytest.approx((np.exp(reference) * (reference - expected)).sum(), abs=2e-5)
