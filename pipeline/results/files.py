@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from glob import escape
@@ -139,24 +139,13 @@ def folder_lock(folder: Path, flag: str, part: str | None = None) -> Iterator[No
 
     Tasks of one array job share a folder, each with a `part` such as "task-1-of-4": the same part is refused,
     and so is the whole folder (None) beside any part. The kernel holds the lock, so it ends with its holder,
-    SIGKILL and power loss included; the file's presence or content decides nothing. A folder that was made
-    for the lock, and has nothing else, goes again.
+    SIGKILL and power loss included; the file's presence or content decides nothing.
     """
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        with ExitStack() as held:
-            held.enter_context(locked(folder / LOCK_FILE, flag, is_shared=part is not None))
-            if part is not None:
-                held.enter_context(locked(folder / f"{LOCK_FILE}-{part}", flag))
-            yield
-    finally:
-        left = list(folder.iterdir()) if made else []
-        if all(path.name.startswith(LOCK_FILE) for path in left):
-            for path in left:
-                path.unlink(missing_ok=True)
-            with suppress(OSError):  # another task's
-                for path in made:
-                    path.rmdir()
+    with ExitStack() as held:
+        held.enter_context(locked(folder / LOCK_FILE, flag, is_shared=part is not None))
+        if part is not None:
+            held.enter_context(locked(folder / f"{LOCK_FILE}-{part}", flag))
+        yield
 
 
 @contextmanager
@@ -172,24 +161,16 @@ def locked(path: Path, flag: str, *, is_shared: bool = False, waits: bool = Fals
             fcntl.flock(file, kind if waits else kind | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            holder = file.read() or "another program"
             raise InputError(
-                f"{path.parent} is in use by {holder}; wait for it, or choose another {flag}"
+                f"{path.parent} is in use by {file.read()}; wait for it, or choose another {flag}"
             ) from None
         except OSError as error:
             logger.warning("%s cannot be locked (%s): start no second program on it", path, error)
-        if is_shared:
-            yield
-            return
-        job = f", Slurm job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else ""
-        since = time.strftime("%Y-%m-%d %H:%M:%S")
         file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}{job}, since {since}")
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        file.write(f"process {os.getpid()} on {socket.gethostname()}, since {since}")
         file.flush()
-        try:
-            yield
-        finally:
-            file.truncate(0)
+        yield
 
 
 @dataclass(frozen=True)

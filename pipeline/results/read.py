@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 MODELS = "models"
 """Of an export's file: model -> the metadata that its files had, as JSON."""
 _HOW_THE_WORK_WAS_CUT = {"num_shards", "documents_per_shard", "tokens_per_batch"}
-_UNMARKED = {"sha256": ""}
-"""Of a file beside a mark that does not name it."""
 _IN_THE_ROWS = {"rules", "k", "context_lengths", "checkpoint", "task", "sizes", "sparsities", "seeds"}
 """What two models may differ in: a column says it of every row, or it is what makes them two."""
 logger = logging.getLogger("pipeline.results")
@@ -61,12 +59,6 @@ def artefacts_in(results: Path) -> list[str]:
     return [name for name in SCHEMAS if name in named]
 
 
-def missing_artefact(results: Path, artefact: str) -> InputError:
-    """The error for an artefact that a results folder lacks; lists those it holds."""
-    present = ", ".join(artefacts_in(results)) or "nothing that has its marks in _stages"
-    return InputError(f"{results} holds no '{artefact}' results; it holds {present}")
-
-
 def no_results(results: Path) -> InputError:
     """The error for a folder in which no results are found."""
     return InputError(
@@ -82,6 +74,8 @@ class Source:
     path: Path
     model: str
     metadata: Mapping[str, str]
+    folder: Path
+    """The artefact's, in which a shard is below model=<name>; an export is beside it."""
 
 
 def sources(
@@ -93,11 +87,13 @@ def sources(
     InputError names a file that is missing, damaged or of another schema version.
     """
     found = []
+    folder = results / artefact
     for path in _whole_files(results, artefact, models, must_be_complete):
         metadata = read_metadata(path)
-        of_models = {_model_of(path): metadata}
         if MODELS in metadata:
             of_models = json.loads(metadata[MODELS])
+        else:
+            of_models = {path.relative_to(folder).parts[0].removeprefix("model="): metadata}
         for model, of_model in of_models.items():
             version = json.loads(of_model.get("schema_version", "null"))
             if version != SCHEMA_VERSION:
@@ -106,7 +102,7 @@ def sources(
                     " again into another --results folder"
                 )
             if models is None or model in models:
-                found.append(Source(path, model, of_model))
+                found.append(Source(path, model, of_model, folder))
     return found
 
 
@@ -124,21 +120,11 @@ def _whole_files(
     marks = [mark for mark in marks if mark.stage in stages]
     for (_, place), of_place in groupby(marks, lambda mark: (mark.stage, mark.place)):
         _count_missing(results, artefact, place, list(of_place), must_be_complete)
-    records = {mark.path(results, artefact): mark.files.get(artefact, _UNMARKED) for mark in marks}
-    records = {path: record for path, record in records.items() if record is not _UNMARKED or path.exists()}
+    records = {mark.path(results, artefact): mark.files[artefact] for mark in marks if artefact in mark.files}
     with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter free
         for wrong in filter(None, pool.map(damage, records, records.values())):
             raise InputError(f"{wrong}; run {' and '.join(sorted(stages))} again, which measures it anew")
     return sorted(records)
-
-
-def _folder_of(path: Path) -> Path:
-    """The folder model=<name> in which a shard is, its own or that of an evaluator within it."""
-    return path.parent.parent if path.parent.name.startswith("evaluator=") else path.parent
-
-
-def _model_of(path: Path) -> str:
-    return _folder_of(path).name.removeprefix("model=")
 
 
 def _count_missing(
@@ -260,7 +246,8 @@ def read_artefact(
     models = (only or {}).get("model")
     files = sources(results, artefact, models)
     if not files and models is None:
-        raise missing_artefact(results, artefact)
+        present = ", ".join(artefacts_in(results)) or "nothing that has its marks in _stages"
+        raise InputError(f"{results} holds no '{artefact}' results; it holds {present}")
     if mixture := differences_within_models(files):
         raise InputError(
             f"{results / artefact} mixes results: {'; '.join(mixture)}; keep them in two folders"
@@ -285,14 +272,11 @@ def dataset_of(files: Sequence[Source], artefact: str) -> "Dataset":
     import pyarrow.dataset as ds
 
     model = pa.field("model", pa.string())
-    is_export = not files or _model_of(files[0].path) != files[0].model
-    of_folders = (
-        {}
-        if is_export
-        else {
+    of_folders: dict[str, Any] = {}
+    if files and files[0].folder in files[0].path.parents:  # no export
+        of_folders = {
             "partitioning": ds.HivePartitioning(pa.schema([model]), segment_encoding="none"),
-            "partition_base_dir": str(_folder_of(files[0].path).parent),
+            "partition_base_dir": str(files[0].folder),
         }
-    )
     paths = list(dict.fromkeys(str(file.path) for file in files))
     return ds.dataset(paths, schema=pa.schema([model, *SCHEMAS[artefact]]), format="parquet", **of_folders)
