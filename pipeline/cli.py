@@ -45,7 +45,7 @@ PROGRAMS = (
 """A whole study, its stages in the order of the work, what is done besides, synthetic tasks."""
 EXIT_BAD_INPUT = 2
 _MEMORY_ERRORS = ("DefaultCPUAllocator", "Cannot allocate memory", "CUDA error: out of memory")
-"""What torch's plain errors say where there is no memory: for tensors, for a map of a file, on a GPU."""
+"""Phrases of torch's plain errors if there is no memory: for tensors, for a map of a file, on a GPU."""
 Item = TypeVar("Item")
 Number = TypeVar("Number", int, float)
 logger = logging.getLogger("pipeline")
@@ -107,7 +107,7 @@ def endings(program: str) -> Iterator[None]:
 
 
 def cause_of(error: Exception) -> str:
-    """What went wrong, in one line, where a library says it in many."""
+    """One line for what a library says in many."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     last = next((place for place, line in enumerate(lines) if not line.endswith(":")), -1)
     return " ".join(lines[: last + 1] or lines)[:300]

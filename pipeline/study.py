@@ -170,7 +170,7 @@ def check(study: Study, commands: Sequence[Command], to_run: Sequence[Command], 
 
 
 def _data_facts(study: Study) -> Any:
-    """What a training's check needs of its data, which may not be there yet."""
+    """Facts that a training's check needs of its data, which may not be there yet."""
     from pipeline.text.folder import TokenizedData, read_manifest
     from pipeline.text.tokenizer import load_tokenizer, parse_tokenizer_name
     from pipeline.training.config import AssumedData

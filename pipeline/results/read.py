@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from pyarrow.dataset import Dataset
 
 MODELS = "models"
-"""Of an export's file: model -> the metadata that its files had, as JSON."""
+"""Key of an export's metadata: model -> the metadata that its files had, as JSON."""
 _HOW_THE_WORK_WAS_CUT = {"num_shards", "documents_per_shard", "tokens_per_batch"}
 _IN_THE_ROWS = {"rules", "k", "context_lengths", "checkpoint", "task", "sizes", "sparsities", "seeds"}
-"""What two models may differ in: a column says it of every row, or it is what makes them two."""
+"""Settings in which two models may differ: columns have them, or they are what makes them two."""
 logger = logging.getLogger("pipeline.results")
 
 
@@ -186,7 +186,7 @@ def _differences(files: Sequence[Source], ignored: set[str]) -> list[str]:
 
 
 def what_made(results: Path, stage: str, model: str) -> dict[str, Any] | None:
-    """What the first whole shard of a stage and model says made it; None where there is no whole shard."""
+    """Provenance of the first whole shard of a stage and model; None if there is no whole shard."""
     for mark in read_marks(results, stage, model):
         for artefact, record in mark.files.items():
             path = mark.path(results, artefact)
@@ -196,23 +196,21 @@ def what_made(results: Path, stage: str, model: str) -> dict[str, Any] | None:
 
 
 def read_made_by(results: Path, stage: str) -> dict[str, dict[str, Any]]:
-    """What made a stage's results, by model: "settings", "inputs" (SHA-256), "schema_version", "stage"."""
-    of_places = {mark.place: mark.model for mark in read_marks(results, stage)}
+    """Provenance of a stage's results, by model: its "settings", "inputs" (SHA-256), "schema_version"."""
     found: dict[str, dict[str, Any]] = {}
-    for place, model in of_places.items():
-        if made_by := what_made(results, stage, place):
-            found.setdefault(model, made_by)
-    for name in _exported(results):
-        for file in sources(results, name.removesuffix(".parquet")):
+    for artefact in artefacts_in(results):
+        for file in sources(results, artefact):
             if file.metadata["stage"] == stage:
                 found.setdefault(file.model, made_by_of(file.metadata))
-    return dict(sorted(found.items()))
+        if found:  # one artefact has all of a stage's models
+            break
+    return found
 
 
 def read_settings(results: Path, stage: str) -> dict[str, dict[str, Any]]:
-    """What a stage was run with, for each model that it has results of, as those say it.
+    """Settings that a stage was run with, by model, as its results have them.
 
-    Where chosen tokens were only tried, the settings of influential_tokens are those of evaluate_tokens.
+    If chosen tokens were only tried, the settings of influential_tokens are those of evaluate_tokens.
     """
     made = read_made_by(results, stage)
     if stage == "influential_tokens":
@@ -221,7 +219,7 @@ def read_settings(results: Path, stage: str) -> dict[str, dict[str, Any]]:
 
 
 def read_model_facts(results: Path, artefact: str) -> dict[str, dict[str, Any]]:
-    """What the files of one artefact say of each model, its size and training; empty where they are older."""
+    """Size and training of each model in the files of one artefact; empty if these are older."""
     facts: dict[str, dict[str, Any]] = {}
     for file in sources(results, artefact):
         facts.setdefault(file.model, json.loads(file.metadata.get("model_facts", "{}")))

@@ -40,7 +40,7 @@ class Command:
     needs: tuple[str, ...] = ()
     """Names of commands that must have finished before."""
     num_tasks: int | None = None
-    """Of its Slurm array, which shares its work. None: it is one job, and takes no --num-tasks."""
+    """Tasks of its Slurm array, which share its work. None: it is one job, and takes no --num-tasks."""
     steps: Sequence[int] = ()
     """Checkpoints along training that it measures."""
 
@@ -65,7 +65,7 @@ class Command:
         return [self.program if is_in_root else str(ROOT / self.program), *self.arguments]
 
     def __str__(self) -> str:
-        """As it would be typed."""
+        """The line as it would be typed."""
         return shlex.join(["python", *self.words()])
 
 
@@ -96,7 +96,7 @@ def commands_of(study: Study) -> list[Command]:
 
 
 def _text_commands(study: Study) -> list[Command]:
-    """Those of a study of language models: its text, its models, its evaluations, summaries last."""
+    """Commands of a study of language models: its text, its models, its evaluations, summaries last."""
     data = Path(study.run) / "data"
     commands = [_tokenize("tokenize_c4", study.data, data, study.slurm.tokenize)]
     folders: dict[str, dict[str, str]] = {}
@@ -216,7 +216,7 @@ def _evaluation_commands(
 
 
 def _synthetic_commands(study: Study, synthetic: Synthetic) -> list[Command]:
-    """Those of a study of synthetic tasks, trainings first."""
+    """Commands of a study of synthetic tasks, trainings first."""
     run = Path(study.run)
     commands: list[Command] = []
     trained: dict[tuple[str, str], list[str]] = {}

@@ -1,4 +1,4 @@
-"""What a study is, as a file of olmo_configs/studies/ says it, and reading one with overrides.
+"""A study, as a file of olmo_configs/studies/ describes it, and reading one with overrides.
 
 Fields that are not explained here are flags of the programs, which --help explains; null: the program's own
 default. Lengths count tokens. Paths are relative to the folder that the command is typed in. A study file
@@ -31,14 +31,14 @@ class Size:
     max_duration: str | None = None
     """Steps (1000) or tokens (2e9T). None: as the file says."""
     overrides: list[str] = field(default_factory=list)
-    """As they would be typed."""
+    """Further ones, as they would be typed."""
     models: list[str] | None = None
     """Names of the study's models that are trained in this size. None: all."""
 
 
 @dataclass
 class Evaluation:
-    """What is measured of the models, into a results folder a size."""
+    """Measurements of the models, into a results folder a size."""
 
     stages: list[str] = field(default_factory=list)
     """Programs to run, in this order, of `commands.STAGES`."""
@@ -58,9 +58,9 @@ class SlurmTasks:
     """Tasks of each array under --slurm."""
 
     tokenize: int = 1
-    """For the study's own text: at most one a file, and 1 where a BPE is trained."""
+    """Tasks for the study's own text: at most one a file, and 1 if a BPE is trained."""
     measure: int = 1
-    """For each measuring stage; its numbers and bytes do not depend on it."""
+    """Tasks for each measuring stage; its numbers and bytes do not depend on it."""
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Grid:
     """K_train, of tasks with k. None: the configuration's."""
     seeds: list[int] = field(default_factory=lambda: [0])
     overrides: list[str] = field(default_factory=list)
-    """For every run, as they would be typed: num_steps=12000."""
+    """Overrides of every run, as they would be typed: num_steps=12000."""
     in_names: str = ""
     """Stands before the seed in the names of runs: -log_length, say, if another grid has these tasks."""
 
@@ -85,7 +85,7 @@ class Synthetic:
     config: str = MISSING
     """A file such as olmo_configs/synthetic/small.yaml."""
     grids: dict[str, Grid] = MISSING
-    """By names of the reader's choice."""
+    """Grids by names of the reader's choice."""
     evaluate_synthetic: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Name -> flags of one run of the program. `task` is the name unless it is given; `grids` names those
     whose models are tested (default: all that train the task)."""
@@ -98,10 +98,10 @@ class Study:
     run: str = MISSING
     """The folder for its data, models, results, figures and logs."""
     threads: int = 1
-    """For each command that study.py runs on this machine; the last bits of numbers depend on it, so it is
-    not the machine's to say. More pay for models of some million parameters or more, if there are cores."""
+    """Threads of each command that study.py runs on this machine; the last bits of numbers depend on them, so
+    they are not the machine's to say. More pay for models of some million parameters or more."""
     text_folder: str | None = None
-    """For ${text_folder} in sources, so that one override moves them all."""
+    """The value of ${text_folder} in sources, so that one override moves them all."""
     data: dict[str, Any] = field(default_factory=dict)
     """The text: flags of tokenize_c4.py. `further_source`: files that are read after those of `source`; a
     pattern that matches none is left out."""
@@ -171,5 +171,5 @@ def _put_flags_apart(evaluation: DictConfig) -> None:
 
 
 def find_study_file(path: Path, *further: Path) -> Path:
-    """In the folder that the command is typed in, in a further one, or in this repository; else `path`."""
+    """The file in the folder that the command is typed in, a further one, or this repository; else `path`."""
     return next((folder / path for folder in (Path(), *further, ROOT) if (folder / path).exists()), path)

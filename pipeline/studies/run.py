@@ -40,7 +40,7 @@ class Workers:
     number: int
     threads: int = 1
     gpus: tuple[str, ...] = ()
-    """As CUDA_VISIBLE_DEVICES names them; a process has one."""
+    """GPUs as CUDA_VISIBLE_DEVICES names them; a process has one."""
 
     def environment(self, place: int) -> dict[str, str]:
         """Variables of a process in this place, 0 to number - 1."""
@@ -54,7 +54,7 @@ class Workers:
 
 
 def workers(asked: int | None, threads: int, gpus: Sequence[str] = ()) -> Workers:
-    """As many as --jobs asks for, or one a GPU, or one for `threads` cores."""
+    """Places, as many as --jobs asks for, or one a GPU, or one for `threads` cores."""
     from joblib import cpu_count  # late: it takes a second
 
     return Workers(asked or len(gpus) or max(1, cpu_count() // threads), threads, tuple(gpus))
@@ -88,7 +88,7 @@ class Process:
         study = os.getpid()
 
         def before_it_begins() -> None:
-            """In the new process: end with the study, even with one that SIGKILL ends."""
+            """End the new process with the study, even with one that SIGKILL ends."""
             if _prctl is not None:
                 _prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
                 if os.getppid() != study:
@@ -161,7 +161,7 @@ def _run(
     running: list[Process],
     signals: Sequence[int],
 ) -> int:
-    """As `run_all`; may leave processes `running`. Ends with the first of the `signals`."""
+    """Do the work of `run_all` until the first of the `signals`; an error may leave processes `running`."""
     if finished:
         _say(f"finished before: {', '.join(one.name for one in commands if one.name in finished)}")
     waiting = [
