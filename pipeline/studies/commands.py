@@ -167,14 +167,15 @@ def _evaluation_commands(
     tokenize = _joined("tokenize_c4", name if evaluation.data is not None else "")
     of_stages = {stage: evaluation.flags.get(stage) or {} for stage in STAGES}
     general = {flag: value for flag, value in evaluation.flags.items() if flag not in STAGES}
+    # A further evaluation inherits flags that its own stages may not have, but some stage must.
     _known(general, set().union(*map(_flags_of, MEASURING)), "field of an evaluation")
     measured: list[str] = []
     for stage in _known(evaluation.stages, STAGES, "stage of an evaluation"):
         command_name = _joined(stage, size, name)
         if stage in ANALYSING:
-            where = "--results", str(results), "--figures", str(run / name / "figures" / size)
+            folder = str(run / name / "figures" / size)
             shown = [] if stage == "summary" else ["--data", str(data)]
-            arguments = (*where, *shown, *flags(of_stages[stage]))
+            arguments = ("--results", str(results), "--figures", folder, *shown, *flags(of_stages[stage]))
             yield Command(command_name, f"analysis/{stage}.py", arguments, tuple(measured))
             continue
         program = stage
@@ -191,7 +192,7 @@ def _evaluation_commands(
         if reference := settings.get("reference_model"):
             models += _known([reference], folders, "reference_model")
             settings["reference_model"] = folders[reference]
-        if study.sizes:
+        if study.sizes:  # else nothing is trained
             needs += dict.fromkeys(Path(folders[model]).name for model in models)
         if stage == "evaluate_tokens":
             choices = settings.get("choices", name)
@@ -202,6 +203,7 @@ def _evaluation_commands(
         if evaluation.steps:
             checkpoints = [f"{one}/step{step}-unsharded" for one in checkpoints for step in evaluation.steps]
         where = "--data", str(data), "--checkpoints", *checkpoints, "--results", str(results)
+        # What the stage is given alone reaches its program even if misspelt, which then refuses it.
         takes = _flags_of(program) | of_stages[stage].keys()
         words = flags({flag: value for flag, value in settings.items() if flag in takes})
         yield Command(
@@ -222,8 +224,8 @@ def _synthetic_commands(study: Study, synthetic: Synthetic) -> list[Command]:
     trained: dict[tuple[str, str], list[str]] = {}
     """Grid and task -> names of the trainings."""
     for grid_name, grid in synthetic.grids.items():
-        cells = product(grid.tasks, grid.positions, grid.largest_sparsities or [None], grid.seeds)
-        for task, positions, k, seed in cells:
+        sparsities: Sequence[int | None] = grid.largest_sparsities or [None]
+        for task, positions, k, seed in product(grid.tasks, grid.positions, sparsities, grid.seeds):
             of_k = [] if k is None else [f"largest_sparsity={k}"]
             name = _joined(task, "" if k is None else f"k{k}", f"{positions}{grid.in_names}", f"seed{seed}")
             where = "--task", task, "--positions", positions, "--save-folder", str(run / "models" / name)
