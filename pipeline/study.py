@@ -3,8 +3,8 @@
 A study file (olmo_configs/studies/) says which text, model sizes, lengths, seeds and rules; this program
 makes commands of it and runs them, each printed as it would be typed and each after those it needs. --jobs of
 them run at once, and as many processes share the documents of a measuring stage; numbers and bytes
-do not depend on it. Each writes to <run>/logs. Any field can be overridden as field.subfield=value. All
-commands are checked before the first one runs.
+do not depend on it. What each reports goes to <run>/logs. Any field can be overridden as
+field.subfield=value. All commands are checked before the first one runs.
 
 The fields, and where files are looked for: studies/file.py. With `synthetic` in it, a study file is of
 synthetic tasks: a grid of them is trained, tested and asked what decides.
