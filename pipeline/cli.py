@@ -44,9 +44,8 @@ PROGRAMS = (
 )
 """A whole study, its stages in the order of the work, what is done besides, synthetic tasks."""
 EXIT_BAD_INPUT = 2
-LARGEST_INT = (1 << 63) - 1  # what a column of results, and every generator of random numbers, can hold
 _MEMORY_ERRORS = ("DefaultCPUAllocator", "Cannot allocate memory", "CUDA error: out of memory")
-"""What torch's plain errors say where there is no memory: for tensors, for a map of a file, on a GPU."""
+"""Phrases of torch's plain errors if there is no memory: for tensors, for a map of a file, on a GPU."""
 Item = TypeVar("Item")
 Number = TypeVar("Number", int, float)
 logger = logging.getLogger("pipeline")
@@ -104,7 +103,7 @@ def endings(program: str) -> Iterator[None]:
 
 
 def cause_of(error: Exception) -> str:
-    """What went wrong, in one line, where a library says it in many."""
+    """One line for what a library says in many."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     last = next((place for place, line in enumerate(lines) if not line.endswith(":")), -1)
     return " ".join(lines[: last + 1] or lines)[:300]
@@ -184,10 +183,9 @@ def _number(
     return parsed
 
 
-def whole_number(least: int, most: int = LARGEST_INT) -> Callable[[str], int]:
-    """An argparse type: a whole number from `least` to `most`; to what 64 bits hold by default."""
-    wanted = f"of at least {least}, within 64 bits" if most == LARGEST_INT else f"from {least} to {most}"
-    return _number(f"a whole number {wanted}", lambda number: least <= number <= most, int)
+def whole_number(least: int) -> Callable[[str], int]:
+    """An argparse type: a whole number of at least `least`."""
+    return _number(f"a whole number of at least {least}", lambda number: number >= least, int)
 
 
 positive_int = whole_number(1)
@@ -237,21 +235,10 @@ def run_module(module_name: str, program: str) -> NoReturn:
 
 def main() -> NoReturn:
     """The command `sparsity`: run the program that the first word names, on the words behind it."""
-    words = sys.argv[1:]
-    typed = " ".join(["sparsity", *words[:1]])
     modules = {module.rpartition(".")[2]: module for module in PROGRAMS}
+    command = _Parser(prog="sparsity", description="sparsity PROGRAM --help is a program's manual")
+    command.add_argument("program", choices=modules, metavar="PROGRAM", help=", ".join(modules))
+    name = command.parse_args(sys.argv[1:2]).program
+    sys.argv = [f"sparsity {name}", *sys.argv[2:]]
     prepare()
-    with endings("sparsity"):
-        if not words or words[0] in ("-h", "--help"):
-            sys.stdout.write("usage: sparsity PROGRAM …; sparsity PROGRAM --help is its manual\n\n")
-            width = max(map(len, modules))
-            root = Path(__file__).parents[1]
-            for name, module in modules.items():  # manuals are read, not imported: the list is there at once
-                manual = (root / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
-                title = manual.partition("\n")[0].removeprefix('"""')
-                sys.stdout.write(f"  {name:{width}}  {title}\n")
-            sys.exit(0 if words else EXIT_BAD_INPUT)
-        if words[0] not in modules:
-            raise unknown_name("program", words[0], modules)
-    sys.argv = [typed, *words[1:]]
-    run_module(modules[words[0]], typed)
+    run_module(modules[name], sys.argv[0])

@@ -2,7 +2,7 @@
 
     python pipeline/query.py --results runs/demo/results \
         "SELECT model, avg(loss_difference) FROM loss_differences GROUP BY model"
-    python pipeline/query.py --results runs/demo/results --format parquet --out gap.parquet "$(cat gap.sql)"
+    python pipeline/query.py --results runs/demo/results --out gap.parquet "$(cat gap.sql)"
 
 Without SQL it lists the views, their rows and columns; pipeline/RESULTS.md explains the columns. The dialect
 is DuckDB's; other files are read by their path in quotes. Queries are read-only (a single SELECT) and run
@@ -24,7 +24,6 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import duckdb
 
@@ -55,9 +54,7 @@ def parser() -> argparse.ArgumentParser:
     add = stage.add_argument
     add("sql", nargs="?", help="a query in DuckDB's SQL; the views are listed without one")
     add("--results", type=folder_path, required=True, help="a results folder")
-    formats = ["table", "csv", "parquet"]
-    add("--format", choices=formats, default="table", help="table: at most 200 rows; else all")
-    add("--out", type=file_path, help="write to this file, not to standard output; parquet needs it")
+    add("--out", type=file_path, help="write all rows to this .csv or .parquet (default: print at most 200)")
     add("--allow-mixed", action="store_true", help="allow results with different settings (warns)")
     return stage
 
@@ -107,21 +104,12 @@ def select(connection: duckdb.DuckDBPyConnection, sql: str) -> duckdb.DuckDBPyRe
         return connection.sql(re.sub(r";\s*(--[^\n]*\s*)*$", "", statements[0].query))
 
 
-def rows_of(connection: duckdb.DuckDBPyConnection, sql: str) -> list[tuple[Any, ...]]:
-    """All rows of a query."""
-    with _in_a_sentence():
-        return select(connection, sql).fetchall()
-
-
 def main(arguments: argparse.Namespace) -> None:
     """Print or write the result of the query, or print the list of views."""
     sql = arguments.sql
-    file_format = arguments.format
     out = arguments.out
-    if (file_format == "parquet") > (out is not None) or (file_format == "table") > (out is None):
-        raise InputError("--format parquet needs --out FILE, and --out needs --format csv or parquet")
-    if sql is None and file_format != "table":
-        raise InputError(f"--format {file_format} needs a query; the list of views is a table")
+    if out is not None and out.suffix not in (".csv", ".parquet"):
+        raise InputError(f"--out {out} is neither .csv nor .parquet")
     refuse_replacing([] if out is None else [out], [arguments.results])
     # Without SQL this is how a user learns what is mixed: not refused.
     connection = connect(arguments.results, sql, arguments.allow_mixed or sql is None)
@@ -132,14 +120,12 @@ def main(arguments: argparse.Namespace) -> None:
         return
     found = select(connection, sql)
     with _in_a_sentence():
-        if file_format == "table":
+        if out is None:
             width = shutil.get_terminal_size(fallback=(1000, 0)).columns  # all of it into a file
             found.show(max_rows=_MOST_ROWS, max_width=width)
-        elif out is None:
-            found.write_csv("/dev/stdout")
-        else:
-            with whole_or_absent(out) as temporary:
-                if file_format == "csv":
-                    found.write_csv(str(temporary))
-                else:
-                    found.write_parquet(str(temporary), compression="zstd")
+            return
+        with whole_or_absent(out) as temporary:
+            if out.suffix == ".csv":
+                found.write_csv(str(temporary))
+            else:
+                found.write_parquet(str(temporary), compression="zstd")

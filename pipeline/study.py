@@ -3,8 +3,8 @@
 A study file (olmo_configs/studies/) says which text, model sizes, lengths, seeds and rules; this program
 makes commands of it and runs them, each printed as it would be typed and each after those it needs. --jobs of
 them run at once, and as many processes share the documents of a measuring stage; numbers and bytes
-do not depend on it. Each writes to <run>/logs. Any field can be overridden as field.subfield=value. All
-commands are checked before the first one runs.
+do not depend on it. What each reports goes to <run>/logs. Any field can be overridden as
+field.subfield=value. All commands are checked before the first one runs.
 
 The fields, and where files are looked for: studies/file.py. With `synthetic` in it, a study file is of
 synthetic tasks: a grid of them is trained, tested and asked what decides.
@@ -44,16 +44,10 @@ from importlib import import_module
 from io import StringIO
 from typing import Any, NoReturn
 
-from pipeline.cli import (
-    InputError,
-    file_path,
-    logger,
-    positive_int,
-    stage_parser,
-)
+from pipeline.cli import InputError, file_path, positive_int, stage_parser
 from pipeline.results.files import folder_lock
 from pipeline.studies.commands import Command, commands_of
-from pipeline.studies.file import Study, Text, TextStudy, load_study
+from pipeline.studies.file import Study, load_study
 from pipeline.studies.run import TRAINING, gpus_here, run_all, workers
 from pipeline.studies.slurm import arguments_of, submit_chain
 
@@ -92,24 +86,18 @@ def main(arguments: argparse.Namespace) -> None:
         words = [str(study.logs), *arguments_of(commands, arguments.job)]
         sys.stdout.writelines(f"{word}\n" for word in words)
         return
-    finished = finished_of(commands, is_plan=arguments.dry_run)
+    finished = finished_of(commands)
     to_run = [command for command in commands if command.is_stage and command.name not in finished]
     if to_run:
-        check_settings(study, commands, to_run)
-    if arguments.dry_run and not arguments.slurm:
-        sys.stdout.writelines(f"{command}\n" for command in commands if command.name not in finished)
-    elif arguments.dry_run:
-        submit_chain(commands, study, is_plan=True)
-    # After the plan, so that a study can be planned where its text is not.
-    check_text(study, to_run, is_on_slurm=arguments.slurm)
-    if arguments.dry_run:
-        return
+        check(study, commands, to_run, is_plan=arguments.dry_run)
     if arguments.slurm:
-        submit_chain(commands, study)
-        return
-    with folder_lock(Path(study.run), "run folder, as in run=FOLDER"):
-        places = workers(arguments.jobs, study.threads, gpus_here() if to_run else ())
-        sys.exit(run_all(commands, finished, places, study.logs))
+        submit_chain(commands, study, is_plan=arguments.dry_run)
+    elif arguments.dry_run:
+        sys.stdout.writelines(f"{command}\n" for command in commands if command.name not in finished)
+    else:
+        with folder_lock(Path(study.run), "run folder, as in run=FOLDER"):
+            places = workers(arguments.jobs, study.threads, gpus_here() if to_run else ())
+            sys.exit(run_all(commands, finished, places, study.logs))
 
 
 @contextmanager
@@ -128,22 +116,17 @@ def _program(command: Command, *further: str) -> Iterator[tuple[Any, argparse.Na
         raise InputError(f"{command.name}: {error}") from error
 
 
-def finished_of(commands: Sequence[Command], *, is_plan: bool) -> set[str]:
+def finished_of(commands: Sequence[Command]) -> set[str]:
     """The names of the commands that have nothing left to do, as their programs say.
 
-    Results of other settings or inputs are an InputError; of a plan, a warning.
+    Results of other settings or inputs are an InputError.
     """
     finished: set[str] = set()
-    logging.disable(logging.INFO)  # what a program says where it finds its work done
+    logging.disable(logging.INFO)  # what a program says if it finds its work done
     try:
         for command in commands:
-            try:
-                if command.is_stage and finished.issuperset(command.needs) and _is_done(command):
-                    finished.add(command.name)
-            except InputError as error:
-                if not is_plan:
-                    raise
-                logger.warning("%s", error)
+            if command.is_stage and finished.issuperset(command.needs) and _is_done(command):
+                finished.add(command.name)
     finally:
         logging.disable(logging.NOTSET)
     return finished
@@ -161,14 +144,12 @@ def _is_done(command: Command) -> bool:
     raise AssertionError("--status ends a program")
 
 
-def check_settings(study: Study, commands: Sequence[Command], to_run: Sequence[Command]) -> None:
-    """Refuse what a program would refuse hours later, whatever the text."""
-    facts = None
-    if isinstance(study, TextStudy) and study.sizes:
-        facts = _data_facts(study.data, Path(study.run) / "data")
+def check(study: Study, commands: Sequence[Command], to_run: Sequence[Command], *, is_plan: bool) -> None:
+    """Refuse what a program would refuse hours later; a plan, whatever the text."""
+    facts = _data_facts(study) if study.sizes else None
     configs: dict[str, Any] = {}
     for command in commands:
-        if not command.is_stage or (command not in to_run and command.stage not in TRAINING):
+        if command not in to_run and command.stage not in TRAINING:
             continue
         with _program(command) as (program, arguments):
             if command.stage == "pretrain":
@@ -177,43 +158,25 @@ def check_settings(study: Study, commands: Sequence[Command], to_run: Sequence[C
                 configs[command.name] = program.check(arguments)
             elif command.stage == "evaluate_synthetic":
                 program.check(arguments, {name: configs[name] for name in command.needs})
-            elif command.is_measuring:
+            elif command.is_measuring or (command.name == "tokenize_c4" and not is_plan):
                 program.check(arguments)
             for name in configs.keys() & command.needs:
-                for step in command.steps:
-                    if not configs[name].save_interval or step % configs[name].save_interval:
-                        raise InputError(
-                            f"step {step} is to be measured, but {name} is saved every"
-                            f" {configs[name].save_interval} steps (save_interval)"
-                        )
+                interval = configs[name].save_interval
+                if wrong := [step for step in command.steps if not interval or step % interval]:
+                    raise InputError(
+                        f"step {wrong[0]} is to be measured, but {name} is saved every {interval} steps"
+                        " (save_interval)"
+                    )
 
 
-def _data_facts(text: Text, folder: Path) -> Any:
-    """What a training's check needs of its data, which may not be there yet."""
+def _data_facts(study: Study) -> Any:
+    """Facts that a training's check needs of its data, which may not be there yet."""
     from pipeline.text.folder import TokenizedData, read_manifest
     from pipeline.text.tokenizer import load_tokenizer, parse_tokenizer_name
     from pipeline.training.config import AssumedData
 
+    folder = Path(study.run) / "data"
     if read_manifest(folder) is not None:
         return TokenizedData.open(folder)
-    size = parse_tokenizer_name(text.tokenizer)
+    size = parse_tokenizer_name(study.data.get("tokenizer", "olmo"))
     return AssumedData(size if isinstance(size, int) else load_tokenizer(size).vocabulary_size)
-
-
-def check_text(study: Study, to_run: Sequence[Command], *, is_on_slurm: bool) -> None:
-    """Refuse a text whose files are not there, that has no end, or a tokenizer that is not the models'."""
-    data = Path(study.run) / "data"
-    for command in to_run:
-        if command.stage != "tokenize_c4":
-            continue
-        with _program(command) as (program, arguments):
-            if not command.needs:  # the study's own text
-                arguments.num_tasks = command.num_tasks if is_on_slurm else 1
-            elif arguments.tokenizer.startswith("bpe:"):
-                raise InputError(
-                    f"tokenizer {arguments.tokenizer} would be another one than the models were trained with;"
-                    f" use {data}/tokenizer.json, as in tokenizer: ${{run}}/data/tokenizer.json"
-                )
-            elif Path(arguments.tokenizer) in (data, data / "tokenizer.json"):
-                arguments.tokenizer = "olmo"  # stands for the one that is not there yet
-            program.check(arguments)

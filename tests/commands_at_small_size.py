@@ -131,7 +131,7 @@ _FOUND = ["variable_assignment", "sparse_parity"]
 STUDIES = {
     "demo": [
         "run=runs/study", "data.source=[english.jsonl]", "data.tokenizer=bpe:320", *_overrides("demo"),
-        "evaluation.max_documents=3", "evaluation.loss_documents=4",
+        "evaluation.max_documents=3", "evaluation.loss_differences.max_documents=4",
     ],
     "c4": ["data.tokenizer=bpe:320", *_overrides("small"), "evaluation.max_documents=3"],
     "reference": [

@@ -36,8 +36,8 @@ def folder(tmp_path: Path) -> Path:
     ("name", "words"),
     [
         ("pipeline.results.export", "{folder} --out {folder}"),
-        ("pipeline.query", "SELECT --results {folder} --format parquet --out {folder}/" + SHARD),
-        ("pipeline.query", "SELECT --results {folder} --format csv --out {folder}/link/" + SHARD),
+        ("pipeline.query", "SELECT --results {folder} --out {folder}/" + SHARD),
+        ("pipeline.query", "SELECT --results {folder} --out {folder}/link/" + SHARD),
         ("pipeline.tokenize_c4", "--source {folder}/texts.jsonl {folder}/manifest.json --tokenizer bpe:300"
          " --out {folder}"),
         ("pipeline.tokenize_c4", "--source {folder}/texts.jsonl {folder}/" + EVALUATION

@@ -47,7 +47,7 @@ def test_models_measured_in_two_ways_are_refused_by_name(
         query.connect(tmp_path, sql)
     connection = query.connect(tmp_path, sql, allow_mixed=True)
     assert named in caplog.text
-    assert query.rows_of(connection, sql) == [(2,)]
+    assert query.select(connection, sql).fetchall() == [(2,)]
 
 
 def test_the_page_s_way_to_read_a_folder_keeps_the_names_of_models(tmp_path: Path) -> None:
@@ -78,9 +78,7 @@ def test_bad_input_is_one_sentence_and_exit_code_two(
         (["SELECT 1", "--results", "empty"], "empty holds no results"),
         (["SELECT 1", "--results", "unmarked"], "unmarked holds no results"),
         (["FROM length_losses", "--results", "cut"], "parquet has"),
-        (["SELECT 1", "--format", "parquet"], "--format parquet needs --out FILE"),
-        (["SELECT 1", "--out", "a.csv"], "--out needs --format"),
-        (["--format", "csv"], "--format csv needs a query"),
+        (["SELECT 1", "--out", "a.json"], "neither .csv nor .parquet"),
     ):
         monkeypatch.setattr(sys, "argv", ["query.py", "--results", str(results), *words])
         with pytest.raises(SystemExit) as stopped:

@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from glob import escape
@@ -122,8 +122,6 @@ def is_lfs_pointer(path: Path) -> bool:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[pq.ParquetFile]:
-    if is_lfs_pointer(path):
-        raise InputError(f"{path} is a Git LFS pointer; run `git lfs pull` in its repository")
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             yield file
@@ -135,28 +133,17 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
 
 @contextmanager
 def folder_lock(folder: Path, flag: str, part: str | None = None) -> Iterator[None]:
-    """Held inside; a second program that asks for the same folder, which `flag` names, is refused.
+    """Lock a folder, which `flag` names: a second program that asks for it is refused.
 
     Tasks of one array job share a folder, each with a `part` such as "task-1-of-4": the same part is refused,
     and so is the whole folder (None) beside any part. The kernel holds the lock, so it ends with its holder,
-    SIGKILL and power loss included; the file's presence or content decides nothing. A folder that was made
-    for the lock, and has nothing else, goes again.
+    SIGKILL and power loss included; the file's presence or content decides nothing.
     """
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        with ExitStack() as held:
-            held.enter_context(locked(folder / LOCK_FILE, flag, is_shared=part is not None))
-            if part is not None:
-                held.enter_context(locked(folder / f"{LOCK_FILE}-{part}", flag))
-            yield
-    finally:
-        left = list(folder.iterdir()) if made else []
-        if all(path.name.startswith(LOCK_FILE) for path in left):
-            for path in left:
-                path.unlink(missing_ok=True)
-            with suppress(OSError):  # another task's
-                for path in made:
-                    path.rmdir()
+    with ExitStack() as held:
+        held.enter_context(locked(folder / LOCK_FILE, flag, is_shared=part is not None))
+        if part is not None:
+            held.enter_context(locked(folder / f"{LOCK_FILE}-{part}", flag))
+        yield
 
 
 @contextmanager
@@ -172,24 +159,16 @@ def locked(path: Path, flag: str, *, is_shared: bool = False, waits: bool = Fals
             fcntl.flock(file, kind if waits else kind | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            holder = file.read() or "another program"
             raise InputError(
-                f"{path.parent} is in use by {holder}; wait for it, or choose another {flag}"
+                f"{path.parent} is in use by {file.read()}; wait for it, or choose another {flag}"
             ) from None
         except OSError as error:
             logger.warning("%s cannot be locked (%s): start no second program on it", path, error)
-        if is_shared:
-            yield
-            return
-        job = f", Slurm job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else ""
-        since = time.strftime("%Y-%m-%d %H:%M:%S")
         file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}{job}, since {since}")
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        file.write(f"process {os.getpid()} on {socket.gethostname()}, since {since}")
         file.flush()
-        try:
-            yield
-        finally:
-            file.truncate(0)
+        yield
 
 
 @dataclass(frozen=True)
@@ -213,11 +192,11 @@ class Task:
 
     @property
     def name(self) -> str | None:
-        """What the lock of its part of the work is called; None for all."""
+        """Name of the lock of its part of the work; None for all."""
         return None if self.is_whole else f"task-{self.index}-of-{self.num_tasks}"
 
     def turns(self, number: int) -> range:
-        """Which of `number` items it does where tasks take turns: 0, 2, 4, … of two tasks the first."""
+        """Items, of `number`, that it does if tasks take turns: 0, 2, 4, … for the first of two."""
         return range(self.index, number, self.num_tasks)
 
     def run_of(self, items: Sequence[Item]) -> Sequence[Item]:
@@ -249,7 +228,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
 
 
 def damage(path: Path, expected: Mapping[str, Any], *, verify: bool = True) -> str | None:
-    """What is wrong with a file, as its record says; None if nothing is.
+    """Fault of a file, by its record; None if it has none.
 
     With `verify` by its SHA-256 too. A file that did not change since this process read it is not read again.
     """
@@ -289,12 +268,9 @@ def refuse_changes(what: str, earlier: Mapping[str, Any], now: Mapping[str, Any]
     """Refuse to go on in a folder that holds what was made with other settings or inputs; names them."""
     then, new = ({**made, **made["settings"], "settings": None} for made in (earlier, now))
     if changes := differences(then, new):
-        more = f"; and {len(changes) - 5} more" if len(changes) > 5 else ""
-        if all(change.startswith("inputs.") for change in changes):
-            more += " (SHA-256: another model or text under the same name)"
         raise InputError(
-            f"{what} made with other settings: {'; '.join(changes[:5])}{more}; choose another {flag}, or"
-            " repeat the earlier settings"
+            f"{what} made with other settings: {'; '.join(changes)}; choose another {flag}, or repeat the"
+            " earlier settings (inputs by SHA-256)"
         )
 
 
@@ -310,7 +286,7 @@ class Mark:
     files: Mapping[str, Mapping[str, Any]]
     """Artefact -> size and SHA-256 of its file."""
     num_tasks: int | None
-    """Of the run that wrote it; None if it took whatever was missing."""
+    """Tasks of the run that wrote it; None if it took whatever was missing."""
 
     @property
     def model(self) -> str:
@@ -323,7 +299,7 @@ class Mark:
 
 
 def shard_path(results: Path, artefact: str, place: str, shard_index: int, num_shards: int) -> Path:
-    """Where the rows of one shard are."""
+    """File with the rows of one shard."""
     return results / artefact / f"model={place}" / f"{shard_index:05d}-of-{num_shards:05d}.parquet"
 
 
@@ -341,7 +317,7 @@ def read_marks(results: Path, stage: str = "*", place: str | None = None) -> Ite
 
 
 def made_by_of(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """What a shard's metadata says made it: "schema_version", "stage", "settings", "inputs" (SHA-256)."""
+    """Provenance in a shard's metadata: "schema_version", "stage", "settings", "inputs" (SHA-256)."""
     content = {name: json.loads(metadata[name]) for name in ("schema_version", "settings", "inputs")}
     return {**content, "stage": metadata["stage"]}
 

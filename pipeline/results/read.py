@@ -40,12 +40,10 @@ if TYPE_CHECKING:
     from pyarrow.dataset import Dataset
 
 MODELS = "models"
-"""Of an export's file: model -> the metadata that its files had, as JSON."""
+"""Key of an export's metadata: model -> the metadata that its files had, as JSON."""
 _HOW_THE_WORK_WAS_CUT = {"num_shards", "documents_per_shard", "tokens_per_batch"}
-_UNMARKED = {"sha256": ""}
-"""Of a file beside a mark that does not name it."""
 _IN_THE_ROWS = {"rules", "k", "context_lengths", "checkpoint", "task", "sizes", "sparsities", "seeds"}
-"""What two models may differ in: a column says it of every row, or it is what makes them two."""
+"""Settings in which two models may differ: columns have them, or they are what makes them two."""
 logger = logging.getLogger("pipeline.results")
 
 
@@ -59,12 +57,6 @@ def artefacts_in(results: Path) -> list[str]:
     named = {name.removesuffix(".parquet") for name in _exported(results)}
     named |= {artefact for mark in read_marks(results) for artefact in mark.files}
     return [name for name in SCHEMAS if name in named]
-
-
-def missing_artefact(results: Path, artefact: str) -> InputError:
-    """The error for an artefact that a results folder lacks; lists those it holds."""
-    present = ", ".join(artefacts_in(results)) or "nothing that has its marks in _stages"
-    return InputError(f"{results} holds no '{artefact}' results; it holds {present}")
 
 
 def no_results(results: Path) -> InputError:
@@ -82,6 +74,8 @@ class Source:
     path: Path
     model: str
     metadata: Mapping[str, str]
+    folder: Path
+    """The artefact's, in which a shard is below model=<name>; an export is beside it."""
 
 
 def sources(
@@ -93,11 +87,13 @@ def sources(
     InputError names a file that is missing, damaged or of another schema version.
     """
     found = []
+    folder = results / artefact
     for path in _whole_files(results, artefact, models, must_be_complete):
         metadata = read_metadata(path)
-        of_models = {_model_of(path): metadata}
         if MODELS in metadata:
             of_models = json.loads(metadata[MODELS])
+        else:
+            of_models = {path.relative_to(folder).parts[0].removeprefix("model="): metadata}
         for model, of_model in of_models.items():
             version = json.loads(of_model.get("schema_version", "null"))
             if version != SCHEMA_VERSION:
@@ -106,7 +102,7 @@ def sources(
                     " again into another --results folder"
                 )
             if models is None or model in models:
-                found.append(Source(path, model, of_model))
+                found.append(Source(path, model, of_model, folder))
     return found
 
 
@@ -124,21 +120,11 @@ def _whole_files(
     marks = [mark for mark in marks if mark.stage in stages]
     for (_, place), of_place in groupby(marks, lambda mark: (mark.stage, mark.place)):
         _count_missing(results, artefact, place, list(of_place), must_be_complete)
-    records = {mark.path(results, artefact): mark.files.get(artefact, _UNMARKED) for mark in marks}
-    records = {path: record for path, record in records.items() if record is not _UNMARKED or path.exists()}
+    records = {mark.path(results, artefact): mark.files[artefact] for mark in marks if artefact in mark.files}
     with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter free
         for wrong in filter(None, pool.map(damage, records, records.values())):
             raise InputError(f"{wrong}; run {' and '.join(sorted(stages))} again, which measures it anew")
     return sorted(records)
-
-
-def _folder_of(path: Path) -> Path:
-    """The folder model=<name> in which a shard is, its own or that of an evaluator within it."""
-    return path.parent.parent if path.parent.name.startswith("evaluator=") else path.parent
-
-
-def _model_of(path: Path) -> str:
-    return _folder_of(path).name.removeprefix("model=")
 
 
 def _count_missing(
@@ -200,7 +186,7 @@ def _differences(files: Sequence[Source], ignored: set[str]) -> list[str]:
 
 
 def what_made(results: Path, stage: str, model: str) -> dict[str, Any] | None:
-    """What the first whole shard of a stage and model says made it; None where there is no whole shard."""
+    """Provenance of the first whole shard of a stage and model; None if there is no whole shard."""
     for mark in read_marks(results, stage, model):
         for artefact, record in mark.files.items():
             path = mark.path(results, artefact)
@@ -210,23 +196,21 @@ def what_made(results: Path, stage: str, model: str) -> dict[str, Any] | None:
 
 
 def read_made_by(results: Path, stage: str) -> dict[str, dict[str, Any]]:
-    """What made a stage's results, by model: "settings", "inputs" (SHA-256), "schema_version", "stage"."""
-    of_places = {mark.place: mark.model for mark in read_marks(results, stage)}
+    """Provenance of a stage's results, by model: its "settings", "inputs" (SHA-256), "schema_version"."""
     found: dict[str, dict[str, Any]] = {}
-    for place, model in of_places.items():
-        if made_by := what_made(results, stage, place):
-            found.setdefault(model, made_by)
-    for name in _exported(results):
-        for file in sources(results, name.removesuffix(".parquet")):
+    for artefact in artefacts_in(results):
+        for file in sources(results, artefact):
             if file.metadata["stage"] == stage:
                 found.setdefault(file.model, made_by_of(file.metadata))
-    return dict(sorted(found.items()))
+        if found:  # one artefact has all of a stage's models
+            break
+    return found
 
 
 def read_settings(results: Path, stage: str) -> dict[str, dict[str, Any]]:
-    """What a stage was run with, for each model that it has results of, as those say it.
+    """Settings that a stage was run with, by model, as its results have them.
 
-    Where chosen tokens were only tried, the settings of influential_tokens are those of evaluate_tokens.
+    If chosen tokens were only tried, the settings of influential_tokens are those of evaluate_tokens.
     """
     made = read_made_by(results, stage)
     if stage == "influential_tokens":
@@ -235,7 +219,7 @@ def read_settings(results: Path, stage: str) -> dict[str, dict[str, Any]]:
 
 
 def read_model_facts(results: Path, artefact: str) -> dict[str, dict[str, Any]]:
-    """What the files of one artefact say of each model, its size and training; empty where they are older."""
+    """Size and training of each model in the files of one artefact; empty if these are older."""
     facts: dict[str, dict[str, Any]] = {}
     for file in sources(results, artefact):
         facts.setdefault(file.model, json.loads(file.metadata.get("model_facts", "{}")))
@@ -260,7 +244,8 @@ def read_artefact(
     models = (only or {}).get("model")
     files = sources(results, artefact, models)
     if not files and models is None:
-        raise missing_artefact(results, artefact)
+        present = ", ".join(artefacts_in(results)) or "nothing that has its marks in _stages"
+        raise InputError(f"{results} holds no '{artefact}' results; it holds {present}")
     if mixture := differences_within_models(files):
         raise InputError(
             f"{results / artefact} mixes results: {'; '.join(mixture)}; keep them in two folders"
@@ -285,14 +270,11 @@ def dataset_of(files: Sequence[Source], artefact: str) -> "Dataset":
     import pyarrow.dataset as ds
 
     model = pa.field("model", pa.string())
-    is_export = not files or _model_of(files[0].path) != files[0].model
-    of_folders = (
-        {}
-        if is_export
-        else {
+    of_folders: dict[str, Any] = {}
+    if files and files[0].folder in files[0].path.parents:  # no export
+        of_folders = {
             "partitioning": ds.HivePartitioning(pa.schema([model]), segment_encoding="none"),
-            "partition_base_dir": str(_folder_of(files[0].path).parent),
+            "partition_base_dir": str(files[0].folder),
         }
-    )
     paths = list(dict.fromkeys(str(file.path) for file in files))
     return ds.dataset(paths, schema=pa.schema([model, *SCHEMAS[artefact]]), format="parquet", **of_folders)

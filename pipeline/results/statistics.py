@@ -43,16 +43,6 @@ def ratio_of_sums(numerators_D: np.ndarray, denominators_D: np.ndarray) -> Inter
     return interval_of_statistic([numerators_D, denominators_D], _ratio)
 
 
-def difference_of_ratios(
-    first: tuple[np.ndarray, np.ndarray], second: tuple[np.ndarray, np.ndarray]
-) -> Interval:
-    """Interval of the second ratio of sums less the first, each a pair of numerators and denominators.
-
-    Both are of the same resampled documents, so what a document does to both is no part of the interval.
-    """
-    return interval_of_statistic([*first, *second], lambda sums: _ratio(sums[:, 2:]) - _ratio(sums[:, :2]))
-
-
 def _ratio(sums_X2: np.ndarray) -> np.ndarray:
     return sums_X2[:, 0] / sums_X2[:, 1]
 

@@ -1,4 +1,4 @@
-"""Where a result came from: fingerprints of its inputs, the commit and the packages that made it."""
+"""Provenance of a result: fingerprints of its inputs, the commit and the packages that made it."""
 
 import hashlib
 import shutil

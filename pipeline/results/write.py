@@ -39,7 +39,7 @@ logger = logging.getLogger("pipeline.results")
 
 
 class StageOutput:
-    """Where one stage writes the results of one model, shard by shard."""
+    """Output of one stage for one model, written shard by shard."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class StageOutput:
         return folder_lock(self._marks, "--results", part)
 
     def pending_shards(self, among: Sequence[int] | None = None) -> list[int]:
-        """Of the indices `among`, or of all, those whose shards are not complete or no longer whole."""
+        """Indices, among those given or all, whose shards are not complete or no longer whole."""
         whole = set()
         for mark in read_marks(self._results, self._stage, self._model):
             wrongs = [damage(mark.path(self._results, name), record) for name, record in mark.files.items()]

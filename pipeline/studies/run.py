@@ -14,22 +14,20 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TextIO
 
 from pipeline.studies.commands import Command
 
 EXIT_STOPPED = 75  # as pretrain.py's: run the same again to go on
-_SECONDS_BETWEEN_LOOKS = 0.05
-_LAST_LINES = 15
 TRAINING = ("pretrain", "train_synthetic")
 """Programs that save what they have before they stop."""
+_SECONDS_BETWEEN_LOOKS = 0.05
+_LAST_LINES = 15
 _HEADING = "--- "
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 _prctl = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
@@ -42,24 +40,28 @@ class Workers:
     number: int
     threads: int = 1
     gpus: tuple[str, ...] = ()
-    """As CUDA_VISIBLE_DEVICES names them; a process has one."""
+    """GPUs as CUDA_VISIBLE_DEVICES names them; a process has one."""
 
     def environment(self, place: int) -> dict[str, str]:
-        """Of a process in this place, 0 to number - 1."""
+        """Variables of a process in this place, 0 to number - 1."""
         threads = str(self.threads)
         gpu = {"CUDA_VISIBLE_DEVICES": self.gpus[place % len(self.gpus)]} if self.gpus else {}
         return {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **gpu}
 
+    def number_for(self, command: Command) -> int:
+        """How many processes share a command: all places the documents of a measuring stage."""
+        return self.number if command.is_measuring else 1
+
 
 def workers(asked: int | None, threads: int, gpus: Sequence[str] = ()) -> Workers:
-    """As many as --jobs asks for, or one a GPU, or one for `threads` cores."""
+    """Places, as many as --jobs asks for, or one a GPU, or one for `threads` cores."""
     from joblib import cpu_count  # late: it takes a second
 
     return Workers(asked or len(gpus) or max(1, cpu_count() // threads), threads, tuple(gpus))
 
 
 def gpus_here() -> tuple[str, ...]:
-    """Those of this machine, as CUDA_VISIBLE_DEVICES names them."""
+    """The GPUs of this machine, as CUDA_VISIBLE_DEVICES names them."""
     import torch  # late: it takes seconds, and is needed only where something is left to be run
 
     number = torch.cuda.device_count()
@@ -68,66 +70,60 @@ def gpus_here() -> tuple[str, ...]:
 
 
 class Process:
-    """Number `index`, from 0, of the `number` processes that share a command; in a group of its own."""
+    """Number `rank`, from 0, of the processes that share a command; in a group of its own."""
 
-    def __init__(
-        self, command: Command, index: int, number: int, place: int, workers: Workers, logs: Path
-    ) -> None:
-        """Start it, out of the terminal's reach. What it says goes to its log."""
-        logs.mkdir(parents=True, exist_ok=True)
+    def __init__(self, command: Command, rank: int, place: int, workers: Workers, logs: Path) -> None:
+        """Start it, out of the terminal's reach. What it writes on standard error goes to its log."""
         self.command = command
+        self.name = command.name
         self.place = place
-        self.name = command.name if number == 1 else f"{command.name}-{index + 1}-of-{number}"
+        self.started = time.time()
+        environment = workers.environment(place)
+        if (number := workers.number_for(command)) > 1:
+            self.name = f"{command.name}-{rank + 1}-of-{number}"
+            # As torchrun says it. Not --task-index: with another number of jobs the study would be refused.
+            environment |= {"RANK": str(rank), "WORLD_SIZE": str(number)}
         self.log = logs / f"{self.name}.log"
-        self.output = b""
-        """Its standard output, once it has ended."""
-        self._starter = os.getpid()
         words = [sys.executable, *command.words()]
-        # As torchrun says it. Not --task-index: with another number of jobs the study would be refused.
-        shared = {} if number == 1 else {"RANK": str(index), "WORLD_SIZE": str(number)}
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed when it has ended)
-        with self.log.open("ab") as file:
-            file.write(f"{_HEADING}{time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(words)}\n".encode())
+        study = os.getpid()
+
+        def before_it_begins() -> None:
+            """End the new process with the study, even with one that SIGKILL ends."""
+            if _prctl is not None:
+                _prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+                if os.getppid() != study:
+                    os._exit(1)  # it died before this line
+
+        with self.log.open("a", encoding="utf-8") as file:
+            file.write(f"{_HEADING}{time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(words)}\n")
             file.flush()
             self._process = subprocess.Popen(
                 words,
-                env={**workers.environment(place), **shared},
+                env=environment,
                 stdin=subprocess.DEVNULL,
-                stdout=self._output,
                 stderr=file,
                 start_new_session=True,
-                preexec_fn=self._before_it_begins,
+                preexec_fn=before_it_begins,
             )
-
-    def _before_it_begins(self) -> None:
-        """In the new process: end with its starter, even one that SIGKILL ends."""
-        if _prctl is not None:
-            _prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
-            if os.getppid() != self._starter:
-                os._exit(1)  # it died before this line
 
     def code(self) -> int | None:
         """Its exit code, as a shell reports it; None while it runs."""
         code = self._process.poll()
-        if code is not None and not self._output.closed:
-            self.tell(signal.SIGKILL)  # what it started and left behind
-            self._output.seek(0)
-            self.output = self._output.read()
-            self._output.close()
-            with self.log.open("ab") as file:
-                file.write(self.output)
-        return code if code is None or code >= 0 else 128 - code
+        if code is None:
+            return None
+        self.tell(signal.SIGKILL)  # what it started and left behind
+        return code if code >= 0 else 128 - code
 
     def tell(self, number: signal.Signals) -> None:
         """Send a signal to it and to all that it has started in its group."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
-    def last_lines(self, number: int) -> list[str]:
+    def last_lines(self) -> list[str]:
         """The last lines that it wrote, of a progress bar its last state."""
         text = self.log.read_text(encoding="utf-8", errors="replace")
         lines = [line.rstrip().split("\r")[-1] for line in text.split("\n")]
-        return [line for line in lines if line and not line.startswith(_HEADING)][-number:]
+        return [line for line in lines if line and not line.startswith(_HEADING)][-_LAST_LINES:]
 
 
 def run_all(commands: Sequence[Command], finished: Collection[str], workers: Workers, logs: Path) -> int:
@@ -136,112 +132,92 @@ def run_all(commands: Sequence[Command], finished: Collection[str], workers: Wor
     Returns its exit code, 0 if none failed, EXIT_STOPPED after SIGTERM or SIGUSR1. KeyboardInterrupt is
     raised once no process is left.
     """
-    run = _Run(commands, finished, workers, logs)
-    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
-    earlier = {number: signal.signal(number, run.note) for number in numbers}
+    logs.mkdir(parents=True, exist_ok=True)
+    signals: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        signals.append(number)
+
+    earlier = {
+        number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    }
+    running: list[Process] = []
     try:
-        return run.to_its_end()
+        code = _run(commands, set(finished), workers, logs, running, signals)
     finally:
-        run.stop()
+        _stop(running, signals)
         for number, handler in earlier.items():
             signal.signal(number, handler)
+    if signal.SIGINT in signals[:1]:
+        raise KeyboardInterrupt
+    return code
 
 
-def _print(text: str, stream: TextIO) -> None:
-    stream.write(text)
-    stream.flush()
+def _run(
+    commands: Sequence[Command],
+    finished: set[str],
+    workers: Workers,
+    logs: Path,
+    running: list[Process],
+    signals: Sequence[int],
+) -> int:
+    """Do the work of `run_all` until the first of the `signals`; an error may leave processes `running`."""
+    if finished:
+        _say(f"finished before: {', '.join(one.name for one in commands if one.name in finished)}")
+    waiting = [
+        (command, rank)
+        for command in commands
+        if command.name not in finished
+        for rank in range(workers.number_for(command))
+    ]
+    while not signals:
+        while len(running) < workers.number:
+            if (ready := next((one for one in waiting if finished.issuperset(one[0].needs)), None)) is None:
+                break
+            waiting.remove(ready)
+            command, rank = ready
+            if rank == 0:
+                sys.stdout.write(f"{command}\n")
+                sys.stdout.flush()
+            place = min(set(range(workers.number)) - {one.place for one in running})
+            running.append(Process(command, rank, place, workers, logs))
+        if not running:
+            return 0
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+        for process in [one for one in running if one.code() is not None]:
+            running.remove(process)
+            if code := process.code():
+                _stop(running, signals)
+                _say(f"the last lines of {process.log}:")
+                for line in process.last_lines():
+                    _say(f"  {line}")
+                _say(f"{process.name} ended with exit code {code}; run the same again to go on")
+                return code
+            name = process.command.name
+            if name not in [one.command.name for one in running] + [one.name for one, _ in waiting]:
+                finished.add(name)
+                _say(f"{name} finished in {timedelta(seconds=round(time.time() - process.started))}")
+    _stop(running, signals)
+    if signals[0] != signal.SIGINT:
+        _say("stopped by a signal; run the same again to go on")
+    return EXIT_STOPPED
+
+
+def _stop(running: list[Process], signals: Sequence[int]) -> None:
+    """End all that run, and wait until none does; a training saves first, unless Ctrl-C comes again."""
+    num_signals = len(signals)
+    for one in running:
+        one.tell(signal.SIGTERM)
+    if saving := [one.name for one in running if one.command.stage in TRAINING]:
+        _say(f"waiting until {', '.join(saving)} has saved; Ctrl-C ends it without")
+    while running:
+        if signal.SIGINT in signals[num_signals:]:
+            for one in running:
+                one.tell(signal.SIGKILL)
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+        running[:] = [one for one in running if one.code() is None]
 
 
 def _say(line: str) -> None:
-    _print(f"study: {line}\n", sys.stderr)
-
-
-class _Run:
-    """A study while it runs."""
-
-    def __init__(
-        self, commands: Sequence[Command], finished: Collection[str], workers: Workers, logs: Path
-    ) -> None:
-        self._workers = workers
-        self._logs = logs
-        self._finished = {command.name for command in commands if command.name in finished}
-        self._waiting = [command for command in commands if command.name not in finished]
-        self._ready: list[tuple[Command, int, int]] = []
-        """Of the command started last, the processes that wait for a place: index and number."""
-        self._running: list[Process] = []
-        self._started: dict[str, float] = {}
-        self._signal: int | None = None
-        self._is_stopping = False
-        self._waits_no_more = False
-        if self._finished:
-            _say(f"finished before: {', '.join(one.name for one in commands if one.name in finished)}")
-
-    def note(self, number: int, frame: object) -> None:
-        """Note a request to stop; a second Ctrl-C does not disturb the first."""
-        if number != signal.SIGINT:
-            self._signal = number
-        elif self._is_stopping:
-            self._waits_no_more = True
-        else:
-            raise KeyboardInterrupt
-
-    def to_its_end(self) -> int:
-        """As `run_all`."""
-        while not self._signal:
-            self._start()
-            if not self._running:
-                return 0
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
-            for process in [one for one in self._running if one.code() is not None]:
-                self._running.remove(process)
-                if code := process.code():
-                    return self._failed(process, code)
-                command = process.command
-                left = [one.command for one in self._running] + [one[0] for one in self._ready]
-                if command not in left:
-                    self._finished.add(command.name)
-                    seconds = round(time.time() - self._started[command.name])
-                    _say(f"{command.name} finished in {timedelta(seconds=seconds)}")
-                _print(process.output.decode(errors="replace"), sys.stdout)
-        _say("stopped by a signal; run the same again to go on")
-        return EXIT_STOPPED
-
-    def _start(self) -> None:
-        """Fill the places that are free with what does not wait for what runs."""
-        while len(self._running) < self._workers.number:
-            if not self._ready:
-                command = next((one for one in self._waiting if self._finished.issuperset(one.needs)), None)
-                if command is None:
-                    return
-                self._waiting.remove(command)
-                number = 1
-                if command.is_measuring:
-                    number = min(self._workers.number, command.num_shards or self._workers.number)
-                self._ready = [(command, index, number) for index in range(number)]
-                self._started[command.name] = time.time()
-                _print(f"{command}\n", sys.stdout)
-            place = min(set(range(self._workers.number)) - {one.place for one in self._running})
-            self._running.append(Process(*self._ready.pop(0), place, self._workers, self._logs))
-
-    def _failed(self, process: Process, code: int) -> int:
-        """Stop the others, and say what is known of it; its exit code."""
-        self.stop()
-        name = process.name
-        _say(f"the last lines of {process.log}:")
-        for line in process.last_lines(_LAST_LINES):
-            _say(f"  {line}")
-        _say(f"{name} ended with exit code {code}; run the same again to go on")
-        return code
-
-    def stop(self) -> None:
-        """End all that run, and wait until none does; a training saves first, unless Ctrl-C comes again."""
-        self._is_stopping = True
-        for one in self._running:
-            one.tell(signal.SIGTERM)
-        if saving := [one.name for one in self._running if one.command.stage in TRAINING]:
-            _say(f"waiting until {', '.join(saving)} has saved; Ctrl-C ends it without")
-        while self._running:
-            for one in self._running if self._waits_no_more else ():
-                one.tell(signal.SIGKILL)
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
-            self._running = [one for one in self._running if one.code() is None]
+    sys.stderr.write(f"study: {line}\n")
+    sys.stderr.flush()

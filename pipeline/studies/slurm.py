@@ -8,22 +8,14 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from pipeline.cli import InputError, unknown_name
 from pipeline.studies.commands import Command
 from pipeline.studies.file import Study
 
 _ENVIRONMENT = Path("slurm/cluster.env")
-
-
-class _Job(NamedTuple):
-    name: str
-    script: str
-    arguments: Sequence[str]
-    num_tasks: int | None = None
-    """Of an array; None: no array."""
 
 
 def submit_chain(commands: Sequence[Command], study: Study, *, is_plan: bool = False) -> None:
@@ -39,22 +31,20 @@ def submit_chain(commands: Sequence[Command], study: Study, *, is_plan: bool = F
             )
         study.logs.mkdir(parents=True, exist_ok=True)  # Slurm opens the logs, and makes no folder
     job_ids: dict[str, str] = {}
-    for command in commands:
-        needed = [job_ids[name] for name in command.needs]
-        for job in _jobs_of(command):
-            in_log = "%j" if job.num_tasks is None else "%A_%a"
-            words = [
-                *("--parsable", "--kill-on-invalid-dep=yes", f"--job-name={job.name}"),
-                f"--output={study.logs / f'{job.name}-{in_log}.log'}",
-                *([] if job.num_tasks is None else [f"--array=0-{job.num_tasks - 1}"]),
-                *([f"--dependency=afterok:{':'.join(needed)}"] if needed else []),
-                f"slurm/{job.script}.sh",
-                *job.arguments,
-            ]
-            job_id = job_ids[job.name] = job.name if is_plan else _submitted(job.name, words)
-            sys.stdout.write(f"{'' if is_plan else f'job {job_id}: '}sbatch {shlex.join(words)}\n")
-            sys.stdout.flush()
-            needed = [job_id]
+    for job in _jobs_of(commands):
+        in_log = "%j" if job.num_tasks is None else "%A_%a"
+        needed = ":".join(job_ids[name] for name in job.needs)
+        words = [
+            *("--parsable", "--kill-on-invalid-dep=yes", f"--job-name={job.name}"),
+            f"--output={study.logs / f'{job.name}-{in_log}.log'}",
+            *([] if job.num_tasks is None else [f"--array=0-{job.num_tasks - 1}"]),
+            *([f"--dependency=afterok:{needed}"] if needed else []),
+            job.program,
+            *job.arguments,
+        ]
+        job_ids[job.name] = job.name if is_plan else _submitted(job.name, words)
+        sys.stdout.write(f"{'' if is_plan else f'job {job_ids[job.name]}: '}sbatch {shlex.join(words)}\n")
+        sys.stdout.flush()
 
 
 def _submitted(name: str, words: Sequence[str]) -> str:
@@ -71,24 +61,28 @@ def _submitted(name: str, words: Sequence[str]) -> str:
 
 def arguments_of(commands: Sequence[Command], name: str) -> list[str]:
     """The arguments of the job of this name, or of the first one that is submitted as slurm/<name>.sh."""
-    jobs = [job for command in commands for job in _jobs_of(command)]
-    for job in (*jobs, *(job._replace(name=job.script) for job in jobs)):
-        if job.name == name:
-            return list(job.arguments)
-    raise unknown_name("job", name, [job.name for job in jobs])
+    jobs = _jobs_of(commands)
+    of_names = {**{job.stage: job for job in reversed(jobs)}, **{job.name: job for job in jobs}}
+    if name not in of_names:
+        raise unknown_name("job", name, of_names)
+    return list(of_names[name].arguments)
 
 
-def _jobs_of(command: Command) -> list[_Job]:
-    """One job, or for a text that is tokenized in tasks two, the second of which needs the first."""
-    name = command.name
-    arguments = command.arguments
-    num_tasks = command.num_tasks
-    if not command.is_stage:
-        return [_Job(name, "analysis", [command.program, *arguments])]
-    if num_tasks is None:
-        return [_Job(name, command.stage, arguments)]
-    of_tasks = ["--num-tasks", str(num_tasks), *arguments]
-    if command.stage == "tokenize_c4" and num_tasks > 1:
-        merge = _Job(name, "merge_c4", arguments[:2])  # --out and its folder
-        return [_Job(f"{name}-tasks", "tokenize_c4", of_tasks, num_tasks), merge]
-    return [_Job(name, command.stage, of_tasks, num_tasks)]
+def _jobs_of(commands: Sequence[Command]) -> list[Command]:
+    """A script of slurm/ a command; for a text that is tokenized in tasks two, the second needs the first."""
+    jobs = []
+    for command in commands:
+        script = f"slurm/{command.stage}.sh"
+        arguments = command.arguments
+        if not command.is_stage:
+            script = "slurm/analysis.sh"
+            arguments = (command.program, *arguments)
+        if command.num_tasks is not None:
+            arguments = ("--num-tasks", str(command.num_tasks), *arguments)
+        job = replace(command, program=script, arguments=arguments)
+        if command.stage == "tokenize_c4" and command.num_tasks != 1:
+            jobs.append(replace(job, name=f"{command.name}-tasks"))
+            merge = command.arguments[:2]  # --out and its folder
+            job = Command(command.name, "slurm/merge_c4.sh", merge, (jobs[-1].name,))
+        jobs.append(job)
+    return jobs

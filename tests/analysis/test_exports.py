@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from pipeline.cli import InputError
-from pipeline.query import connect, rows_of
+from pipeline.query import connect, select
 from pipeline.results.export import export, main, parser
 from pipeline.results.read import artefacts_in, read_artefact, read_made_by, read_model_facts
 from pipeline.results.write import StageOutput
@@ -54,7 +54,7 @@ def test_every_artefact_reads_as_from_its_parts(results: Path, exported: Path) -
         pd.testing.assert_frame_equal(read_artefact(exported, artefact, ["chunk_index"], only), some)
         assert read_model_facts(exported, artefact) == read_model_facts(results, artefact)
         sql = f"SELECT * FROM {artefact} ORDER BY ALL"
-        assert rows_of(connect(exported, sql), sql) == rows_of(connect(results, sql), sql)
+        assert select(connect(exported, sql), sql).fetchall() == select(connect(results, sql), sql).fetchall()
     for stage in ("loss_differences", "influential_tokens", "length_losses"):
         assert read_made_by(exported, stage) == read_made_by(results, stage)
 
@@ -67,7 +67,7 @@ def test_an_export_that_was_changed_is_refused(tmp_path: Path) -> None:
 
     results = write(tmp_path / "results", "a", lengths(1.0, 2.0))
     out = tmp_path / "out"
-    export([results], out)
+    export(results, out)
     path = out / "length_losses.parquet"
     whole = path.read_bytes()
     path.write_bytes(whole[:-20] + bytes([whole[-20] ^ 1]) + whole[-19:])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.query import connect, rows_of
+from pipeline.query import connect, select
 from pipeline.results.read import artefacts_in, read_artefact, read_model_facts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,4 +19,4 @@ def test_the_reference_results_are_whole(manifest: Path) -> None:
         models = read_artefact(results, artefact, [])["model"]
         assert set(models) == read_model_facts(results, artefact).keys()
         sql = f"SELECT count(*) FROM {artefact}"
-        assert rows_of(connect(results, sql), sql) == [(len(models),)]
+        assert select(connect(results, sql), sql).fetchall() == [(len(models),)]

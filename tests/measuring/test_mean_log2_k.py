@@ -28,7 +28,7 @@ from olmo.model import OLMo
 from pipeline import evaluate_tokens, influential_tokens
 from pipeline.cli import InputError
 from pipeline.measuring.sparsity import mean_log2_k
-from pipeline.query import connect, rows_of
+from pipeline.query import connect, select
 from pipeline.results.read import read_artefact, read_model_facts, read_settings
 
 NAMES = ("run", "third", "fourth")
@@ -231,7 +231,11 @@ def test_choices_are_tried_on_another_model(
 
 def test_query_reads_selectors_and_evaluators_together(crossed: Path) -> None:
     sql = "SELECT DISTINCT model, evaluator FROM dependency_sparsity ORDER BY evaluator"
-    assert rows_of(connect(crossed, sql), sql) == [("run", "fourth"), ("run", "run"), ("run", "third")]
+    assert select(connect(crossed, sql), sql).fetchall() == [
+        ("run", "fourth"),
+        ("run", "run"),
+        ("run", "third"),
+    ]
     assert read_settings(crossed, "influential_tokens").keys() == {"run"}
 
 

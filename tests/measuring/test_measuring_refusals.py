@@ -7,7 +7,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 from hugging_face_families import make_model
-from measured_documents import DOCUMENTS, measure, write_checkpoint, write_data
+from measured_documents import DOCUMENTS, contents, measure, write_checkpoint, write_data
 from olmo.model import OLMo
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -28,7 +28,7 @@ def refused(stage: ModuleType, folder: Path, *flags: str) -> str:
     """The sentence that a stage refuses with, nothing being written."""
     with pytest.raises(InputError) as error:
         measure(stage, folder, *flags)
-    assert not (folder / "results").exists()
+    assert contents(folder / "results") == {}
     return str(error.value)
 
 
@@ -55,7 +55,7 @@ def test_another_model_of_one_name_in_one_results_folder(
         (evaluate_tokens, tried, "evaluator evaluator", "b/evaluator"),
         (influential_tokens, ["--max-documents", "2", "--checkpoints"], "checkpoint", "elsewhere/run"),
     ):
-        with pytest.raises(InputError, match=rf"inputs\.{of_input} was '\w+', now '.* under the same name"):
+        with pytest.raises(InputError, match=rf"inputs\.{of_input} was '\w+', now '\w+'"):
             measure(stage, folder, *words, f"{folder}/{now}")
 
 

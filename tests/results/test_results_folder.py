@@ -11,7 +11,7 @@ import pytest
 from measured_documents import contents, flip
 
 from pipeline.cli import InputError
-from pipeline.query import connect, rows_of
+from pipeline.query import connect, select
 from pipeline.results import files, write
 from pipeline.results.read import (
     artefacts_in,
@@ -70,7 +70,7 @@ def read_by_all(results: Path) -> list[tuple[str, float]]:
     frame = read_artefact(results, "length_losses")
     assert list(frame.columns) == ["model", *SCHEMAS["length_losses"].names]
     of_analysis = list(zip(frame["model"], frame["mean_loss"], strict=True))
-    assert rows_of(connect(results, SQL), SQL) == of_analysis
+    assert select(connect(results, SQL), SQL).fetchall() == of_analysis
     return of_analysis
 
 

@@ -32,7 +32,7 @@ STUDY = {
     },
     "evaluation": {
         "stages": ["loss_differences", "length_losses", "influential_tokens"],
-        "influential_models": ["long-seed1"],
+        "influential_tokens": {"models": ["long-seed1"]},
         "short_context_length": 8, "long_context_length": 64, "targets_per_chunk": 4, "max_documents": 6,
     },
     "slurm": {"tokenize": 2, "measure": 2},

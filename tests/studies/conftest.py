@@ -15,7 +15,8 @@ models:
   short-seed0: {train_context_length: 16, position_scheme: pose, pose_target_length: 64}
   long-seed1: {train_context_length: 64, seed: 1}
 evaluation:
-  influential_models: [long-seed1]
+  stages: [loss_differences, length_losses, influential_tokens, run_notebooks, summary]
+  influential_tokens: {models: [long-seed1]}
   short_context_length: 8
   long_context_length: 64
   targets_per_chunk: 4

@@ -11,8 +11,6 @@ from pipeline.studies.commands import commands_of
 from pipeline.studies.file import load_study
 from pipeline.studies.slurm import submit_chain
 
-# Writes down how it was called, and answers as `sbatch --parsable` does on a federation.
-
 
 def test_each_job_waits_for_those_it_needs_and_is_given_its_tasks(
     study_file: Callable[..., Path], capsys: pytest.CaptureFixture[str]
@@ -36,8 +34,9 @@ def test_each_job_waits_for_those_it_needs_and_is_given_its_tasks(
         "length_losses-tiny": f"tokenize_c4:{models}",
         "influential_tokens-tiny": "tokenize_c4:tiny-long-seed1",
         "run_notebooks-tiny": "loss_differences-tiny:length_losses-tiny:influential_tokens-tiny",
-        "summary-tiny": "run_notebooks-tiny",
         "loss_differences-tiny-along_training": "tokenize_c4:tiny-long-seed1",
+        "summary-tiny": f"tokenize_c4:{models}:loss_differences-tiny:length_losses-tiny"
+        ":influential_tokens-tiny:run_notebooks-tiny:loss_differences-tiny-along_training",
     }
     assert jobs["tokenize_c4-tasks"] == [
         "--parsable",

@@ -25,10 +25,14 @@ StudyFile = Callable[..., Path]
         (["data.tokenizer=none.json"], "there is no tokenizer none.json"),
         (["data.source=[nowhere.jsonl]"], "tokenize_c4: cannot read nowhere.jsonl: No such file"),
         (
-            ["evaluation.data={source: [train.jsonl], tokenizer: 'bpe:300'}"],
-            "tokenizer bpe:300 would be another one than the models were trained with; use run/data/tok",
+            ["evaluation.max_documnets=3"],
+            "field of an evaluation 'max_documnets'; did you mean 'max_documents'",
         ),
-        (["slurm.tokenize=2", "--slurm"], "tokenizer bpe:300 would train another tokenizer in every task"),
+        (["evaluation.models=[long]"], "did you mean 'long-seed1'"),
+        (
+            ["further_evaluations.chosen={stages: [evaluate_tokens]}"],
+            "needs influential_tokens-tiny-chosen, wh",
+        ),
     ],
 )
 def test_what_could_not_run_to_its_end_is_refused_before_it_begins(
@@ -36,7 +40,6 @@ def test_what_could_not_run_to_its_end_is_refused_before_it_begins(
 ) -> None:
     path = study_file()
     monkeypatch.chdir(path.parent)
-    sources = ["data.source=[train.jsonl,evaluation.jsonl]"] if "--slurm" in overrides else []
     with pytest.raises(InputError, match=sentence):
-        main(parser().parse_args([str(path), *sources, *overrides]))
+        main(parser().parse_args([str(path), *overrides]))
     assert {found.name for found in path.parent.iterdir()} == {path.name, "train.jsonl", "evaluation.jsonl"}

@@ -17,12 +17,13 @@ run: run
 synthetic:
   config: CONFIG
   grids:
-    both:
-      tasks: [sparse_parity, copy]
-      positions: [pose, predicted]
+    both: &grid
+      tasks: [sparse_parity]
+      positions: [pose]
       largest_sparsities: [1, 2]
       seeds: [0, 1]
       overrides: [TINY]
+    copies: {<<: *grid, tasks: [copy], positions: [pose, predicted], largest_sparsities: null}
   evaluate_synthetic:
     sparse_parity: {sizes: [10], sparsities: [1], num_examples: 4}
     found: {task: copy, dependencies: true, sizes: [6], largest_k: 4, num_examples: 3}
@@ -53,22 +54,15 @@ def study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (
-            ["synthetic.grids.both.positions=[coupled]", "synthetic.grids.both.tasks=[sparse_parity]"],
-            "grids.both is empty: coupled and predicted positions need a task with coupled IDs",
-        ),
-        (
-            ["synthetic.grids.again={tasks: [copy], positions: [pose]}"],
-            "two of synthetic.grids train copy-pose-seed0",
-        ),
+        (["synthetic.grids.both.positions=[coupled]"], "sparse_parity-k1-coupled-seed0: .* coupled"),
+        (["synthetic.grids.again={tasks: [copy], positions: [pose]}"], "are named copy-pose-seed0"),
         (["synthetic.grids.both.overrides=[num_step=3]"], "sparse_parity-k1-pose-seed0: .* 'num_steps'"),
-        (["synthetic.grids.both=null"], "synthetic.grids names none; a study has at least one"),
+        (["synthetic.grids.both=null"], "sparse_parity tests models that no grid trains"),
         (["synthetic.evaluate_synthetic.addition={sizes: [3]}"], "addition tests models that no grid trains"),
-        (["synthetic.evaluate_synthetic.adition={sizes: [3]}"], "did you mean 'addition'"),
         (["synthetic.evaluate_synthetic.copy={grids: [botch], sizes: [3]}"], "did you mean 'both'"),
         (["synthetic.evaluate_synthetic.copy={sizes: [200]}"], "size 200: examples of this size need 401 or"),
         (["synthetic.evaluate_synthetic.found.largest_k=40"], "--largest-k 40: an answer of size 6 has 1"),
-        (["data={}"], "Key 'data' not in 'SyntheticStudy'"),
+        (["sythetic={}"], "Key 'sythetic' not in 'Study'"),
     ],
 )
 def test_what_could_not_run_is_refused_before_it_begins(
@@ -85,12 +79,13 @@ def run(path: Path, *words: str) -> "subprocess.CompletedProcess[str]":
 
 @pytest.mark.slow
 def test_a_whole_study_to_its_figures(study_file: Path) -> None:
-    whole = run(study_file, "synthetic.grids.both.largest_sparsities=[1]", "synthetic.grids.both.seeds=[0]")
+    one_seed = ["synthetic.grids.both.seeds=[0]", "synthetic.grids.copies.seeds=[0]"]
+    whole = run(study_file, "synthetic.grids.both.largest_sparsities=[1]", *one_seed)
     assert whole.returncode == 0, whole.stderr
     results = study_file.parent / "run" / "results"
     assert set(read_artefact(results, "synthetic_accuracy")["model"]) == {"sparse_parity-k1-pose-seed0"}
     asked = set(read_artefact(results, "found_dependencies")["model"])
     assert asked == {"copy-pose-seed0", "copy-predicted-seed0"}
     assert (study_file.parent / "run" / "figures" / "synthetic_tasks.ipynb").is_file()
-    again = run(study_file, "synthetic.grids.both.largest_sparsities=[1]", "synthetic.grids.both.seeds=[0]")
+    again = run(study_file, "synthetic.grids.both.largest_sparsities=[1]", *one_seed)
     assert again.stdout.count("python ") == 1  # the notebooks, which know by themselves
