@@ -63,10 +63,17 @@ _INFLUENTIAL = [
 
 
 def losses(
-    texts: Text | Iterable[Text], model: Any, tokenizer: Any = None, *, short_context_length: int = 64,
-    long_context_length: int | None = None, bos: str = "auto", special_tokens: bool = False,
-    dtype: str = "auto", device: str | None = None,
-) -> pd.DataFrame:  # fmt: skip
+    texts: Text | Iterable[Text],
+    model: Any,
+    tokenizer: Any = None,
+    *,
+    short_context_length: int = 64,
+    long_context_length: int | None = None,
+    bos: str = "auto",
+    special_tokens: bool = False,
+    dtype: str = "auto",
+    device: str | None = None,
+) -> pd.DataFrame:
     """The loss of each token with everything before it, and with the few tokens right before it.
 
     Args:
@@ -118,13 +125,26 @@ def losses(
 
 
 def influential_tokens(
-    texts: Text | Iterable[Text], model: Any, tokenizer: Any = None, *, short_context_length: int = 64,
-    long_context_length: int | None = None, num_targets: int | None = None,
-    k: Iterable[int] = (1, 2, 4, 8, 16), rule: str = "leave_one_out_divergence",
-    evaluators: Iterable[Any] = (), ablation: str = "swap", num_swaps: int = 1, swap_text: str | None = None,
-    screen: int | None = None, seed: int = 0, bos: str = "auto", special_tokens: bool = False,
-    dtype: str = "auto", device: str | None = None,
-) -> pd.DataFrame:  # fmt: skip
+    texts: Text | Iterable[Text],
+    model: Any,
+    tokenizer: Any = None,
+    *,
+    short_context_length: int = 64,
+    long_context_length: int | None = None,
+    num_targets: int | None = None,
+    k: Iterable[int] = (1, 2, 4, 8, 16),
+    rule: str = "leave_one_out_divergence",
+    evaluators: Iterable[Any] = (),
+    ablation: str = "swap",
+    num_swaps: int = 1,
+    swap_text: str | None = None,
+    screen: int | None = None,
+    seed: int = 0,
+    bos: str = "auto",
+    special_tokens: bool = False,
+    dtype: str = "auto",
+    device: str | None = None,
+) -> pd.DataFrame:
     """The distant tokens that each prediction needs most, and how far it gets with them.
 
     Distant tokens are those before the short context. The ablation "swap" replaces what is left out by
@@ -165,9 +185,13 @@ def influential_tokens(
     """
     ks = sorted(set(k))
     _refuse_unless_whole(
-        short_context_length=short_context_length, long_context_length=long_context_length,
-        num_targets=num_targets, num_swaps=num_swaps, screen=screen, **{f"k {k}": k for k in ks},
-    )  # fmt: skip
+        short_context_length=short_context_length,
+        long_context_length=long_context_length,
+        num_targets=num_targets,
+        num_swaps=num_swaps,
+        screen=screen,
+        **{f"k {k}": k for k in ks},
+    )
     if ablation not in ABLATIONS:
         raise unknown_name("ablation", ablation, ABLATIONS)
     find_rule(rule)
@@ -181,16 +205,25 @@ def influential_tokens(
         fitting = [k for k in ks if short + k < min(len(ids_N), length)] or ks[:1]
         for _, start, lengths in read.chunks(text, short, fitting[-1], length, num_targets):
             measuring = Measuring(
-                lengths=lengths, rules=[rule], ks=fitting, ablation=ablation, num_swaps=num_swaps,
-                every_null=False, screen=screen, seed=seed,
-            )  # fmt: skip
+                lengths=lengths,
+                rules=[rule],
+                ks=fitting,
+                ablation=ablation,
+                num_swaps=num_swaps,
+                every_null=False,
+                screen=screen,
+                seed=seed,
+            )
             work.append((text, start, measuring))
     num_tokens = sum(map(len, read.ids))
     if num_left_out := num_tokens - sum(measuring.lengths.num_targets for *_, measuring in work):
         logger.warning(
             "%d of %d tokens have no row: fewer than s plus the largest k (%d) stand before them, or they"
-            " were not asked for", num_left_out, num_tokens, short + ks[-1],
-        )  # fmt: skip
+            " were not asked for",
+            num_left_out,
+            num_tokens,
+            short + ks[-1],
+        )
     longest = max((measuring.lengths.long_context_length for *_, measuring in work), default=0)
     num_others = 1 + (num_swaps if ablation == SWAP else 0)
     others_N = swap_tokens(swap_text, max(1, num_others * longest), read.tokenizer).token_ids_N
@@ -226,12 +259,26 @@ def influential_tokens(
 
 
 def explain(
-    text: Text, model: Any, tokenizer: Any = None, *, short_context_length: int = SHORT_CONTEXT_LENGTH,
-    long_context_length: int | None = None, targets: int | str = NUM_TARGETS, sources: int = NUM_SOURCES,
-    at: str | None = None, position: int | None = None, instead: str | None = None, unit: str = "word",
-    generate: int | None = None, budget: str | float | None = None, swap_text: str | None = None,
-    bos: str = "auto", special_tokens: bool = False, dtype: str = "auto", device: str | None = None,
-) -> Explanation:  # fmt: skip
+    text: Text,
+    model: Any,
+    tokenizer: Any = None,
+    *,
+    short_context_length: int = SHORT_CONTEXT_LENGTH,
+    long_context_length: int | None = None,
+    targets: int | str = NUM_TARGETS,
+    sources: int = NUM_SOURCES,
+    at: str | None = None,
+    position: int | None = None,
+    instead: str | None = None,
+    unit: str = "word",
+    generate: int | None = None,
+    budget: str | float | None = None,
+    swap_text: str | None = None,
+    bos: str = "auto",
+    special_tokens: bool = False,
+    dtype: str = "auto",
+    device: str | None = None,
+) -> Explanation:
     """Explain which earlier tokens the predictions in one text depend on, as pipeline/explain.py does.
 
     Args:
@@ -262,9 +309,12 @@ def explain(
     """
     num_targets = None if targets == "all" else targets
     _refuse_unless_whole(
-        short_context_length=short_context_length, long_context_length=long_context_length,
-        targets=num_targets, sources=sources, generate=generate,
-    )  # fmt: skip
+        short_context_length=short_context_length,
+        long_context_length=long_context_length,
+        targets=num_targets,
+        sources=sources,
+        generate=generate,
+    )
     if unit not in UNITS:
         raise unknown_name("unit", unit, UNITS)
     if at is not None and position is not None:
@@ -272,12 +322,26 @@ def explain(
     if not is_one_text(text):
         raise InputError(f"the text is of type {type(text).__name__}; give one text, such as a string")
     arguments = argparse.Namespace(
-        model=model, tokenizer=tokenizer, short_context_length=short_context_length,
-        long_context_length=long_context_length, targets=num_targets, sources=sources, at=at,
-        position=position, instead=instead, unit=unit, generate=generate,
-        budget=None if budget is None else duration(str(budget)), swap_text=swap_text, bos=bos,
-        special_tokens=special_tokens, dtype=dtype, device=device, revision=None, trust_remote_code=False,
-    )  # fmt: skip
+        model=model,
+        tokenizer=tokenizer,
+        short_context_length=short_context_length,
+        long_context_length=long_context_length,
+        targets=num_targets,
+        sources=sources,
+        at=at,
+        position=position,
+        instead=instead,
+        unit=unit,
+        generate=generate,
+        budget=None if budget is None else duration(str(budget)),
+        swap_text=swap_text,
+        bos=bos,
+        special_tokens=special_tokens,
+        dtype=dtype,
+        device=device,
+        revision=None,
+        trust_remote_code=False,
+    )
     check(arguments)
     return explained(text, arguments)
 
@@ -334,10 +398,13 @@ class _Texts:
         tokens = self._read[text]
         starts, ends = tokens.bytes_N2[places].T
         return {
-            "text": np.full(len(places), text), "position": places,
-            "token": np.array(tokens.pieces, dtype=object)[places], "token_id": tokens.token_ids_N[places],
-            "byte_start": starts, "byte_end": ends,
-        }  # fmt: skip
+            "text": np.full(len(places), text),
+            "position": places,
+            "token": np.array(tokens.pieces, dtype=object)[places],
+            "token_id": tokens.token_ids_N[places],
+            "byte_start": starts,
+            "byte_end": ends,
+        }
 
 
 def _frame(

@@ -28,13 +28,20 @@ from shown_commands import ROOT, Shown
 from pipeline.text.tokenizer import train_bpe
 
 OF_A_SHELL = (
-    ". .venv/bin/activate", "sparsity --help", "cp slurm/", "source slurm/", "slurm/submit_all.sh --dry-run",
-)  # fmt: skip
+    ". .venv/bin/activate",
+    "sparsity --help",
+    "cp slurm/",
+    "source slurm/",
+    "slurm/submit_all.sh --dry-run",
+)
 """How the commands begin that a shell runs here as they stand."""
 AT_LENGTH = (
-    "analysis/run_notebooks.py", "tests/benchmarks/training.py", "runs/methods/",
-    "runs/own", "runs/synthetic_parity",
-)  # fmt: skip
+    "analysis/run_notebooks.py",
+    "tests/benchmarks/training.py",
+    "runs/methods/",
+    "runs/own",
+    "runs/synthetic_parity",
+)
 """What makes a command a matter of minutes even at small size, or need one that is. So does a whole study."""
 BENCHMARKS = ROOT / "tests" / "benchmarks"
 
@@ -66,30 +73,53 @@ PYTHON_ELSEWHERE = {
 
 MODEL = "SmolLM2-135M"
 WORDS = {
-    "HuggingFaceTB/SmolLM2-135M": MODEL, "HuggingFaceTB/SmolLM2-135M-Instruct": MODEL, "MODEL": MODEL,
+    "HuggingFaceTB/SmolLM2-135M": MODEL,
+    "HuggingFaceTB/SmolLM2-135M-Instruct": MODEL,
+    "MODEL": MODEL,
     "MODEL/tokenizer.json": f"{MODEL}/tokenizer.json",
-    "LICENSE": "letter.txt", "embedded": "english.jsonl", "bpe:2048": "bpe:320",
-    "max_duration=2600": "max_duration=4", "sizes.demo.max_duration=200": "sizes.demo.max_duration=6",
-    "STUDY": "olmo_configs/studies/demo.yaml", "RESULTS": "analysis/reference/study/results",
-    "runs/c4/models/long-seed0": "runs/demo/models/long-seed0", "runs/c4/data": "runs/demo/data",
-}  # fmt: skip
+    "LICENSE": "letter.txt",
+    "embedded": "english.jsonl",
+    "bpe:2048": "bpe:320",
+    "max_duration=2600": "max_duration=4",
+    "sizes.demo.max_duration=200": "sizes.demo.max_duration=6",
+    "STUDY": "olmo_configs/studies/demo.yaml",
+    "RESULTS": "analysis/reference/study/results",
+    "runs/c4/models/long-seed0": "runs/demo/models/long-seed0",
+    "runs/c4/data": "runs/demo/data",
+}
 """Words of pages, and what stands for them here."""
 PARTS = {"/scratch/": "scratch/", "length-256": "length-128"}
 """The same for parts of words, and of variables."""
 VALUES = {
-    "--max-documents": "3", "--num-examples": "4", "--largest-k": "4", "--long-context-length": "128",
+    "--max-documents": "3",
+    "--num-examples": "4",
+    "--largest-k": "4",
+    "--long-context-length": "128",
     "--document-lengths": "128",
-}  # fmt: skip
+}
 """Flags of pages, and the value that they have here."""
 _TINY = [
-    "model.d_model=16", "model.n_heads=2", "model.n_layers=1", "model.mlp_ratio=2", "scheduler.t_warmup=2",
-    "global_train_batch_tokens=512", "device_train_microbatch_tokens=512", "precision=fp32",
+    "model.d_model=16",
+    "model.n_heads=2",
+    "model.n_layers=1",
+    "model.mlp_ratio=2",
+    "scheduler.t_warmup=2",
+    "global_train_batch_tokens=512",
+    "device_train_microbatch_tokens=512",
+    "precision=fp32",
     "eval_context_lengths=null",
-]  # fmt: skip
+]
 _TINY_TASK = [
-    "model.width=16", "model.num_heads=1", "model.num_layers=1", "batch_size=8", "num_steps=6",
-    "warm_up_steps=2", "save_interval=3", "eval_interval=3", "eval_num_examples=8",
-]  # fmt: skip
+    "model.width=16",
+    "model.num_heads=1",
+    "model.num_layers=1",
+    "batch_size=8",
+    "num_steps=6",
+    "warm_up_steps=2",
+    "save_interval=3",
+    "eval_interval=3",
+    "eval_num_examples=8",
+]
 _FEW_TARGETS = ["--targets-per-chunk", "4"]
 FURTHER_WORDS = {
     "pipeline/pretrain.py": [*_TINY, "max_duration=4"],
@@ -98,7 +128,7 @@ FURTHER_WORDS = {
     "pipeline/loss_differences.py": _FEW_TARGETS,
     "pipeline/length_interference.py": _FEW_TARGETS,
     "tests/benchmarks/training.py": ["--quick"],
-}  # fmt: skip
+}
 """Words that a program is told here beside those of the page."""
 
 
@@ -119,47 +149,70 @@ def _of_tasks(found: Sequence[str], tested: Sequence[str], **grids: str) -> list
 
 
 _CUES = [
-    "cues_1", "cues_2", "cues_4", "cues_1_local", "cues_2_local", "cues_4_local", "cues_8_weak",
-    "cues_32_weak", "cues_growing",
-]  # fmt: skip
+    "cues_1",
+    "cues_2",
+    "cues_4",
+    "cues_1_local",
+    "cues_2_local",
+    "cues_4_local",
+    "cues_8_weak",
+    "cues_32_weak",
+    "cues_growing",
+]
 _ONE_SIGN = {
-    "plain": "cues_1", "weak": "cues_8_weak", "coupled": "cues_1", "pose": "cues_1",
+    "plain": "cues_1",
+    "weak": "cues_8_weak",
+    "coupled": "cues_1",
+    "pose": "cues_1",
     "further_log_length": "cues_8_weak",
-}  # fmt: skip
+}
 _FEW = ["evaluation.max_documents=3", "evaluation.targets_per_chunk=1", "evaluation.k=[1,4]"]
 _FOUND = ["variable_assignment", "sparse_parity"]
 STUDIES = {
     "demo": [
-        "run=runs/study", "data.source=[english.jsonl]", "data.tokenizer=bpe:320", *_overrides("demo"),
-        "evaluation.max_documents=3", "evaluation.loss_differences.max_documents=4",
+        "run=runs/study",
+        "data.source=[english.jsonl]",
+        "data.tokenizer=bpe:320",
+        *_overrides("demo"),
+        "evaluation.max_documents=3",
+        "evaluation.loss_differences.max_documents=4",
     ],
     "c4": ["data.tokenizer=bpe:320", *_overrides("small"), "evaluation.max_documents=3"],
     "reference": [
-        "data.tokenizer=bpe:320", "evaluation.max_documents=3",
+        "data.tokenizer=bpe:320",
+        "evaluation.max_documents=3",
         *(word for size in ("2m", "300k", "8m") for word in _overrides(size, save_interval=2)),
         # no notebooks: of a model of four steps too few targets gain for a slope by the answer's loss
         "further_evaluations.as_in_the_paper.stages=[loss_differences,influential_tokens,summary]",
-        "further_evaluations.along_training.steps=[2]", "further_evaluations.along_training.max_documents=3",
-        "further_evaluations.novels.max_documents=2", "further_evaluations.novels.max_chunks_per_document=1",
+        "further_evaluations.along_training.steps=[2]",
+        "further_evaluations.along_training.max_documents=3",
+        "further_evaluations.novels.max_documents=2",
+        "further_evaluations.novels.max_chunks_per_document=1",
     ],
     "preregistered": [
-        "data.tokenizer=bpe:320", *_overrides("300k", save_interval=2), *_FEW, "evaluation.max_documents=6",
+        "data.tokenizer=bpe:320",
+        *_overrides("300k", save_interval=2),
+        *_FEW,
+        "evaluation.max_documents=6",
     ],
     "needed_context": ["data.source=[english.jsonl]", "evaluation.targets_per_chunk=4"],
     "synthetic_rotated": _of_tasks(
-        [], ["copy", "variable_assignment", "addition_padded"],
-        copy=",model.rotary_fraction=1.0", variable_assignment="", addition_padded="",
+        [],
+        ["copy", "variable_assignment", "addition_padded"],
+        copy=",model.rotary_fraction=1.0",
+        variable_assignment="",
+        addition_padded="",
     ),
     "synthetic_parity": _of_tasks(
-        [], [f"sparse_{name}" for name in ("parity", "or", "majority", "last", "lookup")],
-        **dict.fromkeys(
-            ("parity", "or", "others"), ",num_position_ids=256,smallest_size=18,largest_size=18"
-        ),
+        [],
+        [f"sparse_{name}" for name in ("parity", "or", "majority", "last", "lookup")],
+        **dict.fromkeys(("parity", "or", "others"), ",num_position_ids=256,smallest_size=18,largest_size=18"),
     ),
     "cue_distances": _of_tasks([], ["cues_1", "cues_4"], plain=""),
     "cues": [
         *_of_tasks(
-            [], ["cues_1", "cues_8_weak"],
+            [],
+            ["cues_1", "cues_8_weak"],
             **dict.fromkeys(_ONE_SIGN, ""),
             **dict.fromkeys(("log_length", "coupled_log_length"), ",model.attention_scaling=log_length"),
             learnt=",model.attention_scaling=learnt",
@@ -174,29 +227,46 @@ STUDIES = {
     "synthetic": [
         "run=runs/synthetic_study",
         *_of_tasks(
-            _FOUND, [*_FOUND, "parity_scratchpad", "planted_correlation", "copy", "addition"],
+            _FOUND,
+            [*_FOUND, "parity_scratchpad", "planted_correlation", "copy", "addition"],
             **dict.fromkeys(
-                ("variable_assignment", "parity_scratchpad", "other_positions", "sparse_parity_k1",
-                 "sparse_parity_k2", "sparse_parity_k3", "planted_k1", "planted_k2", "copy_pose",
-                 "copy_predicted", "addition_coupled", "addition_pose"), ""
+                (
+                    "variable_assignment",
+                    "parity_scratchpad",
+                    "other_positions",
+                    "sparse_parity_k1",
+                    "sparse_parity_k2",
+                    "sparse_parity_k3",
+                    "planted_k1",
+                    "planted_k2",
+                    "copy_pose",
+                    "copy_predicted",
+                    "addition_coupled",
+                    "addition_pose",
+                ),
+                "",
             ),
             addition_predicted=",spread_of_coupled_ids=contiguous",
         ),
     ],
-}  # fmt: skip
+}
 """Study files, and the fields that tests override; `run` where the page's other commands have that folder."""
 
 
 def texts_and_models(folder: Path) -> None:
     """Write what a reader brings along: documents, a letter, a model and its tokenizer, the repository."""
     for name, seed, number in (
-        ("my_documents/a.jsonl", 0, 4), ("texts/a.jsonl", 5, 150), ("english.jsonl", 1, 150),
+        ("my_documents/a.jsonl", 0, 4),
+        ("texts/a.jsonl", 5, 150),
+        ("english.jsonl", 1, 150),
         *((f"scratch/reader/c4/en/c4-train.{part}.json.gz", part, 1) for part in range(64)),
         ("scratch/reader/c4/en/c4-validation.0.json.gz", 7, 9),
-        ("FOLDER/c4-train.jsonl", 6, 30), ("FOLDER/c4-validation.jsonl", 7, 20),
+        ("FOLDER/c4-train.jsonl", 6, 30),
+        ("FOLDER/c4-validation.jsonl", 7, 20),
         ("FOLDER/wikipedia-validation.jsonl", 10, 4),
-        ("FOLDER/novels-train.jsonl", 8, 1), ("FOLDER/novels-validation.jsonl", 9, 2),
-    ):  # fmt: skip
+        ("FOLDER/novels-train.jsonl", 8, 1),
+        ("FOLDER/novels-validation.jsonl", 9, 2),
+    ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         length = 800 if "novels" in name else 160  # novels are measured at 1,024 tokens
         text = json_lines(seed, number, length).encode()

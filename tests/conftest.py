@@ -129,12 +129,26 @@ def make_olmo() -> "Callable[..., OLMo]":
     def make(seed: int = 0, **fields: object) -> OLMo:
         torch.manual_seed(seed)
         config = {
-            "d_model": 32, "n_heads": 4, "n_layers": 2, "mlp_ratio": 2, "rope": True, "include_bias": False,
-            "layer_norm_type": "default", "layer_norm_with_affine": False, "bias_for_layer_norm": False,
-            "attention_dropout": 0.0, "residual_dropout": 0.0, "embedding_dropout": 0.0,
-            "max_sequence_length": 64, "vocab_size": 48, "embedding_size": 48, "eos_token_id": 0,
-            "pad_token_id": 0, "init_device": "cpu", "init_std": 0.3,
-        } | fields  # fmt: skip
+            "d_model": 32,
+            "n_heads": 4,
+            "n_layers": 2,
+            "mlp_ratio": 2,
+            "rope": True,
+            "include_bias": False,
+            "layer_norm_type": "default",
+            "layer_norm_with_affine": False,
+            "bias_for_layer_norm": False,
+            "attention_dropout": 0.0,
+            "residual_dropout": 0.0,
+            "embedding_dropout": 0.0,
+            "max_sequence_length": 64,
+            "vocab_size": 48,
+            "embedding_size": 48,
+            "eos_token_id": 0,
+            "pad_token_id": 0,
+            "init_device": "cpu",
+            "init_std": 0.3,
+        } | fields
         return OLMo(ModelConfig.new(**config)).eval()
 
     return make

@@ -33,13 +33,24 @@ from typing import IO, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARIES = (
-    "olmo.model", "olmo.optim", "torch.distributed.fsdp", "torch.distributed.run", "pyarrow.parquet",
-    "pandas", "rich.progress", "nbclient",
-)  # fmt: skip
+    "olmo.model",
+    "olmo.optim",
+    "torch.distributed.fsdp",
+    "torch.distributed.run",
+    "pyarrow.parquet",
+    "pandas",
+    "rich.progress",
+    "nbclient",
+)
 LIBRARIES_OF_TESTS = (
-    "accelerate", "matplotlib.pyplot", "pytest", "scipy.stats", "statsmodels.api",
-    "transformers.models.auto.modeling_auto", "transformers.models.gpt_neox.modeling_gpt_neox",
-)  # fmt: skip
+    "accelerate",
+    "matplotlib.pyplot",
+    "pytest",
+    "scipy.stats",
+    "statsmodels.api",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.gpt_neox.modeling_gpt_neox",
+)
 """What processes of tests import beside."""
 _MOST_SECONDS_OF_IMPORTS = 240
 _LARGEST_REQUEST, _MOST_WRITTEN, _NUMBER = 1 << 20, 1 << 20, 32  # bytes
@@ -118,9 +129,12 @@ def ranks(
 
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     of_all = {
-        "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }  # fmt: skip
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
     started = [
         start(program, *words, cwd=cwd, RANK=str(rank), LOCAL_RANK=str(rank), **of_all)
         for rank in range(count)

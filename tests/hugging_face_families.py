@@ -7,13 +7,28 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 VOCABULARY_SIZE = 48
 _SIZES = {
-    "vocab_size": VOCABULARY_SIZE, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "intermediate_size": 48, "max_position_embeddings": 64, "initializer_range": 0.2,
-    "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None,
-}  # fmt: skip
+    "vocab_size": VOCABULARY_SIZE,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
 _GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
-_GPT2 = {"vocab_size": VOCABULARY_SIZE, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64,
-         "initializer_range": 0.2, "bos_token_id": None, "eos_token_id": None}  # fmt: skip
+_GPT2 = {
+    "vocab_size": VOCABULARY_SIZE,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 64,
+    "initializer_range": 0.2,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
 
 WINDOW = 7
 """How many tokens a token sees, itself included, in layers that slide of `WINDOWED`."""
@@ -33,8 +48,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         | {
             "tie_word_embeddings": True,
             "rope_parameters": {
-                "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0, "original_max_position_embeddings": 16,
+                "rope_type": "llama3",
+                "rope_theta": 500.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 16,
             },
         },
     ),
@@ -47,7 +66,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "phi3",
         _SIZES
         | {
-            "max_position_embeddings": 1024, "original_max_position_embeddings": 256,
+            "max_position_embeddings": 1024,
+            "original_max_position_embeddings": 256,
             "rope_parameters": _rope("longrope", short_factor=[1, 1.1, 1.2, 1.3], long_factor=[1.0, 3, 5, 8]),
         },
     ),
@@ -56,8 +76,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", _SIZES | _GROUPED | {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", _SIZES | _GROUPED),
     "gemma": ("gemma", _SIZES | _GROUPED),
-    "gemma2": ("gemma2", _SIZES | _GROUPED | {"query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0,
-                                              "final_logit_softcapping": 5.0} | _SLIDES),
+    "gemma2": (
+        "gemma2",
+        _SIZES
+        | _GROUPED
+        | {"query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0}
+        | _SLIDES,
+    ),
     "gemma3": ("gemma3_text", _SIZES | _GROUPED | _SLIDES | {"query_pre_attn_scalar": 8}),
     "olmo2": ("olmo2", _SIZES | _GROUPED),
     "olmo3": (
@@ -81,7 +106,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", _SIZES | _GROUPED | {"num_local_experts": 4}),
     "gpt2": ("gpt2", _GPT2),
     "opt": ("opt", _SIZES | {"ffn_dim": 48, "word_embed_proj_dim": 32}),
-}  # fmt: skip
+}
 """name -> model type and configuration."""
 
 WINDOWED = {"mistral_window", "gemma2", "gemma3", "olmo3", "cohere2"}

@@ -28,11 +28,22 @@ LENGTHS = ["--long-context-length", str(LONG), "--targets-per-chunk", str(TARGET
 FLAGS = {
     "loss_differences": [*LENGTHS, "--short-context-length", str(SHORT)],
     "influential_tokens": [
-        *LENGTHS, "--short-context-length", str(SHORT), "--k", "1", "2", "5",
-        "--ablation", "mask", "--rules", "leave_one_out", "random", "recency",
+        *LENGTHS,
+        "--short-context-length",
+        str(SHORT),
+        "--k",
+        "1",
+        "2",
+        "5",
+        "--ablation",
+        "mask",
+        "--rules",
+        "leave_one_out",
+        "random",
+        "recency",
     ],
     "evaluate_tokens": [],
-}  # fmt: skip
+}
 
 
 def _tokens(seed: int, num_tokens: int) -> np.ndarray:
@@ -69,9 +80,11 @@ def with_far(own_L: np.ndarray, far_L: np.ndarray, place: int, short: int = SHOR
 
 
 def write_data(
-    folder: Path, vocabulary_size: int = VOCABULARY_SIZE, train_token_ids: Sequence[Sequence[int]] = (),
+    folder: Path,
+    vocabulary_size: int = VOCABULARY_SIZE,
+    train_token_ids: Sequence[Sequence[int]] = (),
     bos_token_ids: Sequence[int] = (),
-) -> Path:  # fmt: skip
+) -> Path:
     """What tokenize_c4 leaves, as far as the measuring stages read it; a training file for each list."""
     documents = [EvaluationDocument(document_id, tokens) for document_id, tokens in DOCUMENTS.items()]
     write_evaluation_documents(folder / EVALUATION_FILE, documents)
@@ -82,14 +95,17 @@ def write_data(
         (folder / names[-1]).write_bytes(np.array(token_ids, dtype="<u2").tobytes())
     contents_of = {name: (folder / name).read_bytes() for name in names}
     manifest = {
-        "stage": "tokenize_c4", "token_dtype": "uint16", "vocabulary_size": vocabulary_size,
-        "eos_token_id": 0, "bos_token_ids": list(bos_token_ids),
+        "stage": "tokenize_c4",
+        "token_dtype": "uint16",
+        "vocabulary_size": vocabulary_size,
+        "eos_token_id": 0,
+        "bos_token_ids": list(bos_token_ids),
         "counts": {"train_tokens": sum(map(len, train_token_ids))},
         "files": {
             name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
             for name, content in contents_of.items()
         },
-    }  # fmt: skip
+    }
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder
 

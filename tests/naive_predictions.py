@@ -37,9 +37,12 @@ def scaled_by_hand(model: OLMo, scales_H: Sequence[float]) -> OLMo:
     """Stock OLMo with attention written out, its scores times a head's scale and ln n, of n keys seen."""
 
     def attention(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None = None,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
         **_: object,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (k, v))
         seen = torch.ones(q.shape[2], q.shape[2]).tril() > 0 if attn_mask is None else attn_mask >= 0
         factors = torch.tensor(scales_H)[:, None, None] * seen.sum(-1, keepdim=True).log()

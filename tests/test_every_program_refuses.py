@@ -38,14 +38,20 @@ def folder(tmp_path: Path) -> Path:
         ("pipeline.results.export", "{folder} --out {folder}"),
         ("pipeline.query", "SELECT --results {folder} --out {folder}/" + SHARD),
         ("pipeline.query", "SELECT --results {folder} --out {folder}/link/" + SHARD),
-        ("pipeline.tokenize_c4", "--source {folder}/texts.jsonl {folder}/manifest.json --tokenizer bpe:300"
-         " --out {folder}"),
-        ("pipeline.tokenize_c4", "--source {folder}/texts.jsonl {folder}/" + EVALUATION
-         + " --tokenizer olmo --num-tasks 2 --task-index 0 --out {folder}"),
+        (
+            "pipeline.tokenize_c4",
+            "--source {folder}/texts.jsonl {folder}/manifest.json --tokenizer bpe:300 --out {folder}",
+        ),
+        (
+            "pipeline.tokenize_c4",
+            "--source {folder}/texts.jsonl {folder}/"
+            + EVALUATION
+            + " --tokenizer olmo --num-tasks 2 --task-index 0 --out {folder}",
+        ),
         ("analysis.explorer", "{folder} --out {folder}/" + SHARD),
         ("analysis.choose_texts", "--source web={folder}/*.jsonl --out {folder}/texts.jsonl"),
     ],
-)  # fmt: skip
+)
 def test_an_output_onto_an_input_is_refused(name: str, words: str, folder: Path) -> None:
     (folder / "link").symlink_to(folder)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

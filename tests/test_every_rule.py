@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from measured_documents import (  # fmt: skip
+from measured_documents import (
     LONG,
     SHORT,
     VOCABULARY_SIZE,

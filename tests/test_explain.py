@@ -56,9 +56,11 @@ def log_probs(stock: PreTrainedModel, token_ids: np.ndarray, positions: np.ndarr
     num_rows = len(token_ids)
     causal = torch.full((num_rows, num_rows), torch.finfo(torch.float32).min).triu(1)[None, None]
     output = stock(
-        input_ids=torch.tensor(token_ids)[None], position_ids=torch.tensor(positions)[None],
-        attention_mask=causal, use_cache=False,
-    )  # fmt: skip
+        input_ids=torch.tensor(token_ids)[None],
+        position_ids=torch.tensor(positions)[None],
+        attention_mask=causal,
+        use_cache=False,
+    )
     return output.logits[0, -1].log_softmax(-1)
 
 
@@ -177,10 +179,12 @@ def test_instead_is_the_difference_of_the_stock_model(model: Path, monkeypatch: 
         of_words = []
         for ids in (own, instead):
             ids = np.concatenate([token_ids, ids[len(token_ids) :]])
-            of_words.append(sum(
-                float(log_probs(stock, ids[:t], np.arange(t))[ids[t]])
-                for t in range(len(token_ids), len(ids))
-            ))  # fmt: skip
+            of_words.append(
+                sum(
+                    float(log_probs(stock, ids[:t], np.arange(t))[ids[t]])
+                    for t in range(len(token_ids), len(ids))
+                )
+            )
         return of_words[0] - of_words[1]
 
     assert found.facts["contrast"][:2] == ["hall", "street"]
@@ -302,9 +306,11 @@ def flags(model: Path, tmp_path: Path) -> list[str]:
 
 
 def test_what_is_printed(
-    flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     """The text's end, which the model has positions for; colors for terminals alone; nothing hostile."""
     caplog.set_level("INFO")
     run(monkeypatch, *flags, "--text", TEXT)
@@ -348,10 +354,14 @@ def test_what_is_printed(
     ],
 )
 def test_bad_input_is_one_sentence_and_nothing_is_written(
-    words: list[str], sentence: str, flags: list[str], tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    sentence: str,
+    flags: list[str],
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     folder = tmp_path_factory.mktemp("texts")
     (folder / "latin").write_bytes("naïve".encode("latin-1"))
     (folder / "short").write_text("at")

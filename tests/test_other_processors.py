@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-WITHOUT_NUMBERS = (
-    "analysis", "slurm", "studies", "test_other_processors.py", "test_pages.py"
-)  # fmt: skip
+WITHOUT_NUMBERS = ("analysis", "slurm", "studies", "test_other_processors.py", "test_pages.py")
 """Tests that hold no number of torch's kernels to another."""
 WITHHELD = {
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"},
@@ -35,6 +33,9 @@ def test_the_numbers_are_right_with_other_vector_instructions(capability: str) -
     ]
     done = subprocess.run(
         [*command, *tests],
-        cwd=ROOT, env=environment | WITHHELD[capability], capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=environment | WITHHELD[capability],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout[-5000:]

@@ -86,9 +86,12 @@ def test_bad_commands_are_noticed(tmp_path: Path) -> None:
     )
     shown = commands_of(page)
     assert [one.text for one in shown] == [
-        "A=b python pipeline/query.py --results r \"\n    SELECT '#1'\"", "make cake",
-        "python pipeline/query.py --flag", "pip install x", "python pipeline/no.py",
-    ]  # fmt: skip
+        "A=b python pipeline/query.py --results r \"\n    SELECT '#1'\"",
+        "make cake",
+        "python pipeline/query.py --flag",
+        "pip install x",
+        "python pipeline/no.py",
+    ]
     assert [complaint(one) is None for one in shown] == [True, False, False, True, False]
 
 

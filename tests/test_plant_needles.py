@@ -14,9 +14,12 @@ from pipeline.text.tokenizer import load_tokenizer, train_bpe
 TEXTS = [
     " ".join(f"The {word} river runs past an old café😀 and the {word} hill." for word in words)
     for words in (
-        ["long", "green", "cold"] * 5, ["wide", "blue", "warm", "slow"] * 4, ["short", "red"] * 8, ["tiny"],
+        ["long", "green", "cold"] * 5,
+        ["wide", "blue", "warm", "slow"] * 4,
+        ["short", "red"] * 8,
+        ["tiny"],
     )
-]  # fmt: skip
+]
 LENGTHS = [90, 150]
 
 

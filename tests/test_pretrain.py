@@ -20,11 +20,22 @@ NUM_STEPS = 160
 LAST = f"step{NUM_STEPS}-unsharded"
 SHORT = ("max_duration=4", "save_interval=2", "scheduler.t_warmup=1")
 OVERRIDES = [
-    "model.d_model=16", "model.n_heads=2", "model.n_layers=1", "model.max_sequence_length=32",
-    "train_context_length=8", "position_scheme=pose", "pose_target_length=32", "global_train_batch_tokens=32",
-    "device_train_microbatch_tokens=16", "model.residual_dropout=0.1", "precision=fp32",
-    f"max_duration={NUM_STEPS}", "save_interval=20", "console_log_interval=7", "eval_context_lengths=null",
-]  # fmt: skip
+    "model.d_model=16",
+    "model.n_heads=2",
+    "model.n_layers=1",
+    "model.max_sequence_length=32",
+    "train_context_length=8",
+    "position_scheme=pose",
+    "pose_target_length=32",
+    "global_train_batch_tokens=32",
+    "device_train_microbatch_tokens=16",
+    "model.residual_dropout=0.1",
+    "precision=fp32",
+    f"max_duration={NUM_STEPS}",
+    "save_interval=20",
+    "console_log_interval=7",
+    "eval_context_lengths=null",
+]
 
 
 def write_tokens(folder: Path, seed: int) -> Path:
@@ -115,8 +126,15 @@ def two_ranks(
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_ranks_train_on_the_batches_of_one(strategy: str, data: Path, tmp_path: Path) -> None:
-    steps = ("max_duration=6", "save_interval=3", "scheduler.t_warmup=1", "model.residual_dropout=0",
-             "eval_context_lengths=[8,16]", "eval_interval=3", "attention_scaling=learnt")  # fmt: skip
+    steps = (
+        "max_duration=6",
+        "save_interval=3",
+        "scheduler.t_warmup=1",
+        "model.residual_dropout=0",
+        "eval_context_lengths=[8,16]",
+        "eval_interval=3",
+        "attention_scaling=learnt",
+    )
     with two_ranks(data, tmp_path / "two", *steps, f"distributed_strategy={strategy}"):
         run_here(data, tmp_path / "one", *steps)
     lines = [(tmp_path / run / "metrics.jsonl").read_text().splitlines() for run in ("one", "two")]

@@ -20,9 +20,12 @@ def write(results: Path, model: str, losses: list[float], num_shards: int = 1, *
     output = StageOutput(results, "length_losses", model, settings=settings, inputs={}, num_shards=num_shards)
     count = len(losses)
     columns = {
-        "document_id": ["d"] * count, "chunk_index": [0] * count, "context_length": [16] * count,
-        "num_targets": [4] * count, "mean_loss": losses,
-    }  # fmt: skip
+        "document_id": ["d"] * count,
+        "chunk_index": [0] * count,
+        "context_length": [16] * count,
+        "num_targets": [4] * count,
+        "mean_loss": losses,
+    }
     for shard_index in range(num_shards):
         output.write_shard(shard_index, {"length_losses": columns})
 

@@ -66,13 +66,22 @@ def test_the_numbers_are_those_of_the_stages(
         words.post_processor = processors.TemplateProcessing(
             single=[*names, "$A"], special_tokens=[*zip(names, bos_token_ids, strict=True)]
         )
-    selector, evaluator = (write_checkpoint(tmp_path / name, make_olmo(seed=seed))
-                      for seed, name in enumerate(("run", "evaluator")))  # fmt: skip
+    selector, evaluator = (
+        write_checkpoint(tmp_path / name, make_olmo(seed=seed))
+        for seed, name in enumerate(("run", "evaluator"))
+    )
     results = measure(loss_stage, tmp_path, "--max-chunks-per-document", "1")
     measure(
-        influential_stage, tmp_path, "--max-chunks-per-document", "1", "--ablation", "swap",
-        "--rules", "leave_one_out_divergence", "leave_one_out",
-    )  # fmt: skip
+        influential_stage,
+        tmp_path,
+        "--max-chunks-per-document",
+        "1",
+        "--ablation",
+        "swap",
+        "--rules",
+        "leave_one_out_divergence",
+        "leave_one_out",
+    )
     measure(evaluate_stage, tmp_path, "--choices", str(results), "--checkpoints", str(evaluator))
     chunks = [tokens[:LONG] for tokens in DOCUMENTS.values() if len(tokens) >= LONG]
     texts = [text_of(tokens) for tokens in chunks]
@@ -91,9 +100,16 @@ def test_the_numbers_are_those_of_the_stages(
     sparse, k_stars = sparse[sparse["evaluator"] == "evaluator"], k_stars[k_stars["evaluator"] == "evaluator"]
     for rule in ("leave_one_out_divergence", "leave_one_out"):
         found = influential_tokens(
-            texts[0], make_olmo(seed=0), words, k=(1, 2, 5), evaluators=[make_olmo(seed=1)], num_targets=3,
-            rule=rule, short_context_length=SHORT, swap_text=" ".join(texts[1:]),
-        )  # fmt: skip
+            texts[0],
+            make_olmo(seed=0),
+            words,
+            k=(1, 2, 5),
+            evaluators=[make_olmo(seed=1)],
+            num_targets=3,
+            rule=rule,
+            short_context_length=SHORT,
+            swap_text=" ".join(texts[1:]),
+        )
         asked = f"rule == '{rule}' and document_id == '{next(iter(DOCUMENTS))}'"
         chosen = selected.query(f"{asked} and distant_context == 'own'")
         assert found["source_position"].tolist() == chosen["context_position"].tolist()
@@ -183,15 +199,17 @@ def test_models_tokenizers_and_texts_of_every_kind_tell_the_same(llama: Path, bp
         (TEXT, {"model": make_model("llama")}, "comes without its tokenizer"),
         (TEXT, {"model": make_model("llama"), "tokenizer": "olmo"}, "they do not belong together"),
         (TEXT, {"long_context_length": 5}, "has no target with 5 tokens before it"),
-        *((TEXT, {"short_context_length": bad}, "short_context_length is .*; give a whole number")
-          for bad in (0, 8.0, True, "8")),
+        *(
+            (TEXT, {"short_context_length": bad}, "short_context_length is .*; give a whole number")
+            for bad in (0, 8.0, True, "8")
+        ),
         (TEXT, {"k": (1.0,)}, "k 1.0 is 1.0; give a whole number"),
         (TEXT, {"num_targets": 0}, "num_targets is 0; give a whole number"),
         (TEXT, {"dtype": "float16"}, "unknown dtype 'float16'"),
         (TEXT, {"rule": "gready"}, "did you mean 'greedy'"),
         (TEXT, {"ablation": "substitute"}, "ablation 'substitute'"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_used_is_one_sentence(
     texts: Any, arguments: dict[str, Any], sentence: str, llama: Path
 ) -> None:

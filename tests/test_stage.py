@@ -44,29 +44,34 @@ def run_refused(
 STEP = "run/step20-unsharded"
 BAD_INPUTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "no data": (
-        lambda folder: shutil.rmtree(folder / "data"), "",
+        lambda folder: shutil.rmtree(folder / "data"),
+        "",
         "no tokenized data in {folder}/data; run pipeline/tokenize_c4.py",
     ),
     "no checkpoint": (
-        lambda folder: shutil.rmtree(folder / STEP), "",
+        lambda folder: shutil.rmtree(folder / STEP),
+        "",
         "no model at {folder}/run: name a folder with a Hugging Face model's",
     ),
     "damaged checkpoint": (
-        lambda folder: (folder / STEP / "model.pt").write_bytes(b"PK\x03\x04"), "",
+        lambda folder: (folder / STEP / "model.pt").write_bytes(b"PK\x03\x04"),
+        "",
         "model.pt is damaged, or was not written by torch.save",
     ),
     "not OLMo": (
-        lambda folder: (folder / STEP / "config.yaml").write_text("model_type: llama\n"), "",
+        lambda folder: (folder / STEP / "config.yaml").write_text("model_type: llama\n"),
+        "",
         "step20-unsharded/config.yaml is not an OLMo configuration",
     ),
     "two of one name": (
         lambda folder: shutil.copytree(folder / "run", folder / "elsewhere" / "run"),
-        "--checkpoints {folder}/run {folder}/elsewhere/run", "two models are named 'run'",
+        "--checkpoints {folder}/run {folder}/elsewhere/run",
+        "two models are named 'run'",
     ),
     "no distant context": (lambda _: None, "--short-context-length 12", "leaves no distant context"),
     "a longer window": (lambda _: None, "--context-lengths 10", "--context-lengths 10: the first target"),
     "unknown device": (lambda _: None, "--device abacus", "--device abacus cannot be used here"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BAD_INPUTS)

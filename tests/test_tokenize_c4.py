@@ -133,10 +133,17 @@ def test_every_integer_of_a_small_corpus(folder: Path) -> None:
     assert (data.num_train_tokens, data.vocabulary_size, data.eos_token_id) == (9, 12, 0)
     written = json.loads((folder / "data/manifest.json").read_text())
     assert written["counts"] == {
-        "train_documents": 3, "train_tokens": 9, "evaluation_documents": 3, "evaluation_tokens": 6,
-        "duplicate": 2, "empty": 1, "malformed": 0, "in_evaluation_source": 1,
-        "beyond_max_evaluation_documents": 0, **dict.fromkeys(NOTES, 0),
-    }  # fmt: skip
+        "train_documents": 3,
+        "train_tokens": 9,
+        "evaluation_documents": 3,
+        "evaluation_tokens": 6,
+        "duplicate": 2,
+        "empty": 1,
+        "malformed": 0,
+        "in_evaluation_source": 1,
+        "beyond_max_evaluation_documents": 0,
+        **dict.fromkeys(NOTES, 0),
+    }
 
 
 def test_bpe_is_trained_on_the_training_part_only(folder: Path) -> None:

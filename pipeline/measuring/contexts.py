@@ -283,9 +283,14 @@ def own_context(chunk_L: np.ndarray, lengths: ContextLengths) -> PackedSequence:
     """The chunk itself: every target sees all that is before it."""
     targets_T = lengths.targets_T
     return PackedSequence(
-        chunk_L[:-1], np.arange(len(chunk_L) - 1), None, targets_T - 1, chunk_L[targets_T],
-        lengths.num_far_tokens_T, slice(0, len(targets_T)),
-    )  # fmt: skip
+        chunk_L[:-1],
+        np.arange(len(chunk_L) - 1),
+        None,
+        targets_T - 1,
+        chunk_L[targets_T],
+        lengths.num_far_tokens_T,
+        slice(0, len(targets_T)),
+    )
 
 
 def null_contexts(

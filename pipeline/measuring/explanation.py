@@ -50,9 +50,21 @@ _LONGEST_NAMED = 60
 _LEAST_EFFECT = 0.05
 """Nats of total effect; of less, or of one below 0, no fraction is told."""
 _COLUMNS = (
-    "position", "token", "byte_start", "byte_end", "total_effect", "recovered", "no_single_source", "rank",
-    "source_position", "source_end", "source", "source_byte_start", "source_byte_end", "effect",
-)  # fmt: skip
+    "position",
+    "token",
+    "byte_start",
+    "byte_end",
+    "total_effect",
+    "recovered",
+    "no_single_source",
+    "rank",
+    "source_position",
+    "source_end",
+    "source",
+    "source_byte_start",
+    "source_byte_end",
+    "effect",
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -110,10 +122,13 @@ class Explanation:
         """All that was measured, of JSON values, rounded to four decimals."""
         losses = self.losses.drop(columns=["token", "token_id", "byte_start", "byte_end"])
         exact = {
-            **self.facts, "first_token": self.first_token, "summary": summary(self),
+            **self.facts,
+            "first_token": self.first_token,
+            "summary": summary(self),
             "pieces": self.text.pieces[self.first_token :],
-            "losses": losses.to_dict("list"), "targets": self.targets,
-        }  # fmt: skip
+            "losses": losses.to_dict("list"),
+            "targets": self.targets,
+        }
         rounded: dict[str, Any] = json.loads(
             json.dumps(exact), parse_float=lambda number: round(float(number), 4)
         )
@@ -123,9 +138,12 @@ class Explanation:
 def explained(text: Any, arguments: argparse.Namespace) -> Explanation:
     """Explain a text; `arguments` are of `pipeline.explain`, with swap_text, a string or None."""
     given = GivenModel(
-        arguments.model, device=arguments.device, dtype=arguments.dtype, revision=arguments.revision,
+        arguments.model,
+        device=arguments.device,
+        dtype=arguments.dtype,
+        revision=arguments.revision,
         trust_remote_code=arguments.trust_remote_code,
-    )  # fmt: skip
+    )
     tokenizer = given.tokenizer(
         arguments.tokenizer, bos=arguments.bos, special_tokens=arguments.special_tokens
     )
@@ -156,9 +174,17 @@ def explained(text: Any, arguments: argparse.Namespace) -> Explanation:
     length = min(most, end)
     with failures_in_words(given.name, length, end - length):
         return _measured(
-            loaded, tokens, first, end, length, other_N, tokenizer, arguments,
-            sink=0 if bos_token_ids else 1, is_one=position is not None,
-        )  # fmt: skip
+            loaded,
+            tokens,
+            first,
+            end,
+            length,
+            other_N,
+            tokenizer,
+            arguments,
+            sink=0 if bos_token_ids else 1,
+            is_one=position is not None,
+        )
 
 
 def _answer_of(messages: Sequence[Mapping[str, Any]], text: TokenizedText) -> tuple[int, int]:
@@ -208,9 +234,18 @@ def _generated(
 
 
 def _measured(
-    loaded: LoadedModel, text: TokenizedText, first: int, end: int, length: int, other_N: np.ndarray,
-    tokenizer: DocumentTokenizer, arguments: argparse.Namespace, *, sink: int, is_one: bool,
-) -> Explanation:  # fmt: skip
+    loaded: LoadedModel,
+    text: TokenizedText,
+    first: int,
+    end: int,
+    length: int,
+    other_N: np.ndarray,
+    tokenizer: DocumentTokenizer,
+    arguments: argparse.Namespace,
+    *,
+    sink: int,
+    is_one: bool,
+) -> Explanation:
     """Measure the losses of tokens [first, end), and search and try the sources of those that are chosen.
 
     `sink` is 1 if the text's first token serves as an attention sink, as it does in models without BOS.
@@ -220,8 +255,10 @@ def _measured(
     if begin:
         logger.warning(
             "the text has %d tokens up to there, of which the last %d are measured (--long-context-length N"
-            " sets another number)", end, length,
-        )  # fmt: skip
+            " sets another number)",
+            end,
+            length,
+        )
     first = max(short + sink + 1, first - begin)
     if first >= length:
         raise InputError(
@@ -253,10 +290,12 @@ def _measured(
             f" {passes.seconds(least):.0f} seconds; give more, or a smaller --long-context-length"
         )
     logger.info(
-        "%d tokens: losses in about %.0f seconds, sources of %d predictions in about %.0f in all", length,
-        passes.seconds(num_losses), num_wanted,
+        "%d tokens: losses in about %.0f seconds, sources of %d predictions in about %.0f in all",
+        length,
+        passes.seconds(num_losses),
+        num_wanted,
         min(passes.seconds(num_losses + likely), arguments.budget or float("inf")),
-    )  # fmt: skip
+    )
     passes.bar = progress(None, "explain", "token")
     losses = all_losses(passes, hidden_TD, ids_L, swaps_BL[0], near_T, short)
     by_effect = losses["swapped_divergence"].nlargest(num_wanted).index.to_numpy()
@@ -276,31 +315,47 @@ def _measured(
     swaps_BS = np.pad(swaps_BL, ((0, 0), (0, len(sequence.token_ids_S))), mode="edge")
     units, sentences = (unit_starts(text, unit) - begin for unit in (arguments.unit, "sentence"))
     search = Search(
-        passes, sequence, swaps_BS, np.unique([*units[units > sink], sink]), sentences, arguments.sources,
-        weights_Q, 0 if is_exact else COARSE_TOKENS,
-    )  # fmt: skip
+        passes,
+        sequence,
+        swaps_BS,
+        np.unique([*units[units > sink], sink]),
+        sentences,
+        arguments.sources,
+        weights_Q,
+        0 if is_exact else COARSE_TOKENS,
+    )
     search.run()
     targets = _targets(search, text, begin, begin + targets_T)
     passes.bar.close()
     if len(targets) < num_wanted:
         logger.warning("--budget suffices for the sources of %d predictions", len(targets))
     facts = {
-        "name": getattr(arguments, "name", "the text"), "model": loaded.name,
-        "dtype": str(loaded.model.dtype).removeprefix("torch."), "unit": arguments.unit,
-        "near_tokens": [short, short + shared - 1], "ablation": "swap", "num_swapped_contexts": NUM_SWAPPED,
-        "num_forward_tokens": passes.num_tokens, "contrast": None,
-    }  # fmt: skip
+        "name": getattr(arguments, "name", "the text"),
+        "model": loaded.name,
+        "dtype": str(loaded.model.dtype).removeprefix("torch."),
+        "unit": arguments.unit,
+        "near_tokens": [short, short + shared - 1],
+        "ablation": "swap",
+        "num_swapped_contexts": NUM_SWAPPED,
+        "num_forward_tokens": passes.num_tokens,
+        "contrast": None,
+    }
     if weights_Q is not None:
         facts["contrast"] = [*words, -float(search.full.losses_T @ weights_Q)]
     cut = text.characters_N2[:end]
     shown = TokenizedText(text.text[: int(cut[-1, 1])], text.token_ids_N[:end], cut)
     places_T = begin + first + losses.index.to_numpy()
     starts_T, ends_T = shown.bytes_N2[places_T].T
-    of_tokens = pd.DataFrame({
-        "position": places_T, "token": np.array(shown.pieces, dtype=object)[places_T],
-        "token_id": shown.token_ids_N[places_T], "byte_start": starts_T, "byte_end": ends_T,
-        "near_position": begin + near_T,
-    })  # fmt: skip
+    of_tokens = pd.DataFrame(
+        {
+            "position": places_T,
+            "token": np.array(shown.pieces, dtype=object)[places_T],
+            "token_id": shown.token_ids_N[places_T],
+            "byte_start": starts_T,
+            "byte_end": ends_T,
+            "near_position": begin + near_T,
+        }
+    )
     return Explanation(facts, shown, begin, of_tokens.join(losses), targets)
 
 
@@ -322,23 +377,36 @@ def _targets(
         sources = []
         for rank, span in enumerate(search.sources(target), start=1):
             start, end = begin + span[0], begin + span[1]
-            sources.append({
-                "rank": rank, "source_position": start, "source_end": end,
-                **named("source", start, end, "source_"), "effect": search.effects_T[target][span],
-            })  # fmt: skip
-        targets.append({
-            "position": position, **named("token", position, position + 1), "total_effect": total,
-            "recovered": 1 - float(remaining_B.mean()) / total if total else 0.0,
-            "no_single_source": not (sources and is_distinguishable(total_B, remaining_B)),
-            "sources": sources,
-        })  # fmt: skip
+            sources.append(
+                {
+                    "rank": rank,
+                    "source_position": start,
+                    "source_end": end,
+                    **named("source", start, end, "source_"),
+                    "effect": search.effects_T[target][span],
+                }
+            )
+        targets.append(
+            {
+                "position": position,
+                **named("token", position, position + 1),
+                "total_effect": total,
+                "recovered": 1 - float(remaining_B.mean()) / total if total else 0.0,
+                "no_single_source": not (sources and is_distinguishable(total_B, remaining_B)),
+                "sources": sources,
+            }
+        )
     return targets
 
 
 def _contrasted(
-    ids_L: np.ndarray, text: TokenizedText, end: int, near: int, tokenizer: DocumentTokenizer,
+    ids_L: np.ndarray,
+    text: TokenizedText,
+    end: int,
+    near: int,
+    tokenizer: DocumentTokenizer,
     instead: str,
-) -> tuple[PackedSequence, np.ndarray, tuple[str, str]]:  # fmt: skip
+) -> tuple[PackedSequence, np.ndarray, tuple[str, str]]:
     """Both continuations behind their context; how their tokens' losses count; and both words."""
     target = end - 1
     start, stop = text.characters_N2[target].tolist()
@@ -364,10 +432,13 @@ def _contrasted(
     rows = [first - 1, *(first + behind[0]), first - 1, *(first + len(behind[0]) + behind[1])]
     sequence = PackedSequence(
         np.concatenate([ids_L[:first], own[:-1], other[:-1]]).astype(np.int64),
-        np.concatenate([np.arange(first), *(first + places for places in behind)]), visible_WS,
-        np.array(rows), np.concatenate([own, other]).astype(np.int64),
-        np.full(len(rows), min(near, first - 1)), slice(None),
-    )  # fmt: skip
+        np.concatenate([np.arange(first), *(first + places for places in behind)]),
+        visible_WS,
+        np.array(rows),
+        np.concatenate([own, other]).astype(np.int64),
+        np.full(len(rows), min(near, first - 1)),
+        slice(None),
+    )
     weights_Q = np.repeat([1, -1], [len(own), len(other)]).astype(np.float32)
     return sequence, weights_Q, (text.text[begin:word_end], instead)
 
@@ -465,10 +536,15 @@ def in_words(explanation: Explanation, *, is_colored: bool) -> str:
             f" ({source['effect']:+.2f})"
             for source in target["sources"]
         ]
-        lines.append([
-            target["position"], _quoted(target["token"]), f"{target['total_effect']:.2f}",
-            recovered if target["total_effect"] >= _LEAST_EFFECT else "-", ", ".join(sources),
-        ])  # fmt: skip
+        lines.append(
+            [
+                target["position"],
+                _quoted(target["token"]),
+                f"{target['total_effect']:.2f}",
+                recovered if target["total_effect"] >= _LEAST_EFFECT else "-",
+                ", ".join(sources),
+            ]
+        )
     names = ["position", "token", "total effect", "recovered", "sources: how many tokens before, and effect"]
     return "\n\n".join([*parts, as_table(names, lines)])
 

@@ -39,9 +39,14 @@ class GivenModel:
     """
 
     def __init__(
-        self, model: Any, *, device: str | None = None, dtype: str = AUTO, revision: str | None = None,
+        self,
+        model: Any,
+        *,
+        device: str | None = None,
+        dtype: str = AUTO,
+        revision: str | None = None,
         trust_remote_code: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if dtype not in DTYPES:
             raise unknown_name("dtype", dtype, DTYPES)
         # Not what is faster: in bfloat16 many first choices would be others.
@@ -97,9 +102,12 @@ class GivenModel:
         )
 
     def ready(
-        self, num_tokens: int, texts: Iterable[np.ndarray], tokenizer: DocumentTokenizer,
+        self,
+        num_tokens: int,
+        texts: Iterable[np.ndarray],
+        tokenizer: DocumentTokenizer,
         bos_token_ids: Sequence[int] = (),
-    ) -> LoadedModel:  # fmt: skip
+    ) -> LoadedModel:
         """The model to be measured on chunks of `num_tokens`, BOS before all that it reads.
 
         `texts` are token IDs, of the `tokenizer`. InputError if the model cannot be measured, or was not
@@ -108,9 +116,14 @@ class GivenModel:
         keep_freed_memory()
         model = self._measurable(num_positions_of(num_tokens, len(bos_token_ids)))
         refuse_foreign_tokens(
-            model, self.name, self._own, [np.array(bos_token_ids, dtype=np.int64), *texts], tokenizer,
-            tokenizer.name, tokenizer.vocabulary_size,
-        )  # fmt: skip
+            model,
+            self.name,
+            self._own,
+            [np.array(bos_token_ids, dtype=np.int64), *texts],
+            tokenizer,
+            tokenizer.name,
+            tokenizer.vocabulary_size,
+        )
         model = model.led_by(bos_token_ids)
         return LoadedModel(self.name, model, Batching.for_model(model))
 

@@ -115,9 +115,14 @@ def near_predictions(
 
 
 def measured_placement(
-    model: CausalLM, chunk_L: np.ndarray, near: NearContexts, placement: Placement, batching: Batching,
-    reference: Predictions, distant: Prefix | None = None,
-) -> Measured:  # fmt: skip
+    model: CausalLM,
+    chunk_L: np.ndarray,
+    near: NearContexts,
+    placement: Placement,
+    batching: Batching,
+    reference: Predictions,
+    distant: Prefix | None = None,
+) -> Measured:
     """Loss of each target under a placement, and KL from `reference` to the prediction: [T] each, nats.
 
     Args:
@@ -142,9 +147,13 @@ def measured_placement(
 
 
 def measured_placements(
-    model: CausalLM, chunk_L: np.ndarray, near: NearContexts, placements: Sequence[Placement],
-    batching: Batching, distant_of: Callable[[Placement], Mapping[str, Prefix]],
-) -> Iterator[tuple[str, str | None, Measured, np.ndarray | None]]:  # fmt: skip
+    model: CausalLM,
+    chunk_L: np.ndarray,
+    near: NearContexts,
+    placements: Sequence[Placement],
+    batching: Batching,
+    distant_of: Callable[[Placement], Mapping[str, Prefix]],
+) -> Iterator[tuple[str, str | None, Measured, np.ndarray | None]]:
     """The near tokens alone, with the entropies, then each placement and distant text: its name, the text's
     ID, losses and divergences.
 

@@ -166,9 +166,13 @@ class Passes:
 
 
 def all_losses(
-    passes: Passes, hidden_TD: torch.Tensor, token_ids_L: np.ndarray, swap_L: np.ndarray, near_T: np.ndarray,
+    passes: Passes,
+    hidden_TD: torch.Tensor,
+    token_ids_L: np.ndarray,
+    swap_L: np.ndarray,
+    near_T: np.ndarray,
     short: int,
-) -> pd.DataFrame:  # fmt: skip
+) -> pd.DataFrame:
     """Losses of the last T tokens, nats, in a few passes; `sparsity_length.explain` tells the columns.
 
     `hidden_TD` are those that predict them with the full context.

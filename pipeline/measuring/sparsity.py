@@ -123,9 +123,13 @@ def mean_log2_k(shares_NJ: np.ndarray, ks_J: np.ndarray, num_far_N: np.ndarray) 
 
 
 def minimal_sufficient_k(
-    gains_T: np.ndarray, recovered_TJ: np.ndarray, studied_k_J: np.ndarray, *,
-    recovery_fraction: float, minimum_gain: float,
-) -> tuple[list[int | None], np.ndarray]:  # fmt: skip
+    gains_T: np.ndarray,
+    recovered_TJ: np.ndarray,
+    studied_k_J: np.ndarray,
+    *,
+    recovery_fraction: float,
+    minimum_gain: float,
+) -> tuple[list[int | None], np.ndarray]:
     """The least studied k that recovers `recovery_fraction` of the gain.
 
     By the losses the gain is L_short - L_long, and L_short - L_{short+k} of it is recovered; by the

@@ -103,9 +103,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory, make_olmo: Callable[..., 
     """Nine texts from three sources, three targets each, 48 near tokens; the last three are distant texts."""
     folder, rng = tmp_path_factory.mktemp("real_model"), np.random.default_rng(0)
     sources = ["c4", "wikipedia", "novels"]
-    rows = [
-        {"text": "".join(rng.choice(list("abcdefgh "), 300)), "url": source} for source in 4 * sources
-    ]  # fmt: skip
+    rows = [{"text": "".join(rng.choice(list("abcdefgh "), 300)), "url": source} for source in 4 * sources]
     for name, of in (("texts", rows[:9]), ("train", rows[9:])):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in of))
     words: list[object] = ["--source", folder / "train.jsonl", "--evaluation-source", folder / "texts.jsonl"]
@@ -171,13 +169,18 @@ def test_a_text_that_is_a_distant_one_counts_for_no_mean() -> None:
 def test_the_natural_check_follows_its_rule() -> None:
     rng = np.random.default_rng(0)
     h = rng.exponential(1, 40)
-    targets = pd.DataFrame({
-        "document_id": np.repeat(np.arange(10), 4).astype(str), "own:7680": 3.0,
-        "own:11776": 3.3, "last:4": 1.0,
-        "total_effect": 1.0, "swap:512@7680 c4": 0.1,
-        **{f"swap:{start} c4": h for start in (10240, 11776)},
-        **{f"swap:512@{start} c4": 2 * h for start in (10240, 11776)},
-    })  # fmt: skip
+    targets = pd.DataFrame(
+        {
+            "document_id": np.repeat(np.arange(10), 4).astype(str),
+            "own:7680": 3.0,
+            "own:11776": 3.3,
+            "last:4": 1.0,
+            "total_effect": 1.0,
+            "swap:512@7680 c4": 0.1,
+            **{f"swap:{start} c4": h for start in (10240, 11776)},
+            **{f"swap:512@{start} c4": 2 * h for start in (10240, 11776)},
+        }
+    )
     assert "version stands" in interference.natural_check(targets)[1]
     shuffled = targets.assign(**{"swap:512@10240 c4": rng.permutation(h)})
     assert "does not stand" in interference.natural_check(shuffled)[1]

@@ -70,18 +70,28 @@ def measured(passes: Passes, text: TokenizedText, other_N: np.ndarray, length: i
     targets_T = first + chosen
     stop = int(first + chosen[-1])
     sequence = PackedSequence(
-        ids_L[:stop], np.arange(stop), None, targets_T - 1, ids_L[targets_T], near_T[chosen],
+        ids_L[:stop],
+        np.arange(stop),
+        None,
+        targets_T - 1,
+        ids_L[targets_T],
+        near_T[chosen],
         slice(0, len(chosen)),
-    )  # fmt: skip
+    )
     sentences = unit_starts(text, "sentence")
     searches = []
     counts = []
     for coarse_tokens in (COARSE_TOKENS, 0):
         before = passes.num_tokens
         search = Search(
-            passes, sequence, swaps_BL, np.arange(1, length), sentences[(sentences > 1)], NUM_SOURCES,
+            passes,
+            sequence,
+            swaps_BL,
+            np.arange(1, length),
+            sentences[(sentences > 1)],
+            NUM_SOURCES,
             coarse_tokens=coarse_tokens,
-        )  # fmt: skip
+        )
         search.run()
         counts.append(passes.num_tokens - before)
         searches.append(search)

@@ -89,15 +89,31 @@ class Problem:
 def problem_of(arguments: argparse.Namespace, length: int, dtype: str) -> Problem:
     """The fields of olmo_configs/150m.yaml, and the same weights and tokens at every call."""
     config = ModelConfig.new(
-        d_model=arguments.width, n_heads=arguments.heads, n_layers=arguments.layers, mlp_ratio=8,
-        activation_type="swiglu", rope=True, flash_attention=False, attention_dropout=0.0,
-        residual_dropout=0.0, embedding_dropout=0.0, layer_norm_type="default",
-        layer_norm_with_affine=False, bias_for_layer_norm=False, attention_layer_norm_with_affine=False,
-        include_bias=False, weight_tying=True, max_sequence_length=length,
-        vocab_size=arguments.vocabulary, embedding_size=arguments.vocabulary, eos_token_id=0,
-        pad_token_id=0, init_device="cpu", init_fn="normal",
+        d_model=arguments.width,
+        n_heads=arguments.heads,
+        n_layers=arguments.layers,
+        mlp_ratio=8,
+        activation_type="swiglu",
+        rope=True,
+        flash_attention=False,
+        attention_dropout=0.0,
+        residual_dropout=0.0,
+        embedding_dropout=0.0,
+        layer_norm_type="default",
+        layer_norm_with_affine=False,
+        bias_for_layer_norm=False,
+        attention_layer_norm_with_affine=False,
+        include_bias=False,
+        weight_tying=True,
+        max_sequence_length=length,
+        vocab_size=arguments.vocabulary,
+        embedding_size=arguments.vocabulary,
+        eos_token_id=0,
+        pad_token_id=0,
+        init_device="cpu",
+        init_fn="normal",
         init_std=0.06,  # larger than one trains with, so that a wrong influence would show
-    )  # fmt: skip
+    )
     torch.manual_seed(0)
     olmo = OLMo(config).to(device=arguments.device, dtype=DTYPES[dtype]).eval().requires_grad_(False)
     lengths = ContextLengths(arguments.short_context_length, length, arguments.targets_per_chunk)
@@ -264,11 +280,13 @@ def main(arguments: argparse.Namespace) -> None:
         num_pairs = int(problems["float32"].lengths.num_far_tokens_T.sum())
         for (name, dtype), of_way in medians.items():
             row = {
-                "way": f"{name}, {dtype}", "long_context_length": length, "chunk_seconds": of_way,
+                "way": f"{name}, {dtype}",
+                "long_context_length": length,
+                "chunk_seconds": of_way,
                 "milliseconds_per_pair": 1000 * of_way / num_pairs,
                 "times_as_fast_as_pairs": medians["forward per pair", "float32"] / of_way,
                 "times_as_fast_as_float32_loop": medians["all-targets loop", "float32"] / of_way,
-            }  # fmt: skip
+            }
             rows.append(row)
             print(
                 f"{row['way']:32}{length:6}{row['milliseconds_per_pair']:10.4f}"

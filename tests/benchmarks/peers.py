@@ -131,8 +131,9 @@ def python_of(tool: str, environments: Path) -> Path:
     return python
 
 
-def recovered(model: Any, ids: list[int], others: list[list[int]], position: int, near: int,
-              sources: list[int]) -> tuple[float, float]:  # fmt: skip
+def recovered(
+    model: Any, ids: list[int], others: list[list[int]], position: int, near: int, sources: list[int]
+) -> tuple[float, float]:
     """Total effect, and what is left of it with the sources in place: nats, means over swapped contexts."""
     import torch
 
@@ -201,18 +202,26 @@ def main() -> None:
         for method, of_position in ranked.items():
             for p, sources in of_position.items():
                 total, left = recovered(stock, ids, others, p, int(near[p]), sources)
-                rows.append({
-                    "text": text.name, "method": method, "position": p, "sources": sources,
-                    "total_effect": total, "remaining": left,
-                    "seconds": seconds[method] / len(of_position),
-                })  # fmt: skip
+                rows.append(
+                    {
+                        "text": text.name,
+                        "method": method,
+                        "position": p,
+                        "sources": sources,
+                        "total_effect": total,
+                        "remaining": left,
+                        "seconds": seconds[method] / len(of_position),
+                    }
+                )
         arguments.out.write_text(json.dumps(rows, indent=1))
     table = pd.DataFrame(rows).groupby("method", sort=False)
-    summary = pd.DataFrame({
-        "recovered": 1 - table["remaining"].sum() / table["total_effect"].sum(),
-        "seconds a prediction": table["seconds"].mean(),
-        "predictions": table.size(),
-    })  # fmt: skip
+    summary = pd.DataFrame(
+        {
+            "recovered": 1 - table["remaining"].sum() / table["total_effect"].sum(),
+            "seconds a prediction": table["seconds"].mean(),
+            "predictions": table.size(),
+        }
+    )
     print(summary.round(3).to_string())
 
 

@@ -78,11 +78,14 @@ def config_of(
 ) -> PretrainConfig:
     """The run: its own file with another batch, and no end in sight."""
     overrides = [
-        f"train_context_length={case.context}", f"precision={case.precision}", "max_duration=100000",
-        f"global_train_batch_tokens={tokens}", f"device_train_microbatch_tokens={tokens}",
+        f"train_context_length={case.context}",
+        f"precision={case.precision}",
+        "max_duration=100000",
+        f"global_train_batch_tokens={tokens}",
+        f"device_train_microbatch_tokens={tokens}",
         "eval_context_lengths=null",
         *own_overrides,
-    ]  # fmt: skip
+    ]
     config = load_config(
         ROOT / "olmo_configs" / f"{case.config}.yaml", overrides, AssumedData(vocabulary_size)
     )
@@ -135,9 +138,13 @@ def plain_loop(
 
 
 def compare(
-    case: Case, vocabulary_size: int, tokens_per_step: int, num_steps: int, own_overrides: Sequence[str],
+    case: Case,
+    vocabulary_size: int,
+    tokens_per_step: int,
+    num_steps: int,
+    own_overrides: Sequence[str],
     folder: Path,
-) -> str:  # fmt: skip
+) -> str:
     """Check, then time in turn: a line of the report; SystemExit where the losses differ.
 
     The plain loop has the same model without `own_overrides`, so none of torch.compile. Run and tokens are
@@ -181,9 +188,13 @@ def main() -> None:
                 case = Case(name, context, precision)
                 with tempfile.TemporaryDirectory() as folder:
                     line = compare(
-                        case, arguments.vocabulary_size, arguments.tokens_per_step, arguments.steps,
-                        arguments.set, Path(folder),
-                    )  # fmt: skip
+                        case,
+                        arguments.vocabulary_size,
+                        arguments.tokens_per_step,
+                        arguments.steps,
+                        arguments.set,
+                        Path(folder),
+                    )
                 print(line, flush=True)
 
 

@@ -24,15 +24,34 @@ from pipeline.training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = [
-    "model.d_model=32", "model.n_heads=4", "model.n_layers=2", "model.max_sequence_length=32",
-    "train_context_length=16", "position_scheme=pose", "pose_target_length=32",
-    "global_train_batch_tokens=64", "device_train_microbatch_tokens=32", "precision=fp32", "max_duration=8",
-    "save_interval=4", "scheduler.t_warmup=2", "optimizer.learning_rate=1e-2", "eval_context_lengths=null",
-]  # fmt: skip
+    "model.d_model=32",
+    "model.n_heads=4",
+    "model.n_layers=2",
+    "model.max_sequence_length=32",
+    "train_context_length=16",
+    "position_scheme=pose",
+    "pose_target_length=32",
+    "global_train_batch_tokens=64",
+    "device_train_microbatch_tokens=32",
+    "precision=fp32",
+    "max_duration=8",
+    "save_interval=4",
+    "scheduler.t_warmup=2",
+    "optimizer.learning_rate=1e-2",
+    "eval_context_lengths=null",
+]
 TASK = [
-    "model.width=16", "model.num_heads=1", "model.num_layers=1", "batch_size=8", "num_steps=6",
-    "warm_up_steps=2", "learning_rate=2e-3", "save_interval=3", "eval_interval=6", "eval_num_examples=8",
-]  # fmt: skip
+    "model.width=16",
+    "model.num_heads=1",
+    "model.num_layers=1",
+    "batch_size=8",
+    "num_steps=6",
+    "warm_up_steps=2",
+    "learning_rate=2e-3",
+    "save_interval=3",
+    "eval_interval=6",
+    "eval_num_examples=8",
+]
 FIRST_LOSS_OF_THE_CPU = 1e-4
 """Relative. Later steps may differ by more: an optimizer makes much of the last bits of small gradients."""
 
@@ -111,9 +130,12 @@ def test_task_models_train_and_answer(device: torch.device, positions: str, tmp_
     run = find_task_run(tmp_path / device.type, "copy")
     given = [
         answers(
-            run.load(where), draw_batch(task_called("copy"), 5, [None] * 40, np.random.default_rng(0)),
-            config, np.random.default_rng(1), examples_per_batch=size,
+            run.load(where),
+            draw_batch(task_called("copy"), 5, [None] * 40, np.random.default_rng(0)),
+            config,
+            np.random.default_rng(1),
+            examples_per_batch=size,
         ).token_is_right_BT
         for where, size in ((device, 16), (torch.device("cpu"), 40))
-    ]  # fmt: skip
+    ]
     assert (given[0] == given[1]).mean() > 0.98  # a tie may be broken the other way

@@ -18,16 +18,37 @@ from pipeline.text.folder import TokenizedData
 ROOT = Path(__file__).resolve().parents[2]
 NUM_STEPS = 6
 PRETRAIN = [
-    str(ROOT / "olmo_configs" / "tiny.yaml"), "--data", "data", "--save-folder", "run", "model.d_model=32",
-    "model.n_heads=2", "model.n_layers=1", "model.max_sequence_length=64", "train_context_length=16",
-    "position_scheme=pose", "pose_target_length=64", "global_train_batch_tokens=256",
-    "device_train_microbatch_tokens=256", "scheduler.t_warmup=2", "precision=fp32", "save_interval=3",
+    str(ROOT / "olmo_configs" / "tiny.yaml"),
+    "--data",
+    "data",
+    "--save-folder",
+    "run",
+    "model.d_model=32",
+    "model.n_heads=2",
+    "model.n_layers=1",
+    "model.max_sequence_length=64",
+    "train_context_length=16",
+    "position_scheme=pose",
+    "pose_target_length=64",
+    "global_train_batch_tokens=256",
+    "device_train_microbatch_tokens=256",
+    "scheduler.t_warmup=2",
+    "precision=fp32",
+    "save_interval=3",
     f"max_duration={NUM_STEPS}",
-]  # fmt: skip
+]
 MEASURE = [
-    "--data", "data", "--checkpoints", "run", "--long-context-length", "64", "--targets-per-chunk", "4",
-    "--device", "cpu",
-]  # fmt: skip
+    "--data",
+    "data",
+    "--checkpoints",
+    "run",
+    "--long-context-length",
+    "64",
+    "--targets-per-chunk",
+    "4",
+    "--device",
+    "cpu",
+]
 SHORT = ["--short-context-length", "8"]
 INFLUENTIAL = [*MEASURE, *SHORT, "--k", "1", "4"]
 

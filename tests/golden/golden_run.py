@@ -26,12 +26,25 @@ NUM_FIRST = 3
 
 TINY_YAML = Path(__file__).parents[2] / "olmo_configs" / "tiny.yaml"
 PRETRAIN = [
-    "model.d_model=32", "model.n_heads=2", "model.n_layers=2", "model.max_sequence_length=48",
-    "model.init_std=0.15", "train_context_length=24", "position_scheme=pose", "pose_target_length=48",
-    "global_train_batch_tokens=192", "device_train_microbatch_tokens=96", "scheduler.t_warmup=4",
-    "optimizer.learning_rate=1e-2", "precision=fp32", "save_interval=20", "max_duration=20", "seed=0",
-    "eval_interval=10", "eval_context_lengths=[8,32]",
-]  # fmt: skip
+    "model.d_model=32",
+    "model.n_heads=2",
+    "model.n_layers=2",
+    "model.max_sequence_length=48",
+    "model.init_std=0.15",
+    "train_context_length=24",
+    "position_scheme=pose",
+    "pose_target_length=48",
+    "global_train_batch_tokens=192",
+    "device_train_microbatch_tokens=96",
+    "scheduler.t_warmup=4",
+    "optimizer.learning_rate=1e-2",
+    "precision=fp32",
+    "save_interval=20",
+    "max_duration=20",
+    "seed=0",
+    "eval_interval=10",
+    "eval_context_lengths=[8,32]",
+]
 MEASURE = ["--long-context-length", "40", "--targets-per-chunk", "5", "--device", "cpu"]
 SHORT = ["--short-context-length", "8"]
 

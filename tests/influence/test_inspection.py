@@ -73,9 +73,12 @@ def seen(name: str, target: int) -> torch.Tensor:
 
 
 def softmax(
-    query_HSE: torch.Tensor, key_HSE: torch.Tensor, scaling: float, softcap: float | None,
+    query_HSE: torch.Tensor,
+    key_HSE: torch.Tensor,
+    scaling: float,
+    softcap: float | None,
     sliding_window: int | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     scores_HSS = scaling * query_HSE @ key_HSE.transpose(-1, -2)
     if softcap:
         scores_HSS = softcap * torch.tanh(scores_HSS / softcap)
@@ -136,10 +139,16 @@ def of_hugging_face(name: str) -> Family:
         return -logits[:, -1].log_softmax(-1)[:, answer].numpy()
 
     def witness(
-        module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-        attention_mask: torch.Tensor | None, scaling: float | None = None, softcap: float | None = None,
-        sliding_window: int | None = None, **_: Any,
-    ) -> tuple[torch.Tensor, None]:  # fmt: skip
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        scaling: float | None = None,
+        softcap: float | None = None,
+        sliding_window: int | None = None,
+        **_: Any,
+    ) -> tuple[torch.Tensor, None]:
         num_sharing = query.shape[1] // key.shape[1]
         key, value = (shared[0].repeat_interleave(num_sharing, 0) for shared in (key, value))
         query_HSE = query[0] * (scaling or 1 / math.sqrt(query.shape[-1]))
@@ -225,10 +234,19 @@ def test_attention_and_rollout_are_of_the_stock_models_attention(family: Family)
 def _gpt_oss() -> PreTrainedModel:
     torch.manual_seed(0)
     config = AutoConfig.for_model(
-        "gpt_oss", vocab_size=VOCABULARY_SIZE, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-        intermediate_size=48, num_key_value_heads=2, head_dim=8, num_local_experts=4, pad_token_id=0,
-        eos_token_id=None, rope_parameters={"rope_theta": 1e4, "rope_type": "default"},
-    )  # fmt: skip
+        "gpt_oss",
+        vocab_size=VOCABULARY_SIZE,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_local_experts=4,
+        pad_token_id=0,
+        eos_token_id=None,
+        rope_parameters={"rope_theta": 1e4, "rope_type": "default"},
+    )
     model = AutoModelForCausalLM.from_config(config).float().eval()
     for layer in model.model.layers:
         layer.self_attn.sinks.data.fill_(1.0)

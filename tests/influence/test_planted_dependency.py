@@ -79,9 +79,12 @@ def test_k_star_is_the_planted_k(k: int) -> None:
     assert own.swap is not None
     for without_T, with_some_TJ, with_all_T in zip(own.swap, sparse, long, strict=True):
         k_star, is_censored = minimal_sufficient_k(
-            without_T - with_all_T, without_T[:, None] - with_some_TJ, np.array(STUDIED),
-            recovery_fraction=0.9, minimum_gain=0.1,
-        )  # fmt: skip
+            without_T - with_all_T,
+            without_T[:, None] - with_some_TJ,
+            np.array(STUDIED),
+            recovery_fraction=0.9,
+            minimum_gain=0.1,
+        )
         assert k_star == [k, k] and not is_censored.any()
     # k tokens are all that there is: neither loss nor divergence is left
     np.testing.assert_allclose(sparse.losses[:, STUDIED.index(k)], own.long_losses_T, atol=1e-6)

@@ -88,9 +88,12 @@ def test_divergence_by_hand_and_blind_to_the_target() -> None:
 def _k_star(long_loss: float, sparse_losses: list[float]) -> tuple[list[int | None], list[bool]]:
     """Short loss 3; with long loss 1, 90 % of the gain is 1.8 nats."""
     k_star, censored = minimal_sufficient_k(
-        np.array([3.0 - long_loss]), 3.0 - np.array([sparse_losses]), np.array([1, 2, 4]),
-        recovery_fraction=0.9, minimum_gain=0.1,
-    )  # fmt: skip
+        np.array([3.0 - long_loss]),
+        3.0 - np.array([sparse_losses]),
+        np.array([1, 2, 4]),
+        recovery_fraction=0.9,
+        minimum_gain=0.1,
+    )
     return k_star, censored.tolist()
 
 

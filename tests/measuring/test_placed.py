@@ -23,18 +23,24 @@ def test_equal_to_stock_models_one_context_at_a_time(family: str, are_shared: bo
         hidden = torch.ones(len(tokens), len(tokens)).triu(1) * torch.finfo(torch.float32).min
         with torch.inference_mode():
             logits = stock(
-                input_ids=torch.as_tensor(tokens)[None], position_ids=torch.as_tensor(position_ids)[None],
-                attention_mask=hidden[None, None], use_cache=False,
-            ).logits  # fmt: skip
+                input_ids=torch.as_tensor(tokens)[None],
+                position_ids=torch.as_tensor(position_ids)[None],
+                attention_mask=hidden[None, None],
+                use_cache=False,
+            ).logits
         return logits[0, -1].double().log_softmax(-1).numpy()
 
     near = NearContexts.of(targets_T, num_near, are_shared=are_shared)
     assert near.targets_BQ.ravel().tolist() == targets_T.tolist()
     placements = [Placement.parse(name) for name in PLACEMENTS]
     found = measured_placements(
-        lm, TEXT, near, placements, Batching(20),
+        lm,
+        TEXT,
+        near,
+        placements,
+        Batching(20),
         lambda placement: {"other": read_distant(lm, OTHER[: placement.num_distant], placement.span)},
-    )  # fmt: skip
+    )
     rows = [
         (name, document_id, target, loss, kl, None if entropies is None else entropies[place])
         for name, document_id, measured, entropies in found

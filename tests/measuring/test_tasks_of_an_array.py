@@ -66,9 +66,13 @@ def test_processes_under_a_launcher_write_the_bytes_of_one(
     whole = results_of(measure(loss_differences, folder, *ONE_DOCUMENT, "--results", str(tmp_path / "whole")))
     flags = command_line(loss_differences, folder, *ONE_DOCUMENT, "--results", str(tmp_path / "split"))
     launched = subprocess.run(
-        [*launcher, str(ROOT / "pipeline" / "loss_differences.py"), *flags], timeout=240, cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PATH": path}, capture_output=True, text=True,
-    )  # fmt: skip
+        [*launcher, str(ROOT / "pipeline" / "loss_differences.py"), *flags],
+        timeout=240,
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PATH": path},
+        capture_output=True,
+        text=True,
+    )
     assert launched.returncode == 0, launched.stderr
     assert results_of(tmp_path / "split") == whole
 

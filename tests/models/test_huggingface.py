@@ -103,8 +103,10 @@ def test_a_shared_prefix_is_as_good_as_reading_it(lm: HuggingFaceCausalLM) -> No
     partial = read(NUM_PAST, visible[:, :NUM_PAST, :NUM_PAST])
     later = visible[:, NUM_PAST:, NUM_PAST:]
     for past, mask, of_all in (
-        (prefix, None, None), (partial, later, visible), (prefix, beyond[:, NUM_PAST:], beyond)
-    ):  # fmt: skip
+        (prefix, None, None),
+        (partial, later, visible),
+        (prefix, beyond[:, NUM_PAST:], beyond),
+    ):
         expected = logits_of(lm, token_ids, ROWS, of_all, None)[:, NUM_PAST:]
         found = logits_of(lm, token_ids[:, NUM_PAST:], ROWS[:, NUM_PAST:], mask, None, past)
         assert distance(found, expected) < TOLERANCE

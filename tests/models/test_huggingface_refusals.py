@@ -54,18 +54,25 @@ def _no_numbers() -> PreTrainedModel:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: BertLMHeadModel(BertConfig(**SMALL, intermediate_size=48, initializer_range=0.2)),
-         "it is not causal"),
+        (
+            lambda: BertLMHeadModel(BertConfig(**SMALL, intermediate_size=48, initializer_range=0.2)),
+            "it is not causal",
+        ),
         (_t5, "cannot be loaded as a causal LM"),
-        (lambda: BloomForCausalLM(BloomConfig(hidden_size=32, n_layer=1, n_head=4)),
-         "cannot be measured"),
+        (lambda: BloomForCausalLM(BloomConfig(hidden_size=32, n_layer=1, n_head=4)), "cannot be measured"),
         (lambda: AutoModel.from_config(make_model("llama").config), "lacks 1, such as lm_head.weight"),
         (_no_numbers, "its logits are not finite numbers"),
         # Which takes one text at a time alone.
-        (lambda: XGLMForCausalLM(XGLMConfig(vocab_size=VOCABULARY_SIZE, d_model=32, ffn_dim=48, num_layers=1,
-                                            attention_heads=4)), "cannot be measured"),
+        (
+            lambda: XGLMForCausalLM(
+                XGLMConfig(
+                    vocab_size=VOCABULARY_SIZE, d_model=32, ffn_dim=48, num_layers=1, attention_heads=4
+                )
+            ),
+            "cannot be measured",
+        ),
     ],
-)  # fmt: skip
+)
 def test_other_kinds_of_model(make: Callable[[], PreTrainedModel], sentence: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     make().save_pretrained(tmp_path)
@@ -99,21 +106,31 @@ def _changed_weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Cal
         (_changed_weights(lambda of: of.update({"score.weight": torch.ones(2, 32)})), "such as score.weight"),
         (_changed_weights(lambda of: of.pop("lm_head.weight")), "lacks 1, such as lm_head.weight"),
         # What older versions of the library saved with the weights, and computes anew.
-        (_changed_weights(lambda of: of.update({
-            "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4),
-            "model.embeddings.position_ids": torch.arange(64)[None],
-            "model.layers.0.self_attn.masked_bias": torch.tensor(-1e4),
-        })), None),
+        (
+            _changed_weights(
+                lambda of: of.update(
+                    {
+                        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4),
+                        "model.embeddings.position_ids": torch.arange(64)[None],
+                        "model.layers.0.self_attn.masked_bias": torch.tensor(-1e4),
+                    }
+                )
+            ),
+            None,
+        ),
         # Not tied, as the weights show: the library goes by these.
         (_changed_config(tie_word_embeddings=True), None),
         (lambda folder: (folder / "model.pt").touch(), None),
-        (lambda folder: (folder / "adapter_config.json").write_text("{}"),
-         "holds an adapter .* merge it"),
-        (lambda folder: (folder / "model.safetensors").write_text(
-            "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"), "git lfs pull"),
+        (lambda folder: (folder / "adapter_config.json").write_text("{}"), "holds an adapter .* merge it"),
+        (
+            lambda folder: (folder / "model.safetensors").write_text(
+                "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+            ),
+            "git lfs pull",
+        ),
         (lambda folder: os.truncate(folder / "model.safetensors", 4000), "cannot be .*not fully covered"),
     ],
-)  # fmt: skip
+)
 @torch.inference_mode()
 def test_the_model_measured_is_the_folder_s(
     spoil: Callable[[Path], object], sentence: str | None, tmp_path: Path
@@ -137,11 +154,21 @@ def test_the_model_measured_is_the_folder_s(
         # Its code has no windows, whatever its configuration says: like a family that cuts them elsewhere.
         ("llama", {"sliding_window": 9}, 9),
         ("gpt2", {}, 64),
-        ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0,
-                                       "original_max_position_embeddings": 999}}, 64),
+        (
+            "llama",
+            {
+                "rope_parameters": {
+                    "rope_type": "dynamic",
+                    "rope_theta": 1e4,
+                    "factor": 2.0,
+                    "original_max_position_embeddings": 999,
+                }
+            },
+            64,
+        ),
         ("phi3_longrope", {"original_max_position_embeddings": 48}, 48),
     ],
-)  # fmt: skip
+)
 def test_positions_that_a_model_has_no_place_for(
     family: str, fields: dict[str, Any], longest: int, tmp_path: Path
 ) -> None:

@@ -30,11 +30,14 @@ def _tokens(*shape: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     "fields",
     [
-        {}, {"rope_full_precision": False}, {"n_kv_heads": 2}, {"block_group_size": 2},
+        {},
+        {"rope_full_precision": False},
+        {"n_kv_heads": 2},
+        {"block_group_size": 2},
         {"weight_tying": False, "scale_logits": True, "embedding_layer_norm": True},
         {"attention_layer_norm": True, "norm_after": True, "layer_norm_type": "rms"},
     ],
-)  # fmt: skip
+)
 def test_contiguous_ids_give_the_stock_logits_bit_for_bit(
     make_olmo: MakeOLMo, fields: dict[str, Any]
 ) -> None:

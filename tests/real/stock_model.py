@@ -73,9 +73,12 @@ class StockModel:
         is_seen_S = torch.zeros(target, dtype=torch.long)
         is_seen_S[[*context, *(range(self.num_bos) if with_bos else ())]] = 1
         logits = self._model(
-            input_ids=torch.tensor(token_ids_N[None, :target]), attention_mask=is_seen_S[None],
-            position_ids=torch.arange(target)[None], use_cache=False, logits_to_keep=1,
-        ).logits  # fmt: skip
+            input_ids=torch.tensor(token_ids_N[None, :target]),
+            attention_mask=is_seen_S[None],
+            position_ids=torch.arange(target)[None],
+            use_cache=False,
+            logits_to_keep=1,
+        ).logits
         return torch.log_softmax(logits[0, -1].double(), -1).numpy()
 
 
@@ -102,9 +105,16 @@ def assert_explained_as_by_stock(stock: StockModel, text: str, position: int) ->
     num_sources = 4
     foreign = " ".join(stock.documents(stock.num_tokens(text), 3)[1:])
     found = explain(
-        text, stock.folder, position=position, unit="token", sources=num_sources, short_context_length=S,
-        swap_text=foreign, dtype="float32", budget="1h",
-    )  # fmt: skip
+        text,
+        stock.folder,
+        position=position,
+        unit="token",
+        sources=num_sources,
+        short_context_length=S,
+        swap_text=foreign,
+        dtype="float32",
+        budget="1h",
+    )
     num_bos = stock.num_bos
     ids_N = stock.token_ids(text)
     target = position + num_bos

@@ -94,15 +94,36 @@ def test_killed_after_one_document_of_three_it_ends_with_the_same_bytes(
         lines = [json.dumps({"text": text}) + "\n" for text in some]
         (tmp_path / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
     done = forked_stages.run(
-        "pipeline/tokenize_c4.py", "--out", "data", "--source", "train.jsonl", "--evaluation-source",
-        "evaluate.jsonl", "--tokenizer", stock.folder, cwd=tmp_path,
-    )  # fmt: skip
+        "pipeline/tokenize_c4.py",
+        "--out",
+        "data",
+        "--source",
+        "train.jsonl",
+        "--evaluation-source",
+        "evaluate.jsonl",
+        "--tokenizer",
+        stock.folder,
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
     flags = [
-        "--data", "data", "--checkpoints", stock.folder, "--short-context-length", str(S),
-        "--long-context-length", "32", "--targets-per-chunk", "1", "--k", "1", "4",
-        "--rules", "leave_one_out_divergence", "--results",
-    ]  # fmt: skip
+        "--data",
+        "data",
+        "--checkpoints",
+        stock.folder,
+        "--short-context-length",
+        str(S),
+        "--long-context-length",
+        "32",
+        "--targets-per-chunk",
+        "1",
+        "--k",
+        "1",
+        "4",
+        "--rules",
+        "leave_one_out_divergence",
+        "--results",
+    ]
     whole = forked_stages.run("pipeline/influential_tokens.py", *flags, "whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
 

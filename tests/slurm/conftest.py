@@ -33,16 +33,24 @@ STUDY = {
     "evaluation": {
         "stages": ["loss_differences", "length_losses", "influential_tokens"],
         "influential_tokens": {"models": ["long-seed1"]},
-        "short_context_length": 8, "long_context_length": 64, "targets_per_chunk": 4, "max_documents": 6,
+        "short_context_length": 8,
+        "long_context_length": 64,
+        "targets_per_chunk": 4,
+        "max_documents": 6,
     },
     "slurm": {"tokenize": 2, "measure": 2},
-}  # fmt: skip
+}
 SMALL = {
     "model": {"d_model": 16, "n_heads": 2, "n_layers": 1, "residual_dropout": 0.1, "max_sequence_length": 64},
-    "scheduler": {"t_warmup": 2}, "global_train_batch_tokens": 256, "device_train_microbatch_tokens": 128,
-    "precision": "fp32", "console_log_interval": 1, "max_duration": 6, "eval_interval": 6,
+    "scheduler": {"t_warmup": 2},
+    "global_train_batch_tokens": 256,
+    "device_train_microbatch_tokens": 128,
+    "precision": "fp32",
+    "console_log_interval": 1,
+    "max_duration": 6,
+    "eval_interval": 6,
     "eval_num_documents": 4,
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="session")

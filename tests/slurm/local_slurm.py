@@ -86,9 +86,13 @@ def _configure(folder: Path) -> None:
             listener.bind(("127.0.0.1", 0))
             ports.append(listener.getsockname()[1])
     configuration = _CONFIGURATION.format(
-        host=socket.gethostname().partition(".")[0], user=getpass.getuser(), folder=folder,
-        controller_port=ports[0], first_port=ports[1], second_port=ports[2],
-    )  # fmt: skip
+        host=socket.gethostname().partition(".")[0],
+        user=getpass.getuser(),
+        folder=folder,
+        controller_port=ports[0],
+        first_port=ports[1],
+        second_port=ports[2],
+    )
     (folder / "slurm.conf").write_text(configuration)
 
 

@@ -26,8 +26,10 @@ def test_shellcheck_has_nothing_to_say() -> None:
     assert shellcheck is not None, "shellcheck is missing; the extra `test` brings it"
     checked = subprocess.run(
         [shellcheck, "--external-sources", *(script.relative_to(ROOT) for script in SCRIPTS)],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert checked.stdout == ""
     assert checked.returncode == 0
 

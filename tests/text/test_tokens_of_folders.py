@@ -65,10 +65,12 @@ def template() -> Tokenizer:
     tokenizer = byte_level()
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in ("<s>", "</s>")])
     ids = [(token, tokenizer.token_to_id(token)) for token in ("<s>", "</s>")]
-    tokenizer.post_processor = processors.Sequence([
-        processors.ByteLevel(trim_offsets=True),
-        processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ids),
-    ])  # fmt: skip
+    tokenizer.post_processor = processors.Sequence(
+        [
+            processors.ByteLevel(trim_offsets=True),
+            processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ids),
+        ]
+    )
     return tokenizer
 
 
@@ -95,23 +97,44 @@ Kind = tuple[Callable[[], Tokenizer], dict[str, Any]]
 KINDS: dict[str, Kind] = {
     "byte-level": (byte_level, {"eos_token": "<|endoftext|>", "add_prefix_space": True}),
     "metaspace": (
-        metaspace, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "legacy": False}
+        metaspace,
+        {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "legacy": False},
     ),
     "template": (template, {"bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATE}),
-    "word-piece": (word_piece, {
-        "tokenizer_class": "BertTokenizer", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]",
-        "pad_token": "[PAD]", "eos_token": "[SEP]", "do_lower_case": True,
-    }),
+    "word-piece": (
+        word_piece,
+        {
+            "tokenizer_class": "BertTokenizer",
+            "unk_token": "[UNK]",
+            "cls_token": "[CLS]",
+            "sep_token": "[SEP]",
+            "pad_token": "[PAD]",
+            "eos_token": "[SEP]",
+            "do_lower_case": True,
+        },
+    ),
     # Beside a tokenizer.json transformers 5 ignores add_bos_token; without one it counts.
-    "vocab-and-merges": (byte_level, {
-        "tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>",
-        "unk_token": "<|endoftext|>", "add_bos_token": True,
-    }),
-    "unigram": (unigram, {
-        "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True,
-        "extra_special_tokens": ["<|im_start|>", "<|im_end|>"],
-    }),
-}  # fmt: skip
+    "vocab-and-merges": (
+        byte_level,
+        {
+            "tokenizer_class": "GPT2Tokenizer",
+            "eos_token": "<|endoftext|>",
+            "bos_token": "<|endoftext|>",
+            "unk_token": "<|endoftext|>",
+            "add_bos_token": True,
+        },
+    ),
+    "unigram": (
+        unigram,
+        {
+            "bos_token": "<s>",
+            "eos_token": "</s>",
+            "unk_token": "<unk>",
+            "add_bos_token": True,
+            "extra_special_tokens": ["<|im_start|>", "<|im_end|>"],
+        },
+    ),
+}
 
 
 def write_folder(folder: Path, tokenizer: Tokenizer, configuration: dict[str, Any] | None = None) -> Path:
@@ -235,13 +258,21 @@ XY = ("<unk>", "x", "y")
         (words(*XY, "</s>", "<eos>"), {}, (), "</s>"),
         (words(*XY, added=("</s>",)), {}, (), "</s>"),
         (words(*XY, special=("<eot>",)), {"tokenizer_config.json": {"eos_token": "<eot>"}}, (), "<eot>"),
-        (words(*XY, special=("<eot>", "</s>")),
-         {"tokenizer_config.json": {"eos_token": {"content": "<eot>", "__type": "AddedToken"}}}, (), "<eot>"),
+        (
+            words(*XY, special=("<eot>", "</s>")),
+            {"tokenizer_config.json": {"eos_token": {"content": "<eot>", "__type": "AddedToken"}}},
+            (),
+            "<eot>",
+        ),
         (words(*XY, special=("<eot>",)), {}, ("--eos-token", "<eot>"), "<eot>"),
-        (words(*XY, special=("</s>", "<eot>")), {"tokenizer_config.json": {"eos_token": "</s>"}},
-         ("--eos-token", "<eot>"), "<eot>"),
+        (
+            words(*XY, special=("</s>", "<eot>")),
+            {"tokenizer_config.json": {"eos_token": "</s>"}},
+            ("--eos-token", "<eot>"),
+            "<eot>",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_ends_a_document(
     tokenizer: Tokenizer, files: dict[str, Any], flags: tuple[str, ...], eos: str, tmp_path: Path
 ) -> None:
