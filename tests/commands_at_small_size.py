@@ -327,7 +327,8 @@ def run(shown: Shown, folder: Path) -> None:
         _bash(shown.text, folder)
         return
     shown = without_make(shown)
-    module, program = module_of(shown), shown.program
+    module = module_of(shown)
+    program = shown.program
     assert module is not None
     typed = _bash(f"printf '%s\\0' {shown.text}", folder).split("\0")[:-1]
     begin = next(place for place, word in enumerate(typed) if word in (program, module))

@@ -72,7 +72,8 @@ class TokensRead:
 class SeenTokens:
     """Writes down what it is shown, and is sure that the token of a query row is said again."""
 
-    vocabulary_size, device = 100, torch.device("cpu")
+    vocabulary_size = 100
+    device = torch.device("cpu")
 
     def __init__(self) -> None:
         self.batches: list[tuple[list, list]] = []

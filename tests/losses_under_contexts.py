@@ -25,7 +25,8 @@ def window_losses(
 
 def long_context_losses(model: CausalLM, chunk_L: np.ndarray, targets_T: np.ndarray) -> np.ndarray:
     """loss(t | everything before t in the chunk), all targets in one pass: float32 [T], nats."""
-    tokens_L, rows_T = torch.as_tensor(chunk_L), torch.as_tensor(targets_T - 1)
+    tokens_L = torch.as_tensor(chunk_L)
+    rows_T = torch.as_tensor(targets_T - 1)
     rows_S = torch.arange(len(chunk_L) - 1)
     hidden_1TD = model.hidden_states(tokens_L[None, :-1], rows_S[None], None, rows_T[None])
     return losses_of_hidden_states(model, hidden_1TD, tokens_L[rows_T + 1][None])[0].numpy()

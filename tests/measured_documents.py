@@ -21,7 +21,9 @@ from pipeline.results.files import LOCK_FILE
 from pipeline.text.folder import EVALUATION_FILE, TRAIN_FOLDER, EvaluationDocument, write_evaluation_documents
 
 VOCABULARY_SIZE = 48
-LONG, TARGETS, SHORT = 12, 3, 4
+LONG = 12
+TARGETS = 3
+SHORT = 4
 LENGTH_LOSSES = ["--context-lengths", "2", "9"]
 """Flags of loss_differences in its other mode."""
 LENGTHS = ["--long-context-length", str(LONG), "--targets-per-chunk", str(TARGETS)]

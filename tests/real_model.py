@@ -60,7 +60,8 @@ def model_folder(key: str) -> Path:
     model = REAL_MODELS[key]
     user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     cache = Path(os.environ.get("REAL_MODELS") or user_cache / "sparsity-length" / "real-models")
-    folder, unfinished = cache / model.name, cache / f"{model.name}.unfinished"
+    folder = cache / model.name
+    unfinished = cache / f"{model.name}.unfinished"
     if folder.is_dir():
         return folder
     cache.mkdir(parents=True, exist_ok=True)

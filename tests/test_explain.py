@@ -93,7 +93,8 @@ def test_every_number_is_that_of_the_stock_model(model: Path, exact: explanation
     others = [foreign[start : start + 64] for start in np.linspace(0, len(foreign) - 64, 4).astype(int)]
     assert found.first_token > 0 and len(found.losses) == 64 - S - 2
     for row in found.losses[::9].itertuples():
-        t, near = row.position - found.first_token, row.near_position - found.first_token
+        t = row.position - found.first_token
+        near = row.near_position - found.first_token
         assert S <= t - near <= S + 1
         full = log_probs(stock, ids[:t], np.arange(t))
         short = log_probs(stock, ids[near:t], np.arange(near, t))
@@ -116,7 +117,8 @@ def test_every_number_is_that_of_the_stock_model(model: Path, exact: explanation
         assert of_row["effect"].is_monotonic_decreasing
         largest = tried.frame[tried.frame["position"] == row.position]
         kept = largest["source_position"] - found.first_token
-        total, left = [], []
+        total = []
+        left = []
         for other, of_other in zip(others, of_others, strict=True):
             only = swapped(other, ids, [*kept, *range(near, t)])[:t]
             total.append(divergence(full, of_other))
@@ -142,7 +144,8 @@ def test_a_search_that_splits_everything_is_exact_leave_one_out(
 
 def test_planted_sources_are_found_and_their_absence_is_told() -> None:
     """A model that knows the answer as well as it sees tokens 5 and 7; nothing else matters."""
-    length, near = 96, 80
+    length = 96
+    near = 80
     lm = EvidenceLM(16, answer=3, logit_of=lambda seen: 4.0 * len(seen & {5, 7}))
     ids = np.full(length, 1)
     ids[[11, 63]] = 5, 7

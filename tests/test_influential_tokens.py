@@ -55,7 +55,8 @@ def test_sparsity_agrees_with_a_recomputation_from_the_sparse_losses(tables: Tab
     found = tables["dependency_sparsity"].set_index([*TARGET, "rule", "criterion"]).sort_index()
     assert found["loss_difference"].notna().all()
     for key, rows in sparse.groupby([*TARGET, "rule"]):
-        short, long = rows["short_context_loss"].iloc[0], rows["long_context_loss"].iloc[0]
+        short = rows["short_context_loss"].iloc[0]
+        long = rows["long_context_loss"].iloc[0]
         expected_divergence = rows["short_context_divergence"].iloc[0]
         of_criterion = {
             "loss": (short - long, short - rows["sparse_context_loss"]),
@@ -72,7 +73,8 @@ def test_sparsity_agrees_with_a_recomputation_from_the_sparse_losses(tables: Tab
     # 0, the gain is small nowhere
     for criterion, has_small_gains in (("loss", True), ("divergence", False)):
         of_criterion = found.xs(criterion, level="criterion")
-        k_stars, is_censored = of_criterion["k_90"], of_criterion["is_censored"]
+        k_stars = of_criterion["k_90"]
+        is_censored = of_criterion["is_censored"]
         assert k_stars.notna().any() and is_censored.any()
         assert (k_stars.isna() & ~is_censored).any() == has_small_gains
 

@@ -34,7 +34,8 @@ def test_every_mean_computed_naively(
     assert len(rows) == 4 * 2 and set(rows["num_targets"]) == {3}
     for row in rows.itertuples():
         chunk_L = chunk_of(row.document_id, row.chunk_index)
-        losses, divergences = [], []
+        losses = []
+        divergences = []
         for target in range(LONG - TARGETS, LONG):
             window = [(chunk_L, range(target - row.context_length, target))]
             losses += naive_losses(stock, target, window)

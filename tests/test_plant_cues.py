@@ -16,7 +16,8 @@ from pipeline.text import planting
 from pipeline.text.folder import TokenizedData, training_token_counts
 from pipeline.text.planting import PLANTED_FILE, CueLaw, Cues
 
-LENGTH, SHORT = 64, 6
+LENGTH = 64
+SHORT = 6
 WORDS = "the river runs past a long green hill and we walk down it in sun"
 
 

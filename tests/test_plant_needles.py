@@ -67,7 +67,8 @@ def test_needle_question_and_answer_are_where_the_truth_says(data: Path, planted
         return "".join(tokenizer.pieces(token_ids.tolist()))
 
     for row in rows:
-        ids, source = documents[row["document_id"]], sources[row["source_document_id"]]
+        ids = documents[row["document_id"]]
+        source = sources[row["source_document_id"]]
         assert len(ids) == length == row["context_length"]
         assert row["answer_position"] + row["num_answer_tokens"] == length
         assert text(ids[row["answer_position"] :]) == f" {row['answer']}"
@@ -80,7 +81,8 @@ def test_needle_question_and_answer_are_where_the_truth_says(data: Path, planted
             shared = next(i for i in range(len(hay) + 1) if i == len(hay) or hay[i] != source[i])
             assert text(hay[shared:]).startswith(" What is the magic number of")
             continue
-        start, end = row["needle_position"], row["needle_position"] + row["num_needle_tokens"]
+        start = row["needle_position"]
+        end = row["needle_position"] + row["num_needle_tokens"]
         assert text(ids[start:end]) == f" The magic number of {key} is {row['answer']}."
         answer_ids = ids[row["needle_answer_positions"]]
         assert text(answer_ids) == f" {row['answer']}"

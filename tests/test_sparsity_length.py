@@ -144,7 +144,8 @@ def stock_loss(stock: PreTrainedModel, token_ids: list[int], positions: list[int
 def test_a_text_of_several_chunks_has_a_row_a_token_and_the_stock_model_s_losses(
     bpe: Tokenizer, bos: list[int]
 ) -> None:
-    stock, text = make_model("llama", vocab_size=bpe.get_vocab_size()), TEXT * 5
+    stock = make_model("llama", vocab_size=bpe.get_vocab_size())
+    text = TEXT * 5
     ids = bpe.encode(text).ids
     if bos:  # before every chunk and every short context, at position ID 0
         bpe = Tokenizer.from_str(bpe.to_str())
@@ -156,7 +157,8 @@ def test_a_text_of_several_chunks_has_a_row_a_token_and_the_stock_model_s_losses
     assert "".join(frame["token"]) == text and frame["token_id"].tolist() == ids
     assert frame[VALUES].isna().all(axis=1).tolist() == [place <= S for place in range(len(ids))]
     for row in frame.iloc[S + 1 :: 7].itertuples():
-        num, t = row.num_long_context_tokens, row.position
+        num = row.num_long_context_tokens
+        t = row.position
         # A chunk's position IDs begin at 0, and the short context keeps its own.
         places = list(range(len(bos), len(bos) + num))
         long = stock_loss(stock, bos + ids[t - num : t], [0] * len(bos) + places, ids[t])

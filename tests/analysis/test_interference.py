@@ -101,7 +101,8 @@ def run(program: ModuleType, *words: object) -> None:
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory, make_olmo: Callable[..., OLMo]) -> Path:
     """Nine texts from three sources, three targets each, 48 near tokens; the last three are distant texts."""
-    folder, rng = tmp_path_factory.mktemp("real_model"), np.random.default_rng(0)
+    folder = tmp_path_factory.mktemp("real_model")
+    rng = np.random.default_rng(0)
     sources = ["c4", "wikipedia", "novels"]
     rows = [{"text": "".join(rng.choice(list("abcdefgh "), 300)), "url": source} for source in 4 * sources]
     for name, of in (("texts", rows[:9]), ("train", rows[9:])):

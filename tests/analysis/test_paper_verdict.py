@@ -5,7 +5,9 @@ import pytest
 
 from analysis.figures.recovered_loss import paper_verdict
 
-SELECTED, RECENCY, FEW = "leave_one_out_divergence", "recency", 16
+SELECTED = "leave_one_out_divergence"
+RECENCY = "recency"
+FEW = 16
 
 
 def planted(selected: float, recency: float) -> pd.DataFrame:

@@ -36,7 +36,9 @@ from pipeline.measuring.sources import (
 from pipeline.text.sources import open_sources, read_documents
 from pipeline.text.tokenizer import TokenizedText
 
-SHORT, NUM_SOURCES, NUM_TARGETS = 16, 4, 12
+SHORT = 16
+NUM_SOURCES = 4
+NUM_TARGETS = 12
 
 
 def parser() -> argparse.ArgumentParser:

@@ -141,7 +141,8 @@ def forward_per_pair(problem: Problem, removed_R: np.ndarray) -> np.ndarray:
 
     One target a removed token: the sample goes through both evenly.
     """
-    lengths, device = problem.lengths, problem.lm.device
+    lengths = problem.lengths
+    device = problem.lm.device
     long_losses_T = problem.long_losses_T
     influence_TR = np.full((lengths.targets_per_chunk, len(removed_R)), np.nan)
     for column, removed in enumerate(removed_R):
@@ -161,7 +162,8 @@ def forward_per_pair(problem: Problem, removed_R: np.ndarray) -> np.ndarray:
 
 def losses_without(problem: Problem, removed_R: np.ndarray) -> torch.Tensor:
     """loss(t | long without i) of all targets, in one pass a token: float32 [R, T], nats."""
-    device, num_rows = problem.lm.device, problem.lengths.long_context_length - 1
+    device = problem.lm.device
+    num_rows = problem.lengths.long_context_length - 1
     tokens_L = torch.as_tensor(problem.chunk_L, device=device)
     targets_T = torch.as_tensor(problem.lengths.targets_T, device=device)
     visible_RSS = without_edges_into(torch.as_tensor(removed_R, device=device), num_rows)

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-TOP, NUM_SWAPPED = 4, 4
+TOP = 4
+NUM_SWAPPED = 4
 REQUIREMENTS = {"captum": ["captum"], "inseq": ["inseq"], "flashtrace": ["flashtrace"]}
 METHODS = {
     "captum gradient x activation": "captum",

@@ -95,7 +95,8 @@ def config_of(
 
 def data_of(config: PretrainConfig, folder: Path) -> TokenizedData:
     """Random tokens: what is timed does not depend on them. What models have learnt does."""
-    path, num_tokens = folder / "part-00000.npy", 64 * config.tokens_per_step
+    path = folder / "part-00000.npy"
+    num_tokens = 64 * config.tokens_per_step
     np.random.default_rng(0).integers(0, config.model.vocab_size, num_tokens).astype(np.uint16).tofile(path)
     return TokenizedData(
         folder, [path], np.dtype(np.uint16), config.model.vocab_size, 0, num_tokens, "0", "1"
@@ -124,7 +125,8 @@ def plain_loop(
         token_ids_BS = torch.from_numpy(batches.batch(number)[0]).to(device)
         with autocast:
             logits_BSV = model(token_ids_BS).logits
-        logits, targets = logits_BSV[:, :-1].float().flatten(0, 1), token_ids_BS[:, 1:].flatten()
+        logits = logits_BSV[:, :-1].float().flatten(0, 1)
+        targets = token_ids_BS[:, 1:].flatten()
         loss = torch.nn.functional.cross_entropy(logits, targets)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
@@ -154,7 +156,8 @@ def compare(
     config = config_of(case, vocabulary_size, tokens_per_step, own_overrides, folder)
     data = data_of(config, folder)
     trainer = Trainer(config, data)
-    device, mixed_precision = trainer._accelerator.device, trainer._accelerator.mixed_precision
+    device = trainer._accelerator.device
+    mixed_precision = trainer._accelerator.mixed_precision
     plain = plain_loop(config, TrainingBatches(config, data), Schedule(config), device)
 
     def ours(number: int) -> float:

@@ -26,7 +26,8 @@ TOLERANCE = 1e-4
 """Nats. Products add up in another order on every device; TF32, which is off, would move them by 1e-2."""
 MODELS = ("olmo", "olmo with grouped heads", "llama", "gpt2")
 MEASURED = ("long_losses_T", "influence_TF", "divergence_TF", "attention_TF", "gate_gradient_TF")
-Contexts, MakeOLMo = Mapping[str, FarContext], Callable[..., OLMo]
+Contexts = Mapping[str, FarContext]
+MakeOLMo = Callable[..., OLMo]
 
 
 def model_on(
@@ -60,7 +61,9 @@ def test_every_number_is_the_cpus(device: torch.device, name: str, make_olmo: Ma
                 np.testing.assert_allclose(values, exact, rtol=0, atol=TOLERANCE, err_msg=measured)
 
 
-LOSS_BOUND, INFLUENCE_BOUND, LEAST_CORRELATION = 0.1, 0.2, 0.98
+LOSS_BOUND = 0.1
+INFLUENCE_BOUND = 0.2
+LEAST_CORRELATION = 0.98
 """In bfloat16, which has 8 bits: nats at most; nats of a typical error over those of a typical influence."""
 
 

@@ -111,7 +111,8 @@ def test_every_artefact_is_complete(folder: Path) -> None:
 
 
 def test_the_stages_agree_on_the_losses_they_share(folder: Path) -> None:
-    results, target = folder / "results", ["document_id", "chunk_index", "target_position"]
+    results = folder / "results"
+    target = ["document_id", "chunk_index", "target_position"]
     differences = read_artefact(results, "loss_differences").set_index(target).sort_index()
     sparse = read_artefact(results, "sparse_context_losses").drop_duplicates(target).set_index(target)
     for loss in ("short_context_loss", "long_context_loss"):

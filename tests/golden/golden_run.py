@@ -102,7 +102,9 @@ def _run_stages(folder: Path) -> None:
         lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
         (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
     _word_tokenizer().save(str(folder / "words.json"))
-    data, model, results = f"{folder}/data", f"{folder}/model", f"{folder}/results"
+    data = f"{folder}/data"
+    model = f"{folder}/model"
+    results = f"{folder}/results"
     sources = ["--source", f"{folder}/train.jsonl", "--evaluation-source", f"{folder}/evaluation.jsonl"]
     _run(tokenize_c4, ["--out", data, *sources, "--tokenizer", f"{folder}/words.json"])
     _run(pretrain, [str(TINY_YAML), "--data", data, "--save-folder", model, *PRETRAIN])
@@ -172,7 +174,8 @@ def moved(golden: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
     """One phrase for every column of `found` that is not as in `golden`, within the tolerance."""
     phrases = []
     for table in sorted(golden.keys() | found.keys()):
-        before, now = golden.get(table, {}), found.get(table, {})
+        before = golden.get(table, {})
+        now = found.get(table, {})
         for column in sorted(before.keys() | now.keys()):
             if column not in now or column not in before:
                 phrases.append(f"{table}.{column} is {'gone' if column in before else 'new'}")

@@ -32,7 +32,9 @@ from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.rules import selected_positions
 from pipeline.models.interface import CausalLM
 
-S, L, M = 4, 24, 4
+S = 4
+L = 24
+M = 4
 LENGTHS = ContextLengths(short_context_length=S, long_context_length=L, targets_per_chunk=M)
 TARGETS = range(L - M, L)
 TOLERANCE = 2e-5
@@ -139,7 +141,8 @@ def test_every_influence(model: Implementation, ablation: str) -> None:
     for name, context in model.contexts(**options[ablation]).items():
         for index, target in enumerate(TARGETS):
             tokens, _ = case(name, target, ())
-            long, naive = (tokens, range(target)), []
+            long = (tokens, range(target))
+            naive = []
             for stand_in in stand_ins[ablation]:
                 cases: list[Case] = []
                 for position in range(target - S):
@@ -170,9 +173,11 @@ def test_the_screen_leaves_out_blocks_and_splits_those_that_matter(
     def without(name: str, target: int, block: range) -> np.ndarray:
         """Loss and divergence by which it moves from the long context."""
         tokens, _ = case(name, target, ())
-        long, naive = (tokens, range(target)), []
+        long = (tokens, range(target))
+        naive = []
         for swap in swaps or [None]:
-            replaced, rest = tokens.copy(), set(range(target)) - set(block)
+            replaced = tokens.copy()
+            rest = set(range(target)) - set(block)
             if swap is not None:
                 replaced[list(block)], rest = swap[list(block)], set(range(target))
             everything, loss = naive_losses(model.stock, target, [long, (replaced, rest)])
@@ -185,7 +190,8 @@ def test_the_screen_leaves_out_blocks_and_splits_those_that_matter(
         for sequence in screened.sequences:
             targets = TARGETS[sequence.targets]
             fewest = targets[0] - S
-            starts, estimates = [0, 8], {}
+            starts = [0, 8]
+            estimates = {}
             for width, narrower, num_split in ((8, 2, 1), (2, 1, 2)):
                 effects = {
                     (start, target): without(name, target, range(start, start + width))
@@ -203,7 +209,8 @@ def test_the_screen_leaves_out_blocks_and_splits_those_that_matter(
                 starts = [s + part for s in best[:num_split] for part in range(0, width, narrower)]
                 starts += range(fewest // width * width, fewest // narrower * narrower, narrower)
             for target in targets:
-                index, alone = target - TARGETS[0], sorted([*starts, *range(fewest, target - S)])
+                index = target - TARGETS[0]
+                alone = sorted([*starts, *range(fewest, target - S)])
                 exact = {place: without(name, target, range(place, place + 1)) for place in alone}
                 scores = [exact.get(place, estimates.get((place, target))) for place in range(target - S)]
                 for values_TF, scores_F in zip(screened.necessity, np.transpose(scores), strict=True):
@@ -270,7 +277,9 @@ def test_a_wide_target_block_reaches_into_its_own_far_context(model: Implementat
     fields = model.lm, lengths, Batching(100), CHUNKS["own"], CHUNKS["other_document"]
     removed = far_contexts(*fields)["own"]
     replaced_by_first = far_contexts(*fields, swap_ids_BL=CHUNKS["first"][None])["own"]
-    long, without, replaced = (CHUNKS["own"], range(first)), [], []
+    long = (CHUNKS["own"], range(first))
+    without = []
+    replaced = []
     for position in range(first - 2):
         without.append((CHUNKS["own"], set(range(first)) - {position}))
         tokens = CHUNKS["own"].copy()

@@ -27,12 +27,16 @@ from pipeline.models.huggingface import HuggingFaceCausalLM, as_causal_lm
 from pipeline.models.interface import CausalLM
 from pipeline.models.olmo import OLMoCausalLM
 
-S, L, M = 4, 24, 3
+S = 4
+L = 24
+M = 3
 LENGTHS = ContextLengths(short_context_length=S, long_context_length=L, targets_per_chunk=M)
 TARGETS = range(L - M, L)
 GENERATOR = np.random.default_rng(11)
 CHUNKS = {name: GENERATOR.integers(0, VOCABULARY_SIZE, L) for name in ("own", "other_document")}
-STEP, NUM_ANSWERS, SEED = 5e-3, 3, (2, 7)
+STEP = 5e-3
+NUM_ANSWERS = 3
+SEED = (2, 7)
 TOLERANCE, TOLERANCE_AT_KINKS = 1e-3, 1e-2  # of the largest derivative; OPT's ReLU has kinks
 # Another gate may send a token to another expert, and there a finite difference is none.
 INSPECTED = ["olmo", *sorted(FAMILIES.keys() - {"mixtral"}), "bos olmo", "bos gemma3"]
@@ -106,7 +110,8 @@ def of_olmo(make_olmo: Callable[..., OLMo]) -> Family:
                 original = block._scaled_dot_product_attention
 
                 def note(q: Any, k: Any, *rest: Any, original: Callable = original, **more: Any) -> Any:
-                    query, key = q[0] / math.sqrt(8), k[0].repeat_interleave(2, 0)
+                    query = q[0] / math.sqrt(8)
+                    key = k[0].repeat_interleave(2, 0)
                     layers.append((softmax(query, key, 1, None).numpy(), query.numpy(), key.numpy()))
                     return original(q, k, *rest, **more)
 
@@ -121,7 +126,9 @@ def of_hugging_face(name: str) -> Family:
     def make(attention: str | None = None) -> PreTrainedModel:
         return make_model(name, 4, attention=attention)
 
-    double, stock, layers = make("eager").double(), make(), list[Heads]()
+    double = make("eager").double()
+    stock = make()
+    layers = list[Heads]()
 
     def hidden(num_rows: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.full((num_rows, num_rows), -1e30, dtype=dtype).triu(1)
@@ -202,7 +209,8 @@ def test_every_gate_gradient_and_information_is_of_finite_differences(
     for name, context in family.contexts().items():
         answers = sampled_answers(context.predictions, NUM_ANSWERS, SEED)
         for index, target in enumerate(TARGETS):
-            text_S, num_far = seen(name, target), target - S
+            text_S = seen(name, target)
+            num_far = target - S
             slopes_F = family.slopes(text_S, num_far, int(CHUNKS["own"][target]))
             squares = [family.slopes(text_S, num_far, int(drawn_T[index])) ** 2 for drawn_T in answers]
             for found_TF, naive_F, tolerance in (
@@ -219,7 +227,8 @@ def test_attention_and_rollout_are_of_the_stock_models_attention(family: Family)
     for name, context in family.contexts().items():
         found = context.attention_TF, context.attention_rollout_TF
         for index, target in enumerate(TARGETS):
-            layers, num_far = family.attention(seen(name, target)), target - S
+            layers = family.attention(seen(name, target))
+            num_far = target - S
             assert len(layers) == 2
             rollout_SS = np.eye(target)
             for heads_HSS in layers:

@@ -16,7 +16,8 @@ from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.rules import LEAVE_ONE_OUT_RULES, RULES, SWAP, selected_positions
 from pipeline.measuring.sparsity import minimal_sufficient_k
 
-VOCABULARY_SIZE, ANSWER = 40, 39
+VOCABULARY_SIZE = 40
+ANSWER = 39
 MADE_LENGTHS = ContextLengths(short_context_length=2, long_context_length=20, targets_per_chunk=2)
 PLANTED = {3: 30, 7: 31, 12: 32, 13: 33}
 """Position -> token, which stands nowhere else."""

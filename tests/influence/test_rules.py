@@ -48,7 +48,10 @@ def test_random_draws_far_positions_without_repeating_and_again_the_same() -> No
 
 
 # One target at 11, its short context 9 and 10, its distant context 0 to 8. A stands twice, at 2 and 5.
-FILLER, A, B, ANSWER = 1, 2, 3, 9
+FILLER = 1
+A = 2
+B = 3
+ANSWER = 9
 LENGTHS = ContextLengths(short_context_length=2, long_context_length=12, targets_per_chunk=1)
 CHUNK = np.array([FILLER, FILLER, A, FILLER, B, A, FILLER, FILLER, FILLER, FILLER, FILLER, ANSWER])
 

@@ -59,13 +59,16 @@ def test_by_hand() -> None:
 
 
 def test_it_is_the_mean_over_thresholds() -> None:
-    generator, ks, num_far = np.random.default_rng(0), [1, 2, 4, 8, 16], 37
+    generator = np.random.default_rng(0)
+    ks = [1, 2, 4, 8, 16]
+    num_far = 37
     for _ in range(20):
         shares = generator.normal(0.5, 0.4, len(ks))
         nodes = [0.0]
         for share in shares:
             nodes.append(max(nodes[-1], min(1.0, max(0.0, share))))
-        log2_ks, reached = np.log2([*ks, num_far]), [*nodes[1:], 1.0]
+        log2_ks = np.log2([*ks, num_far])
+        reached = [*nodes[1:], 1.0]
         thresholds = (np.arange(200_000) + 0.5) / 200_000
         needed = []
         for low, high, left, right in zip(reached[:-1], reached[1:], log2_ks[:-1], log2_ks[1:], strict=True):
@@ -110,7 +113,8 @@ def crossed(folder: Path) -> Path:
 
 def naive_choice(stocks: dict[str, Stock], key: tuple[str, int, int]) -> np.ndarray:
     """Distant tokens by the mean divergence of leaving one out, in both swaps."""
-    own_L, place = chunk_of(*key[:2]), key[2] - key[1] * L
+    own_L = chunk_of(*key[:2])
+    place = key[2] - key[1] * L
     scores = []
     for number in (2, 3):
         without = []
@@ -125,7 +129,8 @@ def naive_choice(stocks: dict[str, Stock], key: tuple[str, int, int]) -> np.ndar
 
 def naive_values(stock: Stock, key: tuple[str, int, int], chosen: np.ndarray) -> list[float]:
     """mean_log2_k in each swap, as the trapezoids between the studied k add up."""
-    own_L, place = chunk_of(*key[:2]), key[2] - key[1] * L
+    own_L = chunk_of(*key[:2])
+    place = key[2] - key[1] * L
     values = []
     for number in (2, 3):
         nothing = with_far(own_L, chunk_of(*key[:2], number), place)
@@ -136,7 +141,9 @@ def naive_values(stock: Stock, key: tuple[str, int, int], chosen: np.ndarray) ->
             cases.append((restored, range(place)))
         whole_V, *others = log_probs(stock, place, cases)
         missing = [divergence(whole_V, other_V) for other_V in others]
-        best, total, num_far = 0.0, 0.0, place - SHORT
+        best = 0.0
+        total = 0.0
+        num_far = place - SHORT
         points = []
         for k, left in zip(KS, missing[1:], strict=True):
             best = max(best, min(1.0, 1 - left / missing[0]))
@@ -213,7 +220,8 @@ def test_choices_are_tried_on_another_model(
     rows = read_artefact(results, "sparse_context_losses")
     assert set(rows["distant_context"]) == {"own", "other_document"} and set(rows["evaluator"]) == {"fourth"}
     for row in rows.query("rule == 'leave_one_out_divergence'").itertuples():
-        key, place = (row.document_id, row.chunk_index, row.target_position), row.target_position % L
+        key = (row.document_id, row.chunk_index, row.target_position)
+        place = row.target_position % L
         same = (chosen[TARGET] == key).all(axis=1) & (chosen["rule"] == row.rule)
         mine = chosen[same & (chosen["distant_context"] == row.distant_context)]
         far = np.sort(mine["context_position"].to_numpy()[: row.k] - row.chunk_index * L)

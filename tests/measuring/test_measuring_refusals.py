@@ -62,7 +62,8 @@ def test_another_model_of_one_name_in_one_results_folder(
 def test_what_is_no_number_is_told_with_the_model_that_gave_it(
     folder: Path, make_olmo: Callable[..., OLMo]
 ) -> None:
-    model, tokens = make_olmo(seed=2, weight_tying=False), next(iter(DOCUMENTS.values()))
+    model = make_olmo(seed=2, weight_tying=False)
+    tokens = next(iter(DOCUMENTS.values()))
     # A token that stands in the second chunk once, before its targets 21, 22 and 23, and nowhere else.
     position = next(place for place in range(20, 12, -1) if np.sum(tokens[:24] == tokens[place]) == 1)
     model.transformer.wte.weight.data[int(tokens[position])] = float("nan")

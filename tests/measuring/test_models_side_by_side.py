@@ -62,7 +62,8 @@ def test_foreign_contexts_and_a_reference(folder: Path, models: dict[str, OLMo])
     gains = rows["swapped_context_loss"] - rows["long_context_loss"]
     np.testing.assert_array_equal(rows["document_specific_gain"], gains)
     for row in rows.itertuples():
-        place, own_L = in_the_chunk(row), chunk_of(row.document_id, row.chunk_index)
+        place = in_the_chunk(row)
+        own_L = chunk_of(row.document_id, row.chunk_index)
         long_case: Case = (own_L, range(place))
         foreign: Case = (with_far(own_L, chunk_of(row.document_id, row.chunk_index, 1), place), range(place))
         short: Case = (own_L, range(place - SHORT, place))

@@ -16,8 +16,10 @@ PLACEMENTS = ["own:3", "own:3@20", "own:6/2", "own:6/2@9", "swap:3", "swap:6/3@3
 @pytest.mark.parametrize("are_shared", [False, True])
 @pytest.mark.parametrize("family", ["llama", "gpt_neox"])
 def test_equal_to_stock_models_one_context_at_a_time(family: str, are_shared: bool) -> None:
-    stock, num_near = make_model(family, seed=4, attention="eager"), 8
-    lm, targets_T = HuggingFaceCausalLM(make_model(family, seed=4)), np.array([24, 26, 28])
+    stock = make_model(family, seed=4, attention="eager")
+    num_near = 8
+    lm = HuggingFaceCausalLM(make_model(family, seed=4))
+    targets_T = np.array([24, 26, 28])
 
     def log_probs(tokens: np.ndarray, position_ids: np.ndarray) -> np.ndarray:
         hidden = torch.ones(len(tokens), len(tokens)).triu(1) * torch.finfo(torch.float32).min
@@ -57,7 +59,8 @@ def test_equal_to_stock_models_one_context_at_a_time(family: str, are_shared: bo
         elif (placement := Placement.parse(name)).kind == "last":
             expected = log_probs(own[-2:], np.arange(2))
         else:
-            number, is_own = placement.num_distant, placement.kind == "own"
+            number = placement.num_distant
+            is_own = placement.kind == "own"
             distant = TEXT[start - number : start] if is_own else OTHER[:number]
             ids = np.concatenate(
                 [distant_ids(number, placement.span), placement.near_start + np.arange(len(own))]

@@ -8,7 +8,11 @@ from cuda_kernels import NAMES, write_out_cuda_kernels
 
 from pipeline.models.attention import attend, attention_and_log_sum_exp
 
-B, S, K, H, E = 2, 5, 7, 4, 8
+B = 2
+S = 5
+K = 7
+H = 4
+E = 8
 DTYPES = {torch.float32: 1e-6, torch.bfloat16: 2e-2}  # dtype -> tolerance
 
 
@@ -58,7 +62,8 @@ def test_attention_to_a_shared_prefix(
     kernels: str, num_groups: int, mask: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = write_out_cuda_kernels(monkeypatch) if kernels == "of CUDA" else None
-    num_past, rows = 4, [1, 4] if mask == "fewer queries" else list(range(S))
+    num_past = 4
+    rows = [1, 4] if mask == "fewer queries" else list(range(S))
     visible = torch.ones(1, 1, S, S, dtype=torch.bool).tril()
     if mask in ("bool", "added"):
         visible[..., 3:, 1] = False

@@ -10,7 +10,8 @@ from pipeline.models.huggingface import HuggingFaceCausalLM, load_hugging_face
 from pipeline.models.interface import Prefix, causal_visibility
 
 CPU = torch.device("cpu")
-NUM_TOKENS, NUM_PAST = 20, 8
+NUM_TOKENS = 20
+NUM_PAST = 8
 ROWS = torch.arange(NUM_TOKENS)[None]
 TOLERANCE = 2e-5
 
@@ -75,7 +76,8 @@ def test_tokens_ids_and_rows_are_those_it_is_given(family: str, lm: HuggingFaceC
 
 
 def test_a_window_counts_position_ids_and_not_the_tokens_that_are_left() -> None:
-    lm, token_ids = HuggingFaceCausalLM(make_model("mistral_window")), tokens(1, NUM_TOKENS)
+    lm = HuggingFaceCausalLM(make_model("mistral_window"))
+    token_ids = tokens(1, NUM_TOKENS)
     near = torch.arange(WINDOW, NUM_TOKENS)  # out of sight of token 0, in all layers
     with_far = torch.cat((torch.zeros(1, dtype=torch.int64), near))
     alone = logits_of(lm, token_ids[:, near], near[None], None, None)

@@ -49,7 +49,8 @@ def test_contiguous_ids_give_the_stock_logits_bit_for_bit(
 
 
 def test_ids_and_not_rows_are_the_positions(make_olmo: MakeOLMo) -> None:
-    token_ids, lm = _tokens(2, 40), OLMoCausalLM(make_olmo(init_std=0.1))
+    token_ids = _tokens(2, 40)
+    lm = OLMoCausalLM(make_olmo(init_std=0.1))
     near = lm.logits(lm.hidden_states(token_ids, ROWS, None, None))
     # Far beyond max_sequence_length: the table of sines grows.
     far = lm.logits(lm.hidden_states(token_ids, ROWS + 100, None, None))
@@ -137,7 +138,8 @@ def test_a_mark_tells_of_every_change(checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("scaling", ["log_length", "learnt"])
 def test_scores_are_scaled_by_the_logarithm_of_the_keys_seen(make_olmo: MakeOLMo, scaling: str) -> None:
-    token_ids, fields = _tokens(2, 40), {"seed": 2, "n_kv_heads": 2}
+    token_ids = _tokens(2, 40)
+    fields = {"seed": 2, "n_kv_heads": 2}
     ours = [make_olmo(**fields) for _ in range(2)]
     for model in ours:
         scale_attention(model, scaling, train_context_length=16)

@@ -103,7 +103,8 @@ def test_models_with_and_without_bos_are_not_measured_together(
 
 
 def test_every_face_refuses_a_foreign_tokenizer_and_takes_a_padded_evaluator(tmp_path: Path) -> None:
-    own, other = _bpe(), _bpe(OTHER_TEXT)
+    own = _bpe()
+    other = _bpe(OTHER_TEXT)
     for name, tokenizer, num_rows in (("own", own, 290), ("padded", own, 320), ("other", other, 290)):
         make_model("llama", vocab_size=num_rows).save_pretrained(tmp_path / name)
         tokenizer.save(str(tmp_path / name / "tokenizer.json"))

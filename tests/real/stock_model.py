@@ -154,9 +154,11 @@ def assert_losses_as_by_stock(stock: StockModel, text: str, places: Iterable[int
     """The losses and the divergence that `losses` tells of a text's tokens at these places from its end."""
     from sparsity_length import losses
 
-    frame, ids_N = losses(text, stock.folder, short_context_length=S, dtype="float32"), stock.token_ids(text)
+    frame = losses(text, stock.folder, short_context_length=S, dtype="float32")
+    ids_N = stock.token_ids(text)
     for place in places:
-        target, row = len(ids_N) - place, frame.iloc[-place]
+        target = len(ids_N) - place
+        row = frame.iloc[-place]
         full_V, short_V = (
             stock.log_probs(ids_N, target, range(start, target)) for start in (stock.num_bos, target - S)
         )

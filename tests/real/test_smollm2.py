@@ -53,7 +53,8 @@ def test_the_page_is_written_and_its_losses_are_those_of_the_stock_model(
     explain_program.main(explain_program.parser().parse_args(words))
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     (data,) = re.findall('<script type="application/json" id="data">(.*?)</script>', page)
-    shown, ids_N = json.loads(data)["losses"], stock.token_ids(text)
+    shown = json.loads(data)["losses"]
+    ids_N = stock.token_ids(text)
     for name, start in (("full_loss", 0), ("short_loss", 39 - S)):
         assert_close(shown[name], [-stock.log_probs(ids_N, 39, range(start, 39))[ids_N[39]]])
     assert text.split()[0] in capsys.readouterr().out.replace("[", "")
@@ -82,7 +83,8 @@ def test_a_needle_is_found(stock: StockModel) -> None:
     num_tokens = len(stock.token_ids(" 64525"))
     with_it, without = (frame[frame["text"] == place].tail(num_tokens) for place in (0, 1))
     assert "".join(with_it["token"]).strip() == "64525"
-    told, guessed = with_it["long_context_loss"].mean(), without["long_context_loss"].mean()
+    told = with_it["long_context_loss"].mean()
+    guessed = without["long_context_loss"].mean()
     assert told < 0.5 and guessed > 4 * told and with_it["short_context_loss"].mean() > 4 * told
 
 
@@ -128,7 +130,8 @@ def test_killed_after_one_document_of_three_it_ends_with_the_same_bytes(
     assert whole.returncode == 0, whole.stderr
 
     process = forked_stages.start("pipeline/influential_tokens.py", *flags, "killed", cwd=tmp_path)
-    deadline, stages = time.monotonic() + 240, tmp_path / "killed" / "_stages"
+    deadline = time.monotonic() + 240
+    stages = tmp_path / "killed" / "_stages"
     while not (finished := list(stages.rglob("*.done"))):
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()[1]
         time.sleep(0.01)
