@@ -1,6 +1,6 @@
 """SQL over a results folder: each artefact is a view, with the model's name in its column `model`.
 
-    python pipeline/query.py --results runs/demo/results \
+    python pipeline/query.py --results runs/demo/results \\
         "SELECT model, avg(loss_difference) FROM loss_differences GROUP BY model"
     python pipeline/query.py --results runs/demo/results --out gap.parquet "$(cat gap.sql)"
 

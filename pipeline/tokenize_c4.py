@@ -131,7 +131,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--tokenizer",
         default="olmo",
-        help="olmo, a model's folder, a model of the hub (NAME or NAME@REVISION), a GGUF file, a lone"
+        help="olmo, a model's folder, a model of the hub (NAME or NAME@REVISION), a lone"
         " tokenizer.json, or bpe:SIZE to train one on the training part",
     )
     add_reading_arguments(parser)

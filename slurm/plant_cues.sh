@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Plant cues in tokenized text, for a study with `planted`; what follows goes to pipeline/plant_cues.py:
+# Plant cues in tokenized text; what follows goes to pipeline/plant_cues.py:
 #   sbatch slurm/plant_cues.sh --data … --out … --context-length … --short-context-length …
 #SBATCH --job-name=plant_cues
 #SBATCH --nodes=1

@@ -9,7 +9,7 @@ Under the ablation `swap` what is not there is another document's, and S_k is pu
 That is the theory's own picture: all outside of S* is drawn from a swap. What any distant context gives is
 there from the start, so that only what this document's tokens add is measured:
 
-    loss(t | B)             every distant token a other document's, the short context t's own: the baseline
+    loss(t | B)             every distant token another document's, the short context t's own: the baseline
     loss(t | B with i)      one distant token restored; one pass a token for all targets
     loss(t | B with S_k)    the sparse context; the rows before its first token are B's alone, and read once
 

@@ -143,6 +143,15 @@ def load_olmo(
     return OLMoCausalLM(model.to(device), num_positions)
 
 
+def _configuration(checkpoint: Path) -> Any:
+    """What an OLMo checkpoint's config.yaml says; InputError where it cannot be read."""
+    path = checkpoint / "config.yaml"
+    try:
+        return OmegaConf.load(path)
+    except Exception as error:  # YAML's, OmegaConf's or Python's
+        raise InputError(f"{path} is not an OLMo configuration: {cause_of(error)}") from error
+
+
 def load_stock_olmo(checkpoint: Path) -> "OLMo":
     """Load an unsharded OLMo checkpoint on the CPU, its attention scaled as in training.
 
@@ -155,12 +164,12 @@ def load_stock_olmo(checkpoint: Path) -> "OLMo":
     from pipeline.models.olmo import ATTENTION_SCALINGS, scale_attention
 
     refuse_damaged(checkpoint, MODEL_FILES)
+    # A checkpoint that says nothing of it was trained without.
+    scaling = OmegaConf.select(_configuration(checkpoint), "attention_scaling") or "none"
+    path = checkpoint / "config.yaml"
     try:
-        config = ModelConfig.load(checkpoint / "config.yaml", key="model", validate_paths=False)
-        # A checkpoint that says nothing of it was trained without.
-        scaling = OmegaConf.select(OmegaConf.load(checkpoint / "config.yaml"), "attention_scaling") or "none"
-    except Exception as error:  # OLMo's, OmegaConf's, YAML's or Python's
-        path = checkpoint / "config.yaml"
+        config = ModelConfig.load(path, key="model", validate_paths=False)
+    except Exception as error:  # OLMo's, OmegaConf's or Python's
         raise InputError(f"{path} is not an OLMo configuration: {cause_of(error)}") from error
     if config.block_type != BlockType.sequential or not config.rope or scaling not in ATTENTION_SCALINGS:
         raise InputError(
@@ -212,7 +221,7 @@ def training_facts(folder: Path, is_olmo: bool) -> dict[str, Any]:
     """What an OLMo checkpoint's name and configuration say of its training: `FACTS`, None where unknown."""
     if not is_olmo:
         return dict.fromkeys(FACTS)
-    config = OmegaConf.load(folder / "config.yaml")
+    config = _configuration(folder)
     step = re.fullmatch(r"step(\d+)(-unsharded)?", folder.resolve().name)
     facts = {name: OmegaConf.select(config, name) for name in FACTS}
     facts["train_context_length"] = OmegaConf.select(config, "train_context_length") or OmegaConf.select(
@@ -260,7 +269,7 @@ class Checkpoint:
     def num_positions(self, trust_remote_code: bool = False) -> int | None:
         """How many positions the model was made for (RoPE can go beyond); None where that is not said."""
         if self.is_olmo:
-            config = OmegaConf.load(self.folder / "config.yaml")
+            config = _configuration(self.folder)
             num_positions: int | None = OmegaConf.select(config, "model.max_sequence_length")
             return num_positions
         from pipeline.models.huggingface import config_of, positions_of  # late, as below

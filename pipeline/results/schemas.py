@@ -72,16 +72,11 @@ TARGET_COLUMNS = [
 ]
 SELECTION_COLUMNS = [
     column("rule", TEXT, "selection rule, a name in pipeline/measuring/rules.py"),
-    column("distant_context", TEXT, "'own', or 'other_document': the null, a other document's tokens there"),
+    column("distant_context", TEXT, "'own', or 'other_document': the null, another document's tokens there"),
     optional("null_kind", TEXT, "'selection': the null's tokens are chosen as within the own distant"
              " context; 'mimicry': to reproduce the prediction from that; null of the own one"),
 ]
-MODEL = column("model", TEXT, "the model's name")
 K = column("k", INT32, "number of influential tokens added to the short context")
-COUNTS = [
-    column("num_targets", INT32, "targets averaged over"),
-    column("num_documents", INT32, "documents they are from"),
-]
 EVALUATOR = optional("evaluator", TEXT, "whose losses and divergences these are: the selector's, or of a"
                      " model that tried its choice (evaluate_tokens)")
 SHORT_DIVERGENCE = optional("short_context_divergence", FLOAT, "KL(p(.|long) || p(.|short context)), nats:"
@@ -194,7 +189,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         K,
         *LOSS_COLUMNS,
         column("sparse_context_loss", FLOAT, "loss(t | short context and S_k only), nats; under the"
-               " ablation 'swap' a other document's tokens are the rest of the distant context"),
+               " ablation 'swap' another document's tokens are the rest of the distant context"),
         SHORT_DIVERGENCE,
         optional("sparse_context_divergence", FLOAT, "KL(p(.|long) || p(.|short context, S_k)), nats"),
         optional("swapped_loss", FLOAT, "loss(t | swapped distant tokens, short context), nats, to which S_k"
@@ -222,64 +217,6 @@ SCHEMAS: dict[str, pa.Schema] = {
         optional("minimum_context_length", INT32, "fewest nearest tokens, short context"
                  " included, that recover 90% of the gain (Vakilian et al. 2025): short_context_length"
                  " plus k* of recency; null without that k*"),
-    ]),
-    # What the analysis makes of results and writes beside its figures: one file each.
-    "outcome_targets": pa.schema([
-        column("measured", TEXT, "of each model: 'long_context_loss', or 'length_interference', whose"
-               " mean_log2_k and D(0) are within its last tokens; nats"),
-        column("document_id", TEXT, "the text"),
-        column("target_position", INT32, "the target's place in it"),
-        column("source", TEXT, "'C4' or 'Wikipedia'"),
-        column("follows", TEXT, "what the target stands after, as in token_categories"),
-        column("position", INT32, "tokens before it in the long context"),
-        column("log_token_count", FLOAT, "natural log of its token's count in the training text + 1"),
-        column("divergence", FLOAT, "D(0), what the distant context is worth, mean of the evaluators, nats"),
-        column("least_divergence", FLOAT, "the least of theirs"),
-        column("gain", FLOAT, "the evaluators' mean loss_difference, nats"),
-        column("difficulty", FLOAT, "the evaluators' mean long_context_loss, nats"),
-        column("mean_log2_k", FLOATS, "of each evaluator; NaN where there is too little to recover"),
-        column("log2_k_50", FLOATS, "log2 of k_50, likewise"),
-        column("mean_log2_k_by_loss", FLOATS, "mean_log2_k by the loss, likewise"),
-        column("short_context_models", FLOATS, "what is measured, of each short-context seed"),
-        column("long_context_models", FLOATS, "the same of the long-context seeds"),
-        column("negative_control", FLOAT, "the same of the long-context model in the place of the former"),
-    ]),
-    "placed_targets": pa.schema([
-        column("near_context_length", INT32, "tokens of the near context"),
-        column("placement", TEXT, "as of length_interference; near: the near context alone"),
-        column("document_id", TEXT, "the text"),
-        column("target_position", INT32, "the target's place in it"),
-        column("short_context_models", FLOATS, "of each short-context model: the loss, nats; of swap the"
-               " length interference, mean over distant texts, nats"),
-        column("long_context_models", FLOATS, "the same of the long-context models"),
-        optional("entropy", FLOAT, "of the long-context models' prediction from the near context, mean, nats;"
-                 " null of other placements"),
-    ]),
-    "needed_context": pa.schema([
-        MODEL,
-        column("source", TEXT, "'all', a site ('other sources': few documents each), or a kind of token"),
-        column("criterion", TEXT, "'loss' or 'divergence', by which nats are counted"),
-        column("context_length", INT32, "w: the nearest tokens that are kept"),
-        *COUNTS,
-        *with_interval("lost", "what w tokens give less than the longest context measured, nats"),
-        *with_interval("lost_share", "its share of what the shortest gives less; NaN where that may be 0"),
-        *(
-            name
-            for percent in (90, 95, 99)
-            for name in with_interval(f"window_{percent}", f"w that keeps {percent}% of that worth,"
-                                      " interpolated in log2 w; NaN likewise")
-        ),
-    ]),
-    "token_categories": pa.schema([
-        *TARGET_COLUMNS,
-        column("word_part", TEXT, "'word start', 'continuation' or 'no word'"),
-        column("word_kind", TEXT, "of its word: 'number', 'function word', 'capitalized name' or 'content"
-               " word'; else 'punctuation' or 'white space'. Made at commit 9a5d093"),
-        column("repetition", TEXT, "first that fits, by vocabulary ID within the chunk: 'repeated trigram',"
-               " 'repeated bigram' or 'repeated token' of the distant context, 'short context only', 'new'"),
-        column("follows", TEXT, "'a repeated bigram' if the two tokens before the target occur so in the"
-               " distant context, else 'none'"),
-        optional("part_of_speech", TEXT, "by HanTa; made at commit 9a5d093"),
     ]),
     "length_losses": pa.schema([
         *TARGET_COLUMNS[:2],

@@ -164,7 +164,10 @@ class DocumentTokenizer:
 
     def _placed(self, text: str, *, encode_special_tokens: bool) -> "TokenizedText":
         self._placing.encode_special_tokens = encode_special_tokens
-        encoding = self._placing.encode(text, add_special_tokens=False)
+        try:
+            encoding = self._placing.encode(text, add_special_tokens=False)
+        except TypeError as error:
+            raise InputError("the text holds half of a surrogate pair, which no tokenizer reads") from error
         token_ids_N = np.array(encoding.ids, dtype=np.int64)
         characters_N2 = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
         num_bos = self._num_bos(token_ids_N)
@@ -324,7 +327,7 @@ def parse_tokenizer_name(name: str) -> Path | int:
 
 
 def tokenizer_at(path: Path) -> Path | None:
-    """The tokenizer that a path means: a folder for AutoTokenizer, a GGUF file, or a lone tokenizer.json.
+    """The tokenizer that a path means: a folder for AutoTokenizer, or a lone tokenizer.json.
 
     A tokenizer.json beside other files of a model means its folder. None where there is no tokenizer.
     """
@@ -332,10 +335,9 @@ def tokenizer_at(path: Path) -> Path | None:
         return path
     folder = path.parent if path.is_file() else path
     present = [name for name in _FILES if (folder / name).is_file()]
-    if set(present) & set(_VOCABULARIES):
-        return folder / "tokenizer.json" if present == ["tokenizer.json"] else folder
-    ggufs = list(folder.glob("*.gguf"))
-    return ggufs[0] if len(ggufs) == 1 else None
+    if not set(present) & set(_VOCABULARIES):
+        return None
+    return folder / "tokenizer.json" if present == ["tokenizer.json"] else folder
 
 
 def tokenizer_files(tokenizer: Path) -> list[Path]:
@@ -357,8 +359,7 @@ def load_tokenizer(
     has.
     """
     place = tokenizer_at(path) or path
-    is_of_transformers = place.is_dir() or place.suffix == ".gguf"
-    given = _auto_tokenizer(place, trust_remote_code) if is_of_transformers else read_tokenizer(place)
+    given = _auto_tokenizer(place, trust_remote_code) if place.is_dir() else read_tokenizer(place)
     return tokenizer_in_memory(
         given, bos=bos, eos_token=eos_token, special_tokens=special_tokens, name=f"the tokenizer {place}"
     )
@@ -402,17 +403,15 @@ def _put_before(tokenizer: Tokenizer) -> tuple[int, ...]:
     return tuple(encoding.ids[: encoding.special_tokens_mask.index(0)])
 
 
-def _auto_tokenizer(place: Path, trust_remote_code: bool) -> Any:
-    """What transformers makes of a folder or GGUF file; InputError if it makes nothing of it."""
+def _auto_tokenizer(folder: Path, trust_remote_code: bool) -> Any:
+    """What transformers makes of a folder; InputError if it makes nothing of it."""
     import transformers  # late: it takes seconds to load, and a lone tokenizer.json needs none
 
-    folder = place.parent if place.is_file() else place
-    gguf = {"gguf_file": place.name} if place.is_file() else {}
     try:
-        return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code, **gguf)
+        return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # as many kinds as there are files
         raise InputError(
-            f"transformers makes no tokenizer of {place} ({cause_of(error)}); put its files back, name"
+            f"transformers makes no tokenizer of {folder} ({cause_of(error)}); put its files back, name"
             " another with --tokenizer, or save its tokenizer.json with AutoTokenizer where sentencepiece and"
             " tiktoken are installed"
         ) from error
