@@ -127,8 +127,8 @@ def model_labels(results: Path, artefact: str) -> dict[str, ModelLabel]:
             style = TRAINED_POSE if is_pose else TRAINED_LONG if length == longest else TRAINED_CONTIGUOUS
             seed = "" if known.get("seed") is None else f", seed {known['seed']}"
             text = f"trained at {length}{', PoSE' if is_pose else ''}{seed}"
-        num_parameters = known.get("num_parameters")
-        size = "" if num_parameters is None else f"{num_parameters / 1e6:.2g} M parameters"
+        millions = (known.get("num_parameters") or 0) / 1e6
+        size = f"{millions:{'.0f' if millions > 10 else '.2g'}} M parameters" if millions else ""
         labels[model] = ModelLabel(text, style, size, length)
     return labels
 

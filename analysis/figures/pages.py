@@ -7,7 +7,7 @@ analysis/reference. A test says that no number would change.
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -81,10 +81,41 @@ def _curves(model: str) -> pd.DataFrame:
     return recovered_loss.loss_curves(read_sparse_losses(STUDY, only={"model": [model]}))
 
 
+@cache
+def _pretrained() -> pd.DataFrame:
+    return pd.read_parquet(REFERENCE / "real_model" / "few_tokens.parquet")
+
+
+@cache
+def _pretrained_curves() -> pd.DataFrame:
+    return recovered_loss.loss_curves(_pretrained())
+
+
+def _paper_verdict() -> str:
+    verdict, recovered, lead = recovered_loss.paper_verdict(_pretrained())
+    of_gain = percent(recovered.estimate, recovered.low, recovered.high)
+    points = [f"{100 * value:.0f}" for value in (lead.estimate, lead.low, lead.high)]
+    return (
+        f"{verdict}: 16 tokens recover {of_gain} of the gain, {points[0]} points"
+        f" [{points[1]}, {points[2]}] more than recency"
+    )
+
+
+@cache
+def _pretrained_effects() -> dict[Hashable, Row]:
+    effects = recovered_loss.token_effects(_pretrained())
+    return rows_by(effects.query("criterion == 'loss'"), "rule", "k")
+
+
+def _recovered_in_pretrained(rule: str, k: int) -> str:
+    """What k tokens recover of the gain in the pretrained model."""
+    return share(_pretrained_effects()[rule, k], "share")
+
+
 @filled
 def recovered_fraction() -> str:
-    """What 16 tokens recover of the gain, by rule, at two sizes."""
-    curves = [_curves(f"{size}-long-seed0") for size in ("2m", "300k")]
+    """What 16 tokens recover of the gain, by rule, at three sizes."""
+    curves = [_pretrained_curves(), *(_curves(f"{size}-long-seed0") for size in ("2m", "300k"))]
     of_sizes = [rows_by(of_one, "rule", "distant_context", "k") for of_one in curves]
     labels = {
         "target-agnostic selection": ("leave_one_out_divergence", "own"),
@@ -98,7 +129,7 @@ def recovered_fraction() -> str:
     for label, names in labels.items():
         found = [rows.get((*names, 16)) for rows in of_sizes]
         table.append([label, *("-" if row is None else share(row, "recovered_share") for row in found)])
-    return markdown(["recovered fraction of the gain, 16 tokens", "2.3 M", "0.34 M"], table)
+    return markdown(["recovered fraction of the gain, 16 tokens", "135 M", "2.3 M", "0.34 M"], table)
 
 
 @cache
@@ -418,6 +449,12 @@ def _of_leave_one_out(rule: str) -> str:
 
 FILLED |= {
     "theory": theory_errors,
+    "paper_verdict": _paper_verdict,
+    "paper_sample": lambda: _sample(_pretrained_curves().iloc[-1]),
+    "paper_64": lambda: _recovered_in_pretrained("leave_one_out_divergence", 64),
+    "paper_256": lambda: _recovered_in_pretrained("leave_one_out_divergence", 256),
+    "paper_attention": lambda: _recovered_in_pretrained("attention", 16),
+    "paper_attention_no_sink": lambda: _recovered_in_pretrained("attention_no_sink", 16),
     "total_effect": lambda: str(interval_of(_effects().query("criterion == 'divergence'").iloc[0], "gain")),
     "four_of_large": lambda: _enough(4, 1, 999),
     "sixteen_of_large": lambda: _enough(16, 1, 999),
@@ -461,7 +498,13 @@ def draw() -> None:
     differences = losses.losses_beside_reference(read_artefact(EVALUATED, "length_losses"), SELECTOR, 16)
     accuracy = read_artefact(REFERENCE / "synthetic" / "cues", "synthetic_accuracy")
     errors = theory.by_length(read_artefact(REFERENCE / "theory" / "results", theory.STAGE))
+    pretrained = drawing.ModelLabel(
+        "SmolLM2-135M-Instruct", drawing.OTHER_MODELS[0], "135 M parameters", train_context_length=8192
+    )
     figures = {
+        "real_model/loss_against_k": recovered_loss.loss_figure(
+            _pretrained_curves().query("k <= 256"), pretrained
+        ),
         "study/loss_against_k": recovered_loss.loss_figure(_curves(SELECTOR), label),
         "evaluated/token_effects": recovered_loss.effects_figure(
             _effects(), labels[SELECTOR], labels[EVALUATOR].text

@@ -44,10 +44,7 @@ def tables() -> dict[str, dict[str, str]]:
         for artefact in artefacts_in(manifest.parent)
     }
     derived = [
-        path
-        for path in sorted(REFERENCE.rglob("*.parquet"))
-        # Shards of a study that is not finished are not published.
-        if not (path.parent / "exported.json").exists() and "few_tokens" not in path.parts
+        path for path in sorted(REFERENCE.rglob("*.parquet")) if not (path.parent / "exported.json").exists()
     ]
     frames |= {str(path.relative_to(REFERENCE)): pd.read_parquet(path) for path in derived}
     return {
