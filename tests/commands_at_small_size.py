@@ -24,6 +24,7 @@ import pytest
 from hugging_face_families import make_model
 from measured_documents import json_lines
 from shown_commands import ROOT, Shown
+from tiny_task import TINY_TASK
 
 from pipeline.text.tokenizer import train_bpe
 
@@ -109,17 +110,7 @@ _TINY = [
     "precision=fp32",
     "eval_context_lengths=null",
 ]
-_TINY_TASK = [
-    "model.width=16",
-    "model.num_heads=1",
-    "model.num_layers=1",
-    "batch_size=8",
-    "num_steps=6",
-    "warm_up_steps=2",
-    "save_interval=3",
-    "eval_interval=3",
-    "eval_num_examples=8",
-]
+_TINY_TASK = [*TINY_TASK, "save_interval=3", "eval_interval=3"]
 _FEW_TARGETS = ["--targets-per-chunk", "4"]
 FURTHER_WORDS = {
     "pipeline/pretrain.py": [*_TINY, "max_duration=4"],

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_task import TINY_TASK
 
 from pipeline import train_synthetic
 from pipeline.cli import InputError
@@ -16,18 +17,7 @@ from pipeline.training.loop import StopRequest
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "olmo_configs" / "synthetic" / "small.yaml"
-TINY = [
-    "model.width=16",
-    "model.num_heads=1",
-    "model.num_layers=1",
-    "batch_size=8",
-    "num_steps=6",
-    "warm_up_steps=2",
-    "learning_rate=2e-3",
-    "save_interval=2",
-    "eval_interval=3",
-    "eval_num_examples=8",
-]
+TINY = [*TINY_TASK, "save_interval=2", "eval_interval=3"]
 
 
 def train(folder: Path, *overrides: str, task: str = "copy", positions: str = "predicted") -> None:

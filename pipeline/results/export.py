@@ -35,7 +35,7 @@ COUNTS = ("num_asked", "num_without_gain")  # facts of a shard; in an export tho
 def export(results: Path, out: Path) -> Path:
     """Write the results of a folder as an export, manifest last; the manifest's path.
 
-    InputError if `out` holds results, or `results` none, or some that are not complete, whole and made alike.
+    InputError if `out` holds results already, or if `results` has none, or incomplete, damaged or mixed ones.
     """
     refuse_replacing([out], [results])
     if artefacts_in(out):

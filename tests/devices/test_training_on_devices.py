@@ -11,6 +11,7 @@ from accelerate.state import AcceleratorState
 from measured_documents import write_data
 from olmo.model import OLMo
 from on_devices import on_devices
+from tiny_task import TINY_TASK
 
 from pipeline.synthetic.accuracy import answers
 from pipeline.synthetic.config import load_task_config
@@ -40,18 +41,7 @@ TINY = [
     "optimizer.learning_rate=1e-2",
     "eval_context_lengths=null",
 ]
-TASK = [
-    "model.width=16",
-    "model.num_heads=1",
-    "model.num_layers=1",
-    "batch_size=8",
-    "num_steps=6",
-    "warm_up_steps=2",
-    "learning_rate=2e-3",
-    "save_interval=3",
-    "eval_interval=6",
-    "eval_num_examples=8",
-]
+TASK = [*TINY_TASK, "save_interval=3", "eval_interval=6"]
 FIRST_LOSS_OF_THE_CPU = 1e-4
 """Relative. Later steps may differ by more: an optimizer makes much of the last bits of small gradients."""
 

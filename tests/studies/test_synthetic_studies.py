@@ -5,6 +5,7 @@ from pathlib import Path
 
 import forked_stages
 import pytest
+from tiny_task import TINY_TASK
 
 from pipeline.cli import InputError
 from pipeline.results.read import read_artefact
@@ -28,18 +29,7 @@ synthetic:
     sparse_parity: {sizes: [10], sparsities: [1], num_examples: 4}
     found: {task: copy, dependencies: true, sizes: [6], largest_k: 4, num_examples: 3}
 """
-TINY = [
-    "model.width=16",
-    "model.num_heads=1",
-    "model.num_layers=1",
-    "batch_size=8",
-    "num_steps=6",
-    "warm_up_steps=2",
-    "learning_rate=2e-3",
-    "save_interval=2",
-    "eval_interval=3",
-    "eval_num_examples=8",
-]
+TINY = [*TINY_TASK, "save_interval=2", "eval_interval=3"]
 
 
 @pytest.fixture
