@@ -195,10 +195,11 @@ def test_instead_is_the_difference_of_the_stock_model(model: Path, monkeypatch: 
     assert found.facts["contrast"][2] == pytest.approx(full, abs=5e-5)
     near = found.targets[0]["position"] - S
     effects = found.frame.set_index("source_position")["effect"]
-    assert sorted(effects.index) == list(range(1, near))
+    assert set(effects.index) <= {*range(1, near)}
     for place in range(1, near):
         without = difference(swapped(context, other, [place]))
-        assert effects[place] == pytest.approx(full - without, abs=5e-5)
+        # One whose effect is exactly 0, which depends on the kernels, is no source.
+        assert effects.get(place, 0.0) == pytest.approx(full - without, abs=5e-5)
     assert "log p(“hall”) − log p(“street”)" in str(found)
 
 
