@@ -118,7 +118,7 @@ FURTHER_WORDS = {
     "pipeline/influential_tokens.py": ["--k", "1", "4", *_FEW_TARGETS],
     "pipeline/loss_differences.py": _FEW_TARGETS,
     "pipeline/length_interference.py": _FEW_TARGETS,
-    "tests/benchmarks/training.py": ["--quick"],
+    "tests/benchmarks/training.py": ["--quick", "--precisions", "fp32"],  # AVX2 emulates bfloat16, slowly
 }
 """Words that a program is told here beside those of the page."""
 
