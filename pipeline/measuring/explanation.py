@@ -328,7 +328,7 @@ def _measured(
     targets = _targets(search, text, begin, begin + targets_T)
     passes.bar.close()
     if len(targets) < num_wanted:
-        logger.warning("--budget suffices for the sources of %d predictions", len(targets))
+        logger.warning("--budget suffices for the sources of %d of %d predictions", len(targets), num_wanted)
     facts = {
         "name": getattr(arguments, "name", "the text"),
         "model": loaded.name,

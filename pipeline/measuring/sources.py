@@ -266,6 +266,11 @@ class Search:
         edges = np.unique([*self.unit_starts, *self._near_T])
         self._edges = edges[(edges >= self.unit_starts[0]) & (edges <= self._near_T.max())]
 
+    @property
+    def num_exact_tokens(self) -> int:
+        """Forward tokens of exact leave-one-out, which swaps every unit."""
+        return int((self._stop_T.max() - self._edges[:-1]).sum())
+
     def parts(self, span: Span) -> list[Span]:
         """The spans that one is split into; none of a unit."""
         edges = self._edges[slice(*np.searchsorted(self._edges, span))]
@@ -313,8 +318,7 @@ class Search:
 
         It ends earlier if the budget is spent, or its share of the exact search's forward tokens.
         """
-        exact_tokens = float((self._stop_T.max() - self._edges[:-1]).sum())
-        most = self.passes.num_tokens + max(_SHARE * exact_tokens, _FEW_TOKENS)
+        most = self.passes.num_tokens + max(_SHARE * self.num_exact_tokens, _FEW_TOKENS)
         self._swap({group: np.flatnonzero(self._near_T >= group[1]).tolist() for group in self._groups()})
         for least in URGENCIES:
             while split := self._to_split(least, most):

@@ -1,6 +1,7 @@
 """How often explain's hierarchical search finds what exact leave-one-out finds, and for how much less.
 
   python tests/benchmarks/explain_accuracy.py --texts 20 --out accuracy.jsonl     # on SmolLM2, 512 tokens
+  python tests/benchmarks/explain_accuracy.py --texts 4 --length 1024 --count-only --out counts.jsonl
 
 Of each text the 12 predictions with the largest total effect are explained twice, by tokens: with the search,
 and with every distant token swapped. Told are
@@ -53,12 +54,15 @@ def parser() -> argparse.ArgumentParser:
     add("--source", default="embedded", help="where texts are read from, as of tokenize_c4")
     add("--texts", type=int, default=20, help="how many")
     add("--length", type=int, default=512, help="tokens of each text")
+    add("--count-only", action="store_true", help="run the search alone, and count its forward tokens")
     add("--dtype", default="float32")
     add("--out", type=Path, default=Path("explain_accuracy.jsonl"))
     return parser
 
 
-def measured(passes: Passes, text: TokenizedText, other_N: np.ndarray, length: int) -> dict:
+def measured(
+    passes: Passes, text: TokenizedText, other_N: np.ndarray, length: int, *, count_only: bool
+) -> dict:
     """The numbers of one text."""
     ids_L = text.token_ids_N[:length]
     swaps_BL = other_N[: NUM_SWAPPED * length].reshape(NUM_SWAPPED, length)
@@ -82,8 +86,7 @@ def measured(passes: Passes, text: TokenizedText, other_N: np.ndarray, length: i
     )
     sentences = unit_starts(text, "sentence")
     searches = []
-    counts = []
-    for coarse_tokens in (COARSE_TOKENS, 0):
+    for coarse_tokens in (COARSE_TOKENS,) if count_only else (COARSE_TOKENS, 0):
         before = passes.num_tokens
         search = Search(
             passes,
@@ -95,14 +98,16 @@ def measured(passes: Passes, text: TokenizedText, other_N: np.ndarray, length: i
             coarse_tokens=coarse_tokens,
         )
         search.run()
-        counts.append(passes.num_tokens - before)
-        searches.append(search)
-    found, exact = ([search.sources(target) for target in range(len(chosen))] for search in searches)
-    trials_T2B, exact_T2B = (search.tried() for search in searches)
+        searches.append((search, passes.num_tokens - before))
+    search, num_tokens = searches[0]
+    counts = {"forward_tokens": num_tokens, "exact_forward_tokens": search.num_exact_tokens}
+    if count_only:
+        return counts
+    found, exact = ([search.sources(target) for target in range(len(chosen))] for search, _ in searches)
+    trials_T2B, exact_T2B = (search.tried() for search, _ in searches)
     both = list(zip(exact, found, strict=True))
     return {
-        "forward_tokens": counts[0],
-        "exact_forward_tokens": counts[1],
+        **counts,
         "top_1": float(np.mean([of[:1] == one[:1] for of, one in both])),
         "top_4": float(np.mean([len({*of} & {*one}) / max(1, len(of)) for of, one in both])),
         "recovered": float((trials_T2B[:, 0] - trials_T2B[:, 1]).mean(-1).sum()),
@@ -127,7 +132,8 @@ def main(arguments: argparse.Namespace) -> None:
         if number < len(rows):
             continue
         loaded = given.ready(length, [text.token_ids_N, other_N], tokenizer, text.bos_token_ids)
-        rows.append(measured(Passes(loaded.model, loaded.batching), text, other_N, length))
+        passes = Passes(loaded.model, loaded.batching)
+        rows.append(measured(passes, text, other_N, length, count_only=arguments.count_only))
         with arguments.out.open("a") as out:
             out.write(json.dumps(rows[-1]) + "\n")
         sys.stderr.write(f"{number + 1} of {arguments.texts}: {rows[-1]}\n")
@@ -136,6 +142,8 @@ def main(arguments: argparse.Namespace) -> None:
     sys.stdout.write(
         f"{len(rows)} texts of {length} tokens: {share:.3f} of the exact search's forward tokens\n"
     )
+    if arguments.count_only:
+        return
     sys.stdout.write(
         f"top 1 {total['top_1'] / len(rows):.2f}, top 4 {total['top_4'] / len(rows):.2f}; kept"
         f" {total['recovered'] / total['exact_recovered']:.2f} of the recovered KL\n"
