@@ -68,7 +68,7 @@ const list = byEffect.map((target) => {
   const piece = target.token;
   const context = element("span", { class: "context" }, element("bdi", {}, before.trimStart(), element("b", {}, piece.trim() ? piece : quoted(piece))));
   const head = element("span", { class: "head" }, context, element("span", { class: "number" }, `${target.total_effect.toFixed(2)} nats`));
-  const verdict = target.no_single_source ? element("span", { class: "none" }, "no single source") : `${Math.round(100 * target.recovered)} % recovered`;
+  const verdict = target.no_single_source ? element("span", { class: "none" }, "no single source") : `${Math.round(100 * target.recovered)}% recovered`;
   const sources = element("span", { class: "sources" }, verdict, !target.sources.length ? "" : target.no_single_source ? "; tried: " : " by ");
   target.sources.forEach((source, index) => {
     sources.append(index ? ", " : "", element("span", { class: "source" }, quoted(source.source)), ` ${signed(source.effect)}`);

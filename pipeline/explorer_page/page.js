@@ -100,7 +100,7 @@ function describe() {
   at("lengths").textContent = `the ${short} tokens before the target; all before it in its chunk of ${long} tokens. The rest is the distant context.`;
   const way = data.ablation === "swap" ? "with the token replaced by another document's" : "without the token";
   at("influence-meaning").textContent = `loss under the long context ${way}, minus loss under the long context: positive where the token helps.`;
-  at("k-star-meaning").textContent = `the least k studied that recovers ${Math.round(data.recovery_fraction * 100)} % of the target's gain.`;
+  at("k-star-meaning").textContent = `the least k studied that recovers ${Math.round(data.recovery_fraction * 100)}% of the target's gain.`;
   at("left-out").replaceChildren(...data.left_out.map((sentence) => element("li", {}, sentence)));
   at("scale-low").textContent = `≤ ${nats(-deepest, 1)}`;
   at("scale-high").textContent = `≥ ${signedNats(deepest, 1)}`;
