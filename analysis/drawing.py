@@ -172,10 +172,13 @@ _SUBTITLE_WIDTH = 98
 
 
 def put_title(figure: Figure, title: str, *parts: str) -> None:
-    """Write the finding above a figure, and n, model, what bars are below it; the figure grows by them.
+    """Finish a figure: name its lines, write the finding above, and n, model, what bars are below.
 
-    Empty parts are left out.
+    Call it when the axes have their limits and scales. Empty parts are left out; the figure grows by the
+    text.
     """
+    for ax in figure.axes:
+        _label_line_ends(figure, ax)
     above = textwrap.fill(title, _TITLE_WIDTH)
     below = textwrap.fill("; ".join(filter(None, parts)), _SUBTITLE_WIDTH)
     shared: dict[str, Any] = {"x": 0.01, "ha": "left"}
@@ -183,15 +186,6 @@ def put_title(figure: Figure, title: str, *parts: str) -> None:
     figure.supxlabel(below, fontsize=_SUBTITLE_SIZE, color=GREY, **shared)
     num_lines = above.count("\n") + below.count("\n") + 2
     figure.set_figheight(figure.get_figheight() + num_lines * _TITLE_SIZE * _LEADING / 72)
-
-
-class LineEnd(NamedTuple):
-    """The last point of a line, in the axes' data, and what the line is called."""
-
-    x: float
-    y: float
-    name: str
-    color: str
 
 
 def draw_line(
@@ -203,49 +197,59 @@ def draw_line(
     name: str = "",
     *,
     band: bool = False,
-) -> LineEnd:
+    scale: float = 1,
+) -> float:
     """A line of means, one of `rows` at each x, ascending, with the bars, or the band, of their intervals.
 
-    The interval is in the columns `<value>_low` and `<value>_high`; without them none is drawn.
+    The interval is in the columns `<value>_low` and `<value>_high`; without them none is drawn. `put_title`
+    writes the name beside the line's end. All is multiplied by `scale`: 100 for percent.
+
+    Returns:
+        The last mean as drawn.
     """
     places = np.asarray(list(x), dtype=float)
-    values, low, high = rows.reindex(columns=[value, f"{value}_low", f"{value}_high"]).to_numpy(float).T
+    columns = rows.reindex(columns=[value, f"{value}_low", f"{value}_high"]).to_numpy(float)
+    values, low, high = scale * columns.T
     if band:
-        ax.plot(places, values, **style)
+        line = ax.plot(places, values, **style)[0]
         ax.fill_between(places, low, high, color=style["color"], alpha=0.15, linewidth=0)
     else:
-        ax.errorbar(places, values, yerr=np.array([values - low, high - values]), elinewidth=0.9, **style)
-    return LineEnd(places[-1], values[-1], name, style["color"])
+        errors = np.array([values - low, high - values])
+        line = ax.errorbar(places, values, yerr=errors, elinewidth=0.9, **style)[0]
+    line.set_label(name)
+    return float(values[-1])
 
 
-def label_line_ends(ax: Axes, ends: Sequence[LineEnd]) -> None:
-    """Name each line beside its end, right of the axes, in its color; names that would touch move apart.
+def _label_line_ends(figure: Figure, ax: Axes) -> None:
+    """Write each line's name right of the axes, in its color; names that would touch move apart.
 
-    Call it when the axes have their limits and scales.
+    Lines of one name are named once, at the end of the last.
     """
-    figure = ax.get_figure(root=True)
-    assert figure is not None
-    figure.draw_without_rendering()  # now the axes have their height
-    shown = sorted((end for end in ends if np.isfinite(end.y)), key=lambda end: end.y)
+    named = {str(line.get_label()): line for line in ax.lines}
+    named = {name: line for name, line in named.items() if name and not name.startswith("_")}
+    ends = {name: np.asarray(line.get_xydata())[-1] for name, line in named.items()}
+    shown = sorted((name for name in ends if np.isfinite(ends[name][1])), key=lambda name: ends[name][1])
     if not shown:
         return
-    places = ax.transData.transform([(end.x, end.y) for end in shown]).reshape(-1, 2)[:, 1]
+    figure.draw_without_rendering()  # now the axes have their height
+    places = ax.transData.transform([ends[name] for name in shown])[:, 1]
     line_height = _LABEL_SIZE * _LEADING * figure.dpi / 72
-    heights = [line_height * (end.name.count("\n") + 1) for end in shown]
+    heights = [line_height * (name.count("\n") + 1) for name in shown]
     moved = moved_apart(places, heights, ax.bbox.y0, ax.bbox.y1)
-    line = {"arrowstyle": "-", "linewidth": 0.6, "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 3}
-    for end, height in zip(shown, (moved - ax.bbox.y0) / ax.bbox.height, strict=True):
+    arrow = {"arrowstyle": "-", "linewidth": 0.6, "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 3}
+    for name, height in zip(shown, (moved - ax.bbox.y0) / ax.bbox.height, strict=True):
+        color = named[name].get_color()
         ax.annotate(
-            end.name,
-            (end.x, end.y),
+            name,
+            tuple(ends[name]),
             (1.05, height),
             textcoords="axes fraction",
             va="center",
             fontsize=_LABEL_SIZE,
-            color=to_hex(tuple(0.6 * np.array(to_rgb(end.color)))),  # dark enough to be read on white
+            color=to_hex(tuple(0.6 * np.array(to_rgb(color)))),  # dark enough to be read on white
             annotation_clip=False,
             linespacing=1.1,
-            arrowprops=line | {"color": end.color},
+            arrowprops=arrow | {"color": color},
         )
 
 
@@ -274,6 +278,11 @@ def name_place(ax: Axes, x: float, text: str) -> None:
     """A dotted upright line at `x`, with its name above the axes: a training length."""
     ax.axvline(x, color=GREY, linewidth=1, linestyle=":", zorder=1)
     ax.text(x, 1.01, text, transform=ax.get_xaxis_transform(), ha="center", va="bottom", **_SMALL)
+
+
+def shade(ax: Axes, start: float, end: float) -> None:
+    """Mark the trained lengths, sizes or positions on a horizontal axis."""
+    ax.axvspan(start, end, color=GREY, alpha=0.12, linewidth=0)
 
 
 _DOTS_AN_INCH = 200
@@ -311,15 +320,6 @@ def save(figure: Figure, folder: Path, name: str, *, with_pdf: bool = True) -> N
     figure.savefig(folder / f"{name}.png", dpi=_DOTS_AN_INCH, metadata={"Software": None})
     if with_pdf:
         figure.savefig(folder / f"{name}.pdf", metadata={"CreationDate": None})
-
-
-class Shown(NamedTuple):
-    """A table of a report: what stands above and below it, and its figures by name."""
-
-    title: str
-    table: pd.DataFrame
-    words: str = ""
-    figures: Mapping[str, Figure] = {}
 
 
 def length_axis(ax: Axes, lengths: Iterable[int], label: str) -> None:

@@ -1,13 +1,10 @@
-"""Why do models fail beyond their training length? Verdicts, tables and figures from kept tables.
+"""Print and draw where a pretrained model fails: at unseen distances, and on which predictions.
 
   python analysis/length_failures.py --kept analysis/reference/real_model --out runs/real_model
-  python analysis/length_failures.py --kept analysis/reference/length --out runs/length
 
-A pretrained model: do predictions that need few tokens withstand unseen distances better? Models trained
-here: A, unseen distances: do short-context models lose more if a prediction needs more tokens? B: is it
-distance or the number of tokens? C: do functions of k bits other than parity fail as k rises? D: is the loss
-with several cues that of the farthest one? Questions, rules and power were written down before
-(analysis/LOG.md, 2026-11-27). Prints every table with its verdict, and writes the figures.
+Prints how much another text's tokens disturb predictions at trained and unseen distances, and the slopes with
+their verdict, and writes the figure. Question, rule and power were written down before (analysis/LOG.md,
+2026-11-27).
 
 The kept tables have a row a target. They are made of results of length_interference.py (--interference; of
 texts as long as the model was trained on, and longer, --natural) and of influential_tokens.py (--needed):
@@ -46,28 +43,28 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Make the tables of targets, or print tables and verdicts and draw the figures."""
+    """Make the tables of targets, or print tables and verdicts and draw the figure."""
     # Imported late, for a --help at once.
-    from analysis import drawing
-    from analysis.figures import cues, interference, marked_bits, unseen_distances
+    import pandas as pd
 
-    if arguments.interference or arguments.natural:
-        if arguments.data is None:
-            raise InputError("--interference and --natural need --data, the texts that were measured")
+    from analysis import drawing
+    from analysis.figures import interference
+
+    if arguments.kept is None:
+        if not (arguments.data and arguments.interference):
+            raise InputError("name the kept tables (--kept), or --data and --interference to make them")
         interference.make_tables(
             arguments.interference, arguments.needed, arguments.natural, arguments.data, arguments.out
         )
-    if arguments.kept is None:
         return
-    reports = {
-        "placed_targets.parquet": unseen_distances.report,
-        "functions": marked_bits.report,
-        "cues": cues.report,
-        interference.TARGETS_FILE: interference.report,
-    }
-    for needed, report in reports.items():
-        for shown in report(arguments.kept) if (arguments.kept / needed).exists() else ():
-            table = shown.table.round(3).to_string(index=False)
-            sys.stdout.write(f"\n{shown.title}\n{table}\n{shown.words}\n")
-            for name, figure in shown.figures.items():
-                drawing.save(figure, arguments.out, name)
+    targets = pd.read_parquet(arguments.kept / interference.TARGETS_FILE)
+    places = interference.mechanism(targets)
+    drawing.save(interference.mechanism_figure(places), arguments.out, "mechanism")
+    said = ["Length interference by distance and number of distant tokens, nats", places.round(3).to_string()]
+    if (natural := arguments.kept / interference.NATURAL_FILE).exists():
+        said.append(interference.natural_check(pd.read_parquet(natural)))
+    if interference.SPARSITY in targets:
+        table = interference.slopes(interference.with_outcomes(targets))
+        said += ["Slopes per doubling of the tokens needed", table.round(3).to_string()]
+        said.append(f"Verdict: {interference.verdict(table)}")
+    sys.stdout.write("\n".join([*said, ""]))

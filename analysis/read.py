@@ -78,21 +78,6 @@ def joined_on_common(
     return left.merge(right, on=list(on), suffixes=suffixes)
 
 
-def generalization_gaps(
-    loss_differences: pd.DataFrame, *, short_models: Sequence[str], reference_model: str
-) -> pd.DataFrame:
-    """Per token, how much worse a short-context model is at the long context than a long-context one.
-
-    The rows of `short_models` with a column generalization_gap: L_long of the short-context model - L_long of
-    the reference, nats. Targets both have, no others.
-    """
-    reference = rows_of(loss_differences, reference_model)[[*TARGET, "long_context_loss"]]
-    shorts = pd.concat([rows_of(loss_differences, model) for model in short_models])
-    what = f"targets of {', '.join(short_models)} and of {reference_model}"
-    pairs = joined_on_common(shorts, reference, TARGET, what, ("", "_reference"))
-    return pairs.assign(generalization_gap=pairs["long_context_loss"] - pairs["long_context_loss_reference"])
-
-
 def rows_by(table: pd.DataFrame, *keys: str) -> dict[Any, Row]:
     """The rows of a table by the values of these columns, which name one row each."""
     rows = table.to_dict("records")
@@ -244,12 +229,7 @@ def data_of(results: Path, data: Path | None, *stages: str) -> TokenizedData:
 
     InputError if there is none, or a stage measured other documents.
     """
-    beside = results.parent / "data"
-    if data is None and not beside.is_dir():
-        raise InputError(
-            f"there is no folder {beside}; name the tokenized data that {results} was measured on with --data"
-        )
-    opened = TokenizedData.open(data or beside)
+    opened = TokenizedData.open(data or results.parent / "data")
     for stage in stages:
         for model, made in read_made_by(results, stage).items():
             if made["inputs"].get("evaluation_documents") != opened.evaluation_sha256:

@@ -2,7 +2,7 @@
 
   python analysis/summary.py --results runs/demo/results --figures runs/demo/figures
 
-Recovery by k tokens is reported for the most reliable rule that the results have (`PREFERRED_RULES`), by
+Recovery by k tokens is reported for the most reliable rule that the results have, by
 the held-out evaluator if there is one, beside its null baseline. No share of a gain that may be 0 is shown.
 """
 
@@ -25,18 +25,17 @@ import pandas as pd
 from analysis.figures.losses import needed_context, summarize_models
 from analysis.figures.recovered_loss import PAPER_FIGURE, token_effects
 from analysis.read import (
-    PREFERRED_RULES,
     TARGET,
-    generalization_gaps,
     interval_cell,
     interval_of,
     mean_columns,
     models_by_training,
     read_sparse_losses,
     rows_by,
+    shown_rule,
 )
 from pipeline.cli import folder_path, stage_parser
-from pipeline.measuring.rules import CONTROLS, RULES
+from pipeline.measuring.rules import CONTROLS
 from pipeline.results.read import artefacts_in, read_artefact, read_settings
 from pipeline.results.schemas import DIVERGENCE
 from pipeline.results.table import as_table
@@ -56,10 +55,12 @@ def chosen_measure(results: Path) -> tuple[str, str] | None:
     """
     if "sparse_context_losses" not in artefacts_in(results):
         return None
-    present = read_artefact(results, "sparse_context_losses", ["rule"]).drop_duplicates()
-    model_of = dict(zip(present["rule"][::-1], present["model"][::-1], strict=True))
-    rules = [rule for rule in (*PREFERRED_RULES, *RULES, *present["rule"]) if rule not in CONTROLS]
-    return next(((str(model_of[rule]), rule) for rule in rules if rule in model_of), None)
+    rows = read_artefact(results, "sparse_context_losses", ["rule"])
+    selections = rows[~rows["rule"].isin(CONTROLS)]
+    if selections.empty:
+        return None
+    rule = shown_rule(selections["rule"])
+    return selections.loc[selections["rule"] == rule, "model"].iloc[0], rule
 
 
 def answers(results: Path) -> Iterator[str]:
@@ -140,11 +141,11 @@ def short_models_answer(results: Path, losses: pd.DataFrame) -> str:
     longs, shorts = models_by_training(results)
     if not (shorts and longs):
         return "To compare short-context models, add models trained at a short context and at the long one."
-    gaps = generalization_gaps(losses, short_models=shorts, reference_model=longs[-1])
-    means = [
-        f"{model} {interval_cell(mean_columns(of_model, 'generalization_gap'), 'generalization_gap')}"
-        for model, of_model in gaps.groupby("model", sort=False)
-    ]
+    of_models = losses.pivot(index=TARGET, columns="model", values="long_context_loss").reset_index()
+    means = []
+    for model in shorts:
+        gaps = of_models.assign(gap=of_models[model] - of_models[longs[-1]]).dropna(subset="gap")
+        means.append(f"{model} {interval_cell(mean_columns(gaps, 'gap'), 'gap')}")
     text = f"Nats lost beyond {longs[-1]} with the long context: {', '.join(means)}"
     return f"{text}; notebook sparsity_and_generalization plots this against the tokens needed."
 

@@ -59,7 +59,7 @@ NOT_RUN = {
     r"benchmarks/(leave_one_out|explain_\w+)\.py": "tests/test_benchmarks_run.py runs them, small",
     r"explain\.py .*(--at|--chat) ": "tests/test_explain.py explains predictions and chats",
     r"tokenize_c4\.py --out runs/c4/data": "tests of tokenize_c4 run it on files of the same names",
-    r"^python -m analysis\.figures": "tests/analysis: test_length_failures, test_theory",
+    r"^python -m analysis\.figures": "tests/analysis: test_numbers_of_pages, test_theory",
     r"^python -m pipeline\.results": "tests/results and tests/analysis run it",
 }
 """Commands that no test of pages runs, and why."""

@@ -16,7 +16,7 @@ analysis/LOG.md.
 Shapes: T targets, C controls.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +27,8 @@ from statsmodels.genmod.generalized_linear_model import GLM
 from statsmodels.stats.multitest import multipletests
 
 from analysis import drawing
-from analysis.drawing import Shown
 from analysis.figures.slopes import SPARSITY, Design, Row, full_rank, single, spline
-from analysis.read import interval_columns, interval_over_documents, mean_columns, rows_by, sample_counts
+from analysis.read import interval_over_documents, mean_columns, rows_by, sample_counts
 from pipeline.measuring.placed import NEAR, Placement
 from pipeline.results.read import read_artefact
 from pipeline.text.folder import TokenizedData, training_token_counts
@@ -44,7 +43,7 @@ STAKE = "last:4"
 RATIO = "ratio"
 NATS = "nats"
 SHARE = "share"
-PRIMARIES = (RATIO, NATS, SHARE)
+KINDS = (RATIO, NATS, SHARE)
 SMALLEST_EFFECT = 0.05
 """SESOI: 5% of the mean h per doubling."""
 LEAST_EFFECT = 0.05
@@ -52,7 +51,8 @@ LEAST_EFFECT = 0.05
 LEAST_RISE = 0.1
 LEAST_RANKS = 0.6
 """Natural check: rise of the own loss (nats) and rank correlation at which the short version decides."""
-_SPLINES = ("entropy", "log_total_effect", "log_stake", "log_trained")
+SPLINES = ("entropy", "log_total_effect", "log_stake", "log_trained")
+"""Controls whose effect need not be straight."""
 
 
 def interference_targets(measured: Path, needed: Path | None, data: TokenizedData) -> pd.DataFrame:
@@ -66,8 +66,7 @@ def interference_targets(measured: Path, needed: Path | None, data: TokenizedDat
     Returns:
         document_id, target_position, source, loss, entropy (near tokens alone), log_token_count; a column a
         placement and source of the distant text, "swap:512@10752 c4": KL, of own text's the loss; and, with
-        `needed`, mean_log2_k, total_effect, share_16 (the fraction that 16 tokens recover), NaN of texts
-        that were not measured.
+        `needed`, mean_log2_k and total_effect, NaN of texts that were not measured.
     """
     rows = read_artefact(measured, "length_interference")
     source_of = {document.document_id: document.url for document in data.evaluation_documents()}
@@ -82,19 +81,10 @@ def interference_targets(measured: Path, needed: Path | None, data: TokenizedDat
     if needed is not None:
         sparsity = read_artefact(needed, "dependency_sparsity", only={"rule": [RULE]})
         of_kl = sparsity[sparsity["criterion"] == "divergence"].set_index(KEYS)
-        sparse = read_artefact(needed, "sparse_context_losses", only={"rule": [RULE]})
-        at_16 = sparse[sparse["k"] == 16].set_index(KEYS)
-        share = 1 - at_16["sparse_context_divergence"] / at_16["short_context_divergence"]
-        of_needed = {SPARSITY: of_kl[SPARSITY], "total_effect": of_kl["gain"], "share_16": share}
-        targets = targets.join(pd.DataFrame(of_needed))
+        targets = targets.join(of_kl[[SPARSITY, "gain"]].rename(columns={"gain": "total_effect"}))
     targets = targets.reset_index()
     targets.insert(2, "source", targets["document_id"].map(source_of))
     return targets[~targets["document_id"].isin(rows["distant_document_id"])].reset_index(drop=True)
-
-
-def swapped(targets: pd.DataFrame) -> list[str]:
-    """The columns of another text's tokens."""
-    return [name for name in map(str, targets) if name.startswith("swap:")]
 
 
 def mean_interference(targets: pd.DataFrame, placement: str) -> pd.Series:
@@ -103,20 +93,17 @@ def mean_interference(targets: pd.DataFrame, placement: str) -> pd.Series:
 
 
 def with_outcomes(targets: pd.DataFrame) -> pd.DataFrame:
-    """The columns that `slopes` takes: h of each placement, the stake, and logarithms of controls."""
-    names = sorted({name.split(" ")[0] for name in swapped(targets)})
-    found = targets.assign(**{name: mean_interference(targets, name) for name in names})
-    found["stake"] = mean_interference(targets, STAKE)
+    """The columns that `slopes` takes: h at both distances, the stake, and logarithms of controls."""
+    columns = {name: mean_interference(targets, name) for name in (PRIMARY, TRAINED)}
+    found = targets.assign(**columns, stake=mean_interference(targets, STAKE))
     logs = {"log_total_effect": "total_effect", "log_stake": "stake", "log_trained": TRAINED}
-    return found.assign(
-        **{name: np.log(found[of].clip(lower=1e-6)) for name, of in logs.items() if of in found}
-    )
+    return found.assign(**{name: np.log(found[of].clip(lower=1e-6)) for name, of in logs.items()})
 
 
 def mechanism(targets: pd.DataFrame) -> pd.DataFrame:
     """Length interference of each placement and source of the distant text: mean over targets, nats."""
     rows = list[Row]()
-    for name in swapped(targets):
+    for name in [name for name in map(str, targets) if name.startswith("swap:")]:
         placement, source = name.split(" ")
         found = Placement.parse(placement)
         known = targets.dropna(subset=[name])  # a text that is a distant one of this placement has none
@@ -126,24 +113,19 @@ def mechanism(targets: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows).sort_values(["num_distant", "near_start", "distant_text"], ignore_index=True)
 
 
-def controls_of(targets: pd.DataFrame, leave_out: str | None = None) -> np.ndarray:
-    """What every slope holds constant: float64 [T, C]; `leave_out` names one of the splines."""
-    splines = [spline(targets[name]) for name in _SPLINES if name != leave_out]
-    lines = pd.get_dummies(targets[["log_token_count", "loss", "source"]]).to_numpy(dtype="float64")
-    return np.hstack([*splines, lines])
-
-
-def slope(targets: pd.DataFrame, outcome: str, kind: str, *, leave_out: str | None = None) -> Row:
+def slope(targets: pd.DataFrame, outcome: str, kind: str, splines: Sequence[str] = SPLINES) -> Row:
     """Slope of one kind on `mean_log2_k`, with its interval and p-value, as columns.
 
     Args:
         targets: columns mean_log2_k, document_id, stake, those of the controls, and `outcome` (nats, from 0).
-        kind: of `PRIMARIES`.
-        leave_out: a spline that is not held constant: h at the trained distance where that is the outcome.
+        kind: of `KINDS`.
+        splines: controls that are held constant by splines; not h at the trained distance if it is the
+            outcome.
     """
     h_T = targets[outcome].to_numpy(dtype="float64")
     regressors_T1 = targets[[SPARSITY]].to_numpy()
-    controls_TC = controls_of(targets, leave_out)
+    lines = pd.get_dummies(targets[["log_token_count", "loss", "source"]]).to_numpy(dtype="float64")
+    controls_TC = np.hstack([*(spline(targets[name]) for name in splines), lines])
     weights_T = None
     if kind == RATIO:
         # The last step of the Poisson regression is a least squares: its weights and its working response.
@@ -157,38 +139,30 @@ def slope(targets: pd.DataFrame, outcome: str, kind: str, *, leave_out: str | No
     return single(design.least_squares(pd.DataFrame({"h": h_T})))
 
 
-def slopes(targets: pd.DataFrame, primary: str, trained: str, others: Iterable[str]) -> pd.DataFrame:
-    """All planned rows: variant, kind, slope with interval, p_value, holm_p_value of the primaries, counts.
+def slopes(targets: pd.DataFrame, primary: str = PRIMARY, trained: str = TRAINED) -> pd.DataFrame:
+    """All rows that decide: variant, kind, slope with interval, p_value, holm_p_value as planned, counts.
 
     Args:
-        targets: as `slope` takes them, with `total_effect` (nats), all of them; those below `LEAST_EFFECT`
-            are left out of every row but "all targets".
+        targets: as `slope` takes them, with `total_effect` (nats); those below `LEAST_EFFECT` are left out.
         primary, trained: columns of h at the unseen distance that decides, and at a trained one, the negative
             control.
-        others: columns of h at another distance or number, described by the ratio alone.
     """
-    known = targets[targets["total_effect"] >= LEAST_EFFECT].reset_index(drop=True)
+    known = targets[targets["total_effect"] >= LEAST_EFFECT].dropna(subset=[SPARSITY, primary, trained])
     low, high = known[SPARSITY].quantile([1 / 8, 7 / 8])
-    rows = list[Row]()
-
-    def add(variant: str, kind: str, of: pd.DataFrame, outcome: str, leave_out: str | None = None) -> None:
-        of = of.dropna(subset=[SPARSITY, outcome])
-        names: Row = {"variant": variant, "kind": kind, "mean": float(of[outcome].mean())}
-        rows.append({**names, **slope(of, outcome, kind, leave_out=leave_out), **sample_counts(of)})
-
-    for kind in PRIMARIES:
-        add("as planned", kind, known, primary)
-    add("lowest eighth left out", RATIO, known[known[SPARSITY] > low], primary)
-    add("highest eighth left out", RATIO, known[known[SPARSITY] < high], primary)
-    add("all targets", RATIO, targets, primary)
-    for kind in PRIMARIES:
-        add("negative control", kind, known, trained, "log_trained")
-    add("without the trained distance held constant", RATIO, known, primary, "log_trained")
-    for outcome in others:
-        add(outcome, RATIO, known, outcome)
+    rows: list[Row] = [
+        {"variant": "as planned", "kind": kind, **slope(known, primary, kind), **sample_counts(known)}
+        for kind in KINDS
+    ]
+    others = {
+        "lowest eighth left out": (known[known[SPARSITY] > low], primary, SPLINES),
+        "highest eighth left out": (known[known[SPARSITY] < high], primary, SPLINES),
+        "negative control": (known, trained, [name for name in SPLINES if name != "log_trained"]),
+    }
+    for variant, (of, outcome, splines) in others.items():
+        found = slope(of, outcome, RATIO, splines)
+        rows.append({"variant": variant, "kind": RATIO, **found, **sample_counts(of)})
     table = pd.DataFrame(rows)
-    decides = table["variant"] == "as planned"
-    table.loc[decides, "holm_p_value"] = multipletests(table.loc[decides, "p_value"], method="holm")[1]
+    table["holm_p_value"] = pd.Series(multipletests(table["p_value"][: len(KINDS)], method="holm")[1])
     return table
 
 
@@ -200,49 +174,41 @@ def verdict(table: pd.DataFrame) -> str:
     Opposite: ratio and nats below 0 by Holm.
     """
     rows = rows_by(table, "variant", "kind")
-    planned = {kind: rows["as planned", kind] for kind in PRIMARIES}
-    is_clear = all(planned[kind]["holm_p_value"] <= 0.05 for kind in (RATIO, NATS))
+    planned = [rows["as planned", kind] for kind in KINDS]
+    ratio, nats, share = planned
     shapes = [rows[f"{end} eighth left out", RATIO] for end in ("lowest", "highest")]
-    are_above = all(planned[kind]["slope"] > 0 for kind in (RATIO, NATS))
-    has_shape = planned[SHARE]["slope_high"] >= 0 and all(row["slope_low"] > 0 for row in shapes)
-    if is_clear and are_above and has_shape:
-        control = rows["negative control", RATIO]
-        is_specific = planned[RATIO]["slope_low"] > control["slope_high"]
+    is_clear = ratio["holm_p_value"] <= 0.05 and nats["holm_p_value"] <= 0.05
+    has_shape = share["slope_high"] >= 0 and all(row["slope_low"] > 0 for row in shapes)
+    if is_clear and ratio["slope"] > 0 and nats["slope"] > 0 and has_shape:
+        is_specific = ratio["slope_low"] > rows["negative control", RATIO]["slope_high"]
         return "supported, length-specific" if is_specific else "supported"
-    if is_clear and all(planned[kind]["slope"] < 0 for kind in (RATIO, NATS)):
+    if is_clear and ratio["slope"] < 0 and nats["slope"] < 0:
         return "opposite"
-    if all(row["slope_high"] < SMALLEST_EFFECT for row in planned.values()):
-        return "refuted"
-    return "open"
+    return "refuted" if all(row["slope_high"] < SMALLEST_EFFECT for row in planned) else "open"
 
 
-def natural_check(targets: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """Own loss and interference of texts of full length, and whether the short version stands for them.
+def natural_check(targets: pd.DataFrame) -> str:
+    """Tell whether the short version stands for texts of full length, by the rule of the plan.
 
-    The words say if the rule of the plan holds: own loss rises by 0.1 nats or more from 8,192 to 12,288
-    tokens, and targets rank alike (Spearman 0.6 or more) behind 512 distant tokens and behind all.
+    Own loss rises by 0.1 nats or more from 8,192 to 12,288 tokens, and targets rank alike (Spearman 0.6 or
+    more) behind 512 distant tokens and behind all.
     """
-    found = with_outcomes(targets)
-    rows = list[Row]()
-    for name in [name for name in map(str, found) if name.startswith(("own:", "swap:")) and " " not in name]:
-        value = interval_over_documents(found["document_id"], found[name])
-        num_tokens = Placement.parse(name).near_start + 512
-        rows.append({"text": name, "num_tokens": num_tokens, **interval_columns("value", value)})
     rise = interval_over_documents(targets["document_id"], targets["own:11776"] - targets["own:7680"])
-    ranks = {
-        start: found[f"swap:{start}"].corr(found[f"swap:512@{start}"], "spearman") for start in (10240, 11776)
-    }
+    ranks = {}
+    for start in (10240, 11776):
+        of_512 = mean_interference(targets, f"swap:512@{start}")
+        ranks[start + 512] = mean_interference(targets, f"swap:{start}").corr(of_512, "spearman")
     stands = rise.estimate > LEAST_RISE and min(ranks.values()) >= LEAST_RANKS
-    words = ", ".join(f"at {start + 512:,} tokens {value:.2f}" for start, value in ranks.items())
-    return pd.DataFrame(rows), (
+    words = ", ".join(f"at {length:,} tokens {rank:.2f}" for length, rank in ranks.items())
+    return (
         f"Own loss at 12,288 less 8,192 tokens: {rise}. Rank correlation of 512 distant tokens with all:"
         f" {words}."
         f" The short version {'stands' if stands else 'does not stand'} for natural length."
     )
 
 
-KINDS = {"c4": "C4", "wikipedia": "Wikipedia", "novels": "novel"}
-"""Sources of distant texts, and how tables and figures call them."""
+SOURCES = {"c4": "C4", "wikipedia": "Wikipedia", "novels": "novel"}
+"""Sources of distant texts, and how the figure calls them."""
 
 
 def mechanism_figure(table: pd.DataFrame) -> Figure:
@@ -251,30 +217,27 @@ def mechanism_figure(table: pd.DataFrame) -> Figure:
     at_512 = table[(table["num_distant"] == 512) & (table["span"] == 512)]
     at_far = table[table["near_start"] == 11776]
     for ax, rows, column in ((axes[0], at_512, "near_start"), (axes[1], at_far, "num_distant")):
-        ends = []
-        for (source, words), color in zip(KINDS.items(), drawing.graded(len(KINDS)), strict=True):
+        for (source, words), color in zip(SOURCES.items(), drawing.graded(len(SOURCES)), strict=True):
             line = rows[rows["distant_text"] == source].sort_values(column)
-            style = drawing.solid(color)
-            ends.append(drawing.draw_line(ax, line[column], line, "interference", style, words))
-        if ax is axes[1]:
-            trained = table[table["near_start"] == table["near_start"].min()]
-            means = trained.groupby("num_distant")["interference"].mean().reset_index()
-            look = drawing.hollow(drawing.solid(drawing.GREY))
-            words = "at trained\ndistances"
-            ends.append(drawing.draw_line(ax, means["num_distant"], means, "interference", look, words))
-            drawing.length_axis(ax, [1, 16, 256, 4096], "distant tokens (near tokens from ID 11,776)")
-        drawing.label_line_ends(ax, ends)
+            drawing.draw_line(ax, line[column], line, "interference", drawing.solid(color), words)
+    by_number = table.groupby(["near_start", "num_distant"])["interference"].mean()
+    trained = by_number[table["near_start"].min()].reset_index()
+    look = drawing.hollow(drawing.solid(drawing.GREY))
+    words = "at trained\ndistances"
+    drawing.draw_line(axes[1], trained["num_distant"], trained, "interference", look, words)
+    drawing.length_axis(axes[1], [1, 16, 256, 4096], "distant tokens (near tokens from ID 11,776)")
+    for ax in axes:
         ax.set_ylim(bottom=0)
-    axes[0].axvspan(7000, 8192, color=drawing.GREY, alpha=0.15, linewidth=0)
+    drawing.shade(axes[0], 7000, 8192)
     axes[0].text(8250, axes[0].get_ylim()[1], "trained to 8,192", va="top", fontsize=8.5, color=drawing.GREY)
     axes[0].set(xlabel="position ID where the near tokens begin", ylabel="interference (KL, nats)")
     axes[0].xaxis.set_major_formatter("{x:,.0f}")
-    by_number = table.groupby(["near_start", "num_distant"])["interference"].mean()
-    known = by_number[table["near_start"].min()]
+    most = trained.iloc[-1]
     drawing.put_title(
         figure,
         f"A 135M model fails at unseen distances, not with many tokens: 64 tokens there cost"
-        f" {by_number[11776, 64]:.2f} nats, {known.index[-1]:,} at trained distances {known.iloc[-1]:.2f}",
+        f" {by_number[11776, 64]:.2f} nats, {most['num_distant']:,.0f} at trained distances"
+        f" {most['interference']:.2f}",
         drawing.sample_size(table),
         drawing.BARS,
         "512 near tokens behind distant tokens of another text (C4, Wikipedia, a novel)",
@@ -292,26 +255,10 @@ def make_tables(
     """Write the kept tables; of further folders of `interference` the columns that the first lacks."""
     texts = TokenizedData.open(data)
     out.mkdir(parents=True, exist_ok=True)
-    if interference:
-        targets = interference_targets(interference[0], needed, texts)
-        for further in interference[1:]:
-            more = interference_targets(further, None, texts).set_index(KEYS)
-            targets = targets.join(more[more.columns.difference(targets.columns, sort=False)], KEYS)
-        targets.to_parquet(out / TARGETS_FILE, index=False)
+    targets = interference_targets(interference[0], needed, texts)
+    for further in interference[1:]:
+        more = interference_targets(further, None, texts).set_index(KEYS)
+        targets = targets.join(more[more.columns.difference(targets.columns, sort=False)], KEYS)
+    targets.to_parquet(out / TARGETS_FILE, index=False)
     if natural is not None:
         interference_targets(natural, None, texts).to_parquet(out / NATURAL_FILE, index=False)
-
-
-def report(kept: Path) -> Iterator[Shown]:
-    """Tables, verdict and figures of a pretrained model."""
-    targets = pd.read_parquet(kept / TARGETS_FILE)
-    places = mechanism(targets)
-    title = "Length interference by distance and number of distant tokens, nats"
-    yield Shown(title, places, figures={"mechanism": mechanism_figure(places)})
-    if (kept / NATURAL_FILE).exists():
-        yield Shown("Natural lengths", *natural_check(pd.read_parquet(kept / NATURAL_FILE)))
-    if SPARSITY in targets:
-        known = with_outcomes(targets.dropna(subset=["total_effect"]))
-        others = [name for name in swapped(known) if " " not in name and name not in (PRIMARY, TRAINED)]
-        table = slopes(known, PRIMARY, TRAINED, others)
-        yield Shown("Slopes per doubling of the tokens needed", table, f"Verdict: {verdict(table)}")

@@ -91,11 +91,12 @@ def lengths_figure(
     Models trained alike, but for the seed, look alike and are named once.
     """
     figure, (ax,) = drawing.panels(1, 3.2)
-    ends: dict[str, drawing.LineEnd] = {}
+    changes: dict[str, float] = {}
     for model, line in differences.groupby("model", sort=False):
         label = labels[str(model)]
-        end = drawing.draw_line(ax, line["context_length"], line, "difference", label.style, label.training)
-        ends[label.training] = end
+        changes[label.training] = drawing.draw_line(
+            ax, line["context_length"], line, "difference", label.style, label.training
+        )
     ax.axhline(0, color=drawing.BLACK, linewidth=0.6)
     ticks: list[int] = []  # the longest first: none so near the next that their labels touch
     for length in sorted(differences["context_length"].unique(), reverse=True):
@@ -105,14 +106,13 @@ def lengths_figure(
     ax.set_ylabel(f"change in loss from {min(ticks)} tokens (nats)")
     for length in sorted(set(train_lengths)):
         drawing.name_place(ax, length, f"trained at {length}")
-    drawing.label_line_ends(ax, list(ends.values()))
-    best = min(ends.values(), key=lambda end: end.y)
-    worst = max(ends.values(), key=lambda end: end.y)
+    best = min(changes, key=changes.__getitem__)
+    worst = max(changes, key=changes.__getitem__)
     sizes = {label.size for model, label in labels.items() if model in set(differences["model"])}
     drawing.put_title(
         figure,
-        f"From {min(ticks)} to {max(ticks)} tokens of context, loss changes by {best.y:+.2f} nats"
-        f" ({best.name}) to {worst.y:+.2f} ({worst.name})",
+        f"From {min(ticks)} to {max(ticks)} tokens of context, loss changes by"
+        f" {changes[best]:+.2f} nats ({best}) to {changes[worst]:+.2f} ({worst})",
         drawing.sample_size(differences),
         sizes.pop() if len(sizes) == 1 else "",
         f"loss less that of {differences['model'].iloc[0]} given {min(ticks)} tokens",

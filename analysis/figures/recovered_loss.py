@@ -66,33 +66,32 @@ def token_effects(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
             columns |= mean_columns(targets.dropna(subset=name), name)
         return columns | share_of_gain(targets, "effect", "share")
 
-    targets = pd.concat(
-        effects_of_targets(sparse_context_losses, criterion).assign(criterion=criterion)
-        for criterion in (LOSS, DIVERGENCE)
+    amounts = pd.concat(
+        [
+            _amounts_of_targets(sparse_context_losses, criterion).assign(criterion=criterion)
+            for criterion in (LOSS, DIVERGENCE)
+        ],
+        ignore_index=True,
     )
+    keys = [*_CHOICE, "criterion"]
+    needs = amounts["rule"].map(needs_null).astype(bool)
+    has_null = amounts.groupby(keys)["null_recovered"].transform("count") > 0
+    # A null may be of some of the documents only: where there is one, it is paired target by target.
+    targets = amounts[amounts["null_recovered"].notna() | (~has_null & ~needs)]
+    excess = targets["recovered"] - targets["null_recovered"]
+    effect = excess.where(needs[targets.index], targets["recovered"])
+    table = summarized(targets.assign(excess=excess, effect=effect), keys, numbers, sort=False)
     ends = [f"{name}{end}" for name in (*_AMOUNTS, "share") for end in ("", "_low", "_high")]
-    table = summarized(targets, [*_CHOICE, "criterion"], numbers, sort=False)
     return table if len(table) else table.reindex(columns=[*table.columns, *ends])
 
 
-def effects_of_targets(sparse_context_losses: pd.DataFrame, criterion: str) -> pd.DataFrame:
-    """The amounts that `token_effects` averages, by one criterion.
+def _amounts_of_targets(sparse_context_losses: pd.DataFrame, criterion: str) -> pd.DataFrame:
+    """What `token_effects` averages, by one criterion, up to null_recovered, which is NaN without a null.
 
     Returns:
-        model, evaluator, rule, k, the columns of `TARGET`, then baseline, gain, recovered, null_recovered,
-        excess and effect, nats; without a null, as `token_effects` says.
+        model, evaluator, rule, k, the columns of `TARGET`, then baseline, gain, recovered and null_recovered,
+        nats.
     """
-    amounts = _amounts_of_targets(sparse_context_losses, criterion)
-    needs = amounts["rule"].map(needs_null).astype(bool)
-    has_null = amounts.groupby(_CHOICE)["null_recovered"].transform("count") > 0
-    # A null may be of some of the documents only: where there is one, it is paired target by target.
-    rows = amounts[amounts["null_recovered"].notna() | (~has_null & ~needs)]
-    excess = rows["recovered"] - rows["null_recovered"]
-    return rows.assign(excess=excess, effect=excess.where(needs[rows.index], rows["recovered"]))
-
-
-def _amounts_of_targets(sparse_context_losses: pd.DataFrame, criterion: str) -> pd.DataFrame:
-    """Up to null_recovered, which is NaN if no null was measured."""
     columns = [
         f"swapped_{criterion}",
         f"short_context_{criterion}",
@@ -202,26 +201,24 @@ def loss_figure(curves: pd.DataFrame, label: drawing.ModelLabel, evaluator: str 
     ks = sorted(curves["k"].unique())
     selected = next(rule for rule in _ROLES if rule in set(curves["rule"]))
     of_own = curves[curves["distant_context"] == OWN]
-    ends = []
     for rule in [rule for rule in (selected, "recency", "random") if rule in set(of_own["rule"])]:
         line = of_own[of_own["rule"] == rule]
         share = line["recovered_share"].iloc[-1]
         name = _ROLES[rule] + ("" if np.isnan(share) else f": {share:.0%}")
-        ends.append(
-            drawing.draw_line(ax, map(ks.index, line["k"]), line, "loss", drawing.rule_style(rule), name)
-        )
+        drawing.draw_line(ax, map(ks.index, line["k"]), line, "loss", drawing.rule_style(rule), name)
     null = curves[(curves["distant_context"] == OTHER_DOCUMENT) & (curves["rule"] == selected)]
     if len(null):
         style = drawing.hollow(drawing.rule_style(selected))
-        ends.append(drawing.draw_line(ax, map(ks.index, null["k"]), null, "loss", style, "null baseline"))
+        drawing.draw_line(ax, map(ks.index, null["k"]), null, "loss", style, "null baseline")
     drawing.draw_line(ax, [len(ks)], curves[:1], "long_loss", label.style | {"linestyle": "none"})
+    ax.set_xticks(range(len(ks) + 1), [*map(str, ks), "all"])
+    ax.set_xlim(ax.get_xlim())  # the names of the levels begin at its end and widen nothing
     for name, level in zip(("short", "full"), curves[["loss", "long_loss"]].iloc[0], strict=True):
         ax.axhline(level, color=drawing.GREY, linewidth=0.8, zorder=1)
-        ends.append(drawing.LineEnd(len(ks) + 0.2, level, f"{name} context, {level:.2f}", drawing.GREY))
-    ax.set_xticks(range(len(ks) + 1), [*map(str, ks), "all"])
+        words = f"{name} context, {level:.2f}"
+        ax.plot(len(ks) + 0.2, level, color=drawing.GREY, linestyle="none", label=words)
     ax.set_xlabel("k distant tokens beside the short context")
     ax.set_ylabel("loss (nats)")
-    drawing.label_line_ends(ax, ends)
     few = of_own[of_own["k"] == max(k for k in ks if k <= max(_FEW, ks[1]))].set_index("rule")
     title = "The full context is not shown to gain anything that k tokens could recover"
     if few.loc[selected, "recovered_share"] > 0:
@@ -251,16 +248,15 @@ def effects_figure(effects: pd.DataFrame, label: drawing.ModelLabel, evaluator: 
     titles = {LOSS: "loss on the target token", DIVERGENCE: "whole prediction (KL)"}
     figure, axes = drawing.panels(len(of_panels), 3.2)
     for ax, (criterion, rows) in zip(axes, of_panels, strict=True):
-        ends = []
         for rule, line in rows.groupby("rule", sort=False):
             name = drawing.rule_text(str(rule)).replace(", ", ",\n")
             name += ",\nbeyond its null" if needs_null(str(rule)) else ""
-            ends.append(drawing.draw_line(ax, line["k"], line, "effect", drawing.rule_style(str(rule)), name))
+            name = name if ax is axes[-1] else ""
+            drawing.draw_line(ax, line["k"], line, "effect", drawing.rule_style(str(rule)), name)
         drawing.name_level(ax, rows["gain"].iloc[0], "all distant tokens", side="left")
         ks = rows["k"].unique()
         drawing.length_axis(ax, [k for k in ks if not k & (k - 1) or k == max(ks)], "k distant tokens")
         ax.set_title(titles[str(criterion)], loc="left")
-    drawing.label_line_ends(axes[-1], ends)
     axes[0].set_ylabel("recovered (nats)")
     row = rows[(rows["rule"] == shown_rule(rows["rule"])) & (rows["k"] <= max(_FEW, rows["k"].min()))].iloc[
         -1

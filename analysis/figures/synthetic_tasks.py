@@ -23,14 +23,14 @@ def over_seeds(accuracy: pd.DataFrame) -> pd.DataFrame:
     """Mean exact match of every cell, and its range over the seeds.
 
     Returns:
-        A row a cell, ascending, with `exact_match`, `lowest`, `highest`, `num_seeds` and `is_learnt`: whether
-        every seed had learnt the task in distribution.
+        A row a cell, ascending, with `exact_match`, its range (`exact_match_low`, `exact_match_high`),
+        `num_seeds` and `is_learnt`: whether every seed had learnt the task in distribution.
     """
     cells = accuracy.groupby([*TRAINING, "sparsity", "size"], dropna=False)
     return cells.agg(
         exact_match=("exact_match", "mean"),
-        lowest=("exact_match", "min"),
-        highest=("exact_match", "max"),
+        exact_match_low=("exact_match", "min"),
+        exact_match_high=("exact_match", "max"),
         num_seeds=("seed", "nunique"),
         is_learnt=("is_learnt", "all"),
     ).reset_index()
@@ -62,13 +62,11 @@ def positions_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
     figure, axes = drawing.panels(len(shown), _HEIGHT)
     tasks = sorted(cells["task"].unique())
     for scheme, ax in zip(shown, axes, strict=True):
-        ends = []
         for task, line in cells[cells["positions"] == scheme].groupby("task"):
             marker = _MARKERS[tasks.index(str(task)) % len(_MARKERS)]
             style = drawing.POSITION_STYLES[scheme] | {"marker": marker}
-            ends.append(_draw_line(line, ax, str(task).replace("_", " "), style))
+            _draw_line(line, ax, str(task).replace("_", " "), style)
         _finish(ax, 1, "test size / largest training size", POSITION_WORDS[scheme])
-        drawing.label_line_ends(ax, ends)
     axes[0].set_ylabel("exact match (%)")
     last = cells.loc[cells.groupby(["positions", "task"])["size"].idxmax()]
     solved = (last["exact_match"] >= 0.9).groupby(last["positions"]).agg(["sum", "size"]).loc[shown]
@@ -85,17 +83,15 @@ def sparsity_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
     within = cells[(cells["largest_train_sparsity"] == most) & (cells["sparsity"] <= most)]
     noun = DECIDING.get(task, "bit")
     figure, (ax,) = drawing.panels(1, _HEIGHT)
-    ends = []
     styles = map(drawing.solid, drawing.graded(most), cycle(_MARKERS))
     for (k, line), style in zip(within.groupby("sparsity"), styles, strict=False):
-        ends.append(_draw_line(line, ax, drawing.counted(int(float(str(k))), noun), style))
+        _draw_line(line, ax, drawing.counted(int(float(str(k))), noun), style)
     if task in GUESSED:
         drawing.name_level(ax, GUESSED[task], "chance", below=True)
     _finish(
         ax, int(cells["largest_train_size"].iloc[0]), "test size (tokens)", f"trained on up to {most} {noun}s"
     )
     ax.set_ylabel("exact match (%)")
-    drawing.label_line_ends(ax, ends)
     last = within[within["size"] == within["size"].max()].sort_values("sparsity")["exact_match"]
     title = f"At {cells['size'].max():,} tokens, {last.iloc[0]:.0%} of targets of one {noun} are right,"
     title += f" {last.iloc[-1]:.0%} of those of {most}"
@@ -108,18 +104,16 @@ def _sample_size(cells: pd.DataFrame, num_examples: int) -> str:
     return f"n = {drawing.counted_seeds(cells)} per training, {num_examples:,} examples per size"
 
 
-def _draw_line(cells: pd.DataFrame, ax: Axes, words: str, style: drawing.Style) -> drawing.LineEnd:
+def _draw_line(cells: pd.DataFrame, ax: Axes, words: str, style: drawing.Style) -> None:
     line = cells.sort_values("size")
-    percent = 100 * line[["exact_match", "lowest", "highest"]]
-    percent.columns = ["right", "right_low", "right_high"]
     if not line["is_learnt"].all():
         style = style | {"color": drawing.GREY, "linewidth": 0.7, "markersize": 2.5}
         words = f"{words}:\nnot learned by every seed"
-    return drawing.draw_line(ax, line["size"], percent, "right", style, words, band=True)
+    drawing.draw_line(ax, line["size"], line, "exact_match", style, words, band=True, scale=100)
 
 
 def _finish(ax: Axes, trained: float, label: str, title: str) -> None:
-    ax.axvspan(0, trained, color=drawing.GREY, alpha=0.12, linewidth=0)
+    drawing.shade(ax, 0, trained)
     ax.set(title=title, xlabel=label, ylim=(-3, 103), xlim=(0, 1.03 * ax.dataLim.x1))
     ax.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
 

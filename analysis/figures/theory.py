@@ -225,26 +225,20 @@ def errors_figure(table: pd.DataFrame) -> Figure:
     """Percent of wrong predictions against the test length: a panel a k, a line a case."""
     sparsities = sorted(set(table["sparsity"].astype(int)))
     figure, axes = drawing.panels(len(sparsities), 2.5)
-    columns = ["error_rate", "error_rate_low", "error_rate_high"]
-    table = table.assign(**{name: 100 * table[name] for name in columns})
     for ax, k in zip(axes, sparsities, strict=True):
-        ends = []
         for case, (words, style) in CASES.items():
             line = table[table["model"] == f"{case}-k{k}"]
-            if len(line):
-                ends.append(
-                    drawing.draw_line(ax, line["test_length"], line, "error_rate", style, words, band=True)
-                )
-        ax.axvspan(TRAINED_LENGTHS[0], TRAIN_CONTEXT_LENGTH, color=drawing.GREY, alpha=0.12, linewidth=0)
+            name = words if ax is axes[-1] else ""
+            drawing.draw_line(ax, line["test_length"], line, "error_rate", style, name, band=True, scale=100)
+        drawing.shade(ax, TRAINED_LENGTHS[0], TRAIN_CONTEXT_LENGTH)
         drawing.length_axis(
             ax, [length for length in TEST_LENGTHS if not length & length - 1], "test length (tokens)"
         )
         ax.set_title(f"k = {k}")
         drawing.name_level(ax, 50, "chance", side="left")
     axes[0].set(ylabel="wrong predictions (%)", ylim=(-3, 62))
-    drawing.label_line_ends(axes[-1], ends)
     longest = table[table["test_length"] == TEST_LENGTHS[-1]]
-    failing = {model.rpartition("-k")[0] for model in longest.loc[longest["error_rate_high"] > 1, "model"]}
+    failing = {model.rpartition("-k")[0] for model in longest.loc[longest["error_rate_high"] > 0.01, "model"]}
     fail_in = " or ".join(CASES[case][0].replace("\n", " ") for case in CASES if case in failing)
     drawing.put_title(
         figure,

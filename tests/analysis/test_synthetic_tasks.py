@@ -39,7 +39,15 @@ def cells() -> pd.DataFrame:
 
 
 def test_means_and_ranges_over_seeds(cells: pd.DataFrame) -> None:
-    columns = ["sparsity", "size", "exact_match", "lowest", "highest", "num_seeds", "is_learnt"]
+    columns = [
+        "sparsity",
+        "size",
+        "exact_match",
+        "exact_match_low",
+        "exact_match_high",
+        "num_seeds",
+        "is_learnt",
+    ]
     expected = [
         [1, 10, 1.0, 1.0, 1.0, 2, True],
         [1, 20, 0.95, 0.9, 1.0, 2, True],
