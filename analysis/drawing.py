@@ -1,4 +1,4 @@
-"""What all figures share: colors and markers, words, titles, named lines, saving.
+"""Looks that all figures share: colors and markers, words, titles, named lines, saving.
 
 A color and marker belong to one kind of training, selection rule or position scheme, everywhere. Solid and
 filled is what was measured; dashed and hollow is its null baseline. The named colors are Okabe and Ito's,
@@ -92,7 +92,7 @@ BARS = "bars: 95% over documents"
 
 
 class ModelLabel(NamedTuple):
-    """How figures call and draw a model."""
+    """Name and look of a model in figures."""
 
     text: str
     """Such as "trained at 64, PoSE, seed 0"."""

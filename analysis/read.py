@@ -55,14 +55,6 @@ def models_by_training(
     return [name for name in in_order if not is_short[name]], [name for name in in_order if is_short[name]]
 
 
-def rows_of(frame: pd.DataFrame, model: str) -> pd.DataFrame:
-    """The rows of one model; an InputError where there are none."""
-    rows = frame[frame["model"] == model]
-    if rows.empty:
-        raise unknown_name("model", model, frame["model"].unique())
-    return rows
-
-
 def joined_on_common(
     left: pd.DataFrame,
     right: pd.DataFrame,
@@ -112,7 +104,7 @@ def interval_of(row: Row | pd.Series, name: str) -> Interval:
 
 
 def interval_cell(row: Row, name: str) -> str:
-    """The same in a printed table; "-" if there is none."""
+    """Cell of a printed table with this interval; "-" if there is none."""
     return "-" if pd.isna(row[name]) else str(interval_of(row, name))
 
 

@@ -50,7 +50,7 @@ logger = logging.getLogger("analysis")
 
 
 def missing_inputs(notebook: str, arguments: argparse.Namespace) -> str | None:
-    """What the notebook of this name needs and the results lack; None if it can be executed."""
+    """Name what a notebook needs and the results lack; None if it can be executed."""
     present = artefacts_in(arguments.results)
     if (needed := _NEEDED_ARTEFACTS[notebook]) not in present:
         return f"the results hold no '{needed}'; they hold {', '.join(present)}"

@@ -96,7 +96,7 @@ def answers(results: Path) -> Iterator[str]:
 
 
 def recovered_by(results: Path, model: str, rule: str) -> str:
-    """How much few tokens recover, beside the null baseline, by an evaluator that did not choose if any."""
+    """Recovery by few tokens, beside the null baseline, by an evaluator that did not choose if any."""
     only = {"model": [model], "rule": [rule]}
     effects = token_effects(read_sparse_losses(results, only=only, every_evaluator=True))
     if effects.empty:
@@ -117,7 +117,7 @@ def recovered_by(results: Path, model: str, rule: str) -> str:
 
 
 def tokens_needed(results: Path, model: str, rule: str) -> Iterator[str]:
-    """How mean_log2_k spreads over the predictions, and whether two models agree in it."""
+    """Spread of mean_log2_k over the predictions, and agreement of two models in it."""
     columns = [*TARGET, "evaluator", "mean_log2_k"]
     only = {"model": [model], "rule": [rule], "criterion": [DIVERGENCE]}
     rows = read_artefact(results, "dependency_sparsity", columns, only)
@@ -137,7 +137,7 @@ def tokens_needed(results: Path, model: str, rule: str) -> Iterator[str]:
 
 
 def short_models_answer(results: Path, losses: pd.DataFrame) -> str:
-    """What short-context models lose beyond the last long-context one; the first may have chosen tokens."""
+    """Losses of short-context models beyond the last long-context one; the first may have chosen tokens."""
     longs, shorts = models_by_training(results)
     if not (shorts and longs):
         return "To compare short-context models, add models trained at a short context and at the long one."

@@ -33,7 +33,6 @@ from analysis.read import (
     joined_on_common,
     mean_columns,
     models_by_training,
-    rows_of,
     sample_counts,
     shown_rule,
 )
@@ -49,24 +48,11 @@ Trainings = Mapping[str, Sequence[str]]
 """How short-context models were trained, in words -> the seeds."""
 
 
-def evaluated(sparsity: pd.DataFrame) -> pd.DataFrame:
-    """The rows of dependency_sparsity, all of one rule and criterion, whose evaluator chose no tokens."""
-    selectors = sparsity["model"].unique()
-    if len(selectors) > 1:
-        raise InputError(f"tokens chosen by {' and by '.join(selectors)} need a results folder each")
-    is_selector = sparsity["evaluator"].isin("+".join(selectors).split("+"))
-    if is_selector.all():
-        raise InputError(
-            "no model that chose no tokens has evaluated them; run influential_tokens with evaluators"
-        )
-    return sparsity[~is_selector]
-
-
 def outcome_targets(sparsity: pd.DataFrame, losses: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
     """A row a target: its sparsity to each evaluator, what is held constant, and the loss of each model.
 
     Args:
-        sparsity: of `evaluated`.
+        sparsity: rows of dependency_sparsity, of one rule and criterion, whose evaluator chose no tokens.
         losses: loss_differences of the evaluators and of `models`.
 
     Returns:
@@ -86,7 +72,7 @@ def outcome_targets(sparsity: pd.DataFrame, losses: pd.DataFrame, models: Sequen
         position=("num_long_context_tokens", "first"),
         token_id=("target_token_id", "first"),
     )
-    of_models = pd.concat([rows_of(losses, model) for model in models])
+    of_models = losses[losses["model"].isin(models)]
     outcomes = of_models.pivot(index=KEYS, columns="model", values=MEASURED).astype("float64")
     known = held.join(outcomes.add_prefix(f"{MEASURED} of ")).dropna()
     what = f"targets with {SPARSITY} and with {MEASURED}"
@@ -96,11 +82,11 @@ def outcome_targets(sparsity: pd.DataFrame, losses: pd.DataFrame, models: Sequen
 def compared_models(
     results: Path, long_models: Sequence[str] = (), short_models: Sequence[str] = ()
 ) -> tuple[pd.DataFrame, Trainings, list[str]]:
-    """Find what any results can compare: rows of `evaluated`, short-context models, other long-context ones.
+    """Find what any results can compare: rows of sparsity, short-context models, other long-context ones.
 
-    The rows are by the divergence, of the most trusted rule that is target-agnostic. The long-context
-    models are those that neither chose its tokens nor evaluated them. Models: as `models_by_training` has
-    them.
+    The rows are by the divergence, of the most trusted rule that is target-agnostic, to evaluators that did
+    not choose its tokens. The long-context models neither chose nor evaluated. Models: as
+    `models_by_training` has them.
 
     Raises:
         InputError: says which model or measurement the results lack.
@@ -110,13 +96,21 @@ def compared_models(
     rows = rows[~rows["rule"].isin(CONTROLS) & ~rows["rule"].map(is_target_aware).astype(bool)]
     if rows[SPARSITY].isna().all():
         raise InputError(f"no rule that is target-agnostic has {SPARSITY}; run influential_tokens anew")
-    rows = evaluated(rows[rows["rule"] == shown_rule(rows["rule"])])
+    rows = rows[rows["rule"] == shown_rule(rows["rule"])]
+    selections = rows["model"].unique()
+    if len(selections) > 1:
+        raise InputError(f"tokens chosen by {' and by '.join(selections)} need a results folder each")
+    selectors = selections[0].split("+")
+    rows = rows[~rows["evaluator"].isin(selectors)]
+    if rows.empty:
+        raise InputError(
+            "no model that chose no tokens has evaluated them; run evaluate_tokens with another model"
+        )
     labels = drawing.model_labels(results, "loss_differences")
     if unknown := {*rows["evaluator"]} - labels.keys():
         raise InputError(f"the loss differences of the evaluator {min(unknown)} are missing")
     longs, shorts = models_by_training(results, long_models, short_models)
-    choosing = {*rows["evaluator"], *rows["model"].iloc[0].split("+")}
-    others = [model for model in longs if model not in choosing]
+    others = [model for model in longs if model not in {*selectors, *rows["evaluator"]}]
     if not (shorts and others):
         raise InputError(
             "the gap needs a model trained at a short context (--short-models), and a long-context one that"

@@ -66,7 +66,7 @@ def curves() -> dict[str, pd.DataFrame]:
 
 @cache
 def effects() -> pd.DataFrame:
-    """What tokens that one seed selected recover of another's prediction."""
+    """Recovery of another seed's prediction by the tokens that one seed selected."""
     sparse = read_sparse_losses(EVALUATED, only={"model": [SELECTOR]}, every_evaluator=True, every_k=True)
     return recovered_loss.token_effects(sparse[sparse["evaluator"] == EVALUATOR])
 
@@ -104,7 +104,7 @@ def of_few_tokens() -> Numbers:
 
 
 def of_stricter_test() -> Numbers:
-    """What k tokens recover of the KL to another seed, and for how many predictions k are enough."""
+    """Recovery of the KL to another seed by k tokens, and the predictions for which k are enough."""
     rows = rows_by(effects().query("criterion == 'divergence'"), "rule", "k")
     ks = (1, 4, 16)
     table = [
@@ -259,7 +259,7 @@ def of_theory() -> Numbers:
 
 
 def of_contexts() -> Numbers:
-    """What distant context is worth, and how much of it keeps most of that."""
+    """Worth of the distant context, and the windows that keep most of it."""
     models = rows_by(losses.summarize_models(read_artefact(EVALUATED, "loss_differences")), "model")
     worth = {name: str(interval_of(row, "loss_difference")) for name, row in models.items()}
     novels = losses.summarize_models(

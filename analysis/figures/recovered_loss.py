@@ -1,4 +1,4 @@
-"""What k tokens are worth: how much of a long context's gain they recover, and how much of that is selection.
+"""Worth of k tokens: how much of a long context's gain they recover, and how much of that is selection.
 
 Whatever the ablation, k tokens are added to a baseline, and what they recover of its gain is counted:
 
@@ -86,7 +86,7 @@ def token_effects(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
 
 
 def _amounts_of_targets(sparse_context_losses: pd.DataFrame, criterion: str) -> pd.DataFrame:
-    """What `token_effects` averages, by one criterion, up to null_recovered, which is NaN without a null.
+    """Amounts that `token_effects` averages, by one criterion; null_recovered is NaN without a null.
 
     Returns:
         model, evaluator, rule, k, the columns of `TARGET`, then baseline, gain, recovered and null_recovered,
@@ -134,7 +134,7 @@ _FEW = 16
 
 
 def has_loss_figure(settings: Mapping[str, Any], rules: Iterable[str]) -> bool:
-    """Whether tokens stood alone, as in the paper's figure, and one of its rules chose them."""
+    """Tell whether tokens stood alone, as in the paper's figure, and one of its rules chose them."""
     return (settings.get("ablation") or MASK) == MASK and not set(rules).isdisjoint(_ROLES)
 
 

@@ -65,7 +65,7 @@ def full_rank(columns_TC: np.ndarray) -> np.ndarray:
 
 
 def controls_of(targets: pd.DataFrame) -> np.ndarray:
-    """What every outcome holds constant: float64 [T, C].
+    """Controls of every outcome: float64 [T, C].
 
     Splines of log D(0), what the distant context is worth to the evaluators by the divergence, and of their
     gain by the loss; straight lines of their loss under the long context, the target token's log frequency,

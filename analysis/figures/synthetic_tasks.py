@@ -122,7 +122,7 @@ _CONDITION = ["task", "positions", "largest_train_size", "largest_train_sparsity
 
 
 def found_shares(found_dependencies: pd.DataFrame) -> pd.DataFrame:
-    """How many of the tokens that truly decide the selection rules find: a row a cell, rule, ablation.
+    """Share of the tokens that truly decide which selection rules find: a row a cell, rule, ablation.
 
     Found is what stands among the first as many tokens as a target has true dependencies in its distant
     context, where precision and recall are one number.

@@ -90,7 +90,7 @@ def verdict(slopes: pd.DataFrame) -> str:
 
 
 def distance_or_number(placed: pd.DataFrame) -> pd.DataFrame:
-    """What each condition does: a row a text, role and condition; intervals over texts and models.
+    """Effect of each condition: a row a text, role and condition; intervals over texts and models.
 
     Own text: rise of the loss over that with 64 tokens as in training. Another text's tokens: length
     interference. `share` is that of the condition "both".
@@ -121,7 +121,7 @@ def distance_or_number(placed: pd.DataFrame) -> pd.DataFrame:
 
 
 def distance_or_number_figure(table: pd.DataFrame) -> Figure:
-    """What distance and number do alone and together: a panel a text, a bar a condition and role."""
+    """Effects of distance and number, alone and together: a panel a text, a bar a condition and role."""
     figure, axes = drawing.panels(2, 2.3, sharey=True)
     names = list(CONDITIONS)
     titles = {"own": "rise of the loss on the text itself", "swap": "interference of another text (KL)"}
