@@ -120,7 +120,7 @@ def model_labels(results: Path, artefact: str) -> dict[str, ModelLabel]:
     for model, known in facts.items():
         length = known.get("train_context_length")
         if length is None:
-            text = re.sub(r"-seed(\d+)$", r", seed \1", model).replace("-", " ").replace("_", " ")
+            text = re.sub(r"-seed(\d+)$", r", seed \1", model)
             style = OTHER_MODELS[sorted(facts).index(model) % len(OTHER_MODELS)]
         else:
             is_pose = known.get("position_scheme") == "pose"
@@ -143,20 +143,19 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
+def ranged(numbers: pd.Series) -> str:
+    """Whole numbers from the fewest to the most: "2 to 3", or "1,280" if they do not differ."""
+    return " to ".join(f"{end:,}" for end in sorted({int(numbers.min()), int(numbers.max())}))
+
+
 def counted_seeds(cells: pd.DataFrame) -> str:
-    """The seeds of every mean, column `num_seeds`, from the fewest to the most: "1 seed", "2 to 3 seeds"."""
-    fewest = int(cells["num_seeds"].min())
-    most = int(cells["num_seeds"].max())
-    return ("" if fewest == most else f"{fewest} to ") + counted(most, "seed")
+    """The seeds of every mean, column `num_seeds`: "1 seed", "2 to 3 seeds"."""
+    return f"{ranged(cells['num_seeds'])} seed" + ("" if cells["num_seeds"].max() == 1 else "s")
 
 
 def sample_size(rows: pd.DataFrame) -> str:
-    """The n of a subtitle: targets and documents, from the fewest to the most if the rows differ."""
-    counts = []
-    for kind in ("targets", "documents"):
-        ends = sorted({int(rows[f"num_{kind}"].min()), int(rows[f"num_{kind}"].max())})
-        counts.append(" to ".join(f"{end:,}" for end in ends) + f" {kind}")
-    return f"n = {', '.join(counts)}"
+    """The n of a subtitle: targets and documents."""
+    return f"n = {ranged(rows['num_targets'])} targets, {ranged(rows['num_documents'])} documents"
 
 
 # points

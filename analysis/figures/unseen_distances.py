@@ -70,7 +70,7 @@ def unseen_distances(placed: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for outcome, (of_all, targets) in cases.items():
         of_models = of_all.loc[targets.index]
-        short, long = ([name for name in of_models if name.startswith(role)] for role in ROLES)
+        short, long = ([name for name in map(str, of_models) if name.startswith(role)] for role in ROLES)
         found = contrast(design_of(targets).least_squares(of_models), short, long)
         mean = of_models[short].mean(axis=1).mean() - of_models[long].mean(axis=1).mean()
         rows.append({"outcome": outcome, "mean": mean, **found, **sample_counts(targets)})
