@@ -28,7 +28,7 @@ SIGTERM or SIGUSR1: the step in hand is finished and saved, and the exit code is
 again to go on.
 
 With stop_at_excess_loss a run ends once a measurement finds so little loss beyond the best possible one: of
-cues_*, whose best loss is known. model.attention_scaling: as in pretrain.py, of model.architecture=olmo.
+cues_*, whose best loss is known.
 
 The end says whether the task was learnt: at least 99 % of responses, as in training, wholly right; of cues_*
 stop_at_excess_loss reached. A model that has not learnt its task shows nothing at other lengths.

@@ -133,7 +133,6 @@ def test_two_ranks_train_on_the_batches_of_one(strategy: str, data: Path, tmp_pa
         "model.residual_dropout=0",
         "eval_context_lengths=[8,16]",
         "eval_interval=3",
-        "attention_scaling=learnt",
     )
     with two_ranks(data, tmp_path / "two", *steps, f"distributed_strategy={strategy}"):
         run_here(data, tmp_path / "one", *steps)

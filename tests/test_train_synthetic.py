@@ -73,13 +73,8 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(tmp_path: Path, architecture: s
         ("copy", "pose", ["warm_up_steps=6"], "must be below num_steps, 6"),
         *(
             ("copy", "predicted", [override], override.partition("=")[0].removeprefix("model."))
-            for override in (
-                "num_steps=many",
-                "seed=[1",
-                "model.attention_scaling=log",
-            )
+            for override in ("num_steps=many", "seed=[1")
         ),
-        ("copy", "pose", ["model.attention_scaling=learnt"], "set model.architecture=olmo, which has it"),
         ("copy", "pose", ["stop_at_excess_loss=0.1"], "the best loss of task copy is not known"),
     ],
 )

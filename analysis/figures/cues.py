@@ -72,6 +72,7 @@ FURTHER_CONTRASTS = {
 def growths(accuracy: pd.DataFrame) -> pd.DataFrame:
     """A row a training: task, positions, attention_scaling, seed, growth."""
     within = accuracy[accuracy["size"] <= LONGEST * accuracy["largest_train_size"]]
+    within = within.fillna({"attention_scaling": NONE})
     within = within.assign(doublings=np.log2(within["size"] / within["largest_train_size"]))
     rows = [
         (*names, np.polyfit(tests["doublings"], tests["excess_loss"], 1)[0])
@@ -121,7 +122,7 @@ _PANELS = {
 
 def cues_figure(accuracy: pd.DataFrame) -> Figure:
     """Excess loss against length without scaled attention: a panel a place of the cues, a line a number."""
-    plain = accuracy[accuracy["attention_scaling"] == NONE]
+    plain = accuracy[accuracy["attention_scaling"].fillna(NONE) == NONE]
     shown = {title: of for title, of in _PANELS.items() if of[1] in set(plain["positions"])}
     figure, axes = drawing.panels(len(shown), 2.6)
     ends: list[list[drawing.LineEnd]] = []

@@ -1,7 +1,7 @@
 """OLMo weights as Hugging Face's `OlmoForCausalLM`: the same losses, in the format that other tools read.
 
-The class has one norm (without weights), one activation and no biases, and cannot scale its attention. What
-is written is read back, and refused if its losses are not the model's.
+The class has one norm (without weights), one activation and no biases. What is written is read back, and
+refused if its losses are not the model's.
 """
 
 import shutil
@@ -93,8 +93,7 @@ def write_hugging_face_folder(model: OLMo, tokenizer_file: Path, eos_token_id: i
         if not difference <= _MAX_DIFFERENCE_NATS:  # which nan is not either
             raise InputError(
                 f"the exported losses differ by {difference:.2g} nats from the model's own: Hugging Face's"
-                " OlmoForCausalLM has not all that this model has, such as attention_scaling, biases, or"
-                " weights of its norms; it cannot be exported"
+                " OlmoForCausalLM lacks something that this model has, such as biases or weights of its norms"
             )
         write_mark(draft)
         draft.rename(folder)

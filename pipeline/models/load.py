@@ -143,17 +143,26 @@ def load_olmo(
     return OLMoCausalLM(model.to(device), num_positions)
 
 
-def _configuration(checkpoint: Path) -> Any:
-    """What an OLMo checkpoint's config.yaml says; InputError where it cannot be read."""
+def read_configuration(checkpoint: Path) -> Any:
+    """What the config.yaml of an OLMo checkpoint, or of a run here, says; InputError where it cannot be read.
+
+    A model whose attention was scaled, as earlier versions could, is refused: its losses would be others.
+    """
     path = checkpoint / "config.yaml"
     try:
-        return OmegaConf.load(path)
+        config = OmegaConf.load(path)
+        scalings = {fields.pop("attention_scaling", "none") for fields in (config, config.get("model", {}))}
     except Exception as error:  # YAML's, OmegaConf's or Python's
         raise InputError(f"{path} is not an OLMo configuration: {cause_of(error)}") from error
+    if scalings != {"none"}:
+        raise InputError(
+            f"{path} scales attention (attention_scaling), which commit 30cc5e52 was the last to do"
+        )
+    return config
 
 
 def load_stock_olmo(checkpoint: Path) -> "OLMo":
-    """Load an unsharded OLMo checkpoint on the CPU, its attention scaled as in training.
+    """Load an unsharded OLMo checkpoint on the CPU.
 
     InputError where the folder is no OLMo checkpoint, is damaged, or has no RoPE.
     """
@@ -161,26 +170,21 @@ def load_stock_olmo(checkpoint: Path) -> "OLMo":
     from olmo.config import BlockType, ModelConfig
     from olmo.model import OLMo
 
-    from pipeline.models.olmo import ATTENTION_SCALINGS, scale_attention
-
     refuse_damaged(checkpoint, MODEL_FILES)
-    # A checkpoint that says nothing of it was trained without.
-    scaling = OmegaConf.select(_configuration(checkpoint), "attention_scaling") or "none"
+    read_configuration(checkpoint)
     path = checkpoint / "config.yaml"
     try:
         config = ModelConfig.load(path, key="model", validate_paths=False)
     except Exception as error:  # OLMo's, OmegaConf's or Python's
         raise InputError(f"{path} is not an OLMo configuration: {cause_of(error)}") from error
-    if config.block_type != BlockType.sequential or not config.rope or scaling not in ATTENTION_SCALINGS:
+    if config.block_type != BlockType.sequential or not config.rope:
         raise InputError(
-            f"{checkpoint} cannot be measured: it needs model.rope true, model.block_type sequential, and an"
-            f" attention_scaling of {', '.join(ATTENTION_SCALINGS)}"
+            f"{checkpoint} cannot be measured: it needs model.rope true and model.block_type sequential"
         )
     config.init_device = "cpu"
     path = checkpoint / "model.pt"
     weights = read_tensors(path, is_mapped=True)
     model = OLMo(config, init_params=False)
-    scale_attention(model, scaling, training_facts(checkpoint, is_olmo=True)["train_context_length"])
     try:
         weights = model._make_state_dict_compatible(weights)[0]
         found = model.load_state_dict(weights, strict=False)
@@ -221,7 +225,7 @@ def training_facts(folder: Path, is_olmo: bool) -> dict[str, Any]:
     """What an OLMo checkpoint's name and configuration say of its training: `FACTS`, None where unknown."""
     if not is_olmo:
         return dict.fromkeys(FACTS)
-    config = _configuration(folder)
+    config = read_configuration(folder)
     step = re.fullmatch(r"step(\d+)(-unsharded)?", folder.resolve().name)
     facts = {name: OmegaConf.select(config, name) for name in FACTS}
     facts["train_context_length"] = OmegaConf.select(config, "train_context_length") or OmegaConf.select(
@@ -269,7 +273,7 @@ class Checkpoint:
     def num_positions(self, trust_remote_code: bool = False) -> int | None:
         """How many positions the model was made for (RoPE can go beyond); None where that is not said."""
         if self.is_olmo:
-            config = _configuration(self.folder)
+            config = read_configuration(self.folder)
             num_positions: int | None = OmegaConf.select(config, "model.max_sequence_length")
             return num_positions
         from pipeline.models.huggingface import config_of, positions_of  # late, as below

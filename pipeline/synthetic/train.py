@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from pipeline.cli import InputError
 from pipeline.models.interface import CausalLM
 from pipeline.models.load import MODEL_FILES, newest_checkpoint, read_tensors, refuse_damaged
-from pipeline.models.olmo import OLMoCausalLM, scale_attention
+from pipeline.models.olmo import OLMoCausalLM
 from pipeline.results.versions import sha256_of_files
 from pipeline.synthetic.accuracy import answers, excess_losses
 from pipeline.synthetic.config import TaskConfig, read_task_config
@@ -77,10 +77,7 @@ def new_task_model(config: TaskConfig) -> TaskModel:
     }
     lm: CausalLM
     if model.architecture == "olmo":
-        olmo = new_olmo(**sizes)
-        longest = config.draw(config.largest_size, 1, np.random.default_rng(0)).token_ids_BS
-        scale_attention(olmo, model.attention_scaling, longest.shape[1] - 1)
-        lm = OLMoCausalLM(olmo)
+        lm = OLMoCausalLM(new_olmo(**sizes))
     else:
         lm = new_gpt_neox(**sizes, rotary_fraction=model.rotary_fraction)
     has_table = config.positions in COUPLED_SCHEMES and task.embeds_coupled_ids
@@ -127,7 +124,7 @@ def find_task_run(folder: Path, task: str) -> TaskRun:
         )
     step, newest = found
     refuse_damaged(newest, MODEL_FILES)
-    config = read_task_config(newest / "config.yaml")
+    config = read_task_config(newest)
     if config.task != task:
         raise InputError(
             f"{folder} was trained on the task {config.task}, not on {task}; test it with --task"

@@ -15,11 +15,16 @@ import torch
 from omegaconf import OmegaConf
 
 from pipeline.cli import InputError, logger
-from pipeline.models.load import newest_checkpoint, newest_whole, read_tensors, step_folders, write_mark
+from pipeline.models.load import (
+    newest_checkpoint,
+    newest_whole,
+    read_configuration,
+    read_tensors,
+    step_folders,
+    write_mark,
+)
 from pipeline.results.files import differences, sync
-from pipeline.training.settings import plain_values, read_yaml
-
-CONFIG_FILE = "config.yaml"
+from pipeline.training.settings import plain_values
 
 
 def save_checkpoint(run_folder: Path, step: int, config: Any, state: dict[str, dict[str, Any]]) -> None:
@@ -33,7 +38,7 @@ def save_checkpoint(run_folder: Path, step: int, config: Any, state: dict[str, d
     for leftover in (temporary, folder, *run_folder.glob(".step*-unsharded.old")):
         shutil.rmtree(leftover, ignore_errors=True)
     temporary.mkdir(parents=True)
-    OmegaConf.save(config, temporary / CONFIG_FILE)
+    OmegaConf.save(config, temporary / "config.yaml")
     for stem, content in state.items():
         torch.save(content, temporary / f"{stem}.pt")
     write_mark(temporary)
@@ -83,7 +88,7 @@ def refuse_another_run(run_folder: Path, config: Any) -> None:
     newest = newest_checkpoint(run_folder)
     if newest is None:
         return
-    earlier = read_yaml(newest[1] / CONFIG_FILE)
+    earlier = read_configuration(newest[1])
     # A field that is newer than the record had what is its default now.
     complete = OmegaConf.to_container(OmegaConf.merge(plain_values(type(config)), earlier))
     then, now = (

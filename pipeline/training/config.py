@@ -22,7 +22,6 @@ from olmo.optim import build_scheduler
 from omegaconf import OmegaConf
 
 from pipeline.cli import InputError, cause_of
-from pipeline.models.olmo import ATTENTION_SCALINGS
 from pipeline.text.folder import TokenizedData
 from pipeline.training.positions import POSITION_SCHEMES, position_scheme
 from pipeline.training.settings import (
@@ -51,10 +50,6 @@ class PretrainConfig(TrainConfig):
 
     randomized_target_length: int | None = None
     """Randomized position IDs are below this number. None unless position_scheme is `randomized`."""
-
-    attention_scaling: str = "none"
-    """What attention scores are multiplied by, in training and wherever the model is measured: `none`,
-    `log_length` or `learnt` (`AttentionScaling`, whose L is train_context_length)."""
 
     global_train_batch_tokens: int | None = None
     """Tokens of one optimizer step over all ranks, in place of global_train_batch_size (sequences)."""
@@ -222,7 +217,6 @@ def _refuse_bad_values(config: PretrainConfig) -> None:
         " eval_interval console_log_interval optimizer.learning_rate model.n_heads",
     )
     require_name("precision", config.precision, ("auto", "amp_bf16", "fp32"))
-    require_name("attention_scaling", config.attention_scaling, ATTENTION_SCALINGS)
     position_scheme(config.position_scheme, config.position_target_length)
     model = config.model
     length = config.sequence_length

@@ -29,7 +29,7 @@ from torch.nn.functional import cross_entropy, pad
 from pipeline.cli import logger
 from pipeline.models.devices import multiplies_bfloat16, usable_device, warn_of_slow_bfloat16
 from pipeline.models.load import find_checkpoint, load_stock_olmo
-from pipeline.models.olmo import blocks_of, scale_attention, use_position_ids
+from pipeline.models.olmo import blocks_of, use_position_ids
 from pipeline.results.versions import git_commit, package_versions
 from pipeline.text.folder import TokenizedData
 from pipeline.training import checkpoints
@@ -179,16 +179,8 @@ def _distribute(model: OLMo, config: PretrainConfig, accelerator: Accelerator) -
 
 
 def _optimizer_of(config: PretrainConfig, model: OLMo) -> torch.optim.Optimizer:
-    """OLMo's, which refuses kinds of weights that it does not know: our scales come last, without decay."""
-    scales = {name: weight for name, weight in model.named_parameters() if ".attention_scaling." in name}
-    for scale in scales.values():
-        scale.requires_grad_(False)
+    """OLMo's, in one kernel a step."""
     optimizer = build_optimizer(config, model)
-    if scales:
-        like_others = {**optimizer.param_groups[0], "weight_decay": 0.0, "param_names": [*scales]}
-        optimizer.add_param_group(like_others | {"params": [*scales.values()]})
-    for scale in scales.values():
-        scale.requires_grad_(True)
     for group in optimizer.param_groups:
         group["fused"] = True  # AdamW's one kernel a device; Lion has none, and does not look
     return optimizer
@@ -231,7 +223,6 @@ class Trainer(TrainingLoop):
             block._scaled_dot_product_attention = partial(
                 short_attention, block._scaled_dot_product_attention
             )
-        scale_attention(self._olmo, config.attention_scaling, config.sequence_length)
         if saved is None and config.load_path is not None:
             begun = find_checkpoint(Path(config.load_path))
             self._olmo.load_state_dict(load_stock_olmo(begun).state_dict())

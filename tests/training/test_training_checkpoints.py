@@ -36,7 +36,9 @@ def test_another_configuration_is_refused_by_what_changed(
     for of_a_run_before_the_field in (False, True):  # it had what is its default
         if of_a_run_before_the_field:
             (record.parent / "complete.json").unlink()
-            record.write_text(record.read_text().replace("attention_scaling: none\n", ""))
+            record.write_text(
+                record.read_text().replace("eval_num_documents: 64\n", "attention_scaling: none\n")
+            )
         refuse_another_run(tmp_path, load_config(TINY, ["run_name=another", "eval_interval=7"], data))
         with pytest.raises(InputError) as error:
             refuse_another_run(tmp_path, load_config(TINY, ["seed=1", "optimizer.eps=0.5"], data))
