@@ -255,9 +255,8 @@ def _load(
         f"the tokenizer of {data.folder}",
         data.vocabulary_size,
     )
-    budget = arguments.memory_budget and arguments.memory_budget * GIBIBYTE
     led = model.led_by(bos_token_ids)
-    return LoadedModel(checkpoint.name, led, Batching.for_model(led, budget))
+    return LoadedModel(checkpoint.name, led, Batching.for_model(led))
 
 
 def left_out(tables: Mapping[str, Columns]) -> dict[str, int]:
@@ -289,5 +288,5 @@ def failures_in_words(model: str, num_tokens: int, start: int, where: str = "") 
             raise
         raise InputError(
             f"the memory does not suffice for a chunk of {num_tokens} tokens with model '{model}'; choose a"
-            " smaller --memory-budget, a shorter --long-context-length, or --dtype bfloat16"
+            " shorter --long-context-length, or --dtype bfloat16"
         ) from error

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import psutil
 import torch
 
 from pipeline.cli import InputError, cause_of, is_out_of_memory, logger
@@ -37,7 +36,7 @@ def usable_device(name: str | None, remedy: str = "leave it out, or say cpu") ->
             "computing on %s: %s, %.1f GiB; products of float32 are not rounded to TF32",
             one.device,
             torch.cuda.get_device_name(one.device),
-            total_bytes(one.device) / GIBIBYTE,
+            torch.cuda.get_device_properties(one.device).total_memory / GIBIBYTE,
         )
     return one.device
 
@@ -63,21 +62,6 @@ def warn_of_slow_bfloat16(device: torch.device, recommended: str) -> None:
         logger.warning(
             "bfloat16 is emulated, and slower than float32, on this %s; use %s", device.type, recommended
         )
-
-
-def free_bytes(device: torch.device) -> int:
-    """What could be allocated on the device now, what torch keeps for reuse there included."""
-    if device.type == "cuda":
-        reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + reserved
-    return int(psutil.virtual_memory().available)
-
-
-def total_bytes(device: torch.device) -> int:
-    """What the device has, free or not: a property of the kind of machine."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    return int(psutil.virtual_memory().total)
 
 
 def peak_bytes(device: torch.device) -> int:

@@ -102,24 +102,12 @@ class HuggingFaceCausalLM(CausalLM):
         width = getattr(self._config, "sliding_window", None) if any(self._slides) else None
         self.window = width if width and (num_positions is None or num_positions > width) else None
         """How many position IDs a row sees in layers that slide, its own included; None: nothing is cut."""
-        has_sinks = any(name.endswith(".sinks") for name, _ in model.named_parameters())  # gpt-oss
-        self._is_written_out = has_sinks or bool(getattr(self._config, "attn_logit_softcapping", None))
         model.set_attn_implementation(OURS)
 
     @property
     def vocabulary_size(self) -> int:
         """Many families pad it beyond their tokenizer's."""
         return self._model.get_output_embeddings().weight.shape[0]
-
-    def sequence_bytes(self, num_rows: int, num_prefix_rows: int) -> int:
-        """What one layer holds at once."""
-        width = self._config.hidden_size
-        hidden_width = getattr(self._config, "intermediate_size", None) or 4 * width
-        num_seen = num_rows + num_prefix_rows
-        values = num_rows * (3 * width + max(10 * width, 3 * hidden_width)) + 4 * width * num_seen
-        # Attention with capped scores or sinks is written out, which holds them twice in float32.
-        per_score = 2 + (8 * self._config.num_attention_heads if self._is_written_out else 0)
-        return self.dtype.itemsize * values + per_score * num_rows * num_seen
 
     def embed(self, token_ids_1S: torch.Tensor) -> torch.Tensor:
         """Scaled if the family's embedding does that."""

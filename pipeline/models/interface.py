@@ -153,10 +153,6 @@ class CausalLM(ABC):
         return sum(parameter.numel() for parameter in self._model.parameters())
 
     @abstractmethod
-    def sequence_bytes(self, num_rows: int, num_prefix_rows: int) -> int:
-        """Memory that a pass takes at its peak for each sequence of its batch, estimated from above."""
-
-    @abstractmethod
     def embed(self, token_ids_1S: torch.Tensor) -> torch.Tensor:
         """What the model's first layer is given for each token, positions apart: [1, S, D]."""
 

@@ -173,16 +173,6 @@ class OLMoCausalLM(CausalLM):
         """Rows that only pad the embedding do not count."""
         return self._model.config.vocab_size
 
-    def sequence_bytes(self, num_rows: int, num_prefix_rows: int) -> int:
-        """What one block holds at once."""
-        config = self._model.config
-        hidden_width = config.mlp_hidden_size or config.mlp_ratio * config.d_model
-        # The stream and its norm; then queries, keys and values rotated in float32, or the MLP.
-        values = num_rows * (3 * config.d_model + max(14 * config.d_model, 2 * hidden_width))
-        # Keys and values of each sequence, where they must be copied.
-        values += 2 * config.d_model * (num_prefix_rows + num_rows)
-        return self.dtype.itemsize * values
-
     def embed(self, token_ids_1S: torch.Tensor) -> torch.Tensor:
         """See `CausalLM.embed`."""
         return self._model.transformer.wte(token_ids_1S)
