@@ -33,7 +33,6 @@ OVERRIDES = [
     "precision=fp32",
     f"max_duration={NUM_STEPS}",
     "save_interval=20",
-    "console_log_interval=7",
     "eval_context_lengths=null",
 ]
 

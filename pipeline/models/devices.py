@@ -4,12 +4,10 @@ import ctypes
 import os
 import resource
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
-from pipeline.cli import InputError, cause_of, is_out_of_memory, logger
+from pipeline.cli import InputError, cause_of, logger
 
 GIBIBYTE = 1 << 30
 # Names and numbers of <malloc.h>.
@@ -69,17 +67,6 @@ def peak_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
-
-
-@contextmanager
-def out_of_memory_in_words(remedy: str) -> Iterator[None]:
-    """Turn an allocation that fails inside into an InputError that ends with the remedy."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise InputError(f"the memory does not suffice; {remedy}") from error
 
 
 def keep_freed_memory() -> None:

@@ -10,7 +10,6 @@ G key-value heads, E head width, V vocabulary.
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 from olmo.config import ModelConfig
@@ -101,28 +100,19 @@ def blocks_of(model: OLMo) -> list[nn.Module]:
     return list(model.transformer.blocks)
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Positions of a batch's rows and whom they see; the same for every block."""
-
-    table: RotaryTable
-    sine_B1SE: torch.Tensor
-    cosine_B1SE: torch.Tensor
-    visible_B1SK: torch.Tensor | None
-    """As in `CausalLM.hidden_states`; a float tensor is added to the scores."""
-    watch: Watch | None = None
-
-
-def run_block(
+def _run_block(
     block: OLMoSequentialBlock,
     hidden_BSD: torch.Tensor,
-    rows: Rows,
-    past: KeysAndValues | None,
+    table: RotaryTable,
+    sine_and_cosine: tuple[torch.Tensor, torch.Tensor],
+    visible: torch.Tensor | None,
     query_rows_BT: torch.Tensor | None,
+    past: KeysAndValues | None,
+    watch: Watch | None,
 ) -> tuple[torch.Tensor, KeysAndValues]:
     """The block's output [B, S, D], of the query rows only [B, T, D], and the keys and values of all rows.
 
-    Those of the prefix, `past`, are [1, G, P, E], shared by the batch.
+    Those of the prefix, `past`, are [1, G, P, E], shared by the batch; `visible` is [B or 1, 1, S, K].
     """
     config = block.config
     normed_BSD = hidden_BSD if config.norm_after else block.attn_norm(hidden_BSD)
@@ -130,7 +120,6 @@ def run_block(
     if config.clip_qkv is not None:
         qkv = qkv.clamp(min=-config.clip_qkv, max=config.clip_qkv)
     query, key, value = qkv.split(block.fused_dims, dim=-1)
-    visible = rows.visible_B1SK
     query = rows_of(query, query_rows_BT)
     hidden_BSD = rows_of(hidden_BSD, query_rows_BT)
     if visible is not None and query_rows_BT is not None:
@@ -141,11 +130,11 @@ def run_block(
     if block.q_norm is not None and block.k_norm is not None:
         query = block.q_norm(query).to(key.dtype)
         key = block.k_norm(key).to(key.dtype)
-    query_turn = [rows_of(part, query_rows_BT) for part in (rows.sine_B1SE, rows.cosine_B1SE)]
-    query = rows.table.rotate(_heads(query, config.n_heads), *query_turn)
-    key = rows.table.rotate(_heads(key, config.effective_n_kv_heads), rows.sine_B1SE, rows.cosine_B1SE)
+    of_queries = [rows_of(part, query_rows_BT) for part in sine_and_cosine]
+    query = table.rotate(_heads(query, config.n_heads), *of_queries)
+    key = table.rotate(_heads(key, config.effective_n_kv_heads), *sine_and_cosine)
     value = _heads(value, config.effective_n_kv_heads)
-    attended_BHSE = attend(query, key, value, past, visible, watch=rows.watch)
+    attended_BHSE = attend(query, key, value, past, visible, watch=watch)
     attended_BSD = block.attn_out(attended_BHSE.transpose(1, 2).flatten(2))
     hidden_BSD = hidden_BSD + (block.attn_norm(attended_BSD) if config.norm_after else attended_BSD)
     normed_BSD = hidden_BSD if config.norm_after else block.ff_norm(hidden_BSD)
@@ -191,9 +180,8 @@ class OLMoCausalLM(CausalLM):
         """Run `OLMo.forward` up to the vocabulary projection, which at every row would cost most of all."""
         transformer = self._model.transformer
         blocks = blocks_of(self._model)
-        sine, cosine = self._table.at(position_ids_BS, self._num_positions)
+        sine_and_cosine = self._table.at(position_ids_BS, self._num_positions)
         visible_B1SK = None if visible_BSK is None else visible_BSK[:, None]
-        rows = Rows(self._table, sine, cosine, visible_B1SK, watch)
         hidden = tokens if tokens.is_floating_point() else self.embed(tokens)
         if self._model.config.embedding_layer_norm:
             hidden = transformer.emb_norm(hidden)
@@ -202,7 +190,9 @@ class OLMoCausalLM(CausalLM):
             # Only the last block may leave rows out: the others' rows are looked at by the next.
             wanted_rows = query_rows_BT if block is blocks[-1] else None
             past = None if prefix is None else prefix.keys_and_values[layer]
-            hidden, keys_and_values = run_block(block, hidden, rows, past, wanted_rows)
+            hidden, keys_and_values = _run_block(
+                block, hidden, self._table, sine_and_cosine, visible_B1SK, wanted_rows, past, watch
+            )
             if keeps_rows:
                 read.append(keys_and_values)
         kept = Prefix(tuple(read), position_ids_BS[:, None, :, None]) if keeps_rows else None

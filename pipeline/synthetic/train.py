@@ -4,7 +4,7 @@ Dimension letters: B examples, P tokens of a prompt, T of a response, S = P + T,
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from pipeline.synthetic.models import TaskModel, new_gpt_neox, new_olmo
 from pipeline.synthetic.tasks import COUPLED_SCHEMES, ExampleBatch, task_called
 from pipeline.training.checkpoints import newest_state, save_checkpoint
 from pipeline.training.data import Prefetch
-from pipeline.training.loop import StopRequest, TrainingLoop, last_metrics
+from pipeline.training.loop import TrainingLoop, last_metrics
 
 
 def of_training_step(seed: int, step: int) -> np.random.Generator:
@@ -137,13 +137,13 @@ class TaskTrainer(TrainingLoop):
     """One run: model and optimizer at `step` finished steps."""
 
     shown = ("loss", "exact_match")
+    _config: TaskConfig
 
     def __init__(
-        self, config: TaskConfig, run_folder: Path, device: torch.device, stop_request: StopRequest
+        self, config: TaskConfig, run_folder: Path, device: torch.device, stop_requests: Sequence[int]
     ) -> None:
         """Build model and optimizer, at the run's newest checkpoint where it has one."""
-        super().__init__(config, run_folder, config.num_steps, stop_request)
-        self._config = config
+        super().__init__(config, run_folder, config.num_steps, stop_requests)
         self._device = device
         self._model = new_task_model(config).to(device)
         self._optimizer = torch.optim.AdamW(
@@ -212,7 +212,7 @@ class TaskTrainer(TrainingLoop):
         max_norm = math.inf if self._config.max_grad_norm is None else self._config.max_grad_norm
         gradient_norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), max_norm))
         learning_rate = self._schedule.get_lr(self._config.learning_rate, step, self._config.num_steps)
-        self._update_weights(self._optimizer, step, learning_rate, token_loss, gradient_norm)
+        self._update_weights(step, learning_rate, token_loss, gradient_norm)
         metrics = {
             "step": step,
             "loss": token_loss,
@@ -221,7 +221,7 @@ class TaskTrainer(TrainingLoop):
         }
         if self._config.positions == "predicted":
             metrics["position_id_loss"] = position_id_loss
-        return metrics, self._stop_request.signal_name is not None
+        return metrics, bool(self._stop_requests)
 
     def _losses(self, batch: ExampleBatch, position_ids: np.ndarray) -> torch.Tensor:
         """Mean cross-entropy of the response's tokens and of its position IDs, nats; PPC's loss is their sum.
