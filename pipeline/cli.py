@@ -191,7 +191,6 @@ def whole_number(least: int) -> Callable[[str], int]:
 positive_int = whole_number(1)
 random_seed = whole_number(0)
 finite_float = _number("a finite number", lambda _: True, float)
-positive_float = _number("a finite number above 0", lambda number: number > 0, float)
 positive_fraction = _number("a number above 0 and at most 1", lambda number: 0 < number <= 1, float)
 fraction = _number("between 0 and 1", lambda number: 0 <= number <= 1, float)
 

@@ -46,14 +46,14 @@ import argparse
 from typing import TYPE_CHECKING
 
 from pipeline.cli import InputError, file_path, folder_path, stage_parser
-from pipeline.training.loop import StopRequest, has_finished, train
+from pipeline.training.loop import has_finished, stop_requests, train
 
 if TYPE_CHECKING:
     from pipeline.text.folder import TokenizedData
-    from pipeline.training.config import DataFacts, PretrainConfig
+    from pipeline.training.config import PretrainConfig
 
 
-def check(arguments: argparse.Namespace, data: "DataFacts") -> "PretrainConfig":
+def check(arguments: argparse.Namespace, data: "TokenizedData") -> "PretrainConfig":
     """The run's configuration, checked as far as it can be without the data itself, or an InputError."""
     from pipeline.training.config import load_config  # late, for a --help at once
 
@@ -83,7 +83,7 @@ def is_done(arguments: argparse.Namespace) -> bool:
 
 def main(arguments: argparse.Namespace) -> None:
     """Train, go on training, or say that the run is finished."""
-    with StopRequest() as stop_request:
+    with stop_requests() as received:
         data, config = _opened(arguments)
         if has_finished(arguments.save_folder, config, config.num_steps):
             return
@@ -92,12 +92,7 @@ def main(arguments: argparse.Namespace) -> None:
         from pipeline.training.trainer import Trainer
 
         refuse_damaged_tokens(data)
-        train(
-            arguments.save_folder,
-            "lower device_train_microbatch_tokens, which leaves the step as it is, or set"
-            " activation_checkpointing=whole_layer",
-            lambda: Trainer(config, data, stop_request),
-        )
+        train(arguments.save_folder, lambda: Trainer(config, data, received))
 
 
 def parser() -> argparse.ArgumentParser:

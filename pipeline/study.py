@@ -170,13 +170,15 @@ def check(study: Study, commands: Sequence[Command], to_run: Sequence[Command], 
 
 
 def _data_facts(study: Study) -> Any:
-    """Facts that a training's check needs of its data, which may not be there yet."""
+    """The data that a training's check asks of its vocabulary; a placeholder where it is not there yet."""
+    import numpy as np
+
     from pipeline.text.folder import TokenizedData, read_manifest
     from pipeline.text.tokenizer import load_tokenizer, parse_tokenizer_name
-    from pipeline.training.config import AssumedData
 
     folder = Path(study.run) / "data"
     if read_manifest(folder) is not None:
         return TokenizedData.open(folder)
-    size = parse_tokenizer_name(study.data.get("tokenizer", "olmo"))
-    return AssumedData(size if isinstance(size, int) else load_tokenizer(size).vocabulary_size)
+    named = parse_tokenizer_name(study.data.get("tokenizer", "olmo"))
+    size = named if isinstance(named, int) else load_tokenizer(named).vocabulary_size
+    return TokenizedData(folder, [], np.dtype(np.uint16), size, 0, 0, "unknown", "unknown")

@@ -28,7 +28,7 @@ SIGTERM or SIGUSR1: the step in hand is finished and saved, and the exit code is
 again to go on.
 
 With stop_at_excess_loss a run ends once a measurement finds so little loss beyond the best possible one: of
-cues_*, whose best loss is known. model.attention_scaling: as in pretrain.py, of model.architecture=olmo.
+cues_*, whose best loss is known.
 
 The end says whether the task was learnt: at least 99 % of responses, as in training, wholly right; of cues_*
 stop_at_excess_loss reached. A model that has not learnt its task shows nothing at other lengths.
@@ -47,7 +47,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from pipeline.cli import file_path, folder_path, logger, stage_parser
-from pipeline.training.loop import StopRequest, has_finished, train
+from pipeline.training.loop import has_finished, stop_requests, train
 
 if TYPE_CHECKING:
     from pipeline.synthetic.config import TaskConfig
@@ -86,7 +86,7 @@ def is_done(arguments: argparse.Namespace) -> bool:
 
 def main(arguments: argparse.Namespace) -> None:
     """Train, go on training, or say that the run is finished."""
-    with StopRequest() as stop_request:
+    with stop_requests() as received:
         if is_done(arguments):
             return
         # Imported late, for a --help at once.
@@ -95,7 +95,7 @@ def main(arguments: argparse.Namespace) -> None:
 
         def make() -> TaskTrainer:
             device = usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU")
-            return TaskTrainer(check(arguments), arguments.save_folder, device, stop_request)
+            return TaskTrainer(check(arguments), arguments.save_folder, device, received)
 
-        training = train(arguments.save_folder, "lower batch_size or the model's width", make)
+        training = train(arguments.save_folder, make)
         logger.info(training.outcome)

@@ -155,7 +155,6 @@ _ONE_SIGN = {
     "weak": "cues_8_weak",
     "coupled": "cues_1",
     "pose": "cues_1",
-    "further_log_length": "cues_8_weak",
 }
 _FEW = ["evaluation.max_documents=3", "evaluation.targets_per_chunk=1", "evaluation.k=[1,4]"]
 _FOUND = ["variable_assignment", "sparse_parity"]
@@ -201,18 +200,9 @@ STUDIES = {
     ),
     "cue_distances": _of_tasks([], ["cues_1", "cues_4"], plain=""),
     "cues": [
-        *_of_tasks(
-            [],
-            ["cues_1", "cues_8_weak"],
-            **dict.fromkeys(_ONE_SIGN, ""),
-            **dict.fromkeys(("log_length", "coupled_log_length"), ",model.attention_scaling=log_length"),
-            learnt=",model.attention_scaling=learnt",
-        ),
+        *_of_tasks([], ["cues_1", "cues_8_weak"], **dict.fromkeys(_ONE_SIGN, "")),
         # One task in each grid, that not all need be trained.
         *(f"synthetic.grids.{grid}.tasks=[{task}]" for grid, task in _ONE_SIGN.items()),
-        "synthetic.grids.log_length.tasks=[cues_1]",
-        "synthetic.grids.coupled_log_length.tasks=[cues_1]",
-        "synthetic.grids.learnt.tasks=[cues_1]",
         *(f"synthetic.evaluate_synthetic.{task}=null" for task in sorted({*_CUES} - {*_ONE_SIGN.values()})),
     ],
     "synthetic": [

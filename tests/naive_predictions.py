@@ -7,7 +7,6 @@ edges into the tokens outside the context are cut. Windows of layers that slide 
 Shapes: N cases, S rows (the tokens before the target), V vocabulary.
 """
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -17,10 +16,10 @@ from olmo.model import OLMo
 
 from pipeline.models.huggingface import HuggingFaceCausalLM
 from pipeline.models.interface import CausalLM
-from pipeline.models.olmo import OLMoCausalLM, blocks_of, scale_attention
+from pipeline.models.olmo import OLMoCausalLM
 
-IMPLEMENTATIONS = ("olmo", "olmo_scaled", "llama", "gpt_neox", "gemma2", "olmo3", "gpt2")
-WITH_BOS = ("bos olmo", "bos olmo_scaled", "bos gemma3", "2 bos gpt2")
+IMPLEMENTATIONS = ("olmo", "llama", "gpt_neox", "gemma2", "olmo3", "gpt2")
+WITH_BOS = ("bos olmo", "bos gemma3", "2 bos gpt2")
 """Models to which beginning-of-text tokens belong, in every context."""
 
 Stock = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -31,40 +30,6 @@ Case = tuple[np.ndarray, Iterable[int]]
 
 def stock_olmo(model: OLMo) -> Stock:
     return lambda token_ids, allowed: model(token_ids, attention_bias=allowed[:, None]).logits
-
-
-def scaled_by_hand(model: OLMo, scales_H: Sequence[float]) -> OLMo:
-    """Stock OLMo with attention written out, its scores times a head's scale and ln n, of n keys seen."""
-
-    def attention(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
-        **_: object,
-    ) -> torch.Tensor:
-        k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (k, v))
-        seen = torch.ones(q.shape[2], q.shape[2]).tril() > 0 if attn_mask is None else attn_mask >= 0
-        factors = torch.tensor(scales_H)[:, None, None] * seen.sum(-1, keepdim=True).log()
-        scores = factors * (q @ k.transpose(-1, -2)) / math.sqrt(q.shape[-1])
-        shares = torch.softmax(scores.masked_fill(~seen, -math.inf), -1)
-        return shares.nan_to_num(0.0) @ v  # rows that are left out themselves see none
-
-    for block in blocks_of(model):
-        block._scaled_dot_product_attention = attention
-    return model
-
-
-SCALES = (0.2, 0.5, 0.36, 0.8)
-"""Of the heads, as if learnt."""
-
-
-def scaled(model: OLMo) -> OLMo:
-    """The model with `SCALES` in every block, in place of what scaling begins with."""
-    scale_attention(model, "learnt", train_context_length=16)
-    for block in blocks_of(model):
-        block.attention_scaling.scale_H.data = torch.tensor(SCALES)
-    return model
 
 
 def stock_hugging_face(family: str, seed: int) -> Stock:
@@ -105,9 +70,6 @@ def witness_and_model(name: str, seed: int, make_olmo: Callable[..., OLMo]) -> t
     if name == "olmo":
         twins = [make_olmo(seed=seed, n_kv_heads=2) for _ in range(2)]
         return stock_olmo(twins[0]), OLMoCausalLM(twins[1])
-    if name == "olmo_scaled":
-        by_hand, ours = (make_olmo(seed=seed, n_kv_heads=2) for _ in range(2))
-        return stock_olmo(scaled_by_hand(by_hand, SCALES)), OLMoCausalLM(scaled(ours))
     return stock_hugging_face(name, seed), HuggingFaceCausalLM(make_model(name, seed))
 
 

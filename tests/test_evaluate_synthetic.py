@@ -77,7 +77,7 @@ def test_excess_loss_of_cues(tmp_path: Path, positions: str) -> None:
     """Each test example again, by the model's whole pass and the sum over answers written out."""
     folder = tmp_path / "run"
     task = "cues_2"
-    train(folder, *OF_CUES, "model.attention_scaling=learnt", task=task, positions=positions)
+    train(folder, *OF_CUES, task=task, positions=positions)
     evaluate(folder, tmp_path / "results", task, "--sizes", "32", "64")
     found = read_artefact(tmp_path / "results", "synthetic_accuracy").to_dict("records")
     examples = read_artefact(tmp_path / "results", "synthetic_examples")

@@ -33,7 +33,6 @@ OVERRIDES = [
     "precision=fp32",
     f"max_duration={NUM_STEPS}",
     "save_interval=20",
-    "console_log_interval=7",
     "eval_context_lengths=null",
 ]
 
@@ -133,7 +132,6 @@ def test_two_ranks_train_on_the_batches_of_one(strategy: str, data: Path, tmp_pa
         "model.residual_dropout=0",
         "eval_context_lengths=[8,16]",
         "eval_interval=3",
-        "attention_scaling=learnt",
     )
     with two_ranks(data, tmp_path / "two", *steps, f"distributed_strategy={strategy}"):
         run_here(data, tmp_path / "one", *steps)

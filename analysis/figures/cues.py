@@ -22,7 +22,7 @@ _PANELS = {
 
 def cues_figure(accuracy: pd.DataFrame) -> Figure:
     """Excess loss against length without scaled attention: a panel a place of the cues, a line a number."""
-    plain = accuracy[accuracy["attention_scaling"] == "none"]
+    plain = accuracy[accuracy["attention_scaling"].fillna("none") == "none"]
     shown = {title: of for title, of in _PANELS.items() if of[1] in set(plain["positions"])}
     figure, axes = drawing.panels(len(shown), 2.6)
     for ax, (title, (ending, positions)) in zip(axes, shown.items(), strict=True):

@@ -8,26 +8,24 @@ Numbers of passes stay on the device until all are queued (`measured_passes`): n
 The shape of a pass moves losses in their last bits, in float32 by 2e-5 nats at most (a test), and nearly
 equal scores of distant tokens then change places: ranks beyond the first ones would be another machine's.
 Rounding the scores first would only move the places where that happens. So batches follow from the lengths
-and the kind of device, never from memory. A memory budget only says in how many parts a batch runs, and none
-gets so small that its rows' bits would change (`_FEWEST_ROWS`); all are projected on the vocabulary together.
-So a result is the same to the byte whoever measures which part of it, with whatever budget.
+and the kind of device, never from memory. A batch that does not fit in memory runs in halves, none so small
+that its rows' bits would change (`_FEWEST_ROWS`); all are projected on the vocabulary together.
+So a result is the same to the byte whoever measures which part of it, with whatever memory.
 
 Shapes: L chunk (long_context_length), B sequences of a pass, S rows, K rows that are looked at, T targets,
 N contexts or windows, C tokens of a context, F distant-context tokens, H heads of all layers, W tokens of a
 shared window, Q targets of one.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from pipeline.cli import is_out_of_memory
 from pipeline.measuring.flags import ContextLengths
-from pipeline.models.devices import GIBIBYTE, free_bytes, total_bytes
 from pipeline.models.interface import (
     CausalLM,
     Predictions,
@@ -39,39 +37,26 @@ from pipeline.models.interface import (
 )
 
 # Measured on a CPU (tests/benchmarks/leave_one_out.py): batches that leave its caches are slower. On a GPU
-# (not measured yet, tests/benchmarks/gpu.py): enough that telling it what to do takes less than doing it.
-_TOKENS_PER_BATCH, _TOKENS_PER_BATCH_ON_ACCELERATORS = 2048, 32768
-_BUDGET_BYTES = 1 * GIBIBYTE
-_BUDGET_SHARE_OF_ACCELERATORS = 0.25
-"""Share of the memory that the device has; weights, prefixes and logits are beside it."""
-_SHARE_OF_FREE_MEMORY = 0.5
+# (not measured yet): enough that telling it what to do takes less than doing it.
+_TOKENS_PER_BATCH = 2048
+_TOKENS_PER_BATCH_ON_ACCELERATORS = 32768
 _FEWEST_ROWS = 256
 """A product of as many rows or more gives each row the same bits; for fewer, libraries have kernels by their
 number (measured with MKL, on AVX-512 and AVX2, one and two threads)."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Batching:
-    """The batches of one model, and in what parts they run."""
+    """The batches of one model."""
 
     tokens_per_batch: int
     """Rows that a batch may hold, the prefix apart; a single sequence may be longer."""
-    memory_budget_bytes: float = float("inf")
-    """What a pass may take beyond weights and prefix, by the model's own estimate."""
 
     @classmethod
-    def for_model(cls, model: CausalLM, memory_budget_bytes: float | None = None) -> "Batching":
-        """Batches of the size that is fastest on the kind of device, within the given or a fixed budget.
-
-        If half of what is free is less than the fixed budget, it is the budget.
-        """
+    def for_model(cls, model: CausalLM) -> "Batching":
+        """Batches of the size that is fastest on the kind of device."""
         is_cpu = model.device.type == "cpu"
-        if memory_budget_bytes is None:
-            fixed_bytes = (
-                _BUDGET_BYTES if is_cpu else _BUDGET_SHARE_OF_ACCELERATORS * total_bytes(model.device)
-            )
-            memory_budget_bytes = min(fixed_bytes, _SHARE_OF_FREE_MEMORY * free_bytes(model.device))
-        return cls(_TOKENS_PER_BATCH if is_cpu else _TOKENS_PER_BATCH_ON_ACCELERATORS, memory_budget_bytes)
+        return cls(_TOKENS_PER_BATCH if is_cpu else _TOKENS_PER_BATCH_ON_ACCELERATORS)
 
     def num_sequences(self, num_rows: int) -> int:
         """Sequences of `num_rows` rows that a batch holds, at least one; whatever memory there is."""
@@ -81,20 +66,6 @@ class Batching:
         """The batches of so many sequences."""
         size = self.num_sequences(num_rows)
         return [slice(start, start + size) for start in range(0, num_sequences, size)]
-
-    def parts(self, model: CausalLM, rows: "Rows", num_prefix_rows: int) -> list[slice]:
-        """Which sequences of a batch run at a time: all of them if the budget allows it.
-
-        For the budget's sake no part gets fewer query rows than `_FEWEST_ROWS`.
-        """
-        num_sequences, num_rows = rows.token_ids_BS.shape
-        num_parts = 1
-        if self.memory_budget_bytes < float("inf"):
-            num_fitting = max(1, self.memory_budget_bytes // model.sequence_bytes(num_rows, num_prefix_rows))
-            most_parts = max(1, num_sequences * rows.query_rows_BT.shape[1] // _FEWEST_ROWS)
-            num_parts = min(most_parts, math.ceil(num_sequences / num_fitting))
-        edges = [num_sequences * part // num_parts for part in range(num_parts + 1)]
-        return [slice(*edge) for edge in pairwise(edges)]
 
 
 class Rows(NamedTuple):
@@ -123,15 +94,17 @@ class Rows(NamedTuple):
         )
 
 
-def hidden_states(
-    model: CausalLM, batching: Batching, rows: Rows, prefix: Prefix | None = None
-) -> torch.Tensor:
-    """States of the query rows, [B, T, D], in parts that the memory suffices for."""
-    hidden = [
-        model.hidden_states(*rows.of_sequences(part).on_device(model.device), prefix)
-        for part in batching.parts(model, rows, 0 if prefix is None else prefix.num_rows)
-    ]
-    return hidden[0] if len(hidden) == 1 else torch.cat(hidden)
+def hidden_states(model: CausalLM, rows: Rows, prefix: Prefix | None = None) -> torch.Tensor:
+    """States of the query rows, [B, T, D], in halves where the memory does not suffice for all at once."""
+    half = len(rows.token_ids_BS) // 2
+    try:
+        return model.hidden_states(*rows.on_device(model.device), prefix)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error) or half * rows.query_rows_BT.shape[1] < _FEWEST_ROWS:
+            raise
+    # Not within the handler: the error holds what was allocated.
+    halves = (rows.of_sequences(part) for part in (slice(half), slice(half, None)))
+    return torch.cat([hidden_states(model, part, prefix) for part in halves])
 
 
 class Measured(NamedTuple):
@@ -174,9 +147,7 @@ class Pass(NamedTuple):
     prefix: Prefix | None = None
 
 
-def measured_passes(
-    model: CausalLM, batching: Batching, reference: Predictions, passes: Iterable[Pass]
-) -> list[Measured]:
+def measured_passes(model: CausalLM, reference: Predictions, passes: Iterable[Pass]) -> list[Measured]:
     """Losses of each pass, and divergences from `reference`: [B, T] each.
 
     Numbers are read, and checked, after the last pass is queued. NotFiniteLossError names the first that is
@@ -185,7 +156,7 @@ def measured_passes(
     queued = []
     for rows, target_ids, reference_index, prefix in passes:
         shape = rows.query_rows_BT.shape
-        hidden_BTD = hidden_states(model, batching, rows, prefix)
+        hidden_BTD = hidden_states(model, rows, prefix)
         targets_BT = to_device(target_ids, model.device).expand(shape)
         index_BT = torch.as_tensor(reference_index).expand(shape)
         values = losses_and_divergences(model, hidden_BTD, targets_BT, reference, index_BT)
@@ -213,7 +184,7 @@ def measured_contexts(
         Pass(rows.of_sequences(batch), target_ids_NT[batch], reference_index_NT[batch], prefix)
         for batch in batches
     )
-    return Measured.joined(measured_passes(model, batching, reference, passes))
+    return Measured.joined(measured_passes(model, reference, passes))
 
 
 def measured_windows(
@@ -353,7 +324,7 @@ def measured_in_sequence(model: CausalLM, sequence: PackedSequence, reference: P
     places = sequence.targets
     index_1T = np.arange(places.start, places.stop)[None]
     one = Pass(sequence.rows, sequence.target_ids_T[None], index_1T)
-    return measured_passes(model, Batching(1), reference, [one])[0].flat
+    return measured_passes(model, reference, [one])[0].flat
 
 
 def measured_in_swapped_context(

@@ -114,7 +114,7 @@ def leave_each_out(
             rest_R = rest_R[len(batch_R) :]
 
     values_2TF = np.full((2, num_targets, num_far_T[-1]), np.nan, dtype=np.float32)
-    measured = measured_passes(model, batching, reference or full.predictions, removals())
+    measured = measured_passes(model, reference or full.predictions, removals())
     for (removed_R, first), parts in zip(batches, measured, strict=True):
         for values_TF, part_RT in zip(values_2TF, parts, strict=True):
             values_TF[first:, removed_R] = part_RT.T
@@ -497,7 +497,7 @@ class FarContext:
                 order.append(batch_B)
                 rest_N = rest_N[len(batch_B) :]
 
-        passes = measured_passes(self.model, self.batching, self.reference, restorations())
+        passes = measured_passes(self.model, self.reference, restorations())
         measured = Measured.joined(passes).flat
         place_N = np.argsort(np.concatenate(order))
         return Measured(measured.losses[place_N], measured.divergences[place_N])

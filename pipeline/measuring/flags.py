@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.cli import InputError, folder_path, positive_float, positive_int, whole_number
+from pipeline.cli import InputError, folder_path, positive_int, whole_number
 
 TARGETS_PER_CHUNK = 16
 DTYPES = ("float32", "bfloat16", "auto")
@@ -121,9 +121,6 @@ def add_stage_arguments(parser: argparse.ArgumentParser) -> None:
     add("--documents-per-shard", type=positive_int,
         help="documents a shard, which is a Parquet file; a killed run resumes there. If not given, what"
         " results already begun have, or 1 up to 127 documents, 2 from 128, and so on up to 32")
-    add("--memory-budget", type=positive_float, metavar="GIB",
-        help="GiB that a forward pass may take beyond the model, which moves no number; if not given 1 on a"
-        " CPU and a quarter of a GPU's, or half of what is free where that is less")
     add("--task-index", type=whole_number(0), metavar="I",
         help="measure the part of the documents of task I, counted from 0, of --num-tasks; all of them if not"
         " given. Under torchrun or `accelerate launch` the processes, one a GPU, divide the task")

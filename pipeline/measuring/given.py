@@ -17,7 +17,7 @@ from pipeline.measuring.stage import AUTO, LoadedModel
 from pipeline.models.devices import keep_freed_memory, usable_device
 from pipeline.models.interface import CausalLM, num_positions_of
 from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm
-from pipeline.models.vocabulary import OwnTokenizer, refuse_foreign_tokens
+from pipeline.models.vocabulary import refuse_foreign_tokens
 from pipeline.text.tokenizer import (
     DocumentTokenizer,
     load_tokenizer,
@@ -53,11 +53,11 @@ class GivenModel:
         torch_dtype = torch.float32 if dtype == AUTO else getattr(torch, dtype)
         self._loading = Loading(usable_device(device), torch_dtype, trust_remote_code=trust_remote_code)
         self._model: Any = model
-        self._own: OwnTokenizer | None = None
+        self._origin: Checkpoint | None = None
         self._checkpoint: Checkpoint | None = None
         if isinstance(model, str | Path):
             self._checkpoint = find_model(str(model), revision, trust_remote_code)
-            self._own = self._checkpoint.own_tokenizer(trust_remote_code)
+            self._origin = self._checkpoint
             self.name = self._checkpoint.name
             self.num_positions = self._checkpoint.num_positions(trust_remote_code)
             return
@@ -76,9 +76,10 @@ class GivenModel:
                 " of transformers or ai2-olmo"
             )
         self.name = Path(model.name_or_path).name or type(model).__name__
-        self.num_positions = positions_of(model.config)
-        if path := tokenizer_at(Path(model.name_or_path or os.devnull)):
-            self._own = OwnTokenizer(path)
+        self.num_positions = positions_of(model)
+        folder = Path(model.name_or_path or os.devnull)
+        if tokenizer_at(folder):
+            self._origin = Checkpoint(self.name, folder, is_olmo=False)
 
     def tokenizer(
         self, given: Any = None, *, bos: str = "auto", special_tokens: bool = False
@@ -91,7 +92,9 @@ class GivenModel:
             return tokenizer_in_memory(given, bos=bos, special_tokens=special_tokens)
         if given is None and self._checkpoint is None:
             raise InputError("a model in memory comes without its tokenizer: give it too, as tokenizer=…")
-        path = self._own and self._own.path if given is None else parse_tokenizer_name(str(given))
+        path = (
+            self._origin and self._origin.own_tokenizer if given is None else parse_tokenizer_name(str(given))
+        )
         if not isinstance(path, Path):
             raise InputError(f"{given or self.name} is no tokenizer; name a tokenizer.json with --tokenizer")
         return load_tokenizer(
@@ -118,11 +121,12 @@ class GivenModel:
         refuse_foreign_tokens(
             model,
             self.name,
-            self._own,
+            self._origin,
             [np.array(bos_token_ids, dtype=np.int64), *texts],
             tokenizer,
             tokenizer.name,
             tokenizer.vocabulary_size,
+            trust_remote_code=self._loading.trust_remote_code,
         )
         model = model.led_by(bos_token_ids)
         return LoadedModel(self.name, model, Batching.for_model(model))

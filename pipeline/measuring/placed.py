@@ -109,7 +109,7 @@ def near_predictions(
     rows = Rows(chunk_L[near.places_BN], ids_1N, None, near.query_rows_BQ)
     parts = []
     for batch in batching.of_many(*near.places_BN.shape):
-        hidden_BQD = hidden_states(model, batching, rows.of_sequences(batch))
+        hidden_BQD = hidden_states(model, rows.of_sequences(batch))
         parts.append(Predictions.of(model.logits(hidden_BQD.flatten(0, 1))))
     return Predictions.together(parts)
 

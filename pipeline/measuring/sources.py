@@ -159,7 +159,7 @@ class Passes:
             self.count(rows.token_ids_BS.size)
             before = prefix.first(start) if start else None
             one = Pass(rows, sequence.target_ids_T[None, queries_Q], queries_Q[None], before)
-            (found,) = measured_passes(self.model, self.batching, reference, [one])
+            (found,) = measured_passes(self.model, reference, [one])
             for values_VQ, part_BQ in zip(values_2VQ, found, strict=True):
                 values_VQ[np.array(batch)[:, None], queries_Q] = part_BQ
         return Measured(*values_2VQ)

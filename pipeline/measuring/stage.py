@@ -27,7 +27,7 @@ from pipeline.models.devices import (
     warn_of_slow_bfloat16,
 )
 from pipeline.models.interface import CausalLM, NotFiniteLossError, num_positions_of
-from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm, training_facts
+from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm
 from pipeline.models.vocabulary import refuse_foreign_tokens
 from pipeline.results.files import Task
 from pipeline.results.read import what_made
@@ -160,7 +160,7 @@ def measure_documents(
                 compared = _load(reference, *how)
             facts = model_facts
             if facts is None:
-                facts = training_facts(checkpoint.folder, checkpoint.is_olmo)
+                facts = checkpoint.training_facts
                 facts["num_parameters"] = loaded.model.num_parameters
             limits = arguments.long_context_length, arguments.max_chunks_per_document, num_other_documents
             work = [(shard, index) for shard in output.pending_shards(mine) for index in shards[shard]]
@@ -249,15 +249,15 @@ def _load(
     refuse_foreign_tokens(
         model,
         str(checkpoint.folder),
-        checkpoint.own_tokenizer(loading.trust_remote_code),
+        checkpoint,
         [np.array(bos_token_ids), *(document.token_ids for document in documents)],
         tokenizer,
         f"the tokenizer of {data.folder}",
         data.vocabulary_size,
+        trust_remote_code=loading.trust_remote_code,
     )
-    budget = arguments.memory_budget and arguments.memory_budget * GIBIBYTE
     led = model.led_by(bos_token_ids)
-    return LoadedModel(checkpoint.name, led, Batching.for_model(led, budget))
+    return LoadedModel(checkpoint.name, led, Batching.for_model(led))
 
 
 def left_out(tables: Mapping[str, Columns]) -> dict[str, int]:
@@ -289,5 +289,5 @@ def failures_in_words(model: str, num_tokens: int, start: int, where: str = "") 
             raise
         raise InputError(
             f"the memory does not suffice for a chunk of {num_tokens} tokens with model '{model}'; choose a"
-            " smaller --memory-budget, a shorter --long-context-length, or --dtype bfloat16"
+            " shorter --long-context-length, or --dtype bfloat16"
         ) from error

@@ -4,13 +4,10 @@ import ctypes
 import os
 import resource
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-import psutil
 import torch
 
-from pipeline.cli import InputError, cause_of, is_out_of_memory, logger
+from pipeline.cli import InputError, cause_of, logger
 
 GIBIBYTE = 1 << 30
 # Names and numbers of <malloc.h>.
@@ -37,7 +34,7 @@ def usable_device(name: str | None, remedy: str = "leave it out, or say cpu") ->
             "computing on %s: %s, %.1f GiB; products of float32 are not rounded to TF32",
             one.device,
             torch.cuda.get_device_name(one.device),
-            total_bytes(one.device) / GIBIBYTE,
+            torch.cuda.get_device_properties(one.device).total_memory / GIBIBYTE,
         )
     return one.device
 
@@ -65,37 +62,11 @@ def warn_of_slow_bfloat16(device: torch.device, recommended: str) -> None:
         )
 
 
-def free_bytes(device: torch.device) -> int:
-    """What could be allocated on the device now, what torch keeps for reuse there included."""
-    if device.type == "cuda":
-        reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + reserved
-    return int(psutil.virtual_memory().available)
-
-
-def total_bytes(device: torch.device) -> int:
-    """What the device has, free or not: a property of the kind of machine."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    return int(psutil.virtual_memory().total)
-
-
 def peak_bytes(device: torch.device) -> int:
     """The most that this process has held on the device so far; on a CPU not by tensors alone."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
-
-
-@contextmanager
-def out_of_memory_in_words(remedy: str) -> Iterator[None]:
-    """Turn an allocation that fails inside into an InputError that ends with the remedy."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise InputError(f"the memory does not suffice; {remedy}") from error
 
 
 def keep_freed_memory() -> None:

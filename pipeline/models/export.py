@@ -1,7 +1,7 @@
 """OLMo weights as Hugging Face's `OlmoForCausalLM`: the same losses, in the format that other tools read.
 
-The class has one norm (without weights), one activation and no biases, and cannot scale its attention. What
-is written is read back, and refused if its losses are not the model's.
+The class has one norm (without weights), one activation and no biases. What is written is read back, and
+refused if its losses are not the model's.
 """
 
 import shutil
@@ -14,7 +14,7 @@ from olmo.model import OLMo
 from torch.nn.functional import cross_entropy
 
 from pipeline.cli import InputError
-from pipeline.models.load import write_mark
+from pipeline.models.load import whole_model
 from pipeline.models.olmo import blocks_of
 
 _NUM_CHECKED_TOKENS = 32
@@ -78,10 +78,7 @@ def write_hugging_face_folder(model: OLMo, tokenizer_file: Path, eos_token_id: i
     if folder.exists() or folder.is_symlink():
         raise InputError(f"{folder} is there already; choose another --out, or remove it")
     twin = as_hugging_face(model)
-    draft = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
-    try:
+    with whole_model(folder) as draft:
         twin.save_pretrained(draft)
         tokenizer = transformers.PreTrainedTokenizerFast(
             tokenizer_file=str(tokenizer_file), model_max_length=model.config.max_sequence_length
@@ -93,13 +90,8 @@ def write_hugging_face_folder(model: OLMo, tokenizer_file: Path, eos_token_id: i
         if not difference <= _MAX_DIFFERENCE_NATS:  # which nan is not either
             raise InputError(
                 f"the exported losses differ by {difference:.2g} nats from the model's own: Hugging Face's"
-                " OlmoForCausalLM has not all that this model has, such as attention_scaling, biases, or"
-                " weights of its norms; it cannot be exported"
+                " OlmoForCausalLM lacks something that this model has, such as biases or weights of its norms"
             )
-        write_mark(draft)
-        draft.rename(folder)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
     return difference
 
 

@@ -31,7 +31,6 @@ from pipeline.models.interface import (
     Prefix,
     Watch,
     causal_visibility,
-    refuse_other_weights,
     rows_of,
 )
 
@@ -102,24 +101,12 @@ class HuggingFaceCausalLM(CausalLM):
         width = getattr(self._config, "sliding_window", None) if any(self._slides) else None
         self.window = width if width and (num_positions is None or num_positions > width) else None
         """How many position IDs a row sees in layers that slide, its own included; None: nothing is cut."""
-        has_sinks = any(name.endswith(".sinks") for name, _ in model.named_parameters())  # gpt-oss
-        self._is_written_out = has_sinks or bool(getattr(self._config, "attn_logit_softcapping", None))
         model.set_attn_implementation(OURS)
 
     @property
     def vocabulary_size(self) -> int:
         """Many families pad it beyond their tokenizer's."""
         return self._model.get_output_embeddings().weight.shape[0]
-
-    def sequence_bytes(self, num_rows: int, num_prefix_rows: int) -> int:
-        """What one layer holds at once."""
-        width = self._config.hidden_size
-        hidden_width = getattr(self._config, "intermediate_size", None) or 4 * width
-        num_seen = num_rows + num_prefix_rows
-        values = num_rows * (3 * width + max(10 * width, 3 * hidden_width)) + 4 * width * num_seen
-        # Attention with capped scores or sinks is written out, which holds them twice in float32.
-        per_score = 2 + (8 * self._config.num_attention_heads if self._is_written_out else 0)
-        return self.dtype.itemsize * values + per_score * num_rows * num_seen
 
     def embed(self, token_ids_1S: torch.Tensor) -> torch.Tensor:
         """Scaled if the family's embedding does that."""
@@ -227,7 +214,12 @@ def load_hugging_face(
         name for name in loading["unexpected_keys"] if name not in computed and not _COMPUTED.search(name)
     }
     missing = {*loading["missing_keys"], *(name for name, *_ in loading["mismatched_keys"])}
-    refuse_other_weights(folder, f"a {type(model).__name__}", left_over, missing)
+    for what, names in (("lacks", sorted(missing)), ("has no place in it for", sorted(left_over))):
+        if names:  # random numbers would be used for what it lacks
+            raise InputError(
+                f"{folder} is not the weights of a {type(model).__name__}: it {what} {len(names)}, such as"
+                f" {names[0]}; put back the configuration that was saved with them, or save the model anew"
+            )
     if device_map is None:
         model = model.to(device)
     return as_causal_lm(model, str(folder), num_positions)
@@ -251,19 +243,16 @@ def as_causal_lm(model: transformers.PreTrainedModel, name: str, num_positions: 
     return lm
 
 
-def positions_of(config: Any) -> int | None:
-    """How many positions a model was made for, by its configuration: trained, or in a table."""
+def positions_of(model: transformers.PreTrainedModel | Path, trust_remote_code: bool = False) -> int | None:
+    """How many positions a model, or one in a folder, was made for by its configuration; None: not said."""
+    config: Any
+    if isinstance(model, Path):
+        config = transformers.AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+    else:
+        config = model.config
     config = config.get_text_config()
     limits = getattr(config, "max_position_embeddings", None), position_limit(config, True)
     return min((limit for limit in limits if limit), default=None)
-
-
-def config_of(folder: Path, trust_remote_code: bool) -> Any:
-    """The library's configuration of a model in a folder; InputError where it has none that can be used."""
-    try:
-        return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except Exception as error:  # by version and fault OSError, ValueError, KeyError, or what its code raises
-        raise InputError(f"{folder / 'config.json'} cannot be used: {cause_of(error)}") from error
 
 
 _COMPUTED = re.compile(r"(^|\.)(inv_freq|cos_cached|sin_cached|position_ids|masked_bias)$")

@@ -12,19 +12,16 @@ references, D width, V vocabulary, H heads, G key-value heads of width E, N any 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy, pad
-
-from pipeline.cli import InputError
 
 # Logits are the largest tensor of all; this bounds them to 64 MiB of float32 at a time, on a GPU to 512 MiB:
 # it is faster the more it is told to do at once.
@@ -36,8 +33,7 @@ _LOGITS_COMPARED = 1 << 19
 KeysAndValues = tuple[torch.Tensor, torch.Tensor]
 """One layer's, keys rotated by their position IDs: two [B, G, K, E]."""
 
-Kept = TypeVar("Kept")
-OfHeads = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Kept]
+OfHeads = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """A function of a layer's queries and keys [H, S, E], rotated, keys repeated for heads that share them, and
 the attention of T query rows to each row [H, T, S], which sums to 1 over the rows; float32. Its scores are
 query times key over the square root of E."""
@@ -112,7 +108,7 @@ class ReadText(NamedTuple):
     token_ids_1S: torch.Tensor
     position_ids_1S: torch.Tensor
     visible_1SS: torch.Tensor | None
-    """As in `CausalLM.hidden_states`."""
+    """See `CausalLM.hidden_states`."""
     query_rows_T: torch.Tensor
     target_ids_T: torch.Tensor
 
@@ -151,10 +147,6 @@ class CausalLM(ABC):
     def num_parameters(self) -> int:
         """Numbers that training sets, embeddings included; shared ones count once."""
         return sum(parameter.numel() for parameter in self._model.parameters())
-
-    @abstractmethod
-    def sequence_bytes(self, num_rows: int, num_prefix_rows: int) -> int:
-        """Memory that a pass takes at its peak for each sequence of its batch, estimated from above."""
 
     @abstractmethod
     def embed(self, token_ids_1S: torch.Tensor) -> torch.Tensor:
@@ -226,10 +218,10 @@ class CausalLM(ABC):
         position_ids_1S: torch.Tensor,
         visible_1SS: torch.Tensor | None,
         query_rows_T: torch.Tensor | None,
-        of_layer: OfHeads[Kept],
-    ) -> list[Kept]:
+        of_layer: OfHeads,
+    ) -> list[torch.Tensor]:
         """What `of_layer` keeps of each layer, of one sequence; arguments as in `hidden_states`."""
-        kept: list[Kept] = []
+        kept: list[torch.Tensor] = []
         rows_T = slice(None) if query_rows_T is None else query_rows_T
         num_leading = 0 if self._leading is None else self._leading.num_rows
 
@@ -320,16 +312,6 @@ class CausalLM(ABC):
         return torch.stack(
             [torch.autograd.grad(loss, log_gates_S, retain_graph=True)[0] for loss in losses_T]
         )
-
-
-def refuse_other_weights(where: Path, model: str, left_over: Iterable[str], missing: Iterable[str]) -> None:
-    """Refuse weights that `model` has no place for, or lacks: random numbers would be used for these."""
-    for what, names in (("lacks", sorted(missing)), ("has no place in it for", sorted(left_over))):
-        if names:
-            raise InputError(
-                f"{where} is not the weights of {model}: it {what} {len(names)}, such as {names[0]}; put back"
-                " the configuration that was saved with them, or save the causal LM anew"
-            )
 
 
 def num_positions_of(num_tokens: int, num_leading: int) -> int:

@@ -3,18 +3,13 @@
 Stock OLMo rotates the token in row n of its input by position n. Here row n is rotated by whatever position
 ID it is given (RoPE), so that a token keeps its place when others are left out. The blocks are run so that a
 prefix is shared by a batch, of which OLMo's own cache would hold a copy for every sequence, and the last one
-works at query rows only. With IDs 0, 1, 2, … and attention that is not scaled the logits equal stock OLMo's
-bit for bit (a test).
+works at query rows only. With IDs 0, 1, 2, … the logits equal stock OLMo's bit for bit (a test).
 
 Shapes: B batch, S rows, P prefix rows or positions, K = S or P + S, T query rows, D width, H heads,
 G key-value heads, E head width, V vocabulary.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import cast
 
 import torch
 from olmo.config import ModelConfig
@@ -29,82 +24,6 @@ from pipeline.models.interface import (
     Watch,
     rows_of,
 )
-
-ATTENTION_SCALINGS = ("none", "log_length", "learnt")
-
-
-class AttentionScaling(nn.Module):
-    """What the scores of one block's attention are multiplied by, as a query sees n keys (itself included).
-
-    score(q, k) = factor(n) * q.k / sqrt(E), with factor(n)
-
-        log_length    ln n / ln L            L: the tokens of a training sequence
-        learnt        s_h ln n               s_h: a number for each head of each block, which training sets
-
-    More keys spread attention; a factor that grows with ln n holds it together (Chiang and Cholak 2022, arXiv
-    2202.12172). It is 1 for n = L, less for the early tokens of a sequence, and not bounded from below: at
-    n = 1, where it is 0, there is nothing to choose. `learnt` is Scalable-Softmax (Nakanishi 2025, arXiv
-    2501.19399, without its bias); s_h begins at 1 / ln L, our choice, so that training begins as with
-    `log_length`. PoSE and randomized IDs leave n as it is: tokens are counted, not IDs.
-
-    Where measuring leaves tokens out, n is the number of keys that the row does see, as in a text that never
-    had them. A derivative by a gate (`CausalLM.gate_gradients`) holds n.
-    """
-
-    def __init__(self, scaling: str, num_heads: int, train_context_length: int) -> None:
-        """A scaling other than `none`."""
-        super().__init__()
-        assert scaling in ATTENTION_SCALINGS[1:] and train_context_length > 1
-        scale_H = torch.full((num_heads,), 1 / math.log(train_context_length))
-        self.scale_H = nn.Parameter(scale_H) if scaling == "learnt" else scale_H
-
-    def forward(self, query_BHSE: torch.Tensor, num_keys_BS: torch.Tensor) -> torch.Tensor:
-        """Scale queries, which scales their scores, in float32; they come back in their own dtype."""
-        scale_H1 = self.scale_H.float().to(query_BHSE.device)[:, None]
-        factors_BHS = scale_H1 * num_keys_BS.clamp(min=1).log()[:, None]
-        return (query_BHSE * factors_BHS[..., None]).type_as(query_BHSE)
-
-
-def scale_attention(model: OLMo, scaling: str, train_context_length: int) -> None:
-    """Scale the attention of `model`, in OLMo's own forward pass too.
-
-    What is learnt is named `attention_scaling.scale_H` in each block, and saved with the other weights.
-    """
-    for block in blocks_of(model) if scaling != "none" else ():
-        module = AttentionScaling(scaling, model.config.n_heads, train_context_length)
-        block.attention_scaling = module.to(next(block.parameters()).device)
-        attend_in_olmo = cast("Callable[..., torch.Tensor]", block._scaled_dot_product_attention)
-        attend_scaled = partial(_attend_scaled, block.attention_scaling, attend_in_olmo)
-        block._scaled_dot_product_attention = cast("nn.Module", attend_scaled)
-
-
-def _attend_scaled(
-    scaling: AttentionScaling,
-    attend_in_olmo: Callable[..., torch.Tensor],
-    query_BHSE: torch.Tensor,
-    *keys_and_values: torch.Tensor,
-    **settings: object,
-) -> torch.Tensor:
-    assert settings.get("is_causal"), "each row sees the rows up to itself"
-    num_keys_1S = torch.arange(1, query_BHSE.shape[2] + 1, device=query_BHSE.device)[None]
-    return attend_in_olmo(scaling(query_BHSE, num_keys_1S), *keys_and_values, **settings)
-
-
-def num_keys_seen(
-    model: OLMo, num_rows: int, num_past: int, visible_BSK: torch.Tensor | None
-) -> torch.Tensor | None:
-    """How many keys each row looks at, of `num_past` before it too: int64 [B or 1, S].
-
-    None where attention is not scaled, so that nobody asks. `visible_BSK` is as in `CausalLM.hidden_states`,
-    or numbers added to the scores, the least of which cuts an edge.
-    """
-    if not hasattr(blocks_of(model)[0], "attention_scaling"):
-        return None
-    if visible_BSK is None:
-        return num_past + torch.arange(1, num_rows + 1, device=model.device)[None]
-    if visible_BSK.is_floating_point():
-        visible_BSK = visible_BSK > torch.finfo(visible_BSK.dtype).min / 2
-    return num_past + num_rows - visible_BSK.shape[2] + visible_BSK.sum(-1)
 
 
 class RotaryTable(nn.Module):
@@ -181,30 +100,19 @@ def blocks_of(model: OLMo) -> list[nn.Module]:
     return list(model.transformer.blocks)
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Positions of a batch's rows and whom they see; the same for every block."""
-
-    table: RotaryTable
-    sine_B1SE: torch.Tensor
-    cosine_B1SE: torch.Tensor
-    visible_B1SK: torch.Tensor | None
-    """As in `CausalLM.hidden_states`; a float tensor is added to the scores."""
-    num_keys_BS: torch.Tensor | None
-    """See `num_keys_seen`."""
-    watch: Watch | None = None
-
-
-def run_block(
+def _run_block(
     block: OLMoSequentialBlock,
     hidden_BSD: torch.Tensor,
-    rows: Rows,
-    past: KeysAndValues | None,
+    table: RotaryTable,
+    sine_and_cosine: tuple[torch.Tensor, torch.Tensor],
+    visible: torch.Tensor | None,
     query_rows_BT: torch.Tensor | None,
+    past: KeysAndValues | None,
+    watch: Watch | None,
 ) -> tuple[torch.Tensor, KeysAndValues]:
     """The block's output [B, S, D], of the query rows only [B, T, D], and the keys and values of all rows.
 
-    Those of the prefix, `past`, are [1, G, P, E], shared by the batch.
+    Those of the prefix, `past`, are [1, G, P, E], shared by the batch; `visible` is [B or 1, 1, S, K].
     """
     config = block.config
     normed_BSD = hidden_BSD if config.norm_after else block.attn_norm(hidden_BSD)
@@ -212,7 +120,6 @@ def run_block(
     if config.clip_qkv is not None:
         qkv = qkv.clamp(min=-config.clip_qkv, max=config.clip_qkv)
     query, key, value = qkv.split(block.fused_dims, dim=-1)
-    visible = rows.visible_B1SK
     query = rows_of(query, query_rows_BT)
     hidden_BSD = rows_of(hidden_BSD, query_rows_BT)
     if visible is not None and query_rows_BT is not None:
@@ -223,14 +130,11 @@ def run_block(
     if block.q_norm is not None and block.k_norm is not None:
         query = block.q_norm(query).to(key.dtype)
         key = block.k_norm(key).to(key.dtype)
-    query_turn = [rows_of(part, query_rows_BT) for part in (rows.sine_B1SE, rows.cosine_B1SE)]
-    query = rows.table.rotate(_heads(query, config.n_heads), *query_turn)
-    key = rows.table.rotate(_heads(key, config.effective_n_kv_heads), rows.sine_B1SE, rows.cosine_B1SE)
+    of_queries = [rows_of(part, query_rows_BT) for part in sine_and_cosine]
+    query = table.rotate(_heads(query, config.n_heads), *of_queries)
+    key = table.rotate(_heads(key, config.effective_n_kv_heads), *sine_and_cosine)
     value = _heads(value, config.effective_n_kv_heads)
-    if rows.num_keys_BS is not None:
-        num_keys_BT1 = rows_of(rows.num_keys_BS[..., None], query_rows_BT)
-        query = block.attention_scaling(query, num_keys_BT1[..., 0])
-    attended_BHSE = attend(query, key, value, past, visible, watch=rows.watch)
+    attended_BHSE = attend(query, key, value, past, visible, watch=watch)
     attended_BSD = block.attn_out(attended_BHSE.transpose(1, 2).flatten(2))
     hidden_BSD = hidden_BSD + (block.attn_norm(attended_BSD) if config.norm_after else attended_BSD)
     normed_BSD = hidden_BSD if config.norm_after else block.ff_norm(hidden_BSD)
@@ -258,16 +162,6 @@ class OLMoCausalLM(CausalLM):
         """Rows that only pad the embedding do not count."""
         return self._model.config.vocab_size
 
-    def sequence_bytes(self, num_rows: int, num_prefix_rows: int) -> int:
-        """What one block holds at once."""
-        config = self._model.config
-        hidden_width = config.mlp_hidden_size or config.mlp_ratio * config.d_model
-        # The stream and its norm; then queries, keys and values rotated in float32, or the MLP.
-        values = num_rows * (3 * config.d_model + max(14 * config.d_model, 2 * hidden_width))
-        # Keys and values of each sequence, where they must be copied.
-        values += 2 * config.d_model * (num_prefix_rows + num_rows)
-        return self.dtype.itemsize * values
-
     def embed(self, token_ids_1S: torch.Tensor) -> torch.Tensor:
         """See `CausalLM.embed`."""
         return self._model.transformer.wte(token_ids_1S)
@@ -286,11 +180,8 @@ class OLMoCausalLM(CausalLM):
         """Run `OLMo.forward` up to the vocabulary projection, which at every row would cost most of all."""
         transformer = self._model.transformer
         blocks = blocks_of(self._model)
-        sine, cosine = self._table.at(position_ids_BS, self._num_positions)
+        sine_and_cosine = self._table.at(position_ids_BS, self._num_positions)
         visible_B1SK = None if visible_BSK is None else visible_BSK[:, None]
-        num_past = 0 if prefix is None else prefix.num_rows
-        num_keys_BS = num_keys_seen(self._model, tokens.shape[1], num_past, visible_BSK)
-        rows = Rows(self._table, sine, cosine, visible_B1SK, num_keys_BS, watch)
         hidden = tokens if tokens.is_floating_point() else self.embed(tokens)
         if self._model.config.embedding_layer_norm:
             hidden = transformer.emb_norm(hidden)
@@ -299,7 +190,9 @@ class OLMoCausalLM(CausalLM):
             # Only the last block may leave rows out: the others' rows are looked at by the next.
             wanted_rows = query_rows_BT if block is blocks[-1] else None
             past = None if prefix is None else prefix.keys_and_values[layer]
-            hidden, keys_and_values = run_block(block, hidden, rows, past, wanted_rows)
+            hidden, keys_and_values = _run_block(
+                block, hidden, self._table, sine_and_cosine, visible_B1SK, wanted_rows, past, watch
+            )
             if keeps_rows:
                 read.append(keys_and_values)
         kept = Prefix(tuple(read), position_ids_BS[:, None, :, None]) if keeps_rows else None

@@ -12,44 +12,34 @@ A tokenizer may be larger than the model if no text uses the rest. Shapes: V voc
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from pipeline.cli import InputError, logger
 from pipeline.models.interface import CausalLM
+from pipeline.models.load import Checkpoint
 from pipeline.text.tokenizer import DocumentTokenizer, load_tokenizer
 
 _MOST_SPARE_ROWS = 512
 _SPARE_FRACTION = 1 / 20
 
 
-@dataclass(frozen=True)
-class OwnTokenizer:
-    """What is known of the tokenizer that a model was trained with."""
-
-    path: Path | None
-    """As `load_tokenizer` takes it; None if nothing lies by the model."""
-    is_of_equal_size: bool = False
-    """Whether the model says how many tokens it has, as an OLMo does: what lies by it may be another's."""
-    trust_remote_code: bool = False
-
-
 def refuse_foreign_tokens(
     model: CausalLM,
     name: str,
-    own: OwnTokenizer | None,
+    checkpoint: Checkpoint | None,
     texts: Iterable[np.ndarray],
     tokenizer: DocumentTokenizer | None,
     source: str,
     size: int,
+    *,
+    trust_remote_code: bool = False,
 ) -> None:
     """Refuse a model that was not trained on the tokens of these texts; see the table above.
 
     Args:
         name: what messages call the model.
-        own: None of a model in memory: whoever gives it knows its tokenizer.
+        checkpoint: where its own tokenizer lies; None of a model in memory: whoever gives it knows its own.
         texts: integers, a token ID each.
         tokenizer: made the tokens; None if that is lost.
         source, size: what messages call the tokenizer, and one more than its largest ID.
@@ -62,33 +52,35 @@ def refuse_foreign_tokens(
     remedy = "they do not belong together; read the text with the model's own tokenizer"
     if largest >= num_rows:
         raise InputError(f"{sizes}: {remedy}")
-    of_model = None
-    fault = "it brings no tokenizer"
-    path = None if own is None else own.path
-    if own is not None and path is not None:
-        try:
-            found = load_tokenizer(path, trust_remote_code=own.trust_remote_code)
-            if own.is_of_equal_size and found.vocabulary_size != num_rows:
-                fault = f"{path} is of {found.vocabulary_size} tokens"
-            else:
-                of_model = found
-        except InputError as error:
-            fault = str(error)
-    if of_model is not None and tokenizer is not None:
-        if not tokenizer.reads_as(of_model, used):
-            raise InputError(f"{source} is another tokenizer than that of {name}, {path}: {remedy}")
+    own = None if checkpoint is None else _own_tokenizer(checkpoint, num_rows, trust_remote_code)
+    if own is not None and tokenizer is not None:
+        if not tokenizer.reads_as(own, used):
+            raise InputError(f"{source} is another tokenizer than that of {name}, {own.name}: {remedy}")
         bos = tokenizer.before_a_text
-        own_bos = of_model.before_a_text
+        own_bos = own.before_a_text
         if bos not in (own_bos, "nothing"):
             raise InputError(
-                f"{source} puts {bos} before a text, and that of {name}, {path}, {own_bos}: measure the"
+                f"{source} puts {bos} before a text, and that of {name}, {own.name}, {own_bos}: measure the"
                 " models apart, each with its own tokenizer, or read the text with --bos none"
             )
         if bos != own_bos:
             logger.warning("%s was trained with %s before a text, and reads this without it", name, own_bos)
     elif num_rows > size + max(_MOST_SPARE_ROWS, size * _SPARE_FRACTION):
         raise InputError(f"{sizes}, many more: {remedy}")
-    elif own is not None:
-        if tokenizer is None:
-            fault = f"{source} was not kept"
-        logger.warning("whether %s is that of model %s cannot be told: %s", source, name, fault)
+    elif checkpoint is not None:
+        logger.warning("whether %s is that of model %s cannot be told", source, name)
+
+
+def _own_tokenizer(
+    checkpoint: Checkpoint, num_rows: int, trust_remote_code: bool
+) -> DocumentTokenizer | None:
+    """The tokenizer of a model, or None if it is unknown."""
+    if checkpoint.own_tokenizer is None:
+        return None
+    try:
+        found = load_tokenizer(checkpoint.own_tokenizer, trust_remote_code=trust_remote_code)
+    except InputError as error:
+        logger.warning("%s", error)
+        return None
+    # An OLMo says how many tokens it has: what lies by it may be another's.
+    return None if checkpoint.is_olmo and found.vocabulary_size != num_rows else found

@@ -111,15 +111,6 @@ def read_metadata(path: Path) -> dict[str, str]:
         return {key.decode(): value.decode() for key, value in (file.schema_arrow.metadata or {}).items()}
 
 
-def is_lfs_pointer(path: Path) -> bool:
-    """Whether Git LFS has left its pointer in the place of a file that was not fetched."""
-    pointer = b"version https://git-lfs.github.com/spec/"
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(len(pointer)) == pointer
-
-
 @contextmanager
 def _opened(path: Path) -> Iterator[pq.ParquetFile]:
     try:

@@ -254,7 +254,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         optional("excess_loss", DOUBLE, "mean loss of the answer beyond the best possible one, nats: KL from"
                  " what the cues say to what the model says; null where the answer is certain"),
         optional("excess_loss_error", DOUBLE, "its standard error over examples"),
-        optional("attention_scaling", TEXT, "of the model, in training and here; null as above"),
+        optional("attention_scaling", TEXT, "of the model; null since no model can have it"),
         optional("best_loss", DOUBLE, "the best possible mean loss, nats, exactly"),
         optional("cue_attention", FLOATS, "share of the question's attention that is on the cues, of each"
                  " head, layer by layer; mean over the first 64 examples; made at commit 496057c"),

@@ -75,7 +75,7 @@ class Grid:
     overrides: list[str] = field(default_factory=list)
     """Overrides of every run, as they would be typed: num_steps=12000."""
     in_names: str = ""
-    """Stands before the seed in the names of runs: -log_length, say, if another grid has these tasks."""
+    """Stands before the seed in the names of runs: -wide, say, if another grid has these tasks."""
 
 
 @dataclass

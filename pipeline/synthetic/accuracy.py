@@ -173,7 +173,6 @@ def accuracy_tables(
         row |= {
             "excess_loss": float(excess_B.mean()),
             "excess_loss_error": float(excess_B.std() / len(excess_B) ** 0.5),
-            "attention_scaling": config.model.attention_scaling,
             "best_loss": batch.examples[0].best_loss,
         }
     of_cell = {name: [value] for name, value in row.items()}

@@ -14,7 +14,7 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from pipeline.cli import InputError
-from pipeline.models.olmo import ATTENTION_SCALINGS
+from pipeline.models.load import read_configuration
 from pipeline.synthetic.tasks import COUPLED_SCHEMES, TASKS, ExampleBatch, draw_batch, task_called
 from pipeline.training.positions import POSITION_SCHEMES, position_scheme
 from pipeline.training.settings import (
@@ -75,9 +75,6 @@ class TaskModelConfig:
     num_heads: int = 4
     rotary_fraction: float = 0.25
     """The share of each head that RoPE rotates; of `gpt_neox` only, `olmo` rotates all of it."""
-    attention_scaling: str = "none"
-    """What attention scores are multiplied by, in training and in testing: `none`, `log_length` or `learnt`
-    (`AttentionScaling`; L: the tokens read of the longest training example). Of `olmo` only."""
 
 
 @dataclass
@@ -186,9 +183,10 @@ def load_task_config(path: Path, overrides: Sequence[str], *, task: str, positio
     return config
 
 
-def read_task_config(path: Path) -> TaskConfig:
+def read_task_config(checkpoint: Path) -> TaskConfig:
     """The configuration that a run has written."""
-    config: TaskConfig = settings_of(path, OmegaConf.structured(TaskConfig), read_yaml(path))
+    given = read_configuration(checkpoint)
+    config: TaskConfig = settings_of(checkpoint, OmegaConf.structured(TaskConfig), given)
     return config
 
 
@@ -209,11 +207,6 @@ def _refuse_bad_values(config: TaskConfig) -> None:
         " none, and those of cues_* cannot be predicted",
     )
     require_name("model.architecture", model.architecture, ("gpt_neox", "olmo"))
-    require_name("model.attention_scaling", model.attention_scaling, ATTENTION_SCALINGS)
-    require(
-        model.architecture == "olmo" or model.attention_scaling == "none",
-        f"model.attention_scaling is {model.attention_scaling}; set model.architecture=olmo, which has it",
-    )
     require(
         config.stop_at_excess_loss is None or config.task.startswith("cues_"),
         f"stop_at_excess_loss is {config.stop_at_excess_loss}, but the best loss of task {config.task} is not"

@@ -163,10 +163,6 @@ class TaskCausalLM(CausalLM):
         """See `CausalLM.device`."""
         return self._model.device
 
-    def sequence_bytes(self, num_rows: int, num_prefix_rows: int) -> int:
-        """See `CausalLM.sequence_bytes`."""
-        return self._model.lm.sequence_bytes(num_rows, num_prefix_rows)
-
     def embed(self, token_ids_1S: torch.Tensor) -> torch.Tensor:
         """See `CausalLM.embed`."""
         return self._model.lm.embed(token_ids_1S)

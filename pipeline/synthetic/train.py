@@ -4,7 +4,7 @@ Dimension letters: B examples, P tokens of a prompt, T of a response, S = P + T,
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from pipeline.cli import InputError
 from pipeline.models.interface import CausalLM
 from pipeline.models.load import MODEL_FILES, newest_checkpoint, read_tensors, refuse_damaged
-from pipeline.models.olmo import OLMoCausalLM, scale_attention
+from pipeline.models.olmo import OLMoCausalLM
 from pipeline.results.versions import sha256_of_files
 from pipeline.synthetic.accuracy import answers, excess_losses
 from pipeline.synthetic.config import TaskConfig, read_task_config
@@ -24,7 +24,7 @@ from pipeline.synthetic.models import TaskModel, new_gpt_neox, new_olmo
 from pipeline.synthetic.tasks import COUPLED_SCHEMES, ExampleBatch, task_called
 from pipeline.training.checkpoints import newest_state, save_checkpoint
 from pipeline.training.data import Prefetch
-from pipeline.training.loop import StopRequest, TrainingLoop, last_metrics
+from pipeline.training.loop import TrainingLoop, last_metrics
 
 
 def of_training_step(seed: int, step: int) -> np.random.Generator:
@@ -77,10 +77,7 @@ def new_task_model(config: TaskConfig) -> TaskModel:
     }
     lm: CausalLM
     if model.architecture == "olmo":
-        olmo = new_olmo(**sizes)
-        longest = config.draw(config.largest_size, 1, np.random.default_rng(0)).token_ids_BS
-        scale_attention(olmo, model.attention_scaling, longest.shape[1] - 1)
-        lm = OLMoCausalLM(olmo)
+        lm = OLMoCausalLM(new_olmo(**sizes))
     else:
         lm = new_gpt_neox(**sizes, rotary_fraction=model.rotary_fraction)
     has_table = config.positions in COUPLED_SCHEMES and task.embeds_coupled_ids
@@ -127,7 +124,7 @@ def find_task_run(folder: Path, task: str) -> TaskRun:
         )
     step, newest = found
     refuse_damaged(newest, MODEL_FILES)
-    config = read_task_config(newest / "config.yaml")
+    config = read_task_config(newest)
     if config.task != task:
         raise InputError(
             f"{folder} was trained on the task {config.task}, not on {task}; test it with --task"
@@ -140,13 +137,13 @@ class TaskTrainer(TrainingLoop):
     """One run: model and optimizer at `step` finished steps."""
 
     shown = ("loss", "exact_match")
+    _config: TaskConfig
 
     def __init__(
-        self, config: TaskConfig, run_folder: Path, device: torch.device, stop_request: StopRequest
+        self, config: TaskConfig, run_folder: Path, device: torch.device, stop_requests: Sequence[int]
     ) -> None:
         """Build model and optimizer, at the run's newest checkpoint where it has one."""
-        super().__init__(config, run_folder, config.num_steps, stop_request)
-        self._config = config
+        super().__init__(config, run_folder, config.num_steps, stop_requests)
         self._device = device
         self._model = new_task_model(config).to(device)
         self._optimizer = torch.optim.AdamW(
@@ -215,7 +212,7 @@ class TaskTrainer(TrainingLoop):
         max_norm = math.inf if self._config.max_grad_norm is None else self._config.max_grad_norm
         gradient_norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), max_norm))
         learning_rate = self._schedule.get_lr(self._config.learning_rate, step, self._config.num_steps)
-        self._update_weights(self._optimizer, step, learning_rate, token_loss, gradient_norm)
+        self._update_weights(step, learning_rate, token_loss, gradient_norm)
         metrics = {
             "step": step,
             "loss": token_loss,
@@ -224,7 +221,7 @@ class TaskTrainer(TrainingLoop):
         }
         if self._config.positions == "predicted":
             metrics["position_id_loss"] = position_id_loss
-        return metrics, self._stop_request.signal_name is not None
+        return metrics, bool(self._stop_requests)
 
     def _losses(self, batch: ExampleBatch, position_ids: np.ndarray) -> torch.Tensor:
         """Mean cross-entropy of the response's tokens and of its position IDs, nats; PPC's loss is their sum.

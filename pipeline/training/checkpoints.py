@@ -15,48 +15,55 @@ import torch
 from omegaconf import OmegaConf
 
 from pipeline.cli import InputError, logger
-from pipeline.models.load import newest_checkpoint, newest_whole, read_tensors, step_folders, write_mark
-from pipeline.results.files import differences, sync
-from pipeline.training.settings import plain_values, read_yaml
+from pipeline.models.load import (
+    damage_of,
+    newest_checkpoint,
+    read_configuration,
+    read_tensors,
+    step_folders,
+    whole_model,
+)
+from pipeline.results.files import differences
+from pipeline.training.settings import plain_values
 
-CONFIG_FILE = "config.yaml"
+STATE = ("model", "optim", "train")
+"""Stems of the files that a run goes on from."""
 
 
 def save_checkpoint(run_folder: Path, step: int, config: Any, state: dict[str, dict[str, Any]]) -> None:
-    """Write the checkpoint of `step`; a kill at any moment leaves it whole or absent.
-
-    `state` is file stem (`model`, `optim`, `train`) -> what that file holds.
-    """
-    folder = run_folder / f"step{step}-unsharded"
-    temporary = run_folder / f".{folder.name}.part"
-    # Of a killed save or removal; and the folder of this very step is made again.
-    for leftover in (temporary, folder, *run_folder.glob(".step*-unsharded.old")):
-        shutil.rmtree(leftover, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    OmegaConf.save(config, temporary / CONFIG_FILE)
-    for stem, content in state.items():
-        torch.save(content, temporary / f"{stem}.pt")
-    write_mark(temporary)
-    for path in (*temporary.iterdir(), temporary):
-        sync(path)
-    temporary.rename(folder)
-    sync(run_folder)
+    """Write the checkpoint of `step`; `state` is file stem, of `STATE` -> what that file holds."""
+    with whole_model(run_folder / f"step{step}-unsharded") as folder:
+        OmegaConf.save(config, folder / "config.yaml")
+        for stem, content in state.items():
+            torch.save(content, folder / f"{stem}.pt")
 
 
 def newest_state(run_folder: Path) -> dict[str, dict[str, Any]] | None:
-    """The `state` given to `save_checkpoint`, of the newest whole checkpoint, on the CPU; None: no such."""
-    newest = newest_whole(run_folder)
-    if newest is None:
-        return None
-    logger.info("going on from %s", newest[1])
-    return {stem: read_tensors(newest[1] / f"{stem}.pt") for stem in ("model", "optim", "train")}
+    """The `state` given to `save_checkpoint`, of the newest whole checkpoint, on the CPU; every file is read.
+
+    None if the run has no checkpoint; InputError if all are damaged.
+    """
+    folders = step_folders(run_folder)
+    for folder in reversed(folders.values()):
+        damage = damage_of(folder, ["config.yaml", *(f"{stem}.pt" for stem in STATE)])
+        if damage is None:
+            logger.info("going on from %s", folder)
+            return {stem: read_tensors(folder / f"{stem}.pt") for stem in STATE}
+        logger.warning("passed over a damaged checkpoint: %s", damage)
+    if folders:
+        raise InputError(
+            f"no checkpoint of {run_folder} is whole; put back what was saved, or remove them to begin anew"
+        )
+    return None
 
 
 def drop_old_checkpoints(run_folder: Path, num_kept: int) -> None:
     """Remove all but the newest `num_kept` checkpoints."""
     for folder in list(step_folders(run_folder).values())[:-num_kept]:
         # First out of sight, in one step: a kill must not leave half of one that looks whole.
-        shutil.rmtree(folder.rename(folder.with_name(f".{folder.name}.old")))
+        folder.rename(folder.with_name(f".{folder.name}.old"))
+    for folder in run_folder.glob(".step*-unsharded.old"):
+        shutil.rmtree(folder)
 
 
 # A run may be moved, renamed, watched, saved and spread over devices otherwise; all else decides its numbers.
@@ -65,7 +72,7 @@ _CHANGEABLE = {
     "run_name",
     "save_interval",
     "save_num_unsharded_checkpoints_to_keep",
-    "console_log_interval",
+    "console_log_interval",  # of earlier versions
     "eval_interval",
     "eval_context_lengths",
     "eval_num_documents",
@@ -83,12 +90,11 @@ def refuse_another_run(run_folder: Path, config: Any) -> None:
     newest = newest_checkpoint(run_folder)
     if newest is None:
         return
-    earlier = read_yaml(newest[1] / CONFIG_FILE)
     # A field that is newer than the record had what is its default now.
-    complete = OmegaConf.to_container(OmegaConf.merge(plain_values(type(config)), earlier))
+    complete = OmegaConf.merge(plain_values(type(config)), read_configuration(newest[1]))
     then, now = (
         {name: value for name, value in settings.items() if name not in _CHANGEABLE}
-        for settings in (cast(dict[str, Any], complete), plain_values(config))
+        for settings in (cast(dict[str, Any], OmegaConf.to_container(complete)), plain_values(config))
     )
     if changes := differences(then, now):
         raise InputError(

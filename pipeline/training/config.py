@@ -11,7 +11,6 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from olmo.optim import build_scheduler
 from omegaconf import OmegaConf
 
 from pipeline.cli import InputError, cause_of
-from pipeline.models.olmo import ATTENTION_SCALINGS
 from pipeline.text.folder import TokenizedData
 from pipeline.training.positions import POSITION_SCHEMES, position_scheme
 from pipeline.training.settings import (
@@ -51,10 +49,6 @@ class PretrainConfig(TrainConfig):
 
     randomized_target_length: int | None = None
     """Randomized position IDs are below this number. None unless position_scheme is `randomized`."""
-
-    attention_scaling: str = "none"
-    """What attention scores are multiplied by, in training and wherever the model is measured: `none`,
-    `log_length` or `learnt` (`AttentionScaling`, whose L is train_context_length)."""
 
     global_train_batch_tokens: int | None = None
     """Tokens of one optimizer step over all ranks, in place of global_train_batch_size (sequences)."""
@@ -89,16 +83,28 @@ class PretrainConfig(TrainConfig):
     @property
     def num_steps(self) -> int:
         """OLMo's `max_duration` in optimizer steps: 1000 steps, or "2e6T" tokens, rounded up to a step."""
-        text = str(self.max_duration).strip()
+        text = str(self.max_duration)
+        unit = self.tokens_per_step if text.endswith("T") else 1
         try:
-            if text.endswith("T"):
-                num_steps = math.ceil(float(text[:-1]) / self.tokens_per_step)
-            else:
-                num_steps = int(float(text))
+            num_steps = math.ceil(float(text.removesuffix("T")) / unit)
         except (ValueError, OverflowError):
             num_steps = 0
         require(num_steps > 0, f"max_duration '{text}' is not steps (1000) or tokens ('2e6T')")
         return num_steps
+
+    def scheduled(self, step: int) -> int:
+        """A step as the scheduler counts it, which may be in tokens."""
+        return step * (self.tokens_per_step if self.scheduler.units == SchedulerUnits.tokens else 1)
+
+    def rates(self, step: int) -> tuple[float, float | None]:
+        """Learning rate of a step, counted from 1, and the norm its gradient is clipped to (None: it is not).
+
+        They are those of OLMo's trainer.
+        """
+        scheduler = build_scheduler(self)
+        at = self.scheduled(step), self.scheduled(self.num_steps)
+        learning_rate = scheduler.get_lr(self.optimizer.learning_rate, *at)
+        return learning_rate, scheduler.get_max_grad_norm(self.max_grad_norm, *at)
 
     @property
     def position_target_length(self) -> int | None:
@@ -134,7 +140,6 @@ HONOURED_FIELDS = frozenset(OUR_FIELDS) | {
     "device_train_microbatch_size",
     "max_grad_norm",
     "precision",
-    "console_log_interval",
     "eval_interval",
     "activation_checkpointing",
     "compile",
@@ -142,22 +147,10 @@ HONOURED_FIELDS = frozenset(OUR_FIELDS) | {
 }
 
 
-@dataclass(frozen=True)
-class AssumedData:
-    """Placeholder for data that is not there yet, to plan with."""
-
-    vocabulary_size: int
-    eos_token_id: int = 0
-    train_sha256: str = "unknown"
-
-
-DataFacts = TokenizedData | AssumedData
-"""What a configuration takes its vocabulary from."""
-
 _EMBEDDING_MULTIPLE = 128  # OLMo pads its embedding to a multiple of this: faster matrix products
 
 
-def load_config(path: Path, overrides: Sequence[str], data: DataFacts) -> PretrainConfig:
+def load_config(path: Path, overrides: Sequence[str], data: TokenizedData) -> PretrainConfig:
     """The configuration of one run, complete and checked; an InputError names a bad field and what is right.
 
     The overrides (`field.subfield=value`) win over the YAML file; the data decides the vocabulary.
@@ -172,21 +165,21 @@ def load_config(path: Path, overrides: Sequence[str], data: DataFacts) -> Pretra
         "pad_token_id": data.eos_token_id,  # sequences are full: no token is ever padding
     }
     by_data = OmegaConf.create({"train_data_sha256": data.train_sha256, "model": vocabulary})
-    config: PretrainConfig = settings_of(path, _schema(), file, chosen, by_data)
+    config: PretrainConfig = settings_of(path, OmegaConf.structured(PretrainConfig), file, chosen, by_data)
     _refuse_bad_values(config)
     _derive_sequences(config, {*file, *chosen})
     config.micro_batch_size(num_ranks=1)
-    Schedule(config)
+    warm_up = config.scheduler.t_warmup
+    require(
+        config.scheduler.name == SchedulerType.constant or warm_up <= config.scheduled(config.num_steps),
+        f"scheduler.t_warmup is {warm_up} {config.scheduler.units}, longer than"
+        f" max_duration '{config.max_duration}', so the learning rate would never be reached",
+    )
     try:  # on no device, without weights: what OLMo would refuse later
         OLMo(ModelConfig(**{**config.model.asdict(), "init_device": "meta"}), init_params=False)
     except (OLMoConfigurationError, AssertionError, RuntimeError, ValueError) as error:
         raise InputError(f"model: OLMo refuses these settings ({cause_of(error)})") from error
     return config
-
-
-# All fields with their types and defaults, built once: a study loads a dozen configurations.
-_schema = cache(lambda: OmegaConf.structured(PretrainConfig))
-_olmo_defaults = cache(lambda: plain_values(TrainConfig()))
 
 
 def _derive_sequences(config: PretrainConfig, given: set[Any]) -> None:
@@ -211,18 +204,18 @@ def _derive_sequences(config: PretrainConfig, given: set[Any]) -> None:
 
 def _refuse_bad_values(config: PretrainConfig) -> None:
     """Refuse what would train another model than was meant, or fail after hours."""
+    defaults = plain_values(TrainConfig())
     for name, value in plain_values(config).items():
         require(
-            name in HONOURED_FIELDS or value in (None, _olmo_defaults()[name]),
+            name in HONOURED_FIELDS or value in (None, defaults[name]),
             f"'{name}' is a field of OLMo's trainer that pretrain does not act on; leave it out",
         )
     require_positive(
         config,
         "train_context_length global_train_batch_size global_train_batch_tokens max_grad_norm save_interval"
-        " eval_interval console_log_interval optimizer.learning_rate model.n_heads",
+        " eval_interval optimizer.learning_rate model.n_heads",
     )
     require_name("precision", config.precision, ("auto", "amp_bf16", "fp32"))
-    require_name("attention_scaling", config.attention_scaling, ATTENTION_SCALINGS)
     position_scheme(config.position_scheme, config.position_target_length)
     model = config.model
     length = config.sequence_length
@@ -252,28 +245,3 @@ def _refuse_bad_values(config: PretrainConfig) -> None:
         not any(max(lengths) % each for each in lengths),
         f"eval_context_lengths {lengths}: each must divide the longest",
     )
-
-
-class Schedule:
-    """Learning rate and clipping threshold of each step, counted from 1 as OLMo's trainer does."""
-
-    def __init__(self, config: PretrainConfig) -> None:
-        """InputError where the warm-up is longer than the run, whose learning rate would never be reached."""
-        self._config = config
-        self._scheduler = build_scheduler(config)
-        self._unit = config.tokens_per_step if config.scheduler.units == SchedulerUnits.tokens else 1
-        self._end = config.num_steps * self._unit
-        require(
-            config.scheduler.name == SchedulerType.constant or config.scheduler.t_warmup <= self._end,
-            f"scheduler.t_warmup is {config.scheduler.t_warmup} {config.scheduler.units}, longer than"
-            f" max_duration '{config.max_duration}' ({config.num_steps} steps of {config.tokens_per_step}"
-            " tokens)",
-        )
-
-    def learning_rate(self, step: int) -> float:
-        """The learning rate of `step`."""
-        return self._scheduler.get_lr(self._config.optimizer.learning_rate, step * self._unit, self._end)
-
-    def max_grad_norm(self, step: int) -> float | None:
-        """The norm to which the gradient of `step` is clipped; None: it is not clipped."""
-        return self._scheduler.get_max_grad_norm(self._config.max_grad_norm, step * self._unit, self._end)

@@ -10,37 +10,28 @@ import os
 import signal
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Self, TextIO, TypeVar
+from typing import Any, TypeVar
 
 from pipeline.cli import InputError, logger, progress
-
-if TYPE_CHECKING:
-    from torch.optim import Optimizer
 
 EXIT_STOPPED = 75
 """Exit code of a run that was asked to stop, saved, and is to be resumed: EX_TEMPFAIL of sysexits.h."""
 
 
-class StopRequest:
-    """Context in which SIGTERM and SIGUSR1, which schedulers send before a kill, only set `signal_name`."""
-
-    signal_name: str | None = None
-
-    def __enter__(self) -> Self:
-        numbers = (signal.SIGTERM, signal.SIGUSR1)
-        self._handlers_before = {number: signal.signal(number, self._note) for number in numbers}
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._handlers_before.items():
+@contextmanager
+def stop_requests() -> Iterator[list[int]]:
+    """Yield the signals received of SIGTERM and SIGUSR1, which schedulers send before a kill: none as yet."""
+    received: list[int] = []
+    numbers = (signal.SIGTERM, signal.SIGUSR1)
+    before = [signal.signal(number, lambda number, _: received.append(number)) for number in numbers]
+    try:
+        yield received
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.signal_name = signal.Signals(number).name
 
 
 def is_first_rank() -> bool:
@@ -71,61 +62,51 @@ def last_metrics(run_folder: Path, step: int) -> dict[str, Any]:
     return values
 
 
-def _open_metrics(run_folder: Path, step: int) -> TextIO:
-    """Open the metrics after `step` finished steps; lines of later ones, which run again, are dropped."""
-    from pipeline.results.files import write_text
-
-    path = run_folder / METRICS_FILE
-    write_text(path, "".join(_lines_of_metrics(run_folder, step)))
-    return path.open("a", encoding="utf-8")
-
-
 class TrainingLoop(ABC):
     """One run, at `step` finished steps of `num_steps`."""
 
     shown: tuple[str, ...]
     """Metrics that the progress bar shows."""
+    _optimizer: Any
+    """A torch.optim.Optimizer."""
 
-    def __init__(
-        self,
-        config: Any,
-        run_folder: Path,
-        num_steps: int,
-        stop_request: StopRequest,
-        flush_interval: int = 1,
-    ) -> None:
-        """A `config` has `eval_interval` and `save_interval`, in steps; None: at the end only."""
+    def __init__(self, config: Any, run_folder: Path, num_steps: int, stop_requests: Sequence[int]) -> None:
+        """A `config` has `eval_interval` and `save_interval`, in steps; None: at the end only.
+
+        The run stops, and saves, after the step in which the first of `stop_requests` came.
+        """
         self.step = 0
         self.metrics: dict[str, Any] = {}  # the last value of each
-        self._run_config = config
+        self._config = config
         self._run_folder = run_folder
         self._num_steps = num_steps
-        self._stop_request = stop_request
-        self._flush_interval = flush_interval
+        self._stop_requests = stop_requests
 
     def run(self) -> Path:
         """Train to the end or a requested stop, saving every `save_interval` steps too; the last folder."""
+        from pipeline.results.files import write_text
+
         self._run_folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             if is_first_rank():
-                file = stack.enter_context(_open_metrics(self._run_folder, self.step))
+                path = self._run_folder / METRICS_FILE
+                # Without the lines of later steps, which run again.
+                write_text(path, "".join(_lines_of_metrics(self._run_folder, self.step)))
+                file = stack.enter_context(path.open("a", buffering=1, encoding="utf-8"))
                 bar = stack.enter_context(progress(None, "train", "steps", self._num_steps, self.step))
             is_stopping = False
             while not self.has_finished and not is_stopping:
                 metrics, is_stopping = self._train_step(self.step + 1)
                 self.step += 1
-                if self._is_due(self._run_config.eval_interval):
+                if self._is_due(self._config.eval_interval):
                     metrics |= self._measure()
                 self.metrics |= metrics
-                is_saving = is_stopping or self._is_due(self._run_config.save_interval)
                 if is_first_rank():
                     file.write(json.dumps(metrics) + "\n")
-                    if is_saving or self.step % self._flush_interval == 0:
-                        file.flush()
                     shown = {name: self.metrics[name] for name in self.shown if name in self.metrics}
                     bar.set_postfix(shown, refresh=False)
                     bar.update()
-                if is_saving:
+                if is_stopping or self._is_due(self._config.save_interval):
                     if is_first_rank():  # the metrics that lead to a checkpoint are on the disk before it
                         os.fsync(file.fileno())
                     self._save()
@@ -145,7 +126,7 @@ class TrainingLoop(ABC):
         return self.has_finished or (interval is not None and self.step % interval == 0)
 
     def _update_weights(
-        self, optimizer: "Optimizer", step: int, learning_rate: float, loss_nats: float, gradient_norm: float
+        self, step: int, learning_rate: float, loss_nats: float, gradient_norm: float
     ) -> None:
         """Take the optimizer's step, unless loss or gradient are not finite: no checkpoint has that."""
         if not (math.isfinite(loss_nats) and math.isfinite(gradient_norm)):
@@ -153,10 +134,10 @@ class TrainingLoop(ABC):
                 f"step {step}: loss {loss_nats} nats, gradient norm {gradient_norm}; stopped, the last"
                 " checkpoint is kept. Lower the learning rate, in another --save-folder"
             )
-        for group in optimizer.param_groups:
+        for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
-        optimizer.step()
-        optimizer.zero_grad()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
 
     @abstractmethod
     def _train_step(self, step: int) -> tuple[dict[str, Any], bool]:
@@ -186,21 +167,19 @@ def has_finished(run_folder: Path, config: Any, num_steps: int) -> bool:
     return last is not None
 
 
-def train(run_folder: Path, less_memory: str, make: Callable[[], _Loop]) -> _Loop:
+def train(run_folder: Path, make: Callable[[], _Loop]) -> _Loop:
     """Make a training and run it to its end; refused where another runs in its folder.
 
-    The process ends with EXIT_STOPPED where a stop was requested before the end. `less_memory` says what the
-    user may do where memory does not suffice.
+    The process ends with EXIT_STOPPED where a stop was requested before the end.
     """
     import torch
 
-    from pipeline.models.devices import keep_freed_memory, out_of_memory_in_words
+    from pipeline.models.devices import keep_freed_memory
     from pipeline.results.files import folder_lock
 
     with ExitStack() as stack:
         if is_first_rank():
             stack.enter_context(folder_lock(run_folder, "--save-folder"))
-        stack.enter_context(out_of_memory_in_words(less_memory))
         keep_freed_memory()
         # Once a model has learnt a little, products of small probabilities fall below 1e-38: nothing to what
         # they are added to, but a processor takes long for each (analysis/LOG.md, 2026-11-23). Set before
@@ -211,8 +190,7 @@ def train(run_folder: Path, less_memory: str, make: Callable[[], _Loop]) -> _Loo
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
     if not training.has_finished:
-        logger.info("saved: %s", training.checkpoint)
-        logger.info("stopped by a signal; run the same command again to go on")
+        logger.info("stopped by a signal; %s is saved: run the same command again", training.checkpoint)
         sys.exit(EXIT_STOPPED)
     logger.info("finished: %s", training.checkpoint)
     return training

@@ -8,7 +8,7 @@ head width.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import lru_cache, partial
 from pathlib import Path
@@ -29,13 +29,13 @@ from torch.nn.functional import cross_entropy, pad
 from pipeline.cli import logger
 from pipeline.models.devices import multiplies_bfloat16, usable_device, warn_of_slow_bfloat16
 from pipeline.models.load import find_checkpoint, load_stock_olmo
-from pipeline.models.olmo import blocks_of, scale_attention, use_position_ids
+from pipeline.models.olmo import blocks_of, use_position_ids
 from pipeline.results.versions import git_commit, package_versions
 from pipeline.text.folder import TokenizedData
 from pipeline.training import checkpoints
-from pipeline.training.config import PretrainConfig, Schedule
+from pipeline.training.config import PretrainConfig
 from pipeline.training.data import Prefetch, TrainingBatches
-from pipeline.training.loop import StopRequest, TrainingLoop
+from pipeline.training.loop import TrainingLoop
 from pipeline.training.settings import require
 
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -143,14 +143,6 @@ def mixed_precision_of(precision: str | None, device: torch.device, saved: str |
     return chosen
 
 
-def _make_accelerator(precision: str | None, saved_precision: str | None) -> Accelerator:
-    """Accelerate's view of ranks, devices and precision; a run that goes on keeps its `saved_precision`."""
-    device = usable_device(None, "CUDA_VISIBLE_DEVICES= trains on the CPU")
-    chosen = mixed_precision_of(precision, device, saved_precision)
-    # The CPU said outright: several of its processes would otherwise not be taken for the ranks of one run.
-    return Accelerator(mixed_precision=chosen, cpu=not torch.accelerator.is_available())
-
-
 def _distribute(model: OLMo, config: PretrainConfig, accelerator: Accelerator) -> torch.nn.Module:
     """`model` on this rank's device: compiled where asked, sharded or replicated over the ranks.
 
@@ -178,49 +170,30 @@ def _distribute(model: OLMo, config: PretrainConfig, accelerator: Accelerator) -
     return accelerator.prepare_model(model, evaluation_mode=True)
 
 
-def _optimizer_of(config: PretrainConfig, model: OLMo) -> torch.optim.Optimizer:
-    """OLMo's, which refuses kinds of weights that it does not know: our scales come last, without decay."""
-    scales = {name: weight for name, weight in model.named_parameters() if ".attention_scaling." in name}
-    for scale in scales.values():
-        scale.requires_grad_(False)
-    optimizer = build_optimizer(config, model)
-    if scales:
-        like_others = {**optimizer.param_groups[0], "weight_decay": 0.0, "param_names": [*scales]}
-        optimizer.add_param_group(like_others | {"params": [*scales.values()]})
-    for scale in scales.values():
-        scale.requires_grad_(True)
-    for group in optimizer.param_groups:
-        group["fused"] = True  # AdamW's one kernel a device; Lion has none, and does not look
-    return optimizer
-
-
 class Trainer(TrainingLoop):
     """One pretraining run: the model and its optimizer at `step` finished steps."""
 
     shown = ("loss_nats", "tokens_per_second")
+    _config: PretrainConfig
 
     def __init__(
-        self, config: PretrainConfig, data: TokenizedData, stop_request: StopRequest | None = None
+        self, config: PretrainConfig, data: TokenizedData, stop_requests: Sequence[int] = ()
     ) -> None:
         """Build model and optimizer, at the run's newest checkpoint where it has one."""
-        super().__init__(
-            config,
-            Path(config.save_folder),
-            config.num_steps,
-            stop_request or StopRequest(),
-            config.console_log_interval,
-        )
-        self._config = config
-        self._schedule = Schedule(config)
+        super().__init__(config, Path(config.save_folder), config.num_steps, stop_requests)
         batches = TrainingBatches(config, data)
         if config.num_steps > batches.steps_per_epoch:
-            passes = config.num_steps / batches.steps_per_epoch
-            logger.info("%d steps read the training text %.1f times", config.num_steps, passes)
+            logger.info("the text is read %.1f times", config.num_steps / batches.steps_per_epoch)
         self._batch_of = Prefetch(batches.batch)
         self._held_out_DL = held_out_tokens(config, data)
         saved = checkpoints.newest_state(self._run_folder)
         saved_precision = None if saved is None else saved["train"].get("mixed_precision")
-        self._accelerator = _make_accelerator(config.precision, saved_precision)
+        device = usable_device(None, "CUDA_VISIBLE_DEVICES= trains on the CPU")
+        # The CPU said outright: else several of its processes are not taken for the ranks of one run.
+        self._accelerator = Accelerator(
+            mixed_precision=mixed_precision_of(config.precision, device, saved_precision),
+            cpu=not torch.accelerator.is_available(),
+        )
         self._num_positions = config.position_target_length or config.sequence_length
         self._micro_batch_size = config.micro_batch_size(self._accelerator.num_processes)
         torch.manual_seed(config.seed)  # OLMo draws its initial weights from the global generator
@@ -231,14 +204,15 @@ class Trainer(TrainingLoop):
             block._scaled_dot_product_attention = partial(
                 short_attention, block._scaled_dot_product_attention
             )
-        scale_attention(self._olmo, config.attention_scaling, config.sequence_length)
         if saved is None and config.load_path is not None:
             begun = find_checkpoint(Path(config.load_path))
             self._olmo.load_state_dict(load_stock_olmo(begun).state_dict())
             logger.info("beginning with the weights of %s", begun)
         self._rotary = use_position_ids(self._olmo)
         self._model = _distribute(self._olmo, config, self._accelerator)
-        self._optimizer = _optimizer_of(config, self._olmo)
+        self._optimizer = build_optimizer(config, self._olmo)
+        for group in self._optimizer.param_groups:
+            group["fused"] = True  # AdamW's one kernel a device; Lion has none, and does not look
         if saved is not None:
             self.step = saved["train"]["step"]
             states = {"model_state_dict": saved["model"], "optim_state_dict": saved["optim"]}
@@ -254,17 +228,16 @@ class Trainer(TrainingLoop):
         torch.manual_seed(int(dropout_seed.generate_state(1, np.uint64)[0]))
         rank_loss = self._accumulate_gradients(step)
         # With the loss, so that all ranks stop after the same step at no further cost.
-        is_asked = torch.full_like(rank_loss, self._stop_request.signal_name is not None)
+        is_asked = torch.full_like(rank_loss, bool(self._stop_requests))
         loss, share_asked = self._accelerator.reduce(torch.stack((rank_loss, is_asked)), reduction="mean")
-        max_norm = self._schedule.max_grad_norm(step)
+        learning_rate, max_norm = self._config.rates(step)
         norm = self._accelerator.clip_grad_norm_(
             self._model.parameters(), math.inf if max_norm is None else max_norm
         )
         # before clipping, over all ranks
         gradient_norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
         loss_nats = float(loss)
-        learning_rate = self._schedule.learning_rate(step)
-        self._update_weights(self._optimizer, step, learning_rate, loss_nats, gradient_norm)
+        self._update_weights(step, learning_rate, loss_nats, gradient_norm)
         tokens_per_second = self._config.tokens_per_step / (time.perf_counter() - started)
         metrics = {
             "step": step,

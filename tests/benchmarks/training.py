@@ -36,7 +36,7 @@ from leave_one_out import seconds_of
 from pipeline.cli import positive_int, stage_parser
 from pipeline.models.devices import keep_freed_memory
 from pipeline.text.folder import TokenizedData
-from pipeline.training.config import AssumedData, PretrainConfig, Schedule, load_config
+from pipeline.training.config import PretrainConfig, load_config
 from pipeline.training.data import TrainingBatches
 from pipeline.training.trainer import Trainer, mixed_precision_of
 
@@ -86,9 +86,8 @@ def config_of(
         "eval_context_lengths=null",
         *own_overrides,
     ]
-    config = load_config(
-        ROOT / "olmo_configs" / f"{case.config}.yaml", overrides, AssumedData(vocabulary_size)
-    )
+    data = TokenizedData(folder, [], np.dtype(np.uint16), vocabulary_size, 0, 0, "0", "1")
+    config = load_config(ROOT / "olmo_configs" / f"{case.config}.yaml", overrides, data)
     config.save_folder = str(folder / "run")
     return config
 
@@ -104,7 +103,7 @@ def data_of(config: PretrainConfig, folder: Path) -> TokenizedData:
 
 
 def plain_loop(
-    config: PretrainConfig, batches: TrainingBatches, schedule: Schedule, device: torch.device
+    config: PretrainConfig, batches: TrainingBatches, device: torch.device
 ) -> Callable[[int], float]:
     """A step of the loop that a tutorial would write; returns its loss."""
     torch.manual_seed(config.seed)
@@ -131,7 +130,7 @@ def plain_loop(
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
         for group in optimizer.param_groups:
-            group["lr"] = schedule.learning_rate(number)
+            group["lr"] = config.rates(number)[0]
         optimizer.step()
         optimizer.zero_grad()
         return loss.item()
@@ -158,7 +157,7 @@ def compare(
     trainer = Trainer(config, data)
     device = trainer._accelerator.device
     mixed_precision = trainer._accelerator.mixed_precision
-    plain = plain_loop(config, TrainingBatches(config, data), Schedule(config), device)
+    plain = plain_loop(config, TrainingBatches(config, data), device)
 
     def ours(number: int) -> float:
         return trainer._train_step(number)[0]["loss_nats"]

@@ -1,13 +1,19 @@
 """Forward passes: contexts are exact, and batches move last bits only."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 from hand_made_models import SeenTokens
 from losses_under_contexts import any_reference, long_context_losses, window_losses
+from olmo.model import OLMo
 
 from pipeline.cli import InputError
-from pipeline.measuring.contexts import Batching, Pass, Rows, measured_contexts
+from pipeline.measuring.contexts import Batching, Pass, Rows, hidden_states, measured_contexts
 from pipeline.measuring.flags import ContextLengths
+from pipeline.models.olmo import OLMoCausalLM
 
 
 def test_targets_and_far_contexts_of_ten_tokens() -> None:
@@ -37,3 +43,30 @@ def test_the_row_before_the_target_predicts_it() -> None:
     contexts = Pass(rows, np.array([[2], [2]]), np.array([[0], [0]]))
     measured = measured_contexts(SeenTokens(), Batching(100), any_reference(SeenTokens(), 1), contexts)
     assert measured.losses.tolist() == [[0], [100]]
+
+
+class LittleMemory(OLMoCausalLM):
+    """Has room for so many sequences at once."""
+
+    room = 1200
+    ran: list[int]
+
+    def hidden_states(self, token_ids_BS: torch.Tensor, *rest: Any) -> torch.Tensor:
+        if len(token_ids_BS) > self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        self.ran.append(len(token_ids_BS))
+        return super().hidden_states(token_ids_BS, *rest)
+
+
+def test_a_batch_without_room_runs_in_halves_to_the_same_bits(make_olmo: Callable[..., OLMo]) -> None:
+    lm = LittleMemory(make_olmo())
+    tokens_BS = np.random.default_rng(0).integers(0, 48, (1200, 5))
+    rows = Rows(tokens_BS, np.arange(5)[None], None, np.array([[4]]))
+    lm.ran = []
+    whole = hidden_states(lm, rows)
+    lm.room = 300
+    assert torch.equal(hidden_states(lm, rows), whole)
+    assert lm.ran == [1200, 300, 300, 300, 300]
+    lm.room = 299  # fewer than 256 query rows would have other bits
+    with pytest.raises(torch.OutOfMemoryError):
+        hidden_states(lm, rows)

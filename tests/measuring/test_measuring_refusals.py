@@ -40,7 +40,7 @@ def test_a_model_beside_it_of_another_tokenizer(folder: Path, make_olmo: Callabl
     step = write_checkpoint(folder / "other-run", make_olmo(seed=1)) / "step20-unsharded"
     (step / "tokenizer.json").write_bytes((folder / "other" / "tokenizer.json").read_bytes())
     sentence = refused(loss_differences, folder, "--reference-model", str(folder / "other-run"))
-    assert f"is another tokenizer than that of {step}, {step}/tokenizer.json" in sentence
+    assert f"is another tokenizer than that of {step}, the tokenizer {step}/tokenizer.json" in sentence
 
 
 def test_another_model_of_one_name_in_one_results_folder(

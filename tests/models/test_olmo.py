@@ -1,6 +1,5 @@
 """OLMo: chosen position IDs and nothing else changed; damaged checkpoints and marks."""
 
-import math
 import os
 import shutil
 from collections.abc import Callable
@@ -10,16 +9,14 @@ from typing import Any
 import pytest
 import torch
 from measured_documents import flip
-from naive_predictions import scaled_by_hand
 from olmo.config import TrainConfig
 from olmo.model import OLMo
 
 from pipeline.cli import InputError
-from pipeline.models.load import find_checkpoint, load_olmo, write_mark
-from pipeline.models.olmo import OLMoCausalLM, scale_attention
+from pipeline.models.load import find_checkpoint, load_stock_olmo, write_mark
+from pipeline.models.olmo import OLMoCausalLM
 
 MakeOLMo = Callable[..., OLMo]
-CPU = torch.device("cpu")
 ROWS = torch.arange(40)[None]
 
 
@@ -78,7 +75,7 @@ def _save(model: OLMo, folder: Path) -> None:
 
 def _refusal(checkpoint: Path) -> str:
     with pytest.raises(InputError) as error:
-        load_olmo(checkpoint, CPU)
+        load_stock_olmo(checkpoint)
     return str(error.value)
 
 
@@ -107,10 +104,14 @@ def _weights_of(**fields: Any) -> Callable[[Path, MakeOLMo], object]:
         (_hold(Hostile()), "is damaged, or was not written by"),
         (lambda folder, make_olmo: _save(make_olmo(rope=False), folder), "model.rope true"),
         (lambda folder, _: (folder / "config.yaml").write_text("]["), "is not an OLMo configuration"),
-        (_weights_of(n_layers=1), "such as transformer.blocks.1"),
-        (_weights_of(n_layers=3), "such as transformer.blocks.2"),
+        (
+            lambda folder, _: (folder / "config.yaml").write_text("attention_scaling: learnt\nmodel: {}"),
+            "scales attention",
+        ),
+        (_weights_of(n_layers=1), "transformer.blocks.1"),
+        (_weights_of(n_layers=3), "transformer.blocks.2"),
         (_weights_of(mlp_ratio=4), "size mismatch for transformer"),
-        (_weights_of(weight_tying=False), "lacks 1, such as transformer.ff_out.weight"),
+        (_weights_of(weight_tying=False), "transformer.ff_out.weight"),
     ],
 )
 def test_what_is_wrong_with_a_checkpoint_is_said(
@@ -122,7 +123,7 @@ def test_what_is_wrong_with_a_checkpoint_is_said(
 
 def test_a_mark_tells_of_every_change(checkpoint: Path) -> None:
     write_mark(checkpoint)
-    load_olmo(checkpoint, CPU)
+    load_stock_olmo(checkpoint)
     later = Path(shutil.copytree(checkpoint, checkpoint.with_name("step100-unsharded")))
     flip(checkpoint / "model.pt")
     assert "model.pt has not the SHA-256 of its manifest" in _refusal(checkpoint)
@@ -134,22 +135,3 @@ def test_a_mark_tells_of_every_change(checkpoint: Path) -> None:
     (later / "model.pt").unlink()
     assert find_checkpoint(checkpoint.parent) == later
     assert f"the checkpoint {later} is damaged: {later}/model.pt is missing" in _refusal(later)
-
-
-@pytest.mark.parametrize("scaling", ["log_length", "learnt"])
-def test_scores_are_scaled_by_the_logarithm_of_the_keys_seen(make_olmo: MakeOLMo, scaling: str) -> None:
-    token_ids = _tokens(2, 40)
-    fields = {"seed": 2, "n_kv_heads": 2}
-    ours = [make_olmo(**fields) for _ in range(2)]
-    for model in ours:
-        scale_attention(model, scaling, train_context_length=16)
-    by_hand = scaled_by_hand(make_olmo(**fields), [1 / math.log(16)] * 4)
-    with torch.inference_mode():
-        expected = by_hand(token_ids).logits
-        assert (ours[0](token_ids).logits - expected).abs().max() < 1e-5, "as training runs it"
-    lm = OLMoCausalLM(ours[1])
-    assert (lm.logits(lm.hidden_states(token_ids, ROWS, None, None)) - expected).abs().max() < 1e-5
-    plain = make_olmo(**fields)
-    scale_attention(plain, "none", train_context_length=16)
-    assert torch.equal(plain(token_ids).logits, make_olmo(**fields)(token_ids).logits)
-    assert (plain(token_ids).logits - expected).abs().max() > 1e-2

@@ -13,7 +13,8 @@ from tokenizers.processors import TemplateProcessing
 
 from pipeline.cli import InputError
 from pipeline.models.interface import CausalLM
-from pipeline.models.vocabulary import OwnTokenizer, refuse_foreign_tokens
+from pipeline.models.load import Checkpoint
+from pipeline.models.vocabulary import refuse_foreign_tokens
 from pipeline.text.tokenizer import load_tokenizer, train_bpe
 from sparsity_length import explain, influential_tokens, losses
 
@@ -75,7 +76,7 @@ def test_the_whole_tokenizer_is_compared_where_both_are_known(
     assert changed is not None
     changed.save(str(tmp_path / "data.json"))
     tokenizer = load_tokenizer(tmp_path / "data.json")
-    lies = OwnTokenizer(tmp_path / "own.json")
+    lies = Checkpoint("m", tmp_path / "own.json", is_olmo=False)
     given = [np.array(used)], tokenizer, "the data's", tokenizer.vocabulary_size
     if outcome == "fits":
         return refuse_foreign_tokens(Sized(num_rows), "m", lies, *given)

@@ -46,7 +46,6 @@ SMALL = {
     "global_train_batch_tokens": 256,
     "device_train_microbatch_tokens": 128,
     "precision": "fp32",
-    "console_log_interval": 1,
     "max_duration": 6,
     "eval_interval": 6,
     "eval_num_documents": 4,

@@ -4,7 +4,6 @@ import json
 import math
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,8 @@ from olmo.model import OLMo
 from torch.nn.functional import cross_entropy
 
 from pipeline.cli import InputError
-from pipeline.models.load import load_olmo
 from pipeline.models.olmo import blocks_of
 from pipeline.training import trainer as trainer_module
-from pipeline.training.checkpoints import refuse_another_run
 from pipeline.training.trainer import Trainer, next_token_loss
 
 MakeTrainer = Callable[..., Trainer]
@@ -43,34 +40,6 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
 
 def two_losses(trainer: Trainer) -> list[float]:
     return [trainer._train_step(step)[0]["loss_nats"] for step in (1, 2)]
-
-
-@pytest.mark.parametrize("scaling", ["log_length", "learnt"])
-def test_scaled_attention_is_trained_goes_on_and_is_measured(
-    scaling: str, make_trainer: MakeTrainer, tmp_path: Path
-) -> None:
-    """Resumed, the weights are the same; the loaded model's loss is what the trainer would measure."""
-    wanted = f"attention_scaling={scaling}"
-    whole = make_trainer(tmp_path / "whole", wanted)
-    whole.run()
-    shutil.copytree(tmp_path / "whole", tmp_path / "half")
-    shutil.rmtree(tmp_path / "half" / "step6-unsharded")
-    resumed = make_trainer(tmp_path / "half", wanted)
-    resumed.run()
-    folder = resumed.checkpoint
-    assert same(weights(folder), weights(whole.checkpoint))
-    learnt = [value for name, value in weights(folder).items() if name.endswith("attention_scaling.scale_H")]
-    start = 1 / math.log(8)
-    assert [bool((value != start).all()) for value in learnt] == ([True] if scaling == "learnt" else [])
-    lm = load_olmo(folder, CPU)
-    token_ids = torch.arange(8)[None]
-    resumed._rotary.set_position_ids(token_ids)
-    found = lm.logits(lm.hidden_states(token_ids, token_ids, None, None))
-    assert torch.allclose(found, resumed._olmo.eval()(token_ids).logits, atol=1e-5)
-    for other in ("none", "log_length", "learnt"):
-        if other != scaling:
-            with pytest.raises(InputError, match=f"attention_scaling was '{scaling}', now '{other}'"):
-                refuse_another_run(tmp_path / "half", replace(resumed._config, attention_scaling=other))
 
 
 def test_the_loss_of_pieces_is_that_of_the_whole_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
