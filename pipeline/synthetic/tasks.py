@@ -434,11 +434,9 @@ def draw_planted(
     return lay_out_planted(tokens.tolist(), planted.tolist())
 
 
-# cues_1, cues_2, cues_4, each also local, cues_8_weak, cues_32_weak, cues_growing
+# cues_1, cues_2, cues_4
 
 BITS_TOLD = 3.0
-CUES_LOCAL_LENGTH = 16
-TOKENS_A_GROWING_CUE = 8
 _NOISES = tuple(f"n{number}" for number in range(16))
 _OF_CUES = (1, 2, 4)
 _CUE_NAMES = [f"{k}.{place}.{token:x}" for k in _OF_CUES for place in range(k) for token in range(16)]
@@ -457,11 +455,9 @@ def lay_out_cues(
 ) -> Example:
     """`cues_*`: cues among noise tell one of 16 answers, three of its four bits, by `CueLaw`; then "?".
 
-    The same law plants them in text (plant_cues.py). Only the number of cues differs: 1, 2 or 4 of them; 8
-    or 32 weak ones; or a weak one for every 8 tokens, so that their number grows with the prompt. The best
-    possible loss is ln 2 for all, at every size; a token of 1, 2 or 4 cues stands in one example of 16. Weak
-    cues are the tokens of 4 cues. Cues stand anywhere in the prompt, or within the last 16 tokens before
-    "?".
+    The same law plants them in text (plant_cues.py). Only the number of cues differs: 1, 2 or 4, anywhere in
+    the prompt. The best possible loss is ln 2 for all, at every size; each cue token stands in one example of
+    16.
 
     Coupled IDs: noise has those of its places; cues, in the order of what they tell, those next to the
     question's, however far away they are, as the theorem asks.
@@ -497,19 +493,10 @@ def lay_out_cues(
     )
 
 
-def _draw_cues(
-    size: int,
-    sparsity: None,
-    generator: np.random.Generator,
-    *,
-    num_cues: int | None,
-    is_local: bool = False,
-) -> Example:
-    """A prompt of `size` tokens, "?" included; None cues: as many as `TOKENS_A_GROWING_CUE` makes them."""
-    num_cues = num_cues or size // TOKENS_A_GROWING_CUE
+def _draw_cues(size: int, sparsity: None, generator: np.random.Generator, *, num_cues: int) -> Example:
+    """A prompt of `size` tokens, "?" included."""
     law = CueLaw(num_cues, 4, BITS_TOLD, is_balanced=True)
-    first = max(0, size - 1 - CUES_LOCAL_LENGTH) if is_local else 0
-    positions = first + generator.choice(size - 1 - first, num_cues, replace=False)
+    positions = generator.choice(size - 1, num_cues, replace=False)
     noise = generator.integers(len(_NOISES), size=size - 1 - num_cues)
     latent, places, tokens = law.draw(generator)
     return lay_out_cues(law, noise.tolist(), positions.tolist(), places, tokens, latent)
@@ -590,22 +577,13 @@ TASKS: dict[str, Task] = {
         ),
         *(
             Task(
-                f"cues_{k}{'_local' * is_local}",
+                f"cues_{k}",
                 CUES_VOCABULARY,
-                partial(_draw_cues, num_cues=k, is_local=is_local),
+                partial(_draw_cues, num_cues=k),
                 _from(k + 1),
                 embeds_coupled_ids=False,
             )
             for k in _OF_CUES
-            for is_local in (False, True)
-        ),
-        *(
-            Task(name, CUES_VOCABULARY, partial(_draw_cues, num_cues=k), sizes, embeds_coupled_ids=False)
-            for name, k, sizes in (
-                ("cues_8_weak", 8, _from(9)),
-                ("cues_32_weak", 32, _from(33)),
-                ("cues_growing", None, _from(32, step=4 * TOKENS_A_GROWING_CUE)),
-            )
         ),
     )
 }
