@@ -137,7 +137,6 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("target_position", INT32, "place of the answer"),
         column("num_planted", INT32, "cues that decide the answer: its true dependency sparsity"),
         column("planted_positions", INTS, "places of the cues, in order"),
-        column("best_loss", DOUBLE, "-ln p(answer) by what its cues say, nats: its mean is the least loss"),
     ]),
     "loss_differences": pa.schema([
         *TARGET_COLUMNS,

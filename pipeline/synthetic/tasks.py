@@ -7,6 +7,7 @@ task marks begin or end, as the prompt says how long the response is.
 Dimension letters: B examples, S tokens of an example, P tokens of its prompt, T = S - P of its response.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,6 @@ from itertools import product
 import numpy as np
 
 from pipeline.cli import InputError, unknown_name
-from pipeline.text.planting import CueLaw
 
 Vocabulary = tuple[str, ...]
 """Every token of a task by name; a token ID is an index into it."""
@@ -41,8 +41,6 @@ class Example:
     log_posterior_V: np.ndarray | None = None
     """float64; ln p of each token as the response's only one, by the prompt: no model can predict better.
     None: the response is certain."""
-    best_loss: float | None = None
-    """The best possible loss of such a response, in the mean over all examples, nats."""
 
     @property
     def target_ids_T(self) -> np.ndarray:
@@ -436,34 +434,37 @@ def draw_planted(
 
 # cues_1, cues_2, cues_4
 
-BITS_TOLD = 3.0
+NUM_BITS = 4
+FLIP_PROBABILITY = 0.0416926902736567
+"""A flipped bit leaves a quarter of a bit open: the root of the binary entropy at 1/4."""
+BEST_LOSS_OF_CUES = math.log(2)
+"""Nats, exactly: of each of four bits a quarter is open."""
 _NOISES = tuple(f"n{number}" for number in range(16))
 _OF_CUES = (1, 2, 4)
 _CUE_NAMES = [f"{k}.{place}.{token:x}" for k in _OF_CUES for place in range(k) for token in range(16)]
-CUES_VOCABULARY: Vocabulary = (*_NOISES, *_CUE_NAMES, "?", *(f"={latent:x}" for latent in range(16)))
-_FIRST_CUE = {k: CUES_VOCABULARY.index(f"{k}.0.0") for k in _OF_CUES}
+CUES_VOCABULARY: Vocabulary = (*_NOISES, *_CUE_NAMES, "?", *(f"={answer:x}" for answer in range(16)))
 _FIRST_ANSWER = CUES_VOCABULARY.index("=0")
+_BITS_OF_ANSWERS = np.arange(16)[:, None] >> np.arange(NUM_BITS)[::-1] & 1  # the most significant first
+
+
+def _as_number(bits: np.ndarray) -> int:
+    return int(bits @ (1 << np.arange(NUM_BITS)[::-1]))
 
 
 def lay_out_cues(
-    law: CueLaw,
-    noise: Sequence[int],
-    positions: list[int],
-    places: np.ndarray,
-    tokens: np.ndarray,
-    latent: int,
+    noise: Sequence[int], positions: Sequence[int], tokens: Sequence[int], answer: int
 ) -> Example:
-    """`cues_*`: cues among noise tell one of 16 answers, three of its four bits, by `CueLaw`; then "?".
+    """`cues_*`: k cues among noise tell one of 16 answers, three of its four bits; then "?".
 
-    The same law plants them in text (plant_cues.py). Only the number of cues differs: 1, 2 or 4, anywhere in
-    the prompt. The best possible loss is ln 2 for all, at every size; each cue token stands in one example of
-    16.
+    Each bit is flipped with probability e, and told by one cue: of k cues each tells 4 / k bits, the first
+    the first. Only their number differs: 1, 2 or 4, anywhere in the prompt. The best possible loss is ln 2
+    for all, at every size. A cue has 16 tokens, token i of which says i modulo 2^(4 / k): so each stands in
+    one example of 16, whatever k is. In text plant_cues.py plants cues, without flips.
 
     Coupled IDs: noise has those of its places; cues, in the order of what they tell, those next to the
     question's, however far away they are, as the theorem asks.
 
-        >>> law = CueLaw(2, 4, BITS_TOLD, is_balanced=True)
-        >>> example = lay_out_cues(law, [0, 2, 4], [3, 1], np.array([0, 1]), np.array([6, 11]), latent=11)
+        >>> example = lay_out_cues([0, 2, 4], positions=[3, 1], tokens=[6, 11], answer=11)
         >>> example.text(CUES_VOCABULARY)  # 6 and 11 say 10 and 11, by their last two bits: 1011 is b
         'n0 2.1.b n2 2.0.6 n4 ? | =b'
         >>> example.dependencies
@@ -473,33 +474,40 @@ def lay_out_cues(
         >>> round(float(np.exp(example.log_posterior_V[-5])), 4)  # of =b, the answer: each bit 0.9583
         0.8434
     """
-    question = len(noise) + len(positions)
-    positions_in_order = np.array(positions)[np.argsort(places, kind="stable")]
+    k = len(positions)
+    question = len(noise) + k
     ids = np.arange(question + 2)
-    ids[positions_in_order] = np.arange(len(noise), question)
+    ids[positions] = np.arange(len(noise), question)
     token_ids_S = np.empty(question + 2, dtype=np.int64)
     token_ids_S[np.delete(np.arange(question), positions)] = noise
-    token_ids_S[positions] = _FIRST_CUE[law.num_places] + 16 * places + tokens
-    token_ids_S[question:] = CUES_VOCABULARY.index("?"), _FIRST_ANSWER + latent
+    token_ids_S[positions] = CUES_VOCABULARY.index(f"{k}.0.0") + 16 * np.arange(k) + tokens
+    token_ids_S[question:] = CUES_VOCABULARY.index("?"), _FIRST_ANSWER + answer
+    num_values = 2 ** (NUM_BITS // k)
+    told = np.ravel_multi_index(tuple(np.array(tokens) % num_values), (num_values,) * k)
+    num_flipped_A = (_BITS_OF_ANSWERS[told] != _BITS_OF_ANSWERS).sum(1)
     log_posterior_V = np.full(len(CUES_VOCABULARY), -np.inf)
-    log_posterior_V[_FIRST_ANSWER:] = law.log_posterior(law.votes(places, tokens))
+    log_posterior_V[_FIRST_ANSWER:] = num_flipped_A * math.log(FLIP_PROBABILITY)
+    log_posterior_V[_FIRST_ANSWER:] += (NUM_BITS - num_flipped_A) * math.log(1 - FLIP_PROBABILITY)
     return Example(
         token_ids_S=token_ids_S,
         num_prompt_tokens=question + 1,
         dependencies=(_ascending(*positions),),
         coupled_ids_S=ids,
         log_posterior_V=log_posterior_V,
-        best_loss=law.best_loss,
     )
 
 
 def _draw_cues(size: int, sparsity: None, generator: np.random.Generator, *, num_cues: int) -> Example:
     """A prompt of `size` tokens, "?" included."""
-    law = CueLaw(num_cues, 4, BITS_TOLD, is_balanced=True)
     positions = generator.choice(size - 1, num_cues, replace=False)
     noise = generator.integers(len(_NOISES), size=size - 1 - num_cues)
-    latent, places, tokens = law.draw(generator)
-    return lay_out_cues(law, noise.tolist(), positions.tolist(), places, tokens, latent)
+    bits = generator.integers(2, size=NUM_BITS)
+    is_flipped = generator.random(NUM_BITS) < FLIP_PROBABILITY
+    num_values = 2 ** (NUM_BITS // num_cues)
+    values = np.array(np.unravel_index(_as_number(bits ^ is_flipped), (num_values,) * num_cues))
+    synonyms = generator.integers(16 // num_values, size=num_cues)
+    tokens = values + num_values * synonyms
+    return lay_out_cues(noise.tolist(), positions.tolist(), tokens.tolist(), _as_number(bits))
 
 
 # All tasks by name, and examples in batches

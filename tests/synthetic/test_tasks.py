@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 
 from pipeline.synthetic import tasks
-from pipeline.synthetic.tasks import TASKS, Example, Task, of_test_examples, probability_of_one, task_called
+from pipeline.synthetic.tasks import (
+    BEST_LOSS_OF_CUES,
+    FLIP_PROBABILITY,
+    TASKS,
+    Example,
+    Task,
+    lay_out_cues,
+    of_test_examples,
+    probability_of_one,
+    task_called,
+)
 from pipeline.synthetic.train import of_training_step
 
 CERTAIN = [name for name in TASKS if not name.startswith("cues_")]
@@ -115,10 +125,30 @@ def test_cues_stand_anywhere_and_their_posterior_is_right(name: str) -> None:
         losses.append(-example.log_posterior_V[tokens[size]])
         gains.append(posterior_V[tokens[size]] - (posterior_V**2).sum())  # 0 in the mean where it is right
         first_place = min(first_place, places[0])
-    assert [example.best_loss for example in examples] == pytest.approx([np.log(2)] * 1000)
     for values, expected in ((losses, np.log(2)), (gains, 0)):
         assert np.mean(values) == pytest.approx(expected, abs=4 * np.std(values) / np.sqrt(len(values)))
     assert first_place == 0
+
+
+@pytest.mark.parametrize("name", CUES)
+def test_the_posterior_and_the_best_loss_of_cues_are_those_of_all_cases_counted(name: str) -> None:
+    """Every answer with every flip of its bits: the posterior by Bayes, and the mean loss."""
+    k = int(name.removeprefix("cues_"))
+    best_loss = 0.0
+    for told in range(16):
+        by_answer = np.array([0.0] * 16)
+        for answer in range(16):
+            num_flipped = (told ^ answer).bit_count()
+            by_answer[answer] = (
+                FLIP_PROBABILITY**num_flipped * (1 - FLIP_PROBABILITY) ** (4 - num_flipped) / 16
+            )
+        posterior = by_answer / by_answer.sum()
+        digits = [int(f"{told:04b}"[start : start + 4 // k], base=2) for start in range(0, 4, 4 // k)]
+        example = lay_out_cues([0], list(range(k)), digits, 0)
+        assert example.log_posterior_V is not None
+        np.testing.assert_allclose(np.exp(example.log_posterior_V[-16:]), posterior, atol=1e-12)
+        best_loss -= (by_answer * np.log(posterior)).sum()
+    assert best_loss == pytest.approx(BEST_LOSS_OF_CUES, abs=1e-12)
 
 
 def states(streams: Iterable[np.random.Generator]) -> set[str]:
