@@ -40,6 +40,7 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 
 import argparse
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,7 @@ from pipeline.text.folder import (
     write_data_folder,
     write_token_counts,
 )
-from pipeline.text.planting import Cues, document_of, needle_documents, plant_cues, write_truth
+from pipeline.text.planting import Cues, needle_documents, plant_cues, write_truth
 
 _TOKENS_PER_PART = 1 << 26
 _OF_CUES = (
@@ -111,7 +112,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Plant, and write the folders; nothing is written before all evaluation documents are planted."""
+    """Plant needles or cues, and write the folders."""
     lengths = (arguments.context_length, arguments.short_context_length)
     if arguments.needles and not arguments.document_lengths:
         raise InputError("--needles wants --document-lengths, the tokens of the documents")
@@ -126,19 +127,22 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def _write_needles(data: TokenizedData, arguments: argparse.Namespace) -> None:
-    texts = data.evaluation_documents()
-    tokenizer = data.tokenizer()
     given = {"max_documents": arguments.max_documents, "seed": arguments.seed}
-    to_write = {}
     for length in sorted(set(arguments.document_lengths)):
         folder = arguments.out / f"length-{length}" / "data"
         made_by = _configuration(data, {"needles_in": length, **given})
-        if not is_complete(folder, made_by):
-            to_write[folder] = made_by, needle_documents(texts, tokenizer, length, **given)
-    for folder, (made_by, (documents, rows)) in to_write.items():
+        if is_complete(folder, made_by):
+            continue
+        documents, rows = needle_documents(data.evaluation_documents(), data.tokenizer(), length, **given)
         files = describe_files(folder, [write_truth(folder, "needles", rows)])
-        write_data_folder(folder, documents, files, tokenizer, made_by, {}, "plant_cues")
-        _log_how_to_measure(folder, documents, max(row["num_answer_tokens"] for row in rows))
+        write_data_folder(folder, documents, files, data.tokenizer(), made_by, {}, "plant_cues")
+        logger.info(
+            "%s: %d documents; measure them with --long-context-length %d --targets-per-chunk %d",
+            folder,
+            len(documents),
+            length,
+            max(row["num_answer_tokens"] for row in rows),
+        )
 
 
 def _write_cues(data: TokenizedData, arguments: argparse.Namespace) -> None:
@@ -157,25 +161,13 @@ def _write_cues(data: TokenizedData, arguments: argparse.Namespace) -> None:
     tally = {"train_documents": num_tokens // arguments.context_length, "train_tokens": num_tokens}
     files = describe_files(folder, [*train_paths, write_token_counts(folder, counts_V), truth])
     write_data_folder(folder, documents, files, data.tokenizer(), made_by, tally, "plant_cues")
-    _log_how_to_measure(folder, documents, 1)
-
-
-def _log_how_to_measure(
-    folder: Path, documents: Sequence[EvaluationDocument], num_answer_tokens: int
-) -> None:
-    logger.info(
-        "%s: %d documents; measure them with --long-context-length %d --targets-per-chunk %d",
-        folder,
-        len(documents),
-        len(documents[0].token_ids),
-        num_answer_tokens,
-    )
+    logger.info("%s: %d documents; measure them with --targets-per-chunk 1", folder, len(documents))
 
 
 def _configuration(data: TokenizedData, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings and inputs that decide what is written."""
     inputs = {"train": data.train_sha256, EVALUATION_FILE: data.evaluation_sha256}
-    files = [{"file": file, "sha256": sha256} for file, sha256 in inputs.items()]
+    files = [{"file": file, "sha256": digest} for file, digest in inputs.items()]
     return {"settings": settings, "inputs": {"data": files}}
 
 
@@ -192,8 +184,10 @@ def planted_documents(
         token_ids, truth = plant_cues(
             piece, [k] if k else [], cues, generator, arguments.short_context_length
         )
-        documents.append(document_of(token_ids, text.url))
-        rows += [{"document_id": documents[-1].document_id, **row} for row in truth]
+        token_ids = token_ids.astype("<i4")
+        document_id = sha256(token_ids.tobytes()).hexdigest()[:16]  # of the tokens: cues need not be text
+        documents.append(EvaluationDocument(document_id, token_ids, text.url))
+        rows += [{"document_id": document_id, **row} for row in truth]
     return documents, rows
 
 

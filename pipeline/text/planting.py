@@ -176,8 +176,7 @@ def _start_of_word(pieces: Sequence[str], place: int) -> int:
 
 def write_truth(folder: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> Path:
     """Write where the needles or cues of a data folder are, in the schema of this name; the path."""
-    metadata = {"schema_version": str(SCHEMA_VERSION), "stage": "plant_cues"}
-    schema = SCHEMAS[name].with_metadata(metadata)
+    schema = SCHEMAS[name].with_metadata({"schema_version": str(SCHEMA_VERSION), "stage": "plant_cues"})
     path = folder / (NEEDLES_FILE if name == "needles" else PLANTED_FILE)
     write_parquet(path, {column: [row[column] for row in rows] for column in schema.names}, schema)
     return path
@@ -259,9 +258,3 @@ def plant_cues(
             }
         )
     return token_ids, rows
-
-
-def document_of(token_ids: np.ndarray, url: str | None) -> EvaluationDocument:
-    """An evaluation document, whose ID is the hash of its tokens: cues need not be text."""
-    tokens = np.ascontiguousarray(token_ids, dtype="<i4")
-    return EvaluationDocument(hashlib.sha256(tokens.tobytes()).hexdigest()[:16], tokens, url)
