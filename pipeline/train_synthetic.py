@@ -93,9 +93,14 @@ def main(arguments: argparse.Namespace) -> None:
         from pipeline.models.devices import usable_device
         from pipeline.synthetic.train import TaskTrainer
 
-        def make() -> TaskTrainer:
-            device = usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU")
-            return TaskTrainer(check(arguments), arguments.save_folder, device, stop_request)
-
-        training = train(arguments.save_folder, "lower batch_size or the model's width", make)
+        training = train(
+            arguments.save_folder,
+            "lower batch_size or the model's width",
+            lambda: TaskTrainer(
+                check(arguments),
+                arguments.save_folder,
+                usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU"),
+                stop_request,
+            ),
+        )
         logger.info(training.outcome)

@@ -50,9 +50,9 @@ def earlier_parity_beside_or() -> pd.DataFrame:
     for size, cells in accuracy[accuracy["size"] > 18].groupby("size"):
         of_or = {}
         for k in range(2, 8):
-            batch, _ = test_examples(task_called("sparse_parity"), (int(str(size)), k), 500, test_seed=0)
-            bits = [example.token_ids_S[list(example.dependencies[0])[1::2]] for example in batch.examples]
-            answers = [example.target_ids_T[0] for example in batch.examples]
+            examples, _ = test_examples(task_called("sparse_parity"), (int(str(size)), k), 500, test_seed=0)
+            bits = [example.token_ids_S[list(example.dependencies[0])[1::2]] for example in examples]
+            answers = [example.target_ids_T[0] for example in examples]
             of_or[k] = np.mean([of.max() == answer for of, answer in zip(bits, answers, strict=True)])
         between = cells[cells["sparsity"].between(2, 7)]
         differences = (between["exact_match"] - between["sparsity"].map(of_or)).abs()
