@@ -85,8 +85,7 @@ class TaskConfig:
     """Least size of training examples, in the task's own unit: letters, bits, digits, assignments, prompt
     tokens."""
     largest_size: int = 10
-    size_step: int = 1
-    """Training sizes are the smallest, and this much more, up to the largest."""
+    """Training sizes are all that the task has from the smallest to this."""
     largest_sparsity: int | None = None
     """K_train: in training k is uniform on 1 to this, or to what a smaller size has room for. None where the
     task has no k."""
@@ -128,7 +127,7 @@ class TaskConfig:
     @property
     def sizes(self) -> range:
         """Sizes of training examples."""
-        return range(self.smallest_size, self.largest_size + 1, self.size_step)
+        return range(self.smallest_size, self.largest_size + 1, task_called(self.task).sizes.step)
 
     def draw(self, size: int, num_examples: int, generator: np.random.Generator) -> list[Example]:
         """Training examples of a size; each has a sparsity of its own, where the task has one."""
@@ -186,7 +185,7 @@ def _refuse_bad_values(config: TaskConfig) -> None:
     model = config.model
     require_positive(
         config,
-        "smallest_size size_step largest_sparsity num_position_ids model.rotary_fraction batch_size"
+        "smallest_size largest_sparsity num_position_ids model.rotary_fraction batch_size"
         " sizes_per_step learning_rate max_grad_norm save_interval eval_interval eval_num_examples",
     )
     require_name("positions", config.positions, EXAMPLE_SCHEMES)
@@ -221,8 +220,7 @@ def _refuse_bad_values(config: TaskConfig) -> None:
         f"largest_sparsity is {config.largest_sparsity}; task {task.name} "
         + (f"has k from 1 to {most}, by largest_size" if most else "has no k"),
     )
-    # The task itself knows best which sizes it has, so examples are drawn: the smallest and the largest; and
-    # the second, as a task may have every other size only.
+    # The task itself knows best which sizes it has, so examples are drawn: the smallest and the largest.
     generator = np.random.default_rng(0)
-    for size in (*config.sizes[:2], config.sizes[-1]):
+    for size in (config.sizes[0], config.sizes[-1]):
         config.position_ids(config.draw(size, 1, generator), generator)

@@ -13,6 +13,7 @@ import torch
 from olmo.optim import LinearWithWarmup
 from omegaconf import OmegaConf
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grad_norm_
 
 from pipeline.cli import InputError
 from pipeline.models.interface import CausalLM
@@ -186,7 +187,7 @@ class TaskTrainer(TrainingLoop):
         if found[0].excess_losses_B is not None:
             metrics["excess_loss"] = float(np.mean([of_size.excess_losses_B for of_size in found]))
         if config.stop_at_excess_loss is not None and is_learnt(config, metrics):
-            self._num_steps = self.step
+            self._num_steps = self.step  # the run ends here
         return metrics
 
     def _train_step(self, step: int) -> tuple[dict[str, float], bool]:
@@ -197,8 +198,7 @@ class TaskTrainer(TrainingLoop):
             (losses.sum() / len(parts)).backward()
             totals += losses.detach() / len(parts)
         token_loss, position_id_loss = totals.tolist()
-        norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._config.max_grad_norm)
-        gradient_norm = float(norm)
+        gradient_norm = float(clip_grad_norm_(self._model.parameters(), self._config.max_grad_norm))
         learning_rate = self._schedule.get_lr(self._config.learning_rate, step, self._config.num_steps)
         self._update_weights(self._optimizer, step, learning_rate, token_loss, gradient_norm)
         metrics = {
@@ -244,9 +244,13 @@ class TaskTrainer(TrainingLoop):
         return parts
 
     def _save(self) -> None:
-        state = {
-            "model": self._model.state_dict(),
-            "optim": self._optimizer.state_dict(),
-            "train": {"step": self.step},
-        }
-        save_checkpoint(self._run_folder, self.step, self._config, state)
+        save_checkpoint(
+            self._run_folder,
+            self.step,
+            self._config,
+            {
+                "model": self._model.state_dict(),
+                "optim": self._optimizer.state_dict(),
+                "train": {"step": self.step},
+            },
+        )
