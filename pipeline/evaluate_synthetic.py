@@ -2,7 +2,7 @@
 
 The models answer freely: each token of the response, and with predicted positions (PPC) each position ID, is
 the likeliest, and read back. Exact match counts a response where all are right, a wrong ID being an error.
-For cues_* the loss beyond the best possible one is measured, too, and the attention on the cues.
+For cues_* the loss beyond the best possible one is measured, too.
 Test examples are drawn by (test seed, size, k), the same for every model. Prints a line for each size and k.
 
 --dependencies asks instead whether the selection rules find the tokens that truly decide an answer, which the
@@ -39,26 +39,29 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 import argparse
 from collections.abc import Mapping
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.cli import (
-    InputError,
-    folder_path,
-    logger,
-    positive_int,
-    progress,
-    random_seed,
-    stage_parser,
-)
+from pipeline.cli import folder_path, logger, positive_int, progress, random_seed, stage_parser
+from pipeline.measuring.rules import CONTROLS, RULES
+from pipeline.results.versions import sha256_of_files
 from pipeline.results.write import StageOutput
-from pipeline.synthetic.dependencies import DEFAULT_RULES, FINDING_RULES, refuse_unanswerable
 from pipeline.synthetic.tasks import TEST_STREAM, Cell, cells_of, draw_batch, task_called, test_examples
 
 if TYPE_CHECKING:
     from pipeline.synthetic.config import TaskConfig
     from pipeline.synthetic.train import TaskRun
+
+_DEFAULT_RULES = [
+    "attention_rollout",
+    "leave_one_out",
+    "leave_one_out_divergence",
+    "add_one_in",
+    "greedy",
+    *CONTROLS,
+]
+"""The first finds most of the truth of these tasks (analysis/README.md)."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -89,15 +92,11 @@ def parser() -> argparse.ArgumentParser:
         nargs="+",
         help="k of the test examples, for tasks with k; left out at sizes without room",
     )
-    add(
-        "--num-examples",
-        type=positive_int,
-        help="test examples of each size and k (default: 1000, or 200 with --dependencies)",
-    )
+    add("--num-examples", type=positive_int, default=1000, help="test examples of each size and k")
     add("--test-seed", type=random_seed, default=0, help="of the test examples")
     add("--dependencies", action="store_true", help="find the tokens that decide, instead of the accuracy")
     asked = stage.add_argument_group("with --dependencies").add_argument
-    asked("--rules", nargs="+", choices=FINDING_RULES, default=list(DEFAULT_RULES), help="selection rules")
+    asked("--rules", nargs="+", choices=RULES, default=_DEFAULT_RULES, help="selection rules")
     asked("--largest-k", type=positive_int, default=8, help="tokens that each rule selects, in its order")
     asked("--short-context-length", type=positive_int, default=2, help="s, in tokens: what is seen anyway")
     return stage
@@ -105,24 +104,23 @@ def parser() -> argparse.ArgumentParser:
 
 def check(arguments: argparse.Namespace, configs: Mapping[str, "TaskConfig"]) -> list[Cell]:
     """Refuse what the task, or a model trained so (name -> configuration), has no room or no use for."""
-    if arguments.num_examples is None:
-        arguments.num_examples = 200 if arguments.dependencies else 1000
     cells = cells_of(arguments.task, arguments.sizes, arguments.sparsities)
-    for (name, config), (size, sparsity) in product(configs.items(), cells):
-        generator = np.random.default_rng(0)
-        try:
-            batch = draw_batch(task_called(config.task), size, [sparsity], generator)
-            config.position_ids(batch, generator, in_testing=True)
-        except InputError as error:
-            raise InputError(f"model '{name}', size {size}: {error}") from error
+    generator = np.random.default_rng(0)
+    for config, (size, sparsity) in product(configs.values(), cells):
+        examples = draw_batch(task_called(arguments.task), size, [sparsity], generator)
+        config.position_ids(examples, generator, in_testing=True)
     if arguments.dependencies:
+        from pipeline.synthetic.dependencies import refuse_unanswerable  # late, for a --help at once
+
         refuse_unanswerable(arguments, cells)
     return cells
 
 
 def _outputs(arguments: argparse.Namespace) -> tuple[list[Cell], list[tuple["TaskRun", StageOutput]]]:
     """The cells, a shard each, and where the results of each model go."""
-    from pipeline.synthetic.train import find_task_run  # late, for a --help at once
+    # Imported late, for a --help at once.
+    from pipeline.models.load import MODEL_FILES
+    from pipeline.synthetic.train import find_task_run
 
     runs = [find_task_run(folder, arguments.task) for folder in arguments.checkpoints]
     cells = check(arguments, {run.name: run.config for run in runs})
@@ -134,19 +132,19 @@ def _outputs(arguments: argparse.Namespace) -> tuple[list[Cell], list[tuple["Tas
         "test_seed": arguments.test_seed,
         "test_stream": TEST_STREAM,
     }
-    stage = "evaluate_synthetic"
     if arguments.dependencies:
-        stage = "found_dependencies"
-        settings["rules"] = [rule for rule in FINDING_RULES if rule in arguments.rules]
-        settings["largest_k"] = arguments.largest_k
-        settings["short_context_length"] = arguments.short_context_length
+        settings |= {
+            "rules": [rule for rule in RULES if rule in arguments.rules],
+            "largest_k": arguments.largest_k,
+            "short_context_length": arguments.short_context_length,
+        }
     outputs = [
         StageOutput(
             arguments.results,
-            stage,
+            "found_dependencies" if arguments.dependencies else "evaluate_synthetic",
             run.name,
             settings=settings,
-            inputs={"checkpoint": run.sha256},
+            inputs={"checkpoint": sha256_of_files(*(run.folder / name for name in MODEL_FILES))},
             num_shards=len(cells),
         )
         for run in runs
@@ -176,23 +174,21 @@ def _measure(arguments: argparse.Namespace, run: "TaskRun", cells: list[Cell], o
     from pipeline.synthetic.accuracy import accuracy_tables
     from pipeline.synthetic.dependencies import found_dependencies
 
-    pending = output.pending_shards()
     model = run.load(usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU"))
     config = run.config
     is_learnt = run.is_learnt
-    for shard in progress(pending, f"evaluate_synthetic {run.name}", "cells"):
-        size, sparsity = cells[shard]
-        task = task_called(arguments.task)
-        batch, generator = test_examples(task, cells[shard], arguments.num_examples, arguments.test_seed)
-        tables: dict[str, dict[str, list[Any]]]
+    for shard in progress(output.pending_shards(), f"evaluate_synthetic {run.name}", "cells"):
+        cell = cells[shard]
+        examples, generator = test_examples(
+            task_called(config.task), cell, arguments.num_examples, arguments.test_seed
+        )
         if arguments.dependencies:
-            found = found_dependencies(arguments, config, model, batch, generator)
-            tables = {"found_dependencies": found}
+            tables = {"found_dependencies": found_dependencies(arguments, config, model, examples, generator)}
         else:
-            tables, exact = accuracy_tables(model, batch, config, generator)
-            k = "" if sparsity is None else f", k {sparsity}"
+            tables = accuracy_tables(model, examples, config, generator)
+            (exact_match,) = tables["synthetic_accuracy"]["exact_match"]
             doubt = "" if is_learnt else " (the task was not learnt in distribution)"
-            logger.info("%s: size %d%s: exact match %s%s", run.name, size, k, exact, doubt)
+            logger.info("%s: size, k %s: exact match %.3f%s", run.name, cell, exact_match, doubt)
         of_all_rows = {
             "task": config.task,
             "positions": config.positions,
@@ -200,8 +196,8 @@ def _measure(arguments: argparse.Namespace, run: "TaskRun", cells: list[Cell], o
             "largest_train_size": config.largest_size,
             "largest_train_sparsity": config.largest_sparsity,
             "is_learnt": is_learnt,
-            "size": size,
-            "sparsity": sparsity,
+            "size": cell[0],
+            "sparsity": cell[1],
         }
         for columns in tables.values():
             num_rows = len(next(iter(columns.values())))

@@ -8,7 +8,7 @@ is trained on such text, and then asked which tokens decide its answers:
 
 <out>/planted/data holds training text, in which every piece of --context-length tokens plants cues for each
 of --num-planted and asks for all; and evaluation documents of that length, which plant and ask for one of
---num-planted, or for none. <out>/planted-<length>/data holds such documents of each of --document-lengths.
+--num-planted, or for none. The same data gives the same cues at every --context-length.
 
 With --needles documents of each of --document-lengths end with a question whose answer, a number, stands in a
 sentence at one of five depths and nowhere else on purpose; one beside them lacks it, the control:
@@ -16,9 +16,8 @@ sentence at one of five depths and nowhere else on purpose; one beside them lack
   … The magic number of Oslo is 48213. … What is the magic number of Oslo? The magic number of Oslo is 48213
 
 writes   <out>/planted/data/                        as tokenize_c4
-         <out>/planted-<length>/data/               likewise, without training tokens
-         <out>/planted*/data/planted/*.parquet      where the cues are: pipeline/RESULTS.md
-         with --needles only <out>/length-<tokens>/data/ and below it needles/*.parquet, where each needle is
+         <out>/planted/data/planted/*.parquet       where the cues are: pipeline/RESULTS.md
+         with --needles <out>/length-<tokens>/data/ and below it needles/*.parquet, where each needle is
 resumes  run the same command again; complete folders are kept, other settings are refused
 
 with the text of `make demo`; commit 9a5d093 holds a study of such text, olmo_configs/studies/measures.yaml:
@@ -40,7 +39,8 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -68,20 +68,17 @@ from pipeline.text.folder import (
     write_data_folder,
     write_token_counts,
 )
-from pipeline.text.planting import (
-    CueLaw,
-    Cues,
-    document_of,
-    needle_documents,
-    plant_cues,
-    write_truth,
-)
+from pipeline.text.planting import Cues, needle_documents, plant_cues, write_truth
 
-_NUM_BITS = 4
-"""Bits of an answer: there are 16. More cues than bits tell an answer of as many bits."""
 _TOKENS_PER_PART = 1 << 26
-Documents = tuple[list[EvaluationDocument], list[dict[str, Any]]]
-"""Evaluation documents, and the rows that say what is planted in them."""
+_OF_CUES = (
+    "context_length",
+    "short_context_length",
+    "num_planted",
+    "max_copies",
+    "max_documents",
+    "seed",
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -90,19 +87,17 @@ def parser() -> argparse.ArgumentParser:
     add = stage.add_argument
     add("--data", type=folder_path, required=True, help="folder written by tokenize_c4.py: the texts")
     add("--out", type=folder_path, required=True, help="planted/data is written here")
-    add("--needles", action="store_true", default=None, help="plant these and no cues")
-    add("--context-length", type=positive_int, help="tokens of a piece and of a document")
-    add(
-        "--short-context-length",
-        type=positive_int,
-        help="tokens before a question that hold no cue",
-    )
+    add("--needles", action="store_true", help="plant these and no cues")
+    add("--document-lengths", type=positive_int, nargs="+", help="tokens of the documents with needles")
+    add("--context-length", type=positive_int, help="tokens of a piece and of a document with cues")
+    add("--short-context-length", type=positive_int, help="tokens before a question that hold no cue")
     add(
         "--num-planted",
-        type=positive_int,
+        type=int,
         nargs="+",
+        choices=(1, 2, 4),
         default=[1, 2, 4],
-        help="cues that tell an answer, 1, 2 or 4: each tells an equal part of its 4 bits; k > 4 tell k bits",
+        help="cues that tell an answer: each tells an equal part of its 4 bits",
     )
     add(
         "--max-copies",
@@ -111,98 +106,88 @@ def parser() -> argparse.ArgumentParser:
         help="a training piece plants its cues once to so many times, so that their meaning can be learnt;"
         " evaluation documents plant them once",
     )
-    add("--document-lengths", type=positive_int, nargs="+", help="tokens of further evaluation documents")
     add("--max-documents", type=positive_int, default=400, help="texts of each kind, at most")
     add("--seed", type=random_seed, default=0, help="of places, cues and questions")
     return stage
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Plant, and write the folders; nothing is written before all evaluation documents are planted."""
-    folders = _folders(arguments)
+    """Plant needles or cues, and write the folders."""
+    lengths = (arguments.context_length, arguments.short_context_length)
+    if arguments.needles and not arguments.document_lengths:
+        raise InputError("--needles wants --document-lengths, the tokens of the documents")
+    if not arguments.needles and (None in lengths or arguments.document_lengths):
+        raise InputError("cues are planted with --context-length and --short-context-length; see --help")
     data = TokenizedData.open(arguments.data)
-    tokenizer = data.tokenizer()
-    made_by = {folder: _configuration(data, arguments, length) for folder, length in folders.items()}
     with folder_lock(arguments.out, "--out"):
-        to_write = [folder for folder in folders if not is_complete(folder, made_by[folder])]
-        contents: dict[Path, Documents] = {}
         if arguments.needles:
-            texts = data.evaluation_documents()
-            for folder, length in folders.items():
-                contents[folder] = needle_documents(
-                    texts, tokenizer, length, arguments.max_documents, arguments.seed
-                )
+            _write_needles(data, arguments)
         else:
-            laws = {k: CueLaw(k, max(k, _NUM_BITS)) for k in arguments.num_planted}
-            cues = Cues.rarest(training_token_counts(data), data.eos_token_id, laws)
-            for folder, length in folders.items():
-                texts = long_enough_documents(data, length, arguments.max_documents)
-                contents[folder] = planted_documents(texts, cues, arguments, length)
-        planted = next(iter(folders))
-        for folder in to_write:
-            documents, rows = contents[folder]
-            paths = [write_truth(folder, "needles" if arguments.needles else "planted_cues", rows)]
-            tally = {}
-            if not arguments.needles:
-                train_paths = write_training_text(folder, data, cues, arguments) if folder == planted else []
-                counts_V = count_tokens(train_paths, data) if train_paths else training_token_counts(data)
-                num_tokens = sum(path.stat().st_size for path in train_paths) // data.token_dtype.itemsize
-                num_pieces = num_tokens // arguments.context_length
-                tally = {"train_documents": num_pieces, "train_tokens": num_tokens}
-                paths = [*train_paths, write_token_counts(folder, counts_V), *paths]
-            files = describe_files(folder, paths)
-            write_data_folder(folder, documents, files, tokenizer, made_by[folder], tally, "plant_cues")
-    for folder, (documents, rows) in contents.items():
+            _write_cues(data, arguments)
+
+
+def _write_needles(data: TokenizedData, arguments: argparse.Namespace) -> None:
+    given = {"max_documents": arguments.max_documents, "seed": arguments.seed}
+    for length in sorted(set(arguments.document_lengths)):
+        folder = arguments.out / f"length-{length}" / "data"
+        made_by = _configuration(data, {"needles_in": length, **given})
+        if is_complete(folder, made_by):
+            continue
+        documents, rows = needle_documents(data.evaluation_documents(), data.tokenizer(), length, **given)
+        files = describe_files(folder, [write_truth(folder, "needles", rows)])
+        write_data_folder(folder, documents, files, data.tokenizer(), made_by, {}, "plant_cues")
         logger.info(
             "%s: %d documents; measure them with --long-context-length %d --targets-per-chunk %d",
             folder,
             len(documents),
-            len(documents[0].token_ids),
-            max((row.get("num_answer_tokens", 1) for row in rows), default=1),
+            length,
+            max(row["num_answer_tokens"] for row in rows),
         )
 
 
-def _folders(arguments: argparse.Namespace) -> dict[Path, int]:
-    """Each folder to write, and the tokens of its texts; flags that say too little are refused."""
+def _write_cues(data: TokenizedData, arguments: argparse.Namespace) -> None:
     arguments.num_planted = sorted(set(arguments.num_planted))
-    lengths = sorted(set(arguments.document_lengths or ()))
-    if arguments.needles:
-        if not lengths:
-            raise InputError("--needles wants --document-lengths, the tokens of the documents")
-        return {arguments.out / f"length-{length}" / "data": length for length in lengths}
-    if None in (arguments.context_length, arguments.short_context_length):
-        raise InputError("cues are planted with --context-length and --short-context-length; see --help")
-    longer = {arguments.out / f"planted-{length}" / "data": length for length in lengths}
-    return {arguments.out / "planted" / "data": arguments.context_length, **longer}
+    folder = arguments.out / "planted" / "data"
+    made_by = _configuration(data, {name: getattr(arguments, name) for name in _OF_CUES})
+    if is_complete(folder, made_by):
+        return
+    texts = long_enough_documents(data, arguments.context_length, arguments.max_documents)
+    cues = Cues.rarest(training_token_counts(data), data.eos_token_id, arguments.num_planted)
+    documents, rows = planted_documents(texts, cues, arguments)
+    truth = write_truth(folder, "planted_cues", rows)
+    train_paths = write_training_text(folder, data, cues, arguments)
+    counts_V = count_tokens(train_paths, data)
+    num_tokens = sum(path.stat().st_size for path in train_paths) // data.token_dtype.itemsize
+    tally = {"train_documents": num_tokens // arguments.context_length, "train_tokens": num_tokens}
+    files = describe_files(folder, [*train_paths, write_token_counts(folder, counts_V), truth])
+    write_data_folder(folder, documents, files, data.tokenizer(), made_by, tally, "plant_cues")
+    logger.info("%s: %d documents; measure them with --targets-per-chunk 1", folder, len(documents))
 
 
-def _configuration(data: TokenizedData, arguments: argparse.Namespace, length: int) -> dict[str, Any]:
-    """Settings and inputs that decide what is written, of needles into the folder of documents so long."""
-    given = {name: value for name, value in vars(arguments).items() if value is not None}
-    if arguments.needles:
-        given = {"needles_in": length, "max_documents": given["max_documents"], "seed": given["seed"]}
+def _configuration(data: TokenizedData, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings and inputs that decide what is written."""
     inputs = {"train": data.train_sha256, EVALUATION_FILE: data.evaluation_sha256}
-    return {
-        "settings": {name: value for name, value in given.items() if name not in ("data", "out")},
-        "inputs": {"data": [{"file": file, "sha256": sha256} for file, sha256 in inputs.items()]},
-    }
+    files = [{"file": file, "sha256": digest} for file, digest in inputs.items()]
+    return {"settings": settings, "inputs": {"data": files}}
 
 
 def planted_documents(
-    texts: Sequence[EvaluationDocument], cues: Cues, arguments: argparse.Namespace, length: int
-) -> Documents:
-    """Documents of `length` tokens that plant one of the numbers of cues, or none."""
+    texts: Sequence[EvaluationDocument], cues: Cues, arguments: argparse.Namespace
+) -> tuple[list[EvaluationDocument], list[dict[str, Any]]]:
+    """Documents that plant one of the numbers of cues, or none, and the rows that say where."""
     documents = []
     rows = []
     for text in texts:
         generator = np.random.default_rng([arguments.seed, int(text.document_id, 16)])
         k = int(generator.choice([0, *arguments.num_planted]))
-        ks = [k] if k else []
+        piece = text.token_ids[: arguments.context_length]
         token_ids, truth = plant_cues(
-            text.token_ids[:length], ks, cues, generator, arguments.short_context_length
+            piece, [k] if k else [], cues, generator, arguments.short_context_length
         )
-        documents.append(document_of(token_ids, text.url))
-        rows += [{"document_id": documents[-1].document_id, **row} for row in truth]
+        token_ids = token_ids.astype("<i4")
+        document_id = sha256(token_ids.tobytes()).hexdigest()[:16]  # of the tokens: cues need not be text
+        documents.append(EvaluationDocument(document_id, token_ids, text.url))
+        rows += [{"document_id": document_id, **row} for row in truth]
     return documents, rows
 
 
@@ -215,11 +200,9 @@ def write_training_text(
     """
     generator = np.random.default_rng([arguments.seed, 1])
     length = arguments.context_length - 1
-    train = folder / TRAIN_FOLDER
-    writer = PackedShardWriter(train, data.token_dtype, data.eos_token_id, _TOKENS_PER_PART)
+    writer = PackedShardWriter(folder / TRAIN_FOLDER, data.token_dtype, data.eos_token_id, _TOKENS_PER_PART)
     dtype = data.token_dtype.newbyteorder("<")
-    paths = [path for path in data.train_paths if path.stat().st_size]
-    files = [np.memmap(path, dtype=dtype, mode="r") for path in paths]
+    files = [np.memmap(path, dtype, mode="r") for path in data.train_paths if path.stat().st_size]
     pieces = [(file, start) for file in files for start in range(0, len(file) - length + 1, length)]
     for file, start in progress(pieces, "planting", "piece"):
         asked = generator.permutation(arguments.num_planted).tolist()

@@ -2,8 +2,8 @@
 
 The configuration is a YAML file (olmo_configs/synthetic/); any field can be overridden as field=value, as in
 num_steps=500 model.width=64. Tasks: sparse_parity, planted_correlation, parity_scratchpad,
-variable_assignment, addition, addition_padded, copy; cues_1, cues_2, cues_4, each also as cues_1_local
-and so on, cues_8_weak, cues_32_weak, cues_growing; pipeline/synthetic/tasks.py shows an example of each.
+variable_assignment, addition, addition_padded, copy; sparse_or, sparse_majority, sparse_last, sparse_lookup;
+cues_1, cues_2, cues_4; pipeline/synthetic/tasks.py shows an example of each.
 Positions: contiguous, pose, randomized; coupled, where the response's coupled IDs are given in training and,
 as an oracle, in testing; predicted (PPC), where the model must predict them in testing, and learns to in
 training.

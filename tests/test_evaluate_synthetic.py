@@ -84,20 +84,21 @@ def test_excess_loss_of_cues(tmp_path: Path, positions: str) -> None:
     run = find_task_run(folder, task)
     model = run.load(torch.device("cpu"))
     for row in found:
-        batch, generator = held_out_examples(task_called(task), (row["size"], None), NUM_EXAMPLES, 0)
-        ids_BS = torch.from_numpy(run.config.position_ids(batch, generator, in_testing=True))
+        drawn, generator = held_out_examples(task_called(task), (row["size"], None), NUM_EXAMPLES, 0)
+        ids_BS = torch.from_numpy(run.config.position_ids(drawn, generator, in_testing=True))
+        token_ids_BS = np.stack([example.token_ids_S for example in drawn])
         with torch.inference_mode():  # only differences of IDs are seen: another start is as good
-            tokens_BS = torch.from_numpy(batch.token_ids_BS)
+            tokens_BS = torch.from_numpy(token_ids_BS)
             logits_BV = model.token_logits(model(tokens_BS[:, :-1], ids_BS[:, :-1])[0][:, -1])
         log_q_BV = logits_BV.double().log_softmax(-1).numpy()
         excess = [
             sum(np.exp(p) * (p - q) for p, q in zip(*pair, strict=True) if np.isfinite(p))
-            for pair in zip(batch.log_posterior_BV, log_q_BV, strict=True)
+            for pair in zip([example.log_posterior_V for example in drawn], log_q_BV, strict=True)
         ]
         assert row["excess_loss"] == pytest.approx(np.mean(excess), abs=1e-5)
         of_size = examples[examples["size"] == row["size"]]
         assert of_size["excess_loss"].tolist() == pytest.approx(excess, abs=1e-5)
-        for tokens_S, distances in zip(batch.token_ids_BS, of_size["distances"], strict=True):
+        for tokens_S, distances in zip(token_ids_BS, of_size["distances"], strict=True):
             cues = np.flatnonzero((tokens_S[: row["size"]] >= 16) & (tokens_S[: row["size"]] < 128))
             assert list(distances) == (row["size"] - 1 - cues).tolist()
         assert row["excess_loss_error"] == pytest.approx(np.std(excess) / NUM_EXAMPLES**0.5, abs=1e-5)
@@ -110,11 +111,11 @@ def test_rows_hold_the_generators_truth(chains: Path, tmp_path: Path) -> None:
     rows = read_artefact(tmp_path, "found_dependencies")
     for size in (4, 5):
         generator = of_test_examples(0, size, None)
-        batch = draw_batch(task_called("variable_assignment"), size, [None] * 3, generator)
+        drawn = draw_batch(task_called("variable_assignment"), size, [None] * 3, generator)
         of_size = rows[rows["size"] == size]
         for (example, target), of_target in of_size.groupby(["example_index", "target_index"]):
-            num_far = batch.num_prompt_tokens + target - 2
-            truth = {place for place in batch.examples[example].dependencies[target] if place < num_far}
+            num_far = drawn[example].num_prompt_tokens + target - 2
+            truth = {place for place in drawn[example].dependencies[target] if place < num_far}
             assert set(of_target["num_dependencies"]) == {len(truth)}
             assert set(of_target["num_distant_tokens"]) == {num_far}
             assert (of_target["context_position"] < num_far).all()
@@ -128,7 +129,7 @@ def test_rows_hold_the_generators_truth(chains: Path, tmp_path: Path) -> None:
     [
         (["--task", "copy"], "not on copy"),
         (["--sizes", "200", "--sparsities", "1"], "num_position_ids"),
-        (["--sparsities", "6"], "k of task"),
+        (["--sparsities", "6"], "has k from 1 to 5"),
         ([*DEPENDENCIES, "--largest-k", "9"], "--largest-k 9"),
         ([*DEPENDENCIES, "--largest-k", "1"], "--largest-k 1"),
         ([*DEPENDENCIES, "--short-context-length", "10"], "distant context"),

@@ -1,8 +1,6 @@
 """Planted cues: where the truth says, told by nothing else, in text that is otherwise unchanged."""
 
-import doctest
 import json
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +10,8 @@ from measured_documents import contents
 from pipeline import plant_cues, tokenize_c4
 from pipeline.cli import InputError
 from pipeline.results.files import read_parquet
-from pipeline.text import planting
 from pipeline.text.folder import TokenizedData, training_token_counts
-from pipeline.text.planting import PLANTED_FILE, CueLaw, Cues
+from pipeline.text.planting import PLANTED_FILE, Cues
 
 LENGTH = 64
 SHORT = 6
@@ -47,47 +44,10 @@ def planted(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def cues_of(data: Path) -> Cues:
     opened = TokenizedData.open(data)
-    return Cues.rarest(training_token_counts(opened), opened.eos_token_id, {k: CueLaw(k) for k in (1, 2, 4)})
+    return Cues.rarest(training_token_counts(opened), opened.eos_token_id, [1, 2, 4])
 
 
-def test_the_worked_example_is_true() -> None:
-    result = doctest.testmod(planting)
-    assert result.attempted >= 7 and result.failed == 0
-
-
-LAWS = [
-    CueLaw(*law) for law in ((1, 2, 1.5), (2, 2, 1.5), (4, 2, 1.5), (10, 2, 0.7), (3, 3, 2.0), (1, 3, None))
-]
-
-
-@pytest.mark.parametrize("law", LAWS, ids=str)
-def test_the_best_loss_is_that_of_all_cases_counted(law: CueLaw) -> None:
-    """Every latent with every flip of every vote: its probability, the posterior by Bayes, the mean loss."""
-    e = law.flip_probability
-    shape = (law.num_votes, law.num_bits)
-    joint: dict[bytes, np.ndarray] = {}
-    for latent, flips in product(
-        range(2**law.num_bits), product((0, 1), repeat=law.num_votes * law.num_bits)
-    ):
-        bits = [latent >> place & 1 for place in reversed(range(law.num_bits))]
-        votes = np.array(bits, dtype=np.int64) ^ np.array(flips).reshape(shape)
-        by_latent = joint.setdefault(votes.tobytes(), np.zeros(2**law.num_bits))
-        by_latent[latent] += e ** sum(flips) * (1 - e) ** (len(flips) - sum(flips)) / 2**law.num_bits
-    best_loss = 0.0
-    for votes, by_latent in joint.items():
-        posterior = by_latent / by_latent.sum()
-        found = law.log_posterior(np.frombuffer(votes, dtype=np.int64).reshape(shape))
-        np.testing.assert_allclose(np.exp(found), posterior, atol=1e-12)
-        best_loss -= (by_latent[posterior > 0] * np.log(posterior[posterior > 0])).sum()
-    told = law.num_bits if law.bits_told is None else law.bits_told
-    assert (
-        best_loss
-        == pytest.approx(law.best_loss, abs=1e-9)
-        == pytest.approx((law.num_bits - told) * np.log(2))
-    )
-
-
-def test_the_answer_is_told_by_the_signs_and_the_rest_is_the_text(data: Path, planted: Path) -> None:
+def test_the_answer_is_told_by_the_cues_and_the_rest_is_the_text(data: Path, planted: Path) -> None:
     cues = cues_of(data)
     opened = TokenizedData.open(planted / "planted" / "data")
     sources = [doc.token_ids for doc in TokenizedData.open(data).evaluation_documents()]
@@ -101,7 +61,6 @@ def test_the_answer_is_told_by_the_signs_and_the_rest_is_the_text(data: Path, pl
         assert len(tokens) == LENGTH == row["target_position"] + 1
         assert max(places) < LENGTH - 2 - SHORT
         # By hand: each place of cues contributes a digit, whatever stands first in the text.
-        assert row["best_loss"] == 0
         base = round(16 ** (1 / k))
         index = 0
         for choices in cues.cue_ids[k]:
@@ -125,14 +84,9 @@ def test_the_same_again_changes_no_byte_and_other_settings_are_refused(data: Pat
     ("flags", "sentence"),
     [
         (("--needles",), "--needles wants --document-lengths"),
-        (
-            ("--num-planted", "3"),
-            "3 cues cannot share the 4 bits of 16 answers; choose a number that divides 4",
-        ),
-        (("--num-planted", "8"), "more than a quarter of the vocabulary"),
         (("--context-length", "20"), "no room for"),
         (("--context-length", "5000"), "choose a shorter context"),
-        (("--document-lengths", "48", "5000"), "choose a shorter context"),
+        (("--document-lengths", "48"), "--context-length and --short-context-length"),
     ],
 )
 def test_what_cannot_be_planted_is_refused_before_anything_is_written(
@@ -141,3 +95,8 @@ def test_what_cannot_be_planted_is_refused_before_anything_is_written(
     with pytest.raises(InputError, match=sentence):
         plant(data, tmp_path / "out", *flags)
     assert not list(tmp_path.rglob("manifest.json"))
+
+
+def test_a_vocabulary_without_enough_rare_tokens_is_refused() -> None:
+    with pytest.raises(InputError, match="more than a quarter of the vocabulary of 200"):
+        Cues.rarest(np.zeros(200), 0, [1, 2, 4])

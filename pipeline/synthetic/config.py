@@ -14,8 +14,7 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from pipeline.cli import InputError
-from pipeline.models.load import read_configuration
-from pipeline.synthetic.tasks import COUPLED_SCHEMES, TASKS, ExampleBatch, draw_batch, task_called
+from pipeline.synthetic.tasks import COUPLED_SCHEMES, TASKS, Example, draw_batch, task_called
 from pipeline.training.positions import POSITION_SCHEMES, position_scheme
 from pipeline.training.settings import (
     read_overrides,
@@ -44,24 +43,14 @@ def from_random_starts(
     A start alone leaves every difference of IDs beyond a short example's span untrained. With `spread` pose
     coupled ID c becomes the c-th position ID that PoSE draws, so that one skip parts them, of tokens that
     belong together alike. (The paper combines its synthetic experiments with PoSE; how in those with coupled
-    IDs our sources do not say.) InputError where an ID does not fit in the table.
+    IDs our sources do not say.)
     """
     num_needed = int(coupled_ids_BS.max()) + 1
-    refuse_beyond_table(num_needed, num_position_ids)
     if spread != "contiguous" and num_needed > 1:
         drawn_BI = position_scheme(spread, num_position_ids)(len(coupled_ids_BS), num_needed, generator)
         coupled_ids_BS = np.take_along_axis(drawn_BI, coupled_ids_BS, axis=1)
     num_starts_B1 = num_position_ids - coupled_ids_BS.max(axis=1, keepdims=True)
     return coupled_ids_BS + generator.integers(0, num_starts_B1)
-
-
-def refuse_beyond_table(num_needed: int, num_position_ids: int) -> None:
-    """Refuse examples that need more position IDs than there are (InputError)."""
-    if num_needed > num_position_ids:
-        raise InputError(
-            f"examples of this size need {num_needed} or more position IDs, but num_position_ids is"
-            f" {num_position_ids}; choose a smaller size, or train with more position IDs"
-        )
 
 
 @dataclass
@@ -92,8 +81,7 @@ class TaskConfig:
     """Least size of training examples, in the task's own unit: letters, bits, digits, assignments, prompt
     tokens."""
     largest_size: int = 10
-    size_step: int = 1
-    """Training sizes are the smallest, and this much more, up to the largest."""
+    """Training sizes are all that the task has from the smallest to this."""
     largest_sparsity: int | None = None
     """K_train: in training k is uniform on 1 to this, or to what a smaller size has room for. None where the
     task has no k."""
@@ -119,8 +107,8 @@ class TaskConfig:
     """AdamW's."""
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
     """AdamW's."""
-    max_grad_norm: float | None = 1.0
-    """Gradients are clipped to this norm. None: they are not."""
+    max_grad_norm: float = 1.0
+    """Gradients are clipped to this norm; .inf: they are not."""
 
     save_interval: int = 500
     """Steps between checkpoints."""
@@ -135,19 +123,19 @@ class TaskConfig:
     @property
     def sizes(self) -> range:
         """Sizes of training examples."""
-        return range(self.smallest_size, self.largest_size + 1, self.size_step)
+        return range(self.smallest_size, self.largest_size + 1, task_called(self.task).sizes.step)
 
-    def draw(self, size: int, num_examples: int, generator: np.random.Generator) -> ExampleBatch:
+    def draw(self, size: int, num_examples: int, generator: np.random.Generator) -> list[Example]:
         """Training examples of a size; each has a sparsity of its own, where the task has one."""
         task = task_called(self.task)
         sparsities: list[int | None] = [None] * num_examples
-        if self.largest_sparsity is not None and task.largest_sparsity is not None:
+        if self.largest_sparsity is not None:
             largest = min(self.largest_sparsity, task.largest_sparsity(size))
             sparsities = generator.integers(1, largest, num_examples, endpoint=True).tolist()
         return draw_batch(task, size, sparsities, generator)
 
     def position_ids(
-        self, batch: ExampleBatch, generator: np.random.Generator, *, in_testing: bool = False
+        self, examples: Sequence[Example], generator: np.random.Generator, *, in_testing: bool = False
     ) -> np.ndarray:
         """Position IDs of examples, int64 [B, S], below `num_position_ids`; InputError where they need more.
 
@@ -155,14 +143,20 @@ class TaskConfig:
         IDs are not spread. Randomized positions are random there too (Ruoss et al. 2023), and coupled IDs
         start at random: a fixed start would test a part of the table only.
         """
-        if self.positions in COUPLED_SCHEMES:
-            assert batch.coupled_ids_BS is not None, "the task was asked for its coupled IDs before"
+        is_coupled = self.positions in COUPLED_SCHEMES
+        coupled_ids_BS = np.array([example.coupled_ids_S for example in examples])
+        num_tokens = len(examples[0].token_ids_S)
+        num_needed = int(coupled_ids_BS.max()) + 1 if is_coupled else num_tokens
+        if num_needed > self.num_position_ids:
+            raise InputError(
+                f"examples of this size need {num_needed} or more position IDs, but num_position_ids is"
+                f" {self.num_position_ids}; choose a smaller size, or train with more position IDs"
+            )
+        if is_coupled:
             spread = "contiguous" if in_testing else self.spread_of_coupled_ids
-            return from_random_starts(batch.coupled_ids_BS, self.num_position_ids, generator, spread)
-        num_examples, num_tokens = batch.token_ids_BS.shape
-        refuse_beyond_table(num_tokens, self.num_position_ids)
+            return from_random_starts(coupled_ids_BS, self.num_position_ids, generator, spread)
         name = "contiguous" if in_testing and self.positions == "pose" else self.positions
-        return position_scheme(name, self.num_position_ids)(num_examples, num_tokens, generator)
+        return position_scheme(name, self.num_position_ids)(len(examples), num_tokens, generator)
 
 
 def load_task_config(path: Path, overrides: Sequence[str], *, task: str, positions: str) -> TaskConfig:
@@ -174,19 +168,10 @@ def load_task_config(path: Path, overrides: Sequence[str], *, task: str, positio
     of_tasks = given.pop("tasks", {})
     for name in of_tasks:
         require_name(f"task in {path}", name, TASKS)
-    if positions not in COUPLED_SCHEMES:  # one file serves all schemes; what does nothing is not recorded
-        given.pop("spread_of_coupled_ids", None)
     flags = OmegaConf.create({"task": task, "positions": positions})
     parts = (given, of_tasks.get(task, {}), read_overrides(overrides), flags)
     config: TaskConfig = settings_of(path, OmegaConf.structured(TaskConfig), *parts)
     _refuse_bad_values(config)
-    return config
-
-
-def read_task_config(checkpoint: Path) -> TaskConfig:
-    """The configuration that a run has written."""
-    given = read_configuration(checkpoint)
-    config: TaskConfig = settings_of(checkpoint, OmegaConf.structured(TaskConfig), given)
     return config
 
 
@@ -196,7 +181,7 @@ def _refuse_bad_values(config: TaskConfig) -> None:
     model = config.model
     require_positive(
         config,
-        "smallest_size size_step largest_sparsity num_position_ids model.rotary_fraction batch_size"
+        "smallest_size largest_sparsity num_position_ids model.rotary_fraction batch_size"
         " sizes_per_step learning_rate max_grad_norm save_interval eval_interval eval_num_examples",
     )
     require_name("positions", config.positions, EXAMPLE_SCHEMES)
@@ -213,10 +198,6 @@ def _refuse_bad_values(config: TaskConfig) -> None:
         " known",
     )
     require(
-        config.warm_up_steps < config.num_steps,
-        f"warm_up_steps is {config.warm_up_steps}; it must be below num_steps, {config.num_steps}",
-    )
-    require(
         config.batch_size % config.sizes_per_step == 0,
         f"batch_size {config.batch_size} is not divisible by sizes_per_step {config.sizes_per_step}",
     )
@@ -224,15 +205,13 @@ def _refuse_bad_values(config: TaskConfig) -> None:
         config.smallest_size <= config.largest_size,
         f"largest_size is {config.largest_size}; it must be at least smallest_size, {config.smallest_size}",
     )
-    most = task.largest_sparsity(config.largest_size) if task.largest_sparsity else 0
+    most = task.largest_sparsity(config.largest_size)
     require(
         min(most, 1) <= (config.largest_sparsity or 0) <= most,
         f"largest_sparsity is {config.largest_sparsity}; task {task.name} "
         + (f"has k from 1 to {most}, by largest_size" if most else "has no k"),
     )
-    # The task itself knows best which sizes it has, so examples are drawn: the smallest and the largest; and
-    # the second, as a task may have every other size only.
-    sizes = config.sizes
+    # The task itself knows best which sizes it has, so examples are drawn: the smallest and the largest.
     generator = np.random.default_rng(0)
-    for size in {*sizes[:2], sizes[-1]}:
+    for size in (config.sizes[0], config.sizes[-1]):
         config.position_ids(config.draw(size, 1, generator), generator)

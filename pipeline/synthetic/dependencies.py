@@ -9,61 +9,43 @@ swaps.
 
 import argparse
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
 from pipeline.cli import InputError
+from pipeline.measuring.contexts import Batching
+from pipeline.measuring.far_context import FarContext
 from pipeline.measuring.flags import ContextLengths
-from pipeline.measuring.rules import ABLATIONS, CONTROLS, MASK, RULES, find_rule, selected_positions
-from pipeline.synthetic.tasks import Cell, ExampleBatch, task_called, test_examples
+from pipeline.measuring.rules import MASK, RULES, SWAP, find_rule, selected_positions
+from pipeline.models.devices import keep_freed_memory
+from pipeline.models.interface import CausalLM
+from pipeline.synthetic.config import TaskConfig
+from pipeline.synthetic.models import TaskCausalLM, TaskModel
+from pipeline.synthetic.tasks import Cell, Example, task_called, test_examples
 
-if TYPE_CHECKING:
-    from pipeline.measuring.far_context import FarContext
-    from pipeline.models.interface import CausalLM
-    from pipeline.synthetic.config import TaskConfig
-    from pipeline.synthetic.models import TaskModel
-
-FINDING_RULES = tuple(RULES)
-DEFAULT_RULES = (
-    "attention_rollout",
-    "leave_one_out",
-    "leave_one_out_divergence",
-    "add_one_in",
-    "greedy",
-    *CONTROLS,
-)
-"""The first finds most of the truth of these tasks (analysis/README.md)."""
 NUM_SWAPS = 8
 """Other examples that a swap is the mean of."""
-_EFFECTS = {"leave_one_out": "influence_TF", "leave_one_out_divergence": "divergence_TF"}
-"""Rule -> what a distant context tells of each distant token left out."""
 _TOKENS_PER_BATCH = 8192
 """Tokens of a pass over small models."""
 
 
 def distant_contexts(
-    model: "CausalLM", token_ids_L: np.ndarray, swaps_BL: np.ndarray, lengths: ContextLengths
-) -> dict[str, "FarContext"]:
+    model: CausalLM, token_ids_L: np.ndarray, swaps_BL: np.ndarray, lengths: ContextLengths
+) -> dict[str, FarContext]:
     """An example as the rules see it, under each ablation: one chunk, whose last tokens are the targets.
 
     Under `swap` other examples' tokens stand in the place of what is left out, and measurements are
     means over all of them: where a place has few values, one is often the token that stands there, and says
     nothing.
     """
-    # Imported late: the names of the rules are wanted for a --help at once.
-    from pipeline.measuring.contexts import Batching
-    from pipeline.measuring.far_context import FarContext
-
-    def context(swap_ids_BL: np.ndarray | None) -> FarContext:
-        batching = Batching(_TOKENS_PER_BATCH)
-        return FarContext(model, lengths, batching, token_ids_L, token_ids_L, swap_ids_BL=swap_ids_BL)
-
-    return {name: context(None if name == MASK else swaps_BL) for name in ABLATIONS}
+    seen = (model, lengths, Batching(_TOKENS_PER_BATCH), token_ids_L, token_ids_L)
+    return {MASK: FarContext(*seen), SWAP: FarContext(*seen, swap_ids_BL=swaps_BL)}
 
 
 def select(
-    contexts: dict[str, "FarContext"], rules: Sequence[str], max_k: int, generator: np.random.Generator
+    contexts: dict[str, FarContext], rules: Sequence[str], max_k: int, generator: np.random.Generator
 ) -> Iterator[tuple[str, str | None, np.ndarray]]:
     """The first `max_k` tokens of every rule: int64 [T, K], most influential first.
 
@@ -83,19 +65,19 @@ def far_dependencies(dependencies: Sequence[Sequence[int]], lengths: ContextLeng
     ]
 
 
-def _lengths(short_context_length: int, batch: ExampleBatch) -> ContextLengths:
+def _lengths(short_context_length: int, example: Example) -> ContextLengths:
     """An example as one chunk, whose response is the targets."""
-    num_tokens = batch.token_ids_BS.shape[1]
-    return ContextLengths(short_context_length, num_tokens, num_tokens - batch.num_prompt_tokens)
+    num_tokens = len(example.token_ids_S)
+    return ContextLengths(short_context_length, num_tokens, num_tokens - example.num_prompt_tokens)
 
 
 def refuse_unanswerable(asked: argparse.Namespace, cells: Sequence[Cell]) -> None:
     """Refuse examples without a far dependency, and a largest k at which recall says nothing (InputError)."""
     for cell in cells:
-        batch, _ = test_examples(task_called(asked.task), cell, asked.num_examples, asked.test_seed)
-        lengths = _lengths(asked.short_context_length, batch)
-        truth = [far_dependencies(example.dependencies, lengths) for example in batch.examples]
-        most = max(len(places) for of_example in truth for places in of_example)
+        examples, _ = test_examples(task_called(asked.task), cell, asked.num_examples, asked.test_seed)
+        lengths = _lengths(asked.short_context_length, examples[0])
+        truth = [places for one in examples for places in far_dependencies(one.dependencies, lengths)]
+        most = max(map(len, truth))
         num_far = int(lengths.num_far_tokens_T[0])
         # Precision and recall are equal at the number of true dependencies.
         if not 0 < most <= asked.largest_k <= num_far:
@@ -108,9 +90,9 @@ def refuse_unanswerable(asked: argparse.Namespace, cells: Sequence[Cell]) -> Non
 
 def found_dependencies(
     asked: argparse.Namespace,
-    config: "TaskConfig",
-    model: "TaskModel",
-    batch: ExampleBatch,
+    config: TaskConfig,
+    model: TaskModel,
+    examples: Sequence[Example],
     generator: np.random.Generator,
 ) -> dict[str, list[Any]]:
     """Columns of `found_dependencies`: a row a target, selection and rank.
@@ -118,29 +100,21 @@ def found_dependencies(
     Args:
         asked: flags of evaluate_synthetic.
         config, model: the run's.
-        batch, generator: the examples of a cell, and what has drawn them.
+        examples, generator: those of a cell, and what has drawn them.
     """
-    import torch
-
-    from pipeline.models.devices import keep_freed_memory
-    from pipeline.synthetic.models import TaskCausalLM
-
     keep_freed_memory()
-    position_ids_BS = torch.from_numpy(config.position_ids(batch, generator, in_testing=True))
-    lengths = _lengths(asked.short_context_length, batch)
+    position_ids_BS = torch.from_numpy(config.position_ids(examples, generator, in_testing=True))
+    token_ids_BS = np.stack([example.token_ids_S for example in examples])
+    lengths = _lengths(asked.short_context_length, examples[0])
     vocabulary = task_called(config.task).vocabulary
-    rules = [rule for rule in FINDING_RULES if rule in asked.rules]
+    rules = [rule for rule in RULES if rule in asked.rules]
     rows: list[dict[str, Any]] = []
-    for index, example in enumerate(batch.examples):
-        tokens_L = example.token_ids_S
-        swaps_BL = batch.token_ids_BS[generator.integers(0, len(batch.examples), NUM_SWAPS)]
-        lm = TaskCausalLM(model, len(vocabulary), position_ids_BS[index])
-        contexts = distant_contexts(lm, tokens_L, swaps_BL, lengths)
+    for index, example in enumerate(examples):
+        swaps_BL = token_ids_BS[generator.integers(0, len(examples), NUM_SWAPS)]
+        lm = TaskCausalLM(model, position_ids_BS[index])
+        contexts = distant_contexts(lm, example.token_ids_S, swaps_BL, lengths)
         truth = far_dependencies(example.dependencies, lengths)
         for rule, ablation, positions_TK in select(contexts, rules, asked.largest_k, generator):
-            effects_TF = None
-            if rule in _EFFECTS:
-                effects_TF = getattr(contexts[ablation or MASK], _EFFECTS[rule])
             for target, places in enumerate(truth):
                 for rank, place in enumerate(positions_TK[target].tolist() if places else (), start=1):
                     rows.append(
@@ -155,8 +129,7 @@ def found_dependencies(
                             "rank": rank,
                             "context_position": place,
                             "is_dependency": place in places,
-                            "effect": None if effects_TF is None else float(effects_TF[target, place]),
-                            "context_token": vocabulary[tokens_L[place]],
+                            "context_token": vocabulary[example.token_ids_S[place]],
                         }
                     )
     return {name: [row[name] for row in rows] for name in rows[0]}

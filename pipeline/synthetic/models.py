@@ -17,6 +17,8 @@ at the position ID that the place has in this example, which a random start or c
 Shapes: B batch, S rows, K rows to look at, L tokens of an example, D width, V vocabulary, I position IDs.
 """
 
+from typing import Any
+
 import torch
 import transformers
 from olmo.config import ModelConfig
@@ -40,7 +42,6 @@ def new_gpt_neox(
 
     RoPE rotates `rotary_fraction` of each head; GPT-NeoX has a quarter.
     """
-    rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": rotary_fraction}
     config = transformers.GPTNeoXConfig(
         vocab_size=vocabulary_size,
         hidden_size=width,
@@ -48,7 +49,11 @@ def new_gpt_neox(
         num_attention_heads=num_heads,
         intermediate_size=4 * width,
         max_position_embeddings=num_position_ids,
-        rope_parameters=rope,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 10_000.0,
+            "partial_rotary_factor": rotary_fraction,
+        },
         bos_token_id=None,
         eos_token_id=None,
     )
@@ -100,33 +105,23 @@ class TaskModel(nn.Module):
             self.position_ids["table_ID"] = nn.Parameter(torch.randn(table_shape) * _INITIAL_STD)
         self.train().requires_grad_()  # what is behind a `CausalLM` is not trained, elsewhere
 
-    @property
-    def device(self) -> torch.device:
-        """The device that inputs must lie on."""
-        return next(self.parameters()).device
-
     def forward(
         self,
-        token_ids_BS: torch.Tensor,
+        tokens: torch.Tensor,
         position_ids_BS: torch.Tensor,
         past: Prefix | None = None,
         visible_BSK: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, Prefix]:
-        """Final hidden states [B, S, D], and the keys and values of the rows given.
+        **how: Any,
+    ) -> tuple[torch.Tensor, Prefix | None]:
+        """Final hidden states [B, S, D], and the rows given as a prefix with `keeps_rows`.
 
-        `past` are rows read before, shared by all sequences or each sequence's own; `visible_BSK` is as in
-        `CausalLM.hidden_states`.
+        Arguments are those of `CausalLM._run`; `past` are rows read before, shared by all sequences or each
+        sequence's own.
         """
-        placed_BSD = self.placed(self.lm.embed(token_ids_BS), position_ids_BS)
-        hidden, read = self.lm._run(placed_BSD, position_ids_BS, visible_BSK, None, past, keeps_rows=True)
-        assert read is not None
-        return hidden, read
-
-    def placed(self, embedded_BSD: torch.Tensor, position_ids_BS: torch.Tensor) -> torch.Tensor:
-        """Embeddings of tokens with what the table adds to them: [B, S, D]."""
-        if "table_ID" not in self.position_ids:
-            return embedded_BSD
-        return embedded_BSD + self.position_ids["table_ID"][position_ids_BS]
+        placed_BSD = tokens if tokens.is_floating_point() else self.lm.embed(tokens)
+        if "table_ID" in self.position_ids:
+            placed_BSD = placed_BSD + self.position_ids["table_ID"][position_ids_BS]
+        return self.lm._run(placed_BSD, position_ids_BS, visible_BSK, None, past, **how)
 
     def token_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [..., V] of the next token."""
@@ -142,26 +137,19 @@ class TaskCausalLM(CausalLM):
 
     Args:
         model: it is measured from now on, and not trained.
-        vocabulary_size: V, of the task.
         position_ids_L: int64; the position ID of each place.
     """
 
     _model: TaskModel
 
-    def __init__(self, model: TaskModel, vocabulary_size: int, position_ids_L: torch.Tensor) -> None:
+    def __init__(self, model: TaskModel, position_ids_L: torch.Tensor) -> None:
         super().__init__(model)
-        self._vocabulary_size = vocabulary_size
-        self._position_ids_L = position_ids_L.to(model.device)
+        self._position_ids_L = position_ids_L.to(self.device)
 
     @property
     def vocabulary_size(self) -> int:
         """See `CausalLM.vocabulary_size`."""
-        return self._vocabulary_size
-
-    @property
-    def device(self) -> torch.device:
-        """See `CausalLM.device`."""
-        return self._model.device
+        return self._model.lm.vocabulary_size
 
     def embed(self, token_ids_1S: torch.Tensor) -> torch.Tensor:
         """See `CausalLM.embed`."""
@@ -179,10 +167,8 @@ class TaskCausalLM(CausalLM):
         watch: Watch | None = None,
     ) -> tuple[torch.Tensor, Prefix | None]:
         ids_BS = self._position_ids_L[position_ids_BS]
-        embedded_BSD = tokens if tokens.is_floating_point() else self.embed(tokens)
-        placed_BSD = self._model.placed(embedded_BSD, ids_BS)
-        hidden_BSD, read = self._model.lm._run(
-            placed_BSD, ids_BS, visible_BSK, None, prefix, keeps_rows=keeps_rows, watch=watch
+        hidden_BSD, read = self._model(
+            tokens, ids_BS, prefix, visible_BSK, keeps_rows=keeps_rows, watch=watch
         )
         return rows_of(hidden_BSD, query_rows_BT), read
 

@@ -7,20 +7,17 @@ task marks begin or end, as the prompt says how long the response is.
 Dimension letters: B examples, S tokens of an example, P tokens of its prompt, T = S - P of its response.
 """
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
 
 import numpy as np
 
 from pipeline.cli import InputError, unknown_name
-from pipeline.text.planting import CueLaw
 
 Vocabulary = tuple[str, ...]
 """Every token of a task by name; a token ID is an index into it."""
-Dependencies = tuple[tuple[int, ...], ...]
-"""Ascending places, for each target, of the tokens that decide something of it."""
 
 
 @dataclass(frozen=True)
@@ -34,15 +31,13 @@ class Example:
     """int64; the prompt, then the response."""
     num_prompt_tokens: int
     """P, at least 1: the first target is predicted from the prompt's last token."""
-    dependencies: Dependencies
+    dependencies: tuple[tuple[int, ...], ...]
     """The true dependency set of each target: ascending places of the tokens that decide it."""
     coupled_ids_S: np.ndarray | None
     """int64, from 0: tokens with one ID belong together (position coupling). None: the task has none."""
     log_posterior_V: np.ndarray | None = None
     """float64; ln p of each token as the response's only one, by the prompt: no model can predict better.
     None: the response is certain."""
-    best_loss: float | None = None
-    """The best possible loss of such a response, in the mean over all examples, nats."""
 
     @property
     def target_ids_T(self) -> np.ndarray:
@@ -55,23 +50,17 @@ class Example:
         return " ".join([*names[: self.num_prompt_tokens], "|", *names[self.num_prompt_tokens :]])
 
 
-def _ascending(*places: int) -> tuple[int, ...]:
-    return tuple(sorted(set(places)))
-
-
-def _place_by_place(
-    prompt: Sequence[int], response: Sequence[int], vocabulary: Vocabulary, dependencies: Dependencies
+def _example(
+    prompt: Sequence[int],
+    response: Sequence[int],
+    dependencies: Sequence[Sequence[int]],
+    coupled_ids: Sequence[int] | None = None,
 ) -> Example:
-    """A response as long as the prompt; each of its tokens has the coupled ID of the prompt's at its place.
-
-    The "=" between them has ID 0, so that every ID of the response is the one before it plus 1.
-    """
-    ids = np.arange(1, len(prompt) + 1)
     return Example(
-        token_ids_S=np.array([*prompt, vocabulary.index("="), *response], dtype=np.int64),
-        num_prompt_tokens=len(prompt) + 1,
-        dependencies=dependencies,
-        coupled_ids_S=np.concatenate([ids, [0], ids]),
+        token_ids_S=np.array([*prompt, *response], dtype=np.int64),
+        num_prompt_tokens=len(prompt),
+        dependencies=tuple(tuple(sorted(places)) for places in dependencies),
+        coupled_ids_S=None if coupled_ids is None else np.array(coupled_ids, dtype=np.int64),
     )
 
 
@@ -95,8 +84,9 @@ def lay_out_copy(letters: Sequence[int]) -> Example:
         >>> example.dependencies
         ((0,), (1,), (2,))
     """
-    dependencies = tuple((place,) for place in range(len(letters)))
-    return _place_by_place(letters, letters, COPY_VOCABULARY, dependencies)
+    ids = range(1, len(letters) + 1)
+    dependencies = [[place] for place in range(len(letters))]
+    return _example([*letters, COPY_VOCABULARY.index("=")], letters, dependencies, [*ids, 0, *ids])
 
 
 def _draw_copy(size: int, sparsity: None, generator: np.random.Generator) -> Example:
@@ -151,13 +141,9 @@ def lay_out_addition(first: Sequence[int], second: Sequence[int], *, is_padded: 
     digits = [*((num_digits - 1 - place, 2 * num_digits - place) for place in range(size)), ()]
     dependencies = [digits[0]]
     for place in range(1, size + 1):
-        dependencies.append(_ascending(*digits[place], *digits[place - 1], len(prompt) - 1 + place))
-    return Example(
-        token_ids_S=np.array([*prompt, *response]),
-        num_prompt_tokens=len(prompt),
-        dependencies=tuple(dependencies),
-        coupled_ids_S=np.array([*operand_ids, *operand_ids, *range(size, -1, -1)]),
-    )
+        dependencies.append((*digits[place], *digits[place - 1], len(prompt) - 1 + place))
+    coupled_ids = [*operand_ids, *operand_ids, *range(size, -1, -1)]
+    return _example(prompt, response, dependencies, coupled_ids)
 
 
 def _draw_addition(
@@ -188,8 +174,10 @@ def lay_out_parity_scratchpad(bits: Sequence[int]) -> Example:
         ((0,), (1, 5), (2, 6), (3, 7))
     """
     size = len(bits)
-    dependencies = ((0,), *((step, size + step) for step in range(1, size)))
-    return _place_by_place(bits, (np.cumsum(bits) % 2).tolist(), SCRATCHPAD_VOCABULARY, dependencies)
+    ids = range(1, size + 1)
+    dependencies = [(0,), *((step, size + step) for step in range(1, size))]
+    prompt = [*bits, SCRATCHPAD_VOCABULARY.index("=")]
+    return _example(prompt, (np.cumsum(bits) % 2).tolist(), dependencies, [*ids, 0, *ids])
 
 
 def _draw_parity_scratchpad(size: int, sparsity: None, generator: np.random.Generator) -> Example:
@@ -237,18 +225,15 @@ def lay_out_assignments(
     chain = [index_of[asked]]
     while (value := assignments[chain[-1]][1]) in index_of:
         chain.append(index_of[value])
-    prompt = [token for left, right in assignments for token in (left, "=", right)] + ["?", asked]
+    names = [name for left, right in assignments for name in (left, "=", right)] + ["?", asked]
+    prompt = [vocabulary.index(name) for name in names]
     restated = [3 * index + part for index in chain for part in range(3)]  # places in the prompt
     dependencies: list[tuple[int, ...]] = []
-    for left, index in zip(range(len(prompt), len(prompt) + len(restated), 3), chain, strict=True):
-        dependencies += [(left - 1,), (left,), _ascending(3 * index, 3 * index + 2, left)]
-    token_of = {name: token_id for token_id, name in enumerate(vocabulary)}
-    return Example(
-        token_ids_S=np.array([token_of[name] for name in (*prompt, *(prompt[place] for place in restated))]),
-        num_prompt_tokens=len(prompt),
-        dependencies=tuple(dependencies),
-        coupled_ids_S=np.array([*range(len(prompt)), *restated]),
-    )
+    for place in range(0, len(restated), 3):
+        left = len(prompt) + place
+        dependencies += [(left - 1,), (left,), (restated[place], restated[place + 2], left)]
+    response = [prompt[place] for place in restated]
+    return _example(prompt, response, dependencies, [*range(len(prompt)), *restated])
 
 
 def _draw_assignments(size: int, sparsity: None, generator: np.random.Generator) -> Example:
@@ -274,15 +259,8 @@ _MARKED = 3
 _KEYS = "abcdefgh"
 LOOKUP_VOCABULARY: Vocabulary = ("0", "1", ".", *_KEYS)
 
-MARKED_FUNCTIONS: dict[str, Callable[[Sequence[int]], int]] = {
-    "parity": lambda marked_bits: sum(marked_bits) % 2,
-    "or": lambda marked_bits: int(any(marked_bits)),
-    "majority": lambda marked_bits: int(2 * sum(marked_bits) > len(marked_bits)),
-    "last": lambda marked_bits: marked_bits[-1],
-}
-"""Name -> what `sparse_NAME` answers, given the k marked bits in order."""
-_LEAST_ONES: dict[str, Callable[[int], int]] = {"or": lambda _: 1, "majority": lambda k: k // 2 + 1}
-"""k -> the fewest ones among k marked bits for the answer 1, of functions that count them."""
+MARKED_FUNCTIONS = ("parity", "or", "majority", "last")
+"""What `sparse_NAME` answers, given the k marked bits in order."""
 
 
 def lay_out_marked_bits(bits: Sequence[int], marked: Sequence[int], function: str = "parity") -> Example:
@@ -317,9 +295,17 @@ def lay_out_marked_bits(bits: Sequence[int], marked: Sequence[int], function: st
     """
     marks = np.full(len(bits), _UNMARKED)
     marks[list(marked)] = _MARKED
-    answer = MARKED_FUNCTIONS[function]([bits[index] for index in marked])
+    prompt = np.stack([marks, bits], axis=1).ravel().tolist()
+    marked_bits = [bits[index] for index in marked]
+    answers = {
+        "parity": sum(marked_bits) % 2,
+        "or": any(marked_bits),
+        "majority": 2 * sum(marked_bits) > len(marked_bits),
+        "last": marked_bits[-1],
+    }
     decisive = marked[-1:] if function == "last" else marked
-    return _answered(np.stack([marks, bits], axis=1).ravel(), decisive, answer)
+    places = [place for index in decisive for place in (2 * index, 2 * index + 1)]
+    return _example(prompt, [int(answers[function])], [places])
 
 
 def lay_out_lookup(bits: Sequence[int], marked: Sequence[int], keys: Sequence[int], asked: int) -> Example:
@@ -337,32 +323,23 @@ def lay_out_lookup(bits: Sequence[int], marked: Sequence[int], keys: Sequence[in
     """
     marks = np.full(len(bits), _UNMARKED)
     marks[list(marked)] = _MARKED + np.array(keys)
-    prompt = np.append(np.stack([marks, bits], axis=1).ravel(), _MARKED + keys[asked])
-    return _answered(prompt, [marked[asked]], bits[marked[asked]], len(prompt) - 1)
-
-
-def _answered(prompt: np.ndarray, decisive: Sequence[int], answer: int, *further: int) -> Example:
-    """An answer of one token that the pairs of mark and bit of these numbers decide, and further tokens."""
-    return Example(
-        token_ids_S=np.append(prompt, answer).astype(np.int64),
-        num_prompt_tokens=len(prompt),
-        dependencies=(_ascending(*(2 * index + part for index in decisive for part in (0, 1)), *further),),
-        coupled_ids_S=None,
-    )
+    prompt = [*np.stack([marks, bits], axis=1).ravel().tolist(), _MARKED + keys[asked]]
+    found = marked[asked]
+    return _example(prompt, [bits[found]], [[2 * found, 2 * found + 1, len(prompt) - 1]])
 
 
 def probability_of_one(function: str, sparsity: int) -> float:
     """How likely each of k marked bits must be 1 for both answers of OR or majority to be equally likely."""
     from scipy.special import betaincinv  # late: few need it
 
-    least = _LEAST_ONES[function](sparsity)
+    least = 1 if function == "or" else sparsity // 2 + 1  # ones for the answer 1
     return float(betaincinv(least, sparsity - least + 1, 0.5))
 
 
 def _draw_marked_bits(size: int, sparsity: int, generator: np.random.Generator, *, function: str) -> Example:
     bits = generator.integers(0, 2, size // 2)
     marked = uniform_places(size // 2, sparsity, generator)
-    if function in _LEAST_ONES:
+    if function in ("or", "majority"):
         bits[marked] = generator.random(sparsity) < probability_of_one(function, sparsity)
     return lay_out_marked_bits(bits.tolist(), marked.tolist(), function)
 
@@ -378,12 +355,7 @@ def _draw_lookup(size: int, sparsity: int, generator: np.random.Generator) -> Ex
 # planted_correlation
 
 PLANTED_VOCABULARY: Vocabulary = ("0", "1", *"abcdefgh", "=")
-NUM_SIGNALS = 2
-_NUM_NOISES = 8
 DEFAULT_LOCAL_LENGTH = 16
-
-PositionLaw = Callable[[int, int, np.random.Generator], np.ndarray]
-"""(size, k, generator) -> k places below size, ascending."""
 
 
 def local_places(
@@ -415,59 +387,57 @@ def lay_out_planted(noise_and_signals: Sequence[int], planted: Sequence[int]) ->
         ((2, 4),)
     """
     answer = sum(noise_and_signals[place] for place in planted) % 2
-    return Example(
-        token_ids_S=np.array([*noise_and_signals, PLANTED_VOCABULARY.index("="), answer], dtype=np.int64),
-        num_prompt_tokens=len(noise_and_signals) + 1,
-        dependencies=(tuple(planted),),
-        coupled_ids_S=None,
-    )
+    return _example([*noise_and_signals, PLANTED_VOCABULARY.index("=")], [answer], [planted])
 
 
 def draw_planted(
-    size: int, sparsity: int, generator: np.random.Generator, *, position_law: PositionLaw = local_places
+    size: int,
+    sparsity: int,
+    generator: np.random.Generator,
+    *,
+    position_law: Callable[[int, int, np.random.Generator], np.ndarray] = local_places,
 ) -> Example:
-    """An example with `size` tokens before "=", `sparsity` = k of them planted."""
-    noise = (0.0,) * NUM_SIGNALS + (1 / _NUM_NOISES,) * _NUM_NOISES
-    tokens = generator.choice(len(noise), size, p=noise)
+    """An example with `size` tokens before "=", k of them planted.
+
+    Args:
+        position_law: (size, k, generator) -> k places below size, ascending.
+    """
+    tokens = generator.choice(10, size, p=[0.0] * 2 + [1 / 8] * 8)  # noise, and no signal
     planted = position_law(size, sparsity, generator)
-    tokens[planted] = generator.integers(0, NUM_SIGNALS, sparsity)
+    tokens[planted] = generator.integers(0, 2, sparsity)
     return lay_out_planted(tokens.tolist(), planted.tolist())
 
 
-# cues_1, cues_2, cues_4, each also local, cues_8_weak, cues_32_weak, cues_growing
+# cues_1, cues_2, cues_4
 
-BITS_TOLD = 3.0
-CUES_LOCAL_LENGTH = 16
-TOKENS_A_GROWING_CUE = 8
+NUM_BITS = 4
+FLIP_PROBABILITY = 0.0416926902736567
+"""Its binary entropy is a quarter of a bit."""
+BEST_LOSS_OF_CUES = math.log(2)
+"""Nats, exactly: of each of four bits a quarter is open."""
 _NOISES = tuple(f"n{number}" for number in range(16))
 _OF_CUES = (1, 2, 4)
 _CUE_NAMES = [f"{k}.{place}.{token:x}" for k in _OF_CUES for place in range(k) for token in range(16)]
-CUES_VOCABULARY: Vocabulary = (*_NOISES, *_CUE_NAMES, "?", *(f"={latent:x}" for latent in range(16)))
-_FIRST_CUE = {k: CUES_VOCABULARY.index(f"{k}.0.0") for k in _OF_CUES}
+CUES_VOCABULARY: Vocabulary = (*_NOISES, *_CUE_NAMES, "?", *(f"={answer:x}" for answer in range(16)))
 _FIRST_ANSWER = CUES_VOCABULARY.index("=0")
+_POWERS = 1 << np.arange(NUM_BITS)[::-1]  # of two, for bits of which the most significant is the first
+_BITS_OF_ANSWERS = np.arange(16)[:, None] // _POWERS % 2
 
 
 def lay_out_cues(
-    law: CueLaw,
-    noise: Sequence[int],
-    positions: list[int],
-    places: np.ndarray,
-    tokens: np.ndarray,
-    latent: int,
+    noise: Sequence[int], positions: Sequence[int], tokens: Sequence[int], answer: int
 ) -> Example:
-    """`cues_*`: cues among noise tell one of 16 answers, three of its four bits, by `CueLaw`; then "?".
+    """`cues_*`: k cues among noise tell one of 16 answers, three of its four bits; then "?".
 
-    The same law plants them in text (plant_cues.py). Only the number of cues differs: 1, 2 or 4 of them; 8
-    or 32 weak ones; or a weak one for every 8 tokens, so that their number grows with the prompt. The best
-    possible loss is ln 2 for all, at every size; a token of 1, 2 or 4 cues stands in one example of 16. Weak
-    cues are the tokens of 4 cues. Cues stand anywhere in the prompt, or within the last 16 tokens before
-    "?".
+    Each bit is flipped with probability e, and told by one cue: of k cues each tells 4 / k bits, the first
+    the first. Only their number differs: 1, 2 or 4, anywhere in the prompt. The best possible loss is ln 2
+    for all, at every size. A cue has 16 tokens, token i of which says i modulo 2^(4 / k): so each stands in
+    one example of 16, whatever k is. In text plant_cues.py plants cues, without flips.
 
     Coupled IDs: noise has those of its places; cues, in the order of what they tell, those next to the
     question's, however far away they are, as the theorem asks.
 
-        >>> law = CueLaw(2, 4, BITS_TOLD, is_balanced=True)
-        >>> example = lay_out_cues(law, [0, 2, 4], [3, 1], np.array([0, 1]), np.array([6, 11]), latent=11)
+        >>> example = lay_out_cues([0, 2, 4], positions=[3, 1], tokens=[6, 11], answer=11)
         >>> example.text(CUES_VOCABULARY)  # 6 and 11 say 10 and 11, by their last two bits: 1011 is b
         'n0 2.1.b n2 2.0.6 n4 ? | =b'
         >>> example.dependencies
@@ -477,42 +447,34 @@ def lay_out_cues(
         >>> round(float(np.exp(example.log_posterior_V[-5])), 4)  # of =b, the answer: each bit 0.9583
         0.8434
     """
-    question = len(noise) + len(positions)
-    positions_in_order = np.array(positions)[np.argsort(places, kind="stable")]
+    k = len(positions)
+    question = len(noise) + k
+    prompt = np.full(question + 1, CUES_VOCABULARY.index("?"))
+    prompt[np.delete(np.arange(question), positions)] = noise
+    prompt[positions] = CUES_VOCABULARY.index(f"{k}.0.0") + 16 * np.arange(k) + tokens
     ids = np.arange(question + 2)
-    ids[positions_in_order] = np.arange(len(noise), question)
-    token_ids_S = np.empty(question + 2, dtype=np.int64)
-    token_ids_S[np.delete(np.arange(question), positions)] = noise
-    token_ids_S[positions] = _FIRST_CUE[law.num_places] + 16 * places + tokens
-    token_ids_S[question:] = CUES_VOCABULARY.index("?"), _FIRST_ANSWER + latent
+    ids[positions] = np.arange(len(noise), question)
+    num_values = 2 ** (NUM_BITS // k)
+    told = np.ravel_multi_index(tuple(np.array(tokens) % num_values), (num_values,) * k)
+    num_flipped_A = (_BITS_OF_ANSWERS[told] != _BITS_OF_ANSWERS).sum(1)
+    e = FLIP_PROBABILITY
     log_posterior_V = np.full(len(CUES_VOCABULARY), -np.inf)
-    log_posterior_V[_FIRST_ANSWER:] = law.log_posterior(law.votes(places, tokens))
-    return Example(
-        token_ids_S=token_ids_S,
-        num_prompt_tokens=question + 1,
-        dependencies=(_ascending(*positions),),
-        coupled_ids_S=ids,
-        log_posterior_V=log_posterior_V,
-        best_loss=law.best_loss,
-    )
+    log_posterior_V[_FIRST_ANSWER:] = num_flipped_A * math.log(e / (1 - e)) + NUM_BITS * math.log(1 - e)
+    example = _example(prompt.tolist(), [_FIRST_ANSWER + answer], [positions], ids.tolist())
+    return replace(example, log_posterior_V=log_posterior_V)
 
 
-def _draw_cues(
-    size: int,
-    sparsity: None,
-    generator: np.random.Generator,
-    *,
-    num_cues: int | None,
-    is_local: bool = False,
-) -> Example:
-    """A prompt of `size` tokens, "?" included; None cues: as many as `TOKENS_A_GROWING_CUE` makes them."""
-    num_cues = num_cues or size // TOKENS_A_GROWING_CUE
-    law = CueLaw(num_cues, 4, BITS_TOLD, is_balanced=True)
-    first = max(0, size - 1 - CUES_LOCAL_LENGTH) if is_local else 0
-    positions = first + generator.choice(size - 1 - first, num_cues, replace=False)
+def _draw_cues(size: int, sparsity: None, generator: np.random.Generator, *, num_cues: int) -> Example:
+    """A prompt of `size` tokens, "?" included."""
+    positions = generator.choice(size - 1, num_cues, replace=False)
     noise = generator.integers(len(_NOISES), size=size - 1 - num_cues)
-    latent, places, tokens = law.draw(generator)
-    return lay_out_cues(law, noise.tolist(), positions.tolist(), places, tokens, latent)
+    bits = generator.integers(2, size=NUM_BITS)
+    is_flipped = generator.random(NUM_BITS) < FLIP_PROBABILITY
+    num_values = 2 ** (NUM_BITS // num_cues)
+    values = np.array(np.unravel_index((bits ^ is_flipped) @ _POWERS, (num_values,) * num_cues))
+    synonyms = generator.integers(16 // num_values, size=num_cues)
+    tokens = values + num_values * synonyms
+    return lay_out_cues(noise.tolist(), positions.tolist(), tokens.tolist(), int(bits @ _POWERS))
 
 
 # All tasks by name, and examples in batches
@@ -533,9 +495,9 @@ class Task:
     `largest_sparsity`; None where the task has none."""
     sizes: range
     """The sizes that the task has."""
-    largest_sparsity: Callable[[int], int] | None = None
-    """Size -> the largest k that it has room for, of tasks whose k is chosen: these have no coupled IDs, and
-    all others have. None: the task fixes how many tokens decide each."""
+    most_k: int = 0
+    """The largest k at any size, of tasks whose k is chosen: these have no coupled IDs, and all others have.
+    0: the task fixes how many tokens decide each."""
     embeds_coupled_ids: bool = True
     """Whether a model of coupled IDs also has a table of them, as predicting them needs. Without, IDs are
     what RoPE rotates by and nothing else, and the model is that of any other positions."""
@@ -543,7 +505,11 @@ class Task:
     @property
     def has_sparsity(self) -> bool:
         """Whether k is chosen."""
-        return self.largest_sparsity is not None
+        return self.most_k > 0
+
+    def largest_sparsity(self, size: int) -> int:
+        """The largest k that a size has room for: a bit and its mark take two tokens, a planted one one."""
+        return min(size // self.sizes.step, self.most_k)
 
     def draw(self, size: int, sparsity: int | None, generator: np.random.Generator) -> Example:
         """One example; InputError if the task has no such size."""
@@ -552,60 +518,40 @@ class Task:
         return self.draw_example(size, sparsity, generator)
 
 
-def _from(least: int, step: int = 1) -> range:
-    return range(least, 1 << 31, step)
-
-
+_BEYOND = 1 << 31
+_ALL_SIZES = range(1, _BEYOND)
+_EVEN_SIZES = range(2, _BEYOND, 2)
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
-        Task("copy", COPY_VOCABULARY, _draw_copy, _from(1)),
-        Task("addition", ADDITION_VOCABULARY, _draw_addition, _from(1)),
-        Task("addition_padded", ADDITION_VOCABULARY, partial(_draw_addition, is_padded=True), _from(1)),
-        Task("parity_scratchpad", SCRATCHPAD_VOCABULARY, _draw_parity_scratchpad, _from(1)),
+        Task("copy", COPY_VOCABULARY, _draw_copy, _ALL_SIZES),
+        Task("addition", ADDITION_VOCABULARY, _draw_addition, _ALL_SIZES),
+        Task("addition_padded", ADDITION_VOCABULARY, partial(_draw_addition, is_padded=True), _ALL_SIZES),
+        Task("parity_scratchpad", SCRATCHPAD_VOCABULARY, _draw_parity_scratchpad, _ALL_SIZES),
         Task("variable_assignment", ASSIGNMENT_VOCABULARY, _draw_assignments, range(2, NUM_NAMES + 1)),
         *(
             Task(
                 f"sparse_{function}",
                 PARITY_VOCABULARY,
                 partial(_draw_marked_bits, function=function),
-                _from(2, step=2),
-                lambda size: size // 2,
+                _EVEN_SIZES,
+                most_k=_BEYOND,
             )
             for function in MARKED_FUNCTIONS
         ),
+        Task("sparse_lookup", LOOKUP_VOCABULARY, _draw_lookup, _EVEN_SIZES, most_k=len(_KEYS)),
         Task(
-            "sparse_lookup",
-            LOOKUP_VOCABULARY,
-            _draw_lookup,
-            _from(2, step=2),
-            lambda size: min(size // 2, len(_KEYS)),
-        ),
-        Task(
-            "planted_correlation",
-            PLANTED_VOCABULARY,
-            draw_planted,
-            _from(1),
-            lambda size: min(size, DEFAULT_LOCAL_LENGTH),
+            "planted_correlation", PLANTED_VOCABULARY, draw_planted, _ALL_SIZES, most_k=DEFAULT_LOCAL_LENGTH
         ),
         *(
             Task(
-                f"cues_{k}{'_local' * is_local}",
+                f"cues_{k}",
                 CUES_VOCABULARY,
-                partial(_draw_cues, num_cues=k, is_local=is_local),
-                _from(k + 1),
+                partial(_draw_cues, num_cues=k),
+                range(k + 1, _BEYOND),
                 embeds_coupled_ids=False,
             )
             for k in _OF_CUES
-            for is_local in (False, True)
-        ),
-        *(
-            Task(name, CUES_VOCABULARY, partial(_draw_cues, num_cues=k), sizes, embeds_coupled_ids=False)
-            for name, k, sizes in (
-                ("cues_8_weak", 8, _from(9)),
-                ("cues_32_weak", 32, _from(33)),
-                ("cues_growing", None, _from(32, step=4 * TOKENS_A_GROWING_CUE)),
-            )
         ),
     )
 }
@@ -618,36 +564,11 @@ def task_called(name: str) -> Task:
     return TASKS[name]
 
 
-@dataclass(frozen=True)
-class ExampleBatch:
-    """Examples of one task and size, stacked; sparsities may differ."""
-
-    token_ids_BS: np.ndarray
-    """int64."""
-    num_prompt_tokens: int
-    """P."""
-    coupled_ids_BS: np.ndarray | None
-    """int64, from 0; None: the task has none."""
-    examples: tuple[Example, ...]
-    """One by one."""
-    log_posterior_BV: np.ndarray | None = None
-    """float64; see `Example`."""
-
-
 def draw_batch(
     task: Task, size: int, sparsities: Sequence[int | None], generator: np.random.Generator
-) -> ExampleBatch:
+) -> list[Example]:
     """Draw an example for each of the sparsities."""
-    examples = tuple(task.draw(size, sparsity, generator) for sparsity in sparsities)
-    coupled_ids = [example.coupled_ids_S for example in examples if example.coupled_ids_S is not None]
-    posteriors = [example.log_posterior_V for example in examples if example.log_posterior_V is not None]
-    return ExampleBatch(
-        np.stack([example.token_ids_S for example in examples]),
-        examples[0].num_prompt_tokens,
-        np.stack(coupled_ids) if coupled_ids else None,
-        examples,
-        np.stack(posteriors) if posteriors else None,
-    )
+    return [task.draw(size, sparsity, generator) for sparsity in sparsities]
 
 
 # Test examples: sizes and k, and the streams that they are drawn from
@@ -661,18 +582,14 @@ TEST_STREAM = 1
 def cells_of(task_name: str, sizes: Sequence[int], sparsities: Sequence[int] | None) -> list[Cell]:
     """Every size with every k that the task has room for; InputError where k is missing or of no use."""
     task = task_called(task_name)
-    if task.largest_sparsity is None:
-        if sparsities is not None:
-            raise InputError(f"--sparsities: task {task.name} has no k, and would ignore it")
-        return [(size, None) for size in sorted(set(sizes))]
+    ks = sorted(set(sparsities or ()))
     most = task.largest_sparsity(max(sizes))
-    if sparsities is None or max(sparsities) > most:
-        raise InputError(f"--sparsities: k of task {task.name} is 1 to {most} at --sizes {max(sizes)}")
-    return [
-        (size, sparsity)
-        for size, sparsity in product(sorted(set(sizes)), sorted(set(sparsities)))
-        if sparsity <= task.largest_sparsity(size)
-    ]
+    if task.has_sparsity != bool(ks) or max(ks, default=0) > most:
+        room = f"has k from 1 to {most} at --sizes {max(sizes)}" if task.has_sparsity else "has no k"
+        raise InputError(f"--sparsities: task {task.name} {room}")
+    if not ks:
+        return [(size, None) for size in sorted(set(sizes))]
+    return [(size, k) for size in sorted(set(sizes)) for k in ks if k <= task.largest_sparsity(size)]
 
 
 def of_test_examples(test_seed: int, size: int, sparsity: int | None) -> np.random.Generator:
@@ -682,13 +599,13 @@ def of_test_examples(test_seed: int, size: int, sparsity: int | None) -> np.rand
     zeros at a list's end do not count, and [0, 20, 0] is [0, 20]. A spawn key does, which NumPy sets behind
     the list, at a place of its own.
     """
-    numbers = [test_seed, size, sparsity or 0]
-    return np.random.default_rng(np.random.SeedSequence(numbers, spawn_key=(TEST_STREAM,)))
+    sequence = np.random.SeedSequence([test_seed, size, sparsity or 0], spawn_key=(TEST_STREAM,))
+    return np.random.default_rng(sequence)
 
 
 def test_examples(
     task: Task, cell: Cell, num_examples: int, test_seed: int
-) -> tuple[ExampleBatch, np.random.Generator]:
+) -> tuple[list[Example], np.random.Generator]:
     """The examples of a cell, the same for every model, and the generator that has drawn them."""
     size, sparsity = cell
     generator = of_test_examples(test_seed, size, sparsity)

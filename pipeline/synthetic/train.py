@@ -11,20 +11,28 @@ from pathlib import Path
 import numpy as np
 import torch
 from olmo.optim import LinearWithWarmup
+from omegaconf import OmegaConf
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grad_norm_
 
 from pipeline.cli import InputError
 from pipeline.models.interface import CausalLM
-from pipeline.models.load import MODEL_FILES, newest_checkpoint, read_tensors, refuse_damaged
+from pipeline.models.load import (
+    MODEL_FILES,
+    newest_checkpoint,
+    read_configuration,
+    read_tensors,
+    refuse_damaged,
+)
 from pipeline.models.olmo import OLMoCausalLM
-from pipeline.results.versions import sha256_of_files
-from pipeline.synthetic.accuracy import answers, excess_losses
-from pipeline.synthetic.config import TaskConfig, read_task_config
+from pipeline.synthetic.accuracy import answers
+from pipeline.synthetic.config import TaskConfig
 from pipeline.synthetic.models import TaskModel, new_gpt_neox, new_olmo
-from pipeline.synthetic.tasks import COUPLED_SCHEMES, ExampleBatch, task_called
+from pipeline.synthetic.tasks import COUPLED_SCHEMES, task_called
 from pipeline.training.checkpoints import newest_state, save_checkpoint
 from pipeline.training.data import Prefetch
 from pipeline.training.loop import TrainingLoop, last_metrics
+from pipeline.training.settings import settings_of
 
 
 def of_training_step(seed: int, step: int) -> np.random.Generator:
@@ -55,12 +63,9 @@ def is_learnt(config: TaskConfig, metrics: Mapping[str, float]) -> bool:
 
 def last_step(run_folder: Path, config: TaskConfig) -> int:
     """The step that ends a run: that of its newest checkpoint where the task was known then, or the last."""
-    found = newest_checkpoint(run_folder)
-    if found is not None and config.stop_at_excess_loss is not None:
-        step, _ = found
-        if is_learnt(config, last_metrics(run_folder, step)):
-            return step
-    return config.num_steps
+    step, _ = newest_checkpoint(run_folder) or (0, None)
+    has_ended = config.stop_at_excess_loss is not None and is_learnt(config, last_metrics(run_folder, step))
+    return step if has_ended else config.num_steps
 
 
 def new_task_model(config: TaskConfig) -> TaskModel:
@@ -96,11 +101,6 @@ class TaskRun:
     config: TaskConfig
 
     @property
-    def sha256(self) -> str:
-        """SHA-256 of what decides its numbers: configuration and weights."""
-        return sha256_of_files(self.folder / "config.yaml", self.folder / "model.pt")
-
-    @property
     def is_learnt(self) -> bool:
         """See `is_learnt`; by the last measurement before the checkpoint."""
         return is_learnt(self.config, last_metrics(self.folder.parent, self.step))
@@ -124,7 +124,7 @@ def find_task_run(folder: Path, task: str) -> TaskRun:
         )
     step, newest = found
     refuse_damaged(newest, MODEL_FILES)
-    config = read_task_config(newest)
+    config: TaskConfig = settings_of(newest, OmegaConf.structured(TaskConfig), read_configuration(newest))
     if config.task != task:
         raise InputError(
             f"{folder} was trained on the task {config.task}, not on {task}; test it with --task"
@@ -169,37 +169,28 @@ class TaskTrainer(TrainingLoop):
 
     @property
     def outcome(self) -> str:
-        """Whether the task was learnt, in words, with the numbers that tell it."""
+        """Whether the task was learnt, in words, with the last metrics."""
         verdict = "learnt" if is_learnt(self._config, self.metrics) else "NOT learnt"
-        for name in ("exact_match", "excess_loss"):
-            if name in self.metrics:
-                verdict += f"; {name} in distribution {self.metrics[name]:.3f}"
-        return verdict
-
-    @property
-    def has_finished(self) -> bool:
-        """Whether all steps are done, or the task is known as well as was asked for."""
-        ends_early = self._config.stop_at_excess_loss is not None
-        return super().has_finished or (ends_early and is_learnt(self._config, self.metrics))
+        return f"{verdict} in distribution: {self.metrics}"
 
     def _measure(self) -> dict[str, float]:
         """Share of responses that are wholly right in distribution, each training size counting alike.
 
-        And the mean excess loss, where the best loss is known.
+        And the mean excess loss, where the best loss is known. Neither architecture has dropout.
         """
         config = self._config
         generator = of_training_step(config.seed, 0)
         num_examples = -(-config.eval_num_examples // len(config.sizes))
-        found: dict[str, list[np.ndarray]] = {"exact_match": [], "excess_loss": []}
-        self._model.eval()
+        found = []
         for size in config.sizes:
-            batch = config.draw(size, num_examples, generator)
-            of_batch = (self._model, batch, config, generator, num_examples)
-            found["exact_match"].append(answers(*of_batch).is_right_B)
-            if batch.log_posterior_BV is not None:
-                found["excess_loss"].append(excess_losses(*of_batch))
-        self._model.train()
-        return {name: float(np.concatenate(values).mean()) for name, values in found.items() if values}
+            examples = config.draw(size, num_examples, generator)
+            found.append(answers(self._model, examples, config, generator, num_examples))
+        metrics = {"exact_match": float(np.mean([of_size.is_right_B for of_size in found]))}
+        if found[0].excess_losses_B is not None:
+            metrics["excess_loss"] = float(np.mean([of_size.excess_losses_B for of_size in found]))
+        if config.stop_at_excess_loss is not None and is_learnt(config, metrics):
+            self._num_steps = self.step  # the run ends here
+        return metrics
 
     def _train_step(self, step: int) -> tuple[dict[str, float], bool]:
         parts = self._parts_of(step)
@@ -209,8 +200,7 @@ class TaskTrainer(TrainingLoop):
             (losses.sum() / len(parts)).backward()
             totals += losses.detach() / len(parts)
         token_loss, position_id_loss = totals.tolist()
-        max_norm = math.inf if self._config.max_grad_norm is None else self._config.max_grad_norm
-        gradient_norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), max_norm))
+        gradient_norm = float(clip_grad_norm_(self._model.parameters(), self._config.max_grad_norm))
         learning_rate = self._schedule.get_lr(self._config.learning_rate, step, self._config.num_steps)
         self._update_weights(step, learning_rate, token_loss, gradient_norm)
         metrics = {
@@ -223,38 +213,46 @@ class TaskTrainer(TrainingLoop):
             metrics["position_id_loss"] = position_id_loss
         return metrics, bool(self._stop_requests)
 
-    def _losses(self, batch: ExampleBatch, position_ids: np.ndarray) -> torch.Tensor:
+    def _losses(
+        self, token_ids: np.ndarray, num_prompt_tokens: int, position_ids: np.ndarray
+    ) -> torch.Tensor:
         """Mean cross-entropy of the response's tokens and of its position IDs, nats; PPC's loss is their sum.
 
         Tokens and IDs are given (teacher forcing); the token at place p is predicted, ID and all, from p - 1.
         The second is 0 where IDs are not predicted.
         """
-        first = batch.num_prompt_tokens  # of the response
-        token_ids_BS = torch.from_numpy(batch.token_ids_BS).to(self._device)
+        token_ids_BS = torch.from_numpy(token_ids).to(self._device)
         position_ids_BS = torch.from_numpy(position_ids).to(self._device)
         hidden_BSD, _ = self._model(token_ids_BS[:, :-1], position_ids_BS[:, :-1])
-        hidden_BTD = hidden_BSD[:, first - 1 :]
-        of_tokens = _mean_loss(self._model.token_logits(hidden_BTD), token_ids_BS[:, first:])
+        hidden_BTD = hidden_BSD[:, num_prompt_tokens - 1 :]
+        of_tokens = _mean_loss(self._model.token_logits(hidden_BTD), token_ids_BS[:, num_prompt_tokens:])
         of_ids = torch.zeros_like(of_tokens)
         if self._config.positions == "predicted":
-            of_ids = _mean_loss(self._model.position_logits(hidden_BTD), position_ids_BS[:, first:])
+            logits_BTI = self._model.position_logits(hidden_BTD)
+            of_ids = _mean_loss(logits_BTI, position_ids_BS[:, num_prompt_tokens:])
         return torch.stack((of_tokens, of_ids))
 
-    def _draw(self, step: int) -> list[tuple[ExampleBatch, np.ndarray]]:
-        """The examples of a step, a batch a size, and their position IDs [B, S]."""
+    def _draw(self, step: int) -> list[tuple[np.ndarray, int, np.ndarray]]:
+        """A step's examples, a batch a size: tokens [B, S], P, and position IDs [B, S]."""
         config = self._config
         generator = of_training_step(config.seed, step)
-        num_examples = config.batch_size // config.sizes_per_step
         parts = []
         for _ in range(config.sizes_per_step):
-            batch = config.draw(int(generator.choice(config.sizes)), num_examples, generator)
-            parts.append((batch, config.position_ids(batch, generator)))
+            size = int(generator.choice(config.sizes))
+            examples = config.draw(size, config.batch_size // config.sizes_per_step, generator)
+            position_ids_BS = config.position_ids(examples, generator)
+            token_ids_BS = np.stack([example.token_ids_S for example in examples])
+            parts.append((token_ids_BS, examples[0].num_prompt_tokens, position_ids_BS))
         return parts
 
     def _save(self) -> None:
-        state = {
-            "model": self._model.state_dict(),
-            "optim": self._optimizer.state_dict(),
-            "train": {"step": self.step},
-        }
-        save_checkpoint(self._run_folder, self.step, self._config, state)
+        save_checkpoint(
+            self._run_folder,
+            self.step,
+            self._config,
+            {
+                "model": self._model.state_dict(),
+                "optim": self._optimizer.state_dict(),
+                "train": {"step": self.step},
+            },
+        )

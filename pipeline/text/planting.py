@@ -3,16 +3,15 @@
 The tokens of a needle's answer are the document's last targets, and the same in the needle are what their
 prediction needs. The document without the needle, the haystack longer by as much, is the control.
 
-How cues tell an answer is `CueLaw`; pipeline/synthetic/tasks.py plants them among noise by the same law. In
-text cues, questions and answers are the vocabulary's rarest tokens, and no other token tells anything of an
-answer: the number of cues is the true dependency sparsity of that target.
+An answer is one of 16, uniform: four bits. Of k cues, where k divides 4, each tells 4 / k of them: the first
+the first, and so on. Cues, questions and answers are the vocabulary's rarest tokens, and no other token tells
+anything of an answer: k is the true dependency sparsity of that target.
 """
 
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -54,144 +53,8 @@ DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Parts of the haystack before the needle."""
 _NUM_DIGITS = 5
 _FURTHEST_WORD = 16  # tokens that a needle moves back at most, so as not to stand within a word
-
-
-@dataclass(frozen=True)
-class CueLaw:
-    """How cues tell a latent of 2 ** B values, B bits; k cues tell B / k bits each, or many vote weakly.
-
-    The latent is uniform. There are v votes on each of its bits, and each vote is flipped with probability e.
-    Of k cues, where k divides B, each carries the votes on B / k bits, v = 1, and there are k places: the
-    first has the first B / k bits, and so on. Of v B cues each carries one vote, and there is a place a bit.
-    Here e is such that all votes on a bit together leave as much of it open, for every number of cues:
-
-        H(bit | v votes) = (B - bits_told) / B bits,
-
-    so that every number of cues tells as much, and the best possible loss of the answer is the same:
-    (B - bits_told) ln 2 nats, exactly. Weak cues are dense: to predict the answer well, all are needed.
-
-    A place has a token for each value of its bits; `is_balanced` gives every place 2 ** B tokens, several of
-    which tell the same, so that with k cues each token stands in one text of 2 ** B, whatever k.
-
-    Four bits, of which two cues tell three; with cues 6 and 11 at the first and second place:
-
-        >>> law = CueLaw(num_cues=2, num_bits=4, bits_told=3.0, is_balanced=True)
-        >>> law.values_a_place, law.tokens_a_place, round(law.flip_probability, 4)
-        (4, 16, 0.0417)
-        >>> votes = law.votes(np.array([0, 1]), np.array([6, 11]))  # 6 % 4 = 0b10, 11 % 4 = 0b11
-        >>> votes.tolist()
-        [[1, 0, 1, 1]]
-        >>> posterior = np.exp(law.log_posterior(votes))
-        >>> int(posterior.argmax()), round(float(posterior[11]), 4)  # 0.9583 to the power of 4
-        (11, 0.8434)
-        >>> [round(float(one.best_loss / np.log(2)), 12) for one in (law, CueLaw(32, 4, 3.0))]
-        [1.0, 1.0]
-    """
-
-    num_cues: int
-    num_bits: int = 4
-    bits_told: float | None = None
-    """Bits that all cues together tell; None: all, without flips, if k divides their number."""
-    is_balanced: bool = False
-
-    def __post_init__(self) -> None:
-        if self.num_bits % self.num_cues and (self.bits_told is None or self.num_cues % self.num_bits):
-            raise InputError(
-                f"{self.num_cues} cues cannot share the {self.num_bits} bits of {2**self.num_bits} answers;"
-                f" choose a number that divides {self.num_bits}, or a multiple of it"
-            )
-
-    @property
-    def num_votes(self) -> int:
-        """v, on each bit."""
-        return max(1, self.num_cues // self.num_bits)
-
-    @property
-    def num_places(self) -> int:
-        """Kinds of cues: their tokens differ."""
-        return min(self.num_cues, self.num_bits)
-
-    @property
-    def values_a_place(self) -> int:
-        """Number of values that a cue may tell."""
-        return int(2 ** (self.num_bits // self.num_places))
-
-    @property
-    def tokens_a_place(self) -> int:
-        """Token i says i modulo `values_a_place`."""
-        return int(2**self.num_bits) if self.is_balanced else self.values_a_place
-
-    @property
-    def _open_share(self) -> float:
-        return 0.0 if self.bits_told is None else 1 - self.bits_told / self.num_bits
-
-    @property
-    def best_loss(self) -> float:
-        """The least mean loss of the answer that any model of the cues can have, nats."""
-        return self._open_share * self.num_bits * math.log(2)
-
-    @cached_property
-    def flip_probability(self) -> float:
-        """Probability e that a vote is flipped."""
-        return flip_probability(self.num_votes, self._open_share)
-
-    def draw(self, generator: np.random.Generator) -> tuple[int, np.ndarray, np.ndarray]:
-        """A latent, and of each of its cues the place and the token there: int64 [num_cues]."""
-        bits_B = generator.integers(2, size=self.num_bits)
-        votes_VB = np.tile(bits_B, (self.num_votes, 1))
-        if self.bits_told is not None:
-            votes_VB = votes_VB ^ (generator.random(votes_VB.shape) < self.flip_probability)
-        values = _as_number(votes_VB.reshape(self.num_cues, -1))
-        synonyms = generator.integers(self.tokens_a_place // self.values_a_place, size=self.num_cues)
-        places = np.tile(np.arange(self.num_places), self.num_votes)
-        return int(_as_number(bits_B)), places, values + self.values_a_place * synonyms
-
-    def votes(self, places: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Votes of cues on each bit, in the order of their places: int64 [v, B], 0 or 1."""
-        in_order = np.argsort(places, kind="stable")
-        values_PV = (tokens[in_order] % self.values_a_place).reshape(self.num_places, self.num_votes)
-        digits = np.arange(self.num_bits // self.num_places)[::-1]
-        bits_PVD = values_PV[..., None] >> digits & 1
-        return bits_PVD.transpose(1, 0, 2).reshape(self.num_votes, self.num_bits)
-
-    def log_posterior(self, votes_VB: np.ndarray) -> np.ndarray:
-        """Ln p of each latent, given the votes: float64 [2 ** B]. No model can predict better."""
-        e = self.flip_probability
-        odds_a_vote = math.log((1 - e) / e) if e else math.inf
-        log_odds_B = (2 * votes_VB.sum(0) - self.num_votes) * odds_a_vote
-        log_of_bit_2B = -np.logaddexp(0, np.stack([log_odds_B, -log_odds_B]))  # of a 0, and of a 1
-        latents = np.arange(2**self.num_bits)[:, None] >> np.arange(self.num_bits)[::-1] & 1
-        return np.where(latents, log_of_bit_2B[1], log_of_bit_2B[0]).sum(1)
-
-
-def _as_number(bits: np.ndarray) -> np.ndarray:
-    """Bits along the last axis, the most significant first."""
-    return bits @ (1 << np.arange(bits.shape[-1])[::-1])
-
-
-def open_share(num_votes: int, flip_probability: float) -> float:
-    """H(bit | votes), in bits, of a bit that is 0 or 1 alike and votes that are flipped independently."""
-    v = num_votes
-    e = flip_probability
-    if e == 0:
-        return 0.0
-    ones = np.arange(v + 1)
-    ways = [math.lgamma(v + 1) - math.lgamma(n + 1) - math.lgamma(v - n + 1) for n in ones]
-    log_of_one = np.array(ways) + ones * math.log(1 - e) + (v - ones) * math.log(e)
-    log_of_zero = log_of_one[::-1]
-    log_of_both = np.logaddexp(log_of_one, log_of_zero)
-    # Both bits are alike: the entropy is that of a 1's posterior, where the bit is 1.
-    return float((np.exp(log_of_one) * (log_of_both - log_of_one)).sum() / math.log(2))
-
-
-@lru_cache
-def flip_probability(num_votes: int, share: float) -> float:
-    """The e for which `open_share` is `share`, to the last bits, by halving."""
-    low = 0.0
-    high = 0.5
-    while share and low < (middle := (low + high) / 2) < high:
-        low, high = (middle, high) if open_share(num_votes, middle) < share else (low, middle)
-    return (low + high) / 2 if share else 0.0
+NUM_BITS = 4
+NUM_ANSWERS = 2**NUM_BITS
 
 
 def needle_document(
@@ -305,17 +168,15 @@ def _start_of_word(pieces: Sequence[str], place: int) -> int:
 
     Both ends of a haystack are good places: nothing of a word stands on their other side.
     """
-    if place < len(pieces):
-        for earlier in range(place, max(-1, place - _FURTHEST_WORD), -1):
-            if earlier == 0 or pieces[earlier][:1].isspace():
-                return earlier
+    for earlier in range(place, max(-1, place - _FURTHEST_WORD), -1):
+        if earlier in (0, len(pieces)) or pieces[earlier][:1].isspace():
+            return earlier
     return place
 
 
 def write_truth(folder: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> Path:
     """Write where the needles or cues of a data folder are, in the schema of this name; the path."""
-    metadata = {"schema_version": str(SCHEMA_VERSION), "stage": "plant_cues"}
-    schema = SCHEMAS[name].with_metadata(metadata)
+    schema = SCHEMAS[name].with_metadata({"schema_version": str(SCHEMA_VERSION), "stage": "plant_cues"})
     path = folder / (NEEDLES_FILE if name == "needles" else PLANTED_FILE)
     write_parquet(path, {column: [row[column] for row in rows] for column in schema.names}, schema)
     return path
@@ -323,38 +184,32 @@ def write_truth(folder: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> P
 
 @dataclass(frozen=True)
 class Cues:
-    """The token IDs that are planted. Shapes: A answers, P places, C tokens a place."""
+    """The token IDs that are planted. Shapes: C tokens of a cue, one for each value of the bits it tells."""
 
     answer_ids: np.ndarray
-    """Answers of the law that has most; every other has the first of them."""
+    """int64 [16]."""
     question_ids: Mapping[int, int]
     """Number of cues -> the token that asks for the answer that they tell."""
     cue_ids: Mapping[int, np.ndarray]
-    """Number of cues -> int64 [P, C]."""
-    laws: Mapping[int, CueLaw]
+    """Number k of cues -> int64 [k, C]."""
 
     @classmethod
-    def rarest(cls, counts_V: np.ndarray, eos_token_id: int, laws: Mapping[int, CueLaw]) -> "Cues":
-        """Cues for each law, of the tokens that occur least in training text by `counts_V`, EOS never."""
-        num_answers = max(2**law.num_bits for law in laws.values())
-        num_needed = num_answers + sum(1 + law.num_places * law.tokens_a_place for law in laws.values())
+    def rarest(cls, counts_V: np.ndarray, eos_token_id: int, ks: Sequence[int]) -> "Cues":
+        """Take the tokens that occur least in training text by `counts_V`, EOS never."""
+        shapes = {k: (k, 2 ** (NUM_BITS // k)) for k in ks}
+        num_needed = NUM_ANSWERS + sum(1 + k * num_values for k, num_values in shapes.values())
         by_count = [int(token) for token in np.argsort(counts_V, kind="stable") if token != eos_token_id]
         if num_needed > len(by_count) // 4:
             raise InputError(
-                f"--num-planted {' '.join(map(str, laws))} takes {num_needed} tokens for cues, questions and"
+                f"--num-planted {' '.join(map(str, ks))} takes {num_needed} tokens for cues, questions and"
                 f" answers, more than a quarter of the vocabulary of {len(counts_V)}; choose fewer,"
                 " or another tokenizer"
             )
         rare = iter(by_count)
-
-        def take(*shape: int) -> np.ndarray:
-            return np.array([next(rare) for _ in range(math.prod(shape))], dtype=np.int64).reshape(shape)
-
         return cls(
-            take(num_answers),
-            {k: int(take(1)[0]) for k in laws},
-            {k: take(law.num_places, law.tokens_a_place) for k, law in laws.items()},
-            laws,
+            np.array([*islice(rare, NUM_ANSWERS)]),
+            {k: next(rare) for k in ks},
+            {k: np.array([*islice(rare, np.prod(shape))]).reshape(shape) for k, shape in shapes.items()},
         )
 
 
@@ -379,7 +234,7 @@ def plant_cues(
     token_ids = np.array(text_ids, dtype=np.int64)
     rows = []
     end = len(token_ids) - 2 * len(ks)
-    num_cues = num_copies * sum(cues.laws[k].num_cues for k in ks)
+    num_cues = num_copies * sum(ks)
     # Among twice as many tokens, so that a text is not all cues.
     if end - num_near < 2 * num_cues:
         raise InputError(
@@ -388,25 +243,18 @@ def plant_cues(
         )
     free = iter(generator.permutation(end - num_near))
     for index, k in enumerate(ks):
-        law = cues.laws[k]
-        of_k = cues.cue_ids[k]
-        positions = np.array([next(free) for _ in range(law.num_cues * num_copies)])
-        latent, places, tokens = law.draw(generator)
-        token_ids[positions] = np.repeat(of_k[places, tokens], num_copies)
+        positions = np.array([*islice(free, k * num_copies)])
+        answer = int("".join(map(str, generator.integers(2, size=NUM_BITS))), base=2)
+        cue_ids = cues.cue_ids[k]
+        values = np.unravel_index(answer, (cue_ids.shape[1],) * k)  # the answer's digits, one a cue
+        token_ids[positions] = np.repeat(cue_ids[range(k), values], num_copies)
         target = end + 2 * index + 1
-        token_ids[target - 1 : target + 1] = cues.question_ids[k], cues.answer_ids[latent]
+        token_ids[target - 1 : target + 1] = cues.question_ids[k], cues.answer_ids[answer]
         rows.append(
             {
-                "num_planted": law.num_cues,
+                "num_planted": k,
                 "target_position": target,
                 "planted_positions": np.sort(positions).tolist(),
-                "best_loss": -float(law.log_posterior(law.votes(places, tokens))[latent]),
             }
         )
     return token_ids, rows
-
-
-def document_of(token_ids: np.ndarray, url: str | None) -> EvaluationDocument:
-    """An evaluation document, whose ID is the hash of its tokens: cues need not be text."""
-    tokens = np.ascontiguousarray(token_ids, dtype="<i4")
-    return EvaluationDocument(hashlib.sha256(tokens.tobytes()).hexdigest()[:16], tokens, url)

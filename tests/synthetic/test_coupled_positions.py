@@ -3,7 +3,7 @@
 import numpy as np
 
 from pipeline.synthetic.config import TaskConfig, from_random_starts
-from pipeline.synthetic.tasks import ExampleBatch
+from pipeline.synthetic.tasks import Example
 
 COUPLED = np.array([[1, 2, 0, 1, 2]])
 
@@ -11,9 +11,12 @@ COUPLED = np.array([[1, 2, 0, 1, 2]])
 def ids_of(
     scheme: str, num_examples: int, num_tokens: int, num_position_ids: int, coupled: np.ndarray | None = None
 ) -> np.ndarray:
-    batch = ExampleBatch(np.zeros((num_examples, num_tokens), int), 1, coupled, ())
+    examples = [
+        Example(np.zeros(num_tokens, int), 1, (), None if coupled is None else coupled[index])
+        for index in range(num_examples)
+    ]
     config = TaskConfig("copy", scheme, num_position_ids=num_position_ids)
-    return config.position_ids(batch, np.random.default_rng(0))
+    return config.position_ids(examples, np.random.default_rng(0))
 
 
 def test_every_start_that_fits_is_as_likely_and_no_other() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_task_model import FAMILIES, V, gapped_ids, task_model, tokens
+from test_task_model import FAMILIES, gapped_ids, task_model, tokens
 
 from pipeline.models.interface import causal_visibility, losses_of_hidden_states
 from pipeline.synthetic.models import TaskCausalLM
@@ -13,7 +13,7 @@ NUM_TOKENS = 13
 @pytest.fixture(params=[(name, coupled) for name in FAMILIES for coupled in (True, False)], ids=str)
 def lm(request: pytest.FixtureRequest) -> TaskCausalLM:
     name, coupled = request.param
-    return TaskCausalLM(task_model(name, with_position_ids=coupled), V, gapped_ids(1)[0])
+    return TaskCausalLM(task_model(name, with_position_ids=coupled), gapped_ids(1)[0])
 
 
 def places(*chosen: int) -> torch.Tensor:

@@ -62,7 +62,7 @@ def test_generation_with_a_cache_equals_a_full_forward_at_every_step(
     model = task_model(name)
     token_ids = tokens(5, NUM_PROMPT)
     ids = gapped_ids(5)
-    generated, generated_ids = generate(
+    generated, generated_ids, first_logits = generate(
         model, token_ids, ids, num_tokens=NUM_RESPONSE, predict_position_ids=predict_position_ids
     )
     read = token_ids
@@ -70,7 +70,10 @@ def test_generation_with_a_cache_equals_a_full_forward_at_every_step(
     for step in range(NUM_RESPONSE):
         with torch.no_grad():
             hidden, _ = model(read, read_ids)
-        next_tokens = model.token_logits(hidden[:, -1:]).argmax(-1)
+        logits = model.token_logits(hidden[:, -1:])
+        if step == 0:
+            torch.testing.assert_close(first_logits, logits[:, 0], rtol=0, atol=1e-5)
+        next_tokens = logits.argmax(-1)
         if predict_position_ids:
             next_ids = model.position_logits(hidden[:, -1:]).argmax(-1)
         else:

@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 
 from pipeline.synthetic import tasks
-from pipeline.synthetic.tasks import TASKS, Example, Task, of_test_examples, probability_of_one, task_called
+from pipeline.synthetic.tasks import (
+    BEST_LOSS_OF_CUES,
+    FLIP_PROBABILITY,
+    TASKS,
+    Example,
+    Task,
+    lay_out_cues,
+    of_test_examples,
+    probability_of_one,
+    task_called,
+)
 from pipeline.synthetic.train import of_training_step
 
 CERTAIN = [name for name in TASKS if not name.startswith("cues_")]
@@ -90,13 +100,13 @@ def test_both_answers_of_marked_bits_are_as_likely(name: str, sparsity: int) -> 
 
 
 @pytest.mark.parametrize("name", CUES)
-def test_signs_stand_where_they_should_and_their_posterior_is_right(name: str) -> None:
+def test_cues_stand_anywhere_and_their_posterior_is_right(name: str) -> None:
     """Over many examples: the answer is as likely as its posterior says, the best loss what is stated."""
     task = task_called(name)
     size = 64
     generator = np.random.default_rng(0)
     examples = [task.draw(size, None, generator) for _ in range(1000)]
-    number = {"cues_growing": 8}.get(name) or int(name.split("_")[1])
+    number = int(name.removeprefix("cues_"))
     losses = []
     gains = []
     first_place = size
@@ -105,8 +115,8 @@ def test_signs_stand_where_they_should_and_their_posterior_is_right(name: str) -
         tokens = example.token_ids_S
         ids = example.coupled_ids_S
         assert len(places) == number and example.num_prompt_tokens == size
-        is_sign = (tokens[:size] >= 16) & (tokens[:size] < 16 + 112)
-        assert np.flatnonzero(is_sign).tolist() == list(places)
+        is_cue = (tokens[:size] >= 16) & (tokens[:size] < 16 + 112)
+        assert np.flatnonzero(is_cue).tolist() == list(places)
         assert ids is not None and sorted(ids[list(places)]) == list(range(size - 1 - number, size - 1))
         assert (np.delete(ids, places) == np.delete(np.arange(size + 1), places)).all()
         assert example.log_posterior_V is not None
@@ -115,10 +125,30 @@ def test_signs_stand_where_they_should_and_their_posterior_is_right(name: str) -
         losses.append(-example.log_posterior_V[tokens[size]])
         gains.append(posterior_V[tokens[size]] - (posterior_V**2).sum())  # 0 in the mean where it is right
         first_place = min(first_place, places[0])
-    assert [example.best_loss for example in examples] == pytest.approx([np.log(2)] * 1000)
     for values, expected in ((losses, np.log(2)), (gains, 0)):
         assert np.mean(values) == pytest.approx(expected, abs=4 * np.std(values) / np.sqrt(len(values)))
-    assert first_place == (size - 1 - 16 if name.endswith("_local") else 0)
+    assert first_place == 0
+
+
+@pytest.mark.parametrize("name", CUES)
+def test_the_posterior_and_the_best_loss_of_cues_are_those_of_all_cases_counted(name: str) -> None:
+    """Every answer with every flip of its bits: the posterior by Bayes, and the mean loss."""
+    k = int(name.removeprefix("cues_"))
+    best_loss = 0.0
+    for told in range(16):
+        by_answer = np.array([0.0] * 16)
+        for answer in range(16):
+            num_flipped = (told ^ answer).bit_count()
+            by_answer[answer] = (
+                FLIP_PROBABILITY**num_flipped * (1 - FLIP_PROBABILITY) ** (4 - num_flipped) / 16
+            )
+        posterior = by_answer / by_answer.sum()
+        digits = [int(f"{told:04b}"[start : start + 4 // k], base=2) for start in range(0, 4, 4 // k)]
+        example = lay_out_cues([0], list(range(k)), digits, 0)
+        assert example.log_posterior_V is not None
+        np.testing.assert_allclose(np.exp(example.log_posterior_V[-16:]), posterior, atol=1e-12)
+        best_loss -= (by_answer * np.log(posterior)).sum()
+    assert best_loss == pytest.approx(BEST_LOSS_OF_CUES, abs=1e-12)
 
 
 def states(streams: Iterable[np.random.Generator]) -> set[str]:
