@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from pipeline.cli import InputError, cause_of, is_out_of_memory, logger
 from pipeline.models.interface import CausalLM, refuse_other_weights
 from pipeline.models.vocabulary import OwnTokenizer
-from pipeline.results.files import damages, describe_files, is_lfs_pointer, read_record, write_json
+from pipeline.results.files import damages, describe_files, read_record, write_json
 from pipeline.text.tokenizer import tokenizer_at
 
 if TYPE_CHECKING:
@@ -324,8 +324,6 @@ def load_causal_lm(checkpoint: Checkpoint, loading: Loading, num_positions: int)
     InputError where it is broken, not a causal LM, or cannot take chosen position IDs.
     """
     files = checkpoint.files(loading.trust_remote_code)
-    for path in filter(is_lfs_pointer, files):
-        raise InputError(f"{path} is a Git LFS pointer; run `git lfs pull` in its repository")
     if checkpoint.is_olmo:
         return load_olmo(checkpoint.folder, loading.device, loading.dtype, num_positions)
     if (checkpoint.folder / MARK_FILE).exists():
