@@ -61,7 +61,7 @@ def passage(text: str, most: int) -> str:
 
 def main(arguments: argparse.Namespace) -> None:
     """Write the texts, and print the IDs of the distant ones."""
-    from pipeline.results.files import refuse_replacing, write_atomically
+    from pipeline.results.files import refuse_replacing, write_text
     from pipeline.text.sources import Document, open_sources, read_documents
 
     lines = list[str]()
@@ -90,6 +90,6 @@ def main(arguments: argparse.Namespace) -> None:
                 " choose a smaller --per-source"
             )
         lines += [json.dumps({"text": document.text, "url": name}) for document in chosen]
-    write_atomically(arguments.out, lambda path: path.write_text("\n".join([*lines, ""]), encoding="utf-8"))
+    write_text(arguments.out, "\n".join([*lines, ""]))
     if distant:
         sys.stdout.write(f"--distant-documents {' '.join(distant)}\n")

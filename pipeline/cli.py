@@ -1,14 +1,13 @@
 """How every program begins and ends: command line, progress, exit codes, errors of one sentence.
 
-`python pipeline/<program>.py` calls `start`; the console command `sparsity` is `main`. What the user can
-mend is one line on standard error and exit code 2. Ctrl-C and SIGTERM end a program at once: what it has
-written is whole. Training and study.py listen to them themselves.
+`python pipeline/<program>.py` calls `start`. What the user can mend is one line on standard error and exit
+code 2. Ctrl-C and SIGTERM end a program at once: what it has written is whole. Training listens to SIGTERM
+itself, and study.py to both.
 
 Only the standard library is imported here: this must run where nothing is installed.
 """
 
 import argparse
-import errno
 import importlib
 import logging
 import math
@@ -22,30 +21,9 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 if TYPE_CHECKING:
     from tqdm.auto import tqdm
 
-PROGRAMS = (
-    "pipeline.study",
-    "pipeline.tokenize_c4",
-    "pipeline.pretrain",
-    "pipeline.loss_differences",
-    "pipeline.length_interference",
-    "pipeline.influential_tokens",
-    "pipeline.evaluate_tokens",
-    "analysis.run_notebooks",
-    "analysis.summary",
-    "analysis.explorer",
-    "analysis.length_failures",
-    "analysis.choose_texts",
-    "pipeline.explain",
-    "pipeline.query",
-    "pipeline.plant_cues",
-    "pipeline.export_huggingface",
-    "pipeline.train_synthetic",
-    "pipeline.evaluate_synthetic",
-)
-"""A whole study, its stages in the order of the work, what is done besides, synthetic tasks."""
 EXIT_BAD_INPUT = 2
-_MEMORY_ERRORS = ("DefaultCPUAllocator", "Cannot allocate memory", "CUDA error: out of memory")
-"""Phrases of torch's plain errors if there is no memory: for tensors, for a map of a file, on a GPU."""
+_MEMORY_ERRORS = ("DefaultCPUAllocator", "Cannot allocate memory", "out of memory")
+"""Phrases of errors if there is no memory: for tensors, for a map of a file, on a GPU."""
 Item = TypeVar("Item")
 Number = TypeVar("Number", int, float)
 logger = logging.getLogger("pipeline")
@@ -57,12 +35,8 @@ class InputError(Exception):
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed: of Python, NumPy, Arrow or torch, on a CPU or an accelerator."""
-    # torch's class is known by its name, and torch is not imported here.
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in _MEMORY_ERRORS)
+    is_phrase = any(phrase in str(error) for phrase in _MEMORY_ERRORS)
+    return isinstance(error, MemoryError) or (isinstance(error, OSError | RuntimeError) and is_phrase)
 
 
 def unknown_name(kind: str, name: str, valid_names: Iterable[str]) -> InputError:
@@ -81,22 +55,13 @@ def endings(program: str) -> Iterator[None]:
     try:
         yield
         sys.stdout.flush()
-    except KeyboardInterrupt:  # of those who listen themselves
-        sys.stderr.write(f"{program}: interrupted; run the same command again to go on\n")
-        sys.exit(128 + signal.SIGINT)
     except (InputError, MemoryError, OSError, ModuleNotFoundError, RuntimeError) as error:
-        library = (getattr(error, "name", None) or "").partition(".")[0]
-        if isinstance(error, InputError):
-            sentence = str(error)
-        elif is_out_of_memory(error):
+        sentence = str(error)
+        if is_out_of_memory(error):
             sentence = "the memory does not suffice; ask for less at once, or take a larger machine"
-        elif isinstance(error, OSError):
-            path = error.filename if error.filename2 is None else error.filename2
-            sentence = str(error) if path is None else f"{error.strerror}: {path}"
-        elif isinstance(error, ModuleNotFoundError) and library not in ("pipeline", "analysis"):
-            name = "ai2-olmo" if library in ("olmo", "olmo_data") else f"the library {library}"
-            sentence = f"{name} is not installed for {sys.executable}; `make install` brings all, into .venv"
-        else:
+        elif isinstance(error, ModuleNotFoundError):
+            sentence = f"{error} for {sys.executable}; `make install` brings all libraries, into .venv"
+        elif isinstance(error, RuntimeError):
             raise
         sys.stderr.write(f"{program}: error: {' '.join(sentence.split())}\n")
         sys.exit(EXIT_BAD_INPUT)
@@ -104,9 +69,7 @@ def endings(program: str) -> Iterator[None]:
 
 def cause_of(error: Exception) -> str:
     """One line for what a library says in many."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    last = next((place for place, line in enumerate(lines) if not line.endswith(":")), -1)
-    return " ".join(lines[: last + 1] or lines)[:300]
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 class _ManualFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
@@ -123,9 +86,8 @@ class _Parser(argparse.ArgumentParser):
     """Refuses a command line in one sentence, without the usage before it."""
 
     def error(self, message: str) -> NoReturn:
-        """Exit with code 2; argparse's own method, which it calls for whatever it refuses."""
-        sentence = f"{' '.join(message.split())}; --help explains every flag"
-        self.exit(EXIT_BAD_INPUT, f"{self.prog}: error: {sentence}\n")
+        """Raise an InputError; argparse's own method, which it calls for whatever it refuses."""
+        raise InputError(f"{message}; --help explains every flag")
 
 
 def stage_parser(manual: str | None) -> argparse.ArgumentParser:
@@ -166,33 +128,29 @@ def progress(
     )
 
 
-def _number(
-    wanted: str, is_right: Callable[[float], bool], kind: Callable[[str], Number]
-) -> Callable[[str], Number]:
-    """An argparse type: a finite number that `is_right`."""
+def number(kind: Callable[[str], Number], least: float, most: float = math.inf) -> Callable[[str], Number]:
+    """An argparse type: a number of at least `least` and at most `most`."""
 
     def parsed(text: str) -> Number:
-        try:
-            number = kind(text)
-            if math.isfinite(number) and is_right(number):
-                return number
-        except ValueError:
-            pass
-        raise argparse.ArgumentTypeError(f"{text} is not {wanted}")
+        value = kind(text)
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text} is not from {least} to {most}")
+        return value
 
+    parsed.__name__ = kind.__name__  # as argparse calls what it cannot read
     return parsed
 
 
 def whole_number(least: int) -> Callable[[str], int]:
     """An argparse type: a whole number of at least `least`."""
-    return _number(f"a whole number of at least {least}", lambda number: number >= least, int)
+    return number(int, least)
 
 
 positive_int = whole_number(1)
 random_seed = whole_number(0)
-finite_float = _number("a finite number", lambda _: True, float)
-positive_fraction = _number("a number above 0 and at most 1", lambda number: 0 < number <= 1, float)
-fraction = _number("between 0 and 1", lambda number: 0 <= number <= 1, float)
+finite_float = number(float, -1e9, 1e9)
+positive_fraction = number(float, sys.float_info.min, 1)
+fraction = number(float, 0, 1)
 
 
 def folder_path(text: str) -> Path:
@@ -212,32 +170,13 @@ def file_path(text: str) -> Path:
 def start(file: str) -> NoReturn:
     """Run the program of a file, which was typed as `python pipeline/<program>.py`."""
     path = Path(file)
-    prepare()
     run_module(f"{path.parent.name}.{path.stem}", path.name)
-
-
-def prepare() -> None:
-    """Let signals end the process at once, and its streams take every character (with backslashes)."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 
 
 def run_module(module_name: str, program: str) -> NoReturn:
     """Import a module that has `parser()` and `main(arguments)`, run it as `program`, and end the process."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     with endings(program):
         module = importlib.import_module(module_name)
         run_stage(module.parser(), module.main)
     sys.exit(0)
-
-
-def main() -> NoReturn:
-    """The command `sparsity`: run the program that the first word names, on the words behind it."""
-    modules = {module.rpartition(".")[2]: module for module in PROGRAMS}
-    command = _Parser(prog="sparsity", description="sparsity PROGRAM --help is a program's manual")
-    command.add_argument("program", choices=modules, metavar="PROGRAM", help=", ".join(modules))
-    name = command.parse_args(sys.argv[1:2]).program
-    sys.argv = [f"sparsity {name}", *sys.argv[2:]]
-    prepare()
-    run_module(modules[name], sys.argv[0])

@@ -154,14 +154,14 @@ def _outputs(arguments: argparse.Namespace) -> tuple[list[Cell], list[tuple["Tas
 
 def is_done(arguments: argparse.Namespace) -> bool:
     """Whether every model was tested at every size and k."""
-    return all(output.is_done() for _, output in _outputs(arguments)[1])
+    return not any(output.pending_shards() for _, output in _outputs(arguments)[1])
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Test every model at every size and k."""
     cells, outputs = _outputs(arguments)
     for run, output in outputs:
-        if not output.is_done():
+        if output.pending_shards():
             with output.writing():
                 _measure(arguments, run, cells, output)
         logger.info(output.state())

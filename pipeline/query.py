@@ -3,11 +3,13 @@
     python pipeline/query.py --results runs/demo/results \\
         "SELECT model, avg(loss_difference) FROM loss_differences GROUP BY model"
     python pipeline/query.py --results runs/demo/results --out gap.parquet "$(cat gap.sql)"
+    python pipeline/query.py --results runs/demo/results --out runs/demo/exported
 
-Without SQL it lists the views, their rows and columns; pipeline/RESULTS.md explains the columns. The dialect
-is DuckDB's; other files are read by their path in quotes. Queries are read-only (a single SELECT) and run
-locally. Every file of an artefact that the SQL names is hashed first. Damaged files are refused, and results
-of different settings without a flag; missing shards are warned of.
+Without SQL it lists the views, their rows and columns (pipeline/RESULTS.md explains these) or, with --out,
+exports all of them, a file each. The dialect is DuckDB's; other files are read by their path in quotes.
+Queries are read-only (a single SELECT) and run locally. Every file of an artefact that the SQL names is
+hashed first. Damaged files are refused, and files of one model made with different settings; models measured
+in two ways, and missing shards, are warned of.
 """
 
 import sys
@@ -20,32 +22,27 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
+import json
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from pipeline.cli import InputError, file_path, folder_path, logger, stage_parser
-from pipeline.results.files import refuse_replacing, whole_or_absent
-from pipeline.results.read import (
-    artefacts_in,
-    dataset_of,
-    differences_between_models,
-    differences_within_models,
-    no_results,
-    sources,
-)
+from pipeline.cli import InputError, folder_path, stage_parser
+from pipeline.results.files import MANIFEST, describe_files, refuse_replacing, whole_or_absent, write_json
+from pipeline.results.read import MODELS, artefacts_in, dataset_of, no_results, sources
 
 _MOST_ROWS = 200  # of a table that is printed
-_SETTINGS = (
-    # Else DuckDB draws it among the rows on standard output, where it takes the process for interactive.
-    "SET enable_progress_bar = false",
-    "SET autoinstall_known_extensions = false",
-    "SET autoload_known_extensions = false",
-    "SET lock_configuration = true",
-)
+# The bar: else DuckDB draws it among the rows on standard output, where it takes the process for interactive.
+_SETTINGS = """
+SET enable_progress_bar = false;
+SET autoinstall_known_extensions = false;
+SET autoload_known_extensions = false;
+SET lock_configuration = true;
+"""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -54,78 +51,93 @@ def parser() -> argparse.ArgumentParser:
     add = stage.add_argument
     add("sql", nargs="?", help="a query in DuckDB's SQL; the views are listed without one")
     add("--results", type=folder_path, required=True, help="a results folder")
-    add("--out", type=file_path, help="write all rows to this .csv or .parquet (default: print at most 200)")
-    add("--allow-mixed", action="store_true", help="allow results with different settings (warns)")
+    add("--out", type=Path, help="write all rows to this .csv or .parquet (default: print at most 200)")
     return stage
 
 
-def connect(results: Path, sql: str | None = None, allow_mixed: bool = False) -> duckdb.DuckDBPyConnection:
-    """A DuckDB connection with one view an artefact of the results folder that `sql` names; all if None.
-
-    InputError if there are no results or, unless `allow_mixed`, they were not made alike.
-    """
+def connect(results: Path, sql: str | None = None) -> duckdb.DuckDBPyConnection:
+    """A DuckDB connection with one view an artefact of the results folder that `sql` names; all if None."""
     artefacts = artefacts_in(results)
     if not artefacts:
         raise no_results(results)
     connection = duckdb.connect()
-    for setting in _SETTINGS:
-        connection.execute(setting)
+    connection.execute(_SETTINGS)
     for artefact in artefacts:
         # Thousands of files take seconds: those of artefacts that the query leaves alone stay unread.
-        if sql is not None and artefact not in re.findall(r"\w+", sql.lower()):
-            continue
-        files = sources(results, artefact)
-        if mixture := differences_within_models(files) + differences_between_models(files):
-            sentence = f"{results / artefact} holds results that were not made alike: {'; '.join(mixture)}"
-            if not allow_mixed:
-                raise InputError(f"{sentence}; keep them in two folders, or say --allow-mixed")
-            logger.warning("%s", sentence)
-        connection.register(artefact, dataset_of(files, artefact))
+        if sql is None or artefact in re.findall(r"\w+", sql.lower()):
+            connection.register(artefact, dataset_of(results, artefact))
     return connection
-
-
-@contextmanager
-def _in_a_sentence() -> Iterator[None]:
-    """Let an InputError say what DuckDB refused, without the line of SQL and the candidates below it."""
-    try:
-        yield
-    except duckdb.Error as error:
-        raise InputError(" ".join(re.split(r"\n\n|\n\t", str(error))[0].split())) from error
 
 
 def select(connection: duckdb.DuckDBPyConnection, sql: str) -> duckdb.DuckDBPyRelation:
     """The rows of one SELECT, not yet computed; an InputError if the SQL is anything else."""
-    with _in_a_sentence():
-        statements = connection.extract_statements(sql)
-        if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
-            kinds = ", ".join(statement.type.name for statement in statements) or "empty"
-            raise InputError(f"the SQL is {kinds}; one SELECT is run here")
-        # A relation takes no semicolon, nor what is remarked behind.
-        return connection.sql(re.sub(r";\s*(--[^\n]*\s*)*$", "", statements[0].query))
+    statements = connection.extract_statements(sql)
+    if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
+        kinds = ", ".join(statement.type.name for statement in statements) or "empty"
+        raise InputError(f"the SQL is {kinds}; one SELECT is run here")
+    # A relation takes no semicolon with a remark behind it.
+    return connection.sql(re.sub(r";\s*(--[^\n]*\s*)*$", "", statements[0].query))
+
+
+def export(results: Path, out: Path) -> None:
+    """Write the results of a folder as an export, one file an artefact, for others to read; manifest last.
+
+    The rows of all models, with the column `model` first, in the order of models and then of shards; in the
+    metadata, for each model, that of its first file. `exported.json` holds the files' SHA-256:
+    readers refuse one that is missing or changed. InputError if `out` holds results already, or if `results`
+    has none, or incomplete, damaged or mixed ones.
+    """
+    if artefacts_in(out):
+        raise InputError(f"--out {out} holds results; name another folder, or move it away")
+    paths = []
+    for artefact in artefacts_in(results):
+        of_models: dict[str, Mapping[str, str]] = {}
+        for file in sources(results, artefact, must_be_complete=True):
+            of_models.setdefault(file.model, file.metadata)
+        rows = dataset_of(results, artefact).to_table()
+        # For version control: two thirds of the bytes or fewer, more slowly.
+        floats = [field.name for field in rows.schema if pa.types.is_floating(field.type)]
+        paths.append(out / f"{artefact}.parquet")
+        with whole_or_absent(paths[-1]) as temporary:
+            pq.write_table(
+                rows.replace_schema_metadata({MODELS: json.dumps(of_models)}),
+                temporary,
+                compression="zstd",
+                compression_level=19,
+                write_page_checksum=True,
+                use_byte_stream_split=floats,
+                use_dictionary=[name for name in rows.schema.names if name not in floats],
+            )
+    if not paths:
+        raise no_results(results)
+    write_json(out / MANIFEST, {"files": describe_files(out, paths)})
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Print or write the result of the query, or print the list of views."""
-    sql = arguments.sql
+    """Print or write the result of the query; without one, print the list of views, or export all."""
     out = arguments.out
-    if out is not None and out.suffix not in (".csv", ".parquet"):
-        raise InputError(f"--out {out} is neither .csv nor .parquet")
-    refuse_replacing([] if out is None else [out], [arguments.results])
-    # Without SQL this is how a user learns what is mixed: not refused.
-    connection = connect(arguments.results, sql, arguments.allow_mixed or sql is None)
-    if sql is None:
-        for artefact in artefacts_in(arguments.results):
+    results = arguments.results
+    refuse_replacing([] if out is None else [out], [results])
+    if arguments.sql is None:
+        if out is not None:
+            export(results, out)
+            return
+        connection = connect(results)
+        for artefact in artefacts_in(results):
             view = connection.view(artefact)
             sys.stdout.write(f"{artefact}: {len(view):,} rows of {', '.join(view.columns)}\n")
         return
-    found = select(connection, sql)
-    with _in_a_sentence():
+    if out is not None and out.suffix not in (".csv", ".parquet"):
+        raise InputError(f"--out {out} is neither .csv nor .parquet")
+    connection = connect(results, arguments.sql)
+    try:
+        found = select(connection, arguments.sql)
         if out is None:
             width = shutil.get_terminal_size(fallback=(1000, 0)).columns  # all of it into a file
             found.show(max_rows=_MOST_ROWS, max_width=width)
-            return
-        with whole_or_absent(out) as temporary:
-            if out.suffix == ".csv":
-                found.write_csv(str(temporary))
-            else:
-                found.write_parquet(str(temporary), compression="zstd")
+        else:
+            with whole_or_absent(out) as temporary:
+                write = found.write_csv if out.suffix == ".csv" else found.write_parquet
+                write(str(temporary))
+    except duckdb.Error as error:  # without the line of SQL and the candidates below it
+        raise InputError(" ".join(re.split(r"\n\n|\n\t", str(error))[0].split())) from error

@@ -12,7 +12,8 @@ synthetic tasks: a grid of them is trained, tested and asked what decides.
 What has finished is not run again, as each program says by itself; where one finds results of other settings
 or of another text, the study is refused, and nothing is overwritten. Notebooks and tables are made anew for
 changed code. The first command that fails stops the rest, with its exit code; the same again
-goes on. Ctrl-C, SIGTERM and SIGUSR1 (exit code 75) are passed on, and training is saved.
+goes on. Ctrl-C, SIGTERM and SIGUSR1 (exit code 75) are passed on, and training is saved; a second Ctrl-C
+ends it without.
 
 on a laptop; what `make demo` runs, and the same, smaller and elsewhere:
   python pipeline/study.py olmo_configs/studies/demo.yaml      # in runs/demo
@@ -38,18 +39,17 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 
 import argparse
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
 from io import StringIO
-from typing import Any, NoReturn
+from typing import Any
 
 from pipeline.cli import InputError, file_path, positive_int, stage_parser
 from pipeline.results.files import folder_lock
 from pipeline.studies.commands import Command, commands_of
 from pipeline.studies.file import Study, load_study
-from pipeline.studies.run import TRAINING, gpus_here, run_all, workers
-from pipeline.studies.slurm import arguments_of, submit_chain
+from pipeline.studies.run import TRAINING, arguments_of, run_all, submit_chain, workers
 
 
 def parser() -> argparse.ArgumentParser:
@@ -87,31 +87,22 @@ def main(arguments: argparse.Namespace) -> None:
         sys.stdout.writelines(f"{word}\n" for word in words)
         return
     finished = finished_of(commands)
-    to_run = [command for command in commands if command.is_stage and command.name not in finished]
-    if to_run:
-        check(study, commands, to_run, is_plan=arguments.dry_run)
+    check(study, commands, finished, is_plan=arguments.dry_run)
     if arguments.slurm:
         submit_chain(commands, study, is_plan=arguments.dry_run)
     elif arguments.dry_run:
         sys.stdout.writelines(f"{command}\n" for command in commands if command.name not in finished)
     else:
         with folder_lock(Path(study.run), "run folder, as in run=FOLDER"):
-            places = workers(arguments.jobs, study.threads, gpus_here() if to_run else ())
-            sys.exit(run_all(commands, finished, places, study.logs))
+            sys.exit(run_all(commands, finished, workers(arguments.jobs, study.threads), study.logs))
 
 
 @contextmanager
 def _program(command: Command, *further: str) -> Iterator[tuple[Any, argparse.Namespace]]:
     """A command's module, and its arguments as it reads them; its name stands before what it refuses."""
-
-    def refuse(message: str) -> NoReturn:
-        raise InputError(message)
-
     program = import_module(f"pipeline.{command.stage}")
-    parser = program.parser()
-    parser.error = refuse
     try:
-        yield program, parser.parse_args([*command.arguments, *further])
+        yield program, program.parser().parse_args([*command.arguments, *further])
     except InputError as error:
         raise InputError(f"{command.name}: {error}") from error
 
@@ -123,12 +114,10 @@ def finished_of(commands: Sequence[Command]) -> set[str]:
     """
     finished: set[str] = set()
     logging.disable(logging.INFO)  # what a program says if it finds its work done
-    try:
-        for command in commands:
-            if command.is_stage and finished.issuperset(command.needs) and _is_done(command):
-                finished.add(command.name)
-    finally:
-        logging.disable(logging.NOTSET)
+    for command in commands:
+        if command.is_stage and finished.issuperset(command.needs) and _is_done(command):
+            finished.add(command.name)
+    logging.disable(logging.NOTSET)
     return finished
 
 
@@ -144,12 +133,12 @@ def _is_done(command: Command) -> bool:
     raise AssertionError("--status ends a program")
 
 
-def check(study: Study, commands: Sequence[Command], to_run: Sequence[Command], *, is_plan: bool) -> None:
+def check(study: Study, commands: Sequence[Command], finished: Collection[str], *, is_plan: bool) -> None:
     """Refuse what a program would refuse hours later; a plan, whatever the text."""
     facts = _data_facts(study) if study.sizes else None
     configs: dict[str, Any] = {}
     for command in commands:
-        if command not in to_run and command.stage not in TRAINING:
+        if not command.is_stage or (command.name in finished and command.stage not in TRAINING):
             continue
         with _program(command) as (program, arguments):
             if command.stage == "pretrain":

@@ -9,6 +9,7 @@ user's cache (XDG_CACHE_HOME, ~/.cache), never in the checkout: SmolLM2 takes 0.
 beside its place and moved there, so that one which is there is whole; of two processes the second waits.
 """
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -18,8 +19,6 @@ import zipfile
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-
-from pipeline.results.files import locked
 
 _LONGEST_DOWNLOAD = 300  # seconds
 
@@ -67,7 +66,8 @@ def model_folder(key: str) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     if find_spec("gguf") is None:
         raise UnavailableError("the package gguf, of the extra [test], is not installed")
-    with locked(cache / f"{model.name}.lock", "folder", waits=True):
+    with (cache / f"{model.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another test's process may be fetching it
         if not folder.is_dir():
             shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
             unfinished.mkdir()

@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("pipeline.results.export", "{folder} --out {folder}"),
+        ("pipeline.query", "--results {folder} --out {folder}"),
         ("pipeline.query", "SELECT --results {folder} --out {folder}/" + SHARD),
         ("pipeline.query", "SELECT --results {folder} --out {folder}/link/" + SHARD),
         (

@@ -15,6 +15,8 @@ import pytest
 from commands_at_small_size import MODEL, PYTHON_ELSEWHERE, how, run, texts_and_models
 from shown_commands import ROOT, UNMARKED, Shown, commands_of, python_of
 
+from pipeline.cli import InputError
+
 PAGES = {
     path.relative_to(ROOT).as_posix(): path
     for path in sorted(ROOT.rglob("*.md"))
@@ -63,8 +65,8 @@ def complaint(shown: Shown) -> str | None:
         words = [re.sub(r"\$\w+", "1", word) for word in shown.arguments]  # variables of the shell
         try:
             parser_of(shown.program.removesuffix(".py").replace("/", ".")).parse_args(words)
-        except SystemExit as end:
-            return f"exit code {end.code}"
+        except (InputError, SystemExit) as end:
+            return str(end)
     return None
 
 

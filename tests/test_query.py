@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline import query
-from pipeline.cli import InputError, run_stage
+from pipeline.cli import run_stage
 from pipeline.results.write import StageOutput
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,18 +39,12 @@ def results(tmp_path: Path) -> Path:
     return results
 
 
-def test_models_measured_in_two_ways_are_refused_by_name(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_models_measured_in_two_ways_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path, "a", [1.0], targets_per_chunk=16, context_lengths=[8], dtype="float32")
     write(tmp_path, "b", [1.0], targets_per_chunk=32, context_lengths=[8, 16], dtype="float32")
     sql = "SELECT count(*) FROM length_losses"
-    named = "targets_per_chunk was 16, now 32 in model=b"
-    with pytest.raises(InputError, match=named):
-        query.connect(tmp_path, sql)
-    connection = query.connect(tmp_path, sql, allow_mixed=True)
-    assert named in caplog.text
-    assert query.select(connection, sql).fetchall() == [(2,)]
+    assert query.select(query.connect(tmp_path, sql), sql).fetchall() == [(2,)]
+    assert "measured in two ways: targets_per_chunk was 16, now 32 in model=b" in caplog.text
 
 
 def test_the_page_s_way_to_read_a_folder_keeps_the_names_of_models(tmp_path: Path) -> None:

@@ -25,12 +25,9 @@ def html_page(page: str, scripts: Sequence[str], style: str, record: Any) -> str
         "script": "".join((folder / name).read_text(encoding="utf-8") for name in scripts),
         "style": (folder / style).read_text(encoding="utf-8"),
     }
-    hashes = {name: hashlib.sha256(content.encode()).digest() for name, content in parts.items()}
     html = (folder / page).read_text(encoding="utf-8")
-    for name, digest in hashes.items():
-        html = html.replace(f"{{{{{name}-hash}}}}", f"sha256-{base64.b64encode(digest).decode()}")
     data = f'<script type="application/json" id="data">{to_json(record)}</script>'
-    # The data comes last: texts may hold the very words that stand for the parts.
-    for name, content in {**parts, "data": data}.items():
-        html = html.replace(f"{{{{{name}}}}}", content)
-    return html
+    for name, content in parts.items():
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        html = html.replace(f"{{{{{name}-hash}}}}", f"sha256-{digest}").replace(f"{{{{{name}}}}}", content)
+    return html.replace("{{data}}", data)  # last: texts may hold the very words that stand for the parts

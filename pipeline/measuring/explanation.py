@@ -32,7 +32,7 @@ from pipeline.measuring.sources import (
 )
 from pipeline.measuring.stage import LoadedModel, failures_in_words
 from pipeline.models.interface import CausalLM, num_positions_of
-from pipeline.results.files import write_atomically
+from pipeline.results.files import write_text
 from pipeline.results.table import as_table, printable
 from pipeline.text.sources import first_passages
 from pipeline.text.tokenizer import DocumentTokenizer, TokenizedText
@@ -108,7 +108,7 @@ class Explanation:
             content = self.frame.to_csv(index=False)
         if (kind or path.suffix[1:]) == "json":
             content = json.dumps(self.record, ensure_ascii=False, indent=1)
-        write_atomically(path, lambda temporary: temporary.write_text(content, encoding="utf-8"))
+        write_text(path, content)
         return path
 
     @cached_property

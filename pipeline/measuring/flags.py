@@ -125,10 +125,10 @@ def add_stage_arguments(parser: argparse.ArgumentParser) -> None:
         help="measure the part of the documents of task I, counted from 0, of --num-tasks; all of them if not"
         " given. Under torchrun or `accelerate launch` the processes, one a GPU, divide the task")
     add("--num-tasks", type=positive_int, metavar="N",
-        help="into how many tasks the documents are split; once shards of one N stand, another N is refused")
+        help="into how many tasks the documents are split")
     add("--status", action="store_true",
-        help="measure nothing: print which shards are missing, and whose they are; exit code 0 if none is, 1"
-        " if any, 2 for bad input")
+        help="measure nothing: print how many shards there are; exit code 0 if none is missing, 1 if any, 2"
+        " for bad input")
     # fmt: on
 
 

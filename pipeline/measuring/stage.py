@@ -31,7 +31,7 @@ from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm
 from pipeline.models.vocabulary import refuse_foreign_tokens
 from pipeline.results.files import Task
 from pipeline.results.read import what_made
-from pipeline.results.schemas import DIVERGENCE, Columns, append_columns
+from pipeline.results.schemas import Columns, append_columns
 from pipeline.results.versions import sha256_of_files
 from pipeline.results.write import StageOutput
 from pipeline.text.chunks import Chunk, chunks_of, long_enough_documents
@@ -138,7 +138,6 @@ def measure_documents(
                 },
             },
             num_shards=len(shards),
-            num_tasks=arguments.num_tasks,
         )
         outputs.append(output)
         pending = output.pending_shards(mine)
@@ -171,7 +170,7 @@ def measure_documents(
                     with failures_in_words(name, len(chunk.token_ids_L), chunk.start, where):
                         append_columns(tables, measure(loaded, chunk, compared))
                 if index == shards[shard][-1]:
-                    output.write_shard(shard, tables, {**facts, **left_out(tables)})
+                    output.write_shard(shard, tables, facts)
                     tables = {}
             logger.info(
                 "%s: %.2f GiB of memory at the peak", name, peak_bytes(loaded.model.device) / GIBIBYTE
@@ -258,19 +257,6 @@ def _load(
     )
     led = model.led_by(bos_token_ids)
     return LoadedModel(checkpoint.name, led, Batching.for_model(led))
-
-
-def left_out(tables: Mapping[str, Columns]) -> dict[str, int]:
-    """Number of pairs of target and evaluator, and of those with too small a total effect for a sparsity."""
-    if (rows := tables.get("dependency_sparsity")) is None:
-        return {}
-    names = "document_id", "target_position", "evaluator", "criterion", "mean_log2_k"
-    pairs = {
-        tuple(pair): value is None
-        for *pair, criterion, value in zip(*(rows[name] for name in names), strict=True)
-        if criterion == DIVERGENCE
-    }
-    return {"num_asked": len(pairs), "num_without_gain": sum(pairs.values())}
 
 
 @contextmanager

@@ -12,12 +12,10 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from glob import escape
-from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,15 +59,15 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Call `write` on a temporary path that becomes `path` once it is whole."""
+def write_bytes(path: Path, content: bytes | bytearray) -> None:
+    """Write a file, atomically."""
     with whole_or_absent(path) as temporary:
-        write(temporary)
+        temporary.write_bytes(content)
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a text in UTF-8, atomically."""
-    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    write_bytes(path, text.encode())
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -97,29 +95,14 @@ def write_parquet(
 
 
 def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """The named columns, or all, of one Parquet file; an InputError if it is damaged or lacks one."""
-    with _opened(path) as file:
-        present = file.schema_arrow.names
-        if missing := [name for name in columns or () if name not in present]:
-            raise InputError(f"{path} lacks the column {missing[0]}: another file, or of another version")
-        return file.read(columns or None).select(list(columns or present))
+    """The named columns, or all, of one Parquet file; no name=value above it is a column."""
+    return pq.read_table(path, columns=columns, partitioning=None)
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The metadata of one Parquet file; an InputError if it is not Parquet, or not whole."""
-    with _opened(path) as file:
-        return {key.decode(): value.decode() for key, value in (file.schema_arrow.metadata or {}).items()}
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[pq.ParquetFile]:
-    try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            yield file
-    except (pa.ArrowException, OSError, ValueError) as error:
-        if getattr(error, "errno", None) is not None:  # what the system refuses, no damage has caused
-            raise
-        raise InputError(f"{path} is damaged: it is no whole Parquet file") from error
+    """The metadata of one Parquet file."""
+    metadata = pq.read_schema(path).metadata or {}
+    return {key.decode(): value.decode() for key, value in metadata.items()}
 
 
 @contextmanager
@@ -131,23 +114,22 @@ def folder_lock(folder: Path, flag: str, part: str | None = None) -> Iterator[No
     SIGKILL and power loss included; the file's presence or content decides nothing.
     """
     with ExitStack() as held:
-        held.enter_context(locked(folder / LOCK_FILE, flag, is_shared=part is not None))
+        held.enter_context(_locked(folder / LOCK_FILE, flag, is_shared=part is not None))
         if part is not None:
-            held.enter_context(locked(folder / f"{LOCK_FILE}-{part}", flag))
+            held.enter_context(_locked(folder / f"{LOCK_FILE}-{part}", flag, is_shared=False))
         yield
 
 
 @contextmanager
-def locked(path: Path, flag: str, *, is_shared: bool = False, waits: bool = False) -> Iterator[None]:
-    """Lock a file, whose content says for the refusal who holds it; it `waits` for a moment's work only.
+def _locked(path: Path, flag: str, *, is_shared: bool) -> Iterator[None]:
+    """Lock a file, whose content says for the refusal who holds it.
 
     A file system without locks, as Lustre may be mounted, is only warned of: files are whole all the same.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+", encoding="utf-8", errors="replace") as file:
         try:
-            kind = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
-            fcntl.flock(file, kind if waits else kind | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_NB | (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX))
         except BlockingIOError:
             file.seek(0)
             raise InputError(
@@ -209,13 +191,10 @@ def read_record(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        is_whole = all("sha256" in file for file in record["files"].values())
-    except (ValueError, TypeError, KeyError, AttributeError):
-        is_whole = False
-    if not is_whole:
-        raise InputError(f"{path} is damaged; remove it, and run again what wrote {path.parent}")
-    return record
+        record = json.loads(path.read_text(encoding="utf-8"))
+        return {**record, "files": dict(record["files"])}
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(f"{path} is damaged; remove it, and run again what wrote {path.parent}") from error
 
 
 def damage(path: Path, expected: Mapping[str, Any], *, verify: bool = True) -> str | None:
@@ -263,60 +242,3 @@ def refuse_changes(what: str, earlier: Mapping[str, Any], now: Mapping[str, Any]
             f"{what} made with other settings: {'; '.join(changes)}; choose another {flag}, or repeat the"
             " earlier settings (inputs by SHA-256)"
         )
-
-
-@dataclass(frozen=True)
-class Mark:
-    """The record of one shard of a stage's results: it is whole, in all its artefacts."""
-
-    stage: str
-    place: str
-    """The model, or model/evaluator=<name> where another tried what it chose."""
-    shard_index: int
-    num_shards: int
-    files: Mapping[str, Mapping[str, Any]]
-    """Artefact -> size and SHA-256 of its file."""
-    num_tasks: int | None
-    """Tasks of the run that wrote it; None if it took whatever was missing."""
-
-    @property
-    def model(self) -> str:
-        """Whose results these are; of what another tried, who chose it."""
-        return self.place.partition("/")[0]
-
-    def path(self, results: Path, artefact: str) -> Path:
-        """The file of an artefact."""
-        return shard_path(results, artefact, self.place, self.shard_index, self.num_shards)
-
-
-def shard_path(results: Path, artefact: str, place: str, shard_index: int, num_shards: int) -> Path:
-    """File with the rows of one shard."""
-    return results / artefact / f"model={place}" / f"{shard_index:05d}-of-{num_shards:05d}.parquet"
-
-
-def read_marks(results: Path, stage: str = "*", place: str | None = None) -> Iterator[Mark]:
-    """The marks of a results folder, models before evaluators; an InputError if one is damaged."""
-    folders = ("model=*", "model=*/evaluator=*") if place is None else (f"model={escape(place)}",)
-    stages = results / "_stages"
-    for path in (path for folder in folders for path in sorted(stages.glob(f"{stage}/{folder}/*.done"))):
-        record = read_record(path)
-        if record is not None:
-            shard_index, num_shards = map(int, path.stem.split("-of-"))
-            of_stage, *below = path.parent.relative_to(stages).parts
-            name = "/".join(below).removeprefix("model=")
-            yield Mark(of_stage, name, shard_index, num_shards, record["files"], record.get("num_tasks"))
-
-
-def made_by_of(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Provenance in a shard's metadata: "schema_version", "stage", "settings", "inputs" (SHA-256)."""
-    content = {name: json.loads(metadata[name]) for name in ("schema_version", "settings", "inputs")}
-    return {**content, "stage": metadata["stage"]}
-
-
-def as_ranges(indices: Iterable[int]) -> str:
-    """[9, 3, 7, 8] as "3,7-9", which sbatch --array takes as it stands."""
-    runs = []
-    for _, run in groupby(enumerate(sorted(indices)), lambda pair: pair[1] - pair[0]):
-        members = [index for _, index in run]
-        runs.append(str(members[0]) if len(members) == 1 else f"{members[0]}-{members[-1]}")
-    return ",".join(runs)

@@ -1,19 +1,24 @@
 """Reading a results folder: what it holds, what made it, and the rows of its artefacts.
 
+<results>/<artefact>/model=<model>/00003-of-00008.parquet      the data, and in its metadata what made it
+<results>/_stages/<stage>/model=<model>/00003-of-00008.done    its mark (results/files.py), written last
+
 Only files that are marked as complete, and whole, are read; a warning counts the shards that are missing.
 Files of one model that were made with different settings are refused; models measured in two ways are read
 with a warning: an average over such a folder would be an average over nothing.
 
-An export is one file an artefact, with the column `model`; its metadata says what made each model's rows.
+An export has one mark for all its files, `exported.json`: one an artefact, with the column `model`, whose
+metadata says what made each model's rows.
 """
 
 import json
 import logging
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, reduce
+from glob import escape
 from itertools import groupby
 from operator import and_
 from pathlib import Path
@@ -22,17 +27,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from pipeline.cli import InputError
-from pipeline.results.files import (
-    MANIFEST,
-    Mark,
-    as_ranges,
-    damage,
-    differences,
-    made_by_of,
-    read_marks,
-    read_metadata,
-    read_record,
-)
+from pipeline.results.files import MANIFEST, damage, differences, read_metadata, read_record
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
 
 if TYPE_CHECKING:
@@ -47,15 +42,60 @@ _IN_THE_ROWS = {"rules", "k", "context_lengths", "checkpoint", "task", "sizes", 
 logger = logging.getLogger("pipeline.results")
 
 
-def _exported(results: Path) -> dict[str, Any]:
-    """File -> record of an export; none if the folder is no export."""
-    return (read_record(results / MANIFEST) or {"files": {}})["files"]
+@dataclass(frozen=True)
+class Mark:
+    """The record of one shard of a stage's results, or of an export: it is whole, in all its artefacts."""
+
+    stage: str
+    place: str
+    """The model, or model/evaluator=<name> where another tried what it chose; "" of an export."""
+    shard_index: int
+    num_shards: int
+    files: Mapping[str, Mapping[str, Any]]
+    """Artefact -> size and SHA-256 of its file."""
+
+    @property
+    def model(self) -> str:
+        """Whose results these are; of what another tried, who chose it."""
+        return self.place.partition("/")[0]
+
+    def path(self, results: Path, artefact: str) -> Path:
+        """The file of an artefact."""
+        if not self.place:
+            return results / f"{artefact}.parquet"
+        return shard_path(results, artefact, self.place, self.shard_index, self.num_shards)
+
+
+def shard_path(
+    results: Path, artefact: str, place: str, index: int, num_shards: int, ending: str = "parquet"
+) -> Path:
+    """File with the rows of one shard."""
+    return results / artefact / f"model={place}" / f"{index:05d}-of-{num_shards:05d}.{ending}"
+
+
+def read_marks(results: Path, stage: str = "*", place: str | None = None) -> Iterator[Mark]:
+    """The marks of a results folder, in order; an InputError if one is damaged."""
+    if place is None and (record := read_record(results / MANIFEST)) is not None:
+        files = {name.removesuffix(".parquet"): file for name, file in record["files"].items()}
+        yield Mark("export", "", 0, 1, files)
+    stages = results / "_stages"
+    below = "**" if place is None else f"model={escape(place)}"
+    for path in sorted(stages.glob(f"{stage}/{below}/*.done")):
+        if (record := read_record(path)) is not None:
+            shard_index, num_shards = map(int, path.stem.split("-of-"))
+            of_stage, _, name = path.parent.relative_to(stages).as_posix().partition("/model=")
+            yield Mark(of_stage, name, shard_index, num_shards, record["files"])
+
+
+def made_by_of(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Provenance in a shard's metadata: "schema_version", "stage", "settings", "inputs" (SHA-256)."""
+    content = {name: json.loads(metadata[name]) for name in ("schema_version", "settings", "inputs")}
+    return {**content, "stage": metadata["stage"]}
 
 
 def artefacts_in(results: Path) -> list[str]:
-    """Names of the artefacts that a results folder holds, by its marks or, of an export, its manifest."""
-    named = {name.removesuffix(".parquet") for name in _exported(results)}
-    named |= {artefact for mark in read_marks(results) for artefact in mark.files}
+    """Names of the artefacts that a results folder holds, by its marks."""
+    named = {artefact for mark in read_marks(results) for artefact in mark.files}
     return [name for name in SCHEMAS if name in named]
 
 
@@ -74,8 +114,6 @@ class Source:
     path: Path
     model: str
     metadata: Mapping[str, str]
-    folder: Path
-    """The artefact's, in which a shard is below model=<name>; an export is beside it."""
 
 
 def sources(
@@ -87,13 +125,9 @@ def sources(
     InputError names a file that is missing, damaged or of another schema version.
     """
     found = []
-    folder = results / artefact
-    for path in _whole_files(results, artefact, models, must_be_complete):
+    for path, owner in _whole_files(results, artefact, models, must_be_complete):
         metadata = read_metadata(path)
-        if MODELS in metadata:
-            of_models = json.loads(metadata[MODELS])
-        else:
-            of_models = {path.relative_to(folder).parts[0].removeprefix("model="): metadata}
+        of_models = json.loads(metadata[MODELS]) if MODELS in metadata else {owner: metadata}
         for model, of_model in of_models.items():
             version = json.loads(of_model.get("schema_version", "null"))
             if version != SCHEMA_VERSION:
@@ -102,49 +136,36 @@ def sources(
                     " again into another --results folder"
                 )
             if models is None or model in models:
-                found.append(Source(path, model, of_model, folder))
+                found.append(Source(path, model, of_model))
     return found
 
 
 def _whole_files(
     results: Path, artefact: str, models: Collection[str] | None, must_be_complete: bool
-) -> list[Path]:
-    """The Parquet files, each found to be what its mark says; of an export one file with all models."""
-    exported = results / f"{artefact}.parquet"
-    if (record := _exported(results).get(exported.name)) is not None:
-        if wrong := damage(exported, record):
-            raise InputError(f"{wrong}; copy the folder that {MANIFEST} is of again")
-        return [exported]
-    marks = [mark for mark in read_marks(results) if models is None or mark.model in models]
+) -> list[tuple[Path, str]]:
+    """The Parquet files, each found to be what its mark says, and whose they are."""
+    marks = [mark for mark in read_marks(results) if models is None or mark.model in ("", *models)]
     stages = {mark.stage for mark in marks if artefact in mark.files}
     marks = [mark for mark in marks if mark.stage in stages]
-    for (_, place), of_place in groupby(marks, lambda mark: (mark.stage, mark.place)):
-        _count_missing(results, artefact, place, list(of_place), must_be_complete)
-    records = {mark.path(results, artefact): mark.files[artefact] for mark in marks if artefact in mark.files}
+    for (stage, place), of_place in groupby(marks, lambda mark: (mark.stage, mark.place)):
+        counts = [mark.num_shards for mark in of_place]
+        what = f"of {artefact} of model '{place}'"
+        if max(counts) > min(counts):
+            raise InputError(f"{results} holds shards {what} of two results; keep one of them")
+        if len(counts) < counts[0]:
+            sentence = (
+                f"{results} holds {len(counts)} of {counts[0]} shards {what}; run {stage} again with the"
+                " flags it was run with"
+            )
+            if must_be_complete:
+                raise InputError(sentence)
+            warn_once(sentence)
+    files = {mark.path(results, artefact): mark for mark in marks if artefact in mark.files}
+    records = [mark.files[artefact] for mark in files.values()]
     with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter free
-        for wrong in filter(None, pool.map(damage, records, records.values())):
-            raise InputError(f"{wrong}; run {' and '.join(sorted(stages))} again, which measures it anew")
-    return sorted(records)
-
-
-def _count_missing(
-    results: Path, artefact: str, place: str, marks: Sequence[Mark], must_be_complete: bool
-) -> None:
-    model = place.replace("/evaluator=", "' by '")
-    num_shards = marks[0].num_shards
-    if any(mark.num_shards != num_shards for mark in marks):
-        raise InputError(
-            f"{results} holds {artefact} of model '{model}' in {num_shards} and in"
-            f" {marks[-1].num_shards} shards: two results; keep one of them"
-        )
-    if missing := set(range(num_shards)) - {mark.shard_index for mark in marks}:
-        sentence = (
-            f"{results} holds {len(marks)} of {num_shards} shards of {artefact} of model '{model}' (without"
-            f" {as_ranges(missing)}); run {marks[0].stage} again with the flags it was run with"
-        )
-        if must_be_complete:
-            raise InputError(sentence)
-        warn_once(sentence)
+        for wrong in filter(None, pool.map(damage, files, records)):
+            raise InputError(f"{wrong}; run {' and '.join(sorted(stages))} again, which makes it anew")
+    return [(path, files[path].model) for path in sorted(files)]
 
 
 @lru_cache(maxsize=1000)
@@ -153,41 +174,32 @@ def warn_once(sentence: str) -> None:
     logger.warning("%s", sentence)
 
 
-def differences_within_models(files: Sequence[Source]) -> list[str]:
-    """A phrase for each fact in which files of one model disagree."""
-    of_models = groupby(files, lambda file: file.model)
-    return [phrase for _, of_model in of_models for phrase in _differences(list(of_model), set())]
-
-
-def differences_between_models(files: Sequence[Source]) -> list[str]:
-    """A phrase for each fact in which two models' files disagree and that no column of theirs says."""
-    firsts = [next(of_model) for _, of_model in groupby(files, lambda file: file.model)]
-    return _differences(firsts, _IN_THE_ROWS)
-
-
-def _differences(files: Sequence[Source], ignored: set[str]) -> list[str]:
-    """Each against the first."""
-    ignored = ignored | _HOW_THE_WORK_WAS_CUT
-    seen: dict[str, Any] = {}
-    phrases: dict[str, str] = {}  # thousands of files say the same
+def _refuse_mixture(files: Sequence[Source]) -> None:
+    """Refuse files of one model made with different settings; warn of models measured in two ways."""
+    firsts: dict[str, Source] = {}
     for file in files:
-        made_by = made_by_of(file.metadata)
-        of_file = made_by["settings"] | made_by["inputs"]
-        of_file = {name: value for name, value in of_file.items() if name not in ignored}
-        # Who tries a choice differs from who made it.
-        optional = {name for name in seen.keys() ^ of_file.keys() if re.match("choices$|evaluator ", name)}
-        earlier, now = (
-            {n: v for n, v in one.items() if n not in optional} for one in (seen or of_file, of_file)
-        )
-        for phrase in differences(earlier, now):
-            phrases.setdefault(phrase, f"{phrase} in model={file.model} of {file.path.name}")
-        seen = of_file | seen
-    return list(phrases.values())
+        first = firsts.setdefault(file.model, file)
+        if changes := differences(_facts(first), _facts(file)):
+            raise InputError(f"{'; '.join(changes)} in model={file.model} of {file.path}; keep both apart")
+    for model, first in firsts.items():
+        if changes := differences(_facts(files[0], _IN_THE_ROWS), _facts(first, _IN_THE_ROWS)):
+            said = f"{'; '.join(changes)} in model={model}"
+            warn_once(f"models of {first.path.parent.parent} were measured in two ways: {said}")
 
 
-def what_made(results: Path, stage: str, model: str) -> dict[str, Any] | None:
-    """Provenance of the first whole shard of a stage and model; None if there is no whole shard."""
-    for mark in read_marks(results, stage, model):
+def _facts(file: Source, ignored: Collection[str] = ()) -> dict[str, Any]:
+    """Settings and inputs that files of one result share; who tries a choice differs from who made it."""
+    made_by = made_by_of(file.metadata)
+    return {
+        name: value
+        for name, value in (made_by["settings"] | made_by["inputs"]).items()
+        if name not in {*_HOW_THE_WORK_WAS_CUT, *ignored} and not re.match("choices$|evaluator ", name)
+    }
+
+
+def what_made(results: Path, stage: str, place: str) -> dict[str, Any] | None:
+    """Provenance of the first whole shard of a stage and place; None if there is no whole shard."""
+    for mark in read_marks(results, stage, place):
         for artefact, record in mark.files.items():
             path = mark.path(results, artefact)
             if damage(path, record) is None:
@@ -197,14 +209,11 @@ def what_made(results: Path, stage: str, model: str) -> dict[str, Any] | None:
 
 def read_made_by(results: Path, stage: str) -> dict[str, dict[str, Any]]:
     """Provenance of a stage's results, by model: its "settings", "inputs" (SHA-256), "schema_version"."""
-    found: dict[str, dict[str, Any]] = {}
     for artefact in artefacts_in(results):
-        for file in sources(results, artefact):
-            if file.metadata["stage"] == stage:
-                found.setdefault(file.model, made_by_of(file.metadata))
-        if found:  # one artefact has all of a stage's models
-            break
-    return found
+        files = [file for file in sources(results, artefact) if file.metadata["stage"] == stage]
+        if files:  # one artefact has all of a stage's models
+            return {file.model: made_by_of(file.metadata) for file in files}
+    return {}
 
 
 def read_settings(results: Path, stage: str) -> dict[str, dict[str, Any]]:
@@ -220,10 +229,8 @@ def read_settings(results: Path, stage: str) -> dict[str, dict[str, Any]]:
 
 def read_model_facts(results: Path, artefact: str) -> dict[str, dict[str, Any]]:
     """Size and training of each model in the files of one artefact; empty if these are older."""
-    facts: dict[str, dict[str, Any]] = {}
-    for file in sources(results, artefact):
-        facts.setdefault(file.model, json.loads(file.metadata.get("model_facts", "{}")))
-    return facts
+    files = sources(results, artefact)
+    return {file.model: json.loads(file.metadata.get("model_facts", "{}")) for file in files}
 
 
 def read_artefact(
@@ -235,46 +242,39 @@ def read_artefact(
     """All models' rows of one artefact, a name of `SCHEMAS`, with the column `model` first.
 
     Of `columns` where these are given; `only` is column, or `model`, -> the values wanted: other rows are
-    left out while reading. Models measured in two ways are read, with a warning. InputError where the folder
-    has no such artefact (it lists those present), no rows of it, or files of one model of two configurations;
-    or as `sources` raises it.
+    left out while reading. InputError where the folder has no such artefact (it lists those present), or no
+    rows of it; or as `dataset_of` raises it.
     """
     import pyarrow.dataset as ds  # late: it loads pandas, which few need
 
     models = (only or {}).get("model")
-    files = sources(results, artefact, models)
-    if not files and models is None:
-        present = ", ".join(artefacts_in(results)) or "nothing that has its marks in _stages"
-        raise InputError(f"{results} holds no '{artefact}' results; it holds {present}")
-    if mixture := differences_within_models(files):
-        raise InputError(
-            f"{results / artefact} mixes results: {'; '.join(mixture)}; keep them in two folders"
-        )
-    if mixture := differences_between_models(files):
-        logger.warning("the models of %s were measured in two ways: %s", artefact, "; ".join(mixture))
     chosen = [ds.field(column).isin(list(values)) for column, values in (only or {}).items()]
-    rows = dataset_of(files, artefact).to_table(
+    rows = dataset_of(results, artefact, models).to_table(
         columns=["model", *(SCHEMAS[artefact].names if columns is None else columns)],
         filter=reduce(and_, chosen) if chosen else None,
     )
     if rows.num_rows == 0 and not only:
-        raise InputError(f"{results} holds '{artefact}' files but no row in them: no target was measured")
+        present = ", ".join(artefacts_in(results)) or "nothing that has its marks in _stages"
+        raise InputError(f"{results} holds no rows of '{artefact}'; it holds {present}")
     return rows.to_pandas()
 
 
-def dataset_of(files: Sequence[Source], artefact: str) -> "Dataset":
-    """An artefact's files, all shards or all exports, as one table, with the column `model` first.
+def dataset_of(results: Path, artefact: str, models: Collection[str] | None = None) -> "Dataset":
+    """An artefact's rows, of these models or all, with the column `model` first; none is read.
 
-    The model is that of the folder's name as it stands there, and no name=value above is a column.
+    The model is that of the folder's name as it stands there, and no name=value above is a column. Models
+    measured in two ways are warned of. InputError as `sources` raises it, or where files of one model were
+    made with different settings.
     """
     import pyarrow.dataset as ds
 
-    model = pa.field("model", pa.string())
-    of_folders: dict[str, Any] = {}
-    if files and files[0].folder in files[0].path.parents:  # no export
-        of_folders = {
-            "partitioning": ds.HivePartitioning(pa.schema([model]), segment_encoding="none"),
-            "partition_base_dir": str(files[0].folder),
-        }
-    paths = list(dict.fromkeys(str(file.path) for file in files))
-    return ds.dataset(paths, schema=pa.schema([model, *SCHEMAS[artefact]]), format="parquet", **of_folders)
+    files = sources(results, artefact, models)
+    _refuse_mixture(files)
+    model = pa.schema([pa.field("model", pa.string())])
+    return ds.dataset(
+        list(dict.fromkeys(str(file.path) for file in files)),
+        schema=pa.schema([*model, *SCHEMAS[artefact]]),
+        format="parquet",
+        partitioning=ds.HivePartitioning(model, segment_encoding="none"),
+        partition_base_dir=str(results),
+    )

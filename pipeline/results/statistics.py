@@ -3,6 +3,7 @@
 For independent examples there is Wilson's interval of a share.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -68,23 +69,22 @@ def interval_of_statistic(
 
             half_width = float(t.ppf(0.975, num_documents - 1) * error)
             return Interval(estimate, estimate - half_width, estimate + half_width)
-        blocks: list[np.ndarray] = []
-        num_drawn = 0
-        while num_drawn < NUM_RESAMPLES:
-            counts_BD = _draw_counts(num_documents, len(blocks))[: NUM_RESAMPLES - num_drawn]
-            blocks.append(counts_BD.astype(np.float64) @ sums_DC)
-            num_drawn += len(counts_BD)
-        low, high = np.nanquantile(statistic(np.concatenate(blocks)), [0.025, 0.975])
+        per_block = max(1, min(_RESAMPLES_PER_BLOCK, _DRAWS_PER_BLOCK // num_documents))
+        sums_of_blocks = [
+            _draw_counts(num_documents, per_block, block).astype(np.float64) @ sums_DC
+            for block in range(math.ceil(NUM_RESAMPLES / per_block))
+        ]
+        resampled = statistic(np.concatenate(sums_of_blocks)[:NUM_RESAMPLES])
+        low, high = np.nanquantile(resampled, [0.025, 0.975])
     return Interval(estimate, float(low), float(high))
 
 
 @lru_cache(maxsize=_BLOCKS_KEPT)
-def _draw_counts(num_documents: int, block: int) -> np.ndarray:
+def _draw_counts(num_documents: int, num_resamples: int, block: int) -> np.ndarray:
     """How often each document is drawn, which says all there is to know of a resample: unsigned [B, D].
 
     Kept, since one table draws the same resamples a hundred times; counts are small, a byte holds them.
     """
-    num_resamples = max(1, min(_RESAMPLES_PER_BLOCK, _DRAWS_PER_BLOCK // num_documents))
     generator = np.random.default_rng([0, block])  # the same documents, whatever is measured on them
     cells = generator.integers(num_documents, size=(num_resamples, num_documents))
     cells += num_documents * np.arange(num_resamples)[:, None]

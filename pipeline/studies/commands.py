@@ -8,9 +8,10 @@ Of synthetic tasks, a training a run, a test a task, the notebooks at the end:
     <run>/models/<task>[-k<K_train>]-<positions>-seed<seed>, <run>/results, <run>/figures
 """
 
+import os
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from itertools import product
@@ -52,7 +53,7 @@ class Command:
     @property
     def is_stage(self) -> bool:
         """Whether it is not run again; programs of analysis see by themselves what is new."""
-        return self.program.startswith("pipeline/")
+        return self.stage not in ANALYSING
 
     @property
     def is_measuring(self) -> bool:
@@ -60,9 +61,8 @@ class Command:
         return self.stage in MEASURING
 
     def words(self) -> list[str]:
-        """Program and arguments; the program by its whole path where one is elsewhere than in the root."""
-        is_in_root = Path.cwd() == ROOT or Path(self.program).is_file()
-        return [self.program if is_in_root else str(ROOT / self.program), *self.arguments]
+        """Program and arguments, as typed in the folder that this is."""
+        return [os.path.relpath(ROOT / self.program), *self.arguments]
 
     def __str__(self) -> str:
         """The line as it would be typed."""
@@ -84,14 +84,12 @@ def commands_of(study: Study) -> list[Command]:
     if study.synthetic is None:
         commands = _text_commands(study)
     else:
-        commands = _synthetic_commands(study, study.synthetic)
+        commands = list(_synthetic_commands(Path(study.run), study.synthetic))
     names = [command.name for command in commands]
     if twice := [name for name in names if names.count(name) > 1]:
         raise InputError(f"two commands of the study are named {twice[0]}; rename or take out one")
     for command in commands:
-        for needed in command.needs:
-            if needed not in names:
-                raise InputError(f"{command.name} needs {needed}, which is no stage of the study")
+        _known(command.needs, names, f"stage that {command.name} needs:")
     return commands
 
 
@@ -100,33 +98,31 @@ def _text_commands(study: Study) -> list[Command]:
     data = Path(study.run) / "data"
     commands = [_tokenize("tokenize_c4", study.data, data, study.slurm.tokenize)]
     folders: dict[str, dict[str, str]] = {}
+    """Size -> model -> what --checkpoints is given."""
     if not study.sizes:
-        if lacking := [name for name, model in study.models.items() if "checkpoint" not in model]:
-            raise InputError(f"models.{lacking[0]} has no checkpoint, and the study no sizes to train it in")
         folders[""] = {name: model["checkpoint"] for name, model in study.models.items()}
     for size_name, size in study.sizes.items():
         folders[size_name] = {}
-        for name in _known(size.models or study.models, study.models):
+        for name in _known(size.models or study.models, study.models, "model"):
             full_name = f"{size_name}-{name}" if study.sizes_in_names else name
             folder = str(Path(study.run) / "models" / full_name)
             folders[size_name][name] = folder
-            how = {"max_duration": size.max_duration} if size.max_duration else {}
-            overrides = [*_overrides(how), *size.overrides, *_overrides(study.models[name])]
+            duration = _overrides({"max_duration": size.max_duration})
+            overrides = [*duration, *size.overrides, *_overrides(study.models[name])]
             arguments = (size.config, "--data", str(data), "--save-folder", folder, *overrides)
             commands.append(Command(full_name, "pipeline/pretrain.py", arguments, ("tokenize_c4",)))
     for name, evaluation in study.evaluations.items():
         if evaluation.data is not None:
             # After the study's own text, whose tokenizer this one may be given.
             own = Path(study.run) / name / "data"
-            commands.append(_tokenize(_joined("tokenize_c4", name), evaluation.data, own, 1, "tokenize_c4"))
+            commands.append(_tokenize(f"tokenize_c4-{name}", evaluation.data, own, 1, "tokenize_c4"))
         for size_name, of_size in folders.items():
             size_in_names = size_name if study.sizes_in_names else ""
             commands += _evaluation_commands(study, name, evaluation, size_in_names, of_size)
     # Each summary lists the figures of the evaluations beside it.
-    summaries = [command for command in commands if command.stage == "summary"]
     others = [command for command in commands if command.stage != "summary"]
     needs = tuple(command.name for command in others)
-    return [*others, *(Command(one.name, one.program, one.arguments, needs) for one in summaries)]
+    return others + [replace(command, needs=needs) for command in commands if command.stage == "summary"]
 
 
 def _tokenize(name: str, text: Mapping[str, Any], out: Path, num_tasks: int, *needs: str) -> Command:
@@ -142,11 +138,10 @@ def _joined(*parts: str) -> str:
     return "-".join(filter(None, parts))
 
 
-def _known(names: Collection[str], known: Collection[str], kind: str = "model") -> list[str]:
+def _known(names: Iterable[str], known: Collection[str], kind: str) -> list[str]:
     """The names; an InputError of one that is not known."""
-    for name in names:
-        if name not in known:
-            raise unknown_name(kind, name, known)
+    if unknown := [name for name in names if name not in known]:
+        raise unknown_name(kind, unknown[0], known)
     return list(names)
 
 
@@ -163,35 +158,33 @@ def _evaluation_commands(
     """The stages of one evaluation for the models of one size, model -> what --checkpoints is given."""
     run = Path(study.run)
     results = run / name / "results" / size
-    data = run / (name if evaluation.data is not None else "") / "data"
-    tokenize = _joined("tokenize_c4", name if evaluation.data is not None else "")
-    of_stages = {stage: evaluation.flags.get(stage) or {} for stage in STAGES}
+    whose_data = "" if evaluation.data is None else name
+    data = run / whose_data / "data"
     general = {flag: value for flag, value in evaluation.flags.items() if flag not in STAGES}
     # A further evaluation inherits flags that its own stages may not have, but some stage must.
     _known(general, set().union(*map(_flags_of, MEASURING)), "field of an evaluation")
     measured: list[str] = []
     for stage in _known(evaluation.stages, STAGES, "stage of an evaluation"):
         command_name = _joined(stage, size, name)
+        own = evaluation.flags.get(stage) or {}
         if stage in ANALYSING:
             folder = str(run / name / "figures" / size)
             shown = [] if stage == "summary" else ["--data", str(data)]
-            arguments = ("--results", str(results), "--figures", folder, *shown, *flags(of_stages[stage]))
+            arguments = ("--results", str(results), "--figures", folder, *shown, *flags(own))
             yield Command(command_name, f"analysis/{stage}.py", arguments, tuple(measured))
             continue
         program = stage
-        settings = {**general, **of_stages[stage]}
+        settings = {**general, **own}
         if stage == LENGTH_LOSSES:
             program = "loss_differences"
-            settings = {**general, "short_context_length": None, "context_lengths": True, **of_stages[stage]}
-        asked = _known(settings.pop("models", evaluation.models) or folders, study.models)
+            settings = {**general, "short_context_length": None, "context_lengths": True, **own}
+        asked = _known(settings.pop("models", evaluation.models) or folders, study.models, "model")
         models = [model for model in asked if model in folders]
-        if not models:
-            raise InputError(f"{command_name} has no model to measure; there are {', '.join(folders)}")
-        needs = [tokenize]
         checkpoints = [folders[model] for model in models]
         if reference := settings.get("reference_model"):
             models += _known([reference], folders, "reference_model")
             settings["reference_model"] = folders[reference]
+        needs = [_joined("tokenize_c4", whose_data)]
         if study.sizes:  # else nothing is trained
             needs += dict.fromkeys(Path(folders[model]).name for model in models)
         if stage == "evaluate_tokens":
@@ -202,14 +195,13 @@ def _evaluation_commands(
             settings["choices"] = str(run / choices / "results" / size)
         if evaluation.steps:
             checkpoints = [f"{one}/step{step}-unsharded" for one in checkpoints for step in evaluation.steps]
-        where = "--data", str(data), "--checkpoints", *checkpoints, "--results", str(results)
         # What the stage is given alone reaches its program even if misspelt, which then refuses it.
-        takes = _flags_of(program) | of_stages[stage].keys()
+        takes = _flags_of(program) | own.keys()
         words = flags({flag: value for flag, value in settings.items() if flag in takes})
         yield Command(
             command_name,
             f"pipeline/{program}.py",
-            (*where, *words),
+            ("--data", str(data), "--checkpoints", *checkpoints, "--results", str(results), *words),
             tuple(needs),
             study.slurm.measure,
             evaluation.steps or (),
@@ -217,35 +209,29 @@ def _evaluation_commands(
         measured.append(command_name)
 
 
-def _synthetic_commands(study: Study, synthetic: Synthetic) -> list[Command]:
+def _synthetic_commands(run: Path, synthetic: Synthetic) -> Iterator[Command]:
     """Commands of a study of synthetic tasks, trainings first."""
-    run = Path(study.run)
-    commands: list[Command] = []
-    trained: dict[tuple[str, str], list[str]] = {}
-    """Grid and task -> names of the trainings."""
+    trained: list[tuple[str, str, str]] = []
+    """Grid, task and name of each training."""
     for grid_name, grid in synthetic.grids.items():
         sparsities: Sequence[int | None] = grid.largest_sparsities or [None]
         for task, positions, k, seed in product(grid.tasks, grid.positions, sparsities, grid.seeds):
-            of_k = [] if k is None else [f"largest_sparsity={k}"]
             name = _joined(task, "" if k is None else f"k{k}", f"{positions}{grid.in_names}", f"seed{seed}")
             where = "--task", task, "--positions", positions, "--save-folder", str(run / "models" / name)
-            arguments = (synthetic.config, *where, *grid.overrides, *of_k, f"seed={seed}")
-            commands.append(Command(name, "pipeline/train_synthetic.py", arguments))
-            trained.setdefault((grid_name, task), []).append(name)
+            overrides = [*grid.overrides, *_overrides({"largest_sparsity": k, "seed": seed})]
+            yield Command(name, "pipeline/train_synthetic.py", (synthetic.config, *where, *overrides))
+            trained.append((grid_name, task, name))
+    folders = "--results", str(run / "results"), "--figures", str(run / "figures")
     tests: list[str] = []
     for name, test in synthetic.evaluate_synthetic.items():
         task = test.get("task", name)
         grids = _known(test.get("grids", synthetic.grids), synthetic.grids, f"grid of {name}")
-        needs = tuple(model for grid in grids for model in trained.get((grid, task), ()))
-        if not needs:
-            raise InputError(f"synthetic.evaluate_synthetic.{name} tests models that no grid trains: {task}")
-        checkpoints = [str(run / "models" / model) for model in needs]
-        where = "--task", task, "--checkpoints", *checkpoints, "--results", str(run / "results")
+        models = tuple(model for grid, of_task, model in trained if of_task == task and grid in grids)
+        checkpoints = [str(run / "models" / model) for model in models]
+        where = "--task", task, "--checkpoints", *checkpoints, *folders[:2]
         tests.append(f"evaluate_synthetic-{name}")
         arguments = (*where, *flags({**test, "task": None, "grids": None}))
-        commands.append(Command(tests[-1], "pipeline/evaluate_synthetic.py", arguments, needs))
+        yield Command(tests[-1], "pipeline/evaluate_synthetic.py", arguments, models)
     if tests:
-        folders = "--results", str(run / "results"), "--figures", str(run / "figures")
         arguments = (*folders, "--notebooks", "synthetic_tasks")
-        commands.append(Command("run_notebooks", "analysis/run_notebooks.py", arguments, tuple(tests)))
-    return commands
+        yield Command("run_notebooks", "analysis/run_notebooks.py", arguments, tuple(tests))

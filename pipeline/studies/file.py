@@ -12,10 +12,9 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import MISSING, OmegaConf
 
-from pipeline.cli import InputError, logger
+from pipeline.cli import logger
 from pipeline.training.settings import read_overrides, read_yaml, settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -132,7 +131,21 @@ class Study:
 def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     """The study that a file and `field.subfield=value` overrides of it describe, or an InputError."""
     path = find_study_file(path)
-    study = _read_study(path, overrides)
+    file = read_yaml(path, "study", "; there are some in olmo_configs/studies/")
+    given: Any = OmegaConf.merge(file, read_overrides(overrides))
+    for place in ("further_evaluations", "synthetic.grids", "synthetic.evaluate_synthetic"):
+        named = OmegaConf.select(given, place) or {}
+        for name in [name for name in named if named[name] is None]:
+            del named[name]
+    first = given.get("evaluation") or {}
+    further = given.get("further_evaluations") or {}
+    for name in further:
+        further[name] = OmegaConf.merge(first, further[name])
+    own = [one.name for one in fields(Evaluation)]
+    for evaluation in (first, *further.values()):
+        flags = {name: evaluation.pop(name) for name in list(evaluation) if name not in own}
+        evaluation["flags"] = flags
+    study: Study = settings_of(path, OmegaConf.structured(Study), given)
     for text in (study.data, *(one.data for one in study.evaluations.values() if one.data)):
         for pattern in text.pop("further_source", ()):
             if glob(pattern, recursive=True):  # noqa: PTH207  (Path.glob takes no absolute pattern)
@@ -142,32 +155,6 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     for part in study.sizes.values() if study.synthetic is None else [study.synthetic]:
         part.config = str(find_study_file(Path(part.config), path.parent))
     return study
-
-
-def _read_study(path: Path, overrides: Sequence[str]) -> Study:
-    """The fields of a file and its overrides, as they are given; an evaluation or test of null is none."""
-    advice = "; there are some in olmo_configs/studies/"
-    try:
-        given: Any = OmegaConf.merge(read_yaml(path, "study", advice), read_overrides(overrides))
-        for place in ("further_evaluations", "synthetic.grids", "synthetic.evaluate_synthetic"):
-            named = OmegaConf.select(given, place) or {}
-            for name in [name for name in named if named[name] is None]:
-                del named[name]
-        first = given.get("evaluation") or {}
-        further = given.get("further_evaluations") or {}
-        for name in further:
-            further[name] = OmegaConf.merge(first, further[name])
-        for evaluation in (first, *further.values()):
-            _put_flags_apart(evaluation)
-        return settings_of(path, OmegaConf.structured(Study), given)
-    except (OmegaConfBaseException, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{path} and the overrides given: {str(error).splitlines()[0]}") from error
-
-
-def _put_flags_apart(evaluation: DictConfig) -> None:
-    own = [one.name for one in fields(Evaluation)]
-    flags = {name: evaluation.pop(name) for name in list(evaluation) if name not in own}
-    evaluation["flags"] = flags
 
 
 def find_study_file(path: Path, *further: Path) -> Path:

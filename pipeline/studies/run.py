@@ -1,4 +1,6 @@
-"""Running a study's commands on this machine: several at once, each a process with a log file of its own.
+"""Carrying out a study's commands: on this machine, or as Slurm jobs.
+
+Here several run at once, each a process with a log file of its own.
 
 The first that fails stops the rest. A request to stop (Ctrl-C, SIGTERM, SIGUSR1) is passed on to all:
 trainings save what they have, the others end at once, and the same again goes on. No process outlives the
@@ -7,28 +9,35 @@ study, however the study ends. The documents of a measuring stage are shared by 
 A command has `threads` threads, which the study says and not the machine, as the last bits of its numbers
 depend on them; there are as many commands as cores for them, or as GPUs. Small networks gain 1.1 times from a
 second thread, and twice from a second process (analysis/LOG.md).
+
+Under Slurm each is a job after those it needs, submitted as slurm/<stage>.sh, which asks for what the stage
+needs and hands on the arguments; stages are shared by the tasks of arrays. Tokenizing in several tasks
+becomes two jobs, the array and the merge.
 """
 
 import ctypes
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
+from pipeline.cli import InputError, unknown_name
 from pipeline.studies.commands import Command
+from pipeline.studies.file import Study
 
+_SBATCH = ("bash", "-c", 'source slurm/cluster.env && exec sbatch "$@"', "sbatch")
 EXIT_STOPPED = 75  # as pretrain.py's: run the same again to go on
 TRAINING = ("pretrain", "train_synthetic")
 """Programs that save what they have before they stop."""
 _SECONDS_BETWEEN_LOOKS = 0.05
 _LAST_LINES = 15
-_HEADING = "--- "
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 _prctl = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
 
@@ -39,34 +48,23 @@ class Workers:
 
     number: int
     threads: int = 1
-    gpus: tuple[str, ...] = ()
+    gpus: Sequence[str] = ()
     """GPUs as CUDA_VISIBLE_DEVICES names them; a process has one."""
-
-    def environment(self, place: int) -> dict[str, str]:
-        """Variables of a process in this place, 0 to number - 1."""
-        threads = str(self.threads)
-        gpu = {"CUDA_VISIBLE_DEVICES": self.gpus[place % len(self.gpus)]} if self.gpus else {}
-        return {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **gpu}
 
     def number_for(self, command: Command) -> int:
         """How many processes share a command: all places the documents of a measuring stage."""
         return self.number if command.is_measuring else 1
 
 
-def workers(asked: int | None, threads: int, gpus: Sequence[str] = ()) -> Workers:
+def workers(asked: int | None, threads: int) -> Workers:
     """Places, as many as --jobs asks for, or one a GPU, or one for `threads` cores."""
-    from joblib import cpu_count  # late: it takes a second
+    import torch  # late: both take seconds
+    from joblib import cpu_count
 
-    return Workers(asked or len(gpus) or max(1, cpu_count() // threads), threads, tuple(gpus))
-
-
-def gpus_here() -> tuple[str, ...]:
-    """The GPUs of this machine, as CUDA_VISIBLE_DEVICES names them."""
-    import torch  # late: it takes seconds, and is needed only where something is left to be run
-
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
     number = torch.cuda.device_count()
-    named = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    return tuple(named if len(named) == number and named[0] else map(str, range(number)))
+    gpus = named.split(",")[:number] if named else [str(index) for index in range(number)]
+    return Workers(asked or len(gpus) or max(1, cpu_count() // threads), threads, gpus)
 
 
 class Process:
@@ -78,10 +76,13 @@ class Process:
         self.name = command.name
         self.place = place
         self.started = time.time()
-        environment = workers.environment(place)
+        self.num_told = 0
+        environment = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(workers.threads))
+        if workers.gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = workers.gpus[place % len(workers.gpus)]
         if (number := workers.number_for(command)) > 1:
             self.name = f"{command.name}-{rank + 1}-of-{number}"
-            # As torchrun says it. Not --task-index: with another number of jobs the study would be refused.
+            # As torchrun says it.
             environment |= {"RANK": str(rank), "WORLD_SIZE": str(number)}
         self.log = logs / f"{self.name}.log"
         words = [sys.executable, *command.words()]
@@ -95,11 +96,11 @@ class Process:
                     os._exit(1)  # it died before this line
 
         with self.log.open("a", encoding="utf-8") as file:
-            file.write(f"{_HEADING}{time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(words)}\n")
+            file.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(words)}\n")
             file.flush()
             self._process = subprocess.Popen(
                 words,
-                env=environment,
+                env=os.environ | environment,
                 stdin=subprocess.DEVNULL,
                 stderr=file,
                 start_new_session=True,
@@ -111,113 +112,135 @@ class Process:
         code = self._process.poll()
         if code is None:
             return None
-        self.tell(signal.SIGKILL)  # what it started and left behind
+        self._tell(signal.SIGKILL)  # what it started and left behind
         return code if code >= 0 else 128 - code
 
-    def tell(self, number: signal.Signals) -> None:
+    def stop(self, num_requests: int) -> None:
+        """Ask it once to end, which lets a training save; at a second request end it at once."""
+        if num_requests > self.num_told:
+            self._tell(signal.SIGTERM if self.num_told == 0 else signal.SIGKILL)
+            self.num_told += 1
+
+    def _tell(self, number: signal.Signals) -> None:
         """Send a signal to it and to all that it has started in its group."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
-
-    def last_lines(self) -> list[str]:
-        """The last lines that it wrote, of a progress bar its last state."""
-        text = self.log.read_text(encoding="utf-8", errors="replace")
-        lines = [line.rstrip().split("\r")[-1] for line in text.split("\n")]
-        return [line for line in lines if line and not line.startswith(_HEADING)][-_LAST_LINES:]
 
 
 def run_all(commands: Sequence[Command], finished: Collection[str], workers: Workers, logs: Path) -> int:
     """Run the commands of a study, but for those that are named in `finished`; stop at the first that fails.
 
-    Returns its exit code, 0 if none failed, EXIT_STOPPED after SIGTERM or SIGUSR1. KeyboardInterrupt is
-    raised once no process is left.
+    Returns its exit code, 0 if none failed, EXIT_STOPPED after a request to stop.
     """
     logs.mkdir(parents=True, exist_ok=True)
-    signals: list[int] = []
+    requests: list[int] = []
 
     def note(number: int, frame: object) -> None:
-        signals.append(number)
+        if not requests or number == signal.SIGINT:
+            requests.append(number)
+            _say("stopping, once trainings have saved; Ctrl-C again ends them without")
 
-    earlier = {
-        number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-    }
-    running: list[Process] = []
-    try:
-        code = _run(commands, set(finished), workers, logs, running, signals)
-    finally:
-        _stop(running, signals)
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
-    if signal.SIGINT in signals[:1]:
-        raise KeyboardInterrupt
-    return code
-
-
-def _run(
-    commands: Sequence[Command],
-    finished: set[str],
-    workers: Workers,
-    logs: Path,
-    running: list[Process],
-    signals: Sequence[int],
-) -> int:
-    """Do the work of `run_all` until the first of the `signals`; an error may leave processes `running`."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, note)
     if finished:
         _say(f"finished before: {', '.join(one.name for one in commands if one.name in finished)}")
-    waiting = [
-        (command, rank)
-        for command in commands
-        if command.name not in finished
-        for rank in range(workers.number_for(command))
-    ]
-    while not signals:
-        while len(running) < workers.number:
-            if (ready := next((one for one in waiting if finished.issuperset(one[0].needs)), None)) is None:
-                break
-            waiting.remove(ready)
-            command, rank = ready
-            if rank == 0:
-                sys.stdout.write(f"{command}\n")
-                sys.stdout.flush()
-            place = min(set(range(workers.number)) - {one.place for one in running})
-            running.append(Process(command, rank, place, workers, logs))
+    left = [one for one in commands if one.name not in finished]
+    waiting = [(one, rank) for one in left for rank in range(workers.number_for(one))]
+    running: list[Process] = []
+    failure = 0
+    while True:
+        if not (requests or failure):
+            unfinished = {one.name for one, _ in waiting} | {one.command.name for one in running}
+            ready = [(one, rank) for one, rank in waiting if unfinished.isdisjoint(one.needs)]
+            places = sorted(set(range(workers.number)) - {one.place for one in running})
+            for (command, rank), place in zip(ready, places, strict=False):
+                waiting.remove((command, rank))
+                if rank == 0:
+                    sys.stdout.write(f"{command}\n")
+                    sys.stdout.flush()
+                running.append(Process(command, rank, place, workers, logs))
         if not running:
-            return 0
+            break
         time.sleep(_SECONDS_BETWEEN_LOOKS)
-        for process in [one for one in running if one.code() is not None]:
-            running.remove(process)
-            if code := process.code():
-                _stop(running, signals)
-                _say(f"the last lines of {process.log}:")
-                for line in process.last_lines():
+        for one in list(running):
+            one.stop(len(requests) + (failure > 0))
+            if (code := one.code()) is None:
+                continue
+            running.remove(one)
+            if code == 0:
+                _say(f"{one.name} finished in {timedelta(seconds=round(time.time() - one.started))}")
+            elif not (requests or failure):
+                failure = code
+                _say(f"the last lines of {one.log}:")
+                for line in one.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]:
                     _say(f"  {line}")
-                _say(f"{process.name} ended with exit code {code}; run the same again to go on")
-                return code
-            name = process.command.name
-            if name not in [one.command.name for one in running] + [one.name for one, _ in waiting]:
-                finished.add(name)
-                _say(f"{name} finished in {timedelta(seconds=round(time.time() - process.started))}")
-    _stop(running, signals)
-    if signals[0] != signal.SIGINT:
+                _say(f"{one.name} ended with exit code {code}; run the same again to go on")
+    if requests:
         _say("stopped by a signal; run the same again to go on")
-    return EXIT_STOPPED
-
-
-def _stop(running: list[Process], signals: Sequence[int]) -> None:
-    """End all that run, and wait until none does; a training saves first, unless Ctrl-C comes again."""
-    num_signals = len(signals)
-    for one in running:
-        one.tell(signal.SIGTERM)
-    if saving := [one.name for one in running if one.command.stage in TRAINING]:
-        _say(f"waiting until {', '.join(saving)} has saved; Ctrl-C ends it without")
-    while running:
-        if signal.SIGINT in signals[num_signals:]:
-            for one in running:
-                one.tell(signal.SIGKILL)
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
-        running[:] = [one for one in running if one.code() is None]
+        return EXIT_STOPPED
+    return failure
 
 
 def _say(line: str) -> None:
     sys.stderr.write(f"study: {line}\n")
     sys.stderr.flush()
+
+
+def submit_chain(commands: Sequence[Command], study: Study, *, is_plan: bool = False) -> None:
+    """Submit a job a command, in order, with the IDs of those it needs, and print it.
+
+    Of a plan they are only printed, and a job's name stands for its ID.
+    """
+    job_ids: dict[str, str] = {}
+    for job in _jobs_of(commands):
+        in_log = "%j" if job.num_tasks is None else "%A_%a"
+        needed = ":".join(job_ids[name] for name in job.needs)
+        words = [
+            *("--parsable", "--kill-on-invalid-dep=yes", f"--job-name={job.name}"),
+            f"--output={study.logs / f'{job.name}-{in_log}.log'}",
+            *([] if job.num_tasks is None else [f"--array=0-{job.num_tasks - 1}"]),
+            *([f"--dependency=afterok:{needed}"] if needed else []),
+            job.program,
+            *job.arguments,
+        ]
+        job_ids[job.name] = job.name
+        if not is_plan:
+            study.logs.mkdir(parents=True, exist_ok=True)  # Slurm opens the logs, and makes no folder
+            done = subprocess.run([*_SBATCH, *words], capture_output=True, text=True)
+            if done.returncode:
+                raise InputError(
+                    f"sbatch refused the job {job.name}: {done.stderr.strip()}; jobs that were submitted"
+                    " before it stay in the queue (scancel ends them)"
+                )
+            job_ids[job.name] = done.stdout.strip().partition(";")[0]  # of a federation: ID;cluster
+        sys.stdout.write(f"{'' if is_plan else f'job {job_ids[job.name]}: '}sbatch {shlex.join(words)}\n")
+        sys.stdout.flush()
+
+
+def arguments_of(commands: Sequence[Command], name: str) -> list[str]:
+    """The arguments of the job of this name, or of the first one that is submitted as slurm/<name>.sh."""
+    jobs = _jobs_of(commands)
+    of_names = {**{job.stage: job for job in reversed(jobs)}, **{job.name: job for job in jobs}}
+    if name not in of_names:
+        raise unknown_name("job", name, of_names)
+    return list(of_names[name].arguments)
+
+
+def _jobs_of(commands: Sequence[Command]) -> list[Command]:
+    """A script of slurm/ a command; for a text that is tokenized in tasks two, the second needs the first."""
+    jobs = []
+    for command in commands:
+        script = f"slurm/{command.stage}.sh"
+        arguments = command.arguments
+        if not command.is_stage:
+            script = "slurm/analysis.sh"
+            arguments = (command.program, *arguments)
+        if command.num_tasks is not None:
+            arguments = ("--num-tasks", str(command.num_tasks), *arguments)
+        job = replace(command, program=script, arguments=arguments)
+        if command.stage == "tokenize_c4" and command.num_tasks != 1:
+            jobs.append(replace(job, name=f"{command.name}-tasks"))
+            merge = command.arguments[:2]  # --out and its folder
+            job = Command(command.name, "slurm/merge_c4.sh", merge, (jobs[-1].name,))
+        jobs.append(job)
+    return jobs

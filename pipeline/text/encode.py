@@ -23,11 +23,10 @@ import numpy as np
 from pipeline.cli import InputError
 from pipeline.results.files import (
     Task,
-    as_ranges,
     describe_files,
     read_record,
     refuse_changes,
-    write_atomically,
+    write_bytes,
     write_json,
 )
 from pipeline.text.folder import (
@@ -118,7 +117,7 @@ class PackedShardWriter:
         """Write the part that is not full, if any."""
         if self._part:
             path = self._folder / f"part-{len(self.paths):05d}.npy"
-            write_atomically(path, lambda temporary: temporary.write_bytes(self._part))
+            write_bytes(path, self._part)
             self.paths.append(path)
             self._part.clear()
 
@@ -361,7 +360,7 @@ def merge_tasks(out: Path) -> dict[str, Any]:
     missing = [index for index, folder in enumerate(folders) if folder not in manifests]
     if missing:
         raise InputError(
-            f"{out} misses {len(missing)} of {num_tasks} tasks: --task-index {as_ranges(missing)};"
+            f"{out} misses {len(missing)} of {num_tasks} tasks: --task-index {', '.join(map(str, missing))};"
             " run these, then --merge again"
         )
     first = manifests[folders[0]]

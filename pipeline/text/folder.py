@@ -21,7 +21,7 @@ from pipeline.results.files import (
     read_parquet,
     read_record,
     refuse_changes,
-    write_atomically,
+    write_bytes,
     write_json,
     write_parquet,
     write_text,
@@ -271,8 +271,7 @@ def count_tokens(paths: Iterable[Path], of: DocumentTokenizer | TokenizedData) -
 
 def write_token_counts(folder: Path, counts_V: np.ndarray) -> Path:
     """Write the counts of a data folder; the path."""
-    content = counts_V.astype("<i8").tobytes()
-    write_atomically(folder / TOKEN_COUNTS_FILE, lambda path: path.write_bytes(content))
+    write_bytes(folder / TOKEN_COUNTS_FILE, counts_V.astype("<i8").tobytes())
     return folder / TOKEN_COUNTS_FILE
 
 

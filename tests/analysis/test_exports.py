@@ -6,8 +6,7 @@ import pandas as pd
 import pytest
 
 from pipeline.cli import InputError
-from pipeline.query import connect, select
-from pipeline.results.export import export, main, parser
+from pipeline.query import connect, export, main, parser, select
 from pipeline.results.read import artefacts_in, read_artefact, read_made_by, read_model_facts
 from pipeline.results.write import StageOutput
 
@@ -15,7 +14,7 @@ from pipeline.results.write import StageOutput
 @pytest.fixture(scope="module")
 def exported(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("export") / "model=x" / "results"  # no column either
-    main(parser().parse_args([str(results), "--out", str(out)]))
+    main(parser().parse_args(["--results", str(results), "--out", str(out)]))
     return out
 
 
@@ -71,7 +70,7 @@ def test_an_export_that_was_changed_is_refused(tmp_path: Path) -> None:
     path = out / "length_losses.parquet"
     whole = path.read_bytes()
     path.write_bytes(whole[:-20] + bytes([whole[-20] ^ 1]) + whole[-19:])
-    assert "it is damaged, or another file; copy the folder" in refused()
+    assert "it is damaged, or another file; run export again" in refused()
     path.unlink()
     assert "length_losses.parquet is missing" in refused()
     path.write_bytes(whole)

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.studies.commands import commands_of
 from pipeline.studies.file import load_study
-from pipeline.studies.slurm import submit_chain
+from pipeline.studies.run import submit_chain
 
 
 def test_each_job_waits_for_those_it_needs_and_is_given_its_tasks(

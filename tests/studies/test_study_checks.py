@@ -31,7 +31,7 @@ StudyFile = Callable[..., Path]
         (["evaluation.models=[long]"], "did you mean 'long-seed1'"),
         (
             ["further_evaluations.chosen={stages: [evaluate_tokens]}"],
-            "needs influential_tokens-tiny-chosen, wh",
+            "that evaluate_tokens-tiny-chosen needs: 'influential_tokens-tiny-chosen'; did you mean",
         ),
     ],
 )

@@ -44,9 +44,8 @@ time.sleep(60)
 """
 START = """
 import sys
-from pipeline.cli import prepare, run_module
+from pipeline.cli import run_module
 sys.argv = ["study.py"]
-prepare()
 run_module("stub", "study.py")
 """
 STUDY = """
@@ -59,19 +58,21 @@ def parser():
     return stage_parser("a study")
 def main(_):
     reactions = REACTIONS
-    commands = [Command(name, f"{name}.py", (name, reaction)) for name, reaction in reactions.items()]
+    here = Path.cwd()
+    commands = [Command(name, str(here / f"{name}.py"), (name, how)) for name, how in reactions.items()]
     sys.exit(run_all(commands, (), Workers(len(commands)), Path("run/logs")))
 """
 
 
 def command(name: str, *needs: str) -> Command:
-    return Command(name, "stage.py", (name,), needs)
+    return Command(name, str(Path("stage.py").absolute()), (name,), needs)
 
 
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Command]:
     """Three stages, each of which needs the one before."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # those of the tests' own process stay
     Path("stage.py").write_text(STAGE)
     return [command("first"), command("second", "first"), command("third", "second")]
 
@@ -91,8 +92,8 @@ def test_after_a_failure_only_what_is_left_runs(
     assert ran() == ["first", "second"]
     printed = capfd.readouterr()
     assert printed.out == "python stage.py first\nfirst is there\npython stage.py second\n"
-    assert printed.err.splitlines()[-3:] == [
-        "study: the last lines of run/logs/second.log:",
+    assert "study: the last lines of run/logs/second.log:\n" in printed.err
+    assert printed.err.splitlines()[-2:] == [
         "study:   no good",
         "study: second ended with exit code 75; run the same again to go on",
     ]
@@ -148,20 +149,15 @@ STOPPED = "study: stopped by a signal; run the same again to go on\n"
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "sentence"),
-    [
-        (signal.SIGTERM, 75, STOPPED),
-        pytest.param(signal.SIGUSR1, 75, STOPPED, marks=pytest.mark.slow),
-        (signal.SIGINT, 130, "study.py: interrupted; run the same command again to go on\n"),
-    ],
+    "number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow), signal.SIGINT]
 )
 def test_a_request_to_stop_reaches_all_that_runs(
-    number: int, code: int, sentence: str, tmp_path: Path, started_study: Callable[..., subprocess.Popen[str]]
+    number: int, tmp_path: Path, started_study: Callable[..., subprocess.Popen[str]]
 ) -> None:
     study = started_study({"pretrain": "saves", "measuring": "ends", "notebooks": "starts"})
     study.send_signal(number)
     _, said = study.communicate(timeout=60)
-    assert (study.returncode, sentence in said) == (code, True), said
+    assert (study.returncode, STOPPED in said) == (75, True), said
     assert (tmp_path / "pretrain-saved").exists()
     wait_until(lambda: living(tmp_path) == [], seconds=5)
 

@@ -47,8 +47,11 @@ def study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["synthetic.grids.both.positions=[coupled]"], "sparse_parity-k1-coupled-seed0: .* coupled"),
         (["synthetic.grids.again={tasks: [copy], positions: [pose]}"], "are named copy-pose-seed0"),
         (["synthetic.grids.both.overrides=[num_step=3]"], "sparse_parity-k1-pose-seed0: .* 'num_steps'"),
-        (["synthetic.grids.both=null"], "sparse_parity tests models that no grid trains"),
-        (["synthetic.evaluate_synthetic.addition={sizes: [3]}"], "addition tests models that no grid trains"),
+        (["synthetic.grids.both=null"], "evaluate_synthetic-sparse_parity: argument --checkpoints: exp"),
+        (
+            ["synthetic.evaluate_synthetic.addition={sizes: [3]}"],
+            "addition: argument --checkpoints: expected at least one",
+        ),
         (["synthetic.evaluate_synthetic.copy={grids: [botch], sizes: [3]}"], "did you mean 'both'"),
         (["synthetic.evaluate_synthetic.copy={sizes: [200]}"], "examples of this size need 401 or"),
         (["synthetic.evaluate_synthetic.found.largest_k=40"], "--largest-k 40: an answer of size 6 has 1"),
