@@ -194,11 +194,11 @@ def interrupt_at_document(patch: pytest.MonkeyPatch, number: int) -> None:
     add = PackedShardWriter.add
     num_left = [number]
 
-    def add_or_stop(writer: PackedShardWriter, token_ids: np.ndarray) -> None:
+    def add_or_stop(writer: PackedShardWriter, token_ids: np.ndarray) -> list[Path]:
         if not num_left[0]:
             raise KeyboardInterrupt
         num_left[0] -= 1
-        add(writer, token_ids)
+        return add(writer, token_ids)
 
     patch.setattr(PackedShardWriter, "add", add_or_stop)
 

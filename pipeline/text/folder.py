@@ -5,17 +5,17 @@ L chunk.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from pipeline.cli import InputError, logger
 from pipeline.results.files import (
     Task,
-    damage,
     damages,
     describe_files,
     read_parquet,
@@ -28,7 +28,7 @@ from pipeline.results.files import (
 )
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
 from pipeline.results.versions import git_commit, package_versions
-from pipeline.text.tokenizer import NOTES, DocumentTokenizer, read_tokenizer
+from pipeline.text.tokenizer import NOTES, DocumentTokenizer
 
 TASKS_FOLDER = "tasks"
 TRAIN_FOLDER = "train"
@@ -85,16 +85,6 @@ def write_evaluation_documents(
     write_parquet(path, columns, schema, page_checksums=False)
 
 
-def read_evaluation_documents(path: Path) -> list[EvaluationDocument]:
-    """The documents of a file that `write_evaluation_documents` wrote, in its order."""
-    # Arrow's own arrays are read-only, which torch does not take without a warning: hence the copies.
-    frame = read_parquet(path, ["document_id", "token_ids", "url"]).to_pandas()
-    return [
-        EvaluationDocument(document_id, np.array(token_ids), url if isinstance(url, str) else None)
-        for document_id, token_ids, url in frame.itertuples(index=False)
-    ]
-
-
 def refuse_damage(folder: Path, manifest: Mapping[str, Any], *, verify: bool = False) -> None:
     """Refuse a folder whose files are not those of its manifest: InputError names the first."""
     if found := next(damages(folder, manifest["files"], verify=verify), None):
@@ -102,13 +92,6 @@ def refuse_damage(folder: Path, manifest: Mapping[str, Any], *, verify: bool = F
             f"{found}; remove {folder / MANIFEST_FILE}, and run pipeline/{manifest['stage']}.py again as it"
             " was run for this folder"
         )
-
-
-def _whole(path: Path, sha256: str) -> Path:
-    """The file, unless its content is not what the manifest says (InputError)."""
-    if wrong := damage(path, {"sha256": sha256}):
-        raise InputError(f"{wrong}; remove the manifest, and run again what wrote the folder")
-    return path
 
 
 def write_data_folder(
@@ -191,10 +174,9 @@ class TokenizedData:
     """EOS included."""
     train_sha256: str
     evaluation_sha256: str
-    token_counts_sha256: str | None = None
-    """SHA-256 of the counts of training tokens; None in older folders, and without training tokens."""
     bos_token_ids: tuple[int, ...] = ()
     """What the model's tokenizer puts before every text; no document holds it."""
+    manifest: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def open(cls, folder: Path) -> "TokenizedData":
@@ -207,12 +189,9 @@ class TokenizedData:
             )
         refuse_damage(folder, manifest)
         files = manifest["files"]
-        # Small and read by many, so by its content at once; the tokens, where results record their SHA-256.
-        if TOKENIZER_FILE in files:
-            _whole(folder / TOKENIZER_FILE, files[TOKENIZER_FILE]["sha256"])
         train_names = [name for name in files if name.endswith(".npy")]
         train_digests = "\n".join(files[name]["sha256"] for name in train_names)
-        return cls(
+        data = cls(
             folder=folder,
             train_paths=[folder / name for name in train_names],
             token_dtype=np.dtype(manifest["token_dtype"]),
@@ -221,14 +200,23 @@ class TokenizedData:
             num_train_tokens=manifest["counts"]["train_tokens"],
             train_sha256=sha256(train_digests.encode()).hexdigest(),
             evaluation_sha256=files[EVALUATION_FILE]["sha256"],
-            token_counts_sha256=files.get(TOKEN_COUNTS_FILE, {}).get("sha256"),
             bos_token_ids=tuple(manifest.get("bos_token_ids") or ()),
+            manifest=manifest,
         )
+        # Small and read by many, so by its content at once; the tokens, where results record their SHA-256.
+        data.whole(TOKENIZER_FILE)
+        return data
+
+    def whole(self, name: str) -> Path | None:
+        """A file of the folder, refused if its SHA-256 is not that of the manifest; None if there is none."""
+        files = {other: file for other, file in self.manifest["files"].items() if other == name}
+        refuse_damage(self.folder, {**self.manifest, "files": files}, verify=True)
+        return self.folder / name if files else None
 
     def tokenizer(self) -> DocumentTokenizer:
         """The tokenizer that made the tokens."""
         return DocumentTokenizer(
-            read_tokenizer(self.folder / TOKENIZER_FILE),
+            Tokenizer.from_file(str(self.folder / TOKENIZER_FILE)),
             eos_token_id=self.eos_token_id,
             bos="auto" if self.bos_token_ids else "none",
             name=f"the tokenizer of {self.folder}",
@@ -239,7 +227,14 @@ class TokenizedData:
 
         InputError where the file is not that whose SHA-256 stands in the manifest, and so in results.
         """
-        return read_evaluation_documents(_whole(self.folder / EVALUATION_FILE, self.evaluation_sha256))
+        self.whole(EVALUATION_FILE)
+        columns = ["document_id", "token_ids", "url"]
+        frame = read_parquet(self.folder / EVALUATION_FILE, columns).to_pandas()
+        # Arrow's own arrays are read-only, which torch does not take without a warning: hence the copies.
+        return [
+            EvaluationDocument(document_id, np.array(token_ids), url if isinstance(url, str) else None)
+            for document_id, token_ids, url in frame.itertuples(index=False)
+        ]
 
 
 def is_complete(folder: Path, configuration: Mapping[str, Any]) -> bool:
@@ -278,7 +273,6 @@ def write_token_counts(folder: Path, counts_V: np.ndarray) -> Path:
 
 def training_token_counts(data: TokenizedData) -> np.ndarray:
     """The counts that tokenize_c4 left, or in a folder of an older version counted here: int64 [V]."""
-    if data.token_counts_sha256 is None:
-        return count_tokens(data.train_paths, data)
-    path = _whole(data.folder / TOKEN_COUNTS_FILE, data.token_counts_sha256)
-    return np.fromfile(path, dtype="<i8").astype(np.int64)
+    if path := data.whole(TOKEN_COUNTS_FILE):
+        return np.fromfile(path, dtype="<i8").astype(np.int64)
+    return count_tokens(data.train_paths, data)

@@ -17,9 +17,7 @@ from pipeline.text.sources import (
     c4_revision,
     documents_or_reasons,
     embedded_records,
-    json_lines,
     open_sources,
-    parquet_records,
     read_documents,
     stream_c4,
 )
@@ -89,19 +87,21 @@ def test_a_wrong_name_is_refused_with_a_sentence(tmp_path: Path, name: str, faul
 @pytest.mark.parametrize("content", [gzip.compress(b'{"text": "a"}\n' * 9, mtime=0)[:-9], b'{"text": "a"}\n'])
 def test_a_gz_file_cut_off_or_not_packed_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(content)
+    (source,) = open_sources([str(tmp_path / "a.jsonl.gz")], c4_split="train")
     with pytest.raises(InputError, match=r"a\.jsonl\.gz cannot be read to its end"):
-        list(json_lines(tmp_path / "a.jsonl.gz"))
+        list(source.records())
 
 
 def test_parquet_rows_under_a_name_that_looks_like_a_pattern(tmp_path: Path) -> None:
     path = tmp_path / "part[0]*.parquet"
     pq.write_table(pa.table({"text": ["a", None], "n": [1, 2]}), path)
-    assert list(parquet_records(path)) == [{"text": "a", "n": 1}, {"text": None, "n": 2}]
+    (source,) = open_sources([str(path)], c4_split="train")
+    assert list(source.records()) == [{"text": "a", "n": 1}, {"text": None, "n": 2}]
     with pytest.raises(InputError, match="record 2 is malformed: no 'text'"):
-        list(read_documents(open_sources([str(path)], c4_split="train")))
+        list(read_documents([source]))
     path.write_bytes(b"PAR1 and no more")
-    with pytest.raises(InputError, match=r"parquet is not a readable Parquet file"):
-        list(parquet_records(path))
+    with pytest.raises(InputError, match=r"parquet cannot be read to its end"):
+        list(source.records())
 
 
 def test_c4_is_streamed_at_the_commit_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
