@@ -17,7 +17,7 @@ The tokens are those of the model's own tokenizer, as transformers' AutoTokenize
            (bos_token_ids), and the measuring stages put it before every chunk. --bos none: nothing.
   EOS      ends each document: the configuration's eos_token, or --eos-token.
   control  tokens in the text, such as <|im_start|>, are text, and counted; with --special-tokens they are
-           read as control tokens. So is the EOS of a text; it stays in, and is counted.
+           read as control tokens. So is the EOS of a text; it stays in.
 
 What it writes:
   OUT/train/part-00000.npy, …    token IDs as raw little-endian integers (olmo.data.MemMapDataset reads
@@ -272,7 +272,7 @@ def _inputs(
     sources: Sequence[Source], evaluation_sources: Sequence[Source], tokenizer: Path | int
 ) -> dict[str, list[dict[str, str | None]]]:
     """Inputs by name and content; the hub's files have no SHA-256, `c4_revision` stands for it."""
-    named = {
+    named: dict[str, list[tuple[str, tuple[Path, ...]]]] = {
         "source": [(source.short_name, source.files) for source in sources],
         "evaluation source": [(source.short_name, source.files) for source in evaluation_sources],
         "tokenizer": [(file.name, (file,)) for file in _files([], [], tokenizer)],

@@ -152,23 +152,23 @@ class Tokenization:
         limit = self.limit("max_documents")
         seen: set[int] = set()
         num_train = 0
-        items = documents_or_reasons(self.sources, skip_malformed=skip_malformed)
-        while num_train != limit and (item := next(items, None)):
-            is_evaluation = False
-            if isinstance(item, Document):
-                number = int(item.document_id, 16)  # a third of the string's memory
-                is_repeated = number in seen
-                seen.add(number)
-                is_evaluation = evaluates(item.document_id, fraction, self._settings["seed"])
-                if is_repeated:
-                    item = "duplicate"
-                elif item.document_id in evaluation:
-                    item = "in_evaluation_source"
-                elif not is_evaluation:
-                    num_train += 1
-                    if num_train <= num_written:
-                        continue
-            yield item, is_evaluation
+        documents = documents_or_reasons(self.sources, skip_malformed=skip_malformed)
+        while num_train != limit and (document := next(documents, None)):
+            if isinstance(document, str):
+                yield document, False
+                continue
+            number = int(document.document_id, 16)  # a third of the string's memory
+            if number in seen:
+                yield "duplicate", False
+            elif document.document_id in evaluation:
+                yield "in_evaluation_source", False
+            elif evaluates(document.document_id, fraction, self._settings["seed"]):
+                yield document, True
+            else:
+                num_train += 1
+                if num_train > num_written:
+                    yield document, False
+            seen.add(number)
 
     def training_texts(self, num_characters: int) -> Iterator[str]:
         """The first texts that train, whole ones, for a tokenizer to be trained on."""
@@ -228,16 +228,16 @@ class Tokenization:
             size = len(token_ids) + 1
             if size == 1:
                 counts["empty"] += 1
-            elif is_evaluation:
-                counts += tokenizer.notes(item.text, token_ids)
+                continue
+            if not is_evaluation and max_tokens is not None and writer.num_tokens + size > max_tokens:
+                break
+            counts["control_tokens"] += tokenizer.num_control_tokens(item.text)
+            if is_evaluation:
                 sample[item.document_id] = EvaluationDocument(item.document_id, token_ids, item.url)
                 if len(sample) > 2 * max_evaluation:  # memory is for those that may stay
                     counts["beyond_max_evaluation_documents"] += len(sample) - max_evaluation
                     sample = dict(sorted(sample.items())[:max_evaluation])
-            elif max_tokens is not None and writer.num_tokens + size > max_tokens:
-                break
             else:
-                counts += tokenizer.notes(item.text, token_ids)
                 counts["train_documents"] += 1
                 advance(size)
                 if part := writer.add(token_ids):
@@ -246,7 +246,7 @@ class Tokenization:
         # A part of an interrupted run was described when it was written: a bit flipped since is noticed.
         record["files"] |= describe_files(self.folder, writer.flush())
         tally = trained + others
-        tokenizer.warn_of(tally)
+        tokenizer.warn_of_control_tokens(tally["control_tokens"])
         tally["train_tokens"] = writer.num_tokens
         counts_V = count_tokens(writer.paths, tokenizer)
         return _finish(

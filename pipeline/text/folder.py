@@ -28,7 +28,7 @@ from pipeline.results.files import (
 )
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
 from pipeline.results.versions import git_commit, package_versions
-from pipeline.text.tokenizer import NOTES, DocumentTokenizer
+from pipeline.text.tokenizer import DocumentTokenizer
 
 TASKS_FOLDER = "tasks"
 TRAIN_FOLDER = "train"
@@ -48,7 +48,7 @@ COUNTS = (
     "malformed",
     "in_evaluation_source",
     "beyond_max_evaluation_documents",
-    *NOTES,
+    "control_tokens",
 )
 _TOKENS_AT_A_TIME = 1 << 22
 
@@ -191,7 +191,7 @@ class TokenizedData:
         files = manifest["files"]
         train_names = [name for name in files if name.endswith(".npy")]
         train_digests = "\n".join(files[name]["sha256"] for name in train_names)
-        data = cls(
+        return cls(
             folder=folder,
             train_paths=[folder / name for name in train_names],
             token_dtype=np.dtype(manifest["token_dtype"]),
@@ -203,33 +203,26 @@ class TokenizedData:
             bos_token_ids=tuple(manifest.get("bos_token_ids") or ()),
             manifest=manifest,
         )
-        # Small and read by many, so by its content at once; the tokens, where results record their SHA-256.
-        data.whole(TOKENIZER_FILE)
-        return data
 
-    def whole(self, name: str) -> Path | None:
-        """A file of the folder, refused if its SHA-256 is not that of the manifest; None if there is none."""
+    def whole(self, name: str) -> Path:
+        """A file of the folder; InputError if its content is not what the manifest says, and so results."""
         files = {other: file for other, file in self.manifest["files"].items() if other == name}
         refuse_damage(self.folder, {**self.manifest, "files": files}, verify=True)
-        return self.folder / name if files else None
+        return self.folder / name
 
     def tokenizer(self) -> DocumentTokenizer:
         """The tokenizer that made the tokens."""
         return DocumentTokenizer(
-            Tokenizer.from_file(str(self.folder / TOKENIZER_FILE)),
+            Tokenizer.from_file(str(self.whole(TOKENIZER_FILE))),
             eos_token_id=self.eos_token_id,
             bos="auto" if self.bos_token_ids else "none",
             name=f"the tokenizer of {self.folder}",
         )
 
     def evaluation_documents(self) -> list[EvaluationDocument]:
-        """All evaluation documents, ordered by ID, which is a random but fixed order.
-
-        InputError where the file is not that whose SHA-256 stands in the manifest, and so in results.
-        """
-        self.whole(EVALUATION_FILE)
+        """All evaluation documents, ordered by ID, which is a random but fixed order."""
         columns = ["document_id", "token_ids", "url"]
-        frame = read_parquet(self.folder / EVALUATION_FILE, columns).to_pandas()
+        frame = read_parquet(self.whole(EVALUATION_FILE), columns).to_pandas()
         # Arrow's own arrays are read-only, which torch does not take without a warning: hence the copies.
         return [
             EvaluationDocument(document_id, np.array(token_ids), url if isinstance(url, str) else None)
@@ -273,6 +266,6 @@ def write_token_counts(folder: Path, counts_V: np.ndarray) -> Path:
 
 def training_token_counts(data: TokenizedData) -> np.ndarray:
     """The counts that tokenize_c4 left, or in a folder of an older version counted here: int64 [V]."""
-    if path := data.whole(TOKEN_COUNTS_FILE):
-        return np.fromfile(path, dtype="<i8").astype(np.int64)
-    return count_tokens(data.train_paths, data)
+    if TOKEN_COUNTS_FILE not in data.manifest["files"]:
+        return count_tokens(data.train_paths, data)
+    return np.fromfile(data.whole(TOKEN_COUNTS_FILE), dtype="<i8").astype(np.int64)

@@ -272,7 +272,5 @@ def _file_source(path: Path, text_field: str) -> Source:
     if not path.is_file():
         raise InputError(f"cannot read {path}: No such file or directory")
     ending = path.suffix.lower()
-    if ending == ".txt":
-        return Source(str(path), partial(text_records, path), (path,))
-    read = parquet_records if ending == ".parquet" else json_lines
-    return Source(str(path), partial(read, path), (path,), text_field)
+    read = {".txt": text_records, ".parquet": parquet_records}.get(ending, json_lines)
+    return Source(str(path), partial(read, path), (path,), TEXT_FIELD if ending == ".txt" else text_field)

@@ -10,11 +10,9 @@ right even if the tokenizer drops characters or folds cases. Shapes: N tokens.
 """
 
 import argparse
-import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -31,13 +29,6 @@ EOS_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 """The first that a tokenizer has ends documents, unless its configuration names another."""
 BOS_CHOICES = ("auto", "none")
 """Tokens before a text: what the tokenizer puts there, or none."""
-NOTES = {
-    "control_tokens": "control tokens stand in the text, and are read as text without --special-tokens"
-    " (special_tokens=True in Python)",
-    "unknown_tokens": "tokens are unknown to it; choose a tokenizer that knows the text",
-    "eos_in_text": "tokens that end documents stand in the text, and stay in",
-}
-"""Counts of what may surprise the author of a text, and how a warning says it."""
 Text = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, Any]]
 """A string, token IDs, or messages of a chat, which go through the tokenizer's chat template."""
 _VOCABULARIES = (
@@ -119,9 +110,6 @@ class DocumentTokenizer:
         """What the tokenizer puts before every text; no document holds it."""
         self.vocabulary_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
         """One more than the largest ID, which is what an embedding table needs."""
-        model = json.loads(self._json)["model"]
-        unknown = model.get("unk_token")
-        self._unknown_token_id = model.get("unk_id") if unknown is None else tokenizer.token_to_id(unknown)
         added_tokens = tokenizer.get_added_tokens_decoder().values()
         words = [re.escape(token.content) for token in added_tokens if token.special and not special_tokens]
         self._control_tokens = re.compile("|".join(words) or "(?!)")  # which is found nowhere
@@ -161,8 +149,8 @@ class DocumentTokenizer:
         """
         if isinstance(text, str):
             read = self._placed(text, self._special_tokens)
-            noted = self.notes(text, read.token_ids_N)
-            return replace(read, bos_token_ids=self.bos_token_ids, noted=noted)
+            number = self.num_control_tokens(text)
+            return replace(read, bos_token_ids=self.bos_token_ids, num_control_tokens=number)
         if not (isinstance(text, Sequence) and text and isinstance(text[0], Mapping)):
             return self._of_token_ids(np.asarray(text))
         try:
@@ -221,20 +209,19 @@ class DocumentTokenizer:
             and np.array_equal(self.encode([probe]), other.encode([probe]))
         )
 
-    def notes(self, text: str, token_ids: np.ndarray) -> Counter[str]:
-        """`NOTES` of a text and its tokens, without BOS."""
-        found = Counter(
-            control_tokens=len(self._control_tokens.findall(text)),
-            unknown_tokens=int(np.count_nonzero(token_ids == self._unknown_token_id)),
-            eos_in_text=int(np.count_nonzero(token_ids == self._eos_token_id)),
-        )
-        return +found
+    def num_control_tokens(self, text: str) -> int:
+        """How many control tokens a text spells that are read as text."""
+        return len(self._control_tokens.findall(text))
 
-    def warn_of(self, noted: Mapping[str, int]) -> None:
-        """Warn of what `notes` has counted."""
-        for name, meaning in NOTES.items():
-            if noted.get(name):
-                logger.warning("%s: %d %s", self.name, noted[name], meaning)
+    def warn_of_control_tokens(self, number: int) -> None:
+        """Warn of what may surprise the author of a text."""
+        if number:
+            logger.warning(
+                "%s: %d control tokens stand in the text, and are read as text without --special-tokens"
+                " (special_tokens=True in Python)",
+                self.name,
+                number,
+            )
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """The text of each token: joined, they are the text of all.
@@ -287,10 +274,12 @@ def _downloaded(model: str, revision: str | None) -> Path:
     """The tokenizer's files of a model on the Hugging Face hub, from the cache if they are there."""
     from huggingface_hub import snapshot_download  # late: few need it
 
-    wanted = list(_FILES)
-    patience = HUB_PATIENCE_SECONDS
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=wanted, etag_timeout=patience))
+        return Path(
+            snapshot_download(
+                model, revision=revision, allow_patterns=list(_FILES), etag_timeout=HUB_PATIENCE_SECONDS
+            )
+        )
     except Exception as error:  # the hub's client raises its own, requests' or httpx' errors, by version
         raise InputError(
             f"there is no tokenizer file {model}, and the hub gives none of that name ({cause_of(error)})"
@@ -405,8 +394,8 @@ class TokenizedText:
     a character, that whole character."""
     bos_token_ids: tuple[int, ...] = ()
     """What stands before the text: it belongs to the model, which has it before every context."""
-    noted: Counter[str] = field(default_factory=Counter)
-    """`NOTES` of it."""
+    num_control_tokens: int = 0
+    """Those that the text spells, and that were read as text."""
 
     @cached_property
     def bytes_N2(self) -> np.ndarray:
