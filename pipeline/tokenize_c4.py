@@ -180,9 +180,12 @@ def main(arguments: argparse.Namespace) -> None:
     all_sources, evaluation_sources, tokenizer = _opened(arguments)
     folder = task_folder(arguments.out, task)
     sources = list(task.run_of(all_sources))
-    written = (TOKENIZER_FILE, EVALUATION_FILE, MANIFEST_FILE)
     refuse_replacing(
-        [place / name for place in (folder, arguments.out) for name in written],
+        [
+            place / name
+            for place in (folder, arguments.out)
+            for name in (TOKENIZER_FILE, EVALUATION_FILE, MANIFEST_FILE)
+        ],
         _files(all_sources, evaluation_sources, tokenizer),
     )
     # Before the input is hashed: a folder that cannot be written into is refused at once.

@@ -331,6 +331,9 @@ def merge_tasks(out: Path) -> dict[str, Any]:
             of_task = task.manifest["files"][path.relative_to(task.folder).as_posix()]
             files[path.relative_to(out).as_posix()] = of_task
         counts_V += training_token_counts(task)
-    inputs = {**first["inputs"], "source": source}
-    configuration = {"settings": first["settings"], "inputs": inputs, "c4_revision": first["c4_revision"]}
+    configuration = {
+        "settings": first["settings"],
+        "inputs": {**first["inputs"], "source": source},
+        "c4_revision": first["c4_revision"],
+    }
     return _finish(out, found, files, counts, counts_V, tasks[0].tokenizer(), configuration, Task())

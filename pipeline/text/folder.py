@@ -36,8 +36,6 @@ EVALUATION_FILE = "evaluation_documents/00000-of-00001.parquet"
 TOKENIZER_FILE = "tokenizer.json"
 TOKEN_COUNTS_FILE = "train_token_counts.bin"
 MANIFEST_FILE = "manifest.json"
-STAGES = ("tokenize_c4", "plant_cues")
-"""Programs that write such folders."""
 COUNTS = (
     "train_documents",
     "train_tokens",
@@ -106,7 +104,7 @@ def write_data_folder(
     """Write evaluation documents, tokenizer and, last, the manifest, which is returned.
 
     `files` describes the others, those of training tokens in order; `configuration` has `settings` and
-    `inputs`, all that decided the output; `tally` counts by the names in `COUNTS`; `stage` is of `STAGES`.
+    `inputs`, all that decided the output; `tally` counts by the names in `COUNTS`; `stage` is the program.
     """
     write_evaluation_documents(folder / EVALUATION_FILE, documents, stage)
     write_text(folder / TOKENIZER_FILE, tokenizer.to_json())
@@ -136,13 +134,11 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     """
     manifest = read_record(folder / MANIFEST_FILE)
     if manifest is not None and (
-        manifest.get("stage") not in STAGES
-        or manifest.get("schema_version", 1) > SCHEMA_VERSION
-        or EVALUATION_FILE not in manifest["files"]
+        EVALUATION_FILE not in manifest["files"] or manifest.get("schema_version", 1) > SCHEMA_VERSION
     ):
         raise InputError(
-            f"{folder / MANIFEST_FILE} is of a newer version, or not a manifest that {' or '.join(STAGES)}"
-            f" wrote; remove it and run again what wrote {folder}"
+            f"{folder / MANIFEST_FILE} is of a newer version, or no manifest of tokenize_c4 or plant_cues;"
+            f" remove it and run again what wrote {folder}"
         )
     return manifest
 

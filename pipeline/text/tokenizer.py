@@ -110,6 +110,8 @@ class DocumentTokenizer:
         """What the tokenizer puts before every text; no document holds it."""
         self.vocabulary_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
         """One more than the largest ID, which is what an embedding table needs."""
+        self.token_dtype = np.dtype(np.uint16 if self.vocabulary_size <= 65_535 else np.uint32)
+        """The smallest of OLMo's memory-map types that holds the vocabulary."""
         added_tokens = tokenizer.get_added_tokens_decoder().values()
         words = [re.escape(token.content) for token in added_tokens if token.special and not special_tokens]
         self._control_tokens = re.compile("|".join(words) or "(?!)")  # which is found nowhere
@@ -127,11 +129,6 @@ class DocumentTokenizer:
     def ends_text(self, token_id: int) -> bool:
         """Whether a model that writes this token has come to its end."""
         return token_id == self._eos_token_id
-
-    @property
-    def token_dtype(self) -> np.dtype:
-        """The smallest of OLMo's memory-map types that holds the vocabulary."""
-        return np.dtype(np.uint16 if self.vocabulary_size <= 65_535 else np.uint32)
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Token IDs of each text, int32, without those that are put before or behind it."""
@@ -175,8 +172,8 @@ class DocumentTokenizer:
         token_ids_N = np.array(encoding.ids, dtype=np.int64)
         characters_N2 = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
         num_bos = self._num_bos(token_ids_N)
-        bos_token_ids = tuple(token_ids_N[:num_bos].tolist())
-        return TokenizedText(text, token_ids_N[num_bos:], characters_N2[num_bos:], bos_token_ids)
+        bos_N = token_ids_N[:num_bos].tolist()
+        return TokenizedText(text, token_ids_N[num_bos:], characters_N2[num_bos:], tuple(bos_N))
 
     def _of_token_ids(self, given_N: np.ndarray) -> "TokenizedText":
         if given_N.ndim != 1 or (given_N.size and given_N.dtype.kind not in "iu") or (given_N < 0).any():
