@@ -44,7 +44,7 @@ Run again, it ends at once if everything (of this task) is complete. If it was i
 behind the last whole training file, to the same bytes. Where a file is missing or of another size, the data
 is written anew. A folder that holds other data, or in which another run is at work, is refused.
 Memory: 0.3 GiB, a training file, 4 to 8 bytes a token of the evaluation documents, and to find repetitions
-80 bytes a document.
+80 bytes a document. Threads: one a core, or as many as the environment variable RAYON_NUM_THREADS says.
 """
 
 import sys
