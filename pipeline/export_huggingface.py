@@ -66,6 +66,6 @@ def main(arguments: argparse.Namespace) -> None:
             f" {model.config.vocab_size} tokens and not {data.vocabulary_size}"
         )
     difference = write_hugging_face_folder(
-        model, data.folder / TOKENIZER_FILE, data.eos_token_id, arguments.out
+        model, data.whole(TOKENIZER_FILE), data.eos_token_id, arguments.out
     )
     logger.info("wrote %s; its losses are the checkpoint's to %.1e nats", arguments.out, difference)

@@ -17,7 +17,7 @@ The tokens are those of the model's own tokenizer, as transformers' AutoTokenize
            (bos_token_ids), and the measuring stages put it before every chunk. --bos none: nothing.
   EOS      ends each document: the configuration's eos_token, or --eos-token.
   control  tokens in the text, such as <|im_start|>, are text, and counted; with --special-tokens they are
-           read as control tokens. So is the EOS of a text; it stays in, and is counted.
+           read as control tokens. So is the EOS of a text; it stays in.
 
 What it writes:
   OUT/train/part-00000.npy, …    token IDs as raw little-endian integers (olmo.data.MemMapDataset reads
@@ -44,7 +44,7 @@ Run again, it ends at once if everything (of this task) is complete. If it was i
 behind the last whole training file, to the same bytes. Where a file is missing or of another size, the data
 is written anew. A folder that holds other data, or in which another run is at work, is refused.
 Memory: 0.3 GiB, a training file, 4 to 8 bytes a token of the evaluation documents, and to find repetitions
-80 bytes a document.
+80 bytes a document. Threads: one a core, or as many as the environment variable RAYON_NUM_THREADS says.
 """
 
 import sys
@@ -57,7 +57,7 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
-import os
+from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import sha256
 from typing import Any
@@ -140,7 +140,6 @@ def parser() -> argparse.ArgumentParser:
     add("--tokens-per-part", type=positive_int, default=100_000_000, help="about the size of a training file")
     add("--task-index", type=whole_number(0), default=0, help="which task this is, counted from 0")
     add("--num-tasks", type=positive_int, default=1, help="tasks that the files of --source are split among")
-    add("--num-workers", type=positive_int, help="threads of the tokenizer (default: one a core)")
     add("--merge", action="store_true", help="make one data set of the tasks in --out; needs no other flag")
     return parser
 
@@ -163,19 +162,16 @@ def is_done(arguments: argparse.Namespace) -> bool:
     tasks = {name: manifest["settings"].get(name) for name in ("num_tasks", "all_files")}
     configuration = manifest | {"settings": tasks | _settings(arguments)}
     with suppress(InputError):
-        sources, evaluation_sources, tokenizer = _opened(arguments)
+        opened = _opened(arguments)
         # The time of change, and not that of content, which a tool may set back (cp -p, tar).
         written = (arguments.out / MANIFEST_FILE).stat().st_mtime
-        files = _files(sources, evaluation_sources, tokenizer)
-        if any(file.stat().st_ctime > written for file in files):
-            configuration["inputs"] = _inputs(sources, evaluation_sources, tokenizer)
+        if any(file.stat().st_ctime > written for file in _files(*opened)):
+            configuration["inputs"] = _inputs(*opened)
     return is_complete(arguments.out, configuration)
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Write the tokenized data that the command line asks for, or find it complete."""
-    if arguments.num_workers is not None:  # read by the library before its first text
-        os.environ["RAYON_NUM_THREADS"] = str(arguments.num_workers)
     if arguments.merge:
         with folder_lock(arguments.out, "--out"):
             _report(merge_tasks(arguments.out))
@@ -184,9 +180,12 @@ def main(arguments: argparse.Namespace) -> None:
     all_sources, evaluation_sources, tokenizer = _opened(arguments)
     folder = task_folder(arguments.out, task)
     sources = list(task.run_of(all_sources))
-    written = (TOKENIZER_FILE, EVALUATION_FILE, MANIFEST_FILE)
     refuse_replacing(
-        [place / name for place in (folder, arguments.out) for name in written],
+        [
+            place / name
+            for place in (folder, arguments.out)
+            for name in (TOKENIZER_FILE, EVALUATION_FILE, MANIFEST_FILE)
+        ],
         _files(all_sources, evaluation_sources, tokenizer),
     )
     # Before the input is hashed: a folder that cannot be written into is refused at once.
@@ -196,30 +195,39 @@ def main(arguments: argparse.Namespace) -> None:
             names = "\n".join(source.short_name for source in all_sources)
             digest = sha256(names.encode()).hexdigest()[:16]
             settings |= {"num_tasks": task.num_tasks, "all_files": f"{len(all_sources)} files, {digest}"}
-        inputs = _inputs(sources, evaluation_sources, tokenizer)
-        streams_c4 = any(file["sha256"] is None for files in inputs.values() for file in files)
-        # A hub that cannot be reached, and a broken tokenizer, are told before anything is written.
-        revision = c4_revision() if streams_c4 else None
-        configuration = {"settings": settings, "inputs": inputs, "c4_revision": revision}
-        loaded = _load(tokenizer, arguments) if isinstance(tokenizer, Path) else tokenizer
+        # A hub that cannot be reached is told before anything is written.
+        streams_c4 = not all(source.files for source in (*sources, *evaluation_sources))
+        configuration = {
+            "settings": settings,
+            "inputs": _inputs(sources, evaluation_sources, tokenizer),
+            "c4_revision": c4_revision() if streams_c4 else None,
+        }
         refuse_other_tasks(arguments.out, configuration)
         if is_complete(folder, configuration):
             logger.info("%s is complete, nothing to do", folder)
         else:
             work = Tokenization(folder, task, sources, evaluation_sources, configuration)
             unfinished = work.unfinished()
-            if unfinished["files"]:
+            if unfinished is not None:
                 logger.info("going on behind whole training files; the text before is read again")
-            if isinstance(loaded, int):
-                loaded = _trained(work, unfinished, loaded, arguments)
+            elif isinstance(tokenizer, int):
+                _train(work, tokenizer)
+            path = tokenizer if isinstance(tokenizer, Path) else folder / TOKENIZER_FILE
             with progress(None, "tokenizing", "token", work.limit("max_tokens")) as bar:
-                _report(work.write(loaded, unfinished, bar.update))
+                _report(work.write(_load(path, arguments), unfinished, bar.update))
         (folder / UNFINISHED_FILE).unlink(missing_ok=True)
 
 
-def _load(tokenizer: Path, arguments: argparse.Namespace) -> DocumentTokenizer:
-    read = {name: getattr(arguments, name) for name in ("bos", "eos_token", "special_tokens")}
-    return load_tokenizer(tokenizer, **read)
+def _train(work: Tokenization, size: int) -> None:
+    """Leave a BPE of the training text in the folder, for whoever goes on there, too."""
+    texts = progress(work.training_texts(BPE_TRAINING_CHARACTERS), "training the tokenizer", "document")
+    write_text(work.folder / TOKENIZER_FILE, train_bpe(texts, size).to_json())
+
+
+def _load(path: Path, arguments: argparse.Namespace) -> DocumentTokenizer:
+    return load_tokenizer(
+        path, bos=arguments.bos, eos_token=arguments.eos_token, special_tokens=arguments.special_tokens
+    )
 
 
 def _opened(arguments: argparse.Namespace) -> tuple[list[Source], list[Source], Path | int]:
@@ -232,19 +240,17 @@ def _opened(arguments: argparse.Namespace) -> tuple[list[Source], list[Source], 
             "--source c4 streams 156 billion tokens; say where to stop with --max-tokens or --max-documents,"
             " or divide it with --num-tasks"
         )
-    own_split = ["c4"] if streams_c4 else []  # that of validation
     sources = open_sources(arguments.source, c4_split="train", text_field=arguments.text_field)
-    evaluation_sources = open_sources(
-        arguments.evaluation_source or own_split, c4_split="validation", text_field=arguments.text_field
-    )
-    path_or_size = parse_tokenizer_name(arguments.tokenizer)
-    if isinstance(path_or_size, int) and arguments.num_tasks > 1:
+    evaluation = arguments.evaluation_source or (["c4"] if streams_c4 else [])
+    evaluation_sources = open_sources(evaluation, c4_split="validation", text_field=arguments.text_field)
+    tokenizer = parse_tokenizer_name(arguments.tokenizer)
+    if isinstance(tokenizer, int) and arguments.num_tasks > 1:
         raise InputError(
             f"--tokenizer {arguments.tokenizer} would train another tokenizer in every task; train one"
             " first (the same command without --num-tasks, with --max-documents 50000 and another --out),"
             " and give the tokenizer.json that it writes"
         )
-    return sources, evaluation_sources, path_or_size
+    return sources, evaluation_sources, tokenizer
 
 
 def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -257,48 +263,32 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
     return settings
 
 
-def _files(sources: list[Source], evaluation_sources: list[Source], tokenizer: Path | int) -> list[Path]:
+def _files(
+    sources: Sequence[Source], evaluation_sources: Sequence[Source], tokenizer: Path | int
+) -> list[Path]:
     """All that is read on this machine."""
     files = [file for source in (*sources, *evaluation_sources) for file in source.files]
     return files + (tokenizer_files(tokenizer) if isinstance(tokenizer, Path) else [])
 
 
 def _inputs(
-    sources: list[Source], evaluation_sources: list[Source], tokenizer: Path | int
+    sources: Sequence[Source], evaluation_sources: Sequence[Source], tokenizer: Path | int
 ) -> dict[str, list[dict[str, str | None]]]:
     """Inputs by name and content; the hub's files have no SHA-256, `c4_revision` stands for it."""
-    fingerprints = [
-        [
-            {"file": source.short_name, "sha256": sha256_of_files(*source.files) if source.files else None}
-            for source in progress(of_role, "hashing the input", "file")
-        ]
-        for of_role in (sources, evaluation_sources)
-    ]
-    files = tokenizer_files(tokenizer) if isinstance(tokenizer, Path) else []
+    named: dict[str, list[tuple[str, tuple[Path, ...]]]] = {
+        "source": [(source.short_name, source.files) for source in sources],
+        "evaluation source": [(source.short_name, source.files) for source in evaluation_sources],
+        "tokenizer": [(file.name, (file,)) for file in _files([], [], tokenizer)],
+    }
     return {
-        "source": fingerprints[0],
-        "evaluation source": fingerprints[1],
-        "tokenizer": [{"file": path.name, "sha256": sha256_of_files(path)} for path in files],
+        role: [
+            {"file": name, "sha256": sha256_of_files(*files) if files else None}
+            for name, files in progress(of_role, "hashing the input", "file")
+        ]
+        for role, of_role in named.items()
     }
 
 
 def _report(manifest: dict[str, Any]) -> None:
     counts = [f"{name} {count:,}" for name, count in manifest["counts"].items() if count]
     logger.info("%s", ", ".join(counts))
-
-
-def _trained(
-    work: Tokenization, unfinished: dict[str, Any], size: int, arguments: argparse.Namespace
-) -> DocumentTokenizer:
-    """The BPE of the training text, from now on in the folder: none is trained twice."""
-    path = work.folder / TOKENIZER_FILE
-    if TOKENIZER_FILE not in unfinished["files"]:
-        texts = work.training_texts(BPE_TRAINING_CHARACTERS)
-        tokenizer = train_bpe(progress(texts, "training the tokenizer", "document"), size)
-        if tokenizer.vocabulary_size < size:
-            logger.warning(
-                "the text is enough for a vocabulary of %d, not %d", tokenizer.vocabulary_size, size
-            )
-        write_text(path, tokenizer.to_json())
-        work.note(unfinished, [path])
-    return _load(path, arguments)

@@ -15,4 +15,5 @@
 #SBATCH --open-mode=append
 source slurm/job.sh || exit 2
 
-run python pipeline/tokenize_c4.py --task-index "$SLURM_ARRAY_TASK_ID" --num-workers "$SLURM_CPUS_PER_TASK" "$@"
+export RAYON_NUM_THREADS="$SLURM_CPUS_PER_TASK"  # threads of the tokenizer
+run python pipeline/tokenize_c4.py --task-index "$SLURM_ARRAY_TASK_ID" "$@"

@@ -4,7 +4,6 @@ Shapes: N tokens of a text, L those of a chunk, T targets, K the largest k, J st
 """
 
 import argparse
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
@@ -370,8 +369,7 @@ class _Texts:
         self.ids = [read.token_ids_N for read in self._read]
         if num_empty := sum(not len(ids_N) for ids_N in self.ids):
             logger.warning("%d of %d texts have no token, and no row", num_empty, len(self.ids))
-        noted = sum((read.noted for read in self._read), Counter[str]())
-        self.tokenizer.warn_of(noted)
+        self.tokenizer.warn_of_control_tokens(sum(read.num_control_tokens for read in self._read))
 
     def chunks(
         self, text: int, short: int, num_far: int, length: int, num_targets: int | None = None

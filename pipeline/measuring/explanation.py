@@ -152,7 +152,7 @@ def explained(text: Any, arguments: argparse.Namespace) -> Explanation:
     tokens = tokenizer.read(text, begins_answer=begins_answer)
     bos_token_ids = tokens.bos_token_ids
     num_tokens = len(tokens.token_ids_N)
-    tokenizer.warn_of(tokens.noted)
+    tokenizer.warn_of_control_tokens(tokens.num_control_tokens)
     first, end = _answer_of(text, tokens) if is_chat and not begins_answer else (0, num_tokens)
     most = arguments.long_context_length or default_length(given, bos_token_ids)
     longest = min(most, end + (arguments.generate or 0))

@@ -23,7 +23,6 @@ from pipeline.text.tokenizer import (
     load_tokenizer,
     parse_tokenizer_name,
     tokenizer_at,
-    tokenizer_in_memory,
 )
 
 
@@ -89,7 +88,7 @@ class GivenModel:
         InputError if there is none, or one that does not say where its tokens stand.
         """
         if given is not None and not isinstance(given, str | Path):
-            return tokenizer_in_memory(given, bos=bos, special_tokens=special_tokens)
+            return load_tokenizer(given, bos=bos, special_tokens=special_tokens)
         if given is None and self._checkpoint is None:
             raise InputError("a model in memory comes without its tokenizer: give it too, as tokenizer=…")
         path = (

@@ -1,7 +1,6 @@
 """Text to a folder of training tokens and evaluation documents: split, encoded, packed, gone on with, merged.
 
-What comes out, and how tasks share it: pipeline/tokenize_c4.py. The tokenizer encodes one batch of documents
-on all cores while another thread reads and sorts the next one.
+What comes out, and how tasks share it: pipeline/tokenize_c4.py.
 
 An interrupted run leaves its whole training files and, in unfinished.json, how far they reach. The same
 command reads the text from its start once more, for what trains depends on all that came before; but it
@@ -9,14 +8,12 @@ encodes only documents that evaluate, and those behind the last whole training f
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +29,6 @@ from pipeline.results.files import (
 from pipeline.text.folder import (
     MANIFEST_FILE,
     TASKS_FOLDER,
-    TOKENIZER_FILE,
     TRAIN_FOLDER,
     EvaluationDocument,
     TokenizedData,
@@ -44,40 +40,13 @@ from pipeline.text.folder import (
     write_data_folder,
     write_token_counts,
 )
-from pipeline.text.sources import Document, Source, documents_or_reasons, read_documents
+from pipeline.text.sources import Document, Source, documents_or_reasons
 from pipeline.text.tokenizer import DocumentTokenizer
 
 UNFINISHED_FILE = "unfinished.json"
 DOCUMENTS_PER_BATCH = 256
-_WRITTEN = "written"
-"""Kind of a document that trains and that an interrupted run has written."""
-_ENCODED = ("train", "evaluation")
-Item = TypeVar("Item")
-
-
-@dataclass
-class Split:
-    """Sorts the documents of a source, one after another from its start."""
-
-    evaluation_fraction: float
-    """Share of documents that evaluate; 0 if they come from a source of their own, 1 of that source."""
-    seed: int = 0
-    evaluation_ids: frozenset[str] = frozenset()
-    """Documents that evaluate already: left out of training."""
-    _seen: set[int] = field(default_factory=set)
-
-    def kind_of(self, document_id: str) -> str:
-        """Sort the next document: "train", "evaluation", or why it is left out."""
-        number = int(document_id, 16)
-        if number in self._seen:
-            return "duplicate"
-        self._seen.add(number)
-        if document_id in self.evaluation_ids:
-            return "in_evaluation_source"
-        # By seed and content alone, whatever else is in the source.
-        digest = sha256(f"{self.seed}:{document_id}".encode()).digest()
-        is_evaluation = int.from_bytes(digest[:8], "big") < self.evaluation_fraction * 2**64
-        return "evaluation" if is_evaluation else "train"
+Sorted = tuple[Document | str, bool]
+"""A document, or why it is left out; and whether it evaluates."""
 
 
 class PackedShardWriter:
@@ -106,73 +75,34 @@ class PackedShardWriter:
         self.paths = list(whole_parts)
         """The parts that are whole."""
 
-    def add(self, token_ids: np.ndarray) -> None:
-        """Take one document's token IDs, without EOS; ends a part when that is full."""
+    def add(self, token_ids: np.ndarray) -> list[Path]:
+        """Take one document's token IDs, without EOS; the part that this fills, if any."""
         self._part += token_ids.astype(self._dtype, copy=False).tobytes() + self._eos
         self.num_tokens += len(token_ids) + 1
-        if len(self._part) >= self._bytes_per_part:
-            self.flush()
+        return self.flush() if len(self._part) >= self._bytes_per_part else []
 
-    def flush(self) -> None:
+    def flush(self) -> list[Path]:
         """Write the part that is not full, if any."""
-        if self._part:
-            path = self._folder / f"part-{len(self.paths):05d}.npy"
-            write_bytes(path, self._part)
-            self.paths.append(path)
-            self._part.clear()
+        if not self._part:
+            return []
+        path = self._folder / f"part-{len(self.paths):05d}.npy"
+        write_bytes(path, self._part)
+        self.paths.append(path)
+        self._part.clear()
+        return [path]
 
 
-def first_by_id(
-    documents: Mapping[str, EvaluationDocument], max_documents: int
-) -> dict[str, EvaluationDocument]:
-    """The documents with the smallest IDs: these are hashes, so a random sample, the same in any order."""
-    return dict(sorted(documents.items())[:max_documents])
+def evaluates(document_id: str, fraction: float, seed: int) -> bool:
+    """Whether a document is of the evaluation split: by seed and content, whatever else is in the source."""
+    digest = sha256(f"{seed}:{document_id}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") < fraction * 2**64
 
 
-Encoded = tuple[str, Document | None, np.ndarray | None]
-
-
-def _sorted_documents(
-    documents: Iterator[Document | str], split: Split, limited: str, limit: int | None, num_written: int = 0
-) -> Iterator[tuple[str, Document | None]]:
-    num_met = 0
-    while num_met != limit and (item := next(documents, None)) is not None:
-        if isinstance(item, str):
-            yield item, None
-            continue
-        kind = split.kind_of(item.document_id)
-        if kind == limited:
-            num_met += 1
-        yield _WRITTEN if kind == limited and num_met <= num_written else kind, item
-
-
-def _batches(items: Iterator[Item]) -> Iterator[list[Item]]:
-    """Batches of items; another thread makes the next one while this one is used."""
-    with ThreadPoolExecutor(1) as reader:
-        coming = reader.submit(list, islice(items, DOCUMENTS_PER_BATCH))
-        while batch := coming.result():
-            coming = reader.submit(list, islice(items, DOCUMENTS_PER_BATCH))
-            yield batch
-
-
-def encoded_documents(
-    tokenizer: DocumentTokenizer,
-    documents: Iterator[Document | str],
-    split: Split,
-    limited: str = "train",
-    limit: int | None = None,
-    num_written: int = 0,
-) -> Iterator[Encoded]:
-    """Yield for each document, in order, its kind, and for one that trains or evaluates its token IDs.
-
-    `documents` are those of `documents_or_reasons`. The end is after `limit` documents of the kind `limited`,
-    of which the first `num_written` are of the kind "written" instead, and not encoded.
-    """
-    for batch in _batches(_sorted_documents(documents, split, limited, limit, num_written)):
-        texts = [document.text for kind, document in batch if document is not None and kind in _ENCODED]
-        token_ids = iter(tokenizer.encode(texts))
-        for kind, document in batch:
-            yield kind, document, next(token_ids) if kind in _ENCODED else None
+def encoded(tokenizer: DocumentTokenizer, items: Iterator[Sorted]) -> Iterator[tuple[Sorted, np.ndarray]]:
+    """Items in order with their token IDs, encoded by batches on all cores; those left out have none."""
+    while batch := list(islice(items, DOCUMENTS_PER_BATCH)):
+        texts = [item.text if isinstance(item, Document) else "" for item, _ in batch]
+        yield from zip(batch, tokenizer.encode(texts), strict=True)
 
 
 @dataclass(frozen=True)
@@ -199,63 +129,83 @@ class Tokenization:
         limit = self._settings[name]
         return None if limit is None else len(self.task.run_of(range(limit)))
 
-    @cached_property
-    def _evaluation_ids(self) -> frozenset[str]:
-        """IDs of the documents of the evaluation source that evaluate."""
-        ids: set[str] = set()
-        for document in read_documents(
-            self.evaluation_sources, skip_malformed=self._settings["skip_malformed"]
-        ):
-            ids.add(document.document_id)
-            if len(ids) == self._settings["max_evaluation_documents"]:
-                break
-        if self.evaluation_sources and not ids:
-            raise InputError(f"no evaluation documents: {self.evaluation_sources[0].name} holds no text")
-        return frozenset(ids)
+    def _documents(self, num_written: int = 0) -> Iterator[Sorted]:
+        """Every document in order, those of the evaluation source first, in task 0.
 
-    def _split(self) -> Split:
-        """A split that sorts the documents of the source, from its start."""
-        if self.evaluation_sources:
-            return Split(0.0, evaluation_ids=self._evaluation_ids)
-        return Split(self._settings["evaluation_fraction"], self._settings["seed"])
+        The first `num_written` that train are passed over; the last is that of --max-documents.
+        """
+        skip_malformed = self._settings["skip_malformed"]
+        evaluation: set[str] = set()
+        for item in documents_or_reasons(self.evaluation_sources, skip_malformed=skip_malformed):
+            if isinstance(item, Document):
+                is_repeated = item.document_id in evaluation
+                evaluation.add(item.document_id)
+                item = "duplicate" if is_repeated else item
+            if self.task.index == 0:
+                yield item, True
+            if len(evaluation) == self._settings["max_evaluation_documents"]:
+                break
+        if self.evaluation_sources and not evaluation:
+            raise InputError(f"no evaluation documents: {self.evaluation_sources[0].name} holds no text")
+        fraction = self._settings["evaluation_fraction"] or 0.0
+        limit = self.limit("max_documents")
+        seen: set[int] = set()
+        num_train = 0
+        documents = documents_or_reasons(self.sources, skip_malformed=skip_malformed)
+        while num_train != limit and (document := next(documents, None)):
+            if isinstance(document, str):
+                yield document, False
+                continue
+            number = int(document.document_id, 16)  # a third of the string's memory
+            if number in seen:
+                yield "duplicate", False
+            elif document.document_id in evaluation:
+                yield "in_evaluation_source", False
+            elif evaluates(document.document_id, fraction, self._settings["seed"]):
+                yield document, True
+            else:
+                num_train += 1
+                if num_train > num_written:
+                    yield document, False
+            seen.add(number)
 
     def training_texts(self, num_characters: int) -> Iterator[str]:
         """The first texts that train, whole ones, for a tokenizer to be trained on."""
-        documents = read_documents(self.sources, skip_malformed=self._settings["skip_malformed"])
-        texts = _sorted_documents(documents, self._split(), "train", self.limit("max_documents"))
-        for kind, document in texts:
-            if kind == "train" and document is not None:
-                yield document.text
-                num_characters -= len(document.text)
+        for item, is_evaluation in self._documents():
+            if isinstance(item, Document) and not is_evaluation:
+                yield item.text
+                num_characters -= len(item.text)
                 if num_characters <= 0:  # a hub stream has no end
                     return
 
-    def unfinished(self) -> dict[str, Any]:
+    def unfinished(self) -> dict[str, Any] | None:
         """The record of an interrupted run: its whole `files`, and counts of what is `trained` there.
 
-        Another configuration than this is refused.
+        One of another configuration is refused. None if nothing has begun.
         """
         (self.folder / MANIFEST_FILE).unlink(missing_ok=True)  # what it names is written anew
         record = read_record(self.folder / UNFINISHED_FILE)
-        if record is None:
-            return {**self.configuration, "files": {}, "trained": {}}
-        what = f"{self.folder} holds unfinished data"
-        refuse_changes(what, made_by(record), made_by(self.configuration), "--out folder, or remove it")
+        if record is not None:
+            refuse_changes(
+                f"{self.folder} holds unfinished data",
+                made_by(record),
+                made_by(self.configuration),
+                "--out folder, or remove it",
+            )
         return record
 
-    def note(self, unfinished: dict[str, Any], paths: Iterable[Path]) -> None:
-        """Leave the record for the next run, with files that have become whole."""
-        unfinished["files"] |= describe_files(self.folder, paths)
-        write_json(self.folder / UNFINISHED_FILE, unfinished)
-
     def write(
-        self, tokenizer: DocumentTokenizer, unfinished: dict[str, Any], advance: Callable[[int], object]
+        self,
+        tokenizer: DocumentTokenizer,
+        unfinished: Mapping[str, Any] | None,
+        advance: Callable[[int], object],
     ) -> dict[str, Any]:
         """Encode and write everything that is not in `unfinished`; the manifest, which is written last.
 
         `advance` is called with the number of training tokens written since the last call.
         """
-        trained = Counter[str](unfinished["trained"])
+        record = {**self.configuration, "files": {}, "trained": {}, **(unfinished or {})}
+        trained = Counter[str](record["trained"])
         others = Counter[str]()
         sample: dict[str, EvaluationDocument] = {}
         max_evaluation = self._settings["max_evaluation_documents"]
@@ -265,75 +215,74 @@ class Tokenization:
             tokenizer.token_dtype,
             tokenizer.eos_token_id,
             self._settings["tokens_per_part"],
-            [self.folder / name for name in unfinished["files"] if name != TOKENIZER_FILE],
+            [self.folder / name for name in record["files"]],
         )
         advance(writer.num_tokens)
         num_written = trained["train_documents"] + trained["empty"]
-        for kind, document, token_ids in self._documents(tokenizer, num_written):
-            if document is None or token_ids is None:
-                others[kind] += 1
+        for (item, is_evaluation), token_ids in encoded(tokenizer, self._documents(num_written)):
+            if isinstance(item, str):
+                others[item] += 1
                 continue
-            counts = trained if kind == "train" else others
-            if len(token_ids) == 0:
+            counts = others if is_evaluation else trained
+            size = len(token_ids) + 1
+            if size == 1:
                 counts["empty"] += 1
-            elif kind == "evaluation":
-                counts += tokenizer.notes(document.text, token_ids)
-                counts["met_evaluation_documents"] += 1
-                sample[document.document_id] = EvaluationDocument(
-                    document.document_id, token_ids, document.url
-                )
-                if len(sample) > 2 * max_evaluation:  # memory is for those that may stay
-                    sample = first_by_id(sample, max_evaluation)
-            elif max_tokens is not None and writer.num_tokens + len(token_ids) + 1 > max_tokens:
+                continue
+            if not is_evaluation and max_tokens is not None and writer.num_tokens + size > max_tokens:
                 break
+            counts["control_tokens"] += tokenizer.num_control_tokens(item.text)
+            if is_evaluation:
+                sample[item.document_id] = EvaluationDocument(item.document_id, token_ids, item.url)
+                if len(sample) > 2 * max_evaluation:  # memory is for those that may stay
+                    counts["beyond_max_evaluation_documents"] += len(sample) - max_evaluation
+                    sample = dict(sorted(sample.items())[:max_evaluation])
             else:
-                num_whole = len(writer.paths)
-                writer.add(token_ids)
-                counts += tokenizer.notes(document.text, token_ids)
                 counts["train_documents"] += 1
-                advance(len(token_ids) + 1)
-                if new_paths := writer.paths[num_whole:]:
-                    self.note(unfinished | {"trained": trained}, new_paths)
-        writer.flush()
-        documents = list(first_by_id(sample, max_evaluation).values())
+                advance(size)
+                if part := writer.add(token_ids):
+                    record["files"] |= describe_files(self.folder, part)
+                    write_json(self.folder / UNFINISHED_FILE, record | {"trained": trained})
+        # A part of an interrupted run was described when it was written: a bit flipped since is noticed.
+        record["files"] |= describe_files(self.folder, writer.flush())
         tally = trained + others
-        tokenizer.warn_of(tally)
+        tokenizer.warn_of_control_tokens(tally["control_tokens"])
         tally["train_tokens"] = writer.num_tokens
-        tally["beyond_max_evaluation_documents"] = tally["met_evaluation_documents"] - len(documents)
-        if self.task.is_whole:  # a task may miss a part that others have
-            _refuse_empty_parts(tally, documents)
-        # An interrupted run has described its files when it wrote them: a bit flipped since is noticed.
-        files = {name: file for name, file in unfinished["files"].items() if name != TOKENIZER_FILE}
-        paths = writer.paths[len(files) :]
-        if writer.paths:
-            paths.append(write_token_counts(self.folder, count_tokens(writer.paths, tokenizer)))
-        files |= describe_files(self.folder, paths)
-        return write_data_folder(
-            self.folder, documents, files, tokenizer, self.configuration, tally, "tokenize_c4"
+        counts_V = count_tokens(writer.paths, tokenizer)
+        return _finish(
+            self.folder, sample, record["files"], tally, counts_V, tokenizer, self.configuration, self.task
         )
 
-    def _documents(self, tokenizer: DocumentTokenizer, num_written: int) -> Iterator[Encoded]:
-        """Every document that is to be written, encoded, first those of the evaluation source."""
-        skip_malformed = self._settings["skip_malformed"]
-        if self.task.index == 0:
-            documents = documents_or_reasons(self.evaluation_sources, skip_malformed=skip_malformed)
-            max_evaluation = self._settings["max_evaluation_documents"]
-            yield from encoded_documents(tokenizer, documents, Split(1.0), "evaluation", max_evaluation)
-        documents = documents_or_reasons(self.sources, skip_malformed=skip_malformed)
-        max_documents = self.limit("max_documents")
-        yield from encoded_documents(tokenizer, documents, self._split(), "train", max_documents, num_written)
 
+def _finish(
+    folder: Path,
+    sample: Mapping[str, EvaluationDocument],
+    files: Mapping[str, Any],
+    counts: Counter[str],
+    counts_V: np.ndarray,
+    tokenizer: DocumentTokenizer,
+    configuration: Mapping[str, Any],
+    task: Task,
+) -> dict[str, Any]:
+    """Write what stands beside the training files, the manifest last.
 
-def _refuse_empty_parts(counts: Mapping[str, int], evaluation: Sequence[EvaluationDocument]) -> None:
-    """Refuse data that cannot both train and evaluate; say what was left out."""
-    reasons = ("empty", "malformed", "duplicate", "in_evaluation_source")
-    left_out = ", ".join(f"{counts[reason]} {reason}" for reason in reasons)
-    for part, number in {"train": counts["train_documents"], "evaluation": len(evaluation)}.items():
-        if not number:
+    Data that cannot both train and evaluate are refused; but a task may miss a part that others have.
+    """
+    # The smallest IDs: these are hashes, so a random sample, the same in whatever order they came.
+    max_evaluation = configuration["settings"]["max_evaluation_documents"]
+    documents = [sample[document_id] for document_id in sorted(sample)[:max_evaluation]]
+    counts["beyond_max_evaluation_documents"] += len(sample) - len(documents)
+    for part, number in {"train": counts["train_documents"], "evaluation": len(documents)}.items():
+        if task.is_whole and not number:
+            reasons = ("empty", "malformed", "duplicate", "in_evaluation_source")
+            left_out = ", ".join(f"{counts[reason]} {reason}" for reason in reasons)
             raise InputError(
                 f"no document of --source is left for the part {part} (left out: {left_out}); give more text,"
                 " a larger limit, or another --evaluation-fraction or --evaluation-source"
             )
+    token_counts = describe_files(folder, [write_token_counts(folder, counts_V)])
+    return write_data_folder(
+        folder, documents, {**files, **token_counts}, tokenizer, configuration, counts, "tokenize_c4"
+    )
 
 
 def refuse_other_tasks(out: Path, configuration: Mapping[str, Any]) -> None:
@@ -356,38 +305,34 @@ def merge_tasks(out: Path) -> dict[str, Any]:
         raise InputError(f"no tasks in {out}; run pipeline/tokenize_c4.py with --num-tasks first")
     num_tasks = int(begun[0].name.partition("-of-")[2])
     folders = [task_folder(out, Task(index, num_tasks)) for index in range(num_tasks)]
-    manifests = {folder: manifest for folder in folders if (manifest := read_manifest(folder))}
-    missing = [index for index, folder in enumerate(folders) if folder not in manifests]
+    missing = [index for index, folder in enumerate(folders) if read_manifest(folder) is None]
     if missing:
         raise InputError(
             f"{out} misses {len(missing)} of {num_tasks} tasks: --task-index {', '.join(map(str, missing))};"
             " run these, then --merge again"
         )
-    first = manifests[folders[0]]
+    tasks = [TokenizedData.open(folder) for folder in folders]
+    first = tasks[0].manifest
     counts = Counter[str]()
     found: dict[str, EvaluationDocument] = {}
     source: list[Any] = []
     files: dict[str, Any] = {}
-    counts_of_tasks: list[np.ndarray] = []
-    for folder, manifest in manifests.items():
-        now = made_by(manifest, is_shared=True)
-        refuse_changes(f"{folder} holds a task", made_by(first, is_shared=True), now, "--out for one")
-        data = TokenizedData.open(folder)
-        counts.update(manifest["counts"])
-        for document in data.evaluation_documents():
+    counts_V = np.zeros(tasks[0].vocabulary_size, dtype=np.int64)
+    for task in tasks:
+        now = made_by(task.manifest, is_shared=True)
+        refuse_changes(f"{task.folder} holds a task", made_by(first, is_shared=True), now, "--out for one")
+        counts.update(task.manifest["counts"])
+        for document in task.evaluation_documents():
             counts["duplicate"] += document.document_id in found
             found[document.document_id] = document
-        source += manifest["inputs"]["source"]
-        place = folder.relative_to(out).as_posix()
-        train = [name for name in manifest["files"] if name.endswith(".npy")]
-        files |= {f"{place}/{name}": manifest["files"][name] for name in train}
-        if train:
-            counts_of_tasks.append(training_token_counts(data))
-    documents = list(first_by_id(found, first["settings"]["max_evaluation_documents"]).values())
-    counts["beyond_max_evaluation_documents"] += len(found) - len(documents)
-    _refuse_empty_parts(counts, documents)
-    files |= describe_files(out, [write_token_counts(out, np.sum(counts_of_tasks, axis=0))])
-    inputs = {**first["inputs"], "source": source}
-    configuration = {"settings": first["settings"], "inputs": inputs, "c4_revision": first["c4_revision"]}
-    tokenizer = TokenizedData.open(folders[0]).tokenizer()
-    return write_data_folder(out, documents, files, tokenizer, configuration, counts, "tokenize_c4")
+        source += task.manifest["inputs"]["source"]
+        for path in task.train_paths:
+            of_task = task.manifest["files"][path.relative_to(task.folder).as_posix()]
+            files[path.relative_to(out).as_posix()] = of_task
+        counts_V += training_token_counts(task)
+    configuration = {
+        "settings": first["settings"],
+        "inputs": {**first["inputs"], "source": source},
+        "c4_revision": first["c4_revision"],
+    }
+    return _finish(out, found, files, counts, counts_V, tasks[0].tokenizer(), configuration, Task())

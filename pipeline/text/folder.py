@@ -5,17 +5,17 @@ L chunk.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from pipeline.cli import InputError, logger
 from pipeline.results.files import (
     Task,
-    damage,
     damages,
     describe_files,
     read_parquet,
@@ -28,7 +28,7 @@ from pipeline.results.files import (
 )
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
 from pipeline.results.versions import git_commit, package_versions
-from pipeline.text.tokenizer import NOTES, DocumentTokenizer, read_tokenizer
+from pipeline.text.tokenizer import DocumentTokenizer
 
 TASKS_FOLDER = "tasks"
 TRAIN_FOLDER = "train"
@@ -36,8 +36,6 @@ EVALUATION_FILE = "evaluation_documents/00000-of-00001.parquet"
 TOKENIZER_FILE = "tokenizer.json"
 TOKEN_COUNTS_FILE = "train_token_counts.bin"
 MANIFEST_FILE = "manifest.json"
-STAGES = ("tokenize_c4", "plant_cues")
-"""Programs that write such folders."""
 COUNTS = (
     "train_documents",
     "train_tokens",
@@ -48,7 +46,7 @@ COUNTS = (
     "malformed",
     "in_evaluation_source",
     "beyond_max_evaluation_documents",
-    *NOTES,
+    "control_tokens",
 )
 _TOKENS_AT_A_TIME = 1 << 22
 
@@ -85,16 +83,6 @@ def write_evaluation_documents(
     write_parquet(path, columns, schema, page_checksums=False)
 
 
-def read_evaluation_documents(path: Path) -> list[EvaluationDocument]:
-    """The documents of a file that `write_evaluation_documents` wrote, in its order."""
-    # Arrow's own arrays are read-only, which torch does not take without a warning: hence the copies.
-    frame = read_parquet(path, ["document_id", "token_ids", "url"]).to_pandas()
-    return [
-        EvaluationDocument(document_id, np.array(token_ids), url if isinstance(url, str) else None)
-        for document_id, token_ids, url in frame.itertuples(index=False)
-    ]
-
-
 def refuse_damage(folder: Path, manifest: Mapping[str, Any], *, verify: bool = False) -> None:
     """Refuse a folder whose files are not those of its manifest: InputError names the first."""
     if found := next(damages(folder, manifest["files"], verify=verify), None):
@@ -102,13 +90,6 @@ def refuse_damage(folder: Path, manifest: Mapping[str, Any], *, verify: bool = F
             f"{found}; remove {folder / MANIFEST_FILE}, and run pipeline/{manifest['stage']}.py again as it"
             " was run for this folder"
         )
-
-
-def _whole(path: Path, sha256: str) -> Path:
-    """The file, unless its content is not what the manifest says (InputError)."""
-    if wrong := damage(path, {"sha256": sha256}):
-        raise InputError(f"{wrong}; remove the manifest, and run again what wrote the folder")
-    return path
 
 
 def write_data_folder(
@@ -123,7 +104,7 @@ def write_data_folder(
     """Write evaluation documents, tokenizer and, last, the manifest, which is returned.
 
     `files` describes the others, those of training tokens in order; `configuration` has `settings` and
-    `inputs`, all that decided the output; `tally` counts by the names in `COUNTS`; `stage` is of `STAGES`.
+    `inputs`, all that decided the output; `tally` counts by the names in `COUNTS`; `stage` is the program.
     """
     write_evaluation_documents(folder / EVALUATION_FILE, documents, stage)
     write_text(folder / TOKENIZER_FILE, tokenizer.to_json())
@@ -153,13 +134,11 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     """
     manifest = read_record(folder / MANIFEST_FILE)
     if manifest is not None and (
-        manifest.get("stage") not in STAGES
-        or manifest.get("schema_version", 1) > SCHEMA_VERSION
-        or EVALUATION_FILE not in manifest["files"]
+        EVALUATION_FILE not in manifest["files"] or manifest.get("schema_version", 1) > SCHEMA_VERSION
     ):
         raise InputError(
-            f"{folder / MANIFEST_FILE} is of a newer version, or not a manifest that {' or '.join(STAGES)}"
-            f" wrote; remove it and run again what wrote {folder}"
+            f"{folder / MANIFEST_FILE} is of a newer version, or no manifest of tokenize_c4 or plant_cues;"
+            f" remove it and run again what wrote {folder}"
         )
     return manifest
 
@@ -191,10 +170,9 @@ class TokenizedData:
     """EOS included."""
     train_sha256: str
     evaluation_sha256: str
-    token_counts_sha256: str | None = None
-    """SHA-256 of the counts of training tokens; None in older folders, and without training tokens."""
     bos_token_ids: tuple[int, ...] = ()
     """What the model's tokenizer puts before every text; no document holds it."""
+    manifest: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def open(cls, folder: Path) -> "TokenizedData":
@@ -207,9 +185,6 @@ class TokenizedData:
             )
         refuse_damage(folder, manifest)
         files = manifest["files"]
-        # Small and read by many, so by its content at once; the tokens, where results record their SHA-256.
-        if TOKENIZER_FILE in files:
-            _whole(folder / TOKENIZER_FILE, files[TOKENIZER_FILE]["sha256"])
         train_names = [name for name in files if name.endswith(".npy")]
         train_digests = "\n".join(files[name]["sha256"] for name in train_names)
         return cls(
@@ -221,25 +196,34 @@ class TokenizedData:
             num_train_tokens=manifest["counts"]["train_tokens"],
             train_sha256=sha256(train_digests.encode()).hexdigest(),
             evaluation_sha256=files[EVALUATION_FILE]["sha256"],
-            token_counts_sha256=files.get(TOKEN_COUNTS_FILE, {}).get("sha256"),
             bos_token_ids=tuple(manifest.get("bos_token_ids") or ()),
+            manifest=manifest,
         )
+
+    def whole(self, name: str) -> Path:
+        """A file of the folder; InputError if its content is not what the manifest says, and so results."""
+        files = {other: file for other, file in self.manifest["files"].items() if other == name}
+        refuse_damage(self.folder, {**self.manifest, "files": files}, verify=True)
+        return self.folder / name
 
     def tokenizer(self) -> DocumentTokenizer:
         """The tokenizer that made the tokens."""
         return DocumentTokenizer(
-            read_tokenizer(self.folder / TOKENIZER_FILE),
+            Tokenizer.from_file(str(self.whole(TOKENIZER_FILE))),
             eos_token_id=self.eos_token_id,
             bos="auto" if self.bos_token_ids else "none",
             name=f"the tokenizer of {self.folder}",
         )
 
     def evaluation_documents(self) -> list[EvaluationDocument]:
-        """All evaluation documents, ordered by ID, which is a random but fixed order.
-
-        InputError where the file is not that whose SHA-256 stands in the manifest, and so in results.
-        """
-        return read_evaluation_documents(_whole(self.folder / EVALUATION_FILE, self.evaluation_sha256))
+        """All evaluation documents, ordered by ID, which is a random but fixed order."""
+        columns = ["document_id", "token_ids", "url"]
+        frame = read_parquet(self.whole(EVALUATION_FILE), columns).to_pandas()
+        # Arrow's own arrays are read-only, which torch does not take without a warning: hence the copies.
+        return [
+            EvaluationDocument(document_id, np.array(token_ids), url if isinstance(url, str) else None)
+            for document_id, token_ids, url in frame.itertuples(index=False)
+        ]
 
 
 def is_complete(folder: Path, configuration: Mapping[str, Any]) -> bool:
@@ -277,7 +261,6 @@ def write_token_counts(folder: Path, counts_V: np.ndarray) -> Path:
 
 def training_token_counts(data: TokenizedData) -> np.ndarray:
     """The counts that tokenize_c4 left, or in a folder of an older version counted here: int64 [V]."""
-    if data.token_counts_sha256 is None:
+    if TOKEN_COUNTS_FILE not in data.manifest["files"]:
         return count_tokens(data.train_paths, data)
-    path = _whole(data.folder / TOKEN_COUNTS_FILE, data.token_counts_sha256)
-    return np.fromfile(path, dtype="<i8").astype(np.int64)
+    return np.fromfile(data.whole(TOKEN_COUNTS_FILE), dtype="<i8").astype(np.int64)

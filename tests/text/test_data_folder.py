@@ -33,7 +33,7 @@ def test_evaluation_documents_and_a_tokenizer_of_another_content_are_refused(tmp
         data.evaluation_documents()
     flip(tmp_path / "tokenizer.json")
     with pytest.raises(InputError, match="tokenizer.json has not the SHA-256 of its manifest"):
-        TokenizedData.open(tmp_path)
+        data.tokenizer()
 
 
 def test_training_tokens_are_counted(tmp_path: Path) -> None:

@@ -17,9 +17,7 @@ from pipeline.text.sources import (
     c4_revision,
     documents_or_reasons,
     embedded_records,
-    json_lines,
     open_sources,
-    parquet_records,
     read_documents,
     stream_c4,
 )
@@ -73,14 +71,12 @@ def test_a_glob_stands_for_its_files_in_order_unless_it_is_a_name(tmp_path: Path
 @pytest.mark.parametrize(
     ("name", "fault"),
     [
-        ("embeded", "--source embeded is none of the sources"),
+        ("embeded", "cannot read embeded: No such file or directory; a --source is c4, embedded, or"),
         ("{}/missing.jsonl", "cannot read {}/missing.jsonl: No such file or directory"),
         ("{}/*.jsonl", "no file matches --source '{}/*.jsonl'"),
-        ("{}/notes.doc", "--source {}/notes.doc is none of the sources"),
     ],
 )
 def test_a_wrong_name_is_refused_with_a_sentence(tmp_path: Path, name: str, fault: str) -> None:
-    (tmp_path / "notes.doc").write_text("text")
     with pytest.raises(InputError) as error:
         open_sources([name.format(tmp_path)], c4_split="train")
     assert str(error.value).startswith(fault.format(tmp_path))
@@ -89,19 +85,21 @@ def test_a_wrong_name_is_refused_with_a_sentence(tmp_path: Path, name: str, faul
 @pytest.mark.parametrize("content", [gzip.compress(b'{"text": "a"}\n' * 9, mtime=0)[:-9], b'{"text": "a"}\n'])
 def test_a_gz_file_cut_off_or_not_packed_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(content)
+    (source,) = open_sources([str(tmp_path / "a.jsonl.gz")], c4_split="train")
     with pytest.raises(InputError, match=r"a\.jsonl\.gz cannot be read to its end"):
-        list(json_lines(tmp_path / "a.jsonl.gz"))
+        list(source.records())
 
 
 def test_parquet_rows_under_a_name_that_looks_like_a_pattern(tmp_path: Path) -> None:
     path = tmp_path / "part[0]*.parquet"
     pq.write_table(pa.table({"text": ["a", None], "n": [1, 2]}), path)
-    assert list(parquet_records(path)) == [{"text": "a", "n": 1}, {"text": None, "n": 2}]
+    (source,) = open_sources([str(path)], c4_split="train")
+    assert list(source.records()) == [{"text": "a", "n": 1}, {"text": None, "n": 2}]
     with pytest.raises(InputError, match="record 2 is malformed: no 'text'"):
-        list(read_documents(open_sources([str(path)], c4_split="train")))
+        list(read_documents([source]))
     path.write_bytes(b"PAR1 and no more")
-    with pytest.raises(InputError, match=r"parquet is not a readable Parquet file"):
-        list(parquet_records(path))
+    with pytest.raises(InputError, match=r"parquet cannot be read to its end"):
+        list(source.records())
 
 
 def test_c4_is_streamed_at_the_commit_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
