@@ -70,7 +70,7 @@ def select(
     Under each ablation (name -> context) that the rule knows; None for rules that it does not matter to.
     """
     for rule in map(find_rule, rules):
-        for ablation in rule.ablations if rule.knows_ablations else (None,):
+        for ablation in ABLATIONS if rule.knows_ablations else (None,):
             context = contexts[ablation or MASK]
             yield rule.name, ablation, selected_positions(context, rule.name, max_k, generator)
 
