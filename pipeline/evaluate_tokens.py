@@ -36,7 +36,6 @@ from pipeline.measuring.flags import ContextLengths, add_stage_arguments
 from pipeline.measuring.rules import ABLATIONS, CONTROLS, SWAP, Measuring
 from pipeline.results.files import differences
 from pipeline.results.read import read_artefact, read_made_by, read_model_facts, sources
-from pipeline.results.schemas import OTHER_DOCUMENT
 from pipeline.results.versions import sha256_of_files
 from pipeline.text.folder import TokenizedData
 
@@ -124,7 +123,6 @@ def main(arguments: argparse.Namespace) -> None:
         },
         model_facts=read_model_facts(arguments.choices, CHOOSING)[selector],
         num_other_documents=1 + (settings["num_swaps"] or 0),
-        has_null=lambda document_id: bool(measuring.rules_in(OTHER_DOCUMENT, document_id)),
     )
 
 

@@ -107,7 +107,7 @@ def parser() -> argparse.ArgumentParser:
         help="the text whose tokens stand in swapped contexts (default: English passages)")
     add("--tokenizer", help="a tokenizer.json, or a folder with one (default: the model's own)")
     add_reading_arguments(stage)
-    add_model_arguments(stage, "auto", "float32; bfloat16 may choose other tokens that matter about as much")
+    add_model_arguments(stage)
     # fmt: on
     return stage
 

@@ -41,7 +41,6 @@ import argparse
 from pipeline.cli import (
     file_path,
     finite_float,
-    logger,
     positive_fraction,
     positive_int,
     random_seed,
@@ -63,10 +62,8 @@ from pipeline.measuring.rules import (
     RULES,
     SWAP,
     Measuring,
-    find_rule,
     load_rule_file,
 )
-from pipeline.results.schemas import OTHER_DOCUMENT
 from pipeline.results.versions import sha256_of_files
 
 STAGE = "influential_tokens"
@@ -93,7 +90,8 @@ def parser() -> argparse.ArgumentParser:
     add("--num-swaps", type=positive_int, default=1,
         help="other documents that --ablation swap takes the mean over")
     add("--null-fraction", type=positive_fraction, default=1.0,
-        help="of the documents, those with a null, and with the rules that say nothing without one")
+        help="of the documents, those with a null; rules that say nothing without one are measured on these"
+        " only")
     add("--screen", type=positive_int, metavar="N",
         help="hierarchical leave_one_out*: blocks of distant tokens left out per round; those that matter are"
         f" split down to single tokens (default: every token, up to {LONGEST_EXACT:,} distant tokens; beyond,"
@@ -126,13 +124,6 @@ def check(arguments: argparse.Namespace) -> Measuring:
 def main(arguments: argparse.Namespace) -> None:
     """Measure every chunk of every checkpoint."""
     measuring = check(arguments)
-    with_null = [rule for rule in measuring.rules if find_rule(rule).needs_null]
-    if measuring.null_fraction < 1 and with_null:
-        logger.warning(
-            "--null-fraction %g: %s are measured on that fraction of the documents only",
-            measuring.null_fraction,
-            ", ".join(with_null),
-        )
     # Imported late, for a --help, and a refusal, at once.
     from pipeline.measuring.sparsity import measure_chunk
     from pipeline.measuring.stage import measure_documents
@@ -159,5 +150,4 @@ def main(arguments: argparse.Namespace) -> None:
         settings,
         lambda loaded, chunk, _: measure_chunk(loaded, chunk, measuring),
         num_other_documents=1 + (num_swaps or 0),
-        has_null=lambda document_id: bool(measuring.rules_in(OTHER_DOCUMENT, document_id)),
     )

@@ -50,13 +50,13 @@ def parser() -> argparse.ArgumentParser:
     """The stage's command line."""
     stage = stage_parser(__doc__)
     add_evaluation_arguments(stage)
-    add = stage.add_argument
     # fmt: off
-    add("--short-context-length", type=positive_int, help="s, in tokens; needed without --context-lengths")
+    add = stage.add_mutually_exclusive_group(required=True).add_argument
+    add("--short-context-length", type=positive_int, help="s, in tokens")
     add("--context-lengths", type=positive_int, nargs="*", metavar="C",
         help="measure the losses at these context lengths, in tokens; if none is named: 8, 12, 16, 24, …"
         " doubling in two steps up to what the first target has before it")
-    add("--reference-model", metavar="MODEL",
+    stage.add_argument("--reference-model", metavar="MODEL",
         help="a checkpoint of the same tokenizer, named as --checkpoints are, that every prediction under the"
         " long context is compared with: a long-context seed, for the expected gap (default: none)")
     # fmt: on
@@ -72,11 +72,9 @@ def default_context_lengths(longest: int) -> list[int]:
 def check(arguments: argparse.Namespace) -> tuple[ContextLengths, list[int]]:
     """Which tokens are predicted, and the context lengths, if any; refuse lengths that do not fit."""
     if arguments.context_lengths is None:
-        if arguments.short_context_length is None:
-            raise InputError("give --short-context-length, or --context-lengths")
         return ContextLengths.of(vars(arguments)), []
-    if arguments.short_context_length or arguments.reference_model:
-        raise InputError("--context-lengths is measured without --short-context-length and --reference-model")
+    if arguments.reference_model:
+        raise InputError("--context-lengths is measured without --reference-model")
     # There is no short context here: one token fits wherever there is anything to measure.
     lengths = ContextLengths.of(vars(arguments), 1)
     context_lengths = sorted(set(arguments.context_lengths or default_context_lengths(lengths.first_target)))
@@ -159,7 +157,7 @@ def main(arguments: argparse.Namespace) -> None:
 
     if context_lengths:
         settings: dict[str, object] = {"context_lengths": context_lengths}
-        measure_documents(arguments, "length_losses", settings, measure_lengths, has_null=lambda _: False)
+        measure_documents(arguments, "length_losses", settings, measure_lengths, num_other_documents=0)
     else:
         settings = {"short_context_length": lengths.short_context_length}
         measure_documents(

@@ -70,7 +70,7 @@ def losses(
     long_context_length: int | None = None,
     bos: str = "auto",
     special_tokens: bool = False,
-    dtype: str = "auto",
+    dtype: str = "float32",
     device: str | None = None,
 ) -> pd.DataFrame:
     """The loss of each token with everything before it, and with the few tokens right before it.
@@ -79,8 +79,8 @@ def losses(
         short_context_length: s; the short context of a token is exactly the s tokens before it.
         long_context_length: tokens of a chunk; None: 1,024, or as many as the model has positions. In a text
             of one chunk each token sees everything before it. In a longer one it sees at least half a chunk.
-        dtype, device: of a model that is loaded here; "auto" is float32. "bfloat16" takes half the memory and
-            may choose other tokens that matter about as much. A model that needs more is loaded by you.
+        dtype, device: of a model that is loaded here. "bfloat16" takes half the memory and may choose other
+            tokens that matter about as much. A model that needs more is loaded by you.
         bos, special_tokens: "auto" puts before a text what the tokenizer puts there, "none" nothing; whether
             control tokens in a text are read as such.
 
@@ -141,7 +141,7 @@ def influential_tokens(
     seed: int = 0,
     bos: str = "auto",
     special_tokens: bool = False,
-    dtype: str = "auto",
+    dtype: str = "float32",
     device: str | None = None,
 ) -> pd.DataFrame:
     """The distant tokens that each prediction needs most, and how far it gets with them.
@@ -275,7 +275,7 @@ def explain(
     swap_text: str | None = None,
     bos: str = "auto",
     special_tokens: bool = False,
-    dtype: str = "auto",
+    dtype: str = "float32",
     device: str | None = None,
 ) -> Explanation:
     """Explain which earlier tokens the predictions in one text depend on, as pipeline/explain.py does.
@@ -367,8 +367,6 @@ class _Texts:
         self.bos_token_ids: tuple[int, ...] = begun.pop() if begun else ()
         """Before every context; the texts are without it."""
         self.ids = [read.token_ids_N for read in self._read]
-        if num_empty := sum(not len(ids_N) for ids_N in self.ids):
-            logger.warning("%d of %d texts have no token, and no row", num_empty, len(self.ids))
         self.tokenizer.warn_of_control_tokens(sum(read.num_control_tokens for read in self._read))
 
     def chunks(
@@ -409,23 +407,22 @@ def _frame(
     read: _Texts, text: int, chosen: pd.DataFrame, tables: Mapping[str, Columns], ks: Sequence[int]
 ) -> pd.DataFrame:
     """The rows of a chunk and evaluator."""
+    key = ["target_position", "rank"]
     sparse = pd.DataFrame(tables["sparse_context_losses"]).rename(columns={"k": "rank"})
-    baseline = "swapped" if "swapped_loss" in sparse else "short_context"
-    for kind in ("loss", "divergence"):
-        sparse[f"baseline_{kind}"] = sparse[f"{baseline}_{kind}"]
-    sparse = sparse[sparse["rank"].isin(ks)]
+    sparse = sparse[sparse["rank"].isin(ks)].set_index(key)
     own = sparse[sparse["distant_context"] == OWN]
     null = sparse[sparse["distant_context"] == OTHER_DOCUMENT]
-    k_stars = pd.DataFrame(tables["dependency_sparsity"])
-    k_stars = k_stars[k_stars["criterion"] == DIVERGENCE]
-    key = ["target_position", "rank"]
-    of_null = null[[*key, *_TRIED]].rename(columns={name: f"null_{name}" for name in _TRIED})
+    sparsity = pd.DataFrame(tables["dependency_sparsity"]).query(f"criterion == '{DIVERGENCE}'")
+    of_target = own.reset_index("rank").groupby("target_position").first()
+    of_target["mean_log2_k"] = sparsity.set_index("target_position")["mean_log2_k"]
+    baseline = "swapped" if "swapped_loss" in sparse else "short_context"
+    for kind in ("loss", "divergence"):
+        of_target[f"baseline_{kind}"] = of_target[f"{baseline}_{kind}"]
     frame = (
         chosen[[*key, "context_position", "influence", "divergence"]]
-        .merge(own.drop_duplicates("target_position")[["target_position", "evaluator", *_OF_TARGET]])
-        .merge(own[[*key, *_TRIED]], how="left")
-        .merge(of_null, how="left")
-        .merge(k_stars[["target_position", "mean_log2_k"]])
+        .join(own[_TRIED], on=key)
+        .join(null[_TRIED].add_prefix("null_"), on=key)
+        .join(of_target[["evaluator", "mean_log2_k", *_OF_TARGET]], on="target_position")
         .astype(dict.fromkeys(_MEASURED, "float32"))
     )
     sources = read.token_columns(text, frame["context_position"].to_numpy())

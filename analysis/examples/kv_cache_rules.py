@@ -38,7 +38,7 @@ def streaming_llm(far: FarContext) -> np.ndarray:
     return np.tile(scores_F, (len(num_far_T), 1))
 
 
-@rule(sees="attention", reads_everything=True)
+@rule(sees="attention")
 def snapkv(far: FarContext) -> np.ndarray:
     """Tokens that the last rows attend to most, each with its neighbors' mean.
 

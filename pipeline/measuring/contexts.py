@@ -19,7 +19,7 @@ shared window, Q targets of one.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -61,6 +61,24 @@ class Batching:
     def num_sequences(self, num_rows: int) -> int:
         """Sequences of `num_rows` rows that a batch holds, at least one; whatever memory there is."""
         return max(1, self.tokens_per_batch // num_rows)
+
+    def by_start(
+        self, starts_N: np.ndarray, stop: int, side: Literal["left", "right"] = "left"
+    ) -> list[np.ndarray]:
+        """The batches of sequences that run from some row each up to one row, as places in `starts_N`.
+
+        A batch runs from its first start on. Starts within a quarter of its rows keep those run in vain to an
+        eighth; with `side` "right", also those a whole quarter away (that moves last bits only).
+        """
+        batches = []
+        rest_N = np.argsort(starts_N, kind="stable")
+        while len(rest_N):
+            num_rows = stop - int(starts_N[rest_N[0]])
+            num_near = int(np.searchsorted(starts_N[rest_N], stop - num_rows + num_rows // 4, side))
+            size = max(1, min(self.num_sequences(num_rows), num_near))
+            batches.append(rest_N[:size])
+            rest_N = rest_N[size:]
+        return batches
 
     def of_many(self, num_sequences: int, num_rows: int) -> list[slice]:
         """The batches of so many sequences."""
@@ -239,15 +257,6 @@ class PackedSequence:
         """All of them, for one pass."""
         visible_1WS = None if self.visible_WS is None else self.visible_WS[None]
         return Rows(self.token_ids_S[None], self.position_ids_S[None], visible_1WS, self.query_rows_T[None])
-
-    @property
-    def visible_SS(self) -> np.ndarray | None:
-        """Which row sees which, of all rows: it takes the square of their number."""
-        if self.visible_WS is None:
-            return None
-        visible_SS = np.tri(len(self.token_ids_S), dtype=bool)
-        visible_SS[-len(self.visible_WS) :] = self.visible_WS
-        return visible_SS
 
 
 def own_context(chunk_L: np.ndarray, lengths: ContextLengths) -> PackedSequence:

@@ -23,9 +23,9 @@ of a pass, V vocabulary.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import numpy as np
 import torch
@@ -47,20 +47,18 @@ from pipeline.measuring.contexts import (
     read_prefix,
 )
 from pipeline.measuring.flags import NUM_SAMPLED_ANSWERS, ContextLengths
-from pipeline.models.interface import CausalLM, Predictions, Prefix, ReadText, to_device
+from pipeline.models.interface import (
+    CausalLM,
+    Predictions,
+    Prefix,
+    ReadText,
+    to_device,
+    visibility_of_all,
+)
 from pipeline.results.schemas import OTHER_DOCUMENT, OWN
 
 Inspect = Callable[[CausalLM, ReadText], torch.Tensor]
 """Given a model and what it reads, a number for each target and row: [T, S], or several: [..., T, S]."""
-
-
-class LeaveOneOut(NamedTuple):
-    """Effect of leaving out each distant token on each target; NaN beyond a target's own distant context."""
-
-    influence_TF: np.ndarray
-    """I_t(i) = loss(t | long without i) - loss(t | long): float32, nats; positive = i helps."""
-    divergence_TF: np.ndarray
-    """KL(reference || p(.|long without i)): float32, nats; target-agnostic."""
 
 
 def leave_each_out(
@@ -73,8 +71,10 @@ def leave_each_out(
     replacement_ids_L: np.ndarray | None = None,
     removed_rows_R: np.ndarray | None = None,
     width: int = 1,
-) -> LeaveOneOut:
-    """Leave out every distant-context token in turn; F is the distant context of the last target.
+) -> Measured:
+    """loss(t | all but i) and its divergence, of every distant token i: [T, F] each.
+
+    F is the distant context of the last target; NaN beyond a target's own.
 
     Args:
         full: the pass that leaves nothing out, where it has been run already.
@@ -88,38 +88,27 @@ def leave_each_out(
     """
     full = full or full_pass(model, sequence)
     num_far_T = sequence.num_far_tokens_T
-    num_targets = len(num_far_T)
-    batches = []
+    index_1T = np.arange(len(num_far_T))[None]
+    if removed_rows_R is None:
+        removed_rows_R = np.arange(num_far_T[-1])
+    num_missing = width if replacement_ids_L is None else 0
+    places = batching.by_start(removed_rows_R, len(sequence.token_ids_S) - num_missing)
+    batches = [removed_rows_R[places_R] for places_R in places]
+    # Of earlier targets no row of the batch is distant context: their numbers would be blanked anyway.
+    firsts = [int(np.searchsorted(num_far_T, removed_R[0], side="right")) for removed_R in batches]
 
     def removals() -> Iterator[Pass]:
-        rest_R = np.arange(num_far_T[-1]) if removed_rows_R is None else removed_rows_R
-        while len(rest_R):
-            start = int(rest_R[0])
-            num_run = len(sequence.token_ids_S) - start - (width if replacement_ids_L is None else 0)
-            # Removals within a quarter of the rows keep the rows run in vain, those between `start` and the
-            # removed one, to an eighth.
-            num_near = int((rest_R < start + num_run // 4).sum())
-            batch_R = rest_R[: max(1, min(batching.num_sequences(num_run), num_near))]
-            if replacement_ids_L is None:
-                rows = _rows_without(sequence, batch_R, width)
-            else:
-                rows = _rows_with_replacements(sequence, batch_R, width, replacement_ids_L)
-            # Of earlier targets none of these rows is distant context: their numbers would be blanked anyway.
-            first = int(np.searchsorted(num_far_T, start, side="right"))
+        for removed_R, first in zip(batches, firsts, strict=True):
+            rows = _rows_without(sequence, removed_R, width, replacement_ids_L)
             rows = rows._replace(query_rows_BT=rows.query_rows_BT[:, first:])
-            index_1T = np.arange(first, num_targets)[None]
-            prefix = full.prefix.first(start) if start else None
-            yield Pass(rows, sequence.target_ids_T[None, first:], index_1T, prefix)
-            batches.append((batch_R, first))
-            rest_R = rest_R[len(batch_R) :]
+            prefix = full.prefix.first(int(removed_R[0])) if removed_R[0] else None
+            yield Pass(rows, sequence.target_ids_T[None, first:], index_1T[:, first:], prefix)
 
-    values_2TF = np.full((2, num_targets, num_far_T[-1]), np.nan, dtype=np.float32)
     measured = measured_passes(model, reference or full.predictions, removals())
-    for (removed_R, first), parts in zip(batches, measured, strict=True):
-        for values_TF, part_RT in zip(values_2TF, parts, strict=True):
-            values_TF[first:, removed_R] = part_RT.T
-    values_2TF[0] -= full.losses_T[:, None]
-    return LeaveOneOut(*(far_context_only(values_TF, num_far_T) for values_TF in values_2TF))
+    values_2TF = np.full((2, len(num_far_T), num_far_T[-1]), np.nan, dtype=np.float32)
+    for removed_R, first, values_2RT in zip(batches, firsts, measured, strict=True):
+        values_2TF[:, first:, removed_R] = np.swapaxes(values_2RT, 1, 2)
+    return Measured(*far_context_only(values_2TF, num_far_T))
 
 
 def block_widths(num_far: int, num_blocks: int) -> list[int]:
@@ -141,7 +130,7 @@ def leave_blocks_out(
     full: FullPass,
     stand_ins: Sequence[np.ndarray | None],
     num_blocks: int | None,
-) -> tuple[LeaveOneOut, LeaveOneOut]:
+) -> tuple[Measured, Measured]:
     """Leave out blocks of distant tokens, split those that matter, and so on down to single tokens.
 
     A round leaves out about `num_blocks` blocks, by `block_widths`. A block matters by the rank of its
@@ -155,11 +144,11 @@ def leave_blocks_out(
         stand_ins: what replaces what is left out, as `replacement_ids_L`; effects are means over them.
 
     Returns:
-        what leaving out single tokens does, NaN of those that no round came down to; and the same with the
-        estimate for these: of the last block that held the token, an equal share.
+        by how much leaving out single tokens raises the loss, and its divergence, NaN of those that no round
+        came down to; and the same with the estimate for these: of the last block that held the token, an
+        equal share.
     """
     num_far_T = sequence.num_far_tokens_T
-    by = partial(leave_each_out, model, sequence, batching, full=full)
     covered = int(num_far_T[-1])
     num_blocks = num_blocks or covered
     widths = block_widths(covered, num_blocks)
@@ -167,18 +156,22 @@ def leave_blocks_out(
         covered = int(num_far_T[0])
         widths = block_widths(covered, num_blocks)
 
-    def without(rows_R: np.ndarray, width: int) -> LeaveOneOut:
-        parts = [by(replacement_ids_L=ids_L, removed_rows_R=rows_R, width=width) for ids_L in stand_ins]
-        return LeaveOneOut(*np.mean(parts, axis=0))
+    def without(rows_R: np.ndarray, width: int) -> np.ndarray:
+        how: dict[str, Any] = {"full": full, "removed_rows_R": rows_R, "width": width}
+        effects_B2TF = np.array(
+            [leave_each_out(model, sequence, batching, replacement_ids_L=ids_L, **how) for ids_L in stand_ins]
+        )
+        effects_B2TF[:, 0] -= full.losses_T[:, None]
+        effects_2TF: np.ndarray = effects_B2TF.mean(axis=0)
+        return effects_2TF
 
     starts_R = np.arange(0, covered - covered % widths[0], widths[0])
-    estimates = LeaveOneOut(*np.full((2, len(num_far_T), num_far_T[-1]), np.nan, dtype=np.float32))
+    estimates_2TF = np.full((2, len(num_far_T), num_far_T[-1]), np.nan, dtype=np.float32)
     for width, narrower in pairwise(widths):
-        effects = without(starts_R, width)
-        for estimate_TF, effect_TF in zip(estimates, effects, strict=True):
-            tokens_R = (starts_R[:, None] + np.arange(width)).ravel()
-            estimate_TF[:, tokens_R] = np.repeat(effect_TF[:, starts_R] / width, width, axis=1)
-        order_TR = np.argsort(-effects.divergence_TF[:, starts_R], axis=1, kind="stable")
+        effects_2TR = without(starts_R, width)[..., starts_R]
+        tokens_R = (starts_R[:, None] + np.arange(width)).ravel()
+        estimates_2TF[..., tokens_R] = np.repeat(effects_2TR / width, width, axis=-1)
+        order_TR = np.argsort(-effects_2TR[1], axis=1, kind="stable")
         # Every target's first, then every target's second, and so on.
         _, first_R = np.unique(order_TR.T, return_index=True)
         num_split = max(1, num_blocks * narrower // width)
@@ -186,49 +179,39 @@ def leave_blocks_out(
         split_R = np.sort((kept_R[:, None] + np.arange(0, width, narrower)).ravel())
         beside_R = np.arange(covered - covered % width, covered - covered % narrower, narrower)
         starts_R = np.concatenate([split_R, beside_R])
-    single = without(np.concatenate([starts_R, np.arange(covered, num_far_T[-1])]), 1)
-    scores = [np.where(np.isnan(one), rest, one) for one, rest in zip(single, estimates, strict=True)]
-    return single, LeaveOneOut(*(far_context_only(values_TF, num_far_T) for values_TF in scores))
+    single_2TF = without(np.concatenate([starts_R, np.arange(covered, num_far_T[-1])]), 1)
+    scores_2TF = np.where(np.isnan(single_2TF), estimates_2TF, single_2TF)
+    return Measured(*single_2TF), Measured(*far_context_only(scores_2TF, num_far_T))
 
 
-def _rows_without(sequence: PackedSequence, removed_R: np.ndarray, width: int) -> Rows:
-    """The rows after the first removed one, less a block of `width` each.
+def _rows_without(
+    sequence: PackedSequence, removed_R: np.ndarray, width: int, replacement_ids_L: np.ndarray | None
+) -> Rows:
+    """The rows from the first removed one on, with nothing or replacements in place of a block of `width`.
 
     Where the removed row is a target's own query row, the entry is another row's; a query row is never far
     context, so such entries are blanked.
     """
     start = removed_R[0]
-    rows_1S = np.arange(start, len(sequence.token_ids_S) - width)[None]
-    kept_RS = rows_1S + width * (rows_1S >= removed_R[:, None])
+    removed_R1 = removed_R[:, None]
+    num_missing = width if replacement_ids_L is None else 0
+    rows_RS = np.arange(start, len(sequence.token_ids_S) - num_missing)[None]
+    if replacement_ids_L is None:
+        rows_RS = rows_RS + width * (rows_RS >= removed_R1)
+        tokens_RS = sequence.token_ids_S[rows_RS]
+    else:
+        is_replaced_RS = (rows_RS >= removed_R1) & (rows_RS < removed_R1 + width)
+        replacements_1S = replacement_ids_L.take(rows_RS, mode="clip")
+        tokens_RS = np.where(is_replaced_RS, replacements_1S, sequence.token_ids_S[rows_RS])
     queries_1T = sequence.query_rows_T[None]
     # Which far row is gone makes no difference to who sees whom among the rows that stay, and all of them see
     # all before `start`, save for targets whose distant context the removed row is not in, and those entries
     # are blanked: one mask for all removals, and no mask for the prefix.
     return Rows(
-        sequence.token_ids_S[kept_RS],
-        sequence.position_ids_S[kept_RS],
-        None if sequence.visible_WS is None else sequence.visible_WS[None, :, width + start :],
-        (queries_1T - width * (queries_1T > removed_R[:, None]) - start).clip(min=0),
-    )
-
-
-def _rows_with_replacements(
-    sequence: PackedSequence, removed_R: np.ndarray, width: int, replacement_ids_L: np.ndarray
-) -> Rows:
-    """The rows from the first removed one on, another document's tokens in a block of `width` each."""
-    start = removed_R[0]
-    rows_S = np.arange(start, len(sequence.token_ids_S))
-    after_RS = rows_S - removed_R[:, None]
-    return Rows(
-        np.where(
-            (after_RS >= 0) & (after_RS < width),
-            replacement_ids_L.take(rows_S, mode="clip"),
-            sequence.token_ids_S[start:],
-        ),
-        sequence.position_ids_S[None, start:],
-        # All see all before `start`, or their entry is blanked.
-        None if sequence.visible_WS is None else sequence.visible_WS[None, :, start:],
-        np.tile((sequence.query_rows_T - start).clip(min=0), (len(removed_R), 1)),
+        tokens_RS,
+        sequence.position_ids_S[rows_RS],
+        None if sequence.visible_WS is None else sequence.visible_WS[None, :, start + num_missing :],
+        (queries_1T - num_missing * (queries_1T > removed_R1) - start).clip(min=0),
     )
 
 
@@ -292,31 +275,29 @@ class FarContext:
         return (self.own or self).predictions
 
     @cached_property
-    def _leave_one_out(self) -> tuple[LeaveOneOut, LeaveOneOut]:
+    def _leave_one_out(self) -> tuple[Measured, Measured]:
         """Effects of single tokens, and what they are ranked by; under a screen the two differ."""
-        stand_ins: Sequence[np.ndarray | None] = [None]
-        if self.swap_ids_BL is not None:
-            stand_ins = [*self.swap_ids_BL]
+        stand_ins = [None] if self.swap_ids_BL is None else [*self.swap_ids_BL]
         parts = [
             leave_blocks_out(self.model, sequence, self.batching, full, stand_ins, self.screen)
             for sequence, full in zip(self.sequences, self._full_passes, strict=True)
         ]
-        single, ranked_by = (LeaveOneOut(*self._of_all_targets(of)) for of in zip(*parts, strict=True))
+        single, ranked_by = (Measured(*self._of_all_targets(of)) for of in zip(*parts, strict=True))
         return single, ranked_by
 
     @property
     def influence_TF(self) -> np.ndarray:
         """loss(t | long without i) - loss(t | long), nats; NaN of tokens that a screen left out in blocks."""
-        return self._leave_one_out[0].influence_TF
+        return self._leave_one_out[0].losses
 
     @property
     def divergence_TF(self) -> np.ndarray:
         """KL(p(.|long) || p(.|long without i)), nats; of a null, long is with its own distant context."""
-        return self._leave_one_out[0].divergence_TF
+        return self._leave_one_out[0].divergences
 
     @property
-    def necessity(self) -> LeaveOneOut:
-        """Both, and estimates where the screen has not come down to the single token."""
+    def necessity(self) -> Measured:
+        """Both, and estimates where the screen has not come down to the single token: [T, F] each."""
         return self._leave_one_out[1]
 
     @cached_property
@@ -390,11 +371,6 @@ class FarContext:
             ]
         )
 
-    @property
-    def swap(self) -> Measured | None:
-        """loss(t | short and a swapped distant context), mean over these: [T] each; None without swaps."""
-        return None if self.swap_ids_BL is None else self.baselines.over_swaps
-
     @cached_property
     def first_additions(self) -> Measured:
         """loss(t | short and {i}), or in swapped contexts with i, and its divergence: [T, F] each."""
@@ -402,19 +378,17 @@ class FarContext:
             return self.measured_additions(np.empty((self.lengths.num_targets, 0), dtype=np.int64))
         of_swaps = []
         for swap_L in self.swap_ids_BL:
-            parts = []
-            for sequence in null_contexts(self.chunk_L, swap_L, self.lengths):
-                full = full_pass(self.model, sequence)
-                restored = leave_each_out(
+            restored = [
+                leave_each_out(
                     self.model,
                     sequence,
                     self.batching,
-                    full=full,
                     reference=self.reference.at(sequence.targets),
                     replacement_ids_L=self.token_ids_L,
                 )
-                parts.append((full.losses_T[:, None] + restored.influence_TF, restored.divergence_TF))
-            of_swaps.append(self._of_all_targets(parts))
+                for sequence in null_contexts(self.chunk_L, swap_L, self.lengths)
+            ]
+            of_swaps.append(self._of_all_targets(restored))
         return Measured(*np.mean(of_swaps, axis=0))
 
     def measured_additions(self, chosen_TK: np.ndarray) -> Measured:
@@ -471,36 +445,26 @@ class FarContext:
     ) -> Measured:
         """loss(t | B with the sets) and its divergence in one swapped context: [N] each.
 
-        Only rows from the first restored token on depend on the set. Sets that begin near each other run
-        together, within a quarter of the rows, so that an eighth or so of them are run in vain.
+        Only rows from the first restored token on depend on the set.
         """
-        first_N = sets_NK[:, 0]
-        num_rows = self.lengths.long_context_length - 1
-        order: list[np.ndarray] = []
 
-        def restorations() -> Iterator[Pass]:
-            rest_N = np.argsort(first_N, kind="stable")
-            while len(rest_N):
-                start = int(first_N[rest_N[0]])
-                num_near = int((first_N[rest_N] <= start + (num_rows - start) // 4).sum())
-                batch_B = rest_N[: min(self.batching.num_sequences(num_rows - start), num_near)]
-                index_B1 = target_index_N[batch_B, None]
-                targets_B1 = self.lengths.targets_T[index_B1]
-                positions_1C = np.arange(start, targets_B1.max())[None]
-                is_far_BC = positions_1C < self.num_far_tokens_T[index_B1]
-                tokens_BC = np.where(is_far_BC, swap_L[positions_1C], self.chunk_L[positions_1C])
-                sets_BK = sets_NK[batch_B]
-                np.put_along_axis(tokens_BC, sets_BK - start, self.token_ids_L[sets_BK], axis=1)
-                rows = Rows(tokens_BC, positions_1C, None, targets_B1 - 1 - start)
-                prefix = swapped.first(start) if start else None
-                yield Pass(rows, self.chunk_L[targets_B1], index_B1, prefix)
-                order.append(batch_B)
-                rest_N = rest_N[len(batch_B) :]
+        def restoration(batch_B: np.ndarray) -> Pass:
+            sets_BK = sets_NK[batch_B]
+            start = int(sets_BK[0, 0])
+            index_B1 = target_index_N[batch_B, None]
+            targets_B1 = self.lengths.targets_T[index_B1]
+            positions_1C = np.arange(start, targets_B1.max())[None]
+            is_far_BC = positions_1C < self.num_far_tokens_T[index_B1]
+            tokens_BC = np.where(is_far_BC, swap_L[positions_1C], self.chunk_L[positions_1C])
+            np.put_along_axis(tokens_BC, sets_BK - start, self.token_ids_L[sets_BK], axis=1)
+            rows = Rows(tokens_BC, positions_1C, None, targets_B1 - 1 - start)
+            prefix = swapped.first(start) if start else None
+            return Pass(rows, self.chunk_L[targets_B1], index_B1, prefix)
 
-        passes = measured_passes(self.model, self.reference, restorations())
-        measured = Measured.joined(passes).flat
-        place_N = np.argsort(np.concatenate(order))
-        return Measured(measured.losses[place_N], measured.divergences[place_N])
+        batches = self.batching.by_start(sets_NK[:, 0], self.lengths.long_context_length - 1, "right")
+        passes = measured_passes(self.model, self.reference, map(restoration, batches))
+        place_N = np.argsort(np.concatenate(batches))
+        return Measured(*np.array(Measured.joined(passes).flat)[:, place_N])
 
     def look_inside(self, inspect: Inspect, answers_T: np.ndarray | None = None) -> np.ndarray:
         """Values of `inspect` for each target's distant tokens, read in the long context: [..., T, F].
@@ -510,9 +474,9 @@ class FarContext:
         model = self.model
         parts = []
         for sequence in self.sequences:
-            visible_SS = sequence.visible_SS
-            rows = sequence.rows._replace(visible_BSK=None if visible_SS is None else visible_SS[None])
-            tokens_1S, positions_1S, visible_1SS, queries_1T = rows.on_device(model.device)
+            tokens_1S, positions_1S, visible_1SS, queries_1T = sequence.rows.on_device(model.device)
+            if visible_1SS is not None:
+                visible_1SS = visibility_of_all(visible_1SS, tokens_1S.shape[1])
             ids_T = sequence.target_ids_T if answers_T is None else answers_T[sequence.targets]
             target_ids_T = to_device(ids_T, model.device)
             read = ReadText(tokens_1S, positions_1S, visible_1SS, queries_1T[0], target_ids_T)

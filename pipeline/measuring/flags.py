@@ -15,7 +15,7 @@ import numpy as np
 from pipeline.cli import InputError, folder_path, positive_int, whole_number
 
 TARGETS_PER_CHUNK = 16
-DTYPES = ("float32", "bfloat16", "auto")
+DTYPES = ("float32", "bfloat16")
 """The names that torch has for them."""
 RECOVERY_FRACTION = 0.9
 """Fraction of the gain that k* recovers."""
@@ -23,8 +23,6 @@ MINIMUM_GAIN = 0.1
 """Nats of gain below which there is nothing to recover."""
 LONGEST_EXACT = 2048
 """Tokens of the long context up to which rules leave_one_out* leave out every distant token by default."""
-FEWEST_BLOCKS = 4
-"""Blocks that a round of a screen leaves out at least, as they are split in four."""
 BLOCKS = 32
 """Blocks that a round leaves out by default, beside one for each target."""
 _ENOUGH_SHARDS = 64
@@ -90,12 +88,13 @@ def default_documents_per_shard(num_documents: int) -> int:
     return max(1, min(_MOST_DOCUMENTS_PER_SHARD, num_documents // _ENOUGH_SHARDS))
 
 
-def add_model_arguments(parser: argparse.ArgumentParser, dtype: str, auto: str) -> None:
-    """Add the flags that say how a model is loaded; `auto` is what its help says of that dtype."""
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say how a model is loaded."""
     add = parser.add_argument
     # fmt: off
     add("--revision", help="branch, tag or commit of a model on the hub (default: its main branch)")
-    add("--dtype", choices=DTYPES, default=dtype, help=f"of weights and computation; auto: {auto}")
+    add("--dtype", choices=DTYPES, default="float32",
+        help="of weights and computation; bfloat16 may choose other tokens that matter about as much")
     add("--device",
         help="torch device; cuda where there is one, else cpu, if not given; under torchrun or `accelerate"
         " launch`, cuda means each process' own GPU")
@@ -113,14 +112,13 @@ def add_stage_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpoints", nargs="+", required=True, metavar="MODEL",
         help="run folders of pretrain.py (their last step), OLMo's step<N>-unsharded folders, folders of"
         " Hugging Face causal LMs, or their names on the hub")
-    auto = "the faster on this machine, measured in a second, or what results already begun have"
-    add_model_arguments(parser, "float32", auto)
+    add_model_arguments(parser)
     add("--device-map",
         help="of Hugging Face models, instead of --device: auto spreads the layers over all devices")
     add("--results", type=folder_path, required=True, help="results folder; complete shards in it are kept")
     add("--documents-per-shard", type=positive_int,
-        help="documents a shard, which is a Parquet file; a killed run resumes there. If not given, what"
-        " results already begun have, or 1 up to 127 documents, 2 from 128, and so on up to 32")
+        help="documents a shard, which is a Parquet file; a killed run resumes there (default: 1 up to 127"
+        " documents, 2 from 128, and so on up to 32)")
     add("--task-index", type=whole_number(0), metavar="I",
         help="measure the part of the documents of task I, counted from 0, of --num-tasks; all of them if not"
         " given. Under torchrun or `accelerate launch` the processes, one a GPU, divide the task")

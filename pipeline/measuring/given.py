@@ -13,7 +13,7 @@ import torch
 from pipeline.cli import InputError, unknown_name
 from pipeline.measuring.contexts import Batching
 from pipeline.measuring.flags import DTYPES
-from pipeline.measuring.stage import AUTO, LoadedModel
+from pipeline.measuring.stage import LoadedModel
 from pipeline.models.devices import keep_freed_memory, usable_device
 from pipeline.models.interface import CausalLM, num_positions_of
 from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm
@@ -42,15 +42,15 @@ class GivenModel:
         model: Any,
         *,
         device: str | None = None,
-        dtype: str = AUTO,
+        dtype: str = "float32",
         revision: str | None = None,
         trust_remote_code: bool = False,
     ) -> None:
         if dtype not in DTYPES:
             raise unknown_name("dtype", dtype, DTYPES)
-        # Not what is faster: in bfloat16 many first choices would be others.
-        torch_dtype = torch.float32 if dtype == AUTO else getattr(torch, dtype)
-        self._loading = Loading(usable_device(device), torch_dtype, trust_remote_code=trust_remote_code)
+        self._loading = Loading(
+            usable_device(device), getattr(torch, dtype), trust_remote_code=trust_remote_code
+        )
         self._model: Any = model
         self._origin: Checkpoint | None = None
         self._checkpoint: Checkpoint | None = None
@@ -59,26 +59,25 @@ class GivenModel:
             self._origin = self._checkpoint
             self.name = self._checkpoint.name
             self.num_positions = self._checkpoint.num_positions(trust_remote_code)
-            return
-        if _is_olmo(model):
+        elif _is_olmo(model):
             self.name = "OLMo"
             self.num_positions = model.config.max_sequence_length
-            return
-        # Here, not above: the library takes seconds to import, and those who measure OLMo do not need it.
-        from transformers import PreTrainedModel
+        else:
+            # Here, not above: the library takes seconds to import, and those who measure OLMo do without it.
+            from transformers import PreTrainedModel
 
-        from pipeline.models.huggingface import positions_of
+            from pipeline.models.huggingface import positions_of
 
-        if not isinstance(model, PreTrainedModel):
-            raise InputError(
-                f"the model is of type {type(model).__name__}; give a path, a name on the hub, or a causal LM"
-                " of transformers or ai2-olmo"
-            )
-        self.name = Path(model.name_or_path).name or type(model).__name__
-        self.num_positions = positions_of(model)
-        folder = Path(model.name_or_path or os.devnull)
-        if tokenizer_at(folder):
-            self._origin = Checkpoint(self.name, folder, is_olmo=False)
+            if not isinstance(model, PreTrainedModel):
+                raise InputError(
+                    f"the model is of type {type(model).__name__}; give a path, a name on the hub, or a"
+                    " causal LM of transformers or ai2-olmo"
+                )
+            self.name = Path(model.name_or_path).name or type(model).__name__
+            self.num_positions = positions_of(model)
+            folder = Path(model.name_or_path or os.devnull)
+            if tokenizer_at(folder):
+                self._origin = Checkpoint(self.name, folder, is_olmo=False)
 
     def tokenizer(
         self, given: Any = None, *, bos: str = "auto", special_tokens: bool = False

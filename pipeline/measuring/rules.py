@@ -16,16 +16,16 @@ No torch here: a --help and a refusal are quick.
 Shapes: T targets, F distant-context positions (of the last target), K the largest k.
 """
 
-import importlib.util
+import runpy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 
 from pipeline.cli import InputError, unknown_name
-from pipeline.measuring.flags import BLOCKS, FEWEST_BLOCKS, LONGEST_EXACT, MINIMUM_GAIN, ContextLengths
+from pipeline.measuring.flags import BLOCKS, LONGEST_EXACT, MINIMUM_GAIN, ContextLengths
 from pipeline.results.schemas import MIMICRY, OWN, SELECTION
 
 if TYPE_CHECKING:
@@ -46,6 +46,9 @@ LEAVE_ONE_OUT_RULES = ("leave_one_out", "leave_one_out_divergence")
 """Rules that leave each token out in turn."""
 
 Sees = Literal["answer", "prediction", "attention", "nothing"]
+Search = Literal["remove", "add", "greedy", "read"]
+"""Leaves tokens out; adds each to the short context; adds the best one again and again, which has a meaning
+where nothing stands in the place of the others; looks at the long context as it is."""
 Function = TypeVar("Function", bound=Callable[..., np.ndarray])
 
 
@@ -58,19 +61,14 @@ class Rule:
     """What is known of the target: its loss; the whole prediction; where its query looks; nothing."""
     function: Callable[..., np.ndarray]
     """Distant context -> a score for each target and token: [T, F]; those of other tokens are ignored."""
-    ablations: tuple[str, ...] = ABLATIONS
-    """Ablations that it can be asked for under."""
-    reads_everything: bool = False
-    """Whether it leaves nothing out, but looks at the long context as it is."""
-    builds_up: bool = False
-    """Whether it looks for tokens that together give the prediction, instead of those that it misses."""
+    search: Search = "read"
     ranks: bool = False
     """Whether the function ranks by itself: (distant context, K, generator) -> positions, int64 [T, K]."""
 
     @property
     def knows_ablations(self) -> bool:
         """Whether what it chooses depends on what stands in the place of other tokens."""
-        return len(self.ablations) > 1 and self.sees != "nothing" and not self.reads_everything
+        return self.search in ("remove", "add")
 
     @property
     def null(self) -> str:
@@ -79,7 +77,8 @@ class Rule:
         MIMICRY where it fits the prediction: these tokens are chosen to reproduce *this* document's.
         Otherwise SELECTION: as in the own distant context, within the other document's.
         """
-        return MIMICRY if self.builds_up and self.sees == "prediction" else SELECTION
+        builds_up = self.search in ("add", "greedy")
+        return MIMICRY if builds_up and self.sees == "prediction" else SELECTION
 
     @property
     def needs_null(self) -> bool:
@@ -94,15 +93,15 @@ RULES: dict[str, Rule] = {}
 """Name -> rule, in the order of --help and of tables."""
 
 
-def rule(sees: Sees, **about: Any) -> Callable[[Function], Function]:
-    """Register a function of a distant context as a rule; `about` are fields of `Rule`."""
+def rule(sees: Sees, search: Search = "read", *, ranks: bool = False) -> Callable[[Function], Function]:
+    """Register a function of a distant context as a rule; arguments are fields of `Rule`."""
 
     def register(function: Function) -> Function:
         name = function.__name__
         file = function.__code__.co_filename
         if name in RULES and RULES[name].function.__code__.co_filename != file:
             raise InputError(f"there is a rule '{name}' already; rename yours")
-        RULES[name] = Rule(name, sees, function, **about)
+        RULES[name] = Rule(name, sees, function, search, ranks)
         return function
 
     return register
@@ -110,10 +109,7 @@ def rule(sees: Sees, **about: Any) -> Callable[[Function], Function]:
 
 def load_rule_file(path: Path) -> None:
     """Run a Python file that registers rules."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise InputError(f"--rule-file {path} is no Python file; its name must end in .py")
-    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    runpy.run_path(str(path))
 
 
 def find_rule(name: str) -> Rule:
@@ -178,19 +174,13 @@ class Measuring:
 
     def __post_init__(self) -> None:
         for rule in map(find_rule, self.rules):
-            if self.ablation == SWAP and SWAP not in rule.ablations:
-                able = ", ".join(name for name, one in RULES.items() if SWAP in one.ablations)
-                raise InputError(
-                    f"--ablation swap has no meaning for rule {rule.name}; it is for {able}; choose"
-                    " of these, or say --ablation mask"
-                )
+            if self.ablation == SWAP and rule.search == "greedy":
+                raise InputError(f"--ablation swap has no meaning for {rule.name}; say --ablation mask")
         if self.ks and self.ks[-1] > self.smallest_far_context:
             raise InputError(
                 f"--k {self.ks[-1]} is more than the {self.smallest_far_context} distant tokens of the"
                 " first target: choose a smaller k, a longer long context or fewer targets a chunk"
             )
-        if self.screen is not None and self.screen < FEWEST_BLOCKS:
-            raise InputError(f"--screen {self.screen} is too few: give {FEWEST_BLOCKS} blocks at least")
         if self.null_fraction < 1 and all(find_rule(rule).needs_null for rule in self.rules):
             raise InputError(
                 "--null-fraction leaves most documents without any rule; name one that needs no null, such as"
@@ -248,34 +238,34 @@ class Measuring:
 # Necessity: what leaving a token out of the long context costs.
 
 
-@rule("answer")
+@rule("answer", "remove")
 def leave_one_out(far: "FarContext") -> np.ndarray:
     """How much the loss of the target rises."""
-    return far.necessity.influence_TF
+    return far.necessity.losses
 
 
-@rule("prediction")
+@rule("prediction", "remove")
 def leave_one_out_divergence(far: "FarContext") -> np.ndarray:
     """How far the prediction moves."""
-    return far.necessity.divergence_TF
+    return far.necessity.divergences
 
 
 # Sufficiency: what a token gives beside the short context.
 
 
-@rule("answer", builds_up=True)
+@rule("answer", "add")
 def add_one_in(far: "FarContext") -> np.ndarray:
     """What the token alone gives, by the loss: takes every copy of one piece of evidence."""
     return -far.first_additions.losses
 
 
-@rule("prediction", builds_up=True)
+@rule("prediction", "add")
 def add_one_in_divergence(far: "FarContext") -> np.ndarray:
     """The same by the divergence."""
     return -far.first_additions.divergences
 
 
-@rule("answer", ablations=(MASK,), builds_up=True, ranks=True)
+@rule("answer", "greedy", ranks=True)
 def greedy(far: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
     """What a token gives beside those already chosen: of redundant evidence it takes one copy and goes on.
 
@@ -284,7 +274,7 @@ def greedy(far: "FarContext", max_k: int, generator: np.random.Generator) -> np.
     return _best_additions(far, max_k, "losses")
 
 
-@rule("prediction", ablations=(MASK,), builds_up=True, ranks=True)
+@rule("prediction", "greedy", ranks=True)
 def greedy_divergence(far: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
     """The same by the divergence."""
     return _best_additions(far, max_k, "divergences")
@@ -302,7 +292,7 @@ def _best_additions(far: "FarContext", max_k: int, criterion: str) -> np.ndarray
 # First-order estimates of leaving out, by a gate on every attention edge into a token.
 
 
-@rule("answer", reads_everything=True)
+@rule("answer")
 def gradient(far: "FarContext") -> np.ndarray:
     """The derivative of the loss by a gate that multiplies exp(score) of the edges into the token.
 
@@ -312,7 +302,7 @@ def gradient(far: "FarContext") -> np.ndarray:
     return -far.gate_gradient_TF
 
 
-@rule("prediction", reads_everything=True)
+@rule("prediction")
 def gradient_divergence(far: "FarContext") -> np.ndarray:
     """The second derivative of the divergence by that gate, times two.
 
@@ -325,13 +315,13 @@ def gradient_divergence(far: "FarContext") -> np.ndarray:
 # Where the row that predicts a target looks; none of these sees the target.
 
 
-@rule("attention", reads_everything=True)
+@rule("attention")
 def attention(far: "FarContext") -> np.ndarray:
     """Attention to the token, mean over layers and heads."""
     return far.attention_TF
 
 
-@rule("attention", reads_everything=True)
+@rule("attention")
 def attention_no_sink(far: "FarContext") -> np.ndarray:
     """The same, but the first token of the chunk comes last.
 
@@ -343,7 +333,7 @@ def attention_no_sink(far: "FarContext") -> np.ndarray:
     return scores_TF
 
 
-@rule("attention", reads_everything=True)
+@rule("attention")
 def attention_rollout(far: "FarContext") -> np.ndarray:
     """Attention through all layers, each with its residual stream (Abnar and Zuidema 2020)."""
     return far.attention_rollout_TF

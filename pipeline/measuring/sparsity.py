@@ -6,6 +6,7 @@ Shapes: T targets, F distant-context positions, K largest k of a rule, J studied
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -69,8 +70,8 @@ def chosen_tokens(
     for name, context in contexts.items():
         leaves_out = measuring.leaves_out(name, chunk.document_id)
         if leaves_out and measuring.num_blocks is None:
-            influences = _rows(chunk, targets_T, 1, distant_context=name)
-            influences["influences"] = [row_F[~np.isnan(row_F)].tolist() for row_F in context.influence_TF]
+            of_each = [row_F[~np.isnan(row_F)].tolist() for row_F in context.influence_TF]
+            influences = _rows(chunk, targets_T, 1, distant_context=name, influences=of_each)
             append_columns(tables, {"influences": influences})
         for rule, ranked_TK in choices[name].items():
             positions_TK = ranked_TK[:, : measuring.ks[-1]]
@@ -165,9 +166,10 @@ def tried_tokens(
         "long_context_loss": own.long_losses_T,
         "short_context_divergence": own.short.divergences,
     }
-    if own.swap is not None:
-        of_target["swapped_loss"] = own.swap.losses
-        of_target["swapped_divergence"] = own.swap.divergences
+    if measuring.ablation == SWAP:
+        swapped = own.baselines.over_swaps
+        of_target["swapped_loss"] = swapped.losses
+        of_target["swapped_divergence"] = swapped.divergences
     tables: dict[str, Columns] = {}
     for name, of_rules in choices.items():
         numbers_of_rule = {
@@ -208,6 +210,7 @@ def _sparsity_rows(
     """A row a target, rule and criterion: how few tokens do, and how long a context of nearest ones does."""
     tables: dict[str, Columns] = {}
     targets_T = measuring.lengths.targets_T
+    short = measuring.lengths.short_context_length
     losses, divergences = own.baselines
     # Under the long context the divergence is 0, so that all of it is to be recovered.
     for place, (criterion, baseline_TB, gains_TB) in enumerate(
@@ -239,13 +242,11 @@ def _sparsity_rows(
                 gain=gains_T,
                 loss_difference=own.short.losses - own.long_losses_T,
                 is_censored=is_censored_T,
+                k_90=k_90,
+                k_50=least[rule, 0.5][0],
+                minimum_context_length=[None if k is None else short + k for k in recency_T],
+                **_mean_log2_k(recovered_TJB, gains_TB, np.array(numbers_of_rule[rule]), measuring),
             )
-            columns["k_90"] = k_90
-            columns["k_50"], _ = least[rule, 0.5]
-            columns["minimum_context_length"] = [
-                None if k is None else measuring.lengths.short_context_length + k for k in recency_T
-            ]
-            columns |= _mean_log2_k(recovered_TJB, gains_TB, np.array(numbers_of_rule[rule]), measuring)
             append_columns(tables, {"dependency_sparsity": columns})
     return tables
 
@@ -257,27 +258,29 @@ def _mean_log2_k(
 
     Null where the gain is below the minimum, and in a swapped context that gives no gain.
     """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        shares_TJB = recovered_TJB / gains_TB[:, None]
     num_far_T = measuring.lengths.num_far_tokens_T
-    of_each_TB = np.stack(
-        [mean_log2_k(shares_TJ, ks_J, num_far_T) for shares_TJ in np.moveaxis(shares_TJB, -1, 0)], axis=-1
-    )
-    of_each_TB[(gains_TB <= 0) | (gains_TB.mean(-1) < measuring.minimum_gain)[:, None]] = np.nan
-    rows = [[None if np.isnan(value) else float(value) for value in row_B] for row_B in of_each_TB]
-    means = [[value for value in row if value is not None] for row in rows]
+    none = np.array(None)
+    has_gain_TB = (gains_TB > 0) & (gains_TB.mean(-1) >= measuring.minimum_gain)[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares_BTJ = np.moveaxis(recovered_TJB / gains_TB[:, None], -1, 0)
+        of_each_TB = np.stack([mean_log2_k(shares_TJ, ks_J, num_far_T) for shares_TJ in shares_BTJ], axis=-1)
+        means_T = np.where(has_gain_TB, of_each_TB, 0).sum(-1) / has_gain_TB.sum(-1)
     return {
-        "mean_log2_k": [float(np.mean(row)) if row else None for row in means],
-        "mean_log2_k_of_swaps": [row if any(v is not None for v in row) else None for row in rows],
+        "mean_log2_k": np.where(has_gain_TB.any(-1), means_T, none).tolist(),
+        "mean_log2_k_of_swaps": [
+            row_B if any(value is not None for value in row_B) else None
+            for row_B in np.where(has_gain_TB, of_each_TB, none).tolist()
+        ],
     }
 
 
 def _rows(
-    chunk: Chunk, targets_T: np.ndarray, rows_per_target: int, **columns: str | np.ndarray | None
+    chunk: Chunk, targets_T: np.ndarray, rows_per_target: int, **columns: str | list[Any] | np.ndarray | None
 ) -> Columns:
-    """The columns that name a target, repeated, and `columns`: arrays row by row, or one value for all."""
-    num_rows = rows_per_target * len(targets_T)
+    """The columns that name a target, repeated, and `columns`: values row by row, or one for all rows."""
     table = chunk.target_columns(np.repeat(targets_T, rows_per_target))
     for name, values in columns.items():
-        table[name] = values.ravel().tolist() if isinstance(values, np.ndarray) else [values] * num_rows
+        if isinstance(values, np.ndarray):
+            values = values.ravel().tolist()
+        table[name] = values if isinstance(values, list) else [values] * rows_per_target * len(targets_T)
     return table

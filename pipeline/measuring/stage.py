@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,6 @@ from pipeline.measuring.flags import default_documents_per_shard
 from pipeline.models.devices import (
     GIBIBYTE,
     keep_freed_memory,
-    multiplies_bfloat16,
     peak_bytes,
     usable_device,
     warn_of_slow_bfloat16,
@@ -30,14 +30,11 @@ from pipeline.models.interface import CausalLM, NotFiniteLossError, num_position
 from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm
 from pipeline.models.vocabulary import refuse_foreign_tokens
 from pipeline.results.files import Task
-from pipeline.results.read import what_made
 from pipeline.results.schemas import Columns, append_columns
 from pipeline.results.versions import sha256_of_files
 from pipeline.results.write import StageOutput
 from pipeline.text.chunks import Chunk, chunks_of, long_enough_documents
 from pipeline.text.folder import TOKENIZER_FILE, EvaluationDocument, TokenizedData
-
-AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,6 @@ def measure_documents(
     inputs: Mapping[str, str] | None = None,
     model_facts: Mapping[str, Any] | None = None,
     num_other_documents: int = 1,
-    has_null: Callable[[str], bool] | None = None,
     num_positions: int | None = None,
 ) -> None:
     """Measure every checkpoint on every chunk of every document, and write what is missing, shard by shard.
@@ -81,7 +77,6 @@ def measure_documents(
         inputs: SHA-256 of what else is measured with, by name.
         model_facts: of the selector; None: of the checkpoint.
         num_other_documents: those whose chunks a chunk is measured with: its null, then swaps.
-        has_null: whether the document of an ID is measured with its null; None: all are.
         num_positions: position IDs are below it; None: those of a chunk.
     """
     keep_freed_memory()
@@ -90,19 +85,14 @@ def measure_documents(
     device = torch.device("cpu") if arguments.status else usable_device(arguments.device, remedy)
     data = TokenizedData.open(arguments.data)
     documents = long_enough_documents(
-        data, arguments.long_context_length, arguments.max_documents, num_other_documents, has_null
+        data, arguments.long_context_length, arguments.max_documents, num_other_documents
     )
     checkpoints = _found_models(arguments, reference_model)
     reference = None if reference_model is None else checkpoints.pop()
     places = {
         one.name: one.name if selector is None else f"{selector}/evaluator={one.name}" for one in checkpoints
     }
-    begun = {
-        name: (what_made(arguments.results, stage, place) or {"settings": {}})["settings"]
-        for name, place in places.items()
-    }
-    sizes = [arguments.documents_per_shard, *(made.get("documents_per_shard") for made in begun.values())]
-    size = next(filter(None, sizes), default_documents_per_shard(len(documents)))
+    size = arguments.documents_per_shard or default_documents_per_shard(len(documents))
     indices = range(len(documents))
     shards = [indices[start : start + size] for start in indices[::size]]
     mine = share.turns(len(shards))
@@ -110,7 +100,6 @@ def measure_documents(
     outputs = []
     for checkpoint in checkpoints:
         name = checkpoint.name
-        dtype = _dtype(arguments.dtype, begun[name], device)
         of_inputs = {"checkpoint" if selector is None else f"evaluator {name}": checkpoint}
         if reference is not None:
             of_inputs[f"reference-model {reference.name}"] = reference
@@ -126,7 +115,7 @@ def measure_documents(
                 "num_documents": len(documents),
                 "max_chunks_per_document": arguments.max_chunks_per_document,
                 "documents_per_shard": size,
-                "dtype": dtype,
+                "dtype": arguments.dtype,
                 **({"bos_token_ids": list(data.bos_token_ids)} if data.bos_token_ids else {}),
             },
             inputs={
@@ -144,13 +133,13 @@ def measure_documents(
         if arguments.status or not pending:
             continue
         with output.writing(share.name):
-            if dtype == "bfloat16":
+            if arguments.dtype == "bfloat16":
                 warn_of_slow_bfloat16(device, "--dtype float32")
             loading = Loading(
                 device,
                 device_map=arguments.device_map,
                 trust_remote_code=arguments.trust_remote_code,
-                dtype=getattr(torch, dtype),
+                dtype=getattr(torch, arguments.dtype),
             )
             how = arguments, loading, data, documents, num_positions or arguments.long_context_length
             loaded = _load(checkpoint, *how)
@@ -176,9 +165,7 @@ def measure_documents(
                 "%s: %.2f GiB of memory at the peak", name, peak_bytes(loaded.model.device) / GIBIBYTE
             )
     if arguments.status:
-        of_task = None
-        if arguments.task_index is not None:
-            of_task = Task(arguments.task_index, arguments.num_tasks).turns(len(shards))
+        of_task = None if arguments.task_index is None else mine
         sys.stdout.writelines(output.state(of_task) + "\n" for output in outputs)
         raise SystemExit(any(output.pending_shards(of_task) for output in outputs))
     for output in outputs:
@@ -203,34 +190,16 @@ def _share(arguments: argparse.Namespace) -> Task:
 def _found_models(arguments: argparse.Namespace, reference_model: str | None) -> list[Checkpoint]:
     """The checkpoints, and last the reference if there is one, by the names that results are filed under."""
     words = [*arguments.checkpoints, *([] if reference_model is None else [reference_model])]
-    found: list[Checkpoint] = []
-    for place, word in enumerate(words):
-        one = find_model(word, arguments.revision, arguments.trust_remote_code)
-        is_reference = place == len(arguments.checkpoints)
-        for other in found:
-            is_itself = is_reference and other.folder.resolve() == one.folder.resolve()
-            if other.name == one.name and not is_itself:
-                raise InputError(
-                    f"two models are named '{one.name}', {other.folder} and {one.folder}; results are filed"
-                    " by the last part of the name, so rename one, or the folder that it is copied to"
-                )
-        found.append(one)
+    found = [find_model(word, arguments.revision, arguments.trust_remote_code) for word in words]
+    for one, other in combinations(found, 2):
+        # The reference may be one of the checkpoints.
+        is_itself = other is found[-1] and reference_model is not None and one.folder.samefile(other.folder)
+        if one.name == other.name and not is_itself:
+            raise InputError(
+                f"two models are named '{one.name}', {one.folder} and {other.folder}; results are filed by"
+                " the last part of the name, so rename one, or the folder that it is copied to"
+            )
     return found
-
-
-def _dtype(requested: str, begun: Mapping[str, Any], device: torch.device) -> str:
-    """What is asked for; if that is auto, what results already begun have, else what is faster here.
-
-    So results of one model are of one dtype, wherever and by however many tasks they are measured. A GPU
-    without bfloat16 gets float32, and that is said.
-    """
-    if requested == "bfloat16" and device.type == "cuda" and not multiplies_bfloat16(device):
-        logger.warning("%s has no bfloat16; float32 is used", torch.cuda.get_device_name(device))
-        return "float32"
-    if requested != AUTO:
-        return requested
-    faster = "bfloat16" if multiplies_bfloat16(device) else "float32"
-    return str(begun.get("dtype") or faster)
 
 
 def _load(

@@ -18,7 +18,7 @@ from pipeline.cli import InputError
 from pipeline.measuring.contexts import Batching
 from pipeline.measuring.far_context import FarContext
 from pipeline.measuring.flags import ContextLengths
-from pipeline.measuring.rules import MASK, RULES, SWAP, find_rule, selected_positions
+from pipeline.measuring.rules import ABLATIONS, MASK, RULES, SWAP, find_rule, selected_positions
 from pipeline.models.devices import keep_freed_memory
 from pipeline.models.interface import CausalLM
 from pipeline.synthetic.config import TaskConfig
@@ -52,7 +52,7 @@ def select(
     Under each ablation (name -> context) that the rule knows; None for rules that it does not matter to.
     """
     for rule in map(find_rule, rules):
-        for ablation in rule.ablations if rule.knows_ablations else (None,):
+        for ablation in ABLATIONS if rule.knows_ablations else (None,):
             context = contexts[ablation or MASK]
             yield rule.name, ablation, selected_positions(context, rule.name, max_k, generator)
 

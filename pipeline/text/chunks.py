@@ -6,7 +6,7 @@ which has it before every context (`pipeline.models.leading`), and counts nowher
 Shapes: L chunk (long_context_length), T targets.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,15 +47,10 @@ def long_enough_documents(
     chunk_length: int,
     max_documents: int | None,
     num_others: int = 1,
-    has_null: Callable[[str], bool] | None = None,
 ) -> list[EvaluationDocument]:
     """The first `max_documents` evaluation documents that hold a chunk; the others are counted in the log.
 
-    InputError if there are not as many beside each as serve it.
-
-    Args:
-        num_others: those that serve as the null and the swaps of each.
-        has_null: whether the document of an ID is measured with its null; None: all are.
+    InputError if there are not as many beside each as serve as its null and its swaps: `num_others`.
     """
     documents = data.evaluation_documents()
     usable = [document for document in documents if len(document.token_ids) >= chunk_length]
@@ -67,8 +62,6 @@ def long_enough_documents(
             chunk_length,
         )
     usable = usable[:max_documents]
-    if has_null is not None and not any(has_null(document.document_id) for document in usable):
-        num_others -= 1
     if len(usable) <= num_others:
         raise InputError(
             f"{len(usable)} evaluation document(s) of at least {chunk_length} tokens in {data.folder} are not"
@@ -88,12 +81,9 @@ def chunks_of(
     """The first `max_chunks` full chunks of one document, or all of them, with the same chunk of others.
 
     The others are the documents that come next, after the last the first: their order is a hash's, so any is
-    as good as another. Where one has fewer chunks, they are taken in turn, and so are the others if they are
-    fewer. A document alone stands in the place of a null that nobody looks at.
+    as good as another. Where one has fewer chunks, they are taken in turn.
     """
-    num_beside = max(1, len(documents) - 1)
-    nexts = [0, *(1 + number % num_beside for number in range(num_others))]
-    used = [documents[(index + number) % len(documents)] for number in nexts]
+    used = [documents[(index + number) % len(documents)] for number in range(1 + num_others)]
     chunks = []
     for chunk_index in range(len(used[0].token_ids) // chunk_length)[:max_chunks]:
         start = chunk_index * chunk_length
@@ -102,5 +92,5 @@ def chunks_of(
             place = chunk_index % (len(document.token_ids) // chunk_length) * chunk_length
             pieces.append(document.token_ids[place : place + chunk_length].astype(np.int64))
         own, *others = pieces
-        chunks.append(Chunk(used[0].document_id, chunk_index, own, np.stack(others), start))
+        chunks.append(Chunk(used[0].document_id, chunk_index, own, np.array(others), start))
     return chunks

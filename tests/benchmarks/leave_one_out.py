@@ -125,7 +125,9 @@ def ours(problem: Problem, removed_R: np.ndarray) -> np.ndarray:
     """`leave_each_out` as the measuring stages call it: [T, R] nats."""
     sequence = own_context(problem.chunk_L, problem.lengths)
     batching = Batching(problem.tokens_per_batch)
-    return leave_each_out(problem.lm, sequence, batching, removed_rows_R=removed_R).influence_TF[:, removed_R]
+    full = full_pass(problem.lm, sequence)
+    without = leave_each_out(problem.lm, sequence, batching, full=full, removed_rows_R=removed_R)
+    return without.losses[:, removed_R] - full.losses_T[:, None]
 
 
 def without_edges_into(removed_R: torch.Tensor, num_rows: int) -> torch.Tensor:

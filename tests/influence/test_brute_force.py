@@ -261,7 +261,7 @@ def test_every_sparse_context_and_the_swap(
                 for found_TJ, values in zip(sparse[rule].over_swaps, naive, strict=True):
                     close(found_TJ[index], values, (name, target, rule))
             for found_T, (value,) in zip(
-                context.swap or context.short, model.naive(name, target, [[]], swaps), strict=True
+                context.baselines.over_swaps, model.naive(name, target, [[]], swaps), strict=True
             ):
                 assert found_T[index] == pytest.approx(value, abs=TOLERANCE), (name, target)
             whole = context.measured_with(np.array([index]), np.arange(target - S)[None]).over_swaps

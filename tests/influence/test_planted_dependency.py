@@ -13,7 +13,7 @@ from hand_made_models import EvidenceLM
 from pipeline.measuring.contexts import Batching, Measured
 from pipeline.measuring.far_context import FarContext, far_contexts, sparse_contexts
 from pipeline.measuring.flags import ContextLengths
-from pipeline.measuring.rules import LEAVE_ONE_OUT_RULES, RULES, SWAP, selected_positions
+from pipeline.measuring.rules import LEAVE_ONE_OUT_RULES, RULES, selected_positions
 from pipeline.measuring.sparsity import minimal_sufficient_k
 
 VOCABULARY_SIZE = 40
@@ -21,7 +21,7 @@ ANSWER = 39
 MADE_LENGTHS = ContextLengths(short_context_length=2, long_context_length=20, targets_per_chunk=2)
 PLANTED = {3: 30, 7: 31, 12: 32, 13: 33}
 """Position -> token, which stands nowhere else."""
-SEARCHES = [name for name, rule in RULES.items() if rule.knows_ablations and SWAP in rule.ablations]
+SEARCHES = [name for name, rule in RULES.items() if rule.knows_ablations]
 STUDIED = [1, 2, 3, 4, 8, 16]
 
 
@@ -77,8 +77,8 @@ def test_k_star_is_the_planted_k(k: int) -> None:
     positions_TK = selected_positions(own, rule, STUDIED[-1], seed=[0])
     sparse = sparse_contexts(own, {rule: positions_TK}, {rule: STUDIED})[rule].over_swaps
     long = Measured(own.long_losses_T, np.zeros(2))
-    assert own.swap is not None
-    for without_T, with_some_TJ, with_all_T in zip(own.swap, sparse, long, strict=True):
+    without = own.baselines.over_swaps
+    for without_T, with_some_TJ, with_all_T in zip(without, sparse, long, strict=True):
         k_star, is_censored = minimal_sufficient_k(
             without_T - with_all_T,
             without_T[:, None] - with_some_TJ,
@@ -94,11 +94,10 @@ def test_k_star_is_the_planted_k(k: int) -> None:
 
 def test_of_the_null_nothing_is_found() -> None:
     null = _contexts(_evidence(2), 2)["other_document"]
-    assert null.swap is not None
     for rule in SEARCHES:
         positions_TK = selected_positions(null, rule, 4, seed=[0])
         sparse = sparse_contexts(null, {rule: positions_TK}, {rule: [1, 4]})[rule].over_swaps
-        for values_TJ, nothing_T in zip(sparse, null.swap, strict=True):
+        for values_TJ, nothing_T in zip(sparse, null.baselines.over_swaps, strict=True):
             np.testing.assert_allclose(values_TJ, np.tile(nothing_T[:, None], 2), atol=1e-6, err_msg=rule)
         # with no effect anywhere, ties go to the nearer tokens
         assert positions_TK.tolist() == [[15, 14, 13, 12], [16, 15, 14, 13]], rule

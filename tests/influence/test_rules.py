@@ -10,7 +10,7 @@ import pytest
 from hand_made_models import EvidenceLM
 
 from pipeline.measuring.contexts import Batching, Measured
-from pipeline.measuring.far_context import FarContext, LeaveOneOut, far_contexts
+from pipeline.measuring.far_context import FarContext, far_contexts
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.rules import CONTROLS, RULES, load_rule_file, selected_positions
 from pipeline.measuring.sparsity import minimal_sufficient_k
@@ -19,7 +19,7 @@ NAN = np.nan
 SCORES_TF = np.array([[0.1, 0.5, -0.2, 0.5, NAN], [0.0, 0.0, 0.3, 0.0, 0.2]], dtype=np.float32)
 SCORED = SimpleNamespace(
     num_far_tokens_T=np.array([4, 5]),
-    necessity=LeaveOneOut(SCORES_TF, SCORES_TF),
+    necessity=Measured(SCORES_TF, SCORES_TF),
     attention_TF=SCORES_TF,
     gate_gradient_TF=-SCORES_TF,
     gate_information_TF=SCORES_TF,
