@@ -21,6 +21,27 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 if TYPE_CHECKING:
     from tqdm.auto import tqdm
 
+PROGRAMS = (
+    "pipeline.study",
+    "pipeline.tokenize_c4",
+    "pipeline.pretrain",
+    "pipeline.loss_differences",
+    "pipeline.length_interference",
+    "pipeline.influential_tokens",
+    "pipeline.evaluate_tokens",
+    "analysis.run_notebooks",
+    "analysis.summary",
+    "analysis.explorer",
+    "analysis.length_failures",
+    "analysis.choose_texts",
+    "pipeline.explain",
+    "pipeline.query",
+    "pipeline.plant_cues",
+    "pipeline.export_huggingface",
+    "pipeline.train_synthetic",
+    "pipeline.evaluate_synthetic",
+)
+"""A whole study, its stages in the order of the work, what is done besides, synthetic tasks."""
 EXIT_BAD_INPUT = 2
 _MEMORY_ERRORS = ("DefaultCPUAllocator", "Cannot allocate memory", "out of memory")
 """Phrases of errors if there is no memory: for tensors, for a map of a file, on a GPU."""
@@ -180,3 +201,14 @@ def run_module(module_name: str, program: str) -> NoReturn:
         module = importlib.import_module(module_name)
         run_stage(module.parser(), module.main)
     sys.exit(0)
+
+
+def main() -> NoReturn:
+    """The command `sparsity`: run the program that the first word names, on the words behind it."""
+    modules = {module.rpartition(".")[2]: module for module in PROGRAMS}
+    command = _Parser(prog="sparsity", description="sparsity PROGRAM --help is a program's manual")
+    command.add_argument("program", choices=modules, metavar="PROGRAM", help=", ".join(modules))
+    with endings("sparsity"):
+        name = command.parse_args(sys.argv[1:2]).program
+    sys.argv = [f"sparsity {name}", *sys.argv[2:]]
+    run_module(modules[name], sys.argv[0])

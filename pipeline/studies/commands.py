@@ -100,6 +100,8 @@ def _text_commands(study: Study) -> list[Command]:
     folders: dict[str, dict[str, str]] = {}
     """Size -> model -> what --checkpoints is given."""
     if not study.sizes:
+        if lacking := [name for name, model in study.models.items() if "checkpoint" not in model]:
+            raise InputError(f"models.{lacking[0]} has no checkpoint, and the study no sizes to train it in")
         folders[""] = {name: model["checkpoint"] for name, model in study.models.items()}
     for size_name, size in study.sizes.items():
         folders[size_name] = {}
@@ -216,7 +218,7 @@ def _synthetic_commands(run: Path, synthetic: Synthetic) -> Iterator[Command]:
     for grid_name, grid in synthetic.grids.items():
         sparsities: Sequence[int | None] = grid.largest_sparsities or [None]
         for task, positions, k, seed in product(grid.tasks, grid.positions, sparsities, grid.seeds):
-            name = _joined(task, "" if k is None else f"k{k}", f"{positions}{grid.in_names}", f"seed{seed}")
+            name = _joined(task, "" if k is None else f"k{k}", positions, f"seed{seed}")
             where = "--task", task, "--positions", positions, "--save-folder", str(run / "models" / name)
             overrides = [*grid.overrides, *_overrides({"largest_sparsity": k, "seed": seed})]
             yield Command(name, "pipeline/train_synthetic.py", (synthetic.config, *where, *overrides))

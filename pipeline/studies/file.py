@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.cli import logger
+from pipeline.cli import InputError, cause_of, logger
 from pipeline.training.settings import read_overrides, read_yaml, settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,8 +74,6 @@ class Grid:
     seeds: list[int] = field(default_factory=lambda: [0])
     overrides: list[str] = field(default_factory=list)
     """Overrides of every run, as they would be typed: num_steps=12000."""
-    in_names: str = ""
-    """Stands before the seed in the names of runs: -wide, say, if another grid has these tasks."""
 
 
 @dataclass
@@ -131,6 +130,23 @@ class Study:
 def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     """The study that a file and `field.subfield=value` overrides of it describe, or an InputError."""
     path = find_study_file(path)
+    try:
+        study = _read_study(path, overrides)
+    except (OmegaConfBaseException, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{path} and the overrides given: {cause_of(error)}") from error
+    for text in (study.data, *(one.data for one in study.evaluations.values() if one.data)):
+        for pattern in text.pop("further_source", ()):
+            if glob(pattern, recursive=True):  # noqa: PTH207  (Path.glob takes no absolute pattern)
+                text["source"].append(pattern)
+            else:
+                logger.info("no file matches %s; the study goes without", pattern)
+    for part in study.sizes.values() if study.synthetic is None else [study.synthetic]:
+        part.config = str(find_study_file(Path(part.config), path.parent))
+    return study
+
+
+def _read_study(path: Path, overrides: Sequence[str]) -> Study:
+    """The fields of a file and its overrides, as they are given; an evaluation or test of null is none."""
     file = read_yaml(path, "study", "; there are some in olmo_configs/studies/")
     given: Any = OmegaConf.merge(file, read_overrides(overrides))
     for place in ("further_evaluations", "synthetic.grids", "synthetic.evaluate_synthetic"):
@@ -146,14 +162,6 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
         flags = {name: evaluation.pop(name) for name in list(evaluation) if name not in own}
         evaluation["flags"] = flags
     study: Study = settings_of(path, OmegaConf.structured(Study), given)
-    for text in (study.data, *(one.data for one in study.evaluations.values() if one.data)):
-        for pattern in text.pop("further_source", ()):
-            if glob(pattern, recursive=True):  # noqa: PTH207  (Path.glob takes no absolute pattern)
-                text["source"].append(pattern)
-            else:
-                logger.info("no file matches %s; the study goes without", pattern)
-    for part in study.sizes.values() if study.synthetic is None else [study.synthetic]:
-        part.config = str(find_study_file(Path(part.config), path.parent))
     return study
 
 

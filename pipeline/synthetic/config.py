@@ -198,6 +198,10 @@ def _refuse_bad_values(config: TaskConfig) -> None:
         " known",
     )
     require(
+        config.warm_up_steps < config.num_steps,
+        f"warm_up_steps is {config.warm_up_steps}; it must be below num_steps, {config.num_steps}",
+    )
+    require(
         config.batch_size % config.sizes_per_step == 0,
         f"batch_size {config.batch_size} is not divisible by sizes_per_step {config.sizes_per_step}",
     )
