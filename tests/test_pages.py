@@ -1,7 +1,7 @@
 """The pages: every link leads somewhere, every program takes the commands that are shown, and they run.
 
 All commands run at small size (commands_at_small_size.py) in one folder, as a reader would have them: the
-demo's stages first, then page by page. All but those of the first page are slow: `make test-all` runs them.
+demo's stages first, then page by page. They are slow: `make test-all` runs them.
 """
 
 import argparse
@@ -23,7 +23,6 @@ PAGES = {
     if not any(part.startswith(".") or part == "runs" for part in path.relative_to(ROOT).parts)
 }
 OF_COMMANDS = [name for name, path in PAGES.items() if path.name not in UNMARKED]
-FIRST_PAGE = "README.md"
 
 
 @cache
@@ -128,10 +127,8 @@ def run_page(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return page
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name == FIRST_PAGE else pytest.param(name, marks=pytest.mark.slow) for name in OF_COMMANDS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OF_COMMANDS)
 def test_the_commands_and_the_python_of_a_page_run(
     name: str, run_page: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_pretrained_model_is_measured(model: Path) -> None:
     code = """
 from sparsity_length import explain, influential_tokens, losses

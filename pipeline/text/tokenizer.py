@@ -168,7 +168,10 @@ class DocumentTokenizer:
 
     def _placed(self, text: str, special_tokens: bool) -> "TokenizedText":
         self._tokenizer.encode_special_tokens = not special_tokens
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        try:
+            encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        except TypeError as error:
+            raise InputError("the text holds half of a surrogate pair, which no tokenizer reads") from error
         token_ids_N = np.array(encoding.ids, dtype=np.int64)
         characters_N2 = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
         num_bos = self._num_bos(token_ids_N)

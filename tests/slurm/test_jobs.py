@@ -39,6 +39,7 @@ def states(jobs: list[dict[str, str]]) -> set[str]:
     return {job["JobState"] for job in jobs}
 
 
+@pytest.mark.slow
 def test_a_study_runs_from_text_to_results(
     slurm: LocalSlurm, make_checkout: Callable[..., Path], tmp_path: Path
 ) -> None:
