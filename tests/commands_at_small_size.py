@@ -57,6 +57,7 @@ NOT_RUN = {
     r"studies/gpu\.yaml$": "it needs a GPU",
     r"\bload_path=": "tests/training/test_training_loop.py begins a run so",
     r"benchmarks/(leave_one_out|explain_\w+)\.py": "tests/test_benchmarks_run.py runs them, small",
+    r"benchmarks/peers\.py": "it installs three environments",
     r"explain\.py .*(--at|--chat) ": "tests/test_explain.py explains predictions and chats",
     r"tokenize_c4\.py --out runs/c4/data": "tests of tokenize_c4 run it on files of the same names",
     r"^python -m analysis\.figures": "tests/analysis: test_numbers_of_pages, test_theory",
