@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 STAGE = "evaluate_tokens"
 CHOOSING = "influential_tokens"
+# These change no number, so the two stages may differ in them.
 _HOW_THE_WORK_WAS_CUT = ("num_shards", "documents_per_shard")
 _NAMES_OF_FLAGS = ("long_context_length", "targets_per_chunk", "max_chunks_per_document")
 
@@ -98,6 +99,8 @@ def main(arguments: argparse.Namespace) -> None:
 
     def measure(loaded: "LoadedModel", chunk: "Chunk", _: "LoadedModel | None") -> "dict[str, Columns]":
         contexts = contexts_of(loaded, chunk, measuring)
+        # Ranked again from the same seed: tables of the choices end at the largest --k, and controls are
+        # studied up to the whole distant context.
         controls = chosen_positions(contexts, chunk, measuring, CONTROLS)
         chosen = {
             # In the selector's order: to the last bit, losses depend on what a pass holds beside them.
@@ -109,6 +112,7 @@ def main(arguments: argparse.Namespace) -> None:
     of_choices = {
         **{name: settings[name] for name in _NAMES_OF_FLAGS},
         "target_stride": settings.get("target_stride") or 1,
+        # As many as were used: nulls and swaps are the next documents, and wrap around at the last.
         "max_documents": settings["num_documents"],
     }
     measure_documents(
@@ -180,6 +184,7 @@ def _read_choices(
     for key, of_rule in rows.sort_values(order).groupby(keys, sort=False):
         document, chunk, distant_context, rule = cast("tuple[str, int, str, str]", key)
         start = chunk * lengths.long_context_length
+        # Sorted by target and rank above, and every target has all ranks.
         positions_TK = of_rule["context_position"].to_numpy().reshape(lengths.num_targets, -1) - start
         choices.setdefault((document, chunk), {}).setdefault(distant_context, {})[rule] = positions_TK
     return choices

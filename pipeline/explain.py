@@ -117,6 +117,7 @@ def check(arguments: argparse.Namespace) -> None:
     is_one = arguments.at is not None or arguments.position is not None
     if arguments.instead is not None and not is_one:
         raise InputError("--instead needs --at or --position, which say which word it would replace")
+    # --all is targets=None, and alone goes without a budget.
     if arguments.budget is None and (is_one or arguments.targets is not None):
         arguments.budget = duration(BUDGET)
 

@@ -138,6 +138,7 @@ def main(arguments: argparse.Namespace) -> None:
         "seed": measuring.seed,
         "ablation": measuring.ablation,
         "engine": ENGINE,
+        # What is really done: --screen has no effect on short contexts, or without leave-one-out.
         "screen": measuring.num_blocks,
         "num_swaps": num_swaps,
         "null_fraction": measuring.null_fraction if measuring.null_fraction < 1 else None,

@@ -76,9 +76,11 @@ def check(arguments: argparse.Namespace) -> "tuple[ContextLengths, list[Placemen
     """What is predicted, and the placements; refuse those that cannot be read, or need more than a chunk."""
     from pipeline.measuring.placed import LAST, OWN, Placement
 
+    # The stage has no short context; 1 is the least that `ContextLengths` takes.
     lengths = ContextLengths.of(vars(arguments), 1)
     placements = [Placement.parse(name) for name in dict.fromkeys(arguments.placements)]
     near = arguments.near_context_length
+    # Shared near tokens end before the last target; others before each, so the first target decides.
     before = lengths.long_context_length - 1 if arguments.share_near else lengths.first_target
     own = max([placement.num_distant for placement in placements if placement.kind == OWN], default=0)
     if near + own > before or (arguments.share_near and arguments.targets_per_chunk > near):
@@ -102,6 +104,7 @@ def _distant_texts(
         for document in data.evaluation_documents()
         if len(document.token_ids) >= num_tokens
     }
+    # The last by hash: --max-documents takes the first, so the two seldom meet.
     names = names or [*tokens_of][-3:]
     if not names or not set(names) <= set(tokens_of):
         raise InputError(f"swap needs texts of {num_tokens:,} tokens; --distant-documents may name such")
@@ -159,6 +162,7 @@ def main(arguments: argparse.Namespace) -> None:
         "placements": [placement.name for placement in placements],
         "distant_documents": [*texts],
     }
+    # IDs may lie far beyond the chunk: tables of positions must reach the last near token.
     num_positions = arguments.near_context_length + max(placement.near_start for placement in placements)
     measure_documents(
         arguments,

@@ -124,6 +124,7 @@ def main(arguments: argparse.Namespace) -> None:
     ) -> "dict[str, Columns]":
         chunk_L = chunk.token_ids_L
         targets_T = lengths.targets_T
+        # No tokens are chosen, so no null is needed, and its document can be the swap.
         swap_ids_1L = chunk.null_token_ids_L[None]
         own = FarContext(loaded.model, lengths, loaded.batching, chunk_L, chunk_L, swap_ids_BL=swap_ids_1L)
         long_T = own.long_losses_T
@@ -141,6 +142,7 @@ def main(arguments: argparse.Namespace) -> None:
             "swapped_context_divergence": swapped.divergences.tolist(),
         }
         if reference is loaded:
+            # Exactly 0: a second pass would add nothing but rounding.
             columns["reference_divergence"] = [0.0] * lengths.num_targets
         elif reference is not None:
             (sequence,) = own.sequences
@@ -149,6 +151,7 @@ def main(arguments: argparse.Namespace) -> None:
             try:
                 predictions = full_pass(reference.model.cut_to(size), sequence).predictions
             except NotFiniteLossError as error:
+                # Otherwise the stage would blame the checkpoint that it is measuring.
                 error.model_name = reference.name
                 raise
             found = measured_in_sequence(loaded.model.cut_to(size), sequence, predictions)

@@ -112,6 +112,7 @@ def losses(
             long_T = own.long_losses_T
             short_T = own.short.losses
             values = long_T, short_T, short_T - long_T, own.short.divergences
+        # Chunks overlap in what is read; each token is a target in one of them.
         measured[text][start + lengths.targets_T] = np.stack(values, axis=-1)
         num_seen[text][start + lengths.targets_T] = lengths.targets_T
     frames = []
@@ -201,6 +202,7 @@ def influential_tokens(
     length = long_context_length or default_length(given, read.bos_token_ids)
     work: list[tuple[int, int, Measuring]] = []
     for text, ids_N in enumerate(read.ids):
+        # A short text is studied at the k that it has room for; with none, `chunks` finds no target.
         fitting = [k for k in ks if short + k < min(len(ids_N), length)] or ks[:1]
         for _, start, lengths in read.chunks(text, short, fitting[-1], length, num_targets):
             measuring = Measuring(
@@ -226,6 +228,7 @@ def influential_tokens(
     longest = max((measuring.lengths.long_context_length for *_, measuring in work), default=0)
     num_others = 1 + (num_swaps if ablation == SWAP else 0)
     others_N = swap_tokens(swap_text, max(1, num_others * longest), read.tokenizer).token_ids_N
+    # Disjoint pieces: the null, then each swap, share no token.
     others_NL = others_N[: num_others * longest].reshape(num_others, longest)
     frames = []
     loaded = [one.ready(length, [*read.ids, others_N], read.tokenizer, read.bos_token_ids) for one in models]
@@ -248,7 +251,9 @@ def influential_tokens(
             if measuring.leaves_out(OWN, chunk.document_id):
                 sources_TK = choices[OWN][rule][:, : measuring.ks[-1]]
                 moved_TK = np.take_along_axis(contexts[OWN].divergence_TF, sources_TK, axis=1)
+                # Rows of the frame run target by target, rank by rank, as ravel does.
                 chosen["divergence"] = moved_TK.ravel()
+        # Evaluators try the sources in place of the model that chose.
         for one in loaded[1:] or loaded:
             with failures_in_words(one.name, len(ids_L), start, f" of text {text}"):
                 of_one = contexts if one is loaded[0] else contexts_of(one, chunk, measuring)
@@ -348,6 +353,7 @@ def explain(
 def _refuse_unless_whole(**numbers: Any) -> None:
     """Refuse what is no whole number of at least 1; None stands for a default."""
     for name, number in numbers.items():
+        # bool is an Integral, and True would pass for 1.
         is_whole = isinstance(number, Integral) and not isinstance(number, bool)
         if number is not None and not (is_whole and number >= 1):
             raise InputError(f"{name} is {number!r}; give a whole number of at least 1")
@@ -361,6 +367,7 @@ class _Texts:
             raise InputError(f"texts are of type {type(texts).__name__}; give one column of it")
         self.tokenizer = given.tokenizer(tokenizer, bos=bos, special_tokens=special_tokens)
         self._read = [self.tokenizer.read(text) for text in ([texts] if is_one_text(texts) else texts)]
+        # An empty list of token IDs shows no BOS, and says nothing of the other texts.
         begun = {read.bos_token_ids for read in self._read if len(read.token_ids_N)}
         if len(begun) > 1:
             raise InputError("some texts begin with BOS and others do not; give all of them with it, or none")
@@ -384,6 +391,7 @@ class _Texts:
             )
         target = max(short + num_far, num - (num_targets or num))
         while target < num:
+            # 1,500 tokens in chunks of 1,024: [0, 1024), then [476, 1500), whose targets begin at 1,024.
             start = max(0, min(target - max(length // 2, short + num_far), num - length))
             end = min(start + length, num)
             yield text, start, ContextLengths(short, end - start, end - target)
@@ -409,10 +417,12 @@ def _frame(
     """The rows of a chunk and evaluator."""
     key = ["target_position", "rank"]
     sparse = pd.DataFrame(tables["sparse_context_losses"]).rename(columns={"k": "rank"})
+    # Controls and screened rules are studied at more k than were asked for.
     sparse = sparse[sparse["rank"].isin(ks)].set_index(key)
     own = sparse[sparse["distant_context"] == OWN]
     null = sparse[sparse["distant_context"] == OTHER_DOCUMENT]
     sparsity = pd.DataFrame(tables["dependency_sparsity"]).query(f"criterion == '{DIVERGENCE}'")
+    # Values of a target repeat in the rows of all its ranks; the first will do.
     of_target = own.reset_index("rank").groupby("target_position").first()
     of_target["mean_log2_k"] = sparsity.set_index("target_position")["mean_log2_k"]
     baseline = "swapped" if "swapped_loss" in sparse else "short_context"

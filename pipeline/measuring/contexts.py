@@ -71,10 +71,13 @@ class Batching:
         eighth; with `side` "right", also those a whole quarter away (that moves last bits only).
         """
         batches = []
+        # Stable, so that equal starts fall into the same batches on every machine.
         rest_N = np.argsort(starts_N, kind="stable")
         while len(rest_N):
             num_rows = stop - int(starts_N[rest_N[0]])
+            # If the first sequence has 300 rows to run, those that start fewer than 75 rows later join it.
             num_near = int(np.searchsorted(starts_N[rest_N], stop - num_rows + num_rows // 4, side))
+            # With fewer than four rows left, side "left" finds not even the first one near.
             size = max(1, min(self.num_sequences(num_rows), num_near))
             batches.append(rest_N[:size])
             rest_N = rest_N[size:]
@@ -98,6 +101,7 @@ class Rows(NamedTuple):
 
     def of_sequences(self, which: slice) -> "Rows":
         """The rows of some sequences of the batch; what is the same for all stays."""
+        # A first axis of 1 is shared by all sequences and broadcasts.
         return Rows._make(part if part is None or len(part) == 1 else part[which] for part in self)
 
     def on_device(
@@ -114,6 +118,7 @@ class Rows(NamedTuple):
 
 def hidden_states(model: CausalLM, rows: Rows, prefix: Prefix | None = None) -> torch.Tensor:
     """States of the query rows, [B, T, D], in halves where the memory does not suffice for all at once."""
+    # Halves of the batch, never of the queries: a sequence runs whole.
     half = len(rows.token_ids_BS) // 2
     try:
         return model.hidden_states(*rows.on_device(model.device), prefix)
@@ -178,9 +183,11 @@ def measured_passes(model: CausalLM, reference: Predictions, passes: Iterable[Pa
         targets_BT = to_device(target_ids, model.device).expand(shape)
         index_BT = torch.as_tensor(reference_index).expand(shape)
         values = losses_and_divergences(model, hidden_BTD, targets_BT, reference, index_BT)
+        # IDs and query rows stay only to say, in an error, which position is not finite.
         queued.append((torch.as_tensor(rows.position_ids_BS), torch.as_tensor(rows.query_rows_BT), values))
     measured = []
     for position_ids_BS, query_rows_BT, values in queued:
+        # This copy is what waits for the device, and by now every pass is queued.
         on_host = [values_BT.cpu() for values_BT in values]
         for kind, values_BT in zip(("loss", "divergence"), on_host, strict=True):
             refuse_not_finite(values_BT, position_ids_BS, query_rows_BT, kind)
@@ -198,6 +205,7 @@ def measured_contexts(
     """
     rows, target_ids_NT, reference_index_NT, prefix = contexts
     batches = batching.of_many(*rows.token_ids_BS.shape)
+    # A generator: only one batch at a time is sliced and sent to the device.
     passes = (
         Pass(rows.of_sequences(batch), target_ids_NT[batch], reference_index_NT[batch], prefix)
         for batch in batches
@@ -218,6 +226,7 @@ def measured_windows(
     Windows are never shared between targets: a token at the window's edge would otherwise carry what it saw
     before the edge into the prediction. Target t's prediction is compared with number t of the reference.
     """
+    # Target 100 with a context of 4 reads positions 96 to 99, and row 3 predicts it.
     positions_TC = targets_T[:, None] + np.arange(-context_length, 0)
     queries_T1 = np.full((len(targets_T), 1), context_length - 1)
     rows = Rows(chunk_L[positions_TC], positions_TC, None, queries_T1)
@@ -233,6 +242,7 @@ def text_rows(token_ids_S: np.ndarray, num_queries: int = 1) -> Rows:
 
 def read_prefix(model: CausalLM, token_ids_S: np.ndarray) -> Prefix:
     """The first tokens of a text, as later rows see them."""
+    # Only keys and values are wanted; the hidden state of the last row is dropped.
     return model.read(*text_rows(token_ids_S).on_device(model.device))[1]
 
 
@@ -263,9 +273,11 @@ def own_context(chunk_L: np.ndarray, lengths: ContextLengths) -> PackedSequence:
     """The chunk itself: every target sees all that is before it."""
     targets_T = lengths.targets_T
     return PackedSequence(
+        # The last token is a target and never an input.
         chunk_L[:-1],
         np.arange(len(chunk_L) - 1),
         None,
+        # Row t - 1 predicts token t: the chunk is read from its start, so rows are positions.
         targets_T - 1,
         chunk_L[targets_T],
         lengths.num_far_tokens_T,
@@ -284,20 +296,25 @@ def null_contexts(
     take about as many rows as the other document does.
     """
     short, num_targets = lengths.short_context_length, lengths.num_targets
+    # 16 targets with 64 own tokens each are 1,024 rows: one group beside 959 of the other document.
     num_groups = max(1, round(num_targets * short / int(lengths.num_far_tokens_T[-1])))
     for index_T in np.array_split(np.arange(num_targets), min(num_groups, num_targets)):
         targets_T = lengths.targets_T[index_T]
         num_far_T = targets_T - short
+        # The last target of the group sees the most; the mask hides the surplus from the others.
         num_far = int(num_far_T[-1])
         windows_TC = num_far_T[:, None] + np.arange(short)
         # A window's rows see those of the other document that stand before it, and its own up to themselves.
         sees_other_TF = np.arange(num_far) < num_far_T[:, None]
+        # Block-diagonal, a causal triangle for each window: no window sees another.
         sees_own_WW = np.kron(np.eye(len(targets_T), dtype=bool), np.tri(short, dtype=bool))
         visible_WS = np.hstack([np.repeat(sees_other_TF, short, axis=0), sees_own_WW])
         yield PackedSequence(
             np.concatenate([other_chunk_L[:num_far], chunk_L[windows_TC].ravel()]),
+            # IDs repeat where windows overlap in the chunk: every token keeps its own position.
             np.concatenate([np.arange(num_far), windows_TC.ravel()]),
             visible_WS,
+            # The last row of each window holds the token right before its target.
             num_far + short * np.arange(1, len(targets_T) + 1) - 1,
             chunk_L[targets_T],
             num_far_T,
@@ -321,6 +338,7 @@ def full_pass(model: CausalLM, sequence: PackedSequence) -> FullPass:
     """Read the sequence as it is, in one pass; NotFiniteLossError where a loss is no finite number."""
     inputs = sequence.rows.on_device(model.device)
     hidden_1TD, prefix = model.read(*inputs)
+    # No divergences: this pass is itself what others are compared with.
     losses_1T = losses_of_hidden_states(
         model, hidden_1TD, to_device(sequence.target_ids_T[None], model.device)
     )
@@ -331,6 +349,7 @@ def full_pass(model: CausalLM, sequence: PackedSequence) -> FullPass:
 def measured_in_sequence(model: CausalLM, sequence: PackedSequence, reference: Predictions) -> Measured:
     """Losses and divergences of a packed sequence's targets, in one pass: [T] each; of all, `reference`."""
     places = sequence.targets
+    # The reference is of the whole chunk; a packed sequence holds some of its targets.
     index_1T = np.arange(places.start, places.stop)[None]
     one = Pass(sequence.rows, sequence.target_ids_T[None], index_1T)
     return measured_passes(model, reference, [one])[0].flat

@@ -129,6 +129,7 @@ class Explanation:
             "losses": losses.to_dict("list"),
             "targets": self.targets,
         }
+        # Parsing again reaches the numbers of every nested list and dictionary.
         rounded: dict[str, Any] = json.loads(
             json.dumps(exact), parse_float=lambda number: round(float(number), 4)
         )
@@ -160,6 +161,7 @@ def explained(text: Any, arguments: argparse.Namespace) -> Explanation:
     loaded = given.ready(longest, [tokens.token_ids_N, other_N], tokenizer, bos_token_ids)
     if arguments.generate is not None:
         answer = _generated(loaded.model, tokens.token_ids_N[-most + 1 :], arguments.generate, tokenizer)
+        # From IDs: encoding the decoded answer might give other tokens than the model wrote.
         ids_N = np.concatenate([bos_token_ids, tokens.token_ids_N, answer]).astype(np.int64)
         tokens = tokenizer.read(ids_N)
         first, end = num_tokens, num_tokens + len(answer)
@@ -190,16 +192,19 @@ def explained(text: Any, arguments: argparse.Namespace) -> Explanation:
 def _answer_of(messages: Sequence[Mapping[str, Any]], text: TokenizedText) -> tuple[int, int]:
     """The last message's tokens, [first, end)."""
     content = str(messages[-1]["content"]).strip()
+    # An earlier message may say the same, so the last occurrence counts.
     start = text.text.rfind(content)
     if not content or start < 0:
         raise InputError("the last message is empty, or the chat template does not write it as it is")
     ends_N = text.characters_N2[:, 1]
+    # The first token that ends behind `start` holds that character.
     first = np.searchsorted(ends_N, start, side="right")
     return int(first), 1 + int(np.searchsorted(ends_N, start + len(content)))
 
 
 def _position_of(word: str, text: TokenizedText) -> int:
     """The token in which the only occurrence of a word begins."""
+    # Not \b, which would be wrong for a word that begins or ends with punctuation.
     found = [match.start() for match in re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", text.text)]
     places: list[int] = np.searchsorted(text.characters_N2[:, 1], found, side="right").tolist()
     if not places:
@@ -221,6 +226,8 @@ def _generated(
 ) -> list[int]:
     """The likeliest next tokens, one after another, until one ends the text."""
     num_read = len(token_ids_N) - 1
+    # The prefix does not grow: each step reads the last token and the answer so far again, which is
+    # quadratic in the length of the answer only.
     prefix = read_prefix(model, token_ids_N[:-1])
     answer = [int(token_ids_N[-1])]
     while len(answer) <= num_tokens:
@@ -266,11 +273,13 @@ def _measured(
             " distant: give a longer text, or a smaller --short-context-length"
         )
     ids_L = text.token_ids_N[begin:end]
+    # Swapped contexts overlap if the text has fewer than NUM_SWAPPED * length tokens.
     starts = np.linspace(0, len(other_N) - length, NUM_SWAPPED).astype(int)
     swaps_BL = np.stack([other_N[start : start + length] for start in starts])
     shared = 1 if is_one else max(1, short // 2)
     # Neighbors share a window: the first of them sees `short` near tokens, each other one more.
     windows_T = np.arange(length - first) // shared * shared
+    # The last window is moved back to hold as many targets as the others: one shape for all passes.
     near_T = np.minimum(windows_T, max(0, length - first - shared)) + first - short
     is_exact = arguments.targets is None and arguments.budget is None and not is_one
     num_wanted = 1 if is_one else min(arguments.targets or len(near_T), len(near_T))
@@ -282,6 +291,7 @@ def _measured(
     likely = length**2 / 2 + NUM_SWAPPED * num_wanted * length / 2
     if not is_exact:
         likely = likely_tokens(np.linspace(length / 2, length, num_wanted), NUM_SWAPPED)
+    # The swapped distant tokens, at most a text long, and each window alone and behind them.
     num_losses = length + 2 * (short + shared - 1) * len(np.unique(near_T))
     least = num_losses + likely_tokens(np.array([length]), NUM_SWAPPED)
     if not passes.fits(least):
@@ -298,6 +308,7 @@ def _measured(
     )
     passes.bar = progress(None, "explain", "token")
     losses = all_losses(passes, hidden_TD, ids_L, swaps_BL[0], near_T, short)
+    # By KL, not by loss: which predictions are explained must not depend on the target tokens.
     by_effect = losses["swapped_divergence"].nlargest(num_wanted).index.to_numpy()
     while len(by_effect) > 1 and not passes.fits(likely_tokens(first + by_effect, NUM_SWAPPED)):
         by_effect = by_effect[:-1]
@@ -318,6 +329,7 @@ def _measured(
         passes,
         sequence,
         swaps_BS,
+        # A unit that began before, or at an attention sink, is cut to what may be a source.
         np.unique([*units[units > sink], sink]),
         sentences,
         arguments.sources,
@@ -341,6 +353,7 @@ def _measured(
         "contrast": None,
     }
     if weights_Q is not None:
+        # Losses are -ln p, so minus their weighted sum is log p(own) - log p(other).
         facts["contrast"] = [*words, -float(search.full.losses_T @ weights_Q)]
     cut = text.characters_N2[:end]
     shown = TokenizedText(text.text[: int(cut[-1, 1])], text.token_ids_N[:end], cut)
@@ -391,6 +404,7 @@ def _targets(
                 "position": position,
                 **named("token", position, position + 1),
                 "total_effect": total,
+                # A ratio of means over swaps: a mean of ratios would follow the smallest total.
                 "recovered": 1 - float(remaining_B.mean()) / total if total else 0.0,
                 "no_single_source": not (sources and is_distinguishable(total_B, remaining_B)),
                 "sources": sources,
@@ -431,11 +445,14 @@ def _contrasted(
     visible_WS[1:, first:] = sees
     rows = [first - 1, *(first + behind[0]), first - 1, *(first + len(behind[0]) + behind[1])]
     sequence = PackedSequence(
+        # The last token of each continuation is predicted and never an input.
         np.concatenate([ids_L[:first], own[:-1], other[:-1]]).astype(np.int64),
+        # Both continuations stand at the same IDs, each as if it alone followed.
         np.concatenate([np.arange(first), *(first + places for places in behind)]),
         visible_WS,
         np.array(rows),
         np.concatenate([own, other]).astype(np.int64),
+        # A fork before the target must not make the row that predicts both a distant one.
         np.full(len(rows), min(near, first - 1)),
         slice(None),
     )
@@ -485,6 +502,7 @@ def summary(explanation: Explanation) -> list[str]:
             f"log p(“{printable(own)}”) − log p(“{printable(other)}”) = {difference:+.2f} nats with the full"
             " context; effects are what it falls by."
         )
+    # Rounded before adding, so that the rows of the table add up to the total shown.
     total = sum(round(target["total_effect"], 2) for target in targets)
     left = sum(round(target["total_effect"] * (1 - target["recovered"]), 2) for target in targets)
     which = "this prediction" if len(targets) == 1 else f"the {len(targets)} explained predictions"

@@ -92,6 +92,7 @@ def leave_each_out(
     if removed_rows_R is None:
         removed_rows_R = np.arange(num_far_T[-1])
     num_missing = width if replacement_ids_L is None else 0
+    # Without row r only the rows behind r change; those before it come from the prefix.
     places = batching.by_start(removed_rows_R, len(sequence.token_ids_S) - num_missing)
     batches = [removed_rows_R[places_R] for places_R in places]
     # Of earlier targets no row of the batch is distant context: their numbers would be blanked anyway.
@@ -100,6 +101,7 @@ def leave_each_out(
     def removals() -> Iterator[Pass]:
         for removed_R, first in zip(batches, firsts, strict=True):
             rows = _rows_without(sequence, removed_R, width, replacement_ids_L)
+            # The vocabulary projection is spared for targets whose numbers would be blanked.
             rows = rows._replace(query_rows_BT=rows.query_rows_BT[:, first:])
             prefix = full.prefix.first(int(removed_R[0])) if removed_R[0] else None
             yield Pass(rows, sequence.target_ids_T[None, first:], index_1T[:, first:], prefix)
@@ -107,6 +109,7 @@ def leave_each_out(
     measured = measured_passes(model, reference or full.predictions, removals())
     values_2TF = np.full((2, len(num_far_T), num_far_T[-1]), np.nan, dtype=np.float32)
     for removed_R, first, values_2RT in zip(batches, firsts, measured, strict=True):
+        # [2, R, T] -> [2, T, R]: with its only index array last, NumPy keeps the axes in order.
         values_2TF[:, first:, removed_R] = np.swapaxes(values_2RT, 1, 2)
     return Measured(*far_context_only(values_2TF, num_far_T))
 
@@ -161,6 +164,7 @@ def leave_blocks_out(
         effects_B2TF = np.array(
             [leave_each_out(model, sequence, batching, replacement_ids_L=ids_L, **how) for ids_L in stand_ins]
         )
+        # Losses (index 0) become rises; divergences are from the full pass already.
         effects_B2TF[:, 0] -= full.losses_T[:, None]
         effects_2TF: np.ndarray = effects_B2TF.mean(axis=0)
         return effects_2TF
@@ -170,15 +174,20 @@ def leave_blocks_out(
     for width, narrower in pairwise(widths):
         effects_2TR = without(starts_R, width)[..., starts_R]
         tokens_R = (starts_R[:, None] + np.arange(width)).ravel()
+        # Later, finer rounds overwrite these, so the last block that held a token counts.
         estimates_2TF[..., tokens_R] = np.repeat(effects_2TR / width, width, axis=-1)
+        # One screen serves both rules. It ranks by divergence (index 1), so it never sees the target token.
         order_TR = np.argsort(-effects_2TR[1], axis=1, kind="stable")
         # Every target's first, then every target's second, and so on.
         _, first_R = np.unique(order_TR.T, return_index=True)
+        # A block splits into width // narrower parts, so the next round is about as large as this one.
         num_split = max(1, num_blocks * narrower // width)
         kept_R = starts_R[np.argsort(first_R)[:num_split]]
         split_R = np.sort((kept_R[:, None] + np.arange(0, width, narrower)).ravel())
+        # Of 100 tokens, blocks of 32 and of 8 cover 96; the pairs at 96 and 98 join the round of pairs.
         beside_R = np.arange(covered - covered % width, covered - covered % narrower, narrower)
         starts_R = np.concatenate([split_R, beside_R])
+    # Tokens from `covered` on are distant for some targets only, and never were in a block.
     single_2TF = without(np.concatenate([starts_R, np.arange(covered, num_far_T[-1])]), 1)
     scores_2TF = np.where(np.isnan(single_2TF), estimates_2TF, single_2TF)
     return Measured(*single_2TF), Measured(*far_context_only(scores_2TF, num_far_T))
@@ -197,10 +206,12 @@ def _rows_without(
     num_missing = width if replacement_ids_L is None else 0
     rows_RS = np.arange(start, len(sequence.token_ids_S) - num_missing)[None]
     if replacement_ids_L is None:
+        # From row 5 on without row 6: rows 5, 6, 7, … become 5, 7, 8, …
         rows_RS = rows_RS + width * (rows_RS >= removed_R1)
         tokens_RS = sequence.token_ids_S[rows_RS]
     else:
         is_replaced_RS = (rows_RS >= removed_R1) & (rows_RS < removed_R1 + width)
+        # A packed null may have more rows than a chunk has tokens; clipped ones are never replaced.
         replacements_1S = replacement_ids_L.take(rows_RS, mode="clip")
         tokens_RS = np.where(is_replaced_RS, replacements_1S, sequence.token_ids_S[rows_RS])
     queries_1T = sequence.query_rows_T[None]
@@ -209,8 +220,10 @@ def _rows_without(
     # are blanked: one mask for all removals, and no mask for the prefix.
     return Rows(
         tokens_RS,
+        # IDs are taken along with the tokens: what stays does not move into the gap.
         sequence.position_ids_S[rows_RS],
         None if sequence.visible_WS is None else sequence.visible_WS[None, :, start + num_missing :],
+        # Negative only for targets that precede the batch, which the caller leaves out.
         (queries_1T - num_missing * (queries_1T > removed_R1) - start).clip(min=0),
     )
 
@@ -327,6 +340,8 @@ class FarContext:
             of_layers = model.watch_heads(*read[:3], None, lambda queries, keys, all_HSS: all_HSS.mean(0))
             held_TS = torch.nn.functional.one_hot(read.query_rows_T, read.token_ids_1S.shape[1]).float()
             for mean_SS in reversed(of_layers):  # from the last layer down: T rows, not S
+                # Behind a BOS rows sum to less than 1: what goes to it is cut off, and could not come back,
+                # since a BOS sees no row of the text.
                 held_TS = (held_TS @ mean_SS + held_TS) / 2
             return held_TS
 
@@ -344,6 +359,7 @@ class FarContext:
 
         Half of it is the divergence that closing the gate makes, to second order; the first order is 0.
         """
+        # The exact mean over answers would take V backward passes a target.
         squares = [
             self.look_inside(lambda model, read: model.gate_gradients(*read), answers_T) ** 2
             for answers_T in sampled_answers(self.predictions, NUM_SAMPLED_ANSWERS, self.seed)
@@ -383,6 +399,7 @@ class FarContext:
                     self.model,
                     sequence,
                     self.batching,
+                    # A sequence counts its targets from 0, the reference those of the whole chunk.
                     reference=self.reference.at(sequence.targets),
                     replacement_ids_L=self.token_ids_L,
                 )
@@ -395,6 +412,7 @@ class FarContext:
         """loss(t | short, the chosen positions, i) and its divergence: [T, F] each, NaN of the chosen."""
         num_far_T = self.num_far_tokens_T
         is_tried_TF = np.arange(num_far_T[-1]) < num_far_T[:, None]
+        # What is chosen already is no candidate.
         np.put_along_axis(is_tried_TF, chosen_TK, False, axis=1)
         target_index_N, added_N = np.nonzero(is_tried_TF)
         sets_NK = np.concatenate([chosen_TK[target_index_N], added_N[:, None]], axis=1)
@@ -408,10 +426,12 @@ class FarContext:
         A set that is given several times, as rules often select the same, is measured once. Its positions are
         in any order, none twice. B is 1, but for the ablation swap.
         """
+        # Rows see the rows up to themselves, so positions must rise; and any order of a set gives one key.
         sets_NK = np.sort(positions_NK, axis=1)
         place_of: dict[bytes, int] = {}
         keys = (row.tobytes() for row in np.column_stack([target_index_N, sets_NK]))
         places_N = [place_of.setdefault(key, len(place_of)) for key in keys]
+        # Places are numbered in order of appearance, so `first` lists the distinct sets by their number.
         _, first = np.unique(places_N, return_index=True)
         index_N, sets_NK = target_index_N[first], sets_NK[first]
         if self.swap_ids_BL is None:
@@ -450,11 +470,14 @@ class FarContext:
 
         def restoration(batch_B: np.ndarray) -> Pass:
             sets_BK = sets_NK[batch_B]
+            # `by_start` sorts, so the first set of a batch begins earliest, and the shared prefix ends there.
             start = int(sets_BK[0, 0])
             index_B1 = target_index_N[batch_B, None]
             targets_B1 = self.lengths.targets_T[index_B1]
+            # To the last target of the batch: rows behind an earlier target run in vain, but change nothing.
             positions_1C = np.arange(start, targets_B1.max())[None]
             is_far_BC = positions_1C < self.num_far_tokens_T[index_B1]
+            # Near tokens are always the chunk's own; what is far differs by target within a batch.
             tokens_BC = np.where(is_far_BC, swap_L[positions_1C], self.chunk_L[positions_1C])
             np.put_along_axis(tokens_BC, sets_BK - start, self.token_ids_L[sets_BK], axis=1)
             rows = Rows(tokens_BC, positions_1C, None, targets_B1 - 1 - start)
@@ -463,6 +486,7 @@ class FarContext:
 
         batches = self.batching.by_start(sets_NK[:, 0], self.lengths.long_context_length - 1, "right")
         passes = measured_passes(self.model, self.reference, map(restoration, batches))
+        # The inverse permutation: back from the order of the batches to that of the sets.
         place_N = np.argsort(np.concatenate(batches))
         return Measured(*np.array(Measured.joined(passes).flat)[:, place_N])
 
@@ -476,6 +500,7 @@ class FarContext:
         for sequence in self.sequences:
             tokens_1S, positions_1S, visible_1SS, queries_1T = sequence.rows.on_device(model.device)
             if visible_1SS is not None:
+                # Rules look at all rows, and the packed mask is of the last ones only.
                 visible_1SS = visibility_of_all(visible_1SS, tokens_1S.shape[1])
             ids_T = sequence.target_ids_T if answers_T is None else answers_T[sequence.targets]
             target_ids_T = to_device(ids_T, model.device)
@@ -491,17 +516,22 @@ class FarContext:
         padded = []
         for part in map(np.asarray, parts):
             widths = [(0, 0)] * (part.ndim - 1) + [(0, num_far - part.shape[-1])]
+            # Each part is as wide as the distant context of its own last target.
             padded.append(np.pad(part, widths, constant_values=np.nan))
         return np.concatenate(padded, axis=-2)
 
 
 def sampled_answers(predictions: Predictions, num_answers: int, seed: Sequence[int]) -> list[np.ndarray]:
     """Tokens drawn from each of T predictions, spread over it evenly: `num_answers` arrays int64 [T]."""
+    # In float32 a running sum near 1 swallows rare tokens.
     cumulated_TV = predictions.probs_TV.double().cumsum(-1).cpu().numpy()
+    # The 2 keeps this stream apart from that of rules, which draw from `seed` itself.
     places_T = np.random.default_rng([*seed, 2]).random(len(cumulated_TV))
     return [
         np.array(
             [
+                # Systematic sampling: one draw, then equal steps through the distribution, which has less
+                # variance than independent draws. Rounded probabilities sum to row_V[-1], not quite to 1.
                 np.searchsorted(row_V, (place + answer) / num_answers * row_V[-1], side="right")
                 for row_V, place in zip(cumulated_TV, places_T, strict=True)
             ]
@@ -540,6 +570,7 @@ def sparse_contexts(
     """
     num_targets = distant_context.lengths.num_targets
     of_rule_and_k: dict[tuple[str, int], np.ndarray] = {}
+    # One k at a time: the sets of a batch are of one size.
     for k in sorted({k for numbers in numbers_of_rule.values() for k in numbers}):
         # All rules at once: they often choose the same.
         rules = [rule for rule in positions_of_rule if k in numbers_of_rule[rule]]

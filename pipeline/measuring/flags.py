@@ -65,11 +65,13 @@ class ContextLengths:
     @property
     def first_target(self) -> int:
         """The first target's place in its chunk."""
+        # Counted back from the last position: of 16 with stride 5 those at L - 16, L - 11, L - 6, L - 1.
         return self.long_context_length - 1 - (self.num_targets - 1) * self.target_stride
 
     @property
     def num_targets(self) -> int:
         """T."""
+        # Rounded up, since the last position is always a target.
         return -(-self.targets_per_chunk // self.target_stride)
 
     @property

@@ -28,6 +28,7 @@ from pipeline.text.tokenizer import (
 
 def _is_olmo(model: Any) -> bool:
     """Whether this is a model of ai2-olmo, which need not be installed."""
+    # Whoever holds an OLMo has imported its module.
     return "olmo.model" in sys.modules and isinstance(model, sys.modules["olmo.model"].OLMo)
 
 
@@ -135,6 +136,8 @@ class GivenModel:
         # Measuring changes modules and configuration: of a copy, whose weights are the user's.
         shared: dict[int, Any] = {id(buffer): buffer for buffer in self._model.buffers()}
         for weight in self._model.parameters():
+            # deepcopy takes what its memo lists as copied already. A trainable weight gets a new Parameter
+            # over the same storage: CausalLM clears requires_grad, and the user's own must keep it.
             shared[id(weight)] = copy.copy(weight) if weight.requires_grad else weight
         model = copy.deepcopy(self._model, shared)
         if _is_olmo(model):

@@ -80,6 +80,7 @@ class NearContexts:
         """Exactly the N tokens before each target or, shared, the N tokens before the last of them."""
         ends_B = targets_T[-1:] if are_shared else targets_T
         targets_BQ = targets_T.reshape(len(ends_B), -1)
+        # Targets 90 and 99 that share 20 tokens: places 79 to 98, query rows 10 and 19.
         return cls(ends_B[:, None] + np.arange(-num_tokens, 0), num_tokens - 1 + targets_BQ - ends_B[:, None])
 
     @property
@@ -90,12 +91,14 @@ class NearContexts:
 
 def distant_ids(num_distant: int, span: int) -> np.ndarray:
     """Position IDs of distant tokens: int64, ascending, from 0."""
+    # Six tokens over three IDs stand at 0, 0, 1, 1, 2, 2.
     return np.arange(num_distant) * span // num_distant
 
 
 def read_distant(model: CausalLM, token_ids_D: np.ndarray, span: int) -> Prefix:
     """The distant tokens as later rows see them: read once for all near contexts, whatever their START."""
     ids_D = distant_ids(len(token_ids_D), span)
+    # The one query is there for form; only keys and values are kept.
     rows = Rows(token_ids_D[None], ids_D[None], None, np.zeros((1, 1), dtype=np.int64))
     return model.read(*rows.on_device(model.device))[1]
 
@@ -137,10 +140,13 @@ def measured_placement(
     ids_N = placement.near_start + np.arange(places_BN.shape[1])
     queries_BQ = near.query_rows_BQ
     if distant is None:
+        # Own distant tokens differ between near contexts and run with each, ahead of the queries. A swap
+        # is a prefix, which query rows do not count.
         places_BN = np.hstack([places_BN[:, :1] + np.arange(-placement.num_distant, 0), places_BN])
         ids_N = np.concatenate([distant_ids(placement.num_distant, placement.span), ids_N])
         queries_BQ = queries_BQ + placement.num_distant
     rows = Rows(chunk_L[places_BN], ids_N[None], None, queries_BQ)
+    # `near_predictions` stacks its predictions in this order, context by context.
     index_BQ = np.arange(targets_BQ.size).reshape(targets_BQ.shape)
     contexts = Pass(rows, chunk_L[targets_BQ], index_BQ, distant)
     return measured_contexts(model, batching, reference, contexts).flat
@@ -161,6 +167,7 @@ def measured_placements(
     """
     reference = near_predictions(model, chunk_L, near, batching)
     targets_T = near.targets_BQ.ravel()
+    # The reference is this very prediction: its losses need no second pass, and its KL is 0.
     losses_T = -reference.log_probs_TV.cpu().numpy()[np.arange(len(targets_T)), chunk_L[targets_T]]
     yield NEAR, None, Measured(losses_T, np.zeros_like(losses_T)), reference.entropies_T
     for placement in placements:

@@ -99,6 +99,7 @@ def rule(sees: Sees, search: Search = "read", *, ranks: bool = False) -> Callabl
     def register(function: Function) -> Function:
         name = function.__name__
         file = function.__code__.co_filename
+        # A file that is run again registers its rules anew; only two files can clash.
         if name in RULES and RULES[name].function.__code__.co_filename != file:
             raise InputError(f"there is a rule '{name}' already; rename yours")
         RULES[name] = Rule(name, sees, function, search, ranks)
@@ -145,6 +146,7 @@ def selected_positions(
             f"rule '{name}' returns scores of shape {scores_TF.shape}; {expected} is needed, targets by"
             " distant tokens"
         )
+    # Whatever a rule says of positions beyond a target's distant context must not rank.
     return ranked(np.where(np.arange(expected[1]) < num_far_T[:, None], scores_TF, np.nan), max_k)
 
 
@@ -176,6 +178,7 @@ class Measuring:
         for rule in map(find_rule, self.rules):
             if self.ablation == SWAP and rule.search == "greedy":
                 raise InputError(f"--ablation swap has no meaning for {rule.name}; say --ablation mask")
+        # Every target must fill every rank, so the first one, with the fewest distant tokens, decides.
         if self.ks and self.ks[-1] > self.smallest_far_context:
             raise InputError(
                 f"--k {self.ks[-1]} is more than the {self.smallest_far_context} distant tokens of the"
@@ -198,6 +201,7 @@ class Measuring:
         num_blocks = self.screen
         if num_blocks is None and self.lengths.long_context_length > LONGEST_EXACT:
             num_blocks = BLOCKS + self.lengths.num_targets
+        # With a block for every token there is nothing to screen.
         is_whole = num_blocks is None or num_blocks >= self.smallest_far_context
         return num_blocks if not is_whole and set(LEAVE_ONE_OUT_RULES) & set(self.rules) else None
 
@@ -210,6 +214,7 @@ class Measuring:
         """
         if rule not in CONTROLS and (self.num_blocks is None or rule not in LEAVE_ONE_OUT_RULES):
             return sorted(set(self.ks))
+        # Of 959 distant tokens: 1, 2, 4, … 512.
         powers = {1 << exponent for exponent in range(self.smallest_far_context.bit_length())}
         return sorted({*self.ks, *powers, self.smallest_far_context})
 
@@ -232,6 +237,7 @@ class Measuring:
 
     def seed_of(self, document_id: str, chunk_index: int) -> tuple[int, ...]:
         """The seed of all that is drawn for a chunk, whichever model measures it."""
+        # An ID is a hash of the text, so draws do not depend on which other documents are measured.
         return (self.seed, int(document_id, 16), chunk_index)
 
 
@@ -256,6 +262,7 @@ def leave_one_out_divergence(far: "FarContext") -> np.ndarray:
 @rule("answer", "add")
 def add_one_in(far: "FarContext") -> np.ndarray:
     """What the token alone gives, by the loss: takes every copy of one piece of evidence."""
+    # The token that leaves the lowest loss is to score highest.
     return -far.first_additions.losses
 
 
@@ -282,6 +289,7 @@ def greedy_divergence(far: "FarContext", max_k: int, generator: np.random.Genera
 
 def _best_additions(far: "FarContext", max_k: int, criterion: str) -> np.ndarray:
     """The best addition to those already chosen, again and again."""
+    # A step measures every candidate of every target anew: about K times the passes of add_one_in.
     chosen_TK = ranked(-getattr(far.first_additions, criterion), 1)
     while chosen_TK.shape[1] < max_k:
         added_TF = getattr(far.measured_additions(chosen_TK), criterion)
@@ -299,16 +307,18 @@ def gradient(far: "FarContext") -> np.ndarray:
     It saturates: where a token has nearly all attention and the model is sure, the derivative vanishes though
     removal costs most.
     """
+    # Removal takes the gate from 1 to 0, a step of -1: to first order the loss rises by minus this.
     return -far.gate_gradient_TF
 
 
 @rule("prediction")
 def gradient_divergence(far: "FarContext") -> np.ndarray:
-    """The second derivative of the divergence by that gate, times two.
+    """The second-order term of the divergence by that gate, times two.
 
     The divergence is least, 0, where nothing is left out, so its first derivative vanishes; half the mean
-    square of the loss's derivative, over answers drawn from the prediction, is the second.
+    square of the loss's derivative, over answers drawn from the prediction, is the second-order term.
     """
+    # KL(p at gate 1 || p at gate g) = F (1 - g)² / 2 + …; the factor does not change the ranking.
     return far.gate_information_TF
 
 
@@ -329,6 +339,7 @@ def attention_no_sink(far: "FarContext") -> np.ndarray:
     arXiv 2309.17453). A beginning-of-text token is a sink, too, and never a distant token.
     """
     scores_TF = far.attention_TF.copy()
+    # Below all attention, yet not NaN: it stays a candidate if k takes in every token.
     scores_TF[:, 0] = -1
     return scores_TF
 
@@ -346,6 +357,7 @@ def attention_rollout(far: "FarContext") -> np.ndarray:
 def random(far: "FarContext", max_k: int, generator: np.random.Generator) -> np.ndarray:
     """Any tokens; the same in the own distant context and in its null."""
     num_far_T = far.num_far_tokens_T
+    # The shape follows from lengths alone, so every model, and the null, gets the same positions.
     draws_TF = generator.random((len(num_far_T), num_far_T[-1]))
     return ranked(np.where(np.arange(num_far_T[-1]) < num_far_T[:, None], draws_TF, np.nan), max_k)
 

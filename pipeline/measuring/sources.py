@@ -64,6 +64,7 @@ _MARGIN = 1.25
 _T_OF_5_PERCENT = 2.353
 """The 95 % quantile of Student's distribution with three degrees of freedom."""
 _TARGETS_AT_ONCE = 256
+# 128 MiB in float32; a reference holds two such tensors, log-probabilities and probabilities.
 _LOGITS_AT_ONCE = 1 << 25
 
 Span = tuple[int, int]
@@ -79,7 +80,9 @@ def unit_starts(text: TokenizedText, unit: str) -> np.ndarray:
     begins = [match.start(1) for match in _BEGINS[unit].finditer(text.text)]
     # A token belongs to the unit of its first character that is no blank.
     pieces = [(end, text.text[start:end]) for start, end in text.characters_N2.tolist()]
+    # A token of blanks alone counts by its first one.
     first_N = [end - len(piece.lstrip() or piece) for end, piece in pieces]
+    # A unit starts where the number of units begun rises; prepend=-1 makes token 0 a start.
     return np.flatnonzero(np.diff(np.searchsorted(begins, first_N, side="right"), prepend=-1))
 
 
@@ -134,6 +137,7 @@ class Passes:
     ) -> Measured:
         """Losses and divergences of variants of a sequence: [V, Q] each, of use where they are asked for."""
         values_2VQ = np.full((2, len(variants), len(sequence.query_rows_T)), np.nan, dtype=np.float32)
+        # By end first, so that no difference of ends below is negative.
         rest = sorted(range(len(variants)), key=lambda v: (variants[v].stop, variants[v].start))
         while rest:
             first = variants[rest[0]]
@@ -148,11 +152,13 @@ class Passes:
             rest = [v for v in rest if v not in batch]
             start = min(variants[v].start for v in batch)
             stop = max(variants[v].stop for v in batch)
+            # A pass has one list of queries; a variant also gets values that it did not ask for.
             queries_Q = np.unique(np.concatenate([variants[v].queries for v in batch]))
             queries_1Q = (sequence.query_rows_T[None, queries_Q] - start).clip(0, stop - start - 1)
             rows = Rows(
                 np.stack([variants[v].token_ids_S[start:stop] for v in batch]),
                 sequence.position_ids_S[None, start:stop],
+                # All of the prefix is seen. A mask means one target, so every pass runs to the last row.
                 None if sequence.visible_WS is None else sequence.visible_WS[None, :, start:],
                 np.tile(queries_1Q, (len(batch), 1)),
             )
@@ -182,12 +188,14 @@ def all_losses(
     starts_N, num_each_N = np.unique(near_T, return_counts=True)
     num_targets = int(num_each_N.max())
     num_rows = short + num_targets - 1
+    # Enough for the last window; the mask hides the surplus from the others.
     _, prefix = passes.read(swap_L[: max(1, int(near_T[-1]))])
     found = np.zeros((5, len(near_T)), dtype=np.float32)
     windows_at_once = max(1, min(_TARGETS_AT_ONCE, _LOGITS_AT_ONCE // model.vocabulary_size) // num_targets)
     for start in range(0, len(starts_N), windows_at_once):
         starts_N1 = starts_N[start : start + windows_at_once, None]
         places_NS = starts_N1 + np.arange(num_rows)
+        # Row short - 1 is the first that sees `short` near tokens, itself among them.
         queries_NW = np.tile(np.arange(short - 1, num_rows), (len(starts_N1), 1))
         targets_NW = starts_N1 + 1 + queries_NW
         hidden_1QD = hidden_TD[None, targets_NW.ravel() - first]
@@ -209,6 +217,7 @@ def all_losses(
             for contexts in (alone, swapped)
             for values_NW in measured_contexts(model, passes.batching, reference, contexts)
         ]
+        # The last window may overlap the one before it; for targets in both the later values stay.
         found[:, targets_NW - first] = full_Q.reshape(targets_NW.shape), *measured
     names = ["full_loss", "short_loss", "short_divergence", "swapped_loss", "swapped_divergence"]
     return pd.DataFrame(dict(zip(names, found, strict=True)))
@@ -228,6 +237,7 @@ def is_distinguishable(total_B: np.ndarray, remaining_B: np.ndarray) -> bool:
     A one-sided paired t test over four swapped contexts, at 5 %, of the total effect in each and of what
     remains of it with the sources.
     """
+    # Paired: total and remainder are of the same swapped context, whose own variation cancels.
     recovered_B = total_B - remaining_B
     return bool(recovered_B.mean() > _T_OF_5_PERCENT * recovered_B.std(ddof=1) / len(recovered_B) ** 0.5)
 
@@ -255,6 +265,7 @@ class Search:
     def __post_init__(self) -> None:
         queries_Q = np.arange(len(self.sequence.query_rows_T))
         self._queries_T = [queries_Q] if self.weights_Q is not None else [*queries_Q[:, None]]
+        # With weights all predicted tokens belong to one target and share its distant context.
         self._near_T = self.sequence.num_far_tokens_T[: len(self._queries_T)]
         self._stop_T = np.array([self.sequence.query_rows_T[of].max() + 1 for of in self._queries_T])
         self.effects_T: list[dict[Span, float]] = [{} for _ in self._queries_T]
@@ -282,6 +293,8 @@ class Search:
     def _groups(self) -> list[Span]:
         """Spans of some `coarse_tokens` tokens, whole sentences if these are short; a longer unit is one."""
         starts = [int(self._edges[0])]
+        # A group ends at `edge` if the next unit, up to `following`, would overfill it; and where the
+        # distant context of a target ends, so that each group is distant for a target or not at all.
         for edge, following in pairwise(self._edges[1:].tolist()):
             ends_sentence = edge in self.sentence_starts and edge - starts[-1] >= self.coarse_tokens // 2
             if ends_sentence or edge in self._near_T or following - starts[-1] > self.coarse_tokens:
@@ -305,10 +318,13 @@ class Search:
         """Effects on targets: [V, T]."""
         if self.weights_Q is None:
             return found.divergences
+        # Weights are 1 for what came and -1 for the other: the rise of one loss less that of the other is
+        # the fall of log p(what came) - log p(other).
         return (found.losses - self.full.losses_T) @ self.weights_Q[:, None]
 
     def _urgencies(self, target: int) -> dict[Span, float]:
         """The finest spans that have an effect on a target, largest first, as fractions of the largest."""
+        # Absolute values: in a contrast a unit may favor the other continuation.
         sizes = {span: abs(effect) for span, effect in self.effects_T[target].items() if effect}
         largest = max(sizes.values(), default=1.0)
         return {span: sizes[span] / largest for span in sorted(sizes, key=lambda span: -sizes[span])}
@@ -320,6 +336,7 @@ class Search:
         """
         most = self.passes.num_tokens + max(_SHARE * self.num_exact_tokens, _FEW_TOKENS)
         self._swap({group: np.flatnonzero(self._near_T >= group[1]).tolist() for group in self._groups()})
+        # Large effects of all targets come first, in case the budget ends the search.
         for least in URGENCIES:
             while split := self._to_split(least, most):
                 for span, targets in split.items():
@@ -338,6 +355,8 @@ class Search:
                     largest[span] = max(urgency, largest.get(span, 0.0))
         split: dict[Span, list[int]] = {}
         tokens = 0
+        # Reserved for `tried`: in each swap its distant rows once, and per target stop - near rows for
+        # the baseline and at most stop with the sources.
         of_trial = len(self.swaps_BS) * int((2 * self._stop_T - self._near_T).sum() + self._near_T.max())
         for span in sorted(urgent, key=lambda span: -largest[span]):
             stop = int(self._stop_T[urgent[span]].max())
@@ -355,6 +374,7 @@ class Search:
     def sources(self, target: int) -> list[Span]:
         """The top k spans of a target; of those that were not split, the urgent ones."""
         urgencies = self._urgencies(target)
+        # A group is still among them only if the search ended before it was split.
         kept = [span for span in urgencies if urgencies[span] >= URGENCIES[-1] or not self.parts(span)]
         return kept[: self.k]
 
@@ -369,13 +389,16 @@ class Search:
                 near = int(self._near_T[target])
                 stop = int(self._stop_T[target])
                 tokens_S = self.sequence.token_ids_S.copy()
+                # All distant tokens, an attention sink too: the swapped text brings its own first token.
                 tokens_S[:near] = swap_S[:near]
                 variants.append(Variant(tokens_S.copy(), near, stop, queries))
                 sources = self.sources(target)
                 for start, end in sources:
                     tokens_S[start:end] = self.sequence.token_ids_S[start:end]
+                # Before its first source this variant is the swapped text, which the prefix holds.
                 first = min([near, *(start for start, _ in sources)])
                 variants.append(Variant(tokens_S, first, stop, queries))
             found = self.passes.measured(self.sequence, variants, prefix, self.full.predictions)
+            # Variants 2t and 2t + 1 are of target t; of their effects on all targets only that on t counts.
             effects.append(self._effects(found).reshape(len(targets), 2, -1)[targets, :, targets])
         return np.stack(effects, axis=-1)

@@ -31,6 +31,7 @@ def contexts_of(loaded: LoadedModel, chunk: Chunk, measuring: Measuring) -> Cont
         loaded.batching,
         chunk.token_ids_L,
         chunk.null_token_ids_L,
+        # The first is the null: as a swap too, it would be its own baseline.
         swap_ids_BL=chunk.other_token_ids_NL[1:] if measuring.ablation == SWAP else None,
         screen=measuring.num_blocks,
         seed=measuring.seed_of(chunk.document_id, chunk.chunk_index),
@@ -70,10 +71,12 @@ def chosen_tokens(
     for name, context in contexts.items():
         leaves_out = measuring.leaves_out(name, chunk.document_id)
         if leaves_out and measuring.num_blocks is None:
+            # Without a screen NaN stands only behind a target's distant context, so indices stay positions.
             of_each = [row_F[~np.isnan(row_F)].tolist() for row_F in context.influence_TF]
             influences = _rows(chunk, targets_T, 1, distant_context=name, influences=of_each)
             append_columns(tables, {"influences": influences})
         for rule, ranked_TK in choices[name].items():
+            # Controls and screened rules are ranked far beyond the k that were asked for.
             positions_TK = ranked_TK[:, : measuring.ks[-1]]
             num_ranks = positions_TK.shape[1]
             influence_TK = None
@@ -111,13 +114,16 @@ def mean_log2_k(shares_NJ: np.ndarray, ks_J: np.ndarray, num_far_N: np.ndarray) 
         ks_J: the studied k, ascending, none above F.
         num_far_N: F.
     """
+    # More tokens may recover less than fewer did; k* is the first that suffices, hence the maximum.
     rising_NJ = np.maximum.accumulate(np.clip(shares_NJ, 0, 1), axis=1)
     is_all_NJ = ks_J >= num_far_N[:, None]
+    # All distant tokens recover everything by definition; a measured 0.9999 would leave a remainder.
     shares_NJ = np.column_stack([np.where(is_all_NJ, 1, rising_NJ), np.ones(len(num_far_N))])
     log2_ks_NJ = np.log2(np.column_stack([np.broadcast_to(ks_J, rising_NJ.shape), num_far_N]))
     if ks_J[0] > 1:  # what fewer tokens than were studied recover is not known: as much as none
         shares_NJ = np.column_stack([np.zeros(len(num_far_N)), shares_NJ])
         log2_ks_NJ = np.column_stack([np.zeros(len(num_far_N)), log2_ks_NJ])
+    # The trapezoidal rule is exact for straight lines.
     missing_NJ = 1 - (shares_NJ[:, 1:] + shares_NJ[:, :-1]) / 2
     integral_N: np.ndarray = (missing_NJ * np.diff(log2_ks_NJ, axis=1)).sum(1)
     return integral_N
@@ -141,9 +147,11 @@ def minimal_sufficient_k(
         k_star_T: None where the gain is below the minimum, or no studied k reaches it.
         is_censored_T: bool, the latter case.
     """
+    # A product, not a ratio, so that gains near 0 need no division.
     reaches_TJ = recovered_TJ >= recovery_fraction * gains_T[:, None]
     helps_T = gains_T >= minimum_gain
     reaches_T = reaches_TJ.any(axis=1)
+    # argmax finds the first True; if there is none it says 0, which `is_found_T` blanks below.
     least_k_T = studied_k_J[reaches_TJ.argmax(axis=1)]
     is_found_T = helps_T & reaches_T
     k_star_T = [int(k) if is_found else None for k, is_found in zip(least_k_T, is_found_T, strict=True)]
@@ -244,6 +252,7 @@ def _sparsity_rows(
                 is_censored=is_censored_T,
                 k_90=k_90,
                 k_50=least[rule, 0.5][0],
+                # The k nearest distant tokens and the short context are the last s + k tokens.
                 minimum_context_length=[None if k is None else short + k for k in recency_T],
                 **_mean_log2_k(recovered_TJB, gains_TB, np.array(numbers_of_rule[rule]), measuring),
             )
@@ -261,6 +270,7 @@ def _mean_log2_k(
     num_far_T = measuring.lengths.num_far_tokens_T
     none = np.array(None)
     has_gain_TB = (gains_TB > 0) & (gains_TB.mean(-1) >= measuring.minimum_gain)[:, None]
+    # Gains of 0 divide to NaN or infinity, and the mask keeps those out of the mean.
     with np.errstate(divide="ignore", invalid="ignore"):
         shares_BTJ = np.moveaxis(recovered_TJB / gains_TB[:, None], -1, 0)
         of_each_TB = np.stack([mean_log2_k(shares_TJ, ks_J, num_far_T) for shares_TJ in shares_BTJ], axis=-1)

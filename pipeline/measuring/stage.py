@@ -82,16 +82,19 @@ def measure_documents(
     keep_freed_memory()
     share = _share(arguments)
     remedy = "leave it out, or say cpu" if arguments.device else "--device cpu computes without it"
+    # --status runs no model, so it must also answer where the device asked for is missing.
     device = torch.device("cpu") if arguments.status else usable_device(arguments.device, remedy)
     data = TokenizedData.open(arguments.data)
     documents = long_enough_documents(
         data, arguments.long_context_length, arguments.max_documents, num_other_documents
     )
     checkpoints = _found_models(arguments, reference_model)
+    # `_found_models` puts it last.
     reference = None if reference_model is None else checkpoints.pop()
     places = {
         one.name: one.name if selector is None else f"{selector}/evaluator={one.name}" for one in checkpoints
     }
+    # From the documents alone, never from the number of tasks: any number may finish the work.
     size = arguments.documents_per_shard or default_documents_per_shard(len(documents))
     indices = range(len(documents))
     shards = [indices[start : start + size] for start in indices[::size]]
@@ -110,6 +113,7 @@ def measure_documents(
             settings={
                 "long_context_length": arguments.long_context_length,
                 "targets_per_chunk": arguments.targets_per_chunk,
+                # Absent at its default, which is how `ContextLengths.of` reads settings without it.
                 **({"target_stride": arguments.target_stride} if arguments.target_stride > 1 else {}),
                 **settings,
                 "num_documents": len(documents),
@@ -143,6 +147,7 @@ def measure_documents(
             )
             how = arguments, loading, data, documents, num_positions or arguments.long_context_length
             loaded = _load(checkpoint, *how)
+            # The same object, not a second copy: a stage asks `reference is loaded`.
             compared = loaded if reference is not None and reference.name == name else None
             if reference is not None and compared is None:
                 compared = _load(reference, *how)
@@ -158,6 +163,7 @@ def measure_documents(
                     where = f" of document {chunk.document_id}, or of the document that is its null,"
                     with failures_in_words(name, len(chunk.token_ids_L), chunk.start, where):
                         append_columns(tables, measure(loaded, chunk, compared))
+                # Whole shards only: a killed run takes up again with those that are missing.
                 if index == shards[shard][-1]:
                     output.write_shard(shard, tables, facts)
                     tables = {}
@@ -177,6 +183,7 @@ def _share(arguments: argparse.Namespace) -> Task:
     index, count = arguments.task_index, arguments.num_tasks
     if (index is None) != (count is None):
         raise InputError("--task-index and --num-tasks say only together what to measure: give both")
+    # Set, like RANK, by torchrun and `accelerate launch`.
     num_processes = int(os.environ.get("WORLD_SIZE", 1))
     if arguments.device_map is not None and num_processes > 1:
         raise InputError(
@@ -184,6 +191,7 @@ def _share(arguments: argparse.Namespace) -> Task:
             " so; start one process, or leave --device-map out"
         )
     task = Task() if count is None else Task(index, count)
+    # Process 1 of task 1, of two tasks of two processes, is share 1 + 2 * 1 = 3 of 4.
     return Task(task.index + task.num_tasks * int(os.environ.get("RANK", 0)), task.num_tasks * num_processes)
 
 
