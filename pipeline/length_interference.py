@@ -89,7 +89,9 @@ def check(arguments: argparse.Namespace) -> "tuple[ContextLengths, list[Placemen
             f" the {'last' if arguments.share_near else 'first'} of its targets; choose a larger"
             " --long-context-length"
         )
-    most = min(near - 1, lengths.first_target)
+    # Of shared near tokens the first target sees fewer than the last, by as much as it stands before it.
+    fewer = lengths.long_context_length - 1 - lengths.first_target if arguments.share_near else 0
+    most = min(near - 1 - fewer, lengths.first_target)
     if any(placement.kind == LAST and placement.num_distant > most for placement in placements):
         raise InputError(f"--placements last:N: N must be at most {most}, the tokens that every target has")
     return lengths, placements

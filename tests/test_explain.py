@@ -24,7 +24,7 @@ from pipeline.text.tokenizer import load_tokenizer, train_bpe
 from sparsity_length import explain
 
 TEXT = "The cat sat on a mat, and the cat that sat there saw a naïve 👩‍👩‍👧 in the مرحبا e\u0301. "
-FOREIGN = "a dog ran over the hill and a cow saw the dog, the hill and the sun. " * 3
+FOREIGN = "a dog ran over the hill and a cow saw the dog, the hill and the sun. " * 8
 S = 4
 HOSTILE = "red \x1b[31m alert \x07 \x9b31m turned \u202e round \u2066 and back again, again and again"
 TEMPLATE = (
@@ -90,7 +90,8 @@ def test_every_number_is_that_of_the_stock_model(model: Path, exact: explanation
     tried = explain(TEXT, str(model), **FLAGS, targets="all")
     ids = load_tokenizer(model).read(TEXT).token_ids_N[-64:]
     foreign = load_tokenizer(model).read(FOREIGN).token_ids_N
-    others = [foreign[start : start + 64] for start in np.linspace(0, len(foreign) - 64, 4).astype(int)]
+    starts = np.linspace(0, len(foreign) - 64, 5).astype(int)
+    searched, *others = (foreign[start : start + 64] for start in starts)
     assert found.first_token > 0 and len(found.losses) == 64 - S - 2
     for row in found.losses[::9].itertuples():
         t = row.position - found.first_token
@@ -98,7 +99,10 @@ def test_every_number_is_that_of_the_stock_model(model: Path, exact: explanation
         assert S <= t - near <= S + 1
         full = log_probs(stock, ids[:t], np.arange(t))
         short = log_probs(stock, ids[near:t], np.arange(near, t))
-        of_others = [log_probs(stock, swapped(ids, other, slice(near))[:t], np.arange(t)) for other in others]
+        of_search, *of_others = (
+            log_probs(stock, swapped(ids, other, slice(near))[:t], np.arange(t))
+            for other in (searched, *others)
+        )
         values = [
             row.full_loss,
             row.short_loss,
@@ -106,10 +110,10 @@ def test_every_number_is_that_of_the_stock_model(model: Path, exact: explanation
             row.short_divergence,
             row.swapped_divergence,
         ]
-        losses = [-float(prediction[ids[t]]) for prediction in (full, short, of_others[0])]
-        expected = [*losses, divergence(full, short), divergence(full, of_others[0])]
+        losses = [-float(prediction[ids[t]]) for prediction in (full, short, of_search)]
+        expected = [*losses, divergence(full, short), divergence(full, of_search)]
         np.testing.assert_allclose(values, expected, atol=2e-5)
-        left_out = [log_probs(stock, swapped(ids, others[0], [i])[:t], np.arange(t)) for i in range(1, near)]
+        left_out = [log_probs(stock, swapped(ids, searched, [i])[:t], np.arange(t)) for i in range(1, near)]
         moved = np.array([divergence(full, prediction) for prediction in left_out])
         of_row = found.frame[found.frame["position"] == row.position]
         shown = of_row.set_index("source_position")["effect"].reindex(found.first_token + np.arange(1, near))
@@ -125,6 +129,19 @@ def test_every_number_is_that_of_the_stock_model(model: Path, exact: explanation
             left.append(divergence(full, log_probs(stock, only, np.arange(t))))
         np.testing.assert_allclose(largest["total_effect"], np.mean(total), atol=2e-5)
         np.testing.assert_allclose(largest["recovered"], 1 - np.mean(left) / np.mean(total), atol=1e-3)
+
+
+def test_near_tokens_begin_where_they_are_said_to(model: Path) -> None:
+    """Also of the last window, which is moved back."""
+    assert sources.near_starts(30, 20, 5, 4).tolist() == [15, 15, 15, 15, 19, 19, 21, 21, 21, 21]
+    stock = AutoModelForCausalLM.from_pretrained(model).float().eval()
+    found = explain(TEXT, str(model), **{**FLAGS, "short_context_length": 6}, targets=1)
+    ids = load_tokenizer(model).read(TEXT).token_ids_N
+    assert len(found.losses) % 3
+    for row in found.losses[-7:].itertuples():
+        near = slice(row.near_position, row.position)
+        prediction = log_probs(stock, ids[near], np.arange(near.start, near.stop) - found.first_token)
+        np.testing.assert_allclose(row.short_loss, -float(prediction[ids[row.position]]), atol=2e-5)
 
 
 def test_a_search_that_splits_everything_is_exact_leave_one_out(
@@ -153,7 +170,7 @@ def test_planted_sources_are_found_and_their_absence_is_told() -> None:
         ids, np.arange(length), None, np.array([length - 1]), np.array([3]), np.array([near]), slice(0, 1)
     )
     passes = sources.Passes(lm, Batching(256))  # type: ignore[arg-type]
-    swaps = np.full((4, length), 2)
+    swaps = np.full((5, length), 2)
     starts = np.arange(1, length)
     search = sources.Search(passes, sequence, swaps, starts, starts[:1], 2)
     search.run()
@@ -211,6 +228,12 @@ def test_a_chat_is_read_by_its_template_and_its_answer_explained(model: Path) ->
     assert read.tolist() == ids[: len(read)] and len(ids) - len(read) == 1  # all but <|im_end|>
     assert "".join(found.losses["token"]).strip() == CHAT[1]["content"]
     assert {target["position"] for target in found.targets} <= set(found.losses["position"])
+
+    # The other continuation stands behind the same control tokens.
+    word = {"at": "mat", "instead": "hat"}
+    contrasted = explain(CHAT, str(model), short_context_length=S, long_context_length=60, **word)
+    assert contrasted.facts["contrast"][:2] == ["mat", "hat"]
+    assert contrasted.text.token_ids_N.tolist() == ids[: len(contrasted.text.token_ids_N)]
 
     prompt = automatic.apply_chat_template(
         CHAT[:1], tokenize=True, return_dict=False, add_generation_prompt=True
@@ -340,7 +363,7 @@ def test_what_is_printed(
         (["--text", "a b"], "leaves none of the 2 tokens"),
         (["--text-file", "{folder}/latin"], "no text in UTF-8: 'utf-8' codec can't decode byte 0xef"),
         (["--text", TEXT, "--tokenizer", "bpe:300"], "bpe:300 is no tokenizer"),
-        (["--text", TEXT, "--swap-text-file", "{folder}/short"], "the swapped text has 1 tokens, and 64"),
+        (["--text", TEXT, "--swap-text-file", "{folder}/short"], "the swapped text has 1 tokens, and 320"),
         (["--text-file", "{folder}/short", "--out", "{folder}/short"], "is an input, which the output would"),
         (["--text", TEXT, "--out", "{model}/config.json"], "is an input, which the output would"),
         (["--text", TEXT, "--budget", "soon"], "soon is no duration above 0, such as 90s"),

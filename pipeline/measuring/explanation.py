@@ -28,6 +28,7 @@ from pipeline.measuring.sources import (
     all_losses,
     is_distinguishable,
     likely_tokens,
+    near_starts,
     unit_starts,
 )
 from pipeline.measuring.stage import LoadedModel, failures_in_words
@@ -41,6 +42,8 @@ LONG_CONTEXT_LENGTH = 1024
 """The default, if the model has as many positions."""
 NUM_SWAPPED = 4
 """Swapped contexts that sources are tried in."""
+NUM_TEXTS = 1 + NUM_SWAPPED
+"""Swap texts: the first serves the search, and sources are tried in the others, which did not choose them."""
 _JOINERS = "\n\t\u200c\u200d"
 """Not printable, and harmless: without the last two, emoji and Arabic and Indic words would fall apart."""
 _COLORS = {0.1: 153, 0.5: 117, 1.0: 75, 2.0: 33}
@@ -157,10 +160,12 @@ def explained(text: Any, arguments: argparse.Namespace) -> Explanation:
     first, end = _answer_of(text, tokens) if is_chat and not begins_answer else (0, num_tokens)
     most = arguments.long_context_length or default_length(given, bos_token_ids)
     longest = min(most, end + (arguments.generate or 0))
-    other_N = swap_text(arguments.swap_text, NUM_SWAPPED * longest, tokenizer, longest).token_ids_N
+    other_N = swap_text(arguments.swap_text, NUM_TEXTS * longest, tokenizer).token_ids_N
     loaded = given.ready(longest, [tokens.token_ids_N, other_N], tokenizer, bos_token_ids)
     if arguments.generate is not None:
-        answer = _generated(loaded.model, tokens.token_ids_N[-most + 1 :], arguments.generate, tokenizer)
+        # Room for the answer among the position IDs that the model was loaded for.
+        prompt_N = tokens.token_ids_N[-max(1, most - arguments.generate) :]
+        answer = _generated(loaded.model, prompt_N, arguments.generate, tokenizer)
         # From IDs: encoding the decoded answer might give other tokens than the model wrote.
         ids_N = np.concatenate([bos_token_ids, tokens.token_ids_N, answer]).astype(np.int64)
         tokens = tokenizer.read(ids_N)
@@ -273,14 +278,12 @@ def _measured(
             " distant: give a longer text, or a smaller --short-context-length"
         )
     ids_L = text.token_ids_N[begin:end]
-    # Swapped contexts overlap if the text has fewer than NUM_SWAPPED * length tokens.
-    starts = np.linspace(0, len(other_N) - length, NUM_SWAPPED).astype(int)
+    # Swapped contexts share no token: the trial's test takes them as independent.
+    starts = np.linspace(0, len(other_N) - length, NUM_TEXTS).astype(int)
     swaps_BL = np.stack([other_N[start : start + length] for start in starts])
     shared = 1 if is_one else max(1, short // 2)
     # Neighbors share a window: the first of them sees `short` near tokens, each other one more.
-    windows_T = np.arange(length - first) // shared * shared
-    # The last window is moved back to hold as many targets as the others: one shape for all passes.
-    near_T = np.minimum(windows_T, max(0, length - first - shared)) + first - short
+    near_T = near_starts(length, first, short, shared)
     is_exact = arguments.targets is None and arguments.budget is None and not is_one
     num_wanted = 1 if is_one else min(arguments.targets or len(near_T), len(near_T))
     # The first pass is slower than those after it, and tells no speed.
@@ -429,7 +432,8 @@ def _contrasted(
     word_end = max(stop, word.end() if word else stop)
     last = int(np.searchsorted(text.characters_N2[:, 1], word_end))
     instead = instead.strip()
-    whole = tokenizer.read(text.text[:begin] + instead)
+    # Control tokens of a chat are such, whatever is said of those that a text spells.
+    whole = tokenizer.read(text.text[:begin] + instead, special_tokens=text.has_special_tokens)
     # A blank that is a token of its own before one word may be of the other word's first token.
     size = min(target, len(whole.token_ids_N))
     differ = np.flatnonzero(text.token_ids_N[:size] != whole.token_ids_N[:size])
@@ -467,18 +471,15 @@ def default_length(given: GivenModel, bos_token_ids: Sequence[int]) -> int:
     return min(LONG_CONTEXT_LENGTH, given.num_positions - num_positions_of(0, len(bos_token_ids)))
 
 
-def swap_text(
-    text: str | None, num_tokens: int, tokenizer: DocumentTokenizer, fewest: int | None = None
-) -> TokenizedText:
-    """The swapped text, or English passages, of at least so many tokens, or the `fewest`; without BOS."""
+def swap_text(text: str | None, num_tokens: int, tokenizer: DocumentTokenizer) -> TokenizedText:
+    """The swapped text, or English passages, of at least so many tokens; without BOS."""
     if text is None:
         text = "\n\n".join(first_passages(16 * num_tokens))  # no tokenizer's tokens are as long as this
-        fewest = num_tokens
     other = tokenizer.read(text)
-    if len(other.token_ids_N) < (fewest or num_tokens):
+    if len(other.token_ids_N) < num_tokens:
         raise InputError(
-            f"the swapped text has {len(other.token_ids_N)} tokens, and {fewest or num_tokens} are measured;"
-            " give a longer one, or a smaller --long-context-length"
+            f"the swapped text has {len(other.token_ids_N)} tokens, and {num_tokens} are needed; give a"
+            " longer one, or a smaller --long-context-length"
         )
     return other
 

@@ -171,6 +171,18 @@ class Passes:
         return Measured(*values_2VQ)
 
 
+def near_starts(length: int, first: int, short: int, shared: int) -> np.ndarray:
+    """Where the near tokens of the targets [first, length) begin: int64 [T], ascending.
+
+    So many neighbors share a window: the first of them sees `short` near tokens, each other one more. Of ten
+    targets, four to a window, the windows' first targets are 0 0 0 0 4 4 6 6 6 6: the last window holds as
+    many as the others, for one shape serves all passes.
+    """
+    places_T = np.arange(length - first)
+    last = max(0, len(places_T) - shared)
+    return np.where(places_T < last, places_T // shared * shared, last) + first - short
+
+
 def all_losses(
     passes: Passes,
     hidden_TD: torch.Tensor,
@@ -250,7 +262,8 @@ class Search:
     sequence: PackedSequence
     """Its distant tokens are the targets' distant ones, and a query stands for each predicted token."""
     swaps_BS: np.ndarray
-    """Other documents' tokens; those of the first replace what is left out."""
+    """Other documents' tokens; those of the first replace what is left out, and sources are tried in the
+    others."""
     unit_starts: np.ndarray
     """The first that may be a source comes first; tokens before it are never left out."""
     sentence_starts: np.ndarray
@@ -357,7 +370,9 @@ class Search:
         tokens = 0
         # Reserved for `tried`: in each swap its distant rows once, and per target stop - near rows for
         # the baseline and at most stop with the sources.
-        of_trial = len(self.swaps_BS) * int((2 * self._stop_T - self._near_T).sum() + self._near_T.max())
+        of_trial = (len(self.swaps_BS) - 1) * int(
+            (2 * self._stop_T - self._near_T).sum() + self._near_T.max()
+        )
         for span in sorted(urgent, key=lambda span: -largest[span]):
             stop = int(self._stop_T[urgent[span]].max())
             tokens += sum(stop - start for start, _ in self.parts(span))
@@ -382,7 +397,7 @@ class Search:
         """Total effects, and what remains with the sources, in each swapped context: [T, 2, B]."""
         effects = []
         targets = np.arange(len(self._queries_T))
-        for swap_S in self.swaps_BS:
+        for swap_S in self.swaps_BS[1:]:
             _, prefix = self.passes.read(swap_S[: int(self._near_T.max())])
             variants = []
             for target, queries in enumerate(self._queries_T):

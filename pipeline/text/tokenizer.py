@@ -138,14 +138,17 @@ class DocumentTokenizer:
         all_ids = (np.array(encoding.ids, dtype=np.int32) for encoding in encodings)
         return [token_ids[self._num_bos(token_ids) :] for token_ids in all_ids]
 
-    def read(self, text: Text, *, begins_answer: bool = False) -> "TokenizedText":
+    def read(
+        self, text: Text, *, begins_answer: bool = False, special_tokens: bool = False
+    ) -> "TokenizedText":
         """One text with the places of its tokens, and apart from them what stands before it.
 
         Token IDs and messages are taken as they are: BOS is what they themselves begin with. Messages are
-        followed by the beginning of an answer if it is asked for.
+        followed by the beginning of an answer if it is asked for. With `special_tokens` control tokens in a
+        string are read as such, whatever the tokenizer was told.
         """
         if isinstance(text, str):
-            read = self._placed(text, self._special_tokens)
+            read = self._placed(text, self._special_tokens or special_tokens)
             number = self.num_control_tokens(text)
             return replace(read, bos_token_ids=self.bos_token_ids, num_control_tokens=number)
         if not (isinstance(text, Sequence) and text and isinstance(text[0], Mapping)):
@@ -176,7 +179,13 @@ class DocumentTokenizer:
         characters_N2 = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
         num_bos = self._num_bos(token_ids_N)
         bos_N = token_ids_N[:num_bos].tolist()
-        return TokenizedText(text, token_ids_N[num_bos:], characters_N2[num_bos:], tuple(bos_N))
+        return TokenizedText(
+            text,
+            token_ids_N[num_bos:],
+            characters_N2[num_bos:],
+            tuple(bos_N),
+            has_special_tokens=special_tokens,
+        )
 
     def _of_token_ids(self, given_N: np.ndarray) -> "TokenizedText":
         if given_N.ndim != 1 or (given_N.size and given_N.dtype.kind not in "iu") or (given_N < 0).any():
@@ -186,7 +195,8 @@ class DocumentTokenizer:
         pieces = self.pieces(own_N.tolist())
         places = np.cumsum([0, *map(len, pieces)])
         characters_N2 = np.stack([places[:-1], places[1:]], axis=1)
-        return TokenizedText("".join(pieces), own_N, characters_N2, tuple(given_N[:num_bos].tolist()))
+        bos = tuple(given_N[:num_bos].tolist())
+        return TokenizedText("".join(pieces), own_N, characters_N2, bos, has_special_tokens=True)
 
     def _names(self, token_ids: Sequence[int]) -> list[str | None]:
         return [self._tokenizer.id_to_token(token_id) for token_id in token_ids]
@@ -396,6 +406,8 @@ class TokenizedText:
     """What stands before the text: it belongs to the model, which has it before every context."""
     num_control_tokens: int = 0
     """Those that the text spells, and that were read as text."""
+    has_special_tokens: bool = False
+    """Whether control tokens that the text spells are tokens of it: so in chats and of token IDs."""
 
     @cached_property
     def bytes_N2(self) -> np.ndarray:
