@@ -60,6 +60,7 @@ def main(arguments: argparse.Namespace) -> None:
     checkpoint = find_checkpoint(arguments.checkpoint)
     data = TokenizedData.open(arguments.data)
     model = load_stock_olmo(checkpoint)
+    # Nothing in a checkpoint names its tokenizer; a wrong one has as a rule another size or EOS.
     if (model.config.vocab_size, model.config.eos_token_id) != (data.vocabulary_size, data.eos_token_id):
         raise InputError(
             f"{checkpoint} was trained with another tokenizer than {arguments.data}: its vocabulary has"

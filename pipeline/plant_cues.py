@@ -178,7 +178,9 @@ def planted_documents(
     documents = []
     rows = []
     for text in texts:
+        # By document: the choice of others does not change its cues.
         generator = np.random.default_rng([arguments.seed, int(text.document_id, 16)])
+        # 0 plants nothing and asks nothing: ordinary text, for comparison.
         k = int(generator.choice([0, *arguments.num_planted]))
         piece = text.token_ids[: arguments.context_length]
         token_ids, truth = plant_cues(
@@ -198,10 +200,13 @@ def write_training_text(
 
     Each piece is a document of its own, EOS its last token, so that packed training reads whole pieces.
     """
+    # One stream for the training text, apart from those of the evaluation documents.
     generator = np.random.default_rng([arguments.seed, 1])
+    # The writer adds EOS, which makes it the context length.
     length = arguments.context_length - 1
     writer = PackedShardWriter(folder / TRAIN_FOLDER, data.token_dtype, data.eos_token_id, _TOKENS_PER_PART)
     dtype = data.token_dtype.newbyteorder("<")
+    # An empty file cannot be mapped.
     files = [np.memmap(path, dtype, mode="r") for path in data.train_paths if path.stat().st_size]
     pieces = [(file, start) for file in files for start in range(0, len(file) - length + 1, length)]
     for file, start in progress(pieces, "planting", "piece"):

@@ -71,6 +71,7 @@ def _opened(arguments: argparse.Namespace) -> "tuple[TokenizedData, PretrainConf
             " context and training sequences do not hold; tokenize the text with --bos none"
         )
     config = check(arguments, data)
+    # The flag wins over a save_folder of the file; the folder may move, and is no setting of the run.
     config.save_folder = str(arguments.save_folder)
     return data, config
 

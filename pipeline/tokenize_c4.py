@@ -159,6 +159,7 @@ def is_done(arguments: argparse.Namespace) -> bool:
     manifest = read_manifest(arguments.out)
     if manifest is None:
         return False
+    # The command may be that of one task or of all: how the text was divided, the manifest says.
     tasks = {name: manifest["settings"].get(name) for name in ("num_tasks", "all_files")}
     configuration = manifest | {"settings": tasks | _settings(arguments)}
     with suppress(InputError):
@@ -192,6 +193,7 @@ def main(arguments: argparse.Namespace) -> None:
     with folder_lock(arguments.out, "--out", None if task.is_whole else folder.name):
         settings = _settings(arguments)
         if not task.is_whole:
+            # What falls to a task depends on the whole list of files, which it does not otherwise record.
             names = "\n".join(source.short_name for source in all_sources)
             digest = sha256(names.encode()).hexdigest()[:16]
             settings |= {"num_tasks": task.num_tasks, "all_files": f"{len(all_sources)} files, {digest}"}
@@ -212,9 +214,11 @@ def main(arguments: argparse.Namespace) -> None:
                 logger.info("going on behind whole training files; the text before is read again")
             elif isinstance(tokenizer, int):
                 _train(work, tokenizer)
+            # A run that goes on reads the tokenizer that its first start trained.
             path = tokenizer if isinstance(tokenizer, Path) else folder / TOKENIZER_FILE
             with progress(None, "tokenizing", "token", work.limit("max_tokens")) as bar:
                 _report(work.write(_load(path, arguments), unfinished, bar.update))
+        # After the manifest: what a kill in between leaves, the next start removes.
         (folder / UNFINISHED_FILE).unlink(missing_ok=True)
 
 
@@ -255,6 +259,7 @@ def _opened(arguments: argparse.Namespace) -> tuple[list[Source], list[Source], 
 
 def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
     settings = {name: getattr(arguments, name) for name in _SETTINGS}
+    # Its name alone, as folders move; the files' SHA-256 are among the inputs.
     settings["tokenizer"] = Path(arguments.tokenizer).name
     read = {name: getattr(arguments, name) for name in _TEXT_DEFAULTS}
     settings |= {name: value for name, value in read.items() if value != _TEXT_DEFAULTS[name]}

@@ -69,11 +69,14 @@ def _on_cuda(
     is_half = query_BHSE.dtype in (torch.bfloat16, torch.float16)
     has_flash = is_half and torch.cuda.get_device_capability(query_BHSE.device) >= _OLDEST_WITH_FLASH
     if added is None and has_flash and query_BHSE.shape[-1] <= _WIDEST_FLASH_HEAD:
+        # No dropout; of what it returns, attention and log-sum-exp come first.
         return torch.ops.aten._scaled_dot_product_flash_attention(*qkv, 0.0, is_causal, scale=scale)[:2]
     if added is not None:
         num_keys = key_BHKE.shape[2]  # rows of the mask are to begin where the kernel wants them to
         added = pad(added, (0, -num_keys % _ALIGNED_MASK))[..., :num_keys]
+        # The kernel wants batch and heads spelled out; expanding copies nothing.
         added = added.expand(*query_BHSE.shape[:3], num_keys)
+    # True asks for the log-sum-exps, otherwise made for a backward pass only; 0.0 is dropout.
     attended_BHSE, sum_BHN, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
         *qkv, added, True, 0.0, is_causal, scale=scale
     )
@@ -101,6 +104,7 @@ def attend(
         sink_H: a further score of each head, whose attention goes nowhere.
         watch: is shown the heads.
     """
+    # No fused kernel shows its weights, caps scores or knows a sink.
     if watch is not None or softcap is not None or sink_H is not None:
         key_BHKE, value_BHKE, visible = _laid_out(query_BHSE, key_BGSE, value_BGSE, past, visible)
         scaled_BHSE, weights_BHSK = _written_out(query_BHSE, key_BHKE, visible, scale, softcap, sink_H)
@@ -108,6 +112,7 @@ def attend(
             watch(scaled_BHSE, key_BHKE.float(), weights_BHSK)
         return weights_BHSK.to(value_BHKE.dtype) @ value_BHKE
     sees_all_past = visible is None or visible.shape[-1] == key_BGSE.shape[2]
+    # Only without gradients: torch gives log-sum-exps no derivative, so the merge would lose a part of one.
     if past is not None and len(past[0]) == 1 and sees_all_past and not torch.is_grad_enabled():
         widths = past[0].shape[-1], past[1].shape[-1]
         if tells_log_sum_exp(query_BHSE.device, query_BHSE.dtype, *widths):
@@ -134,6 +139,7 @@ def _laid_out(
         num_past = past[0].shape[2]
         if visible is None:
             shape = query_BHSE.shape[2], num_past + num_rows
+            # Two rows behind a prefix of two see 1 1 1 0 and 1 1 1 1.
             visible = torch.ones(shape, dtype=torch.bool, device=query_BHSE.device).tril(num_past)
         elif visible.shape[-1] == num_rows:  # all of the prefix is seen
             visible = pad(visible, (num_past, 0), value=visible.dtype == torch.bool)
@@ -157,6 +163,7 @@ def _written_out(
     """
     query_BHSE = query_BHSE.float()
     if scale is not None:
+        # A family's own scale goes into the queries: whoever watches divides by the square root of E.
         query_BHSE = query_BHSE * (scale * math.sqrt(query_BHSE.shape[-1]))
     scores_BHSK = query_BHSE @ key_BHKE.float().transpose(-1, -2) / math.sqrt(query_BHSE.shape[-1])
     if softcap:
@@ -170,6 +177,8 @@ def _written_out(
     weights_BHSK = scores_BHSK.softmax(-1)
     if sink_H is not None:
         log_sums_BHS1 = scores_BHSK.logsumexp(-1, keepdim=True)
+        # With Z the sum of exp(score), each weight becomes exp(score) / (Z + exp(sink)) = softmax times
+        # Z / (Z + exp(sink)), and that factor is sigmoid(ln Z - sink): rows sum to less than 1.
         weights_BHSK = weights_BHSK * torch.sigmoid(log_sums_BHS1 - sink_H.float()[:, None, None])
     return query_BHSE, weights_BHSK
 
@@ -177,6 +186,7 @@ def _written_out(
 def _of_each_head(num_heads: int, key_BGKE: torch.Tensor, value_BGKE: torch.Tensor) -> KeysAndValues:
     """Keys and values of each query head, where several share them: two [B, H, K, E]."""
     shape = (-1, -1, num_heads // key_BGKE.shape[1], -1, -1)
+    # Query head h reads key head h // X, so copies of one head are adjacent: G = 2, X = 2 gives 0 0 1 1.
     key_BGXKE = key_BGKE[:, :, None].expand(shape)
     value_BGXKE = value_BGKE[:, :, None].expand(shape)
     return key_BGXKE.flatten(1, 2), value_BGXKE.flatten(1, 2)
@@ -192,6 +202,7 @@ def _attend_apart(
     batch_size, num_heads, num_rows, head_width = query_BHSE.shape
     num_groups = past[0].shape[1]
     num_sharing = num_heads // num_groups
+    # The causal mask is among own rows alone: every row sees all of the prefix.
     from_own_BHSE, own_sum_BHS = attention_and_log_sum_exp(
         query_BHSE, *_of_each_head(num_heads, *own), visible, is_causal=visible is None, scale=scale
     )
@@ -201,9 +212,11 @@ def _attend_apart(
     from_past_1GNE, past_sum_1GN = attention_and_log_sum_exp(
         seeing_all_1GNE, *past, None, is_causal=False, scale=scale
     )
+    # N = X B S rows come back in the order in which they were laid out.
     of_rows = (num_sharing, batch_size, num_rows)
     from_past_GXBSE = from_past_1GNE[0].unflatten(1, of_rows)
     from_past_BHSE = from_past_GXBSE.permute(2, 0, 1, 3, 4).flatten(1, 2)
     past_sum_BHS = past_sum_1GN[0].unflatten(1, of_rows).permute(2, 0, 1, 3).flatten(1, 2)
+    # Z_past / (Z_past + Z_own), from the logarithms, which neither overflow nor underflow.
     past_share_BHS = torch.sigmoid(past_sum_BHS - own_sum_BHS)
     return torch.lerp(from_own_BHSE, from_past_BHSE, past_share_BHS[..., None].to(from_own_BHSE.dtype))

@@ -24,6 +24,7 @@ def usable_device(name: str | None, remedy: str = "leave it out, or say cpu") ->
     name = name or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         one = torch.ones(1, device=device_of_this_process(name))
+        # A GPU may be listed and still fail at its first kernel, for whose result `item` waits.
         one.item()  # of `meta`, whose tensors have no numbers, this is refused
     except (RuntimeError, AssertionError) as error:  # torch asserts that it was built with CUDA
         raise InputError(f"{what} cannot be used here ({cause_of(error)}); {remedy}") from error
@@ -50,6 +51,7 @@ def multiplies_bfloat16(device: torch.device) -> bool:
     Emulated on processors with AVX2 only, it takes five times as long.
     """
     if device.type == "cuda":
+        # By default torch says yes of GPUs that emulate it, too.
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.cpu._is_avx512_bf16_supported()
 
@@ -78,5 +80,6 @@ def keep_freed_memory() -> None:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
     if mallopt is not None:  # musl has none
+        # No block by mmap, as free() would unmap it; and the heap's free top, however large, is kept.
         mallopt(_M_MMAP_MAX, 0)
         mallopt(_M_TRIM_THRESHOLD, -1)

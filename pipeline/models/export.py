@@ -31,6 +31,7 @@ def as_hugging_face(model: OLMo) -> transformers.OlmoForCausalLM:
         num_hidden_layers=config.n_layers,
         num_attention_heads=config.n_heads,
         num_key_value_heads=config.effective_n_kv_heads,
+        # OLMo counts SwiGLU's gate and its input together, Hugging Face one of the two.
         intermediate_size=(config.mlp_hidden_size or config.mlp_ratio * config.d_model) // 2,
         max_position_embeddings=config.max_sequence_length,
         rope_parameters={"rope_type": "default", "rope_theta": float(config.rope_theta)},
@@ -41,6 +42,7 @@ def as_hugging_face(model: OLMo) -> transformers.OlmoForCausalLM:
         eos_token_id=config.eos_token_id,
     )
     twin = transformers.OlmoForCausalLM(twin_config)
+    # With tied weights there is no lm_head to load; `tie_weights` makes it the embedding.
     twin.load_state_dict(_renamed_weights(model), strict=not config.weight_tying)
     twin.tie_weights()
     return twin.eval()
@@ -54,6 +56,7 @@ def _renamed_weights(model: OLMo) -> dict[str, torch.Tensor]:
     blocks: list[Any] = blocks_of(model)
     for index, block in enumerate(blocks):
         prefix = f"model.layers.{index}."
+        # `fused_dims` differ with grouped keys: as many rows as heads of each kind have numbers.
         query, key, value = block.att_proj.weight.split(block.fused_dims, dim=0)
         up, gate = block.ff_proj.weight.chunk(2, dim=0)
         weights |= {
@@ -98,6 +101,7 @@ def write_hugging_face_folder(model: OLMo, tokenizer_file: Path, eos_token_id: i
 @torch.inference_mode()
 def _largest_difference(model: OLMo, folder: Path) -> float:
     """Between the losses of random tokens under the folder's model and under `model`, in nats."""
+    # As another program would load it: the files are checked, not the object that wrote them.
     twin = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     size = 1, min(_NUM_CHECKED_TOKENS, model.config.max_sequence_length)
     token_ids_1S = torch.randint(model.config.vocab_size, size, generator=torch.Generator().manual_seed(0))

@@ -79,6 +79,7 @@ def _attend(
 
 
 transformers.AttentionInterface.register(OURS, _attend)
+# For passes that are the user's own: a mask of numbers, added to the scores, which `attend` takes.
 transformers.AttentionMaskInterface.register(OURS, eager_mask)
 
 
@@ -94,6 +95,7 @@ class HuggingFaceCausalLM(CausalLM):
         super().__init__(model)
         self._config = model.config.get_text_config()
         layer_types = getattr(self._config, "layer_types", None)
+        # Without layer_types: Mistral gives a width alone, Qwen2 one that use_sliding_window may switch off.
         slides = getattr(self._config, "use_sliding_window", True)
         self._slides = [slides] * self._config.num_hidden_layers
         if layer_types is not None:
@@ -125,11 +127,13 @@ class HuggingFaceCausalLM(CausalLM):
     ) -> tuple[torch.Tensor, Prefix | None]:
         """Compute all rows, in every layer."""
         visible_B1SK = None if visible_BSK is None else visible_BSK[:, None]
+        # Two visibilities for all layers, made once: with the window, and without.
         near_B1SK = visible_B1SK
         if self.window is not None:
             near_B1SK = self._near(self.window, tokens.shape[1], position_ids_BS, visible_BSK, prefix)
         visible_of_layers = [near_B1SK if slides else visible_B1SK for slides in self._slides]
         running = _Pass(prefix, visible_of_layers, watch, [] if keeps_rows else None)
+        # The base model stops before the vocabulary projection, which runs later at query rows only.
         hidden_BSD = self._model.base_model(
             **{"inputs_embeds" if tokens.is_floating_point() else "input_ids": tokens},
             position_ids=position_ids_BS.expand(tokens.shape[:2]),
@@ -162,7 +166,9 @@ class HuggingFaceCausalLM(CausalLM):
             batch_size = max(len(past_BP), len(position_ids_BS))
             ids_BK = torch.cat([ids.expand(batch_size, -1) for ids in (past_BP, position_ids_BS)], dim=1)
         is_number = visible_BSK.is_floating_point()
+        # Visibility of the rows given says nothing of the prefix, all of which may be seen: True, or 0 added.
         visible_BSK = pad(visible_BSK, (ids_BK.shape[1] - visible_BSK.shape[2], 0), value=not is_number)
+        # With a window of 2, the row at ID 5 sees IDs 4 and 5: 3 + 2 <= 5 is beyond.
         is_beyond_BSK = ids_BK[:, None] + window <= position_ids_BS[..., None]
         hidden = torch.finfo(visible_BSK.dtype).min if is_number else False
         return torch.where(is_beyond_BSK, hidden, visible_BSK)[:, None]
@@ -270,9 +276,11 @@ def position_limit(config: Any, has_rotary_embedding: bool) -> int | None:
     if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
         limits.append(config.attention_chunk_size)
     rope = getattr(config, "rope_parameters", None) or {}
+    # One set of parameters, or one for each kind of layer (Gemma 3).
     for parameters in (rope, *rope.values()):
         kind = parameters.get("rope_type") if isinstance(parameters, Mapping) else None
         if kind in ("longrope", "dynamic"):
+            # Up to the original length the frequencies stay the same.
             limits.append(parameters.get("original_max_position_embeddings") or longest)
         if kind == "dynamic":  # the library goes by the configuration's number alone
             limits.append(longest)
@@ -299,6 +307,7 @@ def check_model(lm: HuggingFaceCausalLM, name: str, num_positions: int) -> None:
     window = lm.window
     try:
         if window is not None:
+            # In both places: the stock pass reads the configuration, ours `window`.
             lm.window = lm._config.sliding_window = max(1, size[1] // 3)
         broken = _broken_promise(lm, token_ids_1S)
     except Exception as error:  # code of any family, met with arguments that it may not have been written for
@@ -324,6 +333,7 @@ def _broken_promise(lm: HuggingFaceCausalLM, token_ids_1S: torch.Tensor) -> str 
     rows_S = torch.arange(num_rows, device=lm.device)
     half = num_rows // 2
     lm._model.set_attn_implementation("eager")  # the library's own, as plain tensor operations
+    # The same text with and without its last token: causal rows before it cannot tell the two apart.
     stock_SV, of_fewer_SV = (
         lm._model(input_ids=token_ids_1S[:, :stop], use_cache=False).logits[0].to(lm.device)
         for stop in (num_rows, num_rows - 1)
@@ -338,13 +348,16 @@ def _broken_promise(lm: HuggingFaceCausalLM, token_ids_1S: torch.Tensor) -> str 
     full_SV = logits(token_ids_1S, rows_S, None, None)
     if _differ(full_SV, stock_SV):
         return "its logits are not its output embedding of its last hidden states, scaled in a known way"
+    # Of 24 rows, 0 to 5 and 12 to 23: a gap, as leaving tokens out makes it.
     kept_N = torch.cat((rows_S[: num_rows // 4], rows_S[half:]))
     visible_1SS = causal_visibility(num_rows, lm.device) & torch.isin(rows_S, kept_N)
     hidden_SV = logits(token_ids_1S, rows_S, visible_1SS, None)
     if _differ(logits(token_ids_1S[:, kept_N], kept_N, None, None), hidden_SV[kept_N]):
         return "tokens left out at kept position IDs are not the same to it as tokens hidden by a mask"
+    # Cut from all rows: keys and values of a causal model do not depend on what comes after them.
     prefix = lm.read(token_ids_1S, rows_S[None], None, None)[1].first(half)
     behind = rows_S[half:], None, None, prefix
+    # Two different texts, as equal ones would hide rows that mix across the batch.
     both_2S = torch.cat((token_ids_1S, token_ids_1S.flip(1)))[:, half:]
     first_SV = logits(both_2S[:1], *behind)
     if _differ(first_SV, full_SV[half:]):

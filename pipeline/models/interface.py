@@ -51,6 +51,7 @@ def to_device(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.T
     tensor = torch.as_tensor(array)
     if device.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(device)
+    # Only from page-locked memory is a copy to the GPU asynchronous.
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
@@ -91,7 +92,8 @@ class Prefix:
         return self._of_parts(lambda part: part[:, :, :num_rows])
 
     def before(self, later: "Prefix") -> "Prefix":
-        """These rows, of one sequence, and behind them those of `later`, of each of its sequences."""
+        """Put these rows, of one sequence, before those of `later`, of each of its sequences."""
+        # A view: the shared rows are copied only where they are joined with each sequence's own.
         ours = self._of_parts(lambda part: part.expand(len(later.position_ids_B1P1), -1, -1, -1))
         layers = []
         for (key, value), (later_key, later_value) in zip(
@@ -204,6 +206,7 @@ class CausalLM(ABC):
         """
         if not len(token_ids):
             return self
+        # A shallow copy: both models share the weights.
         led = copy(self)
         ids_1b = torch.as_tensor(np.array([token_ids], dtype=np.int64), device=self.device)
         with torch.no_grad():  # not inference mode: derivatives are taken behind these rows
@@ -227,6 +230,7 @@ class CausalLM(ABC):
 
         def watch(*heads_and_weights: torch.Tensor) -> None:
             queries_HSE, keys_HKE, weights_HSK = (part[0].to(self.device) for part in heads_and_weights)
+            # Leading rows are the model's own affair; what a text's row gives to BOS is not in the sum.
             own_HTS = weights_HSK[:, rows_T, num_leading:]
             kept.append(of_layer(queries_HSE, keys_HKE[:, num_leading:], own_HTS))
 
@@ -303,12 +307,14 @@ class CausalLM(ABC):
         """
         if visible_1SS is None:
             visible_1SS = causal_visibility(token_ids_1S.shape[1], token_ids_1S.device)
+        # ln 1: nothing is added at the point where the derivative is taken.
         log_gates_S = torch.zeros(token_ids_1S.shape[1], device=self.device, requires_grad=True)
         added_1SS = torch.where(visible_1SS, log_gates_S, torch.finfo(self.dtype).min).to(self.dtype)
         with sdpa_kernel(SDPBackend.MATH):  # not every fused kernel has a derivative by the mask
             hidden_1TD, _ = self._run_led(token_ids_1S, position_ids_1S, added_1SS, query_rows_T[None])
         logits_TV = self._project(hidden_1TD)[0].float()
         losses_T = cross_entropy(logits_TV, target_ids_T, reduction="none")
+        # All targets share one graph, which the first backward pass would free.
         return torch.stack(
             [torch.autograd.grad(loss, log_gates_S, retain_graph=True)[0] for loss in losses_T]
         )
@@ -319,6 +325,7 @@ def num_positions_of(num_tokens: int, num_leading: int) -> int:
 
     Its last token is predicted and never read, which makes room for one of these.
     """
+    # Eight tokens behind one BOS: seven are read, at IDs 1 to 7, and BOS at 0: eight IDs.
     return num_tokens + max(0, num_leading - 1)
 
 
@@ -329,6 +336,7 @@ def causal_visibility(num_rows: int, device: torch.device) -> torch.Tensor:
 
 def visibility_of_all(visible_BWS: torch.Tensor, num_rows: int) -> torch.Tensor:
     """What is known of the last W rows, and of those before them that they see the rows up to themselves."""
+    # Of five rows with W = 2, rows 0 to 2 are causal and rows 3 and 4 are as given.
     before_1NS = causal_visibility(num_rows, visible_BWS.device)[:, : num_rows - visible_BWS.shape[1]]
     return torch.cat((before_1NS.expand(len(visible_BWS), -1, -1), visible_BWS), dim=1)
 
@@ -339,6 +347,7 @@ def rows_of(rows: torch.Tensor, query_rows_BT: torch.Tensor | None) -> torch.Ten
         return rows
     middle = rows.shape[1:-2]
     batch_size = max(rows.shape[0], query_rows_BT.shape[0])
+    # `gather` wants an index of the result's shape, so each row number is repeated across the width.
     index = query_rows_BT.view(len(query_rows_BT), *(1 for _ in middle), -1, 1)
     index = index.expand(batch_size, *middle, -1, rows.shape[-1])
     return rows.expand(batch_size, *rows.shape[1:]).gather(-2, index)
@@ -362,6 +371,7 @@ def losses_of_hidden_states(
     losses = []
     blocks = (part.split(num_rows) for part in (hidden_BTD.flatten(0, 1), target_ids_BT.reshape(-1)))
     for hidden_ND, target_ids_N in zip(*blocks, strict=True):
+        # Before log-sum-exp: in bfloat16 a loss of 3 nats would be rounded to steps of 1/64.
         logits_NV = model.logits(hidden_ND).float()
         losses.append(logits_NV.logsumexp(-1) - logits_NV.gather(-1, target_ids_N[:, None])[:, 0])
     return torch.cat(losses).reshape(target_ids_BT.shape)
@@ -376,6 +386,7 @@ def refuse_not_finite(
         first, target = not_finite[0]
         query_row = query_rows_BT.expand(losses_BT.shape)[first, target]
         position = position_ids_BS.expand(len(losses_BT), -1)[first, query_row]
+        # A row predicts the token after it.
         raise NotFiniteLossError(what, int(position) + 1, float(losses_BT[first, target]))
 
 
@@ -412,6 +423,7 @@ class Predictions:
 
     def divergences(self, log_probs_NV: torch.Tensor, index_N: torch.Tensor) -> torch.Tensor:
         """KL(reference || prediction) of N predictions, float32, each with reference `index_N`: [N], nats."""
+        # Indexing by a tensor copies, so the in-place steps leave the references alone.
         falls_NV = self.log_probs_TV[index_N].sub_(log_probs_NV)
         return falls_NV.mul_(self.probs_TV[index_N]).sum(-1).clamp(min=0)  # rounding may take it below
 
@@ -439,6 +451,8 @@ def losses_and_divergences(
     index_N = to_device(reference_index_BT.expand(shape).reshape(-1), device)
     num_rows = num_compared = rows_per_block(model, device)
     if device.type == "cpu":
+        # A large product is fast; passes over its result are, while they stay in the caches. So blocks within
+        # blocks, on a CPU.
         num_compared = max(1, _LOGITS_COMPARED // model.vocabulary_size)
     losses = []
     divergences = []

@@ -66,8 +66,10 @@ def whole_model(folder: Path) -> Iterator[Path]:
     try:
         yield draft
         write_mark(draft)
+        # On the disk before the rename: after a power loss the name must not stand over empty files.
         for path in (*draft.iterdir(), draft):
             sync(path)
+        # What it replaces is damaged: a run goes on from any whole checkpoint, and exports replace nothing.
         shutil.rmtree(folder, ignore_errors=True)
         draft.rename(folder)
     finally:
@@ -115,6 +117,7 @@ def read_configuration(checkpoint: Path) -> Any:
     path = checkpoint / "config.yaml"
     try:
         config: Any = OmegaConf.load(path)
+        # Taken out, as a field that no longer exists would count as a changed setting of the run.
         scalings = {fields.pop("attention_scaling", "none") for fields in (config, config.get("model", {}))}
     except Exception as error:  # YAML's, OmegaConf's or Python's
         raise InputError(f"{path} is not an OLMo configuration: {cause_of(error)}") from error
@@ -164,7 +167,9 @@ def load_stock_olmo(checkpoint: Path) -> "OLMo":
         raise InputError(
             f"{checkpoint} cannot be measured: it needs model.rope true and model.block_type sequential"
         )
+    # A checkpoint may say cuda, or meta, which has no numbers.
     config.init_device = "cpu"
+    # Mapped: load_state_dict copies, and memory holds the weights once.
     weights = read_tensors(checkpoint / "model.pt", is_mapped=True)
     model = OLMo(config, init_params=False)
     try:
@@ -177,7 +182,7 @@ def load_stock_olmo(checkpoint: Path) -> "OLMo":
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """By the names of `save_pretrained`; many repositories hold the same weights in other formats, too."""
+    """Weights by the names of `save_pretrained`; many repositories hold the same in other formats, too."""
     return sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
 
 
@@ -187,6 +192,7 @@ def _snapshot(name: str, revision: str | None, with_code: bool) -> Path:
     at: dict[str, Any] = {"revision": revision, "ignore_patterns": "*/*"}
     try:
         folder = Path(snapshot_download(name, **at, allow_patterns=[*wanted, "model*.safetensors"]))
+        # Only then: .bin files are as large as the safetensors that most repositories have beside them.
         if not _weight_files(folder):
             snapshot_download(name, **at, allow_patterns="pytorch_model*.bin")
     except Exception as error:  # the hub's client raises its own, requests' or httpx' errors, by version
@@ -229,6 +235,7 @@ class Checkpoint:
         folder = self.folder.resolve()
         places = [folder]
         if self.is_olmo:
+            # runs/demo/models/long/step600-unsharded finds runs/demo/data, three folders up.
             places += [folder.parent, *(above / "data" for above in list(folder.parents)[:3])]
         return next(filter(None, map(tokenizer_at, places)), None)
 
@@ -250,6 +257,7 @@ class Checkpoint:
         if self.is_olmo:
             config = read_configuration(self.folder)
             facts |= {name: config.get(name) for name in facts}
+            # A stock OLMo configuration has no such field: its model was trained at full length.
             facts["train_context_length"] = facts["train_context_length"] or self.num_positions()
             step = re.fullmatch(r"step(\d+)(-unsharded)?", self.folder.resolve().name)
             facts["train_step"] = int(step[1]) if step else None
@@ -280,6 +288,7 @@ def find_model(word: str, revision: str | None = None, trust_remote_code: bool =
     """
     path = Path(word)
     name = name_of(word)
+    # "gpt2" may be a folder here or a name there: what exists here wins.
     on_hub = re.fullmatch(_ON_HUB, word)
     if on_hub and not path.exists():
         revision = on_hub[2] or revision
@@ -306,6 +315,7 @@ def load_causal_lm(checkpoint: Checkpoint, loading: Loading, num_positions: int)
     if checkpoint.is_olmo:
         from pipeline.models.olmo import OLMoCausalLM
 
+        # Converted on the CPU, so that a GPU never holds the float32 weights.
         model = load_stock_olmo(checkpoint.folder).to(loading.dtype)
         return OLMoCausalLM(model.to(loading.device), num_positions)
     from pipeline.models.huggingface import load_hugging_face

@@ -36,6 +36,7 @@ class RotaryTable(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self._config = config
+        # Not buffers: a model converted to bfloat16 would round them, and checkpoints would hold them.
         self._sine_PE = self._cosine_PE = torch.empty(0)
         self._sine_and_cosine: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -51,6 +52,7 @@ class RotaryTable(nn.Module):
         num_positions = num_positions or int(position_ids_BS.max()) + 1
         if len(self._sine_PE) < num_positions or self._sine_PE.device != device:
             config = self._config
+            # At least the model's own length, so that the table is mostly built once.
             num_rows = max(num_positions, config.max_sequence_length)
             head_width = config.d_model // config.n_heads
             exponents = torch.arange(0, head_width, 2, device=device, dtype=torch.float) / head_width
@@ -65,6 +67,7 @@ class RotaryTable(nn.Module):
     ) -> torch.Tensor:
         """Rotate queries or keys, in float32 where the model says so; they come back in their own dtype."""
         rotated = heads_BHSE.float() if self._config.rope_full_precision else heads_BHSE
+        # As OLMo does: autocast could round what full precision is for.
         with torch.autocast(heads_BHSE.device.type, enabled=False):
             # OLMo's own arithmetic in fewer passes over memory: its halves change places, and the sign of the
             # one is the sine's.
@@ -115,17 +118,20 @@ def _run_block(
     Those of the prefix, `past`, are [1, G, P, E], shared by the batch; `visible` is [B or 1, 1, S, K].
     """
     config = block.config
+    # OLMo's own order, which the bit-for-bit test holds to: clip, split, norm of queries and keys, rotation.
     normed_BSD = hidden_BSD if config.norm_after else block.attn_norm(hidden_BSD)
     qkv = block.att_proj(normed_BSD)
     if config.clip_qkv is not None:
         qkv = qkv.clamp(min=-config.clip_qkv, max=config.clip_qkv)
     query, key, value = qkv.split(block.fused_dims, dim=-1)
+    # Keys and values stay of all rows; queries, and the residual stream they return to, are of those wanted.
     query = rows_of(query, query_rows_BT)
     hidden_BSD = rows_of(hidden_BSD, query_rows_BT)
     if visible is not None and query_rows_BT is not None:
         visible = rows_of(visible, query_rows_BT)
     elif query_rows_BT is not None:
         rows_S = torch.arange(key.shape[1], device=key.device)
+        # With fewer queries than keys a kernel's own causal mask would start at the wrong row.
         visible = (rows_S <= query_rows_BT[..., None])[:, None]
     if block.q_norm is not None and block.k_norm is not None:
         query = block.q_norm(query).to(key.dtype)
@@ -189,6 +195,7 @@ class OLMoCausalLM(CausalLM):
         for layer, block in enumerate(blocks):
             # Only the last block may leave rows out: the others' rows are looked at by the next.
             wanted_rows = query_rows_BT if block is blocks[-1] else None
+            # Its keys are rotated already.
             past = None if prefix is None else prefix.keys_and_values[layer]
             hidden, keys_and_values = _run_block(
                 block, hidden, self._table, sine_and_cosine, visible_B1SK, wanted_rows, past, watch

@@ -44,6 +44,7 @@ def refuse_foreign_tokens(
         tokenizer: made the tokens; None if that is lost.
         source, size: what messages call the tokenizer, and one more than its largest ID.
     """
+    # Within each text first: what is then joined is at most a vocabulary per text.
     of_texts = [np.unique(token_ids).astype(np.int64) for token_ids in texts]
     used = np.unique(np.concatenate(of_texts)).tolist()
     largest = max(used, default=0)
@@ -54,6 +55,7 @@ def refuse_foreign_tokens(
         raise InputError(f"{sizes}: {remedy}")
     own = None if checkpoint is None else _own_tokenizer(checkpoint, num_rows, trust_remote_code)
     if own is not None and tokenizer is not None:
+        # Tokens that are used must have the same names in both, added ones too.
         if not tokenizer.reads_as(own, used):
             raise InputError(f"{source} is another tokenizer than that of {name}, {own.name}: {remedy}")
         bos = tokenizer.before_a_text
@@ -65,6 +67,7 @@ def refuse_foreign_tokens(
             )
         if bos != own_bos:
             logger.warning("%s was trained with %s before a text, and reads this without it", name, own_bos)
+    # The other direction is no sign: a tokenizer may have tokens that no text uses.
     elif num_rows > size + max(_MOST_SPARE_ROWS, size * _SPARE_FRACTION):
         raise InputError(f"{sizes}, many more: {remedy}")
     elif checkpoint is not None:

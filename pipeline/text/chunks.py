@@ -61,6 +61,7 @@ def long_enough_documents(
             len(documents),
             chunk_length,
         )
+    # Cut before the count below: the others of a document are among those that are measured.
     usable = usable[:max_documents]
     if len(usable) <= num_others:
         raise InputError(
@@ -83,12 +84,14 @@ def chunks_of(
     The others are the documents that come next, after the last the first: their order is a hash's, so any is
     as good as another. Where one has fewer chunks, they are taken in turn.
     """
+    # Of four documents, the last has documents 0, 1, … as its others.
     used = [documents[(index + number) % len(documents)] for number in range(1 + num_others)]
     chunks = []
     for chunk_index in range(len(used[0].token_ids) // chunk_length)[:max_chunks]:
         start = chunk_index * chunk_length
         pieces = []
         for document in used:
+            # A document of two chunks gives its chunks 0 1 0 1 … .
             place = chunk_index % (len(document.token_ids) // chunk_length) * chunk_length
             pieces.append(document.token_ids[place : place + chunk_length].astype(np.int64))
         own, *others = pieces

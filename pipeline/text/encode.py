@@ -77,6 +77,7 @@ class PackedShardWriter:
 
     def add(self, token_ids: np.ndarray) -> list[Path]:
         """Take one document's token IDs, without EOS; the part that this fills, if any."""
+        # Bytes, not a list of arrays: what is held is what is written, 2 bytes a token for uint16.
         self._part += token_ids.astype(self._dtype, copy=False).tobytes() + self._eos
         self.num_tokens += len(token_ids) + 1
         return self.flush() if len(self._part) >= self._bytes_per_part else []
@@ -94,6 +95,7 @@ class PackedShardWriter:
 
 def evaluates(document_id: str, fraction: float, seed: int) -> bool:
     """Whether a document is of the evaluation split: by seed and content, whatever else is in the source."""
+    # Hashed anew: the IDs order evaluation documents, and the split must not depend on that order.
     digest = sha256(f"{seed}:{document_id}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < fraction * 2**64
 
@@ -127,6 +129,7 @@ class Tokenization:
     def limit(self, name: str) -> int | None:
         """The task's part of `max_documents` or `max_tokens`, EOS included: of training, at most."""
         limit = self._settings[name]
+        # 10 documents in three tasks: 3, 3 and 4.
         return None if limit is None else len(self.task.run_of(range(limit)))
 
     def _documents(self, num_written: int = 0) -> Iterator[Sorted]:
@@ -136,6 +139,7 @@ class Tokenization:
         """
         skip_malformed = self._settings["skip_malformed"]
         evaluation: set[str] = set()
+        # Every task reads them, as each must leave them out of its own training text.
         for item in documents_or_reasons(self.evaluation_sources, skip_malformed=skip_malformed):
             if isinstance(item, Document):
                 is_repeated = item.document_id in evaluation
@@ -157,6 +161,7 @@ class Tokenization:
                 yield document, False
                 continue
             number = int(document.document_id, 16)  # a third of the string's memory
+            # A repetition is no new document, whatever split it is of, so it is asked first.
             if number in seen:
                 yield "duplicate", False
             elif document.document_id in evaluation:
@@ -218,6 +223,7 @@ class Tokenization:
             [self.folder / name for name in record["files"]],
         )
         advance(writer.num_tokens)
+        # Documents that gave no tokens are included: they pass by among those that train.
         num_written = trained["train_documents"] + trained["empty"]
         for (item, is_evaluation), token_ids in encoded(tokenizer, self._documents(num_written)):
             if isinstance(item, str):
@@ -228,11 +234,14 @@ class Tokenization:
             if size == 1:
                 counts["empty"] += 1
                 continue
+            # The first that does not fit is the end, though a shorter one might fit: what trains is a
+            # beginning of the source.
             if not is_evaluation and max_tokens is not None and writer.num_tokens + size > max_tokens:
                 break
             counts["control_tokens"] += tokenizer.num_control_tokens(item.text)
             if is_evaluation:
                 sample[item.document_id] = EvaluationDocument(item.document_id, token_ids, item.url)
+                # At twice the number, so that sorting stays rare.
                 if len(sample) > 2 * max_evaluation:  # memory is for those that may stay
                     counts["beyond_max_evaluation_documents"] += len(sample) - max_evaluation
                     sample = dict(sorted(sample.items())[:max_evaluation])
@@ -240,6 +249,7 @@ class Tokenization:
                 counts["train_documents"] += 1
                 advance(size)
                 if part := writer.add(token_ids):
+                    # First the part, then the record: a kill in between has the same part written again.
                     record["files"] |= describe_files(self.folder, part)
                     write_json(self.folder / UNFINISHED_FILE, record | {"trained": trained})
         # A part of an interrupted run was described when it was written: a bit flipped since is noticed.
@@ -303,6 +313,7 @@ def merge_tasks(out: Path) -> dict[str, Any]:
     begun = sorted((out / TASKS_FOLDER).glob("*-of-*"))
     if not begun:
         raise InputError(f"no tasks in {out}; run pipeline/tokenize_c4.py with --num-tasks first")
+    # Tasks of another number would be refused where they begin, so any folder's name says it.
     num_tasks = int(begun[0].name.partition("-of-")[2])
     folders = [task_folder(out, Task(index, num_tasks)) for index in range(num_tasks)]
     missing = [index for index, folder in enumerate(folders) if read_manifest(folder) is None]
@@ -324,6 +335,7 @@ def merge_tasks(out: Path) -> dict[str, Any]:
         counts.update(task.manifest["counts"])
         for document in task.evaluation_documents():
             counts["duplicate"] += document.document_id in found
+            # Tasks do not see one another's text, so repetitions across tasks show here only.
             found[document.document_id] = document
         source += task.manifest["inputs"]["source"]
         for path in task.train_paths:

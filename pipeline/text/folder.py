@@ -48,6 +48,7 @@ COUNTS = (
     "beyond_max_evaluation_documents",
     "control_tokens",
 )
+# np.bincount converts to int64: 32 MiB at a time.
 _TOKENS_AT_A_TIME = 1 << 22
 
 
@@ -149,6 +150,7 @@ def made_by(record: Mapping[str, Any], *, is_shared: bool = False) -> dict[str, 
     The contents of inputs count, not where the files lie; for the hub's C4, without a SHA-256, its names do.
     """
     inputs = {
+        # By place: the same files in another order are other data.
         role: {str(place): file["sha256"] or file["file"] for place, file in enumerate(files)}
         for role, files in record["inputs"].items()
         if not (is_shared and role == "source")
@@ -183,9 +185,11 @@ class TokenizedData:
                 f"no tokenized data in {folder}; run pipeline/tokenize_c4.py --out {folder} first, and with"
                 " --merge behind its tasks"
             )
+        # Sizes only: the tokens of all of C4 are 0.3 TB, too much to read whenever a folder is opened.
         refuse_damage(folder, manifest)
         files = manifest["files"]
         train_names = [name for name in files if name.endswith(".npy")]
+        # In the order of training: one number for all of the tokens.
         train_digests = "\n".join(files[name]["sha256"] for name in train_names)
         return cls(
             folder=folder,
@@ -249,6 +253,7 @@ def count_tokens(paths: Iterable[Path], of: DocumentTokenizer | TokenizedData) -
         with path.open("rb") as file:
             while len(tokens := np.fromfile(file, of.token_dtype.newbyteorder("<"), _TOKENS_AT_A_TIME)):
                 counts_V += np.bincount(tokens, minlength=of.vocabulary_size)
+    # One a document, it would be among the most frequent tokens without being text.
     counts_V[of.eos_token_id] = 0
     return counts_V
 

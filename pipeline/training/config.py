@@ -84,6 +84,7 @@ class PretrainConfig(TrainConfig):
     def num_steps(self) -> int:
         """OLMo's `max_duration` in optimizer steps: 1000 steps, or "2e6T" tokens, rounded up to a step."""
         text = str(self.max_duration)
+        # "2e6T" at 65,536 tokens a step is 30.5 steps, so 31.
         unit = self.tokens_per_step if text.endswith("T") else 1
         try:
             num_steps = math.ceil(float(text.removesuffix("T")) / unit)
@@ -102,6 +103,7 @@ class PretrainConfig(TrainConfig):
         They are those of OLMo's trainer.
         """
         scheduler = build_scheduler(self)
+        # Step and end in one unit, that of the scheduler's warm-up.
         at = self.scheduled(step), self.scheduled(self.num_steps)
         learning_rate = scheduler.get_lr(self.optimizer.learning_rate, *at)
         return learning_rate, scheduler.get_max_grad_norm(self.max_grad_norm, *at)
@@ -156,17 +158,21 @@ def load_config(path: Path, overrides: Sequence[str], data: TokenizedData) -> Pr
     The overrides (`field.subfield=value`) win over the YAML file; the data decides the vocabulary.
     """
     PretrainConfig._register_resolvers(validate_paths=False)  # a file may use OLMo's `path.*`
+    # Older OLMo files write some fields otherwise.
     file = PretrainConfig.update_legacy_settings(read_yaml(path))
     chosen = read_overrides(overrides)
     vocabulary = {
         "vocab_size": data.vocabulary_size,
+        # Rounded up: 50,280 tokens have 50,304 rows.
         "embedding_size": -(-data.vocabulary_size // _EMBEDDING_MULTIPLE) * _EMBEDDING_MULTIPLE,
         "eos_token_id": data.eos_token_id,
         "pad_token_id": data.eos_token_id,  # sequences are full: no token is ever padding
     }
     by_data = OmegaConf.create({"train_data_sha256": data.train_sha256, "model": vocabulary})
+    # The last part wins: a vocabulary in the file cannot contradict the data.
     config: PretrainConfig = settings_of(path, OmegaConf.structured(PretrainConfig), file, chosen, by_data)
     _refuse_bad_values(config)
+    # After the check of values, which keeps a length of 0 out of the division.
     _derive_sequences(config, {*file, *chosen})
     config.micro_batch_size(num_ranks=1)
     warm_up = config.scheduler.t_warmup
@@ -221,6 +227,7 @@ def _refuse_bad_values(config: PretrainConfig) -> None:
     length = config.sequence_length
     target_length = config.position_target_length
     require(
+        # RoPE rotates pairs of numbers of a head, so a head's width must be even.
         bool(model.rope) and not model.alibi and model.d_model % (2 * model.n_heads) == 0,
         "position IDs can be chosen only with model.rope, without model.alibi, and with a model.d_model that"
         " is a multiple of twice model.n_heads",

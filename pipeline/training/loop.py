@@ -26,6 +26,7 @@ def stop_requests() -> Iterator[list[int]]:
     """Yield the signals received of SIGTERM and SIGUSR1, which schedulers send before a kill: none as yet."""
     received: list[int] = []
     numbers = (signal.SIGTERM, signal.SIGUSR1)
+    # Only noted, for it may come in the midst of an update; the loop looks after each step.
     before = [signal.signal(number, lambda number, _: received.append(number)) for number in numbers]
     try:
         yield received
@@ -92,6 +93,7 @@ class TrainingLoop(ABC):
                 path = self._run_folder / METRICS_FILE
                 # Without the lines of later steps, which run again.
                 write_text(path, "".join(_lines_of_metrics(self._run_folder, self.step)))
+                # Buffered by lines: whoever watches the file sees whole steps.
                 file = stack.enter_context(path.open("a", buffering=1, encoding="utf-8"))
                 bar = stack.enter_context(progress(None, "train", "steps", self._num_steps, self.step))
             is_stopping = False
@@ -99,6 +101,7 @@ class TrainingLoop(ABC):
                 metrics, is_stopping = self._train_step(self.step + 1)
                 self.step += 1
                 if self._is_due(self._config.eval_interval):
+                    # On every rank, as sharded weights are gathered from all.
                     metrics |= self._measure()
                 self.metrics |= metrics
                 if is_first_rank():
@@ -109,6 +112,7 @@ class TrainingLoop(ABC):
                 if is_stopping or self._is_due(self._config.save_interval):
                     if is_first_rank():  # the metrics that lead to a checkpoint are on the disk before it
                         os.fsync(file.fileno())
+                    # On every rank, too: gathering the state is collective.
                     self._save()
         return self.checkpoint
 
@@ -134,6 +138,7 @@ class TrainingLoop(ABC):
                 f"step {step}: loss {loss_nats} nats, gradient norm {gradient_norm}; stopped, the last"
                 " checkpoint is kept. Lower the learning rate, in another --save-folder"
             )
+        # Set before each step, so a resumed run needs no scheduler state.
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.step()
@@ -179,6 +184,7 @@ def train(run_folder: Path, make: Callable[[], _Loop]) -> _Loop:
 
     with ExitStack() as stack:
         if is_first_rank():
+            # Ranks of one run would refuse one another.
             stack.enter_context(folder_lock(run_folder, "--save-folder"))
         keep_freed_memory()
         # Once a model has learnt a little, products of small probabilities fall below 1e-38: nothing to what

@@ -33,6 +33,7 @@ def pose_position_ids(
     Returns position_ids_BS, int64, strictly increasing from 0. B cuts are drawn, then B skips.
     """
     assert 2 <= train_context_length <= target_length
+    # The upper end is exclusive: 1 to S - 1, so that both chunks hold a token.
     cuts_B1 = generator.integers(1, train_context_length, size=(num_sequences, 1))
     skips_B1 = generator.integers(
         0, target_length - train_context_length, size=(num_sequences, 1), endpoint=True
@@ -52,6 +53,7 @@ def randomized_position_ids(
     assert 1 <= train_context_length <= target_length
     # The places of the S least of as many independent keys as there are IDs are a uniform random subset.
     keys_BP = generator.random((num_sequences, target_length), dtype=np.float32)
+    # Linear in P, where sorting all keys is not; a tie of float32 keys still gives distinct IDs.
     subset_BS = np.argpartition(keys_BP, train_context_length - 1, axis=1)[:, :train_context_length]
     return np.sort(subset_BS, axis=1).astype(np.int64)
 

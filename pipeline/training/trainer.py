@@ -57,6 +57,7 @@ def next_token_loss(
     targets = pad(token_ids_BS[:, 1:], (0, 1), value=_NO_TARGET).flatten()
     logits = logits_BSV.flatten(0, 1)
     on_cpu = logits.device.type == "cpu"
+    # Pieces are for a CPU's caches; on a GPU each would only be one more launch.
     tokens_at_once = max(1, _LOGITS_AT_ONCE // logits.shape[-1]) if on_cpu else len(targets)
     pieces = zip(logits.split(tokens_at_once), targets.split(tokens_at_once), strict=True)
     sums = [
@@ -64,6 +65,7 @@ def next_token_loss(
         for piece, piece_targets in pieces
     ]
     total = torch.stack(sums).sum()
+    # By targets, not rows: the last row of each sequence predicts nothing.
     return total if reduction == "sum" else total / (targets != _NO_TARGET).sum()
 
 
@@ -114,6 +116,7 @@ def short_attention(
         return fused(query_BHSE, key_BHSE, value_BHSE, **settings)
     scaled_NSE = (query_BHSE * query_BHSE.shape[-1] ** -0.5).flatten(0, 1)
     future_SS = _future(query_BHSE.shape[2])
+    # Masks while it multiplies, which saves a pass over the scores.
     scores_NSS = torch.baddbmm(future_SS, scaled_NSE, key_BHSE.flatten(0, 1).transpose(1, 2))
     attended_NSE = torch.softmax(scores_NSS, dim=-1) @ value_BHSE.flatten(0, 1)
     return attended_NSE.view(query_BHSE.shape)
@@ -164,6 +167,7 @@ def _distribute(model: OLMo, config: PretrainConfig, accelerator: Accelerator) -
         reduce_dtype=torch.float32,
         cast_forward_inputs=False,  # autocast decides, as without sharding
     )
+    # Blocks first: the whole model then shards only what they left, such as the embedding.
     for module in (*blocks_of(model), model):
         fully_shard(module, mesh=mesh, mp_policy=precision)
     # What is left for accelerate is to compute in the run's precision: a second wrapper would replicate.
@@ -194,6 +198,7 @@ class Trainer(TrainingLoop):
             mixed_precision=mixed_precision_of(config.precision, device, saved_precision),
             cpu=not torch.accelerator.is_available(),
         )
+        # Known beforehand: looking up the largest ID would wait for the GPU in every pass.
         self._num_positions = config.position_target_length or config.sequence_length
         self._micro_batch_size = config.micro_batch_size(self._accelerator.num_processes)
         torch.manual_seed(config.seed)  # OLMo draws its initial weights from the global generator
@@ -204,6 +209,7 @@ class Trainer(TrainingLoop):
             block._scaled_dot_product_attention = partial(
                 short_attention, block._scaled_dot_product_attention
             )
+        # The initial weights of another run, without its optimizer; a run that goes on has its own.
         if saved is None and config.load_path is not None:
             begun = find_checkpoint(Path(config.load_path))
             self._olmo.load_state_dict(load_stock_olmo(begun).state_dict())
@@ -216,6 +222,7 @@ class Trainer(TrainingLoop):
         if saved is not None:
             self.step = saved["train"]["step"]
             states = {"model_state_dict": saved["model"], "optim_state_dict": saved["optim"]}
+            # After sharding: each rank takes its part of the whole.
             set_state_dict(self._olmo, self._optimizer, **states, options=_WHOLE)
 
     def _train_step(self, step: int) -> tuple[dict[str, float], bool]:
@@ -256,6 +263,7 @@ class Trainer(TrainingLoop):
         """
         device = self._accelerator.device
         rank_batch_size = self._config.global_train_batch_size // self._accelerator.num_processes
+        # Every rank makes the whole batch and takes its run of it, so any number of ranks trains on the same.
         first = self._accelerator.process_index * rank_batch_size
         token_ids, position_ids = (
             torch.from_numpy(array[first : first + rank_batch_size]).to(device).split(self._micro_batch_size)
@@ -265,6 +273,7 @@ class Trainer(TrainingLoop):
         total = torch.zeros((), device=device)
         for index, (token_ids_BS, position_ids_BS) in enumerate(zip(token_ids, position_ids, strict=True)):
             is_last = index == num_micro_batches - 1
+            # DDP sums gradients over the ranks once a step, in the last backward pass.
             with nullcontext() if is_last else self._accelerator.no_sync(self._model):
                 self._rotary.set_position_ids(position_ids_BS, self._num_positions)
                 loss = next_token_loss(self._model(token_ids_BS).logits, token_ids_BS) / num_micro_batches
@@ -299,6 +308,7 @@ class Trainer(TrainingLoop):
                     next_token_loss(self._model(batch_WS).logits, batch_WS, reduction="sum")
                     for batch_WS in token_ids_WS.split(max(1, tokens_per_batch // length))
                 ]
+                # The first token of each sequence has no context and is no target.
                 num_targets = len(token_ids_WS) * (length - 1)
                 losses[f"held_out_loss_nats_at_{length}"] = float(torch.stack(sums).sum()) / num_targets
         self._model.train()
