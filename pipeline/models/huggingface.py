@@ -253,7 +253,10 @@ def positions_of(model: transformers.PreTrainedModel | Path, trust_remote_code: 
     """How many positions a model, or one in a folder, was made for by its configuration; None: not said."""
     config: Any
     if isinstance(model, Path):
-        config = transformers.AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+        try:
+            config = transformers.AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+        except Exception as error:  # by version and fault OSError, ValueError, KeyError, or its own code's
+            raise InputError(f"{model / 'config.json'} cannot be used: {cause_of(error)}") from error
     else:
         config = model.config
     config = config.get_text_config()

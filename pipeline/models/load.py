@@ -61,7 +61,9 @@ def whole_model(folder: Path) -> Iterator[Path]:
     A kill at any moment leaves the folder whole or absent.
     """
     draft = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(draft, ignore_errors=True)
+    replaced = folder.with_name(f".{folder.name}.old")
+    for left in (draft, replaced):
+        shutil.rmtree(left, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
         yield draft
@@ -70,10 +72,13 @@ def whole_model(folder: Path) -> Iterator[Path]:
         for path in (*draft.iterdir(), draft):
             sync(path)
         # What it replaces is damaged: a run goes on from any whole checkpoint, and exports replace nothing.
-        shutil.rmtree(folder, ignore_errors=True)
+        # Out of sight in one step: a kill must not leave half of it, without its mark, that looks whole.
+        if folder.exists():
+            folder.rename(replaced)
         draft.rename(folder)
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        for left in (draft, replaced):
+            shutil.rmtree(left, ignore_errors=True)
     sync(folder.parent)
 
 

@@ -220,7 +220,7 @@ class Tokenization:
             tokenizer.token_dtype,
             tokenizer.eos_token_id,
             self._settings["tokens_per_part"],
-            [self.folder / name for name in record["files"]],
+            [self.folder / name for name in record["files"] if name.endswith(".npy")],
         )
         advance(writer.num_tokens)
         # Documents that gave no tokens are included: they pass by among those that train.

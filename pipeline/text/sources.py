@@ -30,6 +30,8 @@ C4_FILES = {
     for split, count in (("train", 1024), ("validation", 8))
 }
 """The files of C4 `en` on the hub, which never change: known without asking."""
+FILE_ENDINGS = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz", ".parquet", ".txt")
+"""Endings in capitals are known, too; a .txt file is one document."""
 TEXT_FIELD = "text"
 _MIN_MMLU_WORDS = 100
 _RUN_OF_WORDS = 13
@@ -273,6 +275,8 @@ def _file_source(path: Path, text_field: str) -> Source:
             f"cannot read {path}: No such file or directory; a --source is c4, embedded, or a file in C4's"
             " schema"
         )
-    ending = path.suffix.lower()  # any other is taken for lines of JSON
+    if not path.name.lower().endswith(FILE_ENDINGS):
+        raise InputError(f"--source {path} ends in none of {', '.join(FILE_ENDINGS)}")
+    ending = path.suffix.lower()
     read = {".txt": text_records, ".parquet": parquet_records}.get(ending, json_lines)
     return Source(str(path), partial(read, path), (path,), TEXT_FIELD if ending == ".txt" else text_field)

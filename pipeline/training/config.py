@@ -249,6 +249,6 @@ def _refuse_bad_values(config: PretrainConfig) -> None:
     )
     lengths = config.eval_context_lengths or ()
     require(
-        not any(max(lengths) % each for each in lengths),
-        f"eval_context_lengths {lengths}: each must divide the longest",
+        not any(each < 2 or max(lengths) % each for each in lengths),
+        f"eval_context_lengths {lengths}: each must be at least 2, and divide the longest",
     )
