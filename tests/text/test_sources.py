@@ -74,9 +74,11 @@ def test_a_glob_stands_for_its_files_in_order_unless_it_is_a_name(tmp_path: Path
         ("embeded", "cannot read embeded: No such file or directory; a --source is c4, embedded, or"),
         ("{}/missing.jsonl", "cannot read {}/missing.jsonl: No such file or directory"),
         ("{}/*.jsonl", "no file matches --source '{}/*.jsonl'"),
+        ("{}/notes.doc", "--source {}/notes.doc ends in none of .jsonl, "),
     ],
 )
 def test_a_wrong_name_is_refused_with_a_sentence(tmp_path: Path, name: str, fault: str) -> None:
+    (tmp_path / "notes.doc").write_bytes(b"")
     with pytest.raises(InputError) as error:
         open_sources([name.format(tmp_path)], c4_split="train")
     assert str(error.value).startswith(fault.format(tmp_path))
