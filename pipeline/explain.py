@@ -13,10 +13,10 @@ Then the sources of the predictions with the largest total effect are searched. 
 or what --unit says) is what swapping it alone does to the prediction, as by the rule leave_one_out_divergence
 and the ablation swap of influential_tokens: it never sees the target token. Groups of about 32
 tokens are swapped first and those that matter are split, so that the effects of the units found are exact.
-Finally the top 4 sources of each prediction are put back into 4 swapped contexts, to measure what fraction of
-the total effect they recover. If that is not distinguishable from the null baseline, other documents' tokens
-in their places, the prediction has "no single source". The first token of a text, which models without BOS
-use as an attention sink, is never a source.
+Finally the top 4 sources of each prediction are put back into 4 further swapped contexts, to measure what
+fraction of the total effect they recover. If that is not distinguishable from the null baseline, other
+documents' tokens in their places, the prediction has "no single source". The first token of a text, which
+models without BOS use as an attention sink, is never a source.
 
 --instead compares two continuations: an effect is then a fall of log p(what came) - log p(instead).
 --chat reads messages, a JSON list of objects with role and content, by the model's own chat template. The
@@ -104,7 +104,8 @@ def parser() -> argparse.ArgumentParser:
     add("--long-context-length", type=positive_int,
         help="measure the last so many tokens (default: 1,024, or the model's positions if these are fewer)")
     add("--swap-text-file", type=file_path,
-        help="the text whose tokens stand in swapped contexts (default: English passages)")
+        help="the text whose tokens stand in swapped contexts, five times as many as are measured (default:"
+        " English passages)")
     add("--tokenizer", help="a tokenizer.json, or a folder with one (default: the model's own)")
     add_reading_arguments(stage)
     add_model_arguments(stage)

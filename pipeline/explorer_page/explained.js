@@ -101,4 +101,5 @@ at("effect-meaning").textContent = data.contrast === null
   : `by how much log p(“${data.contrast[0]}”) − log p(“${data.contrast[1]}”) falls when another document’s tokens stand in the source’s place alone, in nats.`;
 at("text").append(...tokens);
 at("targets").append(...list);
-if (byEffect.length) choose(byEffect[0]);
+// First a prediction whose sources tell something.
+if (byEffect.length) choose(byEffect.find((target) => !target.no_single_source) ?? byEffect[0]);
