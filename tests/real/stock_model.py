@@ -103,7 +103,7 @@ def assert_explained_as_by_stock(stock: StockModel, text: str, position: int) ->
     from sparsity_length import explain
 
     num_sources = 4
-    foreign = " ".join(stock.documents(stock.num_tokens(text), 3)[1:])
+    foreign = " ".join(stock.documents(stock.num_tokens(text), 7)[1:])
     found = explain(
         text,
         stock.folder,
@@ -121,8 +121,11 @@ def assert_explained_as_by_stock(stock: StockModel, text: str, position: int) ->
     other_N = stock.token_ids(foreign)[stock.num_bos :]
     seen = range(num_bos, target)
     near = target - S
-    starts = np.linspace(0, len(other_N) - position - 1, 4).astype(int)
-    others = [np.concatenate([ids_N[:num_bos], other_N[start:]])[: len(ids_N)] for start in starts]
+    starts = np.linspace(0, len(other_N) - position - 1, 5).astype(int)
+    # The first serves the search, and the others judge what it found.
+    searched_N, *others = (
+        np.concatenate([ids_N[:num_bos], other_N[start:]])[: len(ids_N)] for start in starts
+    )
 
     def swapped(places: Iterable[int], other_N: np.ndarray) -> np.ndarray:
         tokens_N = ids_N[: target + 1].copy()
@@ -132,11 +135,12 @@ def assert_explained_as_by_stock(stock: StockModel, text: str, position: int) ->
     full_V = stock.log_probs(ids_N, target, seen)
     short_V = stock.log_probs(ids_N, target, range(near, target))
     all_B = [swapped(range(num_bos, near), other_N) for other_N in others]
+    of_search_V = swapped(range(num_bos, near), searched_N)
     (losses,) = found.losses.itertuples()
     assert losses.token_id == ids_N[target]
     assert_close(
         [losses.full_loss, losses.short_loss, losses.swapped_loss, losses.short_divergence],
-        [*(-one_V[ids_N[target]] for one_V in (full_V, short_V, all_B[0])), divergence(full_V, short_V)],
+        [*(-one_V[ids_N[target]] for one_V in (full_V, short_V, of_search_V)), divergence(full_V, short_V)],
     )
     sources = (found.frame["source_position"] + num_bos).tolist()
     kept = [swapped(np.setdiff1d(range(num_bos, near), sources), other_N) for other_N in others]
@@ -145,7 +149,7 @@ def assert_explained_as_by_stock(stock: StockModel, text: str, position: int) ->
     assert_close([found.frame["recovered"][0] * total], [total - left])
     rest = np.setdiff1d(range(num_bos + 1, near), sources)
     others_N = np.random.default_rng(0).choice(rest, 3, replace=False)
-    moved = [divergence(full_V, swapped([place], others[0])) for place in [*sources, *others_N]]
+    moved = [divergence(full_V, swapped([place], searched_N)) for place in [*sources, *others_N]]
     assert_close(found.frame["effect"].tolist(), moved[:num_sources])
     assert min(moved[:num_sources]) >= max(moved[num_sources:]) - TOLERANCE
 
