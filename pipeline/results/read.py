@@ -79,8 +79,9 @@ def read_marks(results: Path, stage: str = "*", place: str | None = None) -> Ite
         files = {name.removesuffix(".parquet"): file for name, file in record["files"].items()}
         yield Mark("export", "", 0, 1, files)
     stages = results / "_stages"
-    below = "**" if place is None else f"model={escape(place)}"
-    for path in sorted(stages.glob(f"{stage}/{below}/*.done")):
+    # Not `**`, which enters no linked folder before Python 3.13.
+    folders = ("model=*", "model=*/evaluator=*") if place is None else (f"model={escape(place)}",)
+    for path in sorted(path for below in folders for path in stages.glob(f"{stage}/{below}/*.done")):
         if (record := read_record(path)) is not None:
             shard_index, num_shards = map(int, path.stem.split("-of-"))
             of_stage, _, name = path.parent.relative_to(stages).as_posix().partition("/model=")
@@ -253,7 +254,9 @@ def read_artefact(
         columns=["model", *(SCHEMAS[artefact].names if columns is None else columns)],
         filter=reduce(and_, chosen) if chosen else None,
     )
-    if rows.num_rows == 0 and not only:
+    # A model without rows is an answer; an artefact that is not there is a wrong folder.
+    is_absent = models is None and artefact not in artefacts_in(results)
+    if rows.num_rows == 0 and (is_absent or not only):
         present = ", ".join(artefacts_in(results)) or "nothing that has its marks in _stages"
         raise InputError(f"{results} holds no rows of '{artefact}'; it holds {present}")
     return rows.to_pandas()

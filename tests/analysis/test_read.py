@@ -64,3 +64,9 @@ def test_models_are_told_apart(scales: tuple[Path, Truth, Truth], results: Path,
     assert models_by_training(tmp_path) == (SHORT_MODELS, [])  # those that chose tokens first
     with pytest.raises(InputError, match="unknown model 'nobody'"):
         models_by_training(small, ["nobody"])
+
+
+def test_a_wrong_folder_is_refused_whatever_rows_are_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no rows of 'dependency_sparsity'"):
+        read_artefact(tmp_path, "dependency_sparsity", only={"rule": ["recency"]})
+    assert read_artefact(tmp_path, "dependency_sparsity", only={"model": ["none"]}).empty
