@@ -197,7 +197,7 @@ def main(arguments: argparse.Namespace) -> None:
             names = "\n".join(source.short_name for source in all_sources)
             digest = sha256(names.encode()).hexdigest()[:16]
             settings |= {"num_tasks": task.num_tasks, "all_files": f"{len(all_sources)} files, {digest}"}
-        # A hub that cannot be reached is told before anything is written.
+        # Fail before anything is written if the hub cannot be reached.
         streams_c4 = not all(source.files for source in (*sources, *evaluation_sources))
         configuration = {
             "settings": settings,

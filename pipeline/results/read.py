@@ -13,7 +13,6 @@ metadata says what made each model's rows.
 
 import json
 import logging
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -37,7 +36,17 @@ if TYPE_CHECKING:
 MODELS = "models"
 """Key of an export's metadata: model -> the metadata that its files had, as JSON."""
 _HOW_THE_WORK_WAS_CUT = {"num_shards", "documents_per_shard", "tokens_per_batch"}
-_IN_THE_ROWS = {"rules", "k", "context_lengths", "checkpoint", "task", "sizes", "sparsities", "seeds"}
+_IN_THE_ROWS = {
+    "rules",
+    "k",
+    "context_lengths",
+    "checkpoint",
+    "choices",
+    "task",
+    "sizes",
+    "sparsities",
+    "seeds",
+}
 """Settings in which two models may differ: columns have them, or they are what makes them two."""
 logger = logging.getLogger("pipeline.results")
 
@@ -177,24 +186,34 @@ def warn_once(sentence: str) -> None:
 
 def _refuse_mixture(files: Sequence[Source]) -> None:
     """Refuse files of one model made with different settings; warn of models measured in two ways."""
-    firsts: dict[str, Source] = {}
+    firsts: dict[str, dict[str, Any]] = {}
     for file in files:
-        first = firsts.setdefault(file.model, file)
-        if changes := differences(_facts(first), _facts(file)):
+        now = _facts(file)
+        first = firsts.setdefault(file.model, now)
+        # Who made a choice names none; all who tried it must have tried the same.
+        if "choices" in now:
+            first.setdefault("choices", now["choices"])
+        if "choices" in first:
+            now.setdefault("choices", first["choices"])
+        if changes := differences(first, now):
             raise InputError(f"{'; '.join(changes)} in model={file.model} of {file.path}; keep both apart")
-    for model, first in firsts.items():
-        if changes := differences(_facts(files[0], _IN_THE_ROWS), _facts(first, _IN_THE_ROWS)):
+    for model, facts in firsts.items():
+        one, other = (
+            {name: value for name, value in of.items() if name not in _IN_THE_ROWS}
+            for of in (firsts[files[0].model], facts)
+        )
+        if changes := differences(one, other):
             said = f"{'; '.join(changes)} in model={model}"
-            warn_once(f"models of {first.path.parent.parent} were measured in two ways: {said}")
+            warn_once(f"models of {files[0].path.parent.parent} were measured in two ways: {said}")
 
 
-def _facts(file: Source, ignored: Collection[str] = ()) -> dict[str, Any]:
-    """Settings and inputs that files of one result share; who tries a choice differs from who made it."""
+def _facts(file: Source) -> dict[str, Any]:
+    """Settings and inputs that files of one result share, whoever evaluates it."""
     made_by = made_by_of(file.metadata)
     return {
         name: value
         for name, value in (made_by["settings"] | made_by["inputs"]).items()
-        if name not in {*_HOW_THE_WORK_WAS_CUT, *ignored} and not re.match("choices$|evaluator ", name)
+        if name not in _HOW_THE_WORK_WAS_CUT and not name.startswith("evaluator ")
     }
 
 

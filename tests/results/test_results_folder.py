@@ -202,6 +202,19 @@ def test_results_of_other_settings_copied_over_are_refused(results: Path) -> Non
             read()
 
 
+def test_evaluators_of_other_choices_are_not_read_together(tmp_path: Path) -> None:
+    """What a model chose is read with all who tried it; not with one who tried an earlier choice of it."""
+    chosen_and_tried = ("a", {}), ("a/evaluator=b", {"choices": "cc"}), ("a/evaluator=d", {"choices": "cc"})
+    for model, further in chosen_and_tried:
+        inputs = INPUTS | further | ({f"evaluator {model[-1]}": "ee"} if further else {})
+        open_output(tmp_path, model, inputs=inputs, num_shards=1).write_shard(0, rows(1.0))
+    assert len(read_artefact(tmp_path, "length_losses")) == 3
+    inputs = INPUTS | {"choices": "other", "evaluator f": "ee"}
+    open_output(tmp_path, "a/evaluator=f", inputs=inputs, num_shards=1).write_shard(0, rows(1.0))
+    with pytest.raises(InputError, match="choices was 'cc', now 'other' in model=a"):
+        read_artefact(tmp_path, "length_losses")
+
+
 def test_the_page_of_results_equals_the_schemas() -> None:
     page = (ROOT / "pipeline/RESULTS.md").read_text(encoding="utf-8")
     assert page == results_page(page), "run: python -m pipeline.results.schemas"
