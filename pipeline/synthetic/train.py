@@ -186,8 +186,9 @@ class TaskTrainer(TrainingLoop):
             examples = config.draw(size, num_examples, generator)
             found.append(answers(self._model, examples, config, generator, num_examples))
         metrics = {"exact_match": float(np.mean([of_size.is_right_B for of_size in found]))}
-        if found[0].excess_losses_B is not None:
-            metrics["excess_loss"] = float(np.mean([of_size.excess_losses_B for of_size in found]))
+        excess_losses = [of_size.excess_losses_B for of_size in found if of_size.excess_losses_B is not None]
+        if excess_losses:
+            metrics["excess_loss"] = float(np.mean(excess_losses))
         if config.stop_at_excess_loss is not None and is_learnt(config, metrics):
             self._num_steps = self.step  # the run ends here
         return metrics
