@@ -65,15 +65,6 @@ def chosen_measure(results: Path) -> tuple[str, str] | None:
 
 def answers(results: Path) -> Iterator[str]:
     """Worth of the distant context, what few tokens recover, how many it takes, who loses without it."""
-    if "length_losses" in artefacts_in(results):
-        table = needed_context(read_artefact(results, "length_losses"))
-        for row in table[table["criterion"] == "loss"].dropna(subset="window_90").to_dict("records"):
-            window = [f"{row[f'window_90{end}']:.0f}" for end in ("", "_low", "_high")]
-            yield (
-                f"{row['model']} needs the nearest {window[0]} [{', '.join(window[1:])}] tokens for 90% of"
-                f" the {interval_of(row, 'worth')} nats that the longest context is worth beyond the shortest"
-                " (notebook length_losses)."
-            )
     losses = read_artefact(results, "loss_differences")
     models = rows_by(summarize_models(losses), "model")
     chosen = chosen_measure(results)
@@ -84,21 +75,36 @@ def answers(results: Path) -> Iterator[str]:
         interval_cell(models[model], name) for name in ("loss_difference", "document_specific_gain")
     )
     yield (
-        f"The distant context is worth {gain} nats per token to {model}; replacing it with another document's"
-        f" costs {specific}."
+        f"The distant context lowers the loss of {model} by {gain} nats per token; another document's distant"
+        f" context in its place raises it by {specific}."
     )
     if chosen is None:
         yield "How many tokens recover it was not measured: run influential_tokens with its default rules."
     else:
         yield recovered_by(results, *chosen)
         yield from tokens_needed(results, *chosen)
+    if "length_losses" in artefacts_in(results):
+        yield from lengths_needed(results)
     yield short_models_answer(results, losses)
+
+
+def lengths_needed(results: Path) -> Iterator[str]:
+    """Nearest tokens that give 90% of the gain of the longest context, a sentence a model that gains."""
+    table = needed_context(read_artefact(results, "length_losses"))
+    for row in table[table["criterion"] == "loss"].dropna(subset="window_90").to_dict("records"):
+        window = [f"{row[f'window_90{end}']:.0f}" for end in ("", "_low", "_high")]
+        yield (
+            f"The nearest {window[0]} [{', '.join(window[1:])}] tokens give {row['model']} 90% of the"
+            f" {interval_of(row, 'worth')} nats that it gains from the shortest to the longest context"
+            " (notebook length_losses)."
+        )
 
 
 def recovered_by(results: Path, model: str, rule: str) -> str:
     """Recovery by few tokens, beside the null baseline, by an evaluator that did not choose if any."""
-    only = {"model": [model], "rule": [rule]}
-    effects = token_effects(read_sparse_losses(results, only=only, every_evaluator=True))
+    only = {"model": [model], "rule": [rule, "recency"]}
+    of_rules = token_effects(read_sparse_losses(results, only=only, every_evaluator=True))
+    effects = of_rules[of_rules["rule"] == rule]
     if effects.empty:
         return f"How many tokens recover it is not known: {rule} was measured without the null that it needs."
     # The divergence is surer than the loss.
@@ -109,11 +115,19 @@ def recovered_by(results: Path, model: str, rule: str) -> str:
     row = effects[is_few | ~is_few.any()].sort_values("k", kind="stable").to_dict("records")[-1]
     gain, own, null = (interval_of(row, name) for name in ("gain", "recovered", "null_recovered"))
     kind = " of KL" if row["criterion"] == DIVERGENCE else ""
-    evaluated = f" to {row['evaluator']}" if is_other.any() else ""
     text = (
-        f"With {row['k']} tokens ({rule}), {own} of {gain.estimate:.3f} nats{kind} are recovered{evaluated}"
+        f"{row['k']} distant tokens, selected by {rule}, recover {own} of the {gain.estimate:.3f} nats{kind}"
+        f" that all are worth to {row['evaluator']}"
     )
-    return f"{text}." if isnan(null.estimate) else f"{text}; null baseline: {null}."
+    same = ["evaluator", "criterion", "k"]
+    is_recent = (of_rules["rule"] == "recency") & (of_rules[same] == [row[name] for name in same]).all(axis=1)
+    beside = [
+        f"as many recent ones {interval_of(recent, 'recovered')}"
+        for recent in of_rules[is_recent].to_dict("records")
+    ]
+    if not isnan(null.estimate):
+        beside.append(f"null baseline: {null}")
+    return f"{'; '.join([text, *beside])}."
 
 
 def tokens_needed(results: Path, model: str, rule: str) -> Iterator[str]:
@@ -128,11 +142,12 @@ def tokens_needed(results: Path, model: str, rule: str) -> Iterator[str]:
     values = of_evaluators[others or list(of_evaluators)].mean(axis=1, skipna=False).dropna()
     low, middle, high = values.quantile([0.1, 0.5, 0.9])
     text = (
-        f"Median mean_log2_k = {middle:.1f} (about {2**middle:.0f} tokens; 80% range {low:.1f} to {high:.1f})"
+        f"{len(values):,} of {len(of_evaluators):,} predictions have enough total effect; half of these need"
+        f" about {2**middle:.0f} distant tokens or fewer (mean_log2_k: median {middle:.1f}, 80% range"
+        f" {low:.1f} to {high:.1f})"
     )
-    text += f" over the {len(values)} of {len(of_evaluators)} predictions with enough total effect"
     if len(of_evaluators.columns) > 1:
-        text += f"; Spearman of two models {of_evaluators.corr('spearman').to_numpy()[0, 1]:.2f}"
+        text += f"; Spearman correlation of two models: {of_evaluators.corr('spearman').to_numpy()[0, 1]:.2f}"
     yield f"{text}."
 
 
@@ -145,9 +160,9 @@ def short_models_answer(results: Path, losses: pd.DataFrame) -> str:
     means = []
     for model in shorts:
         gaps = of_models.assign(gap=of_models[model] - of_models[longs[-1]]).dropna(subset="gap")
-        means.append(f"{model} {interval_cell(mean_columns(gaps, 'gap'), 'gap')}")
-    text = f"Nats lost beyond {longs[-1]} with the long context: {', '.join(means)}"
-    return f"{text}; notebook sparsity_and_generalization plots this against the tokens needed."
+        means.append(f"{model}'s by {interval_cell(mean_columns(gaps, 'gap'), 'gap')} nats")
+    text = f"With the long context, losses exceed that of {longs[-1]}: {', '.join(means)}"
+    return f"{text} (notebook sparsity_and_generalization plots this against the tokens needed)."
 
 
 def models_table(results: Path) -> str:

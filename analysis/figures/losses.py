@@ -91,31 +91,33 @@ def lengths_figure(
     Models trained alike, but for the seed, look alike and are named once.
     """
     figure, (ax,) = drawing.panels(1, 3.2)
-    changes: dict[str, float] = {}
-    for model, line in differences.groupby("model", sort=False):
+    # A model's own change: the lines stand at different heights, as they share one reference.
+    changes: dict[str, list[float]] = {}
+    for model, line in differences.sort_values("context_length").groupby("model", sort=False):
         label = labels[str(model)]
-        changes[label.training] = drawing.draw_line(
-            ax, line["context_length"], line, "difference", label.style, label.training
-        )
+        drawing.draw_line(ax, line["context_length"], line, "difference", label.style, label.training)
+        own = line["difference"].iloc[-1] - line["difference"].iloc[0]
+        changes.setdefault(label.training, []).append(own)
     ax.axhline(0, color=drawing.BLACK, linewidth=0.6)
     ticks: list[int] = []  # the longest first: none so near the next that their labels touch
     for length in sorted(differences["context_length"].unique(), reverse=True):
         if not ticks or ticks[-1] >= 1.45 * length:
             ticks.append(int(length))
     drawing.length_axis(ax, ticks, "context given (tokens)")
-    ax.set_ylabel(f"change in loss from {min(ticks)} tokens (nats)")
+    reference = differences["model"].iloc[0]
+    ax.set_ylabel(f"loss less {reference}'s with {min(ticks)} tokens (nats)")
     for length in sorted(set(train_lengths)):
         drawing.name_place(ax, length, f"trained at {length}")
-    best = min(changes, key=changes.__getitem__)
-    worst = max(changes, key=changes.__getitem__)
+    means = {training: sum(of_models) / len(of_models) for training, of_models in changes.items()}
+    best = min(means, key=means.__getitem__)
+    worst = max(means, key=means.__getitem__)
     sizes = {label.size for model, label in labels.items() if model in set(differences["model"])}
     drawing.put_title(
         figure,
         f"From {min(ticks)} to {max(ticks)} tokens of context, loss changes by"
-        f" {changes[best]:+.2f} nats ({best}) to {changes[worst]:+.2f} ({worst})",
+        f" {means[best]:+.2f} nats ({best}) to {means[worst]:+.2f} ({worst})",
         drawing.sample_size(differences),
         sizes.pop() if len(sizes) == 1 else "",
-        f"loss less that of {differences['model'].iloc[0]} given {min(ticks)} tokens",
         f"{drawing.BARS}, of the difference",
     )
     return figure

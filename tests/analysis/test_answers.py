@@ -16,8 +16,8 @@ def test_short_models_and_a_target_aware_rule(scales: tuple[Path, Truth, Truth],
     evaluated = losses[(losses["evaluator"] == "another-model") & (losses["rule"] == "leave_one_out")]
     (row,) = token_effects(evaluated[evaluated["k"] == 16]).to_dict("records")
     own, null = (interval_of(row, name) for name in ("recovered", "null_recovered"))
-    assert f"16 tokens (leave_one_out), {own} of" in recovered
-    assert f"to another-model; null baseline: {null}." in recovered
-    assert "beyond long-seed1" in gaps and "short-contiguous " in gaps and ", short-pose " in gaps
+    assert f"16 distant tokens, selected by leave_one_out, recover {own} of" in recovered
+    assert "worth to another-model; " in recovered and f"null baseline: {null}." in recovered
+    assert "that of long-seed1: short-contiguous's by" in gaps and ", short-pose's by" in gaps
     assert "add models trained" in list(summary.answers(results))[-1]
     assert "long-seed0" in summary.page(scales[0] / "early", scales[0])
