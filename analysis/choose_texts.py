@@ -55,7 +55,10 @@ def passage(text: str, most: int) -> str:
     """The text or, of a longer one, about its middle, from the first paragraph there."""
     if len(text) <= most:
         return text
-    start = text.find("\n", (len(text) - most) // 2) + 1
+    middle = (len(text) - most) // 2
+    # Moved to behind the next line break, if a whole passage is left there.
+    line_break = text.find("\n", middle, len(text) - most)
+    start = middle if line_break < 0 else line_break + 1
     return text[start : start + most]
 
 
@@ -73,7 +76,9 @@ def main(arguments: argparse.Namespace) -> None:
         texts = read_documents(sources)
         long_enough = [document for document in texts if len(document.text) >= arguments.least_characters]
         passages = [
+            # The ID is the passage's, not the whole text's: the study's data will hold only the passage.
             Document.from_record({"text": passage(document.text, arguments.most_characters)})
+            # In file order, before the hash reorders them: a pilot reads a file from its start.
             for document in long_enough[arguments.leave_out_first :]
         ]
         by_hash = sorted(passages, key=lambda document: document.document_id)

@@ -120,7 +120,9 @@ def model_labels(results: Path, artefact: str) -> dict[str, ModelLabel]:
     for model, known in facts.items():
         length = known.get("train_context_length")
         if length is None:
+            # `ModelLabel.training` cuts at this comma: seeds of an unknown training share a name, too.
             text = re.sub(r"-seed(\d+)$", r", seed \1", model)
+            # By its place among all names: a model looks alike in every figure of this artefact.
             style = OTHER_MODELS[sorted(facts).index(model) % len(OTHER_MODELS)]
         else:
             is_pose = known.get("position_scheme") == "pose"
@@ -183,6 +185,8 @@ def put_title(figure: Figure, title: str, *parts: str) -> None:
     shared: dict[str, Any] = {"x": 0.01, "ha": "left"}
     figure.suptitle(above, fontsize=_TITLE_SIZE, weight="bold", **shared)
     figure.supxlabel(below, fontsize=_SUBTITLE_SIZE, color=GREY, **shared)
+    # The constrained layout takes the text's room from the axes. The figure grows by as much, in inches of 72
+    # points, so that the axes keep their height; each text has one line more than it has line breaks.
     num_lines = above.count("\n") + below.count("\n") + 2
     figure.set_figheight(figure.get_figheight() + num_lines * _TITLE_SIZE * _LEADING / 72)
 
@@ -207,6 +211,7 @@ def draw_line(
         The last mean as drawn.
     """
     places = np.asarray(list(x), dtype=float)
+    # Ends that are absent become NaN, for which matplotlib draws no bar.
     columns = rows.reindex(columns=[value, f"{value}_low", f"{value}_high"]).to_numpy(float)
     values, low, high = scale * columns.T
     if band:
@@ -225,6 +230,7 @@ def _label_line_ends(figure: Figure, ax: Axes) -> None:
     Lines of one name are named once, at the end of the last.
     """
     named = {str(line.get_label()): line for line in ax.lines}
+    # A line that nobody named is called _child0 or the like by matplotlib.
     named = {name: line for name, line in named.items() if name and not name.startswith("_")}
     ends = {name: np.asarray(line.get_xydata())[-1] for name, line in named.items()}
     shown = sorted((name for name in ends if np.isfinite(ends[name][1])), key=lambda name: ends[name][1])
@@ -235,6 +241,7 @@ def _label_line_ends(figure: Figure, ax: Axes) -> None:
     line_height = _LABEL_SIZE * _LEADING * figure.dpi / 72
     heights = [line_height * (name.count("\n") + 1) for name in shown]
     moved = moved_apart(places, heights, ax.bbox.y0, ax.bbox.y1)
+    # The leader runs from the left edge of a name, at half its height, to the end of its line.
     arrow = {"arrowstyle": "-", "linewidth": 0.6, "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 3}
     for name, height in zip(shown, (moved - ax.bbox.y0) / ax.bbox.height, strict=True):
         color = named[name].get_color()
@@ -259,9 +266,12 @@ def moved_apart(places: np.ndarray, heights: Sequence[float], bottom: float, top
     there is room for all.
     """
     halves = np.asarray(heights) / 2
+    # With y = middle - offset, no boxes overlap if and only if y ascends: an isotonic regression.
+    # Heights of 10, 10 and 20 have the offsets 0, 10 and 25.
     offsets = np.concatenate([[0], np.cumsum(halves[:-1] + halves[1:])])
     lowest = bottom + halves[0]
     highest = top - halves[-1] - offsets[-1]
+    # Clipping keeps an ascending sequence ascending, so boxes pushed in from an end don't overlap either.
     return np.clip(isotonic_regression(places - offsets).x, lowest, max(lowest, highest)) + offsets
 
 
@@ -306,6 +316,7 @@ _FIGURES: dict[str, Any] = {
 
 def panels(num_columns: int, height: float, **subplots: Any) -> tuple[Figure, np.ndarray]:
     """A figure of panels, as wide as a page and `height` inches high, and its Axes; one vertical scale."""
+    # Not in an `rc_context`: saving, long after this returns, still reads some of them (pdf.fonttype).
     plt.style.use(_FIGURES)
     shape: dict[str, Any] = {"figsize": (_PAGE_WIDTH, height), "layout": "constrained", "squeeze": False}
     figure, axes = plt.subplots(1, num_columns, **shape | {"sharey": True} | subplots)
@@ -316,6 +327,7 @@ def save(figure: Figure, folder: Path, name: str, *, with_pdf: bool = True) -> N
     """Write `<folder>/<name>.png` (200 dots an inch) and `.pdf`; the same figure gives the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     logging.getLogger("fontTools").setLevel(logging.WARNING)  # it tells of every glyph of a PDF
+    # The matplotlib version and the date would change the bytes of an unchanged figure.
     figure.savefig(folder / f"{name}.png", dpi=_DOTS_AN_INCH, metadata={"Software": None})
     if with_pdf:
         figure.savefig(folder / f"{name}.pdf", metadata={"CreationDate": None})
@@ -326,5 +338,6 @@ def length_axis(ax: Axes, lengths: Iterable[int], label: str) -> None:
     ax.set_xscale("log", base=2)
     named = sorted(int(length) for length in lengths)
     ax.set_xticks(named, [f"{length:,}" for length in named])
+    # The minor ticks of a log axis may have labels of their own, between these.
     ax.minorticks_off()
     ax.set_xlabel(label)

@@ -173,6 +173,7 @@ def choose(
     recommended_first = sorted(present_rules, key=lambda rule: rule != shown_rule(present_rules))
     rules = _named("rule", rules, recommended_first)
     sparsity = sparsity[sparsity["rule"].isin(rules)]
+    # Joined on both columns, as the two tables share no other.
     both = sparsity[["model", "document_id"]].merge(losses)["document_id"]
     if both.empty:
         raise InputError(
@@ -180,6 +181,7 @@ def choose(
             f" {', '.join(models)}; run both stages on the same documents"
         )
     made = read_settings(results, "influential_tokens")
+    # Models that have only losses made no selection, so they have no such settings.
     ways = [{name: made[model].get(name) for name in _SETTINGS} for model in models if model in made]
     if differing := [name for name in _SETTINGS if any(way[name] != ways[0][name] for way in ways)]:
         raise InputError(
@@ -215,6 +217,7 @@ def _rows_of(shown: Mapping[str, Any], results: Path, document_ids: list[str]) -
     for name, rows in tables.items():
         keys = [key for key in _KEYS if key in rows]
         places = [place for place in ("target_position", "rank", "k") if place in rows]
+        # Grouped once: filtering the whole table for every chunk, model and rule would take far longer.
         groups[name] = dict(iter(rows.sort_values([*keys, *places]).groupby(keys, sort=False)))
     return groups
 
@@ -236,6 +239,7 @@ def _record(
                 continue
             losses = rows["losses"][key]
             targets = (losses["target_position"] - start).tolist()
+            # The page has one list of targets per chunk, which the first model sets.
             if chunk.setdefault("targets", targets) != targets:
                 raise InputError(
                     f"model '{model}' was measured on other targets of document {document.document_id}"
@@ -245,6 +249,7 @@ def _record(
                 if (*key, rule, LOSS) in rows["k_stars"]:
                     # No rule decides what S_k is added to under the ablation `swap`.
                     sparse = rows["sparse"][*key, rule, OWN]
+                    # Sorted by target, then k: with three k every third row begins a new target.
                     measured |= _columns(sparse.iloc[:: len(sparse) // len(targets)], _SWAPPED)
                     measured["rules"][rule] = _rule_record(rows, (*key, rule), len(targets), tokenizer)
             chunk["models"][model] = measured
@@ -260,6 +265,7 @@ def _rule_record(
     for criterion in (LOSS, DIVERGENCE):
         if (*key, criterion) in rows["k_stars"]:
             of_criterion = rows["k_stars"][*key, criterion]
+            # As objects, since None and "censored" stand among the integers, and JSON has no NaN.
             k_stars = of_criterion["k_90"].astype(object).where(of_criterion["k_90"].notna(), None)
             record["k_star"][criterion] = k_stars.mask(of_criterion["is_censored"], "censored").tolist()
     for distant_context in (OWN, OTHER_DOCUMENT):
@@ -272,8 +278,10 @@ def _rule_record(
             "influence": _in_units(selected["influence"]),
         }
         if distant_context == OTHER_DOCUMENT:
+            # Decoded one by one: these tokens don't follow each other in the other document.
             columns["token"] = [tokenizer.pieces([token_id])[0] for token_id in selected["context_token_id"]]
         record[distant_context] = {
+            # Rows are sorted by target first, and each target has as many ranks or k.
             name: np.reshape(np.array(values, dtype=object), (num_targets, -1)).tolist()
             for name, values in columns.items()
         }

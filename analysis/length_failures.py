@@ -63,6 +63,7 @@ def main(arguments: argparse.Namespace) -> None:
     said = ["Length interference by distance and number of distant tokens, nats", places.round(3).to_string()]
     if (natural := arguments.kept / interference.NATURAL_FILE).exists():
         said.append(interference.natural_check(pd.read_parquet(natural)))
+    # Tables made without --needed have no predictor to take slopes on.
     if interference.SPARSITY in targets:
         table = interference.slopes(interference.with_outcomes(targets))
         said += ["Slopes per doubling of the tokens needed", table.round(3).to_string()]

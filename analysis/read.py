@@ -47,9 +47,11 @@ def models_by_training(
         return longs, shorts
     settings = read_settings(results, "loss_differences")
     chose = read_settings(results, "influential_tokens")
+    # A model of unknown training counts as having seen any length: it is never called short.
     seen = {model: known.get("train_context_length") or np.inf for model, known in facts.items()}
     longest = max(seen.values(), default=np.inf)
     measured = {model: settings[model].get("long_context_length", np.inf) for model in facts}
+    # Where all were trained alike, none is short, even if measured beyond its training length.
     is_short = {model: seen[model] < min(longest, measured[model]) for model in facts}
     in_order = sorted(facts, key=lambda model: model not in chose)
     return [name for name in in_order if not is_short[name]], [name for name in in_order if is_short[name]]
@@ -63,6 +65,7 @@ def joined_on_common(
     suffixes: tuple[str, str] = ("", "_"),
 ) -> pd.DataFrame:
     """The rows of `left` whose keys `on` both have, joined; a warning counts the `what` left out."""
+    # Counted by key: one key may have many rows, such as a row a rank.
     keys = left[list(on)].drop_duplicates()
     num_left_out = len(keys) - len(keys.merge(right[list(on)].drop_duplicates()))
     if num_left_out:
@@ -86,7 +89,10 @@ def interval_over_documents(
     """
     if not len(numerators):
         return NO_INTERVAL
+    # A mean is the ratio with denominators of 1, so a document weighs as much as it has targets. A missing
+    # numerator would be summed as 0 while its denominator counts: callers drop such rows first.
     counted = 1.0 if denominators is None else denominators
+    # Results are float32; thousands of them are summed.
     values = pd.DataFrame({"numerator": numerators, "denominator": counted}).astype("float64")
     # By an index: a series is first tried as the name of a column, which takes long.
     sums_D2 = values.groupby(pd.Index(document_ids)).sum().to_numpy()
@@ -127,6 +133,7 @@ def summarized(
     """A row a group of targets: the columns `by`, num_targets, num_documents, and `numbers` of the group."""
     table = [
         {**dict(zip(by, key, strict=True)), **sample_counts(group), **numbers(group)}
+        # Without `observed`, pandas 2 makes a group of every category, of unused ones too.
         for key, group in rows.groupby(list(by), sort=sort, observed=True)
     ]
     return pd.DataFrame(table) if table else pd.DataFrame(columns=[*by, "num_targets", "num_documents"])
@@ -134,6 +141,7 @@ def summarized(
 
 def multiple_comparison_note(table: pd.DataFrame, value: str) -> str:
     """The sentence that goes with every table or figure of several intervals."""
+    # A row without an interval is no comparison.
     num_intervals = int(table[f"{value}_low"].notna().sum())
     return (
         f"{num_intervals} intervals of 95% each: expect {0.05 * num_intervals:.1f} of them to miss the truth;"
@@ -167,6 +175,7 @@ def read_sparse_losses(
     rows = read_artefact(results, "sparse_context_losses", _with(columns, "evaluator", "k"), only)
     if not every_evaluator:
         rows = rows[is_own(rows)]
+    # Model by model: two models of one folder may have been asked for different k.
     for model, settings in read_settings(results, "influential_tokens").items():
         if not every_k and settings.get("k"):
             rows = rows[(rows["model"] != model) | rows["k"].isin(settings["k"])]

@@ -74,6 +74,7 @@ def execute(path: Path, figures: Path, parameters: Mapping[str, Any]) -> None:
     refuse_replacing([executed], [path])
     logging.getLogger("traitlets").setLevel(logging.CRITICAL)  # nbclient announces each kernel
     notebook = nbformat.read(path, as_version=4)
+    # Papermill's convention: a tagged cell holds the defaults; the run's own values follow right after it.
     place = next(i for i, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", []))
     lines = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
     tags = {"tags": ["injected-parameters"]}
@@ -91,6 +92,7 @@ def execute(path: Path, figures: Path, parameters: Mapping[str, Any]) -> None:
     try:
         client.execute(cwd=str(ROOT), env=os.environ | {"OMP_NUM_THREADS": "1"})
     except CellExecutionError as error:
+        # An error is reported in one line, and a cell's message may have many.
         text = " ".join(f"{error.ename}: {error.evalue}".split())
         raise InputError(f"a cell of {path.name} failed: {text}; the traceback is in {executed}") from None
     finally:
@@ -131,6 +133,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def _model_and_length(text: str) -> tuple[str, int]:
+    # Split from the right: a model's name may contain an equals sign.
     model, _, train_context_length = text.rpartition("=")
     if not model or not train_context_length.isdecimal():
         raise argparse.ArgumentTypeError(f"{text} is not of the form model=tokens, such as long-seed0=256")

@@ -65,6 +65,19 @@ def chosen_measure(results: Path) -> tuple[str, str] | None:
 
 def answers(results: Path) -> Iterator[str]:
     """Worth of the distant context, what few tokens recover, how many it takes, who loses without it."""
+<<<<<<< HEAD
+=======
+    if "length_losses" in artefacts_in(results):
+        table = needed_context(read_artefact(results, "length_losses"))
+        # No window is given where the longest context is not clearly worth anything.
+        for row in table[table["criterion"] == "loss"].dropna(subset="window_90").to_dict("records"):
+            window = [f"{row[f'window_90{end}']:.0f}" for end in ("", "_low", "_high")]
+            yield (
+                f"{row['model']} needs the nearest {window[0]} [{', '.join(window[1:])}] tokens for 90% of"
+                f" the {interval_of(row, 'worth')} nats that the longest context is worth beyond the shortest"
+                " (notebook length_losses)."
+            )
+>>>>>>> cut-analysis
     losses = read_artefact(results, "loss_differences")
     models = rows_by(summarize_models(losses), "model")
     chosen = chosen_measure(results)
@@ -109,9 +122,11 @@ def recovered_by(results: Path, model: str, rule: str) -> str:
         return f"How many tokens recover it is not known: {rule} was measured without the null that it needs."
     # The divergence is surer than the loss.
     effects = effects[effects["criterion"] == effects["criterion"].iloc[-1]]
+    # Models that selected together are named with a plus between them; none of them is held out.
     is_other = ~effects["evaluator"].isin(model.split("+"))
     effects = effects[is_other | ~is_other.any()]
     is_few = effects["k"] <= _FEW_TOKENS
+    # The sort is stable: of several held-out evaluators the last one's row.
     row = effects[is_few | ~is_few.any()].sort_values("k", kind="stable").to_dict("records")[-1]
     gain, own, null = (interval_of(row, name) for name in ("gain", "recovered", "null_recovered"))
     kind = " of KL" if row["criterion"] == DIVERGENCE else ""
@@ -139,10 +154,13 @@ def tokens_needed(results: Path, model: str, rule: str) -> Iterator[str]:
     if of_evaluators.isna().all(axis=None):
         return
     others = [evaluator for evaluator in of_evaluators if evaluator not in model.split("+")]
+    # Only targets that every evaluator has a value for: else the mean would change its models by target.
     values = of_evaluators[others or list(of_evaluators)].mean(axis=1, skipna=False).dropna()
+    num_targets = len(rows.drop_duplicates(TARGET))
     low, middle, high = values.quantile([0.1, 0.5, 0.9])
     text = (
-        f"{len(values):,} of {len(of_evaluators):,} predictions have enough total effect; half of these need"
+        # 2**x keeps the order, so this is the median target's k, as a geometric mean over thresholds.
+        f"{len(values):,} of {num_targets:,} predictions have enough total effect; half of these need"
         f" about {2**middle:.0f} distant tokens or fewer (mean_log2_k: median {middle:.1f}, 80% range"
         f" {low:.1f} to {high:.1f})"
     )
@@ -159,6 +177,7 @@ def short_models_answer(results: Path, losses: pd.DataFrame) -> str:
     of_models = losses.pivot(index=TARGET, columns="model", values="long_context_loss").reset_index()
     means = []
     for model in shorts:
+        # Models that selected come first in the list, so the last is the one least likely to have.
         gaps = of_models.assign(gap=of_models[model] - of_models[longs[-1]]).dropna(subset="gap")
         means.append(f"{model}'s by {interval_cell(mean_columns(gaps, 'gap'), 'gap')} nats")
     text = f"With the long context, losses exceed that of {longs[-1]}: {', '.join(means)}"

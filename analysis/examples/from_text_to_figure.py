@@ -33,9 +33,11 @@ def recovered(text: str, model: str, rule: str, **lengths: Any) -> "pd.Series[fl
     # Nothing stands where a token is left out; every prediction of the text with distant tokens enough
     # counts.
     tokens = influential_tokens(text, model, rule=rule, k=KS, ablation="mask", **lengths)
+    # The row of rank k has the loss with the tokens of ranks 1 to k together.
     tried = tokens[tokens["rank"].isin(KS)].groupby("rank")
     losses = tried[["short_context_loss", "sparse_context_loss", "long_context_loss"]].sum()
     gain = losses["short_context_loss"] - losses["long_context_loss"]
+    # A ratio of sums: single predictions whose gain is near 0 would rule a mean of ratios.
     return (losses["short_context_loss"] - losses["sparse_context_loss"]) / gain
 
 

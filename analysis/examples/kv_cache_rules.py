@@ -32,9 +32,12 @@ def streaming_llm(far: FarContext) -> np.ndarray:
     Theirs counts positions within the cache; here tokens keep their IDs.
     """
     num_far_T = far.num_far_tokens_T
+    # Targets ascend, so the last one has the most distant tokens.
     scores_F = np.arange(num_far_T[-1])  # the later, the better
     sinks_F = scores_F[:NUM_SINKS].copy()
+    # Of ten tokens: 14, 13, 12, 11, then 4 to 9, so that the sinks come first, the very first at the top.
     scores_F[:NUM_SINKS] = len(scores_F) + NUM_SINKS - sinks_F
+    # A row per target; scores of tokens beyond a target's own distant context are ignored.
     return np.tile(scores_F, (len(num_far_T), 1))
 
 
@@ -47,15 +50,20 @@ def snapkv(far: FarContext) -> np.ndarray:
     num_recent = far.lengths.short_context_length
 
     def votes(model: CausalLM, read: ReadText) -> torch.Tensor:
+        # None: all rows, not the targets' alone. Heads are summed layer by layer, as keeping them would take
+        # as many times the memory as there are heads.
         layers = model.watch_heads(*read[:3], None, lambda queries, keys, weights_HSS: weights_HSS.sum(0))
         weights_SS = torch.stack(layers).sum(0)
+        # NaN: no candidate, such as a token of the short context.
         votes_TS = torch.full((len(read.query_rows_T), len(weights_SS)), torch.nan)
         for target, row in enumerate(read.query_rows_T.tolist()):
             # A sequence may hold several targets' short contexts; a mask then says what this one sees.
             seen = torch.arange(row + 1, device=weights_SS.device)
             if read.visible_1SS is not None:
                 seen = read.visible_1SS[0, row].nonzero()[:, 0]
+            # Rows: queries of the short context; columns: keys of the distant one.
             votes_F = weights_SS[seen[-num_recent:]][:, seen[:-num_recent]].sum(0, keepdim=True)
+            # Zeros pad both ends and count in the mean, so the outermost tokens score lower.
             pooled_F = torch.nn.functional.avg_pool1d(votes_F, POOLED, stride=1, padding=POOLED // 2)[0]
             votes_TS[target, seen[:-num_recent].cpu()] = pooled_F.cpu()
         return votes_TS

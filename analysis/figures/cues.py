@@ -22,6 +22,7 @@ _PANELS = {
 
 def cues_figure(accuracy: pd.DataFrame) -> Figure:
     """Excess loss against length without scaled attention: a panel a place of the cues, a line a number."""
+    # Some kept results are of models with scaled attention, which no model can have any longer.
     plain = accuracy[accuracy["attention_scaling"].fillna("none") == "none"]
     shown = {title: of for title, of in _PANELS.items() if of[1] in set(plain["positions"])}
     figure, axes = drawing.panels(len(shown), 2.6)
@@ -33,6 +34,7 @@ def cues_figure(accuracy: pd.DataFrame) -> Figure:
                 words = drawing.counted(number, "cue")
                 drawing.draw_line(ax, means["size"], means, "excess_loss", drawing.solid(color), words)
         sizes = sorted(plain["size"].unique())
+        # Labels of all sizes would touch.
         drawing.length_axis(ax, sizes[::3] or sizes, "length (tokens)")
         ax.set(title=title, yscale="log")
     axes[0].set_ylabel("excess loss (nats)")
@@ -60,8 +62,10 @@ def cues_figure(accuracy: pd.DataFrame) -> Figure:
 def distances_figure(examples: pd.DataFrame) -> Figure:
     """Excess loss by the distance of the farthest cue, a line a number of cues."""
     figure, (ax,) = drawing.panels(1, 2.6)
+    # Bins include their upper end: a cue 64 tokens away is in the first.
     bins = pd.cut(examples["distances"].map(max), [0, *BINS.values()], labels=list(BINS))
     cells = examples.assign(distance=bins).groupby(["task", "distance", "seed"], observed=True)
+    # A mean per seed first: the interval is over trainings, and the examples of one model share its own.
     means = cells["excess_loss"].mean().reset_index()
     excess = {}
     for color, number in zip(drawing.graded(3), (1, 2, 4), strict=True):

@@ -64,16 +64,20 @@ def outcome_targets(sparsity: pd.DataFrame, losses: pd.DataFrame, models: Sequen
     found = sparsity.pivot(index=KEYS, columns="evaluator", values=SPARSITY).astype("float64")
     stakes = sparsity.pivot(index=KEYS, columns="evaluator", values="gain").astype("float64")
     found = found.add_prefix(f"{SPARSITY} of ")
+    # The controls take the evaluators' mean; the threshold takes their least, so that there is enough to
+    # recover for each.
     found = found.assign(divergence=stakes.mean(axis=1), least_divergence=stakes.min(axis=1))
     of_evaluators = losses[losses["model"].isin(sparsity["evaluator"])]
     held = of_evaluators.groupby(KEYS).agg(
         gain=("loss_difference", "mean"),
         difficulty=("long_context_loss", "mean"),
+        # The same for every evaluator, as all read the same text.
         position=("num_long_context_tokens", "first"),
         token_id=("target_token_id", "first"),
     )
     of_models = losses[losses["model"].isin(models)]
     outcomes = of_models.pivot(index=KEYS, columns="model", values=MEASURED).astype("float64")
+    # Only targets that every model was measured on, so that each gap is between the same models.
     known = held.join(outcomes.add_prefix(f"{MEASURED} of ")).dropna()
     what = f"targets with {SPARSITY} and with {MEASURED}"
     return joined_on_common(found.reset_index(), known.reset_index(), KEYS, what)
@@ -100,6 +104,7 @@ def compared_models(
     selections = rows["model"].unique()
     if len(selections) > 1:
         raise InputError(f"tokens chosen by {' and by '.join(selections)} need a results folder each")
+    # A plus joins the names of models that selected together.
     selectors = selections[0].split("+")
     rows = rows[~rows["evaluator"].isin(selectors)]
     if rows.empty:
@@ -142,6 +147,7 @@ def gap_targets(
         counts_V = training_token_counts(opened)
         urls = {document.document_id: document.url or "" for document in opened.evaluation_documents()}
         sources = {name: "Wikipedia" if "wikipedia.org/" in url else "C4" for name, url in urls.items()}
+        # Plus one, as a token may never occur in the training text.
         targets["log_token_count"] = np.log(counts_V[targets["token_id"]] + 1.0)
         targets["source"] = targets["document_id"].map(sources)
     return targets, trainings, long
@@ -156,6 +162,7 @@ def gap_slope(targets: pd.DataFrame, *, short: Sequence[str], long: Sequence[str
     """
     known = with_sparsity(targets)
     sparsity = of_each(known, SPARSITY)
+    # Above the diagonal, each pair of evaluators appears once.
     pairs = np.triu_indices(sparsity.shape[1], 1)
     found = design_of(known).least_squares(of_each(known, MEASURED))
     return {
@@ -177,9 +184,13 @@ def binned(targets: pd.DataFrame, *, short: Sequence[str], long: Sequence[str]) 
     losses = of_each(known, MEASURED)
     gap = losses[list(short)].mean(axis=1) - losses[list(long)].mean(axis=1)
     slope, rest_T = design_of(known).slope_and_rest(gap.to_numpy())
+    # Partial residuals: what is left is orthogonal to the mean sparsity, so a least-squares line through
+    # these points has exactly the regression's slope.
     held = known[["document_id"]].assign(gap=gap.mean() + slope * (sparsity - sparsity.mean()) + rest_T)
     rows = [
+        # The bars take slope and controls as known; only the slope's own interval has their error.
         {SPARSITY: sparsity[eighth.index].mean(), **sample_counts(eighth), **mean_columns(eighth, "gap")}
+        # Ties may leave fewer than eight groups.
         for _, eighth in held.groupby(pd.qcut(sparsity, 8, labels=False, duplicates="drop"))
     ]
     return pd.DataFrame(rows)

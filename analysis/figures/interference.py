@@ -35,6 +35,8 @@ from pipeline.text.folder import TokenizedData, training_token_counts
 
 KEYS = ["document_id", "target_position"]
 RULE = "leave_one_out_divergence"
+# Distant tokens stand at the IDs 0 to 511. Distances to them run from 10,241 to 11,263 here, none of which
+# training to 8,192 has seen; from 7,169 to 8,191 in the control, all of which it has.
 PRIMARY = "swap:512@10752"
 """The placement that decides: at an unseen distance."""
 TRAINED = "swap:512@7680"
@@ -73,6 +75,7 @@ def interference_targets(measured: Path, needed: Path | None, data: TokenizedDat
     near = rows[rows["placement"] == NEAR].set_index(KEYS)
     counts = training_token_counts(data)[near["target_token_id"]]
     targets = near[["loss", "entropy"]].assign(log_token_count=np.log(counts + 1.0))
+    # Own text should change the prediction, so its KL is no sign of harm; its loss is.
     rows["value"] = rows["loss"].where(rows["placement"].str.startswith("own"), rows["divergence"])
     distant = rows["distant_document_id"].map(source_of).fillna("")
     rows["condition"] = (rows["placement"] + " " + distant).str.strip()
@@ -84,6 +87,7 @@ def interference_targets(measured: Path, needed: Path | None, data: TokenizedDat
         targets = targets.join(of_kl[[SPARSITY, "gain"]].rename(columns={"gain": "total_effect"}))
     targets = targets.reset_index()
     targets.insert(2, "source", targets["document_id"].map(source_of))
+    # A text that served as a distant one is never its own distant text, and lacks cells that others have.
     return targets[~targets["document_id"].isin(rows["distant_document_id"])].reset_index(drop=True)
 
 
@@ -97,6 +101,7 @@ def with_outcomes(targets: pd.DataFrame) -> pd.DataFrame:
     columns = {name: mean_interference(targets, name) for name in (PRIMARY, TRAINED)}
     found = targets.assign(**columns, stake=mean_interference(targets, STAKE))
     logs = {"log_total_effect": "total_effect", "log_stake": "stake", "log_trained": TRAINED}
+    # The floor keeps logarithms finite where a KL is 0, or below it by rounding.
     return found.assign(**{name: np.log(found[of].clip(lower=1e-6)) for name, of in logs.items()})
 
 
@@ -125,15 +130,19 @@ def slope(targets: pd.DataFrame, outcome: str, kind: str, splines: Sequence[str]
     h_T = targets[outcome].to_numpy(dtype="float64")
     regressors_T1 = targets[[SPARSITY]].to_numpy()
     lines = pd.get_dummies(targets[["log_token_count", "loss", "source"]]).to_numpy(dtype="float64")
+    # The columns of each spline sum to 1, as do the sources' dummies; `full_rank` drops what is redundant.
     controls_TC = np.hstack([*(spline(targets[name]) for name in splines), lines])
     weights_T = None
+    # Quasi-likelihood: only the mean has to be right, and zeros do no harm, as log h is never taken.
     if kind == RATIO:
         # The last step of the Poisson regression is a least squares: its weights and its working response.
         columns_TC = full_rank(np.column_stack([regressors_T1, controls_TC]))
+        # Only at convergence does the last step stand for the whole fit, hence the tight tolerance.
         weights_T = GLM(h_T, columns_TC, family=families.Poisson()).fit(maxiter=50, tol=1e-12).mu
         h_T = np.log(weights_T) + (h_T - weights_T) / weights_T
     else:
         h_T = h_T / targets["stake"].to_numpy() if kind == SHARE else h_T
+        # Slopes become shares of the mean per doubling, the scale of `SMALLEST_EFFECT`.
         h_T = h_T / h_T.mean()
     design = Design(regressors_T1, controls_TC, targets["document_id"].to_numpy(), weights_T)
     return single(design.least_squares(pd.DataFrame({"h": h_T})))
@@ -148,6 +157,7 @@ def slopes(targets: pd.DataFrame, primary: str = PRIMARY, trained: str = TRAINED
             control.
     """
     known = targets[targets["total_effect"] >= LEAST_EFFECT].dropna(subset=[SPARSITY, primary, trained])
+    # An effect of one end alone, such as a step at the lowest eighth, is no slope.
     low, high = known[SPARSITY].quantile([1 / 8, 7 / 8])
     rows: list[Row] = [
         {"variant": "as planned", "kind": kind, **slope(known, primary, kind), **sample_counts(known)}
@@ -162,6 +172,7 @@ def slopes(targets: pd.DataFrame, primary: str = PRIMARY, trained: str = TRAINED
         found = slope(of, outcome, RATIO, splines)
         rows.append({"variant": variant, "kind": RATIO, **found, **sample_counts(of)})
     table = pd.DataFrame(rows)
+    # Only the three planned rows are tested; the series is shorter than the table, and the others get NaN.
     table["holm_p_value"] = pd.Series(multipletests(table["p_value"][: len(KINDS)], method="holm")[1])
     return table
 
@@ -178,8 +189,10 @@ def verdict(table: pd.DataFrame) -> str:
     ratio, nats, share = planned
     shapes = [rows[f"{end} eighth left out", RATIO] for end in ("lowest", "highest")]
     is_clear = ratio["holm_p_value"] <= 0.05 and nats["holm_p_value"] <= 0.05
+    # The share need not be significant itself; it must not contradict.
     has_shape = share["slope_high"] >= 0 and all(row["slope_low"] > 0 for row in shapes)
     if is_clear and ratio["slope"] > 0 and nats["slope"] > 0 and has_shape:
+        # Disjoint intervals, usually stricter than a test of the difference.
         is_specific = ratio["slope_low"] > rows["negative control", RATIO]["slope_high"]
         return "supported, length-specific" if is_specific else "supported"
     if is_clear and ratio["slope"] < 0 and nats["slope"] < 0:
@@ -190,9 +203,10 @@ def verdict(table: pd.DataFrame) -> str:
 def natural_check(targets: pd.DataFrame) -> str:
     """Tell whether the short version stands for texts of full length, by the rule of the plan.
 
-    Own loss rises by 0.1 nats or more from 8,192 to 12,288 tokens, and targets rank alike (Spearman 0.6 or
+    Own loss rises by more than 0.1 nats from 8,192 to 12,288 tokens, and targets rank alike (Spearman 0.6 or
     more) behind 512 distant tokens and behind all.
     """
+    # The near tokens begin at these IDs, and 512 of them follow: 12,288 and 8,192 in all.
     rise = interval_over_documents(targets["document_id"], targets["own:11776"] - targets["own:7680"])
     ranks = {}
     for start in (10240, 11776):
@@ -214,6 +228,7 @@ SOURCES = {"c4": "C4", "wikipedia": "Wikipedia", "novels": "novel"}
 def mechanism_figure(table: pd.DataFrame) -> Figure:
     """Interference by distance (512 tokens), and by the number of tokens at one unseen distance."""
     figure, axes = drawing.panels(2, 2.8, sharey=False)
+    # Squeezed distant tokens have another span than their number.
     at_512 = table[(table["num_distant"] == 512) & (table["span"] == 512)]
     at_far = table[table["near_start"] == 11776]
     for ax, rows, column in ((axes[0], at_512, "near_start"), (axes[1], at_far, "num_distant")):
@@ -221,6 +236,8 @@ def mechanism_figure(table: pd.DataFrame) -> Figure:
             line = rows[rows["distant_text"] == source].sort_values(column)
             drawing.draw_line(ax, line[column], line, "interference", drawing.solid(color), words)
     by_number = table.groupby(["near_start", "num_distant"])["interference"].mean()
+    # The lowest start, 7,680, is the only trained one; its last point is 11,776 tokens squeezed
+    # into these 7,680 IDs.
     trained = by_number[table["near_start"].min()].reset_index()
     look = drawing.hollow(drawing.solid(drawing.GREY))
     words = "at trained\ndistances"
@@ -228,6 +245,7 @@ def mechanism_figure(table: pd.DataFrame) -> Figure:
     drawing.length_axis(axes[1], [1, 16, 256, 4096], "distant tokens (near tokens from ID 11,776)")
     for ax in axes:
         ax.set_ylim(bottom=0)
+    # 7,000 is only left of the first point: all lower IDs were trained, too.
     drawing.shade(axes[0], 7000, 8192)
     axes[0].text(8250, axes[0].get_ylim()[1], "trained to 8,192", va="top", fontsize=8.5, color=drawing.GREY)
     axes[0].set(xlabel="position ID where the near tokens begin", ylabel="interference (KL, nats)")

@@ -37,6 +37,7 @@ def summarize_models(loss_differences: pd.DataFrame) -> pd.DataFrame:
         means |= mean_columns(targets, "loss_difference")
         for name, column in (("expected_gain", "short_context_divergence"), ("document_specific_gain",) * 2):
             interval = NO_INTERVAL
+            # With some targets missing, the mean would be over other targets than the gain's.
             if column in targets and targets[column].notna().all():
                 interval = interval_over_documents(targets["document_id"], targets[column])
             means |= interval_columns(name, interval)
@@ -77,6 +78,7 @@ def _weighed_means(chunks: pd.DataFrame, name: str, column: str) -> pd.DataFrame
 
     def numbers(chunks: pd.DataFrame) -> dict[Hashable, float]:
         weights = chunks["num_targets"]
+        # A chunk's mean times its number of targets is the sum over them.
         mean = interval_over_documents(chunks["document_id"], chunks[column] * weights, weights)
         return {"num_targets": int(weights.sum()), **interval_columns(name, mean)}
 
@@ -84,7 +86,10 @@ def _weighed_means(chunks: pd.DataFrame, name: str, column: str) -> pd.DataFrame
 
 
 def lengths_figure(
-    differences: pd.DataFrame, labels: Mapping[str, drawing.ModelLabel], train_lengths: Iterable[int]
+    differences: pd.DataFrame,
+    labels: Mapping[str, drawing.ModelLabel],
+    train_lengths: Iterable[int],
+    reference: str,
 ) -> Figure:
     """`losses_beside_reference` of every model against the context given; training lengths are marked.
 
@@ -104,8 +109,8 @@ def lengths_figure(
         if not ticks or ticks[-1] >= 1.45 * length:
             ticks.append(int(length))
     drawing.length_axis(ax, ticks, "context given (tokens)")
-    reference = differences["model"].iloc[0]
-    ax.set_ylabel(f"loss less {reference}'s with {min(ticks)} tokens (nats)")
+    ax.set_ylabel("loss less the reference's (nats)")
+    shortest = differences["context_length"].min()
     for length in sorted(set(train_lengths)):
         drawing.name_place(ax, length, f"trained at {length}")
     means = {training: sum(of_models) / len(of_models) for training, of_models in changes.items()}
@@ -114,10 +119,11 @@ def lengths_figure(
     sizes = {label.size for model, label in labels.items() if model in set(differences["model"])}
     drawing.put_title(
         figure,
-        f"From {min(ticks)} to {max(ticks)} tokens of context, loss changes by"
+        f"From {shortest} to {max(ticks)} tokens of context, loss changes by"
         f" {means[best]:+.2f} nats ({best}) to {means[worst]:+.2f} ({worst})",
         drawing.sample_size(differences),
         sizes.pop() if len(sizes) == 1 else "",
+        f"reference: {reference} with {shortest} tokens",
         f"{drawing.BARS}, of the difference",
     )
     return figure
@@ -147,7 +153,9 @@ def needed_context(length_losses: pd.DataFrame) -> pd.DataFrame:
                 continue
             weighed = chunks.assign(value=column.astype("float64") * chunks["num_targets"])
             sums = weighed.groupby(["document_id", "context_length"])[["value", "num_targets"]].sum()
+            # The lengths ascend: place 0 is the shortest context, -1 the longest.
             values_DJ = sums["value"].unstack()
+            # Every length is measured on every target, so one column has their number.
             num_targets_D = sums["num_targets"].unstack().iloc[:, -1].to_numpy()
             sums_JD = values_DJ.to_numpy().T
             worth = ratio_of_sums(sums_JD[0] - sums_JD[-1], num_targets_D)
@@ -172,13 +180,18 @@ def windows_keeping(values_XJ: np.ndarray, lengths_J: np.ndarray, percent: float
     Args:
         values_XJ: losses or divergences, at J ascending lengths.
     """
+    # X is 1 for the estimate, and the number of resamples for its interval.
     places_X = np.arange(len(values_XJ))
     log2_J = np.log2(lengths_J)
     with np.errstate(divide="ignore", invalid="ignore"):
         kept_XJ = (values_XJ[:, :1] - values_XJ) / (values_XJ[:, :1] - values_XJ[:, -1:])
+        # Noise can make a longer context worse; the first length that reaches the share counts.
         rising_XJ = np.maximum.accumulate(kept_XJ, axis=1)
+        # The shortest keeps 0, so the first to reach the share is a later one; `clip` only saves rows without
+        # worth, which become NaN below, from the index -1.
         reached_X = (rising_XJ >= percent / 100).argmax(1).clip(min=1)
         before_X = rising_XJ[places_X, reached_X - 1]
         part_X = (percent / 100 - before_X) / (rising_XJ[places_X, reached_X] - before_X)
+    # Halfway between 64 and 128 tokens is 91.
     windows_X = 2 ** (log2_J[reached_X - 1] + part_X * (log2_J[reached_X] - log2_J[reached_X - 1]))
     return np.where(values_XJ[:, 0] > values_XJ[:, -1], windows_X, np.nan)

@@ -39,10 +39,13 @@ def verdict(accuracy: pd.DataFrame) -> str:
     """Decide by the rule of the log: by OR of eight bits at 180 tokens, if OR clearly beats parity."""
     at_end = accuracy[accuracy["is_learnt"] & (accuracy["size"] == accuracy["size"].max())]
     of_or = at_end[(at_end["task"] == "sparse_or") & (at_end["sparsity"] == 8)]["exact_match"].mean()
+    # A mean over k first: the seeds that learned both functions are the sample, in pairs.
     many = at_end[at_end["sparsity"].between(5, 8)].groupby(["task", "seed"])["exact_match"].mean()
     lead = (many["sparse_or"] - many["sparse_parity"]).dropna().to_frame("lead")
-    if over_seeds(lead, "lead")["lead_low"] <= 0:
+    # NaN where one seed, or no OR of eight bits, was learned.
+    if np.isnan(of_or) or not over_seeds(lead, "lead")["lead_low"] > 0:
         return "open"
+    # Both thresholds are the plan's, fixed before any run; chance is 0.5.
     if of_or >= 0.9:
         return "the cause is not the number of tokens"
     return "the number fails" if of_or <= 0.6 else "in part"

@@ -77,6 +77,7 @@ def of_few_tokens() -> Numbers:
     by_loss = recovered_loss.token_effects(few_tokens()).query("criterion == 'loss'")
     shares = {key: percent(interval_of(row, "share")) for key, row in rows_by(by_loss, "rule", "k").items()}
     of_sizes = [rows_by(of_size, "rule", "distant_context", "k") for of_size in curves().values()]
+    # The gain does not depend on the rule, and every size has this one.
     gains = [interval_of(rows["recency", "own", 16], "gain") for rows in of_sizes]
     table = [["gain of the full context, nats", *gains]]
     for words, rule, distant_context in (
@@ -124,7 +125,9 @@ def of_stricter_test() -> Numbers:
     targets = read_artefact(EVALUATED, "dependency_sparsity", only=only)
 
     def enough(k: int, least: float, most: float) -> str:
+        # "left": 0.1 counts, 0.5 does not; 999 stands for no upper end.
         between = targets[targets["gain"].between(least, most, "left")]
+        # Null where no studied k reaches 90%: more than any k that is asked about.
         share = interval_over_documents(between["document_id"], between["k_90"].fillna(999) <= k)
         return f"{percent(share)} of {len(between)}"
 
@@ -156,6 +159,7 @@ def of_length() -> Numbers:
     def between_texts(number: int, start: int, digits: int = 3) -> str:
         found = places.query(f"num_distant == {number} and near_start == {start}")["interference"]
         ends = [f"{value:.{digits}f}" for value in (found.min(), found.max())]
+        # One number where both ends round to the same.
         return " to ".join(dict.fromkeys(ends)) if len(found) else "-"
 
     by_number = [
@@ -265,6 +269,7 @@ def of_contexts() -> Numbers:
     novels = losses.summarize_models(
         read_artefact(REFERENCE / "study" / "novels" / "results", "loss_differences")
     )
+    # The difference is short less long: what the longer context costs is its negative.
     harm = -novels[novels["model"].str.startswith("2m")]["loss_difference"]
     needed = losses.needed_context(read_artefact(EVALUATED, "length_losses"))
     row = rows_by(needed, "model", "criterion")[SELECTOR, "loss"]
@@ -292,9 +297,11 @@ def fill(text: str) -> str:
 
     def of_place(found: re.Match[str]) -> str:
         content = numbers()[found[1]]
+        # Markdown knows a table only on lines of its own.
         content = f"\n{content}\n" if content.startswith("|") else content
         return f"<!-- {found[1]} -->{content}<!-- /{found[1]} -->"
 
+    # The backreference makes a place end at its own name.
     return re.sub(r"<!-- (\w+) -->.*?<!-- /\1 -->", of_place, text, flags=re.DOTALL)
 
 
@@ -317,7 +324,9 @@ def draw() -> None:
         "evaluated/token_effects": recovered_loss.effects_figure(
             effects(), labels[SELECTOR], labels[EVALUATOR].text
         ),
-        "evaluated/loss_against_context_length": losses.lengths_figure(differences, labels, [64, 256]),
+        "evaluated/loss_against_context_length": losses.lengths_figure(
+            differences, labels, [64, 256], SELECTOR
+        ),
         "length/distance_or_number": unseen_distances.distance_or_number_figure(
             unseen_distances.distance_or_number(placed_targets())
         ),

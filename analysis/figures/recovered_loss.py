@@ -42,6 +42,7 @@ _AMOUNTS = ("gain", "recovered", "null_recovered", "excess", "effect")
 def share_of_gain(targets: pd.DataFrame, recovered: str, name: str) -> dict[Hashable, float]:
     """The column `recovered` as a share of the gain, of sums, called `name`; NaN if the gain may be 0."""
     documents = targets["document_id"]
+    # A ratio whose denominator may be 0 has no bounded interval (Fieller 1954).
     is_clear = interval_over_documents(documents, targets["gain"]).low > 0
     share = (
         interval_over_documents(documents, targets[recovered], targets["gain"]) if is_clear else NO_INTERVAL
@@ -80,6 +81,7 @@ def token_effects(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
     targets = amounts[amounts["null_recovered"].notna() | (~has_null & ~needs)]
     excess = targets["recovered"] - targets["null_recovered"]
     effect = excess.where(needs[targets.index], targets["recovered"])
+    # Unsorted, so that the divergence stays behind the loss: readers of the table take the last criterion.
     table = summarized(targets.assign(excess=excess, effect=effect), keys, numbers, sort=False)
     ends = [f"{name}{end}" for name in (*_AMOUNTS, "share") for end in ("", "_low", "_high")]
     return table if len(table) else table.reindex(columns=[*table.columns, *ends])
@@ -100,6 +102,7 @@ def _amounts_of_targets(sparse_context_losses: pd.DataFrame, criterion: str) -> 
     ]
     rows = sparse_context_losses.reindex(columns=list(dict.fromkeys([*sparse_context_losses, *columns])))
     swapped, short, sparse = (rows[name].astype("float64") for name in columns[:3])
+    # Under `mask` nothing is swapped: tokens are added to the short context.
     baseline = swapped.fillna(short)
     long = rows["long_context_loss"] if criterion == LOSS else 0.0
     rows = rows.assign(
@@ -159,9 +162,11 @@ def loss_curves(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
     null = own.assign(recovered=own["null_recovered"]).dropna(subset="recovered")
     choices = pd.concat([own.assign(distant_context=OWN), null.assign(distant_context=OTHER_DOCUMENT)])
     keys = ["rule", "distant_context", "k"]
+    # With no tokens nothing is recovered, by definition: each curve begins at the short context's loss.
     none = choices.drop_duplicates([*keys[:2], *TARGET]).assign(k=0, recovered=0.0)
     rows = summarized(pd.concat([none, choices]), keys, numbers)
     most = rows.sort_values("num_targets").iloc[-1]  # whose losses are the two levels
+    # A loss falls as more is recovered, so the low end of one is the high end of the other.
     for end, other in (("", ""), ("_low", "_high"), ("_high", "_low")):
         rows[f"loss{end}"] = most["short"] - rows[f"recovered{other}"]
         rows[f"long_loss{end}"] = most["short"] - most[f"gain{other}"]
@@ -179,6 +184,7 @@ def paper_verdict(sparse_context_losses: pd.DataFrame, k: int = _FEW) -> tuple[s
     """
     rows = _amounts_of_targets(sparse_context_losses, LOSS).query("k == @k")
     of_rule = {rule: of_one.set_index(TARGET) for rule, of_one in rows.groupby("rule")}
+    # Subtracted target by target, so that how hard a text is cancels.
     selected = of_rule[_SELECTED].assign(
         lead=lambda targets: targets["recovered"] - of_rule[_RECENCY]["recovered"]
     )
@@ -211,16 +217,20 @@ def loss_figure(curves: pd.DataFrame, label: drawing.ModelLabel, evaluator: str 
         style = drawing.hollow(drawing.rule_style(selected))
         drawing.draw_line(ax, map(ks.index, null["k"]), null, "loss", style, "null baseline")
     drawing.draw_line(ax, [len(ks)], curves[:1], "long_loss", label.style | {"linestyle": "none"})
+    # Evenly spaced places: neither k = 0 nor "all" has one on a logarithmic axis.
     ax.set_xticks(range(len(ks) + 1), [*map(str, ks), "all"])
     ax.set_xlim(ax.get_xlim())  # the names of the levels begin at its end and widen nothing
     for name, level in zip(("short", "full"), curves[["loss", "long_loss"]].iloc[0], strict=True):
         ax.axhline(level, color=drawing.GREY, linewidth=0.8, zorder=1)
         words = f"{name} context, {level:.2f}"
+        # An invisible point, beside which `put_title` writes the name of the level.
         ax.plot(len(ks) + 0.2, level, color=drawing.GREY, linestyle="none", label=words)
     ax.set_xlabel("k distant tokens beside the short context")
     ax.set_ylabel("loss (nats)")
+    # ks[0] is 0, so ks[1] is the fewest studied, which counts even beyond 16.
     few = of_own[of_own["k"] == max(k for k in ks if k <= max(_FEW, ks[1]))].set_index("rule")
     title = "The full context is not shown to gain anything that k tokens could recover"
+    # Also False for NaN, which stands where the gain may be 0.
     if few.loc[selected, "recovered_share"] > 0:
         tokens = drawing.counted(int(few.loc[selected, "k"]), f"{_ROLES[selected]} token")
         title = f"{tokens} recover {few.loc[selected, 'recovered_share']:.0%} of the full context's gain"
@@ -255,9 +265,11 @@ def effects_figure(effects: pd.DataFrame, label: drawing.ModelLabel, evaluator: 
             drawing.draw_line(ax, line["k"], line, "effect", drawing.rule_style(str(rule)), name)
         drawing.name_level(ax, rows["gain"].iloc[0], "all distant tokens", side="left")
         ks = rows["k"].unique()
+        # k & (k - 1) is 0 for powers of two, which have a single bit.
         drawing.length_axis(ax, [k for k in ks if not k & (k - 1) or k == max(ks)], "k distant tokens")
         ax.set_title(titles[str(criterion)], loc="left")
     axes[0].set_ylabel("recovered (nats)")
+    # `rows` is that of the last panel: the divergence, if it was measured.
     row = rows[(rows["rule"] == shown_rule(rows["rule"])) & (rows["k"] <= max(_FEW, rows["k"].min()))].iloc[
         -1
     ]

@@ -53,12 +53,15 @@ def with_sparsity(targets: pd.DataFrame) -> pd.DataFrame:
 
 def spline(values: pd.Series | np.ndarray) -> np.ndarray:
     """A natural spline of a control: float64 [T, C]."""
+    # Each column is 1 at its own knot and 0 at the others. They sum to 1, so each spline has an intercept.
     return np.asarray(dmatrix(f"cr(x, df={SPLINE_DEGREES}) - 1", {"x": np.asarray(values)}))
 
 
 def full_rank(columns_TC: np.ndarray) -> np.ndarray:
     """Orthonormal columns that span these and an intercept, which may determine each other."""
+    # The dummy of the only source is constant, and would be divided by 0.
     varying_TC = columns_TC[:, np.ptp(columns_TC, axis=0) > 0]
+    # `orth` cuts relative to the largest singular value: a column in small units would count as redundant.
     varying_TC = (varying_TC - varying_TC.mean(axis=0)) / varying_TC.std(axis=0)
     with_intercept_TC = np.column_stack([np.ones(len(columns_TC)), varying_TC])
     return orth(with_intercept_TC, _NOTHING)
@@ -73,6 +76,7 @@ def controls_of(targets: pd.DataFrame) -> np.ndarray:
     """
     names = [name for name in ("difficulty", "log_token_count", "position", "source") if name in targets]
     lines = pd.get_dummies(targets[names]).to_numpy(dtype="float64")
+    # The logarithm is finite: `with_sparsity` leaves out what is below 0.1 nats.
     return np.hstack([spline(np.log(targets["divergence"])), spline(targets["gain"]), lines])
 
 
@@ -101,13 +105,16 @@ class Design:
         Controls may determine each other. `texts_T`: any labels; `weights_T`: None if all weigh the same.
         """
         self._places_G = list(pd.Series(texts_T).groupby(texts_T).indices.values())
+        # Weighted least squares is the ordinary one of rows times the roots of their weights.
         self._root_T1 = np.ones((len(texts_T), 1)) if weights_T is None else np.sqrt(weights_T)[:, None]
         held_TC = self._root_T1 * full_rank(controls_TC)
         basis_TC = np.linalg.qr(held_TC)[0]
         mean_T1 = self._root_T1 * regressors_TJ.mean(axis=1, keepdims=True)
+        # Frisch-Waugh-Lovell: the slope is that on what the controls leave of the regressor.
         mean_T = (mean_T1 - basis_TC @ (basis_TC.T @ mean_T1))[:, 0]
         self._slope_T = mean_T / (mean_T @ mean_T)
         """The w of slope = w'y."""
+        # Orthonormal, so the hat matrix is H = QQ', and only its blocks of one text are ever formed.
         self._basis_TP = np.column_stack([basis_TC, mean_T / np.sqrt(mean_T @ mean_T)])
 
     def _rest(self, values_TX: np.ndarray) -> np.ndarray:
@@ -118,6 +125,7 @@ class Design:
         outcomes_TM = self._root_T1 * outcomes.to_numpy()
         rest_TM = self._rest(outcomes_TM)
         adjusted_G, degrees_of_freedom = self._adjusted
+        # A score per text and model: models read the same texts, so their slopes covary.
         scores_GM = np.array([a @ rest_TM[of] for a, of in zip(adjusted_G, self._places_G, strict=True)])
         slopes_M = self._slope_T @ outcomes_TM
         return Slopes(outcomes.columns.tolist(), slopes_M, scores_GM.T @ scores_GM, degrees_of_freedom)
@@ -165,15 +173,18 @@ def contrast(found: Slopes, first: Sequence[str], second: Sequence[str]) -> Row:
     Where both are single models, how seeds differ is not known and not in the interval.
     """
     roles = [[found.models.index(model) for model in models] for models in (first, second)]
+    # The product with the slopes is the mean over all pairs.
     weights_M = np.array([(m in first) / len(first) - (m in second) / len(second) for m in found.models])
     text_variance = weights_M @ found.covariance_MM @ weights_M
     seed_variance = 0.0
+    # Satterthwaite: V² over the sum of the components' squares, each over its own degrees of freedom.
     squares = text_variance**2 / found.degrees_of_freedom
     for models, others in (roles, roles[::-1]):
         if (num_models := len(models)) > 1:
             share = 1 / num_models + (1 if len(others) == 1 else 0)  # a single one differs as these do
             spread = found.slopes_M[models].var(ddof=1)
             covariance_MM = found.covariance_MM[np.ix_(models, models)]
+            # E, as the mean variance less the mean covariance of two: (n tr C - sum C) / (n (n - 1)).
             own = num_models * np.trace(covariance_MM) - covariance_MM.sum()
             if (beyond := spread - own / (num_models * (num_models - 1))) > 0:
                 seed_variance += share * beyond

@@ -26,6 +26,7 @@ def over_seeds(accuracy: pd.DataFrame) -> pd.DataFrame:
         A row a cell, ascending, with `exact_match`, its range (`exact_match_low`, `exact_match_high`),
         `num_seeds` and `is_learnt`: whether every seed had learnt the task in distribution.
     """
+    # Tasks without a k have a null there, and `groupby` drops nulls by default.
     cells = accuracy.groupby([*TRAINING, "sparsity", "size"], dropna=False)
     return cells.agg(
         exact_match=("exact_match", "mean"),
@@ -55,6 +56,7 @@ _BANDS = "bands: range of seeds; shaded: trained sizes"
 
 def positions_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
     """Exact match against size, in multiples of the training size: a panel a scheme, a line a task."""
+    # A scheme is worth a panel if every seed learns at least one task with it.
     is_learnt = cells.groupby(["positions", "task"])["is_learnt"].all().groupby("positions").any()
     present = sorted(is_learnt.index, key=list(POSITION_WORDS).index)
     shown = [scheme for scheme in present if is_learnt[scheme]][:2] or present[:1]
@@ -68,6 +70,7 @@ def positions_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
             _draw_line(line, ax, str(task).replace("_", " "), style)
         _finish(ax, 1, "test size / largest training size", POSITION_WORDS[scheme])
     axes[0].set_ylabel("exact match (%)")
+    # Tasks are tested up to different multiples of their training size.
     last = cells.loc[cells.groupby(["positions", "task"])["size"].idxmax()]
     solved = (last["exact_match"] >= 0.9).groupby(last["positions"]).agg(["sum", "size"]).loc[shown]
     counts = [f"{POSITION_WORDS[scheme]} {num} of {of}" for scheme, num, of in solved.itertuples()]
@@ -132,9 +135,11 @@ def found_shares(found_dependencies: pd.DataFrame) -> pd.DataFrame:
         (found_lowest, found_highest), chance (as many tokens drawn uniformly), num_seeds.
     """
     within = found_dependencies[found_dependencies["rank"] <= found_dependencies["num_dependencies"]]
+    # Of F tokens, n drawn uniformly find n / F of the n true ones on average.
     within = within.assign(chance=within["num_dependencies"] / within["num_distant_tokens"])
     keys = [*_CONDITION, "rule", "ablation"]
     of_models = within.groupby([*keys, "model"], dropna=False, sort=False)
+    # A mean per model first, so that the range is over seeds.
     means = of_models[["is_dependency", "chance"]].mean()
     table = means.groupby(keys, dropna=False, sort=False).agg(
         found=("is_dependency", "mean"),

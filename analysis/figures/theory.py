@@ -104,10 +104,13 @@ def subsets_within_reach(
     subsets_NK = places_S[:, None]
     for _ in range(sparsity - 1):
         distances_NKS = np.abs(ids_S[subsets_NK][:, :, None] - ids_S)
+        # Only later places are added, so each subset arises once, ascending.
         is_next_NS = (distances_NKS < key_reach).all(axis=1) & (places_S > subsets_NK[:, -1:])
         chosen_N, added_N = np.nonzero(is_next_NS)
         subsets_NK = np.column_stack([subsets_NK[chosen_N], added_N])
     ids_NK = ids_S[subsets_NK]
+    # Differences from the first ID, which may be negative if IDs are coupled, as digits in base 2 reach - 1.
+    # Reach 3: -2 … 2 become 0 … 4.
     digits_NK = ids_NK[:, 1:] - ids_NK[:, :1] + key_reach - 1
     powers_K = (2 * key_reach - 1) ** np.arange(sparsity - 1)[::-1]
     return torch.from_numpy(subsets_NK), torch.from_numpy(digits_NK @ powers_K)
@@ -132,7 +135,9 @@ class SparseFunctionalAttention(nn.Module):
         """The class evaluated: h of each sequence, float32 [B]."""
         subsets_NK, relations_N = subsets_within_reach(position_ids_S, self.sparsity, self.key_reach)
         contents_BN = (token_ids_BS[:, subsets_NK] * self.powers_K).sum(dim=-1)  # its digits are X_S
+        # The table [relation, X_S] is flattened: a row has as many entries as there are values.
         log_keys_BN = self.log_keys[relations_N * len(self.raw_values) + contents_BN]
+        # Keys are exp of a free number, so keys over their sum are a softmax, which can't overflow.
         return (log_keys_BN.softmax(dim=1) * self.raw_values.tanh()[contents_BN]).sum(dim=1)
 
 
@@ -148,6 +153,7 @@ def draw_sequences(
     law = partial(places, local_length=LOCAL_LENGTH)
     examples = [draw_planted(size, sparsity, generator, position_law=law) for _ in range(num_sequences)]
     tokens_and_answers = np.stack([example.token_ids_S for example in examples])
+    # The answer, the last token, is 0 or 1; before it stands "=", which is left out.
     labels_B = torch.from_numpy(1.0 - 2.0 * tokens_and_answers[:, -1]).float()
     return torch.from_numpy(tokens_and_answers[:, :size]), condition.position_ids(size), labels_B
 
@@ -167,6 +173,7 @@ def fit(
         optimizer.zero_grad()
         (attention(*inputs) - labels_B).square().mean().backward()
         optimizer.step()
+    # A stream of its own: tests are the same whatever the number of training steps.
     test_generator = np.random.default_rng([seed, 1])
     return [
         errors(attention, draw_sequences(condition, sparsity, size, num_test_sequences, test_generator))
@@ -200,6 +207,7 @@ def by_length(fits: pd.DataFrame) -> pd.DataFrame:
     of_fit = [last["model"], last["seed"]]
     trained = last["squared_error"].where(last["length_ratio"] <= 1)
     last["in_distribution_error"] = trained.groupby(of_fit).transform("mean")
+    # One value per fit, the error at L, and NaN elsewhere, which `max` skips.
     at_longest_trained = trained.where(last["length_ratio"] == 1).groupby(of_fit).transform("max")
     growth = np.log(last["squared_error"] / at_longest_trained)
     last["growth_exponent"] = growth / np.log(last["length_ratio"].where(last["length_ratio"] > 1))
@@ -285,6 +293,7 @@ def main(arguments: argparse.Namespace) -> None:
             f"{name}-k{k}",
             settings=settings,
             inputs={},
+            # A shard per seed: a command that is repeated fits only what is missing.
             num_shards=len(arguments.seeds),
         )
         shared = condition._asdict() | {

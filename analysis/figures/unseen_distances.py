@@ -30,6 +30,7 @@ LOWEST = "gap at 224, lowest eighth left out"
 HIGHEST = "gap at 224, highest eighth left out"
 SHARE_OF_THE_MEAN = 0.05
 """Smallest effect size of interest: a slope of 5% of the mean gap per doubling."""
+# 32@192: the near tokens begin at ID 192 rather than 32. 192/32: six tokens stand at each of 32 IDs.
 CONDITIONS = {"trained": "32", "distance only": "32@192", "number only": "192/32", "both": "192"}
 """Condition -> its placement, near context 32."""
 _RESAMPLES = 2000
@@ -39,6 +40,7 @@ def kept_targets() -> pd.DataFrame:
     """Targets of the first preregistered study that have a sparsity: columns "mean_log2_k of NUMBER"."""
     table = pd.read_parquet(REFERENCE / "decisive" / "outcome_targets.parquet")
     rows = table[table["measured"] == "long_context_loss"].reset_index(drop=True)
+    # A cell holds a list, a value per evaluator.
     values_TJ = pd.DataFrame(np.stack(rows[SPARSITY].to_list()).astype("float64"))
     return with_sparsity(rows.join(values_TJ.add_prefix(f"{SPARSITY} of ")))
 
@@ -55,12 +57,14 @@ def unseen_distances(placed: pd.DataFrame) -> pd.DataFrame:
     """Slopes on mean_log2_k: a row an outcome; `mean` is that of the outcome, nats."""
     near, gap = (
         pd.concat([values_of(placed, 64, placement, role) for role in ROLES], axis=1)
+        # 160 tokens before the nearest 64 make a context of 224.
         for placement in ("near", "own:160")
     )
     known = kept_targets().set_index(KEYS, drop=False)
     known = known[known.index.isin(gap.index)]
     sparsity = of_each(known, SPARSITY).mean(axis=1)
     low, high = sparsity.quantile([1 / 8, 7 / 8])
+    # The gap at 64 tokens is subtracted target by target, and with it what is not due to length.
     cases = {
         GAP: (gap, known),
         BEYOND: (gap - near, known),
@@ -101,18 +105,23 @@ def distance_or_number(placed: pd.DataFrame) -> pd.DataFrame:
     generator = np.random.default_rng(0)
     for kind, role in product(("own", "swap"), ROLES):
         of = {name: values_of(placed, 32, f"{kind}:{word}", role) for name, word in CONDITIONS.items()}
+        # A KL is already measured from the near tokens alone; a loss needs something to rise from.
         base = of["trained"] if kind == "own" else 0.0
+        # Sums and counts apart: texts have different numbers of targets, and the mean is over targets.
         sums_CDM = np.stack([(values - base).groupby(level="document_id").sum() for values in of.values()])
         counts_D = of["both"].groupby(level="document_id").size().to_numpy()
         _, num_texts, num_models = sums_CDM.shape
         drawn_RC = np.empty((_RESAMPLES, len(of)))
         for resample in range(_RESAMPLES):
+            # Texts and models are crossed, so both are resampled; one draw serves all conditions, which
+            # stay paired.
             texts = generator.integers(num_texts, size=num_texts)
             models = generator.integers(num_models, size=num_models)
             totals_C = sums_CDM[:, texts][:, :, models].sum(axis=(1, 2)) / num_models
             drawn_RC[resample] = totals_C / counts_D[texts].sum()
         means_C = sums_CDM.sum(axis=(1, 2)) / num_models / counts_D.sum()
         ends_2C = np.quantile(drawn_RC, (0.025, 0.975), axis=0)
+        # The last condition is "both".
         for name, mean, low, high in zip(of, means_C, *ends_2C, strict=True):
             row: Row = {"text": kind, "role": role, "condition": name, "share": mean / means_C[-1]}
             row |= interval_columns("value", Interval(mean, low, high))
