@@ -65,19 +65,6 @@ def chosen_measure(results: Path) -> tuple[str, str] | None:
 
 def answers(results: Path) -> Iterator[str]:
     """Worth of the distant context, what few tokens recover, how many it takes, who loses without it."""
-<<<<<<< HEAD
-=======
-    if "length_losses" in artefacts_in(results):
-        table = needed_context(read_artefact(results, "length_losses"))
-        # No window is given where the longest context is not clearly worth anything.
-        for row in table[table["criterion"] == "loss"].dropna(subset="window_90").to_dict("records"):
-            window = [f"{row[f'window_90{end}']:.0f}" for end in ("", "_low", "_high")]
-            yield (
-                f"{row['model']} needs the nearest {window[0]} [{', '.join(window[1:])}] tokens for 90% of"
-                f" the {interval_of(row, 'worth')} nats that the longest context is worth beyond the shortest"
-                " (notebook length_losses)."
-            )
->>>>>>> cut-analysis
     losses = read_artefact(results, "loss_differences")
     models = rows_by(summarize_models(losses), "model")
     chosen = chosen_measure(results)
@@ -104,6 +91,7 @@ def answers(results: Path) -> Iterator[str]:
 def lengths_needed(results: Path) -> Iterator[str]:
     """Nearest tokens that give 90% of the gain of the longest context, a sentence a model that gains."""
     table = needed_context(read_artefact(results, "length_losses"))
+    # No window is given where the longest context is not clearly worth anything.
     for row in table[table["criterion"] == "loss"].dropna(subset="window_90").to_dict("records"):
         window = [f"{row[f'window_90{end}']:.0f}" for end in ("", "_low", "_high")]
         yield (
