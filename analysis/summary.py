@@ -190,7 +190,10 @@ def models_table(results: Path) -> str:
 
 def page(results: Path, figures: Path) -> str:
     """The whole page."""
-    in_words = [
+    # Figures of the study's further evaluations are in folders beside; the paper's own figure comes first.
+    paths = [*figures.glob("*.png"), *figures.parent.glob(f"*/{figures.name}/*.png")]
+    paths.sort(key=lambda path: (not path.name.startswith(PAPER_FIGURE), path))
+    lines = [
         textwrap.fill(
             sentence,
             _WIDTH,
@@ -199,16 +202,10 @@ def page(results: Path, figures: Path) -> str:
             break_long_words=False,
             break_on_hyphens=False,
         )
-        for sentence in answers(results)
+        for sentence in (*answers(results), f"Figures: {', '.join(map(str, paths)) or f'none in {figures}'}.")
     ]
-    # Figures of the study's further evaluations are in folders beside; the paper's own figure comes first.
-    paths = [*figures.glob("*.png"), *figures.parent.glob(f"*/{figures.name}/*.png")]
-    paths.sort(key=lambda path: (not path.name.startswith(PAPER_FIGURE), path))
-    where = [
-        f"Figures: {paths[0]}, {len(paths)} in all" if paths else f"Figures: none in {figures}",
-        f"Data: {results} (columns: pipeline/RESULTS.md; to query: sparsity query --results {results})",
-    ]
-    return "\n".join([models_table(results), _NOTES, *in_words, *where, ""])
+    data = f"Data: {results} (columns: pipeline/RESULTS.md; to query: sparsity query --results {results})"
+    return "\n".join([models_table(results), _NOTES, *lines, data, ""])
 
 
 def main(arguments: argparse.Namespace) -> None:
