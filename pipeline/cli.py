@@ -36,7 +36,7 @@ PROGRAMS = (
     "analysis.choose_texts",
     "pipeline.explain",
     "pipeline.query",
-    "pipeline.plant_cues",
+    "pipeline.plant_needles",
     "pipeline.export_huggingface",
     "pipeline.train_synthetic",
     "pipeline.evaluate_synthetic",

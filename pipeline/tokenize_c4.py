@@ -16,8 +16,8 @@ The tokens are those of the model's own tokenizer, as transformers' AutoTokenize
   BOS      documents are stored without; the manifest records what the tokenizer puts before a text
            (bos_token_ids), and the measuring stages put it before every chunk. --bos none: nothing.
   EOS      ends each document: the configuration's eos_token, or --eos-token.
-  control  tokens in the text, such as <|im_start|>, are text, and counted; with --special-tokens they are
-           read as control tokens. So is the EOS of a text; it stays in.
+  control  tokens in the text, such as <|im_start|>, are text, with a warning; with --special-tokens they
+           are read as control tokens. So is the EOS of a text; it stays in.
 
 What it writes:
   OUT/train/part-00000.npy, …    token IDs as raw little-endian integers (olmo.data.MemMapDataset reads
@@ -25,7 +25,7 @@ What it writes:
                                  in the order of the source, each followed by one EOS
   OUT/evaluation_documents/00000-of-00001.parquet
                                  one row a document, ordered by document_id, the hash of its text
-  OUT/tokenizer.json, OUT/train_token_counts.bin (how often each token occurs in training)
+  OUT/tokenizer.json
   OUT/manifest.json              settings, inputs, counts, SHA-256 of every file; written last, so where
                                  it stands everything is complete
 A task writes the same into OUT/tasks/00003-of-00128/. --merge says which tasks are missing, or makes
@@ -43,7 +43,7 @@ where part files end; repetitions, found within a task only (among evaluation do
 Run again, it ends at once if everything (of this task) is complete. If it was interrupted, it goes on
 behind the last whole training file, to the same bytes. Where a file is missing or of another size, the data
 is written anew. A folder that holds other data, or in which another run is at work, is refused.
-Memory: 0.3 GiB, a training file, 4 to 8 bytes a token of the evaluation documents, and to find repetitions
+Memory: 0.3 GiB, a training file, 4 bytes a token of all documents that evaluate, and to find repetitions
 80 bytes a document. Threads: one a core, or as many as the environment variable RAYON_NUM_THREADS says.
 """
 
@@ -75,7 +75,7 @@ from pipeline.cli import (
 )
 from pipeline.results.files import Task, folder_lock, refuse_replacing, write_text
 from pipeline.results.versions import sha256_of_files
-from pipeline.text.encode import UNFINISHED_FILE, Tokenization, merge_tasks, refuse_other_tasks
+from pipeline.text.encode import UNFINISHED_FILE, Tokenization, merge_tasks
 from pipeline.text.folder import (
     EVALUATION_FILE,
     MANIFEST_FILE,
@@ -102,7 +102,6 @@ _SETTINGS = (
     "max_documents",
     "max_tokens",
     "max_evaluation_documents",
-    "skip_malformed",
     "tokens_per_part",
 )
 _TEXT_DEFAULTS = {"text_field": TEXT_FIELD, "bos": "auto", "eos_token": None, "special_tokens": False}
@@ -114,7 +113,9 @@ def parser() -> argparse.ArgumentParser:
     parser = stage_parser(__doc__)
     add = parser.add_argument
     add("--out", type=folder_path, required=True, help="the folder to write")
-    add("--source", nargs="+", help="c4, embedded, or files or globs in C4's schema")
+    what = parser.add_mutually_exclusive_group(required=True).add_argument
+    what("--source", nargs="+", help="c4, embedded, or files or globs in C4's schema")
+    what("--merge", action="store_true", help="make one data set of the tasks in --out; needs no other flag")
     add("--text-field", default=TEXT_FIELD, metavar="NAME", help="the field or column that holds the text")
     add("--evaluation-source", nargs="+", help="the same, for evaluation documents; else split off --source")
     add("--evaluation-fraction", type=fraction, default=0.05, help="share of --source that evaluates")
@@ -136,11 +137,9 @@ def parser() -> argparse.ArgumentParser:
     )
     add_reading_arguments(parser)
     add("--eos-token", metavar="TOKEN", help="ends documents (default: the configuration's)")
-    add("--skip-malformed", action="store_true", help="count malformed records and go on")
     add("--tokens-per-part", type=positive_int, default=100_000_000, help="about the size of a training file")
     add("--task-index", type=whole_number(0), default=0, help="which task this is, counted from 0")
     add("--num-tasks", type=positive_int, default=1, help="tasks that the files of --source are split among")
-    add("--merge", action="store_true", help="make one data set of the tasks in --out; needs no other flag")
     return parser
 
 
@@ -175,7 +174,7 @@ def main(arguments: argparse.Namespace) -> None:
     """Write the tokenized data that the command line asks for, or find it complete."""
     if arguments.merge:
         with folder_lock(arguments.out, "--out"):
-            _report(merge_tasks(arguments.out))
+            logger.info("%s", merge_tasks(arguments.out)["counts"])
         return
     task = Task(arguments.task_index, arguments.num_tasks)
     all_sources, evaluation_sources, tokenizer = _opened(arguments)
@@ -194,38 +193,30 @@ def main(arguments: argparse.Namespace) -> None:
         settings = _settings(arguments)
         if not task.is_whole:
             # What falls to a task depends on the whole list of files, which it does not otherwise record.
-            names = "\n".join(source.short_name for source in all_sources)
-            digest = sha256(names.encode()).hexdigest()[:16]
-            settings |= {"num_tasks": task.num_tasks, "all_files": f"{len(all_sources)} files, {digest}"}
-        # Fail before anything is written if the hub cannot be reached.
-        streams_c4 = not all(source.files for source in (*sources, *evaluation_sources))
+            names = "\n".join(source.name for source in all_sources)
+            all_files = f"{len(all_sources)} files, {sha256(names.encode()).hexdigest()[:16]}"
+            settings |= {"num_tasks": task.num_tasks, "all_files": all_files}
+        on_hub = [source for source in (*sources, *evaluation_sources) if not source.files]
         configuration = {
             "settings": settings,
             "inputs": _inputs(sources, evaluation_sources, tokenizer),
-            "c4_revision": c4_revision() if streams_c4 else None,
+            # Fails before anything is written if the hub cannot be reached.
+            "c4_revision": c4_revision() if on_hub else None,
         }
-        refuse_other_tasks(arguments.out, configuration)
         if is_complete(folder, configuration):
             logger.info("%s is complete, nothing to do", folder)
         else:
             work = Tokenization(folder, task, sources, evaluation_sources, configuration)
-            unfinished = work.unfinished()
-            if unfinished is not None:
-                logger.info("going on behind whole training files; the text before is read again")
-            elif isinstance(tokenizer, int):
-                _train(work, tokenizer)
-            # A run that goes on reads the tokenizer that its first start trained.
+            # Whoever goes on reads the tokenizer that the first start left in the folder.
+            if isinstance(tokenizer, int) and not (folder / UNFINISHED_FILE).exists():
+                texts = work.training_texts(BPE_TRAINING_CHARACTERS)
+                bpe = train_bpe(progress(texts, "training the tokenizer", "document"), tokenizer)
+                write_text(folder / TOKENIZER_FILE, bpe.to_json())
             path = tokenizer if isinstance(tokenizer, Path) else folder / TOKENIZER_FILE
             with progress(None, "tokenizing", "token", work.limit("max_tokens")) as bar:
-                _report(work.write(_load(path, arguments), unfinished, bar.update))
+                logger.info("%s", work.write(_load(path, arguments), bar.update)["counts"])
         # After the manifest: what a kill in between leaves, the next start removes.
         (folder / UNFINISHED_FILE).unlink(missing_ok=True)
-
-
-def _train(work: Tokenization, size: int) -> None:
-    """Leave a BPE of the training text in the folder, for whoever goes on there, too."""
-    texts = progress(work.training_texts(BPE_TRAINING_CHARACTERS), "training the tokenizer", "document")
-    write_text(work.folder / TOKENIZER_FILE, train_bpe(texts, size).to_json())
 
 
 def _load(path: Path, arguments: argparse.Namespace) -> DocumentTokenizer:
@@ -236,8 +227,6 @@ def _load(path: Path, arguments: argparse.Namespace) -> DocumentTokenizer:
 
 def _opened(arguments: argparse.Namespace) -> tuple[list[Source], list[Source], Path | int]:
     """The sources that train and that evaluate, and the tokenizer, or the size of one to train."""
-    if arguments.source is None:
-        raise InputError("say what to tokenize with --source; only --merge goes without")
     streams_c4 = "c4" in arguments.source
     if streams_c4 and arguments.num_tasks == 1 and not (arguments.max_documents or arguments.max_tokens):
         raise InputError(
@@ -261,8 +250,11 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
     settings = {name: getattr(arguments, name) for name in _SETTINGS}
     # Its name alone, as folders move; the files' SHA-256 are among the inputs.
     settings["tokenizer"] = Path(arguments.tokenizer).name
-    read = {name: getattr(arguments, name) for name in _TEXT_DEFAULTS}
-    settings |= {name: value for name, value in read.items() if value != _TEXT_DEFAULTS[name]}
+    settings |= {
+        name: getattr(arguments, name)
+        for name, default in _TEXT_DEFAULTS.items()
+        if getattr(arguments, name) != default
+    }
     if arguments.evaluation_source or "c4" in arguments.source:  # nothing is split off
         settings["evaluation_fraction"] = settings["seed"] = None
     return settings
@@ -281,8 +273,8 @@ def _inputs(
 ) -> dict[str, list[dict[str, str | None]]]:
     """Inputs by name and content; the hub's files have no SHA-256, `c4_revision` stands for it."""
     named: dict[str, list[tuple[str, tuple[Path, ...]]]] = {
-        "source": [(source.short_name, source.files) for source in sources],
-        "evaluation source": [(source.short_name, source.files) for source in evaluation_sources],
+        "source": [(source.name, source.files) for source in sources],
+        "evaluation source": [(source.name, source.files) for source in evaluation_sources],
         "tokenizer": [(file.name, (file,)) for file in _files([], [], tokenizer)],
     }
     return {
@@ -292,8 +284,3 @@ def _inputs(
         ]
         for role, of_role in named.items()
     }
-
-
-def _report(manifest: dict[str, Any]) -> None:
-    counts = [f"{name} {count:,}" for name, count in manifest["counts"].items() if count]
-    logger.info("%s", ", ".join(counts))

@@ -375,7 +375,6 @@ class _Texts:
         self.bos_token_ids: tuple[int, ...] = begun.pop() if begun else ()
         """Before every context; the texts are without it."""
         self.ids = [read.token_ids_N for read in self._read]
-        self.tokenizer.warn_of_control_tokens(sum(read.num_control_tokens for read in self._read))
 
     def chunks(
         self, text: int, short: int, num_far: int, length: int, num_targets: int | None = None

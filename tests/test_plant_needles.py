@@ -4,11 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from measured_documents import contents
 
-from pipeline import plant_cues
+from pipeline import plant_needles
+from pipeline.cli import InputError
+from pipeline.plant_needles import DEPTHS, NEEDLES_FILE
 from pipeline.results.files import read_parquet
 from pipeline.text.folder import TOKENIZER_FILE, EvaluationDocument, TokenizedData, write_data_folder
-from pipeline.text.planting import DEPTHS, NEEDLES_FILE
 from pipeline.text.tokenizer import load_tokenizer, train_bpe
 
 TEXTS = [
@@ -38,8 +40,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plant(data: Path, out: Path, *flags: str) -> None:
-    words = ["--needles", "--data", data, "--out", out, "--document-lengths", *LENGTHS, *flags]
-    plant_cues.main(plant_cues.parser().parse_args(list(map(str, words))))
+    words = ["--data", data, "--out", out, "--document-lengths", *LENGTHS, *flags]
+    plant_needles.main(plant_needles.parser().parse_args(list(map(str, words))))
 
 
 @pytest.fixture(scope="module")
@@ -94,3 +96,18 @@ def test_needle_question_and_answer_are_where_the_truth_says(data: Path, planted
         assert len(hay) == num_hay and text(hay).startswith(text(source[:start]))
         assert text(source).startswith(text(hay)[: text(hay).rindex(" What is")])
         assert start <= row["depth"] * num_hay
+
+
+def test_the_same_again_changes_no_byte_and_other_settings_are_refused(data: Path, planted: Path) -> None:
+    before = contents(planted)
+    plant(data, planted)
+    with pytest.raises(InputError, match="seed was .*, now 1"):
+        plant(data, planted, "--seed", "1")
+    assert contents(planted) == before
+
+
+@pytest.mark.parametrize(("length", "sentence"), [("20", "no room for"), ("5000", "no evaluation document")])
+def test_what_cannot_be_planted_is_refused(data: Path, tmp_path: Path, length: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        plant(data, tmp_path / "out", "--document-lengths", length)
+    assert not list(tmp_path.rglob("manifest.json"))

@@ -1,8 +1,9 @@
 """The stage tokenize_c4: its files and refusals; interrupted and gone on with; its tasks and their merge."""
 
 import json
+import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,10 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from pipeline import tokenize_c4
 from pipeline.cli import InputError
 from pipeline.text import encode
-from pipeline.text.encode import PackedShardWriter
+from pipeline.text.encode import Sorted, evaluates
 from pipeline.text.folder import TokenizedData
 from pipeline.text.sources import Document
+from pipeline.text.tokenizer import DocumentTokenizer
 
 WORDS = ["<|endoftext|>", "<unk>", *"abcdefghij"]  # so a is 2, b is 3, …; of a number's digits 0 is a, 1 is b
 SHARED = 8  # trains, with the flags below
@@ -23,8 +25,9 @@ TASKS = ("--evaluation-fraction", "0.2", "--seed", "1", "--tokens-per-part", "30
 PARTS = ("--evaluation-fraction", "0.3", "--tokens-per-part", "60")
 
 
-def write_tokenizer(folder: Path) -> None:
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+def write_tokenizer(folder: Path, vocabulary: dict[str, int] | None = None) -> None:
+    vocabulary = vocabulary or {word: i for i, word in enumerate(WORDS)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.normalizer = normalizers.Replace("~", "")
     tokenizer.save(str(folder / "words.json"))
@@ -137,12 +140,36 @@ def test_every_integer_of_a_small_corpus(folder: Path) -> None:
         "evaluation_documents": 3,
         "evaluation_tokens": 6,
         "duplicate": 2,
-        "empty": 1,
-        "malformed": 0,
         "in_evaluation_source": 1,
-        "beyond_max_evaluation_documents": 0,
-        "control_tokens": 0,
     }
+
+
+@pytest.mark.parametrize(("largest_id", "dtype"), [(258, np.uint16), (65_536, np.uint32)])
+def test_olmo_reads_the_same_integers(tmp_path: Path, largest_id: int, dtype: type) -> None:
+    memory_maps = pytest.importorskip("olmo.data")
+    vocabulary = {
+        "<|endoftext|>": 0,
+        "<unk>": 1,
+        "a": largest_id,
+        **{word: 5 + i for i, word in enumerate("bcdefg")},
+    }
+    write_tokenizer(tmp_path, vocabulary)
+    write_lines(tmp_path / "train.jsonl", ["b c", "d", "e f a", "g"])
+    write_lines(tmp_path / "evaluation.jsonl", ["b"])
+    data = tokenize(tmp_path, "--tokens-per-part", "5")
+    parts = [[5, 6, 0, 7, 0], [8, 9, largest_id, 0, 10, 0]]
+    raw = [path.read_bytes() for path in data.train_paths]
+    assert raw == [np.array(part, np.dtype(dtype).newbyteorder("<")).tobytes() for part in parts]
+    # OLMo takes whole chunks of 2 from each part.
+    chunks = memory_maps.MemMapDataset(*data.train_paths, chunk_size=2, memmap_dtype=dtype)
+    found = [chunk["input_ids"].tolist() for chunk in chunks]
+    assert found == [[5, 6], [0, 7], [8, 9], [largest_id, 0], [10, 0]]
+
+
+def test_the_decision_is_fixed_by_seed_and_content() -> None:
+    # sha256("0:00000000000000aa") begins with 0381, sha256("1:00000000000000aa") with e750
+    decisions = [evaluates("00000000000000aa", fraction, seed) for fraction in (0, 0.5, 1) for seed in (0, 1)]
+    assert decisions == [False, False, True, False, True, True]
 
 
 def test_bpe_is_trained_on_the_training_part_only(folder: Path) -> None:
@@ -170,9 +197,9 @@ def test_complete_data_is_left_alone_and_another_configuration_refused(folder: P
         (
             '{"text": "a"}\n{"txt": 1}\n',
             "--tokens-per-part 1",
-            r"train\.jsonl, record 2 is malformed: no 'text'",
+            r"train\.jsonl, record 2 cannot be read \(no 'text'",
         ),
-        ('{"text": "a"}\n{"text": "\udce9"}\n', "--tokenizer bpe:300", "record 2 is malformed"),
+        ('{"text": "a"}\n{"text": "\udce9"}\n', "--tokenizer bpe:300", "record 2 cannot be read"),
         ('{"text": "c"}\n', "", "left for the part train"),
         ('{"text": "a"}\n', "--evaluation-source {}/blank.jsonl", r"blank\.jsonl holds no text"),
         ('{"text": "a"}\n', "--evaluation-fraction 0", "left for the part evaluation"),
@@ -189,17 +216,20 @@ def test_bad_input_is_a_sentence_and_leaves_no_data(folder: Path, lines: str, fl
 
 
 def interrupt_at_document(patch: pytest.MonkeyPatch, number: int) -> None:
-    """Interrupt as Ctrl-C would, once so many documents of this run have been written."""
-    add = PackedShardWriter.add
-    num_left = [number]
+    """Interrupt as Ctrl-C would, once so many documents of this run have been encoded for training."""
+    encoded = encode.encoded
 
-    def add_or_stop(writer: PackedShardWriter, token_ids: np.ndarray) -> list[Path]:
-        if not num_left[0]:
-            raise KeyboardInterrupt
-        num_left[0] -= 1
-        return add(writer, token_ids)
+    def encoded_or_stop(
+        tokenizer: DocumentTokenizer, items: Iterator[Sorted]
+    ) -> Iterator[tuple[Sorted, np.ndarray]]:
+        num_left = number
+        for item in encoded(tokenizer, items):
+            if not num_left:
+                raise KeyboardInterrupt
+            num_left -= item[0][1] == encode.TRAINS
+            yield item
 
-    patch.setattr(PackedShardWriter, "add", add_or_stop)
+    patch.setattr(encode, "encoded", encoded_or_stop)
 
 
 @pytest.mark.parametrize("flags", [(), ("--max-documents", "60"), ("--max-tokens", "500")])
@@ -217,9 +247,8 @@ def test_interrupted_again_and_again_the_bytes_are_the_same(
             try:
                 tokenize_numbers(numbers, *flags)
             except KeyboardInterrupt:
-                # What a kill, rather than an interrupt, may leave besides.
-                number = len(list((numbers / "data/train").glob("*.npy")))
-                (numbers / f"data/train/.part-{number:05d}.npy.part").write_bytes(b"half")
+                if num_runs == 1:  # what a kill, rather than an interrupt, may leave besides
+                    (numbers / "data/train/.part-00002.npy.part").write_bytes(b"half")
     assert num_runs > 3
     assert contents(numbers / "data") == contents(numbers / "whole")
 
@@ -285,16 +314,23 @@ def test_a_finished_task_is_skipped_and_a_damaged_one_named_by_the_merge(
 
 def test_tasks_made_otherwise_are_refused(corpus: Path, tmp_path: Path) -> None:
     two = ("--num-tasks", 2, "--task-index")
-    other = (*two, 1)
-    tokenize_task(corpus, tmp_path / "out", *two, 0)
     few = ("--source", f"{corpus}/file-0.jsonl", f"{corpus}/file-1.jsonl")
-    for out, flags, fault in (
-        ("out", (*other, "--seed", 7), "seed was 1, now 7"),
-        ("out", (*other, "--tokenizer", "olmo"), r"tokenizer was 'words\.json', now 'olmo'"),
-        ("out", (*other, *few), "all_files was '5 files, .*', now '2 files"),
-        ("out", ("--num-tasks", 3), "num_tasks was 2, now 3"),
-        ("out", (), "num_tasks was 2, now None"),
-        ("out", (*other, "--tokenizer", "bpe:300"), "would train another tokenizer in every task"),
+    with pytest.raises(InputError, match="holds tasks of --num-tasks no number"):
+        run("--out", tmp_path, "--merge")
+    with pytest.raises(InputError, match="would train another tokenizer in every task"):
+        tokenize_task(corpus, tmp_path, *two, 0, "--tokenizer", "bpe:300")
+    tokenize_task(corpus, tmp_path, *two, 0)
+    for flags, fault in (
+        (("--seed", 7), "seed was 1, now 7"),
+        (("--tokenizer", "olmo"), r"tokenizer was 'words\.json', now 'olmo'"),
+        (few, "all_files was '5 files, .*', now '2 files"),
     ):
         with pytest.raises(InputError, match=fault):
-            tokenize_task(corpus, tmp_path / out, *flags)
+            tokenize_task(corpus, tmp_path, *two, 0, *flags)
+        tokenize_task(corpus, tmp_path, *two, 1, *flags)
+        with pytest.raises(InputError, match=fault):
+            run("--out", tmp_path, "--merge")
+        shutil.rmtree(tmp_path / "tasks/00001-of-00002")
+    tokenize_task(corpus, tmp_path, "--num-tasks", 3)
+    with pytest.raises(InputError, match="holds tasks of --num-tasks 2 and 3"):
+        run("--out", tmp_path, "--merge")

@@ -156,7 +156,6 @@ def explained(text: Any, arguments: argparse.Namespace) -> Explanation:
     tokens = tokenizer.read(text, begins_answer=begins_answer)
     bos_token_ids = tokens.bos_token_ids
     num_tokens = len(tokens.token_ids_N)
-    tokenizer.warn_of_control_tokens(tokens.num_control_tokens)
     first, end = _answer_of(text, tokens) if is_chat and not begins_answer else (0, num_tokens)
     most = arguments.long_context_length or default_length(given, bos_token_ids)
     longest = min(most, end + (arguments.generate or 0))
@@ -239,7 +238,7 @@ def _generated(
         places_1S = np.arange(len(answer))[None]
         rows = Rows(np.array([answer]), num_read + places_1S, None, places_1S[:, -1:])
         token_id = int(model.logits(model.hidden_states(*rows.on_device(model.device), prefix)[0]).argmax())
-        if tokenizer.ends_text(token_id):
+        if token_id == tokenizer.eos_token_id:
             break
         answer.append(token_id)
     return answer[1:]

@@ -133,12 +133,6 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("num_answer_tokens", INT32, "tokens of the answer, the last of the document"),
         column("answer", TEXT, "its text, without the space before it"),
     ]),
-    "planted_cues": pa.schema([
-        column("document_id", TEXT, "first 16 hex digits of the SHA-256 of the document's tokens"),
-        column("target_position", INT32, "place of the answer"),
-        column("num_planted", INT32, "cues that decide the answer: its true dependency sparsity"),
-        column("planted_positions", INTS, "places of the cues, in order"),
-    ]),
     "loss_differences": pa.schema([
         *TARGET_COLUMNS,
         column("target_token_id", INT32, "vocabulary ID of the predicted token"),

@@ -432,7 +432,7 @@ def lay_out_cues(
     Each bit is flipped with probability e, and told by one cue: of k cues each tells 4 / k bits, the first
     the first. Only their number differs: 1, 2 or 4, anywhere in the prompt. The best possible loss is ln 2
     for all, at every size. A cue has 16 tokens, token i of which says i modulo 2^(4 / k): so each stands in
-    one example of 16, whatever k is. In text plant_cues.py plants cues, without flips.
+    one example of 16, whatever k is.
 
     Coupled IDs: noise has those of its places; cues, in the order of what they tell, those next to the
     question's, however far away they are, as the theorem asks.

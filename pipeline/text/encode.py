@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,70 +27,24 @@ from pipeline.results.files import (
     write_json,
 )
 from pipeline.text.folder import (
-    MANIFEST_FILE,
     TASKS_FOLDER,
     TRAIN_FOLDER,
     EvaluationDocument,
     TokenizedData,
-    count_tokens,
     made_by,
     read_manifest,
     task_folder,
-    training_token_counts,
     write_data_folder,
-    write_token_counts,
 )
-from pipeline.text.sources import Document, Source, documents_or_reasons
-from pipeline.text.tokenizer import DocumentTokenizer
+from pipeline.text.sources import Document, Source, read_documents
+from pipeline.text.tokenizer import EOS_TOKENS, DocumentTokenizer
 
 UNFINISHED_FILE = "unfinished.json"
 DOCUMENTS_PER_BATCH = 256
-Sorted = tuple[Document | str, bool]
-"""A document, or why it is left out; and whether it evaluates."""
-
-
-class PackedShardWriter:
-    """Writes documents one after another, each followed by EOS, into part-00000.npy, part-00001.npy, etc.
-
-    A part ends with the document that fills it, so that no document is divided; it is held in memory until
-    then. Documents [5, 6] and [7] with EOS 0 are the integers 5 6 0 7 0. Call `flush` at the end.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        token_dtype: np.dtype,
-        eos_token_id: int,
-        tokens_per_part: int,
-        whole_parts: Sequence[Path] = (),
-    ) -> None:
-        """Begin behind `whole_parts`, which an interrupted run has written."""
-        self._folder = folder
-        self._dtype = token_dtype.newbyteorder("<")
-        self._eos = np.array([eos_token_id], dtype=self._dtype).tobytes()
-        self._bytes_per_part = tokens_per_part * token_dtype.itemsize
-        self._part = bytearray()
-        self.num_tokens = sum(path.stat().st_size for path in whole_parts) // token_dtype.itemsize
-        """Tokens taken so far, EOS included."""
-        self.paths = list(whole_parts)
-        """The parts that are whole."""
-
-    def add(self, token_ids: np.ndarray) -> list[Path]:
-        """Take one document's token IDs, without EOS; the part that this fills, if any."""
-        # Bytes, not a list of arrays: what is held is what is written, 2 bytes a token for uint16.
-        self._part += token_ids.astype(self._dtype, copy=False).tobytes() + self._eos
-        self.num_tokens += len(token_ids) + 1
-        return self.flush() if len(self._part) >= self._bytes_per_part else []
-
-    def flush(self) -> list[Path]:
-        """Write the part that is not full, if any."""
-        if not self._part:
-            return []
-        path = self._folder / f"part-{len(self.paths):05d}.npy"
-        write_bytes(path, self._part)
-        self.paths.append(path)
-        self._part.clear()
-        return [path]
+TRAINS = "train_documents"
+EVALUATES = "evaluation_documents"
+Sorted = tuple[Document, str]
+"""A document and what becomes of it: `TRAINS`, `EVALUATES`, or why it is left out, by the names of counts."""
 
 
 def evaluates(document_id: str, fraction: float, seed: int) -> bool:
@@ -101,10 +55,9 @@ def evaluates(document_id: str, fraction: float, seed: int) -> bool:
 
 
 def encoded(tokenizer: DocumentTokenizer, items: Iterator[Sorted]) -> Iterator[tuple[Sorted, np.ndarray]]:
-    """Items in order with their token IDs, encoded by batches on all cores; those left out have none."""
+    """Items in order with their token IDs, encoded by batches on all cores."""
     while batch := list(islice(items, DOCUMENTS_PER_BATCH)):
-        texts = [item.text if isinstance(item, Document) else "" for item, _ in batch]
-        yield from zip(batch, tokenizer.encode(texts), strict=True)
+        yield from zip(batch, tokenizer.encode([document.text for document, _ in batch]), strict=True)
 
 
 @dataclass(frozen=True)
@@ -137,16 +90,12 @@ class Tokenization:
 
         The first `num_written` that train are passed over; the last is that of --max-documents.
         """
-        skip_malformed = self._settings["skip_malformed"]
         evaluation: set[str] = set()
         # Every task reads them, as each must leave them out of its own training text.
-        for item in documents_or_reasons(self.evaluation_sources, skip_malformed=skip_malformed):
-            if isinstance(item, Document):
-                is_repeated = item.document_id in evaluation
-                evaluation.add(item.document_id)
-                item = "duplicate" if is_repeated else item
+        for document in read_documents(self.evaluation_sources):
             if self.task.index == 0:
-                yield item, True
+                yield document, "duplicate" if document.document_id in evaluation else EVALUATES
+            evaluation.add(document.document_id)
             if len(evaluation) == self._settings["max_evaluation_documents"]:
                 break
         if self.evaluation_sources and not evaluation:
@@ -155,123 +104,106 @@ class Tokenization:
         limit = self.limit("max_documents")
         seen: set[int] = set()
         num_train = 0
-        documents = documents_or_reasons(self.sources, skip_malformed=skip_malformed)
-        while num_train != limit and (document := next(documents, None)):
-            if isinstance(document, str):
-                yield document, False
-                continue
+        for document in read_documents(self.sources):
+            if num_train == limit:
+                return
             number = int(document.document_id, 16)  # a third of the string's memory
             # A repetition is no new document, whatever split it is of, so it is asked first.
             if number in seen:
-                yield "duplicate", False
+                yield document, "duplicate"
             elif document.document_id in evaluation:
-                yield "in_evaluation_source", False
+                yield document, "in_evaluation_source"
             elif evaluates(document.document_id, fraction, self._settings["seed"]):
-                yield document, True
+                yield document, EVALUATES
             else:
                 num_train += 1
                 if num_train > num_written:
-                    yield document, False
+                    yield document, TRAINS
             seen.add(number)
 
     def training_texts(self, num_characters: int) -> Iterator[str]:
         """The first texts that train, whole ones, for a tokenizer to be trained on."""
-        for item, is_evaluation in self._documents():
-            if isinstance(item, Document) and not is_evaluation:
-                yield item.text
-                num_characters -= len(item.text)
+        for document, what in self._documents():
+            if what == TRAINS:
+                yield document.text
+                num_characters -= len(document.text)
                 if num_characters <= 0:  # a hub stream has no end
                     return
 
-    def unfinished(self) -> dict[str, Any] | None:
-        """The record of an interrupted run: its whole `files`, and counts of what is `trained` there.
+    def write(self, tokenizer: DocumentTokenizer, advance: Callable[[int], object]) -> dict[str, Any]:
+        """Encode and write all that an interrupted run has not written; the manifest, which is written last.
 
-        One of another configuration is refused. None if nothing has begun.
+        Training documents stand one after another, each followed by EOS, in train/part-00000.npy and so on:
+        [5, 6] and [7] with EOS 0 are the integers 5 6 0 7 0. A part ends with the document that fills it, so
+        that no document is divided; it is held in memory until then. `advance` is called with the number of
+        training tokens written since the last call.
         """
-        (self.folder / MANIFEST_FILE).unlink(missing_ok=True)  # what it names is written anew
-        record = read_record(self.folder / UNFINISHED_FILE)
-        if record is not None:
-            refuse_changes(
-                f"{self.folder} holds unfinished data",
-                made_by(record),
-                made_by(self.configuration),
-                "--out folder, or remove it",
+        if tokenizer.eos_token_id is None:
+            raise InputError(
+                f"{tokenizer.name} has no token {' or '.join(EOS_TOKENS)} to end a document; name the one"
+                " that it has with --eos-token"
             )
-        return record
-
-    def write(
-        self,
-        tokenizer: DocumentTokenizer,
-        unfinished: Mapping[str, Any] | None,
-        advance: Callable[[int], object],
-    ) -> dict[str, Any]:
-        """Encode and write everything that is not in `unfinished`; the manifest, which is written last.
-
-        `advance` is called with the number of training tokens written since the last call.
-        """
-        record = {**self.configuration, "files": {}, "trained": {}, **(unfinished or {})}
-        trained = Counter[str](record["trained"])
-        others = Counter[str]()
-        sample: dict[str, EvaluationDocument] = {}
-        max_evaluation = self._settings["max_evaluation_documents"]
-        max_tokens = self.limit("max_tokens")
-        writer = PackedShardWriter(
-            self.folder / TRAIN_FOLDER,
-            tokenizer.token_dtype,
-            tokenizer.eos_token_id,
-            self._settings["tokens_per_part"],
-            [self.folder / name for name in record["files"] if name.endswith(".npy")],
+        record = {**self.configuration, "files": {}, TRAINS: 0}
+        begun = read_record(self.folder / UNFINISHED_FILE) or record
+        refuse_changes(
+            f"{self.folder} holds unfinished data",
+            made_by(begun),
+            made_by(self.configuration),
+            "--out folder, or remove it",
         )
-        advance(writer.num_tokens)
-        # Documents that gave no tokens are included: they pass by among those that train.
-        num_written = trained["train_documents"] + trained["empty"]
-        for (item, is_evaluation), token_ids in encoded(tokenizer, self._documents(num_written)):
-            if isinstance(item, str):
-                others[item] += 1
-                continue
-            counts = others if is_evaluation else trained
+        files = dict(begun["files"])
+        counts = Counter[str]({TRAINS: begun[TRAINS]})
+        dtype = tokenizer.token_dtype.newbyteorder("<")
+        eos = np.array([tokenizer.eos_token_id], dtype).tobytes()
+        part = bytearray()
+        num_tokens = sum(whole["bytes"] for whole in files.values()) // dtype.itemsize
+        advance(num_tokens)
+        max_tokens = self.limit("max_tokens")
+        sample: dict[str, EvaluationDocument] = {}
+        for (document, what), token_ids in encoded(tokenizer, self._documents(begun[TRAINS])):
             size = len(token_ids) + 1
-            if size == 1:
-                counts["empty"] += 1
-                continue
             # The first that does not fit is the end, though a shorter one might fit: what trains is a
             # beginning of the source.
-            if not is_evaluation and max_tokens is not None and writer.num_tokens + size > max_tokens:
+            if what == TRAINS and max_tokens is not None and num_tokens + size > max_tokens:
                 break
-            counts["control_tokens"] += tokenizer.num_control_tokens(item.text)
-            if is_evaluation:
-                sample[item.document_id] = EvaluationDocument(item.document_id, token_ids, item.url)
-                # At twice the number, so that sorting stays rare.
-                if len(sample) > 2 * max_evaluation:  # memory is for those that may stay
-                    counts["beyond_max_evaluation_documents"] += len(sample) - max_evaluation
-                    sample = dict(sorted(sample.items())[:max_evaluation])
-            else:
-                counts["train_documents"] += 1
+            counts[what] += 1
+            if what == EVALUATES:
+                kept = EvaluationDocument(document.document_id, token_ids, document.url)
+                sample[kept.document_id] = kept
+            elif what == TRAINS:
+                # Bytes, not a list of arrays: what is held is what is written, 2 bytes a token for uint16.
+                part += token_ids.astype(dtype).tobytes() + eos
+                num_tokens += size
                 advance(size)
-                if part := writer.add(token_ids):
+                if len(part) >= self._settings["tokens_per_part"] * dtype.itemsize:
+                    self._write_part(part, files)
                     # First the part, then the record: a kill in between has the same part written again.
-                    record["files"] |= describe_files(self.folder, part)
-                    write_json(self.folder / UNFINISHED_FILE, record | {"trained": trained})
-        # A part of an interrupted run was described when it was written: a bit flipped since is noticed.
-        record["files"] |= describe_files(self.folder, writer.flush())
-        tally = trained + others
-        tokenizer.warn_of_control_tokens(tally["control_tokens"])
-        tally["train_tokens"] = writer.num_tokens
-        counts_V = count_tokens(writer.paths, tokenizer)
-        return _finish(
-            self.folder, sample, record["files"], tally, counts_V, tokenizer, self.configuration, self.task
-        )
+                    record |= {"files": files, TRAINS: counts[TRAINS]}
+                    write_json(self.folder / UNFINISHED_FILE, record)
+        if part:
+            self._write_part(part, files)
+        counts["train_tokens"] = num_tokens
+        return _finish(self.folder, sample, files, counts, tokenizer, self.configuration, self.task.is_whole)
+
+    def _write_part(self, part: bytearray, files: dict[str, Any]) -> None:
+        """Write the next part, add it to `files` as the manifest describes it, and empty it.
+
+        Described now, a bit that flips until the run is finished is noticed.
+        """
+        path = self.folder / TRAIN_FOLDER / f"part-{len(files):05d}.npy"
+        write_bytes(path, part)
+        files |= describe_files(self.folder, [path])
+        part.clear()
 
 
 def _finish(
     folder: Path,
     sample: Mapping[str, EvaluationDocument],
     files: Mapping[str, Any],
-    counts: Counter[str],
-    counts_V: np.ndarray,
+    counts: Mapping[str, int],
     tokenizer: DocumentTokenizer,
     configuration: Mapping[str, Any],
-    task: Task,
+    is_whole: bool,
 ) -> dict[str, Any]:
     """Write what stands beside the training files, the manifest last.
 
@@ -279,30 +211,14 @@ def _finish(
     """
     # The smallest IDs: these are hashes, so a random sample, the same in whatever order they came.
     max_evaluation = configuration["settings"]["max_evaluation_documents"]
-    documents = [sample[document_id] for document_id in sorted(sample)[:max_evaluation]]
-    counts["beyond_max_evaluation_documents"] += len(sample) - len(documents)
-    for part, number in {"train": counts["train_documents"], "evaluation": len(documents)}.items():
-        if task.is_whole and not number:
-            reasons = ("empty", "malformed", "duplicate", "in_evaluation_source")
-            left_out = ", ".join(f"{counts[reason]} {reason}" for reason in reasons)
+    documents = [sample[name] for name in sorted(sample)[:max_evaluation]]
+    for part, number in {"train": counts[TRAINS], "evaluation": len(documents)}.items():
+        if is_whole and not number:
             raise InputError(
-                f"no document of --source is left for the part {part} (left out: {left_out}); give more text,"
-                " a larger limit, or another --evaluation-fraction or --evaluation-source"
+                f"no document of --source is left for the part {part}; give more text, a larger limit, or"
+                " another --evaluation-fraction or --evaluation-source"
             )
-    token_counts = describe_files(folder, [write_token_counts(folder, counts_V)])
-    return write_data_folder(
-        folder, documents, {**files, **token_counts}, tokenizer, configuration, counts, "tokenize_c4"
-    )
-
-
-def refuse_other_tasks(out: Path, configuration: Mapping[str, Any]) -> None:
-    """Refuse to add a task's part to those of another tokenizer, of other settings or of another division."""
-    # All tasks agree with one another, as each was checked so: one finished and one begun stand for them.
-    for name in (MANIFEST_FILE, UNFINISHED_FILE):
-        paths = chain([out / MANIFEST_FILE], (out / TASKS_FOLDER).glob(f"*/{name}"))
-        if record := next(filter(None, map(read_record, paths)), None):
-            now = made_by(configuration, is_shared=True)
-            refuse_changes(f"{out} holds tasks", made_by(record, is_shared=True), now, "--out folder")
+    return write_data_folder(folder, documents, files, tokenizer, configuration, counts, "tokenize_c4")
 
 
 def merge_tasks(out: Path) -> dict[str, Any]:
@@ -310,11 +226,14 @@ def merge_tasks(out: Path) -> dict[str, Any]:
 
     Returns the manifest. Missing tasks are refused, and those made otherwise than others.
     """
-    begun = sorted((out / TASKS_FOLDER).glob("*-of-*"))
-    if not begun:
-        raise InputError(f"no tasks in {out}; run pipeline/tokenize_c4.py with --num-tasks first")
-    # Tasks of another number would be refused where they begin, so any folder's name says it.
-    num_tasks = int(begun[0].name.partition("-of-")[2])
+    # 00003-of-00128
+    divisions = {int(folder.name[-5:]) for folder in (out / TASKS_FOLDER).glob("*-of-*")}
+    if len(divisions) != 1:
+        raise InputError(
+            f"{out} holds tasks of --num-tasks {' and '.join(map(str, sorted(divisions))) or 'no number'};"
+            " run pipeline/tokenize_c4.py with one, and remove the folders of another"
+        )
+    (num_tasks,) = divisions
     folders = [task_folder(out, Task(index, num_tasks)) for index in range(num_tasks)]
     missing = [index for index, folder in enumerate(folders) if read_manifest(folder) is None]
     if missing:
@@ -326,9 +245,7 @@ def merge_tasks(out: Path) -> dict[str, Any]:
     first = tasks[0].manifest
     counts = Counter[str]()
     found: dict[str, EvaluationDocument] = {}
-    source: list[Any] = []
     files: dict[str, Any] = {}
-    counts_V = np.zeros(tasks[0].vocabulary_size, dtype=np.int64)
     for task in tasks:
         now = made_by(task.manifest, is_shared=True)
         refuse_changes(f"{task.folder} holds a task", made_by(first, is_shared=True), now, "--out for one")
@@ -337,14 +254,17 @@ def merge_tasks(out: Path) -> dict[str, Any]:
             counts["duplicate"] += document.document_id in found
             # Tasks do not see one another's text, so repetitions across tasks show here only.
             found[document.document_id] = document
-        source += task.manifest["inputs"]["source"]
-        for path in task.train_paths:
-            of_task = task.manifest["files"][path.relative_to(task.folder).as_posix()]
-            files[path.relative_to(out).as_posix()] = of_task
-        counts_V += training_token_counts(task)
+        files |= {
+            (task.folder / name).relative_to(out).as_posix(): file
+            for name, file in task.manifest["files"].items()
+            if name.endswith(".npy")
+        }
     configuration = {
         "settings": first["settings"],
-        "inputs": {**first["inputs"], "source": source},
+        "inputs": {
+            **first["inputs"],
+            "source": [file for task in tasks for file in task.manifest["inputs"]["source"]],
+        },
         "c4_revision": first["c4_revision"],
     }
-    return _finish(out, found, files, counts, counts_V, tasks[0].tokenizer(), configuration, Task())
+    return _finish(out, found, files, counts, tasks[0].tokenizer(), configuration, is_whole=True)

@@ -21,7 +21,6 @@ from pipeline.results.files import (
     read_parquet,
     read_record,
     refuse_changes,
-    write_bytes,
     write_json,
     write_parquet,
     write_text,
@@ -34,7 +33,6 @@ TASKS_FOLDER = "tasks"
 TRAIN_FOLDER = "train"
 EVALUATION_FILE = "evaluation_documents/00000-of-00001.parquet"
 TOKENIZER_FILE = "tokenizer.json"
-TOKEN_COUNTS_FILE = "train_token_counts.bin"
 MANIFEST_FILE = "manifest.json"
 COUNTS = (
     "train_documents",
@@ -42,14 +40,8 @@ COUNTS = (
     "evaluation_documents",
     "evaluation_tokens",
     "duplicate",
-    "empty",
-    "malformed",
     "in_evaluation_source",
-    "beyond_max_evaluation_documents",
-    "control_tokens",
 )
-# np.bincount converts to int64: 32 MiB at a time.
-_TOKENS_AT_A_TIME = 1 << 22
 
 
 def task_folder(out: Path, task: Task) -> Path:
@@ -72,10 +64,11 @@ def write_evaluation_documents(
     """Write `documents` ordered by ID: the IDs are hashes, so any first few are a random sample."""
     ordered = sorted(documents, key=lambda document: document.document_id)
     columns: dict[str, list[Any]] = {
-        name: [getattr(document, name) for document in ordered]
-        for name in ("document_id", "url", "token_ids")
+        "document_id": [document.document_id for document in ordered],
+        "url": [document.url for document in ordered],
+        "token_ids": [document.token_ids for document in ordered],
+        "num_tokens": [len(document.token_ids) for document in ordered],
     }
-    columns["num_tokens"] = [len(document.token_ids) for document in ordered]
     # Only what never changes with the commit: the file's SHA-256 stands for the documents in other stages.
     schema = SCHEMAS["evaluation_documents"].with_metadata(
         {"schema_version": str(SCHEMA_VERSION), "stage": stage}
@@ -129,25 +122,15 @@ def write_data_folder(
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a complete folder; None if there is none.
-
-    InputError if it is damaged, of a newer version, or of some other program.
-    """
-    manifest = read_record(folder / MANIFEST_FILE)
-    if manifest is not None and (
-        EVALUATION_FILE not in manifest["files"] or manifest.get("schema_version", 1) > SCHEMA_VERSION
-    ):
-        raise InputError(
-            f"{folder / MANIFEST_FILE} is of a newer version, or no manifest of tokenize_c4 or plant_cues;"
-            f" remove it and run again what wrote {folder}"
-        )
-    return manifest
+    """The manifest of a complete folder; None if there is none, an InputError if it is damaged."""
+    return read_record(folder / MANIFEST_FILE)
 
 
 def made_by(record: Mapping[str, Any], *, is_shared: bool = False) -> dict[str, Any]:
     """Settings and inputs of a manifest, or of a run that will write one; `is_shared`: by all tasks.
 
     The contents of inputs count, not where the files lie; for the hub's C4, without a SHA-256, its names do.
+    A setting that is off counts as one that there is not.
     """
     inputs = {
         # By place: the same files in another order are other data.
@@ -155,7 +138,11 @@ def made_by(record: Mapping[str, Any], *, is_shared: bool = False) -> dict[str, 
         for role, files in record["inputs"].items()
         if not (is_shared and role == "source")
     }
-    return {"settings": record["settings"], "inputs": inputs, "c4_revision": record.get("c4_revision")}
+    return {
+        "settings": {name: value for name, value in record["settings"].items() if value},
+        "inputs": inputs,
+        "c4_revision": record.get("c4_revision"),
+    }
 
 
 @dataclass(frozen=True)
@@ -221,12 +208,11 @@ class TokenizedData:
 
     def evaluation_documents(self) -> list[EvaluationDocument]:
         """All evaluation documents, ordered by ID, which is a random but fixed order."""
-        columns = ["document_id", "token_ids", "url"]
-        frame = read_parquet(self.whole(EVALUATION_FILE), columns).to_pandas()
+        table = read_parquet(self.whole(EVALUATION_FILE), ["document_id", "token_ids", "url"])
         # Arrow's own arrays are read-only, which torch does not take without a warning: hence the copies.
         return [
             EvaluationDocument(document_id, np.array(token_ids), url if isinstance(url, str) else None)
-            for document_id, token_ids, url in frame.itertuples(index=False)
+            for document_id, token_ids, url in table.to_pandas().itertuples(index=False)
         ]
 
 
@@ -246,26 +232,12 @@ def is_complete(folder: Path, configuration: Mapping[str, Any]) -> bool:
     return found is None
 
 
-def count_tokens(paths: Iterable[Path], of: DocumentTokenizer | TokenizedData) -> np.ndarray:
-    """Occurrences of each token but EOS, which ends documents: int64 [V]."""
-    counts_V = np.zeros(of.vocabulary_size, dtype=np.int64)
-    for path in paths:
-        with path.open("rb") as file:
-            while len(tokens := np.fromfile(file, of.token_dtype.newbyteorder("<"), _TOKENS_AT_A_TIME)):
-                counts_V += np.bincount(tokens, minlength=of.vocabulary_size)
-    # One a document, it would be among the most frequent tokens without being text.
-    counts_V[of.eos_token_id] = 0
-    return counts_V
-
-
-def write_token_counts(folder: Path, counts_V: np.ndarray) -> Path:
-    """Write the counts of a data folder; the path."""
-    write_bytes(folder / TOKEN_COUNTS_FILE, counts_V.astype("<i8").tobytes())
-    return folder / TOKEN_COUNTS_FILE
-
-
 def training_token_counts(data: TokenizedData) -> np.ndarray:
-    """The counts that tokenize_c4 left, or in a folder of an older version counted here: int64 [V]."""
-    if TOKEN_COUNTS_FILE not in data.manifest["files"]:
-        return count_tokens(data.train_paths, data)
-    return np.fromfile(data.whole(TOKEN_COUNTS_FILE), dtype="<i8").astype(np.int64)
+    """Occurrences of each token in the training files but EOS, which ends documents: int64 [V]."""
+    counts_V = np.zeros(data.vocabulary_size, dtype=np.int64)
+    for path in data.train_paths:
+        tokens = np.fromfile(path, data.token_dtype.newbyteorder("<"))
+        counts_V += np.bincount(tokens, minlength=data.vocabulary_size)
+    # One a document, it would be among the most frequent tokens without being text.
+    counts_V[data.eos_token_id] = 0
+    return counts_V

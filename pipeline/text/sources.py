@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from glob import glob, has_magic
+from glob import glob
 from hashlib import sha256
 from importlib.resources import files
 from importlib.util import find_spec
@@ -37,7 +37,8 @@ _MIN_MMLU_WORDS = 100
 _RUN_OF_WORDS = 13
 """Two texts that share a run of 13 words are copied from one another: the usual test of contamination."""
 
-Record = bytes | Mapping[str, Any]
+Record = Mapping[str, Any]
+"""Named fields: C4's are text, url and timestamp."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,11 @@ class Document:
 
     @classmethod
     def from_record(cls, record: Record, text_field: str = TEXT_FIELD) -> "Document":
-        """The document of a JSON line, or of a record already parsed, in C4's schema; else ValueError."""
-        fields = json.loads(record) if isinstance(record, bytes) else record
-        if not isinstance(fields, Mapping) or not isinstance(fields.get(text_field), str):
+        """The document of a record in C4's schema; else ValueError."""
+        if not isinstance(record, Mapping) or not isinstance(record.get(text_field), str):
             raise ValueError(f"no '{text_field}' that is a string (--text-field names the text)")
-        text = fields[text_field]
-        url = fields.get("url")
+        text = record[text_field]
+        url = record.get("url")
         document_id = sha256(text.encode()).hexdigest()[:16]  # a lone surrogate is a ValueError, too
         return cls(document_id, text, url if isinstance(url, str) else None)
 
@@ -65,58 +65,33 @@ class Source:
     """Something that documents are read from, as often as wanted, in the same order each time."""
 
     name: str
-    """How messages and the manifest call it."""
+    """How messages and the manifest call it: a file without its folder, which may move."""
     read: Callable[[], Iterable[Record]]
     """Starts reading from the beginning."""
     files: tuple[Path, ...] = ()
     """The files behind it; none for the hub."""
     text_field: str = TEXT_FIELD
 
-    @property
-    def short_name(self) -> str:
-        """The file's name without its folder, which may move; several files go by the source's name."""
-        return self.files[0].name if len(self.files) == 1 else self.name
-
-    def records(self) -> Iterator[Record]:
-        """Read from the beginning; InputError where that breaks off."""
+    def documents(self) -> Iterator[Document]:
+        """The documents in order, without blank ones; InputError names the first record that is none."""
+        num_whole = 0
         try:
-            yield from self.read()
-        except Exception as error:  # gzip's, Arrow's, or the hub's client's, which raises others by version
+            for record in self.read():
+                document = Document.from_record(record, self.text_field)
+                num_whole += 1
+                if document.text.strip():
+                    yield document
+        except Exception as error:  # JSON's, gzip's, Arrow's, or the hub's client's, which vary by version
             raise InputError(
-                f"{self.name} cannot be read to its end ({cause_of(error)}); mend it, or if it comes from the"
-                " hub, run the same command again"
+                f"{self.name}, record {num_whole + 1} cannot be read ({cause_of(error)}); mend it, or if it"
+                " comes from the hub, run the same command again"
             ) from error
 
 
-def documents_or_reasons(
-    sources: Iterable[Source], *, skip_malformed: bool = False
-) -> Iterator[Document | str]:
-    """The documents of all sources in order; for a record that is left out, why: "empty" or "malformed".
-
-    A malformed record is an InputError that names the file and the line, unless `skip_malformed`.
-    """
+def read_documents(sources: Iterable[Source]) -> Iterator[Document]:
+    """The documents of all sources in order."""
     for source in sources:
-        for number, record in enumerate(source.records(), start=1):
-            if isinstance(record, bytes) and not record.strip():
-                continue
-            try:
-                document = Document.from_record(record, source.text_field)
-            except (ValueError, RecursionError) as error:  # the latter of brackets within brackets
-                if not skip_malformed:
-                    raise InputError(
-                        f"{source.name}, record {number} is malformed: {error};"
-                        " mend it, or leave such records out with --skip-malformed"
-                    ) from error
-                yield "malformed"
-                continue
-            yield document if document.text.strip() else "empty"
-
-
-def read_documents(sources: Iterable[Source], *, skip_malformed: bool = False) -> Iterator[Document]:
-    """The documents of all sources in order, without empty ones."""
-    for document in documents_or_reasons(sources, skip_malformed=skip_malformed):
-        if isinstance(document, Document):
-            yield document
+        yield from source.documents()
 
 
 @lru_cache(maxsize=1)
@@ -150,15 +125,14 @@ def parquet_records(path: Path) -> Iterator[Record]:
     """Rows of a Parquet file, a batch at a time."""
     import pyarrow.parquet as pq  # late: files of text need none
 
-    with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches():
-            yield from batch.to_pylist()
+    for batch in pq.ParquetFile(path).iter_batches():
+        yield from batch.to_pylist()
 
 
-def json_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file, unpacked if its name ends in .gz."""
+def json_lines(path: Path) -> Iterator[Record]:
+    """The records of a file of JSON lines, unpacked if its name ends in .gz; blank lines are none."""
     with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as lines:
-        yield from lines
+        yield from map(json.loads, filter(bytes.strip, lines))
 
 
 def text_records(path: Path) -> Iterator[Record]:
@@ -195,8 +169,7 @@ def embedded_records() -> list[Record]:
         if path.suffix == ".gz":
             passages += _boolq_passages(path)
         else:
-            with pa.ipc.open_stream(path) as stream:
-                questions = stream.read_all()["question"].to_pylist()
+            questions = pa.ipc.open_stream(path).read_all()["question"].to_pylist()
             passages += filter(None, map(mmlu_passage, questions))
     return [{"text": passage} for passage in distinct_passages(passages)]
 
@@ -218,8 +191,8 @@ def first_passages(num_characters: int) -> list[str]:
 
 
 def _boolq_passages(path: Path) -> Iterator[str]:
-    for line in json_lines(path):  # 'A text.\nQuestion: is it so?\nAnswer:' -> 'A text.'
-        yield json.loads(line)["doc"]["query"].partition("\nQuestion:")[0].strip()
+    for record in json_lines(path):  # 'A text.\nQuestion: is it so?\nAnswer:' -> 'A text.'
+        yield record["doc"]["query"].partition("\nQuestion:")[0].strip()
 
 
 def mmlu_passage(question: str) -> str | None:
@@ -261,22 +234,19 @@ def open_sources(names: Sequence[str], *, c4_split: str, text_field: str = TEXT_
             sources.append(Source("embedded", embedded_records, embedded_files()))
         else:
             # A file may have [ or * in its name.
-            is_path = Path(name).exists() or not has_magic(name)
-            found = [name] if is_path else glob(name, recursive=True)  # noqa: PTH207 (a path may be absolute)
+            found = [name] if Path(name).exists() else glob(name, recursive=True)  # noqa: PTH207 (or absolute)
             if not found:
-                raise InputError(f"no file matches --source '{name}'")
+                raise InputError(
+                    f"cannot read {name}: No such file; a --source is c4, embedded, or a file, or a glob, in"
+                    " C4's schema"
+                )
             sources += [_file_source(path, text_field) for path in sorted(map(Path, found))]
     return sources
 
 
 def _file_source(path: Path, text_field: str) -> Source:
-    if not path.is_file():
-        raise InputError(
-            f"cannot read {path}: No such file or directory; a --source is c4, embedded, or a file in C4's"
-            " schema"
-        )
+    ending = path.suffix.lower()
     if not path.name.lower().endswith(FILE_ENDINGS):
         raise InputError(f"--source {path} ends in none of {', '.join(FILE_ENDINGS)}")
-    ending = path.suffix.lower()
     read = {".txt": text_records, ".parquet": parquet_records}.get(ending, json_lines)
-    return Source(str(path), partial(read, path), (path,), TEXT_FIELD if ending == ".txt" else text_field)
+    return Source(path.name, partial(read, path), (path,), TEXT_FIELD if ending == ".txt" else text_field)

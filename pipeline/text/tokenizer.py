@@ -90,8 +90,6 @@ class DocumentTokenizer:
         # Many tokenizer.json files cut or pad every text to the length their model was trained with.
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        if getattr(tokenizer.model, "dropout", None):  # else the same text is other tokens each time
-            tokenizer.model.dropout = None
         if bos == "none" and _put_before(tokenizer):  # so that its file, too, puts nothing there
             tokenizer.post_processor = None
         if eos_token_id is not None:
@@ -106,7 +104,7 @@ class DocumentTokenizer:
             self._json.replace('"trim_offsets": true', '"trim_offsets": false')
         )
         self._automatic = automatic
-        self._eos_token_id = eos_token_id
+        self.eos_token_id = eos_token_id
         self._special_tokens = special_tokens
         self.name = name
         self.bos_token_ids = _put_before(tokenizer)
@@ -115,28 +113,17 @@ class DocumentTokenizer:
         """One more than the largest ID, which is what an embedding table needs."""
         self.token_dtype = np.dtype(np.uint16 if self.vocabulary_size <= 65_535 else np.uint32)
         """The smallest of OLMo's memory-map types that holds the vocabulary."""
-        added_tokens = tokenizer.get_added_tokens_decoder().values()
-        words = [re.escape(token.content) for token in added_tokens if token.special and not special_tokens]
+        words = [
+            re.escape(token.content)
+            for token in tokenizer.get_added_tokens_decoder().values()
+            if token.special
+        ]
         self._control_tokens = re.compile("|".join(words) or "(?!)")  # which is found nowhere
-
-    @property
-    def eos_token_id(self) -> int:
-        """ID of the token that ends a document; InputError if there is none."""
-        if self._eos_token_id is None:
-            raise InputError(
-                f"{self.name} has no token {' or '.join(EOS_TOKENS)} to end a document; name the one that it"
-                " has with --eos-token"
-            )
-        return self._eos_token_id
-
-    def ends_text(self, token_id: int) -> bool:
-        """Whether a model that writes this token has come to its end."""
-        return token_id == self._eos_token_id
+        self._has_warned = False
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Token IDs of each text, int32, without those that are put before or behind it."""
-        # A page that writes about '<|endoftext|>' has these letters as text, not as the end of it.
-        self._tokenizer.encode_special_tokens = not self._special_tokens
+        self._read_control_tokens(texts, self._special_tokens)
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         all_ids = (np.array(encoding.ids, dtype=np.int32) for encoding in encodings)
         return [token_ids[self._num_bos(token_ids) :] for token_ids in all_ids]
@@ -151,9 +138,8 @@ class DocumentTokenizer:
         string are read as such, whatever the tokenizer was told.
         """
         if isinstance(text, str):
-            read = self._placed(text, self._special_tokens or special_tokens)
-            number = self.num_control_tokens(text)
-            return replace(read, bos_token_ids=self.bos_token_ids, num_control_tokens=number)
+            placed = self._placed(text, self._special_tokens or special_tokens)
+            return replace(placed, bos_token_ids=self.bos_token_ids)
         if not (isinstance(text, Sequence) and text and isinstance(text[0], Mapping)):
             return self._of_token_ids(np.asarray(text))
         try:
@@ -167,14 +153,29 @@ class DocumentTokenizer:
             ) from error
         return self._placed(rendered, special_tokens=True)
 
+    def _read_control_tokens(self, texts: Iterable[str], special_tokens: bool) -> None:
+        """Have control tokens that the next texts spell read as such, or as text: with one warning.
+
+        A page that writes about '<|endoftext|>' has these letters as text, not as the end of it.
+        """
+        self._tokenizer.encode_special_tokens = not special_tokens
+        spelt = next(filter(None, map(self._control_tokens.search, texts)), None)
+        if spelt and not (special_tokens or self._has_warned):
+            self._has_warned = True
+            logger.warning(
+                "%s: control tokens stand in the text, such as %s, and are read as text without"
+                " --special-tokens (special_tokens=True in Python)",
+                self.name,
+                spelt[0],
+            )
+
     def _num_bos(self, token_ids: np.ndarray) -> int:
         """How many of the first tokens are those that the tokenizer would put there."""
         num_bos = len(self.bos_token_ids)
         return num_bos if tuple(token_ids[:num_bos].tolist()) == self.bos_token_ids else 0
 
     def _placed(self, text: str, special_tokens: bool) -> "TokenizedText":
-        # State of the tokenizer, so it is set before every use.
-        self._tokenizer.encode_special_tokens = not special_tokens
+        self._read_control_tokens([text], special_tokens)
         try:
             encoding = self._tokenizer.encode(text, add_special_tokens=False)
         except TypeError as error:
@@ -182,25 +183,26 @@ class DocumentTokenizer:
         token_ids_N = np.array(encoding.ids, dtype=np.int64)
         characters_N2 = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
         num_bos = self._num_bos(token_ids_N)
-        bos_N = token_ids_N[:num_bos].tolist()
         return TokenizedText(
             text,
             token_ids_N[num_bos:],
             characters_N2[num_bos:],
-            tuple(bos_N),
+            tuple(token_ids_N[:num_bos].tolist()),
             has_special_tokens=special_tokens,
         )
 
     def _of_token_ids(self, given_N: np.ndarray) -> "TokenizedText":
-        if given_N.ndim != 1 or (given_N.size and given_N.dtype.kind not in "iu") or (given_N < 0).any():
-            raise InputError("token IDs are whole numbers of at least 0, one list a text")
         num_bos = self._num_bos(given_N)
         own_N = given_N[num_bos:].astype(np.int64)
         pieces = self.pieces(own_N.tolist())
         places = np.cumsum([0, *map(len, pieces)])
-        characters_N2 = np.stack([places[:-1], places[1:]], axis=1)
-        bos = tuple(given_N[:num_bos].tolist())
-        return TokenizedText("".join(pieces), own_N, characters_N2, bos, has_special_tokens=True)
+        return TokenizedText(
+            "".join(pieces),
+            own_N,
+            np.stack([places[:-1], places[1:]], axis=1),
+            tuple(given_N[:num_bos].tolist()),
+            has_special_tokens=True,
+        )
 
     def _names(self, token_ids: Sequence[int]) -> list[str | None]:
         return [self._tokenizer.id_to_token(token_id) for token_id in token_ids]
@@ -223,20 +225,6 @@ class DocumentTokenizer:
             and self._names(token_ids) == other._names(token_ids)
             and np.array_equal(self.encode([probe]), other.encode([probe]))
         )
-
-    def num_control_tokens(self, text: str) -> int:
-        """How many control tokens a text spells that are read as text."""
-        return len(self._control_tokens.findall(text))
-
-    def warn_of_control_tokens(self, number: int) -> None:
-        """Warn of what may surprise the author of a text."""
-        if number:
-            logger.warning(
-                "%s: %d control tokens stand in the text, and are read as text without --special-tokens"
-                " (special_tokens=True in Python)",
-                self.name,
-                number,
-            )
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """The text of each token: joined, they are the text of all.
@@ -396,9 +384,11 @@ def train_bpe(texts: Iterable[str], size: int) -> DocumentTokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=[EOS_TOKENS[0]], initial_alphabet=alphabet, show_progress=False
+        vocab_size=size,
+        special_tokens=[EOS_TOKENS[0]],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
     )
     # EOS is the trainer's first special token, so its ID is 0.
     tokenizer.train_from_iterator(texts, trainer)
@@ -416,8 +406,6 @@ class TokenizedText:
     a character, that whole character."""
     bos_token_ids: tuple[int, ...] = ()
     """What stands before the text: it belongs to the model, which has it before every context."""
-    num_control_tokens: int = 0
-    """Those that the text spells, and that were read as text."""
     has_special_tokens: bool = False
     """Whether control tokens that the text spells are tokens of it: so in chats and of token IDs."""
 

@@ -288,14 +288,13 @@ def test_what_ends_a_document(
     assert read.token_ids_N.tolist() == found
 
 
-def test_control_tokens_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_control_tokens_are_text_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = byte_level()
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL[3:]])
     folder = write_folder(tmp_path / "model", tokenizer, {"eos_token": "<|endoftext|>"})
     texts = ["<|im_start|>user\nHi<|im_end|>", "<|im_end|>", "the cat"]
-    data, manifest = tokenized(tmp_path / "text", folder, texts)
-    counts = manifest["counts"]
-    assert counts["control_tokens"] == 3 and "3 control tokens" in caplog.text
+    data, _ = tokenized(tmp_path / "text", folder, texts)
+    assert caplog.text.count("control tokens stand in the text, such as <|im_") == 1
     start = tokenizer.token_to_id("<|im_start|>")
     assert start not in documents(data)[texts[0]]
     data, manifest = tokenized(tmp_path / "control", folder, texts, "--special-tokens")
