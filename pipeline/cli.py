@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
@@ -162,11 +163,7 @@ def number(kind: Callable[[str], Number], least: float, most: float = math.inf) 
     return parsed
 
 
-def whole_number(least: int) -> Callable[[str], int]:
-    """An argparse type: a whole number of at least `least`."""
-    return number(int, least)
-
-
+whole_number = partial(number, int)
 positive_int = whole_number(1)
 random_seed = whole_number(0)
 finite_float = number(float, -1e9, 1e9)
@@ -190,15 +187,15 @@ def file_path(text: str) -> Path:
 
 def start(file: str) -> NoReturn:
     """Run the program of a file, which was typed as `python pipeline/<program>.py`."""
-    path = Path(file)
-    run_module(f"{path.parent.name}.{path.stem}", path.name)
+    run_module(".".join(Path(file).with_suffix("").parts[-2:]))
 
 
-def run_module(module_name: str, program: str) -> NoReturn:
-    """Import a module that has `parser()` and `main(arguments)`, run it as `program`, and end the process."""
+def run_module(name: str) -> NoReturn:
+    """Import a module that has `parser()` and `main(arguments)`, run it, and end the process."""
+    # Python's own handler would let an interrupted program end in a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    with endings(program):
-        module = importlib.import_module(module_name)
+    with endings(Path(sys.argv[0]).name):  # the import, too, may fail
+        module = importlib.import_module(name)
         run_stage(module.parser(), module.main)
     sys.exit(0)
 
@@ -210,5 +207,6 @@ def main() -> NoReturn:
     command.add_argument("program", choices=modules, metavar="PROGRAM", help=", ".join(modules))
     with endings("sparsity"):
         name = command.parse_args(sys.argv[1:2]).program
+    # What argparse calls the program in its usage and errors.
     sys.argv = [f"sparsity {name}", *sys.argv[2:]]
-    run_module(modules[name], sys.argv[0])
+    run_module(modules[name])

@@ -75,8 +75,7 @@ def select(connection: duckdb.DuckDBPyConnection, sql: str) -> duckdb.DuckDBPyRe
     if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
         kinds = ", ".join(statement.type.name for statement in statements) or "empty"
         raise InputError(f"the SQL is {kinds}; one SELECT is run here")
-    # A relation takes no semicolon with a remark behind it.
-    return connection.sql(re.sub(r";\s*(--[^\n]*\s*)*$", "", statements[0].query))
+    return connection.sql(statements[0])
 
 
 def export(results: Path, out: Path) -> None:
@@ -95,13 +94,13 @@ def export(results: Path, out: Path) -> None:
         for file in sources(results, artefact, must_be_complete=True):
             of_models.setdefault(file.model, file.metadata)
         rows = dataset_of(results, artefact).to_table()
-        # For version control: two thirds of the bytes or fewer, more slowly.
         floats = [field.name for field in rows.schema if pa.types.is_floating(field.type)]
         paths.append(out / f"{artefact}.parquet")
         with whole_or_absent(paths[-1]) as temporary:
             pq.write_table(
                 rows.replace_schema_metadata({MODELS: json.dumps(of_models)}),
                 temporary,
+                # For version control: two thirds of the bytes or fewer, more slowly.
                 compression="zstd",
                 compression_level=19,
                 write_page_checksum=True,
@@ -118,23 +117,22 @@ def main(arguments: argparse.Namespace) -> None:
     out = arguments.out
     results = arguments.results
     refuse_replacing([] if out is None else [out], [results])
+    if arguments.sql is None and out is not None:
+        export(results, out)
+        return
+    connection = connect(results, arguments.sql)
     if arguments.sql is None:
-        if out is not None:
-            export(results, out)
-            return
-        connection = connect(results)
         for artefact in artefacts_in(results):
             view = connection.view(artefact)
             sys.stdout.write(f"{artefact}: {len(view):,} rows of {', '.join(view.columns)}\n")
         return
-    if out is not None and out.suffix not in (".csv", ".parquet"):
-        raise InputError(f"--out {out} is neither .csv nor .parquet")
-    connection = connect(results, arguments.sql)
     try:
         found = select(connection, arguments.sql)
         if out is None:
             width = shutil.get_terminal_size(fallback=(1000, 0)).columns  # all of it into a file
             found.show(max_rows=_MOST_ROWS, max_width=width)
+        elif out.suffix not in (".csv", ".parquet"):
+            raise InputError(f"--out {out} is neither .csv nor .parquet")
         else:
             with whole_or_absent(out) as temporary:
                 write = found.write_csv if out.suffix == ".csv" else found.write_parquet

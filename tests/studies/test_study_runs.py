@@ -46,7 +46,7 @@ START = """
 import sys
 from pipeline.cli import run_module
 sys.argv = ["study.py"]
-run_module("stub", "study.py")
+run_module("stub")
 """
 STUDY = """
 import sys
