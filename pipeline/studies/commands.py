@@ -24,9 +24,12 @@ from pipeline.studies.file import ROOT, Evaluation, Study, Synthetic
 MEASURING = ("loss_differences", "influential_tokens", "length_interference", "evaluate_tokens")
 """Programs whose documents are shared by as many processes as run."""
 ANALYSING = ("run_notebooks", "summary")
-LENGTH_LOSSES = "length_losses"
-"""The mode of loss_differences that takes context lengths."""
-STAGES = (*MEASURING, LENGTH_LOSSES, *ANALYSING)
+"""Programs that are always run again: they see by themselves what is new."""
+MODES: dict[str, tuple[str, dict[str, Any]]] = {
+    "length_losses": ("loss_differences", {"short_context_length": None, "context_lengths": True})
+}
+"""Stages that are modes of a program: its name, and the flags that make it so."""
+STAGES = (*MEASURING, *MODES, *ANALYSING)
 
 
 @dataclass(frozen=True)
@@ -50,16 +53,6 @@ class Command:
         """The program's name."""
         return Path(self.program).stem
 
-    @property
-    def is_stage(self) -> bool:
-        """Whether it is not run again; programs of analysis see by themselves what is new."""
-        return self.stage not in ANALYSING
-
-    @property
-    def is_measuring(self) -> bool:
-        """Whether its documents are shared by as many processes as run."""
-        return self.stage in MEASURING
-
     def words(self) -> list[str]:
         """Program and arguments, as typed in the folder that this is."""
         return [os.path.relpath(ROOT / self.program), *self.arguments]
@@ -82,21 +75,24 @@ def flags(settings: Mapping[str, Any]) -> list[str]:
 def commands_of(study: Study) -> list[Command]:
     """All commands of a study; an InputError where its parts do not fit together."""
     if study.synthetic is None:
-        commands = _text_commands(study)
+        commands = list(_text_commands(study))
     else:
         commands = list(_synthetic_commands(Path(study.run), study.synthetic))
+    # Stable: all else stays in order. Each summary lists the figures of the evaluations beside it.
+    commands.sort(key=lambda command: command.stage == "summary")
     names = [command.name for command in commands]
     if twice := [name for name in names if names.count(name) > 1]:
         raise InputError(f"two commands of the study are named {twice[0]}; rename or take out one")
     for command in commands:
         _known(command.needs, names, f"stage that {command.name} needs:")
-    return commands
+    others = tuple(command.name for command in commands if command.stage != "summary")
+    return [replace(one, needs=others) if one.stage == "summary" else one for one in commands]
 
 
-def _text_commands(study: Study) -> list[Command]:
-    """Commands of a study of language models: its text, its models, its evaluations, summaries last."""
-    data = Path(study.run) / "data"
-    commands = [_tokenize("tokenize_c4", study.data, data, study.slurm.tokenize)]
+def _text_commands(study: Study) -> Iterator[Command]:
+    """Commands of a study of language models: its text, its models, its evaluations."""
+    run = Path(study.run)
+    yield _tokenize("tokenize_c4", study.data, run / "data", study.slurm.tokenize)
     folders: dict[str, dict[str, str]] = {}
     """Size -> model -> what --checkpoints is given."""
     if not study.sizes:
@@ -105,26 +101,23 @@ def _text_commands(study: Study) -> list[Command]:
         folders[""] = {name: model["checkpoint"] for name, model in study.models.items()}
     for size_name, size in study.sizes.items():
         folders[size_name] = {}
-        for name in _known(size.models or study.models, study.models, "model"):
-            full_name = f"{size_name}-{name}" if study.sizes_in_names else name
-            folder = str(Path(study.run) / "models" / full_name)
-            folders[size_name][name] = folder
-            duration = _overrides({"max_duration": size.max_duration})
-            overrides = [*duration, *size.overrides, *_overrides(study.models[name])]
-            arguments = (size.config, "--data", str(data), "--save-folder", folder, *overrides)
-            commands.append(Command(full_name, "pipeline/pretrain.py", arguments, ("tokenize_c4",)))
+        for model in _known(size.models or study.models, study.models, "model"):
+            name = f"{size_name}-{model}" if study.sizes_in_names else model
+            folder = str(run / "models" / name)
+            folders[size_name][model] = folder
+            given = {"max_duration": size.max_duration}
+            # Later ones win: what the model says holds for every size.
+            overrides = [*_overrides(given), *size.overrides, *_overrides(study.models[model])]
+            arguments = (size.config, "--data", str(run / "data"), "--save-folder", folder, *overrides)
+            yield Command(name, "pipeline/pretrain.py", arguments, ("tokenize_c4",))
     for name, evaluation in study.evaluations.items():
         if evaluation.data is not None:
             # After the study's own text, whose tokenizer this one may be given.
-            own = Path(study.run) / name / "data"
-            commands.append(_tokenize(f"tokenize_c4-{name}", evaluation.data, own, 1, "tokenize_c4"))
+            own = run / name / "data"
+            yield _tokenize(f"tokenize_c4-{name}", evaluation.data, own, 1, "tokenize_c4")
         for size_name, of_size in folders.items():
             size_in_names = size_name if study.sizes_in_names else ""
-            commands += _evaluation_commands(study, name, evaluation, size_in_names, of_size)
-    # Each summary lists the figures of the evaluations beside it.
-    others = [command for command in commands if command.stage != "summary"]
-    needs = tuple(command.name for command in others)
-    return others + [replace(command, needs=needs) for command in commands if command.stage == "summary"]
+            yield from _evaluation_commands(study, name, evaluation, size_in_names, of_size)
 
 
 def _tokenize(name: str, text: Mapping[str, Any], out: Path, num_tasks: int, *needs: str) -> Command:
@@ -161,7 +154,7 @@ def _evaluation_commands(
     run = Path(study.run)
     results = run / name / "results" / size
     whose_data = "" if evaluation.data is None else name
-    data = run / whose_data / "data"
+    data = str(run / whose_data / "data")
     general = {flag: value for flag, value in evaluation.flags.items() if flag not in STAGES}
     # A further evaluation inherits flags that its own stages may not have, but some stage must.
     _known(general, set().union(*map(_flags_of, MEASURING)), "field of an evaluation")
@@ -171,15 +164,12 @@ def _evaluation_commands(
         own = evaluation.flags.get(stage) or {}
         if stage in ANALYSING:
             folder = str(run / name / "figures" / size)
-            shown = [] if stage == "summary" else ["--data", str(data)]
+            shown = [] if stage == "summary" else ["--data", data]
             arguments = ("--results", str(results), "--figures", folder, *shown, *flags(own))
             yield Command(command_name, f"analysis/{stage}.py", arguments, tuple(measured))
             continue
-        program = stage
-        settings = {**general, **own}
-        if stage == LENGTH_LOSSES:
-            program = "loss_differences"
-            settings = {**general, "short_context_length": None, "context_lengths": True, **own}
+        program, mode = MODES.get(stage, (stage, {}))
+        settings = {**general, **mode, **own}
         asked = _known(settings.pop("models", evaluation.models) or folders, study.models, "model")
         models = [model for model in asked if model in folders]
         checkpoints = [folders[model] for model in models]
@@ -190,9 +180,8 @@ def _evaluation_commands(
         if study.sizes:  # else nothing is trained
             needs += dict.fromkeys(Path(folders[model]).name for model in models)
         if stage == "evaluate_tokens":
-            choices = settings.get("choices", name)
-            if choices == "evaluation":
-                choices = ""
+            named = settings.get("choices", name)
+            choices = "" if named == "evaluation" else named
             needs.append(_joined("influential_tokens", size, choices))
             settings["choices"] = str(run / choices / "results" / size)
         if evaluation.steps:
@@ -200,10 +189,11 @@ def _evaluation_commands(
         # What the stage is given alone reaches its program even if misspelt, which then refuses it.
         takes = _flags_of(program) | own.keys()
         words = flags({flag: value for flag, value in settings.items() if flag in takes})
+        arguments = ("--data", data, "--checkpoints", *checkpoints, "--results", str(results), *words)
         yield Command(
             command_name,
             f"pipeline/{program}.py",
-            ("--data", str(data), "--checkpoints", *checkpoints, "--results", str(results), *words),
+            arguments,
             tuple(needs),
             study.slurm.measure,
             evaluation.steps or (),
@@ -212,28 +202,28 @@ def _evaluation_commands(
 
 
 def _synthetic_commands(run: Path, synthetic: Synthetic) -> Iterator[Command]:
-    """Commands of a study of synthetic tasks, trainings first."""
+    """Commands of a study of synthetic tasks: trainings, tests, then the notebooks."""
     trained: list[tuple[str, str, str]] = []
     """Grid, task and name of each training."""
     for grid_name, grid in synthetic.grids.items():
         sparsities: Sequence[int | None] = grid.largest_sparsities or [None]
         for task, positions, k, seed in product(grid.tasks, grid.positions, sparsities, grid.seeds):
             name = _joined(task, "" if k is None else f"k{k}", positions, f"seed{seed}")
-            where = "--task", task, "--positions", positions, "--save-folder", str(run / "models" / name)
+            where = ("--task", task, "--positions", positions, "--save-folder", str(run / "models" / name))
             overrides = [*grid.overrides, *_overrides({"largest_sparsity": k, "seed": seed})]
             yield Command(name, "pipeline/train_synthetic.py", (synthetic.config, *where, *overrides))
             trained.append((grid_name, task, name))
-    folders = "--results", str(run / "results"), "--figures", str(run / "figures")
+    results = ("--results", str(run / "results"))
     tests: list[str] = []
     for name, test in synthetic.evaluate_synthetic.items():
         task = test.get("task", name)
         grids = _known(test.get("grids", synthetic.grids), synthetic.grids, f"grid of {name}")
         models = tuple(model for grid, of_task, model in trained if of_task == task and grid in grids)
         checkpoints = [str(run / "models" / model) for model in models]
-        where = "--task", task, "--checkpoints", *checkpoints, *folders[:2]
+        words = flags({**test, "task": None, "grids": None})
+        arguments = ("--task", task, "--checkpoints", *checkpoints, *results, *words)
         tests.append(f"evaluate_synthetic-{name}")
-        arguments = (*where, *flags({**test, "task": None, "grids": None}))
         yield Command(tests[-1], "pipeline/evaluate_synthetic.py", arguments, models)
     if tests:
-        arguments = (*folders, "--notebooks", "synthetic_tasks")
-        yield Command("run_notebooks", "analysis/run_notebooks.py", arguments, tuple(tests))
+        shown = (*results, "--figures", str(run / "figures"), "--notebooks", "synthetic_tasks")
+        yield Command("run_notebooks", "analysis/run_notebooks.py", shown, tuple(tests))

@@ -28,14 +28,12 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
-from pipeline.cli import InputError, unknown_name
-from pipeline.studies.commands import Command
+from pipeline.cli import InputError, logger, unknown_name
+from pipeline.studies.commands import ANALYSING, MEASURING, Command
 from pipeline.studies.file import Study
 
 _SBATCH = ("bash", "-c", 'source slurm/cluster.env && exec sbatch "$@"', "sbatch")
 EXIT_STOPPED = 75  # as pretrain.py's: run the same again to go on
-TRAINING = ("pretrain", "train_synthetic")
-"""Programs that save what they have before they stop."""
 _SECONDS_BETWEEN_LOOKS = 0.05
 _LAST_LINES = 15
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
@@ -53,7 +51,7 @@ class Workers:
 
     def number_for(self, command: Command) -> int:
         """How many processes share a command: all places the documents of a measuring stage."""
-        return self.number if command.is_measuring else 1
+        return self.number if command.stage in MEASURING else 1
 
 
 def workers(asked: int | None, threads: int) -> Workers:
@@ -67,64 +65,52 @@ def workers(asked: int | None, threads: int) -> Workers:
     return Workers(asked or len(gpus) or max(1, cpu_count() // threads), threads, gpus)
 
 
-class Process:
-    """Number `rank`, from 0, of the processes that share a command; in a group of its own."""
+@dataclass(frozen=True)
+class _Running:
+    """A process that does a command, or its part of one."""
 
-    def __init__(self, command: Command, rank: int, place: int, workers: Workers, logs: Path) -> None:
-        """Start it, out of the terminal's reach. What it writes on standard error goes to its log."""
-        self.command = command
-        self.name = command.name
-        self.place = place
-        self.started = time.time()
-        self.num_told = 0
-        environment = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(workers.threads))
-        if workers.gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = workers.gpus[place % len(workers.gpus)]
-        if (number := workers.number_for(command)) > 1:
-            self.name = f"{command.name}-{rank + 1}-of-{number}"
-            # As torchrun says it.
-            environment |= {"RANK": str(rank), "WORLD_SIZE": str(number)}
-        self.log = logs / f"{self.name}.log"
-        words = [sys.executable, *command.words()]
-        study = os.getpid()
+    command: Command
+    place: int
+    log: Path
+    started: float
+    process: "subprocess.Popen[bytes]"
 
-        def before_it_begins() -> None:
-            """End the new process with the study, even with one that SIGKILL ends."""
-            if _prctl is not None:
-                _prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
-                if os.getppid() != study:
-                    os._exit(1)  # it died before this line
-
-        with self.log.open("a", encoding="utf-8") as file:
-            file.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(words)}\n")
-            file.flush()
-            self._process = subprocess.Popen(
-                words,
-                env=os.environ | environment,
-                stdin=subprocess.DEVNULL,
-                stderr=file,
-                start_new_session=True,
-                preexec_fn=before_it_begins,
-            )
-
-    def code(self) -> int | None:
-        """Its exit code, as a shell reports it; None while it runs."""
-        code = self._process.poll()
-        if code is None:
-            return None
-        self._tell(signal.SIGKILL)  # what it started and left behind
-        return code if code >= 0 else 128 - code
-
-    def stop(self, num_requests: int) -> None:
-        """Ask it once to end, which lets a training save; at a second request end it at once."""
-        if num_requests > self.num_told:
-            self._tell(signal.SIGTERM if self.num_told == 0 else signal.SIGKILL)
-            self.num_told += 1
-
-    def _tell(self, number: signal.Signals) -> None:
-        """Send a signal to it and to all that it has started in its group."""
+    def tell(self, number: signal.Signals) -> None:
+        """Send a signal to it and to all that it has started, which is in its group."""
         with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+            os.killpg(self.process.pid, number)
+
+
+def _start(command: Command, rank: int, place: int, workers: Workers, logs: Path) -> _Running:
+    """Start number `rank`, from 0, of the processes that share a command."""
+    environment = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(workers.threads))
+    if workers.gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = workers.gpus[place % len(workers.gpus)]
+    log = logs / f"{command.name}.log"
+    if (number := workers.number_for(command)) > 1:
+        log = logs / f"{command.name}-{rank + 1}-of-{number}.log"
+        # As torchrun says it.
+        environment |= {"RANK": str(rank), "WORLD_SIZE": str(number)}
+    words = [sys.executable, *command.words()]
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(words)}\n")
+        file.flush()
+        process = subprocess.Popen(
+            words,
+            env=os.environ | environment,
+            stdin=subprocess.DEVNULL,
+            stderr=file,
+            # A group of its own: the terminal's Ctrl-C reaches the study alone, which passes it on.
+            start_new_session=True,
+            preexec_fn=_end_with_the_study,
+        )
+    return _Running(command, place, log, time.time(), process)
+
+
+def _end_with_the_study() -> None:
+    """Have the kernel end the new process when the study ends, were it by SIGKILL."""
+    if _prctl is not None:
+        _prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
 
 
 def run_all(commands: Sequence[Command], finished: Collection[str], workers: Workers, logs: Path) -> int:
@@ -133,23 +119,25 @@ def run_all(commands: Sequence[Command], finished: Collection[str], workers: Wor
     Returns its exit code, 0 if none failed, EXIT_STOPPED after a request to stop.
     """
     logs.mkdir(parents=True, exist_ok=True)
-    requests: list[int] = []
+    # Exit codes of all that asks to stop. The first request lets trainings save, the second one does not.
+    stops: list[int] = []
 
     def note(number: int, frame: object) -> None:
-        if not requests or number == signal.SIGINT:
-            requests.append(number)
-            _say("stopping, once trainings have saved; Ctrl-C again ends them without")
+        # Slurm sends SIGTERM to all of a job, once and again; only a user means it the second time.
+        if not stops or number == signal.SIGINT:
+            stops.append(EXIT_STOPPED)
+            logger.info("stopped by a signal, trainings once they have saved; run the same again to go on")
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, note)
     if finished:
-        _say(f"finished before: {', '.join(one.name for one in commands if one.name in finished)}")
+        logger.info("finished before: %s", ", ".join(one.name for one in commands if one.name in finished))
     left = [one for one in commands if one.name not in finished]
     waiting = [(one, rank) for one in left for rank in range(workers.number_for(one))]
-    running: list[Process] = []
-    failure = 0
-    while True:
-        if not (requests or failure):
+    running: list[_Running] = []
+    num_told = 0
+    while running or (waiting and not stops):
+        if not stops:
             unfinished = {one.name for one, _ in waiting} | {one.command.name for one in running}
             ready = [(one, rank) for one, rank in waiting if unfinished.isdisjoint(one.needs)]
             places = sorted(set(range(workers.number)) - {one.place for one in running})
@@ -157,33 +145,27 @@ def run_all(commands: Sequence[Command], finished: Collection[str], workers: Wor
                 waiting.remove((command, rank))
                 if rank == 0:
                     sys.stdout.write(f"{command}\n")
-                    sys.stdout.flush()
-                running.append(Process(command, rank, place, workers, logs))
-        if not running:
-            break
+                    sys.stdout.flush()  # before the command's own output
+                running.append(_start(command, rank, place, workers, logs))
         time.sleep(_SECONDS_BETWEEN_LOOKS)
+        if len(stops) > num_told:
+            for one in running:
+                one.tell(signal.SIGTERM if num_told == 0 else signal.SIGKILL)
+            num_told += 1
         for one in list(running):
-            one.stop(len(requests) + (failure > 0))
-            if (code := one.code()) is None:
+            if (code := one.process.poll()) is None:
                 continue
             running.remove(one)
+            one.tell(signal.SIGKILL)  # what it started and left behind
             if code == 0:
-                _say(f"{one.name} finished in {timedelta(seconds=round(time.time() - one.started))}")
-            elif not (requests or failure):
-                failure = code
-                _say(f"the last lines of {one.log}:")
-                for line in one.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]:
-                    _say(f"  {line}")
-                _say(f"{one.name} ended with exit code {code}; run the same again to go on")
-    if requests:
-        _say("stopped by a signal; run the same again to go on")
-        return EXIT_STOPPED
-    return failure
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"study: {line}\n")
-    sys.stderr.flush()
+                took = timedelta(seconds=round(time.time() - one.started))
+                logger.info("%s finished in %s", one.log.stem, took)
+            elif not stops:
+                stops.append(code if code > 0 else 128 - code)  # as a shell reports a signal
+                lines = one.log.read_text(encoding="utf-8", errors="replace").splitlines()
+                logger.info("the last lines of %s:\n%s", one.log, "\n".join(lines[-_LAST_LINES:]))
+                logger.info("%s ended with exit code %d; run the same again to go on", one.log.stem, stops[0])
+    return stops[0] if stops else 0
 
 
 def submit_chain(commands: Sequence[Command], study: Study, *, is_plan: bool = False) -> None:
@@ -232,7 +214,7 @@ def _jobs_of(commands: Sequence[Command]) -> list[Command]:
     for command in commands:
         script = f"slurm/{command.stage}.sh"
         arguments = command.arguments
-        if not command.is_stage:
+        if command.stage in ANALYSING:
             script = "slurm/analysis.sh"
             arguments = (command.program, *arguments)
         if command.num_tasks is not None:
