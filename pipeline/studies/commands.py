@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cli import InputError, unknown_name
-from pipeline.studies.file import ROOT, Evaluation, Study, Synthetic
+from pipeline.studies.file import ROOT, Study, Synthetic
 
 MEASURING = ("loss_differences", "influential_tokens", "length_interference", "evaluate_tokens")
 """Programs whose documents are shared by as many processes as run."""
@@ -30,6 +30,8 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Stages that are modes of a program: its name, and the flags that make it so."""
 STAGES = (*MEASURING, *MODES, *ANALYSING)
+_NO_FLAGS = ("stages", "data", "models", "steps")
+"""Fields of an evaluation that are no flags."""
 
 
 @dataclass(frozen=True)
@@ -111,10 +113,9 @@ def _text_commands(study: Study) -> Iterator[Command]:
             arguments = (size.config, "--data", str(run / "data"), "--save-folder", folder, *overrides)
             yield Command(name, "pipeline/pretrain.py", arguments, ("tokenize_c4",))
     for name, evaluation in study.evaluations.items():
-        if evaluation.data is not None:
+        if text := evaluation.get("data"):
             # After the study's own text, whose tokenizer this one may be given.
-            own = run / name / "data"
-            yield _tokenize(f"tokenize_c4-{name}", evaluation.data, own, 1, "tokenize_c4")
+            yield _tokenize(f"tokenize_c4-{name}", text, run / name / "data", 1, "tokenize_c4")
         for size_name, of_size in folders.items():
             size_in_names = size_name if study.sizes_in_names else ""
             yield from _evaluation_commands(study, name, evaluation, size_in_names, of_size)
@@ -148,20 +149,21 @@ def _flags_of(program: str) -> set[str]:
 
 
 def _evaluation_commands(
-    study: Study, name: str, evaluation: Evaluation, size: str, folders: Mapping[str, str]
+    study: Study, name: str, evaluation: Mapping[str, Any], size: str, folders: Mapping[str, str]
 ) -> Iterator[Command]:
     """The stages of one evaluation for the models of one size, model -> what --checkpoints is given."""
     run = Path(study.run)
     results = run / name / "results" / size
-    whose_data = "" if evaluation.data is None else name
+    whose_data = name if evaluation.get("data") else ""
     data = str(run / whose_data / "data")
-    general = {flag: value for flag, value in evaluation.flags.items() if flag not in STAGES}
+    steps = evaluation.get("steps") or ()
+    general = {flag: value for flag, value in evaluation.items() if flag not in (*_NO_FLAGS, *STAGES)}
     # A further evaluation inherits flags that its own stages may not have, but some stage must.
     _known(general, set().union(*map(_flags_of, MEASURING)), "field of an evaluation")
     measured: list[str] = []
-    for stage in _known(evaluation.stages, STAGES, "stage of an evaluation"):
+    for stage in _known(evaluation.get("stages") or (), STAGES, "stage of an evaluation"):
         command_name = _joined(stage, size, name)
-        own = evaluation.flags.get(stage) or {}
+        own = evaluation.get(stage) or {}
         if stage in ANALYSING:
             folder = str(run / name / "figures" / size)
             shown = [] if stage == "summary" else ["--data", data]
@@ -170,8 +172,9 @@ def _evaluation_commands(
             continue
         program, mode = MODES.get(stage, (stage, {}))
         settings = {**general, **mode, **own}
-        asked = _known(settings.pop("models", evaluation.models) or folders, study.models, "model")
-        models = [model for model in asked if model in folders]
+        asked = settings.pop("models", evaluation.get("models")) or folders
+        # A size may train fewer models than the study names.
+        models = [model for model in _known(asked, study.models, "model") if model in folders]
         checkpoints = [folders[model] for model in models]
         if reference := settings.get("reference_model"):
             models += _known([reference], folders, "reference_model")
@@ -184,21 +187,15 @@ def _evaluation_commands(
             choices = "" if named == "evaluation" else named
             needs.append(_joined("influential_tokens", size, choices))
             settings["choices"] = str(run / choices / "results" / size)
-        if evaluation.steps:
-            checkpoints = [f"{one}/step{step}-unsharded" for one in checkpoints for step in evaluation.steps]
+        if steps:
+            checkpoints = [f"{one}/step{step}-unsharded" for one in checkpoints for step in steps]
         # What the stage is given alone reaches its program even if misspelt, which then refuses it.
         takes = _flags_of(program) | own.keys()
         words = flags({flag: value for flag, value in settings.items() if flag in takes})
         arguments = ("--data", data, "--checkpoints", *checkpoints, "--results", str(results), *words)
-        yield Command(
-            command_name,
-            f"pipeline/{program}.py",
-            arguments,
-            tuple(needs),
-            study.slurm.measure,
-            evaluation.steps or (),
-        )
         measured.append(command_name)
+        path = f"pipeline/{program}.py"
+        yield Command(command_name, path, arguments, tuple(needs), study.slurm.measure, steps)
 
 
 def _synthetic_commands(run: Path, synthetic: Synthetic) -> Iterator[Command]:
@@ -209,12 +206,12 @@ def _synthetic_commands(run: Path, synthetic: Synthetic) -> Iterator[Command]:
         sparsities: Sequence[int | None] = grid.largest_sparsities or [None]
         for task, positions, k, seed in product(grid.tasks, grid.positions, sparsities, grid.seeds):
             name = _joined(task, "" if k is None else f"k{k}", positions, f"seed{seed}")
-            where = ("--task", task, "--positions", positions, "--save-folder", str(run / "models" / name))
+            where = {"task": task, "positions": positions, "save_folder": run / "models" / name}
             overrides = [*grid.overrides, *_overrides({"largest_sparsity": k, "seed": seed})]
-            yield Command(name, "pipeline/train_synthetic.py", (synthetic.config, *where, *overrides))
+            arguments = (synthetic.config, *flags(where), *overrides)
+            yield Command(name, "pipeline/train_synthetic.py", arguments)
             trained.append((grid_name, task, name))
     results = ("--results", str(run / "results"))
-    tests: list[str] = []
     for name, test in synthetic.evaluate_synthetic.items():
         task = test.get("task", name)
         grids = _known(test.get("grids", synthetic.grids), synthetic.grids, f"grid of {name}")
@@ -222,8 +219,8 @@ def _synthetic_commands(run: Path, synthetic: Synthetic) -> Iterator[Command]:
         checkpoints = [str(run / "models" / model) for model in models]
         words = flags({**test, "task": None, "grids": None})
         arguments = ("--task", task, "--checkpoints", *checkpoints, *results, *words)
-        tests.append(f"evaluate_synthetic-{name}")
-        yield Command(tests[-1], "pipeline/evaluate_synthetic.py", arguments, models)
-    if tests:
+        yield Command(f"evaluate_synthetic-{name}", "pipeline/evaluate_synthetic.py", arguments, models)
+    if synthetic.evaluate_synthetic:
         shown = (*results, "--figures", str(run / "figures"), "--notebooks", "synthetic_tasks")
-        yield Command("run_notebooks", "analysis/run_notebooks.py", shown, tuple(tests))
+        tests = tuple(f"evaluate_synthetic-{name}" for name in synthetic.evaluate_synthetic)
+        yield Command("run_notebooks", "analysis/run_notebooks.py", shown, tests)

@@ -37,7 +37,7 @@ EXIT_STOPPED = 75  # as pretrain.py's: run the same again to go on
 _SECONDS_BETWEEN_LOOKS = 0.05
 _LAST_LINES = 15
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
-_prctl = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
+_LIBC = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True)
@@ -102,15 +102,14 @@ def _start(command: Command, rank: int, place: int, workers: Workers, logs: Path
             stderr=file,
             # A group of its own: the terminal's Ctrl-C reaches the study alone, which passes it on.
             start_new_session=True,
-            preexec_fn=_end_with_the_study,
+            preexec_fn=_end_with_the_study if sys.platform == "linux" else None,
         )
     return _Running(command, place, log, time.time(), process)
 
 
 def _end_with_the_study() -> None:
-    """Have the kernel end the new process when the study ends, were it by SIGKILL."""
-    if _prctl is not None:
-        _prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+    """Have Linux end the new process when the study ends, were it by SIGKILL."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
 
 
 def run_all(commands: Sequence[Command], finished: Collection[str], workers: Workers, logs: Path) -> int:
@@ -202,27 +201,27 @@ def submit_chain(commands: Sequence[Command], study: Study, *, is_plan: bool = F
 def arguments_of(commands: Sequence[Command], name: str) -> list[str]:
     """The arguments of the job of this name, or of the first one that is submitted as slurm/<name>.sh."""
     jobs = _jobs_of(commands)
-    of_names = {**{job.stage: job for job in reversed(jobs)}, **{job.name: job for job in jobs}}
-    if name not in of_names:
-        raise unknown_name("job", name, of_names)
-    return list(of_names[name].arguments)
+    # Names first: the job tokenize_c4 is the merge, if tasks run tokenize_c4.sh before it.
+    found = [job for job in jobs if job.name == name] or [job for job in jobs if job.stage == name]
+    if not found:
+        raise unknown_name("job", name, [job.name for job in jobs])
+    return list(found[0].arguments)
 
 
 def _jobs_of(commands: Sequence[Command]) -> list[Command]:
     """A script of slurm/ a command; for a text that is tokenized in tasks two, the second needs the first."""
     jobs = []
     for command in commands:
-        script = f"slurm/{command.stage}.sh"
-        arguments = command.arguments
+        job = replace(command, program=f"slurm/{command.stage}.sh")
         if command.stage in ANALYSING:
-            script = "slurm/analysis.sh"
-            arguments = (command.program, *arguments)
+            job = replace(job, program="slurm/analysis.sh", arguments=(command.program, *command.arguments))
         if command.num_tasks is not None:
-            arguments = ("--num-tasks", str(command.num_tasks), *arguments)
-        job = replace(command, program=script, arguments=arguments)
+            # For a task's index each script reads its own SLURM_ARRAY_TASK_ID.
+            job = replace(job, arguments=("--num-tasks", str(command.num_tasks), *command.arguments))
         if command.stage == "tokenize_c4" and command.num_tasks != 1:
-            jobs.append(replace(job, name=f"{command.name}-tasks"))
-            merge = command.arguments[:2]  # --out and its folder
-            job = Command(command.name, "slurm/merge_c4.sh", merge, (jobs[-1].name,))
+            tasks = replace(job, name=f"{command.name}-tasks")
+            jobs.append(tasks)
+            # Only --out and its folder: all else the tasks have recorded.
+            job = Command(command.name, "slurm/merge_c4.sh", command.arguments[:2], (tasks.name,))
         jobs.append(job)
     return jobs
