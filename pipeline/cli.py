@@ -79,11 +79,12 @@ def endings(program: str) -> Iterator[None]:
         sys.stdout.flush()
     except (InputError, MemoryError, OSError, ModuleNotFoundError, RuntimeError) as error:
         sentence = str(error)
+        # First, since a lack of memory comes as a RuntimeError or an OSError, too.
         if is_out_of_memory(error):
             sentence = "the memory does not suffice; ask for less at once, or take a larger machine"
         elif isinstance(error, ModuleNotFoundError):
             sentence = f"{error} for {sys.executable}; `make install` brings all libraries, into .venv"
-        elif isinstance(error, RuntimeError):
+        elif isinstance(error, RuntimeError):  # a mistake of ours: with its traceback
             raise
         sys.stderr.write(f"{program}: error: {' '.join(sentence.split())}\n")
         sys.exit(EXIT_BAD_INPUT)
@@ -114,6 +115,7 @@ class _Parser(argparse.ArgumentParser):
 
 def stage_parser(manual: str | None) -> argparse.ArgumentParser:
     """A parser whose --help is the stage's docstring followed by its flags."""
+    # No abbreviations: a flag that is new tomorrow must not change what an old command means.
     return _Parser(description=manual, formatter_class=_ManualFormatter, allow_abbrev=False)
 
 

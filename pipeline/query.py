@@ -90,6 +90,7 @@ def export(results: Path, out: Path) -> None:
         raise InputError(f"--out {out} holds results; name another folder, or move it away")
     paths = []
     for artefact in artefacts_in(results):
+        # What made a model's first file; that all others were made so is what dataset_of checks.
         of_models: dict[str, Mapping[str, str]] = {}
         for file in sources(results, artefact, must_be_complete=True):
             of_models.setdefault(file.model, file.metadata)

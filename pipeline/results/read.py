@@ -74,6 +74,7 @@ def read_marks(results: Path, stage: str = "*", place: str | None = None) -> Ite
         yield Mark("export", "", 0, 1, exported)
     stages = results / "_stages"
     # Not `**`, which enters no linked folder before Python 3.13.
+    # Escaped, as a model's name may hold what a glob takes for its own: a[1].
     folders = ("model=*", "model=*/evaluator=*") if place is None else (f"model={escape(place)}",)
     for path in sorted(path for below in folders for path in stages.glob(f"{stage}/{below}/*.done")):
         if (record := read_record(path)) is not None:
@@ -148,6 +149,7 @@ def sources(
         if wrong := damage(path, record):
             raise InputError(f"{wrong}; run {' and '.join(sorted(stages))} again, which makes it anew")
         metadata = read_metadata(path)
+        # An export holds the rows of many models, and what made each.
         of_models = json.loads(metadata[MODELS]) if MODELS in metadata else {mark.model: metadata}
         for model, of_model in of_models.items():
             if (version := of_model.get("schema_version")) != str(SCHEMA_VERSION):
@@ -205,6 +207,7 @@ def what_made(results: Path, stage: str, place: str) -> dict[str, Any] | None:
 def read_made_by(results: Path, stage: str) -> dict[str, dict[str, Any]]:
     """Provenance of a stage's results, by model: its "settings", "inputs" (SHA-256), "schema_version"."""
     for artefact in artefacts_in(results):
+        # Sources are hashed: those of further artefacts stay unread.
         files = [file for file in sources(results, artefact) if file.metadata["stage"] == stage]
         if files:  # one artefact has all of a stage's models
             return {file.model: made_by_of(file.metadata) for file in files}
@@ -257,9 +260,8 @@ def read_artefact(
 def dataset_of(results: Path, artefact: str, models: Collection[str] | None = None) -> "Dataset":
     """An artefact's rows, of these models or all, with the column `model` first; none is read.
 
-    The model is that of the folder's name as it stands there, and no name=value above is a column. Models
-    measured in two ways are warned of. InputError as `sources` raises it, or where files of one model were
-    made with different settings.
+    Models measured in two ways are warned of. InputError as `sources` raises it, or where files of one model
+    were made with different settings.
     """
     import pyarrow.dataset as ds  # late: it loads pandas, which few need
 
@@ -267,9 +269,11 @@ def dataset_of(results: Path, artefact: str, models: Collection[str] | None = No
     _refuse_mixture(files)
     model = pa.schema([pa.field("model", pa.string())])
     return ds.dataset(
+        # An export's file is the source of each of its models.
         list(dict.fromkeys(str(file.path) for file in files)),
         schema=pa.schema([*model, *SCHEMAS[artefact]]),
         format="parquet",
+        # As the folder's name stands there: no %20 becomes a space, and lr=1 above `results` is no column.
         partitioning=ds.HivePartitioning(model, segment_encoding="none"),
         partition_base_dir=str(results),
     )

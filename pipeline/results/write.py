@@ -80,6 +80,7 @@ class StageOutput:
         `part` names one of several processes that split the shards, such as "task-1-of-4"; None takes
         whatever is missing.
         """
+        # A lock a model: other models of the stage may be measured at the same time.
         marks = self._results / "_stages" / self._stage / f"model={self._model}"
         return folder_lock(marks, "--results", part)
 
@@ -113,6 +114,7 @@ class StageOutput:
         recorded in the files, and never compared. An InputError where another task has meanwhile written a
         shard with other settings.
         """
+        # Again: another task may have begun with other settings since this output was opened.
         self._refuse_others()
         provenance = {
             **self._made_by,
@@ -126,6 +128,7 @@ class StageOutput:
         files = {}
         for artefact, columns in tables.items():
             schema = SCHEMAS[artefact].with_metadata(metadata)
+            # A table holds all columns of its schema, so that every reader finds them.
             num_rows = len(next(iter(columns.values()), ()))
             nulls = {field.name: [None] * num_rows for field in schema if field.nullable}
             path = self._path(artefact, shard_index)

@@ -57,6 +57,7 @@ class Command:
 
     def words(self) -> list[str]:
         """Program and arguments, as typed in the folder that this is."""
+        # Arguments stay as they are: folders of a study are relative to the folder that this is, too.
         return [os.path.relpath(ROOT / self.program), *self.arguments]
 
     def __str__(self) -> str:
@@ -68,6 +69,7 @@ def flags(settings: Mapping[str, Any]) -> list[str]:
     """`--name value …` of every setting that is not null; `--name` if it is true."""
     words = []
     for name, value in settings.items():
+        # A flag that is false is left out: argparse knows no --flag false.
         if value is not None and value is not False:
             values = value if isinstance(value, list) else [value] if value is not True else []
             words += [f"--{name.replace('_', '-')}", *map(str, values)]
@@ -83,6 +85,7 @@ def commands_of(study: Study) -> list[Command]:
     # Stable: all else stays in order. Each summary lists the figures of the evaluations beside it.
     commands.sort(key=lambda command: command.stage == "summary")
     names = [command.name for command in commands]
+    # Two grids that share a run, say: two processes would train in one folder.
     if twice := [name for name in names if names.count(name) > 1]:
         raise InputError(f"two commands of the study are named {twice[0]}; rename or take out one")
     for command in commands:
@@ -177,6 +180,7 @@ def _evaluation_commands(
         models = [model for model in _known(asked, study.models, "model") if model in folders]
         checkpoints = [folders[model] for model in models]
         if reference := settings.get("reference_model"):
+            # Waited for like the others, without being one of --checkpoints.
             models += _known([reference], folders, "reference_model")
             settings["reference_model"] = folders[reference]
         needs = [_joined("tokenize_c4", whose_data)]
@@ -184,6 +188,7 @@ def _evaluation_commands(
             needs += dict.fromkeys(Path(folders[model]).name for model in models)
         if stage == "evaluate_tokens":
             named = settings.get("choices", name)
+            # The first evaluation has no name, and its results lie in <run>/results.
             choices = "" if named == "evaluation" else named
             needs.append(_joined("influential_tokens", size, choices))
             settings["choices"] = str(run / choices / "results" / size)

@@ -128,6 +128,7 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
             for name in [name for name in named if named[name] is None]:
                 del named[name]
         further = given.get("further_evaluations") or {}
+        # Merged before anything is checked, so that a further one says only what differs.
         for name in further:
             further[name] = OmegaConf.merge(given.get("evaluation") or {}, further[name])
         study: Study = settings_of(path, OmegaConf.structured(Study), given)

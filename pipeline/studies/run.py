@@ -59,6 +59,7 @@ def workers(asked: int | None, threads: int) -> Workers:
     import torch  # late: both take seconds
     from joblib import cpu_count
 
+    # Of what this process may see: under Slurm that is some of the node's, by their own numbers.
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     number = torch.cuda.device_count()
     gpus = named.split(",")[:number] if named else [str(index) for index in range(number)]
