@@ -5,8 +5,8 @@
     python pipeline/query.py --results runs/demo/results --out gap.parquet "$(cat gap.sql)"
     python pipeline/query.py --results runs/demo/results --out runs/demo/exported
 
-Without SQL it lists the views, their rows and columns (pipeline/RESULTS.md explains these) or, with --out,
-exports all of them, a file each. The dialect is DuckDB's; other files are read by their path in quotes.
+Without SQL it lists the columns of all views (pipeline/RESULTS.md explains them) or, with --out, exports all
+of them, a file each. The dialect is DuckDB's; other files are read by their path in quotes.
 Queries are read-only (a single SELECT) and run locally. Every file of an artefact that the SQL names is
 hashed first. Damaged files are refused, and files of one model made with different settings; models measured
 in two ways, and missing shards, are warned of.
@@ -36,6 +36,7 @@ from pipeline.results.files import MANIFEST, describe_files, refuse_replacing, w
 from pipeline.results.read import MODELS, artefacts_in, dataset_of, no_results, sources
 
 _MOST_ROWS = 200  # of a table that is printed
+_COLUMNS = "SELECT table_name AS view, column_name, data_type FROM information_schema.columns"
 # The bar: else DuckDB draws it among the rows on standard output, where it takes the process for interactive.
 _SETTINGS = """
 SET enable_progress_bar = false;
@@ -49,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line of a query."""
     stage = stage_parser(__doc__)
     add = stage.add_argument
-    add("sql", nargs="?", help="a query in DuckDB's SQL; the views are listed without one")
+    add("sql", nargs="?", help="a query in DuckDB's SQL; all columns are listed without one")
     add("--results", type=folder_path, required=True, help="a results folder")
     add("--out", type=Path, help="write all rows to this .csv or .parquet (default: print at most 200)")
     return stage
@@ -75,7 +76,8 @@ def select(connection: duckdb.DuckDBPyConnection, sql: str) -> duckdb.DuckDBPyRe
     if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
         kinds = ", ".join(statement.type.name for statement in statements) or "empty"
         raise InputError(f"the SQL is {kinds}; one SELECT is run here")
-    return connection.sql(statements[0])
+    # A relation takes no semicolon with a remark behind it.
+    return connection.sql(re.sub(r";\s*(--[^\n]*\s*)*$", "", statements[0].query))
 
 
 def export(results: Path, out: Path) -> None:
@@ -114,7 +116,7 @@ def export(results: Path, out: Path) -> None:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Print or write the result of the query; without one, print the list of views, or export all."""
+    """Print or write the result of the query; without one, print the list of columns, or export all."""
     out = arguments.out
     results = arguments.results
     refuse_replacing([] if out is None else [out], [results])
@@ -122,13 +124,8 @@ def main(arguments: argparse.Namespace) -> None:
         export(results, out)
         return
     connection = connect(results, arguments.sql)
-    if arguments.sql is None:
-        for artefact in artefacts_in(results):
-            view = connection.view(artefact)
-            sys.stdout.write(f"{artefact}: {len(view):,} rows of {', '.join(view.columns)}\n")
-        return
     try:
-        found = select(connection, arguments.sql)
+        found = select(connection, arguments.sql or _COLUMNS)
         if out is None:
             width = shutil.get_terminal_size(fallback=(1000, 0)).columns  # all of it into a file
             found.show(max_rows=_MOST_ROWS, max_width=width)

@@ -49,9 +49,18 @@ class Workers:
     gpus: Sequence[str] = ()
     """GPUs as CUDA_VISIBLE_DEVICES names them; a process has one."""
 
-    def number_for(self, command: Command) -> int:
-        """How many processes share a command: all places the documents of a measuring stage."""
-        return self.number if command.stage in MEASURING else 1
+    def parts_of(self, command: Command) -> list[Command]:
+        """A command for each process that shares it: all places share the documents of a measuring stage."""
+        if command.stage not in MEASURING or self.number == 1:
+            return [command]
+        return [
+            replace(
+                command,
+                name=f"{command.name}-{index + 1}-of-{self.number}",
+                arguments=(*command.arguments, "--task-index", str(index), "--num-tasks", str(self.number)),
+            )
+            for index in range(self.number)
+        ]
 
 
 def workers(asked: int | None, threads: int) -> Workers:
@@ -70,7 +79,8 @@ def workers(asked: int | None, threads: int) -> Workers:
 class _Running:
     """A process that does a command, or its part of one."""
 
-    command: Command
+    command: str
+    """The name of the whole command."""
     place: int
     log: Path
     started: float
@@ -82,22 +92,16 @@ class _Running:
             os.killpg(self.process.pid, number)
 
 
-def _start(command: Command, rank: int, place: int, workers: Workers, logs: Path) -> _Running:
-    """Start number `rank`, from 0, of the processes that share a command."""
+def _start(name: str, part: Command, place: int, workers: Workers, log: Path) -> _Running:
+    """Start a command, or a part of the one of this name."""
     environment = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(workers.threads))
     if workers.gpus:
         environment["CUDA_VISIBLE_DEVICES"] = workers.gpus[place % len(workers.gpus)]
-    log = logs / f"{command.name}.log"
-    if (number := workers.number_for(command)) > 1:
-        log = logs / f"{command.name}-{rank + 1}-of-{number}.log"
-        # As torchrun says it.
-        environment |= {"RANK": str(rank), "WORLD_SIZE": str(number)}
-    words = [sys.executable, *command.words()]
     with log.open("a", encoding="utf-8") as file:
-        file.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(words)}\n")
+        file.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {part}\n")
         file.flush()
         process = subprocess.Popen(
-            words,
+            [sys.executable, *part.words()],
             env=os.environ | environment,
             stdin=subprocess.DEVNULL,
             stderr=file,
@@ -105,7 +109,7 @@ def _start(command: Command, rank: int, place: int, workers: Workers, logs: Path
             start_new_session=True,
             preexec_fn=_end_with_the_study if sys.platform == "linux" else None,
         )
-    return _Running(command, place, log, time.time(), process)
+    return _Running(name, place, log, time.time(), process)
 
 
 def _end_with_the_study() -> None:
@@ -133,20 +137,19 @@ def run_all(commands: Sequence[Command], finished: Collection[str], workers: Wor
     if finished:
         logger.info("finished before: %s", ", ".join(one.name for one in commands if one.name in finished))
     left = [one for one in commands if one.name not in finished]
-    waiting = [(one, rank) for one in left for rank in range(workers.number_for(one))]
+    waiting = [(one, part) for one in left for part in workers.parts_of(one)]
     running: list[_Running] = []
     num_told = 0
     while running or (waiting and not stops):
         if not stops:
-            unfinished = {one.name for one, _ in waiting} | {one.command.name for one in running}
-            ready = [(one, rank) for one, rank in waiting if unfinished.isdisjoint(one.needs)]
+            unfinished = {one.name for one, _ in waiting} | {one.command for one in running}
+            ready = [(one, part) for one, part in waiting if unfinished.isdisjoint(one.needs)]
             places = sorted(set(range(workers.number)) - {one.place for one in running})
-            for (command, rank), place in zip(ready, places, strict=False):
-                waiting.remove((command, rank))
-                if rank == 0:
-                    sys.stdout.write(f"{command}\n")
-                    sys.stdout.flush()  # before the command's own output
-                running.append(_start(command, rank, place, workers, logs))
+            for (command, part), place in zip(ready, places, strict=False):
+                waiting.remove((command, part))
+                sys.stdout.write(f"{part}\n")
+                sys.stdout.flush()  # before the command's own output
+                running.append(_start(command.name, part, place, workers, logs / f"{part.name}.log"))
         time.sleep(_SECONDS_BETWEEN_LOOKS)
         if len(stops) > num_told:
             for one in running:

@@ -19,10 +19,10 @@ ROOT = Path(__file__).resolve().parents[2]
 LOGS = Path("run/logs")
 # Writes down that it ran, fails while a file FAIL stands beside it, and writes its result.
 STAGE = """
-import os, pathlib, sys, time
+import pathlib, sys
 name = sys.argv[1]
 with open("ran", "a") as log:
-    log.write(name + os.environ.get("RANK", "") + "\\n")
+    log.write(name + "\\n")
 if pathlib.Path("FAIL-" + name).exists():
     print("no good", file=sys.stderr)
     sys.exit(75)
