@@ -43,7 +43,6 @@ PROGRAMS = (
     "pipeline.evaluate_synthetic",
 )
 """A whole study, its stages in the order of the work, what is done besides, synthetic tasks."""
-EXIT_BAD_INPUT = 2
 _MEMORY_ERRORS = ("DefaultCPUAllocator", "Cannot allocate memory", "out of memory")
 """Phrases of errors if there is no memory: for tensors, for a map of a file, on a GPU."""
 Item = TypeVar("Item")
@@ -77,17 +76,12 @@ def endings(program: str) -> Iterator[None]:
     try:
         yield
         sys.stdout.flush()
-    except (InputError, MemoryError, OSError, ModuleNotFoundError, RuntimeError) as error:
+    except (InputError, OSError, ModuleNotFoundError) as error:  # all else, with its traceback, is ours
         sentence = str(error)
-        # First, since a lack of memory comes as a RuntimeError or an OSError, too.
-        if is_out_of_memory(error):
-            sentence = "the memory does not suffice; ask for less at once, or take a larger machine"
-        elif isinstance(error, ModuleNotFoundError):
+        if isinstance(error, ModuleNotFoundError):
             sentence = f"{error} for {sys.executable}; `make install` brings all libraries, into .venv"
-        elif isinstance(error, RuntimeError):  # a mistake of ours: with its traceback
-            raise
         sys.stderr.write(f"{program}: error: {' '.join(sentence.split())}\n")
-        sys.exit(EXIT_BAD_INPUT)
+        sys.exit(2)
 
 
 def cause_of(error: Exception) -> str:
@@ -123,8 +117,7 @@ def run_stage(parser: argparse.ArgumentParser, main: Callable[[argparse.Namespac
     """Parse the command line and run `main`; what the user can mend is one line and exit code 2."""
     with endings(parser.prog):
         arguments = parser.parse_args()
-        line = f"{Path(parser.prog).stem}: %(message)s"
-        logging.basicConfig(level=logging.INFO, format=line, stream=sys.stderr)
+        logging.basicConfig(level=logging.INFO, format=f"{Path(parser.prog).stem}: %(message)s")
         # Libraries log what only their authors need; warnings of theirs still pass.
         for noisy in ("olmo", "datasets", "accelerate", "urllib3", "httpx", "fsspec"):
             logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -67,8 +67,8 @@ class StageOutput:
             )
         earlier = what_made(self._results, self._stage, self._model)
         if earlier is not None:
-            held = f"{self._results} holds {self._stage} of model '{self._model}'"
-            refuse_changes(held, earlier, self._made_by, "--results folder")
+            what = f"{self._results} holds {self._stage} of model '{self._model}'"
+            refuse_changes(what, earlier, self._made_by, "--results folder")
 
     def _path(self, kind: str, shard_index: int, ending: str = "parquet") -> Path:
         name = f"{shard_index:05d}-of-{self._num_shards:05d}.{ending}"

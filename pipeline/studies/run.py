@@ -31,12 +31,9 @@ from pathlib import Path
 from pipeline.cli import InputError, logger, unknown_name
 from pipeline.studies.commands import ANALYSING, MEASURING, Command
 from pipeline.studies.file import Study
+from pipeline.training.loop import EXIT_STOPPED
 
 _SBATCH = ("bash", "-c", 'source slurm/cluster.env && exec sbatch "$@"', "sbatch")
-EXIT_STOPPED = 75  # as pretrain.py's: run the same again to go on
-_SECONDS_BETWEEN_LOOKS = 0.05
-_LAST_LINES = 15
-_PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 _LIBC = ctypes.CDLL(None)
 
 
@@ -114,7 +111,7 @@ def _start(name: str, part: Command, place: int, workers: Workers, log: Path) ->
 
 def _end_with_the_study() -> None:
     """Have Linux end the new process when the study ends, were it by SIGKILL."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+    _LIBC.prctl(1, int(signal.SIGTERM))  # PR_SET_PDEATHSIG of <sys/prctl.h>
 
 
 def run_all(commands: Sequence[Command], finished: Collection[str], workers: Workers, logs: Path) -> int:
@@ -150,7 +147,7 @@ def run_all(commands: Sequence[Command], finished: Collection[str], workers: Wor
                 sys.stdout.write(f"{part}\n")
                 sys.stdout.flush()  # before the command's own output
                 running.append(_start(command.name, part, place, workers, logs / f"{part.name}.log"))
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
+        time.sleep(0.05)
         if len(stops) > num_told:
             for one in running:
                 one.tell(signal.SIGTERM if num_told == 0 else signal.SIGKILL)
@@ -166,7 +163,7 @@ def run_all(commands: Sequence[Command], finished: Collection[str], workers: Wor
             elif not stops:
                 stops.append(code if code > 0 else 128 - code)  # as a shell reports a signal
                 lines = one.log.read_text(encoding="utf-8", errors="replace").splitlines()
-                logger.info("the last lines of %s:\n%s", one.log, "\n".join(lines[-_LAST_LINES:]))
+                logger.info("the last lines of %s:\n%s", one.log, "\n".join(lines[-15:]))
                 logger.info("%s ended with exit code %d; run the same again to go on", one.log.stem, stops[0])
     return stops[0] if stops else 0
 
