@@ -42,7 +42,7 @@ class Command:
     """Different from all others of the study; names its Slurm job."""
     program: str
     """The file, from the repository's root."""
-    arguments: tuple[str, ...]
+    arguments: Sequence[str]
     needs: tuple[str, ...] = ()
     """Names of commands that must have finished before."""
     num_tasks: int | None = None
@@ -97,7 +97,8 @@ def commands_of(study: Study) -> list[Command]:
 def _text_commands(study: Study) -> Iterator[Command]:
     """Commands of a study of language models: its text, its models, its evaluations."""
     run = Path(study.run)
-    yield _tokenize("tokenize_c4", study.data, run / "data", study.slurm.tokenize)
+    own_text = flags({"out": run / "data", **study.data})
+    yield Command("tokenize_c4", "pipeline/tokenize_c4.py", own_text, (), study.slurm.tokenize)
     folders: dict[str, dict[str, str]] = {}
     """Size -> model -> what --checkpoints is given."""
     if not study.sizes:
@@ -110,23 +111,19 @@ def _text_commands(study: Study) -> Iterator[Command]:
             name = f"{size_name}-{model}" if study.sizes_in_names else model
             folder = str(run / "models" / name)
             folders[size_name][model] = folder
-            given = {"max_duration": size.max_duration}
+            duration = _overrides({"max_duration": size.max_duration})
             # Later ones win: what the model says holds for every size.
-            overrides = [*_overrides(given), *size.overrides, *_overrides(study.models[model])]
-            arguments = (size.config, "--data", str(run / "data"), "--save-folder", folder, *overrides)
+            overrides = [*duration, *size.overrides, *_overrides(study.models[model])]
+            arguments = [size.config, *flags({"data": run / "data", "save_folder": folder}), *overrides]
             yield Command(name, "pipeline/pretrain.py", arguments, ("tokenize_c4",))
     for name, evaluation in study.evaluations.items():
         if text := evaluation.get("data"):
+            arguments = flags({"out": run / name / "data", **text})
             # After the study's own text, whose tokenizer this one may be given.
-            yield _tokenize(f"tokenize_c4-{name}", text, run / name / "data", 1, "tokenize_c4")
+            yield Command(f"tokenize_c4-{name}", "pipeline/tokenize_c4.py", arguments, ("tokenize_c4",), 1)
         for size_name, of_size in folders.items():
             size_in_names = size_name if study.sizes_in_names else ""
             yield from _evaluation_commands(study, name, evaluation, size_in_names, of_size)
-
-
-def _tokenize(name: str, text: Mapping[str, Any], out: Path, num_tasks: int, *needs: str) -> Command:
-    arguments = ("--out", str(out), *flags(text))
-    return Command(name, "pipeline/tokenize_c4.py", arguments, needs, num_tasks)
 
 
 def _overrides(settings: Mapping[str, Any]) -> list[str]:
@@ -158,7 +155,7 @@ def _evaluation_commands(
     run = Path(study.run)
     results = run / name / "results" / size
     whose_data = name if evaluation.get("data") else ""
-    data = str(run / whose_data / "data")
+    data = run / whose_data / "data"
     steps = evaluation.get("steps") or ()
     general = {flag: value for flag, value in evaluation.items() if flag not in (*_NO_FLAGS, *STAGES)}
     # A further evaluation inherits flags that its own stages may not have, but some stage must.
@@ -168,10 +165,10 @@ def _evaluation_commands(
         command_name = _joined(stage, size, name)
         own = evaluation.get(stage) or {}
         if stage in ANALYSING:
-            folder = str(run / name / "figures" / size)
-            shown = [] if stage == "summary" else ["--data", data]
-            arguments = ("--results", str(results), "--figures", folder, *shown, *flags(own))
-            yield Command(command_name, f"analysis/{stage}.py", arguments, tuple(measured))
+            shown = {"results": results, "figures": run / name / "figures" / size}
+            if stage != "summary":
+                shown["data"] = data
+            yield Command(command_name, f"analysis/{stage}.py", flags({**shown, **own}), tuple(measured))
             continue
         program, mode = MODES.get(stage, (stage, {}))
         settings = {**general, **mode, **own}
@@ -191,13 +188,12 @@ def _evaluation_commands(
             # The first evaluation has no name, and its results lie in <run>/results.
             choices = "" if named == "evaluation" else named
             needs.append(_joined("influential_tokens", size, choices))
-            settings["choices"] = str(run / choices / "results" / size)
+            settings["choices"] = run / choices / "results" / size
         if steps:
             checkpoints = [f"{one}/step{step}-unsharded" for one in checkpoints for step in steps]
         # What the stage is given alone reaches its program even if misspelt, which then refuses it.
-        takes = _flags_of(program) | own.keys()
-        words = flags({flag: value for flag, value in settings.items() if flag in takes})
-        arguments = ("--data", data, "--checkpoints", *checkpoints, "--results", str(results), *words)
+        taken = {flag: settings[flag] for flag in settings if flag in _flags_of(program) | own.keys()}
+        arguments = flags({"data": data, "checkpoints": checkpoints, "results": results, **taken})
         measured.append(command_name)
         path = f"pipeline/{program}.py"
         yield Command(command_name, path, arguments, tuple(needs), study.slurm.measure, steps)
@@ -211,21 +207,20 @@ def _synthetic_commands(run: Path, synthetic: Synthetic) -> Iterator[Command]:
         sparsities: Sequence[int | None] = grid.largest_sparsities or [None]
         for task, positions, k, seed in product(grid.tasks, grid.positions, sparsities, grid.seeds):
             name = _joined(task, "" if k is None else f"k{k}", positions, f"seed{seed}")
-            where = {"task": task, "positions": positions, "save_folder": run / "models" / name}
-            overrides = [*grid.overrides, *_overrides({"largest_sparsity": k, "seed": seed})]
-            arguments = (synthetic.config, *flags(where), *overrides)
+            words = flags({"task": task, "positions": positions, "save_folder": run / "models" / name})
+            overrides = _overrides({"largest_sparsity": k, "seed": seed})
+            arguments = [synthetic.config, *words, *grid.overrides, *overrides]
             yield Command(name, "pipeline/train_synthetic.py", arguments)
             trained.append((grid_name, task, name))
-    results = ("--results", str(run / "results"))
     for name, test in synthetic.evaluate_synthetic.items():
         task = test.get("task", name)
         grids = _known(test.get("grids", synthetic.grids), synthetic.grids, f"grid of {name}")
         models = tuple(model for grid, of_task, model in trained if of_task == task and grid in grids)
         checkpoints = [str(run / "models" / model) for model in models]
-        words = flags({**test, "task": None, "grids": None})
-        arguments = ("--task", task, "--checkpoints", *checkpoints, *results, *words)
+        where = {"task": task, "checkpoints": checkpoints, "results": run / "results"}
+        arguments = flags({**where, **test, "grids": None})
         yield Command(f"evaluate_synthetic-{name}", "pipeline/evaluate_synthetic.py", arguments, models)
     if synthetic.evaluate_synthetic:
-        shown = (*results, "--figures", str(run / "figures"), "--notebooks", "synthetic_tasks")
+        where = {"results": run / "results", "figures": run / "figures", "notebooks": "synthetic_tasks"}
         tests = tuple(f"evaluate_synthetic-{name}" for name in synthetic.evaluate_synthetic)
-        yield Command("run_notebooks", "analysis/run_notebooks.py", shown, tests)
+        yield Command("run_notebooks", "analysis/run_notebooks.py", flags(where), tests)
