@@ -99,6 +99,7 @@ def main(arguments: argparse.Namespace) -> None:
     elif arguments.dry_run:
         sys.stdout.writelines(f"{command}\n" for command in commands if command.name not in finished)
     else:
+        # Before anything is written: logs of two studies would mix.
         with folder_lock(Path(study.run), "run folder, as in run=FOLDER"):
             sys.exit(run_all(commands, finished, workers(arguments.jobs, study.threads), study.logs))
 
@@ -132,6 +133,7 @@ def checked(commands: Sequence[Command], *, is_plan: bool) -> set[str]:
                 program.check(arguments, {name: configs[name] for name in command.needs})
             elif command.stage in MEASURING or (command.name == "tokenize_c4" and not is_plan):
                 program.check(arguments)
+            # The checkpoint would be missing once the model is trained, and to have it, it is trained anew.
             for name in configs.keys() & command.needs:
                 interval = configs[name].save_interval
                 if wrong := [step for step in command.steps if not interval or step % interval]:
@@ -150,6 +152,7 @@ def _is_done(command: Command, program: ModuleType, arguments: argparse.Namespac
         return bool(program.is_done(arguments))
     arguments.status = True
     try:
+        # It prints how many shards there are, which is no command.
         with redirect_stdout(StringIO()):
             program.main(arguments)
     except SystemExit as ended:

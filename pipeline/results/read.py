@@ -63,7 +63,7 @@ class Mark:
 
     @property
     def model(self) -> str:
-        """Whose results these are; of what another tried, who chose it."""
+        """The model whose results these are; of what another tried, that which chose it."""
         return self.place.partition("/")[0]
 
 

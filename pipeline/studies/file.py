@@ -134,6 +134,7 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
         study: Study = settings_of(path, OmegaConf.structured(Study), given)
         for text in (study.data, *(one["data"] for one in study.evaluations.values() if one.get("data"))):
             for pattern in text.pop("further_source", ()):
+                # Looked for here, as tokenize_c4 refuses a pattern that matches none.
                 if glob(pattern, recursive=True):  # noqa: PTH207  (Path.glob takes no absolute pattern)
                     text["source"].append(pattern)
                 else:
@@ -141,6 +142,7 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     # What is raised where a field is a list and should have fields, or the other way round.
     except (OmegaConfBaseException, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{path} and the overrides given: {cause_of(error)}") from error
+    # Commands run in this very folder, so that what is found here is found by them.
     for part in study.sizes.values() if study.synthetic is None else [study.synthetic]:
         part.config = str(find_study_file(Path(part.config), path.parent))
     return study
