@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -117,16 +117,14 @@ def folder_lock(folder: Path, flag: str, part: str | None = None) -> Iterator[No
     and so is the whole folder (None) beside any part. The kernel holds the lock, so it ends with its holder,
     SIGKILL and power loss included; the file's presence or content decides nothing.
     """
-    with ExitStack() as held:
-        # Parts share the folder's lock, and the whole takes it alone: each keeps the other out.
-        held.enter_context(_locked(folder / LOCK_FILE, flag, is_shared=part is not None))
-        if part is not None:
-            held.enter_context(_locked(folder / f"{LOCK_FILE}-{part}", flag, is_shared=False))
+    own = folder / f"{LOCK_FILE}-{part or 'all'}"
+    # Parts share the folder's lock, and the whole takes it alone: each keeps the other out.
+    with _locked(folder / LOCK_FILE, flag, is_shared=part is not None), _locked(own, flag):
         yield
 
 
 @contextmanager
-def _locked(path: Path, flag: str, *, is_shared: bool) -> Iterator[None]:
+def _locked(path: Path, flag: str, *, is_shared: bool = False) -> Iterator[None]:
     """Lock a file, whose content says for the refusal who holds it.
 
     A file system without locks is only warned of: files are whole all the same.
