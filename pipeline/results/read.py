@@ -227,8 +227,9 @@ def read_settings(results: Path, stage: str) -> dict[str, dict[str, Any]]:
 
 def read_model_facts(results: Path, artefact: str) -> dict[str, dict[str, Any]]:
     """Size and training of each model in the files of one artefact; empty if these are older."""
-    files = sources(results, artefact)
-    return {file.model: json.loads(file.metadata.get("model_facts", "{}")) for file in files}
+    return {
+        file.model: json.loads(file.metadata.get("model_facts", "{}")) for file in sources(results, artefact)
+    }
 
 
 def read_artefact(

@@ -78,12 +78,9 @@ def flags(settings: Mapping[str, Any]) -> list[str]:
 
 def commands_of(study: Study) -> list[Command]:
     """All commands of a study; an InputError where its parts do not fit together."""
-    if study.synthetic is None:
-        commands = list(_text_commands(study))
-    else:
-        commands = list(_synthetic_commands(Path(study.run), study.synthetic))
+    made = _synthetic_commands(study, study.synthetic) if study.synthetic else _text_commands(study)
     # Stable: all else stays in order. Each summary lists the figures of the evaluations beside it.
-    commands.sort(key=lambda command: command.stage == "summary")
+    commands = sorted(made, key=lambda command: command.stage == "summary")
     names = [command.name for command in commands]
     # Two grids that share a run, say: two processes would train in one folder.
     if twice := [name for name in names if names.count(name) > 1]:
@@ -144,8 +141,7 @@ def _known(names: Iterable[str], known: Collection[str], kind: str) -> list[str]
 @cache
 def _flags_of(program: str) -> set[str]:
     """The names of a program's flags, as fields have them."""
-    parser = import_module(f"pipeline.{program}").parser()
-    return {action.dest for action in parser._actions}
+    return {action.dest for action in import_module(f"pipeline.{program}").parser()._actions}
 
 
 def _evaluation_commands(
@@ -165,10 +161,10 @@ def _evaluation_commands(
         command_name = _joined(stage, size, name)
         own = evaluation.get(stage) or {}
         if stage in ANALYSING:
-            shown = {"results": results, "figures": run / name / "figures" / size}
-            if stage != "summary":
-                shown["data"] = data
-            yield Command(command_name, f"analysis/{stage}.py", flags({**shown, **own}), tuple(measured))
+            where = {"results": results, "figures": run / name / "figures" / size}
+            # A closing table shows no text.
+            arguments = flags({**where, "data": None if stage == "summary" else data, **own})
+            yield Command(command_name, f"analysis/{stage}.py", arguments, tuple(measured))
             continue
         program, mode = MODES.get(stage, (stage, {}))
         settings = {**general, **mode, **own}
@@ -189,18 +185,18 @@ def _evaluation_commands(
             choices = "" if named == "evaluation" else named
             needs.append(_joined("influential_tokens", size, choices))
             settings["choices"] = run / choices / "results" / size
-        if steps:
-            checkpoints = [f"{one}/step{step}-unsharded" for one in checkpoints for step in steps]
+        along = [f"{one}/step{step}-unsharded" for one in checkpoints for step in steps]
         # What the stage is given alone reaches its program even if misspelt, which then refuses it.
         taken = {flag: settings[flag] for flag in settings if flag in _flags_of(program) | own.keys()}
-        arguments = flags({"data": data, "checkpoints": checkpoints, "results": results, **taken})
+        arguments = flags({"data": data, "checkpoints": along or checkpoints, "results": results, **taken})
         measured.append(command_name)
         path = f"pipeline/{program}.py"
         yield Command(command_name, path, arguments, tuple(needs), study.slurm.measure, steps)
 
 
-def _synthetic_commands(run: Path, synthetic: Synthetic) -> Iterator[Command]:
+def _synthetic_commands(study: Study, synthetic: Synthetic) -> Iterator[Command]:
     """Commands of a study of synthetic tasks: trainings, tests, then the notebooks."""
+    run = Path(study.run)
     trained: list[tuple[str, str, str]] = []
     """Grid, task and name of each training."""
     for grid_name, grid in synthetic.grids.items():
