@@ -90,8 +90,8 @@ def main(arguments: argparse.Namespace) -> None:
     study = load_study(arguments.study, arguments.overrides)
     commands = commands_of(study)
     if arguments.job is not None:
-        words = [str(study.logs), *arguments_of(commands, arguments.job)]
-        sys.stdout.writelines(f"{word}\n" for word in words)
+        # A line each: slurm/job.sh reads them into an array.
+        sys.stdout.writelines(f"{word}\n" for word in [study.logs, *arguments_of(commands, arguments.job)])
         return
     finished = checked(commands, is_plan=arguments.dry_run)
     if arguments.slurm:
