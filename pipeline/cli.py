@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
@@ -42,7 +43,6 @@ PROGRAMS = (
     "pipeline.evaluate_synthetic",
 )
 """A whole study, its stages in the order of the work, what is done besides, synthetic tasks."""
-EXIT_BAD_INPUT = 2
 _MEMORY_ERRORS = ("DefaultCPUAllocator", "Cannot allocate memory", "out of memory")
 """Phrases of errors if there is no memory: for tensors, for a map of a file, on a GPU."""
 Item = TypeVar("Item")
@@ -76,16 +76,12 @@ def endings(program: str) -> Iterator[None]:
     try:
         yield
         sys.stdout.flush()
-    except (InputError, MemoryError, OSError, ModuleNotFoundError, RuntimeError) as error:
+    except (InputError, OSError, ModuleNotFoundError) as error:  # all else, with its traceback, is ours
         sentence = str(error)
-        if is_out_of_memory(error):
-            sentence = "the memory does not suffice; ask for less at once, or take a larger machine"
-        elif isinstance(error, ModuleNotFoundError):
+        if isinstance(error, ModuleNotFoundError):
             sentence = f"{error} for {sys.executable}; `make install` brings all libraries, into .venv"
-        elif isinstance(error, RuntimeError):
-            raise
         sys.stderr.write(f"{program}: error: {' '.join(sentence.split())}\n")
-        sys.exit(EXIT_BAD_INPUT)
+        sys.exit(2)
 
 
 def cause_of(error: Exception) -> str:
@@ -113,6 +109,7 @@ class _Parser(argparse.ArgumentParser):
 
 def stage_parser(manual: str | None) -> argparse.ArgumentParser:
     """A parser whose --help is the stage's docstring followed by its flags."""
+    # No abbreviations: a flag that is new tomorrow must not change what an old command means.
     return _Parser(description=manual, formatter_class=_ManualFormatter, allow_abbrev=False)
 
 
@@ -120,8 +117,7 @@ def run_stage(parser: argparse.ArgumentParser, main: Callable[[argparse.Namespac
     """Parse the command line and run `main`; what the user can mend is one line and exit code 2."""
     with endings(parser.prog):
         arguments = parser.parse_args()
-        line = f"{Path(parser.prog).stem}: %(message)s"
-        logging.basicConfig(level=logging.INFO, format=line, stream=sys.stderr)
+        logging.basicConfig(level=logging.INFO, format=f"{Path(parser.prog).stem}: %(message)s")
         # Libraries log what only their authors need; warnings of theirs still pass.
         for noisy in ("olmo", "datasets", "accelerate", "urllib3", "httpx", "fsspec"):
             logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -162,11 +158,7 @@ def number(kind: Callable[[str], Number], least: float, most: float = math.inf) 
     return parsed
 
 
-def whole_number(least: int) -> Callable[[str], int]:
-    """An argparse type: a whole number of at least `least`."""
-    return number(int, least)
-
-
+whole_number = partial(number, int)
 positive_int = whole_number(1)
 random_seed = whole_number(0)
 finite_float = number(float, -1e9, 1e9)
@@ -190,15 +182,15 @@ def file_path(text: str) -> Path:
 
 def start(file: str) -> NoReturn:
     """Run the program of a file, which was typed as `python pipeline/<program>.py`."""
-    path = Path(file)
-    run_module(f"{path.parent.name}.{path.stem}", path.name)
+    run_module(".".join(Path(file).with_suffix("").parts[-2:]))
 
 
-def run_module(module_name: str, program: str) -> NoReturn:
-    """Import a module that has `parser()` and `main(arguments)`, run it as `program`, and end the process."""
+def run_module(name: str) -> NoReturn:
+    """Import a module that has `parser()` and `main(arguments)`, run it, and end the process."""
+    # Python's own handler would let an interrupted program end in a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    with endings(program):
-        module = importlib.import_module(module_name)
+    with endings(Path(sys.argv[0]).name):  # the import, too, may fail
+        module = importlib.import_module(name)
         run_stage(module.parser(), module.main)
     sys.exit(0)
 
@@ -210,5 +202,6 @@ def main() -> NoReturn:
     command.add_argument("program", choices=modules, metavar="PROGRAM", help=", ".join(modules))
     with endings("sparsity"):
         name = command.parse_args(sys.argv[1:2]).program
+    # What argparse calls the program in its usage and errors.
     sys.argv = [f"sparsity {name}", *sys.argv[2:]]
-    run_module(modules[name], sys.argv[0])
+    run_module(modules[name])

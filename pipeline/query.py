@@ -5,8 +5,8 @@
     python pipeline/query.py --results runs/demo/results --out gap.parquet "$(cat gap.sql)"
     python pipeline/query.py --results runs/demo/results --out runs/demo/exported
 
-Without SQL it lists the views, their rows and columns (pipeline/RESULTS.md explains these) or, with --out,
-exports all of them, a file each. The dialect is DuckDB's; other files are read by their path in quotes.
+Without SQL it lists the columns of all views (pipeline/RESULTS.md explains them) or, with --out, exports all
+of them, a file each. The dialect is DuckDB's; other files are read by their path in quotes.
 Queries are read-only (a single SELECT) and run locally. Every file of an artefact that the SQL names is
 hashed first. Damaged files are refused, and files of one model made with different settings; models measured
 in two ways, and missing shards, are warned of.
@@ -36,6 +36,7 @@ from pipeline.results.files import MANIFEST, describe_files, refuse_replacing, w
 from pipeline.results.read import MODELS, artefacts_in, dataset_of, no_results, sources
 
 _MOST_ROWS = 200  # of a table that is printed
+_COLUMNS = "SELECT table_name AS view, column_name, data_type FROM information_schema.columns"
 # The bar: else DuckDB draws it among the rows on standard output, where it takes the process for interactive.
 _SETTINGS = """
 SET enable_progress_bar = false;
@@ -49,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line of a query."""
     stage = stage_parser(__doc__)
     add = stage.add_argument
-    add("sql", nargs="?", help="a query in DuckDB's SQL; the views are listed without one")
+    add("sql", nargs="?", help="a query in DuckDB's SQL; all columns are listed without one")
     add("--results", type=folder_path, required=True, help="a results folder")
     add("--out", type=Path, help="write all rows to this .csv or .parquet (default: print at most 200)")
     return stage
@@ -91,17 +92,18 @@ def export(results: Path, out: Path) -> None:
         raise InputError(f"--out {out} holds results; name another folder, or move it away")
     paths = []
     for artefact in artefacts_in(results):
+        # What made a model's first file; that all others were made so is what dataset_of checks.
         of_models: dict[str, Mapping[str, str]] = {}
         for file in sources(results, artefact, must_be_complete=True):
             of_models.setdefault(file.model, file.metadata)
         rows = dataset_of(results, artefact).to_table()
-        # For version control: two thirds of the bytes or fewer, more slowly.
         floats = [field.name for field in rows.schema if pa.types.is_floating(field.type)]
         paths.append(out / f"{artefact}.parquet")
         with whole_or_absent(paths[-1]) as temporary:
             pq.write_table(
                 rows.replace_schema_metadata({MODELS: json.dumps(of_models)}),
                 temporary,
+                # For version control: two thirds of the bytes or fewer, more slowly.
                 compression="zstd",
                 compression_level=19,
                 write_page_checksum=True,
@@ -114,27 +116,21 @@ def export(results: Path, out: Path) -> None:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Print or write the result of the query; without one, print the list of views, or export all."""
+    """Print or write the result of the query; without one, print the list of columns, or export all."""
     out = arguments.out
     results = arguments.results
     refuse_replacing([] if out is None else [out], [results])
-    if arguments.sql is None:
-        if out is not None:
-            export(results, out)
-            return
-        connection = connect(results)
-        for artefact in artefacts_in(results):
-            view = connection.view(artefact)
-            sys.stdout.write(f"{artefact}: {len(view):,} rows of {', '.join(view.columns)}\n")
+    if arguments.sql is None and out is not None:
+        export(results, out)
         return
-    if out is not None and out.suffix not in (".csv", ".parquet"):
-        raise InputError(f"--out {out} is neither .csv nor .parquet")
     connection = connect(results, arguments.sql)
     try:
-        found = select(connection, arguments.sql)
+        found = select(connection, arguments.sql or _COLUMNS)
         if out is None:
             width = shutil.get_terminal_size(fallback=(1000, 0)).columns  # all of it into a file
             found.show(max_rows=_MOST_ROWS, max_width=width)
+        elif out.suffix not in (".csv", ".parquet"):
+            raise InputError(f"--out {out} is neither .csv nor .parquet")
         else:
             with whole_or_absent(out) as temporary:
                 write = found.write_csv if out.suffix == ".csv" else found.write_parquet

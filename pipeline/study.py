@@ -39,17 +39,24 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 
 import argparse
 import logging
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Sequence
+from contextlib import redirect_stdout
 from importlib import import_module
 from io import StringIO
+from types import ModuleType
 from typing import Any
+
+import numpy as np
 
 from pipeline.cli import InputError, file_path, positive_int, stage_parser
 from pipeline.results.files import folder_lock
-from pipeline.studies.commands import Command, commands_of
-from pipeline.studies.file import Study, load_study
-from pipeline.studies.run import TRAINING, arguments_of, run_all, submit_chain, workers
+from pipeline.studies.commands import ANALYSING, MEASURING, Command, commands_of
+from pipeline.studies.file import load_study
+from pipeline.studies.run import arguments_of, run_all, submit_chain, workers
+from pipeline.text.folder import TokenizedData
+
+# What a training is checked with before its text is there: nothing that is checked depends on it.
+_NO_TEXT = TokenizedData(Path(), [], np.dtype(np.uint16), 2, 0, 0, "unknown", "unknown")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -83,72 +90,50 @@ def main(arguments: argparse.Namespace) -> None:
     study = load_study(arguments.study, arguments.overrides)
     commands = commands_of(study)
     if arguments.job is not None:
-        words = [str(study.logs), *arguments_of(commands, arguments.job)]
-        sys.stdout.writelines(f"{word}\n" for word in words)
+        # A line each: slurm/job.sh reads them into an array.
+        sys.stdout.writelines(f"{word}\n" for word in [study.logs, *arguments_of(commands, arguments.job)])
         return
-    finished = finished_of(commands)
-    check(study, commands, finished, is_plan=arguments.dry_run)
+    finished = checked(commands, is_plan=arguments.dry_run)
     if arguments.slurm:
         submit_chain(commands, study, is_plan=arguments.dry_run)
     elif arguments.dry_run:
         sys.stdout.writelines(f"{command}\n" for command in commands if command.name not in finished)
     else:
+        # Before anything is written: logs of two studies would mix.
         with folder_lock(Path(study.run), "run folder, as in run=FOLDER"):
             sys.exit(run_all(commands, finished, workers(arguments.jobs, study.threads), study.logs))
 
 
-@contextmanager
-def _program(command: Command, *further: str) -> Iterator[tuple[Any, argparse.Namespace]]:
-    """A command's module, and its arguments as it reads them; its name stands before what it refuses."""
-    program = import_module(f"pipeline.{command.stage}")
-    try:
-        yield program, program.parser().parse_args([*command.arguments, *further])
-    except InputError as error:
-        raise InputError(f"{command.name}: {error}") from error
-
-
-def finished_of(commands: Sequence[Command]) -> set[str]:
+def checked(commands: Sequence[Command], *, is_plan: bool) -> set[str]:
     """The names of the commands that have nothing left to do, as their programs say.
 
-    Results of other settings or inputs are an InputError.
+    Refuses what a program would refuse hours later, results of other settings or inputs among them; of a
+    plan, whatever the text.
     """
     finished: set[str] = set()
+    configs: dict[str, Any] = {}
+    """Name of a training -> its configuration."""
     logging.disable(logging.INFO)  # what a program says if it finds its work done
     for command in commands:
-        if command.is_stage and finished.issuperset(command.needs) and _is_done(command):
-            finished.add(command.name)
-    logging.disable(logging.NOTSET)
-    return finished
-
-
-def _is_done(command: Command) -> bool:
-    if not command.is_measuring:
-        with _program(command) as (program, arguments):
-            return bool(program.is_done(arguments))
-    try:
-        with _program(command, "--status") as (program, arguments), redirect_stdout(StringIO()):
-            program.main(arguments)
-    except SystemExit as ended:
-        return not ended.code
-    raise AssertionError("--status ends a program")
-
-
-def check(study: Study, commands: Sequence[Command], finished: Collection[str], *, is_plan: bool) -> None:
-    """Refuse what a program would refuse hours later; a plan, whatever the text."""
-    facts = _data_facts(study) if study.sizes else None
-    configs: dict[str, Any] = {}
-    for command in commands:
-        if not command.is_stage or (command.name in finished and command.stage not in TRAINING):
+        if command.stage in ANALYSING:
             continue
-        with _program(command) as (program, arguments):
+        try:
+            program = import_module(f"pipeline.{command.stage}")
+            arguments = program.parser().parse_args(command.arguments)
+            # Only behind finished ones: what it starts from may still change.
+            if finished.issuperset(command.needs) and _is_done(command, program, arguments):
+                finished.add(command.name)
             if command.stage == "pretrain":
-                configs[command.name] = program.check(arguments, facts)
+                configs[command.name] = program.check(arguments, _NO_TEXT)
             elif command.stage == "train_synthetic":
                 configs[command.name] = program.check(arguments)
+            elif command.name in finished:
+                continue  # its text, say, may have been put away
             elif command.stage == "evaluate_synthetic":
                 program.check(arguments, {name: configs[name] for name in command.needs})
-            elif command.is_measuring or (command.name == "tokenize_c4" and not is_plan):
+            elif command.stage in MEASURING or (command.name == "tokenize_c4" and not is_plan):
                 program.check(arguments)
+            # The checkpoint would be missing once the model is trained, and to have it, it is trained anew.
             for name in configs.keys() & command.needs:
                 interval = configs[name].save_interval
                 if wrong := [step for step in command.steps if not interval or step % interval]:
@@ -156,18 +141,20 @@ def check(study: Study, commands: Sequence[Command], finished: Collection[str], 
                         f"step {wrong[0]} is to be measured, but {name} is saved every {interval} steps"
                         " (save_interval)"
                     )
+        except InputError as error:
+            raise InputError(f"{command.name}: {error}") from error
+    logging.disable(logging.NOTSET)
+    return finished
 
 
-def _data_facts(study: Study) -> Any:
-    """The data that a training's check asks of its vocabulary; a placeholder where it is not there yet."""
-    import numpy as np
-
-    from pipeline.text.folder import TokenizedData, read_manifest
-    from pipeline.text.tokenizer import load_tokenizer, parse_tokenizer_name
-
-    folder = Path(study.run) / "data"
-    if read_manifest(folder) is not None:
-        return TokenizedData.open(folder)
-    named = parse_tokenizer_name(study.data.get("tokenizer", "olmo"))
-    size = named if isinstance(named, int) else load_tokenizer(named).vocabulary_size
-    return TokenizedData(folder, [], np.dtype(np.uint16), size, 0, 0, "unknown", "unknown")
+def _is_done(command: Command, program: ModuleType, arguments: argparse.Namespace) -> bool:
+    if command.stage not in MEASURING:
+        return bool(program.is_done(arguments))
+    arguments.status = True
+    try:
+        # It prints how many shards there are, which is no command.
+        with redirect_stdout(StringIO()):
+            program.main(arguments)
+    except SystemExit as ended:
+        return not ended.code
+    raise AssertionError("--status ends a program")

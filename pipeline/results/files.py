@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -35,14 +35,16 @@ logger = logging.getLogger("pipeline.results")
 def whole_or_absent(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on leaving, fsync what was written there and rename it to `path`.
 
-    A reader, and a run resumed after a kill, sees the old file or the new one, never a part. What a killed
-    writer left is overwritten by the next one. A link is followed.
+    A reader, and a run resumed after a kill, sees the old file or the new one, never a part.
     """
+    # Renaming onto a link would replace the link itself.
     path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Always the same name: what a killed writer left is overwritten by the next one.
     temporary = path.with_name(f".{path.name}.part")
     try:
         yield temporary
+        # Before the rename: after a power loss the new name must not stand over an empty file.
         sync(temporary)
         temporary.replace(path)
     finally:
@@ -80,6 +82,7 @@ def refuse_replacing(outputs: Iterable[Path], inputs: Iterable[Path | None]) -> 
     given = [path.resolve() for path in inputs if path is not None]
     for output in outputs:
         whole = output.resolve()
+        # A page or table that was made from a folder may lie in it, and is made anew.
         is_within = whole.is_file() and whole.suffix not in (".html", ".csv")
         if whole in given or (is_within and any(folder in given for folder in whole.parents)):
             raise InputError(f"{output} is an input, which the output would replace; choose another place")
@@ -95,7 +98,8 @@ def write_parquet(
 
 
 def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """The named columns, or all, of one Parquet file; no name=value above it is a column."""
+    """The named columns, or all, of one Parquet file."""
+    # By default a folder such as lr=1 above the file would become a column.
     return pq.read_table(path, columns=columns, partitioning=None)
 
 
@@ -113,20 +117,21 @@ def folder_lock(folder: Path, flag: str, part: str | None = None) -> Iterator[No
     and so is the whole folder (None) beside any part. The kernel holds the lock, so it ends with its holder,
     SIGKILL and power loss included; the file's presence or content decides nothing.
     """
-    with ExitStack() as held:
-        held.enter_context(_locked(folder / LOCK_FILE, flag, is_shared=part is not None))
-        if part is not None:
-            held.enter_context(_locked(folder / f"{LOCK_FILE}-{part}", flag, is_shared=False))
+    own = folder / f"{LOCK_FILE}-{part or 'all'}"
+    # Parts share the folder's lock, and the whole takes it alone: each keeps the other out.
+    with _locked(folder / LOCK_FILE, flag, is_shared=part is not None), _locked(own, flag):
         yield
 
 
 @contextmanager
-def _locked(path: Path, flag: str, *, is_shared: bool) -> Iterator[None]:
+def _locked(path: Path, flag: str, *, is_shared: bool = False) -> Iterator[None]:
     """Lock a file, whose content says for the refusal who holds it.
 
-    A file system without locks, as Lustre may be mounted, is only warned of: files are whole all the same.
+    A file system without locks is only warned of: files are whole all the same.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Not "w", which would erase the holder's name before the lock is had. The file is never removed: who had
+    # opened it before would then lock one that nobody else can find.
     with path.open("a+", encoding="utf-8", errors="replace") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_NB | (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX))
@@ -135,7 +140,7 @@ def _locked(path: Path, flag: str, *, is_shared: bool) -> Iterator[None]:
             raise InputError(
                 f"{path.parent} is in use by {file.read()}; wait for it, or choose another {flag}"
             ) from None
-        except OSError as error:
+        except OSError as error:  # as of Lustre, if it is mounted without locks
             logger.warning("%s cannot be locked (%s): start no second program on it", path, error)
         file.truncate(0)
         since = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -204,6 +209,7 @@ def damage(path: Path, expected: Mapping[str, Any], *, verify: bool = True) -> s
     """
     if not path.is_file():
         return f"{path} is missing"
+    # What another program wrote has no record: that it is there must do.
     if (size := path.stat().st_size) != expected.get("bytes", size):
         return f"{path} has {size} bytes, not {expected['bytes']}"
     if verify and _sha256(path, path.stat().st_ino, size, path.stat().st_mtime_ns) != expected["sha256"]:
@@ -213,6 +219,7 @@ def damage(path: Path, expected: Mapping[str, Any], *, verify: bool = True) -> s
 
 @lru_cache(maxsize=100_000)
 def _sha256(path: Path, *state: int) -> str:
+    # `state`, inode, size and time of change, is only the cache's: a file that was replaced is read again.
     return sha256_of_files(path)
 
 
@@ -225,6 +232,7 @@ def differences(earlier: Mapping[str, Any], now: Mapping[str, Any], above: str =
     """One phrase for every leaf in which two nested mappings differ; a null setting is an absent one."""
     changes = []
     for key in sorted(earlier.keys() | now.keys()):
+        # A setting that is newer than a record, and off, must not make it another one.
         old = earlier.get(key)
         new = now.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
@@ -236,6 +244,7 @@ def differences(earlier: Mapping[str, Any], now: Mapping[str, Any], above: str =
 
 def refuse_changes(what: str, earlier: Mapping[str, Any], now: Mapping[str, Any], flag: str) -> None:
     """Refuse to go on in a folder that holds what was made with other settings or inputs; names them."""
+    # Settings go by their own names, and inputs as `inputs.<name>`.
     then, new = ({**made, **made["settings"], "settings": None} for made in (earlier, now))
     if changes := differences(then, new):
         raise InputError(

@@ -12,21 +12,20 @@ metadata says what made each model's rows.
 """
 
 import json
-import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import lru_cache
 from glob import escape
 from itertools import groupby
-from operator import and_
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from pipeline.cli import InputError
-from pipeline.results.files import MANIFEST, damage, differences, read_metadata, read_record
+from pipeline.results.files import MANIFEST, damage, differences, logger, read_metadata, read_record
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
 
 if TYPE_CHECKING:
@@ -48,7 +47,6 @@ _IN_THE_ROWS = {
     "seeds",
 }
 """Settings in which two models may differ: columns have them, or they are what makes them two."""
-logger = logging.getLogger("pipeline.results")
 
 
 @dataclass(frozen=True)
@@ -60,41 +58,34 @@ class Mark:
     """The model, or model/evaluator=<name> where another tried what it chose; "" of an export."""
     shard_index: int
     num_shards: int
-    files: Mapping[str, Mapping[str, Any]]
-    """Artefact -> size and SHA-256 of its file."""
+    files: Mapping[str, tuple[Path, Mapping[str, Any]]]
+    """Artefact -> its file, and the size and SHA-256 of that."""
 
     @property
     def model(self) -> str:
-        """Whose results these are; of what another tried, who chose it."""
+        """The model whose results these are; of what another tried, that which chose it."""
         return self.place.partition("/")[0]
-
-    def path(self, results: Path, artefact: str) -> Path:
-        """The file of an artefact."""
-        if not self.place:
-            return results / f"{artefact}.parquet"
-        return shard_path(results, artefact, self.place, self.shard_index, self.num_shards)
-
-
-def shard_path(
-    results: Path, artefact: str, place: str, index: int, num_shards: int, ending: str = "parquet"
-) -> Path:
-    """File with the rows of one shard."""
-    return results / artefact / f"model={place}" / f"{index:05d}-of-{num_shards:05d}.{ending}"
 
 
 def read_marks(results: Path, stage: str = "*", place: str | None = None) -> Iterator[Mark]:
     """The marks of a results folder, in order; an InputError if one is damaged."""
     if place is None and (record := read_record(results / MANIFEST)) is not None:
-        files = {name.removesuffix(".parquet"): file for name, file in record["files"].items()}
-        yield Mark("export", "", 0, 1, files)
+        exported = {Path(name).stem: (results / name, file) for name, file in record["files"].items()}
+        yield Mark("export", "", 0, 1, exported)
     stages = results / "_stages"
     # Not `**`, which enters no linked folder before Python 3.13.
+    # Escaped, as a model's name may hold what a glob takes for its own: a[1].
     folders = ("model=*", "model=*/evaluator=*") if place is None else (f"model={escape(place)}",)
     for path in sorted(path for below in folders for path in stages.glob(f"{stage}/{below}/*.done")):
         if (record := read_record(path)) is not None:
+            # The data lies as its mark does: <artefact>/model=a/00003-of-00008.parquet.
+            of_stage, *folder, _ = path.relative_to(stages).parts
+            files = {
+                artefact: (results.joinpath(artefact, *folder, f"{path.stem}.parquet"), file)
+                for artefact, file in record["files"].items()
+            }
             shard_index, num_shards = map(int, path.stem.split("-of-"))
-            of_stage, _, name = path.parent.relative_to(stages).as_posix().partition("/model=")
-            yield Mark(of_stage, name, shard_index, num_shards, record["files"])
+            yield Mark(of_stage, "/".join(folder).removeprefix("model="), shard_index, num_shards, files)
 
 
 def made_by_of(metadata: Mapping[str, str]) -> dict[str, Any]:
@@ -134,13 +125,34 @@ def sources(
     A warning counts the shards that are missing; if the result `must_be_complete`, an InputError does. An
     InputError names a file that is missing, damaged or of another schema version.
     """
+    marks = [mark for mark in read_marks(results) if models is None or mark.model in ("", *models)]
+    # All shards of these stages count, as one whose documents gave no row of the artefact is there, too.
+    stages = {mark.stage for mark in marks if artefact in mark.files}
+    marks = [mark for mark in marks if mark.stage in stages]
+    for (stage, place), of_place in groupby(marks, attrgetter("stage", "place")):
+        counts = [mark.num_shards for mark in of_place]
+        if set(counts) == {len(counts)}:
+            continue
+        sentence = (
+            f"{results} holds {len(counts)} of {counts[0]} shards of {artefact} of model '{place}'; run"
+            f" {stage} again with the flags it was run with"
+        )
+        # Shards of 2 beside shards of 3 are two results, which hold the same documents.
+        if must_be_complete or len(set(counts)) > 1:
+            raise InputError(sentence)
+        warn_once(sentence)
     found = []
-    for path, owner in _whole_files(results, artefact, models, must_be_complete):
+    named = [mark for mark in marks if artefact in mark.files]
+    # By models, then shards, whichever stage wrote them: who tried a choice comes behind who made it.
+    for mark in sorted(named, key=lambda mark: mark.files[artefact][0]):
+        path, record = mark.files[artefact]
+        if wrong := damage(path, record):
+            raise InputError(f"{wrong}; run {' and '.join(sorted(stages))} again, which makes it anew")
         metadata = read_metadata(path)
-        of_models = json.loads(metadata[MODELS]) if MODELS in metadata else {owner: metadata}
+        # An export holds the rows of many models, and what made each.
+        of_models = json.loads(metadata[MODELS]) if MODELS in metadata else {mark.model: metadata}
         for model, of_model in of_models.items():
-            version = json.loads(of_model.get("schema_version", "null"))
-            if version != SCHEMA_VERSION:
+            if (version := of_model.get("schema_version")) != str(SCHEMA_VERSION):
                 raise InputError(
                     f"{path} is of schema version {version}, and this code reads {SCHEMA_VERSION}; measure it"
                     " again into another --results folder"
@@ -148,34 +160,6 @@ def sources(
             if models is None or model in models:
                 found.append(Source(path, model, of_model))
     return found
-
-
-def _whole_files(
-    results: Path, artefact: str, models: Collection[str] | None, must_be_complete: bool
-) -> list[tuple[Path, str]]:
-    """The Parquet files, each found to be what its mark says, and whose they are."""
-    marks = [mark for mark in read_marks(results) if models is None or mark.model in ("", *models)]
-    stages = {mark.stage for mark in marks if artefact in mark.files}
-    marks = [mark for mark in marks if mark.stage in stages]
-    for (stage, place), of_place in groupby(marks, lambda mark: (mark.stage, mark.place)):
-        counts = [mark.num_shards for mark in of_place]
-        what = f"of {artefact} of model '{place}'"
-        if max(counts) > min(counts):
-            raise InputError(f"{results} holds shards {what} of two results; keep one of them")
-        if len(counts) < counts[0]:
-            sentence = (
-                f"{results} holds {len(counts)} of {counts[0]} shards {what}; run {stage} again with the"
-                " flags it was run with"
-            )
-            if must_be_complete:
-                raise InputError(sentence)
-            warn_once(sentence)
-    files = {mark.path(results, artefact): mark for mark in marks if artefact in mark.files}
-    records = [mark.files[artefact] for mark in files.values()]
-    with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter free
-        for wrong in filter(None, pool.map(damage, files, records)):
-            raise InputError(f"{wrong}; run {' and '.join(sorted(stages))} again, which makes it anew")
-    return [(path, files[path].model) for path in sorted(files)]
 
 
 @lru_cache(maxsize=1000)
@@ -188,40 +172,33 @@ def _refuse_mixture(files: Sequence[Source]) -> None:
     """Refuse files of one model made with different settings; warn of models measured in two ways."""
     firsts: dict[str, dict[str, Any]] = {}
     for file in files:
-        now = _facts(file)
-        first = firsts.setdefault(file.model, now)
+        made_by = made_by_of(file.metadata)
+        facts = {
+            name: value
+            for name, value in {**made_by["settings"], **made_by["inputs"]}.items()
+            # What files of one result share, whoever evaluates it.
+            if name not in _HOW_THE_WORK_WAS_CUT and not name.startswith("evaluator ")
+        }
+        first = firsts.setdefault(file.model, facts)
         # Who made a choice names none; all who tried it must have tried the same.
-        if "choices" in now:
-            first.setdefault("choices", now["choices"])
-        if "choices" in first:
-            now.setdefault("choices", first["choices"])
-        if changes := differences(first, now):
+        first["choices"] = first.get("choices") or facts.get("choices")
+        facts["choices"] = facts.get("choices") or first["choices"]
+        if changes := differences(first, facts):
             raise InputError(f"{'; '.join(changes)} in model={file.model} of {file.path}; keep both apart")
-    for model, facts in firsts.items():
-        one, other = (
-            {name: value for name, value in of.items() if name not in _IN_THE_ROWS}
-            for of in (firsts[files[0].model], facts)
-        )
-        if changes := differences(one, other):
+    shown = [
+        {name: value for name, value in facts.items() if name not in _IN_THE_ROWS}
+        for facts in firsts.values()
+    ]
+    for model, facts in zip(firsts, shown, strict=True):
+        if changes := differences(shown[0], facts):
             said = f"{'; '.join(changes)} in model={model}"
             warn_once(f"models of {files[0].path.parent.parent} were measured in two ways: {said}")
-
-
-def _facts(file: Source) -> dict[str, Any]:
-    """Settings and inputs that files of one result share, whoever evaluates it."""
-    made_by = made_by_of(file.metadata)
-    return {
-        name: value
-        for name, value in (made_by["settings"] | made_by["inputs"]).items()
-        if name not in _HOW_THE_WORK_WAS_CUT and not name.startswith("evaluator ")
-    }
 
 
 def what_made(results: Path, stage: str, place: str) -> dict[str, Any] | None:
     """Provenance of the first whole shard of a stage and place; None if there is no whole shard."""
     for mark in read_marks(results, stage, place):
-        for artefact, record in mark.files.items():
-            path = mark.path(results, artefact)
+        for path, record in mark.files.values():
             if damage(path, record) is None:
                 return made_by_of(read_metadata(path))
     return None
@@ -230,6 +207,7 @@ def what_made(results: Path, stage: str, place: str) -> dict[str, Any] | None:
 def read_made_by(results: Path, stage: str) -> dict[str, dict[str, Any]]:
     """Provenance of a stage's results, by model: its "settings", "inputs" (SHA-256), "schema_version"."""
     for artefact in artefacts_in(results):
+        # Sources are hashed: those of further artefacts stay unread.
         files = [file for file in sources(results, artefact) if file.metadata["stage"] == stage]
         if files:  # one artefact has all of a stage's models
             return {file.model: made_by_of(file.metadata) for file in files}
@@ -249,8 +227,9 @@ def read_settings(results: Path, stage: str) -> dict[str, dict[str, Any]]:
 
 def read_model_facts(results: Path, artefact: str) -> dict[str, dict[str, Any]]:
     """Size and training of each model in the files of one artefact; empty if these are older."""
-    files = sources(results, artefact)
-    return {file.model: json.loads(file.metadata.get("model_facts", "{}")) for file in files}
+    return {
+        file.model: json.loads(file.metadata.get("model_facts", "{}")) for file in sources(results, artefact)
+    }
 
 
 def read_artefact(
@@ -265,13 +244,11 @@ def read_artefact(
     left out while reading. InputError where the folder has no such artefact (it lists those present), or no
     rows of it; or as `dataset_of` raises it.
     """
-    import pyarrow.dataset as ds  # late: it loads pandas, which few need
-
+    wanted = [(column, "in", list(values)) for column, values in (only or {}).items()]
     models = (only or {}).get("model")
-    chosen = [ds.field(column).isin(list(values)) for column, values in (only or {}).items()]
     rows = dataset_of(results, artefact, models).to_table(
         columns=["model", *(SCHEMAS[artefact].names if columns is None else columns)],
-        filter=reduce(and_, chosen) if chosen else None,
+        filter=pq.filters_to_expression(wanted) if wanted else None,
     )
     # A model without rows is an answer; an artefact that is not there is a wrong folder.
     is_absent = models is None and artefact not in artefacts_in(results)
@@ -284,19 +261,20 @@ def read_artefact(
 def dataset_of(results: Path, artefact: str, models: Collection[str] | None = None) -> "Dataset":
     """An artefact's rows, of these models or all, with the column `model` first; none is read.
 
-    The model is that of the folder's name as it stands there, and no name=value above is a column. Models
-    measured in two ways are warned of. InputError as `sources` raises it, or where files of one model were
-    made with different settings.
+    Models measured in two ways are warned of. InputError as `sources` raises it, or where files of one model
+    were made with different settings.
     """
-    import pyarrow.dataset as ds
+    import pyarrow.dataset as ds  # late: it loads pandas, which few need
 
     files = sources(results, artefact, models)
     _refuse_mixture(files)
     model = pa.schema([pa.field("model", pa.string())])
     return ds.dataset(
+        # An export's file is the source of each of its models.
         list(dict.fromkeys(str(file.path) for file in files)),
         schema=pa.schema([*model, *SCHEMAS[artefact]]),
         format="parquet",
+        # As the folder's name stands there: no %20 becomes a space, and lr=1 above `results` is no column.
         partitioning=ds.HivePartitioning(model, segment_encoding="none"),
         partition_base_dir=str(results),
     )

@@ -51,17 +51,6 @@ def column(name: str, arrow_type: pa.DataType, meaning: str, nullable: bool = Fa
 
 
 optional = partial(column, nullable=True)
-_ENDS = {
-    "low": "lower end of its 95 % interval over documents",
-    "high": "upper end of it; both are NaN for a single document",
-}
-
-
-def with_interval(name: str, meaning: str) -> list[pa.Field]:
-    """A number and the ends of its interval."""
-    ends = [column(f"{name}_{end}", DOUBLE, of_end) for end, of_end in _ENDS.items()]
-    return [column(name, DOUBLE, meaning), *ends]
-
 
 # fmt: off
 DOCUMENT = column("document_id", TEXT, "first 16 hex digits of the SHA-256 of the document's text")
@@ -241,8 +230,9 @@ SCHEMAS: dict[str, pa.Schema] = {
         *SYNTHETIC_COLUMNS,
         column("num_tokens", INT32, "tokens of a test example, prompt and response"),
         column("num_examples", INT32, "test examples"),
-        *with_interval("exact_match", "share of responses wholly right, in predicted position IDs too; its"
-                       " interval is Wilson's, over examples"),
+        column("exact_match", DOUBLE, "share of responses wholly right, in predicted position IDs too"),
+        column("exact_match_low", DOUBLE, "lower end of its 95 % interval, Wilson's over examples"),
+        column("exact_match_high", DOUBLE, "upper end of it"),
         column("token_accuracy", DOUBLE, "share of response tokens that are right, generated freely"),
         optional("position_id_accuracy", DOUBLE, "the same of the response's position IDs; null where given"),
         optional("excess_loss", DOUBLE, "mean loss of the answer beyond the best possible one, nats: KL from"
@@ -270,21 +260,19 @@ SCHEMAS: dict[str, pa.Schema] = {
 
 def results_page(page: str) -> str:
     """The page with new lists of columns, one an artefact; what an earlier one explains is only named."""
-    sections = [page.partition("\n\n## ")[0]]
-    explained: set[tuple[str, bytes]] = set()
+    lines = [page.partition("\n\n## ")[0]]
+    # Meanings and not names: one name may mean another thing in another artefact.
+    explained: set[bytes] = set()
     for artefact, schema in SCHEMAS.items():
-        known = [
-            f"`{field.name}`" for field in schema if (field.name, field.metadata[b"meaning"]) in explained
-        ]
-        sections += [f"\n## {artefact}\n", *([f"As above: {', '.join(known)}.\n"] if known else [])]
-        for field in schema:
+        new = [field for field in schema if field.metadata[b"meaning"] not in explained]
+        known = [f"`{field.name}`" for field in schema if field not in new]
+        lines.append(f"\n## {artefact}\n" + (f"\nAs above: {', '.join(known)}.\n" if known else ""))
+        for field in new:
             meaning = field.metadata[b"meaning"]
-            if (field.name, meaning) not in explained and meaning.decode() not in _ENDS.values():
-                kind = f"{str(field.type).replace('item: ', '')}{'?' if field.nullable else ''}"
-                ends = ", `_low`, `_high`" if f"{field.name}_low" in schema.names else ""
-                sections.append(f"- `{field.name}`{ends} ({kind}): {meaning.decode()}")
-            explained.add((field.name, meaning))
-    return "\n".join([*sections, ""])
+            kind = f"{str(field.type).replace('item: ', '')}{'?' if field.nullable else ''}"
+            lines.append(f"- `{field.name}` ({kind}): {meaning.decode()}")
+            explained.add(meaning)
+    return "\n".join([*lines, ""])
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ NUM_RESAMPLES = 10_000
 FEWEST_RESAMPLED = 20  # documents; of fewer the bootstrap's 95 % intervals cover 66 to 93 %
 _RESAMPLES_PER_BLOCK = 1000
 _DRAWS_PER_BLOCK = 4_000_000  # of one block, D a resample: 64 MB while it is drawn
-_BLOCKS_KEPT = 32  # of a byte a draw: 128 MB, 10,000 resamples of 12,800 documents
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def interval_of_statistic(
     return Interval(estimate, float(low), float(high))
 
 
-@lru_cache(maxsize=_BLOCKS_KEPT)
+@lru_cache(maxsize=32)  # of a byte a draw: 128 MB, 10,000 resamples of 12,800 documents
 def _draw_counts(num_documents: int, num_resamples: int, block: int) -> np.ndarray:
     """How often each document is drawn, which says all there is to know of a resample: unsigned [B, D].
 

@@ -16,6 +16,7 @@ def as_table(
     for index, (name, *values) in enumerate(zip(names, *rows, strict=True)):
         texts = [printable(str(value)) for value in (name, *values)]
         width = max(map(len, texts))
+        # Of an empty column nothing is known: its name stays on the left.
         is_right = bool(values) and all(isinstance(value, int | float) for value in values)
         if num_left_columns is not None and index >= num_left_columns:
             is_right = True

@@ -15,6 +15,7 @@ def sha256_of_files(*paths: Path) -> str:
     digest = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:
+            # A function that returns the digest begun: the files are hashed as one.
             hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()
 
@@ -23,7 +24,9 @@ def sha256_of_files(*paths: Path) -> str:
 def git_commit() -> str:
     """The commit of this checkout, with `+changes` where the tree differs from it; "unknown" outside git."""
     root = Path(__file__).resolve().parents[2]
+    # No tags: `--always` then falls back on the hash, to which `--dirty` is added.
     command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
+    # Installed without its history, git would describe whatever repository is around it.
     if not (root / ".git").exists() or shutil.which("git") is None:
         return "unknown"
     return subprocess.run(command, cwd=root, capture_output=True, text=True).stdout.strip() or "unknown"

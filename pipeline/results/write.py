@@ -19,7 +19,7 @@ from pipeline.results.files import (
     write_json,
     write_parquet,
 )
-from pipeline.results.read import read_marks, shard_path, warn_once, what_made
+from pipeline.results.read import read_marks, warn_once, what_made
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
 from pipeline.results.versions import git_commit, package_versions
 
@@ -56,6 +56,7 @@ class StageOutput:
             "settings": {**settings, "num_shards": num_shards},
             "inputs": dict(inputs),
         }
+        # As files give it back, where tuples are lists: what is compared must be alike.
         self._made_by: dict[str, Any] = json.loads(json.dumps(made_by))
         self._refuse_others()
 
@@ -66,8 +67,12 @@ class StageOutput:
             )
         earlier = what_made(self._results, self._stage, self._model)
         if earlier is not None:
-            held = f"{self._results} holds {self._stage} of model '{self._model}'"
-            refuse_changes(held, earlier, self._made_by, "--results folder")
+            what = f"{self._results} holds {self._stage} of model '{self._model}'"
+            refuse_changes(what, earlier, self._made_by, "--results folder")
+
+    def _path(self, kind: str, shard_index: int, ending: str = "parquet") -> Path:
+        name = f"{shard_index:05d}-of-{self._num_shards:05d}.{ending}"
+        return self._results / kind / f"model={self._model}" / name
 
     def writing(self, part: str | None = None) -> AbstractContextManager[None]:
         """Hold what is to be written: a second program with the same part, or with all of it, is refused.
@@ -75,6 +80,7 @@ class StageOutput:
         `part` names one of several processes that split the shards, such as "task-1-of-4"; None takes
         whatever is missing.
         """
+        # A lock a model: other models of the stage may be measured at the same time.
         marks = self._results / "_stages" / self._stage / f"model={self._model}"
         return folder_lock(marks, "--results", part)
 
@@ -82,10 +88,10 @@ class StageOutput:
         """Indices, among those given or all, whose shards are not complete or no longer whole."""
         whole = set()
         for mark in read_marks(self._results, self._stage, self._model):
-            wrongs = [damage(mark.path(self._results, name), record) for name, record in mark.files.items()]
-            if found := list(filter(None, wrongs)):
-                warn_once(f"{found[0]}; the shard counts as not measured")
-            elif mark.num_shards == self._num_shards:
+            faults = filter(None, (damage(*file) for file in mark.files.values()))
+            if fault := next(faults, None):
+                warn_once(f"{fault}; the shard counts as not measured")
+            else:
                 whole.add(mark.shard_index)
         shards = range(self._num_shards) if among is None else among
         return [shard for shard in shards if shard not in whole]
@@ -93,8 +99,7 @@ class StageOutput:
     def state(self, of_shards: Sequence[int] | None = None) -> str:
         """A line that says how many shards, of these or of all, are there."""
         shards = range(self._num_shards) if of_shards is None else of_shards
-        num_whole = len(shards) - len(self.pending_shards(shards))
-        counts = f"{num_whole} of {len(shards)} shards"
+        counts = f"{len(shards) - len(self.pending_shards(shards))} of {len(shards)} shards"
         return f"{self._stage} of model '{self._model}' has {counts} in {self._results}"
 
     def write_shard(
@@ -109,19 +114,25 @@ class StageOutput:
         recorded in the files, and never compared. An InputError where another task has meanwhile written a
         shard with other settings.
         """
+        # Again: another task may have begun with other settings since this output was opened.
         self._refuse_others()
-        versions = {"git_commit": git_commit(), "packages": package_versions()}
-        provenance = {**self._made_by, **versions, "model_facts": dict(model_facts or {})}
+        provenance = {
+            **self._made_by,
+            "git_commit": git_commit(),
+            "packages": package_versions(),
+            "model_facts": dict(model_facts or {}),
+        }
         metadata = {
             key: value if isinstance(value, str) else json.dumps(value) for key, value in provenance.items()
         }
-        place = self._model, shard_index, self._num_shards
-        records = {}
+        files = {}
         for artefact, columns in tables.items():
             schema = SCHEMAS[artefact].with_metadata(metadata)
+            # A table holds all columns of its schema, so that every reader finds them.
             num_rows = len(next(iter(columns.values()), ()))
             nulls = {field.name: [None] * num_rows for field in schema if field.nullable}
-            path = shard_path(self._results, artefact, *place)
+            path = self._path(artefact, shard_index)
             write_parquet(path, nulls | dict(columns), schema)
-            records[artefact] = describe_files(path.parent, [path])[path.name]
-        write_json(shard_path(self._results / "_stages", self._stage, *place, "done"), {"files": records})
+            files[artefact] = describe_files(path.parent, [path])[path.name]
+        # Last: a kill before it leaves a shard that is not there, whatever was written of it.
+        write_json(self._path(f"_stages/{self._stage}", shard_index, "done"), {"files": files})

@@ -7,7 +7,7 @@ repository. Flags are checked by the programs' own parsers (study.py).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -34,23 +34,6 @@ class Size:
     """Further ones, as they would be typed."""
     models: list[str] | None = None
     """Names of the study's models that are trained in this size. None: all."""
-
-
-@dataclass
-class Evaluation:
-    """Measurements of the models, into a results folder a size."""
-
-    stages: list[str] = field(default_factory=list)
-    """Programs to run, in this order, of `commands.STAGES`."""
-    data: dict[str, Any] | None = None
-    """Text of its own to measure on: flags of tokenize_c4.py. None: the study's evaluation documents."""
-    models: list[str] | None = None
-    """Names of the study's models that are measured. None: all."""
-    steps: list[int] | None = None
-    """Checkpoints along training that are measured. None: the last one."""
-    flags: dict[str, Any] = field(default_factory=dict)
-    """All other fields of the file: flags, each for every measuring stage that has it, and under a stage's
-    name those of this stage alone, its `models` among them."""
 
 
 @dataclass
@@ -110,8 +93,14 @@ class Study:
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
     """How one model of each size is trained: overrides of pretrain.py. Without sizes `checkpoint`, an
     existing model as --checkpoints takes it: a folder, or NAME[@REVISION] on the hub."""
-    evaluation: Evaluation = field(default_factory=Evaluation)
-    further_evaluations: dict[str, Evaluation] = field(default_factory=dict)
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    """Measurements of the models, into a results folder a size. `stages`: programs to run, in this order, of
+    `commands.STAGES`. `data`: text of its own to measure on, flags of tokenize_c4.py (default: the study's
+    evaluation documents). `models`: names of the study's models that are measured (default: all). `steps`:
+    checkpoints along training that are measured (default: the last). All else are flags, each for every
+    measuring stage that has it, and under a stage's name those of this stage alone, its `models` among them.
+    """
+    further_evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Name -> what differs from `evaluation`; reported apart, in the folder <run>/<name>. Null: not run."""
     slurm: SlurmTasks = field(default_factory=SlurmTasks)
     synthetic: Synthetic | None = None
@@ -122,7 +111,7 @@ class Study:
         return Path(self.run) / "logs"
 
     @property
-    def evaluations(self) -> dict[str, Evaluation]:
+    def evaluations(self) -> dict[str, dict[str, Any]]:
         """All of them; the first is named ""."""
         return {"": self.evaluation, **self.further_evaluations}
 
@@ -130,38 +119,32 @@ class Study:
 def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     """The study that a file and `field.subfield=value` overrides of it describe, or an InputError."""
     path = find_study_file(path)
+    file = read_yaml(path, "study", "; there are some in olmo_configs/studies/")
     try:
-        study = _read_study(path, overrides)
+        given: Any = OmegaConf.merge(file, read_overrides(overrides))
+        # Null takes one out, as an override such as further_evaluations.novels=null does.
+        for place in ("further_evaluations", "synthetic.grids", "synthetic.evaluate_synthetic"):
+            named = OmegaConf.select(given, place) or {}
+            for name in [name for name in named if named[name] is None]:
+                del named[name]
+        further = given.get("further_evaluations") or {}
+        # Merged before anything is checked, so that a further one says only what differs.
+        for name in further:
+            further[name] = OmegaConf.merge(given.get("evaluation") or {}, further[name])
+        study: Study = settings_of(path, OmegaConf.structured(Study), given)
+        for text in (study.data, *(one["data"] for one in study.evaluations.values() if one.get("data"))):
+            for pattern in text.pop("further_source", ()):
+                # Looked for here, as tokenize_c4 refuses a pattern that matches none.
+                if glob(pattern, recursive=True):  # noqa: PTH207  (Path.glob takes no absolute pattern)
+                    text["source"].append(pattern)
+                else:
+                    logger.info("no file matches %s; the study goes without", pattern)
+    # What is raised where a field is a list and should have fields, or the other way round.
     except (OmegaConfBaseException, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{path} and the overrides given: {cause_of(error)}") from error
-    for text in (study.data, *(one.data for one in study.evaluations.values() if one.data)):
-        for pattern in text.pop("further_source", ()):
-            if glob(pattern, recursive=True):  # noqa: PTH207  (Path.glob takes no absolute pattern)
-                text["source"].append(pattern)
-            else:
-                logger.info("no file matches %s; the study goes without", pattern)
+    # Commands run in this very folder, so that what is found here is found by them.
     for part in study.sizes.values() if study.synthetic is None else [study.synthetic]:
         part.config = str(find_study_file(Path(part.config), path.parent))
-    return study
-
-
-def _read_study(path: Path, overrides: Sequence[str]) -> Study:
-    """The fields of a file and its overrides, as they are given; an evaluation or test of null is none."""
-    file = read_yaml(path, "study", "; there are some in olmo_configs/studies/")
-    given: Any = OmegaConf.merge(file, read_overrides(overrides))
-    for place in ("further_evaluations", "synthetic.grids", "synthetic.evaluate_synthetic"):
-        named = OmegaConf.select(given, place) or {}
-        for name in [name for name in named if named[name] is None]:
-            del named[name]
-    first = given.get("evaluation") or {}
-    further = given.get("further_evaluations") or {}
-    for name in further:
-        further[name] = OmegaConf.merge(first, further[name])
-    own = [one.name for one in fields(Evaluation)]
-    for evaluation in (first, *further.values()):
-        flags = {name: evaluation.pop(name) for name in list(evaluation) if name not in own}
-        evaluation["flags"] = flags
-    study: Study = settings_of(path, OmegaConf.structured(Study), given)
     return study
 
 

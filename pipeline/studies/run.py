@@ -28,18 +28,13 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
-from pipeline.cli import InputError, unknown_name
-from pipeline.studies.commands import Command
+from pipeline.cli import InputError, logger, unknown_name
+from pipeline.studies.commands import ANALYSING, MEASURING, Command
 from pipeline.studies.file import Study
+from pipeline.training.loop import EXIT_STOPPED
 
 _SBATCH = ("bash", "-c", 'source slurm/cluster.env && exec sbatch "$@"', "sbatch")
-EXIT_STOPPED = 75  # as pretrain.py's: run the same again to go on
-TRAINING = ("pretrain", "train_synthetic")
-"""Programs that save what they have before they stop."""
-_SECONDS_BETWEEN_LOOKS = 0.05
-_LAST_LINES = 15
-_PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
-_prctl = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
+_LIBC = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True)
@@ -51,9 +46,18 @@ class Workers:
     gpus: Sequence[str] = ()
     """GPUs as CUDA_VISIBLE_DEVICES names them; a process has one."""
 
-    def number_for(self, command: Command) -> int:
-        """How many processes share a command: all places the documents of a measuring stage."""
-        return self.number if command.is_measuring else 1
+    def parts_of(self, command: Command) -> list[Command]:
+        """A command for each process that shares it: all places share the documents of a measuring stage."""
+        if command.stage not in MEASURING or self.number == 1:
+            return [command]
+        return [
+            replace(
+                command,
+                name=f"{command.name}-{index + 1}-of-{self.number}",
+                arguments=(*command.arguments, "--task-index", str(index), "--num-tasks", str(self.number)),
+            )
+            for index in range(self.number)
+        ]
 
 
 def workers(asked: int | None, threads: int) -> Workers:
@@ -61,70 +65,53 @@ def workers(asked: int | None, threads: int) -> Workers:
     import torch  # late: both take seconds
     from joblib import cpu_count
 
+    # Of what this process may see: under Slurm that is some of the node's, by their own numbers.
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     number = torch.cuda.device_count()
     gpus = named.split(",")[:number] if named else [str(index) for index in range(number)]
     return Workers(asked or len(gpus) or max(1, cpu_count() // threads), threads, gpus)
 
 
-class Process:
-    """Number `rank`, from 0, of the processes that share a command; in a group of its own."""
+@dataclass(frozen=True)
+class _Running:
+    """A process that does a command, or its part of one."""
 
-    def __init__(self, command: Command, rank: int, place: int, workers: Workers, logs: Path) -> None:
-        """Start it, out of the terminal's reach. What it writes on standard error goes to its log."""
-        self.command = command
-        self.name = command.name
-        self.place = place
-        self.started = time.time()
-        self.num_told = 0
-        environment = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(workers.threads))
-        if workers.gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = workers.gpus[place % len(workers.gpus)]
-        if (number := workers.number_for(command)) > 1:
-            self.name = f"{command.name}-{rank + 1}-of-{number}"
-            # As torchrun says it.
-            environment |= {"RANK": str(rank), "WORLD_SIZE": str(number)}
-        self.log = logs / f"{self.name}.log"
-        words = [sys.executable, *command.words()]
-        study = os.getpid()
+    command: str
+    """The name of the whole command."""
+    place: int
+    log: Path
+    started: float
+    process: "subprocess.Popen[bytes]"
 
-        def before_it_begins() -> None:
-            """End the new process with the study, even with one that SIGKILL ends."""
-            if _prctl is not None:
-                _prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
-                if os.getppid() != study:
-                    os._exit(1)  # it died before this line
-
-        with self.log.open("a", encoding="utf-8") as file:
-            file.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(words)}\n")
-            file.flush()
-            self._process = subprocess.Popen(
-                words,
-                env=os.environ | environment,
-                stdin=subprocess.DEVNULL,
-                stderr=file,
-                start_new_session=True,
-                preexec_fn=before_it_begins,
-            )
-
-    def code(self) -> int | None:
-        """Its exit code, as a shell reports it; None while it runs."""
-        code = self._process.poll()
-        if code is None:
-            return None
-        self._tell(signal.SIGKILL)  # what it started and left behind
-        return code if code >= 0 else 128 - code
-
-    def stop(self, num_requests: int) -> None:
-        """Ask it once to end, which lets a training save; at a second request end it at once."""
-        if num_requests > self.num_told:
-            self._tell(signal.SIGTERM if self.num_told == 0 else signal.SIGKILL)
-            self.num_told += 1
-
-    def _tell(self, number: signal.Signals) -> None:
-        """Send a signal to it and to all that it has started in its group."""
+    def tell(self, number: signal.Signals) -> None:
+        """Send a signal to it and to all that it has started, which is in its group."""
         with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+            os.killpg(self.process.pid, number)
+
+
+def _start(name: str, part: Command, place: int, workers: Workers, log: Path) -> _Running:
+    """Start a command, or a part of the one of this name."""
+    environment = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(workers.threads))
+    if workers.gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = workers.gpus[place % len(workers.gpus)]
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {part}\n")
+        file.flush()
+        process = subprocess.Popen(
+            [sys.executable, *part.words()],
+            env=os.environ | environment,
+            stdin=subprocess.DEVNULL,
+            stderr=file,
+            # A group of its own: the terminal's Ctrl-C reaches the study alone, which passes it on.
+            start_new_session=True,
+            preexec_fn=_end_with_the_study if sys.platform == "linux" else None,
+        )
+    return _Running(name, place, log, time.time(), process)
+
+
+def _end_with_the_study() -> None:
+    """Have Linux end the new process when the study ends, were it by SIGKILL."""
+    _LIBC.prctl(1, int(signal.SIGTERM))  # PR_SET_PDEATHSIG of <sys/prctl.h>
 
 
 def run_all(commands: Sequence[Command], finished: Collection[str], workers: Workers, logs: Path) -> int:
@@ -133,57 +120,52 @@ def run_all(commands: Sequence[Command], finished: Collection[str], workers: Wor
     Returns its exit code, 0 if none failed, EXIT_STOPPED after a request to stop.
     """
     logs.mkdir(parents=True, exist_ok=True)
-    requests: list[int] = []
+    # Exit codes of all that asks to stop. The first request lets trainings save, the second one does not.
+    stops: list[int] = []
 
     def note(number: int, frame: object) -> None:
-        if not requests or number == signal.SIGINT:
-            requests.append(number)
-            _say("stopping, once trainings have saved; Ctrl-C again ends them without")
+        # Slurm sends SIGTERM to all of a job, once and again; only a user means it the second time.
+        if not stops or number == signal.SIGINT:
+            stops.append(EXIT_STOPPED)
+            logger.info("stopped by a signal, trainings once they have saved; run the same again to go on")
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, note)
     if finished:
-        _say(f"finished before: {', '.join(one.name for one in commands if one.name in finished)}")
+        logger.info("finished before: %s", ", ".join(one.name for one in commands if one.name in finished))
     left = [one for one in commands if one.name not in finished]
-    waiting = [(one, rank) for one in left for rank in range(workers.number_for(one))]
-    running: list[Process] = []
-    failure = 0
-    while True:
-        if not (requests or failure):
-            unfinished = {one.name for one, _ in waiting} | {one.command.name for one in running}
-            ready = [(one, rank) for one, rank in waiting if unfinished.isdisjoint(one.needs)]
+    waiting = [(one, part) for one in left for part in workers.parts_of(one)]
+    running: list[_Running] = []
+    num_told = 0
+    while running or (waiting and not stops):
+        if not stops:
+            unfinished = {one.name for one, _ in waiting} | {one.command for one in running}
+            ready = [(one, part) for one, part in waiting if unfinished.isdisjoint(one.needs)]
             places = sorted(set(range(workers.number)) - {one.place for one in running})
-            for (command, rank), place in zip(ready, places, strict=False):
-                waiting.remove((command, rank))
-                if rank == 0:
-                    sys.stdout.write(f"{command}\n")
-                    sys.stdout.flush()
-                running.append(Process(command, rank, place, workers, logs))
-        if not running:
-            break
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
+            for (command, part), place in zip(ready, places, strict=False):
+                waiting.remove((command, part))
+                sys.stdout.write(f"{part}\n")
+                sys.stdout.flush()  # before the command's own output
+                running.append(_start(command.name, part, place, workers, logs / f"{part.name}.log"))
+        time.sleep(0.05)
+        if len(stops) > num_told:
+            for one in running:
+                one.tell(signal.SIGTERM if num_told == 0 else signal.SIGKILL)
+            num_told += 1
         for one in list(running):
-            one.stop(len(requests) + (failure > 0))
-            if (code := one.code()) is None:
+            if (code := one.process.poll()) is None:
                 continue
             running.remove(one)
+            one.tell(signal.SIGKILL)  # what it started and left behind
             if code == 0:
-                _say(f"{one.name} finished in {timedelta(seconds=round(time.time() - one.started))}")
-            elif not (requests or failure):
-                failure = code
-                _say(f"the last lines of {one.log}:")
-                for line in one.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]:
-                    _say(f"  {line}")
-                _say(f"{one.name} ended with exit code {code}; run the same again to go on")
-    if requests:
-        _say("stopped by a signal; run the same again to go on")
-        return EXIT_STOPPED
-    return failure
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"study: {line}\n")
-    sys.stderr.flush()
+                took = timedelta(seconds=round(time.time() - one.started))
+                logger.info("%s finished in %s", one.log.stem, took)
+            elif not stops:
+                stops.append(code if code > 0 else 128 - code)  # as a shell reports a signal
+                lines = one.log.read_text(encoding="utf-8", errors="replace").splitlines()
+                logger.info("the last lines of %s:\n%s", one.log, "\n".join(lines[-15:]))
+                logger.info("%s ended with exit code %d; run the same again to go on", one.log.stem, stops[0])
+    return stops[0] if stops else 0
 
 
 def submit_chain(commands: Sequence[Command], study: Study, *, is_plan: bool = False) -> None:
@@ -220,27 +202,27 @@ def submit_chain(commands: Sequence[Command], study: Study, *, is_plan: bool = F
 def arguments_of(commands: Sequence[Command], name: str) -> list[str]:
     """The arguments of the job of this name, or of the first one that is submitted as slurm/<name>.sh."""
     jobs = _jobs_of(commands)
-    of_names = {**{job.stage: job for job in reversed(jobs)}, **{job.name: job for job in jobs}}
-    if name not in of_names:
-        raise unknown_name("job", name, of_names)
-    return list(of_names[name].arguments)
+    # Names first: the job tokenize_c4 is the merge, if tasks run tokenize_c4.sh before it.
+    found = [job for job in jobs if job.name == name] or [job for job in jobs if job.stage == name]
+    if not found:
+        raise unknown_name("job", name, [job.name for job in jobs])
+    return list(found[0].arguments)
 
 
 def _jobs_of(commands: Sequence[Command]) -> list[Command]:
     """A script of slurm/ a command; for a text that is tokenized in tasks two, the second needs the first."""
     jobs = []
     for command in commands:
-        script = f"slurm/{command.stage}.sh"
-        arguments = command.arguments
-        if not command.is_stage:
-            script = "slurm/analysis.sh"
-            arguments = (command.program, *arguments)
+        job = replace(command, program=f"slurm/{command.stage}.sh")
+        if command.stage in ANALYSING:
+            job = replace(job, program="slurm/analysis.sh", arguments=(command.program, *command.arguments))
         if command.num_tasks is not None:
-            arguments = ("--num-tasks", str(command.num_tasks), *arguments)
-        job = replace(command, program=script, arguments=arguments)
+            # For a task's index each script reads its own SLURM_ARRAY_TASK_ID.
+            job = replace(job, arguments=("--num-tasks", str(command.num_tasks), *command.arguments))
         if command.stage == "tokenize_c4" and command.num_tasks != 1:
-            jobs.append(replace(job, name=f"{command.name}-tasks"))
-            merge = command.arguments[:2]  # --out and its folder
-            job = Command(command.name, "slurm/merge_c4.sh", merge, (jobs[-1].name,))
+            tasks = replace(job, name=f"{command.name}-tasks")
+            jobs.append(tasks)
+            # Only --out and its folder: all else the tasks have recorded.
+            job = Command(command.name, "slurm/merge_c4.sh", command.arguments[:2], (tasks.name,))
         jobs.append(job)
     return jobs

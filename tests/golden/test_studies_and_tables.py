@@ -20,7 +20,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
 from pipeline.results.read import artefacts_in, read_artefact
-from pipeline.studies.commands import commands_of
+from pipeline.studies.commands import MEASURING, commands_of
 from pipeline.studies.file import load_study
 
 COMMANDS = Path(__file__).with_name("study_commands.json")
@@ -90,7 +90,7 @@ def test_each_measurement_of_a_study_is_one_that_its_program_takes(
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
     for command in commands_of(load_study(study, [])):
-        if command.is_measuring:
+        if command.stage in MEASURING:
             program = import_module(f"pipeline.{command.stage}")
             program.check(program.parser().parse_args(command.arguments))
 

@@ -1,5 +1,6 @@
 """Running a study: what a failure leaves, which signals arrive."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -18,10 +19,10 @@ ROOT = Path(__file__).resolve().parents[2]
 LOGS = Path("run/logs")
 # Writes down that it ran, fails while a file FAIL stands beside it, and writes its result.
 STAGE = """
-import os, pathlib, sys, time
+import pathlib, sys
 name = sys.argv[1]
 with open("ran", "a") as log:
-    log.write(name + os.environ.get("RANK", "") + "\\n")
+    log.write(name + "\\n")
 if pathlib.Path("FAIL-" + name).exists():
     print("no good", file=sys.stderr)
     sys.exit(75)
@@ -46,7 +47,7 @@ START = """
 import sys
 from pipeline.cli import run_module
 sys.argv = ["study.py"]
-run_module("stub", "study.py")
+run_module("stub")
 """
 STUDY = """
 import sys
@@ -85,22 +86,20 @@ def ran() -> list[str]:
 
 
 def test_after_a_failure_only_what_is_left_runs(
-    commands: list[Command], capfd: pytest.CaptureFixture[str]
+    commands: list[Command], capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     Path("FAIL-second").touch()
     assert run_all(commands, (), Workers(1), LOGS) == 75
     assert ran() == ["first", "second"]
-    printed = capfd.readouterr()
-    assert printed.out == "python stage.py first\nfirst is there\npython stage.py second\n"
-    assert "study: the last lines of run/logs/second.log:\n" in printed.err
-    assert printed.err.splitlines()[-2:] == [
-        "study:   no good",
-        "study: second ended with exit code 75; run the same again to go on",
-    ]
+    assert capfd.readouterr().out == "python stage.py first\nfirst is there\npython stage.py second\n"
+    assert "the last lines of run/logs/second.log:\n" in caplog.messages[-2]
+    assert caplog.messages[-2].endswith("\nno good")
+    assert caplog.messages[-1] == "second ended with exit code 75; run the same again to go on"
     Path("FAIL-second").unlink()
     assert run_all(commands, {"first"}, Workers(1), LOGS) == 0
     assert ran() == ["second", "third"]
-    assert "study: finished before: first\n" in capfd.readouterr().err
+    assert "finished before: first" in caplog.messages
     assert Path("run/logs/second.log").read_text().count("--- ") == 2  # a heading a run
 
 
@@ -145,7 +144,7 @@ def living(folder: Path) -> list[list[str]]:
     return [process.info["cmdline"] for process in processes if process.info["cwd"] == str(folder.resolve())]
 
 
-STOPPED = "study: stopped by a signal; run the same again to go on\n"
+STOPPED = "study: stopped by a signal, trainings once they have saved; run the same again to go on\n"
 
 
 @pytest.mark.parametrize(
