@@ -18,7 +18,6 @@ import torch
 
 from pipeline.cli import InputError, logger, progress
 from pipeline.models.devices import keep_freed_memory
-from pipeline.models.load import step_folders
 from pipeline.results.files import folder_lock, write_text
 from pipeline.training.checkpoints import refuse_another_run
 
@@ -97,7 +96,7 @@ class TrainingLoop(ABC):
                         os.fsync(file.fileno())
                     # On every rank, too: gathering the state is collective.
                     self._save()
-        return step_folders(self._run_folder)[self.step]
+        return self._run_folder / f"step{self.step}-unsharded"
 
     @property
     def has_finished(self) -> bool:
@@ -141,10 +140,10 @@ _Loop = TypeVar("_Loop", bound=TrainingLoop)
 def has_finished(run_folder: Path, config: Any, num_steps: int) -> bool:
     """Whether a run has come to its end before; the log then says so. A folder of another run is refused."""
     refuse_another_run(run_folder, config)
-    last = step_folders(run_folder).get(num_steps)
-    if last is not None:
+    last = run_folder / f"step{num_steps}-unsharded"
+    if last.exists():
         logger.info("already finished: %s", last)
-    return last is not None
+    return last.exists()
 
 
 def train(run_folder: Path, make: Callable[[], _Loop]) -> _Loop:

@@ -40,14 +40,14 @@ def read_yaml(path: Path, kind: str = "configuration", advice: str = "") -> Dict
     try:
         file = OmegaConf.load(path)
     except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException) as error:
-        raise InputError(f"{path} is no readable {kind} in YAML ({cause_of(error)}){advice}") from error
+        raise InputError(f"no {kind} file {path} can be read{advice} ({cause_of(error)})") from error
     if not isinstance(file, DictConfig):
         raise InputError(f"{path} does not hold the fields of a {kind}{advice}")
     return file
 
 
 def read_overrides(overrides: Sequence[str]) -> DictConfig:
-    """What `field.subfield=value` words of a command line say; an InputError names one that is not."""
+    """What the `field.subfield=value` words of a command line say; an InputError if they are no YAML."""
     try:
         return OmegaConf.from_dotlist(list(overrides))
     except (YAMLError, OmegaConfBaseException) as error:

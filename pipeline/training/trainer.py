@@ -294,8 +294,9 @@ class Trainer(TrainingLoop):
         # Whole on the first rank, whatever the ranks and the strategy: a run may go on with others.
         model, optim = get_state_dict(self._olmo, self._optimizer, options=_WHOLE)
         if self._accelerator.is_main_process:
-            state = {"model": model, "optim": optim, "train": train}
-            save_checkpoint(self._run_folder, self.step, self._config, state)
+            save_checkpoint(
+                self._run_folder, self.step, self._config, {"model": model, "optim": optim, "train": train}
+            )
             num_kept = self._config.save_num_unsharded_checkpoints_to_keep
             if num_kept > 0:
                 drop_old_checkpoints(self._run_folder, num_kept)
