@@ -25,12 +25,13 @@ them. olmo_configs/README.md has the fields for speed and memory.
 Under --save-folder: metrics.jsonl (one line a step: step, tokens, loss_nats, learning_rate, gradient_norm,
 tokens_per_second and, every eval_interval steps, held_out_loss_nats_at_<context length>); and a folder
 step<N>-unsharded every save_interval steps and at the end, in OLMo's own layout, with the sizes and SHA-256
-of its files (complete.json). The same command run again goes on from the last whole one, to the same weights,
-or says that the run is finished. Another configuration, other data, or a folder in which another job runs is
-refused. Each start reads the training tokens once and compares their SHA-256.
+of its files (complete.json). The same command run again goes on from the last one, to the same weights, or
+says that the run is finished. Another configuration, other data, or a folder in which another job runs is
+refused, and so is a last checkpoint that is damaged: once it is removed, the run goes on from the one before.
+Each start reads the training tokens once and compares their SHA-256.
 
-SIGTERM or SIGUSR1, sent to any of the processes: the step in hand is finished and saved, and the exit code
-is 75: run the same command again to go on. (torchrun reports 1 for every exit code but 0.)
+SIGTERM or SIGUSR1, sent to any of the processes that train: the step in hand is finished and saved, and the
+exit code is 75: run the same command again to go on. (torchrun reports 1 for every exit code but 0.)
 """
 
 import sys
@@ -45,55 +46,45 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 import argparse
 from typing import TYPE_CHECKING
 
-from pipeline.cli import InputError, file_path, folder_path, stage_parser
-from pipeline.training.loop import has_finished, stop_requests, train
+from pipeline.cli import file_path, folder_path, stage_parser
 
 if TYPE_CHECKING:
     from pipeline.text.folder import TokenizedData
     from pipeline.training.config import PretrainConfig
 
+# Libraries are imported in the functions, for a --help at once.
+
 
 def check(arguments: argparse.Namespace, data: "TokenizedData") -> "PretrainConfig":
     """The run's configuration, checked as far as it can be without the data itself, or an InputError."""
-    from pipeline.training.config import load_config  # late, for a --help at once
+    from pipeline.training.config import load_config
 
-    return load_config(arguments.config, arguments.overrides, data)
-
-
-def _opened(arguments: argparse.Namespace) -> "tuple[TokenizedData, PretrainConfig]":
-    """The data and the run that the arguments describe."""
-    from pipeline.text.folder import TokenizedData
-
-    data = TokenizedData.open(arguments.data)
-    if data.bos_token_ids:
-        raise InputError(
-            f"{data.folder} was tokenized with a beginning-of-text token, which measuring puts before every"
-            " context and training sequences do not hold; tokenize the text with --bos none"
-        )
-    config = check(arguments, data)
+    config = load_config(arguments.config, arguments.overrides, data)
     # The flag wins over a save_folder of the file; the folder may move, and is no setting of the run.
     config.save_folder = str(arguments.save_folder)
-    return data, config
+    return config
 
 
 def is_done(arguments: argparse.Namespace) -> bool:
     """Whether the run has come to its end; a folder that holds another run is refused."""
-    _, config = _opened(arguments)
+    from pipeline.text.folder import TokenizedData
+    from pipeline.training.loop import has_finished
+
+    config = check(arguments, TokenizedData.open(arguments.data))
     return has_finished(arguments.save_folder, config, config.num_steps)
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Train, go on training, or say that the run is finished."""
-    with stop_requests() as received:
-        data, config = _opened(arguments)
-        if has_finished(arguments.save_folder, config, config.num_steps):
-            return
-        # Imported late, for a --help at once.
-        from pipeline.training.data import refuse_damaged_tokens
-        from pipeline.training.trainer import Trainer
+    from pipeline.text.folder import TokenizedData
+    from pipeline.training.data import refuse_damaged_tokens
+    from pipeline.training.loop import train
+    from pipeline.training.trainer import Trainer
 
+    if not is_done(arguments):
+        data = TokenizedData.open(arguments.data)
         refuse_damaged_tokens(data)
-        train(arguments.save_folder, lambda: Trainer(config, data, received))
+        train(arguments.save_folder, lambda: Trainer(check(arguments, data), data))
 
 
 def parser() -> argparse.ArgumentParser:

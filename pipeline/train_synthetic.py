@@ -47,7 +47,6 @@ import argparse
 from typing import TYPE_CHECKING
 
 from pipeline.cli import file_path, folder_path, logger, stage_parser
-from pipeline.training.loop import has_finished, stop_requests, train
 
 if TYPE_CHECKING:
     from pipeline.synthetic.config import TaskConfig
@@ -79,6 +78,7 @@ def check(arguments: argparse.Namespace) -> "TaskConfig":
 def is_done(arguments: argparse.Namespace) -> bool:
     """Whether the run has come to its end; a folder that holds another run is refused."""
     from pipeline.synthetic.train import last_step  # late, for a --help at once
+    from pipeline.training.loop import has_finished
 
     config = check(arguments)
     return has_finished(arguments.save_folder, config, last_step(arguments.save_folder, config))
@@ -86,16 +86,16 @@ def is_done(arguments: argparse.Namespace) -> bool:
 
 def main(arguments: argparse.Namespace) -> None:
     """Train, go on training, or say that the run is finished."""
-    with stop_requests() as received:
-        if is_done(arguments):
-            return
-        # Imported late, for a --help at once.
-        from pipeline.models.devices import usable_device
-        from pipeline.synthetic.train import TaskTrainer
+    if is_done(arguments):
+        return
+    # Imported late, for a --help at once.
+    from pipeline.models.devices import usable_device
+    from pipeline.synthetic.train import TaskTrainer
+    from pipeline.training.loop import train
 
-        def make() -> TaskTrainer:
-            device = usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU")
-            return TaskTrainer(check(arguments), arguments.save_folder, device, received)
+    def make() -> TaskTrainer:
+        device = usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU")
+        return TaskTrainer(check(arguments), arguments.save_folder, device)
 
-        training = train(arguments.save_folder, make)
-        logger.info(training.outcome)
+    training = train(arguments.save_folder, make)
+    logger.info(training.outcome)

@@ -2,7 +2,6 @@
 
 import hashlib
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
@@ -45,7 +44,8 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(tmp_path: Path, architecture: s
     of_architecture = f"model.architecture={architecture}"
     train(tmp_path / "whole", of_architecture)
     config = load_task_config(CONFIG, [*TINY, of_architecture], task="copy", positions="predicted")
-    stopped = TaskTrainer(config, tmp_path / "stopped", torch.device("cpu"), [signal.SIGTERM])
+    stopped = TaskTrainer(config, tmp_path / "stopped", torch.device("cpu"))
+    stopped.ask_to_stop()
     assert stopped.run().name == "step1-unsharded"
     train(tmp_path / "stopped", of_architecture)
     assert fingerprint(tmp_path / "stopped") == fingerprint(tmp_path / "whole")
@@ -63,7 +63,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(tmp_path: Path, architecture: s
         ("copy", "pose", ["largest_sparsity=2"], "task copy has no k"),
         ("copy", "pose", ["num_position_ids=20"], "need 21 or more position IDs, but num_position_ids is 20"),
         ("copi", "pose", [], "did you mean 'copy'"),
-        ("copy", "pose", ["largest_sise=4"], "largest_sise: Key 'largest_sise' not in"),
+        ("copy", "pose", ["largest_sise=4"], "Key 'largest_sise' not in"),
         ("copy", "pose", ["learning_rate=nan"], "learning_rate is nan; it must be above 0"),
         ("copy", "pose", ["sizes_per_step=0"], "sizes_per_step is 0; it must be above 0"),
         ("copy", "pose", ["batch_size=9"], "batch_size 9 is not divisible by sizes_per_step 2"),

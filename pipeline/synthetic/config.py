@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from pipeline.cli import InputError
 from pipeline.synthetic.tasks import COUPLED_SCHEMES, TASKS, Example, draw_batch, task_called
-from pipeline.training.positions import POSITION_SCHEMES, position_scheme
+from pipeline.training.positions import POSITION_SCHEMES
 from pipeline.training.settings import (
     read_overrides,
     read_yaml,
@@ -47,7 +47,8 @@ def from_random_starts(
     """
     num_needed = int(coupled_ids_BS.max()) + 1
     if spread != "contiguous" and num_needed > 1:
-        drawn_BI = position_scheme(spread, num_position_ids)(len(coupled_ids_BS), num_needed, generator)
+        draw = POSITION_SCHEMES[spread]
+        drawn_BI = draw(len(coupled_ids_BS), num_needed, num_position_ids, generator)
         coupled_ids_BS = np.take_along_axis(drawn_BI, coupled_ids_BS, axis=1)
     num_starts_B1 = num_position_ids - coupled_ids_BS.max(axis=1, keepdims=True)
     return coupled_ids_BS + generator.integers(0, num_starts_B1)
@@ -156,7 +157,7 @@ class TaskConfig:
             spread = "contiguous" if in_testing else self.spread_of_coupled_ids
             return from_random_starts(coupled_ids_BS, self.num_position_ids, generator, spread)
         name = "contiguous" if in_testing and self.positions == "pose" else self.positions
-        return position_scheme(name, self.num_position_ids)(len(examples), num_tokens, generator)
+        return POSITION_SCHEMES[name](len(examples), num_tokens, self.num_position_ids, generator)
 
 
 def load_task_config(path: Path, overrides: Sequence[str], *, task: str, positions: str) -> TaskConfig:
@@ -185,6 +186,7 @@ def _refuse_bad_values(config: TaskConfig) -> None:
         " sizes_per_step learning_rate max_grad_norm save_interval eval_interval eval_num_examples",
     )
     require_name("positions", config.positions, EXAMPLE_SCHEMES)
+    require_name("spread_of_coupled_ids", config.spread_of_coupled_ids, POSITION_SCHEMES)
     has_ids = not task.has_sparsity and (config.positions == "coupled" or task.embeds_coupled_ids)
     require(
         config.positions not in COUPLED_SCHEMES or has_ids,

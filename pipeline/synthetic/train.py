@@ -4,7 +4,7 @@ Dimension letters: B examples, P tokens of a prompt, T of a response, S = P + T,
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from pipeline.synthetic.config import TaskConfig
 from pipeline.synthetic.models import TaskModel, new_gpt_neox, new_olmo
 from pipeline.synthetic.tasks import COUPLED_SCHEMES, task_called
 from pipeline.training.checkpoints import newest_state, save_checkpoint
-from pipeline.training.data import Prefetch
+from pipeline.training.data import prefetched
 from pipeline.training.loop import TrainingLoop, last_metrics
 from pipeline.training.settings import settings_of
 
@@ -136,14 +136,11 @@ def find_task_run(folder: Path, task: str) -> TaskRun:
 class TaskTrainer(TrainingLoop):
     """One run: model and optimizer at `step` finished steps."""
 
-    shown = ("loss", "exact_match")
     _config: TaskConfig
 
-    def __init__(
-        self, config: TaskConfig, run_folder: Path, device: torch.device, stop_requests: Sequence[int]
-    ) -> None:
+    def __init__(self, config: TaskConfig, run_folder: Path, device: torch.device) -> None:
         """Build model and optimizer, at the run's newest checkpoint where it has one."""
-        super().__init__(config, run_folder, config.num_steps, stop_requests)
+        super().__init__(config, run_folder, config.num_steps)
         self._device = device
         self._model = new_task_model(config).to(device)
         self._optimizer = torch.optim.AdamW(
@@ -159,19 +156,19 @@ class TaskTrainer(TrainingLoop):
             warmup_steps=config.warm_up_steps,
             alpha_f=0.0,
         )
-        self._parts_of = Prefetch(self._draw)
+        self._parts_of = prefetched(self._draw)
         saved = newest_state(run_folder)
         if saved is not None:
             self.step = saved["train"]["step"]
             self._model.load_state_dict(saved["model"])
             self._optimizer.load_state_dict(saved["optim"])
-            self.metrics = last_metrics(run_folder, self.step)
 
     @property
     def outcome(self) -> str:
         """Whether the task was learnt, in words, with the last metrics."""
-        verdict = "learnt" if is_learnt(self._config, self.metrics) else "NOT learnt"
-        return f"{verdict} in distribution: {self.metrics}"
+        metrics = last_metrics(self._run_folder, self.step)
+        verdict = "learnt" if is_learnt(self._config, metrics) else "NOT learnt"
+        return f"{verdict} in distribution: {metrics}"
 
     def _measure(self) -> dict[str, float]:
         """Share of responses that are wholly right in distribution, each training size counting alike.
@@ -212,7 +209,7 @@ class TaskTrainer(TrainingLoop):
         }
         if self._config.positions == "predicted":
             metrics["position_id_loss"] = position_id_loss
-        return metrics, bool(self._stop_requests)
+        return metrics, self._is_asked_to_stop
 
     def _losses(
         self, token_ids: np.ndarray, num_prompt_tokens: int, position_ids: np.ndarray

@@ -3,7 +3,7 @@
 <run folder>/step1000-unsharded/
     config.yaml  model.pt     as OLMo writes them; OLMo.from_checkpoint loads the folder
     optim.pt                  the optimizer's state
-    train.pt                  step, tokens, random states, and what made them
+    train.pt                  step, tokens, and what made them
     complete.json             sizes and SHA-256 of these (pipeline.models.load)
 """
 
@@ -14,16 +14,16 @@ from typing import Any, cast
 import torch
 from omegaconf import OmegaConf
 
-from pipeline.cli import InputError, logger
+from pipeline.cli import logger
 from pipeline.models.load import (
-    damage_of,
     newest_checkpoint,
     read_configuration,
     read_tensors,
+    refuse_damaged,
     step_folders,
     whole_model,
 )
-from pipeline.results.files import differences
+from pipeline.results.files import refuse_changes
 from pipeline.training.settings import plain_values
 
 STATE = ("model", "optim", "train")
@@ -39,32 +39,27 @@ def save_checkpoint(run_folder: Path, step: int, config: Any, state: dict[str, d
 
 
 def newest_state(run_folder: Path) -> dict[str, dict[str, Any]] | None:
-    """The `state` given to `save_checkpoint`, of the newest whole checkpoint, on the CPU; every file is read.
+    """The `state` given to `save_checkpoint`, of the newest checkpoint, on the CPU; None if the run has none.
 
-    None if the run has no checkpoint; InputError if all are damaged.
+    A damaged one is refused. Once its folder is removed the run goes on from the one before it, to the same
+    weights, as data depend on the step alone.
     """
-    folders = step_folders(run_folder)
-    # Newest first. Steps after an older one run again, to the same weights, as data depend on the step alone.
-    for folder in reversed(folders.values()):
-        damage = damage_of(folder, ["config.yaml", *(f"{stem}.pt" for stem in STATE)])
-        if damage is None:
-            logger.info("going on from %s", folder)
-            return {stem: read_tensors(folder / f"{stem}.pt") for stem in STATE}
-        logger.warning("passed over a damaged checkpoint: %s", damage)
-    if folders:
-        raise InputError(
-            f"no checkpoint of {run_folder} is whole; put back what was saved, or remove them to begin anew"
-        )
-    return None
+    newest = newest_checkpoint(run_folder)
+    if newest is None:
+        return None
+    _, folder = newest
+    refuse_damaged(folder, ["config.yaml", *(f"{stem}.pt" for stem in STATE)])
+    logger.info("going on from %s", folder)
+    return {stem: read_tensors(folder / f"{stem}.pt") for stem in STATE}
 
 
 def drop_old_checkpoints(run_folder: Path, num_kept: int) -> None:
     """Remove all but the newest `num_kept` checkpoints."""
-    for left in run_folder.glob(".step*-unsharded.old"):
-        shutil.rmtree(left)
     for folder in list(step_folders(run_folder).values())[:-num_kept]:
         # First out of sight, in one step: a kill must not leave half of one that looks whole.
-        shutil.rmtree(folder.rename(folder.with_name(f".{folder.name}.old")))
+        folder.rename(folder.with_name(f".{folder.name}.old"))
+    for left in run_folder.glob(".step*-unsharded.old"):
+        shutil.rmtree(left)
 
 
 # A run may be moved, renamed, watched, saved and spread over devices otherwise; all else decides its numbers.
@@ -82,7 +77,6 @@ _CHANGEABLE = {
     "distributed_strategy",
     "compile",
     "activation_checkpointing",
-    "precision",  # train.pt says in which one the weights were trained; that is compared
 }
 
 
@@ -95,11 +89,7 @@ def refuse_another_run(run_folder: Path, config: Any) -> None:
     # A field that is newer than the record had what is its default now.
     complete = OmegaConf.merge(plain_values(type(config)), read_configuration(newest[1]))
     then, now = (
-        {name: value for name, value in settings.items() if name not in _CHANGEABLE}
+        {"settings": {name: value for name, value in settings.items() if name not in _CHANGEABLE}}
         for settings in (cast(dict[str, Any], OmegaConf.to_container(complete)), plain_values(config))
     )
-    if changes := differences(then, now):
-        raise InputError(
-            f"{run_folder} holds a run with other settings: {'; '.join(changes)};"
-            " choose another --save-folder, or repeat the earlier settings"
-        )
+    refuse_changes(f"{run_folder} holds a run", then, now, "--save-folder")

@@ -1,28 +1,23 @@
 """What one pretraining run is: OLMo's TrainConfig, with our fields for length, positions and batch in tokens.
 
-A plain OLMo TrainConfig file loads too. A run acts on the fields in `HONOURED_FIELDS`. Any other field of
-OLMo's is refused unless it is null or has OLMo's default: it would be recorded and do nothing. `model`,
-`optimizer` and `scheduler` go whole to OLMo's own classes. `max_duration` has OLMo's meaning: 1000 is
-steps, "2e6T" tokens; epochs are not understood. `save_interval` counts steps between checkpoints, which are
-always unsharded.
+A run acts on the fields in `HONOURED_FIELDS`. Any other field of OLMo's is refused unless it is null or has
+OLMo's default: it would be recorded and do nothing. `model`, `optimizer` and `scheduler` go whole to OLMo's
+own classes. `max_duration` has OLMo's meaning: 1000 is steps, "2e6T" tokens; epochs are not understood.
+`save_interval` counts steps between checkpoints, which are always unsharded.
 """
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from olmo.config import DistributedStrategy, ModelConfig, SchedulerType, SchedulerUnits, TrainConfig
-from olmo.exceptions import OLMoConfigurationError
-from olmo.model import OLMo
+from olmo.config import DistributedStrategy, SchedulerType, SchedulerUnits, TrainConfig
 from olmo.optim import build_scheduler
-from omegaconf import OmegaConf
+from omegaconf import MISSING, OmegaConf
 
-from pipeline.cli import InputError, cause_of
+from pipeline.cli import InputError
 from pipeline.text.folder import TokenizedData
-from pipeline.training.positions import POSITION_SCHEMES, position_scheme
+from pipeline.training.positions import POSITION_SCHEMES
 from pipeline.training.settings import (
     plain_values,
     read_overrides,
@@ -50,11 +45,11 @@ class PretrainConfig(TrainConfig):
     randomized_target_length: int | None = None
     """Randomized position IDs are below this number. None unless position_scheme is `randomized`."""
 
-    global_train_batch_tokens: int | None = None
-    """Tokens of one optimizer step over all ranks, in place of global_train_batch_size (sequences)."""
+    global_train_batch_tokens: int = MISSING
+    """Tokens of one optimizer step over all ranks; OLMo's global_train_batch_size (sequences) follows."""
 
-    device_train_microbatch_tokens: int | None = None
-    """Tokens of one pass on one device, in place of device_train_microbatch_size (sequences)."""
+    device_train_microbatch_tokens: int = MISSING
+    """Tokens of one pass on one device; OLMo's device_train_microbatch_size (sequences) follows."""
 
     eval_context_lengths: list[int] | None = None
     """Tokens of a sequence of held-out text at which the loss is measured every eval_interval steps and at
@@ -72,30 +67,28 @@ class PretrainConfig(TrainConfig):
     @property
     def sequence_length(self) -> int:
         """Tokens of one training sequence, with the default resolved."""
-        length = self.train_context_length
-        return self.model.max_sequence_length if length is None else length
+        return self.train_context_length or self.model.max_sequence_length
 
     @property
-    def tokens_per_step(self) -> int:
-        """Tokens of one optimizer step over all ranks."""
-        return self.global_train_batch_size * self.sequence_length
+    def num_position_ids(self) -> int:
+        """The position IDs of training are below this number."""
+        target_length: int | None = getattr(self, f"{self.position_scheme}_target_length", None)
+        return target_length or self.sequence_length
 
     @property
     def num_steps(self) -> int:
         """OLMo's `max_duration` in optimizer steps: 1000 steps, or "2e6T" tokens, rounded up to a step."""
         text = str(self.max_duration)
         # "2e6T" at 65,536 tokens a step is 30.5 steps, so 31.
-        unit = self.tokens_per_step if text.endswith("T") else 1
+        unit = self.global_train_batch_tokens if text.endswith("T") else 1
         try:
-            num_steps = math.ceil(float(text.removesuffix("T")) / unit)
-        except (ValueError, OverflowError):
-            num_steps = 0
-        require(num_steps > 0, f"max_duration '{text}' is not steps (1000) or tokens ('2e6T')")
-        return num_steps
+            return math.ceil(float(text.removesuffix("T")) / unit)
+        except (ValueError, OverflowError) as error:
+            raise InputError(f"max_duration '{text}' is not steps (1000) or tokens ('2e6T')") from error
 
     def scheduled(self, step: int) -> int:
         """A step as the scheduler counts it, which may be in tokens."""
-        return step * (self.tokens_per_step if self.scheduler.units == SchedulerUnits.tokens else 1)
+        return step * (self.global_train_batch_tokens if self.scheduler.units == SchedulerUnits.tokens else 1)
 
     def rates(self, step: int) -> tuple[float, float | None]:
         """Learning rate of a step, counted from 1, and the norm its gradient is clipped to (None: it is not).
@@ -108,26 +101,19 @@ class PretrainConfig(TrainConfig):
         learning_rate = scheduler.get_lr(self.optimizer.learning_rate, *at)
         return learning_rate, scheduler.get_max_grad_norm(self.max_grad_norm, *at)
 
-    @property
-    def position_target_length(self) -> int | None:
-        """The number of position IDs that the scheme draws from; None for contiguous positions."""
-        return getattr(self, f"{self.position_scheme}_target_length", None)
-
     def micro_batch_size(self, num_ranks: int) -> int:
         """Sequences of each forward pass on one of `num_ranks` ranks; an InputError where none is."""
         batch_size = self.global_train_batch_size
         micro_batch_size = min(self.device_train_microbatch_size, batch_size // num_ranks)
         require(
             micro_batch_size > 0 and batch_size % (num_ranks * micro_batch_size) == 0,
-            f"global_train_batch_size {batch_size} (sequences) is not divisible by {num_ranks} ranks times"
-            f" device_train_microbatch_size {self.device_train_microbatch_size}",
+            f"global_train_batch_tokens make {batch_size} sequences, not divisible by {num_ranks} ranks times"
+            f" the {self.device_train_microbatch_size} of device_train_microbatch_tokens",
         )
         return micro_batch_size
 
 
-OUR_FIELDS = tuple(
-    field.name for field in dataclasses.fields(PretrainConfig) if field.name in PretrainConfig.__annotations__
-)
+OUR_FIELDS = tuple(PretrainConfig.__annotations__)
 HONOURED_FIELDS = frozenset(OUR_FIELDS) | {
     "run_name",
     "seed",
@@ -149,22 +135,22 @@ HONOURED_FIELDS = frozenset(OUR_FIELDS) | {
 }
 
 
-_EMBEDDING_MULTIPLE = 128  # OLMo pads its embedding to a multiple of this: faster matrix products
-
-
 def load_config(path: Path, overrides: Sequence[str], data: TokenizedData) -> PretrainConfig:
     """The configuration of one run, complete and checked; an InputError names a bad field and what is right.
 
     The overrides (`field.subfield=value`) win over the YAML file; the data decides the vocabulary.
     """
-    PretrainConfig._register_resolvers(validate_paths=False)  # a file may use OLMo's `path.*`
-    # Older OLMo files write some fields otherwise.
-    file = PretrainConfig.update_legacy_settings(read_yaml(path))
+    require(
+        not data.bos_token_ids,
+        f"{data.folder} was tokenized with a beginning-of-text token, which measuring puts before every"
+        " context and training sequences do not hold; tokenize the text with --bos none",
+    )
+    file = read_yaml(path)
     chosen = read_overrides(overrides)
     vocabulary = {
         "vocab_size": data.vocabulary_size,
-        # Rounded up: 50,280 tokens have 50,304 rows.
-        "embedding_size": -(-data.vocabulary_size // _EMBEDDING_MULTIPLE) * _EMBEDDING_MULTIPLE,
+        # Up to a multiple of 128, as OLMo does for faster products: 50,280 tokens have 50,304 rows.
+        "embedding_size": math.ceil(data.vocabulary_size / 128) * 128,
         "eos_token_id": data.eos_token_id,
         "pad_token_id": data.eos_token_id,  # sequences are full: no token is ever padding
     }
@@ -172,8 +158,15 @@ def load_config(path: Path, overrides: Sequence[str], data: TokenizedData) -> Pr
     # The last part wins: a vocabulary in the file cannot contradict the data.
     config: PretrainConfig = settings_of(path, OmegaConf.structured(PretrainConfig), file, chosen, by_data)
     _refuse_bad_values(config)
-    # After the check of values, which keeps a length of 0 out of the division.
-    _derive_sequences(config, {*file, *chosen})
+    length = config.sequence_length
+    for kind in ("global_train_batch", "device_train_microbatch"):
+        tokens = getattr(config, f"{kind}_tokens")
+        require(f"{kind}_size" not in {*file, *chosen}, f"{kind}_size counts sequences; give {kind}_tokens")
+        require(
+            tokens % length == 0,
+            f"{kind}_tokens {tokens} is not a multiple of train_context_length, {length}",
+        )
+        setattr(config, f"{kind}_size", tokens // length)
     config.micro_batch_size(num_ranks=1)
     warm_up = config.scheduler.t_warmup
     require(
@@ -181,31 +174,7 @@ def load_config(path: Path, overrides: Sequence[str], data: TokenizedData) -> Pr
         f"scheduler.t_warmup is {warm_up} {config.scheduler.units}, longer than"
         f" max_duration '{config.max_duration}', so the learning rate would never be reached",
     )
-    try:  # on no device, without weights: what OLMo would refuse later
-        OLMo(ModelConfig(**{**config.model.asdict(), "init_device": "meta"}), init_params=False)
-    except (OLMoConfigurationError, AssertionError, RuntimeError, ValueError) as error:
-        raise InputError(f"model: OLMo refuses these settings ({cause_of(error)})") from error
     return config
-
-
-def _derive_sequences(config: PretrainConfig, given: set[Any]) -> None:
-    """Turn batch sizes in tokens into OLMo's, in sequences of this run's length."""
-    length = config.sequence_length
-    for kind in ("global_train_batch", "device_train_microbatch"):
-        tokens = getattr(config, f"{kind}_tokens")
-        if tokens is None:
-            continue
-        size = tokens // length
-        require(
-            tokens % length == 0,
-            f"{kind}_tokens {tokens} is not a multiple of train_context_length, {length}",
-        )
-        require(
-            f"{kind}_size" not in given or getattr(config, f"{kind}_size") == size,
-            f"{kind}_tokens {tokens} makes {size} sequences, and {kind}_size says otherwise; give one of the"
-            " two",
-        )
-        setattr(config, f"{kind}_size", size)
 
 
 def _refuse_bad_values(config: PretrainConfig) -> None:
@@ -218,14 +187,13 @@ def _refuse_bad_values(config: PretrainConfig) -> None:
         )
     require_positive(
         config,
-        "train_context_length global_train_batch_size global_train_batch_tokens max_grad_norm save_interval"
-        " eval_interval optimizer.learning_rate model.n_heads",
+        "train_context_length global_train_batch_tokens device_train_microbatch_tokens max_grad_norm"
+        " save_interval eval_interval num_steps optimizer.learning_rate model.n_heads",
     )
     require_name("precision", config.precision, ("auto", "amp_bf16", "fp32"))
-    position_scheme(config.position_scheme, config.position_target_length)
+    require_name("position_scheme", config.position_scheme, POSITION_SCHEMES)
     model = config.model
     length = config.sequence_length
-    target_length = config.position_target_length
     require(
         # RoPE rotates pairs of numbers of a head, so a head's width must be even.
         bool(model.rope) and not model.alibi and model.d_model % (2 * model.n_heads) == 0,
@@ -237,16 +205,17 @@ def _refuse_bad_values(config: PretrainConfig) -> None:
         f"train_context_length is {length}; it must be at most model.max_sequence_length,"
         f" {model.max_sequence_length}",
     )
-    for scheme in POSITION_SCHEMES:
+    for scheme in ("pose", "randomized"):
+        target_length = getattr(config, f"{scheme}_target_length")
         require(
-            scheme == config.position_scheme or getattr(config, f"{scheme}_target_length", None) is None,
+            scheme == config.position_scheme or target_length is None,
             f"{scheme}_target_length would be ignored by position_scheme '{config.position_scheme}'",
         )
-    require(
-        target_length is None or target_length >= length,
-        f"{config.position_scheme}_target_length is {target_length}; it must be at least"
-        f" train_context_length, {length}",
-    )
+        require(
+            scheme != config.position_scheme or (target_length or 0) >= length,
+            f"{scheme}_target_length is {target_length}; position_scheme '{scheme}' needs the length to"
+            f" generalize to, at least train_context_length, {length}",
+        )
     lengths = config.eval_context_lengths or ()
     require(
         not any(each < 2 or max(lengths) % each for each in lengths),

@@ -6,18 +6,20 @@ letters: B sequences of one step over all ranks, S = train_context_length tokens
 
 import os
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 
-from pipeline.text.folder import TokenizedData, read_manifest, refuse_damage
+from pipeline.text.folder import TokenizedData
 from pipeline.training.config import PretrainConfig
-from pipeline.training.positions import position_scheme
+from pipeline.training.positions import POSITION_SCHEMES
 from pipeline.training.settings import require
+
+Batch = TypeVar("Batch")
 
 
 def refuse_damaged_tokens(data: TokenizedData) -> None:
@@ -25,32 +27,24 @@ def refuse_damaged_tokens(data: TokenizedData) -> None:
 
     Each process of those that train together reads its share of them; an InputError names a damaged one.
     """
-    manifest = read_manifest(data.folder)
-    assert manifest is not None
     # torchrun and accelerate both number the processes so.
     share = slice(int(os.environ.get("RANK", 0)), None, int(os.environ.get("WORLD_SIZE", 1)))
-    names = [path.relative_to(data.folder).as_posix() for path in data.train_paths[share]]
-    files = {name: manifest["files"][name] for name in names}
-    refuse_damage(data.folder, {**manifest, "files": files}, verify=True)
+    for path in data.train_paths[share]:
+        data.whole(path.relative_to(data.folder).as_posix())
 
 
-Batch = TypeVar("Batch")
+def prefetched(make_batch: Callable[[int], Batch]) -> Callable[[int], Batch]:
+    """A function that returns `make_batch(step)`, and has the next step's made while the device computes."""
+    # One thread takes its tasks in order, so the batch asked for is the one in memory, or is made first.
+    thread = ThreadPoolExecutor(max_workers=1)
+    made = lru_cache(maxsize=2)(make_batch)
 
+    def batch_of(step: int) -> Batch:
+        batch = thread.submit(made, step)
+        thread.submit(made, step + 1)
+        return batch.result()
 
-class Prefetch(Generic[Batch]):
-    """Calls of `make_batch(step)`, a pure function, one step ahead, while the device computes."""
-
-    def __init__(self, make_batch: Callable[[int], Batch]) -> None:
-        self._make_batch = make_batch
-        self._thread = ThreadPoolExecutor(max_workers=1)
-        self._ahead: dict[int, Future[Batch]] = {}
-
-    def __call__(self, step: int) -> Batch:
-        """The batch of `step`; that of the step after it is begun."""
-        ready = self._ahead.pop(step, None) or self._thread.submit(self._make_batch, step)
-        # A new dict drops what was begun for another step, as after a jump.
-        self._ahead = {step + 1: self._thread.submit(self._make_batch, step + 1)}
-        return ready.result()
+    return batch_of
 
 
 # separate random streams: another position scheme leaves the order as it is
@@ -67,17 +61,16 @@ class TrainingBatches:
     """
 
     def __init__(self, config: PretrainConfig, data: TokenizedData) -> None:
-        self._seed = config.seed
-        self._length = config.sequence_length
+        self._config = config
         self._batch_size = config.global_train_batch_size
-        self._scheme = position_scheme(config.position_scheme, config.position_target_length)
-        self._files = [_sequences(path, data.token_dtype, self._length) for path in data.train_paths]
+        length = config.sequence_length
+        self._files = [_sequences(path, data.token_dtype, length) for path in data.train_paths]
         # the index of each file's first sequence, and the end
         self._starts = np.cumsum([0, *(len(sequences_NS) for sequences_NS in self._files)])
         self.steps_per_epoch = int(self._starts[-1]) // self._batch_size
         require(
             self.steps_per_epoch > 0,
-            f"the training data holds {self._starts[-1]} sequences of {self._length} tokens, but one step"
+            f"the training data holds {self._starts[-1]} sequences of {length} tokens, but one step"
             f" takes {self._batch_size}; tokenize more text or lower the batch",
         )
 
@@ -85,20 +78,23 @@ class TrainingBatches:
         """Indices [B] of the sequences of `step`, counted from 1. An epoch's incomplete batch is left out."""
         epoch, batch_index = divmod(step - 1, self.steps_per_epoch)
         first = batch_index * self._batch_size
-        return _order_of_epoch(self._seed, epoch, int(self._starts[-1]))[first : first + self._batch_size]
+        order_N = _order_of_epoch(self._config.seed, epoch, int(self._starts[-1]))
+        return order_N[first : first + self._batch_size]
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """(token_ids_BS, position_ids_BS) of `step`, int64."""
+        config = self._config
         indices_B = self.sequence_indices(step)
         # With starts 0 3 5, sequence 4 is row 1 of the second file; from the right, files without
         # sequences are passed over.
         files_B = np.searchsorted(self._starts, indices_B, side="right") - 1
-        token_ids_BS = np.empty((self._batch_size, self._length), dtype=np.int64)
-        for row, (file, index) in enumerate(zip(files_B, indices_B, strict=True)):
-            token_ids_BS[row] = self._files[file][index - self._starts[file]]
+        rows_B = indices_B - self._starts[files_B]
+        token_ids_BS = np.stack([self._files[file][row] for file, row in zip(files_B, rows_B, strict=True)])
         # Seeded by the step, not carried on: step 1000 is the same whether or not 999 ran in this process.
-        generator = np.random.default_rng([self._seed, _POSITIONS, step])
-        return token_ids_BS, self._scheme(self._batch_size, self._length, generator)
+        generator = np.random.default_rng([config.seed, _POSITIONS, step])
+        draw = POSITION_SCHEMES[config.position_scheme]
+        position_ids_BS = draw(self._batch_size, config.sequence_length, config.num_position_ids, generator)
+        return token_ids_BS.astype(np.int64), position_ids_BS
 
 
 def _sequences(path: Path, token_dtype: np.dtype, length: int) -> np.ndarray:

@@ -1,7 +1,6 @@
 """The training loop, whatever is trained: steps, metrics, checkpoints, going on, and stopping when asked.
 
-A subclass says what a step does and a checkpoint holds: trainer.py and pipeline/synthetic/train.py. Heavy
-libraries are imported late, so that --help is quick and a request to stop is heard while they load.
+A subclass says what a step does and a checkpoint holds: trainer.py and pipeline/synthetic/train.py.
 """
 
 import json
@@ -10,29 +9,24 @@ import os
 import signal
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from pipeline.cli import InputError, logger, progress
+from pipeline.models.devices import keep_freed_memory
+from pipeline.results.files import folder_lock, write_text
+from pipeline.training.checkpoints import refuse_another_run
 
 EXIT_STOPPED = 75
 """Exit code of a run that was asked to stop, saved, and is to be resumed: EX_TEMPFAIL of sysexits.h."""
-
-
-@contextmanager
-def stop_requests() -> Iterator[list[int]]:
-    """Yield the signals received of SIGTERM and SIGUSR1, which schedulers send before a kill: none as yet."""
-    received: list[int] = []
-    numbers = (signal.SIGTERM, signal.SIGUSR1)
-    # Only noted, for it may come in the midst of an update; the loop looks after each step.
-    before = [signal.signal(number, lambda number, _: received.append(number)) for number in numbers]
-    try:
-        yield received
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
+METRICS_FILE = "metrics.jsonl"
+"""JSON lines in the run folder: an object per step, of whatever was measured then."""
+_SHOWN = ("loss", "loss_nats", "tokens_per_second")
+"""Metrics that the progress bar shows."""
 
 
 def is_first_rank() -> bool:
@@ -40,18 +34,9 @@ def is_first_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-METRICS_FILE = "metrics.jsonl"
-"""JSON lines in the run folder: an object per step, of whatever was measured then."""
-
-
 def _lines_of_metrics(run_folder: Path, step: int) -> list[str]:
     path = run_folder / METRICS_FILE
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    if len(lines) < step:
-        raise InputError(
-            f"{path} does not hold the {step} steps before the newest checkpoint; put back what was there, or"
-            " choose another --save-folder"
-        )
     return lines[:step]
 
 
@@ -66,29 +51,26 @@ def last_metrics(run_folder: Path, step: int) -> dict[str, Any]:
 class TrainingLoop(ABC):
     """One run, at `step` finished steps of `num_steps`."""
 
-    shown: tuple[str, ...]
-    """Metrics that the progress bar shows."""
-    _optimizer: Any
-    """A torch.optim.Optimizer."""
+    _optimizer: torch.optim.Optimizer
 
-    def __init__(self, config: Any, run_folder: Path, num_steps: int, stop_requests: Sequence[int]) -> None:
-        """A `config` has `eval_interval` and `save_interval`, in steps; None: at the end only.
-
-        The run stops, and saves, after the step in which the first of `stop_requests` came.
-        """
+    def __init__(self, config: Any, run_folder: Path, num_steps: int) -> None:
+        """A `config` has `eval_interval` and `save_interval`, in steps; None: at the end only."""
         self.step = 0
-        self.metrics: dict[str, Any] = {}  # the last value of each
         self._config = config
         self._run_folder = run_folder
         self._num_steps = num_steps
-        self._stop_requests = stop_requests
+        self._is_asked_to_stop = False
+
+    def ask_to_stop(self, *_: Any) -> None:
+        """Have the run save and stop after the step in hand; a signal handler."""
+        # Only noted, for it may come in the midst of an update.
+        self._is_asked_to_stop = True
 
     def run(self) -> Path:
         """Train to the end or a requested stop, saving every `save_interval` steps too; the last folder."""
-        from pipeline.results.files import write_text
-
-        self._run_folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
+            for number in (signal.SIGTERM, signal.SIGUSR1):  # which schedulers send before a kill
+                stack.callback(signal.signal, number, signal.signal(number, self.ask_to_stop))
             if is_first_rank():
                 path = self._run_folder / METRICS_FILE
                 # Without the lines of later steps, which run again.
@@ -103,22 +85,17 @@ class TrainingLoop(ABC):
                 if self._is_due(self._config.eval_interval):
                     # On every rank, as sharded weights are gathered from all.
                     metrics |= self._measure()
-                self.metrics |= metrics
                 if is_first_rank():
                     file.write(json.dumps(metrics) + "\n")
-                    shown = {name: self.metrics[name] for name in self.shown if name in self.metrics}
-                    bar.set_postfix(shown, refresh=False)
+                    bar.set_postfix(
+                        {name: metrics[name] for name in _SHOWN if name in metrics}, refresh=False
+                    )
                     bar.update()
                 if is_stopping or self._is_due(self._config.save_interval):
                     if is_first_rank():  # the metrics that lead to a checkpoint are on the disk before it
                         os.fsync(file.fileno())
                     # On every rank, too: gathering the state is collective.
                     self._save()
-        return self.checkpoint
-
-    @property
-    def checkpoint(self) -> Path:
-        """The folder of the checkpoint of `step`, which is there once `run` has returned."""
         return self._run_folder / f"step{self.step}-unsharded"
 
     @property
@@ -162,14 +139,11 @@ _Loop = TypeVar("_Loop", bound=TrainingLoop)
 
 def has_finished(run_folder: Path, config: Any, num_steps: int) -> bool:
     """Whether a run has come to its end before; the log then says so. A folder of another run is refused."""
-    from pipeline.models.load import step_folders
-    from pipeline.training.checkpoints import refuse_another_run
-
     refuse_another_run(run_folder, config)
-    last = step_folders(run_folder).get(num_steps)
-    if last is not None:
+    last = run_folder / f"step{num_steps}-unsharded"
+    if last.exists():
         logger.info("already finished: %s", last)
-    return last is not None
+    return last.exists()
 
 
 def train(run_folder: Path, make: Callable[[], _Loop]) -> _Loop:
@@ -177,26 +151,20 @@ def train(run_folder: Path, make: Callable[[], _Loop]) -> _Loop:
 
     The process ends with EXIT_STOPPED where a stop was requested before the end.
     """
-    import torch
-
-    from pipeline.models.devices import keep_freed_memory
-    from pipeline.results.files import folder_lock
-
-    with ExitStack() as stack:
-        if is_first_rank():
-            # Ranks of one run would refuse one another.
-            stack.enter_context(folder_lock(run_folder, "--save-folder"))
+    # Ranks of one run would refuse one another.
+    lock = folder_lock(run_folder, "--save-folder") if is_first_rank() else nullcontext()
+    with lock:
         keep_freed_memory()
         # Once a model has learnt a little, products of small probabilities fall below 1e-38: nothing to what
         # they are added to, but a processor takes long for each (analysis/LOG.md, 2026-11-23). Set before
         # torch starts its threads, which take it over.
         torch.set_flush_denormal(True)
         training = make()
-        training.run()
+        checkpoint = training.run()
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
     if not training.has_finished:
-        logger.info("stopped by a signal; %s is saved: run the same command again", training.checkpoint)
+        logger.info("stopped by a signal; %s is saved: run the same command again", checkpoint)
         sys.exit(EXIT_STOPPED)
-    logger.info("finished: %s", training.checkpoint)
+    logger.info("finished: %s", checkpoint)
     return training

@@ -36,23 +36,19 @@ def require_positive(config: Any, fields: str) -> None:
 
 
 def read_yaml(path: Path, kind: str = "configuration", advice: str = "") -> DictConfig:
-    """What a file says; an InputError, with the advice, where there is none, or it does not hold fields."""
+    """The fields of a file; an InputError, with the advice, if it is missing, no YAML, or holds no fields."""
     try:
         file = OmegaConf.load(path)
-    except FileNotFoundError as error:
-        raise InputError(f"no {kind} file {path}{advice}") from error
     except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException) as error:
-        raise InputError(f"{path} is not a readable YAML file: {error}") from error
+        raise InputError(f"no {kind} file {path} can be read{advice} ({cause_of(error)})") from error
     if not isinstance(file, DictConfig):
         raise InputError(f"{path} does not hold the fields of a {kind}{advice}")
     return file
 
 
 def read_overrides(overrides: Sequence[str]) -> DictConfig:
-    """What `field.subfield=value` words of a command line say; an InputError names one that is not."""
+    """What the `field.subfield=value` words of a command line say; an InputError if they are no YAML."""
     try:
-        for override in overrides:
-            require(override.find("=") > 0, f"override '{override}' is no field=value, such as seed=1")
         return OmegaConf.from_dotlist(list(overrides))
     except (YAMLError, OmegaConfBaseException) as error:
         raise InputError(f"an override of {' '.join(overrides)} is no YAML: {cause_of(error)}") from error
@@ -63,9 +59,7 @@ def settings_of(path: Path, schema: DictConfig, *parts: DictConfig) -> Any:
     try:
         return OmegaConf.to_object(OmegaConf.merge(schema, *parts))
     except (OmegaConfBaseException, TypeError) as error:  # a TypeError where a list meets fields
-        field = getattr(error, "full_key", None)
-        reason = str(error).splitlines()[0]
-        raise InputError(f"{path}: {f'{field}: ' if field else ''}{reason}") from error
+        raise InputError(f"{path}: {cause_of(error)}") from error
 
 
 def plain_values(config: Any) -> dict[str, Any]:

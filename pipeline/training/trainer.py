@@ -8,9 +8,9 @@ head width.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from olmo.config import DistributedStrategy
 from olmo.model import OLMo
 from olmo.optim import build_optimizer
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy, pad
@@ -32,16 +31,16 @@ from pipeline.models.load import find_checkpoint, load_stock_olmo
 from pipeline.models.olmo import blocks_of, use_position_ids
 from pipeline.results.versions import git_commit, package_versions
 from pipeline.text.folder import TokenizedData
-from pipeline.training import checkpoints
+from pipeline.training.checkpoints import drop_old_checkpoints, newest_state, save_checkpoint
 from pipeline.training.config import PretrainConfig
-from pipeline.training.data import Prefetch, TrainingBatches
+from pipeline.training.data import TrainingBatches, prefetched
 from pipeline.training.loop import TrainingLoop
-from pipeline.training.settings import require
 
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
-_NO_TARGET = -100
 _LOGITS_AT_ONCE = 2**20
 """Number that a CPU's caches hold in float32, with their gradient."""
+_LONGEST_COMPOSED = 512
+"""Tokens of a sequence; beyond, its scores no longer fit the caches."""
 
 
 def next_token_loss(
@@ -54,19 +53,16 @@ def next_token_loss(
     B (S - 1) targets.
     """
     # The targets are shifted and not the logits cut: that would copy the largest tensor, and its gradient.
-    targets = pad(token_ids_BS[:, 1:], (0, 1), value=_NO_TARGET).flatten()
+    # The last row of each sequence predicts nothing: -100 is what cross_entropy leaves out.
+    targets = pad(token_ids_BS[:, 1:], (0, 1), value=-100).flatten()
     logits = logits_BSV.flatten(0, 1)
-    on_cpu = logits.device.type == "cpu"
     # Pieces are for a CPU's caches; on a GPU each would only be one more launch.
+    on_cpu = logits.device.type == "cpu"
     tokens_at_once = max(1, _LOGITS_AT_ONCE // logits.shape[-1]) if on_cpu else len(targets)
     pieces = zip(logits.split(tokens_at_once), targets.split(tokens_at_once), strict=True)
-    sums = [
-        cross_entropy(piece.float(), piece_targets, ignore_index=_NO_TARGET, reduction="sum")
-        for piece, piece_targets in pieces
-    ]
+    sums = [cross_entropy(piece.float(), of_piece, reduction="sum") for piece, of_piece in pieces]
     total = torch.stack(sums).sum()
-    # By targets, not rows: the last row of each sequence predicts nothing.
-    return total if reduction == "sum" else total / (targets != _NO_TARGET).sum()
+    return total if reduction == "sum" else total / token_ids_BS[:, 1:].numel()
 
 
 def held_out_tokens(config: PretrainConfig, data: TokenizedData) -> torch.Tensor | None:
@@ -85,10 +81,6 @@ def held_out_tokens(config: PretrainConfig, data: TokenizedData) -> torch.Tensor
     return torch.from_numpy(np.stack(chosen[: config.eval_num_documents]).astype(np.int64))
 
 
-_LONGEST_COMPOSED = 512
-"""Tokens of a sequence; beyond, its scores no longer fit the caches."""
-
-
 def short_attention(
     fused: Callable[..., torch.Tensor],
     query_BHSE: torch.Tensor,
@@ -104,28 +96,23 @@ def short_attention(
     Scores are rounded to bfloat16, so that the error is some three times the fused kernel's: half a percent
     of what is gathered. `tests/benchmarks/training.py` times the whole step.
     """
+    num_tokens = query_BHSE.shape[2]
     is_composed = (
         query_BHSE.device.type == "cpu"
         and query_BHSE.dtype == torch.bfloat16
         and query_BHSE.shape == key_BHSE.shape
-        and query_BHSE.shape[2] <= _LONGEST_COMPOSED
+        and num_tokens <= _LONGEST_COMPOSED
         and settings.get("is_causal", False)
         and not settings.get("dropout_p")
     )
     if not is_composed:
         return fused(query_BHSE, key_BHSE, value_BHSE, **settings)
     scaled_NSE = (query_BHSE * query_BHSE.shape[-1] ** -0.5).flatten(0, 1)
-    future_SS = _future(query_BHSE.shape[2])
+    future_SS = torch.full((num_tokens, num_tokens), float("-inf"), dtype=torch.bfloat16).triu(1)
     # Masks while it multiplies, which saves a pass over the scores.
     scores_NSS = torch.baddbmm(future_SS, scaled_NSE, key_BHSE.flatten(0, 1).transpose(1, 2))
     attended_NSE = torch.softmax(scores_NSS, dim=-1) @ value_BHSE.flatten(0, 1)
     return attended_NSE.view(query_BHSE.shape)
-
-
-@lru_cache(maxsize=4)
-def _future(num_tokens: int) -> torch.Tensor:
-    """Added to the scores: minus infinity at the tokens to come."""
-    return torch.full((num_tokens, num_tokens), float("-inf"), dtype=torch.bfloat16).triu(1)
 
 
 def mixed_precision_of(precision: str | None, device: torch.device, saved: str | None = None) -> str:
@@ -136,11 +123,6 @@ def mixed_precision_of(precision: str | None, device: torch.device, saved: str |
     """
     faster = "bf16" if multiplies_bfloat16(device) else "no"
     chosen = {"amp_bf16": "bf16", "auto": saved or faster}.get(precision or "fp32", "no")
-    require(
-        saved in (None, chosen),
-        f"precision is {precision}, but the checkpoint was trained in another; go on with"
-        f" precision={'amp_bf16' if saved == 'bf16' else 'fp32'}, or choose another --save-folder",
-    )
     if chosen == "bf16":
         warn_of_slow_bfloat16(device, "precision=fp32")
     return chosen
@@ -155,13 +137,10 @@ def _distribute(model: OLMo, config: PretrainConfig, accelerator: Accelerator) -
         # Blocks have one code, so one compilation serves all: seconds, where the whole model takes minutes.
         for block in blocks_of(model):
             block.compile(**config.compile.asdict())
-    is_sharded = config.distributed_strategy == DistributedStrategy.fsdp
-    if accelerator.num_processes == 1 or not is_sharded:
+    if accelerator.num_processes == 1 or config.distributed_strategy != DistributedStrategy.fsdp:
         return accelerator.prepare_model(model)
     # Not through accelerate's plugin, which leaves it out on CPUs, where the tests run it. In bfloat16 runs
     # weights are gathered in bfloat16; gradients are always summed in float32.
-    model.to(accelerator.device)
-    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
     precision = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if accelerator.mixed_precision == "bf16" else None,
         reduce_dtype=torch.float32,
@@ -169,7 +148,7 @@ def _distribute(model: OLMo, config: PretrainConfig, accelerator: Accelerator) -
     )
     # Blocks first: the whole model then shards only what they left, such as the embedding.
     for module in (*blocks_of(model), model):
-        fully_shard(module, mesh=mesh, mp_policy=precision)
+        fully_shard(module, mp_policy=precision)
     # What is left for accelerate is to compute in the run's precision: a second wrapper would replicate.
     return accelerator.prepare_model(model, evaluation_mode=True)
 
@@ -177,20 +156,16 @@ def _distribute(model: OLMo, config: PretrainConfig, accelerator: Accelerator) -
 class Trainer(TrainingLoop):
     """One pretraining run: the model and its optimizer at `step` finished steps."""
 
-    shown = ("loss_nats", "tokens_per_second")
     _config: PretrainConfig
 
-    def __init__(
-        self, config: PretrainConfig, data: TokenizedData, stop_requests: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, config: PretrainConfig, data: TokenizedData) -> None:
         """Build model and optimizer, at the run's newest checkpoint where it has one."""
-        super().__init__(config, Path(config.save_folder), config.num_steps, stop_requests)
+        super().__init__(config, Path(config.save_folder), config.num_steps)
         batches = TrainingBatches(config, data)
-        if config.num_steps > batches.steps_per_epoch:
-            logger.info("the text is read %.1f times", config.num_steps / batches.steps_per_epoch)
-        self._batch_of = Prefetch(batches.batch)
+        logger.info("the text is read %.1f times", config.num_steps / batches.steps_per_epoch)
+        self._batch_of = prefetched(batches.batch)
         self._held_out_DL = held_out_tokens(config, data)
-        saved = checkpoints.newest_state(self._run_folder)
+        saved = newest_state(self._run_folder)
         saved_precision = None if saved is None else saved["train"].get("mixed_precision")
         device = usable_device(None, "CUDA_VISIBLE_DEVICES= trains on the CPU")
         # The CPU said outright: else several of its processes are not taken for the ranks of one run.
@@ -198,14 +173,12 @@ class Trainer(TrainingLoop):
             mixed_precision=mixed_precision_of(config.precision, device, saved_precision),
             cpu=not torch.accelerator.is_available(),
         )
-        # Known beforehand: looking up the largest ID would wait for the GPU in every pass.
-        self._num_positions = config.position_target_length or config.sequence_length
         self._micro_batch_size = config.micro_batch_size(self._accelerator.num_processes)
         torch.manual_seed(config.seed)  # OLMo draws its initial weights from the global generator
         self._olmo = OLMo(config.model).train()
         self._olmo.set_activation_checkpointing(config.activation_checkpointing)
-        blocks: list[Any] = blocks_of(self._olmo)
-        for block in blocks:
+        block: Any
+        for block in blocks_of(self._olmo):
             block._scaled_dot_product_attention = partial(
                 short_attention, block._scaled_dot_product_attention
             )
@@ -228,32 +201,27 @@ class Trainer(TrainingLoop):
     def _train_step(self, step: int) -> tuple[dict[str, float], bool]:
         """One optimizer step; its metrics, and whether any rank was asked to stop."""
         started = time.perf_counter()
+        config = self._config
         # For dropout, so that nothing needs to be saved of torch's generators. Ranks differ: one stream for
         # all would give one mask to different sequences.
-        place = (self._accelerator.process_index, step)
-        dropout_seed = np.random.SeedSequence(self._config.seed, spawn_key=place)
+        dropout_seed = np.random.SeedSequence(config.seed, spawn_key=(self._accelerator.process_index, step))
         torch.manual_seed(int(dropout_seed.generate_state(1, np.uint64)[0]))
         rank_loss = self._accumulate_gradients(step)
         # With the loss, so that all ranks stop after the same step at no further cost.
-        is_asked = torch.full_like(rank_loss, bool(self._stop_requests))
+        is_asked = torch.full_like(rank_loss, self._is_asked_to_stop)
         loss, share_asked = self._accelerator.reduce(torch.stack((rank_loss, is_asked)), reduction="mean")
-        learning_rate, max_norm = self._config.rates(step)
-        norm = self._accelerator.clip_grad_norm_(
-            self._model.parameters(), math.inf if max_norm is None else max_norm
-        )
-        # before clipping, over all ranks
-        gradient_norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-        loss_nats = float(loss)
-        self._update_weights(step, learning_rate, loss_nats, gradient_norm)
-        tokens_per_second = self._config.tokens_per_step / (time.perf_counter() - started)
+        learning_rate, max_norm = config.rates(step)
+        norm = self._accelerator.clip_grad_norm_(self._model.parameters(), max_norm or math.inf)
         metrics = {
             "step": step,
-            "tokens": step * self._config.tokens_per_step,
-            "loss_nats": loss_nats,
+            "tokens": step * config.global_train_batch_tokens,
+            "loss_nats": float(loss),
             "learning_rate": learning_rate,
-            "gradient_norm": gradient_norm,
-            "tokens_per_second": tokens_per_second,
+            # before clipping, over all ranks
+            "gradient_norm": float(norm.full_tensor() if isinstance(norm, DTensor) else norm),
         }
+        self._update_weights(step, learning_rate, metrics["loss_nats"], metrics["gradient_norm"])
+        metrics["tokens_per_second"] = config.global_train_batch_tokens / (time.perf_counter() - started)
         return metrics, float(share_asked) > 0
 
     def _accumulate_gradients(self, step: int) -> torch.Tensor:
@@ -275,7 +243,8 @@ class Trainer(TrainingLoop):
             is_last = index == num_micro_batches - 1
             # DDP sums gradients over the ranks once a step, in the last backward pass.
             with nullcontext() if is_last else self._accelerator.no_sync(self._model):
-                self._rotary.set_position_ids(position_ids_BS, self._num_positions)
+                # The largest ID is known: looking it up would wait for the GPU in every pass.
+                self._rotary.set_position_ids(position_ids_BS, self._config.num_position_ids)
                 loss = next_token_loss(self._model(token_ids_BS).logits, token_ids_BS) / num_micro_batches
                 self._accelerator.backward(loss)
             total += loss.detach()
@@ -294,7 +263,6 @@ class Trainer(TrainingLoop):
         config = self._config
         if self._held_out_DL is None:
             return {}
-        tokens_per_batch = config.device_train_microbatch_size * config.sequence_length
         token_ids_DL = self._held_out_DL.to(self._accelerator.device)
         losses = {}
         self._model.eval()
@@ -302,11 +270,10 @@ class Trainer(TrainingLoop):
         with torch.compiler.set_stance("force_eager") if config.compile else nullcontext():
             for length in sorted(set(config.eval_context_lengths or ())):
                 token_ids_WS = token_ids_DL.reshape(-1, length)
-                position_ids_1S = torch.arange(length, device=token_ids_DL.device)[None]
-                self._rotary.set_position_ids(position_ids_1S, length)
+                self._rotary.set_position_ids(torch.arange(length, device=token_ids_DL.device)[None], length)
+                batches = token_ids_WS.split(max(1, config.device_train_microbatch_tokens // length))
                 sums = [
-                    next_token_loss(self._model(batch_WS).logits, batch_WS, reduction="sum")
-                    for batch_WS in token_ids_WS.split(max(1, tokens_per_batch // length))
+                    next_token_loss(self._model(batch_WS).logits, batch_WS, "sum") for batch_WS in batches
                 ]
                 # The first token of each sequence has no context and is no target.
                 num_targets = len(token_ids_WS) * (length - 1)
@@ -317,7 +284,7 @@ class Trainer(TrainingLoop):
     def _save(self) -> None:
         train: dict[str, Any] = {
             "step": self.step,
-            "tokens": self.step * self._config.tokens_per_step,
+            "tokens": self.step * self._config.global_train_batch_tokens,
             "train_data_sha256": self._config.train_data_sha256,
             "mixed_precision": self._accelerator.mixed_precision,
             "num_ranks": self._accelerator.num_processes,
@@ -327,10 +294,10 @@ class Trainer(TrainingLoop):
         # Whole on the first rank, whatever the ranks and the strategy: a run may go on with others.
         model, optim = get_state_dict(self._olmo, self._optimizer, options=_WHOLE)
         if self._accelerator.is_main_process:
-            checkpoints.save_checkpoint(
+            save_checkpoint(
                 self._run_folder, self.step, self._config, {"model": model, "optim": optim, "train": train}
             )
             num_kept = self._config.save_num_unsharded_checkpoints_to_keep
             if num_kept > 0:
-                checkpoints.drop_old_checkpoints(self._run_folder, num_kept)
+                drop_old_checkpoints(self._run_folder, num_kept)
         self._accelerator.wait_for_everyone()

@@ -95,7 +95,7 @@ def config_of(
 def data_of(config: PretrainConfig, folder: Path) -> TokenizedData:
     """Random tokens: what is timed does not depend on them. What models have learnt does."""
     path = folder / "part-00000.npy"
-    num_tokens = 64 * config.tokens_per_step
+    num_tokens = 64 * config.global_train_batch_tokens
     np.random.default_rng(0).integers(0, config.model.vocab_size, num_tokens).astype(np.uint16).tofile(path)
     return TokenizedData(
         folder, [path], np.dtype(np.uint16), config.model.vocab_size, 0, num_tokens, "0", "1"
@@ -171,7 +171,7 @@ def compare(
     for number in range(CHECKED_STEPS + 1, CHECKED_STEPS + 1 + num_steps):
         for name in loops if number % 2 else reversed(loops):  # the one that begins changes
             seconds[name].append(seconds_of(partial(loops[name], number), device))
-    rates = [config.tokens_per_step / statistics.median(of_loop) for of_loop in seconds.values()]
+    rates = [config.global_train_batch_tokens / statistics.median(of_loop) for of_loop in seconds.values()]
     dtype = "bfloat16" if mixed_precision == "bf16" else "float32"
     return (
         f"{case.config:>5} {case.context:>7} {dtype:>9} {rates[0]:>11,.0f} {rates[1]:>11,.0f}"

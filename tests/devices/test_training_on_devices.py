@@ -113,7 +113,7 @@ def test_task_models_train_and_answer(device: torch.device, positions: str, tmp_
     for where in (device, torch.device("cpu")):
         folder = tmp_path / where.type if where is device else tmp_path / "witness"
         folder.mkdir()
-        TaskTrainer(config, folder, where, []).run()
+        TaskTrainer(config, folder, where).run()
         first_losses.append(pd.read_json(folder / "metrics.jsonl", lines=True)["loss"][0])
     assert first_losses[0] == pytest.approx(first_losses[1], rel=FIRST_LOSS_OF_THE_CPU)
     run = find_task_run(tmp_path / device.type, "copy")

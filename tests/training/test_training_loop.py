@@ -86,6 +86,8 @@ def test_olmo_loads_the_checkpoint_to_equal_logits(make_trainer: MakeTrainer, tm
         stock = OLMo.from_checkpoint(folder)(token_ids_BS).logits
     assert folder == tmp_path / "step6-unsharded"
     assert torch.equal(ours, stock)
+    begun = make_trainer(tmp_path / "begun", f"load_path={folder}")
+    assert begun.step == 0 and same(begun._olmo.state_dict(), weights(folder))
 
 
 def test_a_resumed_run_ends_at_the_same_weights_and_another_seed_does_not(
