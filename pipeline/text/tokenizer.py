@@ -90,6 +90,8 @@ class DocumentTokenizer:
         # Many tokenizer.json files cut or pad every text to the length their model was trained with.
         tokenizer.no_truncation()
         tokenizer.no_padding()
+        if getattr(tokenizer.model, "dropout", None):  # else the same text is other tokens each time
+            tokenizer.model.dropout = None
         if bos == "none" and _put_before(tokenizer):  # so that its file, too, puts nothing there
             tokenizer.post_processor = None
         if eos_token_id is not None:
@@ -192,6 +194,8 @@ class DocumentTokenizer:
         )
 
     def _of_token_ids(self, given_N: np.ndarray) -> "TokenizedText":
+        if given_N.size and given_N.dtype.kind not in "iu":  # 3.7 would become another token
+            raise InputError("token IDs are whole numbers of at least 0, one list a text")
         num_bos = self._num_bos(given_N)
         own_N = given_N[num_bos:].astype(np.int64)
         pieces = self.pieces(own_N.tolist())
