@@ -44,13 +44,10 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
-from typing import TYPE_CHECKING
 
 from pipeline.cli import file_path, folder_path, logger, stage_parser
+from pipeline.synthetic.config import TaskConfig, load_task_config
 from pipeline.training.loop import has_finished, stop_requests, train
-
-if TYPE_CHECKING:
-    from pipeline.synthetic.config import TaskConfig
 
 
 def parser() -> argparse.ArgumentParser:
@@ -67,10 +64,8 @@ def parser() -> argparse.ArgumentParser:
     return stage
 
 
-def check(arguments: argparse.Namespace) -> "TaskConfig":
+def check(arguments: argparse.Namespace) -> TaskConfig:
     """The run's configuration, complete and checked."""
-    from pipeline.synthetic.config import load_task_config  # late, for a --help at once
-
     return load_task_config(
         arguments.config, arguments.overrides, task=arguments.task, positions=arguments.positions
     )
@@ -91,11 +86,14 @@ def main(arguments: argparse.Namespace) -> None:
             return
         # Imported late, for a --help at once.
         from pipeline.models.devices import usable_device
-        from pipeline.synthetic.train import TaskTrainer
+        from pipeline.synthetic.train import TaskTrainer, is_learnt
+
+        config = check(arguments)
 
         def make() -> TaskTrainer:
             device = usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU")
-            return TaskTrainer(check(arguments), arguments.save_folder, device, received)
+            return TaskTrainer(config, arguments.save_folder, device, received)
 
         training = train(arguments.save_folder, make)
-        logger.info(training.outcome)
+        verdict = "learnt" if is_learnt(config, training.metrics) else "NOT learnt"
+        logger.info("%s in distribution: %s", verdict, training.metrics)
