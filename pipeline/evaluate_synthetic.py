@@ -39,19 +39,17 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 import argparse
 from collections.abc import Mapping
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from pipeline.cli import folder_path, logger, positive_int, progress, random_seed, stage_parser
+from pipeline.cli import InputError, folder_path, logger, positive_int, progress, random_seed, stage_parser
 from pipeline.measuring.rules import CONTROLS, RULES
 from pipeline.results.versions import sha256_of_files
 from pipeline.results.write import StageOutput
-from pipeline.synthetic.tasks import TEST_STREAM, Cell, cells_of, draw_batch, task_called, test_examples
-
-if TYPE_CHECKING:
-    from pipeline.synthetic.config import TaskConfig
-    from pipeline.synthetic.train import TaskRun
+from pipeline.synthetic.config import TaskConfig, TaskRun
+from pipeline.synthetic.tasks import TASKS, TEST_STREAM, of_test_examples
 
 _DEFAULT_RULES = [
     "attention_rollout",
@@ -63,12 +61,21 @@ _DEFAULT_RULES = [
 ]
 """The first finds most of the truth of these tasks (analysis/README.md)."""
 
+Cell = tuple[int, int | None]
+"""A test size, and k for tasks that have it."""
+
 
 def parser() -> argparse.ArgumentParser:
     """The stage's command line."""
     stage = stage_parser(__doc__)
     add = stage.add_argument
-    add("--task", required=True, help="the task's name; run folders of other tasks are refused")
+    add(
+        "--task",
+        required=True,
+        choices=TASKS,
+        metavar="TASK",
+        help="the task's name; run folders of other tasks are refused",
+    )
     add(
         "--checkpoints",
         type=folder_path,
@@ -97,26 +104,39 @@ def parser() -> argparse.ArgumentParser:
     add("--dependencies", action="store_true", help="find the tokens that decide, instead of the accuracy")
     asked = stage.add_argument_group("with --dependencies").add_argument
     asked("--rules", nargs="+", choices=RULES, default=_DEFAULT_RULES, help="selection rules")
-    asked("--largest-k", type=positive_int, default=8, help="tokens that each rule selects, in its order")
+    asked(
+        "--largest-k",
+        type=positive_int,
+        default=8,
+        help="tokens that each rule selects, in its order; at least as many as truly decide",
+    )
     asked("--short-context-length", type=positive_int, default=2, help="s, in tokens: what is seen anyway")
     return stage
 
 
-def check(arguments: argparse.Namespace, configs: Mapping[str, "TaskConfig"]) -> list[Cell]:
-    """Refuse what the task, or a model trained so (name -> configuration), has no room or no use for."""
-    cells = cells_of(arguments.task, arguments.sizes, arguments.sparsities)
-    generator = np.random.default_rng(0)
-    for config, (size, sparsity) in product(configs.values(), cells):
-        examples = draw_batch(task_called(arguments.task), size, [sparsity], generator)
-        config.position_ids(examples, generator, in_testing=True)
-    if arguments.dependencies:
-        from pipeline.synthetic.dependencies import refuse_unanswerable  # late, for a --help at once
+def check(arguments: argparse.Namespace, configs: Mapping[str, TaskConfig]) -> list[Cell]:
+    """Every size with every k that the task has room for.
 
-        refuse_unanswerable(arguments, cells)
+    InputError for what the task, or a model trained so (name -> configuration), has no room or no use for.
+    """
+    task = TASKS[arguments.task]
+    sizes = sorted(set(arguments.sizes))
+    ks = sorted(set(arguments.sparsities or []))
+    most = task.largest_sparsity(sizes[-1])
+    if bool(ks) != bool(most) or max(ks, default=0) > most:
+        raise InputError(
+            f"--sparsities: task {arguments.task} has k up to {most} at --sizes {sizes[-1]} (0: it has none,"
+            " and the flag is left out)"
+        )
+    cells = [(size, k) for size in sizes for k in ks or [None] if (k or 0) <= task.largest_sparsity(size)]
+    # One example a cell is enough, as the position IDs needed follow from the size.
+    generator = np.random.default_rng(0)
+    for config, (size, k) in product(configs.values(), cells):
+        config.position_ids(task.draw(size, [k], generator), generator, in_testing=True)
     return cells
 
 
-def _outputs(arguments: argparse.Namespace) -> tuple[list[Cell], list[tuple["TaskRun", StageOutput]]]:
+def _outputs(arguments: argparse.Namespace) -> tuple[list[Cell], list[tuple[TaskRun, StageOutput]]]:
     """The cells, a shard each, and where the results of each model go."""
     # Imported late, for a --help at once.
     from pipeline.models.load import MODEL_FILES
@@ -126,8 +146,9 @@ def _outputs(arguments: argparse.Namespace) -> tuple[list[Cell], list[tuple["Tas
     cells = check(arguments, {run.name: run.config for run in runs})
     settings = {
         "task": arguments.task,
+        # Sorted, as the order in which sizes were typed is no other setting.
         "sizes": sorted({size for size, _ in cells}),
-        "sparsities": sorted({sparsity for _, sparsity in cells if sparsity is not None}),
+        "sparsities": sorted({k for _, k in cells if k is not None}),
         "num_examples": arguments.num_examples,
         "test_seed": arguments.test_seed,
         "test_stream": TEST_STREAM,
@@ -167,39 +188,39 @@ def main(arguments: argparse.Namespace) -> None:
         logger.info(output.state())
 
 
-def _measure(arguments: argparse.Namespace, run: "TaskRun", cells: list[Cell], output: StageOutput) -> None:
+def _measure(arguments: argparse.Namespace, run: TaskRun, cells: list[Cell], output: StageOutput) -> None:
     """Measure what is missing; columns that tell of run and cell are added to every table."""
     # Imported late, for a --help at once.
-    from pipeline.models.devices import usable_device
-    from pipeline.synthetic.accuracy import accuracy_tables
-    from pipeline.synthetic.dependencies import found_dependencies
+    from pipeline.models.devices import keep_freed_memory, usable_device
+    from pipeline.synthetic.evaluation import accuracy, found_dependencies
+    from pipeline.synthetic.train import load_task_lm
 
-    model = run.load(usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU"))
+    keep_freed_memory()
+    model = load_task_lm(run, usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU"))
     config = run.config
-    is_learnt = run.is_learnt
     for shard in progress(output.pending_shards(), f"evaluate_synthetic {run.name}", "cells"):
-        cell = cells[shard]
-        examples, generator = test_examples(
-            task_called(config.task), cell, arguments.num_examples, arguments.test_seed
-        )
+        size, k = cells[shard]
+        # The same examples for every model; what else is drawn comes behind them from their own stream.
+        generator = of_test_examples(arguments.test_seed, size, k)
+        examples = TASKS[config.task].draw(size, [k] * arguments.num_examples, generator)
         if arguments.dependencies:
             tables = {"found_dependencies": found_dependencies(arguments, config, model, examples, generator)}
         else:
-            tables = accuracy_tables(model, examples, config, generator)
-            (exact_match,) = tables["synthetic_accuracy"]["exact_match"]
-            doubt = "" if is_learnt else " (the task was not learnt in distribution)"
-            logger.info("%s: size, k %s: exact match %.3f%s", run.name, cell, exact_match, doubt)
+            row, table = accuracy(model, examples, config, generator)
+            tables = {"synthetic_accuracy": pd.DataFrame([row]), "synthetic_examples": table}
+            doubt = "" if run.is_learnt else " (the task was not learnt in distribution)"
+            logger.info("%s: size %s, k %s: exact match %.3f%s", run.name, size, k, row["exact_match"], doubt)
         of_all_rows = {
             "task": config.task,
             "positions": config.positions,
             "seed": config.seed,
             "largest_train_size": config.largest_size,
             "largest_train_sparsity": config.largest_sparsity,
-            "is_learnt": is_learnt,
-            "size": cell[0],
-            "sparsity": cell[1],
+            "is_learnt": run.is_learnt,
+            "size": size,
+            "sparsity": k,
         }
-        for columns in tables.values():
-            num_rows = len(next(iter(columns.values())))
-            columns |= {name: [value] * num_rows for name, value in of_all_rows.items()}
-        output.write_shard(shard, tables)
+        columns: dict[str, Any] = {
+            name: table.assign(**of_all_rows).to_dict("list") for name, table in tables.items()
+        }
+        output.write_shard(shard, columns)

@@ -44,12 +44,9 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
-from typing import TYPE_CHECKING
 
 from pipeline.cli import file_path, folder_path, logger, stage_parser
-
-if TYPE_CHECKING:
-    from pipeline.synthetic.config import TaskConfig
+from pipeline.synthetic.config import TaskConfig, load_task_config
 
 
 def parser() -> argparse.ArgumentParser:
@@ -66,10 +63,8 @@ def parser() -> argparse.ArgumentParser:
     return stage
 
 
-def check(arguments: argparse.Namespace) -> "TaskConfig":
+def check(arguments: argparse.Namespace) -> TaskConfig:
     """The run's configuration, complete and checked."""
-    from pipeline.synthetic.config import load_task_config  # late, for a --help at once
-
     return load_task_config(
         arguments.config, arguments.overrides, task=arguments.task, positions=arguments.positions
     )
@@ -90,12 +85,16 @@ def main(arguments: argparse.Namespace) -> None:
         return
     # Imported late, for a --help at once.
     from pipeline.models.devices import usable_device
-    from pipeline.synthetic.train import TaskTrainer
-    from pipeline.training.loop import train
+    from pipeline.synthetic.train import TaskTrainer, is_learnt
+    from pipeline.training.loop import last_metrics, train
+
+    config = check(arguments)
 
     def make() -> TaskTrainer:
         device = usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU")
-        return TaskTrainer(check(arguments), arguments.save_folder, device)
+        return TaskTrainer(config, arguments.save_folder, device)
 
     training = train(arguments.save_folder, make)
-    logger.info(training.outcome)
+    metrics = last_metrics(arguments.save_folder, training.step)
+    verdict = "learnt" if is_learnt(config, metrics) else "NOT learnt"
+    logger.info("%s in distribution: %s", verdict, metrics)

@@ -57,10 +57,10 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(tmp_path: Path, architecture: s
 @pytest.mark.parametrize(
     ("task", "positions", "overrides", "words"),
     [
-        ("sparse_parity", "pose", ["largest_sparsity=11"], "has k from 1 to 10, by largest_size"),
+        ("sparse_parity", "pose", ["largest_sparsity=11"], "has k up to 10, by largest_size"),
         ("sparse_parity", "predicted", [], "has no coupled position IDs"),
         ("sparse_parity", "pose", ["smallest_size=9"], "size 9 "),
-        ("copy", "pose", ["largest_sparsity=2"], "task copy has no k"),
+        ("copy", "pose", ["largest_sparsity=2"], "task copy has k up to 0"),
         ("copy", "pose", ["num_position_ids=20"], "need 21 or more position IDs, but num_position_ids is 20"),
         ("copi", "pose", [], "did you mean 'copy'"),
         ("copy", "pose", ["largest_sise=4"], "Key 'largest_sise' not in"),

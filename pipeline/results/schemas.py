@@ -248,10 +248,10 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("example_index", INT32, "which test example of its size and k, from 0"),
         column("is_right", BOOL, "whether the whole response is right, predicted position IDs included"),
         column("answer", TEXT, "the first token of the model's response, by name"),
-        optional("decisive_tokens", TEXT, "the tokens that decide it, in order, as the task's docstring shows"
-                 " them; null of tasks without k"),
-        optional("distances", INTS, "tokens from each cue to the question, in the order of the text; null"
-                 " where the answer is certain"),
+        optional("decisive_tokens", TEXT, "the tokens that decide the right one, in order, as the task's"
+                 " docstring shows them; until commit 76e6fc63 null of tasks without k"),
+        optional("distances", INTS, "tokens from each of them to the prompt's last, such as the question;"
+                 " until commit 76e6fc63 of cues only"),
         optional("excess_loss", FLOAT, "loss beyond the best possible one, nats; null as above"),
     ]),
 }

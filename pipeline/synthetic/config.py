@@ -3,18 +3,20 @@
 A YAML file has the fields of `TaskConfig`, and under `tasks` the fields that a task sets otherwise, so that
 one file serves all tasks. Flags and overrides win over both.
 
-Dimension letters: B examples of equal size, S tokens of an example, prompt and response.
+Dimension letters: B examples of equal size, S tokens of an example, prompt and response, I position IDs
+that they need.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from omegaconf import OmegaConf
 
 from pipeline.cli import InputError
-from pipeline.synthetic.tasks import COUPLED_SCHEMES, TASKS, Example, draw_batch, task_called
+from pipeline.synthetic.tasks import COUPLED_SCHEMES, TASKS, Example
 from pipeline.training.positions import POSITION_SCHEMES
 from pipeline.training.settings import (
     read_overrides,
@@ -24,34 +26,6 @@ from pipeline.training.settings import (
     require_positive,
     settings_of,
 )
-
-EXAMPLE_SCHEMES = (*POSITION_SCHEMES, *COUPLED_SCHEMES)
-
-
-def from_random_starts(
-    coupled_ids_BS: np.ndarray,
-    num_position_ids: int,
-    generator: np.random.Generator,
-    spread: str = "contiguous",
-) -> np.ndarray:
-    """Coupled IDs, spread over the table and each example's raised by a start of its own: int64 [B, S].
-
-    As in position coupling (Cho et al. 2024, arXiv 2405.20671, section 4): examples shorter than the table
-    would leave the rows of large IDs untrained, so the start is uniform over all that fit. With IDs 1 2 0 1 2
-    and 5 position IDs the start is 0, 1 or 2; from 2 they are 3 4 2 3 4.
-
-    A start alone leaves every difference of IDs beyond a short example's span untrained. With `spread` pose
-    coupled ID c becomes the c-th position ID that PoSE draws, so that one skip parts them, of tokens that
-    belong together alike. (The paper combines its synthetic experiments with PoSE; how in those with coupled
-    IDs our sources do not say.)
-    """
-    num_needed = int(coupled_ids_BS.max()) + 1
-    if spread != "contiguous" and num_needed > 1:
-        draw = POSITION_SCHEMES[spread]
-        drawn_BI = draw(len(coupled_ids_BS), num_needed, num_position_ids, generator)
-        coupled_ids_BS = np.take_along_axis(drawn_BI, coupled_ids_BS, axis=1)
-    num_starts_B1 = num_position_ids - coupled_ids_BS.max(axis=1, keepdims=True)
-    return coupled_ids_BS + generator.integers(0, num_starts_B1)
 
 
 @dataclass
@@ -124,16 +98,18 @@ class TaskConfig:
     @property
     def sizes(self) -> range:
         """Sizes of training examples."""
-        return range(self.smallest_size, self.largest_size + 1, task_called(self.task).sizes.step)
+        # Stepping as the task does: of marked bits, with a mark each, only even sizes exist.
+        return range(self.smallest_size, self.largest_size + 1, TASKS[self.task].sizes.step)
 
     def draw(self, size: int, num_examples: int, generator: np.random.Generator) -> list[Example]:
         """Training examples of a size; each has a sparsity of its own, where the task has one."""
-        task = task_called(self.task)
-        sparsities: list[int | None] = [None] * num_examples
-        if self.largest_sparsity is not None:
-            largest = min(self.largest_sparsity, task.largest_sparsity(size))
-            sparsities = generator.integers(1, largest, num_examples, endpoint=True).tolist()
-        return draw_batch(task, size, sparsities, generator)
+        task = TASKS[self.task]
+        if self.largest_sparsity is None:
+            return task.draw(size, [None] * num_examples, generator)
+        # Of 2l = 10 tokens no more than five bits can be marked, whatever K_train is.
+        largest = min(self.largest_sparsity, task.largest_sparsity(size))
+        sparsities = generator.integers(1, largest, num_examples, endpoint=True)
+        return task.draw(size, sparsities.tolist(), generator)
 
     def position_ids(
         self, examples: Sequence[Example], generator: np.random.Generator, *, in_testing: bool = False
@@ -141,23 +117,51 @@ class TaskConfig:
         """Position IDs of examples, int64 [B, S], below `num_position_ids`; InputError where they need more.
 
         PoSE and randomized positions draw from all position IDs. In testing PoSE is contiguous, and coupled
-        IDs are not spread. Randomized positions are random there too (Ruoss et al. 2023), and coupled IDs
-        start at random: a fixed start would test a part of the table only.
+        IDs are not spread; randomized positions are random there too (Ruoss et al. 2023).
+
+        Coupled IDs begin at random, as in position coupling (Cho et al. 2024, arXiv 2405.20671, section 4):
+        examples shorter than the table would leave the rows of large IDs untrained, so the start is uniform
+        over all that fit. With IDs 1 2 0 1 2 and 5 position IDs it is 0, 1 or 2; from 2 they are 3 4 2 3 4.
+        In testing, too: a fixed start would test a part of the table only.
+
+        A start alone leaves every difference of IDs beyond a short example's span untrained. Spread by pose,
+        coupled ID c becomes the c-th position ID that PoSE draws, so that one skip parts them, of tokens that
+        belong together alike. (The paper combines its synthetic experiments with PoSE; how in those with
+        coupled IDs our sources do not say.)
         """
         is_coupled = self.positions in COUPLED_SCHEMES
-        coupled_ids_BS = np.array([example.coupled_ids_S for example in examples])
-        num_tokens = len(examples[0].token_ids_S)
-        num_needed = int(coupled_ids_BS.max()) + 1 if is_coupled else num_tokens
+        places_S = np.arange(len(examples[0].token_ids_S))
+        ids_BS = np.array([example.coupled_ids_S if is_coupled else places_S for example in examples])
+        num_needed = int(ids_BS.max()) + 1
         if num_needed > self.num_position_ids:
             raise InputError(
                 f"examples of this size need {num_needed} or more position IDs, but num_position_ids is"
                 f" {self.num_position_ids}; choose a smaller size, or train with more position IDs"
             )
+        name = self.spread_of_coupled_ids if is_coupled else self.positions
+        # Skips are a way to train on large IDs; a test example has the IDs of its own length.
+        # One ID has no second chunk that could skip.
+        if (in_testing and (is_coupled or name == "pose")) or (is_coupled and num_needed == 1):
+            name = "contiguous"
+        # Ascending IDs, of which coupled ID c becomes the c-th: tokens that share an ID go on sharing one.
+        draw = POSITION_SCHEMES[name]
+        drawn_BI = draw(len(examples), num_needed, self.num_position_ids, generator)
+        ids_BS = np.take_along_axis(drawn_BI, ids_BS, axis=1)
         if is_coupled:
-            spread = "contiguous" if in_testing else self.spread_of_coupled_ids
-            return from_random_starts(coupled_ids_BS, self.num_position_ids, generator, spread)
-        name = "contiguous" if in_testing and self.positions == "pose" else self.positions
-        return POSITION_SCHEMES[name](len(examples), num_tokens, self.num_position_ids, generator)
+            ids_BS += generator.integers(0, self.num_position_ids - ids_BS.max(axis=1, keepdims=True))
+        return ids_BS
+
+
+class TaskRun(NamedTuple):
+    """A trained model of a task that has been found and not yet loaded."""
+
+    name: str
+    """The run folder's; results are filed under it."""
+    folder: Path
+    """The checkpoint's."""
+    config: TaskConfig
+    is_learnt: bool
+    """By the last measurement before the checkpoint."""
 
 
 def load_task_config(path: Path, overrides: Sequence[str], *, task: str, positions: str) -> TaskConfig:
@@ -166,34 +170,40 @@ def load_task_config(path: Path, overrides: Sequence[str], *, task: str, positio
     The overrides (`field=value`) win over the file.
     """
     given = read_yaml(path)
-    of_tasks = given.pop("tasks", {})
+    of_tasks = given.pop("tasks", {})  # no field of `TaskConfig`
     for name in of_tasks:
         require_name(f"task in {path}", name, TASKS)
-    flags = OmegaConf.create({"task": task, "positions": positions})
-    parts = (given, of_tasks.get(task, {}), read_overrides(overrides), flags)
-    config: TaskConfig = settings_of(path, OmegaConf.structured(TaskConfig), *parts)
+    config: TaskConfig = settings_of(
+        path,
+        OmegaConf.structured(TaskConfig),
+        given,
+        of_tasks.get(task, {}),
+        read_overrides(overrides),
+        OmegaConf.create({"task": task, "positions": positions}),  # last, and so above an override
+    )
     _refuse_bad_values(config)
     return config
 
 
 def _refuse_bad_values(config: TaskConfig) -> None:
     """Refuse what would train another model than was meant, or fail later."""
-    task = task_called(config.task)
-    model = config.model
+    require_name("task", config.task, TASKS)
+    require_name("positions", config.positions, (*POSITION_SCHEMES, *COUPLED_SCHEMES))
+    require_name("model.architecture", config.model.architecture, ("gpt_neox", "olmo"))
     require_positive(
         config,
         "smallest_size largest_sparsity num_position_ids model.rotary_fraction batch_size"
         " sizes_per_step learning_rate max_grad_norm save_interval eval_interval eval_num_examples",
     )
-    require_name("positions", config.positions, EXAMPLE_SCHEMES)
     require_name("spread_of_coupled_ids", config.spread_of_coupled_ids, POSITION_SCHEMES)
-    has_ids = not task.has_sparsity and (config.positions == "coupled" or task.embeds_coupled_ids)
+    task = TASKS[config.task]
+    # Predicting IDs takes the table of them, which models of cues are without.
+    has_ids = not task.most_k and (config.positions == "coupled" or task.embeds_coupled_ids)
     require(
         config.positions not in COUPLED_SCHEMES or has_ids,
-        f"task {task.name} has no coupled position IDs for positions '{config.positions}': tasks with k have"
-        " none, and those of cues_* cannot be predicted",
+        f"task {config.task} has no coupled position IDs for positions '{config.positions}': tasks with k"
+        " have none, and those of cues_* cannot be predicted",
     )
-    require_name("model.architecture", model.architecture, ("gpt_neox", "olmo"))
     require(
         config.stop_at_excess_loss is None or config.task.startswith("cues_"),
         f"stop_at_excess_loss is {config.stop_at_excess_loss}, but the best loss of task {config.task} is not"
@@ -214,8 +224,8 @@ def _refuse_bad_values(config: TaskConfig) -> None:
     most = task.largest_sparsity(config.largest_size)
     require(
         min(most, 1) <= (config.largest_sparsity or 0) <= most,
-        f"largest_sparsity is {config.largest_sparsity}; task {task.name} "
-        + (f"has k from 1 to {most}, by largest_size" if most else "has no k"),
+        f"largest_sparsity is {config.largest_sparsity}; task {config.task} has k up to {most}, by"
+        " largest_size (0: it has no k, and largest_sparsity is null)",
     )
     # The task itself knows best which sizes it has, so examples are drawn: the smallest and the largest.
     generator = np.random.default_rng(0)

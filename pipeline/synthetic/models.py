@@ -11,12 +11,13 @@ its row (one table for both, as input and output embeddings are tied). To predic
 prompt is then to copy it. Predicting the difference from the current ID instead would need no table, but
 differences beyond those of training are classes that were never trained. RoPE rotates by the same IDs.
 
-Measuring code sees one example through `TaskCausalLM`: it names a token by its place, and the model reads it
-at the position ID that the place has in this example, which a random start or coupling makes another number.
+Measuring code names a token of an example by its place; a model `at` the example's position IDs reads it at
+the one of that place, which a random start or coupling makes another number.
 
 Shapes: B batch, S rows, K rows to look at, L tokens of an example, D width, V vocabulary, I position IDs.
 """
 
+from copy import copy
 from typing import Any
 
 import torch
@@ -26,49 +27,21 @@ from olmo.model import OLMo
 from torch import nn
 
 from pipeline.models.huggingface import HuggingFaceCausalLM
-from pipeline.models.interface import CausalLM, Prefix, Watch, rows_of
+from pipeline.models.interface import CausalLM, Prefix
+from pipeline.models.olmo import OLMoCausalLM
+from pipeline.synthetic.config import TaskConfig
+from pipeline.synthetic.tasks import COUPLED_SCHEMES, TASKS
 
 
-def new_gpt_neox(
-    *,
-    vocabulary_size: int,
-    width: int,
-    num_layers: int,
-    num_heads: int,
-    num_position_ids: int,
-    rotary_fraction: float,
-) -> HuggingFaceCausalLM:
-    """A small GPT-NeoX; its initial weights are drawn from torch's global generator.
-
-    RoPE rotates `rotary_fraction` of each head; GPT-NeoX has a quarter.
-    """
-    config = transformers.GPTNeoXConfig(
-        vocab_size=vocabulary_size,
-        hidden_size=width,
-        num_hidden_layers=num_layers,
-        num_attention_heads=num_heads,
-        intermediate_size=4 * width,
-        max_position_embeddings=num_position_ids,
-        rope_parameters={
-            "rope_type": "default",
-            "rope_theta": 10_000.0,
-            "partial_rotary_factor": rotary_fraction,
-        },
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    return HuggingFaceCausalLM(transformers.GPTNeoXForCausalLM(config))
-
-
-def new_olmo(
-    *, vocabulary_size: int, width: int, num_layers: int, num_heads: int, num_position_ids: int
-) -> OLMo:
-    """An OLMo as OLMo-1B is built, but small; its initial weights are drawn from torch's global generator."""
-    return OLMo(
-        ModelConfig(
-            d_model=width,
-            n_heads=num_heads,
-            n_layers=num_layers,
+def _new_trunk(config: TaskConfig) -> CausalLM:
+    """The part that reads tokens, with initial weights drawn from torch's global generator."""
+    vocabulary_size = len(TASKS[config.task].vocabulary)
+    model = config.model
+    if model.architecture == "olmo":
+        olmo_config = ModelConfig(  # as OLMo-1B is built
+            d_model=model.width,
+            n_heads=model.num_heads,
+            n_layers=model.num_layers,
             mlp_ratio=8,  # SwiGLU halves it
             rope=True,
             attention_dropout=0.0,
@@ -77,83 +50,70 @@ def new_olmo(
             layer_norm_with_affine=False,
             include_bias=False,
             weight_tying=False,
-            max_sequence_length=num_position_ids,
+            max_sequence_length=config.num_position_ids,
             vocab_size=vocabulary_size,
             embedding_size=vocabulary_size,
-            eos_token_id=0,
+            eos_token_id=0,  # never met; OLMo's own default is beyond these vocabularies
             pad_token_id=0,
         )
+        return OLMoCausalLM(OLMo(olmo_config))
+    neox_config = transformers.GPTNeoXConfig(
+        vocab_size=vocabulary_size,
+        hidden_size=model.width,
+        num_hidden_layers=model.num_layers,
+        num_attention_heads=model.num_heads,
+        intermediate_size=4 * model.width,
+        max_position_embeddings=config.num_position_ids,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 10_000.0,
+            "partial_rotary_factor": model.rotary_fraction,
+        },
+        bos_token_id=None,
+        eos_token_id=None,
     )
+    return HuggingFaceCausalLM(transformers.GPTNeoXForCausalLM(neox_config))
 
 
-_INITIAL_STD = 0.02  # as GPT-NeoX's token embedding
+class TaskLM(CausalLM):
+    """A trunk that reads tokens at position IDs, with or without a table of them at the input and as a head.
 
-
-class TaskModel(nn.Module):
-    """A model that reads tokens at position IDs, with or without a table of them at the input and as a head.
-
-    Its parameters keep their library's names, below `trunk.model`: so checkpoints have them.
+    Training and generation call `_run` and `_project`, which keep gradients.
     """
 
-    def __init__(self, lm: CausalLM, table_shape: tuple[int, int] | None) -> None:
-        """With a table of `table_shape`, position IDs by the width of the model; None: there is none."""
-        super().__init__()
-        self.lm = lm
-        self.trunk = nn.ModuleDict({"model": lm._model})
-        self.position_ids = nn.ParameterDict()
-        if table_shape is not None:
-            self.position_ids["table_ID"] = nn.Parameter(torch.randn(table_shape) * _INITIAL_STD)
-        self.train().requires_grad_()  # what is behind a `CausalLM` is not trained, elsewhere
+    _position_ids_L: torch.Tensor | None = None
+    """See `at`."""
 
-    def forward(
-        self,
-        tokens: torch.Tensor,
-        position_ids_BS: torch.Tensor,
-        past: Prefix | None = None,
-        visible_BSK: torch.Tensor | None = None,
-        **how: Any,
-    ) -> tuple[torch.Tensor, Prefix | None]:
-        """Final hidden states [B, S, D], and the rows given as a prefix with `keeps_rows`.
-
-        Arguments are those of `CausalLM._run`; `past` are rows read before, shared by all sequences or each
-        sequence's own.
-        """
-        placed_BSD = tokens if tokens.is_floating_point() else self.lm.embed(tokens)
-        if "table_ID" in self.position_ids:
-            placed_BSD = placed_BSD + self.position_ids["table_ID"][position_ids_BS]
-        return self.lm._run(placed_BSD, position_ids_BS, visible_BSK, None, past, **how)
-
-    def token_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [..., V] of the next token."""
-        return self.lm._project(hidden)
-
-    def position_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [..., I] of the next token's position ID; of models with the table only."""
-        return hidden @ self.position_ids["table_ID"].T
-
-
-class TaskCausalLM(CausalLM):
-    """Predicts the next token of one example; position IDs of `CausalLM` are places.
-
-    Args:
-        model: it is measured from now on, and not trained.
-        position_ids_L: int64; the position ID of each place.
-    """
-
-    _model: TaskModel
-
-    def __init__(self, model: TaskModel, position_ids_L: torch.Tensor) -> None:
-        super().__init__(model)
-        self._position_ids_L = position_ids_L.to(self.device)
+    def __init__(self, config: TaskConfig) -> None:
+        """On the CPU, with the initial weights that `config.seed` decides."""
+        torch.manual_seed(config.seed)
+        self._trunk = _new_trunk(config)
+        self._tables = nn.ParameterDict()
+        if config.positions in COUPLED_SCHEMES and TASKS[config.task].embeds_coupled_ids:
+            # Drawn last, so that the trunk's initial weights do not depend on the positions; 0.02 is the
+            # standard deviation of GPT-NeoX's token embedding, to which it is added.
+            table_ID = 0.02 * torch.randn(config.num_position_ids, config.model.width)
+            self._tables["table_ID"] = nn.Parameter(table_ID)
+        # Checkpoints name their parameters so: trunk.model.<the library's name>, position_ids.table_ID.
+        self.module = nn.ModuleDict(
+            {"trunk": nn.ModuleDict({"model": self._trunk._model}), "position_ids": self._tables}
+        )
+        super().__init__(self.module)
 
     @property
     def vocabulary_size(self) -> int:
         """See `CausalLM.vocabulary_size`."""
-        return self._model.lm.vocabulary_size
+        return self._trunk.vocabulary_size
+
+    def at(self, position_ids_L: torch.Tensor) -> "TaskLM":
+        """The same model, given places in an example as position IDs, which it reads at these, int64."""
+        placed = copy(self)  # shallow: the weights are shared
+        placed._position_ids_L = position_ids_L.to(self.device)
+        return placed
 
     def embed(self, token_ids_1S: torch.Tensor) -> torch.Tensor:
         """See `CausalLM.embed`."""
-        return self._model.lm.embed(token_ids_1S)
+        return self._trunk.embed(token_ids_1S)
 
     def _run(
         self,
@@ -162,15 +122,18 @@ class TaskCausalLM(CausalLM):
         visible_BSK: torch.Tensor | None,
         query_rows_BT: torch.Tensor | None,
         prefix: Prefix | None = None,
-        *,
-        keeps_rows: bool = False,
-        watch: Watch | None = None,
+        **how: Any,
     ) -> tuple[torch.Tensor, Prefix | None]:
-        ids_BS = self._position_ids_L[position_ids_BS]
-        hidden_BSD, read = self._model(
-            tokens, ids_BS, prefix, visible_BSK, keeps_rows=keeps_rows, watch=watch
-        )
-        return rows_of(hidden_BSD, query_rows_BT), read
+        if self._position_ids_L is not None:
+            position_ids_BS = self._position_ids_L[position_ids_BS]
+        placed_BSD = tokens if tokens.is_floating_point() else self.embed(tokens)
+        if "table_ID" in self._tables:
+            placed_BSD = placed_BSD + self._tables["table_ID"][position_ids_BS]
+        return self._trunk._run(placed_BSD, position_ids_BS, visible_BSK, query_rows_BT, prefix, **how)
 
     def _project(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._model.token_logits(hidden)
+        return self._trunk._project(hidden)
+
+    def position_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [..., I] of the next token's position ID; of models with the table only."""
+        return hidden @ self._tables["table_ID"].T

@@ -13,10 +13,10 @@ from olmo.model import OLMo
 from on_devices import on_devices
 from tiny_task import TINY_TASK
 
-from pipeline.synthetic.accuracy import answers
 from pipeline.synthetic.config import load_task_config
-from pipeline.synthetic.tasks import draw_batch, task_called
-from pipeline.synthetic.train import TaskTrainer, find_task_run
+from pipeline.synthetic.evaluation import accuracy
+from pipeline.synthetic.tasks import TASKS
+from pipeline.synthetic.train import TaskTrainer, find_task_run, load_task_lm
 from pipeline.text.folder import TokenizedData
 from pipeline.training.config import load_config
 from pipeline.training.data import TrainingBatches
@@ -117,14 +117,9 @@ def test_task_models_train_and_answer(device: torch.device, positions: str, tmp_
         first_losses.append(pd.read_json(folder / "metrics.jsonl", lines=True)["loss"][0])
     assert first_losses[0] == pytest.approx(first_losses[1], rel=FIRST_LOSS_OF_THE_CPU)
     run = find_task_run(tmp_path / device.type, "copy")
-    given = [
-        answers(
-            run.load(where),
-            draw_batch(task_called("copy"), 5, [None] * 40, np.random.default_rng(0)),
-            config,
-            np.random.default_rng(1),
-            examples_per_batch=size,
-        ).token_is_right_BT
+    examples = TASKS["copy"].draw(5, [None] * 40, np.random.default_rng(0))
+    of_device, of_cpu = (
+        accuracy(load_task_lm(run, where), examples, config, np.random.default_rng(1), size)[1]
         for where, size in ((device, 16), (torch.device("cpu"), 40))
-    ]
-    assert (given[0] == given[1]).mean() > 0.98  # a tie may be broken the other way
+    )
+    assert (of_device["answer"] == of_cpu["answer"]).mean() > 0.9  # a tie may be broken the other way

@@ -54,7 +54,7 @@ def study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (["synthetic.evaluate_synthetic.copy={grids: [botch], sizes: [3]}"], "did you mean 'both'"),
         (["synthetic.evaluate_synthetic.copy={sizes: [200]}"], "examples of this size need 401 or"),
-        (["synthetic.evaluate_synthetic.found.largest_k=40"], "--largest-k 40: an answer of size 6 has 1"),
+        (["synthetic.evaluate_synthetic.found.largest_k=0"], "argument --largest-k"),
         (["sythetic={}"], "Key 'sythetic' not in 'Study'"),
     ],
 )

@@ -5,7 +5,7 @@ import pytest
 from hand_made_models import EvidenceLM
 
 from pipeline.measuring.flags import ContextLengths
-from pipeline.synthetic.dependencies import distant_contexts, far_dependencies, select
+from pipeline.synthetic.evaluation import selections
 
 SURE = 4.0
 TOKENS = np.array([5, 1, 2, 6, 7, 8, 3])  # the answer, 3, is sure where 1 and 2 are both seen
@@ -15,10 +15,10 @@ OWN = [TOKENS.tolist()]
 
 def positions(rule: str, ablation: str, swaps: list[list[int]] = OWN) -> list[int]:
     model = EvidenceLM(10, 3, lambda seen: SURE if {1, 2} <= seen else 0.0)
-    contexts = distant_contexts(model, TOKENS, np.array(swaps), LENGTHS)
-    selections = {one: of for _, one, of in select(contexts, [rule], 2, np.random.default_rng(0))}
-    assert list(selections) == ["mask", "swap"]
-    return sorted(selections[ablation][0].tolist())
+    chosen = selections(model, TOKENS, np.array(swaps), LENGTHS, [rule], 2, np.random.default_rng(0))
+    by_ablation = {name: positions_TK for _, name, _, positions_TK in chosen}
+    assert list(by_ablation) == ["mask", "swap"]
+    return sorted(by_ablation[ablation][0].tolist())
 
 
 @pytest.mark.parametrize("rule", ["leave_one_out", "leave_one_out_divergence"])
@@ -35,10 +35,3 @@ def test_a_background_is_a_mean_over_other_examples(rule: str) -> None:
     one_draw = [says_nothing.tolist()]
     assert positions(rule, "swap", one_draw) == [2, 3]  # of the others the nearest
     assert positions(rule, "swap", [*one_draw, tells.tolist()]) == [1, 2]
-
-
-def test_of_a_dependency_set_what_is_far_counts() -> None:
-    lengths = ContextLengths(short_context_length=2, long_context_length=8, targets_per_chunk=3)
-    # of the targets 5, 6 and 7, whose distant contexts end before 3, 4 and 5
-    dependencies = ((0, 2, 4), (3, 4), (6,))
-    assert far_dependencies(dependencies, lengths) == [{0, 2}, {3}, set()]

@@ -5,27 +5,28 @@ import torch
 from test_task_model import FAMILIES, gapped_ids, task_model, tokens
 
 from pipeline.models.interface import causal_visibility, losses_of_hidden_states
-from pipeline.synthetic.models import TaskCausalLM
+from pipeline.synthetic.models import TaskLM
 
 NUM_TOKENS = 13
 
 
 @pytest.fixture(params=[(name, coupled) for name in FAMILIES for coupled in (True, False)], ids=str)
-def lm(request: pytest.FixtureRequest) -> TaskCausalLM:
+def lm(request: pytest.FixtureRequest) -> TaskLM:
     name, coupled = request.param
-    return TaskCausalLM(task_model(name, with_position_ids=coupled), gapped_ids(1)[0])
+    return task_model(name, with_position_ids=coupled).at(gapped_ids(1)[0])
 
 
 def places(*chosen: int) -> torch.Tensor:
     return torch.tensor([chosen])
 
 
-def test_losses_are_those_of_the_model_at_the_examples_ids(lm: TaskCausalLM) -> None:
+def test_losses_are_those_of_the_model_at_the_examples_ids(lm: TaskLM) -> None:
     token_ids = tokens(1, NUM_TOKENS)
     queries = places(4, 9)
     targets = token_ids[:, [5, 10]]
-    hidden, _ = lm._model(token_ids, gapped_ids(1))
-    logits = lm._model.token_logits(hidden)[:, [4, 9]]
+    plain = lm.at(torch.arange(40))
+    hidden, _ = plain._run(token_ids, gapped_ids(1), None, None)
+    logits = plain._project(hidden)[:, [4, 9]]
     expected = torch.nn.functional.cross_entropy(logits[0], targets[0], reduction="none")
     states = lm.hidden_states(token_ids, torch.arange(NUM_TOKENS)[None], None, queries)
     losses = losses_of_hidden_states(lm, states, targets)
@@ -36,7 +37,7 @@ STATES_ATOL = 1e-4
 """Hidden states are of order 1; with AVX-512 and AVX2 they agree to 1e-5, with SSE alone to 4e-5."""
 
 
-def test_leaving_a_token_out_is_masking_it(lm: TaskCausalLM) -> None:
+def test_leaving_a_token_out_is_masking_it(lm: TaskLM) -> None:
     token_ids = tokens(1, NUM_TOKENS)
     kept = [place for place in range(NUM_TOKENS) if place != 3]
     visible = causal_visibility(NUM_TOKENS, token_ids.device)
@@ -47,7 +48,7 @@ def test_leaving_a_token_out_is_masking_it(lm: TaskCausalLM) -> None:
     torch.testing.assert_close(left_out, masked, rtol=0, atol=STATES_ATOL)
 
 
-def test_a_shared_prefix_changes_nothing(lm: TaskCausalLM) -> None:
+def test_a_shared_prefix_changes_nothing(lm: TaskLM) -> None:
     token_ids = tokens(1, NUM_TOKENS)
     positions = torch.arange(NUM_TOKENS)[None]
     whole, prefix = lm.read(token_ids, positions, None, None)

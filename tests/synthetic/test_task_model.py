@@ -1,36 +1,30 @@
 """Task models of both families: the stock models, and generation with a cache."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
-from pipeline.models.interface import CausalLM
-from pipeline.models.olmo import OLMoCausalLM
-from pipeline.synthetic.accuracy import generate
-from pipeline.synthetic.models import TaskModel, new_gpt_neox, new_olmo
+from pipeline.synthetic.config import TaskConfig, TaskModelConfig
+from pipeline.synthetic.evaluation import generate
+from pipeline.synthetic.models import TaskLM
 
-V = 13
-D = 32
-NUM_IDS = 40
+V = 11
 NUM_PROMPT = 7
 NUM_RESPONSE = 6
+FAMILIES = ("gpt_neox", "olmo")
 
 
-SIZES = {"vocabulary_size": V, "width": D, "num_layers": 2, "num_heads": 4, "num_position_ids": NUM_IDS}
-FAMILIES: dict[str, Callable[[], CausalLM]] = {
-    "gpt_neox": lambda: new_gpt_neox(**SIZES, rotary_fraction=0.5),
-    "olmo": lambda: OLMoCausalLM(new_olmo(**SIZES)),
-}
-
-
-def task_model(name: str, *, with_position_ids: bool = True) -> TaskModel:
-    torch.manual_seed(0)
-    model = TaskModel(FAMILIES[name](), (NUM_IDS, D) if with_position_ids else None)
+def task_model(name: str, *, with_position_ids: bool = True) -> TaskLM:
+    config = TaskConfig(
+        "copy",
+        "predicted" if with_position_ids else "contiguous",
+        num_position_ids=40,
+        model=TaskModelConfig(name, width=32, rotary_fraction=0.5),
+    )
+    model = TaskLM(config)
     with torch.no_grad():  # initial weights are so small that nothing would depend on anything
-        for parameter in model.parameters():
+        for parameter in model.module.parameters():
             parameter.mul_(8.0)
-    return model.eval()
+    return model
 
 
 def tokens(batch_size: int, num_rows: int) -> torch.Tensor:
@@ -48,9 +42,9 @@ def test_it_is_the_stock_model(name: str) -> None:
     model = task_model(name, with_position_ids=False)
     token_ids = tokens(3, 9)
     with torch.no_grad():
-        found = model.token_logits(model(token_ids, torch.arange(9)[None])[0])
-        torch.testing.assert_close(found, model.trunk["model"](token_ids).logits, rtol=0, atol=1e-5)
-    names = set(model.state_dict())
+        found = model._project(model._run(token_ids, torch.arange(9)[None], None, None)[0])
+        torch.testing.assert_close(found, model._trunk._model(token_ids).logits, rtol=0, atol=1e-5)
+    names = set(model.module.state_dict())
     assert {name.startswith("trunk.model.") for name in names} == {True}, "as checkpoints have them"
 
 
@@ -62,17 +56,17 @@ def test_generation_with_a_cache_equals_a_full_forward_at_every_step(
     model = task_model(name)
     token_ids = tokens(5, NUM_PROMPT)
     ids = gapped_ids(5)
-    generated, generated_ids, first_logits = generate(
-        model, token_ids, ids, num_tokens=NUM_RESPONSE, predict_position_ids=predict_position_ids
+    generated_logits, generated_ids = generate(
+        model, token_ids, ids, predict_position_ids=predict_position_ids
     )
+    generated = generated_logits.argmax(-1)
     read = token_ids
     read_ids = ids[:, :NUM_PROMPT]
     for step in range(NUM_RESPONSE):
         with torch.no_grad():
-            hidden, _ = model(read, read_ids)
-        logits = model.token_logits(hidden[:, -1:])
-        if step == 0:
-            torch.testing.assert_close(first_logits, logits[:, 0], rtol=0, atol=1e-5)
+            hidden, _ = model._run(read, read_ids, None, None)
+        logits = model._project(hidden[:, -1:])
+        torch.testing.assert_close(generated_logits[:, step, None], logits, rtol=0, atol=1e-4)
         next_tokens = logits.argmax(-1)
         if predict_position_ids:
             next_ids = model.position_logits(hidden[:, -1:]).argmax(-1)

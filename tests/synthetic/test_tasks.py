@@ -10,14 +10,13 @@ import pytest
 from pipeline.synthetic import tasks
 from pipeline.synthetic.tasks import (
     BEST_LOSS_OF_CUES,
+    CUES_VOCABULARY,
     FLIP_PROBABILITY,
     TASKS,
     Example,
     Task,
-    lay_out_cues,
     of_test_examples,
     probability_of_one,
-    task_called,
 )
 from pipeline.synthetic.train import of_training_step
 
@@ -27,7 +26,13 @@ CUES = [name for name in TASKS if name not in CERTAIN]
 
 
 def drawn(task: Task, seed: int, size: int = 8) -> Example:
-    return task.draw(size, 3 if task.has_sparsity else None, np.random.default_rng(seed))
+    (example,) = task.draw(size, [3 if task.most_k else None], np.random.default_rng(seed))
+    return example
+
+
+def targets_of(example: Example) -> list[int]:
+    targets: list[int] = example.token_ids_S[example.num_prompt_tokens :].tolist()
+    return targets
 
 
 def test_the_worked_examples_are_true() -> None:
@@ -39,38 +44,34 @@ def test_the_worked_examples_are_true() -> None:
 def test_the_dependency_set_decides_the_target(name: str) -> None:
     # Witness: among many examples, equal tokens at the dependencies mean equal targets. Which target of
     # the response it is may matter too: the first of a parity has one dependency fewer.
-    task = task_called(name)
+    task = TASKS[name]
     seen: dict[tuple[object, ...], int] = {}
     num_met_again = 0
     for seed in range(400):
-        example = drawn(task, seed, size=8 if task.has_sparsity else 4)
+        example = drawn(task, seed, size=8 if task.most_k else 4)
         tokens = example.token_ids_S
-        for index, (places, target) in enumerate(
-            zip(example.dependencies, example.target_ids_T, strict=True)
-        ):
-            roles = () if task.has_sparsity else (index,)
+        for index, (places, target) in enumerate(zip(example.dependencies, targets_of(example), strict=True)):
+            roles = () if task.most_k else (index,)
             known = (*roles, *(int(tokens[place]) for place in places))
             num_met_again += known in seen
-            assert seen.setdefault(known, int(target)) == target
+            assert seen.setdefault(known, target) == target
     assert num_met_again > 100
 
 
 @pytest.mark.parametrize("name", CERTAIN)
 def test_every_dependency_is_needed(name: str) -> None:
     # Left out of what is known, each place of a set leaves some target undecided.
-    task = task_called(name)
+    task = TASKS[name]
     first_sets: dict[tuple[int, int, tuple[int, ...]], set[int]] = {}
     width = {}
     for seed in range(1500):
-        example = drawn(task, seed, size=8 if task.has_sparsity else 4)
-        for index, (places, target) in enumerate(
-            zip(example.dependencies, example.target_ids_T, strict=True)
-        ):
+        example = drawn(task, seed, size=8 if task.most_k else 4)
+        for index, (places, target) in enumerate(zip(example.dependencies, targets_of(example), strict=True)):
             tokens = [int(example.token_ids_S[place]) for place in places]
             width[index] = len(places)
             for left_out in range(len(places)):
                 rest = tuple(tokens[:left_out] + tokens[left_out + 1 :])
-                first_sets.setdefault((index, left_out, rest), set()).add(int(target))
+                first_sets.setdefault((index, left_out, rest), set()).add(target)
     undecided = {
         (index, left_out) for (index, left_out, _), targets in first_sets.items() if len(targets) > 1
     }
@@ -91,9 +92,9 @@ def test_every_dependency_is_needed(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in TASKS if name.startswith("sparse_")])
 def test_both_answers_of_marked_bits_are_as_likely(name: str, sparsity: int) -> None:
     """Whatever k is; and OR's bits are ones with the probability 1 - 2^(-1/k), counted by hand."""
-    task = task_called(name)
+    task = TASKS[name]
     generator = np.random.default_rng(0)
-    answers = [int(task.draw(18, sparsity, generator).target_ids_T[0]) for _ in range(3000)]
+    answers = [targets_of(example)[0] for example in task.draw(18, [sparsity] * 3000, generator)]
     assert np.mean(answers) == pytest.approx(0.5, abs=0.04)
     assert probability_of_one("or", sparsity) == pytest.approx(1 - 2 ** (-1 / sparsity))
     assert probability_of_one("majority", 7) == pytest.approx(0.5)
@@ -102,10 +103,9 @@ def test_both_answers_of_marked_bits_are_as_likely(name: str, sparsity: int) -> 
 @pytest.mark.parametrize("name", CUES)
 def test_cues_stand_anywhere_and_their_posterior_is_right(name: str) -> None:
     """Over many examples: the answer is as likely as its posterior says, the best loss what is stated."""
-    task = task_called(name)
+    task = TASKS[name]
     size = 64
-    generator = np.random.default_rng(0)
-    examples = [task.draw(size, None, generator) for _ in range(1000)]
+    examples = task.draw(size, [None] * 1000, np.random.default_rng(0))
     number = int(name.removeprefix("cues_"))
     losses = []
     gains = []
@@ -134,6 +134,15 @@ def test_cues_stand_anywhere_and_their_posterior_is_right(name: str) -> None:
 def test_the_posterior_and_the_best_loss_of_cues_are_those_of_all_cases_counted(name: str) -> None:
     """Every answer with every flip of its bits: the posterior by Bayes, and the mean loss."""
     k = int(name.removeprefix("cues_"))
+    posteriors = {}
+    for example in TASKS[name].draw(k + 1, [None] * 200, np.random.default_rng(0)):
+        # Named as the number of cues, which of them it is, and its token, whose last 4 / k bits count.
+        cues = sorted(CUES_VOCABULARY[token].split(".") for token in example.token_ids_S[:k])
+        told = sum(
+            (int(token, 16) % 2 ** (4 // k)) << (4 - (4 // k) * (int(at) + 1)) for _, at, token in cues
+        )
+        assert example.log_posterior_V is not None
+        posteriors[told] = np.exp(example.log_posterior_V[-16:])
     best_loss = 0.0
     for told in range(16):
         by_answer = np.array([0.0] * 16)
@@ -143,10 +152,7 @@ def test_the_posterior_and_the_best_loss_of_cues_are_those_of_all_cases_counted(
                 FLIP_PROBABILITY**num_flipped * (1 - FLIP_PROBABILITY) ** (4 - num_flipped) / 16
             )
         posterior = by_answer / by_answer.sum()
-        digits = [int(f"{told:04b}"[start : start + 4 // k], base=2) for start in range(0, 4, 4 // k)]
-        example = lay_out_cues([0], list(range(k)), digits, 0)
-        assert example.log_posterior_V is not None
-        np.testing.assert_allclose(np.exp(example.log_posterior_V[-16:]), posterior, atol=1e-12)
+        np.testing.assert_allclose(posteriors[told], posterior, atol=1e-12)
         best_loss -= (by_answer * np.log(posterior)).sum()
     assert best_loss == pytest.approx(BEST_LOSS_OF_CUES, abs=1e-12)
 

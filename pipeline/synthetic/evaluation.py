@@ -1,0 +1,222 @@
+"""How well a task model answers test examples, and whether rules find the tokens that decide its answers.
+
+Answers are generated freely: every token, and with PPC every position ID, is the model's own. Dependencies
+are looked for as influential_tokens.py looks for them in text; the task's generator knows the true ones. What
+of a dependency set lies in the short context needs no selection, so finding is about the rest: the set's
+places in the distant context.
+
+Dimension letters: B examples, or swaps; P tokens of a prompt, T of a response, S = P + T = L tokens of an
+example, K largest k, V vocabulary.
+"""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from pipeline.cli import InputError
+from pipeline.measuring.contexts import Batching
+from pipeline.measuring.far_context import FarContext
+from pipeline.measuring.flags import ContextLengths
+from pipeline.measuring.rules import ABLATIONS, MASK, RULES, SWAP, find_rule, selected_positions
+from pipeline.models.interface import CausalLM
+from pipeline.results.statistics import wilson_interval
+from pipeline.synthetic.config import TaskConfig
+from pipeline.synthetic.models import TaskLM
+from pipeline.synthetic.tasks import BEST_LOSS_OF_CUES, TASKS, Example
+
+
+@torch.inference_mode()
+def generate(
+    model: TaskLM,
+    prompt_ids_BP: torch.Tensor,
+    position_ids_BS: torch.Tensor,
+    *,
+    predict_position_ids: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The likeliest token at every place of the response, each read back before the next.
+
+    The prompt is read once; then each pass reads one token of every sequence, whose key is rotated by the ID
+    that it was given or that was predicted for it. With `predict_position_ids` the response's IDs are the
+    likeliest ones, read back too, and those given are ignored.
+
+    Returns:
+        Logits [B, T, V] and position IDs [B, T] of the response's tokens.
+    """
+    num_prompt_tokens = prompt_ids_BP.shape[1]
+    tokens_B1 = prompt_ids_BP
+    ids_B1 = position_ids_BS[:, :num_prompt_tokens]
+    past = None
+    logits = []
+    position_ids = []
+    for place in range(num_prompt_tokens, position_ids_BS.shape[1]):
+        hidden_BSD, read = model._run(tokens_B1, ids_B1, None, None, past, keeps_rows=True)
+        past = past.before(read) if past and read else read  # keys and values of all rows so far
+        last_B1D = hidden_BSD[:, -1:]
+        logits.append(model._project(last_B1D))
+        # The likeliest and no draw, so that a model's accuracy is one number.
+        tokens_B1 = logits[-1].argmax(-1)
+        ids_B1 = position_ids_BS[:, place : place + 1]
+        if predict_position_ids:
+            ids_B1 = model.position_logits(last_B1D).argmax(-1)
+        position_ids.append(ids_B1)
+    return torch.cat(logits, dim=1), torch.cat(position_ids, dim=1)
+
+
+def accuracy(
+    model: TaskLM,
+    examples: Sequence[Example],
+    config: TaskConfig,
+    generator: np.random.Generator,
+    examples_per_batch: int = 100,
+) -> tuple[dict[str, Any], pd.DataFrame]:
+    """How a model that was trained with `config` answers; `generator` draws random starts.
+
+    Excess loss is KL(posterior || model): the mean over what the answer could have been, with these cues. So
+    it is less noisy than the loss of the answer that was drawn less the best loss, and has the same mean.
+
+    Returns:
+        The columns of `synthetic_accuracy`, and those of `synthetic_examples`, a row an example.
+    """
+    first = examples[0].num_prompt_tokens  # of the response
+    token_ids_BS = torch.from_numpy(np.stack([example.token_ids_S for example in examples])).to(model.device)
+    position_ids_BS = torch.from_numpy(config.position_ids(examples, generator, in_testing=True))
+    batches = zip(
+        token_ids_BS[:, :first].split(examples_per_batch),
+        position_ids_BS.to(model.device).split(examples_per_batch),
+        strict=True,
+    )
+    is_predicted = config.positions == "predicted"
+    generated = [generate(model, *batch, predict_position_ids=is_predicted) for batch in batches]
+    logits_BTV, ids_BT = (torch.cat(parts).cpu() for parts in zip(*generated, strict=True))
+    tokens_BT = logits_BTV.argmax(-1)
+    token_is_right_BT = (tokens_BT == token_ids_BS[:, first:].cpu()).numpy()
+    id_is_right_BT = (ids_BT == position_ids_BS[:, first:]).numpy()  # always, where IDs are given
+    is_right_B = (token_is_right_BT & id_is_right_BT).all(1)
+    exact = wilson_interval(int(is_right_B.sum()), len(examples))
+    row = {
+        "num_tokens": token_ids_BS.shape[1],
+        "num_examples": len(examples),
+        "exact_match": exact.estimate,
+        "exact_match_low": exact.low,
+        "exact_match_high": exact.high,
+        "token_accuracy": float(token_is_right_BT.mean()),
+        "position_id_accuracy": float(id_is_right_BT.mean()) if is_predicted else None,
+    }
+    vocabulary = TASKS[config.task].vocabulary
+    decisive = [example.dependencies[0] for example in examples]
+    table = pd.DataFrame(
+        {
+            "example_index": range(len(examples)),
+            "is_right": is_right_B,
+            "answer": [vocabulary[token_id] for token_id in tokens_BT[:, 0]],
+            "decisive_tokens": [
+                " ".join(vocabulary[example.token_ids_S[place]] for place in places)
+                for example, places in zip(examples, decisive, strict=True)
+            ],
+            "distances": [[first - 1 - place for place in places] for places in decisive],
+        }
+    )
+    if examples[0].log_posterior_V is not None:
+        log_p_BV = torch.tensor(np.array([example.log_posterior_V for example in examples]))
+        # Doubles, as KL is a small difference of large logarithms once the task is learnt.
+        log_q_BV = logits_BTV[:, 0].double().log_softmax(-1)
+        # What cannot be the answer adds nothing, where 0 times an infinite logarithm would be no number.
+        terms_BV = log_p_BV.exp() * torch.where(log_p_BV.isfinite(), log_p_BV - log_q_BV, 0.0)
+        excess_losses_B = terms_BV.sum(-1).numpy()
+        table["excess_loss"] = excess_losses_B
+        row |= {
+            "excess_loss": float(excess_losses_B.mean()),
+            "excess_loss_error": float(excess_losses_B.std() / len(examples) ** 0.5),
+            "best_loss": BEST_LOSS_OF_CUES,
+        }
+    return row, table
+
+
+def selections(
+    model: CausalLM,
+    token_ids_L: np.ndarray,
+    swaps_BL: np.ndarray,
+    lengths: ContextLengths,
+    rules: Sequence[str],
+    max_k: int,
+    generator: np.random.Generator,
+) -> Iterator[tuple[str, str | None, FarContext, np.ndarray]]:
+    """What each rule selects in an example, under each ablation that it knows, None if it knows none.
+
+    The example is one chunk, whose last tokens are the targets. Under `swap` other examples' tokens stand in
+    the place of what is left out, and measurements are means over all of them: where a place has few values,
+    one is often the token that stands there, and says nothing.
+
+    Yields:
+        Rule, ablation, what it sees, and the first `max_k` tokens, most influential first: int64 [T, K].
+    """
+    chunk = (model, lengths, Batching(8192), token_ids_L, token_ids_L)  # large passes, as models are small
+    contexts = {MASK: FarContext(*chunk), SWAP: FarContext(*chunk, swap_ids_BL=swaps_BL)}
+    for rule in rules:
+        for ablation in ABLATIONS if find_rule(rule).knows_ablations else (None,):
+            context = contexts[ablation or MASK]
+            yield rule, ablation, context, selected_positions(context, rule, max_k, generator)
+
+
+def found_dependencies(
+    asked: argparse.Namespace,
+    config: TaskConfig,
+    model: TaskLM,
+    examples: Sequence[Example],
+    generator: np.random.Generator,
+) -> pd.DataFrame:
+    """Which tokens rules select, by the flags of evaluate_synthetic: columns of `found_dependencies`.
+
+    A row a target, selection and rank, up to `largest_k` or, if more tokens truly decide, to their number:
+    there precision and recall are equal. InputError where none is to be found.
+    """
+    position_ids_BS = torch.from_numpy(config.position_ids(examples, generator, in_testing=True))
+    token_ids_BS = np.stack([example.token_ids_S for example in examples])
+    num_tokens = token_ids_BS.shape[1]
+    # An example is one chunk, whose response is the targets.
+    lengths = ContextLengths(
+        asked.short_context_length, num_tokens, num_tokens - examples[0].num_prompt_tokens
+    )
+    num_far_T = lengths.num_far_tokens_T.tolist()
+    vocabulary = TASKS[config.task].vocabulary
+    # In the order of all rules, as the random one draws from the generator of the swaps.
+    rules = [rule for rule in RULES if rule in asked.rules]
+    rows = []
+    for index, example in enumerate(examples):
+        swaps_BL = token_ids_BS[generator.integers(0, len(examples), 8)]
+        lm = model.at(position_ids_BS[index])
+        # Every target must fill every rank, and the first one has the fewest distant tokens.
+        max_k = min(max(asked.largest_k, *map(len, example.dependencies)), num_far_T[0])
+        for rule, ablation, context, positions_TK in selections(
+            lm, example.token_ids_S, swaps_BL, lengths, rules, max_k, generator
+        ):
+            for target, num_far in enumerate(num_far_T):
+                true_places = {place for place in example.dependencies[target] if place < num_far}
+                # Nothing is to be found for a target that only the short context decides.
+                for rank, place in enumerate(positions_TK[target].tolist() if true_places else (), start=1):
+                    rows.append(
+                        {
+                            "example_index": index,
+                            "target_index": target,
+                            "num_distant_tokens": num_far,
+                            "num_dependencies": len(true_places),
+                            "long_context_loss": context.long_losses_T[target],
+                            "rule": rule,
+                            "ablation": ablation,
+                            "rank": rank,
+                            "context_position": place,
+                            "is_dependency": place in true_places,
+                            "context_token": vocabulary[example.token_ids_S[place]],
+                        }
+                    )
+    if not rows:
+        raise InputError(
+            f"no token beyond --short-context-length {asked.short_context_length} decides an answer in"
+            f" examples of {num_tokens} tokens; choose a shorter one, or larger --sizes"
+        )
+    # As objects, for pandas makes NaN of the None of rules without an ablation.
+    return pd.DataFrame(rows, dtype=object)
