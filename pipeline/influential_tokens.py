@@ -149,6 +149,6 @@ def main(arguments: argparse.Namespace) -> None:
         arguments,
         STAGE,
         settings,
-        lambda loaded, chunk, _: measure_chunk(loaded, chunk, measuring),
+        lambda loaded, chunk: measure_chunk(loaded, chunk, measuring),
         num_other_documents=1 + (num_swaps or 0),
     )

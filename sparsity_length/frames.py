@@ -19,7 +19,7 @@ from pipeline.measuring.explanation import swap_text as swap_tokens
 from pipeline.measuring.far_context import FarContext
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.given import GivenModel
-from pipeline.measuring.rules import ABLATIONS, SWAP, Measuring, find_rule
+from pipeline.measuring.rules import ABLATIONS, LEAVE_ONE_OUT_RULES, SWAP, Measuring, find_rule
 from pipeline.measuring.sparsity import chosen_positions, chosen_tokens, contexts_of, tried_tokens
 from pipeline.measuring.stage import failures_in_words
 from pipeline.results.schemas import DIVERGENCE, OTHER_DOCUMENT, OWN, Columns
@@ -248,9 +248,9 @@ def influential_tokens(
             tables = chosen_tokens(contexts, chunk, choices, measuring)
             chosen = pd.DataFrame(tables["influential_tokens"]).query(f"distant_context == '{OWN}'")
             chosen["divergence"] = np.nan
-            if measuring.leaves_out(OWN, chunk.document_id):
+            if rule in LEAVE_ONE_OUT_RULES:
                 sources_TK = choices[OWN][rule][:, : measuring.ks[-1]]
-                moved_TK = np.take_along_axis(contexts[OWN].divergence_TF, sources_TK, axis=1)
+                moved_TK = np.take_along_axis(contexts[OWN].influence.divergences, sources_TK, axis=1)
                 # Rows of the frame run target by target, rank by rank, as ravel does.
                 chosen["divergence"] = moved_TK.ravel()
         # Evaluators try the sources in place of the model that chose.
@@ -344,7 +344,6 @@ def explain(
         special_tokens=special_tokens,
         dtype=dtype,
         device=device,
-        revision=None,
         trust_remote_code=False,
     )
     check(arguments)

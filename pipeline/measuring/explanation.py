@@ -145,7 +145,6 @@ def explained(text: Any, arguments: argparse.Namespace) -> Explanation:
         arguments.model,
         device=arguments.device,
         dtype=arguments.dtype,
-        revision=arguments.revision,
         trust_remote_code=arguments.trust_remote_code,
     )
     tokenizer = given.tokenizer(

@@ -183,9 +183,6 @@ def _evaluation_commands(
         asked = _known(settings.pop("models", evaluation.models) or folders, study.models, "model")
         models = [model for model in asked if model in folders]
         checkpoints = [folders[model] for model in models]
-        if reference := settings.get("reference_model"):
-            models += _known([reference], folders, "reference_model")
-            settings["reference_model"] = folders[reference]
         needs = [_joined("tokenize_c4", whose_data)]
         if study.sizes:  # else nothing is trained
             needs += dict.fromkeys(Path(folders[model]).name for model in models)
