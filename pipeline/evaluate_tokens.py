@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from pipeline.results.schemas import Columns
     from pipeline.text.chunks import Chunk
 
-STAGE = "evaluate_tokens"
 CHOOSING = "influential_tokens"
 # These change no number, so the two stages may differ in them.
 _HOW_THE_WORK_WAS_CUT = ("num_shards", "documents_per_shard")
@@ -120,7 +119,7 @@ def main(arguments: argparse.Namespace) -> None:
     of_choices = {"target_stride": 1, **settings, "max_documents": settings["num_documents"]}
     measure_documents(
         argparse.Namespace(**{**of_choices, **vars(arguments)}),
-        STAGE,
+        "evaluate_tokens",
         settings,
         measure,
         selector=selector,

@@ -34,23 +34,21 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pipeline.cli import InputError, positive_int, stage_parser
-from pipeline.measuring.flags import ContextLengths, add_evaluation_arguments
+from pipeline.measuring.flags import LAST, OWN, SWAP, ContextLengths, Placement, add_evaluation_arguments
+from pipeline.results.schemas import Columns, append_columns
+from pipeline.text.chunks import Chunk
+from pipeline.text.folder import TokenizedData
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy as np
-
-    from pipeline.measuring.placed import Placement
     from pipeline.measuring.stage import LoadedModel
     from pipeline.models.interface import CausalLM, Prefix
-    from pipeline.results.schemas import Columns
-    from pipeline.text.chunks import Chunk
-    from pipeline.text.folder import TokenizedData
 
 
 def parser() -> argparse.ArgumentParser:
@@ -72,10 +70,8 @@ def parser() -> argparse.ArgumentParser:
     return stage
 
 
-def check(arguments: argparse.Namespace) -> "tuple[ContextLengths, list[Placement]]":
+def check(arguments: argparse.Namespace) -> tuple[ContextLengths, list[Placement]]:
     """What is predicted, and the placements; refuse those that cannot be read, or need more than a chunk."""
-    from pipeline.measuring.placed import LAST, OWN, Placement
-
     # The stage has no short context; 1 is the least that `ContextLengths` takes.
     lengths = ContextLengths.of(vars(arguments), 1)
     placements = [Placement.parse(name) for name in dict.fromkeys(arguments.placements)]
@@ -97,11 +93,11 @@ def check(arguments: argparse.Namespace) -> "tuple[ContextLengths, list[Placemen
 
 
 def _distant_texts(
-    data: "TokenizedData", names: "Sequence[str] | None", num_tokens: int
-) -> "dict[str, np.ndarray]":
+    data: TokenizedData, names: Sequence[str] | None, num_tokens: int
+) -> dict[str, np.ndarray]:
     """The first tokens of the documents named, or of the last three with so many."""
     tokens_of = {
-        document.document_id: document.token_ids[:num_tokens].astype("int64")
+        document.document_id: document.token_ids[:num_tokens].astype(np.int64)
         for document in data.evaluation_documents()
         if len(document.token_ids) >= num_tokens
     }
@@ -117,10 +113,8 @@ def main(arguments: argparse.Namespace) -> None:
     lengths, placements = check(arguments)
     # Imported late, for a --help, and a refusal, at once.
     from pipeline.measuring.contexts import read_prefix
-    from pipeline.measuring.placed import SWAP, distant_ids, measured_placements
+    from pipeline.measuring.placed import distant_ids, measured_placements
     from pipeline.measuring.stage import measure_documents
-    from pipeline.results.schemas import append_columns
-    from pipeline.text.folder import TokenizedData
 
     swaps = {(placement.num_distant, placement.span) for placement in placements if placement.kind == SWAP}
     texts: dict[str, np.ndarray] = {}
@@ -134,8 +128,8 @@ def main(arguments: argparse.Namespace) -> None:
     def read(model: "CausalLM", document_id: str, num_distant: int, span: int) -> "Prefix":
         return read_prefix(model, texts[document_id][:num_distant], distant_ids(num_distant, span))
 
-    def measure(loaded: "LoadedModel", chunk: "Chunk") -> "dict[str, Columns]":
-        def distant_of(placement: "Placement") -> "dict[str, Prefix]":
+    def measure(loaded: "LoadedModel", chunk: Chunk) -> dict[str, Columns]:
+        def distant_of(placement: Placement) -> "dict[str, Prefix]":
             return {
                 document_id: read(loaded.model, document_id, placement.num_distant, placement.span)
                 for document_id in texts

@@ -107,7 +107,7 @@ def losses(
     loaded = given.ready(length, read.ids, read.tokenizer, read.bos_token_ids)
     for text, start, lengths in progress(chunks, "losses", "chunk"):
         ids_L = read.ids[text][start : start + lengths.long_context_length]
-        with failures_in_words(given.name, len(ids_L), start, f" of text {text}"):
+        with failures_in_words(given.name, start, f" of text {text}"):
             own = FarContext(loaded.model, lengths, loaded.batching, ids_L, ids_L)
             long_T = own.long_losses_T
             short_T = own.short.losses
@@ -242,7 +242,7 @@ def influential_tokens(
         ids_L = read.ids[text][start : start + measuring.lengths.long_context_length]
         # The ID is of the text, so that rules that draw do it anew for each.
         chunk = Chunk(f"{text:016x}", number, ids_L, others_NL[:, : len(ids_L)], start)
-        with failures_in_words(given.name, len(ids_L), start, f" of text {text}"):
+        with failures_in_words(given.name, start, f" of text {text}"):
             contexts = contexts_of(loaded[0], chunk, measuring)
             choices = chosen_positions(contexts, chunk, measuring)
             tables = chosen_tokens(contexts, chunk, choices, measuring)
@@ -255,7 +255,7 @@ def influential_tokens(
                 chosen["divergence"] = moved_TK.ravel()
         # Evaluators try the sources in place of the model that chose.
         for one in loaded[1:] or loaded:
-            with failures_in_words(one.name, len(ids_L), start, f" of text {text}"):
+            with failures_in_words(one.name, start, f" of text {text}"):
                 of_one = contexts if one is loaded[0] else contexts_of(one, chunk, measuring)
                 tried = tried_tokens(one.name, of_one, chunk, choices, measuring)
             frames.append(_frame(read, text, chosen, tried, measuring.ks))

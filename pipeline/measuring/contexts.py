@@ -160,10 +160,9 @@ def measured_passes(model: CausalLM, reference: Predictions, passes: Iterable[Pa
     """
     queued = []
     for rows, target_ids, reference_index, prefix in passes:
-        shape = rows.query_rows_BT.shape
         hidden_BTD = hidden_states(model, rows, prefix)
-        targets_BT = to_device(target_ids, model.device).expand(shape)
-        index_BT = torch.as_tensor(reference_index).expand(shape)
+        targets_BT = to_device(target_ids, model.device).expand(hidden_BTD.shape[:2])
+        index_BT = torch.as_tensor(reference_index)
         queued.append((rows, losses_and_divergences(model, hidden_BTD, targets_BT, reference, index_BT)))
     measured = []
     for rows, values in queued:

@@ -178,7 +178,7 @@ def explained(text: Any, arguments: argparse.Namespace) -> Explanation:
             raise InputError(f"--position {position} is outside: the text has tokens 0 to {last}")
         first, end = position, position + 1
     length = min(most, end)
-    with failures_in_words(given.name, length, end - length):
+    with failures_in_words(given.name, end - length):
         return _measured(
             loaded,
             tokens,

@@ -49,7 +49,6 @@ from pipeline.measuring.flags import ContextLengths
 from pipeline.models.interface import (
     CausalLM,
     Predictions,
-    Prefix,
     ReadText,
     to_device,
     visibility_of_all,
@@ -84,28 +83,24 @@ def leave_each_out(
         replacement_ids_L: the token that stands in for that of position i where i is left out, int64; None:
             nothing does.
     """
-    num_far_T = sequence.num_far_tokens_T
-    index_1T = np.arange(len(num_far_T))[None]
     num_missing = width if replacement_ids_L is None else 0
     # Without row r only the rows behind r change; those before it come from the prefix.
     places = batching.by_start(removed_rows_R, len(sequence.token_ids_S) - num_missing)
     batches = [removed_rows_R[places_R] for places_R in places]
-    # Of earlier targets no row of the batch is distant context: their numbers would be blanked anyway.
-    firsts = [int(np.searchsorted(num_far_T, removed_R[0], side="right")) for removed_R in batches]
-
-    def removals() -> Iterator[Pass]:
-        for removed_R, first in zip(batches, firsts, strict=True):
-            rows = _rows_without(sequence, removed_R, width, replacement_ids_L)
-            # The vocabulary projection is spared for targets whose numbers would be blanked.
-            rows = rows._replace(query_rows_BT=rows.query_rows_BT[:, first:])
-            prefix = full.prefix.first(int(removed_R[0])) if removed_R[0] else None
-            yield Pass(rows, sequence.target_ids_T[None, first:], index_1T[:, first:], prefix)
-
-    measured = measured_passes(model, reference or full.predictions, removals())
+    passes = (
+        Pass(
+            _rows_without(sequence, removed_R, width, replacement_ids_L),
+            sequence.target_ids_T[None],
+            np.arange(len(sequence.target_ids_T))[None],
+            full.prefix.first(int(removed_R[0])) if removed_R[0] else None,
+        )
+        for removed_R in batches
+    )
+    measured = measured_passes(model, reference or full.predictions, passes)
+    num_far_T = sequence.num_far_tokens_T
     values_2TF = np.full((2, len(num_far_T), num_far_T[-1]), np.nan, dtype=np.float32)
-    for removed_R, first, values_2RT in zip(batches, firsts, measured, strict=True):
-        # [2, R, T] -> [2, T, R]: with its only index array last, NumPy keeps the axes in order.
-        values_2TF[:, first:, removed_R] = np.swapaxes(values_2RT, 1, 2)
+    for removed_R, values_2RT in zip(batches, measured, strict=True):
+        values_2TF[:, :, removed_R] = np.swapaxes(values_2RT, 1, 2)
     return Measured(*far_context_only(values_2TF, num_far_T))
 
 
@@ -222,7 +217,7 @@ def _rows_without(
         # IDs are taken along with the tokens: what stays does not move into the gap.
         sequence.position_ids_S[rows_RS],
         None if sequence.visible_WS is None else sequence.visible_WS[None, :, start + num_missing :],
-        # Negative only for targets that precede the batch, which the caller leaves out.
+        # Negative only for targets that precede the batch, whose numbers are blanked.
         (queries_1T - num_missing * (queries_1T > removed_R1) - start).clip(min=0),
     )
 
@@ -313,10 +308,8 @@ class FarContext:
     @cached_property
     def short(self) -> Measured:
         """loss(t | short) and its divergence: [T] each."""
-        short = self.lengths.short_context_length
-        return measured_windows(
-            self.model, self.chunk_L, self.lengths.targets_T, short, self.batching, self.reference
-        )
+        num_targets = self.lengths.num_targets
+        return self._beside_short(np.arange(num_targets), np.empty((num_targets, 0), dtype=np.int64))
 
     @cached_property
     def baselines(self) -> Measured:
@@ -382,8 +375,8 @@ class FarContext:
         of_each = [
             self._beside_short(index_M, sets_MK)
             if swap_L is None
-            else self._restored(swap_L, self._swapped_rows[place], index_M, sets_MK)
-            for place, swap_L in enumerate(self.swap_ids_BL)
+            else self._restored(swap_L, index_M, sets_MK)
+            for swap_L in self.swap_ids_BL
         ]
         return Measured(*np.stack(of_each, axis=-1)[:, places_N.ravel()])
 
@@ -400,21 +393,12 @@ class FarContext:
             far=(self.token_ids_L, sets_NK),
         )
 
-    @cached_property
-    def _swapped_rows(self) -> list[Prefix]:
-        """Each swap's distant tokens, read once: all targets and sets share those before a first token."""
-        num_far = int(self.num_far_tokens_T[-1])
-        return [
-            read_prefix(self.model, swap_L[:num_far]) for swap_L in self.swap_ids_BL if swap_L is not None
-        ]
-
-    def _restored(
-        self, swap_L: np.ndarray, swapped: Prefix, target_index_N: np.ndarray, sets_NK: np.ndarray
-    ) -> np.ndarray:
+    def _restored(self, swap_L: np.ndarray, target_index_N: np.ndarray, sets_NK: np.ndarray) -> np.ndarray:
         """loss(t | B with the sets) and its divergence in one swapped context: [2, N].
 
-        Only rows from the first restored token on depend on the set.
+        Only rows from the first restored token on depend on the set: those before are read once.
         """
+        swapped = read_prefix(self.model, swap_L[: self.num_far_tokens_T[-1]])
         batches = self.batching.by_start(sets_NK[:, 0], self.lengths.long_context_length - 1)
 
         def restorations() -> Iterator[Pass]:

@@ -1,4 +1,4 @@
-"""The flags of every measuring stage, and which tokens are predicted.
+"""The flags of every measuring stage, which tokens are predicted, and what is placed before them.
 
 No torch here: --help and a wrong flag answer at once.
 
@@ -6,6 +6,7 @@ Shapes: T targets.
 """
 
 import argparse
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,11 @@ LONGEST_EXACT = 2048
 """Tokens of the long context up to which rules leave_one_out* leave out every distant token by default."""
 BLOCKS = 32
 """Blocks that a round leaves out by default, beside one for each target."""
+OWN = "own"
+SWAP = "swap"
+LAST = "last"
+NEAR = "near"
+"""Kinds of placement: distant tokens of the same text; of another; fewer near tokens; near tokens alone."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,39 @@ class ContextLengths:
     def num_far_tokens_T(self) -> np.ndarray:
         """Distant-context tokens of each target: the distant context of t is [0, t - s)."""
         return self.targets_T - self.short_context_length
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Distant tokens before the near ones: `own:192`, `swap:512@10752`, `swap:192/32`, or `last:4`.
+
+    KIND:NUMBER[/SPAN][@START]: NUMBER distant tokens stand at the position IDs 0 to SPAN - 1, evenly, several
+    at one ID where SPAN is smaller; the near tokens begin at ID START. Left out, SPAN is NUMBER, and START is
+    SPAN: all IDs without gaps. `last:N` is the last N of the near tokens, and nothing else.
+    """
+
+    name: str
+    kind: str
+    num_distant: int
+    span: int
+    near_start: int
+
+    @classmethod
+    def parse(cls, name: str) -> "Placement":
+        """Read a placement; InputError says what is wrong with it."""
+        found = re.fullmatch(r"(own|swap|last):([1-9]\d{0,8})(?:/([1-9]\d{0,8}))?(?:@(\d{1,9}))?", name)
+        if found is None or (found[1] == LAST and (found[3] or found[4])):
+            raise InputError(
+                f"--placements: '{name}' is none; examples: own:192, swap:512@10752, swap:192/32, last:4"
+            )
+        number = int(found[2])
+        span = int(found[3] or number)
+        start = int(found[4] or span)
+        if start < span:
+            raise InputError(
+                f"--placements {name}: the near tokens begin at ID {start}, among the distant ones"
+            )
+        return cls(name, found[1], number, span, start)
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,14 +7,11 @@ same text or of another, few or many, at distances seen in training or not.
 Shapes: L chunk, B near contexts of N tokens, D distant tokens; T targets, Q in each near context (T = B Q).
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from pipeline.cli import InputError
 from pipeline.measuring.contexts import (
     Batching,
     Measured,
@@ -24,46 +21,8 @@ from pipeline.measuring.contexts import (
     measured_contexts,
     measured_windows,
 )
+from pipeline.measuring.flags import LAST, NEAR, SWAP, Placement
 from pipeline.models.interface import CausalLM, Predictions, Prefix
-
-OWN = "own"
-SWAP = "swap"
-LAST = "last"
-NEAR = "near"
-"""Kinds of placement: distant tokens of the same text; of another; fewer near tokens; near tokens alone."""
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Distant tokens before the near ones: `own:192`, `swap:512@10752`, `swap:192/32`, or `last:4`.
-
-    KIND:NUMBER[/SPAN][@START]: NUMBER distant tokens stand at the position IDs 0 to SPAN - 1, evenly, several
-    at one ID where SPAN is smaller; the near tokens begin at ID START. Left out, SPAN is NUMBER, and START is
-    SPAN: all IDs without gaps. `last:N` is the last N of the near tokens, and nothing else.
-    """
-
-    name: str
-    kind: str
-    num_distant: int
-    span: int
-    near_start: int
-
-    @classmethod
-    def parse(cls, name: str) -> "Placement":
-        """Read a placement; InputError says what is wrong with it."""
-        found = re.fullmatch(r"(own|swap|last):([1-9]\d{0,8})(?:/([1-9]\d{0,8}))?(?:@(\d{1,9}))?", name)
-        if found is None or (found[1] == LAST and (found[3] or found[4])):
-            raise InputError(
-                f"--placements: '{name}' is none; examples: own:192, swap:512@10752, swap:192/32, last:4"
-            )
-        number = int(found[2])
-        span = int(found[3] or number)
-        start = int(found[4] or span)
-        if start < span:
-            raise InputError(
-                f"--placements {name}: the near tokens begin at ID {start}, among the distant ones"
-            )
-        return cls(name, found[1], number, span, start)
 
 
 def distant_ids(num_distant: int, span: int) -> np.ndarray:

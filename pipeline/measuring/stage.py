@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.cli import InputError, is_out_of_memory, logger, progress
+from pipeline.cli import InputError, logger, progress
 from pipeline.measuring.contexts import Batching
 from pipeline.models.devices import keep_freed_memory, usable_device, warn_of_slow_bfloat16
 from pipeline.models.interface import CausalLM, NotFiniteLossError, num_positions_of
@@ -133,7 +133,7 @@ def measure_documents(
                     documents, index, length, arguments.max_chunks_per_document, num_other_documents
                 ):
                     where = f" of document {chunk.document_id}, or of the document that is its null,"
-                    with failures_in_words(name, length, chunk.start, where):
+                    with failures_in_words(name, chunk.start, where):
                         append_columns(tables, measure(loaded, chunk))
                 # Whole shards only: a killed run takes up again with those that are missing.
                 if index == shards[shard][-1]:
@@ -191,20 +191,12 @@ def _load(
 
 
 @contextmanager
-def failures_in_words(model: str, num_tokens: int, start: int, where: str = "") -> Iterator[None]:
-    """Turn a loss that is no number, and a lack of memory, into an InputError; `start`: of the tokens."""
+def failures_in_words(model: str, start: int, where: str = "") -> Iterator[None]:
+    """Turn a loss that is no number into an InputError; `start` is where the chunk begins."""
     try:
         yield
     except NotFiniteLossError as error:
         raise InputError(
-            f"model '{model}' gives the token at position"
-            f" {start + error.target_position}{where} a {error.what} of {error.loss}: its weights are"
-            " damaged, or --dtype is too coarse for them"
-        ) from error
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise InputError(
-            f"the memory does not suffice for a chunk of {num_tokens} tokens with model '{model}'; choose a"
-            " shorter --long-context-length, or --dtype bfloat16"
+            f"model '{model}' gives the token at position {start + error.target_position}{where} a"
+            f" {error.what} of {error.loss}: its weights are damaged, or --dtype is too coarse for them"
         ) from error

@@ -6,7 +6,8 @@ import torch
 from hugging_face_families import make_model
 
 from pipeline.measuring.contexts import Batching, read_prefix
-from pipeline.measuring.placed import Placement, distant_ids, measured_placements
+from pipeline.measuring.flags import Placement
+from pipeline.measuring.placed import distant_ids, measured_placements
 from pipeline.models.huggingface import HuggingFaceCausalLM
 
 TEXT, OTHER = np.random.default_rng(6).integers(0, 48, (2, 30))
