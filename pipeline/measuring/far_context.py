@@ -55,6 +55,9 @@ from pipeline.models.interface import (
 )
 from pipeline.results.schemas import OTHER_DOCUMENT, OWN
 
+Swaps = np.ndarray | Sequence[None]
+"""What replaces what is left out, one after another: chunks of other documents [B, L] under the ablation
+`swap`; under `mask` (None,), which is nothing."""
 Inspect = Callable[[CausalLM, ReadText], torch.Tensor]
 """Given a model and what it reads, a number for each target and row: [T, S], or several: [..., T, S]."""
 
@@ -121,7 +124,7 @@ def leave_blocks_out(
     sequence: PackedSequence,
     batching: Batching,
     full: FullPass,
-    stand_ins: Sequence[np.ndarray | None],
+    stand_ins: Swaps,
     num_blocks: int | None,
 ) -> tuple[Measured, Measured]:
     """Leave out blocks of distant tokens, split those that matter, and so on down to single tokens.
@@ -243,9 +246,8 @@ class FarContext:
     """Holds the distant tokens."""
     own: Optional["FarContext"] = None
     """The chunk's own distant context, of a null; None: this is it, and its tokens are the chunk's."""
-    swap_ids_BL: Sequence[np.ndarray | None] = (None,)
-    """What replaces what is left out, one after another: chunks of other documents under the ablation `swap`;
-    under `mask` None, which is nothing. Measurements are means over them."""
+    swap_ids_BL: Swaps = (None,)
+    """Measurements are means over them."""
     screen: int | None = None
     """Blocks that a round of `leave_blocks_out` leaves out; None: each token is left out."""
     seed: Sequence[int] = (0,)
