@@ -29,7 +29,7 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 
 import argparse
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from pipeline.cli import InputError, folder_path, positive_int, stage_parser
 from pipeline.measuring.flags import ContextLengths, add_stage_arguments
@@ -46,11 +46,9 @@ if TYPE_CHECKING:
     from pipeline.results.schemas import Columns
     from pipeline.text.chunks import Chunk
 
-STAGE = "evaluate_tokens"
 CHOOSING = "influential_tokens"
 # These change no number, so the two stages may differ in them.
 _HOW_THE_WORK_WAS_CUT = ("num_shards", "documents_per_shard")
-_NAMES_OF_FLAGS = ("long_context_length", "targets_per_chunk", "max_chunks_per_document")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -77,14 +75,19 @@ def check(arguments: argparse.Namespace) -> None:
 def main(arguments: argparse.Namespace) -> None:
     """Try the choices on every checkpoint, chunk by chunk."""
     selector, made_by = _made_by(arguments)
-    settings = _settings(arguments, made_by["settings"])
+    settings = {
+        name: value for name, value in made_by["settings"].items() if name not in _HOW_THE_WORK_WAS_CUT
+    }
+    num_swaps = arguments.num_swaps or settings.get("num_swaps") or 1
+    settings["ablation"] = arguments.ablation or settings["ablation"]
+    settings["num_swaps"] = num_swaps if settings["ablation"] == SWAP else None
     _refuse_a_mixture(arguments, selector, settings)
     measuring = Measuring(
         lengths=ContextLengths.of(settings),
         rules=settings["rules"],
         ks=settings["k"],
         ablation=settings["ablation"],
-        num_swaps=settings["num_swaps"] or 1,
+        num_swaps=num_swaps,
         null_fraction=settings.get("null_fraction") or 1.0,
         minimum_gain=settings["minimum_gain"],
         screen=settings.get("screen"),
@@ -95,29 +98,28 @@ def main(arguments: argparse.Namespace) -> None:
     from pipeline.measuring.stage import measure_documents
 
     files = sources(arguments.choices, CHOOSING, [selector], must_be_complete=True)
-    choices = {} if arguments.status else _read_choices(arguments.choices, selector, measuring)
+    choices = {} if arguments.status else _read_choices(arguments.choices, selector, measuring.lengths)
 
-    def measure(loaded: "LoadedModel", chunk: "Chunk", _: "LoadedModel | None") -> "dict[str, Columns]":
+    def measure(loaded: "LoadedModel", chunk: "Chunk") -> "dict[str, Columns]":
         contexts = contexts_of(loaded, chunk, measuring)
         # Ranked again from the same seed: tables of the choices end at the largest --k, and controls are
         # studied up to the whole distant context.
         controls = chosen_positions(contexts, chunk, measuring, CONTROLS)
-        chosen = {
-            # In the selector's order: to the last bit, losses depend on what a pass holds beside them.
-            name: {rule: {**of_rules, **controls[name]}[rule] for rule in measuring.rules if rule in of_rules}
-            for name, of_rules in choices[chunk.document_id, chunk.chunk_index].items()
-        }
+        chosen: dict[str, dict[str, np.ndarray]] = {}
+        for name, of_controls in controls.items():
+            chosen[name] = {
+                rule: of_controls[rule]
+                if rule in CONTROLS
+                else choices[chunk.document_id, chunk.chunk_index, name, rule]
+                for rule in measuring.rules_in(name, chunk.document_id)
+            }
         return tried_tokens(loaded.name, contexts, chunk, chosen, measuring)
 
-    of_choices = {
-        **{name: settings[name] for name in _NAMES_OF_FLAGS},
-        "target_stride": settings.get("target_stride") or 1,
-        # As many as were used: nulls and swaps are the next documents, and wrap around at the last.
-        "max_documents": settings["num_documents"],
-    }
+    # As many documents as were used: nulls and swaps are the next ones, and wrap around at the last.
+    of_choices = {"target_stride": 1, **settings, "max_documents": settings["num_documents"]}
     measure_documents(
-        argparse.Namespace(**{**vars(arguments), **of_choices}),
-        STAGE,
+        argparse.Namespace(**{**of_choices, **vars(arguments)}),
+        "evaluate_tokens",
         settings,
         measure,
         selector=selector,
@@ -147,25 +149,16 @@ def _made_by(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     return name, made_by
 
 
-def _settings(arguments: argparse.Namespace, of_choices: Mapping[str, Any]) -> dict[str, Any]:
-    """How the choices were made, and how they are tried."""
-    settings = {name: value for name, value in of_choices.items() if name not in _HOW_THE_WORK_WAS_CUT}
-    settings["ablation"] = arguments.ablation or of_choices["ablation"]
-    asked = arguments.num_swaps or of_choices.get("num_swaps") or 1
-    settings["num_swaps"] = asked if settings["ablation"] == SWAP else None
-    return settings
-
-
 def _refuse_a_mixture(arguments: argparse.Namespace, selector: str, settings: Mapping[str, Any]) -> None:
     """Refuse a folder in which the selector tried its own choice in another way, or tried it itself."""
     if (made_by := read_made_by(arguments.results, CHOOSING).get(selector)) is None:
         return
     from pipeline.models.load import name_of  # late, as above
 
-    earlier = _settings(argparse.Namespace(ablation=None, num_swaps=None), made_by["settings"])
-    if any(name_of(word, arguments.revision) == selector for word in arguments.checkpoints):
+    if any(name_of(word) == selector for word in arguments.checkpoints):
         raise InputError(f"model '{selector}' has tried its own choice in {arguments.results} when it chose")
-    if changes := differences(earlier, settings):
+    how_it_was_cut = dict.fromkeys(_HOW_THE_WORK_WAS_CUT)
+    if changes := differences({**made_by["settings"], **how_it_was_cut}, settings):
         raise InputError(
             f"{arguments.results} holds {CHOOSING} of model '{selector}' made with other settings:"
             f" {'; '.join(changes)}; choose another --results folder"
@@ -173,18 +166,13 @@ def _refuse_a_mixture(arguments: argparse.Namespace, selector: str, settings: Ma
 
 
 def _read_choices(
-    folder: Path, selector: str, measuring: Measuring
-) -> "dict[tuple[str, int], dict[str, dict[str, np.ndarray]]]":
-    """Document and chunk -> `Choices`, positions counted from the start of the chunk."""
-    lengths = measuring.lengths
+    folder: Path, selector: str, lengths: ContextLengths
+) -> "dict[tuple[Any, ...], np.ndarray]":
+    """Document, chunk, distant context and rule -> positions counted from the start of the chunk: [T, K]."""
     keys = ["document_id", "chunk_index", "distant_context", "rule"]
     order = [*keys, "target_position", "rank"]
     rows = read_artefact(folder, CHOOSING, [*order, "context_position"], {"model": [selector]})
-    choices: dict[tuple[str, int], dict[str, dict[str, np.ndarray]]] = {}
-    for key, of_rule in rows.sort_values(order).groupby(keys, sort=False):
-        document, chunk, distant_context, rule = cast("tuple[str, int, str, str]", key)
-        start = chunk * lengths.long_context_length
-        # Sorted by target and rank above, and every target has all ranks.
-        positions_TK = of_rule["context_position"].to_numpy().reshape(lengths.num_targets, -1) - start
-        choices.setdefault((document, chunk), {}).setdefault(distant_context, {})[rule] = positions_TK
-    return choices
+    rows["context_position"] -= rows["chunk_index"] * lengths.long_context_length
+    # Sorted by target and rank, and every target has all ranks.
+    of_rules = rows.sort_values(order).groupby(keys, sort=False)["context_position"]
+    return {key: positions.to_numpy().reshape(lengths.num_targets, -1) for key, positions in of_rules}

@@ -66,10 +66,6 @@ from pipeline.measuring.rules import (
 )
 from pipeline.results.versions import sha256_of_files
 
-STAGE = "influential_tokens"
-ENGINE = "left_out_at_kept_position_ids"
-"""How contexts are made, as results name it: what is not in a context is no row of the sequence."""
-
 
 def parser() -> argparse.ArgumentParser:
     """The stage's command line."""
@@ -137,7 +133,8 @@ def main(arguments: argparse.Namespace) -> None:
         "minimum_gain": measuring.minimum_gain,
         "seed": measuring.seed,
         "ablation": measuring.ablation,
-        "engine": ENGINE,
+        # How contexts are made: what is not in a context is no row of the sequence.
+        "engine": "left_out_at_kept_position_ids",
         # What is really done: --screen has no effect on short contexts, or without leave-one-out.
         "screen": measuring.num_blocks,
         "num_swaps": num_swaps,
@@ -147,8 +144,8 @@ def main(arguments: argparse.Namespace) -> None:
     # A chunk comes with the same chunk of the documents after it: of its null, then of its swaps.
     measure_documents(
         arguments,
-        STAGE,
+        "influential_tokens",
         settings,
-        lambda loaded, chunk, _: measure_chunk(loaded, chunk, measuring),
+        lambda loaded, chunk: measure_chunk(loaded, chunk, measuring),
         num_other_documents=1 + (num_swaps or 0),
     )

@@ -34,23 +34,21 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
     start(__file__)
 
 import argparse
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pipeline.cli import InputError, positive_int, stage_parser
-from pipeline.measuring.flags import ContextLengths, add_evaluation_arguments
+from pipeline.measuring.flags import LAST, OWN, SWAP, ContextLengths, Placement, add_evaluation_arguments
+from pipeline.results.schemas import Columns, append_columns
+from pipeline.text.chunks import Chunk
+from pipeline.text.folder import TokenizedData
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy as np
-
-    from pipeline.measuring.placed import Placement
     from pipeline.measuring.stage import LoadedModel
     from pipeline.models.interface import CausalLM, Prefix
-    from pipeline.results.schemas import Columns
-    from pipeline.text.chunks import Chunk
-    from pipeline.text.folder import TokenizedData
 
 
 def parser() -> argparse.ArgumentParser:
@@ -72,37 +70,34 @@ def parser() -> argparse.ArgumentParser:
     return stage
 
 
-def check(arguments: argparse.Namespace) -> "tuple[ContextLengths, list[Placement]]":
+def check(arguments: argparse.Namespace) -> tuple[ContextLengths, list[Placement]]:
     """What is predicted, and the placements; refuse those that cannot be read, or need more than a chunk."""
-    from pipeline.measuring.placed import LAST, OWN, Placement
-
     # The stage has no short context; 1 is the least that `ContextLengths` takes.
     lengths = ContextLengths.of(vars(arguments), 1)
     placements = [Placement.parse(name) for name in dict.fromkeys(arguments.placements)]
+    most_own = max((one.num_distant for one in placements if one.kind == OWN), default=0)
+    most_last = max((one.num_distant for one in placements if one.kind == LAST), default=0)
     near = arguments.near_context_length
-    # Shared near tokens end before the last target; others before each, so the first target decides.
-    before = lengths.long_context_length - 1 if arguments.share_near else lengths.first_target
-    own = max([placement.num_distant for placement in placements if placement.kind == OWN], default=0)
-    if near + own > before or (arguments.share_near and arguments.targets_per_chunk > near):
-        raise InputError(
-            f"{own} distant and {near} near tokens do not fit: {before} tokens of the chunk are before"
-            f" the {'last' if arguments.share_near else 'first'} of its targets; choose a larger"
-            " --long-context-length"
-        )
-    # Of shared near tokens the first target sees fewer than the last, by as much as it stands before it.
+    # Shared near tokens end before the last target, and the first target sees as many fewer of them as it
+    # stands before that one; others end before each target, so that the first one decides.
     fewer = lengths.long_context_length - 1 - lengths.first_target if arguments.share_near else 0
-    most = min(near - 1 - fewer, lengths.first_target)
-    if any(placement.kind == LAST and placement.num_distant > most for placement in placements):
-        raise InputError(f"--placements last:N: N must be at most {most}, the tokens that every target has")
+    before = lengths.first_target + fewer
+    seen = near - fewer
+    if near + most_own > before or most_last >= seen:
+        raise InputError(
+            f"{most_own} distant and {near} near tokens, or last:{most_last}, do not fit: {before} tokens of"
+            f" the chunk are before the {'last' if arguments.share_near else 'first'} target, and the first"
+            f" target sees {seen} near tokens; choose a larger --long-context-length"
+        )
     return lengths, placements
 
 
 def _distant_texts(
-    data: "TokenizedData", names: "Sequence[str] | None", num_tokens: int
-) -> "dict[str, np.ndarray]":
+    data: TokenizedData, names: Sequence[str] | None, num_tokens: int
+) -> dict[str, np.ndarray]:
     """The first tokens of the documents named, or of the last three with so many."""
     tokens_of = {
-        document.document_id: document.token_ids[:num_tokens].astype("int64")
+        document.document_id: document.token_ids[:num_tokens].astype(np.int64)
         for document in data.evaluation_documents()
         if len(document.token_ids) >= num_tokens
     }
@@ -116,26 +111,25 @@ def _distant_texts(
 def main(arguments: argparse.Namespace) -> None:
     """Measure every chunk of every checkpoint."""
     lengths, placements = check(arguments)
-
     # Imported late, for a --help, and a refusal, at once.
-    from pipeline.measuring.placed import SWAP, NearContexts, measured_placements, read_distant
+    from pipeline.measuring.contexts import read_prefix
+    from pipeline.measuring.placed import distant_ids, measured_placements
     from pipeline.measuring.stage import measure_documents
-    from pipeline.results.schemas import append_columns
-    from pipeline.text.folder import TokenizedData
 
     swaps = {(placement.num_distant, placement.span) for placement in placements if placement.kind == SWAP}
     texts: dict[str, np.ndarray] = {}
     if swaps:
         data = TokenizedData.open(arguments.data)
         texts = _distant_texts(data, arguments.distant_documents, max(number for number, _ in swaps))
-    near = NearContexts.of(lengths.targets_T, arguments.near_context_length, are_shared=arguments.share_near)
+    targets_T = lengths.targets_T
+    targets_BQ = targets_T[None] if arguments.share_near else targets_T[:, None]
 
     @lru_cache(maxsize=len(swaps) * len(texts))  # of one model: the next one's push them out
     def read(model: "CausalLM", document_id: str, num_distant: int, span: int) -> "Prefix":
-        return read_distant(model, texts[document_id][:num_distant], span)
+        return read_prefix(model, texts[document_id][:num_distant], distant_ids(num_distant, span))
 
-    def measure(loaded: "LoadedModel", chunk: "Chunk", _: "LoadedModel | None") -> "dict[str, Columns]":
-        def distant_of(placement: "Placement") -> "dict[str, Prefix]":
+    def measure(loaded: "LoadedModel", chunk: Chunk) -> dict[str, Columns]:
+        def distant_of(placement: Placement) -> "dict[str, Prefix]":
             return {
                 document_id: read(loaded.model, document_id, placement.num_distant, placement.span)
                 for document_id in texts
@@ -145,10 +139,16 @@ def main(arguments: argparse.Namespace) -> None:
         tables: dict[str, Columns] = {}
         num_targets = lengths.num_targets
         for name, document_id, found, entropies_T in measured_placements(
-            loaded.model, chunk.token_ids_L, near, placements, loaded.batching, distant_of
+            loaded.model,
+            chunk.token_ids_L,
+            targets_BQ,
+            arguments.near_context_length,
+            placements,
+            loaded.batching,
+            distant_of,
         ):
-            columns = chunk.target_columns(lengths.targets_T) | {
-                "target_token_id": chunk.token_ids_L[lengths.targets_T].tolist(),
+            columns = chunk.target_columns(targets_T) | {
+                "target_token_id": chunk.token_ids_L[targets_T].tolist(),
                 "placement": [name] * num_targets,
                 "distant_document_id": [document_id] * num_targets,
                 "loss": found.losses.tolist(),

@@ -56,9 +56,6 @@ def parser() -> argparse.ArgumentParser:
     add("--context-lengths", type=positive_int, nargs="*", metavar="C",
         help="measure the losses at these context lengths, in tokens; if none is named: 8, 12, 16, 24, …"
         " doubling in two steps up to what the first target has before it")
-    stage.add_argument("--reference-model", metavar="MODEL",
-        help="a checkpoint of the same tokenizer, named as --checkpoints are, that every prediction under the"
-        " long context is compared with: a long-context seed, for the expected gap (default: none)")
     # fmt: on
     return stage
 
@@ -73,8 +70,6 @@ def check(arguments: argparse.Namespace) -> tuple[ContextLengths, list[int]]:
     """Which tokens are predicted, and the context lengths, if any; refuse lengths that do not fit."""
     if arguments.context_lengths is None:
         return ContextLengths.of(vars(arguments)), []
-    if arguments.reference_model:
-        raise InputError("--context-lengths is measured without --reference-model")
     # There is no short context here: one token fits wherever there is anything to measure.
     lengths = ContextLengths.of(vars(arguments), 1)
     context_lengths = sorted(set(arguments.context_lengths or default_context_lengths(lengths.first_target)))
@@ -90,21 +85,17 @@ def main(arguments: argparse.Namespace) -> None:
     """Measure every chunk of every checkpoint."""
     lengths, context_lengths = check(arguments)
     # Imported late, for a --help, and a refusal, at once.
-    from pipeline.measuring.contexts import full_pass, measured_in_sequence, measured_windows
+    from pipeline.measuring.contexts import measured_windows
     from pipeline.measuring.far_context import FarContext
     from pipeline.measuring.stage import measure_documents
-    from pipeline.models.interface import NotFiniteLossError
-    from pipeline.text.folder import TokenizedData
 
-    vocabulary_size = TokenizedData.open(arguments.data).vocabulary_size
+    targets_T = lengths.targets_T
 
-    def measure_lengths(
-        loaded: "LoadedModel", chunk: "Chunk", _: "LoadedModel | None"
-    ) -> "dict[str, Columns]":
+    def measure_lengths(loaded: "LoadedModel", chunk: "Chunk") -> "dict[str, Columns]":
         chunk_L = chunk.token_ids_L
         long = FarContext(loaded.model, lengths, loaded.batching, chunk_L, chunk_L).predictions
         measured = [
-            measured_windows(loaded.model, chunk_L, lengths.targets_T, length, loaded.batching, long)
+            measured_windows(loaded.model, chunk_L, targets_T, length, loaded.batching, long)
             for length in context_lengths
         ]
         columns: Columns = {
@@ -119,11 +110,8 @@ def main(arguments: argparse.Namespace) -> None:
         }
         return {"length_losses": columns}
 
-    def measure_differences(
-        loaded: "LoadedModel", chunk: "Chunk", reference: "LoadedModel | None"
-    ) -> "dict[str, Columns]":
+    def measure_differences(loaded: "LoadedModel", chunk: "Chunk") -> "dict[str, Columns]":
         chunk_L = chunk.token_ids_L
-        targets_T = lengths.targets_T
         # No tokens are chosen, so no null is needed, and its document can be the swap.
         swap_ids_1L = chunk.null_token_ids_L[None]
         own = FarContext(loaded.model, lengths, loaded.batching, chunk_L, chunk_L, swap_ids_BL=swap_ids_1L)
@@ -141,32 +129,11 @@ def main(arguments: argparse.Namespace) -> None:
             "short_context_divergence": own.short.divergences.tolist(),
             "swapped_context_divergence": swapped.divergences.tolist(),
         }
-        if reference is loaded:
-            # Exactly 0: a second pass would add nothing but rounding.
-            columns["reference_divergence"] = [0.0] * lengths.num_targets
-        elif reference is not None:
-            (sequence,) = own.sequences
-            # Embeddings may be padded beyond the data's vocabulary, to other sizes.
-            size = min(vocabulary_size, loaded.model.vocabulary_size, reference.model.vocabulary_size)
-            try:
-                predictions = full_pass(reference.model.cut_to(size), sequence).predictions
-            except NotFiniteLossError as error:
-                # Otherwise the stage would blame the checkpoint that it is measuring.
-                error.model_name = reference.name
-                raise
-            found = measured_in_sequence(loaded.model.cut_to(size), sequence, predictions)
-            columns["reference_divergence"] = found.divergences.tolist()
         return {"loss_differences": columns}
 
     if context_lengths:
-        settings: dict[str, object] = {"context_lengths": context_lengths}
-        measure_documents(arguments, "length_losses", settings, measure_lengths, num_other_documents=0)
+        lengths_only = {"context_lengths": context_lengths}
+        measure_documents(arguments, "length_losses", lengths_only, measure_lengths, num_other_documents=0)
     else:
         settings = {"short_context_length": lengths.short_context_length}
-        measure_documents(
-            arguments,
-            "loss_differences",
-            settings,
-            measure_differences,
-            reference_model=arguments.reference_model,
-        )
+        measure_documents(arguments, "loss_differences", settings, measure_differences)

@@ -19,7 +19,7 @@ from pipeline.measuring.explanation import swap_text as swap_tokens
 from pipeline.measuring.far_context import FarContext
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.given import GivenModel
-from pipeline.measuring.rules import ABLATIONS, SWAP, Measuring, find_rule
+from pipeline.measuring.rules import ABLATIONS, LEAVE_ONE_OUT_RULES, SWAP, Measuring, find_rule
 from pipeline.measuring.sparsity import chosen_positions, chosen_tokens, contexts_of, tried_tokens
 from pipeline.measuring.stage import failures_in_words
 from pipeline.results.schemas import DIVERGENCE, OTHER_DOCUMENT, OWN, Columns
@@ -107,7 +107,7 @@ def losses(
     loaded = given.ready(length, read.ids, read.tokenizer, read.bos_token_ids)
     for text, start, lengths in progress(chunks, "losses", "chunk"):
         ids_L = read.ids[text][start : start + lengths.long_context_length]
-        with failures_in_words(given.name, len(ids_L), start, f" of text {text}"):
+        with failures_in_words(given.name, start, f" of text {text}"):
             own = FarContext(loaded.model, lengths, loaded.batching, ids_L, ids_L)
             long_T = own.long_losses_T
             short_T = own.short.losses
@@ -242,20 +242,20 @@ def influential_tokens(
         ids_L = read.ids[text][start : start + measuring.lengths.long_context_length]
         # The ID is of the text, so that rules that draw do it anew for each.
         chunk = Chunk(f"{text:016x}", number, ids_L, others_NL[:, : len(ids_L)], start)
-        with failures_in_words(given.name, len(ids_L), start, f" of text {text}"):
+        with failures_in_words(given.name, start, f" of text {text}"):
             contexts = contexts_of(loaded[0], chunk, measuring)
             choices = chosen_positions(contexts, chunk, measuring)
             tables = chosen_tokens(contexts, chunk, choices, measuring)
             chosen = pd.DataFrame(tables["influential_tokens"]).query(f"distant_context == '{OWN}'")
             chosen["divergence"] = np.nan
-            if measuring.leaves_out(OWN, chunk.document_id):
+            if rule in LEAVE_ONE_OUT_RULES:
                 sources_TK = choices[OWN][rule][:, : measuring.ks[-1]]
-                moved_TK = np.take_along_axis(contexts[OWN].divergence_TF, sources_TK, axis=1)
+                moved_TK = np.take_along_axis(contexts[OWN].influence.divergences, sources_TK, axis=1)
                 # Rows of the frame run target by target, rank by rank, as ravel does.
                 chosen["divergence"] = moved_TK.ravel()
         # Evaluators try the sources in place of the model that chose.
         for one in loaded[1:] or loaded:
-            with failures_in_words(one.name, len(ids_L), start, f" of text {text}"):
+            with failures_in_words(one.name, start, f" of text {text}"):
                 of_one = contexts if one is loaded[0] else contexts_of(one, chunk, measuring)
                 tried = tried_tokens(one.name, of_one, chunk, choices, measuring)
             frames.append(_frame(read, text, chosen, tried, measuring.ks))
@@ -344,7 +344,6 @@ def explain(
         special_tokens=special_tokens,
         dtype=dtype,
         device=device,
-        revision=None,
         trust_remote_code=False,
     )
     check(arguments)

@@ -29,7 +29,7 @@ from statsmodels.stats.multitest import multipletests
 from analysis import drawing
 from analysis.figures.slopes import SPARSITY, Design, Row, full_rank, single, spline
 from analysis.read import interval_over_documents, mean_columns, rows_by, sample_counts
-from pipeline.measuring.placed import NEAR, Placement
+from pipeline.measuring.flags import NEAR, Placement
 from pipeline.results.read import read_artefact
 from pipeline.text.folder import TokenizedData, training_token_counts
 

@@ -17,9 +17,9 @@ N contexts or windows, C tokens of a context, F distant-context tokens, H heads 
 shared window, Q targets of one.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -62,23 +62,20 @@ class Batching:
         """Sequences of `num_rows` rows that a batch holds, at least one; whatever memory there is."""
         return max(1, self.tokens_per_batch // num_rows)
 
-    def by_start(
-        self, starts_N: np.ndarray, stop: int, side: Literal["left", "right"] = "left"
-    ) -> list[np.ndarray]:
+    def by_start(self, starts_N: np.ndarray, stop: int) -> list[np.ndarray]:
         """The batches of sequences that run from some row each up to one row, as places in `starts_N`.
 
         A batch runs from its first start on. Starts within a quarter of its rows keep those run in vain to an
-        eighth; with `side` "right", also those a whole quarter away (that moves last bits only).
+        eighth.
         """
         batches = []
         # Stable, so that equal starts fall into the same batches on every machine.
         rest_N = np.argsort(starts_N, kind="stable")
         while len(rest_N):
             num_rows = stop - int(starts_N[rest_N[0]])
-            # If the first sequence has 300 rows to run, those that start fewer than 75 rows later join it.
-            num_near = int(np.searchsorted(starts_N[rest_N], stop - num_rows + num_rows // 4, side))
-            # With fewer than four rows left, side "left" finds not even the first one near.
-            size = max(1, min(self.num_sequences(num_rows), num_near))
+            # If the first sequence has 300 rows to run, those that start at most 75 rows later join it.
+            num_near = int(np.searchsorted(starts_N[rest_N], stop - num_rows + num_rows // 4, "right"))
+            size = min(self.num_sequences(num_rows), num_near)
             batches.append(rest_N[:size])
             rest_N = rest_N[size:]
         return batches
@@ -138,25 +135,10 @@ class Measured(NamedTuple):
     divergences: np.ndarray
     """divergence(t | C) = KL(p(. | long) || p(. | C)): it never sees x_t; 0 at C = long."""
 
-    @classmethod
-    def of_each(cls, parts: Sequence["Measured"]) -> "Measured":
-        """Several of one shape, which become a last axis: [..., B]."""
-        return cls(*(np.stack(values, axis=-1) for values in zip(*parts, strict=True)))
-
     @property
     def over_swaps(self) -> "Measured":
         """The mean over the last axis."""
         return Measured(self.losses.mean(-1), self.divergences.mean(-1))
-
-    @property
-    def flat(self) -> "Measured":
-        """The values in one axis."""
-        return Measured(self.losses.ravel(), self.divergences.ravel())
-
-    @classmethod
-    def joined(cls, parts: Sequence["Measured"]) -> "Measured":
-        """Several, one after another."""
-        return cls(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
 
 class Pass(NamedTuple):
@@ -178,20 +160,18 @@ def measured_passes(model: CausalLM, reference: Predictions, passes: Iterable[Pa
     """
     queued = []
     for rows, target_ids, reference_index, prefix in passes:
-        shape = rows.query_rows_BT.shape
         hidden_BTD = hidden_states(model, rows, prefix)
-        targets_BT = to_device(target_ids, model.device).expand(shape)
-        index_BT = torch.as_tensor(reference_index).expand(shape)
-        values = losses_and_divergences(model, hidden_BTD, targets_BT, reference, index_BT)
-        # IDs and query rows stay only to say, in an error, which position is not finite.
-        queued.append((torch.as_tensor(rows.position_ids_BS), torch.as_tensor(rows.query_rows_BT), values))
+        targets_BT = to_device(target_ids, model.device).expand(hidden_BTD.shape[:2])
+        index_BT = torch.as_tensor(reference_index)
+        queued.append((rows, losses_and_divergences(model, hidden_BTD, targets_BT, reference, index_BT)))
     measured = []
-    for position_ids_BS, query_rows_BT, values in queued:
+    for rows, values in queued:
+        where = torch.as_tensor(rows.position_ids_BS), torch.as_tensor(rows.query_rows_BT)
         # This copy is what waits for the device, and by now every pass is queued.
-        on_host = [values_BT.cpu() for values_BT in values]
-        for kind, values_BT in zip(("loss", "divergence"), on_host, strict=True):
-            refuse_not_finite(values_BT, position_ids_BS, query_rows_BT, kind)
-        measured.append(Measured(*(values_BT.numpy() for values_BT in on_host)))
+        losses_BT, divergences_BT = (values_BT.cpu() for values_BT in values)
+        refuse_not_finite(losses_BT, *where)
+        refuse_not_finite(divergences_BT, *where, "divergence")
+        measured.append(Measured(losses_BT.numpy(), divergences_BT.numpy()))
     return measured
 
 
@@ -204,34 +184,47 @@ def measured_contexts(
     leaving tokens out is exact, and their IDs, ascending, keep them in place. The arrays hold all N.
     """
     rows, target_ids_NT, reference_index_NT, prefix = contexts
-    batches = batching.of_many(*rows.token_ids_BS.shape)
     # A generator: only one batch at a time is sliced and sent to the device.
     passes = (
         Pass(rows.of_sequences(batch), target_ids_NT[batch], reference_index_NT[batch], prefix)
-        for batch in batches
+        for batch in batching.of_many(*rows.token_ids_BS.shape)
     )
-    return Measured.joined(measured_passes(model, reference, passes))
+    return Measured(*np.concatenate(measured_passes(model, reference, passes), axis=1))
 
 
 def measured_windows(
     model: CausalLM,
     chunk_L: np.ndarray,
-    targets_T: np.ndarray,
+    targets_N: np.ndarray,
     context_length: int,
     batching: Batching,
     reference: Predictions,
+    *,
+    index_N: np.ndarray | None = None,
+    far: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Measured:
-    """Losses under exactly the `context_length` tokens before each target, one window a target: [T] each.
+    """Losses under exactly the `context_length` tokens before each target, one window a target: [N] each.
 
     Windows are never shared between targets: a token at the window's edge would otherwise carry what it saw
-    before the edge into the prediction. Target t's prediction is compared with number t of the reference.
+    before the edge into the prediction.
+
+    Args:
+        index_N: which prediction of the reference each target's is compared with; None: number n.
+        far: a text [L], and the positions [N, K], ascending, of its tokens that each target sees, too.
     """
     # Target 100 with a context of 4 reads positions 96 to 99, and row 3 predicts it.
-    positions_TC = targets_T[:, None] + np.arange(-context_length, 0)
-    queries_T1 = np.full((len(targets_T), 1), context_length - 1)
-    rows = Rows(chunk_L[positions_TC], positions_TC, None, queries_T1)
-    index_T1 = np.arange(len(targets_T))[:, None]
-    return measured_contexts(model, batching, reference, Pass(rows, chunk_L[targets_T, None], index_T1)).flat
+    positions_NC = targets_N[:, None] + np.arange(-context_length, 0)
+    tokens_NC = chunk_L[positions_NC]
+    if far is not None:
+        far_ids_L, far_NK = far
+        tokens_NC = np.hstack([far_ids_L[far_NK], tokens_NC])
+        positions_NC = np.hstack([far_NK, positions_NC])
+    if index_N is None:
+        index_N = np.arange(len(targets_N))
+    queries_N1 = np.full((len(targets_N), 1), tokens_NC.shape[1] - 1)
+    rows = Rows(tokens_NC, positions_NC, None, queries_N1)
+    contexts = Pass(rows, chunk_L[targets_N, None], index_N[:, None])
+    return Measured(*np.reshape(measured_contexts(model, batching, reference, contexts), (2, -1)))
 
 
 def text_rows(token_ids_S: np.ndarray, num_queries: int = 1) -> Rows:
@@ -240,10 +233,13 @@ def text_rows(token_ids_S: np.ndarray, num_queries: int = 1) -> Rows:
     return Rows(token_ids_S[None], positions_1S, None, positions_1S[:, -num_queries:])
 
 
-def read_prefix(model: CausalLM, token_ids_S: np.ndarray) -> Prefix:
-    """The first tokens of a text, as later rows see them."""
+def read_prefix(model: CausalLM, token_ids_S: np.ndarray, position_ids_S: np.ndarray | None = None) -> Prefix:
+    """The first tokens of a text, as later rows see them; at the position IDs 0 to S - 1 by default."""
+    rows = text_rows(token_ids_S)
+    if position_ids_S is not None:
+        rows = rows._replace(position_ids_BS=position_ids_S[None])
     # Only keys and values are wanted; the hidden state of the last row is dropped.
-    return model.read(*text_rows(token_ids_S).on_device(model.device))[1]
+    return model.read(*rows.on_device(model.device))[1]
 
 
 @dataclass(frozen=True)
@@ -346,15 +342,6 @@ def full_pass(model: CausalLM, sequence: PackedSequence) -> FullPass:
     return FullPass(losses_1T[0].cpu().numpy(), Predictions.of(model.logits(hidden_1TD[0])), prefix)
 
 
-def measured_in_sequence(model: CausalLM, sequence: PackedSequence, reference: Predictions) -> Measured:
-    """Losses and divergences of a packed sequence's targets, in one pass: [T] each; of all, `reference`."""
-    places = sequence.targets
-    # The reference is of the whole chunk; a packed sequence holds some of its targets.
-    index_1T = np.arange(places.start, places.stop)[None]
-    one = Pass(sequence.rows, sequence.target_ids_T[None], index_1T)
-    return measured_passes(model, reference, [one])[0].flat
-
-
 def measured_in_swapped_context(
     model: CausalLM,
     chunk_L: np.ndarray,
@@ -367,9 +354,10 @@ def measured_in_swapped_context(
     What is lost by it is the *document-specific gain*: the part of the long context's gain that is this
     document's.
     """
-    return Measured.joined(
-        [
-            measured_in_sequence(model, sequence, reference)
-            for sequence in null_contexts(chunk_L, other_chunk_L, lengths)
-        ]
+    # The reference is of the whole chunk; a packed sequence holds some of its targets.
+    index_1T = np.arange(lengths.num_targets)[None]
+    passes = (
+        Pass(sequence.rows, sequence.target_ids_T[None], index_1T[:, sequence.targets])
+        for sequence in null_contexts(chunk_L, other_chunk_L, lengths)
     )
+    return Measured(*np.concatenate(measured_passes(model, reference, passes), axis=2)[:, 0])

@@ -145,7 +145,6 @@ def explained(text: Any, arguments: argparse.Namespace) -> Explanation:
         arguments.model,
         device=arguments.device,
         dtype=arguments.dtype,
-        revision=arguments.revision,
         trust_remote_code=arguments.trust_remote_code,
     )
     tokenizer = given.tokenizer(
@@ -178,7 +177,7 @@ def explained(text: Any, arguments: argparse.Namespace) -> Explanation:
             raise InputError(f"--position {position} is outside: the text has tokens 0 to {last}")
         first, end = position, position + 1
     length = min(most, end)
-    with failures_in_words(given.name, length, end - length):
+    with failures_in_words(given.name, end - length):
         return _measured(
             loaded,
             tokens,

@@ -1,4 +1,4 @@
-"""The flags of every measuring stage, and which tokens are predicted.
+"""The flags of every measuring stage, which tokens are predicted, and what is placed before them.
 
 No torch here: --help and a wrong flag answer at once.
 
@@ -6,6 +6,7 @@ Shapes: T targets.
 """
 
 import argparse
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,10 +26,11 @@ LONGEST_EXACT = 2048
 """Tokens of the long context up to which rules leave_one_out* leave out every distant token by default."""
 BLOCKS = 32
 """Blocks that a round leaves out by default, beside one for each target."""
-_ENOUGH_SHARDS = 64
-_MOST_DOCUMENTS_PER_SHARD = 32
-NUM_SAMPLED_ANSWERS = 8
-"""Answers that the rule gradient_divergence draws."""
+OWN = "own"
+SWAP = "swap"
+LAST = "last"
+NEAR = "near"
+"""Kinds of placement: distant tokens of the same text; of another; fewer near tokens; near tokens alone."""
 
 
 @dataclass(frozen=True)
@@ -85,16 +87,43 @@ class ContextLengths:
         return self.targets_T - self.short_context_length
 
 
-def default_documents_per_shard(num_documents: int) -> int:
-    """1 up to 127 documents, so that a small run, if killed, keeps each that is measured; 32 at most."""
-    return max(1, min(_MOST_DOCUMENTS_PER_SHARD, num_documents // _ENOUGH_SHARDS))
+@dataclass(frozen=True)
+class Placement:
+    """Distant tokens before the near ones: `own:192`, `swap:512@10752`, `swap:192/32`, or `last:4`.
+
+    KIND:NUMBER[/SPAN][@START]: NUMBER distant tokens stand at the position IDs 0 to SPAN - 1, evenly, several
+    at one ID where SPAN is smaller; the near tokens begin at ID START. Left out, SPAN is NUMBER, and START is
+    SPAN: all IDs without gaps. `last:N` is the last N of the near tokens, and nothing else.
+    """
+
+    name: str
+    kind: str
+    num_distant: int
+    span: int
+    near_start: int
+
+    @classmethod
+    def parse(cls, name: str) -> "Placement":
+        """Read a placement; InputError says what is wrong with it."""
+        found = re.fullmatch(r"(own|swap|last):([1-9]\d{0,8})(?:/([1-9]\d{0,8}))?(?:@(\d{1,9}))?", name)
+        if found is None or (found[1] == LAST and (found[3] or found[4])):
+            raise InputError(
+                f"--placements: '{name}' is none; examples: own:192, swap:512@10752, swap:192/32, last:4"
+            )
+        number = int(found[2])
+        span = int(found[3] or number)
+        start = int(found[4] or span)
+        if start < span:
+            raise InputError(
+                f"--placements {name}: the near tokens begin at ID {start}, among the distant ones"
+            )
+        return cls(name, found[1], number, span, start)
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say how a model is loaded."""
     add = parser.add_argument
     # fmt: off
-    add("--revision", help="branch, tag or commit of a model on the hub (default: its main branch)")
     add("--dtype", choices=DTYPES, default="float32",
         help="of weights and computation; bfloat16 may choose other tokens that matter about as much")
     add("--device",
@@ -113,7 +142,7 @@ def add_stage_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder written by tokenize_c4.py; its evaluation documents are used")
     add("--checkpoints", nargs="+", required=True, metavar="MODEL",
         help="run folders of pretrain.py (their last step), OLMo's step<N>-unsharded folders, folders of"
-        " Hugging Face causal LMs, or their names on the hub")
+        " Hugging Face causal LMs, or their names on the hub, NAME or NAME@REVISION")
     add_model_arguments(parser)
     add("--device-map",
         help="of Hugging Face models, instead of --device: auto spreads the layers over all devices")
@@ -121,11 +150,11 @@ def add_stage_arguments(parser: argparse.ArgumentParser) -> None:
     add("--documents-per-shard", type=positive_int,
         help="documents a shard, which is a Parquet file; a killed run resumes there (default: 1 up to 127"
         " documents, 2 from 128, and so on up to 32)")
-    add("--task-index", type=whole_number(0), metavar="I",
-        help="measure the part of the documents of task I, counted from 0, of --num-tasks; all of them if not"
-        " given. Under torchrun or `accelerate launch` the processes, one a GPU, divide the task")
-    add("--num-tasks", type=positive_int, metavar="N",
-        help="into how many tasks the documents are split")
+    add("--task-index", type=whole_number(0), default=0, metavar="I",
+        help="which of --num-tasks this is, counted from 0. Under torchrun or `accelerate launch` the"
+        " processes, one a GPU, divide the task")
+    add("--num-tasks", type=positive_int, default=1, metavar="N",
+        help="tasks that the documents are split among")
     add("--status", action="store_true",
         help="measure nothing: print how many shards there are; exit code 0 if none is missing, 1 if any, 2"
         " for bad input")

@@ -44,7 +44,6 @@ class GivenModel:
         *,
         device: str | None = None,
         dtype: str = "float32",
-        revision: str | None = None,
         trust_remote_code: bool = False,
     ) -> None:
         if dtype not in DTYPES:
@@ -56,7 +55,7 @@ class GivenModel:
         self._origin: Checkpoint | None = None
         self._checkpoint: Checkpoint | None = None
         if isinstance(model, str | Path):
-            self._checkpoint = find_model(str(model), revision, trust_remote_code)
+            self._checkpoint = find_model(str(model), trust_remote_code)
             self._origin = self._checkpoint
             self.name = self._checkpoint.name
             self.num_positions = self._checkpoint.num_positions(trust_remote_code)

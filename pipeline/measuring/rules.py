@@ -29,7 +29,10 @@ from pipeline.measuring.flags import BLOCKS, LONGEST_EXACT, MINIMUM_GAIN, Contex
 from pipeline.results.schemas import MIMICRY, OWN, SELECTION
 
 if TYPE_CHECKING:
+    import torch
+
     from pipeline.measuring.far_context import FarContext
+    from pipeline.models.interface import CausalLM, Predictions, ReadText
 
 MASK = "mask"
 SWAP = "swap"
@@ -42,6 +45,8 @@ DEFAULT_RULES = ("leave_one_out_divergence", "leave_one_out", *CONTROLS)
 """First the best one of the trial of the measures, within `DEFAULT_ABLATION` (analysis/LOG.md)."""
 DEFAULT_KS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Numbers of influential tokens studied by default, as far as the distant context goes."""
+NUM_SAMPLED_ANSWERS = 8
+"""Answers that the rule gradient_divergence draws."""
 LEAVE_ONE_OUT_RULES = ("leave_one_out", "leave_one_out_divergence")
 """Rules that leave each token out in turn."""
 
@@ -218,11 +223,10 @@ class Measuring:
         powers = {1 << exponent for exponent in range(self.smallest_far_context.bit_length())}
         return sorted({*self.ks, *powers, self.smallest_far_context})
 
-    def rules_in(self, distant_context: str, document_id: str = "") -> list[str]:
+    def rules_in(self, distant_context: str, document_id: str) -> list[str]:
         """The rules that choose in this distant context of a document."""
         # The end of a hash is anywhere in [0, 1); its beginning is what documents are ordered by.
-        end = document_id[-8:] or "0"
-        has_null = int(end, 16) / 16 ** len(end) < self.null_fraction
+        has_null = int(document_id[-8:], 16) / 16**8 < self.null_fraction
         is_own = distant_context == OWN
         return [
             rule.name
@@ -230,10 +234,6 @@ class Measuring:
             if (is_own and not rule.needs_null)
             or (has_null and (is_own or self.every_null or rule.needs_null))
         ]
-
-    def leaves_out(self, distant_context: str, document_id: str) -> bool:
-        """Whether a rule leaves out every token of this distant context, so that all influences are known."""
-        return any(rule in LEAVE_ONE_OUT_RULES for rule in self.rules_in(distant_context, document_id))
 
     def seed_of(self, document_id: str, chunk_index: int) -> tuple[int, ...]:
         """The seed of all that is drawn for a chunk, whichever model measures it."""
@@ -308,18 +308,46 @@ def gradient(far: "FarContext") -> np.ndarray:
     removal costs most.
     """
     # Removal takes the gate from 1 to 0, a step of -1: to first order the loss rises by minus this.
-    return -far.gate_gradient_TF
+    return -far.look_inside(_gate_gradients)
 
 
 @rule("prediction")
 def gradient_divergence(far: "FarContext") -> np.ndarray:
-    """The second-order term of the divergence by that gate, times two.
+    """The second-order term of the divergence by that gate, times two: its Fisher information.
 
     The divergence is least, 0, where nothing is left out, so its first derivative vanishes; half the mean
     square of the loss's derivative, over answers drawn from the prediction, is the second-order term.
     """
-    # KL(p at gate 1 || p at gate g) = F (1 - g)² / 2 + …; the factor does not change the ranking.
-    return far.gate_information_TF
+    # KL(p at gate 1 || p at gate g) = F (1 - g)² / 2 + …; the factor does not change the ranking. The exact
+    # mean over answers would take V backward passes a target.
+    squares = [
+        far.look_inside(_gate_gradients, answers_T) ** 2
+        for answers_T in sampled_answers(far.predictions, NUM_SAMPLED_ANSWERS, far.seed)
+    ]
+    return np.mean(squares, axis=0, dtype=np.float32)
+
+
+def _gate_gradients(model: "CausalLM", read: "ReadText") -> "torch.Tensor":
+    return model.gate_gradients(*read)
+
+
+def sampled_answers(predictions: "Predictions", num_answers: int, seed: Sequence[int]) -> list[np.ndarray]:
+    """Tokens drawn from each of T predictions, spread over it evenly: `num_answers` arrays int64 [T]."""
+    # In float32 a running sum near 1 swallows rare tokens.
+    cumulated_TV = predictions.probs_TV.double().cumsum(-1).cpu().numpy()
+    # The 2 keeps this stream apart from that of rules, which draw from `seed` itself.
+    places_T = np.random.default_rng([*seed, 2]).random(len(cumulated_TV))
+    return [
+        np.array(
+            [
+                # Systematic sampling: one draw, then equal steps through the distribution, which has less
+                # variance than independent draws. Rounded probabilities sum to row_V[-1], not quite to 1.
+                np.searchsorted(row_V, (place + answer) / num_answers * row_V[-1], side="right")
+                for row_V, place in zip(cumulated_TV, places_T, strict=True)
+            ]
+        ).clip(max=cumulated_TV.shape[1] - 1)
+        for answer in range(num_answers)
+    ]
 
 
 # Where the row that predicts a target looks; none of these sees the target.
@@ -328,7 +356,12 @@ def gradient_divergence(far: "FarContext") -> np.ndarray:
 @rule("attention")
 def attention(far: "FarContext") -> np.ndarray:
     """Attention to the token, mean over layers and heads."""
-    return far.attention_TF
+
+    def mean_attention(model: "CausalLM", read: "ReadText") -> "torch.Tensor":
+        layers = model.watch_heads(*read[:4], lambda queries, keys, weights_HTS: weights_HTS.mean(0))
+        return sum(layers[1:], layers[0]) / len(layers)
+
+    return far.look_inside(mean_attention)
 
 
 @rule("attention")
@@ -338,7 +371,7 @@ def attention_no_sink(far: "FarContext") -> np.ndarray:
     Heads with nothing to look for look at the first token that they see ("attention sink"; Xiao et al. 2023,
     arXiv 2309.17453). A beginning-of-text token is a sink, too, and never a distant token.
     """
-    scores_TF = far.attention_TF.copy()
+    scores_TF = attention(far)
     # Below all attention, yet not NaN: it stays a candidate if k takes in every token.
     scores_TF[:, 0] = -1
     return scores_TF
@@ -346,8 +379,27 @@ def attention_no_sink(far: "FarContext") -> np.ndarray:
 
 @rule("attention")
 def attention_rollout(far: "FarContext") -> np.ndarray:
-    """Attention through all layers, each with its residual stream (Abnar and Zuidema 2020)."""
-    return far.attention_rollout_TF
+    """What the row that predicts each target holds of each distant token, through all layers.
+
+    Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers", arXiv 2005.00928. Of a layer, A
+    is the mean attention of its heads; half of what a row holds comes from itself, by the residual stream:
+
+        rollout = Ā_n ··· Ā_2 Ā_1,   Ā = (A + 1) / 2
+
+    A row of it sums to 1. In memory: the mean attention of all rows in every layer.
+    """
+
+    def rollout(model: "CausalLM", read: "ReadText") -> "torch.Tensor":
+        layers = model.watch_heads(*read[:3], None, lambda queries, keys, weights_HSS: weights_HSS.mean(0))
+        held_TS = layers[0].new_zeros(len(read.query_rows_T), len(layers[0]))
+        held_TS.scatter_(1, read.query_rows_T[:, None], 1)
+        for mean_SS in reversed(layers):  # from the last layer down: T rows, not S
+            # Behind a BOS rows sum to less than 1: what goes to it is cut off, and could not come back,
+            # since a BOS sees no row of the text.
+            held_TS = (held_TS @ mean_SS + held_TS) / 2
+        return held_TS
+
+    return far.look_inside(rollout)
 
 
 # Controls: chance and distance. Every rule stands beside them.

@@ -13,7 +13,14 @@ import numpy as np
 from pipeline.measuring.contexts import Measured
 from pipeline.measuring.far_context import FarContext, far_contexts, sparse_contexts
 from pipeline.measuring.flags import RECOVERY_FRACTION
-from pipeline.measuring.rules import RULES, SWAP, Measuring, find_rule, selected_positions
+from pipeline.measuring.rules import (
+    LEAVE_ONE_OUT_RULES,
+    RULES,
+    SWAP,
+    Measuring,
+    find_rule,
+    selected_positions,
+)
 from pipeline.measuring.stage import LoadedModel
 from pipeline.results.schemas import DIVERGENCE, LOSS, OWN, Columns, append_columns
 from pipeline.text.chunks import Chunk
@@ -32,7 +39,7 @@ def contexts_of(loaded: LoadedModel, chunk: Chunk, measuring: Measuring) -> Cont
         chunk.token_ids_L,
         chunk.null_token_ids_L,
         # The first is the null: as a swap too, it would be its own baseline.
-        swap_ids_BL=chunk.other_token_ids_NL[1:] if measuring.ablation == SWAP else None,
+        swap_ids_BL=chunk.other_token_ids_NL[1:] if measuring.ablation == SWAP else (None,),
         screen=measuring.num_blocks,
         seed=measuring.seed_of(chunk.document_id, chunk.chunk_index),
     )
@@ -42,9 +49,8 @@ def measure_chunk(loaded: LoadedModel, chunk: Chunk, measuring: Measuring) -> di
     """What the rules choose, and what that is worth to the model that chose: artefact -> columns."""
     contexts = contexts_of(loaded, chunk, measuring)
     choices = chosen_positions(contexts, chunk, measuring)
-    tables = chosen_tokens(contexts, chunk, choices, measuring)
-    append_columns(tables, tried_tokens(loaded.name, contexts, chunk, choices, measuring))
-    return tables
+    chosen = chosen_tokens(contexts, chunk, choices, measuring)
+    return chosen | tried_tokens(loaded.name, contexts, chunk, choices, measuring)
 
 
 def chosen_positions(
@@ -69,22 +75,23 @@ def chosen_tokens(
     tables: dict[str, Columns] = {}
     targets_T = measuring.lengths.targets_T
     for name, context in contexts.items():
-        leaves_out = measuring.leaves_out(name, chunk.document_id)
+        leaves_out = any(rule in choices[name] for rule in LEAVE_ONE_OUT_RULES)
         if leaves_out and measuring.num_blocks is None:
             # Without a screen NaN stands only behind a target's distant context, so indices stay positions.
-            of_each = [row_F[~np.isnan(row_F)].tolist() for row_F in context.influence_TF]
-            influences = _rows(chunk, targets_T, 1, distant_context=name, influences=of_each)
-            append_columns(tables, {"influences": influences})
+            of_each = [row_F[~np.isnan(row_F)].tolist() for row_F in context.influence.losses]
+            _append(tables, "influences", chunk, targets_T, 1, distant_context=name, influences=of_each)
         for rule, ranked_TK in choices[name].items():
             # Controls and screened rules are ranked far beyond the k that were asked for.
             positions_TK = ranked_TK[:, : measuring.ks[-1]]
             num_ranks = positions_TK.shape[1]
             influence_TK = None
             if leaves_out:
-                influence_TK = np.take_along_axis(context.influence_TF, positions_TK, axis=1)
+                influence_TK = np.take_along_axis(context.influence.losses, positions_TK, axis=1)
                 # None of tokens that were not left out alone.
                 influence_TK = np.where(np.isnan(influence_TK), np.array(None), influence_TK)
-            selected = _rows(
+            _append(
+                tables,
+                "influential_tokens",
                 chunk,
                 targets_T,
                 num_ranks,
@@ -97,7 +104,6 @@ def chosen_tokens(
                 context_token_id=context.token_ids_L[positions_TK],
                 influence=influence_TK,
             )
-            append_columns(tables, {"influential_tokens": selected})
     return tables
 
 
@@ -116,13 +122,12 @@ def mean_log2_k(shares_NJ: np.ndarray, ks_J: np.ndarray, num_far_N: np.ndarray) 
     """
     # More tokens may recover less than fewer did; k* is the first that suffices, hence the maximum.
     rising_NJ = np.maximum.accumulate(np.clip(shares_NJ, 0, 1), axis=1)
-    is_all_NJ = ks_J >= num_far_N[:, None]
     # All distant tokens recover everything by definition; a measured 0.9999 would leave a remainder.
-    shares_NJ = np.column_stack([np.where(is_all_NJ, 1, rising_NJ), np.ones(len(num_far_N))])
-    log2_ks_NJ = np.log2(np.column_stack([np.broadcast_to(ks_J, rising_NJ.shape), num_far_N]))
-    if ks_J[0] > 1:  # what fewer tokens than were studied recover is not known: as much as none
-        shares_NJ = np.column_stack([np.zeros(len(num_far_N)), shares_NJ])
-        log2_ks_NJ = np.column_stack([np.zeros(len(num_far_N)), log2_ks_NJ])
+    rising_NJ = np.where(ks_J >= num_far_N[:, None], 1, rising_NJ)
+    one_N = np.ones(len(num_far_N))
+    # What fewer tokens than were studied recover is not known: as much as none, at one token.
+    shares_NJ = np.column_stack([0 * one_N, rising_NJ, one_N])
+    log2_ks_NJ = np.log2(np.column_stack([one_N, np.broadcast_to(ks_J, rising_NJ.shape), num_far_N]))
     # The trapezoidal rule is exact for straight lines.
     missing_NJ = 1 - (shares_NJ[:, 1:] + shares_NJ[:, :-1]) / 2
     integral_N: np.ndarray = (missing_NJ * np.diff(log2_ks_NJ, axis=1)).sum(1)
@@ -150,12 +155,10 @@ def minimal_sufficient_k(
     # A product, not a ratio, so that gains near 0 need no division.
     reaches_TJ = recovered_TJ >= recovery_fraction * gains_T[:, None]
     helps_T = gains_T >= minimum_gain
-    reaches_T = reaches_TJ.any(axis=1)
-    # argmax finds the first True; if there is none it says 0, which `is_found_T` blanks below.
-    least_k_T = studied_k_J[reaches_TJ.argmax(axis=1)]
-    is_found_T = helps_T & reaches_T
-    k_star_T = [int(k) if is_found else None for k, is_found in zip(least_k_T, is_found_T, strict=True)]
-    return k_star_T, helps_T & ~reaches_T
+    is_found_T = helps_T & reaches_TJ.any(axis=1)
+    # argmax finds the first True; if there is none it says 0, which `is_found_T` blanks.
+    k_star_T = np.where(is_found_T, studied_k_J[reaches_TJ.argmax(axis=1)], np.array(None))
+    return k_star_T.tolist(), helps_T & ~is_found_T
 
 
 def tried_tokens(
@@ -188,7 +191,9 @@ def tried_tokens(
         for rule, of_swaps in sparse.items():
             numbers = numbers_of_rule[rule]
             found = of_swaps.over_swaps
-            columns = _rows(
+            _append(
+                tables,
+                "sparse_context_losses",
                 chunk,
                 targets_T,
                 len(numbers),
@@ -201,48 +206,45 @@ def tried_tokens(
                 sparse_context_divergence=found.divergences,
                 **{column: np.repeat(values_T, len(numbers)) for column, values_T in of_target.items()},
             )
-            append_columns(tables, {"sparse_context_losses": columns})
         if name == OWN:
-            append_columns(tables, _sparsity_rows(evaluator, chunk, own, sparse, numbers_of_rule, measuring))
+            _append_sparsity(tables, evaluator, chunk, own, sparse, numbers_of_rule, measuring)
     return tables
 
 
-def _sparsity_rows(
+def _append_sparsity(
+    tables: dict[str, Columns],
     evaluator: str,
     chunk: Chunk,
     own: FarContext,
     sparse: Mapping[str, Measured],
     numbers_of_rule: Mapping[str, list[int]],
     measuring: Measuring,
-) -> dict[str, Columns]:
-    """A row a target, rule and criterion: how few tokens do, and how long a context of nearest ones does."""
-    tables: dict[str, Columns] = {}
-    targets_T = measuring.lengths.targets_T
-    short = measuring.lengths.short_context_length
+) -> None:
+    """Append a row a target, rule and criterion: how few tokens do."""
     losses, divergences = own.baselines
     # Under the long context the divergence is 0, so that all of it is to be recovered.
     for place, (criterion, baseline_TB, gains_TB) in enumerate(
         ((LOSS, losses, losses - own.long_losses_T[:, None]), (DIVERGENCE, divergences, divergences))
     ):
         gains_T = gains_TB.mean(-1)
-        recovered = {rule: baseline_TB[:, None] - found[place] for rule, found in sparse.items()}
-        least = {
-            (rule, fraction): minimal_sufficient_k(
-                gains_T,
-                recovered_TJB.mean(-1),
-                np.array(numbers_of_rule[rule]),
-                recovery_fraction=fraction,
-                minimum_gain=measuring.minimum_gain,
+        for rule, found in sparse.items():
+            recovered_TJB = baseline_TB[:, None] - found[place]
+            ks_J = np.array(numbers_of_rule[rule])
+            (k_50, _), (k_90, is_censored_T) = (
+                minimal_sufficient_k(
+                    gains_T,
+                    recovered_TJB.mean(-1),
+                    ks_J,
+                    recovery_fraction=fraction,
+                    minimum_gain=measuring.minimum_gain,
+                )
+                for fraction in (0.5, RECOVERY_FRACTION)
             )
-            for rule, recovered_TJB in recovered.items()
-            for fraction in (0.5, RECOVERY_FRACTION)
-        }
-        recency_T, _ = least.get(("recency", RECOVERY_FRACTION), ([None] * len(targets_T), None))
-        for rule, recovered_TJB in recovered.items():
-            k_90, is_censored_T = least[rule, RECOVERY_FRACTION]
-            columns = _rows(
+            _append(
+                tables,
+                "dependency_sparsity",
                 chunk,
-                targets_T,
+                measuring.lengths.targets_T,
                 1,
                 rule=rule,
                 evaluator=evaluator,
@@ -251,13 +253,9 @@ def _sparsity_rows(
                 loss_difference=own.short.losses - own.long_losses_T,
                 is_censored=is_censored_T,
                 k_90=k_90,
-                k_50=least[rule, 0.5][0],
-                # The k nearest distant tokens and the short context are the last s + k tokens.
-                minimum_context_length=[None if k is None else short + k for k in recency_T],
-                **_mean_log2_k(recovered_TJB, gains_TB, np.array(numbers_of_rule[rule]), measuring),
+                k_50=k_50,
+                **_mean_log2_k(recovered_TJB, gains_TB, ks_J, measuring),
             )
-            append_columns(tables, {"dependency_sparsity": columns})
-    return tables
 
 
 def _mean_log2_k(
@@ -284,13 +282,18 @@ def _mean_log2_k(
     }
 
 
-def _rows(
-    chunk: Chunk, targets_T: np.ndarray, rows_per_target: int, **columns: str | list[Any] | np.ndarray | None
-) -> Columns:
-    """The columns that name a target, repeated, and `columns`: values row by row, or one for all rows."""
+def _append(
+    tables: dict[str, Columns],
+    artefact: str,
+    chunk: Chunk,
+    targets_T: np.ndarray,
+    rows_per_target: int,
+    **columns: str | list[Any] | np.ndarray | None,
+) -> None:
+    """Append rows: what names a target, repeated, and `columns`, values row by row, or one for all rows."""
     table = chunk.target_columns(np.repeat(targets_T, rows_per_target))
     for name, values in columns.items():
         if isinstance(values, np.ndarray):
             values = values.ravel().tolist()
         table[name] = values if isinstance(values, list) else [values] * rows_per_target * len(targets_T)
-    return table
+    append_columns(tables, {artefact: table})

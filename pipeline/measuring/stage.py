@@ -16,16 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.cli import InputError, is_out_of_memory, logger, progress
+from pipeline.cli import InputError, logger, progress
 from pipeline.measuring.contexts import Batching
-from pipeline.measuring.flags import default_documents_per_shard
-from pipeline.models.devices import (
-    GIBIBYTE,
-    keep_freed_memory,
-    peak_bytes,
-    usable_device,
-    warn_of_slow_bfloat16,
-)
+from pipeline.models.devices import keep_freed_memory, usable_device, warn_of_slow_bfloat16
 from pipeline.models.interface import CausalLM, NotFiniteLossError, num_positions_of
 from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm
 from pipeline.models.vocabulary import refuse_foreign_tokens
@@ -46,9 +39,8 @@ class LoadedModel:
     batching: Batching
 
 
-Measure = Callable[[LoadedModel, Chunk, LoadedModel | None], dict[str, Columns]]
-"""What a stage does with one chunk, given a model and the one that it is compared with, if any: artefact ->
-column -> values."""
+Measure = Callable[[LoadedModel, Chunk], dict[str, Columns]]
+"""What a stage does with one chunk: artefact -> column -> values."""
 
 
 def measure_documents(
@@ -57,7 +49,6 @@ def measure_documents(
     settings: Mapping[str, Any],
     measure: Measure,
     *,
-    reference_model: str | None = None,
     selector: str | None = None,
     inputs: Mapping[str, str] | None = None,
     model_facts: Mapping[str, Any] | None = None,
@@ -72,7 +63,6 @@ def measure_documents(
     Args:
         arguments: of `measuring.flags.add_evaluation_arguments`.
         settings: the stage's own, beyond those flags.
-        reference_model: what each checkpoint is compared with, as --reference-model names it.
         selector: who chose the tokens that the checkpoints try; results are filed under both names.
         inputs: SHA-256 of what else is measured with, by name.
         model_facts: of the selector; None: of the checkpoint.
@@ -80,40 +70,35 @@ def measure_documents(
         num_positions: position IDs are below it; None: those of a chunk.
     """
     keep_freed_memory()
-    share = _share(arguments)
-    remedy = "leave it out, or say cpu" if arguments.device else "--device cpu computes without it"
+    task = Task(arguments.task_index, arguments.num_tasks)
+    # Set by torchrun, `accelerate launch` and study.py. Process 1 of task 1, of two tasks of two processes,
+    # is share 1 + 2 * 1 = 3 of 4.
+    rank = int(os.environ.get("RANK", 0))
+    num_processes = int(os.environ.get("WORLD_SIZE", 1))
+    share = Task(task.index + task.num_tasks * rank, task.num_tasks * num_processes)
     # --status runs no model, so it must also answer where the device asked for is missing.
-    device = torch.device("cpu") if arguments.status else usable_device(arguments.device, remedy)
+    device = torch.device("cpu") if arguments.status else usable_device(arguments.device)
     data = TokenizedData.open(arguments.data)
-    documents = long_enough_documents(
-        data, arguments.long_context_length, arguments.max_documents, num_other_documents
-    )
-    checkpoints = _found_models(arguments, reference_model)
-    # `_found_models` puts it last.
-    reference = None if reference_model is None else checkpoints.pop()
-    places = {
-        one.name: one.name if selector is None else f"{selector}/evaluator={one.name}" for one in checkpoints
-    }
-    # From the documents alone, never from the number of tasks: any number may finish the work.
-    size = arguments.documents_per_shard or default_documents_per_shard(len(documents))
+    length = arguments.long_context_length
+    documents = long_enough_documents(data, length, arguments.max_documents, num_other_documents)
+    # From the documents alone, never from the number of tasks: any number may finish the work. 1 up to 127
+    # documents, so that a small run, if killed, keeps each that is measured; 32 at most.
+    size = arguments.documents_per_shard or max(1, min(32, len(documents) // 64))
     indices = range(len(documents))
     shards = [indices[start : start + size] for start in indices[::size]]
     mine = share.turns(len(shards))
 
     outputs = []
-    for checkpoint in checkpoints:
+    for checkpoint in _found_models(arguments):
         name = checkpoint.name
-        of_inputs = {"checkpoint" if selector is None else f"evaluator {name}": checkpoint}
-        if reference is not None:
-            of_inputs[f"reference-model {reference.name}"] = reference
         output = StageOutput(
             arguments.results,
             stage,
-            places[name],
+            name if selector is None else f"{selector}/evaluator={name}",
             settings={
-                "long_context_length": arguments.long_context_length,
+                "long_context_length": length,
                 "targets_per_chunk": arguments.targets_per_chunk,
-                # Absent at its default, which is how `ContextLengths.of` reads settings without it.
+                # Null at its default, which is how `ContextLengths.of` reads settings without it.
                 **({"target_stride": arguments.target_stride} if arguments.target_stride > 1 else {}),
                 **settings,
                 "num_documents": len(documents),
@@ -125,84 +110,47 @@ def measure_documents(
             inputs={
                 "evaluation_documents": data.evaluation_sha256,
                 **(inputs or {}),
-                **{
-                    of: sha256_of_files(*one.files(arguments.trust_remote_code))
-                    for of, one in of_inputs.items()
-                },
+                "checkpoint" if selector is None else f"evaluator {name}": sha256_of_files(
+                    *checkpoint.files(arguments.trust_remote_code)
+                ),
             },
             num_shards=len(shards),
         )
         outputs.append(output)
-        pending = output.pending_shards(mine)
-        if arguments.status or not pending:
+        if arguments.status or not output.pending_shards(mine):
             continue
         with output.writing(share.name):
             if arguments.dtype == "bfloat16":
                 warn_of_slow_bfloat16(device, "--dtype float32")
-            loading = Loading(
-                device,
-                device_map=arguments.device_map,
-                trust_remote_code=arguments.trust_remote_code,
-                dtype=getattr(torch, arguments.dtype),
-            )
-            how = arguments, loading, data, documents, num_positions or arguments.long_context_length
-            loaded = _load(checkpoint, *how)
-            # The same object, not a second copy: a stage asks `reference is loaded`.
-            compared = loaded if reference is not None and reference.name == name else None
-            if reference is not None and compared is None:
-                compared = _load(reference, *how)
+            loaded = _load(checkpoint, arguments, device, data, documents, num_positions or length)
             facts = model_facts
             if facts is None:
-                facts = checkpoint.training_facts
-                facts["num_parameters"] = loaded.model.num_parameters
-            limits = arguments.long_context_length, arguments.max_chunks_per_document, num_other_documents
+                facts = {**checkpoint.training_facts, "num_parameters": loaded.model.num_parameters}
             work = [(shard, index) for shard in output.pending_shards(mine) for index in shards[shard]]
             tables: dict[str, Columns] = {}
             for shard, index in progress(work, f"{stage} {name}", "document"):
-                for chunk in chunks_of(documents, index, *limits):
+                for chunk in chunks_of(
+                    documents, index, length, arguments.max_chunks_per_document, num_other_documents
+                ):
                     where = f" of document {chunk.document_id}, or of the document that is its null,"
-                    with failures_in_words(name, len(chunk.token_ids_L), chunk.start, where):
-                        append_columns(tables, measure(loaded, chunk, compared))
+                    with failures_in_words(name, chunk.start, where):
+                        append_columns(tables, measure(loaded, chunk))
                 # Whole shards only: a killed run takes up again with those that are missing.
                 if index == shards[shard][-1]:
                     output.write_shard(shard, tables, facts)
                     tables = {}
-            logger.info(
-                "%s: %.2f GiB of memory at the peak", name, peak_bytes(loaded.model.device) / GIBIBYTE
-            )
     if arguments.status:
-        of_task = None if arguments.task_index is None else mine
-        sys.stdout.writelines(output.state(of_task) + "\n" for output in outputs)
-        raise SystemExit(any(output.pending_shards(of_task) for output in outputs))
+        sys.stdout.writelines(output.state(mine) + "\n" for output in outputs)
+        raise SystemExit(any(output.pending_shards(mine) for output in outputs))
     for output in outputs:
         logger.info(output.state())
 
 
-def _share(arguments: argparse.Namespace) -> Task:
-    """What this process does of the work, by the command line and the launcher."""
-    index, count = arguments.task_index, arguments.num_tasks
-    if (index is None) != (count is None):
-        raise InputError("--task-index and --num-tasks say only together what to measure: give both")
-    # Set, like RANK, by torchrun and `accelerate launch`.
-    num_processes = int(os.environ.get("WORLD_SIZE", 1))
-    if arguments.device_map is not None and num_processes > 1:
-        raise InputError(
-            f"--device-map spreads one model over all devices, and each of {num_processes} processes would do"
-            " so; start one process, or leave --device-map out"
-        )
-    task = Task() if count is None else Task(index, count)
-    # Process 1 of task 1, of two tasks of two processes, is share 1 + 2 * 1 = 3 of 4.
-    return Task(task.index + task.num_tasks * int(os.environ.get("RANK", 0)), task.num_tasks * num_processes)
-
-
-def _found_models(arguments: argparse.Namespace, reference_model: str | None) -> list[Checkpoint]:
-    """The checkpoints, and last the reference if there is one, by the names that results are filed under."""
-    words = [*arguments.checkpoints, *([] if reference_model is None else [reference_model])]
-    found = [find_model(word, arguments.revision, arguments.trust_remote_code) for word in words]
+def _found_models(arguments: argparse.Namespace) -> list[Checkpoint]:
+    """The checkpoints, by the names that results are filed under."""
+    found = [find_model(word, arguments.trust_remote_code) for word in arguments.checkpoints]
     for one, other in combinations(found, 2):
-        # The reference may be one of the checkpoints.
-        is_itself = other is found[-1] and reference_model is not None and one.folder.samefile(other.folder)
-        if one.name == other.name and not is_itself:
+        if one.name == other.name:
             raise InputError(
                 f"two models are named '{one.name}', {one.folder} and {other.folder}; results are filed by"
                 " the last part of the name, so rename one, or the folder that it is copied to"
@@ -213,13 +161,19 @@ def _found_models(arguments: argparse.Namespace, reference_model: str | None) ->
 def _load(
     checkpoint: Checkpoint,
     arguments: argparse.Namespace,
-    loading: Loading,
+    device: torch.device,
     data: TokenizedData,
     documents: Sequence[EvaluationDocument],
     num_tokens: int,
 ) -> LoadedModel:
     """Load a model for so many position IDs; refuse one that was not trained on such tokens."""
     bos_token_ids = data.bos_token_ids
+    loading = Loading(
+        device,
+        getattr(torch, arguments.dtype),
+        device_map=arguments.device_map,
+        trust_remote_code=arguments.trust_remote_code,
+    )
     model = load_causal_lm(checkpoint, loading, num_positions_of(num_tokens, len(bos_token_ids)))
     tokenizer = data.tokenizer() if (data.folder / TOKENIZER_FILE).is_file() else None
     refuse_foreign_tokens(
@@ -237,20 +191,12 @@ def _load(
 
 
 @contextmanager
-def failures_in_words(model: str, num_tokens: int, start: int, where: str = "") -> Iterator[None]:
-    """Turn a loss that is no number, and a lack of memory, into an InputError; `start`: of the tokens."""
+def failures_in_words(model: str, start: int, where: str = "") -> Iterator[None]:
+    """Turn a loss that is no number into an InputError; `start` is where the chunk begins."""
     try:
         yield
     except NotFiniteLossError as error:
         raise InputError(
-            f"model '{error.model_name or model}' gives the token at position"
-            f" {start + error.target_position}{where} a {error.what} of {error.loss}: its weights are"
-            " damaged, or --dtype is too coarse for them"
-        ) from error
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise InputError(
-            f"the memory does not suffice for a chunk of {num_tokens} tokens with model '{model}'; choose a"
-            " shorter --long-context-length, or --dtype bfloat16"
+            f"model '{model}' gives the token at position {start + error.target_position}{where} a"
+            f" {error.what} of {error.loss}: its weights are damaged, or --dtype is too coarse for them"
         ) from error

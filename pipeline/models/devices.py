@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import resource
 import sys
 
 import torch
@@ -15,7 +14,7 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_MAX = -4
 
 
-def usable_device(name: str | None, remedy: str = "leave it out, or say cpu") -> torch.device:
+def usable_device(name: str | None, remedy: str = "--device cpu computes without it") -> torch.device:
     """The device that is asked for, or the best one here: a GPU, of several each process' own, or the CPU.
 
     InputError where it cannot be computed on, with the `remedy`: what the user may do.
@@ -62,13 +61,6 @@ def warn_of_slow_bfloat16(device: torch.device, recommended: str) -> None:
         logger.warning(
             "bfloat16 is emulated, and slower than float32, on this %s; use %s", device.type, recommended
         )
-
-
-def peak_bytes(device: torch.device) -> int:
-    """The most that this process has held on the device so far; on a CPU not by tensors alone."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
 
 
 def keep_freed_memory() -> None:

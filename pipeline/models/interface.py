@@ -66,8 +66,6 @@ class NotFiniteLossError(ArithmeticError):
         self.what = what
         self.target_position = target_position
         self.loss = loss
-        self.model_name: str | None = None
-        """Set where several models are measured together."""
 
 
 @dataclass(frozen=True)
@@ -122,8 +120,6 @@ class CausalLM(ABC):
     attention, and derivatives of losses.
     """
 
-    _num_predicted: int | None = None
-    """See `cut_to`; None for the whole vocabulary."""
     _leading: Prefix | None = None
     """See `led_by`."""
 
@@ -279,16 +275,7 @@ class CausalLM(ABC):
     @torch.inference_mode()
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
         """Vocabulary logits of hidden states: [N, V]."""
-        return self._project(hidden_ND)[:, : self._num_predicted]
-
-    def cut_to(self, num_tokens: int) -> "CausalLM":
-        """The same model, whose predictions are of the first tokens of its vocabulary only, renormalized.
-
-        So models whose embeddings are padded to different sizes can be compared.
-        """
-        cut = copy(self)
-        cut._num_predicted = num_tokens
-        return cut
+        return self._project(hidden_ND)
 
     @torch.enable_grad()
     def gate_gradients(

@@ -273,7 +273,7 @@ _ON_HUB = r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@([\w.-]+))?"
 """NAME or OWNER/NAME, and what may stand behind @."""
 
 
-def name_of(word: str, revision: str | None = None) -> str:
+def name_of(word: str) -> str:
     """The name that results of the model `word` are filed under; nothing is downloaded.
 
     It is the run folder's, with the step if one was asked for.
@@ -282,10 +282,10 @@ def name_of(word: str, revision: str | None = None) -> str:
     name = path.name
     if path.exists() and (step := re.fullmatch(r"(step\d+)-unsharded", name)):
         name = f"{path.parent.name}-{step[1]}"
-    return "-".join(filter(None, [name, revision])).replace("@", "-").replace("/", "-")
+    return name.replace("@", "-")
 
 
-def find_model(word: str, revision: str | None = None, trust_remote_code: bool = False) -> Checkpoint:
+def find_model(word: str, trust_remote_code: bool = False) -> Checkpoint:
     """The model that `word` means: an OLMo run or checkpoint, a Hugging Face folder, or a name on the hub.
 
     The hub's is NAME or NAME@REVISION, and downloaded here. A folder that exists wins over a name. InputError
@@ -296,11 +296,7 @@ def find_model(word: str, revision: str | None = None, trust_remote_code: bool =
     # "gpt2" may be a folder here or a name there: what exists here wins.
     on_hub = re.fullmatch(_ON_HUB, word)
     if on_hub and not path.exists():
-        revision = on_hub[2] or revision
-        name = name_of(on_hub[1], revision)
-        path = _snapshot(on_hub[1], revision, trust_remote_code)
-    elif revision is not None:
-        raise InputError(f"--revision {revision} is of models on the Hugging Face hub; {word} is none")
+        path = _snapshot(on_hub[1], on_hub[2], trust_remote_code)
     if (path / "adapter_config.json").exists():  # loading would leave a LoRA out in silence
         raise InputError(
             f"{path} holds an adapter (adapter_config.json), which is not measured: merge it into its base"

@@ -135,7 +135,6 @@ SCHEMAS: dict[str, pa.Schema] = {
         optional("swapped_context_divergence", FLOAT, "KL(p(.|long) || p(.|swapped distant tokens, short"
                  " context)), nats: the document-specific gain to be expected"),
         optional("long_context_entropy", FLOAT, "entropy of p(.|long), nats"),
-        optional("reference_divergence", FLOAT, "KL(p_ref(.|long) || p(.|long)), nats, of --reference-model"),
     ]),
     "length_interference": pa.schema([
         *TARGET_COLUMNS,
@@ -197,9 +196,6 @@ SCHEMAS: dict[str, pa.Schema] = {
                  " the gain; null where the gain is below the minimum, or no studied k reaches it"),
         optional("k_50", INT32, "the least studied k recovering half of the gain; null likewise"),
         column("is_censored", BOOL, "the long context helps enough, but no studied k recovers enough of it"),
-        optional("minimum_context_length", INT32, "fewest nearest tokens, short context"
-                 " included, that recover 90% of the gain (Vakilian et al. 2025): short_context_length"
-                 " plus k* of recency; null without that k*"),
     ]),
     "length_losses": pa.schema([
         *TARGET_COLUMNS[:2],

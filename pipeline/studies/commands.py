@@ -172,10 +172,6 @@ def _evaluation_commands(
         # A size may train fewer models than the study names.
         models = [model for model in _known(asked, study.models, "model") if model in folders]
         checkpoints = [folders[model] for model in models]
-        if reference := settings.get("reference_model"):
-            # Waited for like the others, without being one of --checkpoints.
-            models += _known([reference], folders, "reference_model")
-            settings["reference_model"] = folders[reference]
         needs = [_joined("tokenize_c4", whose_data)]
         if study.sizes:  # else nothing is trained
             needs += dict.fromkeys(Path(folders[model]).name for model in models)

@@ -126,7 +126,7 @@ def ours(problem: Problem, removed_R: np.ndarray) -> np.ndarray:
     sequence = own_context(problem.chunk_L, problem.lengths)
     batching = Batching(problem.tokens_per_batch)
     full = full_pass(problem.lm, sequence)
-    without = leave_each_out(problem.lm, sequence, batching, full=full, removed_rows_R=removed_R)
+    without = leave_each_out(problem.lm, sequence, batching, full, removed_R)
     return without.losses[:, removed_R] - full.losses_T[:, None]
 
 

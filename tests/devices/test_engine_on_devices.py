@@ -15,6 +15,7 @@ from on_devices import on_devices
 from pipeline.measuring.contexts import Batching
 from pipeline.measuring.far_context import FarContext, far_contexts
 from pipeline.measuring.flags import ContextLengths
+from pipeline.measuring.rules import attention, gradient
 from pipeline.models.devices import usable_device
 from pipeline.models.huggingface import HuggingFaceCausalLM
 from pipeline.models.interface import CausalLM
@@ -25,7 +26,6 @@ CHUNKS = np.random.default_rng(11).integers(0, 48, (3, 48))
 TOLERANCE = 1e-4
 """Nats. Products add up in another order on every device; TF32, which is off, would move them by 1e-2."""
 MODELS = ("olmo", "olmo with grouped heads", "llama", "gpt2")
-MEASURED = ("long_losses_T", "influence_TF", "divergence_TF", "attention_TF", "gate_gradient_TF")
 Contexts = Mapping[str, FarContext]
 MakeOLMo = Callable[..., OLMo]
 
@@ -40,9 +40,8 @@ def model_on(
     return HuggingFaceCausalLM(make_model(name, seed=7).to(device, dtype))
 
 
-def contexts_of(model: CausalLM, tokens_per_batch: int, swap: np.ndarray | None = None) -> Contexts:
-    batching = Batching(tokens_per_batch)
-    return far_contexts(model, LENGTHS, batching, *CHUNKS[:2], swap_ids_BL=swap)
+def contexts_of(model: CausalLM, tokens_per_batch: int) -> Contexts:
+    return far_contexts(model, LENGTHS, Batching(tokens_per_batch), *CHUNKS[:2])
 
 
 @on_devices
@@ -52,11 +51,11 @@ def test_every_number_is_the_cpus(device: torch.device, name: str, make_olmo: Ma
     here = contexts_of(model_on(device, name, make_olmo), 400)
     expected = contexts_of(model_on(torch.device("cpu"), name, make_olmo), 150)
     for far, found in here.items():
-        for measured in MEASURED:
-            values, exact = (getattr(context, measured) for context in (found, expected[far]))
-            np.testing.assert_allclose(values, exact, rtol=0, atol=TOLERANCE, err_msg=f"{far} {measured}")
-        assert np.nanstd(expected[far].influence_TF) > 50 * TOLERANCE
-        for measured in ("short", "first_additions"):
+        for rule in (attention, gradient):
+            values, exact = (rule(context) for context in (found, expected[far]))
+            np.testing.assert_allclose(values, exact, rtol=0, atol=TOLERANCE, err_msg=f"{far} {rule}")
+        assert np.nanstd(expected[far].influence.losses) > 50 * TOLERANCE
+        for measured in ("long_losses_T", "influence", "short", "first_additions"):
             for values, exact in zip(getattr(found, measured), getattr(expected[far], measured), strict=True):
                 np.testing.assert_allclose(values, exact, rtol=0, atol=TOLERANCE, err_msg=measured)
 
@@ -73,8 +72,8 @@ def test_bfloat16_stays_within_bounds(device: torch.device, name: str, make_olmo
     coarse = contexts_of(model_on(device, name, make_olmo, torch.bfloat16), 400)["own"]
     exact = contexts_of(model_on(torch.device("cpu"), name, make_olmo), 150)["own"]
     assert np.abs(coarse.long_losses_T - exact.long_losses_T).max() < LOSS_BOUND
-    errors = coarse.influence_TF - exact.influence_TF
-    assert 0 < np.nanstd(errors) < INFLUENCE_BOUND * np.nanstd(exact.influence_TF)
-    is_far = ~np.isnan(exact.influence_TF)
-    pairs = coarse.influence_TF[is_far], exact.influence_TF[is_far]
+    errors = coarse.influence.losses - exact.influence.losses
+    assert 0 < np.nanstd(errors) < INFLUENCE_BOUND * np.nanstd(exact.influence.losses)
+    is_far = ~np.isnan(exact.influence.losses)
+    pairs = coarse.influence.losses[is_far], exact.influence.losses[is_far]
     assert np.corrcoef(*pairs)[0, 1] > LEAST_CORRELATION

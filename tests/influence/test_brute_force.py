@@ -156,12 +156,12 @@ def test_every_influence(model: Implementation, ablation: str) -> None:
                 divergences = naive_divergences(model.stock, target, long, cases)
                 naive.append((np.array(losses) - everything, divergences))
             influences, divergences = np.mean(naive, axis=0)
-            close(context.influence_TF[index], influences, (name, target))
-            close(context.divergence_TF[index], divergences, (name, target))
+            close(context.influence.losses[index], influences, (name, target))
+            close(context.influence.divergences[index], divergences, (name, target))
             for rule, scores in (("leave_one_out", influences), ("leave_one_out_divergence", divergences)):
                 chosen = selected_positions(context, rule, 3, seed=[0])[index]
                 assert chosen.tolist() == np.argsort(-scores)[:3].tolist(), (name, target, rule)
-        assert np.nanstd(context.influence_TF) > 100 * TOLERANCE
+        assert np.nanstd(context.influence.losses) > 100 * TOLERANCE
 
 
 def test_the_screen_leaves_out_blocks_and_splits_those_that_matter(
@@ -216,7 +216,9 @@ def test_the_screen_leaves_out_blocks_and_splits_those_that_matter(
                 for values_TF, scores_F in zip(screened.necessity, np.transpose(scores), strict=True):
                     close(values_TF[index], scores_F, (name, target))
                 for found_TF, values_TF in zip(
-                    (screened.influence_TF, screened.divergence_TF), screened.necessity, strict=True
+                    (screened.influence.losses, screened.influence.divergences),
+                    screened.necessity,
+                    strict=True,
                 ):
                     assert np.flatnonzero(~np.isnan(found_TF[index])).tolist() == alone, (name, target)
                     assert (found_TF[index, alone] == values_TF[index, alone]).all()
@@ -286,5 +288,5 @@ def test_a_wide_target_block_reaches_into_its_own_far_context(model: Implementat
         tokens[position] = CHUNKS["first"][position]
         replaced.append((tokens, range(first)))
     everything, *losses = naive_losses(model.stock, first, [long, *replaced])
-    close(removed.divergence_TF[0], naive_divergences(model.stock, first, long, without), "removed")
-    close(replaced_by_first.influence_TF[0], np.array(losses) - everything, "replaced")
+    close(removed.influence.divergences[0], naive_divergences(model.stock, first, long, without), "removed")
+    close(replaced_by_first.influence.losses[0], np.array(losses) - everything, "replaced")

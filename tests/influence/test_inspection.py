@@ -19,9 +19,9 @@ from olmo.model import OLMo
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from pipeline.measuring import far_context
+from pipeline.measuring import rules
 from pipeline.measuring.contexts import Batching
-from pipeline.measuring.far_context import FarContext, far_contexts, sampled_answers
+from pipeline.measuring.far_context import FarContext, far_contexts
 from pipeline.measuring.flags import ContextLengths
 from pipeline.models.huggingface import HuggingFaceCausalLM, as_causal_lm
 from pipeline.models.interface import CausalLM
@@ -205,27 +205,27 @@ def family(request: pytest.FixtureRequest, make_olmo: Callable[..., OLMo]) -> Fa
 def test_every_gate_gradient_and_information_is_of_finite_differences(
     family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(far_context, "NUM_SAMPLED_ANSWERS", NUM_ANSWERS)
+    monkeypatch.setattr(rules, "NUM_SAMPLED_ANSWERS", NUM_ANSWERS)
     for name, context in family.contexts().items():
-        answers = sampled_answers(context.predictions, NUM_ANSWERS, SEED)
+        answers = rules.sampled_answers(context.predictions, NUM_ANSWERS, SEED)
         for index, target in enumerate(TARGETS):
             text_S = seen(name, target)
             num_far = target - S
             slopes_F = family.slopes(text_S, num_far, int(CHUNKS["own"][target]))
             squares = [family.slopes(text_S, num_far, int(drawn_T[index])) ** 2 for drawn_T in answers]
             for found_TF, naive_F, tolerance in (
-                (context.gate_gradient_TF, slopes_F, family.tolerance),
-                (context.gate_information_TF, np.mean(squares, axis=0), 2 * family.tolerance),
+                (-rules.gradient(context), slopes_F, family.tolerance),
+                (rules.gradient_divergence(context), np.mean(squares, axis=0), 2 * family.tolerance),
             ):
                 atol = tolerance * abs(naive_F).max()
                 np.testing.assert_allclose(found_TF[index, :num_far], naive_F, rtol=0, atol=atol)
                 assert np.isnan(found_TF[index, num_far:]).all(), (name, target)
-        assert np.nanstd(context.gate_gradient_TF) > 0.005
+        assert np.nanstd(rules.gradient(context)) > 0.005
 
 
 def test_attention_and_rollout_are_of_the_stock_models_attention(family: Family) -> None:
     for name, context in family.contexts().items():
-        found = context.attention_TF, context.attention_rollout_TF
+        found = rules.attention(context), rules.attention_rollout(context)
         for index, target in enumerate(TARGETS):
             layers = family.attention(seen(name, target))
             num_far = target - S

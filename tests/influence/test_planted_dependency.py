@@ -67,7 +67,7 @@ def test_a_screen_of_a_long_text_finds_the_planted_tokens(screen: int) -> None:
         for rule in LEAVE_ONE_OUT_RULES:
             selected_T2 = selected_positions(context, rule, 2, seed=[0])
             assert np.sort(selected_T2).tolist() == [[277, 600], [277, 600]], rule
-        assert np.isnan(context.influence_TF[0]).sum() > 900
+        assert np.isnan(context.influence.losses[0]).sum() > 900
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])

@@ -1,4 +1,4 @@
-"""What the stages refuse of evaluators, references, swaps and rules: a sentence, and nothing written."""
+"""What the stages refuse of evaluators, swaps and rules: a sentence, and nothing written."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_a_model_beside_it_of_another_tokenizer(folder: Path, make_olmo: Callabl
         Tokenizer(WordLevel(words, unk_token="word1")).save(str(folder / name / "tokenizer.json"))
     step = write_checkpoint(folder / "other-run", make_olmo(seed=1)) / "step20-unsharded"
     (step / "tokenizer.json").write_bytes((folder / "other" / "tokenizer.json").read_bytes())
-    sentence = refused(loss_differences, folder, "--reference-model", str(folder / "other-run"))
+    sentence = refused(loss_differences, folder, "--checkpoints", str(folder / "other-run"))
     assert f"is another tokenizer than that of {step}, the tokenizer {step}/tokenizer.json" in sentence
 
 
@@ -69,7 +69,7 @@ def test_what_is_no_number_is_told_with_the_model_that_gave_it(
     model.transformer.wte.weight.data[int(tokens[position])] = float("nan")
     write_checkpoint(folder / "broken", model)
     sentence = refused(
-        loss_differences, folder, "--max-documents", "2", "--reference-model", str(folder / "broken")
+        loss_differences, folder, "--max-documents", "2", "--checkpoints", str(folder / "broken")
     )
     assert sentence.startswith("model 'broken' gives the token at position 21 of document 00000000000000aa")
     assert "a loss of nan" in sentence

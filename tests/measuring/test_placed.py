@@ -5,8 +5,9 @@ import pytest
 import torch
 from hugging_face_families import make_model
 
-from pipeline.measuring.contexts import Batching
-from pipeline.measuring.placed import NearContexts, Placement, distant_ids, measured_placements, read_distant
+from pipeline.measuring.contexts import Batching, read_prefix
+from pipeline.measuring.flags import Placement
+from pipeline.measuring.placed import distant_ids, measured_placements
 from pipeline.models.huggingface import HuggingFaceCausalLM
 
 TEXT, OTHER = np.random.default_rng(6).integers(0, 48, (2, 30))
@@ -32,16 +33,17 @@ def test_equal_to_stock_models_one_context_at_a_time(family: str, are_shared: bo
             ).logits
         return logits[0, -1].double().log_softmax(-1).numpy()
 
-    near = NearContexts.of(targets_T, num_near, are_shared=are_shared)
-    assert near.targets_BQ.ravel().tolist() == targets_T.tolist()
     placements = [Placement.parse(name) for name in PLACEMENTS]
     found = measured_placements(
         lm,
         TEXT,
-        near,
+        targets_T[None] if are_shared else targets_T[:, None],
+        num_near,
         placements,
         Batching(20),
-        lambda placement: {"other": read_distant(lm, OTHER[: placement.num_distant], placement.span)},
+        lambda one: {
+            "other": read_prefix(lm, OTHER[: one.num_distant], distant_ids(one.num_distant, one.span))
+        },
     )
     rows = [
         (name, document_id, target, loss, kl, None if entropies is None else entropies[place])
