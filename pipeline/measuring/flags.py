@@ -29,6 +29,10 @@ _ENOUGH_SHARDS = 64
 _MOST_DOCUMENTS_PER_SHARD = 32
 NUM_SAMPLED_ANSWERS = 8
 """Answers that the rule gradient_divergence draws."""
+# Defaults of explain.
+NUM_TARGETS = 12
+NUM_SOURCES = 4
+EXPLAIN_SHORT_CONTEXT_LENGTH = 16
 
 
 @dataclass(frozen=True)

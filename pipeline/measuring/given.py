@@ -1,9 +1,9 @@
 """A model and its tokenizer as a user has them: a path, a name on the hub, or objects in memory."""
 
 import copy
-import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +18,29 @@ from pipeline.models.devices import keep_freed_memory, usable_device
 from pipeline.models.interface import CausalLM, num_positions_of
 from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm
 from pipeline.models.vocabulary import refuse_foreign_tokens
-from pipeline.text.tokenizer import (
-    DocumentTokenizer,
-    load_tokenizer,
-    parse_tokenizer_name,
-    tokenizer_at,
-)
+from pipeline.text.tokenizer import DocumentTokenizer, load_tokenizer, parse_tokenizer_name, tokenizer_at
 
 
-def _is_olmo(model: Any) -> bool:
-    """Whether this is a model of ai2-olmo, which need not be installed."""
-    # Whoever holds an OLMo has imported its module.
-    return "olmo.model" in sys.modules and isinstance(model, sys.modules["olmo.model"].OLMo)
+def refuse_below_one(**numbers: int | None) -> None:
+    """Refuse numbers below 1; None stands for a default."""
+    for name, number in numbers.items():
+        if number is not None and number < 1:
+            raise InputError(f"{name} is {number}; give a whole number of at least 1")
+
+
+def _is_of(library: str, kind: str, model: Any) -> bool:
+    """Whether a model is of a library's class; nothing is imported."""
+    # Whoever holds a model has imported its library, which need not be installed, or takes seconds.
+    return library in sys.modules and isinstance(model, getattr(sys.modules[library], kind))
+
+
+def _sharing_copy(model: Any) -> Any:
+    """A copy whose weights are the user's; measuring changes modules and configuration."""
+    tensors = [*model.parameters(), *model.buffers()]
+    # deepcopy takes what its memo lists as copied already. A trainable weight gets a new Parameter over the
+    # same storage: CausalLM clears requires_grad, and the user's own must keep it.
+    shared = {id(tensor): copy.copy(tensor) if tensor.requires_grad else tensor for tensor in tensors}
+    return copy.deepcopy(model, shared)
 
 
 class GivenModel:
@@ -49,36 +60,39 @@ class GivenModel:
     ) -> None:
         if dtype not in DTYPES:
             raise unknown_name("dtype", dtype, DTYPES)
-        self._loading = Loading(
-            usable_device(device), getattr(torch, dtype), trust_remote_code=trust_remote_code
-        )
-        self._model: Any = model
-        self._origin: Checkpoint | None = None
+        self._trust_remote_code = trust_remote_code
         self._checkpoint: Checkpoint | None = None
+        """Where its own tokenizer lies, if that is known."""
+        self._load: Callable[[int], CausalLM]
+        """Makes it ready for so many position IDs."""
+        # Imported here, not above: transformers takes seconds, and ai2-olmo need not be installed.
         if isinstance(model, str | Path):
             self._checkpoint = find_model(str(model), revision, trust_remote_code)
-            self._origin = self._checkpoint
+            loading = Loading(
+                usable_device(device), getattr(torch, dtype), trust_remote_code=trust_remote_code
+            )
+            self._load = partial(load_causal_lm, self._checkpoint, loading)
             self.name = self._checkpoint.name
             self.num_positions = self._checkpoint.num_positions(trust_remote_code)
-        elif _is_olmo(model):
+        elif _is_of("olmo.model", "OLMo", model):
+            from pipeline.models.olmo import OLMoCausalLM
+
+            self._load = partial(OLMoCausalLM, _sharing_copy(model))
             self.name = "OLMo"
             self.num_positions = model.config.max_sequence_length
-        else:
-            # Here, not above: the library takes seconds to import, and those who measure OLMo do without it.
-            from transformers import PreTrainedModel
+        elif _is_of("transformers", "PreTrainedModel", model):
+            from pipeline.models.huggingface import as_causal_lm, positions_of
 
-            from pipeline.models.huggingface import positions_of
-
-            if not isinstance(model, PreTrainedModel):
-                raise InputError(
-                    f"the model is of type {type(model).__name__}; give a path, a name on the hub, or a"
-                    " causal LM of transformers or ai2-olmo"
-                )
             self.name = Path(model.name_or_path).name or type(model).__name__
+            self._load = partial(as_causal_lm, _sharing_copy(model), self.name)
             self.num_positions = positions_of(model)
-            folder = Path(model.name_or_path or os.devnull)
-            if tokenizer_at(folder):
-                self._origin = Checkpoint(self.name, folder, is_olmo=False)
+            if model.name_or_path and tokenizer_at(Path(model.name_or_path)):
+                self._checkpoint = Checkpoint(self.name, Path(model.name_or_path), is_olmo=False)
+        else:
+            raise InputError(
+                f"the model is of type {type(model).__name__}; give a path, a name on the hub, or a causal LM"
+                " of transformers or ai2-olmo"
+            )
 
     def tokenizer(
         self, given: Any = None, *, bos: str = "auto", special_tokens: bool = False
@@ -87,20 +101,14 @@ class GivenModel:
 
         InputError if there is none, or one that does not say where its tokens stand.
         """
-        if given is not None and not isinstance(given, str | Path):
-            return load_tokenizer(given, bos=bos, special_tokens=special_tokens)
-        if given is None and self._checkpoint is None:
-            raise InputError("a model in memory comes without its tokenizer: give it too, as tokenizer=…")
-        path = (
-            self._origin and self._origin.own_tokenizer if given is None else parse_tokenizer_name(str(given))
-        )
-        if not isinstance(path, Path):
-            raise InputError(f"{given or self.name} is no tokenizer; name a tokenizer.json with --tokenizer")
+        if given is None and self._checkpoint is not None:
+            given = self._checkpoint.own_tokenizer
+        if given is None:
+            raise InputError(f"{self.name} comes without its tokenizer: give it too, as --tokenizer")
+        if isinstance(given, str):
+            given = parse_tokenizer_name(given)
         return load_tokenizer(
-            path,
-            bos=bos,
-            special_tokens=special_tokens,
-            trust_remote_code=self._loading.trust_remote_code,
+            given, bos=bos, special_tokens=special_tokens, trust_remote_code=self._trust_remote_code
         )
 
     def ready(
@@ -116,34 +124,16 @@ class GivenModel:
         trained on such tokens (`refuse_foreign_tokens`).
         """
         keep_freed_memory()
-        model = self._measurable(num_positions_of(num_tokens, len(bos_token_ids)))
+        model = self._load(num_positions_of(num_tokens, len(bos_token_ids)))
         refuse_foreign_tokens(
             model,
             self.name,
-            self._origin,
+            self._checkpoint,
             [np.array(bos_token_ids, dtype=np.int64), *texts],
             tokenizer,
             tokenizer.name,
             tokenizer.vocabulary_size,
-            trust_remote_code=self._loading.trust_remote_code,
+            trust_remote_code=self._trust_remote_code,
         )
-        model = model.led_by(bos_token_ids)
-        return LoadedModel(self.name, model, Batching.for_model(model))
-
-    def _measurable(self, num_positions: int) -> CausalLM:
-        if self._checkpoint is not None:
-            return load_causal_lm(self._checkpoint, self._loading, num_positions)
-        # Measuring changes modules and configuration: of a copy, whose weights are the user's.
-        shared: dict[int, Any] = {id(buffer): buffer for buffer in self._model.buffers()}
-        for weight in self._model.parameters():
-            # deepcopy takes what its memo lists as copied already. A trainable weight gets a new Parameter
-            # over the same storage: CausalLM clears requires_grad, and the user's own must keep it.
-            shared[id(weight)] = copy.copy(weight) if weight.requires_grad else weight
-        model = copy.deepcopy(self._model, shared)
-        if _is_olmo(model):
-            from pipeline.models.olmo import OLMoCausalLM
-
-            return OLMoCausalLM(model, num_positions)
-        from pipeline.models.huggingface import as_causal_lm  # late, as above
-
-        return as_causal_lm(model, self.name, num_positions)
+        led = model.led_by(bos_token_ids)
+        return LoadedModel(self.name, led, Batching.for_model(led))

@@ -20,9 +20,6 @@ from pipeline.models.interface import CausalLM
 from pipeline.models.load import Checkpoint
 from pipeline.text.tokenizer import DocumentTokenizer, load_tokenizer
 
-_MOST_SPARE_ROWS = 512
-_SPARE_FRACTION = 1 / 20
-
 
 def refuse_foreign_tokens(
     model: CausalLM,
@@ -49,36 +46,37 @@ def refuse_foreign_tokens(
     used = np.unique(np.concatenate(of_texts)).tolist()
     largest = max(used, default=0)
     num_rows = model.vocabulary_size
-    sizes = f"{source} has {size} tokens (largest ID used: {largest}) and {name} a vocabulary of {num_rows}"
     remedy = "they do not belong together; read the text with the model's own tokenizer"
-    if largest >= num_rows:
-        raise InputError(f"{sizes}: {remedy}")
-    own = None if checkpoint is None else _own_tokenizer(checkpoint, num_rows, trust_remote_code)
+    own = None if tokenizer is None else _own_tokenizer(checkpoint, num_rows, trust_remote_code)
+    # The other direction is no sign: a tokenizer may have tokens that no text uses.
+    if largest >= num_rows or (own is None and num_rows > size + max(512, size / 20)):
+        raise InputError(
+            f"{source} has {size} tokens (largest ID used: {largest}) and {name} a vocabulary of {num_rows}:"
+            f" {remedy}"
+        )
     if own is not None and tokenizer is not None:
         # Tokens that are used must have the same names in both, added ones too.
         if not tokenizer.reads_as(own, used):
             raise InputError(f"{source} is another tokenizer than that of {name}, {own.name}: {remedy}")
         bos = tokenizer.before_a_text
-        own_bos = own.before_a_text
-        if bos not in (own_bos, "nothing"):
+        if bos not in (own.before_a_text, "nothing"):
             raise InputError(
-                f"{source} puts {bos} before a text, and that of {name}, {own.name}, {own_bos}: measure the"
-                " models apart, each with its own tokenizer, or read the text with --bos none"
+                f"{source} puts {bos} before a text, and that of {name}, {own.name}, {own.before_a_text}:"
+                " measure the models apart, each with its own tokenizer, or read the text with --bos none"
             )
-        if bos != own_bos:
-            logger.warning("%s was trained with %s before a text, and reads this without it", name, own_bos)
-    # The other direction is no sign: a tokenizer may have tokens that no text uses.
-    elif num_rows > size + max(_MOST_SPARE_ROWS, size * _SPARE_FRACTION):
-        raise InputError(f"{sizes}, many more: {remedy}")
+        if bos != own.before_a_text:
+            logger.warning(
+                "%s was trained with %s before a text, and reads this without it", name, own.before_a_text
+            )
     elif checkpoint is not None:
         logger.warning("whether %s is that of model %s cannot be told", source, name)
 
 
 def _own_tokenizer(
-    checkpoint: Checkpoint, num_rows: int, trust_remote_code: bool
+    checkpoint: Checkpoint | None, num_rows: int, trust_remote_code: bool
 ) -> DocumentTokenizer | None:
     """The tokenizer of a model, or None if it is unknown."""
-    if checkpoint.own_tokenizer is None:
+    if checkpoint is None or checkpoint.own_tokenizer is None:
         return None
     try:
         found = load_tokenizer(checkpoint.own_tokenizer, trust_remote_code=trust_remote_code)

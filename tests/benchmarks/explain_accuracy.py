@@ -24,7 +24,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 from real_model import model_folder
 
 from pipeline.measuring.contexts import PackedSequence
-from pipeline.measuring.explanation import NUM_TEXTS, swap_text
+from pipeline.measuring.explanation import NUM_TEXTS, swap_tokens
 from pipeline.measuring.given import GivenModel
 from pipeline.measuring.sources import (
     COARSE_TOKENS,
@@ -121,7 +121,7 @@ def main(arguments: argparse.Namespace) -> None:
     given = GivenModel(arguments.model or str(model_folder("smollm2")), dtype=arguments.dtype)
     tokenizer = given.tokenizer()
     length = arguments.length
-    other_N = swap_text(None, NUM_TEXTS * length, tokenizer).token_ids_N
+    other_N = swap_tokens(None, NUM_TEXTS * length, tokenizer)
     rows = [json.loads(line) for line in arguments.out.open()] if arguments.out.exists() else []
     texts = (
         document.text for document in read_documents(open_sources([arguments.source], c4_split="validation"))
