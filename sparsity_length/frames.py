@@ -10,16 +10,17 @@ import numpy as np
 import pandas as pd
 
 from pipeline.cli import InputError, progress, unknown_name
+from pipeline.measuring.contexts import Batching
 from pipeline.measuring.explanation import default_length, swap_tokens, token_columns
 from pipeline.measuring.far_context import FarContext
 from pipeline.measuring.flags import ContextLengths
-from pipeline.measuring.given import GivenModel, refuse_below_one
+from pipeline.measuring.given import GivenModel
 from pipeline.measuring.rules import ABLATIONS, SWAP, Measuring
 from pipeline.measuring.sparsity import measure_chunk
-from pipeline.measuring.stage import failures_in_words
+from pipeline.measuring.stage import LoadedModel, failures_in_words
 from pipeline.results.schemas import DIVERGENCE, OTHER_DOCUMENT, OWN, Columns
 from pipeline.text.chunks import Chunk
-from pipeline.text.tokenizer import Text, is_one_text
+from pipeline.text.tokenizer import Text, TokenizedText, is_one_text
 
 _VALUES = ["long_context_loss", "short_context_loss", "loss_difference", "divergence"]
 _TRIED = ["sparse_context_loss", "sparse_context_divergence"]
@@ -79,23 +80,22 @@ def losses(
         The last four are NaN, and num_long_context_tokens is 0, of each text's first s + 1 tokens: their
         short context is not whole, or it is the long one.
     """
-    refuse_below_one(short_context_length=short_context_length, long_context_length=long_context_length)
     given = GivenModel(model, dtype=dtype, device=device)
     read = _Texts(texts, given, tokenizer, bos, special_tokens)
     length = long_context_length or default_length(given, read.bos_token_ids)
     nothing = {"num_long_context_tokens": 0, **dict.fromkeys(_VALUES, np.float32(np.nan))}
     frames = [
-        pd.DataFrame(read.token_columns(text, np.arange(len(ids_N))) | nothing)
-        for text, ids_N in enumerate(read.ids)
+        pd.DataFrame({"text": text, **token_columns(tokens, np.arange(len(tokens.token_ids_N))), **nothing})
+        for text, tokens in enumerate(read.texts)
     ]
     chunks = [
         chunk for text in range(len(read.ids)) for chunk in read.chunks(text, short_context_length, 1, length)
     ]
-    loaded = given.ready(length, read.ids, read.tokenizer, read.bos_token_ids)
+    ready = given.ready(length, read.ids, read.tokenizer, read.bos_token_ids)
     for text, start, lengths in progress(chunks, "losses", "chunk"):
         ids_L = read.ids[text][start : start + lengths.long_context_length]
         with failures_in_words(given.name, len(ids_L), start, f" of text {text}"):
-            own = FarContext(loaded.model, lengths, loaded.batching, ids_L, ids_L)
+            own = FarContext(ready, lengths, Batching.for_model(ready), ids_L, ids_L)
             long_T = own.long_losses_T
             short_T = own.short.losses
             values = long_T, short_T, short_T - long_T, own.short.divergences
@@ -164,14 +164,6 @@ def influential_tokens(
         A target has a row only if s plus the largest k tokens stand before it.
     """
     ks = sorted(set(k))
-    refuse_below_one(
-        short_context_length=short_context_length,
-        long_context_length=long_context_length,
-        num_targets=num_targets,
-        num_swaps=num_swaps,
-        screen=screen,
-        k=ks[0],
-    )
     if ablation not in ABLATIONS:
         raise unknown_name("ablation", ablation, ABLATIONS)
     short = short_context_length
@@ -196,10 +188,11 @@ def influential_tokens(
             work.append((text, start, measuring))
     longest = max((measuring.lengths.long_context_length for *_, measuring in work), default=0)
     num_others = 1 + (num_swaps if ablation == SWAP else 0)
-    others_N = swap_tokens(swap_text, max(1, num_others * longest), read.tokenizer)
+    others_N = swap_tokens(swap_text, num_others * longest, read.tokenizer)[: num_others * longest]
     # Disjoint pieces: the null, then each swap, share no token.
-    others_NL = others_N[: num_others * longest].reshape(num_others, longest)
-    loaded = given.ready(length, [*read.ids, others_N], read.tokenizer, read.bos_token_ids)
+    others_NL = others_N.reshape(num_others, longest)
+    ready = given.ready(length, [*read.ids, others_N], read.tokenizer, read.bos_token_ids)
+    loaded = LoadedModel(given.name, ready, Batching.for_model(ready))
     frames = [pd.DataFrame(columns=_INFLUENTIAL)]
     for number, (text, start, measuring) in enumerate(progress(work, "influential_tokens", "chunk")):
         ids_L = read.ids[text][start : start + measuring.lengths.long_context_length]
@@ -207,7 +200,7 @@ def influential_tokens(
         chunk = Chunk(f"{text:016x}", number, ids_L, others_NL[:, : len(ids_L)], start)
         with failures_in_words(given.name, len(ids_L), start, f" of text {text}"):
             tables = measure_chunk(loaded, chunk, measuring)
-        frames.append(_frame(read, text, tables, measuring.ks))
+        frames.append(_frame(text, read.texts[text], tables, measuring.ks))
     return pd.concat(frames[1:] or frames, ignore_index=True)
 
 
@@ -218,15 +211,15 @@ class _Texts:
         if isinstance(texts, Mapping) or hasattr(texts, "columns"):  # it would be read as its columns' names
             raise InputError(f"texts are of type {type(texts).__name__}; give one column of it")
         self.tokenizer = given.tokenizer(tokenizer, bos=bos, special_tokens=special_tokens)
-        self._read = [self.tokenizer.read(text) for text in ([texts] if is_one_text(texts) else texts)]
+        self.texts = [self.tokenizer.read(text) for text in ([texts] if is_one_text(texts) else texts)]
         # An empty list of token IDs shows no BOS, and says nothing of the other texts.
-        begun = {read.bos_token_ids for read in self._read if len(read.token_ids_N)}
+        begun = {read.bos_token_ids for read in self.texts if len(read.token_ids_N)}
         if len(begun) > 1:
             raise InputError("some texts begin with BOS and others do not; give all of them with it, or none")
         self.bos_token_ids: tuple[int, ...] = begun.pop() if begun else ()
         """Before every context; the texts are without it."""
-        self.ids = [read.token_ids_N for read in self._read]
-        self.tokenizer.warn_of_control_tokens(sum(read.num_control_tokens for read in self._read))
+        self.ids = [read.token_ids_N for read in self.texts]
+        self.tokenizer.warn_of_control_tokens(sum(read.num_control_tokens for read in self.texts))
 
     def chunks(
         self, text: int, short: int, num_far: int, length: int, num_targets: int | None = None
@@ -236,12 +229,12 @@ class _Texts:
         If the text is longer than a chunk, half of one stands before each target, or all that there is.
         """
         num = len(self.ids[text])
-        if length <= short + num_far:
+        if min(short, num_far) < 1 or length <= short + num_far:
             raise InputError(
-                f"a long context of {length} tokens has no target with {short + num_far} tokens before it;"
-                " choose a longer one, a shorter short context, or a smaller k"
+                f"a long context of {length} tokens has no target with a short context of {short} and"
+                f" {num_far} distant tokens before it; both are at least 1, and together less than that"
             )
-        target = max(short + num_far, num - (num_targets or num))
+        target = max(short + num_far, num - (num if num_targets is None else num_targets))
         while target < num:
             # 1,500 tokens in chunks of 1,024: [0, 1024), then [476, 1500), whose targets begin at 1,024.
             start = max(0, min(target - max(length // 2, short + num_far), num - length))
@@ -249,35 +242,32 @@ class _Texts:
             yield text, start, ContextLengths(short, end - start, end - target)
             target = end
 
-    def token_columns(self, text: int, places: np.ndarray) -> dict[str, Any]:
-        """The columns that name tokens of a text."""
-        return {"text": np.full(len(places), text), **token_columns(self._read[text], places)}
 
-
-def _frame(read: _Texts, text: int, tables: Mapping[str, Columns], ks: Sequence[int]) -> pd.DataFrame:
-    """The rows of a chunk."""
+def _frame(
+    text: int, tokens: TokenizedText, tables: Mapping[str, Columns], ks: Sequence[int]
+) -> pd.DataFrame:
+    """The rows of a chunk of a text."""
     key = ["target_position", "rank"]
     chosen = pd.DataFrame(tables["influential_tokens"]).query(f"distant_context == '{OWN}'")
     sparse = pd.DataFrame(tables["sparse_context_losses"]).rename(columns={"k": "rank"})
     baseline = "swapped" if "swapped_loss" in sparse else "short_context"
-    for kind in ("loss", "divergence"):
-        sparse[f"baseline_{kind}"] = sparse[f"{baseline}_{kind}"]
+    sparse[["baseline_loss", "baseline_divergence"]] = sparse[[f"{baseline}_loss", f"{baseline}_divergence"]]
     # Controls and screened rules are studied at more k than were asked for.
     sparse = sparse[sparse["rank"].isin(ks)].set_index(key)
     own = sparse[sparse["distant_context"] == OWN]
     null = sparse[sparse["distant_context"] == OTHER_DOCUMENT]
+    sparsity = pd.DataFrame(tables["dependency_sparsity"]).query(f"criterion == '{DIVERGENCE}'")
     # Values of a target repeat in the rows of all its ranks; the first will do.
     of_target = own.groupby("target_position")[_OF_TARGET].first()
-    sparsity = pd.DataFrame(tables["dependency_sparsity"]).query(f"criterion == '{DIVERGENCE}'")
-    of_target["mean_log2_k"] = sparsity.set_index("target_position")["mean_log2_k"]
     frame = (
         chosen[[*key, "context_position", "influence"]]
         .join(own[_TRIED], on=key)
         .join(null[_TRIED].add_prefix("null_"), on=key)
         .join(of_target, on="target_position")
+        .join(sparsity.set_index("target_position")["mean_log2_k"], on="target_position")
         .astype(dict.fromkeys(_MEASURED, "float32"))
     )
-    sources = read.token_columns(text, frame["context_position"].to_numpy())
-    targets = read.token_columns(text, frame["target_position"].to_numpy())
-    targets |= {"source_position": sources["position"], "source_token": sources["token"]}
-    return frame.assign(**targets)[_INFLUENTIAL]
+    sources = token_columns(tokens, frame["context_position"].to_numpy())
+    named = token_columns(tokens, frame["target_position"].to_numpy())
+    named |= {"text": text, "source_position": sources["position"], "source_token": sources["token"]}
+    return frame.assign(**named)[_INFLUENTIAL]

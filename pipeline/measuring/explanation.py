@@ -10,17 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from scipy.linalg import block_diag
 
 from pipeline.cli import InputError, logger
 from pipeline.explorer_page import html_page
-from pipeline.measuring.contexts import PackedSequence, Rows, read_prefix
+from pipeline.measuring.contexts import Batching, PackedSequence, Rows, read_prefix
 from pipeline.measuring.flags import EXPLAIN_SHORT_CONTEXT_LENGTH, NUM_SOURCES, NUM_TARGETS
-from pipeline.measuring.given import GivenModel, refuse_below_one
+from pipeline.measuring.given import GivenModel
 from pipeline.measuring.sources import (
     COARSE_TOKENS,
     Passes,
@@ -31,7 +30,7 @@ from pipeline.measuring.sources import (
     near_starts,
     unit_starts,
 )
-from pipeline.measuring.stage import LoadedModel, failures_in_words
+from pipeline.measuring.stage import failures_in_words
 from pipeline.models.interface import CausalLM, num_positions_of
 from pipeline.results.files import write_text
 from pipeline.results.table import as_table, printable
@@ -97,7 +96,88 @@ class Explanation:
         )
 
     def __str__(self) -> str:
-        return in_words(self, is_colored=False)
+        return self.in_words()
+
+    @cached_property
+    def summary(self) -> list[str]:
+        """Sentences on what was found, whose numbers add up as they are shown."""
+        near = " to ".join(map(str, sorted({*self.facts["near_tokens"]})))
+        full, short, swapped = self.losses[["full_loss", "short_loss", "swapped_loss"]].mean().round(3)
+        sentences = [
+            f"Predictions: {len(self.losses)}. Mean loss: {full:.3f} nats with the full context; {short:.3f}"
+            f" with the last {near} tokens alone ({short - full:+.3f}); {swapped:.3f} with another document's"
+            f" tokens before these ({swapped - full:+.3f})."
+        ]
+        if self.facts["contrast"] is not None:
+            own, other, difference = self.facts["contrast"]
+            sentences.append(
+                f"log p(“{printable(own)}”) − log p(“{printable(other)}”) = {difference:+.2f} nats with the"
+                " full context; effects are what it falls by."
+            )
+        # Rounded before adding, so that the rows of the table add up to the total shown.
+        total = sum(round(target["total_effect"], 2) for target in self.targets)
+        left = sum(round(target["total_effect"] * (1 - target["recovered"]), 2) for target in self.targets)
+        sentences.append(
+            f"Explained predictions: {len(self.targets)}. Total effect of the distant context on them:"
+            f" {total:.2f} nats, the mean of {NUM_SWAPPED} swapped contexts."
+        )
+        # Of less, or of a total below 0, a fraction says nothing.
+        if total >= 0.05:
+            largest = max(len(target["sources"]) for target in self.targets)
+            sentences.append(
+                f"The top {largest} sources recover {(total - left) / total:.0%} of it; {left:.2f} remain."
+            )
+        if num_none := sum(target["no_single_source"] for target in self.targets):
+            sentences.append(
+                f"{num_none} of {len(self.targets)} without a single source: what the top sources recover is"
+                " not distinguishable from another document's tokens in their places."
+            )
+        return sentences
+
+    def in_words(self, *, is_colored: bool = False) -> str:
+        """The text, a legend, the summary, and a table of the targets and their sources.
+
+        Nothing in a text is obeyed: escape sequences, and what turns the direction of writing, are shown
+        as numbers.
+        """
+
+        def marked(piece: str, effect: float) -> str:
+            """A token, its level shown by a color."""
+            word = "".join(char if char in _JOINERS else printable(char) for char in piece)
+            colors = [color for level, color in _COLORS.items() if effect >= level]
+            if is_colored and colors and word.strip():
+                word = f"\x1b[48;5;{colors[-1]}m\x1b[38;5;16m{word}\x1b[0m"
+            return word
+
+        effects = dict(zip(self.losses["position"], self.losses["swapped_divergence"], strict=True))
+        pieces = enumerate(self.text.pieces[self.first_token :], start=self.first_token)
+        parts = ["".join(marked(piece, effects.get(place, 0.0)) for place, piece in pieces).rstrip("\n")]
+        if is_colored:
+            shades = " ".join(marked(f"{level:g}", level) for level in _COLORS)
+            parts.append(f"Colored: distant tokens change the prediction by {shades} nats (KL) or more.")
+        parts.append("\n".join(self.summary))
+        rows = [
+            [
+                target["position"],
+                _quoted(target["token"]),
+                f"{target['total_effect']:.2f}",
+                "no single source" if target["no_single_source"] else f"{target['recovered']:.0%}",
+                ", ".join(
+                    f"{_quoted(source['source'])} {target['position'] - source['source_position']}"
+                    f" ({source['effect']:+.2f})"
+                    for source in target["sources"]
+                ),
+            ]
+            for target in sorted(self.targets, key=lambda target: -target["total_effect"])
+        ]
+        names = [
+            "position",
+            "token",
+            "total effect",
+            "recovered",
+            "sources: how many tokens before, and effect",
+        ]
+        return "\n\n".join([*parts, as_table(names, rows)])
 
     def save(self, path: str | Path = "explained.html") -> None:
         """Write the page; a file that exists is replaced."""
@@ -116,7 +196,7 @@ class Explanation:
         exact = {
             **self.facts,
             "first_token": self.first_token,
-            "summary": summary(self),
+            "summary": self.summary,
             "pieces": self.text.pieces[self.first_token :],
             "losses": losses.to_dict("list"),
             "targets": self.targets,
@@ -132,7 +212,7 @@ def explain(
     *,
     short_context_length: int = EXPLAIN_SHORT_CONTEXT_LENGTH,
     long_context_length: int | None = None,
-    targets: int | str = NUM_TARGETS,
+    targets: int | Literal["all"] = NUM_TARGETS,
     sources: int = NUM_SOURCES,
     at: str | None = None,
     position: int | None = None,
@@ -180,13 +260,6 @@ def explain(
             source_byte_start, source_byte_end: its place in the text's UTF-8;
             effect: what swapping it alone does to the prediction, nats.
     """
-    refuse_below_one(
-        short_context_length=short_context_length,
-        long_context_length=long_context_length,
-        targets=None if targets == "all" else targets,
-        sources=sources,
-        generate=generate,
-    )
     if instead is not None and at is None and position is None:
         raise InputError("--instead needs --at or --position, which say which word it would replace")
     given = GivenModel(
@@ -194,41 +267,41 @@ def explain(
     )
     reader = given.tokenizer(tokenizer, bos=bos, special_tokens=special_tokens)
     tokens = reader.read(text, begins_answer=generate is not None)
-    bos_token_ids = tokens.bos_token_ids
     reader.warn_of_control_tokens(tokens.num_control_tokens)
     first = 0
     end = len(tokens.token_ids_N)
     if generate is None and isinstance(next(iter(text), None), Mapping):
         first, end = _answer_of(text, tokens)
-    most = long_context_length or default_length(given, bos_token_ids)
+    most = long_context_length or default_length(given, tokens.bos_token_ids)
     longest = min(most, end + (generate or 0))
     other_N = swap_tokens(swap_text, NUM_TEXTS * longest, reader)
-    loaded = given.ready(longest, [tokens.token_ids_N, other_N], reader, bos_token_ids)
+    ready = given.ready(longest, [tokens.token_ids_N, other_N], reader, tokens.bos_token_ids)
     if generate is not None:
         # Room for the answer among the position IDs that the model was loaded for.
         prompt_N = tokens.token_ids_N[-max(1, most - generate) :]
-        answer = _generated(loaded.model, prompt_N, generate, reader)
+        answer = _generated(ready, prompt_N, generate, reader)
         # From IDs: encoding the decoded answer might give other tokens than the model wrote.
-        tokens = reader.read(np.concatenate([bos_token_ids, tokens.token_ids_N, answer]).astype(np.int64))
+        tokens = reader.read([*tokens.bos_token_ids, *tokens.token_ids_N.tolist(), *answer])
         first, end = end, end + len(answer)
     if at is not None:
         position = _position_of(at, tokens)
     if position is not None:
-        last = len(tokens.token_ids_N) - 1
-        if not 0 <= position <= last:
-            raise InputError(f"--position {position} is outside: the text has tokens 0 to {last}")
+        if position not in range(len(tokens.token_ids_N)):
+            raise InputError(f"--position {position} is outside the text of {len(tokens.token_ids_N)} tokens")
         first, end = position, position + 1
     is_exact = targets == "all" and budget is None and position is None
     length = min(most, end)
     with failures_in_words(given.name, length, end - length):
         return _measured(
-            loaded,
+            ready,
             reader,
             tokens,
             other_N,
-            range(first, end),
+            first,
+            end,
             length,
             name=name,
+            model_name=given.name,
             short=short_context_length,
             # Neighbors share a window: the first of them sees `short` near tokens, each other one more.
             shared=1 if position is not None else max(1, short_context_length // 2),
@@ -293,14 +366,16 @@ def _generated(
 
 
 def _measured(
-    loaded: LoadedModel,
+    model: CausalLM,
     tokenizer: DocumentTokenizer,
     text: TokenizedText,
     other_N: np.ndarray,
-    asked: range,
+    first: int,
+    end: int,
     length: int,
     *,
     name: str,
+    model_name: str,
     short: int,
     shared: int,
     most_targets: int,
@@ -309,7 +384,7 @@ def _measured(
     instead: str | None,
     budget: float | None,
 ) -> Explanation:
-    """Measure the losses of the tokens that are asked for, and search and try the sources of some.
+    """Measure the losses of tokens [first, end), and search and try the sources of some.
 
     Args:
         other_N: the swap text.
@@ -317,7 +392,6 @@ def _measured(
         shared: how many neighbors share a window of near tokens.
         budget: seconds; None swaps every unit.
     """
-    end = asked.stop
     begin = end - length
     # Models without BOS use the text's first token as an attention sink.
     sink = 0 if text.bos_token_ids else 1
@@ -328,11 +402,11 @@ def _measured(
             end,
             length,
         )
-    first = max(short + sink + 1, asked.start - begin)
-    if first >= length:
+    first = max(short + sink + 1, first - begin)
+    if short < 1 or first >= length:
         raise InputError(
-            f"--short-context-length {short} leaves none of the {end - 1} tokens before the last one"
-            " distant: give a longer text, or a smaller --short-context-length"
+            f"--short-context-length {short} is below 1, or leaves none of the {end - 1} tokens before the"
+            " last one distant: give a longer text, or another --short-context-length"
         )
     units, sentences = (unit_starts(text, one) - begin for one in (unit, "sentence"))
     ids_L = text.token_ids_N[begin:end]
@@ -342,8 +416,8 @@ def _measured(
     near_T = near_starts(length, first, short, shared)
     num_wanted = min(most_targets, len(near_T))
     # The first pass is slower than those after it, and tells no speed.
-    read_prefix(loaded.model, ids_L[:64])
-    passes = Passes(loaded.model, loaded.batching, budget)
+    read_prefix(model, ids_L[:64])
+    passes = Passes(model, Batching.for_model(model), budget)
     hidden_TD, _ = passes.read(ids_L[:-1], len(near_T))
     float(hidden_TD.sum())  # a GPU is waited for
     # The swapped distant tokens, at most a text long, and each window alone and behind them.
@@ -398,8 +472,8 @@ def _measured(
         logger.warning("--budget suffices for the sources of %d of %d predictions", len(targets), num_wanted)
     facts = {
         "name": name,
-        "model": loaded.name,
-        "dtype": str(loaded.model.dtype).removeprefix("torch."),
+        "model": model_name,
+        "dtype": str(model.dtype).removeprefix("torch."),
         "unit": unit,
         "near_tokens": [short, short + shared - 1],
         "ablation": "swap",
@@ -410,9 +484,8 @@ def _measured(
     }
     characters_N2 = text.characters_N2[:end]
     shown = TokenizedText(text.text[: int(characters_N2[-1, 1])], text.token_ids_N[:end], characters_N2)
-    of_tokens = token_columns(shown, np.arange(begin + first, end))
-    of_tokens["near_position"] = begin + near_T
-    return Explanation(facts, shown, begin, pd.DataFrame(of_tokens).join(losses), targets)
+    named = token_columns(shown, np.arange(begin + first, end)) | {"near_position": begin + near_T}
+    return Explanation(facts, shown, begin, pd.DataFrame(named).join(losses), targets)
 
 
 def token_columns(text: TokenizedText, places: np.ndarray) -> dict[str, Any]:
@@ -485,28 +558,28 @@ def _contrasted(
     # A blank that is a token of its own before one word may be of the other word's first token.
     size = min(end - 1, len(other))
     fork = int(np.argmin([*(text.token_ids_N[:size] == other[:size]), False]))
-    words = [text.token_ids_N[fork : _token_at(text, word_end - 1) + 1], other[fork:]]
+    own = text.token_ids_N[fork : _token_at(text, word_end - 1) + 1]
+    other = other[fork:]
     first = fork - (end - len(ids_L))
     # The last token of each continuation is predicted and never an input.
-    inputs = [ids[:-1] for ids in words]
+    split = first + len(own) - 1
+    num_rows = split + len(other) - 1
     # Neither continuation sees the other; the last row of their context predicts the first token of both.
-    sees = [np.tri(len(ids), dtype=bool) for ids in inputs]
-    visible_WS = block_diag(np.ones((1, first), dtype=bool), *sees)
-    visible_WS[:, :first] = True
-    rows_behind = first + np.arange(sum(map(len, inputs)))
-    rows = [first - 1, *rows_behind[: len(inputs[0])], first - 1, *rows_behind[len(inputs[0]) :]]
+    visible_WS = np.tri(num_rows, dtype=bool)[first - 1 :]
+    visible_WS[split - first + 1 :, first:split] = False
+    rows = [*range(first - 1, split), first - 1, *range(split, num_rows)]
     sequence = PackedSequence(
-        np.concatenate([ids_L[:first], *inputs]).astype(np.int64),
+        np.concatenate([ids_L[:first], own[:-1], other[:-1]]).astype(np.int64),
         # Both continuations stand at the same IDs, each as if it alone followed.
-        np.concatenate([np.arange(first), *(first + np.arange(len(ids)) for ids in inputs)]),
+        np.array([*range(split), *range(first, first + num_rows - split)]),
         visible_WS,
         np.array(rows),
-        np.concatenate(words).astype(np.int64),
+        np.concatenate([own, other]).astype(np.int64),
         # A fork before the target must not make the row that predicts both a distant one.
         np.full(len(rows), min(near, first - 1)),
         slice(None),
     )
-    weights_Q = np.repeat([1, -1], list(map(len, words))).astype(np.float32)
+    weights_Q = np.repeat([1, -1], [len(own), len(other)]).astype(np.float32)
     return sequence, weights_Q, (text.text[begin:word_end], instead)
 
 
@@ -528,85 +601,6 @@ def swap_tokens(text: str | None, num_tokens: int, tokenizer: DocumentTokenizer)
             " or a smaller --long-context-length"
         )
     return token_ids_N
-
-
-def summary(explanation: Explanation) -> list[str]:
-    """Sentences on what was found, whose numbers add up as they are shown."""
-    losses = explanation.losses
-    targets = explanation.targets
-    near = " to ".join(map(str, sorted({*explanation.facts["near_tokens"]})))
-    full, short, swapped = losses[["full_loss", "short_loss", "swapped_loss"]].mean().round(3)
-    sentences = [
-        f"Predictions: {len(losses)}. Mean loss: {full:.3f} nats with the full context; {short:.3f} with the"
-        f" last {near} tokens alone ({short - full:+.3f}); {swapped:.3f} with another document's tokens"
-        f" before these ({swapped - full:+.3f})."
-    ]
-    if explanation.facts["contrast"] is not None:
-        own, other, difference = explanation.facts["contrast"]
-        sentences.append(
-            f"log p(“{printable(own)}”) − log p(“{printable(other)}”) = {difference:+.2f} nats with the full"
-            " context; effects are what it falls by."
-        )
-    # Rounded before adding, so that the rows of the table add up to the total shown.
-    total = sum(round(target["total_effect"], 2) for target in targets)
-    left = sum(round(target["total_effect"] * (1 - target["recovered"]), 2) for target in targets)
-    sentences.append(
-        f"Explained predictions: {len(targets)}. Total effect of the distant context on them: {total:.2f}"
-        f" nats, the mean of {NUM_SWAPPED} swapped contexts."
-    )
-    # Of less, or of a total below 0, a fraction says nothing.
-    if total >= 0.05:
-        largest = max(len(target["sources"]) for target in targets)
-        sentences.append(
-            f"The top {largest} sources recover {(total - left) / total:.0%} of it; {left:.2f} remain."
-        )
-    if num_none := sum(target["no_single_source"] for target in targets):
-        sentences.append(
-            f"{num_none} of {len(targets)} without a single source: what the top sources recover is not"
-            " distinguishable from another document's tokens in their places."
-        )
-    return sentences
-
-
-def in_words(explanation: Explanation, *, is_colored: bool) -> str:
-    """The text, a legend, the summary, and a table of the targets and their sources.
-
-    Nothing in a text is obeyed: escape sequences, and what turns the direction of writing, are shown
-    as numbers.
-    """
-
-    def marked(piece: str, effect: float) -> str:
-        """A token, its level shown by a color."""
-        word = "".join(char if char in _JOINERS else printable(char) for char in piece)
-        colors = [color for level, color in _COLORS.items() if effect >= level]
-        if is_colored and colors and word.strip():
-            word = f"\x1b[48;5;{colors[-1]}m\x1b[38;5;16m{word}\x1b[0m"
-        return word
-
-    effects = dict(zip(explanation.losses["position"], explanation.losses["swapped_divergence"], strict=True))
-    first = explanation.first_token
-    pieces = enumerate(explanation.text.pieces[first:], start=first)
-    parts = ["".join(marked(piece, effects.get(place, 0.0)) for place, piece in pieces).rstrip("\n")]
-    if is_colored:
-        shades = " ".join(marked(f"{level:g}", level) for level in _COLORS)
-        parts.append(f"Colored: distant tokens change the prediction by {shades} nats (KL) or more.")
-    parts.append("\n".join(summary(explanation)))
-    rows = [
-        [
-            target["position"],
-            _quoted(target["token"]),
-            f"{target['total_effect']:.2f}",
-            "no single source" if target["no_single_source"] else f"{target['recovered']:.0%}",
-            ", ".join(
-                f"{_quoted(source['source'])} {target['position'] - source['source_position']}"
-                f" ({source['effect']:+.2f})"
-                for source in target["sources"]
-            ),
-        ]
-        for target in sorted(explanation.targets, key=lambda target: -target["total_effect"])
-    ]
-    names = ["position", "token", "total effect", "recovered", "sources: how many tokens before, and effect"]
-    return "\n\n".join([*parts, as_table(names, rows)])
 
 
 def _quoted(piece: str) -> str:

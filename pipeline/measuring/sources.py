@@ -311,13 +311,14 @@ class Search:
             tokens_S[start:end] = self.swaps_BS[0, start:end]
             queries = np.concatenate([self._queries_T[target] for target in targets])
             variants.append(Variant(tokens_S, start, int(self._stop_T[targets].max()), queries))
-        found = self.passes.measured(self.sequence, variants, self.full.prefix, self.full.predictions)
-        for (span, targets), effects_T in zip(targets_of.items(), self._effects(found).tolist(), strict=True):
+        effects_VT = self._effects(variants, self.full.prefix).tolist()
+        for (span, targets), effects_T in zip(targets_of.items(), effects_VT, strict=True):
             for target in targets:
                 self.effects_T[target][span] = effects_T[target]
 
-    def _effects(self, found: Measured) -> np.ndarray:
-        """Effects on targets: [V, T]."""
+    def _effects(self, variants: Sequence[Variant], prefix: Prefix) -> np.ndarray:
+        """Effects on targets: [V, T], of use where they are asked for."""
+        found = self.passes.measured(self.sequence, variants, prefix, self.full.predictions)
         if self.weights_Q is None:
             return found.divergences
         # Weights are 1 for what came and -1 for the other: the rise of one loss less that of the other is
@@ -395,7 +396,7 @@ class Search:
                     # Before its first source it is the swapped text, which the prefix holds.
                     first = min([near, *(start for start, _ in sources)])
                     variants.append(Variant(tokens_S, first, int(self._stop_T[target]), queries))
-            found = self.passes.measured(self.sequence, variants, prefix, self.full.predictions)
+            effects_VT = self._effects(variants, prefix)
             # Variants 2t and 2t + 1 are of target t; of their effects on all targets only that on t counts.
-            effects.append(self._effects(found).reshape(len(targets), 2, -1)[targets, :, targets])
+            effects.append(effects_VT.reshape(len(targets), 2, -1)[targets, :, targets])
         return np.stack(effects, axis=-1)

@@ -19,6 +19,7 @@ import torch
 from pipeline.cli import InputError, is_out_of_memory, logger, progress
 from pipeline.measuring.contexts import Batching
 from pipeline.measuring.flags import default_documents_per_shard
+from pipeline.measuring.given import refuse_foreign_tokens
 from pipeline.models.devices import (
     GIBIBYTE,
     keep_freed_memory,
@@ -28,7 +29,6 @@ from pipeline.models.devices import (
 )
 from pipeline.models.interface import CausalLM, NotFiniteLossError, num_positions_of
 from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm
-from pipeline.models.vocabulary import refuse_foreign_tokens
 from pipeline.results.files import Task
 from pipeline.results.schemas import Columns, append_columns
 from pipeline.results.versions import sha256_of_files

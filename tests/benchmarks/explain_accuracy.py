@@ -23,7 +23,7 @@ import numpy as np
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 from real_model import model_folder
 
-from pipeline.measuring.contexts import PackedSequence
+from pipeline.measuring.contexts import Batching, PackedSequence
 from pipeline.measuring.explanation import NUM_TEXTS, swap_tokens
 from pipeline.measuring.given import GivenModel
 from pipeline.measuring.sources import (
@@ -131,8 +131,8 @@ def main(arguments: argparse.Namespace) -> None:
     for number, text in zip(range(arguments.texts), long_enough, strict=False):
         if number < len(rows):
             continue
-        loaded = given.ready(length, [text.token_ids_N, other_N], tokenizer, text.bos_token_ids)
-        passes = Passes(loaded.model, loaded.batching)
+        model = given.ready(length, [text.token_ids_N, other_N], tokenizer, text.bos_token_ids)
+        passes = Passes(model, Batching.for_model(model))
         rows.append(measured(passes, text, other_N, length, count_only=arguments.count_only))
         with arguments.out.open("a") as out:
             out.write(json.dumps(rows[-1]) + "\n")

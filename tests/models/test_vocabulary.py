@@ -11,9 +11,9 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from pipeline.cli import InputError
+from pipeline.measuring.given import refuse_foreign_tokens
 from pipeline.models.interface import CausalLM
 from pipeline.models.load import Checkpoint
-from pipeline.models.vocabulary import refuse_foreign_tokens
 from pipeline.text.tokenizer import load_tokenizer, train_bpe
 from sparsity_length import explain, influential_tokens, losses
 
