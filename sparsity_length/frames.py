@@ -193,7 +193,7 @@ def influential_tokens(
     others_NL = others_N.reshape(num_others, longest)
     ready = given.ready(length, [*read.ids, others_N], read.tokenizer, read.bos_token_ids)
     loaded = LoadedModel(given.name, ready, Batching.for_model(ready))
-    frames = [pd.DataFrame(columns=_INFLUENTIAL)]
+    frames = []
     for number, (text, start, measuring) in enumerate(progress(work, "influential_tokens", "chunk")):
         ids_L = read.ids[text][start : start + measuring.lengths.long_context_length]
         # The ID is of the text, so that rules that draw do it anew for each.
@@ -201,7 +201,7 @@ def influential_tokens(
         with failures_in_words(given.name, len(ids_L), start, f" of text {text}"):
             tables = measure_chunk(loaded, chunk, measuring)
         frames.append(_frame(text, read.texts[text], tables, measuring.ks))
-    return pd.concat(frames[1:] or frames, ignore_index=True)
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=_INFLUENTIAL)
 
 
 class _Texts:

@@ -364,7 +364,7 @@ def test_what_is_printed(
     ("words", "sentence"),
     [
         (["--text-file", "{folder}/blank"], "the text is empty"),
-        (["--text-file", "{folder}/two"], "leaves none of the 2 tokens"),
+        (["--text-file", "{folder}/two"], "leave some of the 2 tokens"),
         (["--text-file", "{folder}/latin"], "no text in UTF-8: 'utf-8' codec can't decode byte 0xef"),
         (
             ["--text-file", "{folder}/text", "--tokenizer", "bpe:300"],
@@ -390,7 +390,7 @@ def test_what_is_printed(
         (["-at", "dog"], "dog' does not occur in the text"),
         (["-at", "cat"], "cat' occurs 2 times; say which by --position: 3 (“The cat”), 19 (“"),
         (["-position", "500"], "--position 500 is outside the text of"),
-        (["-position", "5"], "leaves none of the 5 tokens"),
+        (["-position", "5"], "leave some of the 5 tokens"),
     ],
 )
 def test_bad_input_is_one_sentence_and_nothing_is_written(

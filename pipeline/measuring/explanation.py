@@ -405,8 +405,8 @@ def _measured(
     first = max(short + sink + 1, first - begin)
     if short < 1 or first >= length:
         raise InputError(
-            f"--short-context-length {short} is below 1, or leaves none of the {end - 1} tokens before the"
-            " last one distant: give a longer text, or another --short-context-length"
+            f"--short-context-length {short} must be at least 1, and leave some of the {end - 1} tokens"
+            " before the last one distant: give a longer text, or a smaller --short-context-length"
         )
     units, sentences = (unit_starts(text, one) - begin for one in (unit, "sentence"))
     ids_L = text.token_ids_N[begin:end]
@@ -466,7 +466,7 @@ def _measured(
         0 if budget is None else COARSE_TOKENS,
     )
     search.run()
-    targets = _targets(search, text, begin, begin + targets_T)
+    targets = _targets(search, text, begin, targets_T)
     passes.bar.close()
     if len(targets) < num_wanted:
         logger.warning("--budget suffices for the sources of %d of %d predictions", len(targets), num_wanted)
@@ -500,35 +500,33 @@ def token_columns(text: TokenizedText, places: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _targets(
-    search: Search, text: TokenizedText, begin: int, positions_T: np.ndarray
-) -> list[dict[str, Any]]:
-    """The targets of a search, tried, by the names of `Explanation.frame`."""
-
-    def named(name: str, start: int, end: int, of: str = "") -> dict[str, Any]:
-        """The text of tokens, whole characters, and its place."""
-        first, last = text.characters_N2[[start, end - 1], [0, 1]]
-        byte_start, byte_end = text.bytes_N2[[start, end - 1], [0, 1]].tolist()
-        return {name: text.text[first:last], f"{of}byte_start": byte_start, f"{of}byte_end": byte_end}
-
+def _targets(search: Search, text: TokenizedText, begin: int, targets_T: np.ndarray) -> list[dict[str, Any]]:
+    """The targets of a search, tried, by the names of `Explanation.frame`; `begin` is its first token."""
+    # Of tokens that hold some bytes of a character, the whole character.
+    characters_L2 = text.characters_N2[begin:].tolist()
+    bytes_L2 = text.bytes_N2[begin:].tolist()
     targets = []
     for target, (total_B, remaining_B) in enumerate(search.tried()):
-        position = int(positions_T[target])
+        place = int(targets_T[target])
         total = float(total_B.mean())
         sources = [
             {
                 "rank": rank,
                 "source_position": begin + start,
                 "source_end": begin + end,
-                **named("source", begin + start, begin + end, "source_"),
+                "source": text.text[characters_L2[start][0] : characters_L2[end - 1][1]],
+                "source_byte_start": bytes_L2[start][0],
+                "source_byte_end": bytes_L2[end - 1][1],
                 "effect": search.effects_T[target][start, end],
             }
             for rank, (start, end) in enumerate(search.sources(target), start=1)
         ]
         targets.append(
             {
-                "position": position,
-                **named("token", position, position + 1),
+                "position": begin + place,
+                "token": text.text[slice(*characters_L2[place])],
+                "byte_start": bytes_L2[place][0],
+                "byte_end": bytes_L2[place][1],
                 "total_effect": total,
                 # A ratio of means over swaps: a mean of ratios would follow the smallest total.
                 "recovered": 1 - float(remaining_B.mean()) / total if total else 0.0,

@@ -65,7 +65,7 @@ class GivenModel:
             raise unknown_name("dtype", dtype, DTYPES)
         self._trust_remote_code = trust_remote_code
         self._checkpoint: Checkpoint | None = None
-        """Where its own tokenizer lies, if that is known."""
+        """The place of its own tokenizer, if that is known."""
         # Imported here, not above: transformers takes seconds, and ai2-olmo need not be installed.
         if isinstance(model, str | Path):
             self._checkpoint = find_model(str(model), revision, trust_remote_code)
@@ -107,7 +107,9 @@ class GivenModel:
         if given is None and self._checkpoint is not None:
             given = self._checkpoint.own_tokenizer
         if given is None:
-            raise InputError(f"{self.name} comes without its tokenizer: give it too, as --tokenizer")
+            raise InputError(
+                f"{self.name} comes without its tokenizer: give it too, as tokenizer=… or --tokenizer"
+            )
         if isinstance(given, str):
             given = parse_tokenizer_name(given)
         return load_tokenizer(

@@ -156,7 +156,7 @@ class Passes:
 
 
 def near_starts(length: int, first: int, short: int, shared: int) -> np.ndarray:
-    """Where the near tokens of the targets [first, length) begin: int64 [T], ascending.
+    """Starts of the near tokens of the targets [first, length): int64 [T], ascending.
 
     So many neighbors share a window: the first of them sees `short` near tokens, each other one more. Of ten
     targets, four to a window, the windows' first targets are 0 0 0 0 4 4 6 6 6 6: the last window holds as
@@ -219,7 +219,7 @@ def all_losses(
         # The last window may overlap the one before it; for targets in both the later values stay.
         found[:, targets_NW - first] = full_Q.reshape(targets_NW.shape), *measured
     names = ["full_loss", "short_loss", "short_divergence", "swapped_loss", "swapped_divergence"]
-    return pd.DataFrame(dict(zip(names, found, strict=True)))
+    return pd.DataFrame(found.T, columns=names)
 
 
 def likely_tokens(places_T: np.ndarray, num_swaps: int) -> float:
