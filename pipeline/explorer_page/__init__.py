@@ -8,12 +8,6 @@ from pathlib import Path
 from typing import Any
 
 
-def to_json(value: Any) -> str:
-    """Compact JSON that may stand inside a script element: no `<`, so that nothing in it can end it."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c")
-
-
 def html_page(page: str, scripts: Sequence[str], style: str, record: Any) -> str:
     """A page of this folder, filled with its scripts, its style and a record of JSON values.
 
@@ -26,8 +20,11 @@ def html_page(page: str, scripts: Sequence[str], style: str, record: Any) -> str
         "style": (folder / style).read_text(encoding="utf-8"),
     }
     html = (folder / page).read_text(encoding="utf-8")
-    data = f'<script type="application/json" id="data">{to_json(record)}</script>'
+    text = json.dumps(record, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    # Without `<` nothing in a text can end the script element.
+    data = text.replace("<", "\\u003c")
     for name, content in parts.items():
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
         html = html.replace(f"{{{{{name}-hash}}}}", f"sha256-{digest}").replace(f"{{{{{name}}}}}", content)
-    return html.replace("{{data}}", data)  # last: texts may hold the very words that stand for the parts
+    # Last: texts may hold the very words that stand for the parts.
+    return html.replace("{{data}}", f'<script type="application/json" id="data">{data}</script>')

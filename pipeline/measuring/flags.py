@@ -31,6 +31,10 @@ SWAP = "swap"
 LAST = "last"
 NEAR = "near"
 """Kinds of placement: distant tokens of the same text; of another; fewer near tokens; near tokens alone."""
+# Defaults of explain.
+NUM_TARGETS = 12
+NUM_SOURCES = 4
+EXPLAIN_SHORT_CONTEXT_LENGTH = 16
 
 
 @dataclass(frozen=True)

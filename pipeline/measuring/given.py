@@ -1,35 +1,49 @@
-"""A model and its tokenizer as a user has them: a path, a name on the hub, or objects in memory."""
+"""A model and its tokenizer as a user has them: a path, a name on the hub, or objects in memory.
+
+Whether tokens and model belong together is one check, of the programs, explain, the library and evaluators:
+
+    known of the model   refused
+    its own tokenizer    a tokenizer that reads a text as other tokens (`DocumentTokenizer.reads_as`)
+                         or puts a BOS before it that the model's own does not; the reverse is a warning, for
+                         it may be meant (--bos none)
+    only its size        a tokenizer of T tokens, if the model has more than T + max(512, T / 20) rows: fewer
+                         pad its embedding; a warning says that no more can be told
+    in any case          a token that a text has and that the model has no row for
+
+A tokenizer may be larger than the model if no text uses the rest.
+"""
 
 import copy
-import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from pipeline.cli import InputError, unknown_name
-from pipeline.measuring.contexts import Batching
+from pipeline.cli import InputError, logger, unknown_name
 from pipeline.measuring.flags import DTYPES
-from pipeline.measuring.stage import LoadedModel
 from pipeline.models.devices import keep_freed_memory, usable_device
 from pipeline.models.interface import CausalLM, num_positions_of
 from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm
-from pipeline.models.vocabulary import refuse_foreign_tokens
-from pipeline.text.tokenizer import (
-    DocumentTokenizer,
-    load_tokenizer,
-    parse_tokenizer_name,
-    tokenizer_at,
-)
+from pipeline.text.tokenizer import DocumentTokenizer, load_tokenizer, parse_tokenizer_name, tokenizer_at
 
 
-def _is_olmo(model: Any) -> bool:
-    """Whether this is a model of ai2-olmo, which need not be installed."""
-    # Whoever holds an OLMo has imported its module.
-    return "olmo.model" in sys.modules and isinstance(model, sys.modules["olmo.model"].OLMo)
+def _is_of(library: str, kind: str, model: Any) -> bool:
+    """Whether a model is of a library's class; nothing is imported."""
+    # Whoever holds a model has imported its library, which need not be installed, or takes seconds.
+    return library in sys.modules and isinstance(model, getattr(sys.modules[library], kind))
+
+
+def _sharing_copy(model: Any) -> Any:
+    """A copy whose weights are the user's; measuring changes modules and configuration."""
+    tensors = [*model.parameters(), *model.buffers()]
+    # deepcopy takes what its memo lists as copied already. A trainable weight gets a new Parameter over the
+    # same storage: CausalLM clears requires_grad, and the user's own must keep it.
+    shared = {id(tensor): copy.copy(tensor) if tensor.requires_grad else tensor for tensor in tensors}
+    return copy.deepcopy(model, shared)
 
 
 class GivenModel:
@@ -48,36 +62,39 @@ class GivenModel:
     ) -> None:
         if dtype not in DTYPES:
             raise unknown_name("dtype", dtype, DTYPES)
-        self._loading = Loading(
-            usable_device(device), getattr(torch, dtype), trust_remote_code=trust_remote_code
-        )
-        self._model: Any = model
-        self._origin: Checkpoint | None = None
+        self._trust_remote_code = trust_remote_code
         self._checkpoint: Checkpoint | None = None
+        """The place of its own tokenizer, if that is known."""
+        # Imported here, not above: transformers takes seconds, and ai2-olmo need not be installed.
         if isinstance(model, str | Path):
             self._checkpoint = find_model(str(model), trust_remote_code)
-            self._origin = self._checkpoint
+            self._load: Callable[[int], CausalLM] = partial(
+                load_causal_lm,
+                self._checkpoint,
+                Loading(usable_device(device), getattr(torch, dtype), trust_remote_code=trust_remote_code),
+            )
+            """Makes it ready for so many position IDs."""
             self.name = self._checkpoint.name
             self.num_positions = self._checkpoint.num_positions(trust_remote_code)
-        elif _is_olmo(model):
+        elif _is_of("olmo.model", "OLMo", model):
+            from pipeline.models.olmo import OLMoCausalLM
+
+            self._load = partial(OLMoCausalLM, _sharing_copy(model))
             self.name = "OLMo"
             self.num_positions = model.config.max_sequence_length
-        else:
-            # Here, not above: the library takes seconds to import, and those who measure OLMo do without it.
-            from transformers import PreTrainedModel
+        elif _is_of("transformers", "PreTrainedModel", model):
+            from pipeline.models.huggingface import as_causal_lm, positions_of
 
-            from pipeline.models.huggingface import positions_of
-
-            if not isinstance(model, PreTrainedModel):
-                raise InputError(
-                    f"the model is of type {type(model).__name__}; give a path, a name on the hub, or a"
-                    " causal LM of transformers or ai2-olmo"
-                )
             self.name = Path(model.name_or_path).name or type(model).__name__
+            self._load = partial(as_causal_lm, _sharing_copy(model), self.name)
             self.num_positions = positions_of(model)
-            folder = Path(model.name_or_path or os.devnull)
-            if tokenizer_at(folder):
-                self._origin = Checkpoint(self.name, folder, is_olmo=False)
+            if model.name_or_path and tokenizer_at(Path(model.name_or_path)):
+                self._checkpoint = Checkpoint(self.name, Path(model.name_or_path), is_olmo=False)
+        else:
+            raise InputError(
+                f"the model is of type {type(model).__name__}; give a path, a name on the hub, or a causal LM"
+                " of transformers or ai2-olmo"
+            )
 
     def tokenizer(
         self, given: Any = None, *, bos: str = "auto", special_tokens: bool = False
@@ -86,20 +103,16 @@ class GivenModel:
 
         InputError if there is none, or one that does not say where its tokens stand.
         """
-        if given is not None and not isinstance(given, str | Path):
-            return load_tokenizer(given, bos=bos, special_tokens=special_tokens)
-        if given is None and self._checkpoint is None:
-            raise InputError("a model in memory comes without its tokenizer: give it too, as tokenizer=…")
-        path = (
-            self._origin and self._origin.own_tokenizer if given is None else parse_tokenizer_name(str(given))
-        )
-        if not isinstance(path, Path):
-            raise InputError(f"{given or self.name} is no tokenizer; name a tokenizer.json with --tokenizer")
+        if given is None and self._checkpoint is not None:
+            given = self._checkpoint.own_tokenizer
+        if given is None:
+            raise InputError(
+                f"{self.name} comes without its tokenizer: give it too, as tokenizer=… or --tokenizer"
+            )
+        if isinstance(given, str):
+            given = parse_tokenizer_name(given)
         return load_tokenizer(
-            path,
-            bos=bos,
-            special_tokens=special_tokens,
-            trust_remote_code=self._loading.trust_remote_code,
+            given, bos=bos, special_tokens=special_tokens, trust_remote_code=self._trust_remote_code
         )
 
     def ready(
@@ -108,41 +121,88 @@ class GivenModel:
         texts: Iterable[np.ndarray],
         tokenizer: DocumentTokenizer,
         bos_token_ids: Sequence[int] = (),
-    ) -> LoadedModel:
+    ) -> CausalLM:
         """The model to be measured on chunks of `num_tokens`, BOS before all that it reads.
 
         `texts` are token IDs, of the `tokenizer`. InputError if the model cannot be measured, or was not
         trained on such tokens (`refuse_foreign_tokens`).
         """
         keep_freed_memory()
-        model = self._measurable(num_positions_of(num_tokens, len(bos_token_ids)))
+        model = self._load(num_positions_of(num_tokens, len(bos_token_ids)))
         refuse_foreign_tokens(
             model,
             self.name,
-            self._origin,
+            self._checkpoint,
             [np.array(bos_token_ids, dtype=np.int64), *texts],
             tokenizer,
             tokenizer.name,
             tokenizer.vocabulary_size,
-            trust_remote_code=self._loading.trust_remote_code,
+            trust_remote_code=self._trust_remote_code,
         )
-        model = model.led_by(bos_token_ids)
-        return LoadedModel(self.name, model, Batching.for_model(model))
+        return model.led_by(bos_token_ids)
 
-    def _measurable(self, num_positions: int) -> CausalLM:
-        if self._checkpoint is not None:
-            return load_causal_lm(self._checkpoint, self._loading, num_positions)
-        # Measuring changes modules and configuration: of a copy, whose weights are the user's.
-        shared: dict[int, Any] = {id(buffer): buffer for buffer in self._model.buffers()}
-        for weight in self._model.parameters():
-            # deepcopy takes what its memo lists as copied already. A trainable weight gets a new Parameter
-            # over the same storage: CausalLM clears requires_grad, and the user's own must keep it.
-            shared[id(weight)] = copy.copy(weight) if weight.requires_grad else weight
-        model = copy.deepcopy(self._model, shared)
-        if _is_olmo(model):
-            from pipeline.models.olmo import OLMoCausalLM
 
-            return OLMoCausalLM(model, num_positions)
-        from pipeline.models.huggingface import as_causal_lm  # late, as above
+def refuse_foreign_tokens(
+    model: CausalLM,
+    name: str,
+    checkpoint: Checkpoint | None,
+    texts: Iterable[np.ndarray],
+    tokenizer: DocumentTokenizer | None,
+    source: str,
+    size: int,
+    *,
+    trust_remote_code: bool = False,
+) -> None:
+    """Refuse a model that was not trained on the tokens of these texts; see the table above.
 
-        return as_causal_lm(model, self.name, num_positions)
+    Args:
+        name: what messages call the model.
+        checkpoint: where its own tokenizer lies; None of a model in memory: whoever gives it knows its own.
+        texts: integers, a token ID each.
+        tokenizer: made the tokens; None if that is lost.
+        source, size: what messages call the tokenizer, and one more than its largest ID.
+    """
+    # Within each text first: what is then joined is at most a vocabulary per text.
+    of_texts = [np.unique(token_ids).astype(np.int64) for token_ids in texts]
+    used = np.unique(np.concatenate(of_texts)).tolist()
+    largest = max(used, default=0)
+    num_rows = model.vocabulary_size
+    remedy = "they do not belong together; read the text with the model's own tokenizer"
+    own = None if tokenizer is None else _own_tokenizer(checkpoint, num_rows, trust_remote_code)
+    # The other direction is no sign: a tokenizer may have tokens that no text uses.
+    if largest >= num_rows or (own is None and num_rows > size + max(512, size / 20)):
+        raise InputError(
+            f"{source} has {size} tokens (largest ID used: {largest}) and {name} a vocabulary of {num_rows}:"
+            f" {remedy}"
+        )
+    if own is not None and tokenizer is not None:
+        # Tokens that are used must have the same names in both, added ones too.
+        if not tokenizer.reads_as(own, used):
+            raise InputError(f"{source} is another tokenizer than that of {name}, {own.name}: {remedy}")
+        bos = tokenizer.before_a_text
+        if bos not in (own.before_a_text, "nothing"):
+            raise InputError(
+                f"{source} puts {bos} before a text, and that of {name}, {own.name}, {own.before_a_text}:"
+                " measure the models apart, each with its own tokenizer, or read the text with --bos none"
+            )
+        if bos != own.before_a_text:
+            logger.warning(
+                "%s was trained with %s before a text, and reads this without it", name, own.before_a_text
+            )
+    elif checkpoint is not None:
+        logger.warning("whether %s is that of model %s cannot be told", source, name)
+
+
+def _own_tokenizer(
+    checkpoint: Checkpoint | None, num_rows: int, trust_remote_code: bool
+) -> DocumentTokenizer | None:
+    """The tokenizer of a model, or None if it is unknown."""
+    if checkpoint is None or checkpoint.own_tokenizer is None:
+        return None
+    try:
+        found = load_tokenizer(checkpoint.own_tokenizer, trust_remote_code=trust_remote_code)
+    except InputError as error:
+        logger.warning("%s", error)
+        return None
+    # An OLMo says how many tokens it has: what lies by it may be another's.
+    return None if checkpoint.is_olmo and found.vocabulary_size != num_rows else found

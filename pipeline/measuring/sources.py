@@ -18,12 +18,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
 
+from pipeline.cli import progress
 from pipeline.measuring.contexts import (
     Batching,
     Measured,
@@ -38,9 +39,6 @@ from pipeline.measuring.contexts import (
 from pipeline.models.interface import CausalLM, Predictions, Prefix, losses_of_hidden_states, to_device
 from pipeline.text.tokenizer import TokenizedText
 
-if TYPE_CHECKING:
-    from tqdm.auto import tqdm
-
 _IDEOGRAPH = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
 _BEGINS = {
     "word": re.compile(rf"()(?:[{_IDEOGRAPH}]|[^\W{_IDEOGRAPH}]+(?:['’][^\W{_IDEOGRAPH}]+)*|[^\w\s]+)"),
@@ -54,19 +52,6 @@ _BRANCHES = 4
 """Tokens of the groups that are swapped first, and the parts that a group is split into."""
 URGENCIES = (0.5, 0.1)
 """A span is split if its effect is this fraction of its target's largest; first the larger one."""
-_SHARE = 0.12
-_FEW_TOKENS = 40_000
-"""The search takes at most this fraction of the exact one's forward tokens, or so few."""
-_REFINING = 6
-"""About how many passes a target takes beyond those of the coarse groups."""
-_MARGIN = 1.25
-"""For rows that run in vain, as passes of several lengths are batched."""
-_T_OF_5_PERCENT = 2.353
-"""The 95 % quantile of Student's distribution with three degrees of freedom."""
-_TARGETS_AT_ONCE = 256
-# 128 MiB in float32; a reference holds two such tensors, log-probabilities and probabilities.
-_LOGITS_AT_ONCE = 1 << 25
-
 Span = tuple[int, int]
 """Tokens [start, end) of the text."""
 
@@ -106,7 +91,7 @@ class Passes:
         self.batching = batching
         self.num_tokens = 0
         """Forward tokens until now."""
-        self.bar: tqdm[Any] | None = None
+        self.bar = progress(None, "explain", "token")
         """Shows them."""
         self._budget = float("inf") if budget is None else budget
         self._started = time.monotonic()
@@ -114,8 +99,7 @@ class Passes:
     def count(self, num_tokens: int) -> None:
         """Count forward tokens that are run."""
         self.num_tokens += num_tokens
-        if self.bar is not None:
-            self.bar.update(num_tokens)
+        self.bar.update(num_tokens)
 
     def seconds(self, num_tokens: float) -> float:
         """How long so many forward tokens take, at the speed of those until now."""
@@ -123,7 +107,8 @@ class Passes:
 
     def fits(self, num_tokens: float) -> bool:
         """Whether so many more forward tokens fit into the budget."""
-        return time.monotonic() - self._started + _MARGIN * self.seconds(num_tokens) <= self._budget
+        # A quarter more, for rows that run in vain, as passes of several lengths are batched.
+        return time.monotonic() - self._started + 1.25 * self.seconds(num_tokens) <= self._budget
 
     def read(self, token_ids_S: np.ndarray, num_queries: int = 1) -> tuple[torch.Tensor, Prefix]:
         """Hidden states of a text's last rows, [num_queries, D]; and all rows, as later ones see them."""
@@ -166,13 +151,12 @@ class Passes:
             before = prefix.first(start) if start else None
             one = Pass(rows, sequence.target_ids_T[None, queries_Q], queries_Q[None], before)
             (found,) = measured_passes(self.model, reference, [one])
-            for values_VQ, part_BQ in zip(values_2VQ, found, strict=True):
-                values_VQ[np.array(batch)[:, None], queries_Q] = part_BQ
+            values_2VQ[:, np.array(batch)[:, None], queries_Q] = found
         return Measured(*values_2VQ)
 
 
 def near_starts(length: int, first: int, short: int, shared: int) -> np.ndarray:
-    """Where the near tokens of the targets [first, length) begin: int64 [T], ascending.
+    """Starts of the near tokens of the targets [first, length): int64 [T], ascending.
 
     So many neighbors share a window: the first of them sees `short` near tokens, each other one more. Of ten
     targets, four to a window, the windows' first targets are 0 0 0 0 4 4 6 6 6 6: the last window holds as
@@ -191,7 +175,7 @@ def all_losses(
     near_T: np.ndarray,
     short: int,
 ) -> pd.DataFrame:
-    """Losses of the last T tokens, nats, in a few passes; `sparsity_length.explain` tells the columns.
+    """Losses of the last T tokens, nats, in a few passes; `explain` lists the columns.
 
     `hidden_TD` are those that predict them with the full context.
     """
@@ -203,7 +187,10 @@ def all_losses(
     # Enough for the last window; the mask hides the surplus from the others.
     _, prefix = passes.read(swap_L[: max(1, int(near_T[-1]))])
     found = np.zeros((5, len(near_T)), dtype=np.float32)
-    windows_at_once = max(1, min(_TARGETS_AT_ONCE, _LOGITS_AT_ONCE // model.vocabulary_size) // num_targets)
+    # At most 128 MiB of logits in float32; a reference holds two such tensors, log-probabilities and
+    # probabilities.
+    targets_at_once = min(256, (1 << 25) // model.vocabulary_size)
+    windows_at_once = max(1, targets_at_once // num_targets)
     for start in range(0, len(starts_N), windows_at_once):
         starts_N1 = starts_N[start : start + windows_at_once, None]
         places_NS = starts_N1 + np.arange(num_rows)
@@ -232,7 +219,7 @@ def all_losses(
         # The last window may overlap the one before it; for targets in both the later values stay.
         found[:, targets_NW - first] = full_Q.reshape(targets_NW.shape), *measured
     names = ["full_loss", "short_loss", "short_divergence", "swapped_loss", "swapped_divergence"]
-    return pd.DataFrame(dict(zip(names, found, strict=True)))
+    return pd.DataFrame(found.T, columns=names)
 
 
 def likely_tokens(places_T: np.ndarray, num_swaps: int) -> float:
@@ -240,7 +227,8 @@ def likely_tokens(places_T: np.ndarray, num_swaps: int) -> float:
     longest = float(places_T.max())
     # A group ends where each target's near tokens begin; its passes are half as long as they can be.
     num_groups = longest / COARSE_TOKENS + len(places_T)
-    return (num_groups * longest + float(places_T.sum()) * (_REFINING + num_swaps)) / 2
+    # A target takes about six passes beyond those of the coarse groups.
+    return (num_groups * longest + float(places_T.sum()) * (6 + num_swaps)) / 2
 
 
 def is_distinguishable(total_B: np.ndarray, remaining_B: np.ndarray) -> bool:
@@ -251,7 +239,8 @@ def is_distinguishable(total_B: np.ndarray, remaining_B: np.ndarray) -> bool:
     """
     # Paired: total and remainder are of the same swapped context, whose own variation cancels.
     recovered_B = total_B - remaining_B
-    return bool(recovered_B.mean() > _T_OF_5_PERCENT * recovered_B.std(ddof=1) / len(recovered_B) ** 0.5)
+    # 2.353: the 95 % quantile of Student's distribution with three degrees of freedom.
+    return bool(recovered_B.mean() > 2.353 * recovered_B.std(ddof=1) / len(recovered_B) ** 0.5)
 
 
 @dataclass(eq=False)
@@ -322,13 +311,14 @@ class Search:
             tokens_S[start:end] = self.swaps_BS[0, start:end]
             queries = np.concatenate([self._queries_T[target] for target in targets])
             variants.append(Variant(tokens_S, start, int(self._stop_T[targets].max()), queries))
-        found = self.passes.measured(self.sequence, variants, self.full.prefix, self.full.predictions)
-        for (span, targets), effects_T in zip(targets_of.items(), self._effects(found).tolist(), strict=True):
+        effects_VT = self._effects(variants, self.full.prefix).tolist()
+        for (span, targets), effects_T in zip(targets_of.items(), effects_VT, strict=True):
             for target in targets:
                 self.effects_T[target][span] = effects_T[target]
 
-    def _effects(self, found: Measured) -> np.ndarray:
-        """Effects on targets: [V, T]."""
+    def _effects(self, variants: Sequence[Variant], prefix: Prefix) -> np.ndarray:
+        """Effects on targets: [V, T], of use where they are asked for."""
+        found = self.passes.measured(self.sequence, variants, prefix, self.full.predictions)
         if self.weights_Q is None:
             return found.divergences
         # Weights are 1 for what came and -1 for the other: the rise of one loss less that of the other is
@@ -345,9 +335,9 @@ class Search:
     def run(self) -> None:
         """Search until the top k of each target are units; the most urgent spans are split first.
 
-        It ends earlier if the budget is spent, or its share of the exact search's forward tokens.
+        It ends earlier if the budget is spent, or 12 % of the exact search's forward tokens, or 40,000.
         """
-        most = self.passes.num_tokens + max(_SHARE * self.num_exact_tokens, _FEW_TOKENS)
+        most = self.passes.num_tokens + max(0.12 * self.num_exact_tokens, 40_000)
         self._swap({group: np.flatnonzero(self._near_T >= group[1]).tolist() for group in self._groups()})
         # Large effects of all targets come first, in case the budget ends the search.
         for least in URGENCIES:
@@ -359,13 +349,11 @@ class Search:
 
     def _to_split(self, least: float, most: float) -> dict[Span, list[int]]:
         """The spans that are no units and urgent for targets, as far as forward tokens and budget suffice."""
-        urgent: dict[Span, list[int]] = {}
-        largest: dict[Span, float] = {}
+        urgent: dict[Span, dict[int, float]] = {}
         for target in range(len(self.effects_T)):
             for span, urgency in [*self._urgencies(target).items()][: self.k]:
                 if urgency >= least and self.parts(span):
-                    urgent.setdefault(span, []).append(target)
-                    largest[span] = max(urgency, largest.get(span, 0.0))
+                    urgent.setdefault(span, {})[target] = urgency
         split: dict[Span, list[int]] = {}
         tokens = 0
         # Reserved for `tried`: in each swap its distant rows once, and per target stop - near rows for
@@ -373,16 +361,13 @@ class Search:
         of_trial = (len(self.swaps_BS) - 1) * int(
             (2 * self._stop_T - self._near_T).sum() + self._near_T.max()
         )
-        for span in sorted(urgent, key=lambda span: -largest[span]):
-            stop = int(self._stop_T[urgent[span]].max())
+        for span in sorted(urgent, key=lambda span: -max(urgent[span].values())):
+            stop = int(self._stop_T[[*urgent[span]]].max())
             tokens += sum(stop - start for start, _ in self.parts(span))
             if self.passes.num_tokens + tokens > most or not self.passes.fits(tokens + of_trial):
                 break
             # The same passes serve every target that they reach.
-            is_reached = [
-                span in effects and end <= stop
-                for effects, end in zip(self.effects_T, self._stop_T, strict=True)
-            ]
+            is_reached = [span in effects for effects in self.effects_T] & (self._stop_T <= stop)
             split[span] = np.flatnonzero(is_reached).tolist()
         return split
 
@@ -402,18 +387,16 @@ class Search:
             variants = []
             for target, queries in enumerate(self._queries_T):
                 near = int(self._near_T[target])
-                stop = int(self._stop_T[target])
-                tokens_S = self.sequence.token_ids_S.copy()
-                # All distant tokens, an attention sink too: the swapped text brings its own first token.
-                tokens_S[:near] = swap_S[:near]
-                variants.append(Variant(tokens_S.copy(), near, stop, queries))
-                sources = self.sources(target)
-                for start, end in sources:
-                    tokens_S[start:end] = self.sequence.token_ids_S[start:end]
-                # Before its first source this variant is the swapped text, which the prefix holds.
-                first = min([near, *(start for start, _ in sources)])
-                variants.append(Variant(tokens_S, first, stop, queries))
-            found = self.passes.measured(self.sequence, variants, prefix, self.full.predictions)
+                for sources in ([], self.sources(target)):
+                    tokens_S = self.sequence.token_ids_S.copy()
+                    # All distant tokens, an attention sink too: the swapped text brings its own first token.
+                    tokens_S[:near] = swap_S[:near]
+                    for start, end in sources:
+                        tokens_S[start:end] = self.sequence.token_ids_S[start:end]
+                    # Before its first source it is the swapped text, which the prefix holds.
+                    first = min([near, *(start for start, _ in sources)])
+                    variants.append(Variant(tokens_S, first, int(self._stop_T[target]), queries))
+            effects_VT = self._effects(variants, prefix)
             # Variants 2t and 2t + 1 are of target t; of their effects on all targets only that on t counts.
-            effects.append(self._effects(found).reshape(len(targets), 2, -1)[targets, :, targets])
+            effects.append(effects_VT.reshape(len(targets), 2, -1)[targets, :, targets])
         return np.stack(effects, axis=-1)

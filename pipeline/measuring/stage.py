@@ -18,10 +18,10 @@ import torch
 
 from pipeline.cli import InputError, logger, progress
 from pipeline.measuring.contexts import Batching
+from pipeline.measuring.given import refuse_foreign_tokens
 from pipeline.models.devices import keep_freed_memory, usable_device, warn_of_slow_bfloat16
 from pipeline.models.interface import CausalLM, NotFiniteLossError, num_positions_of
 from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm
-from pipeline.models.vocabulary import refuse_foreign_tokens
 from pipeline.results.files import Task
 from pipeline.results.schemas import Columns, append_columns
 from pipeline.results.versions import sha256_of_files

@@ -431,7 +431,7 @@ class TokenizedText:
         next_starts_N = np.append(starts_N[1:], len(self.text))
         # A token may hold the first bytes of a character that the next one ends.
         cuts_N = np.minimum(ends_N, np.maximum(next_starts_N, starts_N))
-        cuts_N[-1] = len(self.text)
+        cuts_N[-1:] = len(self.text)  # a slice, for a text of no token
         cuts = np.maximum.accumulate(cuts_N).tolist()
         return [self.text[start:end] for start, end in zip([0, *cuts], cuts, strict=False)]
 

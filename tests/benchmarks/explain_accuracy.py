@@ -23,8 +23,8 @@ import numpy as np
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 from real_model import model_folder
 
-from pipeline.measuring.contexts import PackedSequence
-from pipeline.measuring.explanation import NUM_TEXTS, swap_text
+from pipeline.measuring.contexts import Batching, PackedSequence
+from pipeline.measuring.explanation import NUM_TEXTS, swap_tokens
 from pipeline.measuring.given import GivenModel
 from pipeline.measuring.sources import (
     COARSE_TOKENS,
@@ -121,7 +121,7 @@ def main(arguments: argparse.Namespace) -> None:
     given = GivenModel(arguments.model or str(model_folder("smollm2")), dtype=arguments.dtype)
     tokenizer = given.tokenizer()
     length = arguments.length
-    other_N = swap_text(None, NUM_TEXTS * length, tokenizer).token_ids_N
+    other_N = swap_tokens(None, NUM_TEXTS * length, tokenizer)
     rows = [json.loads(line) for line in arguments.out.open()] if arguments.out.exists() else []
     texts = (
         document.text for document in read_documents(open_sources([arguments.source], c4_split="validation"))
@@ -131,8 +131,8 @@ def main(arguments: argparse.Namespace) -> None:
     for number, text in zip(range(arguments.texts), long_enough, strict=False):
         if number < len(rows):
             continue
-        loaded = given.ready(length, [text.token_ids_N, other_N], tokenizer, text.bos_token_ids)
-        passes = Passes(loaded.model, loaded.batching)
+        model = given.ready(length, [text.token_ids_N, other_N], tokenizer, text.bos_token_ids)
+        passes = Passes(model, Batching.for_model(model))
         rows.append(measured(passes, text, other_N, length, count_only=arguments.count_only))
         with arguments.out.open("a") as out:
             out.write(json.dumps(rows[-1]) + "\n")

@@ -1,9 +1,8 @@
-"""Whether tokens and model belong together: one answer for a stage, explain, the library and evaluators."""
+"""Whether tokens and model belong together: one answer for a stage, explain and the library."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +11,9 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from pipeline.cli import InputError
+from pipeline.measuring.given import refuse_foreign_tokens
 from pipeline.models.interface import CausalLM
 from pipeline.models.load import Checkpoint
-from pipeline.models.vocabulary import refuse_foreign_tokens
 from pipeline.text.tokenizer import load_tokenizer, train_bpe
 from sparsity_length import explain, influential_tokens, losses
 
@@ -85,9 +84,7 @@ def test_the_whole_tokenizer_is_compared_where_both_are_known(
     return None
 
 
-def test_models_with_and_without_bos_are_not_measured_together(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_model_without_bos_is_not_given_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = _with_added("<s>")(_bpe())
     for name in ("without", "with"):
         make_model("llama", vocab_size=300).save_pretrained(tmp_path / name)
@@ -95,29 +92,26 @@ def test_models_with_and_without_bos_are_not_measured_together(
         bos = [("<s>", tokenizer.token_to_id("<s>"))]
         tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=bos)
     first, second = (str(tmp_path / name) for name in ("with", "without"))
-    asked: dict[str, Any] = {"short_context_length": 4, "num_targets": 2, "k": (1,)}
     with pytest.raises(InputError, match="puts <s> before a text, and that of without, .*, nothing: meas"):
-        influential_tokens(TEXT, first, evaluators=[second], **asked)
+        losses(TEXT, second, first, short_context_length=4)
     assert "before a text" not in caplog.text
-    influential_tokens(TEXT, second, evaluators=[first], **asked)
+    losses(TEXT, first, second, short_context_length=4)
     assert "with was trained with <s> before a text, and reads this without it" in caplog.text
 
 
-def test_every_face_refuses_a_foreign_tokenizer_and_takes_a_padded_evaluator(tmp_path: Path) -> None:
+def test_every_face_refuses_a_foreign_tokenizer_and_takes_a_padded_model(tmp_path: Path) -> None:
     own = _bpe()
     other = _bpe(OTHER_TEXT)
     for name, tokenizer, num_rows in (("own", own, 290), ("padded", own, 320), ("other", other, 290)):
         make_model("llama", vocab_size=num_rows).save_pretrained(tmp_path / name)
         tokenizer.save(str(tmp_path / name / "tokenizer.json"))
-    model, evaluator, stranger = (str(tmp_path / name) for name in ("own", "padded", "other"))
-    asked: dict[str, Any] = {"short_context_length": 4, "num_targets": 2}
+    model, padded, stranger = (str(tmp_path / name) for name in ("own", "padded", "other"))
     for call in (
         lambda: losses(TEXT, model, tokenizer=other, short_context_length=4),
         lambda: losses(TEXT, model, tokenizer=stranger, short_context_length=4),
         lambda: explain(TEXT, model, tokenizer=f"{stranger}/tokenizer.json", short_context_length=4),
-        lambda: influential_tokens(TEXT, model, evaluators=[stranger], **asked, k=(1,)),
+        lambda: influential_tokens(TEXT, model, tokenizer=stranger, short_context_length=4, k=(1,)),
     ):
-        with pytest.raises(InputError, match="is another tokenizer than that of (own|other)"):
+        with pytest.raises(InputError, match="is another tokenizer than that of own"):
             call()
-    found = influential_tokens(TEXT, model, evaluators=[evaluator], **asked, k=(1,))
-    assert found["evaluator"].unique().tolist() == ["padded"]
+    losses(TEXT, padded, tokenizer=model, short_context_length=4)

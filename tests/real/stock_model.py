@@ -113,7 +113,7 @@ def assert_explained_as_by_stock(stock: StockModel, text: str, position: int) ->
         short_context_length=S,
         swap_text=foreign,
         dtype="float32",
-        budget="1h",
+        budget=3600,
     )
     num_bos = stock.num_bos
     ids_N = stock.token_ids(text)
