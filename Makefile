@@ -19,7 +19,8 @@ PY := .venv/bin/python
 # Python keeps what it has compiled, whatever the shell says: a start with torch takes 5 s instead of 12 s.
 export PYTHONDONTWRITEBYTECODE :=
 # Compiled once, at installation: else each of the processes that start together would compile them for itself.
-IMPORTED := olmo.model, accelerate, transformers, statsmodels.api, matplotlib.pyplot, nbclient
+IMPORTED := olmo.model, accelerate
+IMPORTED_BESIDE := transformers, statsmodels.api, matplotlib.pyplot, nbclient, duckdb
 # A file in one process; more processes than two or three cores, since tests wait much for programs that they start.
 PARALLEL := -n $(if $(filter 1 2 3,$(shell nproc)),4,auto) --dist loadfile --no-loadscope-reorder
 
@@ -74,5 +75,5 @@ endif
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-compile --upgrade pip  # new ones resolve faster
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[analysis,test,train]'
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-compile --no-deps ai2-olmo==0.6.0 ai2-olmo-core==0.1.0
-	@$(PY) -W ignore -c 'import $(IMPORTED)'
+	@$(PY) -W ignore -c 'import $(IMPORTED_BESIDE)' & $(PY) -W ignore -c 'import $(IMPORTED)' && wait
 	@touch $@
