@@ -83,7 +83,7 @@ def test_a_study_of_existing_models_runs_to_its_summary(study: str, tmp_path: Pa
     names = write_stand_ins(tmp_path, study)
     done = run(tmp_path, study)
     assert done.returncode == 0, done.stderr
-    assert "The distant context is worth" in done.stdout
+    assert "The distant context lowers the loss" in done.stdout
     results = tmp_path / "runs" / study / "results"
     assert set(read_artefact(results, "loss_differences")["model"]) == set(names)
     evaluators = set(read_artefact(results, "sparse_context_losses")["evaluator"]) - {"the same model"}
