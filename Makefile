@@ -73,7 +73,7 @@ else
 endif
 	@echo "installing into .venv with $$($(PY) -V), 2 GB; the first time this takes a minute or two"
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-compile --upgrade pip  # new ones resolve faster
-	@$(PY) -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[analysis,test,train]'
+	@PYTHONWARNINGS=ignore $(PY) -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[analysis,test,train]'
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-compile --no-deps ai2-olmo==0.6.0 ai2-olmo-core==0.1.0
 	@$(PY) -W ignore -c 'import $(IMPORTED_BESIDE)' & $(PY) -W ignore -c 'import $(IMPORTED)' && wait
 	@touch $@
