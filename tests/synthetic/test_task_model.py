@@ -66,7 +66,8 @@ def test_generation_with_a_cache_equals_a_full_forward_at_every_step(
         with torch.no_grad():
             hidden, _ = model._run(read, read_ids, None, None)
         logits = model._project(hidden[:, -1:])
-        torch.testing.assert_close(generated_logits[:, step, None], logits, rtol=0, atol=1e-4)
+        # Weights eight times as large magnify what rounding differs by.
+        torch.testing.assert_close(generated_logits[:, step, None], logits, rtol=0, atol=1e-3)
         next_tokens = logits.argmax(-1)
         if predict_position_ids:
             next_ids = model.position_logits(hidden[:, -1:]).argmax(-1)
