@@ -82,5 +82,5 @@ def test_a_study_goes_on_where_a_stage_failed_and_sees_what_changed(study_file: 
     config.write_text(config.read_text().replace("learning_rate: 6.0e-3", "learning_rate: 6.1e-3"))
     refused = run(study, *measure)
     assert refused.returncode == 2
-    assert "tiny-short-seed0: run/models/tiny-short-seed0 holds a run made with other settings" in refused.stderr
+    assert "run/models/tiny-short-seed0 holds a run made with other settings" in refused.stderr
     assert "optimizer.learning_rate was 0.006, now 0.0061" in refused.stderr
