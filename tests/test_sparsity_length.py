@@ -85,7 +85,7 @@ def test_the_numbers_are_those_of_the_stages(
     expected = read_artefact(results, "loss_differences")
     expected = expected.rename(columns={"short_context_divergence": "divergence"})
     assert found["token_id"].tolist() == expected["target_token_id"].tolist()
-    np.testing.assert_allclose(found[VALUES], expected[VALUES], atol=2e-6)
+    np.testing.assert_allclose(found[VALUES], expected[VALUES], atol=5e-6)
 
     selected, sparse, k_stars = (
         read_artefact(results, name)
@@ -106,17 +106,17 @@ def test_the_numbers_are_those_of_the_stages(
         chosen = selected.query(f"{asked} and distant_context == 'own'")
         assert found["source_position"].tolist() == chosen["context_position"].tolist()
         assert found["source_token"].str.strip().tolist() == [f"w{id_}" for id_ in chosen["context_token_id"]]
-        np.testing.assert_allclose(found["influence"], chosen["influence"], atol=2e-6)
+        np.testing.assert_allclose(found["influence"], chosen["influence"], atol=5e-6)
         at_k = found[found["rank"].isin([1, 2, 5])]
         assert found.drop(at_k.index)["sparse_context_loss"].isna().all()
         own, null = (
             sparse.query(f"{asked} and distant_context == '{name}'") for name in ("own", "other_document")
         )
         for column in ("sparse_context_loss", "sparse_context_divergence"):
-            np.testing.assert_allclose(at_k[column], own[column], atol=2e-6)
+            np.testing.assert_allclose(at_k[column], own[column], atol=5e-6)
             expected_null = null[column] if rule == "leave_one_out" else np.nan  # the other needs none
-            np.testing.assert_allclose(at_k[f"null_{column}"], expected_null, atol=2e-6)
-        np.testing.assert_allclose(at_k["baseline_divergence"], own["swapped_divergence"], atol=2e-6)
+            np.testing.assert_allclose(at_k[f"null_{column}"], expected_null, atol=5e-6)
+        np.testing.assert_allclose(at_k["baseline_divergence"], own["swapped_divergence"], atol=5e-6)
         by_divergence = k_stars.query(f"{asked} and criterion == 'divergence'")
         np.testing.assert_allclose(
             found[found["rank"] == 1]["mean_log2_k"], by_divergence["mean_log2_k"].astype(float), atol=1e-5
