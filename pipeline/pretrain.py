@@ -5,7 +5,7 @@ overridden as field=value. Training context and position scheme are overrides, s
 the short-context model, the one with PoSE and the long-context one. A step sees
 global_train_batch_tokens tokens at any train_context_length.
 
-A laptop-size run, some two minutes on one core:
+A laptop-size run, about a minute on one core:
 
     python pipeline/pretrain.py olmo_configs/demo.yaml --data runs/demo/data \\
         --save-folder runs/demo/models/short-pose train_context_length=32 \\

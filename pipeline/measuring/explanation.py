@@ -259,6 +259,8 @@ def explain(
             source_byte_start, source_byte_end: its place in the text's UTF-8;
             effect: what swapping it alone does to the prediction, nats.
     """
+    if at is not None and position is not None:
+        raise InputError("at and position both say what to explain; give one of them")
     if instead is not None and at is None and position is None:
         raise InputError("--instead needs --at or --position, which say which word it would replace")
     given = GivenModel(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
