@@ -49,6 +49,7 @@ def test_every_way_gives_the_same_numbers_and_a_wrong_one_is_refused(
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_the_search_is_compared_with_exact_leave_one_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -101,6 +101,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(data: Path, tmp_path: Path, wh
     assert steps_in(tmp_path / "killed") == list(range(1, NUM_STEPS + 1))
 
 
+@pytest.mark.slow
 def test_a_run_asked_to_stop_saves_and_goes_on_to_the_same_weights(
     data: Path, tmp_path: Path, whole: Path
 ) -> None:
@@ -123,6 +124,7 @@ def two_ranks(
     return forked_stages.ranks("pipeline/pretrain.py", *words, cwd=save_folder.parent, code=code)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_ranks_train_on_the_batches_of_one(strategy: str, data: Path, tmp_path: Path) -> None:
     steps = (

@@ -53,7 +53,7 @@ def llama(bpe: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("bos_token_ids", [(), (7, 3)])
+@pytest.mark.parametrize("bos_token_ids", [pytest.param((), marks=pytest.mark.slow), (7, 3)])
 def test_the_numbers_are_those_of_the_stages(
     bos_token_ids: tuple[int, ...], words: Tokenizer, tmp_path: Path, make_olmo: Callable[..., OLMo]
 ) -> None:
@@ -132,7 +132,7 @@ def stock_loss(stock: PreTrainedModel, token_ids: list[int], positions: list[int
     return float(-output.logits[0, -1].log_softmax(-1)[target])
 
 
-@pytest.mark.parametrize("bos", [[], [3]])
+@pytest.mark.parametrize("bos", [pytest.param([], marks=pytest.mark.slow), [3]])
 def test_a_text_of_several_chunks_has_a_row_a_token_and_the_stock_model_s_losses(
     bpe: Tokenizer, bos: list[int]
 ) -> None:

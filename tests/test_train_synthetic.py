@@ -39,7 +39,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("architecture", ["gpt_neox", "olmo"])
+@pytest.mark.parametrize("architecture", [pytest.param("gpt_neox", marks=pytest.mark.slow), "olmo"])
 def test_a_stopped_run_goes_on_to_the_same_bytes(tmp_path: Path, architecture: str) -> None:
     of_architecture = f"model.architecture={architecture}"
     train(tmp_path / "whole", of_architecture)

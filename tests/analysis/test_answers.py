@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from synthetic_results import Truth
 
 from analysis import summary
@@ -9,6 +10,7 @@ from analysis.figures.recovered_loss import token_effects
 from analysis.read import interval_of, read_sparse_losses
 
 
+@pytest.mark.slow
 def test_short_models_and_a_target_aware_rule(scales: tuple[Path, Truth, Truth], results: Path) -> None:
     small = scales[0] / "small"
     *said, gaps = summary.answers(small)

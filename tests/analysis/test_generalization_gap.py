@@ -102,6 +102,7 @@ def results(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_any_results_show_their_gap(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The notebook's functions, then the notebook: the planted slope is found, its figure can be read."""
     longs = [*JUDGES, *LONG, "nobody"]

@@ -7,6 +7,7 @@ import pytest
 from analysis.figures import pages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.parent.name + page.name)
 def test_every_page_holds_what_the_kept_results_say(page: Path) -> None:
     text = page.read_text(encoding="utf-8")

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import pytest
 
 from analysis.run_notebooks import ROOT, execute
 
@@ -23,6 +24,7 @@ def shown(notebook: Any) -> list[list[str]]:
     ]
 
 
+@pytest.mark.slow
 def test_the_tutorial_shows_what_is_kept(tmp_path: Path) -> None:
     execute(TUTORIAL, tmp_path, {"keep": False})
     committed = nbformat.read(TUTORIAL, as_version=4)

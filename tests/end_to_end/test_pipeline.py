@@ -15,6 +15,7 @@ from pipeline.results.read import artefacts_in, read_artefact
 from pipeline.results.schemas import SCHEMAS
 from pipeline.text.folder import TokenizedData
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 NUM_STEPS = 6
 PRETRAIN = [

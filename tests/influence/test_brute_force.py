@@ -81,7 +81,17 @@ def case(name: str, target: int, far: Iterable[int], swap: np.ndarray | None = N
     return tokens, range(target)
 
 
-@pytest.fixture(scope="module", params=[*IMPLEMENTATIONS, *WITH_BOS])
+FAST = ("olmo", "llama", "bos gemma3")
+"""One of each kind: ours, a Hugging Face model, one with windows and tokens before the text."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=() if name in FAST else pytest.mark.slow)
+        for name in (*IMPLEMENTATIONS, *WITH_BOS)
+    ],
+)
 def model(request: pytest.FixtureRequest, make_olmo: Callable[..., OLMo]) -> Implementation:
     return Implementation(*witness_and_model(request.param, 5, make_olmo))
 

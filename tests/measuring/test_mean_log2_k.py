@@ -78,7 +78,7 @@ def test_it_is_the_mean_over_thresholds() -> None:
         assert value(list(shares), ks, num_far) == pytest.approx(total, abs=5e-5)
 
 
-@pytest.fixture(scope="module", params=[(), (7,)], ids=["", "bos"])
+@pytest.fixture(scope="module", params=[(7,), pytest.param((), marks=pytest.mark.slow)], ids=["bos", ""])
 def bos_token_ids(request: pytest.FixtureRequest) -> tuple[int, ...]:
     """Before every context of the models, or nothing."""
     return request.param

@@ -118,6 +118,7 @@ def test_c4_is_streamed_at_the_commit_asked_for_once(monkeypatch: pytest.MonkeyP
     c4_revision.cache_clear()
 
 
+@pytest.mark.slow
 def test_the_corpus_is_real_text_of_known_size() -> None:
     texts = [record["text"] for record in embedded_records()]
     assert len(texts) == len(set(texts)) == 11_360
