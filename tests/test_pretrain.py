@@ -86,6 +86,7 @@ def steps_in(save_folder: Path) -> list[int]:
     return [json.loads(line)["step"] for line in (save_folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_weights(data: Path, tmp_path: Path, whole: Path) -> None:
     killed = start(data, tmp_path / "killed")
     wait_for(tmp_path / "killed" / "step40-unsharded" / "model.pt", killed)

@@ -39,7 +39,15 @@ NUM_ANSWERS = 3
 SEED = (2, 7)
 TOLERANCE, TOLERANCE_AT_KINKS = 1e-3, 1e-2  # of the largest derivative; OPT's ReLU has kinks
 # Another gate may send a token to another expert, and there a finite difference is none.
-INSPECTED = ["olmo", *sorted(FAMILIES.keys() - {"mixtral"}), "bos olmo", "bos gemma3"]
+INSPECTED = [
+    "olmo",
+    "llama",
+    "bos gemma3",
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in (*sorted(FAMILIES.keys() - {"llama", "mixtral"}), "bos olmo")
+    ),
+]
 BOS = 7
 
 

@@ -31,6 +31,7 @@ def test_the_first_documents_that_are_long_enough_are_measured(folder: Path) -> 
     assert rows["document_id"].unique().tolist() == ["00000000000000aa", "00000000000000bb"]
 
 
+@pytest.mark.slow
 def test_a_killed_run_of_three_documents_keeps_the_first(folder: Path) -> None:
     whole = contents(measure(influential_tokens, folder, "--results", str(folder / "whole")))
     flags = command_line(influential_tokens, folder, "--results", str(folder / "killed"))

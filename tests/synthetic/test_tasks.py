@@ -88,7 +88,9 @@ def test_every_dependency_is_needed(name: str) -> None:
     assert needed <= undecided
 
 
-@pytest.mark.parametrize("sparsity", [1, 4, 7, 8])
+@pytest.mark.parametrize(
+    "sparsity", [1, 4, *(pytest.param(sparsity, marks=pytest.mark.slow) for sparsity in (7, 8))]
+)
 @pytest.mark.parametrize("name", [name for name in TASKS if name.startswith("sparse_")])
 def test_both_answers_of_marked_bits_are_as_likely(name: str, sparsity: int) -> None:
     """Whatever k is; and OR's bits are ones with the probability 1 - 2^(-1/k), counted by hand."""

@@ -167,7 +167,13 @@ def documents(data: TokenizedData) -> dict[str, list[int]]:
     return {str(document.url): document.token_ids.tolist() for document in data.evaluation_documents()}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "template",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind != "template"),
+    ],
+)
 def test_every_program_has_the_tokens_of_autotokenizer(kind: str, tmp_path: Path) -> None:
     make, configuration = KINDS[kind]
     folder = write_folder(tmp_path / kind, make(), configuration)

@@ -14,7 +14,13 @@ CONFIGS = Path(__file__).parents[2] / "olmo_configs"
 TINY = CONFIGS / "tiny.yaml"
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=() if path == TINY else pytest.mark.slow)
+        for path in sorted(CONFIGS.glob("*.yaml"))
+    ],
+)
 def test_every_config_is_accepted_here_and_without_our_fields_by_olmo(
     path: Path, data: TokenizedData, tmp_path: Path
 ) -> None:
