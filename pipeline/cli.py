@@ -1,10 +1,10 @@
 """How every program begins and ends: command line, progress, exit codes, errors of one sentence.
 
-`python pipeline/<program>.py` calls `start`. What the user can mend is one line on standard error and exit
-code 2. Ctrl-C and SIGTERM end a program at once: what it has written is whole. Training listens to SIGTERM
-itself, and study.py to both.
+A program's file ends in `run_stage(parser(), main)`. What the user can mend is one line on standard error and
+exit code 2. Ctrl-C and SIGTERM end a program at once: what it has written is whole. Training listens to
+SIGTERM itself, and study.py to both.
 
-Only the standard library is imported here: this must run where nothing is installed.
+Only the standard library is imported at the top: --help answers at once.
 """
 
 import argparse
@@ -115,6 +115,8 @@ def stage_parser(manual: str | None) -> argparse.ArgumentParser:
 
 def run_stage(parser: argparse.ArgumentParser, main: Callable[[argparse.Namespace], None]) -> None:
     """Parse the command line and run `main`; what the user can mend is one line and exit code 2."""
+    # Python's own handler would let an interrupted program end in a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     with endings(parser.prog):
         arguments = parser.parse_args()
         logging.basicConfig(level=logging.INFO, format=f"{Path(parser.prog).stem}: %(message)s")
@@ -180,28 +182,14 @@ def file_path(text: str) -> Path:
     return Path(text)
 
 
-def start(file: str) -> NoReturn:
-    """Run the program of a file, which was typed as `python pipeline/<program>.py`."""
-    run_module(".".join(Path(file).with_suffix("").parts[-2:]))
-
-
-def run_module(name: str) -> NoReturn:
-    """Import a module that has `parser()` and `main(arguments)`, run it, and end the process."""
-    # Python's own handler would let an interrupted program end in a traceback.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    with endings(Path(sys.argv[0]).name):  # the import, too, may fail
-        module = importlib.import_module(name)
-        run_stage(module.parser(), module.main)
-    sys.exit(0)
-
-
-def main() -> NoReturn:
+def main() -> None:
     """The command `sparsity`: run the program that the first word names, on the words behind it."""
     modules = {module.rpartition(".")[2]: module for module in PROGRAMS}
     command = _Parser(prog="sparsity", description="sparsity PROGRAM --help is a program's manual")
     command.add_argument("program", choices=modules, metavar="PROGRAM", help=", ".join(modules))
     with endings("sparsity"):
         name = command.parse_args(sys.argv[1:2]).program
+        module = importlib.import_module(modules[name])
     # What argparse calls the program in its usage and errors.
     sys.argv = [f"sparsity {name}", *sys.argv[2:]]
-    run_module(modules[name])
+    run_stage(module.parser(), module.main)

@@ -28,27 +28,20 @@ on a cluster, the same commands as Slurm jobs, each after those it needs; SCRATC
   python pipeline/study.py olmo_configs/studies/scale.yaml --slurm
 """
 
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.cli import start
-
-    start(__file__)
-
 import argparse
 import logging
+import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from importlib import import_module
 from io import StringIO
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from pipeline.cli import InputError, file_path, positive_int, stage_parser
+from pipeline.cli import InputError, file_path, positive_int, run_stage, stage_parser
 from pipeline.results.files import folder_lock
 from pipeline.studies.commands import ANALYSING, MEASURING, Command, commands_of
 from pipeline.studies.file import load_study
@@ -158,3 +151,7 @@ def _is_done(command: Command, program: ModuleType, arguments: argparse.Namespac
     except SystemExit as ended:
         return not ended.code
     raise AssertionError("--status ends a program")
+
+
+if __name__ == "__main__":
+    run_stage(parser(), main)

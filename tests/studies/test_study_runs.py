@@ -45,9 +45,10 @@ time.sleep(60)
 """
 START = """
 import sys
-from pipeline.cli import run_module
+from pipeline.cli import run_stage
+from stub import main, parser
 sys.argv = ["study.py"]
-run_module("stub")
+run_stage(parser(), main)
 """
 STUDY = """
 import sys
