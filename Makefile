@@ -9,7 +9,7 @@
 # make golden     write tests/golden/ anew, after a change that is meant to move numbers
 #
 # Each creates .venv and installs into it first. OPTIONS are pipeline/study.py's: OPTIONS=--dry-run lists the commands,
-# OPTIONS='evaluation.max_documents=32' overrides a field. A stage that has finished is not run again:
+# OPTIONS='evaluation.max_documents=32' overrides a field. What has finished is not made again:
 # the same command after an interruption goes on where it was.
 
 # A Python that the packages exist for; where there is none, uv, of the package index, brings one into .uv.

@@ -10,19 +10,11 @@ hash that is long enough, becomes a distant text of length_interference.py (--di
 are printed.
 """
 
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.cli import start
-
-    start(__file__)
-
 import argparse
 import json
+import sys
 
-from pipeline.cli import InputError, file_path, positive_int, stage_parser, whole_number
+from pipeline.cli import InputError, file_path, positive_int, run_stage, stage_parser, whole_number
 
 
 def parser() -> argparse.ArgumentParser:
@@ -98,3 +90,7 @@ def main(arguments: argparse.Namespace) -> None:
     write_text(arguments.out, "\n".join([*lines, ""]))
     if distant:
         sys.stdout.write(f"--distant-documents {' '.join(distant)}\n")
+
+
+if __name__ == "__main__":
+    run_stage(parser(), main)

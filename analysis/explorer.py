@@ -38,17 +38,9 @@ the page shows of them, at half the bytes of decimals. What is marked ? may be a
       "other_document": {…, "token": [[" cat", …], …]}}}}}}]}     ? the null, with its tokens
 """
 
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.cli import start
-
-    start(__file__)
-
 import argparse
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,6 +53,7 @@ from pipeline.cli import (
     folder_path,
     positive_int,
     progress,
+    run_stage,
     stage_parser,
     unknown_name,
 )
@@ -296,3 +289,7 @@ def _columns(rows: pd.DataFrame, names: Mapping[str, str]) -> dict[str, list[Any
 def _in_units(nats: pd.Series) -> list[int | None]:
     """Whole numbers of NATS."""
     return [None if pd.isna(value) else round(value / NATS) for value in nats]
+
+
+if __name__ == "__main__":
+    run_stage(parser(), main)

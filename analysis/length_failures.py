@@ -14,19 +14,11 @@ texts as long as the model was trained on, and longer, --natural) and of influen
       --natural runs/real/natural --out runs/real/kept
 """
 
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.cli import start
-
-    start(__file__)
-
 import argparse
+import sys
 from functools import partial
 
-from pipeline.cli import InputError, folder_path, stage_parser
+from pipeline.cli import InputError, folder_path, run_stage, stage_parser
 
 
 def parser() -> argparse.ArgumentParser:
@@ -69,3 +61,7 @@ def main(arguments: argparse.Namespace) -> None:
         said += ["Slopes per doubling of the tokens needed", table.round(3).to_string()]
         said.append(f"Verdict: {interference.verdict(table)}")
     sys.stdout.write("\n".join([*said, ""]))
+
+
+if __name__ == "__main__":
+    run_stage(parser(), main)

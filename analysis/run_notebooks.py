@@ -13,19 +13,11 @@ To execute some notebooks only, which must then lack nothing:
         --notebooks loss_differences
 """
 
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.cli import start
-
-    start(__file__)
-
 import argparse
 import logging
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import nbformat
@@ -33,7 +25,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 from analysis.figures.generalization_gap import compared_models
-from pipeline.cli import InputError, folder_path, progress, stage_parser, unknown_name
+from pipeline.cli import InputError, folder_path, progress, run_stage, stage_parser, unknown_name
 from pipeline.results.files import refuse_replacing, write_text
 from pipeline.results.read import artefacts_in, no_results
 
@@ -170,3 +162,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--notebooks", nargs="+", default=(), metavar="NAME", help="notebooks to execute (default: all)")
     return program
+
+
+if __name__ == "__main__":
+    run_stage(parser(), main)

@@ -6,19 +6,12 @@ Recovery by k tokens is reported for the most reliable rule that the results hav
 the held-out evaluator if there is one, beside its null baseline. No share of a gain that may be 0 is shown.
 """
 
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.cli import start
-
-    start(__file__)
-
 import argparse
+import sys
 import textwrap
 from collections.abc import Iterator
 from math import isnan
+from pathlib import Path
 
 import pandas as pd
 
@@ -34,7 +27,7 @@ from analysis.read import (
     rows_by,
     shown_rule,
 )
-from pipeline.cli import folder_path, stage_parser
+from pipeline.cli import folder_path, run_stage, stage_parser
 from pipeline.measuring.rules import CONTROLS
 from pipeline.results.read import artefacts_in, read_artefact, read_settings
 from pipeline.results.schemas import DIVERGENCE
@@ -220,3 +213,7 @@ def parser() -> argparse.ArgumentParser:
     add("--results", type=folder_path, required=True, help="a results folder")
     add("--figures", type=folder_path, help="the folder of figures (default: figures beside the results)")
     return program
+
+
+if __name__ == "__main__":
+    run_stage(parser(), main)

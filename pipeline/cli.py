@@ -1,10 +1,10 @@
 """How every program begins and ends: command line, progress, exit codes, errors of one sentence.
 
-`python pipeline/<program>.py` calls `start`. What the user can mend is one line on standard error and exit
-code 2. Ctrl-C and SIGTERM end a program at once: what it has written is whole. Training listens to SIGTERM
-itself, and study.py to both.
+A program's file ends in `run_stage(parser(), main)`. What the user can mend is one line on standard error and
+exit code 2. Ctrl-C and SIGTERM end a program at once: what it has written is whole. Training listens to
+SIGTERM itself, and study.py to both.
 
-Only the standard library is imported here: this must run where nothing is installed.
+Only the standard library is imported at the top: --help answers at once.
 """
 
 import argparse
@@ -13,8 +13,7 @@ import logging
 import math
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
@@ -43,8 +42,6 @@ PROGRAMS = (
     "pipeline.evaluate_synthetic",
 )
 """A whole study, its stages in the order of the work, what is done besides, synthetic tasks."""
-_MEMORY_ERRORS = ("DefaultCPUAllocator", "Cannot allocate memory", "out of memory")
-"""Phrases of errors if there is no memory: for tensors, for a map of a file, on a GPU."""
 Item = TypeVar("Item")
 Number = TypeVar("Number", int, float)
 logger = logging.getLogger("pipeline")
@@ -56,7 +53,8 @@ class InputError(Exception):
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed: of Python, NumPy, Arrow or torch, on a CPU or an accelerator."""
-    is_phrase = any(phrase in str(error) for phrase in _MEMORY_ERRORS)
+    # For tensors and for a map of a file; on a GPU.
+    is_phrase = any(phrase in str(error) for phrase in ("allocate memory", "out of memory"))
     return isinstance(error, MemoryError) or (isinstance(error, OSError | RuntimeError) and is_phrase)
 
 
@@ -68,20 +66,6 @@ def unknown_name(kind: str, name: str, valid_names: Iterable[str]) -> InputError
     nearest = get_close_matches(name, valid_names, n=1, cutoff=0.4)
     hint = f"did you mean '{nearest[0]}'?" if nearest else f"valid: {', '.join(valid_names)}"
     return InputError(f"unknown {kind} '{name}'; {hint}")
-
-
-@contextmanager
-def endings(program: str) -> Iterator[None]:
-    """Turn an end of the block that is no mistake of ours into one sentence and an exit code."""
-    try:
-        yield
-        sys.stdout.flush()
-    except (InputError, OSError, ModuleNotFoundError) as error:  # all else, with its traceback, is ours
-        sentence = str(error)
-        if isinstance(error, ModuleNotFoundError):
-            sentence = f"{error} for {sys.executable}; `make install` brings all libraries, into .venv"
-        sys.stderr.write(f"{program}: error: {' '.join(sentence.split())}\n")
-        sys.exit(2)
 
 
 def cause_of(error: Exception) -> str:
@@ -115,7 +99,9 @@ def stage_parser(manual: str | None) -> argparse.ArgumentParser:
 
 def run_stage(parser: argparse.ArgumentParser, main: Callable[[argparse.Namespace], None]) -> None:
     """Parse the command line and run `main`; what the user can mend is one line and exit code 2."""
-    with endings(parser.prog):
+    # Python's own handler would let an interrupted program end in a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
         arguments = parser.parse_args()
         logging.basicConfig(level=logging.INFO, format=f"{Path(parser.prog).stem}: %(message)s")
         # Libraries log what only their authors need; warnings of theirs still pass.
@@ -125,6 +111,13 @@ def run_stage(parser: argparse.ArgumentParser, main: Callable[[argparse.Namespac
 
         with logging_redirect_tqdm():
             main(arguments)
+        sys.stdout.flush()
+    except (InputError, OSError, ModuleNotFoundError) as error:  # all else, with its traceback, is ours
+        sentence = str(error)
+        if isinstance(error, ModuleNotFoundError):
+            sentence = f"{error} for {sys.executable}; `make install` brings all libraries, into .venv"
+        sys.stderr.write(f"{parser.prog}: error: {' '.join(sentence.split())}\n")
+        sys.exit(2)
 
 
 def progress(
@@ -148,14 +141,13 @@ def progress(
 def number(kind: Callable[[str], Number], least: float, most: float = math.inf) -> Callable[[str], Number]:
     """An argparse type: a number of at least `least` and at most `most`."""
 
-    def parsed(text: str) -> Number:
+    def number(text: str) -> Number:  # argparse says this name of what it cannot read
         value = kind(text)
         if not least <= value <= most:
             raise argparse.ArgumentTypeError(f"{text} is not from {least} to {most}")
         return value
 
-    parsed.__name__ = kind.__name__  # as argparse calls what it cannot read
-    return parsed
+    return number
 
 
 whole_number = partial(number, int)
@@ -180,28 +172,15 @@ def file_path(text: str) -> Path:
     return Path(text)
 
 
-def start(file: str) -> NoReturn:
-    """Run the program of a file, which was typed as `python pipeline/<program>.py`."""
-    run_module(".".join(Path(file).with_suffix("").parts[-2:]))
-
-
-def run_module(name: str) -> NoReturn:
-    """Import a module that has `parser()` and `main(arguments)`, run it, and end the process."""
-    # Python's own handler would let an interrupted program end in a traceback.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    with endings(Path(sys.argv[0]).name):  # the import, too, may fail
-        module = importlib.import_module(name)
-        run_stage(module.parser(), module.main)
-    sys.exit(0)
-
-
-def main() -> NoReturn:
+def main() -> None:
     """The command `sparsity`: run the program that the first word names, on the words behind it."""
     modules = {module.rpartition(".")[2]: module for module in PROGRAMS}
-    command = _Parser(prog="sparsity", description="sparsity PROGRAM --help is a program's manual")
+    command = argparse.ArgumentParser(
+        prog="sparsity", description="sparsity PROGRAM --help is a program's manual"
+    )
     command.add_argument("program", choices=modules, metavar="PROGRAM", help=", ".join(modules))
-    with endings("sparsity"):
-        name = command.parse_args(sys.argv[1:2]).program
+    name = command.parse_args(sys.argv[1:2]).program
+    module = importlib.import_module(modules[name])
     # What argparse calls the program in its usage and errors.
     sys.argv = [f"sparsity {name}", *sys.argv[2:]]
-    run_module(modules[name])
+    run_stage(module.parser(), module.main)

@@ -27,15 +27,6 @@ on a laptop, after the laptop command of train_synthetic.py (seconds):
       --results runs/demo/synthetic/results --sizes 5 10 --num-examples 20 --dependencies --largest-k 4
 """
 
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.cli import start
-
-    start(__file__)
-
 import argparse
 from collections.abc import Mapping
 from itertools import product
@@ -44,7 +35,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.cli import InputError, folder_path, logger, positive_int, progress, random_seed, stage_parser
+from pipeline.cli import (
+    InputError,
+    folder_path,
+    logger,
+    positive_int,
+    progress,
+    random_seed,
+    run_stage,
+    stage_parser,
+)
 from pipeline.measuring.rules import CONTROLS, RULES
 from pipeline.results.versions import sha256_of_files
 from pipeline.results.write import StageOutput
@@ -224,3 +224,7 @@ def _measure(arguments: argparse.Namespace, run: TaskRun, cells: list[Cell], out
             name: table.assign(**of_all_rows).to_dict("list") for name, table in tables.items()
         }
         output.write_shard(shard, columns)
+
+
+if __name__ == "__main__":
+    run_stage(parser(), main)

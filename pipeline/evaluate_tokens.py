@@ -18,20 +18,12 @@ after `make demo`, the paper's figure (seconds):
       --checkpoints runs/demo/models/short-pose --results runs/try/only_chosen --ablation mask
 """
 
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.cli import start
-
-    start(__file__)
-
 import argparse
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.cli import InputError, folder_path, positive_int, stage_parser
+from pipeline.cli import InputError, folder_path, positive_int, run_stage, stage_parser
 from pipeline.measuring.flags import ContextLengths, add_stage_arguments
 from pipeline.measuring.rules import ABLATIONS, CONTROLS, SWAP, Measuring
 from pipeline.results.files import differences
@@ -176,3 +168,7 @@ def _read_choices(
     # Sorted by target and rank, and every target has all ranks.
     of_rules = rows.sort_values(order).groupby(keys, sort=False)["context_position"]
     return {key: positions.to_numpy().reshape(lengths.num_targets, -1) for key, positions in of_rules}
+
+
+if __name__ == "__main__":
+    run_stage(parser(), main)

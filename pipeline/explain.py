@@ -35,22 +35,15 @@ on a laptop, after `make demo` (seconds):
   python pipeline/explain.py --model runs/demo/models/long-seed0 --text-file LICENSE --out license.html
 """
 
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.cli import start
-
-    start(__file__)
-
 import argparse
 import json
 import os
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
-from pipeline.cli import InputError, file_path, logger, positive_int, stage_parser, whole_number
+from pipeline.cli import InputError, file_path, logger, positive_int, run_stage, stage_parser, whole_number
 from pipeline.measuring.flags import (
     EXPLAIN_SHORT_CONTEXT_LENGTH,
     NUM_SOURCES,
@@ -196,3 +189,7 @@ def _messages(text: str, file: str) -> list[dict[str, Any]]:
         raise InputError(
             f"{file} is no chat: a JSON list of messages with role and content is expected"
         ) from error
+
+
+if __name__ == "__main__":
+    run_stage(parser(), main)

@@ -15,18 +15,9 @@ on a laptop, after `make demo` (seconds):
       --out runs/demo/exported/long-seed0-hf
 """
 
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.cli import start
-
-    start(__file__)
-
 import argparse
 
-from pipeline.cli import folder_path, logger, stage_parser
+from pipeline.cli import folder_path, logger, run_stage, stage_parser
 
 
 def parser() -> argparse.ArgumentParser:
@@ -70,3 +61,7 @@ def main(arguments: argparse.Namespace) -> None:
         model, data.whole(TOKENIZER_FILE), data.eos_token_id, arguments.out
     )
     logger.info("wrote %s; its losses are the checkpoint's to %.1e nats", arguments.out, difference)
+
+
+if __name__ == "__main__":
+    run_stage(parser(), main)

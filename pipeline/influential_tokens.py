@@ -27,15 +27,6 @@ on a laptop, after `make demo` (half a minute):
       --results runs/try/results --short-context-length 16 --long-context-length 256 --max-documents 8
 """
 
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.cli import start
-
-    start(__file__)
-
 import argparse
 
 from pipeline.cli import (
@@ -44,6 +35,7 @@ from pipeline.cli import (
     positive_fraction,
     positive_int,
     random_seed,
+    run_stage,
     stage_parser,
 )
 from pipeline.measuring.flags import (
@@ -149,3 +141,7 @@ def main(arguments: argparse.Namespace) -> None:
         lambda loaded, chunk: measure_chunk(loaded, chunk, measuring),
         num_other_documents=1 + (num_swaps or 0),
     )
+
+
+if __name__ == "__main__":
+    run_stage(parser(), main)

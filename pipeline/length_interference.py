@@ -24,15 +24,6 @@ on a laptop, after `make demo` (seconds):
       --placements own:32 own:32@192 own:192/32 own:192 swap:32 swap:32@192 swap:192/32 swap:192
 """
 
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.cli import start
-
-    start(__file__)
-
 import argparse
 from collections.abc import Sequence
 from functools import lru_cache
@@ -40,7 +31,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.cli import InputError, positive_int, stage_parser
+from pipeline.cli import InputError, positive_int, run_stage, stage_parser
 from pipeline.measuring.flags import LAST, OWN, SWAP, ContextLengths, Placement, add_evaluation_arguments
 from pipeline.results.schemas import Columns, append_columns
 from pipeline.text.chunks import Chunk
@@ -173,3 +164,7 @@ def main(arguments: argparse.Namespace) -> None:
         measure,
         num_positions=max(arguments.long_context_length, num_positions),
     )
+
+
+if __name__ == "__main__":
+    run_stage(parser(), main)

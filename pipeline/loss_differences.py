@@ -25,19 +25,10 @@ on a laptop, after `make demo` (seconds):
       --results runs/try/results --context-lengths 8 32 128 --long-context-length 256 --max-documents 16
 """
 
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.cli import start
-
-    start(__file__)
-
 import argparse
 from typing import TYPE_CHECKING
 
-from pipeline.cli import InputError, positive_int, stage_parser
+from pipeline.cli import InputError, positive_int, run_stage, stage_parser
 from pipeline.measuring.flags import ContextLengths, add_evaluation_arguments
 
 if TYPE_CHECKING:
@@ -137,3 +128,7 @@ def main(arguments: argparse.Namespace) -> None:
     else:
         settings = {"short_context_length": lengths.short_context_length}
         measure_documents(arguments, "loss_differences", settings, measure_differences)
+
+
+if __name__ == "__main__":
+    run_stage(parser(), main)

@@ -18,15 +18,6 @@ In the text of `make demo`; what is then measured is in pipeline/RECIPES.md:
       --max-documents 20
 """
 
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.cli import start
-
-    start(__file__)
-
 import argparse
 from collections.abc import Sequence
 from hashlib import sha256
@@ -34,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.cli import InputError, folder_path, logger, positive_int, random_seed, stage_parser
+from pipeline.cli import InputError, folder_path, logger, positive_int, random_seed, run_stage, stage_parser
 from pipeline.results.files import describe_files, folder_lock, write_parquet
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
 from pipeline.text.folder import (
@@ -217,3 +208,7 @@ def _start_of_word(pieces: Sequence[str], place: int) -> int:
         if earlier in (0, len(pieces)) or pieces[earlier][:1].isspace():
             return earlier
     return place
+
+
+if __name__ == "__main__":
+    run_stage(parser(), main)

@@ -34,19 +34,10 @@ SIGTERM or SIGUSR1, sent to any of the processes that train: the step in hand is
 exit code is 75: run the same command again to go on. (torchrun reports 1 for every exit code but 0.)
 """
 
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.cli import start
-
-    start(__file__)
-
 import argparse
 from typing import TYPE_CHECKING
 
-from pipeline.cli import file_path, folder_path, stage_parser
+from pipeline.cli import file_path, folder_path, run_stage, stage_parser
 
 if TYPE_CHECKING:
     from pipeline.text.folder import TokenizedData
@@ -98,3 +89,7 @@ def parser() -> argparse.ArgumentParser:
     # Overrides may stand before, between and after the flags, which plain parse_args does not allow.
     stage.parse_args = stage.parse_intermixed_args  # type: ignore[method-assign]
     return stage
+
+
+if __name__ == "__main__":
+    run_stage(parser(), main)

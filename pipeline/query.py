@@ -12,26 +12,18 @@ hashed first. Damaged files are refused, and files of one model made with differ
 in two ways, and missing shards, are warned of.
 """
 
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.cli import start
-
-    start(__file__)
-
 import argparse
 import json
 import re
 import shutil
 from collections.abc import Mapping
+from pathlib import Path
 
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.cli import InputError, folder_path, stage_parser
+from pipeline.cli import InputError, folder_path, run_stage, stage_parser
 from pipeline.results.files import MANIFEST, describe_files, refuse_replacing, whole_or_absent, write_json
 from pipeline.results.read import MODELS, artefacts_in, dataset_of, no_results, sources
 
@@ -137,3 +129,7 @@ def main(arguments: argparse.Namespace) -> None:
                 write(str(temporary))
     except duckdb.Error as error:  # without the line of SQL and the candidates below it
         raise InputError(" ".join(re.split(r"\n\n|\n\t", str(error))[0].split())) from error
+
+
+if __name__ == "__main__":
+    run_stage(parser(), main)

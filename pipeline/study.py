@@ -9,11 +9,11 @@ field.subfield=value. All commands are checked before the first one runs.
 The fields, and where files are looked for: studies/file.py. With `synthetic` in it, a study file is of
 synthetic tasks: a grid of them is trained, tested and asked what decides.
 
-What has finished is not run again, as each program says by itself; where one finds results of other settings
-or of another text, the study is refused, and nothing is overwritten. Notebooks and tables are made anew for
-changed code. The first command that fails stops the rest, with its exit code; the same again
-goes on. Ctrl-C, SIGTERM and SIGUSR1 (exit code 75) are passed on, and training is saved; a second Ctrl-C
-ends it without.
+Texts and models that are finished are not made again. Whatever else runs again, and does what is missing:
+where a program finds results of other settings or of another text, it refuses them, and nothing is
+overwritten. Notebooks and tables are made anew for changed code. The first command that fails stops the rest,
+with its exit code; the same again goes on. Ctrl-C, SIGTERM and SIGUSR1 (exit code 75) are passed on, and
+training is saved; a second Ctrl-C ends it without.
 
 on a laptop; what `make demo` runs, and the same, smaller and elsewhere:
   python pipeline/study.py olmo_configs/studies/demo.yaml      # in runs/demo
@@ -28,31 +28,19 @@ on a cluster, the same commands as Slurm jobs, each after those it needs; SCRATC
   python pipeline/study.py olmo_configs/studies/scale.yaml --slurm
 """
 
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.cli import start
-
-    start(__file__)
-
 import argparse
-import logging
+import sys
 from collections.abc import Sequence
-from contextlib import redirect_stdout
 from importlib import import_module
-from io import StringIO
-from types import ModuleType
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pipeline.cli import InputError, file_path, positive_int, stage_parser
-from pipeline.results.files import folder_lock
+from pipeline.cli import InputError, file_path, positive_int, run_stage, stage_parser
 from pipeline.studies.commands import ANALYSING, MEASURING, Command, commands_of
 from pipeline.studies.file import load_study
-from pipeline.studies.run import arguments_of, run_all, submit_chain, workers
+from pipeline.studies.run import arguments_of, places, run_all, submit_chain
 from pipeline.text.folder import TokenizedData
 
 # What a training is checked with before its text is there: nothing that is checked depends on it.
@@ -65,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
     add = program.add_argument
     add("study", type=file_path, help="a study file, such as olmo_configs/studies/demo.yaml")
     add("overrides", nargs="*", metavar="field=value", help="fields to set otherwise than the file does")
-    add("--dry-run", action="store_true", help="print the commands that are left, and run none")
+    add("--dry-run", action="store_true", help="print the commands that would run, and run none")
     add(
         "--jobs",
         type=positive_int,
@@ -93,46 +81,43 @@ def main(arguments: argparse.Namespace) -> None:
         # A line each: slurm/job.sh reads them into an array.
         sys.stdout.writelines(f"{word}\n" for word in [study.logs, *arguments_of(commands, arguments.job)])
         return
-    finished = checked(commands, is_plan=arguments.dry_run)
+    left = checked(commands, is_plan=arguments.dry_run)
     if arguments.slurm:
         submit_chain(commands, study, is_plan=arguments.dry_run)
     elif arguments.dry_run:
-        sys.stdout.writelines(f"{command}\n" for command in commands if command.name not in finished)
+        sys.stdout.writelines(f"{command}\n" for command in left)
     else:
-        # Before anything is written: logs of two studies would mix.
-        with folder_lock(Path(study.run), "run folder, as in run=FOLDER"):
-            sys.exit(run_all(commands, finished, workers(arguments.jobs, study.threads), study.logs))
+        sys.exit(run_all(left, places(arguments.jobs, study.threads), study.logs))
 
 
-def checked(commands: Sequence[Command], *, is_plan: bool) -> set[str]:
-    """The names of the commands that have nothing left to do, as their programs say.
+def checked(commands: Sequence[Command], *, is_plan: bool) -> list[Command]:
+    """The commands that are left: all but those whose text or model is finished, as its program says.
 
-    Refuses what a program would refuse hours later, results of other settings or inputs among them; of a
-    plan, whatever the text.
+    Refuses what a program would refuse hours later, a model trained with other settings among it; of a plan,
+    whatever the text.
     """
     finished: set[str] = set()
     configs: dict[str, Any] = {}
     """Name of a training -> its configuration."""
-    logging.disable(logging.INFO)  # what a program says if it finds its work done
     for command in commands:
         if command.stage in ANALYSING:
             continue
         try:
             program = import_module(f"pipeline.{command.stage}")
             arguments = program.parser().parse_args(command.arguments)
+            if command.stage in MEASURING:
+                program.check(arguments)
             # Only behind finished ones: what it starts from may still change.
-            if finished.issuperset(command.needs) and _is_done(command, program, arguments):
+            elif finished.issuperset(command.needs) and program.is_done(arguments):
                 finished.add(command.name)
+            elif command.name == "tokenize_c4" and not is_plan:
+                program.check(arguments)  # once it is finished, its text may have been put away
             if command.stage == "pretrain":
                 configs[command.name] = program.check(arguments, _NO_TEXT)
             elif command.stage == "train_synthetic":
                 configs[command.name] = program.check(arguments)
-            elif command.name in finished:
-                continue  # its text, say, may have been put away
             elif command.stage == "evaluate_synthetic":
                 program.check(arguments, {name: configs[name] for name in command.needs})
-            elif command.stage in MEASURING or (command.name == "tokenize_c4" and not is_plan):
-                program.check(arguments)
             # The checkpoint would be missing once the model is trained, and to have it, it is trained anew.
             for name in configs.keys() & command.needs:
                 interval = configs[name].save_interval
@@ -143,18 +128,8 @@ def checked(commands: Sequence[Command], *, is_plan: bool) -> set[str]:
                     )
         except InputError as error:
             raise InputError(f"{command.name}: {error}") from error
-    logging.disable(logging.NOTSET)
-    return finished
+    return [command for command in commands if command.name not in finished]
 
 
-def _is_done(command: Command, program: ModuleType, arguments: argparse.Namespace) -> bool:
-    if command.stage not in MEASURING:
-        return bool(program.is_done(arguments))
-    arguments.status = True
-    try:
-        # It prints how many shards there are, which is no command.
-        with redirect_stdout(StringIO()):
-            program.main(arguments)
-    except SystemExit as ended:
-        return not ended.code
-    raise AssertionError("--status ends a program")
+if __name__ == "__main__":
+    run_stage(parser(), main)

@@ -47,19 +47,11 @@ Memory: 0.3 GiB, a training file, 4 bytes a token of all documents that evaluate
 80 bytes a document. Threads: one a core, or as many as the environment variable RAYON_NUM_THREADS says.
 """
 
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.cli import start
-
-    start(__file__)
-
 import argparse
 from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from pipeline.cli import (
@@ -70,6 +62,7 @@ from pipeline.cli import (
     positive_int,
     progress,
     random_seed,
+    run_stage,
     stage_parser,
     whole_number,
 )
@@ -284,3 +277,7 @@ def _inputs(
         ]
         for role, of_role in named.items()
     }
+
+
+if __name__ == "__main__":
+    run_stage(parser(), main)

@@ -34,18 +34,9 @@ The end says whether the task was learnt: at least 99 % of responses, as in trai
 stop_at_excess_loss reached. A model that has not learnt its task shows nothing at other lengths.
 """
 
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":  # typed as a file: run as a module of the repository, from whatever folder
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from pipeline.cli import start
-
-    start(__file__)
-
 import argparse
 
-from pipeline.cli import file_path, folder_path, logger, stage_parser
+from pipeline.cli import file_path, folder_path, logger, run_stage, stage_parser
 from pipeline.synthetic.config import TaskConfig, load_task_config
 
 
@@ -98,3 +89,7 @@ def main(arguments: argparse.Namespace) -> None:
     metrics = last_metrics(arguments.save_folder, training.step)
     verdict = "learnt" if is_learnt(config, metrics) else "NOT learnt"
     logger.info("%s in distribution: %s", verdict, metrics)
+
+
+if __name__ == "__main__":
+    run_stage(parser(), main)

@@ -4,7 +4,7 @@ A stage started by its command pays some five seconds for importing torch and OL
 process (to be killed, for signals and exit codes, for several ranks) and not the command as it is typed, it
 starts the stage here: the same file is run as `__main__`, with its own folder, environment, output and signal
 handlers. Only libraries are imported beforehand, nothing of the repository. That a stage brings along all it
-imports and runs wherever it is typed, tests/end_to_end and tests/test_start.py show.
+imports and runs wherever it is typed, tests/end_to_end shows.
 
 Run as a program, this file is one of two: that first process, which forks for each request through its
 socket and ends with the process that started it; or what stands in for `python` and `torchrun` where others

@@ -19,9 +19,6 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 
-if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[2])
-
 from sparsity_length import influential_tokens
 
 KS = (1, 2, 4, 8, 16)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cli import InputError, unknown_name
-from pipeline.studies.file import ROOT, Study, Synthetic
+from pipeline.studies.file import ROOT, Study, Synthetic, find_file
 
 MEASURING = ("loss_differences", "influential_tokens", "length_interference", "evaluate_tokens")
 """Programs whose documents are shared by as many processes as run."""
@@ -49,11 +49,17 @@ class Command:
     """Tasks of its Slurm array, which share its work. None: it is one job, and takes no --num-tasks."""
     steps: Sequence[int] = ()
     """Checkpoints along training that it measures."""
+    part: str = ""
+    """Which part of it one process does, where several share it: "-1-of-2"."""
 
     @property
     def stage(self) -> str:
         """The program's name."""
         return Path(self.program).stem
+
+    def log_in(self, folder: Path) -> Path:
+        """The log file of a process that does it, or its part of it."""
+        return folder / f"{self.name}{self.part}.log"
 
     def words(self) -> list[str]:
         """Program and arguments, as typed in the folder that this is."""
@@ -82,9 +88,6 @@ def commands_of(study: Study) -> list[Command]:
     # Stable: all else stays in order. Each summary lists the figures of the evaluations beside it.
     commands = sorted(made, key=lambda command: command.stage == "summary")
     names = [command.name for command in commands]
-    # Two grids that share a run, say: two processes would train in one folder.
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise InputError(f"two commands of the study are named {twice[0]}; rename or take out one")
     for command in commands:
         _known(command.needs, names, f"stage that {command.name} needs:")
     others = tuple(command.name for command in commands if command.stage != "summary")
@@ -94,33 +97,44 @@ def commands_of(study: Study) -> list[Command]:
 def _text_commands(study: Study) -> Iterator[Command]:
     """Commands of a study of language models: its text, its models, its evaluations."""
     run = Path(study.run)
-    own_text = flags({"out": run / "data", **study.data})
-    yield Command("tokenize_c4", "pipeline/tokenize_c4.py", own_text, (), study.slurm.tokenize)
+    yield Command(
+        "tokenize_c4",
+        "pipeline/tokenize_c4.py",
+        flags({"out": run / "data", **study.data}),
+        num_tasks=study.slurm.tokenize,
+    )
     folders: dict[str, dict[str, str]] = {}
-    """Size -> model -> what --checkpoints is given."""
+    """Size, as names have it -> model -> what --checkpoints is given."""
     if not study.sizes:
         if lacking := [name for name, model in study.models.items() if "checkpoint" not in model]:
             raise InputError(f"models.{lacking[0]} has no checkpoint, and the study no sizes to train it in")
         folders[""] = {name: model["checkpoint"] for name, model in study.models.items()}
     for size_name, size in study.sizes.items():
-        folders[size_name] = {}
+        in_names = size_name if study.sizes_in_names else ""
+        folders[in_names] = {}
         for model in _known(size.models or study.models, study.models, "model"):
-            name = f"{size_name}-{model}" if study.sizes_in_names else model
+            name = _joined(in_names, model)
             folder = str(run / "models" / name)
-            folders[size_name][model] = folder
-            duration = _overrides({"max_duration": size.max_duration})
-            # Later ones win: what the model says holds for every size.
-            overrides = [*duration, *size.overrides, *_overrides(study.models[model])]
-            arguments = [size.config, *flags({"data": run / "data", "save_folder": folder}), *overrides]
+            folders[in_names][model] = folder
+            arguments = [
+                find_file(size.config),
+                *flags({"data": run / "data", "save_folder": folder}),
+                *_overrides({"max_duration": size.max_duration}),
+                *size.overrides,
+                *_overrides(study.models[model]),  # later ones win: what the model says holds for every size
+            ]
             yield Command(name, "pipeline/pretrain.py", arguments, ("tokenize_c4",))
-    for name, evaluation in study.evaluations.items():
+    for name, evaluation in {"": study.evaluation, **study.further_evaluations}.items():
         if text := evaluation.get("data"):
-            arguments = flags({"out": run / name / "data", **text})
-            # After the study's own text, whose tokenizer this one may be given.
-            yield Command(f"tokenize_c4-{name}", "pipeline/tokenize_c4.py", arguments, ("tokenize_c4",), 1)
-        for size_name, of_size in folders.items():
-            size_in_names = size_name if study.sizes_in_names else ""
-            yield from _evaluation_commands(study, name, evaluation, size_in_names, of_size)
+            yield Command(
+                f"tokenize_c4-{name}",
+                "pipeline/tokenize_c4.py",
+                flags({"out": run / name / "data", **text}),
+                ("tokenize_c4",),  # whose tokenizer this one may be given
+                num_tasks=1,
+            )
+        for in_names, of_size in folders.items():
+            yield from _evaluation_commands(study, name, evaluation, in_names, of_size)
 
 
 def _overrides(settings: Mapping[str, Any]) -> list[str]:
@@ -156,15 +170,19 @@ def _evaluation_commands(
     general = {flag: value for flag, value in evaluation.items() if flag not in (*_NO_FLAGS, *STAGES)}
     # A further evaluation inherits flags that its own stages may not have, but some stage must.
     _known(general, set().union(*map(_flags_of, MEASURING)), "field of an evaluation")
-    measured: list[str] = []
-    for stage in _known(evaluation.get("stages") or (), STAGES, "stage of an evaluation"):
+    stages = _known(evaluation.get("stages") or (), STAGES, "stage of an evaluation")
+    measured = tuple(_joined(stage, size, name) for stage in stages if stage not in ANALYSING)
+    for stage in stages:
         command_name = _joined(stage, size, name)
         own = evaluation.get(stage) or {}
         if stage in ANALYSING:
-            where = {"results": results, "figures": run / name / "figures" / size}
-            # A closing table shows no text.
-            arguments = flags({**where, "data": None if stage == "summary" else data, **own})
-            yield Command(command_name, f"analysis/{stage}.py", arguments, tuple(measured))
+            settings = {
+                "results": results,
+                "figures": run / name / "figures" / size,
+                "data": None if stage == "summary" else data,  # a closing table shows no text
+                **own,
+            }
+            yield Command(command_name, f"analysis/{stage}.py", flags(settings), measured)
             continue
         program, mode = MODES.get(stage, (stage, {}))
         settings = {**general, **mode, **own}
@@ -172,9 +190,8 @@ def _evaluation_commands(
         # A size may train fewer models than the study names.
         models = [model for model in _known(asked, study.models, "model") if model in folders]
         checkpoints = [folders[model] for model in models]
-        needs = [_joined("tokenize_c4", whose_data)]
-        if study.sizes:  # else nothing is trained
-            needs += dict.fromkeys(Path(folders[model]).name for model in models)
+        trained = [Path(folders[model]).name for model in models if study.sizes]
+        needs = [_joined("tokenize_c4", whose_data), *trained]
         if stage == "evaluate_tokens":
             named = settings.get("choices", name)
             # The first evaluation has no name, and its results lie in <run>/results.
@@ -184,10 +201,14 @@ def _evaluation_commands(
         along = [f"{one}/step{step}-unsharded" for one in checkpoints for step in steps]
         # What the stage is given alone reaches its program even if misspelt, which then refuses it.
         taken = {flag: settings[flag] for flag in settings if flag in _flags_of(program) | own.keys()}
-        arguments = flags({"data": data, "checkpoints": along or checkpoints, "results": results, **taken})
-        measured.append(command_name)
-        path = f"pipeline/{program}.py"
-        yield Command(command_name, path, arguments, tuple(needs), study.slurm.measure, steps)
+        yield Command(
+            command_name,
+            f"pipeline/{program}.py",
+            flags({"data": data, "checkpoints": along or checkpoints, "results": results, **taken}),
+            tuple(needs),
+            num_tasks=study.slurm.measure,
+            steps=steps,
+        )
 
 
 def _synthetic_commands(study: Study, synthetic: Synthetic) -> Iterator[Command]:
@@ -199,20 +220,27 @@ def _synthetic_commands(study: Study, synthetic: Synthetic) -> Iterator[Command]
         sparsities: Sequence[int | None] = grid.largest_sparsities or [None]
         for task, positions, k, seed in product(grid.tasks, grid.positions, sparsities, grid.seeds):
             name = _joined(task, "" if k is None else f"k{k}", positions, f"seed{seed}")
-            words = flags({"task": task, "positions": positions, "save_folder": run / "models" / name})
-            overrides = _overrides({"largest_sparsity": k, "seed": seed})
-            arguments = [synthetic.config, *words, *grid.overrides, *overrides]
+            arguments = [
+                find_file(synthetic.config),
+                *flags({"task": task, "positions": positions, "save_folder": run / "models" / name}),
+                *grid.overrides,
+                *_overrides({"largest_sparsity": k, "seed": seed}),
+            ]
             yield Command(name, "pipeline/train_synthetic.py", arguments)
             trained.append((grid_name, task, name))
     for name, test in synthetic.evaluate_synthetic.items():
         task = test.get("task", name)
         grids = _known(test.get("grids", synthetic.grids), synthetic.grids, f"grid of {name}")
         models = tuple(model for grid, of_task, model in trained if of_task == task and grid in grids)
-        checkpoints = [str(run / "models" / model) for model in models]
-        where = {"task": task, "checkpoints": checkpoints, "results": run / "results"}
-        arguments = flags({**where, **test, "grids": None})
-        yield Command(f"evaluate_synthetic-{name}", "pipeline/evaluate_synthetic.py", arguments, models)
+        settings = {
+            "task": task,
+            "checkpoints": [str(run / "models" / model) for model in models],
+            "results": run / "results",
+            **test,
+            "grids": None,
+        }
+        yield Command(f"evaluate_synthetic-{name}", "pipeline/evaluate_synthetic.py", flags(settings), models)
     if synthetic.evaluate_synthetic:
-        where = {"results": run / "results", "figures": run / "figures", "notebooks": "synthetic_tasks"}
+        settings = {"results": run / "results", "figures": run / "figures", "notebooks": "synthetic_tasks"}
         tests = tuple(f"evaluate_synthetic-{name}" for name in synthetic.evaluate_synthetic)
-        yield Command("run_notebooks", "analysis/run_notebooks.py", flags(where), tests)
+        yield Command("run_notebooks", "analysis/run_notebooks.py", flags(settings), tests)

@@ -2,8 +2,8 @@
 
 Fields that are not explained here are flags of the programs, which --help explains; null: the program's own
 default. Lengths count tokens. Paths are relative to the folder that the command is typed in. A study file
-that is not there is looked for in this repository; a configuration, beside the study file and then in this
-repository. Flags are checked by the programs' own parsers (study.py).
+or a configuration that is not there is looked for in this repository. Flags are checked by the programs' own
+parsers (study.py).
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from typing import Any
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.cli import InputError, cause_of, logger
+from pipeline.cli import InputError, cause_of
 from pipeline.training.settings import read_overrides, read_yaml, settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,8 +81,6 @@ class Study:
     threads: int = 1
     """Threads of each command that study.py runs on this machine; the last bits of numbers depend on them, so
     they are not the machine's to say. More pay for models of some million parameters or more."""
-    text_folder: str | None = None
-    """The value of ${text_folder} in sources, so that one override moves them all."""
     data: dict[str, Any] = field(default_factory=dict)
     """The text: flags of tokenize_c4.py. `further_source`: files that are read after those of `source`; a
     pattern that matches none is left out."""
@@ -110,15 +108,10 @@ class Study:
         """The folder of the commands' logs."""
         return Path(self.run) / "logs"
 
-    @property
-    def evaluations(self) -> dict[str, dict[str, Any]]:
-        """All of them; the first is named ""."""
-        return {"": self.evaluation, **self.further_evaluations}
-
 
 def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     """The study that a file and `field.subfield=value` overrides of it describe, or an InputError."""
-    path = find_study_file(path)
+    path = Path(find_file(path))
     file = read_yaml(path, "study", "; there are some in olmo_configs/studies/")
     try:
         given: Any = OmegaConf.merge(file, read_overrides(overrides))
@@ -132,22 +125,16 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
         for name in further:
             further[name] = OmegaConf.merge(given.get("evaluation") or {}, further[name])
         study: Study = settings_of(path, OmegaConf.structured(Study), given)
-        for text in (study.data, *(one["data"] for one in study.evaluations.values() if one.get("data"))):
-            for pattern in text.pop("further_source", ()):
-                # Looked for here, as tokenize_c4 refuses a pattern that matches none.
-                if glob(pattern, recursive=True):  # noqa: PTH207  (Path.glob takes no absolute pattern)
-                    text["source"].append(pattern)
-                else:
-                    logger.info("no file matches %s; the study goes without", pattern)
+        # Looked for here, as tokenize_c4 refuses a pattern that matches none.
+        if further_source := study.data.pop("further_source", None):
+            study.data["source"] += [one for one in further_source if glob(one, recursive=True)]  # noqa: PTH207
     # What is raised where a field is a list and should have fields, or the other way round.
     except (OmegaConfBaseException, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{path} and the overrides given: {cause_of(error)}") from error
-    # Commands run in this very folder, so that what is found here is found by them.
-    for part in study.sizes.values() if study.synthetic is None else [study.synthetic]:
-        part.config = str(find_study_file(Path(part.config), path.parent))
     return study
 
 
-def find_study_file(path: Path, *further: Path) -> Path:
-    """The file in the folder that the command is typed in, a further one, or this repository; else `path`."""
-    return next((folder / path for folder in (Path(), *further, ROOT) if (folder / path).exists()), path)
+def find_file(path: str | Path) -> str:
+    """The file in the folder that the command is typed in, or else in this repository."""
+    # Commands run in this very folder, so that what is found here is found by them.
+    return str(ROOT / path if (ROOT / path).exists() and not Path(path).exists() else path)

@@ -2,9 +2,9 @@
 
 Here several run at once, each a process with a log file of its own.
 
-The first that fails stops the rest. A request to stop (Ctrl-C, SIGTERM, SIGUSR1) is passed on to all:
-trainings save what they have, the others end at once, and the same again goes on. No process outlives the
-study, however the study ends. The documents of a measuring stage are shared by as many processes as run.
+The first that fails stops the rest. A request to stop (Ctrl-C, SIGTERM, SIGUSR1, SIGHUP) is passed on to all:
+trainings save what they have, the others end at once, and the same again goes on. The documents of a
+measuring stage are shared by as many processes as run.
 
 A command has `threads` threads, which the study says and not the machine, as the last bits of its numbers
 depend on them; there are as many commands as cores for them, or as GPUs. Small networks gain 1.1 times from a
@@ -15,17 +15,14 @@ needs and hands on the arguments; stages are shared by the tasks of arrays. Toke
 becomes two jobs, the array and the merge.
 """
 
-import ctypes
 import os
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pipeline.cli import InputError, logger, unknown_name
@@ -34,34 +31,13 @@ from pipeline.studies.file import Study
 from pipeline.training.loop import EXIT_STOPPED
 
 _SBATCH = ("bash", "-c", 'source slurm/cluster.env && exec sbatch "$@"', "sbatch")
-_LIBC = ctypes.CDLL(None)
 
 
-@dataclass(frozen=True)
-class Workers:
-    """Places for running processes."""
+def places(asked: int | None, threads: int) -> list[dict[str, str]]:
+    """Environment variables of each process that runs at once.
 
-    number: int
-    threads: int = 1
-    gpus: Sequence[str] = ()
-    """GPUs as CUDA_VISIBLE_DEVICES names them; a process has one."""
-
-    def parts_of(self, command: Command) -> list[Command]:
-        """A command for each process that shares it: all places share the documents of a measuring stage."""
-        if command.stage not in MEASURING or self.number == 1:
-            return [command]
-        return [
-            replace(
-                command,
-                name=f"{command.name}-{index + 1}-of-{self.number}",
-                arguments=(*command.arguments, "--task-index", str(index), "--num-tasks", str(self.number)),
-            )
-            for index in range(self.number)
-        ]
-
-
-def workers(asked: int | None, threads: int) -> Workers:
-    """Places, as many as --jobs asks for, or one a GPU, or one for `threads` cores."""
+    There are as many as --jobs asks for, or one a GPU, or one for `threads` cores.
+    """
     import torch  # late: both take seconds
     from joblib import cpu_count
 
@@ -69,55 +45,45 @@ def workers(asked: int | None, threads: int) -> Workers:
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     number = torch.cuda.device_count()
     gpus = named.split(",")[:number] if named else [str(index) for index in range(number)]
-    return Workers(asked or len(gpus) or max(1, cpu_count() // threads), threads, gpus)
+    of_all = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+    by_gpu = [of_all | {"CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus] or [of_all]
+    count = asked or len(gpus) or max(1, cpu_count() // threads)
+    return [by_gpu[index % len(by_gpu)] for index in range(count)]
 
 
-@dataclass(frozen=True)
-class _Running:
-    """A process that does a command, or its part of one."""
-
-    command: str
-    """The name of the whole command."""
-    place: int
-    log: Path
-    started: float
-    process: "subprocess.Popen[bytes]"
-
-    def tell(self, number: signal.Signals) -> None:
-        """Send a signal to it and to all that it has started, which is in its group."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, number)
+def _parts_of(command: Command, number: int) -> list[Command]:
+    """A command for each process that shares it: all places share the documents of a measuring stage."""
+    if command.stage not in MEASURING or number == 1:
+        return [command]
+    return [
+        replace(
+            command,
+            part=f"-{index + 1}-of-{number}",
+            arguments=(*command.arguments, "--task-index", str(index), "--num-tasks", str(number)),
+        )
+        for index in range(number)
+    ]
 
 
-def _start(name: str, part: Command, place: int, workers: Workers, log: Path) -> _Running:
-    """Start a command, or a part of the one of this name."""
-    environment = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(workers.threads))
-    if workers.gpus:
-        environment["CUDA_VISIBLE_DEVICES"] = workers.gpus[place % len(workers.gpus)]
+def _start(command: Command, environment: Mapping[str, str], log: Path) -> "subprocess.Popen[bytes]":
     with log.open("a", encoding="utf-8") as file:
-        file.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {part}\n")
+        file.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {command}\n")
         file.flush()
-        process = subprocess.Popen(
-            [sys.executable, *part.words()],
-            env=os.environ | environment,
+        return subprocess.Popen(
+            [sys.executable, *command.words()],
+            env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
             stderr=file,
             # A group of its own: the terminal's Ctrl-C reaches the study alone, which passes it on.
             start_new_session=True,
-            preexec_fn=_end_with_the_study if sys.platform == "linux" else None,
         )
-    return _Running(name, place, log, time.time(), process)
 
 
-def _end_with_the_study() -> None:
-    """Have Linux end the new process when the study ends, were it by SIGKILL."""
-    _LIBC.prctl(1, int(signal.SIGTERM))  # PR_SET_PDEATHSIG of <sys/prctl.h>
+def run_all(commands: Sequence[Command], places: Sequence[Mapping[str, str]], logs: Path) -> int:
+    """Run the commands of a study, one in each of `places`; stop at the first that fails.
 
-
-def run_all(commands: Sequence[Command], finished: Collection[str], workers: Workers, logs: Path) -> int:
-    """Run the commands of a study, but for those that are named in `finished`; stop at the first that fails.
-
-    Returns its exit code, 0 if none failed, EXIT_STOPPED after a request to stop.
+    What a command needs and is not among them has finished before. Returns the exit code of the one that
+    failed, 0 if none did, EXIT_STOPPED after a request to stop.
     """
     logs.mkdir(parents=True, exist_ok=True)
     # Exit codes of all that asks to stop. The first request lets trainings save, the second one does not.
@@ -129,42 +95,41 @@ def run_all(commands: Sequence[Command], finished: Collection[str], workers: Wor
             stops.append(EXIT_STOPPED)
             logger.info("stopped by a signal, trainings once they have saved; run the same again to go on")
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, note)
-    if finished:
-        logger.info("finished before: %s", ", ".join(one.name for one in commands if one.name in finished))
-    left = [one for one in commands if one.name not in finished]
-    waiting = [(one, part) for one in left for part in workers.parts_of(one)]
-    running: list[_Running] = []
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has SIGHUP
+            signal.signal(number, note)
+    waiting = [part for command in commands for part in _parts_of(command, len(places))]
+    running: dict[int, tuple[Command, subprocess.Popen[bytes]]] = {}
+    """Place -> what runs there."""
     num_told = 0
     while running or (waiting and not stops):
         if not stops:
-            unfinished = {one.name for one, _ in waiting} | {one.command for one in running}
-            ready = [(one, part) for one, part in waiting if unfinished.isdisjoint(one.needs)]
-            places = sorted(set(range(workers.number)) - {one.place for one in running})
-            for (command, part), place in zip(ready, places, strict=False):
-                waiting.remove((command, part))
-                sys.stdout.write(f"{part}\n")
+            unfinished = {command.name for command in (*waiting, *(one for one, _ in running.values()))}
+            ready = [command for command in waiting if unfinished.isdisjoint(command.needs)]
+            free = [place for place in range(len(places)) if place not in running]
+            for command, place in zip(ready, free, strict=False):
+                waiting.remove(command)
+                sys.stdout.write(f"{command}\n")
                 sys.stdout.flush()  # before the command's own output
-                running.append(_start(command.name, part, place, workers, logs / f"{part.name}.log"))
+                running[place] = (command, _start(command, places[place], command.log_in(logs)))
         time.sleep(0.05)
         if len(stops) > num_told:
-            for one in running:
-                one.tell(signal.SIGTERM if num_told == 0 else signal.SIGKILL)
+            for _, process in running.values():
+                # To all that it has started, too, which is in its group.
+                os.killpg(process.pid, signal.SIGTERM if num_told == 0 else signal.SIGKILL)
             num_told += 1
-        for one in list(running):
-            if (code := one.process.poll()) is None:
+        for place, (command, process) in list(running.items()):
+            if (code := process.poll()) is None:
                 continue
-            running.remove(one)
-            one.tell(signal.SIGKILL)  # what it started and left behind
+            del running[place]
+            log = command.log_in(logs)
             if code == 0:
-                took = timedelta(seconds=round(time.time() - one.started))
-                logger.info("%s finished in %s", one.log.stem, took)
+                logger.info("%s finished", log.stem)
             elif not stops:
                 stops.append(code if code > 0 else 128 - code)  # as a shell reports a signal
-                lines = one.log.read_text(encoding="utf-8", errors="replace").splitlines()
-                logger.info("the last lines of %s:\n%s", one.log, "\n".join(lines[-15:]))
-                logger.info("%s ended with exit code %d; run the same again to go on", one.log.stem, stops[0])
+                logger.info("%s ended with exit code %d; run the same again to go on", log.stem, stops[0])
+                lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+                logger.info("the last lines of %s:\n%s", log, "\n".join(lines[-15:]))
     return stops[0] if stops else 0
 
 
@@ -176,12 +141,11 @@ def submit_chain(commands: Sequence[Command], study: Study, *, is_plan: bool = F
     job_ids: dict[str, str] = {}
     for job in _jobs_of(commands):
         in_log = "%j" if job.num_tasks is None else "%A_%a"
-        needed = ":".join(job_ids[name] for name in job.needs)
         words = [
             *("--parsable", "--kill-on-invalid-dep=yes", f"--job-name={job.name}"),
             f"--output={study.logs / f'{job.name}-{in_log}.log'}",
             *([] if job.num_tasks is None else [f"--array=0-{job.num_tasks - 1}"]),
-            *([f"--dependency=afterok:{needed}"] if needed else []),
+            *(["--dependency=afterok:" + ":".join(job_ids[name] for name in job.needs)] if job.needs else []),
             job.program,
             *job.arguments,
         ]
@@ -196,7 +160,6 @@ def submit_chain(commands: Sequence[Command], study: Study, *, is_plan: bool = F
                 )
             job_ids[job.name] = done.stdout.strip().partition(";")[0]  # of a federation: ID;cluster
         sys.stdout.write(f"{'' if is_plan else f'job {job_ids[job.name]}: '}sbatch {shlex.join(words)}\n")
-        sys.stdout.flush()
 
 
 def arguments_of(commands: Sequence[Command], name: str) -> list[str]:
@@ -213,16 +176,18 @@ def _jobs_of(commands: Sequence[Command]) -> list[Command]:
     """A script of slurm/ a command; for a text that is tokenized in tasks two, the second needs the first."""
     jobs = []
     for command in commands:
-        job = replace(command, program=f"slurm/{command.stage}.sh")
-        if command.stage in ANALYSING:
-            job = replace(job, program="slurm/analysis.sh", arguments=(command.program, *command.arguments))
-        if command.num_tasks is not None:
-            # For a task's index each script reads its own SLURM_ARRAY_TASK_ID.
-            job = replace(job, arguments=("--num-tasks", str(command.num_tasks), *command.arguments))
+        is_analysis = command.stage in ANALYSING
+        program = [command.program] if is_analysis else []
+        # For a task's index each script reads its own SLURM_ARRAY_TASK_ID.
+        tasks = [] if command.num_tasks is None else ["--num-tasks", str(command.num_tasks)]
+        job = replace(
+            command,
+            program="slurm/analysis.sh" if is_analysis else f"slurm/{command.stage}.sh",
+            arguments=(*program, *tasks, *command.arguments),
+        )
         if command.stage == "tokenize_c4" and command.num_tasks != 1:
-            tasks = replace(job, name=f"{command.name}-tasks")
-            jobs.append(tasks)
+            jobs.append(replace(job, name=f"{job.name}-tasks"))
             # Only --out and its folder: all else the tasks have recorded.
-            job = Command(command.name, "slurm/merge_c4.sh", command.arguments[:2], (tasks.name,))
+            job = Command(job.name, "slurm/merge_c4.sh", command.arguments[:2], (f"{job.name}-tasks",))
         jobs.append(job)
     return jobs

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from pipeline.studies.commands import Command
-from pipeline.studies.run import Workers, run_all
+from pipeline.studies.run import run_all
 
 ROOT = Path(__file__).resolve().parents[2]
 LOGS = Path("run/logs")
@@ -45,23 +45,24 @@ time.sleep(60)
 """
 START = """
 import sys
-from pipeline.cli import run_module
+from pipeline.cli import run_stage
+from stub import main, parser
 sys.argv = ["study.py"]
-run_module("stub")
+run_stage(parser(), main)
 """
 STUDY = """
 import sys
 from pathlib import Path
 from pipeline.cli import stage_parser
 from pipeline.studies.commands import Command
-from pipeline.studies.run import Workers, run_all
+from pipeline.studies.run import run_all
 def parser():
     return stage_parser("a study")
 def main(_):
     reactions = REACTIONS
     here = Path.cwd()
     commands = [Command(name, str(here / f"{name}.py"), (name, how)) for name, how in reactions.items()]
-    sys.exit(run_all(commands, (), Workers(len(commands)), Path("run/logs")))
+    sys.exit(run_all(commands, [{}] * len(commands), Path("run/logs")))
 """
 
 
@@ -90,16 +91,15 @@ def test_after_a_failure_only_what_is_left_runs(
 ) -> None:
     caplog.set_level(logging.INFO)
     Path("FAIL-second").touch()
-    assert run_all(commands, (), Workers(1), LOGS) == 75
+    assert run_all(commands, [{}], LOGS) == 75
     assert ran() == ["first", "second"]
     assert capfd.readouterr().out == "python stage.py first\nfirst is there\npython stage.py second\n"
-    assert "the last lines of run/logs/second.log:\n" in caplog.messages[-2]
-    assert caplog.messages[-2].endswith("\nno good")
-    assert caplog.messages[-1] == "second ended with exit code 75; run the same again to go on"
+    assert caplog.messages[-2] == "second ended with exit code 75; run the same again to go on"
+    assert "the last lines of run/logs/second.log:\n" in caplog.messages[-1]
+    assert caplog.messages[-1].endswith("\nno good")
     Path("FAIL-second").unlink()
-    assert run_all(commands, {"first"}, Workers(1), LOGS) == 0
+    assert run_all(commands[1:], [{}], LOGS) == 0
     assert ran() == ["second", "third"]
-    assert "finished before: first" in caplog.messages
     assert Path("run/logs/second.log").read_text().count("--- ") == 2  # a heading a run
 
 
@@ -147,9 +147,7 @@ def living(folder: Path) -> list[list[str]]:
 STOPPED = "study: stopped by a signal, trainings once they have saved; run the same again to go on\n"
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow), signal.SIGINT]
-)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_request_to_stop_reaches_all_that_runs(
     number: int, tmp_path: Path, started_study: Callable[..., subprocess.Popen[str]]
 ) -> None:
@@ -159,14 +157,3 @@ def test_a_request_to_stop_reaches_all_that_runs(
     assert (study.returncode, STOPPED in said) == (75, True), said
     assert (tmp_path / "pretrain-saved").exists()
     wait_until(lambda: living(tmp_path) == [], seconds=5)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux tells children of a parent's death")
-def test_a_killed_study_takes_its_children_with_it(
-    tmp_path: Path, started_study: Callable[..., "subprocess.Popen[str]"]
-) -> None:
-    study = started_study({"pretrain": "saves", "measuring": "ends"})
-    assert len(living(tmp_path)) == 3
-    study.kill()
-    wait_until(lambda: living(tmp_path) == [], seconds=10)
-    assert (tmp_path / "pretrain-saved").exists()
