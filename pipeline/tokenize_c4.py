@@ -329,6 +329,8 @@ def sorted_documents(
         seen[document.document_id] = "in_evaluation_source"
         if len(seen) == settings["max_evaluation_documents"]:
             break
+    if evaluation_sources and not seen:
+        raise InputError(f"no evaluation documents: {evaluation_sources[0].name} holds no text")
     # The task's part: of 10 documents in three tasks 3, 3 and 4.
     most = len(task.run_of(range(settings["max_documents"] or sys.maxsize)))
     num_train = 0

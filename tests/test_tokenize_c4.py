@@ -200,7 +200,7 @@ def test_complete_data_is_left_alone_and_another_configuration_refused(folder: P
         ),
         ('{"text": "a"}\n{"text": "\udce9"}\n', "--tokenizer bpe:300", "record 2 cannot be read"),
         ('{"text": "c"}\n', "", "0 documents train and 3 evaluate"),
-        ('{"text": "a"}\n', "--evaluation-source {}/blank.jsonl", "1 documents train and 0 evaluate"),
+        ('{"text": "a"}\n', "--evaluation-source {}/blank.jsonl", r"blank\.jsonl holds no text"),
         ('{"text": "a"}\n', "--evaluation-fraction 0", "1 documents train and 0 evaluate"),
         ('{"text": "a"}\n', "--source c4", "where to stop with --max-documents"),
     ],

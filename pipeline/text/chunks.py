@@ -28,11 +28,6 @@ class Chunk:
     start: int = 0
     """Place of the chunk's first token in the document."""
 
-    @property
-    def null_token_ids_L(self) -> np.ndarray:
-        """The chunk of the document that is its null."""
-        return self.other_token_ids_NL[0]
-
     def target_columns(self, targets_T: np.ndarray) -> Columns:
         """The columns that name a target, in the document's coordinates, a row for each of `targets_T`."""
         return {

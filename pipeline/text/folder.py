@@ -189,7 +189,8 @@ class TokenizedData:
 
     def whole(self, name: str) -> Path:
         """A file of the folder; InputError if its content is not what the manifest says, and so results."""
-        refuse_damage(self.folder, self.manifest, {name: self.manifest["files"][name]}, verify=True)
+        files = {other: file for other, file in self.manifest["files"].items() if other == name}
+        refuse_damage(self.folder, self.manifest, files, verify=True)
         return self.folder / name
 
     def tokenizer(self) -> DocumentTokenizer:
