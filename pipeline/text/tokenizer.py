@@ -93,9 +93,9 @@ class DocumentTokenizer:
             tokenizer.model.dropout = None
         if bos == "none" and _put_before(tokenizer):  # so that its file, too, puts nothing there
             tokenizer.post_processor = None
-        added = tokenizer.get_added_tokens_decoder().get(eos_token_id)
+        added = tokenizer.get_added_tokens_decoder()
         # So that an EOS which a text spells is text, too.
-        if eos_token_id is not None and not (added and added.special):
+        if eos_token_id is not None and not (eos_token_id in added and added[eos_token_id].special):
             tokenizer.add_special_tokens([tokenizer.id_to_token(eos_token_id)])
         # Before offsets are changed: a data folder keeps the model's own way of counting them.
         self._json = tokenizer.to_str(pretty=True)
