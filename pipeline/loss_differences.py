@@ -104,7 +104,7 @@ def main(arguments: argparse.Namespace) -> None:
     def measure_differences(loaded: "LoadedModel", chunk: "Chunk") -> "dict[str, Columns]":
         chunk_L = chunk.token_ids_L
         # No tokens are chosen, so no null is needed, and its document can be the swap.
-        swap_ids_1L = chunk.null_token_ids_L[None]
+        swap_ids_1L = chunk.other_token_ids_NL[:1]
         own = FarContext(loaded.model, lengths, loaded.batching, chunk_L, chunk_L, swap_ids_BL=swap_ids_1L)
         long_T = own.long_losses_T
         swapped = own.baselines.over_swaps

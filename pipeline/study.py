@@ -44,7 +44,7 @@ from pipeline.studies.run import arguments_of, places, run_all, submit_chain
 from pipeline.text.folder import TokenizedData
 
 # What a training is checked with before its text is there: nothing that is checked depends on it.
-_NO_TEXT = TokenizedData(Path(), [], np.dtype(np.uint16), 2, 0, 0, "unknown", "unknown")
+_NO_TEXT = TokenizedData(Path(), [], np.dtype(np.uint16), 2, 0, "unknown", "unknown")
 
 
 def parser() -> argparse.ArgumentParser:

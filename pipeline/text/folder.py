@@ -77,9 +77,11 @@ def write_evaluation_documents(
     write_parquet(path, columns, schema, page_checksums=False)
 
 
-def refuse_damage(folder: Path, manifest: Mapping[str, Any], *, verify: bool = False) -> None:
-    """Refuse a folder whose files are not those of its manifest: InputError names the first."""
-    if found := next(damages(folder, manifest["files"], verify=verify), None):
+def refuse_damage(
+    folder: Path, manifest: Mapping[str, Any], files: Mapping[str, Any], *, verify: bool = False
+) -> None:
+    """Refuse a folder whose `files` are not what its manifest says of them: InputError names the first."""
+    if found := next(damages(folder, files, verify=verify), None):
         raise InputError(
             f"{found}; remove {folder / MANIFEST_FILE}, and run pipeline/{manifest['stage']}.py again as it"
             " was run for this folder"
@@ -94,16 +96,19 @@ def write_data_folder(
     configuration: Mapping[str, Any],
     tally: Mapping[str, int],
     stage: str,
-) -> dict[str, Any]:
-    """Write evaluation documents, tokenizer and, last, the manifest, which is returned.
+) -> None:
+    """Write evaluation documents, tokenizer and, last, the manifest.
 
     `files` describes the others, those of training tokens in order; `configuration` has `settings` and
     `inputs`, all that decided the output; `tally` counts by the names in `COUNTS`; `stage` is the program.
     """
     write_evaluation_documents(folder / EVALUATION_FILE, documents, stage)
     write_text(folder / TOKENIZER_FILE, tokenizer.to_json())
-    num_tokens = sum(len(document.token_ids) for document in documents)
-    counts = {**tally, "evaluation_documents": len(documents), "evaluation_tokens": num_tokens}
+    counts = {
+        **tally,
+        "evaluation_documents": len(documents),
+        "evaluation_tokens": sum(len(document.token_ids) for document in documents),
+    }
     manifest = {
         "stage": stage,
         "schema_version": SCHEMA_VERSION,
@@ -118,12 +123,7 @@ def write_data_folder(
         "packages": package_versions(),
     }
     write_json(folder / MANIFEST_FILE, manifest)
-    return manifest
-
-
-def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a complete folder; None if there is none, an InputError if it is damaged."""
-    return read_record(folder / MANIFEST_FILE)
+    logger.info("%s: %s", folder, manifest["counts"])
 
 
 def made_by(record: Mapping[str, Any], *, is_shared: bool = False) -> dict[str, Any]:
@@ -141,7 +141,6 @@ def made_by(record: Mapping[str, Any], *, is_shared: bool = False) -> dict[str, 
     return {
         "settings": {name: value for name, value in record["settings"].items() if value},
         "inputs": inputs,
-        "c4_revision": record.get("c4_revision"),
     }
 
 
@@ -155,8 +154,6 @@ class TokenizedData:
     token_dtype: np.dtype
     vocabulary_size: int
     eos_token_id: int
-    num_train_tokens: int
-    """EOS included."""
     train_sha256: str
     evaluation_sha256: str
     bos_token_ids: tuple[int, ...] = ()
@@ -166,15 +163,15 @@ class TokenizedData:
     @classmethod
     def open(cls, folder: Path) -> "TokenizedData":
         """The data in `folder`; InputError where it holds no complete data, or files of other sizes."""
-        manifest = read_manifest(folder)
+        manifest = read_record(folder / MANIFEST_FILE)
         if manifest is None:
             raise InputError(
                 f"no tokenized data in {folder}; run pipeline/tokenize_c4.py --out {folder} first, and with"
                 " --merge behind its tasks"
             )
-        # Sizes only: the tokens of all of C4 are 0.3 TB, too much to read whenever a folder is opened.
-        refuse_damage(folder, manifest)
         files = manifest["files"]
+        # Sizes only: the tokens of all of C4 are 0.3 TB, too much to read whenever a folder is opened.
+        refuse_damage(folder, manifest, files)
         train_names = [name for name in files if name.endswith(".npy")]
         # In the order of training: one number for all of the tokens.
         train_digests = "\n".join(files[name]["sha256"] for name in train_names)
@@ -184,7 +181,6 @@ class TokenizedData:
             token_dtype=np.dtype(manifest["token_dtype"]),
             vocabulary_size=manifest["vocabulary_size"],
             eos_token_id=manifest["eos_token_id"],
-            num_train_tokens=manifest["counts"]["train_tokens"],
             train_sha256=sha256(train_digests.encode()).hexdigest(),
             evaluation_sha256=files[EVALUATION_FILE]["sha256"],
             bos_token_ids=tuple(manifest.get("bos_token_ids") or ()),
@@ -194,7 +190,7 @@ class TokenizedData:
     def whole(self, name: str) -> Path:
         """A file of the folder; InputError if its content is not what the manifest says, and so results."""
         files = {other: file for other, file in self.manifest["files"].items() if other == name}
-        refuse_damage(self.folder, {**self.manifest, "files": files}, verify=True)
+        refuse_damage(self.folder, self.manifest, files, verify=True)
         return self.folder / name
 
     def tokenizer(self) -> DocumentTokenizer:
@@ -219,17 +215,14 @@ class TokenizedData:
 def is_complete(folder: Path, configuration: Mapping[str, Any]) -> bool:
     """Whether `folder` holds the whole data that `configuration`, its settings and inputs, leads to.
 
-    The log names a file that is missing or of another size. InputError if it holds data of another
-    configuration.
+    InputError if it holds data of another configuration, or a file is missing or of another size.
     """
-    manifest = read_manifest(folder)
+    manifest = read_record(folder / MANIFEST_FILE)
     if manifest is None:
         return False
     refuse_changes(f"{folder} holds data", made_by(manifest), made_by(configuration), "--out folder")
-    found = next(damages(folder, manifest["files"], verify=False), None)
-    if found:
-        logger.warning("%s; writing %s anew", found, folder)
-    return found is None
+    refuse_damage(folder, manifest, manifest["files"])
+    return True
 
 
 def training_token_counts(data: TokenizedData) -> np.ndarray:

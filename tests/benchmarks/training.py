@@ -86,7 +86,7 @@ def config_of(
         "eval_context_lengths=null",
         *own_overrides,
     ]
-    data = TokenizedData(folder, [], np.dtype(np.uint16), vocabulary_size, 0, 0, "0", "1")
+    data = TokenizedData(folder, [], np.dtype(np.uint16), vocabulary_size, 0, "0", "1")
     config = load_config(ROOT / "olmo_configs" / f"{case.config}.yaml", overrides, data)
     config.save_folder = str(folder / "run")
     return config
@@ -97,9 +97,7 @@ def data_of(config: PretrainConfig, folder: Path) -> TokenizedData:
     path = folder / "part-00000.npy"
     num_tokens = 64 * config.global_train_batch_tokens
     np.random.default_rng(0).integers(0, config.model.vocab_size, num_tokens).astype(np.uint16).tofile(path)
-    return TokenizedData(
-        folder, [path], np.dtype(np.uint16), config.model.vocab_size, 0, num_tokens, "0", "1"
-    )
+    return TokenizedData(folder, [path], np.dtype(np.uint16), config.model.vocab_size, 0, "0", "1")
 
 
 def plain_loop(

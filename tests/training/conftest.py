@@ -44,7 +44,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> TokenizedData:
         token_dtype=np.dtype(np.uint16),
         vocabulary_size=40,
         eos_token_id=0,
-        num_train_tokens=800,
         train_sha256="0" * 64,
         evaluation_sha256="1" * 64,
     )

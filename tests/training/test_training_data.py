@@ -18,7 +18,7 @@ def five(tmp_path: Path) -> TokenizedData:
     for index, tokens in enumerate((range(7), range(10, 15))):
         paths.append(tmp_path / f"part-{index:05d}.npy")
         np.array(tokens, dtype=np.uint16).tofile(paths[-1])
-    return TokenizedData(tmp_path, paths, np.dtype(np.uint16), 15, 0, 12, "0", "1")
+    return TokenizedData(tmp_path, paths, np.dtype(np.uint16), 15, 0, "0", "1")
 
 
 def batches_of(data: TokenizedData, batch_size: int) -> TrainingBatches:
