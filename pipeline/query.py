@@ -102,8 +102,10 @@ def export(results: Path, out: Path) -> None:
                 use_byte_stream_split=floats,
                 use_dictionary=[name for name in rows.schema.names if name not in floats],
             )
-    described = describe_files(out, (out / f"{artefact}.parquet" for artefact in artefacts))
-    write_json(out / MANIFEST, {"files": described})
+    write_json(
+        out / MANIFEST,
+        {"files": describe_files(out, (out / f"{artefact}.parquet" for artefact in artefacts))},
+    )
 
 
 def main(arguments: argparse.Namespace) -> None:

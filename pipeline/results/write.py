@@ -72,8 +72,12 @@ class StageOutput:
         # The first whole file speaks for all: each was compared when its writer began.
         files = (path for mark in self._whole() for path, _ in mark.files.values())
         if first := next(files, None):
-            what = f"{results} holds {stage} of model '{model}'"
-            refuse_changes(what, made_by_of(read_metadata(first)), self._made_by, "--results folder")
+            refuse_changes(
+                f"{results} holds {stage} of model '{model}'",
+                made_by_of(read_metadata(first)),
+                self._made_by,
+                "--results folder",
+            )
 
     def _whole(self) -> Iterator[Mark]:
         """The marks of shards that are whole; the log names what is damaged."""
