@@ -177,8 +177,9 @@ def models_table(results: Path) -> str:
         gains = ("loss_difference", "expected_gain", "document_specific_gain")
         worth = [interval_cell(row, name) for name in gains]
         rows.append([row["model"], " / ".join(map(str, lengths)), *counts, *losses, *worth])
-    header = ["model", "context short / long", "targets", "documents", "short loss", "long loss"]
-    return as_table([*header, "gain", "KL gain", "document-specific"], rows, num_left_columns=1)
+    numbers = ["context short / long", "targets", "documents", "short loss", "long loss"]
+    numbers += ["gain", "KL gain", "document-specific"]
+    return as_table(["model", *numbers], rows, numbers)
 
 
 def page(results: Path, figures: Path) -> str:

@@ -16,7 +16,6 @@ import argparse
 import json
 import re
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
 import duckdb
@@ -27,7 +26,6 @@ from pipeline.cli import InputError, folder_path, run_stage, stage_parser
 from pipeline.results.files import MANIFEST, describe_files, refuse_replacing, whole_or_absent, write_json
 from pipeline.results.read import MODELS, artefacts_in, dataset_of, no_results, sources
 
-_MOST_ROWS = 200  # of a table that is printed
 _COLUMNS = "SELECT table_name AS view, column_name, data_type FROM information_schema.columns"
 # The bar: else DuckDB draws it among the rows on standard output, where it takes the process for interactive.
 _SETTINGS = """
@@ -50,12 +48,9 @@ def parser() -> argparse.ArgumentParser:
 
 def connect(results: Path, sql: str | None = None) -> duckdb.DuckDBPyConnection:
     """A DuckDB connection with one view an artefact of the results folder that `sql` names; all if None."""
-    artefacts = artefacts_in(results)
-    if not artefacts:
-        raise no_results(results)
     connection = duckdb.connect()
     connection.execute(_SETTINGS)
-    for artefact in artefacts:
+    for artefact in artefacts_in(results):
         # Thousands of files take seconds: those of artefacts that the query leaves alone stay unread.
         if sql is None or artefact in re.findall(r"\w+", sql.lower()):
             connection.register(artefact, dataset_of(results, artefact))
@@ -66,8 +61,7 @@ def select(connection: duckdb.DuckDBPyConnection, sql: str) -> duckdb.DuckDBPyRe
     """The rows of one SELECT, not yet computed; an InputError if the SQL is anything else."""
     statements = connection.extract_statements(sql)
     if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
-        kinds = ", ".join(statement.type.name for statement in statements) or "empty"
-        raise InputError(f"the SQL is {kinds}; one SELECT is run here")
+        raise InputError("the SQL is not a single SELECT, which is all that is run here")
     # A relation takes no semicolon with a remark behind it.
     return connection.sql(re.sub(r";\s*(--[^\n]*\s*)*$", "", statements[0].query))
 
@@ -77,23 +71,21 @@ def export(results: Path, out: Path) -> None:
 
     The rows of all models, with the column `model` first, in the order of models and then of shards; in the
     metadata, for each model, that of its first file. `exported.json` holds the files' SHA-256:
-    readers refuse one that is missing or changed. InputError if `out` holds results already, or if `results`
-    has none, or incomplete, damaged or mixed ones.
+    readers refuse one that is missing or changed. InputError if `out` holds results already, or if those in
+    `results` are incomplete, damaged or mixed.
     """
     if artefacts_in(out):
         raise InputError(f"--out {out} holds results; name another folder, or move it away")
-    paths = []
-    for artefact in artefacts_in(results):
+    artefacts = artefacts_in(results)
+    for artefact in artefacts:
+        files = sources(results, artefact, must_be_complete=True)
         # What made a model's first file; that all others were made so is what dataset_of checks.
-        of_models: dict[str, Mapping[str, str]] = {}
-        for file in sources(results, artefact, must_be_complete=True):
-            of_models.setdefault(file.model, file.metadata)
+        of_models = {file.model: file.metadata for file in reversed(files)}
         rows = dataset_of(results, artefact).to_table()
         floats = [field.name for field in rows.schema if pa.types.is_floating(field.type)]
-        paths.append(out / f"{artefact}.parquet")
-        with whole_or_absent(paths[-1]) as temporary:
+        with whole_or_absent(out / f"{artefact}.parquet") as temporary:
             pq.write_table(
-                rows.replace_schema_metadata({MODELS: json.dumps(of_models)}),
+                rows.replace_schema_metadata({MODELS: json.dumps(of_models, sort_keys=True)}),
                 temporary,
                 # For version control: two thirds of the bytes or fewer, more slowly.
                 compression="zstd",
@@ -102,25 +94,27 @@ def export(results: Path, out: Path) -> None:
                 use_byte_stream_split=floats,
                 use_dictionary=[name for name in rows.schema.names if name not in floats],
             )
-    if not paths:
-        raise no_results(results)
-    write_json(out / MANIFEST, {"files": describe_files(out, paths)})
+    write_json(
+        out / MANIFEST,
+        {"files": describe_files(out, (out / f"{artefact}.parquet" for artefact in artefacts))},
+    )
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Print or write the result of the query; without one, print the list of columns, or export all."""
-    out = arguments.out
     results = arguments.results
+    out = arguments.out
+    if not artefacts_in(results):
+        raise no_results(results)
     refuse_replacing([] if out is None else [out], [results])
     if arguments.sql is None and out is not None:
         export(results, out)
         return
-    connection = connect(results, arguments.sql)
     try:
-        found = select(connection, arguments.sql or _COLUMNS)
+        found = select(connect(results, arguments.sql), arguments.sql or _COLUMNS)
         if out is None:
-            width = shutil.get_terminal_size(fallback=(1000, 0)).columns  # all of it into a file
-            found.show(max_rows=_MOST_ROWS, max_width=width)
+            # All columns where the output is a file, and not a terminal.
+            found.show(max_rows=200, max_width=shutil.get_terminal_size(fallback=(1000, 0)).columns)
         elif out.suffix not in (".csv", ".parquet"):
             raise InputError(f"--out {out} is neither .csv nor .parquet")
         else:

@@ -206,7 +206,7 @@ def main(arguments: argparse.Namespace) -> None:
         _files(all_sources, evaluation_sources, tokenizer),
     )
     # Before the input is hashed: a folder that cannot be written into is refused at once.
-    with folder_lock(arguments.out, "--out", None if task.is_whole else folder.name):
+    with folder_lock(arguments.out, "--out", task):
         settings = _settings(arguments)
         if not task.is_whole:
             # What falls to a task depends on the whole list of files, which it does not otherwise record.

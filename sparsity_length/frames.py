@@ -96,9 +96,8 @@ def losses(
         ids_L = read.ids[text][start : start + lengths.long_context_length]
         with failures_in_words(given.name, start, f" of text {text}"):
             own = FarContext(ready, lengths, Batching.for_model(ready), ids_L, ids_L)
-            long_T = own.long_losses_T
-            short_T = own.short.losses
-            values = long_T, short_T, short_T - long_T, own.short.divergences
+            gains_T = own.short.losses - own.long_losses_T
+            values = own.long_losses_T, own.short.losses, gains_T, own.short.divergences
         # Chunks overlap in what is read; each token is a target in one of them.
         targets_T = start + lengths.targets_T
         frames[text].loc[targets_T, _VALUES] = np.stack(values, axis=-1)
@@ -166,15 +165,14 @@ def influential_tokens(
     ks = sorted(set(k))
     if ablation not in ABLATIONS:
         raise unknown_name("ablation", ablation, ABLATIONS)
-    short = short_context_length
     given = GivenModel(model, dtype=dtype, device=device)
     read = _Texts(texts, given, tokenizer, bos, special_tokens)
     length = long_context_length or default_length(given, read.bos_token_ids)
     work: list[tuple[int, int, Measuring]] = []
     for text, ids_N in enumerate(read.ids):
         # A short text is studied at the k that it has room for; with none, `chunks` finds no target.
-        fitting = [k for k in ks if short + k < min(len(ids_N), length)] or ks[:1]
-        for _, start, lengths in read.chunks(text, short, fitting[-1], length, num_targets):
+        fitting = [k for k in ks if short_context_length + k < min(len(ids_N), length)] or ks[:1]
+        for _, start, lengths in read.chunks(text, short_context_length, fitting[-1], length, num_targets):
             measuring = Measuring(
                 lengths=lengths,
                 rules=[rule],
@@ -267,6 +265,9 @@ def _frame(
         .astype(dict.fromkeys(_MEASURED, "float32"))
     )
     sources = token_columns(tokens, frame["context_position"].to_numpy())
-    named = token_columns(tokens, frame["target_position"].to_numpy())
-    named |= {"text": text, "source_position": sources["position"], "source_token": sources["token"]}
-    return frame.assign(**named)[_INFLUENTIAL]
+    return frame.assign(
+        **token_columns(tokens, frame["target_position"].to_numpy()),
+        text=text,
+        source_position=sources["position"],
+        source_token=sources["token"],
+    )[_INFLUENTIAL]

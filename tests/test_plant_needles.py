@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from measured_documents import contents
 
 from pipeline import plant_needles
 from pipeline.cli import InputError
 from pipeline.plant_needles import DEPTHS, NEEDLES_FILE
-from pipeline.results.files import read_parquet
 from pipeline.text.folder import TOKENIZER_FILE, EvaluationDocument, TokenizedData, write_data_folder
 from pipeline.text.tokenizer import load_tokenizer, train_bpe
 
@@ -58,11 +58,11 @@ def test_needle_question_and_answer_are_where_the_truth_says(data: Path, planted
     documents = {document.document_id: document.token_ids for document in opened.evaluation_documents()}
     haystacks = TokenizedData.open(data).evaluation_documents()
     sources = {document.document_id: document.token_ids for document in haystacks}
-    rows = read_parquet(opened.folder / NEEDLES_FILE).to_pylist()
+    rows = pq.read_table(opened.folder / NEEDLES_FILE).to_pylist()
     assert len(rows) == len(documents) == 3 * (1 + len(DEPTHS))
     needles = [(row["source_document_id"], row["answer"]) for row in rows]
     assert len(set(needles)) == 3  # a text keeps its needle at every depth, and at every length
-    other = read_parquet(planted / f"length-{sum(LENGTHS) - length}" / "data" / NEEDLES_FILE).to_pylist()
+    other = pq.read_table(planted / f"length-{sum(LENGTHS) - length}" / "data" / NEEDLES_FILE).to_pylist()
     assert set(needles) == {(row["source_document_id"], row["answer"]) for row in other}
 
     def text(token_ids: np.ndarray) -> str:

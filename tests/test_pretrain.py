@@ -90,7 +90,7 @@ def steps_in(save_folder: Path) -> list[int]:
 def test_a_killed_run_goes_on_to_the_same_weights(data: Path, tmp_path: Path, whole: Path) -> None:
     killed = start(data, tmp_path / "killed")
     wait_for(tmp_path / "killed" / "step40-unsharded" / "model.pt", killed)
-    with pytest.raises(InputError, match=f"in use by process {killed.pid} on "):
+    with pytest.raises(InputError, match="in use by another program"):
         run_here(data, tmp_path / "killed")
     killed.send_signal(signal.SIGKILL)
     killed.communicate()

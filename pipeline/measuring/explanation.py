@@ -177,7 +177,7 @@ class Explanation:
             "recovered",
             "sources: how many tokens before, and effect",
         ]
-        return "\n\n".join([*parts, as_table(names, rows)])
+        return "\n\n".join([*parts, as_table(names, rows, ["position"])])
 
     def save(self, path: str | Path = "explained.html") -> None:
         """Write the page; a file that exists is replaced."""

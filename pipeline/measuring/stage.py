@@ -86,7 +86,6 @@ def measure_documents(
     size = arguments.documents_per_shard or max(1, min(32, len(documents) // 64))
     indices = range(len(documents))
     shards = [indices[start : start + size] for start in indices[::size]]
-    mine = share.turns(len(shards))
 
     outputs = []
     for checkpoint in _found_models(arguments):
@@ -115,18 +114,19 @@ def measure_documents(
                 ),
             },
             num_shards=len(shards),
+            task=share,
         )
         outputs.append(output)
-        if arguments.status or not output.pending_shards(mine):
+        if arguments.status or not output.pending_shards():
             continue
-        with output.writing(share.name):
+        with output.writing():
             if arguments.dtype == "bfloat16":
                 warn_of_slow_bfloat16(device, "--dtype float32")
             loaded = _load(checkpoint, arguments, device, data, documents, num_positions or length)
             facts = model_facts
             if facts is None:
                 facts = {**checkpoint.training_facts, "num_parameters": loaded.model.num_parameters}
-            work = [(shard, index) for shard in output.pending_shards(mine) for index in shards[shard]]
+            work = [(shard, index) for shard in output.pending_shards() for index in shards[shard]]
             tables: dict[str, Columns] = {}
             for shard, index in progress(work, f"{stage} {name}", "document"):
                 for chunk in chunks_of(
@@ -140,8 +140,8 @@ def measure_documents(
                     output.write_shard(shard, tables, facts)
                     tables = {}
     if arguments.status:
-        sys.stdout.writelines(output.state(mine) + "\n" for output in outputs)
-        raise SystemExit(any(output.pending_shards(mine) for output in outputs))
+        sys.stdout.writelines(output.state() + "\n" for output in outputs)
+        raise SystemExit(any(output.pending_shards() for output in outputs))
     for output in outputs:
         logger.info(output.state())
 

@@ -8,27 +8,22 @@ writes a folder locks it (`folder_lock`): a second program is refused.
 
 import fcntl
 import json
-import logging
 import os
-import socket
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.cli import InputError
+from pipeline.cli import InputError, Item, logger
 from pipeline.results.versions import sha256_of_files
 
 MANIFEST = "exported.json"
 LOCK_FILE = ".lock"
-Item = TypeVar("Item")
-logger = logging.getLogger("pipeline.results")
 
 
 @contextmanager
@@ -97,56 +92,9 @@ def write_parquet(
         pq.write_table(table, temporary, compression="zstd", write_page_checksum=page_checksums)
 
 
-def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """The named columns, or all, of one Parquet file."""
-    # By default a folder such as lr=1 above the file would become a column.
-    return pq.read_table(path, columns=columns, partitioning=None)
-
-
 def read_metadata(path: Path) -> dict[str, str]:
     """The metadata of one Parquet file."""
-    metadata = pq.read_schema(path).metadata or {}
-    return {key.decode(): value.decode() for key, value in metadata.items()}
-
-
-@contextmanager
-def folder_lock(folder: Path, flag: str, part: str | None = None) -> Iterator[None]:
-    """Lock a folder, which `flag` names: a second program that asks for it is refused.
-
-    Tasks of one array job share a folder, each with a `part` such as "task-1-of-4": the same part is refused,
-    and so is the whole folder (None) beside any part. The kernel holds the lock, so it ends with its holder,
-    SIGKILL and power loss included; the file's presence or content decides nothing.
-    """
-    own = folder / f"{LOCK_FILE}-{part or 'all'}"
-    # Parts share the folder's lock, and the whole takes it alone: each keeps the other out.
-    with _locked(folder / LOCK_FILE, flag, is_shared=part is not None), _locked(own, flag):
-        yield
-
-
-@contextmanager
-def _locked(path: Path, flag: str, *, is_shared: bool = False) -> Iterator[None]:
-    """Lock a file, whose content says for the refusal who holds it.
-
-    A file system without locks is only warned of: files are whole all the same.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Not "w", which would erase the holder's name before the lock is had. The file is never removed: who had
-    # opened it before would then lock one that nobody else can find.
-    with path.open("a+", encoding="utf-8", errors="replace") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_NB | (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX))
-        except BlockingIOError:
-            file.seek(0)
-            raise InputError(
-                f"{path.parent} is in use by {file.read()}; wait for it, or choose another {flag}"
-            ) from None
-        except OSError as error:  # as of Lustre, if it is mounted without locks
-            logger.warning("%s cannot be locked (%s): start no second program on it", path, error)
-        file.truncate(0)
-        since = time.strftime("%Y-%m-%d %H:%M:%S")
-        file.write(f"process {os.getpid()} on {socket.gethostname()}, since {since}")
-        file.flush()
-        yield
+    return {key.decode(): value.decode() for key, value in (pq.read_schema(path).metadata or {}).items()}
 
 
 @dataclass(frozen=True)
@@ -168,19 +116,37 @@ class Task:
         """Whether this one task is everything."""
         return self.num_tasks == 1
 
-    @property
-    def name(self) -> str | None:
-        """Name of the lock of its part of the work; None for all."""
-        return None if self.is_whole else f"task-{self.index}-of-{self.num_tasks}"
-
-    def turns(self, number: int) -> range:
-        """Items, of `number`, that it does if tasks take turns: 0, 2, 4, … for the first of two."""
-        return range(self.index, number, self.num_tasks)
-
     def run_of(self, items: Sequence[Item]) -> Sequence[Item]:
         """Adjacent items, so that tasks one after another are all: of five in two tasks 0, 1 and 2, 3, 4."""
         start, end = (len(items) * index // self.num_tasks for index in (self.index, self.index + 1))
         return items[start:end]
+
+
+WHOLE = Task()
+"""One task that does everything."""
+
+
+@contextmanager
+def folder_lock(folder: Path, flag: str, task: Task = WHOLE) -> Iterator[None]:
+    """Lock a folder, which `flag` names: a second program that asks for it is refused.
+
+    Tasks of one array job share a folder: a task with the same number is refused, and so is the whole work
+    beside any task. The kernel holds the lock, so it ends with its holder, SIGKILL and power loss included.
+    A file system without locks is only warned of: files are whole all the same.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    # The file is never removed: who had opened it before would then lock one that nobody else can find.
+    with (folder / LOCK_FILE).open("a") as file:
+        try:
+            # A task locks the byte of its number; a length of 0 is all bytes from there on.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 0 if task.is_whole else 1, task.index)
+        except (BlockingIOError, PermissionError):  # POSIX allows either
+            raise InputError(
+                f"{folder} is in use by another program; wait for it, or choose another {flag}"
+            ) from None
+        except OSError as error:  # as of Lustre, if it is mounted without locks
+            logger.warning("%s cannot be locked (%s): start no second program on it", folder, error)
+        yield
 
 
 def describe_files(folder: Path, paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
@@ -193,11 +159,11 @@ def describe_files(folder: Path, paths: Iterable[Path]) -> dict[str, dict[str, A
 
 def read_record(path: Path) -> dict[str, Any] | None:
     """A record, which has `files`; None if there is none, an InputError if it is damaged."""
-    if not path.exists():
-        return None
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         return {**record, "files": dict(record["files"])}
+    except FileNotFoundError:
+        return None
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(f"{path} is damaged; remove it, and run again what wrote {path.parent}") from error
 
@@ -244,9 +210,7 @@ def differences(earlier: Mapping[str, Any], now: Mapping[str, Any], above: str =
 
 def refuse_changes(what: str, earlier: Mapping[str, Any], now: Mapping[str, Any], flag: str) -> None:
     """Refuse to go on in a folder that holds what was made with other settings or inputs; names them."""
-    # Settings go by their own names, and inputs as `inputs.<name>`.
-    then, new = ({**made, **made["settings"], "settings": None} for made in (earlier, now))
-    if changes := differences(then, new):
+    if changes := differences(earlier, now):
         raise InputError(
             f"{what} made with other settings: {'; '.join(changes)}; choose another {flag}, or repeat the"
             " earlier settings (inputs by SHA-256)"

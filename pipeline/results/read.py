@@ -19,18 +19,16 @@ from glob import escape
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from pipeline.cli import InputError
-from pipeline.results.files import MANIFEST, damage, differences, logger, read_metadata, read_record
+from pipeline.cli import InputError, logger
+from pipeline.results.files import MANIFEST, damage, differences, read_metadata, read_record
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from pyarrow.dataset import Dataset
 
 MODELS = "models"
 """Key of an export's metadata: model -> the metadata that its files had, as JSON."""
@@ -90,8 +88,8 @@ def read_marks(results: Path, stage: str = "*", place: str | None = None) -> Ite
 
 def made_by_of(metadata: Mapping[str, str]) -> dict[str, Any]:
     """Provenance in a shard's metadata: "schema_version", "stage", "settings", "inputs" (SHA-256)."""
-    content = {name: json.loads(metadata[name]) for name in ("schema_version", "settings", "inputs")}
-    return {**content, "stage": metadata["stage"]}
+    of_json = ("schema_version", "settings", "inputs")
+    return {"stage": metadata["stage"], **{name: json.loads(metadata[name]) for name in of_json}}
 
 
 def artefacts_in(results: Path) -> list[str]:
@@ -131,16 +129,15 @@ def sources(
     marks = [mark for mark in marks if mark.stage in stages]
     for (stage, place), of_place in groupby(marks, attrgetter("stage", "place")):
         counts = [mark.num_shards for mark in of_place]
-        if set(counts) == {len(counts)}:
-            continue
-        sentence = (
-            f"{results} holds {len(counts)} of {counts[0]} shards of {artefact} of model '{place}'; run"
-            f" {stage} again with the flags it was run with"
-        )
-        # Shards of 2 beside shards of 3 are two results, which hold the same documents.
-        if must_be_complete or len(set(counts)) > 1:
-            raise InputError(sentence)
-        warn_once(sentence)
+        if set(counts) != {len(counts)}:
+            sentence = (
+                f"{results} holds {len(counts)} of {counts[0]} shards of {artefact} of model '{place}'; run"
+                f" {stage} again with the flags it was run with"
+            )
+            # Shards of 2 beside shards of 3 are two results, which hold the same documents.
+            if must_be_complete or len(set(counts)) > 1:
+                raise InputError(sentence)
+            warn_once(sentence)
     found = []
     named = [mark for mark in marks if artefact in mark.files]
     # By models, then shards, whichever stage wrote them: who tried a choice comes behind who made it.
@@ -191,17 +188,10 @@ def _refuse_mixture(files: Sequence[Source]) -> None:
     ]
     for model, facts in zip(firsts, shown, strict=True):
         if changes := differences(shown[0], facts):
-            said = f"{'; '.join(changes)} in model={model}"
-            warn_once(f"models of {files[0].path.parent.parent} were measured in two ways: {said}")
-
-
-def what_made(results: Path, stage: str, place: str) -> dict[str, Any] | None:
-    """Provenance of the first whole shard of a stage and place; None if there is no whole shard."""
-    for mark in read_marks(results, stage, place):
-        for path, record in mark.files.values():
-            if damage(path, record) is None:
-                return made_by_of(read_metadata(path))
-    return None
+            warn_once(
+                f"models of {files[0].path.parent.parent} were measured in two ways: {'; '.join(changes)} in"
+                f" model={model}"
+            )
 
 
 def read_made_by(results: Path, stage: str) -> dict[str, dict[str, Any]]:
@@ -237,35 +227,32 @@ def read_artefact(
     artefact: str,
     columns: Sequence[str] | None = None,
     only: Mapping[str, Sequence[str]] | None = None,
-) -> "pd.DataFrame":
+) -> pd.DataFrame:
     """All models' rows of one artefact, a name of `SCHEMAS`, with the column `model` first.
 
     Of `columns` where these are given; `only` is column, or `model`, -> the values wanted: other rows are
-    left out while reading. InputError where the folder has no such artefact (it lists those present), or no
-    rows of it; or as `dataset_of` raises it.
+    left out while reading. InputError where the folder has no such artefact (it lists those present); or as
+    `dataset_of` raises it.
     """
+    # A model without rows is an answer; an artefact that is not there is a wrong folder.
+    present = artefacts_in(results)
+    if artefact not in present:
+        held = ", ".join(present) or "nothing that has its marks in _stages"
+        raise InputError(f"{results} holds no rows of '{artefact}'; it holds {held}")
     wanted = [(column, "in", list(values)) for column, values in (only or {}).items()]
-    models = (only or {}).get("model")
-    rows = dataset_of(results, artefact, models).to_table(
+    rows = dataset_of(results, artefact, (only or {}).get("model")).to_table(
         columns=["model", *(SCHEMAS[artefact].names if columns is None else columns)],
         filter=pq.filters_to_expression(wanted) if wanted else None,
     )
-    # A model without rows is an answer; an artefact that is not there is a wrong folder.
-    is_absent = models is None and artefact not in artefacts_in(results)
-    if rows.num_rows == 0 and (is_absent or not only):
-        present = ", ".join(artefacts_in(results)) or "nothing that has its marks in _stages"
-        raise InputError(f"{results} holds no rows of '{artefact}'; it holds {present}")
     return rows.to_pandas()
 
 
-def dataset_of(results: Path, artefact: str, models: Collection[str] | None = None) -> "Dataset":
+def dataset_of(results: Path, artefact: str, models: Collection[str] | None = None) -> ds.Dataset:
     """An artefact's rows, of these models or all, with the column `model` first; none is read.
 
     Models measured in two ways are warned of. InputError as `sources` raises it, or where files of one model
     were made with different settings.
     """
-    import pyarrow.dataset as ds  # late: it loads pandas, which few need
-
     files = sources(results, artefact, models)
     _refuse_mixture(files)
     model = pa.schema([pa.field("model", pa.string())])

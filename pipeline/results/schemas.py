@@ -36,16 +36,11 @@ def append_columns(tables: dict[str, Columns], rows: Mapping[str, Columns]) -> N
             table[name].extend(values)
 
 
-TEXT = pa.string()
-BOOL = pa.bool_()
-INT32 = pa.int32()
-FLOAT = pa.float32()
-DOUBLE = pa.float64()
-INTS = pa.list_(INT32)
-FLOATS = pa.list_(FLOAT)
+INTS = pa.list_(pa.int32())
+FLOATS = pa.list_(pa.float32())
 
 
-def column(name: str, arrow_type: pa.DataType, meaning: str, nullable: bool = False) -> pa.Field:
+def column(name: str, arrow_type: pa.DataType | str, meaning: str, nullable: bool = False) -> pa.Field:
     """A column with its meaning, unit included."""
     return pa.field(name, arrow_type, nullable=nullable, metadata={"meaning": meaning})
 
@@ -53,108 +48,111 @@ def column(name: str, arrow_type: pa.DataType, meaning: str, nullable: bool = Fa
 optional = partial(column, nullable=True)
 
 # fmt: off
-DOCUMENT = column("document_id", TEXT, "first 16 hex digits of the SHA-256 of the document's text")
+DOCUMENT = column("document_id", "string", "first 16 hex digits of the SHA-256 of the document's text")
 TARGET_COLUMNS = [
     DOCUMENT,
-    column("chunk_index", INT32, "which chunk of long_context_length tokens of the document, from 0"),
-    column("target_position", INT32, "place of the predicted token in the document, in tokens"),
+    column("chunk_index", "int32", "which chunk of long_context_length tokens of the document, from 0"),
+    column("target_position", "int32", "place of the predicted token in the document, in tokens"),
 ]
 SELECTION_COLUMNS = [
-    column("rule", TEXT, "selection rule, a name in pipeline/measuring/rules.py"),
-    column("distant_context", TEXT, "'own', or 'other_document': the null, another document's tokens there"),
-    optional("null_kind", TEXT, "'selection': the null's tokens are chosen as within the own distant"
+    column("rule", "string", "selection rule, a name in pipeline/measuring/rules.py"),
+    column("distant_context", "string", "'own', or 'other_document': the null, another document's tokens"
+           " there"),
+    optional("null_kind", "string", "'selection': the null's tokens are chosen as within the own distant"
              " context; 'mimicry': to reproduce the prediction from that; null of the own one"),
 ]
-K = column("k", INT32, "number of influential tokens added to the short context")
-EVALUATOR = optional("evaluator", TEXT, "whose losses and divergences these are: the selector's, or of a"
+EVALUATOR = optional("evaluator", "string", "whose losses and divergences these are: the selector's, or of a"
                      " model that tried its choice (evaluate_tokens)")
-SHORT_DIVERGENCE = optional("short_context_divergence", FLOAT, "KL(p(.|long) || p(.|short context)), nats:"
+SHORT_DIVERGENCE = optional("short_context_divergence", "float", "KL(p(.|long) || p(.|short context)), nats:"
                             " the gain to be expected, target-agnostic")
 LOSS_COLUMNS = [
-    column("short_context_loss", FLOAT, "loss(t | the short_context_length tokens before t), nats"),
-    column("long_context_loss", FLOAT, "loss(t | everything before t in its chunk), nats"),
+    column("short_context_loss", "float", "loss(t | the short_context_length tokens before t), nats"),
+    column("long_context_loss", "float", "loss(t | everything before t in its chunk), nats"),
 ]
 SYNTHETIC_COLUMNS = [
-    column("task", TEXT, "the synthetic task, a name of pipeline/synthetic/tasks.py"),
-    column("positions", TEXT, "the position scheme that the model was trained with"),
-    column("seed", pa.int64(), "of the training run"),
-    column("largest_train_size", INT32, "of the training examples, in the task's own unit"),
-    optional("largest_train_sparsity", INT32, "K_train: k was uniform on 1 to this; null of tasks without k"),
-    column("is_learnt", BOOL, "at least 99 % of responses, over all training sizes, were wholly right; of"
+    column("task", "string", "the synthetic task, a name of pipeline/synthetic/tasks.py"),
+    column("positions", "string", "the position scheme that the model was trained with"),
+    column("seed", "int64", "of the training run"),
+    column("largest_train_size", "int32", "of the training examples, in the task's own unit"),
+    optional("largest_train_sparsity", "int32", "K_train: k was uniform on 1 to this; null of tasks without"
+             " k"),
+    column("is_learnt", "bool", "at least 99 % of responses, over all training sizes, were wholly right; of"
            " cues: the excess loss that ends training was reached"),
-    column("size", INT32, "of the test examples, in the task's own unit"),
-    optional("sparsity", INT32, "k of the test examples; null of tasks without k"),
+    column("size", "int32", "of the test examples, in the task's own unit"),
+    optional("sparsity", "int32", "k of the test examples; null of tasks without k"),
 ]
 FINDING_COLUMNS = [
     *SYNTHETIC_COLUMNS,
-    column("example_index", INT32, "which test example, from 0"),
-    column("target_index", INT32, "which token of the response, or which position ID, from 0"),
-    column("num_distant_tokens", INT32, "tokens that a rule selects from"),
-    column("num_dependencies", INT32, "those of them that truly decide the target, at least 1"),
-    column("long_context_loss", FLOAT, "loss(t | everything before t), nats"),
-    column("rule", TEXT, "selection rule, a name in pipeline/measuring/rules.py"),
-    optional("ablation", TEXT, "remove or swap, as in influential_tokens; older: substitute"),
-    column("rank", INT32, "1 for the token that the rule ranks first"),
-    column("context_position", INT32, "place of the selected token in the example"),
-    column("context_token", TEXT, "its name, as the task's docstring shows it"),
-    column("is_dependency", BOOL, "whether it is in the target's true dependency set"),
-    optional("effect", FLOAT, "what leaving it out does, nats: to the loss (leave_one_out) or, as a"
+    column("example_index", "int32", "which test example, from 0"),
+    column("target_index", "int32", "which token of the response, or which position ID, from 0"),
+    column("num_distant_tokens", "int32", "tokens that a rule selects from"),
+    column("num_dependencies", "int32", "those of them that truly decide the target, at least 1"),
+    column("long_context_loss", "float", "loss(t | everything before t), nats"),
+    column("rule", "string", "selection rule, a name in pipeline/measuring/rules.py"),
+    optional("ablation", "string", "remove or swap, as in influential_tokens; older: substitute"),
+    column("rank", "int32", "1 for the token that the rule ranks first"),
+    column("context_position", "int32", "place of the selected token in the example"),
+    column("context_token", "string", "its name, as the task's docstring shows it"),
+    column("is_dependency", "bool", "whether it is in the target's true dependency set"),
+    optional("effect", "float", "what leaving it out does, nats: to the loss (leave_one_out) or, as a"
              " divergence, to the prediction (leave_one_out_divergence); null of other rules; made at commit"
              " 30cc5e52"),
 ]
 SCHEMAS: dict[str, pa.Schema] = {
     "evaluation_documents": pa.schema([
         DOCUMENT,
-        optional("url", TEXT, "where the text was found, if its source says so"),
+        optional("url", "string", "where the text was found, if its source says so"),
         column("token_ids", INTS, "the document's tokens, without a final EOS"),
-        column("num_tokens", INT32, "length of token_ids"),
+        column("num_tokens", "int32", "length of token_ids"),
     ]),
     # What is planted in texts: the truth beside a data folder, not a stage's results.
     "needles": pa.schema([
         DOCUMENT,
-        column("source_document_id", TEXT, "the document that the haystack was cut from"),
-        column("context_length", INT32, "tokens of the document, its answer included"),
-        optional("depth", DOUBLE, "share of the haystack before the needle, as asked for"),
-        optional("needle_position", INT32, "place of the needle's first token"),
-        column("num_needle_tokens", INT32, "tokens of the needle; 0 where none was planted"),
+        column("source_document_id", "string", "the document that the haystack was cut from"),
+        column("context_length", "int32", "tokens of the document, its answer included"),
+        optional("depth", "double", "share of the haystack before the needle, as asked for"),
+        optional("needle_position", "int32", "place of the needle's first token"),
+        column("num_needle_tokens", "int32", "tokens of the needle; 0 where none was planted"),
         column("needle_answer_positions", INTS, "places of the answer's tokens in the needle"),
-        column("answer_position", INT32, "place of the answer's first token at the document's end"),
-        column("num_answer_tokens", INT32, "tokens of the answer, the last of the document"),
-        column("answer", TEXT, "its text, without the space before it"),
+        column("answer_position", "int32", "place of the answer's first token at the document's end"),
+        column("num_answer_tokens", "int32", "tokens of the answer, the last of the document"),
+        column("answer", "string", "its text, without the space before it"),
     ]),
     "loss_differences": pa.schema([
         *TARGET_COLUMNS,
-        column("target_token_id", INT32, "vocabulary ID of the predicted token"),
-        column("num_long_context_tokens", INT32, "tokens before the target in its chunk"),
+        column("target_token_id", "int32", "vocabulary ID of the predicted token"),
+        column("num_long_context_tokens", "int32", "tokens before the target in its chunk"),
         *LOSS_COLUMNS,
-        column("loss_difference", FLOAT, "short_context_loss - long_context_loss, nats: the gain"),
+        column("loss_difference", "float", "short_context_loss - long_context_loss, nats: the gain"),
         SHORT_DIVERGENCE,
-        optional("swapped_context_loss", FLOAT, "loss(t | another text's distant tokens, short context)"),
-        optional("document_specific_gain", FLOAT, "swapped_context_loss - long_context_loss, nats: the gain"
+        optional("swapped_context_loss", "float", "loss(t | another text's distant tokens, short context)"),
+        optional("document_specific_gain", "float", "swapped_context_loss - long_context_loss, nats: the gain"
                  " that is this document's"),
-        optional("swapped_context_divergence", FLOAT, "KL(p(.|long) || p(.|swapped distant tokens, short"
+        optional("swapped_context_divergence", "float", "KL(p(.|long) || p(.|swapped distant tokens, short"
                  " context)), nats: the document-specific gain to be expected"),
-        optional("long_context_entropy", FLOAT, "entropy of p(.|long), nats"),
+        optional("long_context_entropy", "float", "entropy of p(.|long), nats"),
     ]),
     "length_interference": pa.schema([
         *TARGET_COLUMNS,
-        column("target_token_id", INT32, "vocabulary ID of the predicted token"),
-        column("placement", TEXT, "what is before the near tokens, as --placements names it; near: nothing"),
-        optional("distant_document_id", TEXT, "the document that the distant tokens are from; null: the own"),
-        column("loss", FLOAT, "loss(t | this placement), nats"),
-        column("divergence", FLOAT, "KL(p(.|near tokens) || p(.|this placement)), nats; of another document's"
-               " tokens the length interference"),
-        optional("entropy", FLOAT, "of p(.|near tokens), nats; null of other placements"),
+        column("target_token_id", "int32", "vocabulary ID of the predicted token"),
+        column("placement", "string", "what is before the near tokens, as --placements names it; near:"
+               " nothing"),
+        optional("distant_document_id", "string", "the document that the distant tokens are from; null: the"
+                 " own"),
+        column("loss", "float", "loss(t | this placement), nats"),
+        column("divergence", "float", "KL(p(.|near tokens) || p(.|this placement)), nats; of another"
+               " document's tokens the length interference"),
+        optional("entropy", "float", "of p(.|near tokens), nats; null of other placements"),
     ]),
     "influential_tokens": pa.schema([
         *TARGET_COLUMNS,
         *SELECTION_COLUMNS,
-        column("rank", INT32, "order of selection: 1 is taken first, S_k is ranks 1 to k"),
-        column("context_position", INT32, "place of the selected token, in tokens of the document"),
-        column("distance", INT32, "target_position - context_position"),
-        column("context_token_id", INT32, "vocabulary ID of the selected token, own or swapped"),
-        optional("influence", FLOAT, "loss(t | long without the token) - loss(t | long), nats: positive if it"
-                 " helps; under 'swap' the token is replaced; null without leave_one_out rules, or if"
+        column("rank", "int32", "order of selection: 1 is taken first, S_k is ranks 1 to k"),
+        column("context_position", "int32", "place of the selected token, in tokens of the document"),
+        column("distance", "int32", "target_position - context_position"),
+        column("context_token_id", "int32", "vocabulary ID of the selected token, own or swapped"),
+        optional("influence", "float", "loss(t | long without the token) - loss(t | long), nats: positive if"
+                 " it helps; under 'swap' the token is replaced; null without leave_one_out rules, or if"
                  " --screen left it out in blocks only"),
     ]),
     "influences": pa.schema([
@@ -168,87 +166,89 @@ SCHEMAS: dict[str, pa.Schema] = {
         *TARGET_COLUMNS,
         *SELECTION_COLUMNS,
         EVALUATOR,
-        K,
+        column("k", "int32", "number of influential tokens added to the short context"),
         *LOSS_COLUMNS,
-        column("sparse_context_loss", FLOAT, "loss(t | short context and S_k only), nats; under the"
+        column("sparse_context_loss", "float", "loss(t | short context and S_k only), nats; under the"
                " ablation 'swap' another document's tokens are the rest of the distant context"),
         SHORT_DIVERGENCE,
-        optional("sparse_context_divergence", FLOAT, "KL(p(.|long) || p(.|short context, S_k)), nats"),
-        optional("swapped_loss", FLOAT, "loss(t | swapped distant tokens, short context), nats, to which S_k"
-                 " is added under the ablation 'swap'; null under another"),
-        optional("swapped_divergence", FLOAT, "KL(p(.|long) || p(.|swapped distant, short context)), nats"),
+        optional("sparse_context_divergence", "float", "KL(p(.|long) || p(.|short context, S_k)), nats"),
+        optional("swapped_loss", "float", "loss(t | swapped distant tokens, short context), nats, to which"
+                 " S_k is added under the ablation 'swap'; null under another"),
+        optional("swapped_divergence", "float", "KL(p(.|long) || p(.|swapped distant, short context)), nats"),
     ]),
     "dependency_sparsity": pa.schema([
         *TARGET_COLUMNS,
         SELECTION_COLUMNS[0],
         EVALUATOR,
-        optional("criterion", TEXT, "k* is of the 'loss' or 'divergence'; null in the oldest: loss"),
-        column("loss_difference", FLOAT, "short_context_loss - long_context_loss, nats"),
-        optional("gain", FLOAT, "what is to be recovered, nats, by the criterion: loss_difference or"
+        optional("criterion", "string", "k* is of the 'loss' or 'divergence'; null in the oldest: loss"),
+        column("loss_difference", "float", "short_context_loss - long_context_loss, nats"),
+        optional("gain", "float", "what is to be recovered, nats, by the criterion: loss_difference or"
                  " short_context_divergence, under the ablation 'swap' swapped_loss -"
                  " long_context_loss or swapped_divergence; null in the oldest results"),
-        optional("mean_log2_k", FLOAT, "tokens needed, in doublings: mean over thresholds in (0, 1) of log2"
+        optional("mean_log2_k", "float", "tokens needed, in doublings: mean over thresholds in (0, 1) of log2"
                  " of the least k that recovers that share of the gain, interpolated in log2 k, from 0 (one"
                  " token suffices) to log2 of all distant tokens; mean over swapped contexts; null if the"
                  " gain is too small"),
         optional("mean_log2_k_of_swaps", FLOATS, "the same in each swapped context; null without a gain"),
-        optional("k_90", INT32, "k*: the least studied k recovering 90% of"
+        optional("k_90", "int32", "k*: the least studied k recovering 90% of"
                  " the gain; null where the gain is below the minimum, or no studied k reaches it"),
-        optional("k_50", INT32, "the least studied k recovering half of the gain; null likewise"),
-        column("is_censored", BOOL, "the long context helps enough, but no studied k recovers enough of it"),
+        optional("k_50", "int32", "the least studied k recovering half of the gain; null likewise"),
+        column("is_censored", "bool", "the long context helps enough, but no studied k recovers enough of"
+               " it"),
     ]),
     "length_losses": pa.schema([
         *TARGET_COLUMNS[:2],
-        column("context_length", INT32, "tokens of context, exactly, for every target"),
-        column("num_targets", INT32, "targets of the chunk"),
-        column("mean_loss", FLOAT, "mean loss over these targets, nats"),
-        optional("mean_divergence", FLOAT, "their mean KL(p(.|long) || p(.|context of this length)), nats"),
+        column("context_length", "int32", "tokens of context, exactly, for every target"),
+        column("num_targets", "int32", "targets of the chunk"),
+        column("mean_loss", "float", "mean loss over these targets, nats"),
+        optional("mean_divergence", "float", "their mean KL(p(.|long) || p(.|context of this length)), nats"),
         optional("losses", FLOATS, "the loss of each target, in the order of positions, nats"),
         optional("divergences", FLOATS, "the divergence of each, nats"),
     ]),
     "found_dependencies": pa.schema(FINDING_COLUMNS),
     "found_id_dependencies": pa.schema(FINDING_COLUMNS),
     "sparse_functional_attention": pa.schema([
-        column("seed", INT32, "of the fit, its training and its test sequences"),
-        column("sparsity", INT32, "k: planted tokens, and tokens of a subset attended to"),
-        column("position_law", TEXT, "of the planted tokens, as analysis/figures/theory.py"),
-        column("position_scheme", TEXT, "contiguous, or coupled: both halves count from 0"),
-        column("key_reach", INT32, "keys are 0 where position IDs differ by this or more"),
-        column("local_length", INT32, "L_local of the law, tokens; the uniform law has none"),
-        column("train_context_length", INT32, "L: training sequences have L/2 to L tokens"),
-        column("training_step", INT32, "steps trained when this was measured"),
-        column("test_length", INT32, "tokens of the test sequences"),
-        column("num_sequences", INT32, "test sequences"),
-        column("squared_error", DOUBLE, "mean of (h(X) - y)^2, labels -1 and 1; saying 0 costs 1"),
-        column("error_rate", DOUBLE, "fraction of sequences where h(X) has not the label's sign"),
+        column("seed", "int32", "of the fit, its training and its test sequences"),
+        column("sparsity", "int32", "k: planted tokens, and tokens of a subset attended to"),
+        column("position_law", "string", "of the planted tokens, as analysis/figures/theory.py"),
+        column("position_scheme", "string", "contiguous, or coupled: both halves count from 0"),
+        column("key_reach", "int32", "keys are 0 where position IDs differ by this or more"),
+        column("local_length", "int32", "L_local of the law, tokens; the uniform law has none"),
+        column("train_context_length", "int32", "L: training sequences have L/2 to L tokens"),
+        column("training_step", "int32", "steps trained when this was measured"),
+        column("test_length", "int32", "tokens of the test sequences"),
+        column("num_sequences", "int32", "test sequences"),
+        column("squared_error", "double", "mean of (h(X) - y)^2, labels -1 and 1; saying 0 costs 1"),
+        column("error_rate", "double", "fraction of sequences where h(X) has not the label's sign"),
     ]),
     "synthetic_accuracy": pa.schema([
         *SYNTHETIC_COLUMNS,
-        column("num_tokens", INT32, "tokens of a test example, prompt and response"),
-        column("num_examples", INT32, "test examples"),
-        column("exact_match", DOUBLE, "share of responses wholly right, in predicted position IDs too"),
-        column("exact_match_low", DOUBLE, "lower end of its 95 % interval, Wilson's over examples"),
-        column("exact_match_high", DOUBLE, "upper end of it"),
-        column("token_accuracy", DOUBLE, "share of response tokens that are right, generated freely"),
-        optional("position_id_accuracy", DOUBLE, "the same of the response's position IDs; null where given"),
-        optional("excess_loss", DOUBLE, "mean loss of the answer beyond the best possible one, nats: KL from"
-                 " what the cues say to what the model says; null where the answer is certain"),
-        optional("excess_loss_error", DOUBLE, "its standard error over examples"),
-        optional("attention_scaling", TEXT, "of the model; null since no model can have it"),
-        optional("best_loss", DOUBLE, "the best possible mean loss, nats, exactly"),
+        column("num_tokens", "int32", "tokens of a test example, prompt and response"),
+        column("num_examples", "int32", "test examples"),
+        column("exact_match", "double", "share of responses wholly right, in predicted position IDs too"),
+        column("exact_match_low", "double", "lower end of its 95 % interval, Wilson's over examples"),
+        column("exact_match_high", "double", "upper end of it"),
+        column("token_accuracy", "double", "share of response tokens that are right, generated freely"),
+        optional("position_id_accuracy", "double", "the same of the response's position IDs; null where"
+                 " given"),
+        optional("excess_loss", "double", "mean loss of the answer beyond the best possible one, nats: KL"
+                 " from what the cues say to what the model says; null where the answer is certain"),
+        optional("excess_loss_error", "double", "its standard error over examples"),
+        optional("attention_scaling", "string", "of the model; null since no model can have it"),
+        optional("best_loss", "double", "the best possible mean loss, nats, exactly"),
         optional("cue_attention", FLOATS, "share of the question's attention that is on the cues, of each"
                  " head, layer by layer; mean over the first 64 examples; made at commit 496057c"),
     ]),
     "synthetic_examples": pa.schema([
         *SYNTHETIC_COLUMNS,
-        column("example_index", INT32, "which test example of its size and k, from 0"),
-        column("is_right", BOOL, "whether the whole response is right, predicted position IDs included"),
-        column("answer", TEXT, "the first token of the model's response, by name"),
-        optional("decisive_tokens", TEXT, "the tokens that decide the right one, in order, as the task's"
+        column("example_index", "int32", "which test example of its size and k, from 0"),
+        column("is_right", "bool", "whether the whole response is right, predicted position IDs included"),
+        column("answer", "string", "the first token of the model's response, by name"),
+        optional("decisive_tokens", "string", "the tokens that decide the right one, in order, as the task's"
                  " docstring shows them; until commit 76e6fc63 null of tasks without k"),
         optional("distances", INTS, "tokens from each of them to the prompt's last, such as the question;"
                  " until commit 76e6fc63 of cues only"),
-        optional("excess_loss", FLOAT, "loss beyond the best possible one, nats; null as above"),
+        optional("excess_loss", "float", "loss beyond the best possible one, nats; null as above"),
     ]),
 }
 # fmt: on
@@ -257,17 +257,16 @@ SCHEMAS: dict[str, pa.Schema] = {
 def results_page(page: str) -> str:
     """The page with new lists of columns, one an artefact; what an earlier one explains is only named."""
     lines = [page.partition("\n\n## ")[0]]
-    # Meanings and not names: one name may mean another thing in another artefact.
-    explained: set[bytes] = set()
     for artefact, schema in SCHEMAS.items():
-        new = [field for field in schema if field.metadata[b"meaning"] not in explained]
-        known = [f"`{field.name}`" for field in schema if field not in new]
+        # By the whole line and not the name, which may mean another thing in another artefact.
+        names = {
+            f"- `{field.name}` ({str(field.type).replace('item: ', '')}{'?' if field.nullable else ''}):"
+            f" {field.metadata[b'meaning'].decode()}": f"`{field.name}`"
+            for field in schema
+        }
+        known = [name for line, name in names.items() if line in lines]
         lines.append(f"\n## {artefact}\n" + (f"\nAs above: {', '.join(known)}.\n" if known else ""))
-        for field in new:
-            meaning = field.metadata[b"meaning"]
-            kind = f"{str(field.type).replace('item: ', '')}{'?' if field.nullable else ''}"
-            lines.append(f"- `{field.name}` ({kind}): {meaning.decode()}")
-            explained.add(meaning)
+        lines += [line for line in names if line not in lines]
     return "\n".join([*lines, ""])
 
 

@@ -1,19 +1,15 @@
-"""Intervals over documents: tokens of one document are not independent, so documents are resampled.
+"""Intervals over documents: tokens of one document are not independent, so documents are resampled."""
 
-For independent examples there is Wilson's interval of a share.
-"""
-
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+import scipy
 
-NUM_RESAMPLES = 10_000
 FEWEST_RESAMPLED = 20  # documents; of fewer the bootstrap's 95 % intervals cover 66 to 93 %
-_RESAMPLES_PER_BLOCK = 1000
-_DRAWS_PER_BLOCK = 4_000_000  # of one block, D a resample: 64 MB while it is drawn
+_NUM_BLOCKS = 10
+_RESAMPLES_PER_BLOCK = 1000  # 10,000 resamples in all
 
 
 @dataclass(frozen=True)
@@ -64,36 +60,25 @@ def interval_of_statistic(
             error = np.sqrt((num_documents - 1) * statistic(whole_1C - sums_DC).var())
             if num_documents < 2 or not np.isfinite(error):
                 return Interval(estimate, np.nan, np.nan)
-            from scipy.stats import t  # late: it is slow to load
-
-            half_width = float(t.ppf(0.975, num_documents - 1) * error)
+            # The attribute loads this part of the library: late, as it is slow.
+            half_width = float(scipy.stats.t.ppf(0.975, num_documents - 1) * error)
             return Interval(estimate, estimate - half_width, estimate + half_width)
-        per_block = max(1, min(_RESAMPLES_PER_BLOCK, _DRAWS_PER_BLOCK // num_documents))
         sums_of_blocks = [
-            _draw_counts(num_documents, per_block, block).astype(np.float64) @ sums_DC
-            for block in range(math.ceil(NUM_RESAMPLES / per_block))
+            _draw_counts(num_documents, block).astype(np.float64) @ sums_DC for block in range(_NUM_BLOCKS)
         ]
-        resampled = statistic(np.concatenate(sums_of_blocks)[:NUM_RESAMPLES])
+        resampled = statistic(np.concatenate(sums_of_blocks))
         low, high = np.nanquantile(resampled, [0.025, 0.975])
     return Interval(estimate, float(low), float(high))
 
 
-@lru_cache(maxsize=32)  # of a byte a draw: 128 MB, 10,000 resamples of 12,800 documents
-def _draw_counts(num_documents: int, num_resamples: int, block: int) -> np.ndarray:
+@lru_cache(maxsize=3 * _NUM_BLOCKS)  # of a byte a draw: 40 MB for 4,000 documents
+def _draw_counts(num_documents: int, block: int) -> np.ndarray:
     """How often each document is drawn, which says all there is to know of a resample: unsigned [B, D].
 
     Kept, since one table draws the same resamples a hundred times; counts are small, a byte holds them.
     """
     generator = np.random.default_rng([0, block])  # the same documents, whatever is measured on them
-    cells = generator.integers(num_documents, size=(num_resamples, num_documents))
-    cells += num_documents * np.arange(num_resamples)[:, None]
+    cells = generator.integers(num_documents, size=(_RESAMPLES_PER_BLOCK, num_documents))
+    cells += num_documents * np.arange(_RESAMPLES_PER_BLOCK)[:, None]
     counts = np.bincount(cells.ravel(), minlength=cells.size)
     return counts.astype(np.min_scalar_type(counts.max())).reshape(cells.shape)
-
-
-def wilson_interval(num_successes: int, num_examples: int) -> Interval:
-    """Share of successes with its 95 % interval (Wilson 1927, JASA 22), which has a width at 0 and 1 too."""
-    from scipy.stats import binomtest  # late: it is slow to load
-
-    share = binomtest(num_successes, num_examples).proportion_ci(method="wilson")
-    return Interval(num_successes / num_examples, float(share.low), float(share.high))

@@ -21,18 +21,18 @@ def sha256_of_files(*paths: Path) -> str:
 
 
 @cache
-def git_commit() -> str:
-    """The commit of this checkout, with `+changes` where the tree differs from it; "unknown" outside git."""
+def provenance() -> dict[str, str | dict[str, str]]:
+    """The commit of this checkout, and the installed version of every package that can change a number.
+
+    The commit has `+changes` behind it where the tree differs from it, and is "unknown" outside git.
+    """
     root = Path(__file__).resolve().parents[2]
     # No tags: `--always` then falls back on the hash, to which `--dirty` is added.
     command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
     # Installed without its history, git would describe whatever repository is around it.
-    if not (root / ".git").exists() or shutil.which("git") is None:
-        return "unknown"
-    return subprocess.run(command, cwd=root, capture_output=True, text=True).stdout.strip() or "unknown"
-
-
-@cache
-def package_versions() -> dict[str, str]:
-    """Installed version of every package that can change a number."""
-    return {package: version(package) for package in _PACKAGES}
+    is_checkout = (root / ".git").exists() and shutil.which("git")
+    found = subprocess.run(command, cwd=root, capture_output=True, text=True).stdout if is_checkout else ""
+    return {
+        "git_commit": found.strip() or "unknown",
+        "packages": {package: version(package) for package in _PACKAGES},
+    }

@@ -4,7 +4,7 @@ A shard whose files are missing or damaged counts as not measured, and is measur
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,19 @@ from typing import Any
 from pipeline.cli import InputError
 from pipeline.results.files import (
     MANIFEST,
+    WHOLE,
+    Task,
     damage,
     describe_files,
     folder_lock,
+    read_metadata,
     refuse_changes,
     write_json,
     write_parquet,
 )
-from pipeline.results.read import read_marks, warn_once, what_made
+from pipeline.results.read import Mark, made_by_of, read_marks, warn_once
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
-from pipeline.results.versions import git_commit, package_versions
+from pipeline.results.versions import provenance
 
 
 class StageOutput:
@@ -36,6 +39,7 @@ class StageOutput:
         settings: Mapping[str, Any],
         inputs: Mapping[str, str],
         num_shards: int,
+        task: Task = WHOLE,
     ) -> None:
         """Open the output; an InputError where it holds results of another configuration, which it names.
 
@@ -45,11 +49,14 @@ class StageOutput:
             settings: everything that decides the numbers, JSON values only; no paths.
             inputs: name -> SHA-256 of every input.
             num_shards: shards of the complete result.
+            task: does some of them, taking turns: 0, 2, 4, … for the first of two.
         """
         self._results = results
         self._stage = stage
         self._model = model
         self._num_shards = num_shards
+        self._task = task
+        self._shards = range(task.index, num_shards, task.num_tasks)
         made_by = {
             "schema_version": SCHEMA_VERSION,
             "stage": stage,
@@ -58,48 +65,45 @@ class StageOutput:
         }
         # As files give it back, where tuples are lists: what is compared must be alike.
         self._made_by: dict[str, Any] = json.loads(json.dumps(made_by))
-        self._refuse_others()
-
-    def _refuse_others(self) -> None:
-        if (self._results / MANIFEST).exists():
+        if (results / MANIFEST).exists():
             raise InputError(
-                f"{self._results} is an export of results ({MANIFEST}); choose another --results folder"
+                f"{results} is an export of results ({MANIFEST}); choose another --results folder"
             )
-        earlier = what_made(self._results, self._stage, self._model)
-        if earlier is not None:
-            what = f"{self._results} holds {self._stage} of model '{self._model}'"
-            refuse_changes(what, earlier, self._made_by, "--results folder")
+        # The first whole file speaks for all: each was compared when its writer began.
+        files = (path for mark in self._whole() for path, _ in mark.files.values())
+        if first := next(files, None):
+            refuse_changes(
+                f"{results} holds {stage} of model '{model}'",
+                made_by_of(read_metadata(first)),
+                self._made_by,
+                "--results folder",
+            )
+
+    def _whole(self) -> Iterator[Mark]:
+        """The marks of shards that are whole; the log names what is damaged."""
+        for mark in read_marks(self._results, self._stage, self._model):
+            if faults := [fault for file in mark.files.values() if (fault := damage(*file))]:
+                warn_once(f"{'; '.join(faults)}; the shard counts as not measured")
+            else:
+                yield mark
 
     def _path(self, kind: str, shard_index: int, ending: str = "parquet") -> Path:
         name = f"{shard_index:05d}-of-{self._num_shards:05d}.{ending}"
         return self._results / kind / f"model={self._model}" / name
 
-    def writing(self, part: str | None = None) -> AbstractContextManager[None]:
-        """Hold what is to be written: a second program with the same part, or with all of it, is refused.
-
-        `part` names one of several processes that split the shards, such as "task-1-of-4"; None takes
-        whatever is missing.
-        """
+    def writing(self) -> AbstractContextManager[None]:
+        """Hold what is to be written: a second program that is the same task, or does all, is refused."""
         # A lock a model: other models of the stage may be measured at the same time.
-        marks = self._results / "_stages" / self._stage / f"model={self._model}"
-        return folder_lock(marks, "--results", part)
+        return folder_lock(self._path(f"_stages/{self._stage}", 0).parent, "--results", self._task)
 
-    def pending_shards(self, among: Sequence[int] | None = None) -> list[int]:
-        """Indices, among those given or all, whose shards are not complete or no longer whole."""
-        whole = set()
-        for mark in read_marks(self._results, self._stage, self._model):
-            faults = filter(None, (damage(*file) for file in mark.files.values()))
-            if fault := next(faults, None):
-                warn_once(f"{fault}; the shard counts as not measured")
-            else:
-                whole.add(mark.shard_index)
-        shards = range(self._num_shards) if among is None else among
-        return [shard for shard in shards if shard not in whole]
+    def pending_shards(self) -> list[int]:
+        """Indices of the task's shards that are not complete or no longer whole."""
+        whole = {mark.shard_index for mark in self._whole()}
+        return [shard for shard in self._shards if shard not in whole]
 
-    def state(self, of_shards: Sequence[int] | None = None) -> str:
-        """A line that says how many shards, of these or of all, are there."""
-        shards = range(self._num_shards) if of_shards is None else of_shards
-        counts = f"{len(shards) - len(self.pending_shards(shards))} of {len(shards)} shards"
+    def state(self) -> str:
+        """A line that says how many of the task's shards are there."""
+        counts = f"{len(self._shards) - len(self.pending_shards())} of {len(self._shards)} shards"
         return f"{self._stage} of model '{self._model}' has {counts} in {self._results}"
 
     def write_shard(
@@ -111,19 +115,11 @@ class StageOutput:
         """Write artefact -> column -> values of one shard, then mark the shard complete; inside `writing`.
 
         The columns are those of `SCHEMAS`; one that may be null and is not given is null. `model_facts` are
-        recorded in the files, and never compared. An InputError where another task has meanwhile written a
-        shard with other settings.
+        recorded in the files, and never compared.
         """
-        # Again: another task may have begun with other settings since this output was opened.
-        self._refuse_others()
-        provenance = {
-            **self._made_by,
-            "git_commit": git_commit(),
-            "packages": package_versions(),
-            "model_facts": dict(model_facts or {}),
-        }
+        made = {**self._made_by, **provenance(), "model_facts": dict(model_facts or {})}
         metadata = {
-            key: value if isinstance(value, str) else json.dumps(value) for key, value in provenance.items()
+            key: value if isinstance(value, str) else json.dumps(value) for key, value in made.items()
         }
         files = {}
         for artefact, columns in tables.items():

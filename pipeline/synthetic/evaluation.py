@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from scipy.stats import binomtest
 
 from pipeline.cli import InputError
 from pipeline.measuring.contexts import Batching
@@ -23,7 +24,6 @@ from pipeline.measuring.far_context import FarContext
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.rules import ABLATIONS, MASK, RULES, SWAP, find_rule, selected_positions
 from pipeline.models.interface import CausalLM
-from pipeline.results.statistics import wilson_interval
 from pipeline.synthetic.config import TaskConfig
 from pipeline.synthetic.models import TaskLM
 from pipeline.synthetic.tasks import BEST_LOSS_OF_CUES, TASKS, Example
@@ -96,13 +96,14 @@ def accuracy(
     token_is_right_BT = (tokens_BT == token_ids_BS[:, first:].cpu()).numpy()
     id_is_right_BT = (ids_BT == position_ids_BS[:, first:]).numpy()  # always, where IDs are given
     is_right_B = (token_is_right_BT & id_is_right_BT).all(1)
-    exact = wilson_interval(int(is_right_B.sum()), len(examples))
+    # Wilson's interval (1927, JASA 22), which has a width at 0 and 1 too.
+    exact = binomtest(int(is_right_B.sum()), len(examples)).proportion_ci(method="wilson")
     row = {
         "num_tokens": token_ids_BS.shape[1],
         "num_examples": len(examples),
-        "exact_match": exact.estimate,
-        "exact_match_low": exact.low,
-        "exact_match_high": exact.high,
+        "exact_match": float(is_right_B.mean()),
+        "exact_match_low": float(exact.low),
+        "exact_match_high": float(exact.high),
         "token_accuracy": float(token_is_right_BT.mean()),
         "position_id_accuracy": float(id_is_right_BT.mean()) if is_predicted else None,
     }

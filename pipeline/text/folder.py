@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
 from pipeline.cli import InputError, logger
@@ -18,7 +19,6 @@ from pipeline.results.files import (
     Task,
     damages,
     describe_files,
-    read_parquet,
     read_record,
     refuse_changes,
     write_json,
@@ -26,7 +26,7 @@ from pipeline.results.files import (
     write_text,
 )
 from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
-from pipeline.results.versions import git_commit, package_versions
+from pipeline.results.versions import provenance
 from pipeline.text.tokenizer import DocumentTokenizer
 
 TASKS_FOLDER = "tasks"
@@ -119,8 +119,7 @@ def write_data_folder(
         "eos_token_id": tokenizer.eos_token_id,
         "bos_token_ids": list(tokenizer.bos_token_ids),
         "files": {**files, **describe_files(folder, [folder / EVALUATION_FILE, folder / TOKENIZER_FILE])},
-        "git_commit": git_commit(),
-        "packages": package_versions(),
+        **provenance(),
     }
     write_json(folder / MANIFEST_FILE, manifest)
     logger.info("%s: %s", folder, manifest["counts"])
@@ -204,7 +203,11 @@ class TokenizedData:
 
     def evaluation_documents(self) -> list[EvaluationDocument]:
         """All evaluation documents, ordered by ID, which is a random but fixed order."""
-        table = read_parquet(self.whole(EVALUATION_FILE), ["document_id", "token_ids", "url"])
+        table = pq.read_table(
+            self.whole(EVALUATION_FILE),
+            columns=["document_id", "token_ids", "url"],
+            partitioning=None,  # else a folder such as lr=1 above the file would become a column
+        )
         # Arrow's own arrays are read-only, which torch does not take without a warning: hence the copies.
         return [
             EvaluationDocument(document_id, np.array(token_ids), url if isinstance(url, str) else None)

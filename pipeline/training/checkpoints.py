@@ -89,7 +89,7 @@ def refuse_another_run(run_folder: Path, config: Any) -> None:
     # A field that is newer than the record had what is its default now.
     complete = OmegaConf.merge(plain_values(type(config)), read_configuration(newest[1]))
     then, now = (
-        {"settings": {name: value for name, value in settings.items() if name not in _CHANGEABLE}}
+        {name: value for name, value in settings.items() if name not in _CHANGEABLE}
         for settings in (cast(dict[str, Any], OmegaConf.to_container(complete)), plain_values(config))
     )
     refuse_changes(f"{run_folder} holds a run", then, now, "--save-folder")

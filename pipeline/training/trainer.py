@@ -29,7 +29,7 @@ from pipeline.cli import logger
 from pipeline.models.devices import multiplies_bfloat16, usable_device, warn_of_slow_bfloat16
 from pipeline.models.load import find_checkpoint, load_stock_olmo
 from pipeline.models.olmo import blocks_of, use_position_ids
-from pipeline.results.versions import git_commit, package_versions
+from pipeline.results.versions import provenance
 from pipeline.text.folder import TokenizedData
 from pipeline.training.checkpoints import drop_old_checkpoints, newest_state, save_checkpoint
 from pipeline.training.config import PretrainConfig
@@ -288,8 +288,7 @@ class Trainer(TrainingLoop):
             "train_data_sha256": self._config.train_data_sha256,
             "mixed_precision": self._accelerator.mixed_precision,
             "num_ranks": self._accelerator.num_processes,
-            "git_commit": git_commit(),
-            "packages": package_versions(),
+            **provenance(),
         }
         # Whole on the first rank, whatever the ranks and the strategy: a run may go on with others.
         model, optim = get_state_dict(self._olmo, self._optimizer, options=_WHOLE)

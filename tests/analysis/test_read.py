@@ -67,6 +67,6 @@ def test_models_are_told_apart(scales: tuple[Path, Truth, Truth], results: Path,
 
 
 def test_a_wrong_folder_is_refused_whatever_rows_are_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="holds no rows of 'dependency_sparsity'"):
-        read_artefact(tmp_path, "dependency_sparsity", only={"rule": ["recency"]})
-    assert read_artefact(tmp_path, "dependency_sparsity", only={"model": ["none"]}).empty
+    for only in ({"rule": ["recency"]}, {"model": ["none"]}):
+        with pytest.raises(InputError, match="holds no rows of 'dependency_sparsity'"):
+            read_artefact(tmp_path, "dependency_sparsity", only=only)

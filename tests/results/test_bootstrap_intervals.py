@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pipeline.results.statistics import ratio_of_sums, wilson_interval
+from pipeline.results.statistics import ratio_of_sums
 
 MEAN_GAIN = 0.1
 NUM_TRIALS = 600
@@ -45,12 +45,3 @@ def test_intervals_of_few_documents_cover_the_truth(num_documents: int) -> None:
         num_covered += interval.low <= MEAN_GAIN <= interval.high
     fewest = 0.90 if num_documents == 20 else 0.93  # the bootstrap's are still a little narrow there
     assert fewest <= num_covered / NUM_TRIALS <= 0.97
-
-
-def test_wilsons_interval_has_a_width_where_the_outcome_is_certain() -> None:
-    none = wilson_interval(0, 100)
-    all_of_them = wilson_interval(100, 100)
-    assert (none.low, all_of_them.high) == (0.0, 1.0)
-    # 3.8415 of 103.8415, 3.8415 being the square of 1.96
-    assert none.high == pytest.approx(0.0369935)
-    assert all_of_them.low == pytest.approx(1 - 0.0369935)
