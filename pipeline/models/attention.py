@@ -155,9 +155,9 @@ def _attend_apart(
 ) -> torch.Tensor:
     batch_size, num_heads, num_rows, head_width = query_BHSE.shape
     # The causal mask is among own rows alone: every row sees all of the prefix.
-    own_of_heads = [_of_each_head(num_heads, part) for part in own]
+    key_BHSE, value_BHSE = (_of_each_head(num_heads, part) for part in own)
     from_own_BHSE, own_sum_BHS = attention_and_log_sum_exp(
-        query_BHSE, *own_of_heads, visible, is_causal=visible is None, scale=scale
+        query_BHSE, key_BHSE, value_BHSE, visible, is_causal=visible is None, scale=scale
     )
     # All sequences look at the prefix as if their rows were rows of one, and so do the X heads that share its
     # keys, which are adjacent: N = X B S.

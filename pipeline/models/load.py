@@ -205,7 +205,7 @@ class Checkpoint:
 
     @property
     def training_facts(self) -> dict[str, Any]:
-        """What an OLMo checkpoint's name and configuration say of its training; None where unknown."""
+        """What a checkpoint's name and an OLMo configuration say of its training; None where unknown."""
         step = re.fullmatch(r"step(\d+)(-unsharded)?", self.folder.resolve().name)
         config = read_configuration(self.folder) if self.is_olmo else {}
         return {

@@ -47,8 +47,9 @@ class RotaryEmbedding(olmo.model.RotaryEmbedding):
         exponents = torch.arange(0, head_width, 2, device=position_ids_BS.device) / head_width
         angles = position_ids_BS[:, None, :, None].float() * (1.0 / (self.config.rope_theta**exponents))
         # Not buffers: a model converted to bfloat16 would round them, and checkpoints would hold them.
-        self._sine_B1SE = torch.cat((-angles.sin(), angles.sin()), dim=-1)
-        self._cosine_B1SE = torch.cat((angles, angles), dim=-1).cos()
+        sine = angles.sin()
+        self._sine_B1SE = torch.cat((-sine, sine), dim=-1)
+        self._cosine_B1SE = angles.cos().tile(2)
 
     def get_rotary_embedding(self, seq_len: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Sine and cosine of each position ID, for all heads: two float32 [B or 1, 1, S, E].
