@@ -45,7 +45,8 @@ def main(arguments: argparse.Namespace) -> None:
     # Imported late, for a --help at once.
     from pipeline.cli import InputError
     from pipeline.models.export import write_hugging_face_folder
-    from pipeline.models.load import find_checkpoint, load_stock_olmo
+    from pipeline.models.load import find_checkpoint
+    from pipeline.models.olmo import load_stock_olmo
     from pipeline.text.folder import TOKENIZER_FILE, TokenizedData
 
     checkpoint = find_checkpoint(arguments.checkpoint)

@@ -90,7 +90,7 @@ def test_excess_loss_of_cues(tmp_path: Path, positions: str) -> None:
         with torch.inference_mode():  # only differences of IDs are seen: another start is as good
             tokens_BS = torch.from_numpy(token_ids_BS)
             hidden_BSD, _ = model._run(tokens_BS[:, :-1], ids_BS[:, :-1], None, None)
-            logits_BV = model._project(hidden_BSD[:, -1])
+            logits_BV = model.logits(hidden_BSD[:, -1])
         log_q_BV = logits_BV.double().log_softmax(-1).numpy()
         excess = [
             sum(np.exp(p) * (p - q) for p, q in zip(*pair, strict=True) if np.isfinite(p))

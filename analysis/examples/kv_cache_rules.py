@@ -50,9 +50,9 @@ def snapkv(far: FarContext) -> np.ndarray:
     num_recent = far.lengths.short_context_length
 
     def votes(model: CausalLM, read: ReadText) -> torch.Tensor:
-        # None: all rows, not the targets' alone. Heads are summed layer by layer, as keeping them would take
-        # as many times the memory as there are heads.
-        layers = model.watch_heads(*read[:3], None, lambda queries, keys, weights_HSS: weights_HSS.sum(0))
+        # Heads are summed layer by layer, as keeping them would take as many times the memory as there are
+        # heads.
+        layers = model.watch_heads(*read[:3], lambda weights_HSS: weights_HSS.sum(0))
         weights_SS = torch.stack(layers).sum(0)
         # NaN: no candidate, such as a token of the short context.
         votes_TS = torch.full((len(read.query_rows_T), len(weights_SS)), torch.nan)

@@ -83,11 +83,11 @@ class GivenModel:
             self.name = "OLMo"
             self.num_positions = model.config.max_sequence_length
         elif _is_of("transformers", "PreTrainedModel", model):
-            from pipeline.models.huggingface import as_causal_lm, positions_of
+            from pipeline.models.huggingface import as_causal_lm, position_limit
 
             self.name = Path(model.name_or_path).name or type(model).__name__
             self._load = partial(as_causal_lm, _sharing_copy(model), self.name)
-            self.num_positions = positions_of(model)
+            self.num_positions = position_limit(model.config, has_rotary_embedding=False)
             if model.name_or_path and tokenizer_at(Path(model.name_or_path)):
                 self._checkpoint = Checkpoint(self.name, Path(model.name_or_path), is_olmo=False)
         else:

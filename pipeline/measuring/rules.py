@@ -358,7 +358,7 @@ def attention(far: "FarContext") -> np.ndarray:
     """Attention to the token, mean over layers and heads."""
 
     def mean_attention(model: "CausalLM", read: "ReadText") -> "torch.Tensor":
-        layers = model.watch_heads(*read[:4], lambda queries, keys, weights_HTS: weights_HTS.mean(0))
+        layers = model.watch_heads(*read[:3], lambda weights_HSS: weights_HSS[:, read.query_rows_T].mean(0))
         return sum(layers[1:], layers[0]) / len(layers)
 
     return far.look_inside(mean_attention)
@@ -390,7 +390,7 @@ def attention_rollout(far: "FarContext") -> np.ndarray:
     """
 
     def rollout(model: "CausalLM", read: "ReadText") -> "torch.Tensor":
-        layers = model.watch_heads(*read[:3], None, lambda queries, keys, weights_HSS: weights_HSS.mean(0))
+        layers = model.watch_heads(*read[:3], lambda weights_HSS: weights_HSS.mean(0))
         held_TS = layers[0].new_zeros(len(read.query_rows_T), len(layers[0]))
         held_TS.scatter_(1, read.query_rows_T[:, None], 1)
         for mean_SS in reversed(layers):  # from the last layer down: T rows, not S

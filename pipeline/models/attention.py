@@ -14,21 +14,7 @@ import math
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from pipeline.models.interface import KeysAndValues, Watch
-
-_ALIGNED_BYTES = 16
-"""CUDA's kernels read heads in pieces of so many bytes."""
-_ALIGNED_MASK = 16
-"""And rows of a mask that stand a multiple of so many values apart."""
-_WIDEST_FLASH_HEAD = 256
-_OLDEST_WITH_FLASH = (8, 0)
-"""Compute capability of GPUs."""
-
-
-def tells_log_sum_exp(device: torch.device, dtype: torch.dtype, key_width: int, value_width: int) -> bool:
-    """Whether there is a kernel that does, for heads of these widths."""
-    is_aligned = device.type == "cpu" or key_width * dtype.itemsize % _ALIGNED_BYTES == 0
-    return device.type in ("cpu", "cuda") and key_width == value_width and is_aligned
+from pipeline.models.interface import KeysAndValues, Running, joined, visibility_with_prefix
 
 
 def attention_and_log_sum_exp(
@@ -42,18 +28,16 @@ def attention_and_log_sum_exp(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention [B, H, S, E], and the logarithm of each row's sum of exp(score), float32 [B, H, S].
 
-    Heads are of a kind that `tells_log_sum_exp` knows a kernel for. `visible` is bool, which row sees which,
-    or numbers added to the scores, [B or 1, H or 1, S, K]; where it is None, row s sees the rows up to s with
+    Heads are of a kind that `_goes_apart` knows a kernel for. `visible` is bool, which row sees which, or
+    numbers added to the scores, [B or 1, H or 1, S, K]; where it is None, row s sees the rows up to s with
     `is_causal`, else all. Scores are scaled by one over the square root of E, or by `scale`.
     """
-    added = visible
     if visible is not None and visible.dtype == torch.bool:
-        added = torch.zeros(visible.shape, dtype=query_BHSE.dtype, device=visible.device)
-        added.masked_fill_(~visible, -math.inf)
+        visible = torch.where(visible, 0.0, -math.inf).to(query_BHSE.dtype)
     if query_BHSE.device.type != "cpu":
-        return _on_cuda(query_BHSE, key_BHKE, value_BHKE, added, is_causal, scale)
+        return _on_cuda(query_BHSE, key_BHKE, value_BHKE, visible, is_causal, scale)
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query_BHSE, key_BHKE, value_BHKE, is_causal=is_causal, attn_mask=added, scale=scale
+        query_BHSE, key_BHKE, value_BHKE, is_causal=is_causal, attn_mask=visible, scale=scale
     )
 
 
@@ -67,14 +51,16 @@ def _on_cuda(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     qkv = query_BHSE, key_BHKE, value_BHKE
     is_half = query_BHSE.dtype in (torch.bfloat16, torch.float16)
-    has_flash = is_half and torch.cuda.get_device_capability(query_BHSE.device) >= _OLDEST_WITH_FLASH
-    if added is None and has_flash and query_BHSE.shape[-1] <= _WIDEST_FLASH_HEAD:
+    # Flash attention needs a GPU of compute capability 8.0 or later, and heads no wider than 256.
+    has_flash = is_half and torch.cuda.get_device_capability(query_BHSE.device) >= (8, 0)
+    if added is None and has_flash and query_BHSE.shape[-1] <= 256:
         # No dropout; of what it returns, attention and log-sum-exp come first.
         return torch.ops.aten._scaled_dot_product_flash_attention(*qkv, 0.0, is_causal, scale=scale)[:2]
     if added is not None:
-        num_keys = key_BHKE.shape[2]  # rows of the mask are to begin where the kernel wants them to
-        added = pad(added, (0, -num_keys % _ALIGNED_MASK))[..., :num_keys]
-        # The kernel wants batch and heads spelled out; expanding copies nothing.
+        num_keys = key_BHKE.shape[2]
+        # The kernel wants rows of a mask to begin a multiple of 16 values apart.
+        added = pad(added, (0, -num_keys % 16))[..., :num_keys]
+        # And batch and heads spelled out; expanding copies nothing.
         added = added.expand(*query_BHSE.shape[:3], num_keys)
     # True asks for the log-sum-exps, otherwise made for a backward pass only; 0.0 is dropout.
     attended_BHSE, sum_BHN, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
@@ -84,92 +70,46 @@ def _on_cuda(
 
 
 def attend(
+    running: Running,
+    layer: int,
     query_BHSE: torch.Tensor,
     key_BGSE: torch.Tensor,
     value_BGSE: torch.Tensor,
-    past: KeysAndValues | None,
     visible: torch.Tensor | None,
     scale: float | None = None,
     *,
     softcap: float | None = None,
     sink_H: torch.Tensor | None = None,
-    watch: Watch | None = None,
 ) -> torch.Tensor:
     """What each row gathers from the rows it sees: [B, H, S, E]; there may be fewer queries than keys.
 
     Args:
-        past: keys and values of the prefix, two [1, G, P, E], or of each sequence's own, [B, G, P, E].
-        visible: as in `CausalLM.hidden_states`, [B or 1, 1, S, K]; or numbers added to the scores.
+        visible: as `running.visible_B1SK`, which may be narrowed in some layers.
         softcap: bounds the scores, smoothly.
         sink_H: a further score of each head, whose attention goes nowhere.
-        watch: is shown the heads.
     """
+    own = key_BGSE, value_BGSE
+    layers = running.prefix.keys_and_values
+    past = layers[layer] if layers else None
+    if running.read is not None:
+        running.read.append(joined(past, own))
     # No fused kernel shows its weights, caps scores or knows a sink.
-    if watch is not None or softcap is not None or sink_H is not None:
-        key_BHKE, value_BHKE, visible = _laid_out(query_BHSE, key_BGSE, value_BGSE, past, visible)
-        scaled_BHSE, weights_BHSK = _written_out(query_BHSE, key_BHKE, visible, scale, softcap, sink_H)
-        if watch is not None:
-            watch(scaled_BHSE, key_BHKE.float(), weights_BHSK)
-        return weights_BHSK.to(value_BHKE.dtype) @ value_BHKE
-    sees_all_past = visible is None or visible.shape[-1] == key_BGSE.shape[2]
-    # Only without gradients: torch gives log-sum-exps no derivative, so the merge would lose a part of one.
-    if past is not None and len(past[0]) == 1 and sees_all_past and not torch.is_grad_enabled():
-        widths = past[0].shape[-1], past[1].shape[-1]
-        if tells_log_sum_exp(query_BHSE.device, query_BHSE.dtype, *widths):
-            return _attend_apart(query_BHSE, (key_BGSE, value_BGSE), past, visible, scale)
-    key_BHKE, value_BHKE, visible = _laid_out(query_BHSE, key_BGSE, value_BGSE, past, visible)
-    return scaled_dot_product_attention(
-        query_BHSE, key_BHKE, value_BHKE, attn_mask=visible, is_causal=visible is None, scale=scale
-    )
-
-
-def _laid_out(
-    query_BHSE: torch.Tensor,
-    key_BGSE: torch.Tensor,
-    value_BGSE: torch.Tensor,
-    past: KeysAndValues | None,
-    visible: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Keys and values of all rows, of the prefix too, for each query head, and visibility of them all.
-
-    Arguments are those of `attend`. None stays None without a prefix.
-    """
-    if past is not None:
-        batch_size, _, num_rows, _ = key_BGSE.shape
-        num_past = past[0].shape[2]
-        if visible is None:
-            shape = query_BHSE.shape[2], num_past + num_rows
-            # Two rows behind a prefix of two see 1 1 1 0 and 1 1 1 1.
-            visible = torch.ones(shape, dtype=torch.bool, device=query_BHSE.device).tril(num_past)
-        elif visible.shape[-1] == num_rows:  # all of the prefix is seen
-            visible = pad(visible, (num_past, 0), value=visible.dtype == torch.bool)
-        past_key, past_value = (part.expand(batch_size, -1, -1, -1) for part in past)
-        key_BGSE = torch.cat((past_key, key_BGSE), dim=2)
-        value_BGSE = torch.cat((past_value, value_BGSE), dim=2)
-    return *_of_each_head(query_BHSE.shape[1], key_BGSE, value_BGSE), visible
-
-
-def _written_out(
-    query_BHSE: torch.Tensor,
-    key_BHKE: torch.Tensor,
-    visible: torch.Tensor | None,
-    scale: float | None,
-    softcap: float | None,
-    sink_H: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Queries, such that scores are query times key over the square root of E, and the rows' attention.
-
-    Two float32, [B, H, S, E] and [B, H, S, K], with keys and visibility as `_laid_out` returns them.
-    """
-    query_BHSE = query_BHSE.float()
-    if scale is not None:
-        # A family's own scale goes into the queries: whoever watches divides by the square root of E.
-        query_BHSE = query_BHSE * (scale * math.sqrt(query_BHSE.shape[-1]))
-    scores_BHSK = query_BHSE @ key_BHKE.float().transpose(-1, -2) / math.sqrt(query_BHSE.shape[-1])
-    if softcap:
+    is_fused = running.watch is None and softcap is None and sink_H is None
+    if is_fused and past is not None and _goes_apart(past, own, visible):
+        return _attend_apart(query_BHSE, own, past, visible, scale)
+    key_BHKE, value_BHKE = (_of_each_head(query_BHSE.shape[1], part) for part in joined(past, own))
+    num_rows_and_keys = key_BGSE.shape[2], key_BHKE.shape[2]
+    if is_fused:
+        if past is not None:
+            visible = visibility_with_prefix(visible, *num_rows_and_keys, query_BHSE.device)
+        return scaled_dot_product_attention(
+            query_BHSE, key_BHKE, value_BHKE, attn_mask=visible, is_causal=visible is None, scale=scale
+        )
+    visible = visibility_with_prefix(visible, *num_rows_and_keys, query_BHSE.device)
+    scores_BHSK = query_BHSE.float() @ key_BHKE.float().transpose(-1, -2)
+    scores_BHSK = scores_BHSK * (scale or query_BHSE.shape[-1] ** -0.5)
+    if softcap is not None:
         scores_BHSK = softcap * torch.tanh(scores_BHSK / softcap)
-    if visible is None:
-        visible = torch.ones(scores_BHSK.shape[-2:], dtype=torch.bool, device=query_BHSE.device).tril()
     if visible.dtype == torch.bool:
         scores_BHSK = scores_BHSK.masked_fill(~visible, -math.inf)
     else:
@@ -180,16 +120,30 @@ def _written_out(
         # With Z the sum of exp(score), each weight becomes exp(score) / (Z + exp(sink)) = softmax times
         # Z / (Z + exp(sink)), and that factor is sigmoid(ln Z - sink): rows sum to less than 1.
         weights_BHSK = weights_BHSK * torch.sigmoid(log_sums_BHS1 - sink_H.float()[:, None, None])
-    return query_BHSE, weights_BHSK
+    if running.watch is not None:
+        running.watch(weights_BHSK)
+    return weights_BHSK.to(value_BHKE.dtype) @ value_BHKE
 
 
-def _of_each_head(num_heads: int, key_BGKE: torch.Tensor, value_BGKE: torch.Tensor) -> KeysAndValues:
-    """Keys and values of each query head, where several share them: two [B, H, K, E]."""
-    shape = (-1, -1, num_heads // key_BGKE.shape[1], -1, -1)
+def _of_each_head(num_heads: int, shared_BGKE: torch.Tensor) -> torch.Tensor:
+    """Keys or values of each query head, [B, H, K, E], where several share them."""
     # Query head h reads key head h // X, so copies of one head are adjacent: G = 2, X = 2 gives 0 0 1 1.
-    key_BGXKE = key_BGKE[:, :, None].expand(shape)
-    value_BGXKE = value_BGKE[:, :, None].expand(shape)
-    return key_BGXKE.flatten(1, 2), value_BGXKE.flatten(1, 2)
+    num_sharing = num_heads // shared_BGKE.shape[1]
+    return shared_BGKE[:, :, None].expand(-1, -1, num_sharing, -1, -1).flatten(1, 2)
+
+
+def _goes_apart(past: KeysAndValues, own: KeysAndValues, visible: torch.Tensor | None) -> bool:
+    """Whether all rows see one whole prefix, and a kernel for such heads tells its log-sum-exps."""
+    past_key_1GPE, past_value_1GPE = past
+    sees_all_past = visible is None or visible.shape[-1] == own[0].shape[2]
+    # Only without gradients: torch gives log-sum-exps no derivative, so the merge would lose a part of one.
+    if len(past_key_1GPE) > 1 or not sees_all_past or torch.is_grad_enabled():
+        return False
+    width = past_key_1GPE.shape[-1]
+    # CUDA's kernels read heads in pieces of 16 bytes.
+    is_aligned = width * past_key_1GPE.itemsize % 16 == 0
+    has_kernel = past_key_1GPE.is_cpu or (past_key_1GPE.is_cuda and is_aligned)
+    return has_kernel and width == past_value_1GPE.shape[-1]
 
 
 def _attend_apart(
@@ -200,23 +154,19 @@ def _attend_apart(
     scale: float | None,
 ) -> torch.Tensor:
     batch_size, num_heads, num_rows, head_width = query_BHSE.shape
-    num_groups = past[0].shape[1]
-    num_sharing = num_heads // num_groups
     # The causal mask is among own rows alone: every row sees all of the prefix.
+    key_BHSE, value_BHSE = (_of_each_head(num_heads, part) for part in own)
     from_own_BHSE, own_sum_BHS = attention_and_log_sum_exp(
-        query_BHSE, *_of_each_head(num_heads, *own), visible, is_causal=visible is None, scale=scale
+        query_BHSE, key_BHSE, value_BHSE, visible, is_causal=visible is None, scale=scale
     )
-    # All sequences look at the prefix as if their rows were rows of one, and so do heads that share its keys.
-    query_GXBSE = query_BHSE.unflatten(1, (num_groups, num_sharing)).permute(1, 2, 0, 3, 4)
-    seeing_all_1GNE = query_GXBSE.reshape(1, num_groups, -1, head_width)
+    # All sequences look at the prefix as if their rows were rows of one, and so do the X heads that share its
+    # keys, which are adjacent: N = X B S.
+    seeing_all_1GNE = query_BHSE.transpose(0, 1).reshape(1, past[0].shape[1], -1, head_width)
     from_past_1GNE, past_sum_1GN = attention_and_log_sum_exp(
         seeing_all_1GNE, *past, None, is_causal=False, scale=scale
     )
-    # N = X B S rows come back in the order in which they were laid out.
-    of_rows = (num_sharing, batch_size, num_rows)
-    from_past_GXBSE = from_past_1GNE[0].unflatten(1, of_rows)
-    from_past_BHSE = from_past_GXBSE.permute(2, 0, 1, 3, 4).flatten(1, 2)
-    past_sum_BHS = past_sum_1GN[0].unflatten(1, of_rows).permute(2, 0, 1, 3).flatten(1, 2)
+    from_past_BHSE = from_past_1GNE.reshape(num_heads, batch_size, num_rows, head_width).transpose(0, 1)
+    past_sum_BHS = past_sum_1GN.reshape(num_heads, batch_size, num_rows).transpose(0, 1)
     # Z_past / (Z_past + Z_own), from the logarithms, which neither overflow nor underflow.
     past_share_BHS = torch.sigmoid(past_sum_BHS - own_sum_BHS)
     return torch.lerp(from_own_BHSE, from_past_BHSE, past_share_BHS[..., None].to(from_own_BHSE.dtype))

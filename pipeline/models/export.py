@@ -6,7 +6,6 @@ refused if its losses are not the model's.
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
@@ -53,8 +52,7 @@ def _renamed_weights(model: OLMo) -> dict[str, torch.Tensor]:
     weights = {"model.embed_tokens.weight": model.transformer.wte.weight}
     if not model.config.weight_tying:
         weights["lm_head.weight"] = model.transformer.ff_out.weight
-    blocks: list[Any] = blocks_of(model)
-    for index, block in enumerate(blocks):
+    for index, block in enumerate(blocks_of(model)):
         prefix = f"model.layers.{index}."
         # `fused_dims` differ with grouped keys: as many rows as heads of each kind have numbers.
         query, key, value = block.att_proj.weight.split(block.fused_dims, dim=0)

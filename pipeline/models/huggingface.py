@@ -12,42 +12,27 @@ heads, E head width, V vocabulary, N any number of rows.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from torch import nn
-from torch.nn.functional import pad
-from transformers.masking_utils import eager_mask
 
-from pipeline.cli import InputError, cause_of
+from pipeline.cli import InputError
 from pipeline.models.attention import attend
 from pipeline.models.interface import (
     CausalLM,
-    KeysAndValues,
-    Prefix,
-    Watch,
+    Running,
     causal_visibility,
     rows_of,
+    visibility_with_prefix,
 )
+from pipeline.models.load import errors_in_words
 
 OURS = "attention_with_shared_prefix"
 """Name of our attention among the library's."""
-
-
-@dataclass
-class _Pass:
-    """What our attention must know of the forward pass that is running."""
-
-    prefix: Prefix | None
-    visible_of_layers: Sequence[torch.Tensor | None]
-    """[B or 1, 1, S, K]."""
-    watch: Watch | None
-    read: list[KeysAndValues] | None
-    """Keys and values of the rows given, layer by layer, if they are to be kept."""
 
 
 def _attend(
@@ -59,28 +44,21 @@ def _attend(
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
-    running: _Pass | None = None,
+    *,
+    running: Running,
+    visible_of_layers: Sequence[torch.Tensor | None],
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention in one layer, [B, S, H, E], in place of the library's; the mask that it made is left out."""
-    past = None
-    watch = None
-    visible = attention_mask  # of a pass that is the user's own
-    if running is not None:
-        layer: Any = module.layer_idx
-        if running.read is not None:
-            running.read.append((key, value))
-        past = None if running.prefix is None else running.prefix.keys_and_values[layer]
-        watch = running.watch
-        visible = running.visible_of_layers[layer]
-        visible = None if visible is None else visible.to(query.device)
-    attended = attend(query, key, value, past, visible, scaling, softcap=softcap, sink_H=s_aux, watch=watch)
+    layer: Any = module.layer_idx
+    visible = visible_of_layers[layer]
+    if visible is not None:
+        visible = visible.to(query.device)  # layers may be spread over devices
+    attended = attend(running, layer, query, key, value, visible, scaling, softcap=softcap, sink_H=s_aux)
     return attended.transpose(1, 2).contiguous(), None
 
 
 transformers.AttentionInterface.register(OURS, _attend)
-# For passes that are the user's own: a mask of numbers, added to the scores, which `attend` takes.
-transformers.AttentionMaskInterface.register(OURS, eager_mask)
 
 
 class HuggingFaceCausalLM(CausalLM):
@@ -94,12 +72,10 @@ class HuggingFaceCausalLM(CausalLM):
     def __init__(self, model: transformers.PreTrainedModel, num_positions: int | None = None) -> None:
         super().__init__(model)
         self._config = model.config.get_text_config()
-        layer_types = getattr(self._config, "layer_types", None)
-        # Without layer_types: Mistral gives a width alone, Qwen2 one that use_sliding_window may switch off.
-        slides = getattr(self._config, "use_sliding_window", True)
-        self._slides = [slides] * self._config.num_hidden_layers
-        if layer_types is not None:
-            self._slides = [kind == "sliding_attention" for kind in layer_types]
+        all_slide = ["sliding_attention"] * self._config.num_hidden_layers
+        # A width without kinds of layers, as Mistral has it, is that of all.
+        kinds = getattr(self._config, "layer_types", None) or all_slide
+        self._slides = [kind == "sliding_attention" for kind in kinds]
         width = getattr(self._config, "sliding_window", None) if any(self._slides) else None
         self.window = width if width and (num_positions is None or num_positions > width) else None
         """How many position IDs a row sees in layers that slide, its own included; None: nothing is cut."""
@@ -114,27 +90,25 @@ class HuggingFaceCausalLM(CausalLM):
         """Scaled if the family's embedding does that."""
         return self._model.get_input_embeddings()(token_ids_1S)
 
-    def _run(
+    def _states(
         self,
         tokens: torch.Tensor,
         position_ids_BS: torch.Tensor,
-        visible_BSK: torch.Tensor | None,
         query_rows_BT: torch.Tensor | None,
-        prefix: Prefix | None = None,
-        *,
-        keeps_rows: bool = False,
-        watch: Watch | None = None,
-    ) -> tuple[torch.Tensor, Prefix | None]:
+        running: Running,
+    ) -> torch.Tensor:
         """Compute all rows, in every layer."""
-        visible_B1SK = None if visible_BSK is None else visible_BSK[:, None]
         # Two visibilities for all layers, made once: with the window, and without.
-        near_B1SK = visible_B1SK
+        near_B1SK = running.visible_B1SK
         if self.window is not None:
-            near_B1SK = self._near(self.window, tokens.shape[1], position_ids_BS, visible_BSK, prefix)
-        visible_of_layers = [near_B1SK if slides else visible_B1SK for slides in self._slides]
-        running = _Pass(prefix, visible_of_layers, watch, [] if keeps_rows else None)
+            ids_BK = running.position_ids_BK
+            near_B1SK = visibility_with_prefix(near_B1SK, tokens.shape[1], ids_BK.shape[1], self.device)
+            # With a window of 2, the row at ID 5 sees IDs 4 and 5: 3 + 2 <= 5 is beyond.
+            is_beyond_BSK = ids_BK[:, None] + self.window <= position_ids_BS[..., None]
+            hidden = torch.finfo(self.dtype).min if near_B1SK.is_floating_point() else False
+            near_B1SK = torch.where(is_beyond_BSK[:, None], hidden, near_B1SK)
         # The base model stops before the vocabulary projection, which runs later at query rows only.
-        hidden_BSD = self._model.base_model(
+        output = self._model.base_model(
             **{"inputs_embeds" if tokens.is_floating_point() else "input_ids": tokens},
             position_ids=position_ids_BS.expand(tokens.shape[:2]),
             # Without a mask the library takes a gap in the position IDs for the border of two packed
@@ -143,37 +117,11 @@ class HuggingFaceCausalLM(CausalLM):
             use_cache=False,
             return_dict=True,
             running=running,
-        ).last_hidden_state
-        kept = None
-        if running.read is not None:
-            kept = Prefix(tuple(running.read), position_ids_BS[:, None, :, None])
-        return rows_of(hidden_BSD.to(self.device), query_rows_BT), kept
+            visible_of_layers=[near_B1SK if slides else running.visible_B1SK for slides in self._slides],
+        )
+        return rows_of(output.last_hidden_state.to(self.device), query_rows_BT)
 
-    def _near(
-        self,
-        window: int,
-        num_rows: int,
-        position_ids_BS: torch.Tensor,
-        visible_BSK: torch.Tensor | None,
-        prefix: Prefix | None,
-    ) -> torch.Tensor:
-        """Visibility within windows, [B or 1, 1, S, P + S]."""
-        if visible_BSK is None:
-            visible_BSK = causal_visibility(num_rows, self.device)
-        ids_BK = position_ids_BS
-        if prefix is not None:
-            past_BP = prefix.position_ids_B1P1[:, 0, :, 0]
-            batch_size = max(len(past_BP), len(position_ids_BS))
-            ids_BK = torch.cat([ids.expand(batch_size, -1) for ids in (past_BP, position_ids_BS)], dim=1)
-        is_number = visible_BSK.is_floating_point()
-        # Visibility of the rows given says nothing of the prefix, all of which may be seen: True, or 0 added.
-        visible_BSK = pad(visible_BSK, (ids_BK.shape[1] - visible_BSK.shape[2], 0), value=not is_number)
-        # With a window of 2, the row at ID 5 sees IDs 4 and 5: 3 + 2 <= 5 is beyond.
-        is_beyond_BSK = ids_BK[:, None] + window <= position_ids_BS[..., None]
-        hidden = torch.finfo(visible_BSK.dtype).min if is_number else False
-        return torch.where(is_beyond_BSK, hidden, visible_BSK)[:, None]
-
-    def _project(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scaled and soft-capped as the family does."""
         logits = self._model.get_output_embeddings()(hidden).to(self.device)
         if scale := getattr(self._config, "logit_scale", None):  # Cohere
@@ -197,12 +145,12 @@ def load_hugging_face(
     """Load a causal LM from a folder as `save_pretrained` and the hub's snapshots have it; tensors only.
 
     It goes to `device`, or where a `device_map` of accelerate's says. Position IDs will be below
-    `num_positions`. InputError if it is no causal LM, incomplete, has no place for so many positions, or
-    does not obey (`check_model`). All its weights are the folder's, and no other.
+    `num_positions`. InputError if it is no causal LM, incomplete, or as of `as_causal_lm`. All its weights
+    are the folder's, and no other.
     """
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    try:
+    with errors_in_words(f"{folder} cannot be loaded as a causal LM"):
         model, loading = transformers.AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype,
@@ -212,8 +160,6 @@ def load_hugging_face(
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
-    except Exception as error:  # the library's, safetensors', pickle's, accelerate's or remote code's own
-        raise InputError(f"{folder} cannot be loaded as a causal LM: {cause_of(error)}") from error
     # Older versions of the library saved with the weights what it computes anew.
     computed = {name for name, _ in model.named_buffers()}
     left_over = {
@@ -234,11 +180,12 @@ def load_hugging_face(
 def as_causal_lm(model: transformers.PreTrainedModel, name: str, num_positions: int) -> HuggingFaceCausalLM:
     """A model of the library, as it lies in memory, to be measured; `name` is what messages call it.
 
-    Its attention becomes ours. InputError as of `load_hugging_face`.
+    Its attention becomes ours. InputError if it has no place for so many positions, or does not obey
+    (`check_model`).
     """
     # Rotations exist for any ID, rows of a table do not.
     is_rotary = any("RotaryEmbedding" in type(module).__name__ for module in model.modules())
-    limit = position_limit(model.config.get_text_config(), is_rotary)
+    limit = position_limit(model.config, is_rotary)
     if limit is not None and num_positions > limit:
         raise InputError(
             f"{name} can be measured up to --long-context-length {limit}, not {num_positions}: beyond, its"
@@ -249,36 +196,28 @@ def as_causal_lm(model: transformers.PreTrainedModel, name: str, num_positions: 
     return lm
 
 
-def positions_of(model: transformers.PreTrainedModel | Path, trust_remote_code: bool = False) -> int | None:
-    """How many positions a model, or one in a folder, was made for by its configuration; None: not said."""
-    config: Any
-    if isinstance(model, Path):
-        try:
-            config = transformers.AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
-        except Exception as error:  # by version and fault OSError, ValueError, KeyError, or its own code's
-            raise InputError(f"{model / 'config.json'} cannot be used: {cause_of(error)}") from error
-    else:
-        config = model.config
-    config = config.get_text_config()
-    limits = getattr(config, "max_position_embeddings", None), position_limit(config, True)
-    return min((limit for limit in limits if limit), default=None)
+def configuration_of(folder: Path, trust_remote_code: bool) -> transformers.PretrainedConfig:
+    """What the config.json of a folder says."""
+    with errors_in_words(f"{folder / 'config.json'} cannot be used"):
+        return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
 
 
 _COMPUTED = re.compile(r"(^|\.)(inv_freq|cos_cached|sin_cached|position_ids|masked_bias)$")
 
 
-def position_limit(config: Any, has_rotary_embedding: bool) -> int | None:
-    """The number that a model's position IDs must be below, by the `config` of its text model.
+def position_limit(config: transformers.PretrainedConfig, has_rotary_embedding: bool) -> int | None:
+    """The number that a model's position IDs must be below, by its configuration.
 
     Below it no chunk of attention ends, no table of positions runs out, and no RoPE changes its frequencies
     with the length of the input: a short context would be given others than the long one. Windows that slide
-    are no limit. None: any ID may be used.
+    are no limit. None: any ID may be used. Without rotations also how many positions it was made for.
     """
-    longest: Any = getattr(config, "max_position_embeddings", None)
+    text: Any = config.get_text_config()
+    longest: int | None = getattr(text, "max_position_embeddings", None)
     limits: list[int | None] = [None if has_rotary_embedding else longest]
-    if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
-        limits.append(config.attention_chunk_size)
-    rope = getattr(config, "rope_parameters", None) or {}
+    if "chunked_attention" in (getattr(text, "layer_types", None) or ()):
+        limits.append(text.attention_chunk_size)
+    rope = getattr(text, "rope_parameters", None) or {}
     # One set of parameters, or one for each kind of layer (Gemma 3).
     for parameters in (rope, *rope.values()):
         kind = parameters.get("rope_type") if isinstance(parameters, Mapping) else None
@@ -308,73 +247,76 @@ def check_model(lm: HuggingFaceCausalLM, name: str, num_positions: int) -> None:
     size = (1, min(_NUM_TOKENS, num_positions))
     token_ids_1S = torch.randint(lm.vocabulary_size, size, generator=generator).to(lm.device)
     window = lm.window
-    try:
-        if window is not None:
-            # In both places: the stock pass reads the configuration, ours `window`.
-            lm.window = lm._config.sliding_window = max(1, size[1] // 3)
-        broken = _broken_promise(lm, token_ids_1S)
-    except Exception as error:  # code of any family, met with arguments that it may not have been written for
-        raise InputError(
-            f"{name} fails when it is given position IDs, visibility and a prefix"
-            f" ({type(error).__name__}: {cause_of(error)}), so it cannot be measured"
-        ) from error
-    finally:
-        if window is not None:
-            lm.window = lm._config.sliding_window = window
-    if broken:
+    if window is not None:
+        # In both places: the stock pass reads the configuration, ours `window`.
+        lm.window = lm._config.sliding_window = max(1, size[1] // 3)
+    with errors_in_words(
+        f"{name} cannot be measured: it fails when it is given position IDs, visibility and a prefix"
+    ):
+        promises = _promises(lm, token_ids_1S)
+        broken = next((clause for found, expected, clause in promises if _differ(found, expected)), None)
+    if window is not None:
+        lm.window = lm._config.sliding_window = window
+    if broken is not None:
         raise InputError(f"{name} cannot be measured: {broken}")
 
 
 @torch.inference_mode()
-def _broken_promise(lm: HuggingFaceCausalLM, token_ids_1S: torch.Tensor) -> str | None:
-    """What the model does not do, in a clause."""
-
-    def logits(token_ids_BS: torch.Tensor, rows: torch.Tensor, *seen: Any) -> torch.Tensor:
-        return lm.logits(lm.hidden_states(token_ids_BS, rows[None], *seen).flatten(0, 1))
-
+def _promises(
+    lm: HuggingFaceCausalLM, token_ids_1S: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, str]]:
+    """Logits that must be alike, and what the model does not do where they differ, in a clause."""
     num_rows = token_ids_1S.shape[1]
-    rows_S = torch.arange(num_rows, device=lm.device)
     half = num_rows // 2
+    rows_1S = torch.arange(num_rows, device=lm.device)[None]
+    # A second text begins like the first, and then is another: causal rows cannot tell their first halves
+    # apart, and rows that mix across a batch show.
+    other_1S = torch.cat((token_ids_1S[:, :half], token_ids_1S.flip(1)[:, half:]), dim=1)
+    texts_2S = torch.cat((token_ids_1S, other_1S))
     lm._model.set_attn_implementation("eager")  # the library's own, as plain tensor operations
-    # The same text with and without its last token: causal rows before it cannot tell the two apart.
-    stock_SV, of_fewer_SV = (
-        lm._model(input_ids=token_ids_1S[:, :stop], use_cache=False).logits[0].to(lm.device)
-        for stop in (num_rows, num_rows - 1)
-    )
+    stock = [lm._model(input_ids=text_1S, use_cache=False).logits for text_1S in (token_ids_1S, other_1S)]
+    stock_2SV = torch.cat(stock).to(lm.device)
     lm._model.set_attn_implementation(OURS)
-    if not stock_SV.isfinite().all():
-        return "its logits are not finite numbers"
-    if _differ(of_fewer_SV, stock_SV[:-1]):
-        return (
-            "its prediction for a token changes with the tokens after it, so it is not causal (an encoder?)"
-        )
-    full_SV = logits(token_ids_1S, rows_S, None, None)
-    if _differ(full_SV, stock_SV):
-        return "its logits are not its output embedding of its last hidden states, scaled in a known way"
+    yield stock_2SV, stock_2SV, "its logits are not finite numbers"  # NaN is not even itself
+    yield (
+        stock_2SV[1, :half],
+        stock_2SV[0, :half],
+        "its prediction for a token changes with the tokens after it, so it is not causal (an encoder?)",
+    )
+
+    def logits(token_ids_BS: torch.Tensor, position_ids_1S: torch.Tensor, *seen: Any) -> torch.Tensor:
+        hidden_BSD = lm.hidden_states(token_ids_BS, position_ids_1S, *seen)
+        return lm.logits(hidden_BSD.flatten(0, 1)).unflatten(0, hidden_BSD.shape[:2])
+
+    full_2SV = logits(texts_2S, rows_1S, None, None)
+    yield (
+        full_2SV,
+        stock_2SV,
+        "its logits are not its output embedding of its last hidden states, scaled in a known way, or differ"
+        " in a batch of two texts",
+    )
     # Of 24 rows, 0 to 5 and 12 to 23: a gap, as leaving tokens out makes it.
-    kept_N = torch.cat((rows_S[: num_rows // 4], rows_S[half:]))
-    visible_1SS = causal_visibility(num_rows, lm.device) & torch.isin(rows_S, kept_N)
-    hidden_SV = logits(token_ids_1S, rows_S, visible_1SS, None)
-    if _differ(logits(token_ids_1S[:, kept_N], kept_N, None, None), hidden_SV[kept_N]):
-        return "tokens left out at kept position IDs are not the same to it as tokens hidden by a mask"
+    kept_1N = torch.cat((rows_1S[:, : num_rows // 4], rows_1S[:, half:]), dim=1)
+    visible_1SS = causal_visibility(num_rows, lm.device) & torch.isin(rows_1S, kept_1N)
+    yield (
+        logits(texts_2S[:, kept_1N[0]], kept_1N, None, None),
+        logits(texts_2S, rows_1S, visible_1SS, None)[:, kept_1N[0]],
+        "tokens left out at kept position IDs are not the same to it as tokens hidden by a mask",
+    )
     # Cut from all rows: keys and values of a causal model do not depend on what comes after them.
-    prefix = lm.read(token_ids_1S, rows_S[None], None, None)[1].first(half)
-    behind = rows_S[half:], None, None, prefix
-    # Two different texts, as equal ones would hide rows that mix across the batch.
-    both_2S = torch.cat((token_ids_1S, token_ids_1S.flip(1)))[:, half:]
-    first_SV = logits(both_2S[:1], *behind)
-    if _differ(first_SV, full_SV[half:]):
-        return "it does not read on from a shared prefix as from the tokens themselves"
-    if _differ(logits(both_2S, *behind), torch.cat((first_SV, logits(both_2S[1:], *behind)))):
-        return "two texts in one batch are not to it what each is alone"
-    return None
+    prefix = lm.read(token_ids_1S, rows_1S, None, None)[1].first(half)
+    yield (
+        logits(texts_2S[:, half:], rows_1S[:, half:], None, None, prefix),
+        full_2SV[:, half:],
+        "it does not read on from a shared prefix as from the tokens themselves",
+    )
 
 
-def _differ(logits_SV: torch.Tensor, expected_SV: torch.Tensor) -> bool:
-    largest = (expected_SV.float() - expected_SV.float().mean()).abs().max()
-    worst_S = (logits_SV.float() - expected_SV.float()).abs().amax(dim=-1)
+def _differ(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    largest = (expected.float() - expected.float().mean()).abs().max()
+    worst = (found.float() - expected.float()).abs().amax(dim=-1)
     # Written so that a NaN differs.
-    if expected_SV.dtype == torch.float32:
-        return not bool(worst_S.max() <= _TOLERANCE * largest)
+    if expected.dtype == torch.float32:
+        return not bool(worst.max() <= _TOLERANCE * largest)
     # Rounding may send a few rows to another expert where experts are chosen: half of the rows must agree.
-    return not bool(worst_S.median() <= _COARSE_TOLERANCE * largest)
+    return not bool(worst.median() <= _COARSE_TOLERANCE * largest)

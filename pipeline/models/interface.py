@@ -12,10 +12,10 @@ references, D width, V vocabulary, H heads, G key-value heads of width E, N any 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,20 +26,15 @@ from torch.nn.functional import cross_entropy, pad
 # Logits are the largest tensor of all; this bounds them to 64 MiB of float32 at a time, on a GPU to 512 MiB:
 # it is faster the more it is told to do at once.
 LOGITS_PER_BLOCK = 1 << 24
-LOGITS_PER_BLOCK_ON_ACCELERATORS = 1 << 27
-_LOGITS_COMPARED = 1 << 19
-"""Logits of a block that a CPU compares at a time: in float32 they stay in its caches, 2 MiB."""
+LOGITS_PER_BLOCK_ON_GPU = 1 << 27
+_LOGITS_IN_CACHES = 1 << 19
+"""Of a CPU, in float32: 2 MiB."""
 
 KeysAndValues = tuple[torch.Tensor, torch.Tensor]
 """One layer's, keys rotated by their position IDs: two [B, G, K, E]."""
 
-OfHeads = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""A function of a layer's queries and keys [H, S, E], rotated, keys repeated for heads that share them, and
-the attention of T query rows to each row [H, T, S], which sums to 1 over the rows; float32. Its scores are
-query times key over the square root of E."""
-
-Watch = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
-"""Looks at a layer's queries and keys, as `OfHeads` has them, and all rows' attention, of a batch of 1."""
+Watch = Callable[[torch.Tensor], None]
+"""Looks at a layer's attention, float32 [B, H, S, K]: a row sums to 1, or to less beside a sink."""
 
 
 def to_device(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -55,17 +50,14 @@ def to_device(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.T
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
+@dataclass(eq=False)
 class NotFiniteLossError(ArithmeticError):
-    """A model gave a loss or a divergence (`what`) that is no number, or infinite; measuring code says where.
+    """A model gave a loss or a divergence that is no number, or infinite; measuring code says where."""
 
-    The target's position is one of the position IDs that the model was given.
-    """
-
-    def __init__(self, what: str, target_position: int, loss: float) -> None:
-        super().__init__(f"the {what} at position {target_position} is {loss}")
-        self.what = what
-        self.target_position = target_position
-        self.loss = loss
+    what: str
+    target_position: int
+    """One of the position IDs that the model was given."""
+    loss: float
 
 
 @dataclass(frozen=True)
@@ -73,33 +65,44 @@ class Prefix:
     """What a model keeps of rows already read, layer by layer, to be looked at by rows that come after."""
 
     keys_and_values: tuple[KeysAndValues, ...]
-    position_ids_B1P1: torch.Tensor
-    """Position IDs of the rows, int64 [1 or B, 1, P, 1], for windows that slide."""
+    position_ids_BP: torch.Tensor
+    """Position IDs of the rows, int64, for windows that slide."""
+    num_leading: int = 0
+    """Rows of leading tokens (see `CausalLM.led_by`), the first ones, which nobody counts."""
 
     @property
     def num_rows(self) -> int:
         """How many rows were read."""
-        return self.position_ids_B1P1.shape[2]
-
-    def _of_parts(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Prefix":
-        layers = tuple((change(key), change(value)) for key, value in self.keys_and_values)
-        return Prefix(layers, change(self.position_ids_B1P1))
+        return self.position_ids_BP.shape[1] - self.num_leading
 
     def first(self, num_rows: int) -> "Prefix":
         """The prefix of the first `num_rows` rows only; a view, not a copy."""
-        return self._of_parts(lambda part: part[:, :, :num_rows])
+        stop = self.num_leading + num_rows
+        layers = tuple((key[:, :, :stop], value[:, :, :stop]) for key, value in self.keys_and_values)
+        return Prefix(layers, self.position_ids_BP[:, :stop], self.num_leading)
 
-    def before(self, later: "Prefix") -> "Prefix":
-        """Put these rows, of one sequence, before those of `later`, of each of its sequences."""
-        # A view: the shared rows are copied only where they are joined with each sequence's own.
-        ours = self._of_parts(lambda part: part.expand(len(later.position_ids_B1P1), -1, -1, -1))
-        layers = []
-        for (key, value), (later_key, later_value) in zip(
-            ours.keys_and_values, later.keys_and_values, strict=True
-        ):
-            layers.append((torch.cat((key, later_key), 2), torch.cat((value, later_value), 2)))
-        ids_B1P1 = torch.cat((ours.position_ids_B1P1, later.position_ids_B1P1), dim=2)
-        return Prefix(tuple(layers), ids_B1P1)
+
+def joined(past: KeysAndValues | None, own: KeysAndValues) -> KeysAndValues:
+    """Keys and values of a layer's prefix, which may be shared by the batch, and of the rows behind it."""
+    if past is None:
+        return own
+    # A view: shared rows are copied only where they are joined with each sequence's own.
+    past_key, past_value = (part.expand(len(own[0]), -1, -1, -1) for part in past)
+    return torch.cat((past_key, own[0]), dim=2), torch.cat((past_value, own[1]), dim=2)
+
+
+@dataclass
+class Running:
+    """What attention must know of the forward pass that is running, and the keys and values that it reads."""
+
+    prefix: Prefix
+    """Without rows and layers where there is none."""
+    position_ids_BK: torch.Tensor
+    visible_B1SK: torch.Tensor | None
+    """As `CausalLM.hidden_states` has it, of all rows, [B or 1, 1, S, K]; or numbers added to the scores."""
+    watch: Watch | None
+    read: list[KeysAndValues] | None
+    """Of all rows so far, layer by layer, if they are to be kept."""
 
 
 class ReadText(NamedTuple):
@@ -151,6 +154,19 @@ class CausalLM(ABC):
         """What the model's first layer is given for each token, positions apart: [1, S, D]."""
 
     @abstractmethod
+    def _states(
+        self,
+        tokens: torch.Tensor,
+        position_ids_BS: torch.Tensor,
+        query_rows_BT: torch.Tensor | None,
+        running: Running,
+    ) -> torch.Tensor:
+        """Final hidden states of the query rows, [B, T, D], on `device`; each layer calls `attend`."""
+
+    @abstractmethod
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Vocabulary logits [..., V] of hidden states [..., D]."""
+
     def _run(
         self,
         tokens: torch.Tensor,
@@ -161,36 +177,26 @@ class CausalLM(ABC):
         *,
         keeps_rows: bool = False,
         watch: Watch | None = None,
-    ) -> tuple[torch.Tensor, Prefix | None]:
-        """Hidden states as `hidden_states` says, and the rows given as a prefix with `keeps_rows`.
+    ) -> tuple[torch.Tensor, Prefix]:
+        """Hidden states as `hidden_states` says, and all rows so far as a prefix, empty without `keeps_rows`.
 
-        Embeddings [B, S, D] may be given as `tokens`, and numbers added to the scores as visibility, which is
-        of all rows.
+        Embeddings [B, S, D] may be given as `tokens`, and numbers added to the scores as visibility.
         """
-
-    @abstractmethod
-    def _project(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Vocabulary logits [..., V] of hidden states [..., D]."""
-
-    def _run_led(
-        self,
-        tokens: torch.Tensor,
-        position_ids_BS: torch.Tensor,
-        visible_BSK: torch.Tensor | None,
-        query_rows_BT: torch.Tensor | None,
-        prefix: Prefix | None = None,
-        **how: Any,
-    ) -> tuple[torch.Tensor, Prefix | None]:
-        """`_run` behind the leading tokens, visibility of all rows; the rows that are kept are the text's."""
         if visible_BSK is not None and visible_BSK.shape[1] < tokens.shape[1]:
             visible_BSK = visibility_of_all(visible_BSK, tokens.shape[1])
-        if self._leading is not None:
-            num_leading = self._leading.num_rows
-            position_ids_BS = position_ids_BS + num_leading
-            if visible_BSK is not None and visible_BSK.shape[-1] > tokens.shape[1]:  # of the prefix too
-                visible_BSK = pad(visible_BSK, (num_leading, 0), value=visible_BSK.dtype == torch.bool)
-            prefix = self._leading if prefix is None else self._leading.before(prefix)
-        return self._run(tokens, position_ids_BS, visible_BSK, query_rows_BT, prefix, **how)
+        prefix = prefix or self._leading or Prefix((), position_ids_BS[:, :0])
+        position_ids_BS = position_ids_BS + prefix.num_leading
+        batch_size = max(len(prefix.position_ids_BP), len(position_ids_BS))
+        both_ids = prefix.position_ids_BP, position_ids_BS
+        running = Running(
+            prefix,
+            position_ids_BK=torch.cat([ids.expand(batch_size, -1) for ids in both_ids], dim=1),
+            visible_B1SK=None if visible_BSK is None else visible_BSK[:, None],
+            watch=watch,
+            read=[] if keeps_rows else None,
+        )
+        hidden_BTD = self._states(tokens, position_ids_BS, query_rows_BT, running)
+        return hidden_BTD, Prefix(tuple(running.read or ()), running.position_ids_BK, prefix.num_leading)
 
     def led_by(self, token_ids: Sequence[int]) -> "CausalLM":
         """The same model with these tokens, such as a BOS, before everything that it reads.
@@ -205,9 +211,10 @@ class CausalLM(ABC):
         # A shallow copy: both models share the weights.
         led = copy(self)
         ids_1b = torch.as_tensor(np.array([token_ids], dtype=np.int64), device=self.device)
+        positions_1b = torch.arange(len(token_ids), device=self.device)[None]
         with torch.no_grad():  # not inference mode: derivatives are taken behind these rows
-            positions_1b = torch.arange(len(token_ids), device=self.device)[None]
-            _, led._leading = self._run(ids_1b, positions_1b, None, None, keeps_rows=True)
+            _, leading = self._run(ids_1b, positions_1b, None, None, keeps_rows=True)
+        led._leading = replace(leading, num_leading=len(token_ids))
         return led
 
     @torch.inference_mode()
@@ -216,21 +223,20 @@ class CausalLM(ABC):
         token_ids_1S: torch.Tensor,
         position_ids_1S: torch.Tensor,
         visible_1SS: torch.Tensor | None,
-        query_rows_T: torch.Tensor | None,
-        of_layer: OfHeads,
+        of_layer: Callable[[torch.Tensor], torch.Tensor],
     ) -> list[torch.Tensor]:
-        """What `of_layer` keeps of each layer, of one sequence; arguments as in `hidden_states`."""
+        """What `of_layer` keeps of each layer's attention in one sequence; arguments as in `hidden_states`.
+
+        It is given the attention of each row to each row, float32 [H, S, S], which sums to 1 over the rows
+        that are looked at, but for what goes to leading tokens and attention sinks.
+        """
         kept: list[torch.Tensor] = []
-        rows_T = slice(None) if query_rows_T is None else query_rows_T
-        num_leading = 0 if self._leading is None else self._leading.num_rows
 
-        def watch(*heads_and_weights: torch.Tensor) -> None:
-            queries_HSE, keys_HKE, weights_HSK = (part[0].to(self.device) for part in heads_and_weights)
+        def watch(weights_1HSK: torch.Tensor) -> None:
             # Leading rows are the model's own affair; what a text's row gives to BOS is not in the sum.
-            own_HTS = weights_HSK[:, rows_T, num_leading:]
-            kept.append(of_layer(queries_HSE, keys_HKE[:, num_leading:], own_HTS))
+            kept.append(of_layer(weights_1HSK[0, :, :, -token_ids_1S.shape[1] :].to(self.device)))
 
-        self._run_led(token_ids_1S, position_ids_1S, visible_1SS, None, watch=watch)
+        self._run(token_ids_1S, position_ids_1S, visible_1SS, None, watch=watch)
         return kept
 
     @torch.inference_mode()
@@ -242,11 +248,7 @@ class CausalLM(ABC):
         query_rows_1T: torch.Tensor | None,
     ) -> tuple[torch.Tensor, Prefix]:
         """`hidden_states` of one sequence, and what later rows need of it to read on."""
-        hidden_1TD, prefix = self._run_led(
-            token_ids_1S, position_ids_1S, visible_1SS, query_rows_1T, keeps_rows=True
-        )
-        assert prefix is not None
-        return hidden_1TD, prefix
+        return self._run(token_ids_1S, position_ids_1S, visible_1SS, query_rows_1T, keeps_rows=True)
 
     @torch.inference_mode()
     def hidden_states(
@@ -270,12 +272,7 @@ class CausalLM(ABC):
                 wanted. None: all rows.
             prefix: rows already read, shared by the sequences of the batch, or of each its own.
         """
-        return self._run_led(token_ids_BS, position_ids_BS, visible_BSK, query_rows_BT, prefix)[0]
-
-    @torch.inference_mode()
-    def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
-        """Vocabulary logits of hidden states: [N, V]."""
-        return self._project(hidden_ND)
+        return self._run(token_ids_BS, position_ids_BS, visible_BSK, query_rows_BT, prefix)[0]
 
     @torch.enable_grad()
     def gate_gradients(
@@ -292,14 +289,14 @@ class CausalLM(ABC):
         1 leaves the model as it is, 0 removes the row. Its logarithm is added to the score; at gate 1 the
         derivative by the one is that by the other. One forward pass, and one backward a target.
         """
-        if visible_1SS is None:
-            visible_1SS = causal_visibility(token_ids_1S.shape[1], token_ids_1S.device)
+        num_rows = token_ids_1S.shape[1]
+        visible_1SS = visibility_with_prefix(visible_1SS, num_rows, num_rows, self.device)
         # ln 1: nothing is added at the point where the derivative is taken.
-        log_gates_S = torch.zeros(token_ids_1S.shape[1], device=self.device, requires_grad=True)
+        log_gates_S = torch.zeros(num_rows, device=self.device, requires_grad=True)
         added_1SS = torch.where(visible_1SS, log_gates_S, torch.finfo(self.dtype).min).to(self.dtype)
         with sdpa_kernel(SDPBackend.MATH):  # not every fused kernel has a derivative by the mask
-            hidden_1TD, _ = self._run_led(token_ids_1S, position_ids_1S, added_1SS, query_rows_T[None])
-        logits_TV = self._project(hidden_1TD)[0].float()
+            hidden_1TD, _ = self._run(token_ids_1S, position_ids_1S, added_1SS, query_rows_T[None])
+        logits_TV = self.logits(hidden_1TD)[0].float()
         losses_T = cross_entropy(logits_TV, target_ids_T, reduction="none")
         # All targets share one graph, which the first backward pass would free.
         return torch.stack(
@@ -328,22 +325,37 @@ def visibility_of_all(visible_BWS: torch.Tensor, num_rows: int) -> torch.Tensor:
     return torch.cat((before_1NS.expand(len(visible_BWS), -1, -1), visible_BWS), dim=1)
 
 
+def visibility_with_prefix(
+    visible: torch.Tensor | None, num_rows: int, num_keys: int, device: torch.device
+) -> torch.Tensor:
+    """Visibility [..., S, K] of the whole prefix, whose first rows are seen where nothing is said of them."""
+    if visible is None:
+        visible = causal_visibility(num_rows, device)
+    # True, or 0 added to the scores. Two rows behind a prefix of two see 1 1 1 0 and 1 1 1 1.
+    return pad(visible, (num_keys - visible.shape[-1], 0), value=visible.dtype == torch.bool)
+
+
 def rows_of(rows: torch.Tensor, query_rows_BT: torch.Tensor | None) -> torch.Tensor:
-    """The query rows of [B, S, D] or [B, 1, S, E], all where None; either batch may be 1, for all."""
+    """The query rows of [B, S, D] or [B, H, S, E], all where None; either batch may be 1, for all."""
     if query_rows_BT is None:
         return rows
-    middle = rows.shape[1:-2]
-    batch_size = max(rows.shape[0], query_rows_BT.shape[0])
-    # `gather` wants an index of the result's shape, so each row number is repeated across the width.
-    index = query_rows_BT.view(len(query_rows_BT), *(1 for _ in middle), -1, 1)
-    index = index.expand(batch_size, *middle, -1, rows.shape[-1])
-    return rows.expand(batch_size, *rows.shape[1:]).gather(-2, index)
+    index_BT1 = query_rows_BT[..., None]
+    return rows.take_along_dim(index_BT1 if rows.ndim == 3 else index_BT1[:, None], dim=-2)
 
 
-def rows_per_block(model: CausalLM, device: torch.device) -> int:
-    """How many rows are projected on the vocabulary at a time, at least one."""
-    num_logits = LOGITS_PER_BLOCK if device.type == "cpu" else LOGITS_PER_BLOCK_ON_ACCELERATORS
-    return max(1, num_logits // model.vocabulary_size)
+def _in_blocks(
+    model: CausalLM, hidden_BTD: torch.Tensor, *of_rows_N: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Logits [N, V] of some rows at a time, and what else belongs to these rows; so there is no [B, T, V]."""
+    is_on_cpu = hidden_BTD.device.type == "cpu"
+    num_rows = max(1, (LOGITS_PER_BLOCK if is_on_cpu else LOGITS_PER_BLOCK_ON_GPU) // model.vocabulary_size)
+    # A large product is fast; passes over its result are, while they stay in the caches. So blocks within
+    # blocks, on a CPU.
+    num_at_once = max(1, _LOGITS_IN_CACHES // model.vocabulary_size) if is_on_cpu else num_rows
+    blocks = (part.split(num_rows) for part in (hidden_BTD.flatten(0, 1), *of_rows_N))
+    for hidden_ND, *of_block in zip(*blocks, strict=True):
+        parts = (part.split(num_at_once) for part in (model.logits(hidden_ND), *of_block))
+        yield from zip(*parts, strict=True)
 
 
 def losses_of_hidden_states(
@@ -351,15 +363,13 @@ def losses_of_hidden_states(
 ) -> torch.Tensor:
     """-ln p of target tokens from the states that predict them: float32 [B, T], nats.
 
-    The vocabulary projection runs at these T rows only, block by block. Log-sum-exp minus the target's logit
-    is the loss; taking the softmax first would lose it to rounding where the model is sure.
+    Log-sum-exp minus the target's logit is the loss; taking the softmax first would lose it to rounding where
+    the model is sure.
     """
-    num_rows = rows_per_block(model, hidden_BTD.device)
     losses = []
-    blocks = (part.split(num_rows) for part in (hidden_BTD.flatten(0, 1), target_ids_BT.reshape(-1)))
-    for hidden_ND, target_ids_N in zip(*blocks, strict=True):
+    for logits, target_ids_N in _in_blocks(model, hidden_BTD, target_ids_BT.reshape(-1)):
         # Before log-sum-exp: in bfloat16 a loss of 3 nats would be rounded to steps of 1/64.
-        logits_NV = model.logits(hidden_ND).float()
+        logits_NV = logits.float()
         losses.append(logits_NV.logsumexp(-1) - logits_NV.gather(-1, target_ids_N[:, None])[:, 0])
     return torch.cat(losses).reshape(target_ids_BT.shape)
 
@@ -403,10 +413,7 @@ class Predictions:
     @property
     def entropies_T(self) -> np.ndarray:
         """Entropy of each: float32 [T], nats."""
-        # A probability of 0 adds nothing, where 0 times its logarithm would be no number.
-        falls_TV = self.probs_TV * self.log_probs_TV.nan_to_num(neginf=0)
-        entropies: np.ndarray = -falls_TV.sum(-1).cpu().numpy()
-        return entropies
+        return np.asarray(torch.special.entr(self.probs_TV).sum(-1).cpu())
 
     def divergences(self, log_probs_NV: torch.Tensor, index_N: torch.Tensor) -> torch.Tensor:
         """KL(reference || prediction) of N predictions, float32, each with reference `index_N`: [N], nats."""
@@ -420,34 +427,24 @@ def losses_and_divergences(
     hidden_BTD: torch.Tensor,
     target_ids_BT: torch.Tensor,
     reference: Predictions,
-    reference_index_BT: torch.Tensor | None = None,
+    reference_index_BT: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """-ln p of target tokens, and KL(reference || prediction): two float32 [B, T], nats.
 
     The divergence asks how far a prediction moved, not whether the target became likelier: it never sees the
-    target. Predictions are compared block by block, so there is no [B, T, V] tensor. Whether the values are
-    finite is not looked at (`refuse_not_finite` does): a GPU goes on, and nothing waits for it.
+    target. Whether the values are finite is not looked at (`refuse_not_finite` does): a GPU goes on, and
+    nothing waits for it.
 
     The states are of the rows that predict the targets; the caller owns the shift by one. The place of each
-    target's reference is `reference_index_BT`, int64; None: target t's is place t.
+    target's reference is `reference_index_BT`, int64, [B, T] or [1, T].
     """
     shape = target_ids_BT.shape
-    device = hidden_BTD.device
-    if reference_index_BT is None:
-        reference_index_BT = torch.arange(shape[1])
-    index_N = to_device(reference_index_BT.expand(shape).reshape(-1), device)
-    num_rows = num_compared = rows_per_block(model, device)
-    if device.type == "cpu":
-        # A large product is fast; passes over its result are, while they stay in the caches. So blocks within
-        # blocks, on a CPU.
-        num_compared = max(1, _LOGITS_COMPARED // model.vocabulary_size)
+    index_N = to_device(reference_index_BT.expand(shape).reshape(-1), hidden_BTD.device)
     losses = []
     divergences = []
-    blocks = (part.split(num_rows) for part in (hidden_BTD.flatten(0, 1), target_ids_BT.reshape(-1), index_N))
-    for hidden_ND, *of_block in zip(*blocks, strict=True):
-        parts = (part.split(num_compared) for part in (model.logits(hidden_ND), *of_block))
-        for logits_NV, target_ids_N, references_N in zip(*parts, strict=True):
-            log_probs_NV = logits_NV.log_softmax(-1, dtype=torch.float32)
-            losses.append(-log_probs_NV.gather(-1, target_ids_N[:, None])[:, 0])
-            divergences.append(reference.divergences(log_probs_NV, references_N))
+    blocks = _in_blocks(model, hidden_BTD, target_ids_BT.reshape(-1), index_N)
+    for logits_NV, target_ids_N, references_N in blocks:
+        log_probs_NV = logits_NV.log_softmax(-1, dtype=torch.float32)
+        losses.append(-log_probs_NV.gather(-1, target_ids_N[:, None])[:, 0])
+        divergences.append(reference.divergences(log_probs_NV, references_N))
     return torch.cat(losses).reshape(shape), torch.cat(divergences).reshape(shape)

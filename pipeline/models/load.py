@@ -15,23 +15,30 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
 from omegaconf import OmegaConf
 
-from pipeline.cli import InputError, cause_of, is_out_of_memory
+from pipeline.cli import InputError, cause_of
 from pipeline.models.interface import CausalLM
 from pipeline.results.files import damage, describe_files, read_record, sync, write_json
 from pipeline.text.tokenizer import tokenizer_at
 
-if TYPE_CHECKING:
-    from olmo.model import OLMo
-
 MARK_FILE = "complete.json"
 MODEL_FILES = ("config.yaml", "model.pt")
 _HINT = "put back the file that was saved, or take another checkpoint"
+
+
+@contextmanager
+def errors_in_words(sentence: str) -> Iterator[None]:
+    """Turn whatever a library raises within into an InputError with this sentence, and what it says."""
+    try:
+        yield
+    # By version and fault its own, torch's, pickle's, YAML's, safetensors', or of a model's remote code.
+    except Exception as error:
+        raise InputError(f"{sentence} ({type(error).__name__}: {cause_of(error)})") from error
 
 
 def step_folders(run_folder: Path) -> dict[int, Path]:
@@ -56,47 +63,35 @@ def write_mark(folder: Path) -> None:
 
 @contextmanager
 def whole_model(folder: Path) -> Iterator[Path]:
-    """Yield a draft of a model's folder; on leaving it is marked, and becomes `folder` in the place of any.
+    """Yield a draft of a model's folder; on leaving it is marked, and becomes `folder`, which is new.
 
     A kill at any moment leaves the folder whole or absent.
     """
     draft = folder.with_name(f".{folder.name}.part")
-    replaced = folder.with_name(f".{folder.name}.old")
-    for left in (draft, replaced):
-        shutil.rmtree(left, ignore_errors=True)
+    shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
         yield draft
-        write_mark(draft)
+        write_json(draft / MARK_FILE, {"files": describe_files(draft, sorted(draft.iterdir()))})
         # On the disk before the rename: after a power loss the name must not stand over empty files.
         for path in (*draft.iterdir(), draft):
             sync(path)
-        # What it replaces is damaged: a run goes on from any whole checkpoint, and exports replace nothing.
-        # Out of sight in one step: a kill must not leave half of it, without its mark, that looks whole.
-        if folder.exists():
-            folder.rename(replaced)
         draft.rename(folder)
     finally:
-        for left in (draft, replaced):
-            shutil.rmtree(left, ignore_errors=True)
+        shutil.rmtree(draft, ignore_errors=True)
     sync(folder.parent)
 
 
-def damage_of(folder: Path, names: Sequence[str]) -> str | None:
-    """What is wrong with the files that a model's folder must have, as a phrase; None if nothing shows.
+def refuse_damaged(folder: Path, names: Sequence[str]) -> None:
+    """Refuse a model one of whose files is damaged, by size and content, in an InputError that names it.
 
-    Their sizes and SHA-256 are compared with the mark. Another program's folder has none.
+    Sizes and SHA-256 are compared with the mark. Another program's folder has none.
     """
     record = read_record(folder / MARK_FILE) or {"files": {}}
     marked = record["files"]
-    faults = (damage(folder / name, marked.get(name, {}), verify=name in marked) for name in names)
-    return next(filter(None, faults), None)
-
-
-def refuse_damaged(folder: Path, names: Sequence[str]) -> None:
-    """Refuse a model one of whose files is damaged, by size and content, in an InputError that names it."""
-    if fault := damage_of(folder, names):
-        raise InputError(f"the checkpoint {folder} is damaged: {fault}; {_HINT}")
+    for name in names:
+        if fault := damage(folder / name, marked.get(name, {}), verify=name in marked):
+            raise InputError(f"the checkpoint {folder} is damaged: {fault}; {_HINT}")
 
 
 def read_tensors(path: Path, *, is_mapped: bool = False) -> dict[str, Any]:
@@ -104,14 +99,8 @@ def read_tensors(path: Path, *, is_mapped: bool = False) -> dict[str, Any]:
 
     Mapped, they stay in the file, and take no memory: for tensors that are copied at once.
     """
-    try:
+    with errors_in_words(f"{path} is damaged, or was not written by torch.save as tensors; {_HINT}"):
         return dict(torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped))
-    except Exception as error:  # a damaged archive or pickle fails in as many ways as there are bytes
-        if is_out_of_memory(error):
-            raise
-        raise InputError(
-            f"{path} is damaged, or was not written by torch.save as tensors ({cause_of(error)}); {_HINT}"
-        ) from error
 
 
 def read_configuration(checkpoint: Path) -> Any:
@@ -120,12 +109,10 @@ def read_configuration(checkpoint: Path) -> Any:
     A model whose attention was scaled, as earlier versions could, is refused: its losses would be others.
     """
     path = checkpoint / "config.yaml"
-    try:
+    with errors_in_words(f"{path} is not an OLMo configuration"):
         config: Any = OmegaConf.load(path)
         # Taken out, as a field that no longer exists would count as a changed setting of the run.
         scalings = {fields.pop("attention_scaling", "none") for fields in (config, config.get("model", {}))}
-    except Exception as error:  # YAML's, OmegaConf's or Python's
-        raise InputError(f"{path} is not an OLMo configuration: {cause_of(error)}") from error
     if scalings != {"none"}:
         raise InputError(
             f"{path} scales attention (attention_scaling), which commit 30cc5e52 was the last to do"
@@ -152,40 +139,6 @@ def find_checkpoint(path: Path) -> Path:
     return folders[-1]
 
 
-def load_stock_olmo(checkpoint: Path) -> "OLMo":
-    """Load an unsharded OLMo checkpoint on the CPU.
-
-    InputError where the folder is no OLMo checkpoint, is damaged, or has no RoPE.
-    """
-    # Late: ai2-olmo need not be installed.
-    from olmo.config import BlockType, ModelConfig
-    from olmo.model import OLMo
-
-    refuse_damaged(checkpoint, MODEL_FILES)
-    read_configuration(checkpoint)
-    path = checkpoint / "config.yaml"
-    try:
-        config = ModelConfig.load(path, key="model", validate_paths=False)
-    except Exception as error:  # OLMo's, OmegaConf's or Python's
-        raise InputError(f"{path} is not an OLMo configuration: {cause_of(error)}") from error
-    if config.block_type != BlockType.sequential or not config.rope:
-        raise InputError(
-            f"{checkpoint} cannot be measured: it needs model.rope true and model.block_type sequential"
-        )
-    # A checkpoint may say cuda, or meta, which has no numbers.
-    config.init_device = "cpu"
-    # Mapped: load_state_dict copies, and memory holds the weights once.
-    weights = read_tensors(checkpoint / "model.pt", is_mapped=True)
-    model = OLMo(config, init_params=False)
-    try:
-        model.load_state_dict(model._make_state_dict_compatible(weights)[0])
-    except (RuntimeError, KeyError, AttributeError) as error:
-        raise InputError(
-            f"{checkpoint / 'model.pt'} does not fit its config.yaml: {cause_of(error)}"
-        ) from error
-    return model
-
-
 def _weight_files(folder: Path) -> list[Path]:
     """Weights by the names of `save_pretrained`; many repositories hold the same in other formats, too."""
     return sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
@@ -195,16 +148,14 @@ def _snapshot(name: str, revision: str | None, with_code: bool) -> Path:
     """The folder of the hub's model `name`, at a branch, tag or commit; downloaded unless it is cached."""
     wanted = ["*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt", *(["*.py"] if with_code else [])]
     at: dict[str, Any] = {"revision": revision, "ignore_patterns": "*/*"}
-    try:
+    with errors_in_words(
+        f"there is no folder {name}, and {name} at revision {revision or 'main'} is not in the cache and"
+        " cannot be fetched from the Hugging Face hub"
+    ):
         folder = Path(snapshot_download(name, **at, allow_patterns=[*wanted, "model*.safetensors"]))
         # Only then: .bin files are as large as the safetensors that most repositories have beside them.
         if not _weight_files(folder):
             snapshot_download(name, **at, allow_patterns="pytorch_model*.bin")
-    except Exception as error:  # the hub's client raises its own, requests' or httpx' errors, by version
-        raise InputError(
-            f"there is no folder {name}, and {name} at revision {revision or 'main'} is not in the cache and"
-            f" cannot be fetched from the Hugging Face hub ({cause_of(error)})"
-        ) from error
     return folder
 
 
@@ -247,26 +198,24 @@ class Checkpoint:
     def num_positions(self, trust_remote_code: bool = False) -> int | None:
         """How many positions the model was made for (RoPE can go beyond); None where that is not said."""
         if self.is_olmo:
-            num_positions: int | None = OmegaConf.select(
-                read_configuration(self.folder), "model.max_sequence_length"
-            )
-            return num_positions
-        from pipeline.models.huggingface import positions_of  # late, as below
+            return OmegaConf.select(read_configuration(self.folder), "model.max_sequence_length")
+        from pipeline.models.huggingface import configuration_of, position_limit  # late, as below
 
-        return positions_of(self.folder, trust_remote_code)
+        return position_limit(configuration_of(self.folder, trust_remote_code), has_rotary_embedding=False)
 
     @property
     def training_facts(self) -> dict[str, Any]:
-        """What an OLMo checkpoint's name and configuration say of its training; None where unknown."""
-        facts = dict.fromkeys(("train_step", "train_context_length", "position_scheme", "seed"))
-        if self.is_olmo:
-            config = read_configuration(self.folder)
-            facts |= {name: config.get(name) for name in facts}
+        """What a checkpoint's name and an OLMo configuration say of its training; None where unknown."""
+        step = re.fullmatch(r"step(\d+)(-unsharded)?", self.folder.resolve().name)
+        config = read_configuration(self.folder) if self.is_olmo else {}
+        return {
+            "train_step": int(step[1]) if step else None,
             # A stock OLMo configuration has no such field: its model was trained at full length.
-            facts["train_context_length"] = facts["train_context_length"] or self.num_positions()
-            step = re.fullmatch(r"step(\d+)(-unsharded)?", self.folder.resolve().name)
-            facts["train_step"] = int(step[1]) if step else None
-        return facts
+            "train_context_length": config.get("train_context_length")
+            or config.get("model", {}).get("max_sequence_length"),
+            "position_scheme": config.get("position_scheme"),
+            "seed": config.get("seed"),
+        }
 
 
 _ON_HUB = r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@([\w.-]+))?"
@@ -314,11 +263,11 @@ def load_causal_lm(checkpoint: Checkpoint, loading: Loading, num_positions: int)
     """
     # Each here, not above: ai2-olmo need not be installed, and transformers takes seconds to import.
     if checkpoint.is_olmo:
-        from pipeline.models.olmo import OLMoCausalLM
+        from pipeline.models.olmo import OLMoCausalLM, load_stock_olmo
 
         # Converted on the CPU, so that a GPU never holds the float32 weights.
         model = load_stock_olmo(checkpoint.folder).to(loading.dtype)
-        return OLMoCausalLM(model.to(loading.device), num_positions)
+        return OLMoCausalLM(model.to(loading.device))
     from pipeline.models.huggingface import load_hugging_face
 
     files = checkpoint.files(loading.trust_remote_code)

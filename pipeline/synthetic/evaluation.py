@@ -53,10 +53,9 @@ def generate(
     logits = []
     position_ids = []
     for place in range(num_prompt_tokens, position_ids_BS.shape[1]):
-        hidden_BSD, read = model._run(tokens_B1, ids_B1, None, None, past, keeps_rows=True)
-        past = past.before(read) if past and read else read  # keys and values of all rows so far
+        hidden_BSD, past = model._run(tokens_B1, ids_B1, None, None, past, keeps_rows=True)
         last_B1D = hidden_BSD[:, -1:]
-        logits.append(model._project(last_B1D))
+        logits.append(model.logits(last_B1D))
         # The likeliest and no draw, so that a model's accuracy is one number.
         tokens_B1 = logits[-1].argmax(-1)
         ids_B1 = position_ids_BS[:, place : place + 1]

@@ -18,7 +18,6 @@ Shapes: B batch, S rows, K rows to look at, L tokens of an example, D width, V v
 """
 
 from copy import copy
-from typing import Any
 
 import torch
 import transformers
@@ -27,7 +26,7 @@ from olmo.model import OLMo
 from torch import nn
 
 from pipeline.models.huggingface import HuggingFaceCausalLM
-from pipeline.models.interface import CausalLM, Prefix
+from pipeline.models.interface import CausalLM, Running
 from pipeline.models.olmo import OLMoCausalLM
 from pipeline.synthetic.config import TaskConfig
 from pipeline.synthetic.tasks import COUPLED_SCHEMES, TASKS
@@ -78,7 +77,7 @@ def _new_trunk(config: TaskConfig) -> CausalLM:
 class TaskLM(CausalLM):
     """A trunk that reads tokens at position IDs, with or without a table of them at the input and as a head.
 
-    Training and generation call `_run` and `_project`, which keep gradients.
+    Training and generation call `_run`, which keeps gradients.
     """
 
     _position_ids_L: torch.Tensor | None = None
@@ -115,24 +114,23 @@ class TaskLM(CausalLM):
         """See `CausalLM.embed`."""
         return self._trunk.embed(token_ids_1S)
 
-    def _run(
+    def _states(
         self,
         tokens: torch.Tensor,
         position_ids_BS: torch.Tensor,
-        visible_BSK: torch.Tensor | None,
         query_rows_BT: torch.Tensor | None,
-        prefix: Prefix | None = None,
-        **how: Any,
-    ) -> tuple[torch.Tensor, Prefix | None]:
+        running: Running,
+    ) -> torch.Tensor:
         if self._position_ids_L is not None:
             position_ids_BS = self._position_ids_L[position_ids_BS]
         placed_BSD = tokens if tokens.is_floating_point() else self.embed(tokens)
         if "table_ID" in self._tables:
             placed_BSD = placed_BSD + self._tables["table_ID"][position_ids_BS]
-        return self._trunk._run(placed_BSD, position_ids_BS, visible_BSK, query_rows_BT, prefix, **how)
+        return self._trunk._states(placed_BSD, position_ids_BS, query_rows_BT, running)
 
-    def _project(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._trunk._project(hidden)
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `CausalLM.logits`."""
+        return self._trunk.logits(hidden)
 
     def position_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [..., I] of the next token's position ID; of models with the table only."""

@@ -170,7 +170,7 @@ class TaskTrainer(TrainingLoop):
         position_ids_BS = torch.from_numpy(position_ids).to(self._lm.device)
         hidden_BSD, _ = self._lm._run(token_ids_BS[:, :-1], position_ids_BS[:, :-1], None, None)
         hidden_BTD = hidden_BSD[:, num_prompt_tokens - 1 :]
-        heads = [(self._lm._project, token_ids_BS)]
+        heads = [(self._lm.logits, token_ids_BS)]
         if self._config.positions == "predicted":
             heads.append((self._lm.position_logits, position_ids_BS))
         return torch.stack(

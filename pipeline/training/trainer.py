@@ -27,8 +27,8 @@ from torch.nn.functional import cross_entropy, pad
 
 from pipeline.cli import logger
 from pipeline.models.devices import multiplies_bfloat16, usable_device, warn_of_slow_bfloat16
-from pipeline.models.load import find_checkpoint, load_stock_olmo
-from pipeline.models.olmo import blocks_of, use_position_ids
+from pipeline.models.load import find_checkpoint
+from pipeline.models.olmo import blocks_of, load_stock_olmo, use_position_ids
 from pipeline.results.versions import provenance
 from pipeline.text.folder import TokenizedData
 from pipeline.training.checkpoints import drop_old_checkpoints, newest_state, save_checkpoint
@@ -177,7 +177,6 @@ class Trainer(TrainingLoop):
         torch.manual_seed(config.seed)  # OLMo draws its initial weights from the global generator
         self._olmo = OLMo(config.model).train()
         self._olmo.set_activation_checkpointing(config.activation_checkpointing)
-        block: Any
         for block in blocks_of(self._olmo):
             block._scaled_dot_product_attention = partial(
                 short_attention, block._scaled_dot_product_attention
@@ -243,8 +242,7 @@ class Trainer(TrainingLoop):
             is_last = index == num_micro_batches - 1
             # DDP sums gradients over the ranks once a step, in the last backward pass.
             with nullcontext() if is_last else self._accelerator.no_sync(self._model):
-                # The largest ID is known: looking it up would wait for the GPU in every pass.
-                self._rotary.set_position_ids(position_ids_BS, self._config.num_position_ids)
+                self._rotary.set_position_ids(position_ids_BS)
                 loss = next_token_loss(self._model(token_ids_BS).logits, token_ids_BS) / num_micro_batches
                 self._accelerator.backward(loss)
             total += loss.detach()
@@ -270,7 +268,7 @@ class Trainer(TrainingLoop):
         with torch.compiler.set_stance("force_eager") if config.compile else nullcontext():
             for length in sorted(set(config.eval_context_lengths or ())):
                 token_ids_WS = token_ids_DL.reshape(-1, length)
-                self._rotary.set_position_ids(torch.arange(length, device=token_ids_DL.device)[None], length)
+                self._rotary.set_position_ids(torch.arange(length, device=token_ids_DL.device)[None])
                 batches = token_ids_WS.split(max(1, config.device_train_microbatch_tokens // length))
                 sums = [
                     next_token_loss(self._model(batch_WS).logits, batch_WS, "sum") for batch_WS in batches

@@ -118,7 +118,7 @@ def problem_of(arguments: argparse.Namespace, length: int, dtype: str) -> Proble
     olmo = OLMo(config).to(device=arguments.device, dtype=DTYPES[dtype]).eval().requires_grad_(False)
     lengths = ContextLengths(arguments.short_context_length, length, arguments.targets_per_chunk)
     chunk_L = np.random.default_rng(length).integers(1, arguments.vocabulary, length)
-    return Problem(OLMoCausalLM(olmo, length), olmo, lengths, chunk_L, arguments.tokens_per_batch)
+    return Problem(OLMoCausalLM(olmo), olmo, lengths, chunk_L, arguments.tokens_per_batch)
 
 
 def ours(problem: Problem, removed_R: np.ndarray) -> np.ndarray:

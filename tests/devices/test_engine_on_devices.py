@@ -36,7 +36,7 @@ def model_on(
     """A toy model."""
     if name.startswith("olmo"):
         fields = {"n_kv_heads": 2} if "grouped" in name else {}
-        return OLMoCausalLM(make_olmo(seed=7, init_std=0.2, **fields).to(device, dtype), num_positions=48)
+        return OLMoCausalLM(make_olmo(seed=7, init_std=0.2, **fields).to(device, dtype))
     return HuggingFaceCausalLM(make_model(name, seed=7).to(device, dtype))
 
 

@@ -51,10 +51,6 @@ INSPECTED = [
 BOS = 7
 
 
-Heads = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Attention [H, S, S] of a layer, its queries [H, S, E], scaled, and its keys."""
-
-
 @dataclass
 class Family:
     """A model under test, and what a stock model of the same weights says."""
@@ -62,12 +58,9 @@ class Family:
     lm: CausalLM
     losses_under_gates: Callable[[torch.Tensor, int, torch.Tensor], np.ndarray]
     """(text [S], answer, gates [B, S], which multiply exp(score) of edges into a row) -> float64 [B]."""
-    heads: Callable[[torch.Tensor], list[Heads]]
-    """A text [S] -> those of every layer."""
+    attention: Callable[[torch.Tensor], list[np.ndarray]]
+    """A text [S] -> that of every layer, [H, S, S]."""
     tolerance: float = TOLERANCE
-
-    def attention(self, text_S: torch.Tensor) -> list[np.ndarray]:
-        return [weights_HSS for weights_HSS, _, _ in self.heads(text_S)]
 
     def contexts(self) -> dict[str, FarContext]:
         return far_contexts(self.lm, LENGTHS, Batching(100), *CHUNKS.values(), seed=SEED)
@@ -111,8 +104,8 @@ def of_olmo(make_olmo: Callable[..., OLMo]) -> Family:
         logits = double(text_S.expand(len(gates_BS), -1), attention_bias=bias_B1SS).logits
         return -logits[:, -1].double().log_softmax(-1)[:, answer].numpy()
 
-    def heads(text_S: torch.Tensor) -> list[Heads]:
-        layers: list[Heads] = []
+    def attention(text_S: torch.Tensor) -> list[np.ndarray]:
+        layers: list[np.ndarray] = []
         with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
             for block in stock.transformer.blocks:
                 original = block._scaled_dot_product_attention
@@ -120,14 +113,14 @@ def of_olmo(make_olmo: Callable[..., OLMo]) -> Family:
                 def note(q: Any, k: Any, *rest: Any, original: Callable = original, **more: Any) -> Any:
                     query = q[0] / math.sqrt(8)
                     key = k[0].repeat_interleave(2, 0)
-                    layers.append((softmax(query, key, 1, None).numpy(), query.numpy(), key.numpy()))
+                    layers.append(softmax(query, key, 1, None).numpy())
                     return original(q, k, *rest, **more)
 
                 patch.setattr(block, "_scaled_dot_product_attention", note)
             stock(text_S[None])
         return layers
 
-    return Family(OLMoCausalLM(make_olmo(seed=3, n_kv_heads=2)), losses, heads)
+    return Family(OLMoCausalLM(make_olmo(seed=3, n_kv_heads=2)), losses, attention)
 
 
 def of_hugging_face(name: str) -> Family:
@@ -136,7 +129,7 @@ def of_hugging_face(name: str) -> Family:
 
     double = make("eager").double()
     stock = make()
-    layers = list[Heads]()
+    layers = list[np.ndarray]()
 
     def hidden(num_rows: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.full((num_rows, num_rows), -1e30, dtype=dtype).triu(1)
@@ -168,11 +161,11 @@ def of_hugging_face(name: str) -> Family:
         key, value = (shared[0].repeat_interleave(num_sharing, 0) for shared in (key, value))
         query_HSE = query[0] * (scaling or 1 / math.sqrt(query.shape[-1]))
         weights_HSS = softmax(query_HSE, key, 1, softcap, sliding_window)
-        layers.append((weights_HSS.numpy(), query_HSE.numpy(), key.numpy()))
+        layers.append(weights_HSS.numpy())
         return (weights_HSS @ value).transpose(0, 1)[None], None
 
     @torch.inference_mode()
-    def heads(text_S: torch.Tensor) -> list[Heads]:
+    def attention(text_S: torch.Tensor) -> list[np.ndarray]:
         layers.clear()
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(ALL_ATTENTION_FUNCTIONS, "witness", witness)
@@ -186,7 +179,7 @@ def of_hugging_face(name: str) -> Family:
         return list(layers)
 
     tolerance = TOLERANCE_AT_KINKS if name == "opt" else TOLERANCE
-    return Family(HuggingFaceCausalLM(make()), losses, heads, tolerance)
+    return Family(HuggingFaceCausalLM(make()), losses, attention, tolerance)
 
 
 def behind_bos(family: Family) -> Family:
@@ -196,11 +189,11 @@ def behind_bos(family: Family) -> Family:
         gates_BS = torch.nn.functional.pad(gates_BS, (1, 0), value=1.0)
         return family.losses_under_gates(torch.cat([torch.tensor([BOS]), text_S]), answer, gates_BS)
 
-    def heads(text_S: torch.Tensor) -> list[Heads]:
-        layers = family.heads(torch.cat([torch.tensor([BOS]), text_S]))
-        return [(weights[:, 1:, 1:], queries[:, 1:], keys[:, 1:]) for weights, queries, keys in layers]
+    def attention(text_S: torch.Tensor) -> list[np.ndarray]:
+        layers = family.attention(torch.cat([torch.tensor([BOS]), text_S]))
+        return [weights_HSS[:, 1:, 1:] for weights_HSS in layers]
 
-    return Family(family.lm.led_by([BOS]), losses, heads, family.tolerance)
+    return Family(family.lm.led_by([BOS]), losses, attention, family.tolerance)
 
 
 @pytest.fixture(scope="module", params=INSPECTED)

@@ -7,6 +7,7 @@ import torch
 from cuda_kernels import NAMES, write_out_cuda_kernels
 
 from pipeline.models.attention import attend, attention_and_log_sum_exp
+from pipeline.models.interface import Prefix, Running
 
 B = 2
 S = 5
@@ -80,9 +81,10 @@ def test_attention_to_a_shared_prefix(
             torch.cat((of_past.expand(B, -1, -1, -1), own), dim=2).repeat_interleave(H // num_groups, 1)
             for of_past, own in zip(past, (key, value), strict=True)
         )
+        running = Running(Prefix((past,), torch.zeros(1, num_past)), torch.empty(0), None, None, None)
         expected = _scores(query, keys, seen).softmax(-1) @ values.double()
         for goes_apart in (True, False):  # derivatives need the one pass over both
             with torch.set_grad_enabled(not goes_apart):
-                found = attend(query, key, value, past, given).double()
+                found = attend(running, 0, query, key, value, given).double()
             torch.testing.assert_close(found, expected, rtol=0, atol=tolerance, msg=f"{dtype}, {goes_apart}")
     assert calls is None or calls.total() == 4  # in each dtype of the prefix and of the own rows

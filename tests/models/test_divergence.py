@@ -26,10 +26,10 @@ class LogitsAreStates:
         return hidden_NV.clone()
 
 
-def found(model: LogitsAreStates, reference: Predictions, *index_BT: torch.Tensor) -> list[np.ndarray]:
+def found(model: LogitsAreStates, reference: Predictions, index_BT: torch.Tensor) -> list[np.ndarray]:
     rows = torch.zeros(model._logits_BTV.shape[:2], dtype=torch.int64)
     inputs = model.hidden_states(), torch.full_like(rows, 3)
-    return [part.numpy() for part in losses_and_divergences(model, *inputs, reference, *index_BT)]
+    return [part.numpy() for part in losses_and_divergences(model, *inputs, reference, index_BT)]
 
 
 def exact(reference_V: torch.Tensor, logits_V: torch.Tensor) -> float:
@@ -42,7 +42,9 @@ def test_large_and_small_divergences(scale: float) -> None:
     generator = torch.Generator().manual_seed(0)
     reference_TV = 4 * torch.randn(6, V, generator=generator)
     logits_BTV = reference_TV + scale * torch.randn(3, 6, V, generator=generator)
-    losses_BT, divergences_BT = found(LogitsAreStates(logits_BTV), Predictions.of(reference_TV))
+    losses_BT, divergences_BT = found(
+        LogitsAreStates(logits_BTV), Predictions.of(reference_TV), torch.arange(6)[None]
+    )
     expected = [[exact(*pair) for pair in zip(reference_TV, row, strict=True)] for row in logits_BTV]
     # Float32 knows the logits to some 1e-7 of themselves; a difference of two losses would know no more.
     np.testing.assert_allclose(divergences_BT, expected, rtol=1e-4, atol=1e-6)

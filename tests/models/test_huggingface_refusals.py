@@ -225,7 +225,7 @@ class _Fails(HuggingFaceCausalLM):
     [
         (_BlindToTheMask, "m cannot be measured: tokens left out at kept position IDs are not the same"),
         (_ForgetsThePrefix, "m cannot be measured: it does not read on from a shared prefix"),
-        (_Fails, r"m fails when it is given position IDs, visibility and a prefix \(KeyError: 'layer 3'\)"),
+        (_Fails, r"m cannot be measured: it fails when .* visibility and a prefix \(KeyError: 'layer 3'\)"),
     ],
 )
 def test_a_model_that_disobeys_is_refused(kind: type[HuggingFaceCausalLM], sentence: str) -> None:

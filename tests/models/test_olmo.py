@@ -13,8 +13,8 @@ from olmo.config import TrainConfig
 from olmo.model import OLMo
 
 from pipeline.cli import InputError
-from pipeline.models.load import find_checkpoint, load_stock_olmo, write_mark
-from pipeline.models.olmo import OLMoCausalLM
+from pipeline.models.load import find_checkpoint, whole_model
+from pipeline.models.olmo import OLMoCausalLM, load_stock_olmo
 
 MakeOLMo = Callable[..., OLMo]
 ROWS = torch.arange(40)[None]
@@ -49,7 +49,7 @@ def test_ids_and_not_rows_are_the_positions(make_olmo: MakeOLMo) -> None:
     token_ids = _tokens(2, 40)
     lm = OLMoCausalLM(make_olmo(init_std=0.1))
     near = lm.logits(lm.hidden_states(token_ids, ROWS, None, None))
-    # Far beyond max_sequence_length: the table of sines grows.
+    # Far beyond max_sequence_length.
     far = lm.logits(lm.hidden_states(token_ids, ROWS + 100, None, None))
     assert (near - far).abs().max() < 1e-5
     both = torch.cat([ROWS, 3 * ROWS])
@@ -122,7 +122,9 @@ def test_what_is_wrong_with_a_checkpoint_is_said(
 
 
 def test_a_mark_tells_of_every_change(checkpoint: Path) -> None:
-    write_mark(checkpoint)
+    unmarked = checkpoint.rename(checkpoint.with_name("unmarked"))
+    with whole_model(checkpoint) as draft:
+        shutil.copytree(unmarked, draft, dirs_exist_ok=True)
     load_stock_olmo(checkpoint)
     later = Path(shutil.copytree(checkpoint, checkpoint.with_name("step100-unsharded")))
     flip(checkpoint / "model.pt")

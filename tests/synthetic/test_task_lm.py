@@ -26,7 +26,7 @@ def test_losses_are_those_of_the_model_at_the_examples_ids(lm: TaskLM) -> None:
     targets = token_ids[:, [5, 10]]
     plain = lm.at(torch.arange(40))
     hidden, _ = plain._run(token_ids, gapped_ids(1), None, None)
-    logits = plain._project(hidden)[:, [4, 9]]
+    logits = plain.logits(hidden)[:, [4, 9]]
     expected = torch.nn.functional.cross_entropy(logits[0], targets[0], reduction="none")
     states = lm.hidden_states(token_ids, torch.arange(NUM_TOKENS)[None], None, queries)
     losses = losses_of_hidden_states(lm, states, targets)
