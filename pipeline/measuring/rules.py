@@ -7,19 +7,17 @@ carries more information than the effect that it is to explain, so every search 
 optimizes; its null says how nearly, and only the excess is an effect. The paper selects by its Eq. 20, whose
 text is not among our sources; `leave_one_out` is our reading of it, and results say which rule was used.
 
-A rule is a function, `scores(far) -> [T, F]`, the largest first. The decorator `rule` registers it under its
-name and says what it looks at, from which follows the null that it needs. A user's own stands in any file
-that is given as --rule-file (analysis/examples/kv_cache_rules.py).
+A rule is a function, `scores(far) -> [T, F]`, the largest first, or [F] for all targets alike. The decorator
+`rule` registers it under its name and says what it looks at, from which follows the null that it needs. A
+user's own stands in any file that is given as --rule-file (analysis/examples/kv_cache_rules.py).
 
 No torch here: a --help and a refusal are quick.
 
 Shapes: T targets, F distant-context positions (of the last target), K the largest k.
 """
 
-import runpy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
@@ -39,10 +37,9 @@ SWAP = "swap"
 ABLATIONS = (MASK, SWAP)
 """What becomes of a token that is left out: nothing is there; or another document's token is, in the place of
 the whole distant context but for S_k."""
-DEFAULT_ABLATION = SWAP
 CONTROLS = ("random", "recency")
 DEFAULT_RULES = ("leave_one_out_divergence", "leave_one_out", *CONTROLS)
-"""First the best one of the trial of the measures, within `DEFAULT_ABLATION` (analysis/LOG.md)."""
+"""First the best one of the trial of the measures, under the ablation `swap` (analysis/LOG.md)."""
 DEFAULT_KS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Numbers of influential tokens studied by default, as far as the distant context goes."""
 NUM_SAMPLED_ANSWERS = 8
@@ -65,15 +62,11 @@ class Rule:
     sees: Sees
     """What is known of the target: its loss; the whole prediction; where its query looks; nothing."""
     function: Callable[..., np.ndarray]
-    """Distant context -> a score for each target and token: [T, F]; those of other tokens are ignored."""
+    """Distant context -> a score for each target and token, [T, F] or [F]; those beyond a target's distant
+    context are ignored."""
     search: Search = "read"
     ranks: bool = False
     """Whether the function ranks by itself: (distant context, K, generator) -> positions, int64 [T, K]."""
-
-    @property
-    def knows_ablations(self) -> bool:
-        """Whether what it chooses depends on what stands in the place of other tokens."""
-        return self.search in ("remove", "add")
 
     @property
     def null(self) -> str:
@@ -82,8 +75,7 @@ class Rule:
         MIMICRY where it fits the prediction: these tokens are chosen to reproduce *this* document's.
         Otherwise SELECTION: as in the own distant context, within the other document's.
         """
-        builds_up = self.search in ("add", "greedy")
-        return MIMICRY if builds_up and self.sees == "prediction" else SELECTION
+        return MIMICRY if self.sees == "prediction" and self.search in ("add", "greedy") else SELECTION
 
     @property
     def needs_null(self) -> bool:
@@ -103,19 +95,14 @@ def rule(sees: Sees, search: Search = "read", *, ranks: bool = False) -> Callabl
 
     def register(function: Function) -> Function:
         name = function.__name__
-        file = function.__code__.co_filename
+        earlier = RULES.get(name)
         # A file that is run again registers its rules anew; only two files can clash.
-        if name in RULES and RULES[name].function.__code__.co_filename != file:
+        if earlier and earlier.function.__code__.co_filename != function.__code__.co_filename:
             raise InputError(f"there is a rule '{name}' already; rename yours")
         RULES[name] = Rule(name, sees, function, search, ranks)
         return function
 
     return register
-
-
-def load_rule_file(path: Path) -> None:
-    """Run a Python file that registers rules."""
-    runpy.run_path(str(path))
 
 
 def find_rule(name: str) -> Rule:
@@ -125,15 +112,16 @@ def find_rule(name: str) -> Rule:
     return RULES[name]
 
 
-def ranked(scores_TF: np.ndarray, max_k: int) -> np.ndarray:
+def ranked(scores_TF: np.ndarray, num_far_tokens_T: np.ndarray, max_k: int) -> np.ndarray:
     """Positions of the `max_k` largest scores, largest first, the nearer of equals first: int64 [T, K].
 
-    NaN is no candidate.
+    NaN is no candidate, nor is what stands beyond a target's distant context.
     """
+    num_far = int(num_far_tokens_T[-1])
+    is_candidate_TF = ~np.isnan(scores_TF) & (np.arange(num_far) < num_far_tokens_T[:, None])
     # A stable sort keeps the order of equals, so sorting from the nearest token on breaks ties rightly.
-    nearest_first_TF = np.where(np.isnan(scores_TF), -np.inf, scores_TF)[:, ::-1]
-    order_TK = np.argsort(-nearest_first_TF, axis=1, kind="stable")[:, :max_k]
-    return scores_TF.shape[1] - 1 - order_TK
+    nearest_first_TF = np.where(is_candidate_TF, scores_TF, -np.inf)[:, ::-1]
+    return num_far - 1 - np.argsort(-nearest_first_TF, axis=1, kind="stable")[:, :max_k]
 
 
 def selected_positions(
@@ -143,16 +131,7 @@ def selected_positions(
     chosen = find_rule(name)
     if chosen.ranks:
         return chosen.function(far, max_k, np.random.default_rng(seed))
-    num_far_T = far.num_far_tokens_T
-    scores_TF = np.asarray(chosen.function(far))
-    expected = len(num_far_T), int(num_far_T[-1])
-    if scores_TF.shape != expected:
-        raise InputError(
-            f"rule '{name}' returns scores of shape {scores_TF.shape}; {expected} is needed, targets by"
-            " distant tokens"
-        )
-    # Whatever a rule says of positions beyond a target's distant context must not rank.
-    return ranked(np.where(np.arange(expected[1]) < num_far_T[:, None], scores_TF, np.nan), max_k)
+    return ranked(np.asarray(chosen.function(far)), far.num_far_tokens_T, max_k)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,10 +269,10 @@ def greedy_divergence(far: "FarContext", max_k: int, generator: np.random.Genera
 def _best_additions(far: "FarContext", max_k: int, criterion: str) -> np.ndarray:
     """The best addition to those already chosen, again and again."""
     # A step measures every candidate of every target anew: about K times the passes of add_one_in.
-    chosen_TK = ranked(-getattr(far.first_additions, criterion), 1)
+    chosen_TK = ranked(-getattr(far.first_additions, criterion), far.num_far_tokens_T, 1)
     while chosen_TK.shape[1] < max_k:
         added_TF = getattr(far.measured_additions(chosen_TK), criterion)
-        chosen_TK = np.concatenate([chosen_TK, ranked(-added_TF, 1)], axis=1)
+        chosen_TK = np.concatenate([chosen_TK, ranked(-added_TF, far.num_far_tokens_T, 1)], axis=1)
     return chosen_TK
 
 
@@ -324,7 +303,7 @@ def gradient_divergence(far: "FarContext") -> np.ndarray:
         far.look_inside(_gate_gradients, answers_T) ** 2
         for answers_T in sampled_answers(far.predictions, NUM_SAMPLED_ANSWERS, far.seed)
     ]
-    return np.mean(squares, axis=0, dtype=np.float32)
+    return np.asarray(np.mean(squares, axis=0, dtype=np.float32))
 
 
 def _gate_gradients(model: "CausalLM", read: "ReadText") -> "torch.Tensor":
@@ -410,12 +389,10 @@ def random(far: "FarContext", max_k: int, generator: np.random.Generator) -> np.
     """Any tokens; the same in the own distant context and in its null."""
     num_far_T = far.num_far_tokens_T
     # The shape follows from lengths alone, so every model, and the null, gets the same positions.
-    draws_TF = generator.random((len(num_far_T), num_far_T[-1]))
-    return ranked(np.where(np.arange(num_far_T[-1]) < num_far_T[:, None], draws_TF, np.nan), max_k)
+    return ranked(generator.random((len(num_far_T), num_far_T[-1])), num_far_T, max_k)
 
 
 @rule("nothing")
 def recency(far: "FarContext") -> np.ndarray:
     """The tokens right before the short context."""
-    num_far_T = far.num_far_tokens_T
-    return np.tile(np.arange(num_far_T[-1]), (len(num_far_T), 1))
+    return np.arange(far.num_far_tokens_T[-1])  # the later, the better; the same for every target

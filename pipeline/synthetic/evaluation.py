@@ -157,7 +157,7 @@ def selections(
     chunk = (model, lengths, Batching(8192), token_ids_L, token_ids_L)  # large passes, as models are small
     contexts = {MASK: FarContext(*chunk), SWAP: FarContext(*chunk, swap_ids_BL=swaps_BL)}
     for rule in rules:
-        for ablation in ABLATIONS if find_rule(rule).knows_ablations else (None,):
+        for ablation in ABLATIONS if find_rule(rule).search in ("remove", "add") else (None,):
             context = contexts[ablation or MASK]
             yield rule, ablation, context, selected_positions(context, rule, max_k, generator)
 
