@@ -19,28 +19,20 @@ after `make demo`, the paper's figure (seconds):
 """
 
 import argparse
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from pipeline.cli import InputError, folder_path, positive_int, run_stage, stage_parser
 from pipeline.measuring.flags import ContextLengths, add_stage_arguments
-from pipeline.measuring.rules import ABLATIONS, CONTROLS, SWAP, Measuring
-from pipeline.results.files import differences
+from pipeline.measuring.rules import ABLATIONS, SWAP, Measuring
+from pipeline.results.files import refuse_changes
 from pipeline.results.read import read_artefact, read_made_by, read_model_facts, sources
 from pipeline.results.versions import sha256_of_files
 from pipeline.text.folder import TokenizedData
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    from pipeline.measuring.stage import LoadedModel
-    from pipeline.results.schemas import Columns
-    from pipeline.text.chunks import Chunk
-
 CHOOSING = "influential_tokens"
-# These change no number, so the two stages may differ in them.
-_HOW_THE_WORK_WAS_CUT = ("num_shards", "documents_per_shard")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -67,13 +59,10 @@ def check(arguments: argparse.Namespace) -> None:
 def main(arguments: argparse.Namespace) -> None:
     """Try the choices on every checkpoint, chunk by chunk."""
     selector, made_by = _made_by(arguments)
-    settings = {
-        name: value for name, value in made_by["settings"].items() if name not in _HOW_THE_WORK_WAS_CUT
-    }
+    settings = dict(made_by["settings"])
     num_swaps = arguments.num_swaps or settings.get("num_swaps") or 1
     settings["ablation"] = arguments.ablation or settings["ablation"]
     settings["num_swaps"] = num_swaps if settings["ablation"] == SWAP else None
-    _refuse_a_mixture(arguments, selector, settings)
     measuring = Measuring(
         lengths=ContextLengths.of(settings),
         rules=settings["rules"],
@@ -86,38 +75,40 @@ def main(arguments: argparse.Namespace) -> None:
         seed=settings["seed"],
     )
     # Imported late, for a --help, and a refusal, at once.
-    from pipeline.measuring.sparsity import chosen_positions, contexts_of, tried_tokens
+    from pipeline.measuring.sparsity import try_choices
     from pipeline.measuring.stage import measure_documents
+    from pipeline.models.load import name_of
 
-    files = sources(arguments.choices, CHOOSING, [selector], must_be_complete=True)
-    choices = {} if arguments.status else _read_choices(arguments.choices, selector, measuring.lengths)
-
-    def measure(loaded: "LoadedModel", chunk: "Chunk") -> "dict[str, Columns]":
-        contexts = contexts_of(loaded, chunk, measuring)
-        # Ranked again from the same seed: tables of the choices end at the largest --k, and controls are
-        # studied up to the whole distant context.
-        controls = chosen_positions(contexts, chunk, measuring, CONTROLS)
-        chosen: dict[str, dict[str, np.ndarray]] = {}
-        for name, of_controls in controls.items():
-            chosen[name] = {
-                rule: of_controls[rule]
-                if rule in CONTROLS
-                else choices[chunk.document_id, chunk.chunk_index, name, rule]
-                for rule in measuring.rules_in(name, chunk.document_id)
-            }
-        return tried_tokens(loaded.name, contexts, chunk, chosen, measuring)
+    earlier = read_made_by(arguments.results, CHOOSING).get(selector)
+    if earlier is not None:
+        if selector in map(name_of, arguments.checkpoints):
+            raise InputError(
+                f"model '{selector}' has tried its own choice in {arguments.results} when it chose"
+            )
+        refuse_changes(
+            f"{arguments.results} holds {CHOOSING} of model '{selector}'",
+            earlier,
+            {**earlier, "settings": settings},
+            "--results folder",
+        )
+    choices = _read_choices(arguments.choices, selector, measuring.lengths)
 
     # As many documents as were used: nulls and swaps are the next ones, and wrap around at the last.
     of_choices = {"target_stride": 1, **settings, "max_documents": settings["num_documents"]}
     measure_documents(
-        argparse.Namespace(**{**of_choices, **vars(arguments)}),
+        argparse.Namespace(**(of_choices | vars(arguments))),
         "evaluate_tokens",
         settings,
-        measure,
+        lambda name, model, chunk: try_choices(name, model, chunk, measuring, choices),
         selector=selector,
         inputs={
             "checkpoint": made_by["inputs"]["checkpoint"],
-            "choices": sha256_of_files(*(file.path for file in files)),
+            "choices": sha256_of_files(
+                *(
+                    file.path
+                    for file in sources(arguments.choices, CHOOSING, [selector], must_be_complete=True)
+                )
+            ),
         },
         model_facts=read_model_facts(arguments.choices, CHOOSING)[selector],
         num_other_documents=1 + (settings["num_swaps"] or 0),
@@ -141,25 +132,7 @@ def _made_by(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     return name, made_by
 
 
-def _refuse_a_mixture(arguments: argparse.Namespace, selector: str, settings: Mapping[str, Any]) -> None:
-    """Refuse a folder in which the selector tried its own choice in another way, or tried it itself."""
-    if (made_by := read_made_by(arguments.results, CHOOSING).get(selector)) is None:
-        return
-    from pipeline.models.load import name_of  # late, as above
-
-    if any(name_of(word) == selector for word in arguments.checkpoints):
-        raise InputError(f"model '{selector}' has tried its own choice in {arguments.results} when it chose")
-    how_it_was_cut = dict.fromkeys(_HOW_THE_WORK_WAS_CUT)
-    if changes := differences({**made_by["settings"], **how_it_was_cut}, settings):
-        raise InputError(
-            f"{arguments.results} holds {CHOOSING} of model '{selector}' made with other settings:"
-            f" {'; '.join(changes)}; choose another --results folder"
-        )
-
-
-def _read_choices(
-    folder: Path, selector: str, lengths: ContextLengths
-) -> "dict[tuple[Any, ...], np.ndarray]":
+def _read_choices(folder: Path, selector: str, lengths: ContextLengths) -> dict[tuple[Any, ...], np.ndarray]:
     """Document, chunk, distant context and rule -> positions counted from the start of the chunk: [T, K]."""
     keys = ["document_id", "chunk_index", "distant_context", "rule"]
     order = [*keys, "target_position", "rank"]

@@ -137,7 +137,7 @@ def main(arguments: argparse.Namespace) -> None:
         arguments,
         "influential_tokens",
         settings,
-        lambda loaded, chunk: measure_chunk(loaded, chunk, measuring),
+        lambda name, model, chunk: measure_chunk(name, model, chunk, measuring),
         num_other_documents=1 + (num_swaps or 0),
     )
 

@@ -25,21 +25,15 @@ on a laptop, after `make demo` (seconds):
 """
 
 import argparse
-from collections.abc import Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from functools import lru_cache, partial
 
 import numpy as np
 
 from pipeline.cli import InputError, positive_int, run_stage, stage_parser
-from pipeline.measuring.flags import LAST, OWN, SWAP, ContextLengths, Placement, add_evaluation_arguments
-from pipeline.results.schemas import Columns, append_columns
-from pipeline.text.chunks import Chunk
+from pipeline.measuring.flags import LAST, ContextLengths, Placement, add_evaluation_arguments
+from pipeline.measuring.rules import SWAP
+from pipeline.results.schemas import OWN
 from pipeline.text.folder import TokenizedData
-
-if TYPE_CHECKING:
-    from pipeline.measuring.stage import LoadedModel
-    from pipeline.models.interface import CausalLM, Prefix
 
 
 def parser() -> argparse.ArgumentParser:
@@ -71,9 +65,8 @@ def check(arguments: argparse.Namespace) -> tuple[ContextLengths, list[Placement
     near = arguments.near_context_length
     # Shared near tokens end before the last target, and the first target sees as many fewer of them as it
     # stands before that one; others end before each target, so that the first one decides.
-    fewer = lengths.long_context_length - 1 - lengths.first_target if arguments.share_near else 0
-    before = lengths.first_target + fewer
-    seen = near - fewer
+    before = lengths.targets_T[-1 if arguments.share_near else 0]
+    seen = near - (before - lengths.targets_T[0])
     if near + most_own > before or most_last >= seen:
         raise InputError(
             f"{most_own} distant and {near} near tokens, or last:{most_last}, do not fit: {before} tokens of"
@@ -83,17 +76,15 @@ def check(arguments: argparse.Namespace) -> tuple[ContextLengths, list[Placement
     return lengths, placements
 
 
-def _distant_texts(
-    data: TokenizedData, names: Sequence[str] | None, num_tokens: int
-) -> dict[str, np.ndarray]:
+def _distant_texts(arguments: argparse.Namespace, num_tokens: int) -> dict[str, np.ndarray]:
     """The first tokens of the documents named, or of the last three with so many."""
     tokens_of = {
         document.document_id: document.token_ids[:num_tokens].astype(np.int64)
-        for document in data.evaluation_documents()
+        for document in TokenizedData.open(arguments.data).evaluation_documents()
         if len(document.token_ids) >= num_tokens
     }
     # The last by hash: --max-documents takes the first, so the two seldom meet.
-    names = names or [*tokens_of][-3:]
+    names = arguments.distant_documents or [*tokens_of][-3:]
     if not names or not set(names) <= set(tokens_of):
         raise InputError(f"swap needs texts of {num_tokens:,} tokens; --distant-documents may name such")
     return {name: tokens_of[name] for name in names}
@@ -103,65 +94,28 @@ def main(arguments: argparse.Namespace) -> None:
     """Measure every chunk of every checkpoint."""
     lengths, placements = check(arguments)
     # Imported late, for a --help, and a refusal, at once.
-    from pipeline.measuring.contexts import read_prefix
-    from pipeline.measuring.placed import distant_ids, measured_placements
+    from pipeline.measuring.placed import measure_placements, read_distant
     from pipeline.measuring.stage import measure_documents
 
+    near = arguments.near_context_length
     swaps = {(placement.num_distant, placement.span) for placement in placements if placement.kind == SWAP}
-    texts: dict[str, np.ndarray] = {}
-    if swaps:
-        data = TokenizedData.open(arguments.data)
-        texts = _distant_texts(data, arguments.distant_documents, max(number for number, _ in swaps))
-    targets_T = lengths.targets_T
-    targets_BQ = targets_T[None] if arguments.share_near else targets_T[:, None]
-
-    @lru_cache(maxsize=len(swaps) * len(texts))  # of one model: the next one's push them out
-    def read(model: "CausalLM", document_id: str, num_distant: int, span: int) -> "Prefix":
-        return read_prefix(model, texts[document_id][:num_distant], distant_ids(num_distant, span))
-
-    def measure(loaded: "LoadedModel", chunk: Chunk) -> dict[str, Columns]:
-        def distant_of(placement: Placement) -> "dict[str, Prefix]":
-            return {
-                document_id: read(loaded.model, document_id, placement.num_distant, placement.span)
-                for document_id in texts
-                if document_id != chunk.document_id  # a text is not its own distraction
-            }
-
-        tables: dict[str, Columns] = {}
-        num_targets = lengths.num_targets
-        for name, document_id, found, entropies_T in measured_placements(
-            loaded.model,
-            chunk.token_ids_L,
-            targets_BQ,
-            arguments.near_context_length,
-            placements,
-            loaded.batching,
-            distant_of,
-        ):
-            columns = chunk.target_columns(targets_T) | {
-                "target_token_id": chunk.token_ids_L[targets_T].tolist(),
-                "placement": [name] * num_targets,
-                "distant_document_id": [document_id] * num_targets,
-                "loss": found.losses.tolist(),
-                "divergence": found.divergences.tolist(),
-                "entropy": [None] * num_targets if entropies_T is None else entropies_T.tolist(),
-            }
-            append_columns(tables, {"length_interference": columns})
-        return tables
-
+    texts = _distant_texts(arguments, max(swaps)[0]) if swaps else {}
+    read = lru_cache(maxsize=1)(partial(read_distant, texts, swaps))  # the next model's push them out
     settings = {
-        "near_context_length": arguments.near_context_length,
+        "near_context_length": near,
         "share_near": arguments.share_near,
         "placements": [placement.name for placement in placements],
         "distant_documents": [*texts],
     }
     # IDs may lie far beyond the chunk: tables of positions must reach the last near token.
-    num_positions = arguments.near_context_length + max(placement.near_start for placement in placements)
+    num_positions = near + max(placement.near_start for placement in placements)
     measure_documents(
         arguments,
         "length_interference",
         settings,
-        measure,
+        lambda name, model, chunk: measure_placements(
+            model, chunk, lengths, near, arguments.share_near, placements, read(model)
+        ),
         num_positions=max(arguments.long_context_length, num_positions),
     )
 

@@ -26,15 +26,9 @@ on a laptop, after `make demo` (seconds):
 """
 
 import argparse
-from typing import TYPE_CHECKING
 
 from pipeline.cli import InputError, positive_int, run_stage, stage_parser
 from pipeline.measuring.flags import ContextLengths, add_evaluation_arguments
-
-if TYPE_CHECKING:
-    from pipeline.measuring.stage import LoadedModel
-    from pipeline.results.schemas import Columns
-    from pipeline.text.chunks import Chunk
 
 
 def parser() -> argparse.ArgumentParser:
@@ -63,11 +57,12 @@ def check(arguments: argparse.Namespace) -> tuple[ContextLengths, list[int]]:
         return ContextLengths.of(vars(arguments)), []
     # There is no short context here: one token fits wherever there is anything to measure.
     lengths = ContextLengths.of(vars(arguments), 1)
-    context_lengths = sorted(set(arguments.context_lengths or default_context_lengths(lengths.first_target)))
-    if context_lengths[-1] > lengths.first_target:
+    longest = int(lengths.targets_T[0])
+    context_lengths = sorted(set(arguments.context_lengths or default_context_lengths(longest)))
+    if context_lengths[-1] > longest:
         raise InputError(
-            f"--context-lengths {context_lengths[-1]}: the first target of a chunk has"
-            f" {lengths.first_target} tokens before it, and every length is measured on every target"
+            f"--context-lengths {context_lengths[-1]}: the first target of a chunk has {longest} tokens"
+            " before it, and every length is measured on every target"
         )
     return lengths, context_lengths
 
@@ -76,58 +71,24 @@ def main(arguments: argparse.Namespace) -> None:
     """Measure every chunk of every checkpoint."""
     lengths, context_lengths = check(arguments)
     # Imported late, for a --help, and a refusal, at once.
-    from pipeline.measuring.contexts import measured_windows
-    from pipeline.measuring.far_context import FarContext
+    from pipeline.measuring.sparsity import measure_differences, measure_lengths
     from pipeline.measuring.stage import measure_documents
 
-    targets_T = lengths.targets_T
-
-    def measure_lengths(loaded: "LoadedModel", chunk: "Chunk") -> "dict[str, Columns]":
-        chunk_L = chunk.token_ids_L
-        long = FarContext(loaded.model, lengths, loaded.batching, chunk_L, chunk_L).predictions
-        measured = [
-            measured_windows(loaded.model, chunk_L, targets_T, length, loaded.batching, long)
-            for length in context_lengths
-        ]
-        columns: Columns = {
-            "document_id": [chunk.document_id] * len(context_lengths),
-            "chunk_index": [chunk.chunk_index] * len(context_lengths),
-            "context_length": context_lengths,
-            "num_targets": [lengths.num_targets] * len(context_lengths),
-            "mean_loss": [float(of_length.losses.mean()) for of_length in measured],
-            "mean_divergence": [float(of_length.divergences.mean()) for of_length in measured],
-            "losses": [of_length.losses.tolist() for of_length in measured],
-            "divergences": [of_length.divergences.tolist() for of_length in measured],
-        }
-        return {"length_losses": columns}
-
-    def measure_differences(loaded: "LoadedModel", chunk: "Chunk") -> "dict[str, Columns]":
-        chunk_L = chunk.token_ids_L
-        # No tokens are chosen, so no null is needed, and its document can be the swap.
-        swap_ids_1L = chunk.other_token_ids_NL[:1]
-        own = FarContext(loaded.model, lengths, loaded.batching, chunk_L, chunk_L, swap_ids_BL=swap_ids_1L)
-        long_T = own.long_losses_T
-        swapped = own.baselines.over_swaps
-        columns: Columns = chunk.target_columns(targets_T) | {
-            "target_token_id": chunk_L[targets_T].tolist(),
-            "num_long_context_tokens": targets_T.tolist(),
-            "short_context_loss": own.short.losses.tolist(),
-            "long_context_loss": long_T.tolist(),
-            "loss_difference": (own.short.losses - long_T).tolist(),
-            "swapped_context_loss": swapped.losses.tolist(),
-            "document_specific_gain": (swapped.losses - long_T).tolist(),
-            "long_context_entropy": own.predictions.entropies_T.tolist(),
-            "short_context_divergence": own.short.divergences.tolist(),
-            "swapped_context_divergence": swapped.divergences.tolist(),
-        }
-        return {"loss_differences": columns}
-
     if context_lengths:
-        lengths_only = {"context_lengths": context_lengths}
-        measure_documents(arguments, "length_losses", lengths_only, measure_lengths, num_other_documents=0)
+        measure_documents(
+            arguments,
+            "length_losses",
+            {"context_lengths": context_lengths},
+            lambda name, model, chunk: measure_lengths(model, chunk, lengths, context_lengths),
+            num_other_documents=0,
+        )
     else:
-        settings = {"short_context_length": lengths.short_context_length}
-        measure_documents(arguments, "loss_differences", settings, measure_differences)
+        measure_documents(
+            arguments,
+            "loss_differences",
+            {"short_context_length": lengths.short_context_length},
+            lambda name, model, chunk: measure_differences(model, chunk, lengths),
+        )
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.given import GivenModel
 from pipeline.measuring.rules import ABLATIONS, SWAP, Measuring
 from pipeline.measuring.sparsity import measure_chunk
-from pipeline.measuring.stage import LoadedModel, failures_in_words
+from pipeline.measuring.stage import failures_in_words
 from pipeline.results.schemas import DIVERGENCE, OTHER_DOCUMENT, OWN, Columns
 from pipeline.text.chunks import Chunk
 from pipeline.text.tokenizer import Text, TokenizedText, is_one_text
@@ -190,14 +190,13 @@ def influential_tokens(
     # Disjoint pieces: the null, then each swap, share no token.
     others_NL = others_N.reshape(num_others, longest)
     ready = given.ready(length, [*read.ids, others_N], read.tokenizer, read.bos_token_ids)
-    loaded = LoadedModel(given.name, ready, Batching.for_model(ready))
     frames = []
     for number, (text, start, measuring) in enumerate(progress(work, "influential_tokens", "chunk")):
         ids_L = read.ids[text][start : start + measuring.lengths.long_context_length]
         # The ID is of the text, so that rules that draw do it anew for each.
         chunk = Chunk(f"{text:016x}", number, ids_L, others_NL[:, : len(ids_L)], start)
         with failures_in_words(given.name, start, f" of text {text}"):
-            tables = measure_chunk(loaded, chunk, measuring)
+            tables = measure_chunk(given.name, ready, chunk, measuring)
         frames.append(_frame(text, read.texts[text], tables, measuring.ks))
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=_INFLUENTIAL)
 

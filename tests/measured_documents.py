@@ -16,9 +16,16 @@ import numpy as np
 import torch
 from olmo.config import TrainConfig
 from olmo.model import OLMo
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from pipeline.results.files import LOCK_FILE
-from pipeline.text.folder import EVALUATION_FILE, TRAIN_FOLDER, EvaluationDocument, write_evaluation_documents
+from pipeline.text.folder import (
+    EVALUATION_FILE,
+    TOKENIZER_FILE,
+    TRAIN_FOLDER,
+    EvaluationDocument,
+    write_evaluation_documents,
+)
 
 VOCABULARY_SIZE = 48
 LONG = 12
@@ -81,6 +88,19 @@ def with_far(own_L: np.ndarray, far_L: np.ndarray, place: int, short: int = SHOR
     return np.concatenate([far_L[: place - short], own_L[place - short :]])
 
 
+def word_tokenizer(bos_token_ids: Sequence[int] = ()) -> Tokenizer:
+    """A token a word: the text "w7 w12" has the tokens 7 and 12."""
+    words = {f"w{index}": index for index in range(VOCABULARY_SIZE)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if bos_token_ids:
+        names = [f"w{token_id}" for token_id in bos_token_ids]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[*names, "$A"], special_tokens=[*zip(names, bos_token_ids, strict=True)]
+        )
+    return tokenizer
+
+
 def write_data(
     folder: Path,
     vocabulary_size: int = VOCABULARY_SIZE,
@@ -108,6 +128,7 @@ def write_data(
             for name, content in contents_of.items()
         },
     }
+    word_tokenizer(bos_token_ids).save(str(folder / TOKENIZER_FILE))
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder
 

@@ -11,9 +11,17 @@ import pytest
 import torch
 from datasets import Dataset
 from hugging_face_families import make_model
-from measured_documents import DOCUMENTS, LONG, SHORT, measure, write_checkpoint, write_data
+from measured_documents import (
+    DOCUMENTS,
+    LONG,
+    SHORT,
+    measure,
+    word_tokenizer,
+    write_checkpoint,
+    write_data,
+)
 from olmo.model import OLMo
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, processors
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pipeline import influential_tokens as influential_stage
@@ -25,14 +33,6 @@ from sparsity_length import InputError, influential_tokens, losses
 TEXT = "The cat sat on a mat, and the cat that sat there saw a naïve dog in the hall. "
 S = 4
 VALUES = ["long_context_loss", "short_context_loss", "loss_difference", "divergence"]
-
-
-@pytest.fixture(scope="module")
-def words() -> Tokenizer:
-    """A token a word: the text "w7 w12" has the tokens 7 and 12."""
-    tokenizer = Tokenizer(models.WordLevel({f"w{index}": index for index in range(48)}, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return tokenizer
 
 
 def text_of(token_ids: np.ndarray) -> str:
@@ -55,16 +55,11 @@ def llama(bpe: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("bos_token_ids", [pytest.param((), marks=pytest.mark.slow), (7, 3)])
 def test_the_numbers_are_those_of_the_stages(
-    bos_token_ids: tuple[int, ...], words: Tokenizer, tmp_path: Path, make_olmo: Callable[..., OLMo]
+    bos_token_ids: tuple[int, ...], tmp_path: Path, make_olmo: Callable[..., OLMo]
 ) -> None:
     """First chunks of three documents; the null of each is the next one, its swap the one after."""
     write_data(tmp_path / "data", bos_token_ids=bos_token_ids)
-    if bos_token_ids:
-        words = Tokenizer.from_str(words.to_str())
-        names = [f"w{token_id}" for token_id in bos_token_ids]
-        words.post_processor = processors.TemplateProcessing(
-            single=[*names, "$A"], special_tokens=[*zip(names, bos_token_ids, strict=True)]
-        )
+    words = word_tokenizer(bos_token_ids)
     model = write_checkpoint(tmp_path / "run", make_olmo(seed=0))
     results = measure(loss_stage, tmp_path, "--max-chunks-per-document", "1")
     measure(
@@ -194,7 +189,6 @@ def test_models_tokenizers_and_texts_of_every_kind_tell_the_same(llama: Path, bp
         (TEXT, {"model": make_model("llama"), "tokenizer": "olmo"}, "they do not belong together"),
         (TEXT, {"long_context_length": 5}, "has no target with a short context of 4 and 1 distant"),
         (TEXT, {"short_context_length": 0}, "has no target with a short context of 0"),
-        (TEXT, {"dtype": "float16"}, "unknown dtype 'float16'"),
         (TEXT, {"rule": "gready"}, "did you mean 'greedy'"),
         (TEXT, {"ablation": "substitute"}, "ablation 'substitute'"),
     ],

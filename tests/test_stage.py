@@ -66,7 +66,7 @@ BAD_INPUTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "two of one name": (
         lambda folder: shutil.copytree(folder / "run", folder / "elsewhere" / "run"),
         "--checkpoints {folder}/run {folder}/elsewhere/run",
-        "two models are named 'run'",
+        "two models are named alike, of run, run",
     ),
     "no distant context": (lambda _: None, "--short-context-length 12", "leaves no distant context"),
     "a longer window": (lambda _: None, "--context-lengths 10", "--context-lengths 10: the first target"),

@@ -8,8 +8,8 @@ Numbers of passes stay on the device until all are queued (`measured_passes`): n
 The shape of a pass moves losses in their last bits, in float32 by 2e-5 nats at most (a test), and nearly
 equal scores of distant tokens then change places: ranks beyond the first ones would be another machine's.
 Rounding the scores first would only move the places where that happens. So batches follow from the lengths
-and the kind of device, never from memory. A batch that does not fit in memory runs in halves, none so small
-that its rows' bits would change (`_FEWEST_ROWS`); all are projected on the vocabulary together.
+and the kind of device, never from memory. A batch that does not fit in a GPU's memory runs in halves, none so
+small that its rows' bits would change (`_FEWEST_ROWS`); all are projected on the vocabulary together.
 So a result is the same to the byte whoever measures which part of it, with whatever memory.
 
 Shapes: L chunk (long_context_length), B sequences of a pass, S rows, K rows that are looked at, T targets,
@@ -24,7 +24,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from pipeline.cli import is_out_of_memory
 from pipeline.measuring.flags import ContextLengths
 from pipeline.models.interface import (
     CausalLM,
@@ -55,8 +54,7 @@ class Batching:
     @classmethod
     def for_model(cls, model: CausalLM) -> "Batching":
         """Batches of the size that is fastest on the kind of device."""
-        is_cpu = model.device.type == "cpu"
-        return cls(_TOKENS_PER_BATCH if is_cpu else _TOKENS_PER_BATCH_ON_ACCELERATORS)
+        return cls(_TOKENS_PER_BATCH if model.device.type == "cpu" else _TOKENS_PER_BATCH_ON_ACCELERATORS)
 
     def num_sequences(self, num_rows: int) -> int:
         """Sequences of `num_rows` rows that a batch holds, at least one; whatever memory there is."""
@@ -119,8 +117,8 @@ def hidden_states(model: CausalLM, rows: Rows, prefix: Prefix | None = None) -> 
     half = len(rows.token_ids_BS) // 2
     try:
         return model.hidden_states(*rows.on_device(model.device), prefix)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error) or half * rows.query_rows_BT.shape[1] < _FEWEST_ROWS:
+    except torch.OutOfMemoryError:
+        if half * rows.query_rows_BT.shape[1] < _FEWEST_ROWS:
             raise
     # Not within the handler: the error holds what was allocated.
     halves = (rows.of_sequences(part) for part in (slice(half), slice(half, None)))
@@ -235,9 +233,8 @@ def text_rows(token_ids_S: np.ndarray, num_queries: int = 1) -> Rows:
 
 def read_prefix(model: CausalLM, token_ids_S: np.ndarray, position_ids_S: np.ndarray | None = None) -> Prefix:
     """The first tokens of a text, as later rows see them; at the position IDs 0 to S - 1 by default."""
-    rows = text_rows(token_ids_S)
-    if position_ids_S is not None:
-        rows = rows._replace(position_ids_BS=position_ids_S[None])
+    ids_S = np.arange(len(token_ids_S)) if position_ids_S is None else position_ids_S
+    rows = text_rows(token_ids_S)._replace(position_ids_BS=ids_S[None])
     # Only keys and values are wanted; the hidden state of the last row is dropped.
     return model.read(*rows.on_device(model.device))[1]
 
@@ -304,12 +301,11 @@ def null_contexts(
         sees_other_TF = np.arange(num_far) < num_far_T[:, None]
         # Block-diagonal, a causal triangle for each window: no window sees another.
         sees_own_WW = np.kron(np.eye(len(targets_T), dtype=bool), np.tri(short, dtype=bool))
-        visible_WS = np.hstack([np.repeat(sees_other_TF, short, axis=0), sees_own_WW])
         yield PackedSequence(
             np.concatenate([other_chunk_L[:num_far], chunk_L[windows_TC].ravel()]),
             # IDs repeat where windows overlap in the chunk: every token keeps its own position.
             np.concatenate([np.arange(num_far), windows_TC.ravel()]),
-            visible_WS,
+            np.hstack([np.repeat(sees_other_TF, short, axis=0), sees_own_WW]),
             # The last row of each window holds the token right before its target.
             num_far + short * np.arange(1, len(targets_T) + 1) - 1,
             chunk_L[targets_T],
@@ -340,24 +336,3 @@ def full_pass(model: CausalLM, sequence: PackedSequence) -> FullPass:
     )
     refuse_not_finite(losses_1T, inputs[1], inputs[3])
     return FullPass(losses_1T[0].cpu().numpy(), Predictions.of(model.logits(hidden_1TD[0])), prefix)
-
-
-def measured_in_swapped_context(
-    model: CausalLM,
-    chunk_L: np.ndarray,
-    other_chunk_L: np.ndarray,
-    lengths: ContextLengths,
-    reference: Predictions,
-) -> Measured:
-    """Losses under the other document's distant context and each target's own short one: [T] each.
-
-    What is lost by it is the *document-specific gain*: the part of the long context's gain that is this
-    document's.
-    """
-    # The reference is of the whole chunk; a packed sequence holds some of its targets.
-    index_1T = np.arange(lengths.num_targets)[None]
-    passes = (
-        Pass(sequence.rows, sequence.target_ids_T[None], index_1T[:, sequence.targets])
-        for sequence in null_contexts(chunk_L, other_chunk_L, lengths)
-    )
-    return Measured(*np.concatenate(measured_passes(model, reference, passes), axis=2)[:, 0])

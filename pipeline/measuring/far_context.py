@@ -38,7 +38,6 @@ from pipeline.measuring.contexts import (
     Pass,
     Rows,
     full_pass,
-    measured_in_swapped_context,
     measured_passes,
     measured_windows,
     null_contexts,
@@ -58,8 +57,6 @@ from pipeline.results.schemas import OTHER_DOCUMENT, OWN
 Swaps = np.ndarray | Sequence[None]
 """What replaces what is left out, one after another: chunks of other documents [B, L] under the ablation
 `swap`; under `mask` (None,), which is nothing."""
-Inspect = Callable[[CausalLM, ReadText], torch.Tensor]
-"""Given a model and what it reads, a number for each target and row: [T, S], or several: [..., T, S]."""
 
 
 def leave_each_out(
@@ -88,8 +85,10 @@ def leave_each_out(
     """
     num_missing = width if replacement_ids_L is None else 0
     # Without row r only the rows behind r change; those before it come from the prefix.
-    places = batching.by_start(removed_rows_R, len(sequence.token_ids_S) - num_missing)
-    batches = [removed_rows_R[places_R] for places_R in places]
+    batches = [
+        removed_rows_R[places_R]
+        for places_R in batching.by_start(removed_rows_R, len(sequence.token_ids_S) - num_missing)
+    ]
     passes = (
         Pass(
             _rows_without(sequence, removed_R, width, replacement_ids_L),
@@ -99,10 +98,11 @@ def leave_each_out(
         )
         for removed_R in batches
     )
-    measured = measured_passes(model, reference or full.predictions, passes)
     num_far_T = sequence.num_far_tokens_T
     values_2TF = np.full((2, len(num_far_T), num_far_T[-1]), np.nan, dtype=np.float32)
-    for removed_R, values_2RT in zip(batches, measured, strict=True):
+    for removed_R, values_2RT in zip(
+        batches, measured_passes(model, reference or full.predictions, passes), strict=True
+    ):
         values_2TF[:, :, removed_R] = np.swapaxes(values_2RT, 1, 2)
     return Measured(*far_context_only(values_2TF, num_far_T))
 
@@ -126,7 +126,7 @@ def leave_blocks_out(
     full: FullPass,
     stand_ins: Swaps,
     num_blocks: int | None,
-) -> tuple[Measured, Measured]:
+) -> np.ndarray:
     """Leave out blocks of distant tokens, split those that matter, and so on down to single tokens.
 
     A round leaves out about `num_blocks` blocks, by `block_widths`. A block matters by the rank of its
@@ -142,7 +142,7 @@ def leave_blocks_out(
     Returns:
         by how much leaving out single tokens raises the loss, and its divergence, NaN of those that no round
         came down to; and the same with the estimate for these: of the last block that held the token, an
-        equal share.
+        equal share. [2, 2, T, F].
     """
     num_far_T = sequence.num_far_tokens_T
     covered = int(num_far_T[-1])
@@ -187,7 +187,7 @@ def leave_blocks_out(
     # Tokens from `covered` on are distant for some targets only, and never were in a block.
     single_2TF = without(np.concatenate([starts_R, np.arange(covered, num_far_T[-1])]), 1)
     scores_2TF = np.where(np.isnan(single_2TF), estimates_2TF, single_2TF)
-    return Measured(*single_2TF), Measured(*far_context_only(scores_2TF, num_far_T))
+    return np.stack([single_2TF, far_context_only(scores_2TF, num_far_T)])
 
 
 def _rows_without(
@@ -259,25 +259,24 @@ class FarContext:
         return self.lengths.num_far_tokens_T
 
     @cached_property
-    def sequences(self) -> list[PackedSequence]:
-        """All targets after their long contexts, a few targets each."""
-        if self.own is None:
-            return [own_context(self.chunk_L, self.lengths)]
-        return list(null_contexts(self.chunk_L, self.token_ids_L, self.lengths))
-
-    @cached_property
-    def _full_passes(self) -> list[FullPass]:
-        return [full_pass(self.model, sequence) for sequence in self.sequences]
+    def sequences(self) -> list[tuple[PackedSequence, FullPass]]:
+        """All targets after their long contexts, a few targets each, and what reading these tells."""
+        sequences = (
+            [own_context(self.chunk_L, self.lengths)]
+            if self.own is None
+            else null_contexts(self.chunk_L, self.token_ids_L, self.lengths)
+        )
+        return [(sequence, full_pass(self.model, sequence)) for sequence in sequences]
 
     @property
     def long_losses_T(self) -> np.ndarray:
         """loss(t | this distant context and short), nats."""
-        return np.concatenate([part.losses_T for part in self._full_passes])
+        return np.concatenate([full.losses_T for _, full in self.sequences])
 
     @cached_property
     def predictions(self) -> Predictions:
         """What the model predicts from this distant context and the short ones."""
-        return Predictions.together([part.predictions for part in self._full_passes])
+        return Predictions.together([full.predictions for _, full in self.sequences])
 
     @property
     def reference(self) -> Predictions:
@@ -285,13 +284,13 @@ class FarContext:
         return (self.own or self).predictions
 
     @cached_property
-    def _effects(self) -> tuple[Measured, Measured]:
-        parts = [
-            leave_blocks_out(self.model, sequence, self.batching, full, self.swap_ids_BL, self.screen)
-            for sequence, full in zip(self.sequences, self._full_passes, strict=True)
-        ]
-        single, ranked_by = (Measured(*self._of_all_targets(of)) for of in zip(*parts, strict=True))
-        return single, ranked_by
+    def _effects(self) -> np.ndarray:
+        return self._of_all_targets(
+            [
+                leave_blocks_out(self.model, sequence, self.batching, full, self.swap_ids_BL, self.screen)
+                for sequence, full in self.sequences
+            ]
+        )
 
     @property
     def influence(self) -> Measured:
@@ -300,61 +299,62 @@ class FarContext:
         loss(t | long without i) - loss(t | long), and KL(p(.|long) || p(.|long without i)), nats; of a null,
         long is with its own distant context.
         """
-        return self._effects[0]
+        return Measured(*self._effects[0])
 
     @property
     def necessity(self) -> Measured:
         """The same, and estimates where the screen has not come down to the single token."""
-        return self._effects[1]
+        return Measured(*self._effects[1])
+
+    @property
+    def _nothing_T0(self) -> np.ndarray:
+        """No distant token for each target."""
+        return np.empty((self.lengths.num_targets, 0), dtype=np.int64)
 
     @cached_property
     def short(self) -> Measured:
         """loss(t | short) and its divergence: [T] each."""
-        num_targets = self.lengths.num_targets
-        return self._beside_short(np.arange(num_targets), np.empty((num_targets, 0), dtype=np.int64))
+        return self._beside_short(np.arange(self.lengths.num_targets), self._nothing_T0)
 
     @cached_property
     def baselines(self) -> Measured:
-        """What distant tokens are added to: each swapped context, or the short one alone: [T, B]."""
-        of_each = [
-            self.short
-            if swap_L is None
-            else measured_in_swapped_context(self.model, self.chunk_L, swap_L, self.lengths, self.reference)
-            for swap_L in self.swap_ids_BL
-        ]
-        return Measured(*np.stack(of_each, axis=-1))
+        """What distant tokens are added to: each swapped context, or the short one alone: [T, B].
+
+        What is lost by a swapped context is the *document-specific gain*: the part of the long context's gain
+        that is this document's.
+        """
+        return self.measured_with(np.arange(self.lengths.num_targets), self._nothing_T0)
 
     @cached_property
     def first_additions(self) -> Measured:
         """loss(t | short and {i}), or in swapped contexts with i, and its divergence: [T, F] each."""
-        nothing_T0 = np.empty((self.lengths.num_targets, 0), dtype=np.int64)
         of_each = [
-            self.measured_additions(nothing_T0) if swap_L is None else self._restored_alone(swap_L)
+            self.measured_additions(self._nothing_T0) if swap_L is None else self._restored_alone(swap_L)
             for swap_L in self.swap_ids_BL
         ]
         return Measured(*np.mean(of_each, axis=0))
 
     def _restored_alone(self, swap_L: np.ndarray) -> np.ndarray:
         """loss(t | B with i) and its divergence in one swapped context, one pass a token: [2, T, F]."""
-        restored = [
-            leave_each_out(
-                self.model,
-                sequence,
-                self.batching,
-                full_pass(self.model, sequence),
-                np.arange(sequence.num_far_tokens_T[-1]),
-                # A sequence counts its targets from 0, the reference those of the whole chunk.
-                reference=self.reference.at(sequence.targets),
-                replacement_ids_L=self.token_ids_L,
-            )
-            for sequence in null_contexts(self.chunk_L, swap_L, self.lengths)
-        ]
-        return self._of_all_targets(restored)
+        return self._of_all_targets(
+            [
+                leave_each_out(
+                    self.model,
+                    sequence,
+                    self.batching,
+                    full_pass(self.model, sequence),
+                    np.arange(sequence.num_far_tokens_T[-1]),
+                    # A sequence counts its targets from 0, the reference those of the whole chunk.
+                    reference=self.reference.at(sequence.targets),
+                    replacement_ids_L=self.token_ids_L,
+                )
+                for sequence in null_contexts(self.chunk_L, swap_L, self.lengths)
+            ]
+        )
 
     def measured_additions(self, chosen_TK: np.ndarray) -> Measured:
         """loss(t | short, the chosen positions, i) and its divergence: [T, F] each, NaN of the chosen."""
-        num_far_T = self.num_far_tokens_T
-        is_tried_TF = np.arange(num_far_T[-1]) < num_far_T[:, None]
+        is_tried_TF = np.arange(self.num_far_tokens_T[-1]) < self.num_far_tokens_T[:, None]
         # What is chosen already is no candidate.
         np.put_along_axis(is_tried_TF, chosen_TK, False, axis=1)
         target_index_N, added_N = np.nonzero(is_tried_TF)
@@ -395,19 +395,21 @@ class FarContext:
             far=(self.token_ids_L, sets_NK),
         )
 
-    def _restored(self, swap_L: np.ndarray, target_index_N: np.ndarray, sets_NK: np.ndarray) -> np.ndarray:
-        """loss(t | B with the sets) and its divergence in one swapped context: [2, N].
+    def _restored(self, swap_L: np.ndarray, target_index_N: np.ndarray, sets_NK: np.ndarray) -> Measured:
+        """loss(t | B with the sets) and its divergence in one swapped context: [N] each.
 
         Only rows from the first restored token on depend on the set: those before are read once.
         """
         swapped = read_prefix(self.model, swap_L[: self.num_far_tokens_T[-1]])
-        batches = self.batching.by_start(sets_NK[:, 0], self.lengths.long_context_length - 1)
+        # Of an empty set the short context is the first to differ.
+        starts_N = np.column_stack([sets_NK, self.num_far_tokens_T[target_index_N]])[:, 0]
+        batches = self.batching.by_start(starts_N, self.lengths.long_context_length - 1)
 
         def restorations() -> Iterator[Pass]:
             for batch_B in batches:
                 sets_BK = sets_NK[batch_B]
                 # `by_start` sorts, so the first set begins earliest, and the shared prefix ends there.
-                start = int(sets_BK[0, 0])
+                start = int(starts_N[batch_B[0]])
                 index_B1 = target_index_N[batch_B, None]
                 targets_B1 = self.lengths.targets_T[index_B1]
                 # To the last target of the batch: rows behind an earlier target run in vain.
@@ -417,31 +419,31 @@ class FarContext:
                 tokens_BC = np.where(is_far_BC, swap_L[positions_1C], self.chunk_L[positions_1C])
                 np.put_along_axis(tokens_BC, sets_BK - start, self.token_ids_L[sets_BK], axis=1)
                 rows = Rows(tokens_BC, positions_1C, None, targets_B1 - 1 - start)
-                prefix = swapped.first(start) if start else None
-                yield Pass(rows, self.chunk_L[targets_B1], index_B1, prefix)
+                yield Pass(rows, self.chunk_L[targets_B1], index_B1, swapped.first(start) if start else None)
 
-        passes = measured_passes(self.model, self.reference, restorations())
+        restored_2N1 = np.concatenate(measured_passes(self.model, self.reference, restorations()), axis=1)
         # The inverse permutation: back from the order of the batches to that of the sets.
-        place_N = np.argsort(np.concatenate(batches))
-        restored_2N: np.ndarray = np.concatenate(passes, axis=1)[:, place_N, 0]
-        return restored_2N
+        return Measured(*restored_2N1[:, np.argsort(np.concatenate(batches)), 0])
 
-    def look_inside(self, inspect: Inspect, answers_T: np.ndarray | None = None) -> np.ndarray:
+    def look_inside(
+        self, inspect: Callable[[CausalLM, ReadText], torch.Tensor], answers_T: np.ndarray | None = None
+    ) -> np.ndarray:
         """Values of `inspect` for each target's distant tokens, read in the long context: [..., T, F].
 
-        With `answers_T` (int64 [T]) these tokens are predicted instead of the targets.
+        Given a model and what it reads, `inspect` has a number for each target and row, [T, S], or several,
+        [..., T, S]. With `answers_T` (int64 [T]) these tokens are predicted instead of the targets.
         """
-        model = self.model
         parts = []
-        for sequence in self.sequences:
-            tokens_1S, positions_1S, visible_1SS, queries_1T = sequence.rows.on_device(model.device)
+        for sequence, _ in self.sequences:
+            tokens_1S, positions_1S, visible_1SS, queries_1T = sequence.rows.on_device(self.model.device)
             if visible_1SS is not None:
                 # Rules look at all rows, and the packed mask is of the last ones only.
                 visible_1SS = visibility_of_all(visible_1SS, tokens_1S.shape[1])
             ids_T = sequence.target_ids_T if answers_T is None else answers_T[sequence.targets]
-            target_ids_T = to_device(ids_T, model.device)
-            read = ReadText(tokens_1S, positions_1S, visible_1SS, queries_1T[0], target_ids_T)
-            values_TS = inspect(model, read)
+            targets_T = to_device(ids_T, self.model.device)
+            values_TS = inspect(
+                self.model, ReadText(tokens_1S, positions_1S, visible_1SS, queries_1T[0], targets_T)
+            )
             num_far_T = sequence.num_far_tokens_T
             parts.append(far_context_only(values_TS[..., : num_far_T[-1]].cpu().numpy(), num_far_T))
         return self._of_all_targets(parts)
@@ -451,9 +453,8 @@ class FarContext:
         padded = []
         for part_TF in map(np.asarray, parts):
             # Each part is as wide as the distant context of its own last target.
-            missing = self.num_far_tokens_T[-1] - part_TF.shape[-1]
-            widths = [(0, 0)] * (part_TF.ndim - 1) + [(0, missing)]
-            padded.append(np.pad(part_TF, widths, constant_values=np.nan))
+            missing = *part_TF.shape[:-1], self.num_far_tokens_T[-1] - part_TF.shape[-1]
+            padded.append(np.concatenate([part_TF, np.full(missing, np.nan, np.float32)], axis=-1))
         return np.concatenate(padded, axis=-2)
 
 
@@ -486,7 +487,7 @@ def sparse_contexts(
         numbers_of_rule: rule -> J numbers of tokens added to the short context, ascending, at most K.
     """
     num_targets = distant_context.lengths.num_targets
-    found: dict[str, list[np.ndarray]] = {rule: [] for rule in positions_of_rule}
+    found: dict[tuple[str, int], np.ndarray] = {}
     # One k at a time: the sets of a batch are of one size.
     for k in sorted({k for numbers in numbers_of_rule.values() for k in numbers}):
         # All rules at once: they often choose the same.
@@ -496,6 +497,8 @@ def sparse_contexts(
             np.concatenate([positions_of_rule[rule][:, :k] for rule in rules]),
         )
         of_rules = np.reshape(measured, (2, len(rules), num_targets, -1)).swapaxes(0, 1)
-        for rule, values_2TB in zip(rules, of_rules, strict=True):
-            found[rule].append(values_2TB)
-    return {rule: Measured(*np.stack(values, axis=2)) for rule, values in found.items()}
+        found |= {(rule, k): values_2TB for rule, values_2TB in zip(rules, of_rules, strict=True)}
+    return {
+        rule: Measured(*np.stack([found[rule, k] for k in numbers], axis=2))
+        for rule, numbers in numbers_of_rule.items()
+    }

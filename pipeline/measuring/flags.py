@@ -15,9 +15,6 @@ import numpy as np
 
 from pipeline.cli import InputError, folder_path, positive_int, whole_number
 
-TARGETS_PER_CHUNK = 16
-DTYPES = ("float32", "bfloat16")
-"""The names that torch has for them."""
 RECOVERY_FRACTION = 0.9
 """Fraction of the gain that k* recovers."""
 MINIMUM_GAIN = 0.1
@@ -26,11 +23,10 @@ LONGEST_EXACT = 2048
 """Tokens of the long context up to which rules leave_one_out* leave out every distant token by default."""
 BLOCKS = 32
 """Blocks that a round leaves out by default, beside one for each target."""
-OWN = "own"
-SWAP = "swap"
 LAST = "last"
 NEAR = "near"
-"""Kinds of placement: distant tokens of the same text; of another; fewer near tokens; near tokens alone."""
+"""Kinds of placement beside own and swap, distant tokens of the same text and of another: fewer near tokens,
+and near tokens alone."""
 # Defaults of explain.
 NUM_TARGETS = 12
 NUM_SOURCES = 4
@@ -51,11 +47,11 @@ class ContextLengths:
     """Only every so-many-th of the last m positions is a target, the last among them."""
 
     def __post_init__(self) -> None:
-        if self.short_context_length >= self.first_target:
+        first = self.targets_T[0]
+        if self.short_context_length >= first:
             raise InputError(
                 f"the short context ({self.short_context_length} tokens) leaves no distant context: must be"
-                f" shorter than the long context before the first target, {self.long_context_length}"
-                f" - {self.long_context_length - self.first_target} = {self.first_target} tokens"
+                f" shorter than the {first} tokens of the long context before the first target"
             )
 
     @classmethod
@@ -69,21 +65,16 @@ class ContextLengths:
         )
 
     @property
-    def first_target(self) -> int:
-        """The first target's place in its chunk."""
+    def targets_T(self) -> np.ndarray:
+        """The targets' places in their chunk: int64 [T]."""
         # Counted back from the last position: of 16 with stride 5 those at L - 16, L - 11, L - 6, L - 1.
-        return self.long_context_length - 1 - (self.num_targets - 1) * self.target_stride
+        last = self.long_context_length - 1
+        return np.sort(np.arange(last, last - self.targets_per_chunk, -self.target_stride))
 
     @property
     def num_targets(self) -> int:
         """T."""
-        # Rounded up, since the last position is always a target.
-        return -(-self.targets_per_chunk // self.target_stride)
-
-    @property
-    def targets_T(self) -> np.ndarray:
-        """The targets' places in their chunk: int64 [T]."""
-        return np.arange(self.first_target, self.long_context_length, self.target_stride)
+        return len(self.targets_T)
 
     @property
     def num_far_tokens_T(self) -> np.ndarray:
@@ -128,7 +119,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say how a model is loaded."""
     add = parser.add_argument
     # fmt: off
-    add("--dtype", choices=DTYPES, default="float32",
+    add("--dtype", choices=("float32", "bfloat16"), default="float32",
         help="of weights and computation; bfloat16 may choose other tokens that matter about as much")
     add("--device",
         help="torch device; cuda where there is one, else cpu, if not given; under torchrun or `accelerate"
@@ -171,7 +162,7 @@ def add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     # fmt: off
     add("--long-context-length", type=positive_int, required=True, help="chunk length ℓ, in tokens")
-    add("--targets-per-chunk", type=positive_int, default=TARGETS_PER_CHUNK,
+    add("--targets-per-chunk", type=positive_int, default=16,
         help="m: the last m positions of a chunk are predicted, each from all before it in the chunk")
     add("--target-stride", type=positive_int, default=1, metavar="S",
         help="of these positions predict only every S-th, the last among them")

@@ -7,14 +7,13 @@ Whether tokens and model belong together is one check, of the programs, explain,
                          or puts a BOS before it that the model's own does not; the reverse is a warning, for
                          it may be meant (--bos none)
     only its size        a tokenizer of T tokens, if the model has more than T + max(512, T / 20) rows: fewer
-                         pad its embedding; a warning says that no more can be told
+                         pad its embedding; if the model was found by its path, with a warning
     in any case          a token that a text has and that the model has no row for
 
 A tokenizer may be larger than the model if no text uses the rest.
 """
 
 import copy
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,18 +22,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.cli import InputError, logger, unknown_name
-from pipeline.measuring.flags import DTYPES
+from pipeline.cli import InputError, logger
 from pipeline.models.devices import keep_freed_memory, usable_device
 from pipeline.models.interface import CausalLM, num_positions_of
 from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm
 from pipeline.text.tokenizer import DocumentTokenizer, load_tokenizer, parse_tokenizer_name, tokenizer_at
-
-
-def _is_of(library: str, kind: str, model: Any) -> bool:
-    """Whether a model is of a library's class; nothing is imported."""
-    # Whoever holds a model has imported its library, which need not be installed, or takes seconds.
-    return library in sys.modules and isinstance(model, getattr(sys.modules[library], kind))
 
 
 def _sharing_copy(model: Any) -> Any:
@@ -58,38 +50,39 @@ class GivenModel:
         *,
         device: str | None = None,
         dtype: str = "float32",
+        device_map: str | None = None,
         trust_remote_code: bool = False,
     ) -> None:
-        if dtype not in DTYPES:
-            raise unknown_name("dtype", dtype, DTYPES)
         self._trust_remote_code = trust_remote_code
-        self._checkpoint: Checkpoint | None = None
-        """The place of its own tokenizer, if that is known."""
-        # Imported here, not above: transformers takes seconds, and ai2-olmo need not be installed.
+        self._own_tokenizer: Path | None = None
+        """Where that lies, if it is known."""
         if isinstance(model, str | Path):
-            self._checkpoint = find_model(str(model), trust_remote_code)
-            self._load: Callable[[int], CausalLM] = partial(
-                load_causal_lm,
-                self._checkpoint,
-                Loading(usable_device(device), getattr(torch, dtype), trust_remote_code=trust_remote_code),
-            )
+            model = find_model(str(model), trust_remote_code)
+        # By name: ai2-olmo need not be installed, and transformers takes seconds to import.
+        kinds = {kind.__name__ for kind in type(model).__mro__}
+        if isinstance(model, Checkpoint):
+            loading = Loading(usable_device(device), getattr(torch, dtype), device_map, trust_remote_code)
+            self._load: Callable[[int], CausalLM] = partial(load_causal_lm, model, loading)
             """Makes it ready for so many position IDs."""
-            self.name = self._checkpoint.name
-            self.num_positions = self._checkpoint.num_positions(trust_remote_code)
-        elif _is_of("olmo.model", "OLMo", model):
+            self.name = model.name
+            self.num_positions = model.num_positions(trust_remote_code)
+            self._own_tokenizer = model.own_tokenizer
+            if self._own_tokenizer is None:
+                logger.warning("the tokenizer of model %s is unknown, and not compared", self.name)
+        elif "OLMo" in kinds:
             from pipeline.models.olmo import OLMoCausalLM
 
             self._load = partial(OLMoCausalLM, _sharing_copy(model))
             self.name = "OLMo"
             self.num_positions = model.config.max_sequence_length
-        elif _is_of("transformers", "PreTrainedModel", model):
+        elif "PreTrainedModel" in kinds:
             from pipeline.models.huggingface import as_causal_lm, position_limit
 
             self.name = Path(model.name_or_path).name or type(model).__name__
             self._load = partial(as_causal_lm, _sharing_copy(model), self.name)
             self.num_positions = position_limit(model.config, has_rotary_embedding=False)
-            if model.name_or_path and tokenizer_at(Path(model.name_or_path)):
-                self._checkpoint = Checkpoint(self.name, Path(model.name_or_path), is_olmo=False)
+            if model.name_or_path:
+                self._own_tokenizer = tokenizer_at(Path(model.name_or_path))
         else:
             raise InputError(
                 f"the model is of type {type(model).__name__}; give a path, a name on the hub, or a causal LM"
@@ -103,8 +96,7 @@ class GivenModel:
 
         InputError if there is none, or one that does not say where its tokens stand.
         """
-        if given is None and self._checkpoint is not None:
-            given = self._checkpoint.own_tokenizer
+        given = self._own_tokenizer if given is None else given
         if given is None:
             raise InputError(
                 f"{self.name} comes without its tokenizer: give it too, as tokenizer=… or --tokenizer"
@@ -130,79 +122,53 @@ class GivenModel:
         keep_freed_memory()
         model = self._load(num_positions_of(num_tokens, len(bos_token_ids)))
         refuse_foreign_tokens(
-            model,
+            model.vocabulary_size,
             self.name,
-            self._checkpoint,
+            self.tokenizer() if self._own_tokenizer else None,
             [np.array(bos_token_ids, dtype=np.int64), *texts],
             tokenizer,
-            tokenizer.name,
-            tokenizer.vocabulary_size,
-            trust_remote_code=self._trust_remote_code,
         )
         return model.led_by(bos_token_ids)
 
 
 def refuse_foreign_tokens(
-    model: CausalLM,
+    num_rows: int,
     name: str,
-    checkpoint: Checkpoint | None,
+    own: DocumentTokenizer | None,
     texts: Iterable[np.ndarray],
-    tokenizer: DocumentTokenizer | None,
-    source: str,
-    size: int,
-    *,
-    trust_remote_code: bool = False,
+    tokenizer: DocumentTokenizer,
 ) -> None:
     """Refuse a model that was not trained on the tokens of these texts; see the table above.
 
     Args:
+        num_rows: of the model's embedding.
         name: what messages call the model.
-        checkpoint: where its own tokenizer lies; None of a model in memory: whoever gives it knows its own.
+        own: the model's tokenizer, if that is known.
         texts: integers, a token ID each.
-        tokenizer: made the tokens; None if that is lost.
-        source, size: what messages call the tokenizer, and one more than its largest ID.
+        tokenizer: made the tokens.
     """
     # Within each text first: what is then joined is at most a vocabulary per text.
     of_texts = [np.unique(token_ids).astype(np.int64) for token_ids in texts]
     used = np.unique(np.concatenate(of_texts)).tolist()
     largest = max(used, default=0)
-    num_rows = model.vocabulary_size
+    size = tokenizer.vocabulary_size
     remedy = "they do not belong together; read the text with the model's own tokenizer"
-    own = None if tokenizer is None else _own_tokenizer(checkpoint, num_rows, trust_remote_code)
     # The other direction is no sign: a tokenizer may have tokens that no text uses.
     if largest >= num_rows or (own is None and num_rows > size + max(512, size / 20)):
         raise InputError(
-            f"{source} has {size} tokens (largest ID used: {largest}) and {name} a vocabulary of {num_rows}:"
-            f" {remedy}"
+            f"{tokenizer.name} has {size} tokens (largest ID used: {largest}) and {name} a vocabulary of"
+            f" {num_rows}: {remedy}"
         )
-    if own is not None and tokenizer is not None:
-        # Tokens that are used must have the same names in both, added ones too.
-        if not tokenizer.reads_as(own, used):
-            raise InputError(f"{source} is another tokenizer than that of {name}, {own.name}: {remedy}")
-        bos = tokenizer.before_a_text
-        if bos not in (own.before_a_text, "nothing"):
-            raise InputError(
-                f"{source} puts {bos} before a text, and that of {name}, {own.name}, {own.before_a_text}:"
-                " measure the models apart, each with its own tokenizer, or read the text with --bos none"
-            )
-        if bos != own.before_a_text:
-            logger.warning(
-                "%s was trained with %s before a text, and reads this without it", name, own.before_a_text
-            )
-    elif checkpoint is not None:
-        logger.warning("whether %s is that of model %s cannot be told", source, name)
-
-
-def _own_tokenizer(
-    checkpoint: Checkpoint | None, num_rows: int, trust_remote_code: bool
-) -> DocumentTokenizer | None:
-    """The tokenizer of a model, or None if it is unknown."""
-    if checkpoint is None or checkpoint.own_tokenizer is None:
-        return None
-    try:
-        found = load_tokenizer(checkpoint.own_tokenizer, trust_remote_code=trust_remote_code)
-    except InputError as error:
-        logger.warning("%s", error)
-        return None
-    # An OLMo says how many tokens it has: what lies by it may be another's.
-    return None if checkpoint.is_olmo and found.vocabulary_size != num_rows else found
+    if own is None:
+        return
+    bos = tokenizer.before_a_text
+    # Tokens that are used must have the same names in both, added ones too.
+    if not tokenizer.reads_as(own, used) or bos not in (own.before_a_text, "nothing"):
+        raise InputError(
+            f"{tokenizer.name}, which puts {bos} before a text, is another tokenizer than that of {name},"
+            f" {own.name}, which puts {own.before_a_text} there: {remedy}"
+        )
+    if bos != own.before_a_text:
+        logger.warning(
+            "%s was trained with %s before a text, and reads this without it", name, own.before_a_text
+        )

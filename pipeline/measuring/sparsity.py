@@ -1,19 +1,22 @@
-"""Everything that is measured of one chunk: what the rules choose, what that is worth, and how few tokens do.
+"""Everything that is measured of one chunk: losses, what the rules choose, what that is worth, and how few
+tokens do.
 
 Tables are column -> values, in the document's coordinates.
 
-Shapes: T targets, F distant-context positions, K largest k of a rule, J studied values of k.
+Shapes: L chunk, T targets, F distant-context positions, K largest k of a rule, J studied values of
+k, B swaps.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from pipeline.measuring.contexts import Measured
+from pipeline.measuring.contexts import Batching, Measured, measured_windows
 from pipeline.measuring.far_context import FarContext, far_contexts, sparse_contexts
-from pipeline.measuring.flags import RECOVERY_FRACTION
+from pipeline.measuring.flags import RECOVERY_FRACTION, ContextLengths
 from pipeline.measuring.rules import (
+    CONTROLS,
     LEAVE_ONE_OUT_RULES,
     RULES,
     SWAP,
@@ -21,7 +24,7 @@ from pipeline.measuring.rules import (
     find_rule,
     selected_positions,
 )
-from pipeline.measuring.stage import LoadedModel
+from pipeline.models.interface import CausalLM
 from pipeline.results.schemas import DIVERGENCE, LOSS, OWN, Columns, append_columns
 from pipeline.text.chunks import Chunk
 
@@ -30,12 +33,92 @@ Choices = dict[str, dict[str, np.ndarray]]
 """Distant context -> rule -> the chunk's chosen positions, most influential first: int64 [T, K]."""
 
 
-def contexts_of(loaded: LoadedModel, chunk: Chunk, measuring: Measuring) -> Contexts:
+def measure_lengths(
+    model: CausalLM, chunk: Chunk, lengths: ContextLengths, context_lengths: Sequence[int]
+) -> dict[str, Columns]:
+    """Losses of the targets at each context length: artefact -> columns."""
+    chunk_L = chunk.token_ids_L
+    batching = Batching.for_model(model)
+    long = FarContext(model, lengths, batching, chunk_L, chunk_L).predictions
+    measured = [
+        measured_windows(model, chunk_L, lengths.targets_T, length, batching, long)
+        for length in context_lengths
+    ]
+    return {
+        "length_losses": {
+            "document_id": [chunk.document_id] * len(context_lengths),
+            "chunk_index": [chunk.chunk_index] * len(context_lengths),
+            "context_length": [*context_lengths],
+            "num_targets": [lengths.num_targets] * len(context_lengths),
+            "mean_loss": [float(of_length.losses.mean()) for of_length in measured],
+            "mean_divergence": [float(of_length.divergences.mean()) for of_length in measured],
+            "losses": [of_length.losses.tolist() for of_length in measured],
+            "divergences": [of_length.divergences.tolist() for of_length in measured],
+        }
+    }
+
+
+def measure_differences(model: CausalLM, chunk: Chunk, lengths: ContextLengths) -> dict[str, Columns]:
+    """Losses of the targets in their short, long and swapped contexts: artefact -> columns."""
+    chunk_L = chunk.token_ids_L
+    # No tokens are chosen, so no null is needed, and its document can be the swap.
+    swap_ids_1L = chunk.other_token_ids_NL
+    own = FarContext(model, lengths, Batching.for_model(model), chunk_L, chunk_L, swap_ids_BL=swap_ids_1L)
+    swapped = own.baselines.over_swaps
+    return _rows(
+        "loss_differences",
+        chunk,
+        lengths.targets_T,
+        target_token_id=chunk_L[lengths.targets_T],
+        num_long_context_tokens=lengths.targets_T,
+        short_context_loss=own.short.losses,
+        long_context_loss=own.long_losses_T,
+        loss_difference=own.short.losses - own.long_losses_T,
+        swapped_context_loss=swapped.losses,
+        document_specific_gain=swapped.losses - own.long_losses_T,
+        long_context_entropy=own.predictions.entropies_T,
+        short_context_divergence=own.short.divergences,
+        swapped_context_divergence=swapped.divergences,
+    )
+
+
+def measure_chunk(name: str, model: CausalLM, chunk: Chunk, measuring: Measuring) -> dict[str, Columns]:
+    """What the rules choose, and what that is worth to the model that chose: artefact -> columns."""
+    contexts = contexts_of(model, chunk, measuring)
+    choices = chosen_positions(contexts, chunk, measuring)
+    return chosen_tokens(contexts, chunk, choices, measuring) | tried_tokens(
+        name, contexts, chunk, choices, measuring
+    )
+
+
+def try_choices(
+    evaluator: str,
+    model: CausalLM,
+    chunk: Chunk,
+    measuring: Measuring,
+    choices: Mapping[tuple[Any, ...], np.ndarray],
+) -> dict[str, Columns]:
+    """What another model's choices are worth: artefact -> columns.
+
+    `choices` has positions for each document, chunk, distant context and rule.
+    """
+    contexts = contexts_of(model, chunk, measuring)
+    # Ranked again from the same seed: tables of the choices end at the largest --k, and controls are studied
+    # up to the whole distant context.
+    chosen = chosen_positions(contexts, chunk, measuring, CONTROLS)
+    for name, of_rules in chosen.items():
+        for rule in measuring.rules_in(name, chunk.document_id):
+            if rule not in CONTROLS:
+                of_rules[rule] = choices[chunk.document_id, chunk.chunk_index, name, rule]
+    return tried_tokens(evaluator, contexts, chunk, chosen, measuring)
+
+
+def contexts_of(model: CausalLM, chunk: Chunk, measuring: Measuring) -> Contexts:
     """The chunk's own distant context and its null, as a model reads them; nothing is measured yet."""
     return far_contexts(
-        loaded.model,
+        model,
         measuring.lengths,
-        loaded.batching,
+        Batching.for_model(model),
         chunk.token_ids_L,
         chunk.other_token_ids_NL[0],
         # The first is the null: as a swap too, it would be its own baseline.
@@ -45,22 +128,13 @@ def contexts_of(loaded: LoadedModel, chunk: Chunk, measuring: Measuring) -> Cont
     )
 
 
-def measure_chunk(loaded: LoadedModel, chunk: Chunk, measuring: Measuring) -> dict[str, Columns]:
-    """What the rules choose, and what that is worth to the model that chose: artefact -> columns."""
-    contexts = contexts_of(loaded, chunk, measuring)
-    choices = chosen_positions(contexts, chunk, measuring)
-    chosen = chosen_tokens(contexts, chunk, choices, measuring)
-    return chosen | tried_tokens(loaded.name, contexts, chunk, choices, measuring)
-
-
 def chosen_positions(
     contexts: Contexts, chunk: Chunk, measuring: Measuring, among: Iterable[str] = RULES
 ) -> Choices:
     """What each rule, of those `among`, chooses in each distant context."""
-    seed = measuring.seed_of(chunk.document_id, chunk.chunk_index)
     return {
         name: {
-            rule: selected_positions(context, rule, measuring.numbers_of(rule)[-1], seed)
+            rule: selected_positions(context, rule, measuring.numbers_of(rule)[-1], context.seed)
             for rule in measuring.rules_in(name, chunk.document_id)
             if rule in among
         }
@@ -76,33 +150,38 @@ def chosen_tokens(
     targets_T = measuring.lengths.targets_T
     for name, context in contexts.items():
         leaves_out = any(rule in choices[name] for rule in LEAVE_ONE_OUT_RULES)
+        losses_TF = (
+            context.influence.losses
+            if leaves_out
+            else np.full((len(targets_T), context.num_far_tokens_T[-1]), np.nan)
+        )
+        # None of tokens that were not left out alone.
+        influence_TF = np.where(np.isnan(losses_TF), np.array(None), losses_TF)
         if leaves_out and measuring.num_blocks is None:
-            # Without a screen NaN stands only behind a target's distant context, so indices stay positions.
-            of_each = [row_F[~np.isnan(row_F)].tolist() for row_F in context.influence.losses]
-            _append(tables, "influences", chunk, targets_T, 1, distant_context=name, influences=of_each)
+            # Without a screen None stands only behind a target's distant context, so indices stay positions.
+            of_each = [[value for value in row_F if value is not None] for row_F in influence_TF.tolist()]
+            append_columns(
+                tables, _rows("influences", chunk, targets_T, distant_context=name, influences=of_each)
+            )
         for rule, ranked_TK in choices[name].items():
             # Controls and screened rules are ranked far beyond the k that were asked for.
             positions_TK = ranked_TK[:, : measuring.ks[-1]]
             num_ranks = positions_TK.shape[1]
-            influence_TK = None
-            if leaves_out:
-                influence_TK = np.take_along_axis(context.influence.losses, positions_TK, axis=1)
-                # None of tokens that were not left out alone.
-                influence_TK = np.where(np.isnan(influence_TK), np.array(None), influence_TK)
-            _append(
+            append_columns(
                 tables,
-                "influential_tokens",
-                chunk,
-                targets_T,
-                num_ranks,
-                rule=rule,
-                distant_context=name,
-                null_kind=None if name == OWN else find_rule(rule).null,
-                rank=np.broadcast_to(np.arange(1, num_ranks + 1), positions_TK.shape),
-                context_position=chunk.start + positions_TK,
-                distance=targets_T[:, None] - positions_TK,
-                context_token_id=context.token_ids_L[positions_TK],
-                influence=influence_TK,
+                _rows(
+                    "influential_tokens",
+                    chunk,
+                    np.repeat(targets_T, num_ranks),
+                    rule=rule,
+                    distant_context=name,
+                    null_kind=None if name == OWN else find_rule(rule).null,
+                    rank=np.broadcast_to(np.arange(1, num_ranks + 1), positions_TK.shape),
+                    context_position=chunk.start + positions_TK,
+                    distance=targets_T[:, None] - positions_TK,
+                    context_token_id=context.token_ids_L[positions_TK],
+                    influence=np.take_along_axis(influence_TF, positions_TK, axis=1),
+                ),
             )
     return tables
 
@@ -171,7 +250,6 @@ def tried_tokens(
         choices: a rule is studied at as many tokens as it has chosen.
     """
     own = contexts[OWN]
-    targets_T = measuring.lengths.targets_T
     of_target = {
         "short_context_loss": own.short.losses,
         "long_context_loss": own.long_losses_T,
@@ -179,8 +257,7 @@ def tried_tokens(
     }
     if measuring.ablation == SWAP:
         swapped = own.baselines.over_swaps
-        of_target["swapped_loss"] = swapped.losses
-        of_target["swapped_divergence"] = swapped.divergences
+        of_target |= {"swapped_loss": swapped.losses, "swapped_divergence": swapped.divergences}
     tables: dict[str, Columns] = {}
     for name, of_rules in choices.items():
         numbers_of_rule = {
@@ -191,20 +268,21 @@ def tried_tokens(
         for rule, of_swaps in sparse.items():
             numbers = numbers_of_rule[rule]
             found = of_swaps.over_swaps
-            _append(
+            append_columns(
                 tables,
-                "sparse_context_losses",
-                chunk,
-                targets_T,
-                len(numbers),
-                rule=rule,
-                distant_context=name,
-                null_kind=None if name == OWN else find_rule(rule).null,
-                evaluator=evaluator,
-                k=np.broadcast_to(numbers, found.losses.shape),
-                sparse_context_loss=found.losses,
-                sparse_context_divergence=found.divergences,
-                **{column: np.repeat(values_T, len(numbers)) for column, values_T in of_target.items()},
+                _rows(
+                    "sparse_context_losses",
+                    chunk,
+                    np.repeat(measuring.lengths.targets_T, len(numbers)),
+                    rule=rule,
+                    distant_context=name,
+                    null_kind=None if name == OWN else find_rule(rule).null,
+                    evaluator=evaluator,
+                    k=np.broadcast_to(numbers, found.losses.shape),
+                    sparse_context_loss=found.losses,
+                    sparse_context_divergence=found.divergences,
+                    **{column: np.repeat(values_T, len(numbers)) for column, values_T in of_target.items()},
+                ),
             )
         if name == OWN:
             _append_sparsity(tables, evaluator, chunk, own, sparse, numbers_of_rule, measuring)
@@ -240,21 +318,22 @@ def _append_sparsity(
                 )
                 for fraction in (0.5, RECOVERY_FRACTION)
             )
-            _append(
+            append_columns(
                 tables,
-                "dependency_sparsity",
-                chunk,
-                measuring.lengths.targets_T,
-                1,
-                rule=rule,
-                evaluator=evaluator,
-                criterion=criterion,
-                gain=gains_T,
-                loss_difference=own.short.losses - own.long_losses_T,
-                is_censored=is_censored_T,
-                k_90=k_90,
-                k_50=k_50,
-                **_mean_log2_k(recovered_TJB, gains_TB, ks_J, measuring),
+                _rows(
+                    "dependency_sparsity",
+                    chunk,
+                    measuring.lengths.targets_T,
+                    rule=rule,
+                    evaluator=evaluator,
+                    criterion=criterion,
+                    gain=gains_T,
+                    loss_difference=own.short.losses - own.long_losses_T,
+                    is_censored=is_censored_T,
+                    k_90=k_90,
+                    k_50=k_50,
+                    **_mean_log2_k(recovered_TJB, gains_TB, ks_J, measuring),
+                ),
             )
 
 
@@ -265,35 +344,31 @@ def _mean_log2_k(
 
     Null where the gain is below the minimum, and in a swapped context that gives no gain.
     """
-    num_far_T = measuring.lengths.num_far_tokens_T
-    none = np.array(None)
     has_gain_TB = (gains_TB > 0) & (gains_TB.mean(-1) >= measuring.minimum_gain)[:, None]
     # Gains of 0 divide to NaN or infinity, and the mask keeps those out of the mean.
     with np.errstate(divide="ignore", invalid="ignore"):
         shares_BTJ = np.moveaxis(recovered_TJB / gains_TB[:, None], -1, 0)
-        of_each_TB = np.stack([mean_log2_k(shares_TJ, ks_J, num_far_T) for shares_TJ in shares_BTJ], axis=-1)
-        means_T = np.where(has_gain_TB, of_each_TB, 0).sum(-1) / has_gain_TB.sum(-1)
+        of_each_BT = [
+            mean_log2_k(shares_TJ, ks_J, measuring.lengths.num_far_tokens_T) for shares_TJ in shares_BTJ
+        ]
+        of_each_TB = np.where(has_gain_TB, np.transpose(of_each_BT), np.array(None))
+        means_T = np.where(has_gain_TB, np.transpose(of_each_BT), 0).sum(-1) / has_gain_TB.sum(-1)
     return {
-        "mean_log2_k": np.where(has_gain_TB.any(-1), means_T, none).tolist(),
+        "mean_log2_k": np.where(has_gain_TB.any(-1), means_T, np.array(None)).tolist(),
         "mean_log2_k_of_swaps": [
-            row_B if any(value is not None for value in row_B) else None
-            for row_B in np.where(has_gain_TB, of_each_TB, none).tolist()
+            row_B if has_gain else None
+            for row_B, has_gain in zip(of_each_TB.tolist(), has_gain_TB.any(-1), strict=True)
         ],
     }
 
 
-def _append(
-    tables: dict[str, Columns],
-    artefact: str,
-    chunk: Chunk,
-    targets_T: np.ndarray,
-    rows_per_target: int,
-    **columns: str | list[Any] | np.ndarray | None,
-) -> None:
-    """Append rows: what names a target, repeated, and `columns`, values row by row, or one for all rows."""
-    table = chunk.target_columns(np.repeat(targets_T, rows_per_target))
+def _rows(
+    artefact: str, chunk: Chunk, targets_N: np.ndarray, **columns: str | list[Any] | np.ndarray | None
+) -> dict[str, Columns]:
+    """Rows of an artefact that each name a target: values row by row, or one for all rows."""
+    table = chunk.target_columns(targets_N)
     for name, values in columns.items():
         if isinstance(values, np.ndarray):
             values = values.ravel().tolist()
-        table[name] = values if isinstance(values, list) else [values] * rows_per_target * len(targets_T)
-    append_columns(tables, {artefact: table})
+        table[name] = values if isinstance(values, list) else [values] * len(targets_N)
+    return {artefact: table}

@@ -22,11 +22,7 @@ from naive_predictions import (
 )
 from olmo.model import OLMo
 
-from pipeline.measuring.contexts import (
-    Batching,
-    measured_in_swapped_context,
-    measured_windows,
-)
+from pipeline.measuring.contexts import Batching, measured_windows
 from pipeline.measuring.far_context import FarContext, far_contexts, sparse_contexts
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.rules import selected_positions
@@ -115,7 +111,7 @@ def close(found: np.ndarray, naive: np.ndarray | Sequence[float], what: object) 
 def test_short_long_and_foreign_contexts_and_windows(model: Implementation) -> None:
     contexts = model.contexts()
     long = contexts["own"].predictions
-    foreign = measured_in_swapped_context(model.lm, CHUNKS["own"], CHUNKS["other_document"], LENGTHS, long)
+    foreign = model.contexts(swap_ids_BL=CHUNKS["other_document"][None])["own"].baselines.over_swaps
     windows = {
         length: measured_windows(model.lm, CHUNKS["own"], LENGTHS.targets_T, length, Batching(30), long)
         for length in (1, 2, 7, L - M)
@@ -197,7 +193,7 @@ def test_the_screen_leaves_out_blocks_and_splits_those_that_matter(
 
     for name, context in contexts.items():
         screened = replace(context, screen=4)
-        for sequence in screened.sequences:
+        for sequence, _ in screened.sequences:
             targets = TARGETS[sequence.targets]
             fewest = targets[0] - S
             starts = [0, 8]

@@ -66,6 +66,6 @@ def test_complete_results_are_not_computed_again(folder: Path, monkeypatch: pyte
     measure(influential_tokens, folder)
     before = {path: path.stat().st_mtime_ns for path in (folder / "results").rglob("*")}
 
-    monkeypatch.setattr(evaluate_checkpoints, "load_causal_lm", None)  # no model is loaded
+    monkeypatch.setattr(evaluate_checkpoints, "GivenModel", None)  # no model is loaded
     measure(influential_tokens, folder)
     assert before == {path: path.stat().st_mtime_ns for path in (folder / "results").rglob("*")}

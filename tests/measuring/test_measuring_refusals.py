@@ -33,14 +33,11 @@ def refused(stage: ModuleType, folder: Path, *flags: str) -> str:
 
 
 def test_a_model_beside_it_of_another_tokenizer(folder: Path, make_olmo: Callable[..., OLMo]) -> None:
-    for name, shift in (("data", 0), ("other", 1)):
-        (folder / name).mkdir(exist_ok=True)
-        words = {f"word{(index + shift) % 48}": index for index in range(48)}
-        Tokenizer(WordLevel(words, unk_token="word1")).save(str(folder / name / "tokenizer.json"))
     step = write_checkpoint(folder / "other-run", make_olmo(seed=1)) / "step20-unsharded"
-    (step / "tokenizer.json").write_bytes((folder / "other" / "tokenizer.json").read_bytes())
+    words = {f"w{(index + 1) % 48}": index for index in range(48)}
+    Tokenizer(WordLevel(words, unk_token="w1")).save(str(step / "tokenizer.json"))
     sentence = refused(loss_differences, folder, "--checkpoints", str(folder / "other-run"))
-    assert f"is another tokenizer than that of {step}, the tokenizer {step}/tokenizer.json" in sentence
+    assert f"is another tokenizer than that of other-run, the tokenizer {step}/tokenizer.json" in sentence
 
 
 def test_another_model_of_one_name_in_one_results_folder(

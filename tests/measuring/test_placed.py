@@ -33,20 +33,20 @@ def test_equal_to_stock_models_one_context_at_a_time(family: str, are_shared: bo
             ).logits
         return logits[0, -1].double().log_softmax(-1).numpy()
 
-    placements = [Placement.parse(name) for name in PLACEMENTS]
+    cases = []
+    for one in map(Placement.parse, PLACEMENTS):
+        prefix = read_prefix(lm, OTHER[: one.num_distant], distant_ids(one.num_distant, one.span))
+        cases.append((one, "other", prefix) if one.kind == "swap" else (one, None, None))
     found = measured_placements(
         lm,
         TEXT,
         targets_T[None] if are_shared else targets_T[:, None],
         num_near,
-        placements,
+        cases,
         Batching(20),
-        lambda one: {
-            "other": read_prefix(lm, OTHER[: one.num_distant], distant_ids(one.num_distant, one.span))
-        },
     )
     rows = [
-        (name, document_id, target, loss, kl, None if entropies is None else entropies[place])
+        (name, document_id, target, loss, kl, entropies[place])
         for name, document_id, measured, entropies in found
         for place, (target, loss, kl) in enumerate(zip(targets_T, *measured, strict=True))
     ]

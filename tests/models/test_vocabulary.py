@@ -12,26 +12,12 @@ from tokenizers.processors import TemplateProcessing
 
 from pipeline.cli import InputError
 from pipeline.measuring.given import refuse_foreign_tokens
-from pipeline.models.interface import CausalLM
-from pipeline.models.load import Checkpoint
 from pipeline.text.tokenizer import load_tokenizer, train_bpe
 from sparsity_length import explain, influential_tokens, losses
 
 TEXT = "The cat sat on a mat, and the cat that sat there saw a naïve dog in the hall. " * 2
 OTHER_TEXT = "Words of quite another kind: 0123456789, zigzag, fuzzy, quiz, jinx, vortex. " * 4
 Change = Callable[[Tokenizer], Tokenizer | None]
-
-
-class Sized(CausalLM):
-    """A model of so many rows, of which nothing else is asked."""
-
-    def __init__(self, num_rows: int) -> None:
-        self.rows = num_rows
-
-    vocabulary_size = property(lambda self: self.rows)  # type: ignore[assignment]
-
-
-Sized.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
 
 
 def _bpe(text: str = TEXT, size: int = 290) -> Tokenizer:
@@ -74,13 +60,12 @@ def test_the_whole_tokenizer_is_compared_where_both_are_known(
     changed = change(own)
     assert changed is not None
     changed.save(str(tmp_path / "data.json"))
-    tokenizer = load_tokenizer(tmp_path / "data.json")
-    lies = Checkpoint("m", tmp_path / "own.json", is_olmo=False)
-    given = [np.array(used)], tokenizer, "the data's", tokenizer.vocabulary_size
+    tokenizer, its_own = (load_tokenizer(tmp_path / name) for name in ("data.json", "own.json"))
+    given = num_rows, "m", its_own, [np.array(used)], tokenizer
     if outcome == "fits":
-        return refuse_foreign_tokens(Sized(num_rows), "m", lies, *given)
+        return refuse_foreign_tokens(*given)
     with pytest.raises(InputError, match=outcome):
-        refuse_foreign_tokens(Sized(num_rows), "m", lies, *given)
+        refuse_foreign_tokens(*given)
     return None
 
 
@@ -92,7 +77,9 @@ def test_a_model_without_bos_is_not_given_one(tmp_path: Path, caplog: pytest.Log
         bos = [("<s>", tokenizer.token_to_id("<s>"))]
         tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=bos)
     first, second = (str(tmp_path / name) for name in ("with", "without"))
-    with pytest.raises(InputError, match="puts <s> before a text, and that of without, .*, nothing: meas"):
+    with pytest.raises(
+        InputError, match="puts <s> before a text, is .* that of without, .*, which puts nothing"
+    ):
         losses(TEXT, second, first, short_context_length=4)
     assert "before a text" not in caplog.text
     losses(TEXT, first, second, short_context_length=4)
