@@ -130,7 +130,7 @@ def checked(commands: Sequence[Command], *, is_plan: bool) -> set[str]:
             elif command.name in finished:
                 continue  # its text, say, may have been put away
             elif command.stage == "evaluate_synthetic":
-                program.check(arguments, {name: configs[name] for name in command.needs})
+                program.check(arguments, [configs[name] for name in command.needs])
             elif command.stage in MEASURING or (command.name == "tokenize_c4" and not is_plan):
                 program.check(arguments)
             # The checkpoint would be missing once the model is trained, and to have it, it is trained anew.
