@@ -3,14 +3,14 @@
 The models answer freely: each token of the response, and with predicted positions (PPC) each position ID, is
 the likeliest, and read back. Exact match counts a response where all are right, a wrong ID being an error.
 For cues_* the loss beyond the best possible one is measured, too.
-Test examples are drawn by (test seed, size, k), the same for every model. Prints a line for each size and k.
+Test examples are drawn by (size, k), the same for every model. Prints a line for each size and k.
 
 --dependencies asks instead whether the selection rules find the tokens that truly decide an answer, which the
 task's generator knows: the tokens that every rule selects in the distant context of every answer token, as
 influential_tokens.py selects them in text, and whether each is in the true dependency set. Answers are given,
 not generated, and position IDs the true ones. A token left out is masked, or replaced by the tokens that
-other examples have in its place (swap). What of a dependency set lies in the short context is seen anyway,
-and not counted; targets whose distant context holds no true dependency are left out.
+other examples have in its place (swap). What of a dependency set lies in the short context, the last two
+tokens, is seen anyway and not counted; targets whose distant context holds no true dependency are left out.
 
 writes   <results>/synthetic_accuracy/model=<run folder's name>/*.parquet      columns: pipeline/RESULTS.md
          with --dependencies found_dependencies
@@ -28,12 +28,11 @@ on a laptop, after the laptop command of train_synthetic.py (seconds):
 """
 
 import argparse
-from collections.abc import Mapping
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from pipeline.cli import (
     InputError,
@@ -41,25 +40,14 @@ from pipeline.cli import (
     logger,
     positive_int,
     progress,
-    random_seed,
     run_stage,
     stage_parser,
 )
 from pipeline.measuring.rules import CONTROLS, RULES
 from pipeline.results.versions import sha256_of_files
 from pipeline.results.write import StageOutput
-from pipeline.synthetic.config import TaskConfig, TaskRun
+from pipeline.synthetic.config import TaskConfig
 from pipeline.synthetic.tasks import TASKS, TEST_STREAM, of_test_examples
-
-_DEFAULT_RULES = [
-    "attention_rollout",
-    "leave_one_out",
-    "leave_one_out_divergence",
-    "add_one_in",
-    "greedy",
-    *CONTROLS,
-]
-"""The first finds most of the truth of these tasks (analysis/README.md)."""
 
 Cell = tuple[int, int | None]
 """A test size, and k for tasks that have it."""
@@ -100,28 +88,39 @@ def parser() -> argparse.ArgumentParser:
         help="k of the test examples, for tasks with k; left out at sizes without room",
     )
     add("--num-examples", type=positive_int, default=1000, help="test examples of each size and k")
-    add("--test-seed", type=random_seed, default=0, help="of the test examples")
     add("--dependencies", action="store_true", help="find the tokens that decide, instead of the accuracy")
-    asked = stage.add_argument_group("with --dependencies").add_argument
-    asked("--rules", nargs="+", choices=RULES, default=_DEFAULT_RULES, help="selection rules")
-    asked(
+    add(
+        "--rules",
+        nargs="+",
+        choices=RULES,
+        # The first finds most of the truth of these tasks (analysis/README.md).
+        default=[
+            "attention_rollout",
+            "leave_one_out",
+            "leave_one_out_divergence",
+            "add_one_in",
+            "greedy",
+            *CONTROLS,
+        ],
+        help="selection rules of --dependencies",
+    )
+    add(
         "--largest-k",
         type=positive_int,
         default=8,
         help="tokens that each rule selects, in its order; at least as many as truly decide",
     )
-    asked("--short-context-length", type=positive_int, default=2, help="s, in tokens: what is seen anyway")
     return stage
 
 
-def check(arguments: argparse.Namespace, configs: Mapping[str, TaskConfig]) -> list[Cell]:
+def check(arguments: argparse.Namespace, configs: list[TaskConfig]) -> list[Cell]:
     """Every size with every k that the task has room for.
 
-    InputError for what the task, or a model trained so (name -> configuration), has no room or no use for.
+    InputError for what the task, or a model that was trained so, has no room or no use for.
     """
     task = TASKS[arguments.task]
     sizes = sorted(set(arguments.sizes))
-    ks = sorted(set(arguments.sparsities or []))
+    ks = sorted(set(arguments.sparsities or ()))
     most = task.largest_sparsity(sizes[-1])
     if bool(ks) != bool(most) or max(ks, default=0) > most:
         raise InputError(
@@ -131,44 +130,44 @@ def check(arguments: argparse.Namespace, configs: Mapping[str, TaskConfig]) -> l
     cells = [(size, k) for size in sizes for k in ks or [None] if (k or 0) <= task.largest_sparsity(size)]
     # One example a cell is enough, as the position IDs needed follow from the size.
     generator = np.random.default_rng(0)
-    for config, (size, k) in product(configs.values(), cells):
-        config.position_ids(task.draw(size, [k], generator), generator, in_testing=True)
+    for config, (size, k) in product(configs, cells):
+        config.ids_of(task.draw(size, [k], generator), generator, in_testing=True)
     return cells
 
 
-def _outputs(arguments: argparse.Namespace) -> tuple[list[Cell], list[tuple[TaskRun, StageOutput]]]:
-    """The cells, a shard each, and where the results of each model go."""
+def _outputs(
+    arguments: argparse.Namespace,
+) -> tuple[list[Cell], list[tuple[tuple[Path, TaskConfig], StageOutput]]]:
+    """The cells, a shard each; of each model its checkpoint and configuration, and where its results go."""
     # Imported late, for a --help at once.
     from pipeline.models.load import MODEL_FILES
     from pipeline.synthetic.train import find_task_run
 
     runs = [find_task_run(folder, arguments.task) for folder in arguments.checkpoints]
-    cells = check(arguments, {run.name: run.config for run in runs})
+    cells = check(arguments, [config for _, config in runs])
     settings = {
         "task": arguments.task,
         # Sorted, as the order in which sizes were typed is no other setting.
         "sizes": sorted({size for size, _ in cells}),
         "sparsities": sorted({k for _, k in cells if k is not None}),
         "num_examples": arguments.num_examples,
-        "test_seed": arguments.test_seed,
         "test_stream": TEST_STREAM,
     }
     if arguments.dependencies:
         settings |= {
             "rules": [rule for rule in RULES if rule in arguments.rules],
             "largest_k": arguments.largest_k,
-            "short_context_length": arguments.short_context_length,
         }
     outputs = [
         StageOutput(
             arguments.results,
             "found_dependencies" if arguments.dependencies else "evaluate_synthetic",
-            run.name,
+            checkpoint.parent.name,
             settings=settings,
-            inputs={"checkpoint": sha256_of_files(*(run.folder / name for name in MODEL_FILES))},
+            inputs={"checkpoint": sha256_of_files(*(checkpoint / name for name in MODEL_FILES))},
             num_shards=len(cells),
         )
-        for run in runs
+        for checkpoint, _ in runs
     ]
     return cells, list(zip(runs, outputs, strict=True))
 
@@ -181,49 +180,61 @@ def is_done(arguments: argparse.Namespace) -> bool:
 def main(arguments: argparse.Namespace) -> None:
     """Test every model at every size and k."""
     cells, outputs = _outputs(arguments)
-    for run, output in outputs:
+    for (checkpoint, config), output in outputs:
         if output.pending_shards():
             with output.writing():
-                _measure(arguments, run, cells, output)
+                _measure(arguments, checkpoint, config, cells, output)
         logger.info(output.state())
 
 
-def _measure(arguments: argparse.Namespace, run: TaskRun, cells: list[Cell], output: StageOutput) -> None:
+def _measure(
+    arguments: argparse.Namespace,
+    checkpoint: Path,
+    config: TaskConfig,
+    cells: list[Cell],
+    output: StageOutput,
+) -> None:
     """Measure what is missing; columns that tell of run and cell are added to every table."""
     # Imported late, for a --help at once.
     from pipeline.models.devices import keep_freed_memory, usable_device
     from pipeline.synthetic.evaluation import accuracy, found_dependencies
-    from pipeline.synthetic.train import load_task_lm
+    from pipeline.synthetic.train import is_learnt, load_task_lm
 
     keep_freed_memory()
-    model = load_task_lm(run, usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU"))
-    config = run.config
-    for shard in progress(output.pending_shards(), f"evaluate_synthetic {run.name}", "cells"):
+    model = load_task_lm(checkpoint, config, usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU"))
+    of_run = {
+        "task": config.task,
+        "positions": config.positions,
+        "seed": config.seed,
+        "largest_train_size": config.largest_size,
+        "largest_train_sparsity": config.largest_sparsity,
+        "is_learnt": is_learnt(checkpoint, config),
+    }
+    for shard in progress(output.pending_shards(), f"evaluate_synthetic {checkpoint.parent.name}", "cells"):
         size, k = cells[shard]
         # The same examples for every model; what else is drawn comes behind them from their own stream.
-        generator = of_test_examples(arguments.test_seed, size, k)
+        generator = of_test_examples(size, k)
         examples = TASKS[config.task].draw(size, [k] * arguments.num_examples, generator)
         if arguments.dependencies:
-            tables = {"found_dependencies": found_dependencies(arguments, config, model, examples, generator)}
+            tables: dict[str, Any] = found_dependencies(
+                model, examples, generator, arguments.rules, arguments.largest_k
+            )
         else:
-            row, table = accuracy(model, examples, config, generator)
-            tables = {"synthetic_accuracy": pd.DataFrame([row]), "synthetic_examples": table}
-            doubt = "" if run.is_learnt else " (the task was not learnt in distribution)"
-            logger.info("%s: size %s, k %s: exact match %.3f%s", run.name, size, k, row["exact_match"], doubt)
-        of_all_rows = {
-            "task": config.task,
-            "positions": config.positions,
-            "seed": config.seed,
-            "largest_train_size": config.largest_size,
-            "largest_train_sparsity": config.largest_sparsity,
-            "is_learnt": run.is_learnt,
-            "size": size,
-            "sparsity": k,
-        }
-        columns: dict[str, Any] = {
-            name: table.assign(**of_all_rows).to_dict("list") for name, table in tables.items()
-        }
-        output.write_shard(shard, columns)
+            tables = accuracy(model, examples, generator)
+            logger.info(
+                "%s: size %s, k %s: exact match %.3f",
+                checkpoint.parent.name,
+                size,
+                k,
+                tables["synthetic_examples"]["is_right"].mean(),
+            )
+        output.write_shard(
+            shard,
+            {
+                artefact: table.assign(**of_run, size=size, sparsity=k).to_dict("list")
+                for artefact, table in tables.items()
+            },
+        )
 
 
 if __name__ == "__main__":

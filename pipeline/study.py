@@ -117,7 +117,7 @@ def checked(commands: Sequence[Command], *, is_plan: bool) -> list[Command]:
             elif command.stage == "train_synthetic":
                 configs[command.name] = program.check(arguments)
             elif command.stage == "evaluate_synthetic":
-                program.check(arguments, {name: configs[name] for name in command.needs})
+                program.check(arguments, [configs[name] for name in command.needs])
             # The checkpoint would be missing once the model is trained, and to have it, it is trained anew.
             for name in configs.keys() & command.needs:
                 interval = configs[name].save_interval

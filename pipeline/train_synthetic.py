@@ -63,11 +63,9 @@ def check(arguments: argparse.Namespace) -> TaskConfig:
 
 def is_done(arguments: argparse.Namespace) -> bool:
     """Whether the run has come to its end; a folder that holds another run is refused."""
-    from pipeline.synthetic.train import last_step  # late, for a --help at once
-    from pipeline.training.loop import has_finished
+    from pipeline.synthetic.train import is_finished  # late, for a --help at once
 
-    config = check(arguments)
-    return has_finished(arguments.save_folder, config, last_step(arguments.save_folder, config))
+    return is_finished(arguments.save_folder, check(arguments))
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -76,19 +74,20 @@ def main(arguments: argparse.Namespace) -> None:
         return
     # Imported late, for a --help at once.
     from pipeline.models.devices import usable_device
-    from pipeline.synthetic.train import TaskTrainer, is_learnt
-    from pipeline.training.loop import last_metrics, train
+    from pipeline.synthetic.train import TaskTrainer, find_task_run, is_learnt
+    from pipeline.training.loop import train
 
     config = check(arguments)
-
-    def make() -> TaskTrainer:
-        device = usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU")
-        return TaskTrainer(config, arguments.save_folder, device)
-
-    training = train(arguments.save_folder, make)
-    metrics = last_metrics(arguments.save_folder, training.step)
-    verdict = "learnt" if is_learnt(config, metrics) else "NOT learnt"
-    logger.info("%s in distribution: %s", verdict, metrics)
+    train(
+        arguments.save_folder,
+        lambda: TaskTrainer(
+            config,
+            arguments.save_folder,
+            usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU"),
+        ),
+    )
+    run = find_task_run(arguments.save_folder, arguments.task)
+    logger.info("%s in distribution", "learnt" if is_learnt(*run) else "NOT learnt")
 
 
 if __name__ == "__main__":

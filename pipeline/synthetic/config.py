@@ -7,15 +7,12 @@ Dimension letters: B examples of equal size, S tokens of an example, prompt and 
 that they need.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from omegaconf import OmegaConf
 
-from pipeline.cli import InputError
 from pipeline.synthetic.tasks import COUPLED_SCHEMES, TASKS, Example
 from pipeline.training.positions import POSITION_SCHEMES
 from pipeline.training.settings import (
@@ -99,7 +96,7 @@ class TaskConfig:
     def sizes(self) -> range:
         """Sizes of training examples."""
         # Stepping as the task does: of marked bits, with a mark each, only even sizes exist.
-        return range(self.smallest_size, self.largest_size + 1, TASKS[self.task].sizes.step)
+        return range(self.smallest_size, self.largest_size + 1, TASKS[self.task].step)
 
     def draw(self, size: int, num_examples: int, generator: np.random.Generator) -> list[Example]:
         """Training examples of a size; each has a sparsity of its own, where the task has one."""
@@ -111,10 +108,10 @@ class TaskConfig:
         sparsities = generator.integers(1, largest, num_examples, endpoint=True)
         return task.draw(size, sparsities.tolist(), generator)
 
-    def position_ids(
-        self, examples: Sequence[Example], generator: np.random.Generator, *, in_testing: bool = False
-    ) -> np.ndarray:
-        """Position IDs of examples, int64 [B, S], below `num_position_ids`; InputError where they need more.
+    def ids_of(
+        self, examples: list[Example], generator: np.random.Generator, *, in_testing: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Token IDs and position IDs of examples, int64 [B, S]; InputError where they need too many of these.
 
         PoSE and randomized positions draw from all position IDs. In testing PoSE is contiguous, and coupled
         IDs are not spread; randomized positions are random there too (Ruoss et al. 2023).
@@ -129,50 +126,38 @@ class TaskConfig:
         belong together alike. (The paper combines its synthetic experiments with PoSE; how in those with
         coupled IDs our sources do not say.)
         """
+        token_ids_BS = np.stack([example.token_ids_S for example in examples])
         is_coupled = self.positions in COUPLED_SCHEMES
-        places_S = np.arange(len(examples[0].token_ids_S))
+        places_S = np.arange(token_ids_BS.shape[1])
         ids_BS = np.array([example.coupled_ids_S if is_coupled else places_S for example in examples])
         num_needed = int(ids_BS.max()) + 1
-        if num_needed > self.num_position_ids:
-            raise InputError(
-                f"examples of this size need {num_needed} or more position IDs, but num_position_ids is"
-                f" {self.num_position_ids}; choose a smaller size, or train with more position IDs"
-            )
+        require(
+            num_needed <= self.num_position_ids,
+            f"examples of this size need {num_needed} or more position IDs, but num_position_ids is"
+            f" {self.num_position_ids}; choose a smaller size, or train with more position IDs",
+        )
         name = self.spread_of_coupled_ids if is_coupled else self.positions
         # Skips are a way to train on large IDs; a test example has the IDs of its own length.
-        # One ID has no second chunk that could skip.
-        if (in_testing and (is_coupled or name == "pose")) or (is_coupled and num_needed == 1):
+        if in_testing and (is_coupled or name == "pose"):
             name = "contiguous"
         # Ascending IDs, of which coupled ID c becomes the c-th: tokens that share an ID go on sharing one.
-        draw = POSITION_SCHEMES[name]
-        drawn_BI = draw(len(examples), num_needed, self.num_position_ids, generator)
+        drawn_BI = POSITION_SCHEMES[name](len(examples), num_needed, self.num_position_ids, generator)
         ids_BS = np.take_along_axis(drawn_BI, ids_BS, axis=1)
         if is_coupled:
             ids_BS += generator.integers(0, self.num_position_ids - ids_BS.max(axis=1, keepdims=True))
-        return ids_BS
+        return token_ids_BS, ids_BS
 
 
-class TaskRun(NamedTuple):
-    """A trained model of a task that has been found and not yet loaded."""
-
-    name: str
-    """The run folder's; results are filed under it."""
-    folder: Path
-    """The checkpoint's."""
-    config: TaskConfig
-    is_learnt: bool
-    """By the last measurement before the checkpoint."""
-
-
-def load_task_config(path: Path, overrides: Sequence[str], *, task: str, positions: str) -> TaskConfig:
+def load_task_config(path: Path, overrides: list[str], *, task: str, positions: str) -> TaskConfig:
     """The configuration of one run, complete and checked; InputError names a field and what would be right.
 
-    The overrides (`field=value`) win over the file.
+    The overrides (`field=value`) win over the file. Refused is what would train another model than was meant,
+    or fail later.
     """
     given = read_yaml(path)
     of_tasks = given.pop("tasks", {})  # no field of `TaskConfig`
-    for name in of_tasks:
-        require_name(f"task in {path}", name, TASKS)
+    for name in (task, *of_tasks):
+        require_name("task", name, TASKS)
     config: TaskConfig = settings_of(
         path,
         OmegaConf.structured(TaskConfig),
@@ -181,37 +166,19 @@ def load_task_config(path: Path, overrides: Sequence[str], *, task: str, positio
         read_overrides(overrides),
         OmegaConf.create({"task": task, "positions": positions}),  # last, and so above an override
     )
-    _refuse_bad_values(config)
-    return config
-
-
-def _refuse_bad_values(config: TaskConfig) -> None:
-    """Refuse what would train another model than was meant, or fail later."""
-    require_name("task", config.task, TASKS)
-    require_name("positions", config.positions, (*POSITION_SCHEMES, *COUPLED_SCHEMES))
+    of_task = TASKS[task]
+    # Tasks with k have no coupled IDs; those of cues cannot be predicted.
+    require_name(f"positions of {task}", positions, (*POSITION_SCHEMES, *of_task.coupled_schemes))
+    require_name("spread_of_coupled_ids", config.spread_of_coupled_ids, POSITION_SCHEMES)
     require_name("model.architecture", config.model.architecture, ("gpt_neox", "olmo"))
     require_positive(
         config,
         "smallest_size largest_sparsity num_position_ids model.rotary_fraction batch_size"
         " sizes_per_step learning_rate max_grad_norm save_interval eval_interval eval_num_examples",
     )
-    require_name("spread_of_coupled_ids", config.spread_of_coupled_ids, POSITION_SCHEMES)
-    task = TASKS[config.task]
-    # Predicting IDs takes the table of them, which models of cues are without.
-    has_ids = not task.most_k and (config.positions == "coupled" or task.embeds_coupled_ids)
     require(
-        config.positions not in COUPLED_SCHEMES or has_ids,
-        f"task {config.task} has no coupled position IDs for positions '{config.positions}': tasks with k"
-        " have none, and those of cues_* cannot be predicted",
-    )
-    require(
-        config.stop_at_excess_loss is None or config.task.startswith("cues_"),
-        f"stop_at_excess_loss is {config.stop_at_excess_loss}, but the best loss of task {config.task} is not"
-        " known",
-    )
-    require(
-        config.warm_up_steps < config.num_steps,
-        f"warm_up_steps is {config.warm_up_steps}; it must be below num_steps, {config.num_steps}",
+        config.stop_at_excess_loss is None or task.startswith("cues_"),
+        f"stop_at_excess_loss is {config.stop_at_excess_loss}, but the best loss of task {task} is not known",
     )
     require(
         config.batch_size % config.sizes_per_step == 0,
@@ -221,13 +188,14 @@ def _refuse_bad_values(config: TaskConfig) -> None:
         config.smallest_size <= config.largest_size,
         f"largest_size is {config.largest_size}; it must be at least smallest_size, {config.smallest_size}",
     )
-    most = task.largest_sparsity(config.largest_size)
+    most = of_task.largest_sparsity(config.largest_size)
     require(
         min(most, 1) <= (config.largest_sparsity or 0) <= most,
-        f"largest_sparsity is {config.largest_sparsity}; task {config.task} has k up to {most}, by"
-        " largest_size (0: it has no k, and largest_sparsity is null)",
+        f"largest_sparsity is {config.largest_sparsity}; task {task} has k up to {most}, by largest_size (0:"
+        " it has no k, and largest_sparsity is null)",
     )
     # The task itself knows best which sizes it has, so examples are drawn: the smallest and the largest.
     generator = np.random.default_rng(0)
     for size in (config.sizes[0], config.sizes[-1]):
-        config.position_ids(config.draw(size, 1, generator), generator)
+        config.ids_of(config.draw(size, 1, generator), generator)
+    return config

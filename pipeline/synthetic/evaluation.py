@@ -9,38 +9,27 @@ Dimension letters: B examples, or swaps; P tokens of a prompt, T of a response, 
 example, K largest k, V vocabulary.
 """
 
-import argparse
-from collections.abc import Iterator, Sequence
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import torch
 from scipy.stats import binomtest
 
-from pipeline.cli import InputError
 from pipeline.measuring.contexts import Batching
 from pipeline.measuring.far_context import FarContext
 from pipeline.measuring.flags import ContextLengths
-from pipeline.measuring.rules import ABLATIONS, MASK, RULES, SWAP, find_rule, selected_positions
-from pipeline.models.interface import CausalLM
-from pipeline.synthetic.config import TaskConfig
+from pipeline.measuring.rules import ABLATIONS, MASK, RULES, SWAP, selected_positions
 from pipeline.synthetic.models import TaskLM
 from pipeline.synthetic.tasks import BEST_LOSS_OF_CUES, TASKS, Example
 
 
 @torch.inference_mode()
 def generate(
-    model: TaskLM,
-    prompt_ids_BP: torch.Tensor,
-    position_ids_BS: torch.Tensor,
-    *,
-    predict_position_ids: bool,
+    model: TaskLM, prompt_ids_BP: torch.Tensor, position_ids_BS: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The likeliest token at every place of the response, each read back before the next.
 
     The prompt is read once; then each pass reads one token of every sequence, whose key is rotated by the ID
-    that it was given or that was predicted for it. With `predict_position_ids` the response's IDs are the
+    that it was given or that was predicted for it. With predicted positions the response's IDs are the
     likeliest ones, read back too, and those given are ignored.
 
     Returns:
@@ -58,41 +47,43 @@ def generate(
         logits.append(model.logits(last_B1D))
         # The likeliest and no draw, so that a model's accuracy is one number.
         tokens_B1 = logits[-1].argmax(-1)
-        ids_B1 = position_ids_BS[:, place : place + 1]
-        if predict_position_ids:
-            ids_B1 = model.position_logits(last_B1D).argmax(-1)
+        ids_B1 = (
+            model.position_logits(last_B1D).argmax(-1)
+            if model.config.positions == "predicted"
+            else position_ids_BS[:, place : place + 1]
+        )
         position_ids.append(ids_B1)
     return torch.cat(logits, dim=1), torch.cat(position_ids, dim=1)
 
 
 def accuracy(
     model: TaskLM,
-    examples: Sequence[Example],
-    config: TaskConfig,
+    examples: list[Example],
     generator: np.random.Generator,
     examples_per_batch: int = 100,
-) -> tuple[dict[str, Any], pd.DataFrame]:
-    """How a model that was trained with `config` answers; `generator` draws random starts.
+) -> dict[str, pd.DataFrame]:
+    """How a model answers; `generator` draws random starts.
 
     Excess loss is KL(posterior || model): the mean over what the answer could have been, with these cues. So
     it is less noisy than the loss of the answer that was drawn less the best loss, and has the same mean.
 
     Returns:
-        The columns of `synthetic_accuracy`, and those of `synthetic_examples`, a row an example.
+        The columns of `synthetic_accuracy`, one row, and those of `synthetic_examples`, a row an example.
     """
+    config = model.config
     first = examples[0].num_prompt_tokens  # of the response
-    token_ids_BS = torch.from_numpy(np.stack([example.token_ids_S for example in examples])).to(model.device)
-    position_ids_BS = torch.from_numpy(config.position_ids(examples, generator, in_testing=True))
-    batches = zip(
-        token_ids_BS[:, :first].split(examples_per_batch),
-        position_ids_BS.to(model.device).split(examples_per_batch),
-        strict=True,
-    )
-    is_predicted = config.positions == "predicted"
-    generated = [generate(model, *batch, predict_position_ids=is_predicted) for batch in batches]
+    token_ids_BS, position_ids_BS = map(torch.from_numpy, config.ids_of(examples, generator, in_testing=True))
+    generated = [
+        generate(model, *batch)
+        for batch in zip(
+            token_ids_BS[:, :first].to(model.device).split(examples_per_batch),
+            position_ids_BS.to(model.device).split(examples_per_batch),
+            strict=True,
+        )
+    ]
     logits_BTV, ids_BT = (torch.cat(parts).cpu() for parts in zip(*generated, strict=True))
     tokens_BT = logits_BTV.argmax(-1)
-    token_is_right_BT = (tokens_BT == token_ids_BS[:, first:].cpu()).numpy()
+    token_is_right_BT = (tokens_BT == token_ids_BS[:, first:]).numpy()
     id_is_right_BT = (ids_BT == position_ids_BS[:, first:]).numpy()  # always, where IDs are given
     is_right_B = (token_is_right_BT & id_is_right_BT).all(1)
     # Wilson's interval (1927, JASA 22), which has a width at 0 and 1 too.
@@ -104,7 +95,7 @@ def accuracy(
         "exact_match_low": float(exact.low),
         "exact_match_high": float(exact.high),
         "token_accuracy": float(token_is_right_BT.mean()),
-        "position_id_accuracy": float(id_is_right_BT.mean()) if is_predicted else None,
+        "position_id_accuracy": float(id_is_right_BT.mean()) if config.positions == "predicted" else None,
     }
     vocabulary = TASKS[config.task].vocabulary
     decisive = [example.dependencies[0] for example in examples]
@@ -133,67 +124,54 @@ def accuracy(
             "excess_loss_error": float(excess_losses_B.std() / len(examples) ** 0.5),
             "best_loss": BEST_LOSS_OF_CUES,
         }
-    return row, table
-
-
-def selections(
-    model: CausalLM,
-    token_ids_L: np.ndarray,
-    swaps_BL: np.ndarray,
-    lengths: ContextLengths,
-    rules: Sequence[str],
-    max_k: int,
-    generator: np.random.Generator,
-) -> Iterator[tuple[str, str | None, FarContext, np.ndarray]]:
-    """What each rule selects in an example, under each ablation that it knows, None if it knows none.
-
-    The example is one chunk, whose last tokens are the targets. Under `swap` other examples' tokens stand in
-    the place of what is left out, and measurements are means over all of them: where a place has few values,
-    one is often the token that stands there, and says nothing.
-
-    Yields:
-        Rule, ablation, what it sees, and the first `max_k` tokens, most influential first: int64 [T, K].
-    """
-    chunk = (model, lengths, Batching(8192), token_ids_L, token_ids_L)  # large passes, as models are small
-    contexts = {MASK: FarContext(*chunk), SWAP: FarContext(*chunk, swap_ids_BL=swaps_BL)}
-    for rule in rules:
-        for ablation in ABLATIONS if find_rule(rule).search in ("remove", "add") else (None,):
-            context = contexts[ablation or MASK]
-            yield rule, ablation, context, selected_positions(context, rule, max_k, generator)
+    return {"synthetic_accuracy": pd.DataFrame([row]), "synthetic_examples": table}
 
 
 def found_dependencies(
-    asked: argparse.Namespace,
-    config: TaskConfig,
     model: TaskLM,
-    examples: Sequence[Example],
+    examples: list[Example],
     generator: np.random.Generator,
-) -> pd.DataFrame:
-    """Which tokens rules select, by the flags of evaluate_synthetic: columns of `found_dependencies`.
+    rules: list[str],
+    largest_k: int,
+) -> dict[str, pd.DataFrame]:
+    """Which tokens rules select, under each ablation that they know: columns of `found_dependencies`.
 
     A row a target, selection and rank, up to `largest_k` or, if more tokens truly decide, to their number:
-    there precision and recall are equal. InputError where none is to be found.
+    there precision and recall are equal.
+
+    An example is one chunk, whose last tokens are the targets; their short context, two tokens, is seen
+    anyway. Under `swap` other examples' tokens stand in
+    the place of what is left out, and measurements are means over all of them: where a place has few values,
+    one is often the token that stands there, and says nothing.
     """
-    position_ids_BS = torch.from_numpy(config.position_ids(examples, generator, in_testing=True))
-    token_ids_BS = np.stack([example.token_ids_S for example in examples])
+    token_ids_BS, position_ids_BS = model.config.ids_of(examples, generator, in_testing=True)
     num_tokens = token_ids_BS.shape[1]
-    # An example is one chunk, whose response is the targets.
     lengths = ContextLengths(
-        asked.short_context_length, num_tokens, num_tokens - examples[0].num_prompt_tokens
+        short_context_length=2,
+        long_context_length=num_tokens,
+        targets_per_chunk=num_tokens - examples[0].num_prompt_tokens,
     )
     num_far_T = lengths.num_far_tokens_T.tolist()
-    vocabulary = TASKS[config.task].vocabulary
+    vocabulary = TASKS[model.config.task].vocabulary
     # In the order of all rules, as the random one draws from the generator of the swaps.
-    rules = [rule for rule in RULES if rule in asked.rules]
+    searches = [
+        (rule.name, ablation)
+        for rule in RULES.values()
+        for ablation in (ABLATIONS if rule.knows_ablations else (None,))
+        if rule.name in rules
+    ]
     rows = []
     for index, example in enumerate(examples):
         swaps_BL = token_ids_BS[generator.integers(0, len(examples), 8)]
-        lm = model.at(position_ids_BS[index])
+        placed = model.at(torch.from_numpy(position_ids_BS[index]))
+        # Large passes, as models are small.
+        chunk = (placed, lengths, Batching(8192), example.token_ids_S, example.token_ids_S)
+        contexts = {MASK: FarContext(*chunk), SWAP: FarContext(*chunk, swap_ids_BL=swaps_BL)}
         # Every target must fill every rank, and the first one has the fewest distant tokens.
-        max_k = min(max(asked.largest_k, *map(len, example.dependencies)), num_far_T[0])
-        for rule, ablation, context, positions_TK in selections(
-            lm, example.token_ids_S, swaps_BL, lengths, rules, max_k, generator
-        ):
+        max_k = min(max(largest_k, *map(len, example.dependencies)), num_far_T[0])
+        for rule, ablation in searches:
+            context = contexts[ablation or MASK]
+            positions_TK = selected_positions(context, rule, max_k, generator)
             for target, num_far in enumerate(num_far_T):
                 true_places = {place for place in example.dependencies[target] if place < num_far}
                 # Nothing is to be found for a target that only the short context decides.
@@ -213,10 +191,5 @@ def found_dependencies(
                             "context_token": vocabulary[example.token_ids_S[place]],
                         }
                     )
-    if not rows:
-        raise InputError(
-            f"no token beyond --short-context-length {asked.short_context_length} decides an answer in"
-            f" examples of {num_tokens} tokens; choose a shorter one, or larger --sizes"
-        )
     # As objects, for pandas makes NaN of the None of rules without an ablation.
-    return pd.DataFrame(rows, dtype=object)
+    return {"found_dependencies": pd.DataFrame(rows, dtype=object)}

@@ -85,19 +85,22 @@ class TaskLM(CausalLM):
 
     def __init__(self, config: TaskConfig) -> None:
         """On the CPU, with the initial weights that `config.seed` decides."""
+        self.config = config
         torch.manual_seed(config.seed)
         self._trunk = _new_trunk(config)
         self._tables = nn.ParameterDict()
-        if config.positions in COUPLED_SCHEMES and TASKS[config.task].embeds_coupled_ids:
+        if config.positions in COUPLED_SCHEMES and "predicted" in TASKS[config.task].coupled_schemes:
             # Drawn last, so that the trunk's initial weights do not depend on the positions; 0.02 is the
             # standard deviation of GPT-NeoX's token embedding, to which it is added.
-            table_ID = 0.02 * torch.randn(config.num_position_ids, config.model.width)
-            self._tables["table_ID"] = nn.Parameter(table_ID)
+            self._tables["table_ID"] = nn.Parameter(
+                0.02 * torch.randn(config.num_position_ids, config.model.width)
+            )
         # Checkpoints name their parameters so: trunk.model.<the library's name>, position_ids.table_ID.
-        self.module = nn.ModuleDict(
-            {"trunk": nn.ModuleDict({"model": self._trunk._model}), "position_ids": self._tables}
+        super().__init__(
+            nn.ModuleDict(
+                {"trunk": nn.ModuleDict({"model": self._trunk._model}), "position_ids": self._tables}
+            )
         )
-        super().__init__(self.module)
 
     @property
     def vocabulary_size(self) -> int:
@@ -123,7 +126,7 @@ class TaskLM(CausalLM):
     ) -> torch.Tensor:
         if self._position_ids_L is not None:
             position_ids_BS = self._position_ids_L[position_ids_BS]
-        placed_BSD = tokens if tokens.is_floating_point() else self.embed(tokens)
+        placed_BSD = self.embed(tokens)
         if "table_ID" in self._tables:
             placed_BSD = placed_BSD + self._tables["table_ID"][position_ids_BS]
         return self._trunk._states(placed_BSD, position_ids_BS, query_rows_BT, running)

@@ -202,8 +202,8 @@ def variable_assignment(size: int, sparsity: None, generator: np.random.Generato
     order = generator.permutation(size)
     equals = ASSIGNMENT_VOCABULARY.index("=")
     # The chain's order must not be that of the prompt, or copying onwards would solve the task.
-    prompt = [token for index in order for token in (names[index], equals, values[index])]
-    prompt += [ASSIGNMENT_VOCABULARY.index("?"), names[0]]
+    assignments = np.column_stack([names, np.full(size, equals), values])[order]
+    prompt = [*assignments.ravel(), ASSIGNMENT_VOCABULARY.index("?"), names[0]]
     restated: list[int] = []  # places in the prompt
     dependencies: list[tuple[int, ...]] = []
     for original in np.argsort(order)[:in_chain].tolist():
@@ -225,18 +225,6 @@ LOOKUP_VOCABULARY = ("0", "1", ".", *_KEYS)
 # In both vocabularies.
 _UNMARKED = 2
 _MARKED = 3
-
-MARKED_FUNCTIONS = ("parity", "or", "majority", "last")
-"""What `sparse_NAME` answers, given the k marked bits in order."""
-
-
-def probability_of_one(function: str, sparsity: int) -> float:
-    """How likely each of k marked bits must be 1 for both answers of OR or majority to be equally likely."""
-    from scipy.special import betaincinv  # late: few need it
-
-    # At least n of k bits that are 1 with probability p: the regularized incomplete beta function at p.
-    least = 1 if function == "or" else sparsity // 2 + 1  # ones for the answer 1
-    return float(betaincinv(least, sparsity - least + 1, 0.5))
 
 
 def marked_bits(
@@ -265,7 +253,7 @@ def marked_bits(
         '. 1 * 1 * 0 . 1 | 1'
         >>> example.dependencies
         ((2, 3, 4, 5),)
-        >>> for name in MARKED_FUNCTIONS:
+        >>> for name in ("parity", "or", "majority", "last"):
         ...     marked_bits(8, 3, np.random.default_rng(10), function=name).text(PARITY_VOCABULARY)
         '. 1 * 1 * 0 * 0 | 1'
         '. 1 * 1 * 0 * 0 | 1'
@@ -275,8 +263,12 @@ def marked_bits(
     bits = generator.integers(0, 2, size // 2)
     marked = uniform_places(size // 2, sparsity, generator)
     if function in ("or", "majority"):
-        # OR of eight uniform bits would be 1 in 255 of 256 examples, and nothing to learn.
-        bits[marked] = generator.random(sparsity) < probability_of_one(function, sparsity)
+        from scipy.special import betaincinv  # late: few need it
+
+        least = 1 if function == "or" else sparsity // 2 + 1  # ones for the answer 1
+        # OR of eight uniform bits would be 1 in 255 of 256 examples, and nothing to learn. At least n of k
+        # bits that are 1 with probability p: the regularized incomplete beta function at p.
+        bits[marked] = generator.random(sparsity) < betaincinv(least, sparsity - least + 1, 0.5)
     marks = np.full(size // 2, _UNMARKED)
     marks[marked] = _MARKED
     num_ones = int(bits[marked].sum())
@@ -306,14 +298,12 @@ def lookup(size: int, sparsity: int, generator: np.random.Generator) -> Example:
     """
     bits = generator.integers(0, 2, size // 2)
     marked = uniform_places(size // 2, sparsity, generator)
-    # Without replacement, so that a key names one bit.
-    keys = _MARKED + generator.choice(len(_KEYS), sparsity, replace=False)
-    asked = generator.integers(sparsity)
     marks = np.full(size // 2, _UNMARKED)
-    marks[marked] = keys
-    prompt = [*np.stack([marks, bits], axis=1).ravel(), keys[asked]]
-    found = marked[asked]
-    return _example(prompt, [bits[found]], [[2 * found, 2 * found + 1, size]])
+    # Without replacement, so that a key names one bit.
+    marks[marked] = _MARKED + generator.choice(len(_KEYS), sparsity, replace=False)
+    asked = marked[generator.integers(sparsity)]
+    prompt = [*np.stack([marks, bits], axis=1).ravel(), marks[asked]]
+    return _example(prompt, [bits[asked]], [[2 * asked, 2 * asked + 1, size]])
 
 
 PLANTED_VOCABULARY = ("0", "1", *"abcdefgh", "=")
@@ -361,8 +351,8 @@ def draw_planted(
     tokens = generator.choice(10, size, p=[0.0] * 2 + [1 / 8] * 8)  # noise, and no signal
     planted = position_law(size, sparsity, generator)
     tokens[planted] = generator.integers(0, 2, sparsity)
-    answer = tokens[planted].sum() % 2
-    return _example([*tokens, PLANTED_VOCABULARY.index("=")], [answer], [planted])
+    prompt = [*tokens, PLANTED_VOCABULARY.index("=")]
+    return _example(prompt, [tokens[planted].sum() % 2], [planted])
 
 
 NUM_BITS = 4
@@ -422,16 +412,16 @@ def cues(size: int, sparsity: None, generator: np.random.Generator, *, num_cues:
     num_flipped_A = (told != _BITS_OF_ANSWERS).sum(1)
     log_posterior_V = np.full(len(CUES_VOCABULARY), -np.inf)
     # A bit is as told with probability 1 - e, so each flip costs the factor e / (1 - e).
-    e = FLIP_PROBABILITY
-    log_posterior_V[_FIRST_ANSWER:] = num_flipped_A * math.log(e / (1 - e)) + NUM_BITS * math.log(1 - e)
+    log_posterior_V[_FIRST_ANSWER:] = (
+        math.log(FLIP_PROBABILITY / (1 - FLIP_PROBABILITY)) * num_flipped_A
+        + math.log(1 - FLIP_PROBABILITY) * NUM_BITS
+    )
     return _example(prompt, [_FIRST_ANSWER + bits @ _POWERS], [positions_K], ids, log_posterior_V)
 
 
 COUPLED_SCHEMES = ("coupled", "predicted")
 """Schemes that take the task's coupled IDs. In training the two are given the same IDs; in testing `coupled`
 is given those of the response too, as an oracle, and `predicted` (PPC) must predict them."""
-
-_UNBOUNDED = 1 << 31  # a range must end somewhere; no example is as long
 
 
 @dataclass(frozen=True)
@@ -443,56 +433,50 @@ class Task:
     draw_example: Callable[..., Example]
     """(size, sparsity, generator) -> one example of this size, in the task's own unit. Sparsity is k, at most
     `largest_sparsity`; None where the task has none."""
-    sizes: range = range(1, _UNBOUNDED)
-    """The sizes that the task has."""
+    coupled_schemes: tuple[str, ...] = COUPLED_SCHEMES
+    """Those that the task has: none without coupled IDs. With `predicted`, a model of coupled IDs has a table
+    of them, which predicting them needs. Without, IDs are what RoPE rotates by and nothing else, and the
+    model is that of any other positions."""
+    step: int = 1
+    """Sizes are its multiples: a bit and its mark take two tokens, a planted one one."""
     most_k: int = 0
-    """The largest k at any size, of tasks whose k is chosen: these have no coupled IDs, and all others have.
-    0: the task fixes how many tokens decide each."""
-    embeds_coupled_ids: bool = True
-    """Whether a model of coupled IDs also has a table of them, as predicting them needs. Without, IDs are
-    what RoPE rotates by and nothing else, and the model is that of any other positions."""
+    """The largest k at any size, of tasks whose k is chosen; 0: the task fixes how many tokens decide."""
 
     def largest_sparsity(self, size: int) -> int:
-        """The largest k that a size has room for: a bit and its mark take two tokens, a planted one one."""
-        return min(size // self.sizes.step, self.most_k)
+        """The largest k that a size has room for."""
+        return min(size // self.step, self.most_k)
 
     def draw(
         self, size: int, sparsities: Sequence[int | None], generator: np.random.Generator
     ) -> list[Example]:
         """An example for each of the sparsities; InputError if the task has no such size."""
-        if size not in self.sizes:
-            raise InputError(f"size {size} is none of the task's sizes, {self.sizes}")
+        if size % self.step:
+            raise InputError(f"size {size} is not a multiple of {self.step}, as the task's sizes are")
         return [self.draw_example(size, sparsity, generator) for sparsity in sparsities]
 
 
-_EVEN_SIZES = range(2, _UNBOUNDED, 2)  # each bit stands behind a mark
 TASKS = {
     "copy": Task(COPY_VOCABULARY, copy),
     "addition": Task(ADDITION_VOCABULARY, addition),
     "addition_padded": Task(ADDITION_VOCABULARY, partial(addition, is_padded=True)),
     "parity_scratchpad": Task(SCRATCHPAD_VOCABULARY, parity_scratchpad),
-    "variable_assignment": Task(ASSIGNMENT_VOCABULARY, variable_assignment, range(2, NUM_NAMES + 1)),
+    "variable_assignment": Task(ASSIGNMENT_VOCABULARY, variable_assignment),
     **{
         f"sparse_{name}": Task(
-            PARITY_VOCABULARY, partial(marked_bits, function=name), _EVEN_SIZES, most_k=_UNBOUNDED
+            PARITY_VOCABULARY, partial(marked_bits, function=name), (), step=2, most_k=1 << 31
         )
-        for name in MARKED_FUNCTIONS
+        for name in ("parity", "or", "majority", "last")
     },
-    "sparse_lookup": Task(LOOKUP_VOCABULARY, lookup, _EVEN_SIZES, most_k=len(_KEYS)),
-    "planted_correlation": Task(PLANTED_VOCABULARY, draw_planted, most_k=DEFAULT_LOCAL_LENGTH),
-    **{
-        f"cues_{k}": Task(
-            CUES_VOCABULARY, partial(cues, num_cues=k), range(k + 1, _UNBOUNDED), embeds_coupled_ids=False
-        )
-        for k in _NUMBERS_OF_CUES
-    },
+    "sparse_lookup": Task(LOOKUP_VOCABULARY, lookup, (), step=2, most_k=len(_KEYS)),
+    "planted_correlation": Task(PLANTED_VOCABULARY, draw_planted, (), most_k=DEFAULT_LOCAL_LENGTH),
+    **{f"cues_{k}": Task(CUES_VOCABULARY, partial(cues, num_cues=k), ("coupled",)) for k in _NUMBERS_OF_CUES},
 }
 
 TEST_STREAM = 1
 """The spawn key of test examples; training draws have none. Results tell it among their settings."""
 
 
-def of_test_examples(test_seed: int, size: int, sparsity: int | None) -> np.random.Generator:
+def of_test_examples(size: int, sparsity: int | None) -> np.random.Generator:
     """The source of the test examples of a size, and of a k for tasks that have it: the same for every model.
 
     No test example is drawn as in training. Lists of numbers alone would not keep the streams apart: to NumPy
@@ -500,5 +484,4 @@ def of_test_examples(test_seed: int, size: int, sparsity: int | None) -> np.rand
     the list, at a place of its own.
     """
     # No k is 0, so tasks without k share no stream with a k.
-    sequence = np.random.SeedSequence([test_seed, size, sparsity or 0], spawn_key=(TEST_STREAM,))
-    return np.random.default_rng(sequence)
+    return np.random.default_rng(np.random.SeedSequence([0, size, sparsity or 0], spawn_key=(TEST_STREAM,)))

@@ -3,7 +3,6 @@
 Dimension letters: B examples, P tokens of a prompt, T of a response, S = P + T, D width.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,21 +13,21 @@ from omegaconf import OmegaConf
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
-from pipeline.cli import InputError
 from pipeline.models.load import (
     MODEL_FILES,
+    find_checkpoint,
     newest_checkpoint,
     read_configuration,
     read_tensors,
     refuse_damaged,
 )
-from pipeline.synthetic.config import TaskConfig, TaskRun
+from pipeline.synthetic.config import TaskConfig
 from pipeline.synthetic.evaluation import accuracy
 from pipeline.synthetic.models import TaskLM
 from pipeline.training.checkpoints import newest_state, save_checkpoint
 from pipeline.training.data import prefetched
-from pipeline.training.loop import TrainingLoop, last_metrics
-from pipeline.training.settings import settings_of
+from pipeline.training.loop import TrainingLoop, has_finished, last_metrics
+from pipeline.training.settings import require, settings_of
 
 
 def of_training_step(seed: int, step: int) -> np.random.Generator:
@@ -39,49 +38,53 @@ def of_training_step(seed: int, step: int) -> np.random.Generator:
     return np.random.default_rng([seed, step])
 
 
-def is_learnt(config: TaskConfig, metrics: Mapping[str, float]) -> bool:
-    """Whether the last measurement (metric -> its last value) found the task learnt in distribution.
+def is_learnt(checkpoint: Path, config: TaskConfig) -> bool:
+    """Whether the last measurement before a run's checkpoint found the task learnt in distribution.
 
     At least 99 % exact matches; where `stop_at_excess_loss` is set, that excess loss or less.
     """
+    step = read_tensors(checkpoint / "train.pt")["step"]
+    metrics = last_metrics(checkpoint.parent, step)
     if config.stop_at_excess_loss is None:
         return metrics.get("exact_match", 0.0) >= 0.99
     # Cues may mislead, so no model can always be right.
     return metrics.get("excess_loss", float("inf")) <= config.stop_at_excess_loss
 
 
-def last_step(run_folder: Path, config: TaskConfig) -> int:
-    """The step that ends a run: that of its newest checkpoint where the task was known then, or the last."""
-    step, _ = newest_checkpoint(run_folder) or (0, None)
-    has_ended = config.stop_at_excess_loss is not None and is_learnt(config, last_metrics(run_folder, step))
-    return step if has_ended else config.num_steps
+def is_finished(run_folder: Path, config: TaskConfig) -> bool:
+    """Whether a run has come to its end, at the last step or once its task was known.
+
+    The log then says so. A folder that holds another run is refused.
+    """
+    newest = newest_checkpoint(run_folder)
+    last_step = config.num_steps
+    if newest is not None and config.stop_at_excess_loss is not None and is_learnt(newest[1], config):
+        last_step = newest[0]
+    return has_finished(run_folder, config, last_step)
 
 
-def find_task_run(folder: Path, task: str) -> TaskRun:
-    """The newest checkpoint of a run folder of train_synthetic.
+def find_task_run(folder: Path, task: str) -> tuple[Path, TaskConfig]:
+    """The newest checkpoint of a run folder of train_synthetic, and the run's configuration.
 
     InputError where there is none, it is damaged, or it was trained on another task than `task`.
     """
-    step, newest = newest_checkpoint(folder) or (0, None)
-    if newest is None:
-        raise InputError(
-            f"no checkpoint in {folder}: expected step<N>-unsharded there, as train_synthetic.py writes them"
-        )
-    refuse_damaged(newest, MODEL_FILES)
-    config: TaskConfig = settings_of(newest, OmegaConf.structured(TaskConfig), read_configuration(newest))
-    if config.task != task:
-        raise InputError(
-            f"{folder} was trained on the task {config.task}, not on {task}; test it with --task"
-            f" {config.task}"
-        )
-    return TaskRun(folder.resolve().name, newest, config, is_learnt(config, last_metrics(folder, step)))
+    checkpoint = find_checkpoint(folder.resolve())
+    refuse_damaged(checkpoint, MODEL_FILES)
+    config: TaskConfig = settings_of(
+        checkpoint, OmegaConf.structured(TaskConfig), read_configuration(checkpoint)
+    )
+    require(
+        config.task == task,
+        f"{folder} was trained on the task {config.task}, not on {task}; test it with --task {config.task}",
+    )
+    return checkpoint, config
 
 
-def load_task_lm(run: TaskRun, device: torch.device) -> TaskLM:
-    """The model of a run, to be tested."""
-    lm = TaskLM(run.config)
-    lm.module.load_state_dict(read_tensors(run.folder / "model.pt"))
-    lm.module.to(device)
+def load_task_lm(checkpoint: Path, config: TaskConfig, device: torch.device) -> TaskLM:
+    """The model of a run's checkpoint, to be tested."""
+    lm = TaskLM(config)
+    lm._model.load_state_dict(read_tensors(checkpoint / "model.pt"))
+    lm._model.to(device)
     return lm
 
 
@@ -94,7 +97,7 @@ class TaskTrainer(TrainingLoop):
         """Build model and optimizer, at the run's newest checkpoint where it has one."""
         super().__init__(config, run_folder, config.num_steps)
         self._lm = TaskLM(config)
-        self._module = self._lm.module.to(device).train().requires_grad_()
+        self._module = self._lm._model.to(device).train().requires_grad_()
         self._optimizer = torch.optim.AdamW(
             self._module.parameters(),
             lr=config.learning_rate,
@@ -124,73 +127,74 @@ class TaskTrainer(TrainingLoop):
         config = self._config
         generator = of_training_step(config.seed, 0)
         num_examples = -(-config.eval_num_examples // len(config.sizes))  # of a size, rounded up
-        found = []
         # Size by size, as examples of two sizes do not stack.
-        for size in config.sizes:
-            examples = config.draw(size, num_examples, generator)
-            found.append(accuracy(self._lm, examples, config, generator, num_examples)[1])
-        table = pd.concat(found)
+        table = pd.concat(
+            [
+                accuracy(self._lm, config.draw(size, num_examples, generator), generator, num_examples)[
+                    "synthetic_examples"
+                ]
+                for size in config.sizes
+            ]
+        )
         metrics = {"exact_match": float(table["is_right"].mean())}
         if "excess_loss" in table:
             metrics["excess_loss"] = float(np.mean(table["excess_loss"].to_numpy()))
-        if config.stop_at_excess_loss is not None and is_learnt(config, metrics):
+        if config.stop_at_excess_loss is not None and metrics["excess_loss"] <= config.stop_at_excess_loss:
             self._num_steps = self.step  # the run ends here
         return metrics
 
     def _train_step(self, step: int) -> tuple[dict[str, float], bool]:
-        parts = self._parts_of(step)
-        totals = torch.zeros(2 if self._config.positions == "predicted" else 1, device=self._lm.device)
-        for part in parts:
-            losses = self._losses(*part) / len(parts)
-            losses.sum().backward()  # adds to the gradients of the parts before
-            totals += losses.detach()
-        token_loss, *position_id_loss = totals.tolist()
-        gradient_norm = float(clip_grad_norm_(self._module.parameters(), self._config.max_grad_norm))
-        learning_rate = self._schedule.get_lr(self._config.learning_rate, step, self._config.num_steps)
-        self._update_weights(step, learning_rate, token_loss, gradient_norm)
-        metrics = {
-            "step": step,
-            "loss": token_loss,
-            "learning_rate": learning_rate,
-            "gradient_norm": gradient_norm,
-        }
-        if position_id_loss:
-            metrics["position_id_loss"] = position_id_loss[0]
-        return metrics, self._is_asked_to_stop
-
-    def _losses(
-        self, token_ids: np.ndarray, num_prompt_tokens: int, position_ids: np.ndarray
-    ) -> torch.Tensor:
-        """Mean cross-entropy of the response's tokens and, if predicted, its position IDs, nats.
+        """Train on the mean cross-entropy of the response's tokens and, if predicted, its position IDs, nats.
 
         PPC's loss is their sum. Tokens and IDs are given (teacher forcing); the token at place p is
         predicted, ID and all, from p - 1.
         """
-        token_ids_BS = torch.from_numpy(token_ids).to(self._lm.device)
-        position_ids_BS = torch.from_numpy(position_ids).to(self._lm.device)
-        hidden_BSD, _ = self._lm._run(token_ids_BS[:, :-1], position_ids_BS[:, :-1], None, None)
-        hidden_BTD = hidden_BSD[:, num_prompt_tokens - 1 :]
-        heads = [(self._lm.logits, token_ids_BS)]
-        if self._config.positions == "predicted":
-            heads.append((self._lm.position_logits, position_ids_BS))
-        return torch.stack(
-            [
-                cross_entropy(head(hidden_BTD).flatten(0, 1), ids_BS[:, num_prompt_tokens:].flatten())
-                for head, ids_BS in heads
-            ]
-        )
+        config = self._config
+        parts = self._parts_of(step)
+        totals = torch.zeros((), device=self._lm.device)
+        for num_prompt_tokens, token_ids_BS, position_ids_BS in parts:
+            hidden_BSD, _ = self._lm._run(token_ids_BS[:, :-1], position_ids_BS[:, :-1], None, None)
+            hidden_BTD = hidden_BSD[:, num_prompt_tokens - 1 :]
+            heads = [(self._lm.logits, token_ids_BS)]
+            if config.positions == "predicted":
+                heads.append((self._lm.position_logits, position_ids_BS))
+            of_part = torch.stack(
+                [
+                    cross_entropy(head(hidden_BTD).flatten(0, 1), ids_BS[:, num_prompt_tokens:].flatten())
+                    / len(parts)
+                    for head, ids_BS in heads
+                ]
+            )
+            of_part.sum().backward()  # adds to the gradients of the parts before
+            totals = totals + of_part.detach()
+        losses = dict(zip(("loss", "position_id_loss"), totals.tolist(), strict=False))
+        gradient_norm = float(clip_grad_norm_(self._module.parameters(), config.max_grad_norm))
+        learning_rate = self._schedule.get_lr(config.learning_rate, step, config.num_steps)
+        self._update_weights(step, learning_rate, losses["loss"], gradient_norm)
+        metrics = {
+            "step": step,
+            "loss": losses["loss"],
+            "learning_rate": learning_rate,
+            "gradient_norm": gradient_norm,
+        }
+        return metrics | losses, self._is_asked_to_stop
 
-    def _draw(self, step: int) -> list[tuple[np.ndarray, int, np.ndarray]]:
-        """A step's examples, a batch a size: tokens [B, S], P, and position IDs [B, S]."""
+    def _draw(self, step: int) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
+        """A step's examples, a batch a size: P, tokens and position IDs [B, S]."""
         config = self._config
         generator = of_training_step(config.seed, step)
         parts = []
         for _ in range(config.sizes_per_step):
             size = int(generator.choice(config.sizes))
             examples = config.draw(size, config.batch_size // config.sizes_per_step, generator)
-            token_ids_BS = np.stack([example.token_ids_S for example in examples])
-            position_ids_BS = config.position_ids(examples, generator)
-            parts.append((token_ids_BS, examples[0].num_prompt_tokens, position_ids_BS))
+            token_ids_BS, position_ids_BS = config.ids_of(examples, generator)
+            parts.append(
+                (
+                    examples[0].num_prompt_tokens,
+                    torch.as_tensor(token_ids_BS, device=self._lm.device),
+                    torch.as_tensor(position_ids_BS, device=self._lm.device),
+                )
+            )
         return parts
 
     def _save(self) -> None:

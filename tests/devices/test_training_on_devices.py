@@ -119,7 +119,7 @@ def test_task_models_train_and_answer(device: torch.device, positions: str, tmp_
     run = find_task_run(tmp_path / device.type, "copy")
     examples = TASKS["copy"].draw(5, [None] * 40, np.random.default_rng(0))
     of_device, of_cpu = (
-        accuracy(load_task_lm(run, where), examples, config, np.random.default_rng(1), size)[1]
+        accuracy(load_task_lm(*run, where), examples, np.random.default_rng(1), size)["synthetic_examples"]
         for where, size in ((device, 16), (torch.device("cpu"), 40))
     )
     assert (of_device["answer"] == of_cpu["answer"]).mean() > 0.9  # a tie may be broken the other way

@@ -13,7 +13,7 @@ def ids_of(
 ) -> np.ndarray:
     examples = [Example(np.zeros(5, int), 1, (), COUPLED)] * num_examples
     config = TaskConfig("copy", scheme, num_position_ids=num_position_ids, spread_of_coupled_ids=spread)
-    return config.position_ids(examples, np.random.default_rng(seed))
+    return config.ids_of(examples, np.random.default_rng(seed))[1]
 
 
 def test_every_start_that_fits_is_as_likely_and_no_other() -> None:

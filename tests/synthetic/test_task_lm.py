@@ -10,10 +10,11 @@ from pipeline.synthetic.models import TaskLM
 NUM_TOKENS = 13
 
 
-@pytest.fixture(params=[(name, coupled) for name in FAMILIES for coupled in (True, False)], ids=str)
+@pytest.fixture(
+    params=[(name, scheme) for name in FAMILIES for scheme in ("predicted", "contiguous")], ids=str
+)
 def lm(request: pytest.FixtureRequest) -> TaskLM:
-    name, coupled = request.param
-    return task_model(name, with_position_ids=coupled).at(gapped_ids(1)[0])
+    return task_model(*request.param).at(gapped_ids(1)[0])
 
 
 def places(*chosen: int) -> torch.Tensor:

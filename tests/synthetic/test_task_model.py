@@ -13,16 +13,16 @@ NUM_RESPONSE = 6
 FAMILIES = ("gpt_neox", "olmo")
 
 
-def task_model(name: str, *, with_position_ids: bool = True) -> TaskLM:
+def task_model(name: str, positions: str = "predicted") -> TaskLM:
     config = TaskConfig(
         "copy",
-        "predicted" if with_position_ids else "contiguous",
+        positions,
         num_position_ids=40,
         model=TaskModelConfig(name, width=32, rotary_fraction=0.5),
     )
     model = TaskLM(config)
     with torch.no_grad():  # initial weights are so small that nothing would depend on anything
-        for parameter in model.module.parameters():
+        for parameter in model._model.parameters():
             parameter.mul_(8.0)
     return model
 
@@ -39,7 +39,7 @@ def gapped_ids(batch_size: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_it_is_the_stock_model(name: str) -> None:
-    model = task_model(name, with_position_ids=False)
+    model = task_model(name, "contiguous")
     token_ids = tokens(3, 9)
     with torch.no_grad():
         found = model.logits(model._run(token_ids, torch.arange(9)[None], None, None)[0])
@@ -47,21 +47,17 @@ def test_it_is_the_stock_model(name: str) -> None:
         if name != "olmo":
             stock.set_attn_implementation("sdpa")  # the library's, not ours
         torch.testing.assert_close(found, stock(token_ids).logits, rtol=0, atol=1e-5)
-    names = set(model.module.state_dict())
+    names = set(model._model.state_dict())
     assert {name.startswith("trunk.model.") for name in names} == {True}, "as checkpoints have them"
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("predict_position_ids", [False, True])
-def test_generation_with_a_cache_equals_a_full_forward_at_every_step(
-    name: str, predict_position_ids: bool
-) -> None:
-    model = task_model(name)
+@pytest.mark.parametrize("positions", ["coupled", "predicted"])
+def test_generation_with_a_cache_equals_a_full_forward_at_every_step(name: str, positions: str) -> None:
+    model = task_model(name, positions)
     token_ids = tokens(5, NUM_PROMPT)
     ids = gapped_ids(5)
-    generated_logits, generated_ids = generate(
-        model, token_ids, ids, predict_position_ids=predict_position_ids
-    )
+    generated_logits, generated_ids = generate(model, token_ids, ids)
     generated = generated_logits.argmax(-1)
     read = token_ids
     read_ids = ids[:, :NUM_PROMPT]
@@ -72,7 +68,7 @@ def test_generation_with_a_cache_equals_a_full_forward_at_every_step(
         # Weights eight times as large magnify what rounding differs by.
         torch.testing.assert_close(generated_logits[:, step, None], logits, rtol=0, atol=1e-3)
         next_tokens = logits.argmax(-1)
-        if predict_position_ids:
+        if positions == "predicted":
             next_ids = model.position_logits(hidden[:, -1:]).argmax(-1)
         else:
             next_ids = ids[:, NUM_PROMPT + step, None]

@@ -16,7 +16,6 @@ from pipeline.synthetic.tasks import (
     Example,
     Task,
     of_test_examples,
-    probability_of_one,
 )
 from pipeline.synthetic.train import of_training_step
 
@@ -93,13 +92,11 @@ def test_every_dependency_is_needed(name: str) -> None:
 )
 @pytest.mark.parametrize("name", [name for name in TASKS if name.startswith("sparse_")])
 def test_both_answers_of_marked_bits_are_as_likely(name: str, sparsity: int) -> None:
-    """Whatever k is; and OR's bits are ones with the probability 1 - 2^(-1/k), counted by hand."""
+    """Whatever k is."""
     task = TASKS[name]
     generator = np.random.default_rng(0)
     answers = [targets_of(example)[0] for example in task.draw(18, [sparsity] * 3000, generator)]
     assert np.mean(answers) == pytest.approx(0.5, abs=0.04)
-    assert probability_of_one("or", sparsity) == pytest.approx(1 - 2 ** (-1 / sparsity))
-    assert probability_of_one("majority", 7) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("name", CUES)
@@ -166,7 +163,7 @@ def states(streams: Iterable[np.random.Generator]) -> set[str]:
 @pytest.mark.parametrize("seeds", [(0, 1, 2, 20, (1 << 32) - 1), (1 << 32, (20 << 32) + 1, (1 << 63) - 1)])
 def test_streams_of_two_purposes_are_never_one(seeds: tuple[int, ...]) -> None:
     numbers = (1, 2, 20)
-    tests = states(of_test_examples(seed, *cell) for seed, *cell in product(seeds, numbers, (None, *numbers)))
+    tests = states(of_test_examples(*cell) for cell in product(numbers, (None, *numbers)))
     training = states(of_training_step(seed, step) for seed, step in product(seeds, (0, *numbers)))
-    assert (len(tests), len(training)) == (12 * len(seeds), 4 * len(seeds))
-    assert len(tests | training) == 16 * len(seeds)
+    assert (len(tests), len(training)) == (12, 4 * len(seeds))
+    assert len(tests | training) == 12 + 4 * len(seeds)
