@@ -26,7 +26,7 @@ if __name__ == "__main__":  # typed as a file: run as a module of the repository
 
 import argparse
 
-from pipeline.cli import folder_path, logger, stage_parser
+from pipeline.cli import InputError, folder_path, logger, stage_parser
 
 
 def parser() -> argparse.ArgumentParser:
@@ -52,7 +52,6 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: argparse.Namespace) -> None:
     """Load, refuse or write, and compare what was written with what was read."""
     # Imported late, for a --help at once.
-    from pipeline.cli import InputError
     from pipeline.models.export import write_hugging_face_folder
     from pipeline.models.load import find_checkpoint, load_stock_olmo
     from pipeline.text.folder import TOKENIZER_FILE, TokenizedData
