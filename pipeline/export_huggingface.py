@@ -17,7 +17,7 @@ on a laptop, after `make demo` (seconds):
 
 import argparse
 
-from pipeline.cli import folder_path, logger, run_stage, stage_parser
+from pipeline.cli import InputError, folder_path, logger, run_stage, stage_parser
 
 
 def parser() -> argparse.ArgumentParser:
@@ -43,7 +43,6 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: argparse.Namespace) -> None:
     """Load, refuse or write, and compare what was written with what was read."""
     # Imported late, for a --help at once.
-    from pipeline.cli import InputError
     from pipeline.models.export import write_hugging_face_folder
     from pipeline.models.load import find_checkpoint
     from pipeline.models.olmo import load_stock_olmo

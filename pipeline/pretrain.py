@@ -35,19 +35,16 @@ exit code is 75: run the same command again to go on. (torchrun reports 1 for ev
 """
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import Any
 
 from pipeline.cli import file_path, folder_path, run_stage, stage_parser
+from pipeline.text.folder import TokenizedData
 
-if TYPE_CHECKING:
-    from pipeline.text.folder import TokenizedData
-    from pipeline.training.config import PretrainConfig
-
-# Libraries are imported in the functions, for a --help at once.
+# torch and ai2-olmo are imported in the functions, for a --help at once.
 
 
-def check(arguments: argparse.Namespace, data: "TokenizedData") -> "PretrainConfig":
-    """The run's configuration, checked as far as it can be without the data itself, or an InputError."""
+def check(arguments: argparse.Namespace, data: TokenizedData) -> Any:
+    """The PretrainConfig, checked as far as it can be without the data itself, or an InputError."""
     from pipeline.training.config import load_config
 
     config = load_config(arguments.config, arguments.overrides, data)
@@ -58,7 +55,6 @@ def check(arguments: argparse.Namespace, data: "TokenizedData") -> "PretrainConf
 
 def is_done(arguments: argparse.Namespace) -> bool:
     """Whether the run has come to its end; a folder that holds another run is refused."""
-    from pipeline.text.folder import TokenizedData
     from pipeline.training.loop import has_finished
 
     config = check(arguments, TokenizedData.open(arguments.data))
@@ -67,7 +63,6 @@ def is_done(arguments: argparse.Namespace) -> bool:
 
 def main(arguments: argparse.Namespace) -> None:
     """Train, go on training, or say that the run is finished."""
-    from pipeline.text.folder import TokenizedData
     from pipeline.training.data import refuse_damaged_tokens
     from pipeline.training.loop import train
     from pipeline.training.trainer import Trainer

@@ -24,9 +24,8 @@ from pipeline.models.load import (
 from pipeline.synthetic.config import TaskConfig
 from pipeline.synthetic.evaluation import accuracy
 from pipeline.synthetic.models import TaskLM
-from pipeline.training.checkpoints import newest_state, save_checkpoint
 from pipeline.training.data import prefetched
-from pipeline.training.loop import TrainingLoop, has_finished, last_metrics
+from pipeline.training.loop import TrainingLoop, has_finished, last_metrics, newest_state, save_checkpoint
 from pipeline.training.settings import require, settings_of
 
 
@@ -114,7 +113,7 @@ class TaskTrainer(TrainingLoop):
         # Examples are drawn in Python, one by one: a step ahead, in a thread, while the device computes.
         self._parts_of = prefetched(self._draw)
         saved = newest_state(run_folder)
-        if saved is not None:
+        if saved:
             self.step = saved["train"]["step"]
             self._module.load_state_dict(saved["model"])
             self._optimizer.load_state_dict(saved["optim"])

@@ -1,9 +1,9 @@
 """What one pretraining run is: OLMo's TrainConfig, with our fields for length, positions and batch in tokens.
 
-A run acts on the fields in `HONOURED_FIELDS`. Any other field of OLMo's is refused unless it is null or has
-OLMo's default: it would be recorded and do nothing. `model`, `optimizer` and `scheduler` go whole to OLMo's
-own classes. `max_duration` has OLMo's meaning: 1000 is steps, "2e6T" tokens; epochs are not understood.
-`save_interval` counts steps between checkpoints, which are always unsharded.
+A run acts on the fields in `HONOURED_FIELDS`. Any other field of OLMo's is refused: it would be recorded and
+do nothing. `model`, `optimizer` and `scheduler` go whole to OLMo's own classes. `max_duration` has OLMo's
+meaning: 1000 is steps, "2e6T" tokens; epochs are not understood. `save_interval` counts steps between
+checkpoints, which are always unsharded.
 """
 
 import math
@@ -13,13 +13,12 @@ from pathlib import Path
 
 from olmo.config import DistributedStrategy, SchedulerType, SchedulerUnits, TrainConfig
 from olmo.optim import build_scheduler
-from omegaconf import MISSING, OmegaConf
+from omegaconf import MISSING
 
 from pipeline.cli import InputError
 from pipeline.text.folder import TokenizedData
 from pipeline.training.positions import POSITION_SCHEMES
 from pipeline.training.settings import (
-    plain_values,
     read_overrides,
     read_yaml,
     require,
@@ -72,8 +71,7 @@ class PretrainConfig(TrainConfig):
     @property
     def num_position_ids(self) -> int:
         """The position IDs of training are below this number."""
-        target_length: int | None = getattr(self, f"{self.position_scheme}_target_length", None)
-        return target_length or self.sequence_length
+        return getattr(self, f"{self.position_scheme}_target_length", None) or self.sequence_length
 
     @property
     def num_steps(self) -> int:
@@ -98,11 +96,13 @@ class PretrainConfig(TrainConfig):
         scheduler = build_scheduler(self)
         # Step and end in one unit, that of the scheduler's warm-up.
         at = self.scheduled(step), self.scheduled(self.num_steps)
-        learning_rate = scheduler.get_lr(self.optimizer.learning_rate, *at)
-        return learning_rate, scheduler.get_max_grad_norm(self.max_grad_norm, *at)
+        return (
+            scheduler.get_lr(self.optimizer.learning_rate, *at),
+            scheduler.get_max_grad_norm(self.max_grad_norm, *at),
+        )
 
-    def micro_batch_size(self, num_ranks: int) -> int:
-        """Sequences of each forward pass on one of `num_ranks` ranks; an InputError where none is."""
+    def num_micro_batches(self, num_ranks: int) -> int:
+        """Equal passes that a step takes on each of `num_ranks` ranks; an InputError if there are none."""
         batch_size = self.global_train_batch_size
         micro_batch_size = min(self.device_train_microbatch_size, batch_size // num_ranks)
         require(
@@ -110,11 +110,11 @@ class PretrainConfig(TrainConfig):
             f"global_train_batch_tokens make {batch_size} sequences, not divisible by {num_ranks} ranks times"
             f" the {self.device_train_microbatch_size} of device_train_microbatch_tokens",
         )
-        return micro_batch_size
+        return batch_size // (num_ranks * micro_batch_size)
 
 
-OUR_FIELDS = tuple(PretrainConfig.__annotations__)
-HONOURED_FIELDS = frozenset(OUR_FIELDS) | {
+HONOURED_FIELDS = {
+    *PretrainConfig.__annotations__,
     "run_name",
     "seed",
     "model",
@@ -124,8 +124,6 @@ HONOURED_FIELDS = frozenset(OUR_FIELDS) | {
     "save_interval",
     "save_num_unsharded_checkpoints_to_keep",
     "max_duration",
-    "global_train_batch_size",
-    "device_train_microbatch_size",
     "max_grad_norm",
     "precision",
     "eval_interval",
@@ -147,44 +145,24 @@ def load_config(path: Path, overrides: Sequence[str], data: TokenizedData) -> Pr
     )
     file = read_yaml(path)
     chosen = read_overrides(overrides)
-    vocabulary = {
-        "vocab_size": data.vocabulary_size,
-        # Up to a multiple of 128, as OLMo does for faster products: 50,280 tokens have 50,304 rows.
-        "embedding_size": math.ceil(data.vocabulary_size / 128) * 128,
-        "eos_token_id": data.eos_token_id,
-        "pad_token_id": data.eos_token_id,  # sequences are full: no token is ever padding
+    by_data = {
+        "train_data_sha256": data.train_sha256,
+        "model": {
+            "vocab_size": data.vocabulary_size,
+            # Up to a multiple of 128, as OLMo does for faster products: 50,280 tokens have 50,304 rows.
+            "embedding_size": math.ceil(data.vocabulary_size / 128) * 128,
+            "eos_token_id": data.eos_token_id,
+            "pad_token_id": data.eos_token_id,  # sequences are full: no token is ever padding
+        },
     }
-    by_data = OmegaConf.create({"train_data_sha256": data.train_sha256, "model": vocabulary})
     # The last part wins: a vocabulary in the file cannot contradict the data.
-    config: PretrainConfig = settings_of(path, OmegaConf.structured(PretrainConfig), file, chosen, by_data)
-    _refuse_bad_values(config)
-    length = config.sequence_length
-    for kind in ("global_train_batch", "device_train_microbatch"):
-        tokens = getattr(config, f"{kind}_tokens")
-        require(f"{kind}_size" not in {*file, *chosen}, f"{kind}_size counts sequences; give {kind}_tokens")
-        require(
-            tokens % length == 0,
-            f"{kind}_tokens {tokens} is not a multiple of train_context_length, {length}",
-        )
-        setattr(config, f"{kind}_size", tokens // length)
-    config.micro_batch_size(num_ranks=1)
-    warm_up = config.scheduler.t_warmup
+    config: PretrainConfig = settings_of(path, PretrainConfig, file, chosen, by_data)
+    ignored = {*file, *chosen} - HONOURED_FIELDS
     require(
-        config.scheduler.name == SchedulerType.constant or warm_up <= config.scheduled(config.num_steps),
-        f"scheduler.t_warmup is {warm_up} {config.scheduler.units}, longer than"
-        f" max_duration '{config.max_duration}', so the learning rate would never be reached",
+        not ignored,
+        f"pretrain does not act on {', '.join(sorted(ignored))} of OLMo's trainer; leave it out (batches are"
+        " given in tokens: global_train_batch_tokens, device_train_microbatch_tokens)",
     )
-    return config
-
-
-def _refuse_bad_values(config: PretrainConfig) -> None:
-    """Refuse what would train another model than was meant, or fail after hours."""
-    defaults = plain_values(TrainConfig())
-    for name, value in plain_values(config).items():
-        require(
-            name in HONOURED_FIELDS or value in (None, defaults[name]),
-            f"'{name}' is a field of OLMo's trainer that pretrain does not act on; leave it out",
-        )
     require_positive(
         config,
         "train_context_length global_train_batch_tokens device_train_microbatch_tokens max_grad_norm"
@@ -208,16 +186,27 @@ def _refuse_bad_values(config: PretrainConfig) -> None:
     for scheme in ("pose", "randomized"):
         target_length = getattr(config, f"{scheme}_target_length")
         require(
-            scheme == config.position_scheme or target_length is None,
-            f"{scheme}_target_length would be ignored by position_scheme '{config.position_scheme}'",
-        )
-        require(
-            scheme != config.position_scheme or (target_length or 0) >= length,
-            f"{scheme}_target_length is {target_length}; position_scheme '{scheme}' needs the length to"
-            f" generalize to, at least train_context_length, {length}",
+            (target_length or 0) >= length if scheme == config.position_scheme else target_length is None,
+            f"{scheme}_target_length is {target_length}: position_scheme '{scheme}' needs the length to"
+            f" generalize to, at least train_context_length, {length}; by any other it would be ignored",
         )
     lengths = config.eval_context_lengths or ()
     require(
         not any(each < 2 or max(lengths) % each for each in lengths),
         f"eval_context_lengths {lengths}: each must be at least 2, and divide the longest",
     )
+    for kind in ("global_train_batch", "device_train_microbatch"):
+        tokens = getattr(config, f"{kind}_tokens")
+        require(
+            tokens % length == 0,
+            f"{kind}_tokens {tokens} is not a multiple of train_context_length, {length}",
+        )
+        setattr(config, f"{kind}_size", tokens // length)
+    config.num_micro_batches(num_ranks=1)
+    warm_up = config.scheduler.t_warmup
+    require(
+        config.scheduler.name == SchedulerType.constant or warm_up <= config.scheduled(config.num_steps),
+        f"scheduler.t_warmup is {warm_up} {config.scheduler.units}, longer than"
+        f" max_duration '{config.max_duration}', so the learning rate would never be reached",
+    )
+    return config

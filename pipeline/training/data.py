@@ -9,10 +9,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch.utils.data import ConcatDataset
 
 from pipeline.text.folder import TokenizedData
 from pipeline.training.config import PretrainConfig
@@ -47,11 +48,6 @@ def prefetched(make_batch: Callable[[int], Batch]) -> Callable[[int], Batch]:
     return batch_of
 
 
-# separate random streams: another position scheme leaves the order as it is
-_ORDER = 0
-_POSITIONS = 1
-
-
 class TrainingBatches:
     """The token files of OLMo's memory-map format, cut into sequences and shuffled anew each epoch.
 
@@ -62,50 +58,46 @@ class TrainingBatches:
 
     def __init__(self, config: PretrainConfig, data: TokenizedData) -> None:
         self._config = config
-        self._batch_size = config.global_train_batch_size
         length = config.sequence_length
-        self._files = [_sequences(path, data.token_dtype, length) for path in data.train_paths]
-        # the index of each file's first sequence, and the end
-        self._starts = np.cumsum([0, *(len(sequences_NS) for sequences_NS in self._files)])
-        self.steps_per_epoch = int(self._starts[-1]) // self._batch_size
+        self._sequences: ConcatDataset[Any] = ConcatDataset(
+            [_sequences(path, data.token_dtype, length) for path in data.train_paths]
+        )
+        self.steps_per_epoch = len(self._sequences) // config.global_train_batch_size
         require(
             self.steps_per_epoch > 0,
-            f"the training data holds {self._starts[-1]} sequences of {length} tokens, but one step"
-            f" takes {self._batch_size}; tokenize more text or lower the batch",
+            f"the training data holds {len(self._sequences)} sequences of {length} tokens, but one step"
+            f" takes {config.global_train_batch_size}; tokenize more text or lower the batch",
         )
 
     def sequence_indices(self, step: int) -> np.ndarray:
         """Indices [B] of the sequences of `step`, counted from 1. An epoch's incomplete batch is left out."""
+        batch_size = self._config.global_train_batch_size
         epoch, batch_index = divmod(step - 1, self.steps_per_epoch)
-        first = batch_index * self._batch_size
-        order_N = _order_of_epoch(self._config.seed, epoch, int(self._starts[-1]))
-        return order_N[first : first + self._batch_size]
+        order_N = _order_of_epoch(self._config.seed, epoch, len(self._sequences))
+        return order_N[batch_index * batch_size :][:batch_size]
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """(token_ids_BS, position_ids_BS) of `step`, int64."""
         config = self._config
-        indices_B = self.sequence_indices(step)
-        # With starts 0 3 5, sequence 4 is row 1 of the second file; from the right, files without
-        # sequences are passed over.
-        files_B = np.searchsorted(self._starts, indices_B, side="right") - 1
-        rows_B = indices_B - self._starts[files_B]
-        token_ids_BS = np.stack([self._files[file][row] for file, row in zip(files_B, rows_B, strict=True)])
+        token_ids_BS = np.stack([self._sequences[index] for index in self.sequence_indices(step)])
         # Seeded by the step, not carried on: step 1000 is the same whether or not 999 ran in this process.
-        generator = np.random.default_rng([config.seed, _POSITIONS, step])
+        # The 1 keeps its stream apart from the order's: another position scheme leaves the order as it is.
+        generator = np.random.default_rng([config.seed, 1, step])
         draw = POSITION_SCHEMES[config.position_scheme]
-        position_ids_BS = draw(self._batch_size, config.sequence_length, config.num_position_ids, generator)
+        position_ids_BS = draw(
+            config.global_train_batch_size, config.sequence_length, config.num_position_ids, generator
+        )
         return token_ids_BS.astype(np.int64), position_ids_BS
 
 
-def _sequences(path: Path, token_dtype: np.dtype, length: int) -> np.ndarray:
+def _sequences(path: Path, token_dtype: np.dtype, length: int) -> Any:
     """A file's sequences [N, S], by a map that keeps no file open: C4 has thousands of them."""
-    num_tokens = path.stat().st_size // token_dtype.itemsize
-    dtype = getattr(torch, token_dtype.name)
-    tokens = torch.from_file(str(path), shared=False, size=num_tokens, dtype=dtype).numpy()
-    return tokens[: num_tokens - num_tokens % length].reshape(-1, length)
+    num_tokens = path.stat().st_size // token_dtype.itemsize // length * length
+    tokens = torch.from_file(str(path), size=num_tokens, dtype=getattr(torch, token_dtype.name))
+    return tokens.numpy().reshape(-1, length)
 
 
 # One epoch's order at a time: at 8 bytes a sequence, all of C4 in sequences of 512 tokens takes 2.4 GB.
 @lru_cache(maxsize=1)
 def _order_of_epoch(seed: int, epoch: int, num_sequences: int) -> np.ndarray:
-    return np.random.default_rng([seed, _ORDER, epoch]).permutation(num_sequences)
+    return np.random.default_rng([seed, 0, epoch]).permutation(num_sequences)

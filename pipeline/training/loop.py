@@ -1,6 +1,13 @@
 """The training loop, whatever is trained: steps, metrics, checkpoints, going on, and stopping when asked.
 
 A subclass says what a step does and a checkpoint holds: trainer.py and pipeline/synthetic/train.py.
+Checkpoints are in OLMo's unsharded layout, whole or absent, and known by the settings of their run:
+
+<run folder>/step1000-unsharded/
+    config.yaml  model.pt     as OLMo writes them; OLMo.from_checkpoint loads the folder
+    optim.pt                  the optimizer's state
+    train.pt                  step, tokens, and what made them
+    complete.json             sizes and SHA-256 of these (pipeline.models.load)
 """
 
 import json
@@ -12,21 +19,28 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
+from omegaconf import OmegaConf
 
 from pipeline.cli import InputError, logger, progress
 from pipeline.models.devices import keep_freed_memory
-from pipeline.results.files import folder_lock, write_text
-from pipeline.training.checkpoints import refuse_another_run
+from pipeline.models.load import (
+    newest_checkpoint,
+    read_configuration,
+    read_tensors,
+    refuse_damaged,
+    whole_model,
+)
+from pipeline.results.files import folder_lock, refuse_changes, write_text
 
 EXIT_STOPPED = 75
 """Exit code of a run that was asked to stop, saved, and is to be resumed: EX_TEMPFAIL of sysexits.h."""
 METRICS_FILE = "metrics.jsonl"
 """JSON lines in the run folder: an object per step, of whatever was measured then."""
-_SHOWN = ("loss", "loss_nats", "tokens_per_second")
-"""Metrics that the progress bar shows."""
+STATE = ("model", "optim", "train")
+"""Stems of the files that a run goes on from."""
 
 
 def is_first_rank() -> bool:
@@ -46,6 +60,69 @@ def last_metrics(run_folder: Path, step: int) -> dict[str, Any]:
     for line in _lines_of_metrics(run_folder, step):
         values |= json.loads(line)
     return values
+
+
+def save_checkpoint(run_folder: Path, step: int, config: Any, state: dict[str, dict[str, Any]]) -> None:
+    """Write the checkpoint of `step`; `state` is file stem, of `STATE` -> what that file holds."""
+    with whole_model(run_folder / f"step{step}-unsharded") as folder:
+        OmegaConf.save(config, folder / "config.yaml")
+        for stem, content in state.items():
+            torch.save(content, folder / f"{stem}.pt")
+
+
+def newest_state(run_folder: Path) -> dict[str, dict[str, Any]]:
+    """The `state` given to `save_checkpoint`, of the newest checkpoint, on the CPU; {} if the run has none.
+
+    A damaged one is refused. Once its folder is removed the run goes on from the one before it, to the same
+    weights, as data depend on the step alone.
+    """
+    newest = newest_checkpoint(run_folder)
+    if newest is None:
+        return {}
+    _, folder = newest
+    refuse_damaged(folder, ["config.yaml", *(f"{stem}.pt" for stem in STATE)])
+    logger.info("going on from %s", folder)
+    return {stem: read_tensors(folder / f"{stem}.pt") for stem in STATE}
+
+
+# A run may be moved, renamed, watched, saved and spread over devices otherwise; all else decides its numbers.
+_CHANGEABLE = {
+    "save_folder",
+    "run_name",
+    "save_interval",
+    "save_num_unsharded_checkpoints_to_keep",
+    "console_log_interval",  # of earlier versions
+    "eval_interval",
+    "eval_context_lengths",
+    "eval_num_documents",
+    "device_train_microbatch_size",
+    "device_train_microbatch_tokens",
+    "distributed_strategy",
+    "compile",
+    "activation_checkpointing",
+}
+
+
+def has_finished(run_folder: Path, config: Any, num_steps: int) -> bool:
+    """Whether a run has come to its end before; the log then says so.
+
+    A folder whose newest checkpoint is of another configuration or data is refused, by what changed.
+    """
+    # Damaged or not: what is compared is the same in all checkpoints of a run.
+    if newest := newest_checkpoint(run_folder):
+        # Through YAML: a config in memory has tuples and enums, one that was read back has not.
+        now: Any = OmegaConf.create(OmegaConf.to_yaml(config))
+        then: Any = OmegaConf.merge(
+            # A field that is newer than the record had what is its default now.
+            OmegaConf.create(OmegaConf.to_yaml(type(config))),
+            read_configuration(newest[1]),
+            {name: now[name] for name in _CHANGEABLE & now.keys()},
+        )
+        refuse_changes(f"{run_folder} holds a run", then, now, "--save-folder")
+    last = run_folder / f"step{num_steps}-unsharded"
+    if last.exists():
+        logger.info("already finished: %s", last)
+    return last.exists()
 
 
 class TrainingLoop(ABC):
@@ -87,9 +164,8 @@ class TrainingLoop(ABC):
                     metrics |= self._measure()
                 if is_first_rank():
                     file.write(json.dumps(metrics) + "\n")
-                    bar.set_postfix(
-                        {name: metrics[name] for name in _SHOWN if name in metrics}, refresh=False
-                    )
+                    shown = ("loss", "loss_nats", "tokens_per_second")
+                    bar.set_postfix({name: metrics[name] for name in shown if name in metrics}, refresh=False)
                     bar.update()
                 if is_stopping or self._is_due(self._config.save_interval):
                     if is_first_rank():  # the metrics that lead to a checkpoint are on the disk before it
@@ -134,26 +210,13 @@ class TrainingLoop(ABC):
         """Write the checkpoint of `step`."""
 
 
-_Loop = TypeVar("_Loop", bound=TrainingLoop)
-
-
-def has_finished(run_folder: Path, config: Any, num_steps: int) -> bool:
-    """Whether a run has come to its end before; the log then says so. A folder of another run is refused."""
-    refuse_another_run(run_folder, config)
-    last = run_folder / f"step{num_steps}-unsharded"
-    if last.exists():
-        logger.info("already finished: %s", last)
-    return last.exists()
-
-
-def train(run_folder: Path, make: Callable[[], _Loop]) -> _Loop:
+def train(run_folder: Path, make: Callable[[], TrainingLoop]) -> TrainingLoop:
     """Make a training and run it to its end; refused where another runs in its folder.
 
     The process ends with EXIT_STOPPED where a stop was requested before the end.
     """
     # Ranks of one run would refuse one another.
-    lock = folder_lock(run_folder, "--save-folder") if is_first_rank() else nullcontext()
-    with lock:
+    with folder_lock(run_folder, "--save-folder") if is_first_rank() else nullcontext():
         keep_freed_memory()
         # Once a model has learnt a little, products of small probabilities fall below 1e-38: nothing to what
         # they are added to, but a processor takes long for each (analysis/LOG.md, 2026-11-23). Set before

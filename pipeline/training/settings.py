@@ -7,7 +7,7 @@ OmegaConf's structured merge refuses unknown names and wrong types.
 from collections.abc import Collection, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -35,15 +35,13 @@ def require_positive(config: Any, fields: str) -> None:
         require(value is None or value > 0, f"{field} is {value}; it must be above 0")
 
 
-def read_yaml(path: Path, kind: str = "configuration", advice: str = "") -> DictConfig:
+def read_yaml(path: Path, kind: str = "configuration", advice: str = "") -> Any:
     """The fields of a file; an InputError, with the advice, if it is missing, no YAML, or holds no fields."""
     try:
-        file = OmegaConf.load(path)
-    except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException) as error:
+        # Into no fields: OmegaConf merges a list with nothing but a list.
+        return OmegaConf.merge({}, OmegaConf.load(path))
+    except (OSError, ValueError, TypeError, RecursionError, YAMLError, OmegaConfBaseException) as error:
         raise InputError(f"no {kind} file {path} can be read{advice} ({cause_of(error)})") from error
-    if not isinstance(file, DictConfig):
-        raise InputError(f"{path} does not hold the fields of a {kind}{advice}")
-    return file
 
 
 def read_overrides(overrides: Sequence[str]) -> DictConfig:
@@ -54,16 +52,9 @@ def read_overrides(overrides: Sequence[str]) -> DictConfig:
         raise InputError(f"an override of {' '.join(overrides)} is no YAML: {cause_of(error)}") from error
 
 
-def settings_of(path: Path, schema: DictConfig, *parts: DictConfig) -> Any:
-    """The dataclass of `schema`, its fields as the parts say, of which later ones win."""
+def settings_of(path: Path, schema: Any, *parts: Any) -> Any:
+    """The dataclass `schema`, its fields as the parts say, of which later ones win."""
     try:
         return OmegaConf.to_object(OmegaConf.merge(schema, *parts))
     except (OmegaConfBaseException, TypeError) as error:  # a TypeError where a list meets fields
         raise InputError(f"{path}: {cause_of(error)}") from error
-
-
-def plain_values(config: Any) -> dict[str, Any]:
-    """A dataclass as it is written to YAML: nested dicts and lists, enums by name."""
-    # Through YAML itself: a config in memory has tuples and enums, one that was read back has not.
-    text = OmegaConf.to_yaml(OmegaConf.structured(config))
-    return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(text)))

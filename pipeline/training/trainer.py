@@ -7,6 +7,7 @@ head width.
 """
 
 import math
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -27,58 +28,47 @@ from torch.nn.functional import cross_entropy, pad
 
 from pipeline.cli import logger
 from pipeline.models.devices import multiplies_bfloat16, usable_device, warn_of_slow_bfloat16
-from pipeline.models.load import find_checkpoint
+from pipeline.models.load import find_checkpoint, step_folders
 from pipeline.models.olmo import blocks_of, load_stock_olmo, use_position_ids
 from pipeline.results.versions import provenance
 from pipeline.text.folder import TokenizedData
-from pipeline.training.checkpoints import drop_old_checkpoints, newest_state, save_checkpoint
 from pipeline.training.config import PretrainConfig
 from pipeline.training.data import TrainingBatches, prefetched
-from pipeline.training.loop import TrainingLoop
+from pipeline.training.loop import TrainingLoop, newest_state, save_checkpoint
 
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _LOGITS_AT_ONCE = 2**20
 """Number that a CPU's caches hold in float32, with their gradient."""
-_LONGEST_COMPOSED = 512
-"""Tokens of a sequence; beyond, its scores no longer fit the caches."""
 
 
-def next_token_loss(
-    logits_BSV: torch.Tensor, token_ids_BS: torch.Tensor, reduction: str = "mean"
-) -> torch.Tensor:
-    """Cross-entropy in nats of each sequence's tokens but the first, computed in float32.
+def next_token_loss(logits_BSV: torch.Tensor, token_ids_BS: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy in nats of each sequence's tokens but the first, in float32: the sum of B (S - 1).
 
     The one place in training where the one-position shift stands. EOS tokens are targets like any other, as
-    in OLMo; so are the tokens after one, in the same sequence. The `reduction` is "mean" or "sum" over the
-    B (S - 1) targets.
+    in OLMo; so are the tokens after one, in the same sequence.
     """
     # The targets are shifted and not the logits cut: that would copy the largest tensor, and its gradient.
     # The last row of each sequence predicts nothing: -100 is what cross_entropy leaves out.
     targets = pad(token_ids_BS[:, 1:], (0, 1), value=-100).flatten()
     logits = logits_BSV.flatten(0, 1)
     # Pieces are for a CPU's caches; on a GPU each would only be one more launch.
-    on_cpu = logits.device.type == "cpu"
-    tokens_at_once = max(1, _LOGITS_AT_ONCE // logits.shape[-1]) if on_cpu else len(targets)
+    tokens_at_once = max(1, _LOGITS_AT_ONCE // logits.shape[-1]) if logits.is_cpu else len(targets)
     pieces = zip(logits.split(tokens_at_once), targets.split(tokens_at_once), strict=True)
     sums = [cross_entropy(piece.float(), of_piece, reduction="sum") for piece, of_piece in pieces]
-    total = torch.stack(sums).sum()
-    return total if reduction == "sum" else total / token_ids_BS[:, 1:].numel()
+    return torch.stack(sums).sum()
 
 
-def held_out_tokens(config: PretrainConfig, data: TokenizedData) -> torch.Tensor | None:
-    """The first L tokens of the first D documents that have so many: int64 [D, L].
+def held_out_tokens(config: PretrainConfig, data: TokenizedData) -> torch.Tensor:
+    """The first L tokens of the first D documents that have so many: int64 [D, L]; D may be 0.
 
-    None if `config` asks for no held-out loss, or no document is long enough.
+    L is the longest of `eval_context_lengths`; without any, no document is read.
     """
-    if not config.eval_context_lengths:
-        return None
-    longest = max(config.eval_context_lengths)
-    texts = (document.token_ids for document in data.evaluation_documents())
+    longest = max(config.eval_context_lengths or [0])
+    texts = [document.token_ids for document in (data.evaluation_documents() if longest else [])]
     chosen = [text[:longest] for text in texts if len(text) >= longest]
-    if not chosen:
+    if longest and not chosen:
         logger.info("no evaluation document has %d tokens: no held-out loss is measured", longest)
-        return None
-    return torch.from_numpy(np.stack(chosen[: config.eval_num_documents]).astype(np.int64))
+    return torch.from_numpy(np.array(chosen[: config.eval_num_documents], dtype=np.int64))
 
 
 def short_attention(
@@ -97,15 +87,14 @@ def short_attention(
     of what is gathered. `tests/benchmarks/training.py` times the whole step.
     """
     num_tokens = query_BHSE.shape[2]
-    is_composed = (
-        query_BHSE.device.type == "cpu"
+    if not (
+        query_BHSE.is_cpu
         and query_BHSE.dtype == torch.bfloat16
         and query_BHSE.shape == key_BHSE.shape
-        and num_tokens <= _LONGEST_COMPOSED
-        and settings.get("is_causal", False)
+        and num_tokens <= 512  # beyond, its scores no longer fit the caches
+        and settings.get("is_causal")
         and not settings.get("dropout_p")
-    )
-    if not is_composed:
+    ):
         return fused(query_BHSE, key_BHSE, value_BHSE, **settings)
     scaled_NSE = (query_BHSE * query_BHSE.shape[-1] ** -0.5).flatten(0, 1)
     future_SS = torch.full((num_tokens, num_tokens), float("-inf"), dtype=torch.bfloat16).triu(1)
@@ -161,19 +150,19 @@ class Trainer(TrainingLoop):
     def __init__(self, config: PretrainConfig, data: TokenizedData) -> None:
         """Build model and optimizer, at the run's newest checkpoint where it has one."""
         super().__init__(config, Path(config.save_folder), config.num_steps)
-        batches = TrainingBatches(config, data)
-        logger.info("the text is read %.1f times", config.num_steps / batches.steps_per_epoch)
-        self._batch_of = prefetched(batches.batch)
-        self._held_out_DL = held_out_tokens(config, data)
+        self._batch_of = prefetched(TrainingBatches(config, data).batch)
         saved = newest_state(self._run_folder)
-        saved_precision = None if saved is None else saved["train"].get("mixed_precision")
+        saved_precision = saved.get("train", {}).get("mixed_precision")
         device = usable_device(None, "CUDA_VISIBLE_DEVICES= trains on the CPU")
         # The CPU said outright: else several of its processes are not taken for the ranks of one run.
         self._accelerator = Accelerator(
             mixed_precision=mixed_precision_of(config.precision, device, saved_precision),
             cpu=not torch.accelerator.is_available(),
         )
-        self._micro_batch_size = config.micro_batch_size(self._accelerator.num_processes)
+        self._accelerator.gradient_accumulation_steps = config.num_micro_batches(
+            self._accelerator.num_processes
+        )
+        self._held_out_DL = held_out_tokens(config, data).to(self._accelerator.device)
         torch.manual_seed(config.seed)  # OLMo draws its initial weights from the global generator
         self._olmo = OLMo(config.model).train()
         self._olmo.set_activation_checkpointing(config.activation_checkpointing)
@@ -182,35 +171,59 @@ class Trainer(TrainingLoop):
                 short_attention, block._scaled_dot_product_attention
             )
         # The initial weights of another run, without its optimizer; a run that goes on has its own.
-        if saved is None and config.load_path is not None:
-            begun = find_checkpoint(Path(config.load_path))
-            self._olmo.load_state_dict(load_stock_olmo(begun).state_dict())
-            logger.info("beginning with the weights of %s", begun)
+        if config.load_path is not None and not saved:
+            begun = load_stock_olmo(find_checkpoint(Path(config.load_path)))
+            self._olmo.load_state_dict(begun.state_dict())
         self._rotary = use_position_ids(self._olmo)
         self._model = _distribute(self._olmo, config, self._accelerator)
         self._optimizer = build_optimizer(config, self._olmo)
         for group in self._optimizer.param_groups:
             group["fused"] = True  # AdamW's one kernel a device; Lion has none, and does not look
-        if saved is not None:
+        if saved:
             self.step = saved["train"]["step"]
-            states = {"model_state_dict": saved["model"], "optim_state_dict": saved["optim"]}
             # After sharding: each rank takes its part of the whole.
-            set_state_dict(self._olmo, self._optimizer, **states, options=_WHOLE)
+            set_state_dict(
+                self._olmo,
+                self._optimizer,
+                model_state_dict=saved["model"],
+                optim_state_dict=saved["optim"],
+                options=_WHOLE,
+            )
 
     def _train_step(self, step: int) -> tuple[dict[str, float], bool]:
-        """One optimizer step; its metrics, and whether any rank was asked to stop."""
+        """One optimizer step; its metrics, and whether any rank was asked to stop.
+
+        Micro-batches are of one size, so the mean over them and all ranks is that of the whole batch.
+        """
         started = time.perf_counter()
         config = self._config
+        accelerator = self._accelerator
         # For dropout, so that nothing needs to be saved of torch's generators. Ranks differ: one stream for
         # all would give one mask to different sequences.
-        dropout_seed = np.random.SeedSequence(config.seed, spawn_key=(self._accelerator.process_index, step))
+        dropout_seed = np.random.SeedSequence(config.seed, spawn_key=(accelerator.process_index, step))
         torch.manual_seed(int(dropout_seed.generate_state(1, np.uint64)[0]))
-        rank_loss = self._accumulate_gradients(step)
+        # Every rank makes the whole batch and takes its run of it, so any number of ranks trains on the same.
+        token_ids, position_ids = (
+            torch.from_numpy(array)
+            .chunk(accelerator.num_processes)[accelerator.process_index]
+            .to(accelerator.device)
+            .chunk(accelerator.gradient_accumulation_steps)
+            for array in self._batch_of(step)
+        )
+        rank_loss = torch.zeros((), device=accelerator.device)
+        for token_ids_BS, position_ids_BS in zip(token_ids, position_ids, strict=True):
+            # Gradients are summed over the ranks once a step, in the last backward pass.
+            with accelerator.accumulate(self._model):
+                self._rotary.set_position_ids(position_ids_BS)
+                loss_sum = next_token_loss(self._model(token_ids_BS).logits, token_ids_BS)
+                loss = loss_sum / token_ids_BS[:, 1:].numel()
+                accelerator.backward(loss)  # divided by the number of micro-batches
+            rank_loss += loss.detach() / accelerator.gradient_accumulation_steps
         # With the loss, so that all ranks stop after the same step at no further cost.
         is_asked = torch.full_like(rank_loss, self._is_asked_to_stop)
-        loss, share_asked = self._accelerator.reduce(torch.stack((rank_loss, is_asked)), reduction="mean")
+        loss, share_asked = accelerator.reduce(torch.stack((rank_loss, is_asked)), reduction="mean")
         learning_rate, max_norm = config.rates(step)
-        norm = self._accelerator.clip_grad_norm_(self._model.parameters(), max_norm or math.inf)
+        norm = accelerator.clip_grad_norm_(self._model.parameters(), max_norm or math.inf)
         metrics = {
             "step": step,
             "tokens": step * config.global_train_batch_tokens,
@@ -223,31 +236,6 @@ class Trainer(TrainingLoop):
         metrics["tokens_per_second"] = config.global_train_batch_tokens / (time.perf_counter() - started)
         return metrics, float(share_asked) > 0
 
-    def _accumulate_gradients(self, step: int) -> torch.Tensor:
-        """Forward and backward over this rank's micro-batches; the mean loss of its tokens.
-
-        Micro-batches are of one size, so the mean over them and all ranks is that of the whole batch.
-        """
-        device = self._accelerator.device
-        rank_batch_size = self._config.global_train_batch_size // self._accelerator.num_processes
-        # Every rank makes the whole batch and takes its run of it, so any number of ranks trains on the same.
-        first = self._accelerator.process_index * rank_batch_size
-        token_ids, position_ids = (
-            torch.from_numpy(array[first : first + rank_batch_size]).to(device).split(self._micro_batch_size)
-            for array in self._batch_of(step)
-        )
-        num_micro_batches = len(token_ids)
-        total = torch.zeros((), device=device)
-        for index, (token_ids_BS, position_ids_BS) in enumerate(zip(token_ids, position_ids, strict=True)):
-            is_last = index == num_micro_batches - 1
-            # DDP sums gradients over the ranks once a step, in the last backward pass.
-            with nullcontext() if is_last else self._accelerator.no_sync(self._model):
-                self._rotary.set_position_ids(position_ids_BS)
-                loss = next_token_loss(self._model(token_ids_BS).logits, token_ids_BS) / num_micro_batches
-                self._accelerator.backward(loss)
-            total += loss.detach()
-        return total
-
     @torch.no_grad()
     def _measure(self) -> dict[str, float]:
         """`held_out_loss_nats_at_<c>` at every context length c: length generalization shows while training.
@@ -258,43 +246,39 @@ class Trainer(TrainingLoop):
         every length up to c, and this monitors and does not measure; loss_differences.py measures at exactly
         so many tokens. Every rank measures the same: sharded models need all ranks.
         """
-        config = self._config
-        if self._held_out_DL is None:
-            return {}
-        token_ids_DL = self._held_out_DL.to(self._accelerator.device)
+        lengths = (self._config.eval_context_lengths or []) if len(self._held_out_DL) else []
         losses = {}
         self._model.eval()
         # Other lengths than training's would have the blocks compiled again.
-        with torch.compiler.set_stance("force_eager") if config.compile else nullcontext():
-            for length in sorted(set(config.eval_context_lengths or ())):
-                token_ids_WS = token_ids_DL.reshape(-1, length)
-                self._rotary.set_position_ids(torch.arange(length, device=token_ids_DL.device)[None])
-                batches = token_ids_WS.split(max(1, config.device_train_microbatch_tokens // length))
-                sums = [
-                    next_token_loss(self._model(batch_WS).logits, batch_WS, "sum") for batch_WS in batches
-                ]
+        with torch.compiler.set_stance("force_eager") if self._config.compile else nullcontext():
+            for length in sorted(set(lengths)):
+                token_ids_WS = self._held_out_DL.reshape(-1, length)
+                self._rotary.set_position_ids(torch.arange(length, device=token_ids_WS.device)[None])
+                batches = token_ids_WS.split(max(1, self._config.device_train_microbatch_tokens // length))
+                sums = [next_token_loss(self._model(batch_WS).logits, batch_WS) for batch_WS in batches]
                 # The first token of each sequence has no context and is no target.
-                num_targets = len(token_ids_WS) * (length - 1)
+                num_targets = token_ids_WS[:, 1:].numel()
                 losses[f"held_out_loss_nats_at_{length}"] = float(torch.stack(sums).sum()) / num_targets
         self._model.train()
         return losses
 
     def _save(self) -> None:
-        train: dict[str, Any] = {
-            "step": self.step,
-            "tokens": self.step * self._config.global_train_batch_tokens,
-            "train_data_sha256": self._config.train_data_sha256,
-            "mixed_precision": self._accelerator.mixed_precision,
-            "num_ranks": self._accelerator.num_processes,
-            **provenance(),
-        }
         # Whole on the first rank, whatever the ranks and the strategy: a run may go on with others.
         model, optim = get_state_dict(self._olmo, self._optimizer, options=_WHOLE)
         if self._accelerator.is_main_process:
+            train = {
+                "step": self.step,
+                "tokens": self.step * self._config.global_train_batch_tokens,
+                "train_data_sha256": self._config.train_data_sha256,
+                "mixed_precision": self._accelerator.mixed_precision,
+                "num_ranks": self._accelerator.num_processes,
+                **provenance(),
+            }
             save_checkpoint(
                 self._run_folder, self.step, self._config, {"model": model, "optim": optim, "train": train}
             )
             num_kept = self._config.save_num_unsharded_checkpoints_to_keep
-            if num_kept > 0:
-                drop_old_checkpoints(self._run_folder, num_kept)
+            for folder in list(step_folders(self._run_folder).values())[: -num_kept if num_kept > 0 else 0]:
+                # A kill may leave a part of it: no run goes on from there, and the next save removes it.
+                shutil.rmtree(folder)
         self._accelerator.wait_for_everyone()

@@ -12,8 +12,8 @@ from measured_documents import flip
 
 from pipeline.cli import InputError
 from pipeline.text.folder import TokenizedData
-from pipeline.training.checkpoints import newest_state, refuse_another_run, save_checkpoint
 from pipeline.training.config import PretrainConfig, load_config
+from pipeline.training.loop import has_finished, newest_state, save_checkpoint
 
 TINY = Path(__file__).parents[2] / "olmo_configs" / "tiny.yaml"
 STATE = {"model": {"weight": torch.arange(3)}, "optim": {"step": 1}, "train": {"step": 7}}
@@ -27,7 +27,7 @@ def config(data: TokenizedData) -> PretrainConfig:
 def test_another_configuration_is_refused_by_what_changed(
     tmp_path: Path, config: PretrainConfig, data: TokenizedData
 ) -> None:
-    refuse_another_run(tmp_path, config)
+    assert not has_finished(tmp_path, config, 7)
     save_checkpoint(tmp_path, 7, config, STATE)
     record = tmp_path / "step7-unsharded" / "config.yaml"
     for of_a_run_before_the_field in (False, True):  # it had what is its default
@@ -36,9 +36,9 @@ def test_another_configuration_is_refused_by_what_changed(
             record.write_text(
                 record.read_text().replace("eval_num_documents: 64\n", "attention_scaling: none\n")
             )
-        refuse_another_run(tmp_path, load_config(TINY, ["run_name=another", "eval_interval=7"], data))
+        assert has_finished(tmp_path, load_config(TINY, ["run_name=another", "eval_interval=7"], data), 7)
         with pytest.raises(InputError) as error:
-            refuse_another_run(tmp_path, load_config(TINY, ["seed=1", "optimizer.eps=0.5"], data))
+            has_finished(tmp_path, load_config(TINY, ["seed=1", "optimizer.eps=0.5"], data), 7)
         assert "other settings: optimizer.eps was 1e-08, now 0.5; seed was 0, now 1;" in str(error.value)
 
 
@@ -52,9 +52,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 def step_found(run_folder: Path) -> int:
-    state = newest_state(run_folder)
-    assert state is not None
-    return int(state["train"]["step"])
+    return int(newest_state(run_folder)["train"]["step"])
 
 
 @pytest.mark.parametrize(("name", "damage"), list(zip(FILES, DAMAGES, strict=True)))
