@@ -140,9 +140,9 @@ def found_dependencies(
     there precision and recall are equal.
 
     An example is one chunk, whose last tokens are the targets; their short context, two tokens, is seen
-    anyway. Under `swap` other examples' tokens stand in
-    the place of what is left out, and measurements are means over all of them: where a place has few values,
-    one is often the token that stands there, and says nothing.
+    anyway. Under `swap` other examples' tokens stand in the place of what is left out, and measurements are
+    means over all of them: where a place has few values, one is often the token that stands there, and says
+    nothing.
     """
     token_ids_BS, position_ids_BS = model.config.ids_of(examples, generator, in_testing=True)
     num_tokens = token_ids_BS.shape[1]
@@ -157,7 +157,7 @@ def found_dependencies(
     searches = [
         (rule.name, ablation)
         for rule in RULES.values()
-        for ablation in (ABLATIONS if rule.knows_ablations else (None,))
+        for ablation in (ABLATIONS if rule.search in ("remove", "add") else (None,))
         if rule.name in rules
     ]
     rows = []
