@@ -22,9 +22,8 @@ models without BOS use as an attention sink, is never a source.
 --chat reads messages, a JSON list of objects with role and content, by the model's own chat template. The
 tokens of the last message are explained, or with --generate those of the model's answer.
 
-The time is told once the losses are measured, which take about a tenth of it. If --budget does not suffice,
-fewer predictions are explained, or groups of units are not split. --all, without a budget, explains every
-prediction by every unit.
+The time is told before. If --budget does not suffice, fewer predictions are explained, or groups of units are
+not split. --all, without a budget, explains every prediction by every unit.
 
 prints   the text, a summary, and each explained prediction with its sources; tokens are colored by total
          effect in a terminal, unless NO_COLOR is set
@@ -39,6 +38,7 @@ on a laptop, after `make demo` (seconds):
 import argparse
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,14 @@ from pipeline.measuring.flags import (
 from pipeline.results.files import refuse_replacing, write_json, write_text
 from pipeline.text.sources import decoded
 from pipeline.text.tokenizer import add_reading_arguments
+
+
+def duration(text: str) -> int:
+    """Seconds, of 90, 90s, 2m or 1h."""
+    found = re.fullmatch(r"0*([1-9]\d{0,8})([smh]?)", text)
+    if found is None:
+        raise InputError(f"{text} is no duration above 0, such as 90s, 2m or 1h")
+    return int(found[1]) * {"m": 60, "h": 3600}.get(found[2], 1)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -89,17 +97,13 @@ def parser() -> argparse.ArgumentParser:
         metavar="WORD",
         help="explain the prediction of this word's first token; the text is cut there",
     )
-    which(
-        "--position",
-        type=whole_number(0),
-        dest="at",
-        metavar="N",
-        help="explain the prediction of token N, from 0",
-    )
+    which("--position", type=whole_number(0), metavar="N", help="explain the prediction of token N, from 0")
     add("--instead", metavar="WORD", help="with --at or --position: why did that come, and not WORD?")
     add("--unit", choices=("token", "word", "sentence", "paragraph"), default="word", help="what a source is")
     add("--sources", type=positive_int, default=NUM_SOURCES, metavar="K", help="how many of each prediction")
-    add("--budget", type=positive_int, metavar="SECONDS", help="(default: 120; none with --all)")
+    add(
+        "--budget", type=duration, metavar="TIME", help="such as 90s, 2m or 1h (default: 2m; none with --all)"
+    )
     add("--out", type=file_path, default=Path("explained.html"), help="the page (overwritten if it exists)")
     add("--json", type=file_path, help="write all that was measured")
     add("--csv", type=file_path, help="write a row for each prediction and source")
@@ -128,13 +132,16 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: argparse.Namespace) -> None:
     """Explain the text: print it, and write the page."""
-    file = arguments.chat or arguments.text_file or Path("/dev/stdin")
+    file = arguments.chat or arguments.text_file
     swap_file = arguments.swap_text_file
     refuse_replacing(
         filter(None, [arguments.out, arguments.json, arguments.csv]),
         [file, swap_file, Path(arguments.model), Path(arguments.tokenizer or arguments.model)],
     )
-    text: Any = decoded(file.read_bytes(), str(file))
+    content = sys.stdin.buffer.read() if file is None else file.read_bytes()
+    text: Any = decoded(content, str(file or "standard input"))
+    if not text.strip():
+        raise InputError("the text is empty; give one of at least two short contexts")
     if arguments.chat is not None:
         text = _messages(text, str(file))
     # Imported late, for a --help, and a refusal, at once.
@@ -149,12 +156,13 @@ def main(arguments: argparse.Namespace) -> None:
         targets=arguments.targets,
         sources=arguments.sources,
         at=arguments.at,
+        position=arguments.position,
         instead=arguments.instead,
         unit=arguments.unit,
         generate=arguments.generate,
         budget=arguments.budget,
         swap_text=swap_file and decoded(swap_file.read_bytes(), str(swap_file)),
-        name=file.name,
+        name="the text" if file is None else file.name,
         bos=arguments.bos,
         special_tokens=arguments.special_tokens,
         dtype=arguments.dtype,
@@ -172,9 +180,11 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def _messages(text: str, file: str) -> list[dict[str, Any]]:
-    """The messages of a chat."""
+    """The messages of a chat: a list, or what an object has as its messages."""
     try:
-        return [{**one, "role": one["role"], "content": one["content"]} for one in json.loads(text)]
+        content = json.loads(text)
+        messages = content["messages"] if isinstance(content, dict) else content
+        return [{**message, "role": message["role"], "content": message["content"]} for message in messages]
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(
             f"{file} is no chat: a JSON list of messages with role and content is expected"

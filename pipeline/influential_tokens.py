@@ -28,7 +28,6 @@ on a laptop, after `make demo` (half a minute):
 """
 
 import argparse
-import runpy
 
 from pipeline.cli import (
     file_path,
@@ -49,11 +48,13 @@ from pipeline.measuring.flags import (
 )
 from pipeline.measuring.rules import (
     ABLATIONS,
+    DEFAULT_ABLATION,
     DEFAULT_KS,
     DEFAULT_RULES,
     RULES,
     SWAP,
     Measuring,
+    load_rule_file,
 )
 from pipeline.results.versions import sha256_of_files
 
@@ -72,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
         help=f"selection rules, of: {', '.join(RULES)} (default: {', '.join(DEFAULT_RULES)})")
     add("--rule-file", type=file_path, nargs="+", default=[], metavar="FILE",
         help="Python files with selection rules of your own; analysis/examples/kv_cache_rules.py shows two")
-    add("--ablation", choices=ABLATIONS, default=SWAP,
+    add("--ablation", choices=ABLATIONS, default=DEFAULT_ABLATION,
         help="what stands where a token is left out: nothing, or another document's token")
     add("--num-swaps", type=positive_int, default=1,
         help="other documents that --ablation swap takes the mean over")
@@ -93,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
 def check(arguments: argparse.Namespace) -> Measuring:
     """What is to be measured; lengths, rules and k that do not fit together are refused."""
     for path in arguments.rule_file:
-        runpy.run_path(str(path))
+        load_rule_file(path)
     lengths = ContextLengths.of(vars(arguments))
     return Measuring(
         lengths=lengths,

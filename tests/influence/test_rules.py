@@ -1,7 +1,6 @@
 """Selection rules and k* on scores and models that a human can work out."""
 
 import re
-import runpy
 from math import exp, log
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,7 @@ from hand_made_models import EvidenceLM
 from pipeline.measuring.contexts import Batching, Measured
 from pipeline.measuring.far_context import FarContext, far_contexts
 from pipeline.measuring.flags import ContextLengths
-from pipeline.measuring.rules import selected_positions
+from pipeline.measuring.rules import load_rule_file, selected_positions
 from pipeline.measuring.sparsity import minimal_sufficient_k
 
 NAN = np.nan
@@ -110,6 +109,6 @@ def test_the_page_s_example_is_a_rule(tmp_path: Path) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     path = tmp_path / "example.py"
     path.write_text(code)
-    runpy.run_path(str(path))
+    load_rule_file(path)
     text = np.array([7, A, 4, 7, B, A, 5, 1, 6, 8, A, ANSWER])  # before the target stands A, as at 1 and 5
     assert _select("after_same_token", 3, context=_own_context(text)) == [[6, 2, 8]]

@@ -107,7 +107,7 @@ def assert_explained_as_by_stock(stock: StockModel, text: str, position: int) ->
     found = explain(
         text,
         stock.folder,
-        at=position,
+        position=position,
         unit="token",
         sources=num_sources,
         short_context_length=S,
