@@ -72,7 +72,8 @@ class GivenModel:
         elif "OLMo" in kinds:
             from pipeline.models.olmo import OLMoCausalLM
 
-            self._load = partial(OLMoCausalLM, _sharing_copy(model))
+            stock = _sharing_copy(model)
+            self._load = lambda num_positions: OLMoCausalLM(stock)  # any ID may be used
             self.name = "OLMo"
             self.num_positions = model.config.max_sequence_length
         elif "PreTrainedModel" in kinds:

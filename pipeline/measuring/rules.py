@@ -324,7 +324,7 @@ def gradient_divergence(far: "FarContext") -> np.ndarray:
         far.look_inside(_gate_gradients, answers_T) ** 2
         for answers_T in sampled_answers(far.predictions, NUM_SAMPLED_ANSWERS, far.seed)
     ]
-    return np.mean(squares, axis=0, dtype=np.float32)
+    return np.asarray(np.mean(squares, axis=0, dtype=np.float32))
 
 
 def _gate_gradients(model: "CausalLM", read: "ReadText") -> "torch.Tensor":

@@ -157,7 +157,7 @@ def found_dependencies(
     searches = [
         (rule.name, ablation)
         for rule in RULES.values()
-        for ablation in (ABLATIONS if rule.search in ("remove", "add") else (None,))
+        for ablation in (ABLATIONS if rule.knows_ablations else (None,))
         if rule.name in rules
     ]
     rows = []

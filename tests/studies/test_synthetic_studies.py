@@ -44,7 +44,7 @@ def study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["synthetic.grids.both.positions=[coupled]"], "sparse_parity-k1-coupled-seed0: .* coupled"),
+        (["synthetic.grids.both.positions=[coupled]"], "sparse_parity-k1-coupled-seed0: .* 'coupled'"),
         (["synthetic.grids.both.overrides=[num_step=3]"], "sparse_parity-k1-pose-seed0: .* 'num_steps'"),
         (["synthetic.grids.both=null"], "evaluate_synthetic-sparse_parity: argument --checkpoints: exp"),
         (
