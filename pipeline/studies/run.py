@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 from pipeline.cli import InputError, logger, unknown_name
@@ -99,32 +100,33 @@ def run_all(commands: Sequence[Command], places: Sequence[Mapping[str, str]], lo
         if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has SIGHUP
             signal.signal(number, note)
     waiting = [part for command in commands for part in _parts_of(command, len(places))]
-    running: dict[int, tuple[Command, subprocess.Popen[bytes]]] = {}
-    """Place -> what runs there."""
+    running: dict[int, tuple[Command, subprocess.Popen[bytes], float]] = {}
+    """Place -> what runs there, and since when."""
     num_told = 0
     while running or (waiting and not stops):
         if not stops:
-            unfinished = {command.name for command in (*waiting, *(one for one, _ in running.values()))}
+            unfinished = {command.name for command in (*waiting, *(one for one, *_ in running.values()))}
             ready = [command for command in waiting if unfinished.isdisjoint(command.needs)]
             free = [place for place in range(len(places)) if place not in running]
             for command, place in zip(ready, free, strict=False):
                 waiting.remove(command)
                 sys.stdout.write(f"{command}\n")
                 sys.stdout.flush()  # before the command's own output
-                running[place] = (command, _start(command, places[place], command.log_in(logs)))
+                process = _start(command, places[place], command.log_in(logs))
+                running[place] = (command, process, time.time())
         time.sleep(0.05)
         if len(stops) > num_told:
-            for _, process in running.values():
+            for _, process, _ in running.values():
                 # To all that it has started, too, which is in its group.
                 os.killpg(process.pid, signal.SIGTERM if num_told == 0 else signal.SIGKILL)
             num_told += 1
-        for place, (command, process) in list(running.items()):
+        for place, (command, process, started) in list(running.items()):
             if (code := process.poll()) is None:
                 continue
             del running[place]
             log = command.log_in(logs)
             if code == 0:
-                logger.info("%s finished", log.stem)
+                logger.info("%s finished in %s", log.stem, timedelta(seconds=round(time.time() - started)))
             elif not stops:
                 stops.append(code if code > 0 else 128 - code)  # as a shell reports a signal
                 logger.info("%s ended with exit code %d; run the same again to go on", log.stem, stops[0])
