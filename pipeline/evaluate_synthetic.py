@@ -140,7 +140,7 @@ def _outputs(
 ) -> tuple[list[Cell], list[tuple[tuple[Path, TaskConfig], StageOutput]]]:
     """The cells, a shard each; of each model its checkpoint and configuration, and where its results go."""
     # Imported late, for a --help at once.
-    from pipeline.models.load import MODEL_FILES
+    from pipeline.models.checkpoints import MODEL_FILES
     from pipeline.synthetic.train import find_task_run
 
     runs = [find_task_run(folder, arguments.task) for folder in arguments.checkpoints]

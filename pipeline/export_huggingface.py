@@ -43,8 +43,8 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: argparse.Namespace) -> None:
     """Load, refuse or write, and compare what was written with what was read."""
     # Imported late, for a --help at once.
+    from pipeline.models.checkpoints import find_checkpoint
     from pipeline.models.export import write_hugging_face_folder
-    from pipeline.models.load import find_checkpoint
     from pipeline.models.olmo import load_stock_olmo
     from pipeline.text.folder import TOKENIZER_FILE, TokenizedData
 

@@ -13,7 +13,7 @@ from olmo.model import OLMo
 from torch.nn.functional import cross_entropy
 
 from pipeline.cli import InputError
-from pipeline.models.load import whole_model
+from pipeline.models.checkpoints import whole_model
 from pipeline.models.olmo import blocks_of
 
 _NUM_CHECKED_TOKENS = 32

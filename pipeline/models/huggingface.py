@@ -22,6 +22,7 @@ from torch import nn
 
 from pipeline.cli import InputError
 from pipeline.models.attention import attend
+from pipeline.models.checkpoints import errors_in_words
 from pipeline.models.interface import (
     CausalLM,
     Running,
@@ -29,7 +30,6 @@ from pipeline.models.interface import (
     rows_of,
     visibility_with_prefix,
 )
-from pipeline.models.load import errors_in_words
 
 OURS = "attention_with_shared_prefix"
 """Name of our attention among the library's."""

@@ -21,14 +21,14 @@ from torch import nn
 
 from pipeline.cli import InputError
 from pipeline.models.attention import attend
-from pipeline.models.interface import CausalLM, Running, causal_visibility, rows_of
-from pipeline.models.load import (
+from pipeline.models.checkpoints import (
     MODEL_FILES,
     errors_in_words,
     read_configuration,
     read_tensors,
     refuse_damaged,
 )
+from pipeline.models.interface import CausalLM, Running, causal_visibility, rows_of
 
 
 class RotaryEmbedding(olmo.model.RotaryEmbedding):

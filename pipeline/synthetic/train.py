@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
-from pipeline.models.load import (
+from pipeline.models.checkpoints import (
     MODEL_FILES,
     find_checkpoint,
     newest_checkpoint,

@@ -7,7 +7,7 @@ Checkpoints are in OLMo's unsharded layout, whole or absent, and known by the se
     config.yaml  model.pt     as OLMo writes them; OLMo.from_checkpoint loads the folder
     optim.pt                  the optimizer's state
     train.pt                  step, tokens, and what made them
-    complete.json             sizes and SHA-256 of these (pipeline.models.load)
+    complete.json             sizes and SHA-256 of these (pipeline.models.checkpoints)
 """
 
 import json
@@ -25,14 +25,14 @@ import torch
 from omegaconf import OmegaConf
 
 from pipeline.cli import InputError, logger, progress
-from pipeline.models.devices import keep_freed_memory
-from pipeline.models.load import (
+from pipeline.models.checkpoints import (
     newest_checkpoint,
     read_configuration,
     read_tensors,
     refuse_damaged,
     whole_model,
 )
+from pipeline.models.devices import keep_freed_memory
 from pipeline.results.files import folder_lock, refuse_changes, write_text
 
 EXIT_STOPPED = 75

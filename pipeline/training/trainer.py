@@ -27,8 +27,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy, pad
 
 from pipeline.cli import logger
+from pipeline.models.checkpoints import find_checkpoint, step_folders
 from pipeline.models.devices import multiplies_bfloat16, usable_device, warn_of_slow_bfloat16
-from pipeline.models.load import find_checkpoint, step_folders
 from pipeline.models.olmo import blocks_of, load_stock_olmo, use_position_ids
 from pipeline.results.versions import provenance
 from pipeline.text.folder import TokenizedData

@@ -13,7 +13,7 @@ from olmo.config import TrainConfig
 from olmo.model import OLMo
 
 from pipeline.cli import InputError
-from pipeline.models.load import find_checkpoint, whole_model
+from pipeline.models.checkpoints import find_checkpoint, whole_model
 from pipeline.models.olmo import OLMoCausalLM, load_stock_olmo
 
 MakeOLMo = Callable[..., OLMo]
