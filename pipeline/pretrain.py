@@ -9,7 +9,7 @@ A laptop-size run, about a minute on one core:
 
     python pipeline/pretrain.py olmo_configs/demo.yaml --data runs/demo/data \\
         --save-folder runs/demo/models/short-pose train_context_length=32 \\
-        position_scheme=pose pose_target_length=128 seed=0 max_duration=400
+        position_scheme=pose pose_target_length=128 seed=0 max_duration=360
 
 A full-size run, on one GPU:
 

@@ -82,7 +82,7 @@ WORDS = {
     "LICENSE": "letter.txt",
     "embedded": "english.jsonl",
     "bpe:2048": "bpe:320",
-    "max_duration=400": "max_duration=4",
+    "max_duration=360": "max_duration=4",
     "sizes.demo.max_duration=200": "sizes.demo.max_duration=6",
     "STUDY": "olmo_configs/studies/demo.yaml",
     "RESULTS": "analysis/reference/study/results",
