@@ -1,4 +1,4 @@
-# make demo       the whole study on a laptop, from text to figures, in seven minutes or fewer
+# make demo       the whole study on a laptop, from text to figures, in six minutes
 # make reference  the reference study at 2.3 M and two other sizes; C4=FOLDER likewise (some hours on 2 cores)
 # make needed     how much context a text needs, to a model: TEXT='my_documents/*.jsonl' MODEL=HuggingFaceTB/SmolLM2-135M
 # make study      another one: STUDY=FILE; the study files are in olmo_configs/studies/
