@@ -44,9 +44,10 @@ pathlib.Path(name + "-started").touch()
 time.sleep(60)
 """
 START = """
-import sys
+import signal, sys
 from pipeline.cli import run_stage
 from stub import main, parser
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored
 sys.argv = ["study.py"]
 run_stage(parser(), main)
 """
