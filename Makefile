@@ -66,14 +66,14 @@ install: .venv/.installed
 .venv/.installed: pyproject.toml
 ifeq ($(PYTHON),)
 	@echo "no Python 3.11 to 3.14 here: uv brings 3.12 into .uv"
-	@python3 -m venv .uv && .uv/bin/pip install --quiet --disable-pip-version-check uv
+	@python3 -m venv .uv && .uv/bin/pip install -qq --disable-pip-version-check uv
 	@UV_PYTHON_INSTALL_DIR=.uv/python .uv/bin/uv venv --quiet --seed --python 3.12 .venv
 else
 	@$(PYTHON) -m venv .venv
 endif
 	@echo "installing into .venv with $$($(PY) -V), 2 GB; the first time this takes a minute or two"
-	@$(PY) -m pip install --quiet --disable-pip-version-check --no-compile --upgrade pip  # new ones resolve faster
-	@PYTHONWARNINGS=ignore $(PY) -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[analysis,test,train]'
-	@$(PY) -m pip install --quiet --disable-pip-version-check --no-compile --no-deps ai2-olmo==0.6.0 ai2-olmo-core==0.1.0
+	@$(PY) -m pip install -qq --disable-pip-version-check --no-compile --upgrade pip  # new ones resolve faster
+	@PYTHONWARNINGS=ignore $(PY) -m pip install -qq --disable-pip-version-check --no-compile --editable '.[analysis,test,train]'
+	@$(PY) -m pip install -qq --disable-pip-version-check --no-compile --no-deps ai2-olmo==0.6.0 ai2-olmo-core==0.1.0
 	@$(PY) -W ignore -c 'import $(IMPORTED_BESIDE)' & $(PY) -W ignore -c 'import $(IMPORTED)' && wait
 	@touch $@

@@ -51,13 +51,6 @@ class InputError(Exception):
     """Bad input. A stage prints its message as one line and exits with code 2."""
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed: of Python, NumPy, Arrow or torch, on a CPU or an accelerator."""
-    # For tensors and for a map of a file; on a GPU.
-    is_phrase = any(phrase in str(error) for phrase in ("allocate memory", "out of memory"))
-    return isinstance(error, MemoryError) or (isinstance(error, OSError | RuntimeError) and is_phrase)
-
-
 def unknown_name(kind: str, name: str, valid_names: Iterable[str]) -> InputError:
     """The error for a `kind` (such as "rule") called `name`, naming the nearest of `valid_names`."""
     from difflib import get_close_matches  # late: it is slow to load, and a name is seldom wrong

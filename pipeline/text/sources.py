@@ -81,7 +81,8 @@ class Source:
         except Exception as error:  # JSON's, gzip's, Arrow's, or the hub's client's, which vary by version
             raise InputError(
                 f"{self.name}, record {num_whole + 1} cannot be read ({cause_of(error)}); mend it, or if it"
-                " comes from the hub, run the same command again"
+                " comes from the hub, run the same command again with a network, or give --source files that"
+                " are on this machine, or embedded"
             ) from error
 
 

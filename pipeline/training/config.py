@@ -1,6 +1,6 @@
 """What one pretraining run is: OLMo's TrainConfig, with our fields for length, positions and batch in tokens.
 
-A run acts on the fields in `HONOURED_FIELDS`. Any other field of OLMo's is refused: it would be recorded and
+A run acts on the fields in `HONORED_FIELDS`. Any other field of OLMo's is refused: it would be recorded and
 do nothing. `model`, `optimizer` and `scheduler` go whole to OLMo's own classes. `max_duration` has OLMo's
 meaning: 1000 is steps, "2e6T" tokens; epochs are not understood. `save_interval` counts steps between
 checkpoints, which are always unsharded.
@@ -113,7 +113,7 @@ class PretrainConfig(TrainConfig):
         return batch_size // (num_ranks * micro_batch_size)
 
 
-HONOURED_FIELDS = {
+HONORED_FIELDS = {
     *PretrainConfig.__annotations__,
     "run_name",
     "seed",
@@ -157,7 +157,7 @@ def load_config(path: Path, overrides: Sequence[str], data: TokenizedData) -> Pr
     }
     # The last part wins: a vocabulary in the file cannot contradict the data.
     config: PretrainConfig = settings_of(path, PretrainConfig, file, chosen, by_data)
-    ignored = {*file, *chosen} - HONOURED_FIELDS
+    ignored = {*file, *chosen} - HONORED_FIELDS
     require(
         not ignored,
         f"pretrain does not act on {', '.join(sorted(ignored))} of OLMo's trainer; leave it out (batches are"
