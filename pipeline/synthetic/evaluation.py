@@ -14,6 +14,7 @@ import pandas as pd
 import torch
 from scipy.stats import binomtest
 
+from pipeline.cli import InputError
 from pipeline.measuring.contexts import Batching
 from pipeline.measuring.far_context import FarContext
 from pipeline.measuring.flags import ContextLengths
@@ -137,7 +138,7 @@ def found_dependencies(
     """Which tokens rules select, under each ablation that they know: columns of `found_dependencies`.
 
     A row a target, selection and rank, up to `largest_k` or, if more tokens truly decide, to their number:
-    there precision and recall are equal.
+    there precision and recall are equal. InputError where none is to be found.
 
     An example is one chunk, whose last tokens are the targets; their short context, two tokens, is seen
     anyway. Under `swap` other examples' tokens stand in the place of what is left out, and measurements are
@@ -192,4 +193,8 @@ def found_dependencies(
                         }
                     )
     # As objects, for pandas makes NaN of the None of rules without an ablation.
+    if not rows:
+        raise InputError(
+            f"no distant token decides an answer in examples of {num_tokens} tokens; choose larger --sizes"
+        )
     return {"found_dependencies": pd.DataFrame(rows, dtype=object)}

@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import ArrayLike
 
-from pipeline.cli import InputError
+from pipeline.cli import InputError, cause_of
 
 
 @dataclass(frozen=True)
@@ -452,7 +452,10 @@ class Task:
         """An example for each of the sparsities; InputError if the task has no such size."""
         if size % self.step:
             raise InputError(f"size {size} is not a multiple of {self.step}, as the task's sizes are")
-        return [self.draw_example(size, sparsity, generator) for sparsity in sparsities]
+        try:
+            return [self.draw_example(size, sparsity, generator) for sparsity in sparsities]
+        except ValueError as error:  # more names than there are, or no room for all cues
+            raise InputError(f"no example of size {size} can be drawn ({cause_of(error)})") from error
 
 
 TASKS = {

@@ -7,6 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from pipeline.cli import InputError
 from pipeline.synthetic import tasks
 from pipeline.synthetic.tasks import (
     BEST_LOSS_OF_CUES,
@@ -167,3 +168,9 @@ def test_streams_of_two_purposes_are_never_one(seeds: tuple[int, ...]) -> None:
     training = states(of_training_step(seed, step) for seed, step in product(seeds, (0, *numbers)))
     assert (len(tests), len(training)) == (12, 4 * len(seeds))
     assert len(tests | training) == 12 + 4 * len(seeds)
+
+
+@pytest.mark.parametrize(("name", "size"), [("variable_assignment", 300), ("cues_4", 2), ("sparse_or", 3)])
+def test_a_size_that_a_task_lacks_is_refused(name: str, size: int) -> None:
+    with pytest.raises(InputError, match=f"size {size}"):
+        TASKS[name].draw(size, [1], np.random.default_rng(0))
