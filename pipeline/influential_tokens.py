@@ -56,7 +56,6 @@ from pipeline.measuring.rules import (
     Measuring,
     load_rule_file,
 )
-from pipeline.results.versions import sha256_of_files
 
 
 def parser() -> argparse.ArgumentParser:
@@ -131,7 +130,6 @@ def main(arguments: argparse.Namespace) -> None:
         "screen": measuring.num_blocks,
         "num_swaps": num_swaps,
         "null_fraction": measuring.null_fraction if measuring.null_fraction < 1 else None,
-        "rule_files_sha256": sha256_of_files(*arguments.rule_file) if arguments.rule_file else None,
     }
     # A chunk comes with the same chunk of the documents after it: of its null, then of its swaps.
     measure_documents(
@@ -139,6 +137,7 @@ def main(arguments: argparse.Namespace) -> None:
         "influential_tokens",
         settings,
         lambda name, model, chunk: measure_chunk(name, model, chunk, measuring),
+        rule_files=arguments.rule_file,
         num_other_documents=1 + (num_swaps or 0),
     )
 

@@ -19,7 +19,7 @@ from pipeline.cli import InputError, logger
 from pipeline.explorer_page import html_page
 from pipeline.measuring.contexts import Batching, PackedSequence, Rows, read_prefix
 from pipeline.measuring.flags import EXPLAIN_SHORT_CONTEXT_LENGTH, NUM_SOURCES, NUM_TARGETS
-from pipeline.measuring.given import GivenModel
+from pipeline.measuring.given import GivenModel, num_positions_of
 from pipeline.measuring.sources import (
     COARSE_TOKENS,
     Passes,
@@ -31,7 +31,7 @@ from pipeline.measuring.sources import (
     unit_starts,
 )
 from pipeline.measuring.stage import failures_in_words
-from pipeline.models.interface import CausalLM, num_positions_of
+from pipeline.models.interface import CausalLM
 from pipeline.results.files import write_text
 from pipeline.results.table import as_table, printable
 from pipeline.text.sources import first_passages

@@ -24,9 +24,18 @@ import torch
 
 from pipeline.cli import InputError, logger
 from pipeline.models.devices import keep_freed_memory, usable_device
-from pipeline.models.interface import CausalLM, num_positions_of
+from pipeline.models.interface import CausalLM
 from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm
 from pipeline.text.tokenizer import DocumentTokenizer, load_tokenizer, parse_tokenizer_name, tokenizer_at
+
+
+def num_positions_of(num_tokens: int, num_leading: int) -> int:
+    """How many position IDs a chunk takes behind leading tokens.
+
+    Its last token is predicted and never read, which makes room for one of these.
+    """
+    # Eight tokens behind one BOS: seven are read, at IDs 1 to 7, and BOS at 0: eight IDs.
+    return num_tokens + max(0, num_leading - 1)
 
 
 def _sharing_copy(model: Any) -> Any:

@@ -25,7 +25,7 @@ from pipeline.measuring.contexts import (
 from pipeline.measuring.flags import LAST, NEAR, ContextLengths, Placement
 from pipeline.measuring.rules import SWAP
 from pipeline.models.interface import CausalLM, Predictions, Prefix
-from pipeline.results.schemas import Columns, append_columns
+from pipeline.results.schemas import Columns
 from pipeline.text.chunks import Chunk
 
 DistantTexts = Mapping[str, Mapping[tuple[int, int], Prefix]]
@@ -59,7 +59,7 @@ def measure_placements(
     share_near: bool,
     placements: Sequence[Placement],
     distant: DistantTexts,
-) -> dict[str, Columns]:
+) -> Iterator[dict[str, Columns]]:
     """A row a target, placement and distant text: artefact -> columns.
 
     `share_near`: whether the targets share one near context; see `measured_placements`.
@@ -71,7 +71,6 @@ def measure_placements(
         for text in (distant if one.kind == SWAP else [None])
         if text != chunk.document_id  # a text is not its own distraction
     ]
-    tables: dict[str, Columns] = {}
     for placement, document_id, found, entropies in measured_placements(
         model,
         chunk.token_ids_L,
@@ -88,8 +87,7 @@ def measure_placements(
             "divergence": found.divergences.tolist(),
             "entropy": entropies,
         }
-        append_columns(tables, {"length_interference": chunk.target_columns(targets_T) | of_targets})
-    return tables
+        yield {"length_interference": chunk.target_columns(targets_T) | of_targets}
 
 
 def measured_placements(

@@ -7,7 +7,7 @@ Shapes: L chunk, T targets, F distant-context positions, K largest k of a rule, 
 k, B swaps.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from pipeline.measuring.rules import (
     selected_positions,
 )
 from pipeline.models.interface import CausalLM
-from pipeline.results.schemas import DIVERGENCE, LOSS, OWN, Columns, append_columns
+from pipeline.results.schemas import DIVERGENCE, LOSS, OWN, Columns
 from pipeline.text.chunks import Chunk
 
 Contexts = Mapping[str, FarContext]
@@ -35,7 +35,7 @@ Choices = dict[str, dict[str, np.ndarray]]
 
 def measure_lengths(
     model: CausalLM, chunk: Chunk, lengths: ContextLengths, context_lengths: Sequence[int]
-) -> dict[str, Columns]:
+) -> Iterator[dict[str, Columns]]:
     """Losses of the targets at each context length: artefact -> columns."""
     chunk_L = chunk.token_ids_L
     batching = Batching.for_model(model)
@@ -44,7 +44,7 @@ def measure_lengths(
         measured_windows(model, chunk_L, lengths.targets_T, length, batching, long)
         for length in context_lengths
     ]
-    return {
+    yield {
         "length_losses": {
             "document_id": [chunk.document_id] * len(context_lengths),
             "chunk_index": [chunk.chunk_index] * len(context_lengths),
@@ -58,14 +58,16 @@ def measure_lengths(
     }
 
 
-def measure_differences(model: CausalLM, chunk: Chunk, lengths: ContextLengths) -> dict[str, Columns]:
+def measure_differences(
+    model: CausalLM, chunk: Chunk, lengths: ContextLengths
+) -> Iterator[dict[str, Columns]]:
     """Losses of the targets in their short, long and swapped contexts: artefact -> columns."""
     chunk_L = chunk.token_ids_L
     # No tokens are chosen, so no null is needed, and its document can be the swap.
     swap_ids_1L = chunk.other_token_ids_NL
     own = FarContext(model, lengths, Batching.for_model(model), chunk_L, chunk_L, swap_ids_BL=swap_ids_1L)
     swapped = own.baselines.over_swaps
-    return _rows(
+    yield _rows(
         "loss_differences",
         chunk,
         lengths.targets_T,
@@ -82,13 +84,14 @@ def measure_differences(model: CausalLM, chunk: Chunk, lengths: ContextLengths) 
     )
 
 
-def measure_chunk(name: str, model: CausalLM, chunk: Chunk, measuring: Measuring) -> dict[str, Columns]:
+def measure_chunk(
+    name: str, model: CausalLM, chunk: Chunk, measuring: Measuring
+) -> Iterator[dict[str, Columns]]:
     """What the rules choose, and what that is worth to the model that chose: artefact -> columns."""
     contexts = contexts_of(model, chunk, measuring)
     choices = chosen_positions(contexts, chunk, measuring)
-    return chosen_tokens(contexts, chunk, choices, measuring) | tried_tokens(
-        name, contexts, chunk, choices, measuring
-    )
+    yield from chosen_tokens(contexts, chunk, choices, measuring)
+    yield from tried_tokens(name, contexts, chunk, choices, measuring)
 
 
 def try_choices(
@@ -97,7 +100,7 @@ def try_choices(
     chunk: Chunk,
     measuring: Measuring,
     choices: Mapping[tuple[Any, ...], np.ndarray],
-) -> dict[str, Columns]:
+) -> Iterator[dict[str, Columns]]:
     """What another model's choices are worth: artefact -> columns.
 
     `choices` has positions for each document, chunk, distant context and rule.
@@ -110,7 +113,7 @@ def try_choices(
         for rule in measuring.rules_in(name, chunk.document_id):
             if rule not in CONTROLS:
                 of_rules[rule] = choices[chunk.document_id, chunk.chunk_index, name, rule]
-    return tried_tokens(evaluator, contexts, chunk, chosen, measuring)
+    yield from tried_tokens(evaluator, contexts, chunk, chosen, measuring)
 
 
 def contexts_of(model: CausalLM, chunk: Chunk, measuring: Measuring) -> Contexts:
@@ -144,9 +147,8 @@ def chosen_positions(
 
 def chosen_tokens(
     contexts: Contexts, chunk: Chunk, choices: Choices, measuring: Measuring
-) -> dict[str, Columns]:
+) -> Iterator[dict[str, Columns]]:
     """A row a target, rule and rank, and all influences if every token was left out: artefact -> columns."""
-    tables: dict[str, Columns] = {}
     targets_T = measuring.lengths.targets_T
     for name, context in contexts.items():
         leaves_out = any(rule in choices[name] for rule in LEAVE_ONE_OUT_RULES)
@@ -160,30 +162,24 @@ def chosen_tokens(
         if leaves_out and measuring.num_blocks is None:
             # Without a screen None stands only behind a target's distant context, so indices stay positions.
             of_each = [[value for value in row_F if value is not None] for row_F in influence_TF.tolist()]
-            append_columns(
-                tables, _rows("influences", chunk, targets_T, distant_context=name, influences=of_each)
-            )
+            yield _rows("influences", chunk, targets_T, distant_context=name, influences=of_each)
         for rule, ranked_TK in choices[name].items():
             # Controls and screened rules are ranked far beyond the k that were asked for.
             positions_TK = ranked_TK[:, : measuring.ks[-1]]
             num_ranks = positions_TK.shape[1]
-            append_columns(
-                tables,
-                _rows(
-                    "influential_tokens",
-                    chunk,
-                    np.repeat(targets_T, num_ranks),
-                    rule=rule,
-                    distant_context=name,
-                    null_kind=None if name == OWN else find_rule(rule).null,
-                    rank=np.broadcast_to(np.arange(1, num_ranks + 1), positions_TK.shape),
-                    context_position=chunk.start + positions_TK,
-                    distance=targets_T[:, None] - positions_TK,
-                    context_token_id=context.token_ids_L[positions_TK],
-                    influence=np.take_along_axis(influence_TF, positions_TK, axis=1),
-                ),
+            yield _rows(
+                "influential_tokens",
+                chunk,
+                np.repeat(targets_T, num_ranks),
+                rule=rule,
+                distant_context=name,
+                null_kind=None if name == OWN else find_rule(rule).null,
+                rank=np.broadcast_to(np.arange(1, num_ranks + 1), positions_TK.shape),
+                context_position=chunk.start + positions_TK,
+                distance=targets_T[:, None] - positions_TK,
+                context_token_id=context.token_ids_L[positions_TK],
+                influence=np.take_along_axis(influence_TF, positions_TK, axis=1),
             )
-    return tables
 
 
 def mean_log2_k(shares_NJ: np.ndarray, ks_J: np.ndarray, num_far_N: np.ndarray) -> np.ndarray:
@@ -242,7 +238,7 @@ def minimal_sufficient_k(
 
 def tried_tokens(
     evaluator: str, contexts: Contexts, chunk: Chunk, choices: Choices, measuring: Measuring
-) -> dict[str, Columns]:
+) -> Iterator[dict[str, Columns]]:
     """What chosen tokens are worth to a model, whoever chose them, and how few do: artefact -> columns.
 
     Args:
@@ -258,7 +254,6 @@ def tried_tokens(
     if measuring.ablation == SWAP:
         swapped = own.baselines.over_swaps
         of_target |= {"swapped_loss": swapped.losses, "swapped_divergence": swapped.divergences}
-    tables: dict[str, Columns] = {}
     for name, of_rules in choices.items():
         numbers_of_rule = {
             rule: [k for k in measuring.numbers_of(rule) if k <= positions_TK.shape[1]]
@@ -268,37 +263,32 @@ def tried_tokens(
         for rule, of_swaps in sparse.items():
             numbers = numbers_of_rule[rule]
             found = of_swaps.over_swaps
-            append_columns(
-                tables,
-                _rows(
-                    "sparse_context_losses",
-                    chunk,
-                    np.repeat(measuring.lengths.targets_T, len(numbers)),
-                    rule=rule,
-                    distant_context=name,
-                    null_kind=None if name == OWN else find_rule(rule).null,
-                    evaluator=evaluator,
-                    k=np.broadcast_to(numbers, found.losses.shape),
-                    sparse_context_loss=found.losses,
-                    sparse_context_divergence=found.divergences,
-                    **{column: np.repeat(values_T, len(numbers)) for column, values_T in of_target.items()},
-                ),
+            yield _rows(
+                "sparse_context_losses",
+                chunk,
+                np.repeat(measuring.lengths.targets_T, len(numbers)),
+                rule=rule,
+                distant_context=name,
+                null_kind=None if name == OWN else find_rule(rule).null,
+                evaluator=evaluator,
+                k=np.broadcast_to(numbers, found.losses.shape),
+                sparse_context_loss=found.losses,
+                sparse_context_divergence=found.divergences,
+                **{column: np.repeat(values_T, len(numbers)) for column, values_T in of_target.items()},
             )
         if name == OWN:
-            _append_sparsity(tables, evaluator, chunk, own, sparse, numbers_of_rule, measuring)
-    return tables
+            yield from _sparsity(evaluator, chunk, own, sparse, numbers_of_rule, measuring)
 
 
-def _append_sparsity(
-    tables: dict[str, Columns],
+def _sparsity(
     evaluator: str,
     chunk: Chunk,
     own: FarContext,
     sparse: Mapping[str, Measured],
     numbers_of_rule: Mapping[str, list[int]],
     measuring: Measuring,
-) -> None:
-    """Append a row a target, rule and criterion: how few tokens do."""
+) -> Iterator[dict[str, Columns]]:
+    """A row a target, rule and criterion: how few tokens do."""
     losses, divergences = own.baselines
     # Under the long context the divergence is 0, so that all of it is to be recovered.
     for place, (criterion, baseline_TB, gains_TB) in enumerate(
@@ -318,22 +308,19 @@ def _append_sparsity(
                 )
                 for fraction in (0.5, RECOVERY_FRACTION)
             )
-            append_columns(
-                tables,
-                _rows(
-                    "dependency_sparsity",
-                    chunk,
-                    measuring.lengths.targets_T,
-                    rule=rule,
-                    evaluator=evaluator,
-                    criterion=criterion,
-                    gain=gains_T,
-                    loss_difference=own.short.losses - own.long_losses_T,
-                    is_censored=is_censored_T,
-                    k_90=k_90,
-                    k_50=k_50,
-                    **_mean_log2_k(recovered_TJB, gains_TB, ks_J, measuring),
-                ),
+            yield _rows(
+                "dependency_sparsity",
+                chunk,
+                measuring.lengths.targets_T,
+                rule=rule,
+                evaluator=evaluator,
+                criterion=criterion,
+                gain=gains_T,
+                loss_difference=own.short.losses - own.long_losses_T,
+                is_censored=is_censored_T,
+                k_90=k_90,
+                k_50=k_50,
+                **_mean_log2_k(recovered_TJB, gains_TB, ks_J, measuring),
             )
 
 

@@ -6,8 +6,9 @@ Here the checkpoints of a command line are found, and refused where they don't b
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from pipeline.cli import InputError, logger, progress
@@ -22,7 +23,7 @@ from pipeline.results.write import StageOutput
 from pipeline.text.chunks import Chunk, chunks_of, long_enough_documents
 from pipeline.text.folder import TokenizedData
 
-Measure = Callable[[str, CausalLM, Chunk], dict[str, Columns]]
+Measure = Callable[[str, CausalLM, Chunk], Iterator[dict[str, Columns]]]
 """What a stage does with a model, by the name of its results, and a chunk: artefact -> column -> values."""
 
 
@@ -34,6 +35,7 @@ def measure_documents(
     *,
     selector: str | None = None,
     inputs: Mapping[str, str] | None = None,
+    rule_files: Sequence[Path] = (),
     model_facts: Mapping[str, Any] | None = None,
     num_other_documents: int = 1,
     num_positions: int | None = None,
@@ -48,6 +50,7 @@ def measure_documents(
         settings: the stage's own, beyond those flags.
         selector: who chose the tokens that the checkpoints try; results are filed under both names.
         inputs: SHA-256 of what else is measured with, by name.
+        rule_files: the user's own rules, whose SHA-256 is one of the settings.
         model_facts: of the selector; None: of the checkpoint.
         num_other_documents: those whose chunks a chunk is measured with: its null, then swaps.
         num_positions: position IDs are below it; None: those of a chunk.
@@ -68,6 +71,7 @@ def measure_documents(
     shards = [range(len(documents))[start : start + size] for start in range(0, len(documents), size)]
 
     checkpoints = [find_model(word, arguments.trust_remote_code) for word in arguments.checkpoints]
+    digests = [checkpoint.sha256(arguments.trust_remote_code) for checkpoint in checkpoints]
     names = [checkpoint.name for checkpoint in checkpoints]
     if len({*names}) < len(names):
         raise InputError(
@@ -75,7 +79,7 @@ def measure_documents(
             " name, so rename one, or the folder that it is copied to"
         )
     outputs = []
-    for name, checkpoint in zip(names, checkpoints, strict=True):
+    for name, checkpoint, digest in zip(names, checkpoints, digests, strict=True):
         output = StageOutput(
             arguments.results,
             stage,
@@ -86,6 +90,7 @@ def measure_documents(
                 # Null at its default, which is how `ContextLengths.of` reads settings without it.
                 **({"target_stride": arguments.target_stride} if arguments.target_stride > 1 else {}),
                 **settings,
+                **({"rule_files_sha256": sha256_of_files(*rule_files)} if rule_files else {}),
                 "num_documents": len(documents),
                 "max_chunks_per_document": arguments.max_chunks_per_document,
                 "documents_per_shard": size,
@@ -95,9 +100,7 @@ def measure_documents(
             inputs={
                 "evaluation_documents": data.evaluation_sha256,
                 **(inputs or {}),
-                "checkpoint" if selector is None else f"evaluator {name}": sha256_of_files(
-                    *checkpoint.files(arguments.trust_remote_code)
-                ),
+                "checkpoint" if selector is None else f"evaluator {name}": digest,
             },
             num_shards=len(shards),
             task=share,
@@ -130,7 +133,8 @@ def measure_documents(
                     documents, index, length, arguments.max_chunks_per_document, num_other_documents
                 ):
                     with failures_in_words(name, chunk.start, f" of document {chunk.document_id}"):
-                        append_columns(tables, measure(name, model, chunk))
+                        for rows in measure(name, model, chunk):
+                            append_columns(tables, rows)
                 # Whole shards only: a killed run takes up again with those that are missing.
                 if index == shards[shard][-1]:
                     output.write_shard(shard, tables, facts)

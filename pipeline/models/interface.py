@@ -304,15 +304,6 @@ class CausalLM(ABC):
         )
 
 
-def num_positions_of(num_tokens: int, num_leading: int) -> int:
-    """How many position IDs a chunk takes behind leading tokens.
-
-    Its last token is predicted and never read, which makes room for one of these.
-    """
-    # Eight tokens behind one BOS: seven are read, at IDs 1 to 7, and BOS at 0: eight IDs.
-    return num_tokens + max(0, num_leading - 1)
-
-
 def causal_visibility(num_rows: int, device: torch.device) -> torch.Tensor:
     """Each row sees the rows up to itself: bool [1, S, S]."""
     return torch.ones(1, num_rows, num_rows, dtype=torch.bool, device=device).tril()

@@ -22,6 +22,7 @@ from pipeline.models.checkpoints import (
     refuse_damaged,
 )
 from pipeline.models.interface import CausalLM
+from pipeline.results.versions import sha256_of_files
 from pipeline.text.tokenizer import tokenizer_at
 
 
@@ -70,6 +71,11 @@ class Checkpoint:
             return [self.folder / name for name in MODEL_FILES]
         code = sorted(self.folder.glob("*.py")) if with_code else []
         return [self.folder / "config.json", *_weight_files(self.folder), *code]
+
+    def sha256(self, with_code: bool) -> str:
+        """SHA-256, in hex, over `files`."""
+        files = self.files(with_code)
+        return sha256_of_files(*files)
 
     @property
     def own_tokenizer(self) -> Path | None:

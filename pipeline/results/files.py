@@ -1,7 +1,7 @@
 """The one mechanism for files that are whole: tokens, results and checkpoints.
 
 A file is written to a temporary name, fsynced and renamed (`whole_or_absent`). A record, JSON beside the
-files and written last, has the size and SHA-256 of each (`describe_files`, `read_record`, `damages`);
+files and written last, has the size and SHA-256 of each (`describe_files`, `read_record`, `damage`);
 `differences` compares the settings that made them with those of now. `Task` splits work into tasks. Whoever
 writes a folder locks it (`folder_lock`): a second program is refused.
 """
@@ -189,9 +189,16 @@ def _sha256(path: Path, *state: int) -> str:
     return sha256_of_files(path)
 
 
-def damages(folder: Path, files: Mapping[str, Mapping[str, Any]], *, verify: bool = True) -> Iterator[str]:
-    """One phrase for every file of a folder, by name, that is not what its record says."""
-    return filter(None, (damage(folder / name, expected, verify=verify) for name, expected in files.items()))
+def refuse_damage(
+    path: Path, record: Mapping[str, Any], files: Mapping[str, Any], *, verify: bool = False
+) -> None:
+    """Refuse a folder whose `files` are not what its record, `path`, says: InputError names the first."""
+    for name, expected in files.items():
+        if fault := damage(path.parent / name, expected, verify=verify):
+            raise InputError(
+                f"{fault}; remove {path}, and run pipeline/{record['stage']}.py again as it was run for this"
+                " folder"
+            )
 
 
 def differences(earlier: Mapping[str, Any], now: Mapping[str, Any], above: str = "") -> list[str]:

@@ -17,10 +17,10 @@ from tokenizers import Tokenizer
 from pipeline.cli import InputError, logger
 from pipeline.results.files import (
     Task,
-    damages,
     describe_files,
     read_record,
     refuse_changes,
+    refuse_damage,
     write_json,
     write_parquet,
     write_text,
@@ -75,17 +75,6 @@ def write_evaluation_documents(
     )
     # Nor page checksums: results name the documents by the bytes that they have had from the start.
     write_parquet(path, columns, schema, page_checksums=False)
-
-
-def refuse_damage(
-    folder: Path, manifest: Mapping[str, Any], files: Mapping[str, Any], *, verify: bool = False
-) -> None:
-    """Refuse a folder whose `files` are not what its manifest says of them: InputError names the first."""
-    if found := next(damages(folder, files, verify=verify), None):
-        raise InputError(
-            f"{found}; remove {folder / MANIFEST_FILE}, and run pipeline/{manifest['stage']}.py again as it"
-            " was run for this folder"
-        )
 
 
 def write_data_folder(
@@ -170,7 +159,7 @@ class TokenizedData:
             )
         files = manifest["files"]
         # Sizes only: the tokens of all of C4 are 0.3 TB, too much to read whenever a folder is opened.
-        refuse_damage(folder, manifest, files)
+        refuse_damage(folder / MANIFEST_FILE, manifest, files)
         train_names = [name for name in files if name.endswith(".npy")]
         # In the order of training: one number for all of the tokens.
         train_digests = "\n".join(files[name]["sha256"] for name in train_names)
@@ -189,7 +178,7 @@ class TokenizedData:
     def whole(self, name: str) -> Path:
         """A file of the folder; InputError if its content is not what the manifest says, and so results."""
         files = {other: file for other, file in self.manifest["files"].items() if other == name}
-        refuse_damage(self.folder, self.manifest, files, verify=True)
+        refuse_damage(self.folder / MANIFEST_FILE, self.manifest, files, verify=True)
         return self.folder / name
 
     def tokenizer(self) -> DocumentTokenizer:
@@ -224,7 +213,7 @@ def is_complete(folder: Path, configuration: Mapping[str, Any]) -> bool:
     if manifest is None:
         return False
     refuse_changes(f"{folder} holds data", made_by(manifest), made_by(configuration), "--out folder")
-    refuse_damage(folder, manifest, manifest["files"])
+    refuse_damage(folder / MANIFEST_FILE, manifest, manifest["files"])
     return True
 
 
