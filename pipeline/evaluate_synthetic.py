@@ -44,7 +44,7 @@ from pipeline.cli import (
     stage_parser,
 )
 from pipeline.measuring.rules import CONTROLS, RULES
-from pipeline.results.versions import sha256_of_files
+from pipeline.results.files import sha256_of_files
 from pipeline.results.write import StageOutput
 from pipeline.synthetic.config import TaskConfig
 from pipeline.synthetic.tasks import TASKS, TEST_STREAM, of_test_examples

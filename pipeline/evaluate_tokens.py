@@ -27,9 +27,8 @@ import numpy as np
 from pipeline.cli import InputError, folder_path, positive_int, run_stage, stage_parser
 from pipeline.measuring.flags import ContextLengths, add_stage_arguments
 from pipeline.measuring.rules import ABLATIONS, SWAP, Measuring
-from pipeline.results.files import refuse_changes
+from pipeline.results.files import refuse_changes, sha256_of_files
 from pipeline.results.read import read_artefact, read_made_by, read_model_facts, sources
-from pipeline.results.versions import sha256_of_files
 from pipeline.text.folder import TokenizedData
 
 CHOOSING = "influential_tokens"

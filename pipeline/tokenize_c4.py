@@ -79,11 +79,11 @@ from pipeline.results.files import (
     read_record,
     refuse_changes,
     refuse_replacing,
+    sha256_of_files,
     write_bytes,
     write_json,
     write_text,
 )
-from pipeline.results.versions import sha256_of_files
 from pipeline.text.folder import (
     EVALUATION_FILE,
     MANIFEST_FILE,

@@ -19,7 +19,7 @@ from pipeline.models.load import Loading, find_model, load_causal_lm
 from pipeline.models.olmo import OLMoCausalLM
 
 MakeOLMo = Callable[..., OLMo]
-CPU = Loading(torch.device("cpu"))
+CPU = Loading("cpu")
 
 
 @pytest.fixture

@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from pipeline.cli import InputError, logger
-from pipeline.models.devices import keep_freed_memory, usable_device
+from pipeline.models.devices import keep_freed_memory
 from pipeline.models.interface import CausalLM
 from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm
 from pipeline.text.tokenizer import DocumentTokenizer, load_tokenizer, parse_tokenizer_name, tokenizer_at
@@ -70,7 +69,7 @@ class GivenModel:
         # By name: ai2-olmo need not be installed, and transformers takes seconds to import.
         kinds = {kind.__name__ for kind in type(model).__mro__}
         if isinstance(model, Checkpoint):
-            loading = Loading(usable_device(device), getattr(torch, dtype), device_map, trust_remote_code)
+            loading = Loading(device, dtype, device_map, trust_remote_code)
             self._load: Callable[[int], CausalLM] = partial(load_causal_lm, model, loading)
             """Makes it ready for so many position IDs."""
             self.name = model.name

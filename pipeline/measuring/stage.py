@@ -16,9 +16,8 @@ from pipeline.measuring.given import GivenModel
 from pipeline.models.devices import warn_of_slow_bfloat16
 from pipeline.models.interface import CausalLM, NotFiniteLossError
 from pipeline.models.load import find_model
-from pipeline.results.files import Task
+from pipeline.results.files import Task, sha256_of_files
 from pipeline.results.schemas import Columns, append_columns
-from pipeline.results.versions import sha256_of_files
 from pipeline.results.write import StageOutput
 from pipeline.text.chunks import Chunk, chunks_of, long_enough_documents
 from pipeline.text.folder import TokenizedData

@@ -21,8 +21,9 @@ from pipeline.models.checkpoints import (
     read_configuration,
     refuse_damaged,
 )
+from pipeline.models.devices import usable_device
 from pipeline.models.interface import CausalLM
-from pipeline.results.versions import sha256_of_files
+from pipeline.results.files import sha256_of_files
 from pipeline.text.tokenizer import tokenizer_at
 
 
@@ -50,8 +51,9 @@ def _snapshot(name: str, revision: str | None, with_code: bool) -> Path:
 class Loading:
     """How models are loaded; what stands last is for Hugging Face models (see `load_hugging_face`)."""
 
-    device: torch.device
-    dtype: torch.dtype = torch.float32
+    device: str | None = None
+    """None: the best one here (`usable_device`)."""
+    dtype: str = "float32"
     device_map: str | None = None
     trust_remote_code: bool = False
 
@@ -153,15 +155,24 @@ def load_causal_lm(checkpoint: Checkpoint, loading: Loading, num_positions: int)
 
     InputError where it is broken, not a causal LM, or cannot take chosen position IDs.
     """
+    device = usable_device(loading.device)
+    dtype: torch.dtype = getattr(torch, loading.dtype)
     # Each here, not above: ai2-olmo need not be installed, and transformers takes seconds to import.
     if checkpoint.is_olmo:
         from pipeline.models.olmo import OLMoCausalLM, load_stock_olmo
 
         # Converted on the CPU, so that a GPU never holds the float32 weights.
-        model = load_stock_olmo(checkpoint.folder).to(loading.dtype)
-        return OLMoCausalLM(model.to(loading.device))
+        model = load_stock_olmo(checkpoint.folder).to(dtype)
+        return OLMoCausalLM(model.to(device))
     from pipeline.models.huggingface import load_hugging_face
 
     files = checkpoint.files(loading.trust_remote_code)
     refuse_damaged(checkpoint.folder, [path.name for path in files])
-    return load_hugging_face(checkpoint.folder, **vars(loading), num_positions=num_positions)
+    return load_hugging_face(
+        checkpoint.folder,
+        device=device,
+        dtype=dtype,
+        num_positions=num_positions,
+        device_map=loading.device_map,
+        trust_remote_code=loading.trust_remote_code,
+    )

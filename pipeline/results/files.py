@@ -7,6 +7,7 @@ writes a folder locks it (`folder_lock`): a second program is refused.
 """
 
 import fcntl
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +21,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.cli import InputError, Item, logger
-from pipeline.results.versions import sha256_of_files
 
 MANIFEST = "exported.json"
 LOCK_FILE = ".lock"
@@ -147,6 +147,16 @@ def folder_lock(folder: Path, flag: str, task: Task = WHOLE) -> Iterator[None]:
         except OSError as error:  # as of Lustre, if it is mounted without locks
             logger.warning("%s cannot be locked (%s): start no second program on it", folder, error)
         yield
+
+
+def sha256_of_files(*paths: Path) -> str:
+    """SHA-256, in hex, over the contents of `paths` in the order given."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            # A function that returns the digest begun: the files are hashed as one.
+            hashlib.file_digest(file, lambda: digest)
+    return digest.hexdigest()
 
 
 def describe_files(folder: Path, paths: Iterable[Path]) -> dict[str, dict[str, Any]]:

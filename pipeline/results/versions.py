@@ -1,6 +1,5 @@
-"""Provenance of a result: fingerprints of its inputs, the commit and the packages that made it."""
+"""Provenance of a result: the commit and the packages that made it."""
 
-import hashlib
 import shutil
 import subprocess
 from functools import cache
@@ -8,16 +7,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 _PACKAGES = ("ai2-olmo", "accelerate", "datasets", "numpy", "pyarrow", "tokenizers", "torch", "transformers")
-
-
-def sha256_of_files(*paths: Path) -> str:
-    """SHA-256, in hex, over the contents of `paths` in the order given."""
-    digest = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as file:
-            # A function that returns the digest begun: the files are hashed as one.
-            hashlib.file_digest(file, lambda: digest)
-    return digest.hexdigest()
 
 
 @cache

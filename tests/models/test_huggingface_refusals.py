@@ -135,9 +135,9 @@ def test_the_model_measured_is_the_folder_s(
     spoil(tmp_path)
     if sentence is not None:
         with pytest.raises(InputError, match=sentence):
-            load_causal_lm(find_model(str(tmp_path)), Loading(CPU), 16)
+            load_causal_lm(find_model(str(tmp_path)), Loading("cpu"), 16)
         return
-    lm = load_causal_lm(find_model(str(tmp_path)), Loading(CPU), 16)
+    lm = load_causal_lm(find_model(str(tmp_path)), Loading("cpu"), 16)
     found = lm.logits(lm.hidden_states(ids, ids, None, None)[0])
     assert (found - model(input_ids=ids).logits[0]).abs().max() < 2e-5
 
