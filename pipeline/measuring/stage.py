@@ -70,13 +70,13 @@ def measure_documents(
     shards = [range(len(documents))[start : start + size] for start in range(0, len(documents), size)]
 
     checkpoints = [find_model(word, arguments.trust_remote_code) for word in arguments.checkpoints]
-    digests = [checkpoint.sha256(arguments.trust_remote_code) for checkpoint in checkpoints]
     names = [checkpoint.name for checkpoint in checkpoints]
     if len({*names}) < len(names):
         raise InputError(
             f"two models are named alike, of {', '.join(names)}; results are filed by the last part of the"
             " name, so rename one, or the folder that it is copied to"
         )
+    digests = [checkpoint.sha256(arguments.trust_remote_code) for checkpoint in checkpoints]
     outputs = []
     for name, checkpoint, digest in zip(names, checkpoints, digests, strict=True):
         output = StageOutput(
