@@ -111,7 +111,8 @@ def parser() -> argparse.ArgumentParser:
         "--short-context-length",
         type=positive_int,
         default=EXPLAIN_SHORT_CONTEXT_LENGTH,
-        help="near tokens, which are never sources; a prediction may have up to half as many more",
+        help="near tokens, which are never sources; a prediction may have up to half as many more, and"
+        " in the losses a 32nd of the text's tokens",
     )
     add(
         "--long-context-length",

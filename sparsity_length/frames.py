@@ -18,7 +18,7 @@ from pipeline.measuring.given import GivenModel
 from pipeline.measuring.rules import ABLATIONS, SWAP, Measuring
 from pipeline.measuring.sparsity import measure_chunk
 from pipeline.measuring.stage import failures_in_words
-from pipeline.results.schemas import DIVERGENCE, OTHER_DOCUMENT, OWN, Columns, append_columns
+from pipeline.results.schemas import DIVERGENCE, OTHER_DOCUMENT, OWN, Columns
 from pipeline.text.chunks import Chunk
 from pipeline.text.tokenizer import Text, TokenizedText, is_one_text
 
@@ -197,8 +197,7 @@ def influential_tokens(
         chunk = Chunk(f"{text:016x}", number, ids_L, others_NL[:, : len(ids_L)], start)
         tables: dict[str, Columns] = {}
         with failures_in_words(given.name, start, f" of text {text}"):
-            for rows in measure_chunk(given.name, ready, chunk, measuring):
-                append_columns(tables, rows)
+            chunk.append_rows(tables, measure_chunk(given.name, ready, chunk, measuring))
         frames.append(_frame(text, read.texts[text], tables, measuring.ks))
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=_INFLUENTIAL)
 

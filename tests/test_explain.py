@@ -120,6 +120,7 @@ def test_every_number_is_that_of_the_stock_model(model: Path, exact: explanation
         shown = of_row.set_index("source_position")["effect"].reindex(found.first_token + np.arange(1, near))
         np.testing.assert_allclose(shown.fillna(0.0), moved, atol=2e-5)
         assert of_row["effect"].is_monotonic_decreasing
+        assert (of_row["near_position"] == row.near_position).all()
         largest = tried.frame[tried.frame["position"] == row.position]
         kept = largest["source_position"] - found.first_token
         total = []
@@ -132,13 +133,17 @@ def test_every_number_is_that_of_the_stock_model(model: Path, exact: explanation
         np.testing.assert_allclose(largest["recovered"], 1 - np.mean(left) / np.mean(total), atol=1e-3)
 
 
-def test_near_tokens_begin_where_they_are_said_to(model: Path) -> None:
-    """Also of the last window, which is moved back."""
+def test_near_tokens_begin_where_they_are_said_to(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of the last window, which is moved back, and of those that more neighbors share in long texts."""
+    monkeypatch.setattr(explanation, "MOST_WINDOWS", 6)
     assert sources.near_starts(30, 20, 5, 4).tolist() == [15, 15, 15, 15, 19, 19, 21, 21, 21, 21]
     stock = AutoModelForCausalLM.from_pretrained(model).float().eval()
     found = explain(TEXT, str(model), **{**FLAGS, "short_context_length": 6}, targets=1)
     ids = load_tokenizer(model).read(TEXT).token_ids_N
-    assert len(found.losses) % 3
+    near_tokens = found.losses["position"] - found.losses["near_position"]
+    assert near_tokens.min() == 6 and near_tokens.max() > 6 + 2
+    assert (found.frame["position"] - found.frame["near_position"]).isin([6, 7, 8]).all()
+    assert len(found.losses) % (near_tokens.max() - 5)
     for row in found.losses[-7:].itertuples():
         near = slice(row.near_position, row.position)
         prediction = log_probs(stock, ids[near], np.arange(near.start, near.stop) - found.first_token)

@@ -28,7 +28,6 @@ data.losses.position.forEach((position, place) => {
   token.style.setProperty("--depth", Math.min(1, of("swapped_divergence") / DEEPEST_NATS));
   token.title = `total effect ${of("swapped_divergence").toFixed(2)} nats; loss ${of("full_loss").toFixed(2)} with the full context, ${of("short_loss").toFixed(2)} with near tokens alone, ${of("swapped_loss").toFixed(2)} swapped`;
 });
-const nearOf = new Map(data.losses.position.map((position, place) => [position, data.losses.near_position[place]]));
 
 function choose(target, scrolls) {
   chosen = target;
@@ -38,7 +37,7 @@ function choose(target, scrolls) {
   }
   for (const [of, button] of buttons) button.setAttribute("aria-current", of === target);
   tokenAt(target.position).classList.add("chosen");
-  for (let place = nearOf.get(target.position); place < target.position; place += 1) tokenAt(place).classList.add("near");
+  for (let place = target.near_position; place < target.position; place += 1) tokenAt(place).classList.add("near");
   for (const source of target.sources) {
     for (let place = source.source_position; place < source.source_end; place += 1) tokenAt(place).classList.add("source");
     let last = source.source_end - 1;
@@ -94,8 +93,7 @@ document.title = `${data.name}, explained`;
 at("name").textContent = data.name;
 at("about").textContent = `${data.model} in ${data.dtype}; sources: ${data.unit}s.${data.first_token ? ` The first ${data.first_token} tokens of the text are not measured.` : ""}`;
 at("summary").append(...data.summary.map((sentence) => element("li", {}, sentence)));
-const [least, most] = data.near_tokens;
-at("near-meaning").textContent = `the last ${least === most ? least : `${least} to ${most}`} tokens before the prediction, which stand in every context and are never sources.`;
+at("near-meaning").textContent = `the last tokens before the prediction (${data.near_tokens[0]} or some more), which stand in every context and are never sources.`;
 at("effect-meaning").textContent = data.contrast === null
   ? `how far the prediction moves when another document’s tokens stand in the source’s place alone: KL(full ‖ without it), in nats.`
   : `by how much log p(“${data.contrast[0]}”) − log p(“${data.contrast[1]}”) falls when another document’s tokens stand in the source’s place alone, in nats.`;

@@ -39,6 +39,8 @@ from pipeline.text.tokenizer import DocumentTokenizer, Text, TokenizedText
 
 LONG_CONTEXT_LENGTH = 1024
 """The default, if the model has as many positions."""
+MOST_WINDOWS = 32
+"""Of near tokens, for the losses: with two CPU cores 1,000 tokens have theirs within 20 seconds."""
 NUM_SWAPPED = 4
 """Swapped contexts that sources are tried in."""
 NUM_TEXTS = 1 + NUM_SWAPPED
@@ -54,6 +56,7 @@ _COLUMNS = (
     "token",
     "byte_start",
     "byte_end",
+    "near_position",
     "total_effect",
     "recovered",
     "no_single_source",
@@ -251,6 +254,8 @@ def explain(
             short_divergence, swapped_divergence: KL(p(.|full) || p(.|…)); the latter is the total effect.
         `.frame` has a row for each explained prediction and source, with the columns
             position, token, byte_start, byte_end: the prediction, as above;
+            near_position: where its near tokens, which are never sources, begin; for `losses` it may be
+                another place, as neighbors share near tokens there;
             total_effect, recovered: mean of the total effect over 4 swapped contexts, and the fraction of it
                 that the sources recover together;
             no_single_source: whether that is not distinguishable from the null baseline;
@@ -301,8 +306,6 @@ def explain(
             name=name,
             model_name=given.name,
             short=short_context_length,
-            # Neighbors share a window: the first of them sees `short` near tokens, each other one more.
-            shared=1 if position is not None else max(1, short_context_length // 2),
             most_targets=end if isinstance(targets, str) else targets,
             num_sources=sources,
             unit=unit,
@@ -375,7 +378,6 @@ def _measured(
     name: str,
     model_name: str,
     short: int,
-    shared: int,
     most_targets: int,
     num_sources: int,
     unit: str,
@@ -387,7 +389,6 @@ def _measured(
     Args:
         other_N: the swap text.
         length: of the last tokens that are measured.
-        shared: how many neighbors share a window of near tokens.
         budget: seconds; None swaps every unit.
     """
     begin = end - length
@@ -411,7 +412,11 @@ def _measured(
     # Swapped contexts share no token: the trial's test takes them as independent.
     starts = np.linspace(0, len(other_N) - length, NUM_TEXTS).astype(int)
     swaps_BL = np.stack([other_N[start : start + length] for start in starts])
-    near_T = near_starts(length, first, short, shared)
+    # Neighbors share a window: the first of them sees `short` near tokens, each other one more.
+    shared = max(1, short // 2)
+    near_T = near_starts(length, first, short, max(shared, -(-(length - first) // MOST_WINDOWS)))
+    window_starts, targets_of_each = np.unique(near_T, return_counts=True)
+    most_near = short + int(targets_of_each.max()) - 1
     num_wanted = min(most_targets, len(near_T))
     # The first pass is slower than those after it, and tells no speed.
     read_prefix(model, ids_L[:64])
@@ -419,7 +424,7 @@ def _measured(
     hidden_TD, _ = passes.read(ids_L[:-1], len(near_T))
     float(hidden_TD.sum())  # a GPU is waited for
     # The swapped distant tokens, at most a text long, and each window alone and behind them.
-    num_losses = length + 2 * (short + shared - 1) * len(np.unique(near_T))
+    num_losses = length + 2 * most_near * len(window_starts)
     least = num_losses + likely_tokens(np.array([length]), NUM_SWAPPED)
     if not passes.fits(least):
         raise InputError(
@@ -445,8 +450,9 @@ def _measured(
         by_effect = by_effect[:-1]
     chosen = np.sort(by_effect)
     targets_T = first + chosen
+    far_T = near_starts(length, first, short, shared)[chosen]
     sequence = PackedSequence(
-        ids_L[:-1], np.arange(length - 1), None, targets_T - 1, ids_L[targets_T], near_T[chosen], slice(None)
+        ids_L[:-1], np.arange(length - 1), None, targets_T - 1, ids_L[targets_T], far_T, slice(None)
     )
     weights_Q = None
     if instead is not None:
@@ -473,7 +479,7 @@ def _measured(
         "model": model_name,
         "dtype": str(model.dtype).removeprefix("torch."),
         "unit": unit,
-        "near_tokens": [short, short + shared - 1],
+        "near_tokens": [short, most_near],
         "ablation": "swap",
         "num_swapped_contexts": NUM_SWAPPED,
         "num_forward_tokens": passes.num_tokens,
@@ -525,6 +531,7 @@ def _targets(search: Search, text: TokenizedText, begin: int, targets_T: np.ndar
                 "token": text.text[slice(*characters_L2[place])],
                 "byte_start": bytes_L2[place][0],
                 "byte_end": bytes_L2[place][1],
+                "near_position": begin + int(search.sequence.num_far_tokens_T[target]),
                 "total_effect": total,
                 # A ratio of means over swaps: a mean of ratios would follow the smallest total.
                 "recovered": 1 - float(remaining_B.mean()) / total if total else 0.0,

@@ -476,29 +476,25 @@ def far_contexts(
 
 
 def sparse_contexts(
-    distant_context: FarContext,
-    positions_of_rule: Mapping[str, np.ndarray],
-    numbers_of_rule: Mapping[str, Sequence[int]],
+    distant_context: FarContext, choices: Mapping[str, tuple[np.ndarray, Sequence[int]]]
 ) -> dict[str, Measured]:
     """loss(t | short context and S_k), and its divergence, for every rule: rule -> [T, J, B] each.
 
-    Args:
-        positions_of_rule: rule -> [T, K], most influential first, whichever model chose them.
-        numbers_of_rule: rule -> J numbers of tokens added to the short context, ascending, at most K.
+    `choices` are of each rule the positions [T, K], most influential first, whichever model chose them, and
+    the J numbers of them that are added to the short context, ascending, at most K.
     """
     num_targets = distant_context.lengths.num_targets
     found: dict[tuple[str, int], np.ndarray] = {}
     # One k at a time: the sets of a batch are of one size.
-    for k in sorted({k for numbers in numbers_of_rule.values() for k in numbers}):
+    for k in sorted({k for _, numbers in choices.values() for k in numbers}):
         # All rules at once: they often choose the same.
-        rules = [rule for rule in positions_of_rule if k in numbers_of_rule[rule]]
+        of_rule = {rule: positions[:, :k] for rule, (positions, numbers) in choices.items() if k in numbers}
         measured = distant_context.measured_with(
-            np.tile(np.arange(num_targets), len(rules)),
-            np.concatenate([positions_of_rule[rule][:, :k] for rule in rules]),
+            np.tile(np.arange(num_targets), len(of_rule)), np.concatenate([*of_rule.values()])
         )
-        of_rules = np.reshape(measured, (2, len(rules), num_targets, -1)).swapaxes(0, 1)
-        found |= {(rule, k): values_2TB for rule, values_2TB in zip(rules, of_rules, strict=True)}
+        of_rules = np.reshape(measured, (2, len(of_rule), num_targets, -1)).swapaxes(0, 1)
+        found |= {(rule, k): values_2TB for rule, values_2TB in zip(of_rule, of_rules, strict=True)}
     return {
         rule: Measured(*np.stack([found[rule, k] for k in numbers], axis=2))
-        for rule, numbers in numbers_of_rule.items()
+        for rule, (_, numbers) in choices.items()
     }

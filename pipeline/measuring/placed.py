@@ -79,7 +79,8 @@ def measure_placements(
         cases,
         Batching.for_model(model),
     ):
-        of_targets = {
+        of_targets: Columns = {
+            "target_position": (chunk.start + targets_T).tolist(),
             "target_token_id": chunk.token_ids_L[targets_T].tolist(),
             "placement": [placement] * len(targets_T),
             "distant_document_id": [document_id] * len(targets_T),
@@ -87,7 +88,7 @@ def measure_placements(
             "divergence": found.divergences.tolist(),
             "entropy": entropies,
         }
-        yield {"length_interference": chunk.target_columns(targets_T) | of_targets}
+        yield {"length_interference": of_targets}
 
 
 def measured_placements(

@@ -36,7 +36,7 @@ from pipeline.measuring.contexts import (
     measured_passes,
     text_rows,
 )
-from pipeline.models.interface import CausalLM, Predictions, Prefix, losses_of_hidden_states, to_device
+from pipeline.models.interface import CausalLM, Predictions, Prefix, to_device
 from pipeline.text.tokenizer import TokenizedText
 
 _IDEOGRAPH = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
@@ -185,7 +185,7 @@ def all_losses(
     num_targets = int(num_each_N.max())
     num_rows = short + num_targets - 1
     # Enough for the last window; the mask hides the surplus from the others.
-    _, prefix = passes.read(swap_L[: max(1, int(near_T[-1]))])
+    _, other = passes.read(swap_L[: max(1, int(near_T[-1]))])
     found = np.zeros((5, len(near_T)), dtype=np.float32)
     # At most 128 MiB of logits in float32; a reference holds two such tensors, log-probabilities and
     # probabilities.
@@ -197,13 +197,13 @@ def all_losses(
         # Row short - 1 is the first that sees `short` near tokens, itself among them.
         queries_NW = np.tile(np.arange(short - 1, num_rows), (len(starts_N1), 1))
         targets_NW = starts_N1 + 1 + queries_NW
-        hidden_1QD = hidden_TD[None, targets_NW.ravel() - first]
-        ids_1Q = to_device(token_ids_L[None, targets_NW.ravel()], model.device)
-        full_Q = losses_of_hidden_states(model, hidden_1QD, ids_1Q)[0].cpu().numpy()
-        reference = Predictions.of(model.logits(hidden_1QD[0]))
+        reference = Predictions.of(model.logits(hidden_TD[targets_NW.ravel() - first]))
+        ids_Q1 = to_device(token_ids_L[targets_NW.reshape(-1, 1)], model.device)
+        full_Q = -reference.log_probs_TV.gather(-1, ids_Q1)[:, 0].cpu().numpy()
         rows = Rows(token_ids_L[places_NS], places_NS, None, queries_NW)
         alone = Pass(rows, token_ids_L[targets_NW], np.arange(targets_NW.size).reshape(targets_NW.shape))
-        # Of the other document a window sees the tokens at positions before its own.
+        # Of the other document a window sees the tokens at positions before its own; none sees those behind.
+        prefix = other.first(max(1, int(starts_N1[-1, 0])))
         sees_other_NSF = np.broadcast_to(
             np.arange(prefix.num_rows) < starts_N1[:, None], (*places_NS.shape, prefix.num_rows)
         )

@@ -29,8 +29,9 @@ from pipeline.results.schemas import DIVERGENCE, LOSS, OWN, Columns
 from pipeline.text.chunks import Chunk
 
 Contexts = Mapping[str, FarContext]
-Choices = dict[str, dict[str, np.ndarray]]
-"""Distant context -> rule -> the chunk's chosen positions, most influential first: int64 [T, K]."""
+Choices = dict[str, dict[str, tuple[np.ndarray, list[int]]]]
+"""Distant context -> rule -> the chunk's chosen positions, most influential first, int64 [T, K]; and the J
+numbers of them that are studied."""
 
 
 def measure_lengths(
@@ -46,8 +47,6 @@ def measure_lengths(
     ]
     yield {
         "length_losses": {
-            "document_id": [chunk.document_id] * len(context_lengths),
-            "chunk_index": [chunk.chunk_index] * len(context_lengths),
             "context_length": [*context_lengths],
             "num_targets": [lengths.num_targets] * len(context_lengths),
             "mean_loss": [float(of_length.losses.mean()) for of_length in measured],
@@ -69,8 +68,7 @@ def measure_differences(
     swapped = own.baselines.over_swaps
     yield _rows(
         "loss_differences",
-        chunk,
-        lengths.targets_T,
+        chunk.start + lengths.targets_T,
         target_token_id=chunk_L[lengths.targets_T],
         num_long_context_tokens=lengths.targets_T,
         short_context_loss=own.short.losses,
@@ -112,7 +110,9 @@ def try_choices(
     for name, of_rules in chosen.items():
         for rule in measuring.rules_in(name, chunk.document_id):
             if rule not in CONTROLS:
-                of_rules[rule] = choices[chunk.document_id, chunk.chunk_index, name, rule]
+                positions_TK = choices[chunk.document_id, chunk.chunk_index, name, rule]
+                numbers = [k for k in measuring.numbers_of(rule) if k <= positions_TK.shape[1]]
+                of_rules[rule] = positions_TK, numbers
     yield from tried_tokens(evaluator, contexts, chunk, chosen, measuring)
 
 
@@ -137,9 +137,10 @@ def chosen_positions(
     """What each rule, of those `among`, chooses in each distant context."""
     return {
         name: {
-            rule: selected_positions(context, rule, measuring.numbers_of(rule)[-1], context.seed)
+            rule: (selected_positions(context, rule, numbers[-1], context.seed), numbers)
             for rule in measuring.rules_in(name, chunk.document_id)
             if rule in among
+            for numbers in [measuring.numbers_of(rule)]
         }
         for name, context in contexts.items()
     }
@@ -162,15 +163,14 @@ def chosen_tokens(
         if leaves_out and measuring.num_blocks is None:
             # Without a screen None stands only behind a target's distant context, so indices stay positions.
             of_each = [[value for value in row_F if value is not None] for row_F in influence_TF.tolist()]
-            yield _rows("influences", chunk, targets_T, distant_context=name, influences=of_each)
-        for rule, ranked_TK in choices[name].items():
+            yield _rows("influences", chunk.start + targets_T, distant_context=name, influences=of_each)
+        for rule, (ranked_TK, _) in choices[name].items():
             # Controls and screened rules are ranked far beyond the k that were asked for.
             positions_TK = ranked_TK[:, : measuring.ks[-1]]
             num_ranks = positions_TK.shape[1]
             yield _rows(
                 "influential_tokens",
-                chunk,
-                np.repeat(targets_T, num_ranks),
+                chunk.start + np.repeat(targets_T, num_ranks),
                 rule=rule,
                 distant_context=name,
                 null_kind=None if name == OWN else find_rule(rule).null,
@@ -241,9 +241,7 @@ def tried_tokens(
 ) -> Iterator[dict[str, Columns]]:
     """What chosen tokens are worth to a model, whoever chose them, and how few do: artefact -> columns.
 
-    Args:
-        contexts: as the model reads them.
-        choices: a rule is studied at as many tokens as it has chosen.
+    `contexts` are as the model reads them.
     """
     own = contexts[OWN]
     of_target = {
@@ -255,18 +253,12 @@ def tried_tokens(
         swapped = own.baselines.over_swaps
         of_target |= {"swapped_loss": swapped.losses, "swapped_divergence": swapped.divergences}
     for name, of_rules in choices.items():
-        numbers_of_rule = {
-            rule: [k for k in measuring.numbers_of(rule) if k <= positions_TK.shape[1]]
-            for rule, positions_TK in of_rules.items()
-        }
-        sparse = sparse_contexts(contexts[name], of_rules, numbers_of_rule)
-        for rule, of_swaps in sparse.items():
-            numbers = numbers_of_rule[rule]
-            found = of_swaps.over_swaps
+        sparse = sparse_contexts(contexts[name], of_rules)
+        for rule, (_, numbers) in of_rules.items():
+            found = sparse[rule].over_swaps
             yield _rows(
                 "sparse_context_losses",
-                chunk,
-                np.repeat(measuring.lengths.targets_T, len(numbers)),
+                chunk.start + np.repeat(measuring.lengths.targets_T, len(numbers)),
                 rule=rule,
                 distant_context=name,
                 null_kind=None if name == OWN else find_rule(rule).null,
@@ -277,6 +269,7 @@ def tried_tokens(
                 **{column: np.repeat(values_T, len(numbers)) for column, values_T in of_target.items()},
             )
         if name == OWN:
+            numbers_of_rule = {rule: numbers for rule, (_, numbers) in of_rules.items()}
             yield from _sparsity(evaluator, chunk, own, sparse, numbers_of_rule, measuring)
 
 
@@ -310,8 +303,7 @@ def _sparsity(
             )
             yield _rows(
                 "dependency_sparsity",
-                chunk,
-                measuring.lengths.targets_T,
+                chunk.start + measuring.lengths.targets_T,
                 rule=rule,
                 evaluator=evaluator,
                 criterion=criterion,
@@ -350,12 +342,12 @@ def _mean_log2_k(
 
 
 def _rows(
-    artefact: str, chunk: Chunk, targets_N: np.ndarray, **columns: str | list[Any] | np.ndarray | None
+    artefact: str, target_positions_N: np.ndarray, **columns: str | list[Any] | np.ndarray | None
 ) -> dict[str, Columns]:
     """Rows of an artefact that each name a target: values row by row, or one for all rows."""
-    table = chunk.target_columns(targets_N)
+    table: Columns = {"target_position": target_positions_N.tolist()}
     for name, values in columns.items():
         if isinstance(values, np.ndarray):
             values = values.ravel().tolist()
-        table[name] = values if isinstance(values, list) else [values] * len(targets_N)
+        table[name] = values if isinstance(values, list) else [values] * len(target_positions_N)
     return {artefact: table}

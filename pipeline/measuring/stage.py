@@ -17,7 +17,7 @@ from pipeline.models.devices import warn_of_slow_bfloat16
 from pipeline.models.interface import CausalLM, NotFiniteLossError
 from pipeline.models.load import find_model
 from pipeline.results.files import Task, sha256_of_files
-from pipeline.results.schemas import Columns, append_columns
+from pipeline.results.schemas import Columns
 from pipeline.results.write import StageOutput
 from pipeline.text.chunks import Chunk, chunks_of, long_enough_documents
 from pipeline.text.folder import TokenizedData
@@ -132,8 +132,7 @@ def measure_documents(
                     documents, index, length, arguments.max_chunks_per_document, num_other_documents
                 ):
                     with failures_in_words(name, chunk.start, f" of document {chunk.document_id}"):
-                        for rows in measure(name, model, chunk):
-                            append_columns(tables, rows)
+                        chunk.append_rows(tables, measure(name, model, chunk))
                 # Whole shards only: a killed run takes up again with those that are missing.
                 if index == shards[shard][-1]:
                     output.write_shard(shard, tables, facts)

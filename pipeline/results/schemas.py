@@ -4,7 +4,6 @@
 That page says what holds of all columns, and what null and NaN mean where a column does not say it.
 """
 
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,14 +25,6 @@ DIVERGENCE = "divergence"
 """Criteria of k*."""
 Columns = dict[str, list[Any]]
 """Column -> values, one a row."""
-
-
-def append_columns(tables: dict[str, Columns], rows: Mapping[str, Columns]) -> None:
-    """Append the rows of each artefact to its table, in place."""
-    for artefact, columns in rows.items():
-        table = tables.setdefault(artefact, {name: [] for name in columns})
-        for name, values in columns.items():
-            table[name].extend(values)
 
 
 INTS = pa.list_(pa.int32())

@@ -1,4 +1,4 @@
-"""Documents cut into chunks, each with its null, and the rows that name its targets.
+"""Documents cut into chunks, each with its null; and the tables of what is measured of them.
 
 A chunk holds tokens of the text only. What a tokenizer puts before every text (BOS) belongs to the model,
 which has it before every context (`pipeline.models.leading`), and counts nowhere here.
@@ -6,7 +6,7 @@ which has it before every context (`pipeline.models.leading`), and counts nowher
 Shapes: L chunk (long_context_length), T targets.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,13 +28,18 @@ class Chunk:
     start: int = 0
     """Place of the chunk's first token in the document."""
 
-    def target_columns(self, targets_T: np.ndarray) -> Columns:
-        """The columns that name a target, in the document's coordinates, a row for each of `targets_T`."""
-        return {
-            "document_id": [self.document_id] * len(targets_T),
-            "chunk_index": [self.chunk_index] * len(targets_T),
-            "target_position": (self.start + targets_T).tolist(),
-        }
+    def append_rows(self, tables: dict[str, Columns], measured: Iterable[dict[str, Columns]]) -> None:
+        """Append rows of artefacts to their tables, in place, with the columns that name the chunk."""
+        for artefact, columns in (of_artefact for rows in measured for of_artefact in rows.items()):
+            num_rows = len(next(iter(columns.values())))
+            named: Columns = {
+                "document_id": [self.document_id] * num_rows,
+                "chunk_index": [self.chunk_index] * num_rows,
+                **columns,
+            }
+            table = tables.setdefault(artefact, {name: [] for name in named})
+            for name, values in named.items():
+                table[name].extend(values)
 
 
 def long_enough_documents(

@@ -70,8 +70,7 @@ def measured(
     ids_L = text.token_ids_N[:length]
     swaps_BL = other_N[: NUM_TEXTS * length].reshape(NUM_TEXTS, length)
     first = SHORT + 2
-    shared = SHORT // 2  # neighbors share a window of near tokens, as in explain
-    near_T = near_starts(length, first, SHORT, shared)
+    near_T = near_starts(length, first, SHORT, SHORT // 2)
     hidden_TD, _ = passes.read(ids_L[:-1], len(near_T))
     losses = all_losses(passes, hidden_TD, ids_L, swaps_BL[0], near_T, SHORT)
     chosen = np.sort(losses["swapped_divergence"].nlargest(NUM_TARGETS).index)

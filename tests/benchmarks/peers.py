@@ -1,15 +1,17 @@
 """`explain` beside other attribution tools: seconds, and what the sources that each finds recover.
 
-  python tests/benchmarks/peers.py --text page.txt --out peers.json     # on SmolLM2, first 512 tokens
+  python tests/benchmarks/peers.py --text page.txt --out peers.parquet     # on SmolLM2, first 512 tokens
 
 `explain` picks the predictions (those with the largest total effect) and the tokens that stand near each;
 every tool then ranks the same distant tokens of the same predictions, one prediction after another, as its
 own documentation has it, in an environment of its own (made at first: torch and transformers each time,
 about 1 GB). Tools:
-  captum      LLMGradientAttribution with LayerGradientXActivation; FeatureAblation would take one forward
-              pass per distant token and prediction: hours
-  inseq       attribute(method="saliency") and method="attention"
+  captum      LLMGradientAttribution with LayerGradientXActivation and LayerIntegratedGradients;
+              FeatureAblation would take one forward pass per distant token and prediction: hours
+  inseq       attribute(method="saliency"), "attention" and "integrated_gradients"
   flashtrace  FlashTrace.trace, one hop; method="ifr-span" where it scores nothing
+Integrated gradients get as many steps as take about as long as `explain`, a step being a saliency map: the
+other methods have no setting that makes more of more time.
 
 All are evaluated by one measure, computed here with stock transformers and none of the tools: put the top 4
 distant tokens into four contexts whose distant tokens are another text's, and count how much of the total
@@ -30,11 +32,14 @@ TOP = 4
 NUM_SWAPPED = 4
 REQUIREMENTS = {"captum": ["captum"], "inseq": ["inseq"], "flashtrace": ["flashtrace"]}
 METHODS = {
-    "captum gradient x activation": "captum",
     "inseq saliency": "inseq",
     "inseq attention": "inseq",
+    "inseq integrated_gradients": "inseq",
+    "captum gradient x activation": "captum",
+    "captum integrated gradients": "captum",
     "FlashTrace": "flashtrace",
 }
+"""The name of a method of inseq is its own; the first one tells what a step of integrated gradients takes."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -48,27 +53,37 @@ def parser() -> argparse.ArgumentParser:
     add("--length", type=int, default=512, help="tokens of each text that are read")
     add("--targets", type=int, default=12, help="predictions explained per text")
     add("--environments", type=Path, default=Path.home() / ".cache/sparsity-length/peers")
-    add("--out", type=Path, default=Path("peers.json"))
+    add("--out", type=Path, default=Path("peers.parquet"), help="a row per prediction and method")
     add("--work", nargs=2, help=argparse.SUPPRESS)  # method and task file: run by the driver
     return parser
 
 
 # What runs in a tool's own environment: only torch, transformers and the tool are there.
-def ranked_by_captum(model: Any, tokenizer: Any, ids: list[int], position: int) -> list[float]:
+def ranked_by_captum(
+    model: Any, tokenizer: Any, ids: list[int], position: int, steps: dict[str, int]
+) -> list[float]:
     """Score each token before the position."""
     import torch
-    from captum.attr import LayerGradientXActivation, LLMGradientAttribution, TextTokenInput
+    from captum.attr import (
+        LayerGradientXActivation,
+        LayerIntegratedGradients,
+        LLMGradientAttribution,
+        TextTokenInput,
+    )
 
-    tool = LLMGradientAttribution(LayerGradientXActivation(model, model.get_input_embeddings()), tokenizer)
+    kind = LayerIntegratedGradients if steps else LayerGradientXActivation
+    tool = LLMGradientAttribution(kind(model, model.get_input_embeddings()), tokenizer)
     given = TextTokenInput(tokenizer.decode(ids[:position]), tokenizer)
-    found = tool.attribute(given, target=torch.tensor([ids[position]]))
+    found = tool.attribute(given, target=torch.tensor([ids[position]]), **steps)
     return found.seq_attr.abs().tolist()
 
 
-def ranked_by_inseq(model: Any, tokenizer: Any, ids: list[int], position: int, method: str) -> list[float]:
+def ranked_by_inseq(
+    model: Any, tokenizer: Any, ids: list[int], position: int, steps: dict[str, int]
+) -> list[float]:
     """Score each token before the position."""
-    prompt = tokenizer.decode(ids[:position])
-    found = model.attribute(prompt, tokenizer.decode(ids[: position + 1]), method=method, show_progress=False)
+    prompt, whole = (tokenizer.decode(ids[:end]) for end in (position, position + 1))
+    found = model.attribute(prompt, whole, show_progress=False, **steps)
     scores = found.aggregate().sequence_attributions[0].target_attributions
     return scores[:position, 0].nan_to_num().tolist()
 
@@ -91,6 +106,7 @@ def work(method: str, task_file: Path) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(task["model"])
     tool, _, kind = method.partition(" ")
+    steps = {"n_steps": task["steps"]} if "integrated" in method else {}
     if tool == "inseq":
         import inseq
 
@@ -104,9 +120,9 @@ def work(method: str, task_file: Path) -> None:
     started = time.process_time()
     for position in task["positions"]:
         if tool == "captum":
-            scores = ranked_by_captum(model, tokenizer, task["ids"], position)
+            scores = ranked_by_captum(model, tokenizer, task["ids"], position, steps)
         elif tool == "inseq":
-            scores = ranked_by_inseq(model, tokenizer, task["ids"], position, kind)
+            scores = ranked_by_inseq(model, tokenizer, task["ids"], position, steps)
         else:
             scores = ranked_by_flashtrace(model, tokenizer, task["ids"], position)
         if len(scores) != position:
@@ -182,39 +198,46 @@ def main() -> None:
             tokenizer.decode(ids), folder, unit="token", targets=arguments.targets, sources=TOP, budget=600
         )
         seconds = {"explain": time.process_time() - started}
-        near = explained.losses.set_index("position")["near_position"]
-        found = explained.frame.groupby("position")["source_position"].apply(list)
+        of_position = explained.frame.groupby("position")
+        near = of_position["near_position"].first()
+        found = of_position["source_position"].apply(list)
         # A prompt that tokenizes otherwise when it ends at the prediction cannot be given to the other tools.
         positions = [p for p in found.index if tokenizer(tokenizer.decode(ids[:p]))["input_ids"] == ids[:p]]
         ranked = {"explain": {p: found[p] for p in positions}}
-        task = arguments.out.with_suffix(".task.json")
-        task.write_text(json.dumps({"model": folder, "ids": ids, "positions": positions}))
+        file = arguments.out.with_suffix(".task.json")
+        task = {"model": folder, "ids": ids, "positions": positions}
         for method, tool in METHODS.items():
+            if len(seconds) > 1:
+                # explain has explained those predictions, too, that are not given to the others.
+                step = seconds["inseq saliency"] / len(positions)
+                task["steps"] = max(1, round(seconds["explain"] / len(found) / step))
+            file.write_text(json.dumps(task))
             python = python_of(tool, arguments.environments)
-            command = [python, __file__, "--work", method, task]
+            command = [python, __file__, "--work", method, file]
             subprocess.run(command, check=True)
-            answer = json.loads(task.with_suffix(".answer.json").read_text())
+            answer = json.loads(file.with_suffix(".answer.json").read_text())
             seconds[method] = answer["seconds"]
             ranked[method] = {
                 # The first token, an attention sink, is nobody's source.
                 p: sorted(range(1, int(near[p])), key=lambda place: -scores[place])[:TOP]
                 for p, scores in zip(positions, answer["scores"], strict=True)
             }
-        for method, of_position in ranked.items():
-            for p, sources in of_position.items():
+        for method, sources_of in ranked.items():
+            num_explained = len(found) if method == "explain" else len(positions)
+            for p, sources in sources_of.items():
                 total, left = recovered(stock, ids, others, p, int(near[p]), sources)
                 rows.append(
                     {
-                        "text": text.name,
+                        "text": text.stem,
                         "method": method,
                         "position": p,
                         "sources": sources,
                         "total_effect": total,
                         "remaining": left,
-                        "seconds": seconds[method] / len(of_position),
+                        "seconds": seconds[method] / num_explained,
                     }
                 )
-        arguments.out.write_text(json.dumps(rows, indent=1))
+        pd.DataFrame(rows).to_parquet(arguments.out, index=False)
     table = pd.DataFrame(rows).groupby("method", sort=False)
     summary = pd.DataFrame(
         {

@@ -261,7 +261,7 @@ def test_every_sparse_context_and_the_swap(
     rules = ("leave_one_out_divergence", "add_one_in", "random", "recency")
     for name, context in contexts.items():
         positions = {rule: selected_positions(context, rule, 9, seed=[0]) for rule in rules}
-        sparse = sparse_contexts(context, positions, dict.fromkeys(rules, [1, 3, 9]))
+        sparse = sparse_contexts(context, {rule: (positions[rule], [1, 3, 9]) for rule in rules})
         for index, target in enumerate(TARGETS):
             for rule in rules:
                 sets = [positions[rule][index, :k].tolist() for k in (1, 3, 9)]

@@ -75,7 +75,7 @@ def test_k_star_is_the_planted_k(k: int) -> None:
     own = _contexts(_evidence(k), k)["own"]
     rule = "add_one_in_divergence"
     positions_TK = selected_positions(own, rule, STUDIED[-1], seed=[0])
-    sparse = sparse_contexts(own, {rule: positions_TK}, {rule: STUDIED})[rule].over_swaps
+    sparse = sparse_contexts(own, {rule: (positions_TK, STUDIED)})[rule].over_swaps
     long = Measured(own.long_losses_T, np.zeros(2))
     without = own.baselines.over_swaps
     for without_T, with_some_TJ, with_all_T in zip(without, sparse, long, strict=True):
@@ -96,7 +96,7 @@ def test_of_the_null_nothing_is_found() -> None:
     null = _contexts(_evidence(2), 2)["other_document"]
     for rule in SEARCHES:
         positions_TK = selected_positions(null, rule, 4, seed=[0])
-        sparse = sparse_contexts(null, {rule: positions_TK}, {rule: [1, 4]})[rule].over_swaps
+        sparse = sparse_contexts(null, {rule: (positions_TK, [1, 4])})[rule].over_swaps
         for values_TJ, nothing_T in zip(sparse, null.baselines.over_swaps, strict=True):
             np.testing.assert_allclose(values_TJ, np.tile(nothing_T[:, None], 2), atol=1e-6, err_msg=rule)
         # with no effect anywhere, ties go to the nearer tokens
