@@ -21,8 +21,8 @@ export PYTHONDONTWRITEBYTECODE :=
 # Compiled once, at installation: else each of the processes that start together would compile them for itself.
 IMPORTED := olmo.model, accelerate
 IMPORTED_BESIDE := transformers, statsmodels.api, matplotlib.pyplot, nbclient, duckdb
-# A file in one process; more processes than two or three cores, since tests wait much for programs that they start.
-PARALLEL := -n $(if $(filter 1 2 3,$(shell nproc)),4,auto) --dist loadfile --no-loadscope-reorder
+# A file in one process, and a process a core: each collects all tests.
+PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: help demo reference needed study test test-all test-gpu gpu lint ruff golden install
 
