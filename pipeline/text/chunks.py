@@ -1,7 +1,7 @@
 """Documents cut into chunks, each with its null; and the tables of what is measured of them.
 
 A chunk holds tokens of the text only. What a tokenizer puts before every text (BOS) belongs to the model,
-which has it before every context (`pipeline.models.leading`), and counts nowhere here.
+which has it before every context (`CausalLM.led_by`), and counts nowhere here.
 
 Shapes: L chunk (long_context_length), T targets.
 """
