@@ -148,25 +148,30 @@ def python_of(tool: str, environments: Path) -> Path:
     return python
 
 
-def recovered(
-    model: Any, ids: list[int], others: list[list[int]], position: int, near: int, sources: list[int]
-) -> tuple[float, float]:
-    """Total effect, and what is left of it with the sources in place: nats, means over swapped contexts."""
+def effects(
+    model: Any,
+    ids: list[int],
+    others: list[list[int]],
+    position: int,
+    near: int,
+    sources_in_place: list[list[int]],
+) -> list[float]:
+    """KL(full || swapped) with each of these sources in place: nats, means over swapped contexts."""
     import torch
 
     own = torch.tensor(ids[:position])
     contexts = [own]
     for other in others:
-        swapped = own.clone()
-        swapped[:near] = torch.tensor(other[:near])
-        with_sources = swapped.clone()
-        with_sources[sources] = own[sources]
-        contexts += [swapped, with_sources]
+        for sources in sources_in_place:
+            swapped = own.clone()
+            swapped[:near] = torch.tensor(other[:near])
+            swapped[sources] = own[sources]
+            contexts.append(swapped)
     with torch.inference_mode():
         logits = model(torch.stack(contexts), logits_to_keep=1).logits[:, 0]
     log_p = logits.log_softmax(-1)
     divergence = (log_p[0].exp() * (log_p[0] - log_p[1:])).sum(-1)
-    return float(divergence[0::2].mean()), float(divergence[1::2].mean())
+    return divergence.reshape(len(others), -1).mean(0).tolist()
 
 
 def main() -> None:
@@ -222,10 +227,11 @@ def main() -> None:
                 p: sorted(range(1, int(near[p])), key=lambda place: -scores[place])[:TOP]
                 for p, scores in zip(positions, answer["scores"], strict=True)
             }
-        for method, sources_of in ranked.items():
-            num_explained = len(found) if method == "explain" else len(positions)
-            for p, sources in sources_of.items():
-                total, left = recovered(stock, ids, others, p, int(near[p]), sources)
+        for p in positions:
+            of_methods = {method: sources_of[p] for method, sources_of in ranked.items()}
+            total, *remaining = effects(stock, ids, others, p, int(near[p]), [[], *of_methods.values()])
+            for (method, sources), left in zip(of_methods.items(), remaining, strict=True):
+                num_explained = len(found) if method == "explain" else len(positions)
                 rows.append(
                     {
                         "text": text.stem,
