@@ -74,7 +74,7 @@ class _WrittenOut:
 
 
 def _check_mask(added: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> None:
-    """As the efficient kernel demands it: of its dtype, of every head, rows at multiples of 8 values."""
+    """Check what the efficient kernel demands: its dtype, every head, rows at multiples of 8 values."""
     if added is not None:
         assert added.dtype == query.dtype
         assert added.shape == (*query.shape[:3], key.shape[2])

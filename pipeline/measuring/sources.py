@@ -101,14 +101,19 @@ class Passes:
         self.num_tokens += num_tokens
         self.bar.update(num_tokens)
 
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the first pass."""
+        return time.monotonic() - self._started
+
     def seconds(self, num_tokens: float) -> float:
         """How long so many forward tokens take, at the speed of those until now."""
         # A quarter more, for rows that run in vain, as passes of several lengths are batched.
-        return 1.25 * num_tokens * (time.monotonic() - self._started) / max(1, self.num_tokens)
+        return 1.25 * num_tokens * self.elapsed / max(1, self.num_tokens)
 
     def fits(self, num_tokens: float) -> bool:
         """Whether so many more forward tokens fit into the budget."""
-        return time.monotonic() - self._started + self.seconds(num_tokens) <= self._budget
+        return self.elapsed + self.seconds(num_tokens) <= self._budget
 
     def read(self, token_ids_S: np.ndarray, num_queries: int = 1) -> tuple[torch.Tensor, Prefix]:
         """Hidden states of a text's last rows, [num_queries, D]; and all rows, as later ones see them."""

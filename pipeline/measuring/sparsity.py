@@ -269,8 +269,7 @@ def tried_tokens(
                 **{column: np.repeat(values_T, len(numbers)) for column, values_T in of_target.items()},
             )
         if name == OWN:
-            numbers_of_rule = {rule: numbers for rule, (_, numbers) in of_rules.items()}
-            yield from _sparsity(evaluator, chunk, own, sparse, numbers_of_rule, measuring)
+            yield from _sparsity(evaluator, chunk, own, sparse, of_rules, measuring)
 
 
 def _sparsity(
@@ -278,7 +277,7 @@ def _sparsity(
     chunk: Chunk,
     own: FarContext,
     sparse: Mapping[str, Measured],
-    numbers_of_rule: Mapping[str, list[int]],
+    choices: Mapping[str, tuple[np.ndarray, list[int]]],
     measuring: Measuring,
 ) -> Iterator[dict[str, Columns]]:
     """A row a target, rule and criterion: how few tokens do."""
@@ -290,7 +289,7 @@ def _sparsity(
         gains_T = gains_TB.mean(-1)
         for rule, found in sparse.items():
             recovered_TJB = baseline_TB[:, None] - found[place]
-            ks_J = np.array(numbers_of_rule[rule])
+            ks_J = np.array(choices[rule][1])
             (k_50, _), (k_90, is_censored_T) = (
                 minimal_sufficient_k(
                     gains_T,

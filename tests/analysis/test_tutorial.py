@@ -12,7 +12,7 @@ TUTORIAL = ROOT / "analysis" / "tutorial.ipynb"
 
 
 def shown(notebook: Any) -> list[list[str]]:
-    """Of each cell what it printed and the tables in words; pictures are left out."""
+    """Printed text and tables of each cell; pictures are left out."""
     return [
         [
             output["text"] if "text" in output else output["data"]["text/plain"]

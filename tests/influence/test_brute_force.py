@@ -66,7 +66,7 @@ class Implementation:
 
 
 def case(name: str, target: int, far: Iterable[int], swap: np.ndarray | None = None) -> Case:
-    """Of the distant tokens those of `far` are `name`'s; the others are the swap's, or not there."""
+    """A context whose distant tokens in `far` are `name`'s; the others are the swap's, or not there."""
     tokens = CHUNKS["own"].copy()
     tokens[: target - S] = CHUNKS[name][: target - S]
     if swap is None:
@@ -173,7 +173,7 @@ def test_every_influence(model: Implementation, ablation: str) -> None:
 def test_the_screen_leaves_out_blocks_and_splits_those_that_matter(
     model: Implementation, measured: tuple[dict[str, FarContext], list[np.ndarray]]
 ) -> None:
-    """Of 16 to 19 tokens 2 blocks of 8, then 4 of 2, then 4 of 1, and what is beside them and nearer."""
+    """2 blocks of 8 (of 16 to 19 tokens), then 4 of 2, then 4 of 1, and what is beside them and nearer."""
     contexts, swaps = measured
 
     def without(name: str, target: int, block: range) -> np.ndarray:

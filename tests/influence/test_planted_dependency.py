@@ -57,7 +57,7 @@ def test_exactly_the_planted_tokens_are_found(k: int) -> None:
 
 @pytest.mark.parametrize("screen", [8, 16])
 def test_a_screen_of_a_long_text_finds_the_planted_tokens(screen: int) -> None:
-    """Of 999 distant tokens a few dozen passes find the two that tell the answer."""
+    """A few dozen passes find the two of 999 distant tokens that tell the answer."""
     lengths = replace(MADE_LENGTHS, long_context_length=1003)
     own, foreign = np.random.default_rng(5).integers(0, 8, (2, 1003))
     own[[277, 600]], own[lengths.targets_T] = list(_planted(2).values()), ANSWER

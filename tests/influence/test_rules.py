@@ -53,7 +53,7 @@ CHUNK = np.array([FILLER, FILLER, A, FILLER, B, A, FILLER, FILLER, FILLER, FILLE
 
 
 def _loss(logit: float) -> float:
-    """Of the answer among ten tokens, the other nine with logit 0."""
+    """Loss of the answer among ten tokens, the other nine with logit 0."""
     return log(exp(logit) + 9) - logit
 
 

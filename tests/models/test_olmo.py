@@ -61,7 +61,7 @@ def test_ids_and_not_rows_are_the_positions(make_olmo: MakeOLMo) -> None:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path, make_olmo: MakeOLMo) -> Path:
-    """As another program leaves it: without a mark."""
+    """A checkpoint of another program: without a mark."""
     folder = tmp_path / "run" / "step20-unsharded"
     folder.mkdir(parents=True)
     _save(make_olmo(seed=4), folder)

@@ -25,7 +25,7 @@ def _bpe(text: str = TEXT, size: int = 290) -> Tokenizer:
 
 
 def _without_merges(tokenizer: Tokenizer) -> Tokenizer:
-    """Of the same vocabulary, and reads single bytes."""
+    """A tokenizer of the same vocabulary that reads single bytes."""
     description = json.loads(tokenizer.to_str())
     description["model"]["merges"] = description["model"]["merges"][:5]
     return Tokenizer.from_str(json.dumps(description))

@@ -41,11 +41,11 @@ class StockModel:
         self.num_bos = len(self.tokenizer("")["input_ids"])
 
     def token_ids(self, text: str) -> np.ndarray:
-        """Of a text, with what the tokenizer puts before it: int64 [N]."""
+        """Token IDs of a text, with what the tokenizer puts before it: int64 [N]."""
         return np.array(self.tokenizer(text)["input_ids"])
 
     def num_tokens(self, text: str) -> int:
-        """Of a text, those that the tokenizer puts before it apart."""
+        """Number of a text's tokens, without those that the tokenizer puts before it."""
         return len(self.token_ids(text)) - self.num_bos
 
     def documents(self, num_tokens: int, num_documents: int) -> list[str]:

@@ -109,7 +109,7 @@ def test_another_configuration_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def write_and_be_killed(results: Path, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a process of its own, which SIGKILL ends; forked, so that nothing is imported anew."""
+    """Write in a process of its own, which SIGKILL ends; forked, so that nothing is imported anew."""
 
     def kill(*_: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
