@@ -112,7 +112,7 @@ def parser() -> argparse.ArgumentParser:
         type=positive_int,
         default=EXPLAIN_SHORT_CONTEXT_LENGTH,
         help="near tokens, which are never sources; a prediction may have up to half as many more, and"
-        " in the losses a 48th of the text's tokens",
+        " in the losses a 32nd of the text's tokens",
     )
     add(
         "--long-context-length",

@@ -39,7 +39,7 @@ from pipeline.text.tokenizer import DocumentTokenizer, Text, TokenizedText
 
 LONG_CONTEXT_LENGTH = 1024
 """The default, if the model has as many positions."""
-MOST_WINDOWS = 48
+MOST_WINDOWS = 32
 """Of near tokens, for the losses: two CPU cores then take less than 20 seconds for 1,000 tokens of SmolLM2
 135M; `explain` says how long they took."""
 NUM_SWAPPED = 4
