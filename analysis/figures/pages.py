@@ -98,6 +98,8 @@ def of_few_tokens() -> Numbers:
             " than recency"
         ),
         "paper_sample": sample(curves()["135 M"].iloc[-1]),
+        "paper_null_sample": sample(of_sizes[0][SELECTED, "other_document", 16]),
+        "paper_lead_over_null": percent(recovered_loss.lead_over_null(few_tokens()), " points"),
         "paper_64": shares[SELECTED, 64],
         "paper_256": shares[SELECTED, 256],
         "paper_attention": shares["attention", 16],

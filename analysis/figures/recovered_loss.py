@@ -198,6 +198,17 @@ def paper_verdict(sparse_context_losses: pd.DataFrame, k: int = _FEW) -> tuple[s
     return "in part" if lead.low > 0 else "no", share, lead
 
 
+def lead_over_null(sparse_context_losses: pd.DataFrame, k: int = _FEW) -> Interval:
+    """How much more of the gain k tokens recover than their null baseline, of the targets that have one.
+
+    Rows as of `loss_curves`; selected without the target.
+    """
+    rows = _amounts_of_targets(sparse_context_losses, LOSS).query("k == @k and rule == @_SELECTED")
+    targets = rows.dropna(subset="null_recovered")
+    lead = targets["recovered"] - targets["null_recovered"]
+    return interval_over_documents(targets["document_id"], lead, targets["gain"])
+
+
 def loss_figure(curves: pd.DataFrame, label: drawing.ModelLabel, evaluator: str = "") -> Figure:
     """The paper's figure: the loss with the short context and k distant tokens, from none of them to all.
 

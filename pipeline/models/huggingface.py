@@ -20,7 +20,7 @@ import torch
 import transformers
 from torch import nn
 
-from pipeline.cli import InputError
+from pipeline.cli import InputError, logger
 from pipeline.models.attention import attend
 from pipeline.models.checkpoints import errors_in_words
 from pipeline.models.interface import (
@@ -188,11 +188,18 @@ def as_causal_lm(model: transformers.PreTrainedModel, name: str, num_positions: 
     limit = position_limit(model.config, is_rotary)
     if limit is not None and num_positions > limit:
         raise InputError(
-            f"{name} can be measured up to --long-context-length {limit}, not {num_positions}: beyond, its"
-            " attention is cut into chunks, its table of positions ends, or its RoPE changes frequencies"
+            f"{name} can be measured at {limit} positions at most, not {num_positions}"
+            " (--long-context-length, --placements): beyond, its attention is cut into chunks, its table of"
+            " positions ends, or its RoPE changes frequencies"
         )
     lm = HuggingFaceCausalLM(model, num_positions)
     check_model(lm, name, num_positions)
+    if lm.window is not None:
+        logger.warning(
+            "%d of the %d layers of %s have windows of %d positions: with the tokens between masked, those"
+            " beyond a window are seen by the other layers alone",
+            *(sum(lm._slides), len(lm._slides), name, lm.window),
+        )
     return lm
 
 

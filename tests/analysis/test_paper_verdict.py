@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from analysis.figures.recovered_loss import paper_verdict
+from analysis.figures.recovered_loss import lead_over_null, paper_verdict
 
 SELECTED = "leave_one_out_divergence"
 RECENCY = "recency"
@@ -45,3 +45,12 @@ def test_the_verdict_follows_the_planted_fractions(selected: float, recency: flo
     verdict, share, lead = paper_verdict(planted(selected, recency))
     assert verdict == expected
     assert (share.estimate, lead.estimate) == pytest.approx((selected, selected - recency))
+
+
+def test_the_null_baseline_is_subtracted_where_there_is_one() -> None:
+    """It recovers 10% in the first three texts, all else is planted to recover 70%."""
+    own = planted(0.7, 0.4)
+    null = planted(0.1, 0.4).query("document_id < '03'").assign(distant_context="other_document")
+    null["short_context_loss"] += 1.0  # of its own baseline, which does not count for the gain
+    null["sparse_context_loss"] += 1.0
+    assert lead_over_null(pd.concat([own, null])).estimate == pytest.approx(0.6)

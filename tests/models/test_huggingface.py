@@ -6,7 +6,7 @@ import pytest
 import torch
 from hugging_face_families import FAMILIES, LEARNED_POSITIONS, VOCABULARY_SIZE, WINDOW, make_model
 
-from pipeline.models.huggingface import HuggingFaceCausalLM, load_hugging_face
+from pipeline.models.huggingface import HuggingFaceCausalLM, as_causal_lm, load_hugging_face
 from pipeline.models.interface import Prefix, causal_visibility
 
 CPU = torch.device("cpu")
@@ -86,6 +86,15 @@ def test_a_window_counts_position_ids_and_not_the_tokens_that_are_left() -> None
     assert distance(beside, alone) < TOLERANCE < 1e-2 < distance(closed_up, alone)
     wide = HuggingFaceCausalLM(make_model("mistral_window"), WINDOW)
     assert (lm.window, wide.window) == (WINDOW, None), "up to its width a window cuts nothing"
+
+
+def test_loading_says_how_many_layers_have_windows(caplog: pytest.LogCaptureFixture) -> None:
+    as_causal_lm(make_model("gemma3"), "gemma", WINDOW)
+    assert not caplog.messages, "up to its width a window cuts nothing"
+    as_causal_lm(make_model("gemma3"), "gemma", NUM_TOKENS)
+    assert [line.partition(":")[0] for line in caplog.messages] == [
+        f"1 of the 2 layers of gemma have windows of {WINDOW} positions"
+    ]
 
 
 def test_a_shared_prefix_is_as_good_as_reading_it(lm: HuggingFaceCausalLM) -> None:
