@@ -180,8 +180,8 @@ def load_hugging_face(
 def as_causal_lm(model: transformers.PreTrainedModel, name: str, num_positions: int) -> HuggingFaceCausalLM:
     """A model of the library, as it lies in memory, to be measured; `name` is what messages call it.
 
-    Its attention becomes ours. InputError if it has no place for so many positions, or does not obey
-    (`check_model`).
+    Its attention becomes ours. A warning says which share of the layers has windows that cut something.
+    InputError if it has no place for so many positions, or does not obey (`check_model`).
     """
     # Rotations exist for any ID, rows of a table do not.
     is_rotary = any("RotaryEmbedding" in type(module).__name__ for module in model.modules())
