@@ -26,6 +26,7 @@ REFERENCE = ROOT / "analysis" / "reference"
 PAGES = (ROOT / "README.md", ROOT / "analysis" / "README.md", ROOT / "analysis" / "SYNTHETIC.md")
 STUDY = REFERENCE / "study" / "results"
 EVALUATED = REFERENCE / "evaluated" / "results"
+SMOLLM2, GEMMA = "SmolLM2-135M-Instruct", "Gemma-3-270M"
 SELECTOR = "2m-long-seed0"
 EVALUATOR = "2m-long-seed1"
 SELECTED = "leave_one_out_divergence"
@@ -50,15 +51,16 @@ def sample(row: Row | pd.Series, between: str = " of ") -> str:
 
 
 @cache
-def few_tokens() -> pd.DataFrame:
-    """Losses of the pretrained model with k tokens."""
-    return pd.read_parquet(REFERENCE / "real_model" / "few_tokens.parquet")
+def few_tokens(model: str) -> pd.DataFrame:
+    """Losses of a pretrained model with k tokens."""
+    path = REFERENCE / "real_model" / "few_tokens.parquet"
+    return pd.read_parquet(path, filters=[("model", "==", model)])
 
 
 @cache
 def curves() -> dict[str, pd.DataFrame]:
-    """Size -> loss against k."""
-    sparse = {"135 M": few_tokens()}
+    """Model or size -> loss against k."""
+    sparse = {"SmolLM2 135 M": few_tokens(SMOLLM2), "Gemma 3 270 M": few_tokens(GEMMA)}
     for size, model in (("2.3 M", SELECTOR), ("0.34 M", "300k-long-seed0")):
         sparse[size] = read_sparse_losses(STUDY, only={"model": [model]})
     return {size: recovered_loss.loss_curves(of_size) for size, of_size in sparse.items()}
@@ -72,9 +74,18 @@ def effects() -> pd.DataFrame:
 
 
 def of_few_tokens() -> Numbers:
-    """The paper's verdict on the pretrained model, and what 16 tokens recover at three sizes, by rule."""
-    verdict, recovered, lead = recovered_loss.paper_verdict(few_tokens())
-    own = few_tokens().query("distant_context == 'own'")  # where there is a null, it would decide the targets
+    """The paper's verdict on both pretrained models, and what 16 tokens recover of each model, by rule."""
+    verdicts, in_short = {}, {}
+    for model in (SMOLLM2, GEMMA):
+        verdict, recovered, lead = recovered_loss.paper_verdict(few_tokens(model))
+        in_short[model] = f"{verdict}: {percent(recovered)}, {percent(lead, ' points')}"
+        verdicts[model] = (
+            f"{verdict}: 16 tokens recover {percent(recovered)} of the gain, {percent(lead, ' points')} more"
+            " than recency"
+        )
+    smollm2, gemma, *_ = curves().values()
+    # A null, where there is one, would decide the targets.
+    own = few_tokens(SMOLLM2).query("distant_context == 'own'")
     by_loss = recovered_loss.token_effects(own).query("criterion == 'loss'")
     shares = {key: percent(interval_of(row, "share")) for key, row in rows_by(by_loss, "rule", "k").items()}
     of_sizes = [rows_by(of_size, "rule", "distant_context", "k") for of_size in curves().values()]
@@ -93,13 +104,13 @@ def of_few_tokens() -> Numbers:
         cells = ["-" if row is None else percent(interval_of(row, "recovered_share")) for row in found]
         table.append([words, *cells])
     return {
-        "paper_verdict": (
-            f"{verdict}: 16 tokens recover {percent(recovered)} of the gain, {percent(lead, ' points')} more"
-            " than recency"
-        ),
-        "paper_sample": sample(curves()["135 M"].iloc[-1]),
+        "paper_verdict": verdicts[SMOLLM2],
+        "paper_verdict_gemma": verdicts[GEMMA],
+        "paper_gemma": in_short[GEMMA],
+        "paper_sample": sample(smollm2.iloc[-1]),
+        "paper_sample_gemma": sample(gemma.iloc[-1]),
         "paper_null_sample": sample(of_sizes[0][SELECTED, "other_document", 16]),
-        "paper_lead_over_null": percent(recovered_loss.lead_over_null(few_tokens()), " points"),
+        "paper_lead_over_null": percent(recovered_loss.lead_over_null(few_tokens(SMOLLM2)), " points"),
         "paper_64": shares[SELECTED, 64],
         "paper_256": shares[SELECTED, 256],
         "paper_attention": shares["attention", 16],
@@ -317,11 +328,11 @@ def draw() -> None:
     errors = theory.by_length(read_artefact(REFERENCE / "theory" / "results", theory.STAGE))
     examples = read_artefact(REFERENCE / "length" / "cues", "synthetic_examples")
     pretrained = drawing.ModelLabel(
-        "SmolLM2-135M-Instruct", drawing.OTHER_MODELS[0], "135 M parameters", train_context_length=8192
+        SMOLLM2, drawing.OTHER_MODELS[0], "135 M parameters", train_context_length=8192
     )
     figures = {
         "real_model/loss_against_k": recovered_loss.loss_figure(
-            curves()["135 M"].query("k <= 256"), pretrained
+            curves()["SmolLM2 135 M"].query("k <= 256"), pretrained
         ),
         "real_model/mechanism": interference.mechanism_figure(interference.mechanism(interference_targets())),
         "study/loss_against_k": recovered_loss.loss_figure(curves()["2.3 M"], label),
