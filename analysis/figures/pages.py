@@ -52,7 +52,7 @@ def sample(row: Row | pd.Series, between: str = " of ") -> str:
 
 @cache
 def few_tokens(model: str) -> pd.DataFrame:
-    """Losses of a pretrained model with k tokens."""
+    """Losses of a pretrained model with k tokens, nats: its rows of `sparse_context_losses`."""
     path = REFERENCE / "real_model" / "few_tokens.parquet"
     return pd.read_parquet(path, filters=[("model", "==", model)])
 
@@ -75,17 +75,16 @@ def effects() -> pd.DataFrame:
 
 def of_few_tokens() -> Numbers:
     """The paper's verdict on both pretrained models, and what 16 tokens recover of each model, by rule."""
-    verdicts, in_short = {}, {}
-    for model in (SMOLLM2, GEMMA):
-        verdict, recovered, lead = recovered_loss.paper_verdict(few_tokens(model))
-        in_short[model] = f"{verdict}: {percent(recovered)}, {percent(lead, ' points')}"
-        verdicts[model] = (
-            f"{verdict}: 16 tokens recover {percent(recovered)} of the gain, {percent(lead, ' points')} more"
-            " than recency"
-        )
-    smollm2, gemma, *_ = curves().values()
+    smollm2, gemma = few_tokens(SMOLLM2), few_tokens(GEMMA)
+    same_texts = smollm2[smollm2["document_id"].isin(gemma["document_id"])]
+
+    def verdict(rows: pd.DataFrame, words: str = "{}: {}, {}") -> str:
+        word, recovered, lead = recovered_loss.paper_verdict(rows)
+        return words.format(word, percent(recovered), percent(lead, " points"))
+
+    in_full = "{}: 16 tokens recover {} of the gain, {} more than recency"
     # A null, where there is one, would decide the targets.
-    own = few_tokens(SMOLLM2).query("distant_context == 'own'")
+    own = smollm2.query("distant_context == 'own'")
     by_loss = recovered_loss.token_effects(own).query("criterion == 'loss'")
     shares = {key: percent(interval_of(row, "share")) for key, row in rows_by(by_loss, "rule", "k").items()}
     of_sizes = [rows_by(of_size, "rule", "distant_context", "k") for of_size in curves().values()]
@@ -104,13 +103,14 @@ def of_few_tokens() -> Numbers:
         cells = ["-" if row is None else percent(interval_of(row, "recovered_share")) for row in found]
         table.append([words, *cells])
     return {
-        "paper_verdict": verdicts[SMOLLM2],
-        "paper_verdict_gemma": verdicts[GEMMA],
-        "paper_gemma": in_short[GEMMA],
-        "paper_sample": sample(smollm2.iloc[-1]),
-        "paper_sample_gemma": sample(gemma.iloc[-1]),
+        "paper_verdict": verdict(smollm2, in_full),
+        "paper_verdict_gemma": verdict(gemma, in_full),
+        "paper_gemma": verdict(gemma),
+        "paper_same_texts": verdict(same_texts),
+        "paper_sample": sample(curves()["SmolLM2 135 M"].iloc[-1]),
+        "paper_sample_gemma": sample(curves()["Gemma 3 270 M"].iloc[-1]),
         "paper_null_sample": sample(of_sizes[0][SELECTED, "other_document", 16]),
-        "paper_lead_over_null": percent(recovered_loss.lead_over_null(few_tokens(SMOLLM2)), " points"),
+        "paper_lead_over_null": percent(recovered_loss.lead_over_null(smollm2), " points"),
         "paper_64": shares[SELECTED, 64],
         "paper_256": shares[SELECTED, 256],
         "paper_attention": shares["attention", 16],
