@@ -26,7 +26,7 @@ import numpy as np
 
 from pipeline.cli import InputError, folder_path, positive_int, run_stage, stage_parser
 from pipeline.measuring.flags import ContextLengths, add_stage_arguments
-from pipeline.measuring.rules import ABLATIONS, SWAP, Measuring
+from pipeline.measuring.rules import ABLATIONS, SWAP, TRIAL_SWAPS, Measuring
 from pipeline.results.files import refuse_changes, sha256_of_files
 from pipeline.results.read import read_artefact, read_made_by, read_model_facts, sources
 from pipeline.text.folder import TokenizedData
@@ -45,8 +45,9 @@ def parser() -> argparse.ArgumentParser:
     add("--choices-of", metavar="MODEL", help="whose choices, where that folder holds several models'")
     add("--ablation", choices=ABLATIONS,
         help="what stands where a token is left out (default: what stood there for the choices)")
-    add("--num-swaps", type=positive_int,
-        help="other documents that --ablation swap takes the mean over (default: the choices')")
+    add("--trial-swaps", type=positive_int, metavar="N",
+        help="under --ablation swap: other documents that the tokens are tried among, none of them one that"
+        f" stood in while they were chosen (default: the choices', or {TRIAL_SWAPS})")
     # fmt: on
     return stage
 
@@ -59,15 +60,20 @@ def main(arguments: argparse.Namespace) -> None:
     """Try the choices on every checkpoint, chunk by chunk."""
     selector, made_by = _made_by(arguments)
     settings = dict(made_by["settings"])
-    num_swaps = arguments.num_swaps or settings.get("num_swaps") or 1
     settings["ablation"] = arguments.ablation or settings["ablation"]
-    settings["num_swaps"] = num_swaps if settings["ablation"] == SWAP else None
+    is_swap = settings["ablation"] == SWAP
+    trial_swaps = arguments.trial_swaps or settings.get("trial_swaps") or TRIAL_SWAPS
+    settings["trial_swaps"] = trial_swaps if is_swap else None
+    # Choices of --ablation mask were made in no swapped context.
+    search_swaps = settings.get("search_swaps") or 0
+    settings["search_swaps"] = search_swaps if is_swap else None
     measuring = Measuring(
         lengths=ContextLengths.of(settings),
         rules=settings["rules"],
         ks=settings["k"],
         ablation=settings["ablation"],
-        num_swaps=num_swaps,
+        search_swaps=search_swaps,
+        trial_swaps=trial_swaps,
         null_fraction=settings.get("null_fraction") or 1.0,
         minimum_gain=settings["minimum_gain"],
         screen=settings.get("screen"),
@@ -110,7 +116,7 @@ def main(arguments: argparse.Namespace) -> None:
             ),
         },
         model_facts=read_model_facts(arguments.choices, CHOOSING)[selector],
-        num_other_documents=1 + (settings["num_swaps"] or 0),
+        num_other_documents=measuring.num_others,
     )
 
 

@@ -4,8 +4,10 @@ For each checkpoint and each target t of the evaluation documents:
   1. loss and prediction with everything before it in the chunk (long context), and with the s tokens before
      it (short context). The divergence KL(p(.|long) || p(.|short)) compares these without seeing the answer;
   2. the k distant tokens that each rule ranks first, by the loss or (names with _divergence) by the KL;
-  3. loss and divergence with the short context and those k tokens, nothing else visible anywhere in the
-     network; of the controls, random and recency, at every power of two up to the whole distant context;
+  3. loss and divergence with the short context and those k tokens: among the distant tokens of other
+     documents than the one that stood in while they were chosen, or with nothing else visible anywhere in the
+     network (--ablation mask); of the controls, random and recency, at every power of two up to the whole
+     distant context;
   4. the same with another document's tokens at the same positions: the null, which tells how much of that is
      an effect;
   5. how many tokens it takes: mean_log2_k, in doublings, which every target with a gain has; and k*, the
@@ -37,6 +39,7 @@ from pipeline.cli import (
     random_seed,
     run_stage,
     stage_parser,
+    whole_number,
 )
 from pipeline.measuring.flags import (
     BLOCKS,
@@ -52,7 +55,9 @@ from pipeline.measuring.rules import (
     DEFAULT_KS,
     DEFAULT_RULES,
     RULES,
+    SEARCH_SWAPS,
     SWAP,
+    TRIAL_SWAPS,
     Measuring,
     load_rule_file,
 )
@@ -74,8 +79,11 @@ def parser() -> argparse.ArgumentParser:
         help="Python files with selection rules of your own; analysis/examples/kv_cache_rules.py shows two")
     add("--ablation", choices=ABLATIONS, default=DEFAULT_ABLATION,
         help="what stands where a token is left out: nothing, or another document's token")
-    add("--num-swaps", type=positive_int, default=1,
-        help="other documents that --ablation swap takes the mean over")
+    add("--search-swaps", type=whole_number(0), default=SEARCH_SWAPS, metavar="N",
+        help="under --ablation swap: other documents that stand in while tokens are chosen, effects being"
+        " means over them; 0: tokens are removed")
+    add("--trial-swaps", type=positive_int, default=TRIAL_SWAPS, metavar="N",
+        help="under --ablation swap: other documents that chosen tokens are then tried among")
     add("--null-fraction", type=positive_fraction, default=1.0,
         help="of the documents, those with a null; rules that say nothing without one are measured on these"
         " only")
@@ -100,7 +108,8 @@ def check(arguments: argparse.Namespace) -> Measuring:
         rules=list(dict.fromkeys(arguments.rules)),
         ks=sorted(set(arguments.k or [k for k in DEFAULT_KS if k <= lengths.num_far_tokens_T[0]])),
         ablation=arguments.ablation,
-        num_swaps=arguments.num_swaps,
+        search_swaps=arguments.search_swaps,
+        trial_swaps=arguments.trial_swaps,
         null_fraction=arguments.null_fraction,
         minimum_gain=arguments.minimum_gain,
         screen=arguments.screen,
@@ -115,7 +124,7 @@ def main(arguments: argparse.Namespace) -> None:
     from pipeline.measuring.sparsity import measure_chunk
     from pipeline.measuring.stage import measure_documents
 
-    num_swaps = measuring.num_swaps if measuring.ablation == SWAP else None
+    is_swap = measuring.ablation == SWAP
     settings = {
         "short_context_length": measuring.lengths.short_context_length,
         "k": measuring.ks,
@@ -128,17 +137,17 @@ def main(arguments: argparse.Namespace) -> None:
         "engine": "left_out_at_kept_position_ids",
         # What is really done: --screen has no effect on short contexts, or without leave-one-out.
         "screen": measuring.num_blocks,
-        "num_swaps": num_swaps,
+        "search_swaps": measuring.search_swaps if is_swap else None,
+        "trial_swaps": measuring.trial_swaps if is_swap else None,
         "null_fraction": measuring.null_fraction if measuring.null_fraction < 1 else None,
     }
-    # A chunk comes with the same chunk of the documents after it: of its null, then of its swaps.
     measure_documents(
         arguments,
         "influential_tokens",
         settings,
         lambda name, model, chunk: measure_chunk(name, model, chunk, measuring),
         rule_files=arguments.rule_file,
-        num_other_documents=1 + (num_swaps or 0),
+        num_other_documents=measuring.num_others,
     )
 
 

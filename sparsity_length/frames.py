@@ -15,7 +15,7 @@ from pipeline.measuring.explanation import default_length, swap_tokens, token_co
 from pipeline.measuring.far_context import FarContext
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.given import GivenModel
-from pipeline.measuring.rules import ABLATIONS, SWAP, Measuring
+from pipeline.measuring.rules import ABLATIONS, SEARCH_SWAPS, TRIAL_SWAPS, Measuring
 from pipeline.measuring.sparsity import measure_chunk
 from pipeline.measuring.stage import failures_in_words
 from pipeline.results.schemas import DIVERGENCE, OTHER_DOCUMENT, OWN, Columns
@@ -116,7 +116,8 @@ def influential_tokens(
     k: Iterable[int] = (1, 2, 4, 8, 16),
     rule: str = "leave_one_out_divergence",
     ablation: str = "swap",
-    num_swaps: int = 1,
+    search_swaps: int = SEARCH_SWAPS,
+    trial_swaps: int = TRIAL_SWAPS,
     swap_text: str | None = None,
     screen: int | None = None,
     seed: int = 0,
@@ -139,7 +140,8 @@ def influential_tokens(
             leaves out, those that matter being split, so that time grows about linearly; None: every token of
             a chunk up to 2,048 tokens, 32 blocks and one a target beyond.
         rule: which ranks the distant tokens; `sparsity influential_tokens --help` lists them.
-        num_swaps: number of other texts to average over, under "swap".
+        search_swaps, trial_swaps: under "swap", how many other texts stand in while sources are chosen (0:
+            tokens are removed), and among how many others these are then tried; means over them.
         swap_text: is cut into the swapped contexts and the null baseline; None: bundled English passages.
         seed: of rules that draw.
 
@@ -178,16 +180,17 @@ def influential_tokens(
                 rules=[rule],
                 ks=fitting,
                 ablation=ablation,
-                num_swaps=num_swaps,
+                search_swaps=search_swaps,
+                trial_swaps=trial_swaps,
                 every_null=False,
                 screen=screen,
                 seed=seed,
             )
             work.append((text, start, measuring))
     longest = max((measuring.lengths.long_context_length for *_, measuring in work), default=0)
-    num_others = 1 + (num_swaps if ablation == SWAP else 0)
+    num_others = max((measuring.num_others for *_, measuring in work), default=1)
     others_N = swap_tokens(swap_text, num_others * longest, read.tokenizer)[: num_others * longest]
-    # Disjoint pieces: the null, then each swap, share no token.
+    # Disjoint pieces: the null, the trials and the searches share no token.
     others_NL = others_N.reshape(num_others, longest)
     ready = given.ready(length, [*read.ids, others_N], read.tokenizer, read.bos_token_ids)
     frames = []

@@ -1,7 +1,7 @@
 """What the measuring stages are run on in tests: documents of known tokens, a random OLMo, their flags.
 
 Chunks of 12 tokens, the last 3 of each predicted, short contexts of 4. Of the documents, the first has two
-chunks (tokens 0-11 and 12-23; the last 6 belong to none), the next two have one, the last is too short.
+chunks (tokens 0-11 and 12-23; the last 6 belong to none), the next two have one, the last two are too short.
 """
 
 import hashlib
@@ -65,6 +65,7 @@ DOCUMENTS = {
     "00000000000000bb": _tokens(1, 12),
     "00000000000000cc": _tokens(2, 13),
     "00000000000000dd": _tokens(3, 11),
+    "00000000000000ee": _tokens(4, 11),
 }
 TARGET_POSITIONS = [
     *[("00000000000000aa", 0, position) for position in (9, 10, 11)],

@@ -13,8 +13,9 @@ there from the start, so that only what this document's tokens add is measured:
     loss(t | B with i)      one distant token restored; one pass a token for all targets
     loss(t | B with S_k)    the sparse context; the rows before its first token are B's alone, and read once
 
-Of a null the restored tokens are those of a third document. A divergence is from the prediction under the
-chunk's own long context, but for `influence`.
+A choice is made in the search's swaps and tried in others. Of a null the restored tokens are those of a
+document that is none of these. A divergence is from the prediction under the chunk's own long context, but
+for `influence`.
 
 Shapes: L chunk, T targets, F distant-context positions (of the last target), R removed rows, S rows, N
 contexts or subsets, K positions of a set or largest k, C context, J studied values of k, B swaps or sequences
@@ -246,8 +247,11 @@ class FarContext:
     """Holds the distant tokens."""
     own: Optional["FarContext"] = None
     """The chunk's own distant context, of a null; None: this is it, and its tokens are the chunk's."""
-    swap_ids_BL: Swaps = (None,)
-    """Measurements are means over them."""
+    search_swaps_BL: Swaps = (None,)
+    """What stands where a search leaves tokens out; influences are means over them."""
+    trial_swaps_BL: Swaps = (None,)
+    """Where a choice is tried. A token chosen in a swapped context may only undo what its stand-in does
+    there, so these are of other documents."""
     screen: int | None = None
     """Blocks that a round of `leave_blocks_out` leaves out; None: each token is left out."""
     seed: Sequence[int] = (0,)
@@ -287,7 +291,7 @@ class FarContext:
     def _effects(self) -> np.ndarray:
         return self._of_all_targets(
             [
-                leave_blocks_out(self.model, sequence, self.batching, full, self.swap_ids_BL, self.screen)
+                leave_blocks_out(self.model, sequence, self.batching, full, self.search_swaps_BL, self.screen)
                 for sequence, full in self.sequences
             ]
         )
@@ -318,7 +322,7 @@ class FarContext:
 
     @cached_property
     def baselines(self) -> Measured:
-        """What distant tokens are added to: each swapped context, or the short one alone: [T, B].
+        """What chosen tokens are added to: each trial's swapped context, or the short one alone: [T, B].
 
         What is lost by a swapped context is the *document-specific gain*: the part of the long context's gain
         that is this document's.
@@ -327,10 +331,10 @@ class FarContext:
 
     @cached_property
     def first_additions(self) -> Measured:
-        """loss(t | short and {i}), or in swapped contexts with i, and its divergence: [T, F] each."""
+        """loss(t | short and {i}), or in the search's swapped contexts, and its divergence: [T, F] each."""
         of_each = [
             self.measured_additions(self._nothing_T0) if swap_L is None else self._restored_alone(swap_L)
-            for swap_L in self.swap_ids_BL
+            for swap_L in self.search_swaps_BL
         ]
         return Measured(*np.mean(of_each, axis=0))
 
@@ -353,21 +357,30 @@ class FarContext:
         )
 
     def measured_additions(self, chosen_TK: np.ndarray) -> Measured:
-        """loss(t | short, the chosen positions, i) and its divergence: [T, F] each, NaN of the chosen."""
+        """loss(t | short, the chosen positions, i) and its divergence: [T, F] each, NaN of the chosen.
+
+        All else is removed: of searches that build up a context.
+        """
         is_tried_TF = np.arange(self.num_far_tokens_T[-1]) < self.num_far_tokens_T[:, None]
         # What is chosen already is no candidate.
         np.put_along_axis(is_tried_TF, chosen_TK, False, axis=1)
         target_index_N, added_N = np.nonzero(is_tried_TF)
         sets_NK = np.column_stack([chosen_TK[target_index_N], added_N])
         added_2TF = np.full((2, *is_tried_TF.shape), np.nan, dtype=np.float32)
-        added_2TF[:, is_tried_TF] = self.measured_with(target_index_N, sets_NK).over_swaps
+        added_2TF[:, is_tried_TF] = self._measured_sets(target_index_N, sets_NK, (None,)).over_swaps
         return Measured(*added_2TF)
 
     def measured_with(self, target_index_N: np.ndarray, positions_NK: np.ndarray) -> Measured:
         """loss(t | short and the given far positions), nothing else visible, and its divergence: [N, B] each.
 
-        Under the ablation `swap` all else is a swap's. The positions of a set are in any order, none twice.
+        Under the ablation `swap` all else is a trial swap's. Positions of a set are in any order, none twice.
         """
+        return self._measured_sets(target_index_N, positions_NK, self.trial_swaps_BL)
+
+    def _measured_sets(
+        self, target_index_N: np.ndarray, positions_NK: np.ndarray, swaps_BL: Swaps
+    ) -> Measured:
+        """`measured_with` in these swaps."""
         # Rows see the rows up to themselves, so positions must rise. A set that is given several times, as
         # rules often select the same, is measured once.
         sets_NK = np.column_stack([target_index_N, np.sort(positions_NK, axis=1)])
@@ -378,7 +391,7 @@ class FarContext:
             self._beside_short(index_M, sets_MK)
             if swap_L is None
             else self._restored(swap_L, index_M, sets_MK)
-            for swap_L in self.swap_ids_BL
+            for swap_L in swaps_BL
         ]
         return Measured(*np.stack(of_each, axis=-1)[:, places_N.ravel()])
 

@@ -40,6 +40,9 @@ ABLATIONS = (MASK, SWAP)
 """What becomes of a token that is left out: nothing is there; or another document's token is, in the place of
 the whole distant context but for S_k."""
 DEFAULT_ABLATION = SWAP
+SEARCH_SWAPS = 1
+TRIAL_SWAPS = 2
+"""Defaults: other documents that stand there while tokens are chosen, and while the choice is tried."""
 CONTROLS = ("random", "recency")
 DEFAULT_RULES = ("leave_one_out_divergence", "leave_one_out", *CONTROLS)
 """First the best one of the trial of the measures, within `DEFAULT_ABLATION` (analysis/LOG.md)."""
@@ -167,8 +170,10 @@ class Measuring:
     ks: Sequence[int] = ()
     """The numbers of influential tokens asked for, ascending."""
     ablation: str = MASK
-    num_swaps: int = 1
-    """Other documents to average over, under the ablation `swap`."""
+    search_swaps: int = SEARCH_SWAPS
+    trial_swaps: int = TRIAL_SWAPS
+    """Other documents to average over, under the ablation `swap`, while tokens are chosen, and while a choice
+    is tried; where none serves the search, it removes tokens."""
     null_fraction: float = 1.0
     """Fraction of the documents that have a null; which ones, a hash of the text decides."""
     every_null: bool = True
@@ -181,8 +186,11 @@ class Measuring:
 
     def __post_init__(self) -> None:
         for rule in map(find_rule, self.rules):
-            if self.ablation == SWAP and rule.search == "greedy":
-                raise InputError(f"--ablation swap has no meaning for {rule.name}; say --ablation mask")
+            if self.ablation == SWAP and self.search_swaps and rule.search == "greedy":
+                raise InputError(
+                    f"{rule.name} builds up a context in which nothing else stands; say --search-swaps 0 or"
+                    " --ablation mask"
+                )
         # Every target must fill every rank, so the first one, with the fewest distant tokens, decides.
         if self.ks and self.ks[-1] > self.smallest_far_context:
             raise InputError(
@@ -194,6 +202,11 @@ class Measuring:
                 "--null-fraction leaves most documents without any rule; name one that needs no null, such as"
                 f" {DEFAULT_RULES[0]}"
             )
+
+    @property
+    def num_others(self) -> int:
+        """Documents that a chunk is measured with: one for the null, then the trial's swaps, the search's."""
+        return 1 + (self.trial_swaps + self.search_swaps if self.ablation == SWAP else 0)
 
     @property
     def smallest_far_context(self) -> int:

@@ -64,7 +64,7 @@ def measure_differences(
     chunk_L = chunk.token_ids_L
     # No tokens are chosen, so no null is needed, and its document can be the swap.
     swap_ids_1L = chunk.other_token_ids_NL
-    own = FarContext(model, lengths, Batching.for_model(model), chunk_L, chunk_L, swap_ids_BL=swap_ids_1L)
+    own = FarContext(model, lengths, Batching.for_model(model), chunk_L, chunk_L, trial_swaps_BL=swap_ids_1L)
     swapped = own.baselines.over_swaps
     yield _rows(
         "loss_differences",
@@ -118,14 +118,20 @@ def try_choices(
 
 def contexts_of(model: CausalLM, chunk: Chunk, measuring: Measuring) -> Contexts:
     """The chunk's own distant context and its null, as a model reads them; nothing is measured yet."""
+    # The first is the null: as a swap too, it would be its own baseline. Trials come before searches, so that
+    # a choice by other searches is tried in the same documents.
+    null_L, trial_swaps_BL, search_swaps_BL = np.split(
+        chunk.other_token_ids_NL, [1, 1 + measuring.trial_swaps]
+    )
+    is_swap = measuring.ablation == SWAP
     return far_contexts(
         model,
         measuring.lengths,
         Batching.for_model(model),
         chunk.token_ids_L,
-        chunk.other_token_ids_NL[0],
-        # The first is the null: as a swap too, it would be its own baseline.
-        swap_ids_BL=chunk.other_token_ids_NL[1:] if measuring.ablation == SWAP else (None,),
+        null_L[0],
+        search_swaps_BL=search_swaps_BL if is_swap and measuring.search_swaps else (None,),
+        trial_swaps_BL=trial_swaps_BL if is_swap else (None,),
         screen=measuring.num_blocks,
         seed=measuring.seed_of(chunk.document_id, chunk.chunk_index),
     )

@@ -51,7 +51,7 @@ def measure_documents(
         inputs: SHA-256 of what else is measured with, by name.
         rule_files: the user's own rules, whose SHA-256 is one of the settings.
         model_facts: of the selector; None: of the checkpoint.
-        num_other_documents: those whose chunks a chunk is measured with: its null, then swaps.
+        num_other_documents: those whose chunks a chunk is measured with, as `Measuring.num_others`.
         num_positions: position IDs are below it; None: those of a chunk.
     """
     task = Task(arguments.task_index, arguments.num_tasks)

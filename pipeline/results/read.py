@@ -154,9 +154,19 @@ def sources(
                     f"{path} is of schema version {version}, and this code reads {SCHEMA_VERSION}; measure it"
                     " again into another --results folder"
                 )
+            if is_of_one_swap(json.loads(of_model["settings"])):
+                raise InputError(
+                    f"{path} is of the same swap: choices were tried in the swapped context that chose them,"
+                    " which flatters them; measure it again into another --results folder"
+                )
             if models is None or model in models:
                 found.append(Source(path, model, of_model))
     return found
+
+
+def is_of_one_swap(settings: Mapping[str, Any]) -> bool:
+    """Whether choices were made and tried in the same swapped context, as was done to 2026-11-29."""
+    return settings.get("ablation") == "swap" and "search_swaps" not in settings
 
 
 @lru_cache(maxsize=1000)

@@ -167,7 +167,7 @@ def found_dependencies(
         placed = model.at(torch.from_numpy(position_ids_BS[index]))
         # Large passes, as models are small.
         chunk = (placed, lengths, Batching(8192), example.token_ids_S, example.token_ids_S)
-        contexts = {MASK: FarContext(*chunk), SWAP: FarContext(*chunk, swap_ids_BL=swaps_BL)}
+        contexts = {MASK: FarContext(*chunk), SWAP: FarContext(*chunk, search_swaps_BL=swaps_BL)}
         # Every target must fill every rank, and the first one has the fewest distant tokens.
         max_k = min(max(largest_k, *map(len, example.dependencies)), num_far_T[0])
         for rule, ablation in searches:

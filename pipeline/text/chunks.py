@@ -24,7 +24,7 @@ class Chunk:
     chunk_index: int
     token_ids_L: np.ndarray
     other_token_ids_NL: np.ndarray
-    """The same chunk of N other documents: of its null, then of swaps."""
+    """The same chunk of N other documents: the null's, those of trials, and those of searches."""
     start: int = 0
     """Place of the chunk's first token in the document."""
 
@@ -50,7 +50,7 @@ def long_enough_documents(
 ) -> list[EvaluationDocument]:
     """The first `max_documents` evaluation documents that hold a chunk; the others are counted in the log.
 
-    InputError if there are not as many beside each as serve as its null and its swaps: `num_others`.
+    InputError if there are not as many beside each as serve as its null and swapped contexts: `num_others`.
     """
     documents = data.evaluation_documents()
     usable = [document for document in documents if len(document.token_ids) >= chunk_length]
@@ -60,8 +60,8 @@ def long_enough_documents(
     if len(usable) <= num_others:
         raise InputError(
             f"{len(usable)} evaluation document(s) of at least {chunk_length} tokens in {data.folder} are not"
-            f" enough: {num_others + 1} are needed, since others serve as its null or swapped context; choose"
-            " a shorter context or a larger --max-documents"
+            f" enough: {num_others + 1} are needed, since others serve as its null and swapped contexts;"
+            " choose a shorter context or a larger --max-documents"
         )
     return usable
 

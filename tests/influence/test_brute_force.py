@@ -36,8 +36,10 @@ TARGETS = range(L - M, L)
 TOLERANCE = 2e-5
 NAMES = ["own", "other_document"]
 GENERATOR = np.random.default_rng(12)
-CHUNKS = {name: GENERATOR.integers(0, 48, L) for name in [*NAMES, "first", "second"]}
-BACKGROUNDS = [CHUNKS["first"], CHUNKS["second"]]
+CHUNKS = {name: GENERATOR.integers(0, 48, L) for name in [*NAMES, "first", "second", "third", "fourth"]}
+SEARCH = [CHUNKS["first"], CHUNKS["second"]]
+TRIAL = [CHUNKS["third"], CHUNKS["fourth"]]
+SWAPS = {"search_swaps_BL": np.stack(SEARCH), "trial_swaps_BL": np.stack(TRIAL)}
 
 
 @dataclass
@@ -93,13 +95,10 @@ def model(request: pytest.FixtureRequest, make_olmo: Callable[..., OLMo]) -> Imp
 
 
 @pytest.fixture(scope="module", params=["mask", "swap"])
-def measured(
-    request: pytest.FixtureRequest, model: Implementation
-) -> tuple[dict[str, FarContext], list[np.ndarray]]:
-    """The distant contexts, and the swaps of the ablation."""
-    if request.param == "mask":
-        return model.contexts(), []
-    return model.contexts(swap_ids_BL=np.stack(BACKGROUNDS)), BACKGROUNDS
+def measured(request: pytest.FixtureRequest, model: Implementation) -> tuple[dict[str, FarContext], bool]:
+    """The distant contexts, and whether what is left out is swapped."""
+    is_swap = request.param == "swap"
+    return model.contexts(**(SWAPS if is_swap else {})), is_swap
 
 
 def close(found: np.ndarray, naive: np.ndarray | Sequence[float], what: object) -> None:
@@ -111,7 +110,7 @@ def close(found: np.ndarray, naive: np.ndarray | Sequence[float], what: object) 
 def test_short_long_and_foreign_contexts_and_windows(model: Implementation) -> None:
     contexts = model.contexts()
     long = contexts["own"].predictions
-    foreign = model.contexts(swap_ids_BL=CHUNKS["other_document"][None])["own"].baselines.over_swaps
+    foreign = model.contexts(trial_swaps_BL=CHUNKS["other_document"][None])["own"].baselines.over_swaps
     windows = {
         length: measured_windows(model.lm, CHUNKS["own"], LENGTHS.targets_T, length, Batching(30), long)
         for length in (1, 2, 7, L - M)
@@ -142,8 +141,8 @@ def test_short_long_and_foreign_contexts_and_windows(model: Implementation) -> N
 
 @pytest.mark.parametrize("ablation", ["mask", "swap"])
 def test_every_influence(model: Implementation, ablation: str) -> None:
-    stand_ins = {"mask": [None], "swap": BACKGROUNDS}
-    options = {"mask": {}, "swap": {"swap_ids_BL": np.stack(BACKGROUNDS)}}
+    stand_ins = {"mask": [None], "swap": SEARCH}
+    options = {"mask": {}, "swap": SWAPS}
     for name, context in model.contexts(**options[ablation]).items():
         for index, target in enumerate(TARGETS):
             tokens, _ = case(name, target, ())
@@ -171,17 +170,17 @@ def test_every_influence(model: Implementation, ablation: str) -> None:
 
 
 def test_the_screen_leaves_out_blocks_and_splits_those_that_matter(
-    model: Implementation, measured: tuple[dict[str, FarContext], list[np.ndarray]]
+    model: Implementation, measured: tuple[dict[str, FarContext], bool]
 ) -> None:
     """2 blocks of 8 (of 16 to 19 tokens), then 4 of 2, then 4 of 1, and what is beside them and nearer."""
-    contexts, swaps = measured
+    contexts, is_swap = measured
 
     def without(name: str, target: int, block: range) -> np.ndarray:
         """Loss and divergence by which it moves from the long context."""
         tokens, _ = case(name, target, ())
         long = (tokens, range(target))
         naive = []
-        for swap in swaps or [None]:
+        for swap in SEARCH if is_swap else [None]:
             replaced = tokens.copy()
             rest = set(range(target)) - set(block)
             if swap is not None:
@@ -233,19 +232,19 @@ def test_the_screen_leaves_out_blocks_and_splits_those_that_matter(
 
 
 def test_every_addition_and_every_choice(
-    model: Implementation, measured: tuple[dict[str, FarContext], list[np.ndarray]]
+    model: Implementation, measured: tuple[dict[str, FarContext], bool]
 ) -> None:
-    contexts, swaps = measured
+    contexts, is_swap = measured
     for name, context in contexts.items():
         for criterion, suffix in enumerate(("", "_divergence")):
             added = selected_positions(context, f"add_one_in{suffix}", 4, seed=[0])
-            greedy = None if swaps else selected_positions(context, f"greedy{suffix}", 3, seed=[0])
+            greedy = None if is_swap else selected_positions(context, f"greedy{suffix}", 3, seed=[0])
             for index, target in enumerate(TARGETS):
                 chosen: list[int] = []
-                for num_chosen in range(1 if swaps else 3):
+                for num_chosen in range(1 if is_swap else 3):
                     candidates = [position for position in range(target - S) if position not in chosen]
                     sets = [sorted([*chosen, position]) for position in candidates]
-                    naive = model.naive(name, target, sets, swaps)[criterion]
+                    naive = model.naive(name, target, sets, SEARCH if is_swap else [])[criterion]
                     ranked = [candidates[place] for place in np.argsort(naive)]
                     if num_chosen == 0:
                         close(context.first_additions[criterion][index], naive, (name, target))
@@ -255,9 +254,10 @@ def test_every_addition_and_every_choice(
 
 
 def test_every_sparse_context_and_the_swap(
-    model: Implementation, measured: tuple[dict[str, FarContext], list[np.ndarray]]
+    model: Implementation, measured: tuple[dict[str, FarContext], bool]
 ) -> None:
-    contexts, swaps = measured
+    contexts, is_swap = measured
+    trials = TRIAL if is_swap else []
     rules = ("leave_one_out_divergence", "add_one_in", "random", "recency")
     for name, context in contexts.items():
         positions = {rule: selected_positions(context, rule, 9, seed=[0]) for rule in rules}
@@ -265,11 +265,11 @@ def test_every_sparse_context_and_the_swap(
         for index, target in enumerate(TARGETS):
             for rule in rules:
                 sets = [positions[rule][index, :k].tolist() for k in (1, 3, 9)]
-                naive = model.naive(name, target, sets, swaps)
+                naive = model.naive(name, target, sets, trials)
                 for found_TJ, values in zip(sparse[rule].over_swaps, naive, strict=True):
                     close(found_TJ[index], values, (name, target, rule))
             for found_T, (value,) in zip(
-                context.baselines.over_swaps, model.naive(name, target, [[]], swaps), strict=True
+                context.baselines.over_swaps, model.naive(name, target, [[]], trials), strict=True
             ):
                 assert found_T[index] == pytest.approx(value, abs=TOLERANCE), (name, target)
             whole = context.measured_with(np.array([index]), np.arange(target - S)[None]).over_swaps
@@ -284,7 +284,7 @@ def test_a_wide_target_block_reaches_into_its_own_far_context(model: Implementat
     first = L - 12
     fields = model.lm, lengths, Batching(100), CHUNKS["own"], CHUNKS["other_document"]
     removed = far_contexts(*fields)["own"]
-    replaced_by_first = far_contexts(*fields, swap_ids_BL=CHUNKS["first"][None])["own"]
+    replaced_by_first = far_contexts(*fields, search_swaps_BL=CHUNKS["first"][None])["own"]
     long = (CHUNKS["own"], range(first))
     without = []
     replaced = []

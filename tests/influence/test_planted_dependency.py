@@ -15,6 +15,7 @@ from pipeline.measuring.far_context import FarContext, far_contexts, sparse_cont
 from pipeline.measuring.flags import ContextLengths
 from pipeline.measuring.rules import LEAVE_ONE_OUT_RULES, RULES, selected_positions
 from pipeline.measuring.sparsity import minimal_sufficient_k
+from pipeline.results.statistics import Interval, ratio_of_sums
 
 VOCABULARY_SIZE = 40
 ANSWER = 39
@@ -38,13 +39,13 @@ def _evidence(k: int) -> Callable[[Set[int]], float]:
 def _contexts(logit_of: Callable[[Set[int]], float], k: int) -> dict[str, FarContext]:
     """Documents share tokens with each other; only this one has those planted."""
     generator = np.random.default_rng(k)
-    own, null, first, second = generator.integers(0, 8, (4, MADE_LENGTHS.long_context_length))
+    own, null, *swaps = generator.integers(0, 8, (6, MADE_LENGTHS.long_context_length))
     for position, token in _planted(k).items():
         own[position] = token
     own[MADE_LENGTHS.targets_T] = ANSWER
     model = EvidenceLM(VOCABULARY_SIZE, ANSWER, logit_of)
-    swaps_BL = np.stack([first, second])
-    return far_contexts(model, MADE_LENGTHS, Batching(4000), own, null, swap_ids_BL=swaps_BL)
+    options = {"search_swaps_BL": np.stack(swaps[:2]), "trial_swaps_BL": np.stack(swaps[2:])}
+    return far_contexts(model, MADE_LENGTHS, Batching(4000), own, null, **options)
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])
@@ -62,7 +63,7 @@ def test_a_screen_of_a_long_text_finds_the_planted_tokens(screen: int) -> None:
     own, foreign = np.random.default_rng(5).integers(0, 8, (2, 1003))
     own[[277, 600]], own[lengths.targets_T] = list(_planted(2).values()), ANSWER
     model = EvidenceLM(VOCABULARY_SIZE, ANSWER, _evidence(2))
-    for options in ({}, {"swap_ids_BL": foreign[None]}):
+    for options in ({}, {"search_swaps_BL": foreign[None]}):
         context = far_contexts(model, lengths, Batching(1), own, foreign, screen=screen, **options)["own"]
         for rule in LEAVE_ONE_OUT_RULES:
             selected_T2 = selected_positions(context, rule, 2, seed=[0])
@@ -101,3 +102,43 @@ def test_of_the_null_nothing_is_found() -> None:
             np.testing.assert_allclose(values_TJ, np.tile(nothing_T[:, None], 2), atol=1e-6, err_msg=rule)
         # with no effect anywhere, ties go to the nearer tokens
         assert positions_TK.tolist() == [[15, 14, 13, 12], [16, 15, 14, 13]], rule
+
+
+def test_what_only_a_stand_in_does_is_recovered_in_its_own_swap_alone() -> None:
+    """No distant token tells anything, but each other document has some that mislead, elsewhere each."""
+    lengths = ContextLengths(short_context_length=2, long_context_length=120, targets_per_chunk=1)
+    generator = np.random.default_rng(0)
+    weights_V = generator.normal(0, 1, VOCABULARY_SIZE)
+    weights_V[:8] = 0  # these are all that the own documents have
+
+    def logit_of(seen: Set[int]) -> float:
+        return 1 + float(weights_V[list(seen)].sum())
+
+    def recovered(searched_in: str, tried_in: str) -> Interval:
+        generator = np.random.default_rng(1)
+        sums = []
+        for _ in range(60):
+            neutral_3L = generator.integers(0, 8, (3, lengths.long_context_length))
+            is_loud_3L = generator.random(neutral_3L.shape) < 0.05
+            loud_3L = generator.integers(8, ANSWER, neutral_3L.shape)
+            swaps = dict(zip("abc", np.where(is_loud_3L, loud_3L, neutral_3L)[:, None], strict=True))
+            own_L = generator.integers(0, 8, lengths.long_context_length)
+            own = FarContext(
+                EvidenceLM(VOCABULARY_SIZE, ANSWER, logit_of),
+                lengths,
+                Batching(4000),
+                own_L,
+                own_L,
+                search_swaps_BL=swaps[searched_in],
+                trial_swaps_BL=swaps[tried_in],
+            )
+            chosen_TK = selected_positions(own, "leave_one_out_divergence", 4, seed=[0])
+            left = own.measured_with(np.array([0]), chosen_TK).divergences
+            total = own.baselines.divergences
+            sums.append((float((total - left).sum()), float(total.sum())))
+        return ratio_of_sums(*np.transpose(sums))
+
+    assert recovered("a", "a").low > 0.3
+    for tried_in in "bc":
+        elsewhere = recovered("a", tried_in)
+        assert elsewhere.low <= 0 <= elsewhere.high < 0.2

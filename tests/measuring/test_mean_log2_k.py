@@ -32,9 +32,10 @@ from pipeline.query import connect, select
 from pipeline.results.read import read_artefact, read_settings
 
 NAMES = ("run", "third", "fourth")
-L, M, KS = 11, 3, [1, 2, 4]  # chunks that all four documents hold: a null, and two swaps
+L, M, KS = 11, 3, [1, 2, 4]  # chunks that all five documents hold
+NULL, *TRIALS, SEARCH = 1, 2, 3, 4  # which document after a chunk's own serves as what
+IN_BACKGROUND = ["--ablation", "swap"]
 WORDS = ["--long-context-length", str(L), "--k", *map(str, KS)]
-IN_BACKGROUND = ["--ablation", "swap", "--num-swaps", "2"]
 TARGET = ["document_id", "chunk_index", "target_position"]
 TOLERANCE = 2e-5
 chunk_of = partial(chunk_of_length, length=L)
@@ -102,7 +103,7 @@ def folder(
 
 @pytest.fixture(scope="module")
 def crossed(folder: Path) -> Path:
-    """One model chooses, two others try the choice, in two swaps and one folder."""
+    """One model chooses, it and two others try the choice in two other swaps, in one folder; by default."""
     first, *evaluators = [str(folder / name) for name in NAMES]
     rules = ["--rules", "leave_one_out_divergence", "random", "recency"]
     where = ["--results", str(folder / "crossed")]
@@ -112,27 +113,26 @@ def crossed(folder: Path) -> Path:
 
 
 def naive_choice(stocks: dict[str, Stock], key: tuple[str, int, int]) -> np.ndarray:
-    """Distant tokens by the mean divergence of leaving one out, in both swaps."""
+    """Distant tokens by the divergence of replacing one by the search's document's."""
     own_L = chunk_of(*key[:2])
     place = key[2] - key[1] * L
-    scores = []
-    for number in (2, 3):
-        without = []
-        for position in range(place - SHORT):
-            tokens = own_L.copy()
-            tokens[position] = chunk_of(*key[:2], number)[position]
-            without.append((tokens, range(place)))
-        whole_V, *others = log_probs(stocks["run"], place, [(own_L, range(place)), *without])
-        scores.append([divergence(whole_V, other_V) for other_V in others])
-    return np.argsort(-np.mean(scores, axis=0), kind="stable")
+    without = []
+    for position in range(place - SHORT):
+        tokens = own_L.copy()
+        tokens[position] = chunk_of(*key[:2], SEARCH)[position]
+        without.append((tokens, range(place)))
+    whole_V, *others = log_probs(stocks["run"], place, [(own_L, range(place)), *without])
+    scores = [divergence(whole_V, other_V) for other_V in others]
+    # A stand-in may be the token itself, and says nothing: of equals the nearer comes first.
+    return np.lexsort((-np.arange(len(scores)), -np.array(scores)))
 
 
 def naive_values(stock: Stock, key: tuple[str, int, int], chosen: np.ndarray) -> list[float]:
-    """mean_log2_k in each swap, as the trapezoids between the studied k add up."""
+    """mean_log2_k in each trial's swap, as the trapezoids between the studied k add up."""
     own_L = chunk_of(*key[:2])
     place = key[2] - key[1] * L
     values = []
-    for number in (2, 3):
+    for number in TRIALS:
         nothing = with_far(own_L, chunk_of(*key[:2], number), place)
         cases: list[Case] = [(own_L, range(place)), (nothing, range(place))]
         for k in KS:
@@ -162,7 +162,7 @@ def test_the_stage_is_the_brute_force(crossed: Path, stocks: dict[str, Stock]) -
     rows = read_artefact(crossed, "dependency_sparsity")
     assert set(rows["model"]) == {"run"} and set(rows["evaluator"]) == set(NAMES)
     rows = rows.query("rule == 'leave_one_out_divergence' and criterion == 'divergence'")
-    assert len(rows) == 3 * 5 * M
+    assert len(rows) == 3 * 6 * M
     for row in rows.itertuples():
         key = row.document_id, row.chunk_index, row.target_position
         mine = own[(own[TARGET] == key).all(axis=1)]["context_position"].to_numpy() - row.chunk_index * L
@@ -220,7 +220,7 @@ def test_choices_are_tried_on_another_model(
         mine = chosen[same & (chosen["distant_context"] == row.distant_context)]
         far = np.sort(mine["context_position"].to_numpy()[: row.k] - row.chunk_index * L)
         own_L = chunk_of(*key[:2])
-        far_L = own_L if row.distant_context == "own" else chunk_of(*key[:2], 1)
+        far_L = own_L if row.distant_context == "own" else chunk_of(*key[:2], NULL)
         case: Case = with_far(own_L, far_L, place), [*far, *range(place - SHORT, place)]
         whole: Case = own_L, range(place)
         (loss,) = naive_losses(stocks["fourth"], place, [case])
