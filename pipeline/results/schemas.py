@@ -160,11 +160,12 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("k", "int32", "number of influential tokens added to the short context"),
         *LOSS_COLUMNS,
         column("sparse_context_loss", "float", "loss(t | short context and S_k only), nats; under the"
-               " ablation 'swap' another document's tokens are the rest of the distant context"),
+               " ablation 'swap' other documents' tokens are the rest of the distant context: mean over"
+               " trial_swaps documents, none of which stood in while S_k was chosen"),
         SHORT_DIVERGENCE,
         optional("sparse_context_divergence", "float", "KL(p(.|long) || p(.|short context, S_k)), nats"),
         optional("swapped_loss", "float", "loss(t | swapped distant tokens, short context), nats, to which"
-                 " S_k is added under the ablation 'swap'; null under another"),
+                 " S_k is added under the ablation 'swap': mean over these documents; null under another"),
         optional("swapped_divergence", "float", "KL(p(.|long) || p(.|swapped distant, short context)), nats"),
     ]),
     "dependency_sparsity": pa.schema([
@@ -180,7 +181,8 @@ SCHEMAS: dict[str, pa.Schema] = {
                  " of the least k that recovers that share of the gain, interpolated in log2 k, from 0 (one"
                  " token suffices) to log2 of all distant tokens; mean over swapped contexts; null if the"
                  " gain is too small"),
-        optional("mean_log2_k_of_swaps", FLOATS, "the same in each swapped context; null without a gain"),
+        optional("mean_log2_k_of_swaps", FLOATS, "the same in each swapped context of the trial; null"
+                 " without a gain"),
         optional("k_90", "int32", "k*: the least studied k recovering 90% of"
                  " the gain; null where the gain is below the minimum, or no studied k reaches it"),
         optional("k_50", "int32", "the least studied k recovering half of the gain; null likewise"),
