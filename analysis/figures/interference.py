@@ -189,7 +189,7 @@ def verdict(table: pd.DataFrame) -> str:
 
     Supported: ratio and nats above 0 by Holm, the share not below 0, both shape rows above 0; length-specific
     if the ratio lies above the negative control's, too. Refuted: all three end below the smallest effect, or
-    ratio and nats are below 0 by Holm, which the log calls opposite. Inconclusive: else; the log says open.
+    ratio and nats are below 0 by Holm (two verdicts in the log). Inconclusive: else.
     """
     rows = rows_by(table, "variant", "kind")
     planned = [rows["as planned", kind] for kind in KINDS]

@@ -100,8 +100,7 @@ def verdict(slopes: pd.DataFrame) -> str:
     """Decide A by the rule of the log: "supported", "refuted" or "inconclusive".
 
     Supported: the slope of the gap, what it is beyond that at 64 tokens, and both shape rows are above 0.
-    Refuted: the first two end below the smallest effect size of interest; so do those below 0. Inconclusive:
-    else, which the log calls open.
+    Refuted: the first two end below the smallest effect size of interest. Inconclusive: else.
     """
     rows = rows_by(slopes, "outcome")
     smallest = SHARE_OF_THE_MEAN * rows[GAP]["mean"]
