@@ -31,6 +31,8 @@ SMOLLM2, GEMMA = "SmolLM2-135M-Instruct", "Gemma-3-270M"
 SELECTOR = "2m-long-seed0"
 EVALUATOR = "2m-long-seed1"
 SELECTED = "leave_one_out_divergence"
+CHANGES = ["variant", "k", "criterion"]
+"""What may differ between rows of one headline."""
 Numbers = dict[str, str]
 """Name of a place -> what stands there, Markdown."""
 
@@ -92,10 +94,8 @@ def robust(
     headline: str, model: str, k: int = 16, criterion: str = "loss", variant: str = "as published"
 ) -> str:
     """One of its intervals: a fraction in percent, a lead in points, a slope of the gap in nats."""
-    row = rows_by(robustness(), "headline", "model", "k", "criterion", "variant")[
-        headline, model, k, criterion, variant
-    ]
-    found = interval_of(row, "estimate")
+    rows = rows_by(robustness(), "headline", "model", "k", "criterion", "variant")
+    found = interval_of(rows[headline, model, k, criterion, variant], "estimate")
     unit = " points" if headline.startswith("lead") else "%"
     return str(found) if headline == "slope of the gap at 224" else percent(found, unit)
 
@@ -104,11 +104,11 @@ def of_robustness() -> Numbers:
     """Headlines, the range of their variants with one change each, and which of these do not hold."""
     lines = []
     groups = robustness().groupby(["headline", "model"])
-    names = ["variant", "k", "criterion"]
     for key, words in ROBUST.items():
         rows = groups.get_group(key)
         shown = rows[rows["is_headline"]].iloc[0]
-        changed = rows[(rows[names] != shown[names]).sum(axis=1) == 1]
+        has_one_change = (rows[CHANGES] != shown[CHANGES]).sum(axis=1) == 1
+        changed = rows[has_one_change & (rows["variant"] != "negative control")]
         failed = changed[~changed["holds"]]
         what = (
             # A placement stands for its three distant texts, which agree.
@@ -119,13 +119,16 @@ def of_robustness() -> Numbers:
         )
         values = [shown[f"estimate{end}"] for end in ("", "_low", "_high")]
         values += changed["estimate"].agg(["min", "max"]).tolist()
-        number = "{:.2f}" if words.endswith("nats") else "{:.0%}"
-        ends = [number.format(round(value, 2) + 0.0) for value in values]
+        number = ".2f" if words.endswith("nats") else ".0%"
+        ends = [f"{round(value, 2) + 0.0:{number}}" for value in values]
         cells = ["{} [{}, {}]".format(*ends[:3]), "{} to {}".format(*ends[3:])]
         cells += [f"{changed['holds'].sum()} of {len(changed)}", ", ".join(dict.fromkeys(what)) or "-"]
         lines.append([words, *cells])
-    columns = ["as published", "estimates of variants", "variants that hold", "variants that do not"]
-    return {"robustness": markdown(["headline", *columns], lines)}
+    return {
+        "robustness": markdown(
+            ["headline", "as published", "estimates of variants", "variants that hold", "that do not"], lines
+        )
+    }
 
 
 ROBUST = {

@@ -97,9 +97,9 @@ def rows_of(
     headline: str, model: str, variants: Variants, more: Mapping[Hashable, Any] | None = None
 ) -> Iterator[Row]:
     """A row a variant; `more`: further columns."""
+    named = {"headline": headline, "model": model, **(more or {})}
     for variant, found in variants:
-        named = {"headline": headline, "model": model, "variant": variant, **(more or {})}
-        yield {**named, **interval_columns("estimate", found)}
+        yield {**named, "variant": variant, **interval_columns("estimate", found)}
 
 
 def of_few_tokens(sparse: Mapping[str, pd.DataFrame]) -> Iterator[Row]:
@@ -170,8 +170,8 @@ def of_seeds(cells: pd.DataFrame) -> Variants:
 def of_interference(measured: pd.DataFrame) -> Iterator[Row]:
     """Interference minus that of many tokens at trained distances, nats: each placement and distant text."""
     placements = measured.filter(like="swap:").drop(columns=SQUEEZED)
-    shown = interference.mean_interference(measured, "swap:512@11776")
-    for name, values in placements.assign(**{PUBLISHED: shown}).items():
+    placements[PUBLISHED] = interference.mean_interference(measured, "swap:512@11776")
+    for name, values in placements.items():
         targets = measured[["document_id"]].assign(lead=values - measured[SQUEEZED], one=1.0).dropna()
         variants = list(of_sums(targets.groupby("document_id")[["lead", "one"]].sum()))
         variants = variants if name == PUBLISHED else [(str(name), variants[0][1])]
