@@ -33,6 +33,7 @@ PROGRAMS = (
     "analysis.summary",
     "analysis.explorer",
     "analysis.length_failures",
+    "analysis.robustness",
     "analysis.choose_texts",
     "pipeline.explain",
     "pipeline.query",

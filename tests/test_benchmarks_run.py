@@ -12,6 +12,7 @@ from hugging_face_families import make_model
 sys.path.append(str(Path(__file__).resolve().parent / "benchmarks"))
 
 import explain_accuracy
+import interval_coverage
 import leave_one_out
 
 from pipeline.cli import InputError
@@ -63,3 +64,10 @@ def test_the_search_is_compared_with_exact_leave_one_out(
         assert said.startswith("1 texts of 64 tokens: ") and "top 1 " in said
     (row,) = map(json.loads, (tmp_path / "a.jsonl").read_text().splitlines())
     assert 0 <= row["top_1"] <= 1 and row["exact_recovered"] >= row["recovered"] - 0.5
+
+
+def test_the_jackknife_covers_more_than_the_bootstrap_of_few_documents() -> None:
+    covered = {
+        name: interval_coverage.coverage(8, 1.5, of, 300) for name, of in interval_coverage.METHODS.items()
+    }
+    assert covered["bootstrap"] + 0.03 < covered["jackknife"] < 0.97

@@ -27,7 +27,7 @@ from statsmodels.genmod.generalized_linear_model import GLM
 from statsmodels.stats.multitest import multipletests
 
 from analysis import drawing
-from analysis.figures.slopes import SPARSITY, Design, Row, full_rank, single, spline
+from analysis.figures.slopes import SPARSITY, Design, Row, full_rank, single, spline, straight
 from analysis.read import interval_over_documents, mean_columns, rows_by, sample_counts
 from pipeline.measuring.flags import NEAR, Placement
 from pipeline.results.read import read_artefact
@@ -55,6 +55,7 @@ LEAST_RANKS = 0.6
 """Natural check: rise of the own loss (nats) and rank correlation at which the short version decides."""
 SPLINES = ("entropy", "log_total_effect", "log_stake", "log_trained")
 """Controls whose effect need not be straight."""
+CONTROLS = (*SPLINES, "log_token_count", "loss", "source")
 
 
 def interference_targets(measured: Path, needed: Path | None, data: TokenizedData) -> pd.DataFrame:
@@ -118,20 +119,21 @@ def mechanism(targets: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows).sort_values(["num_distant", "near_start", "distant_text"], ignore_index=True)
 
 
-def slope(targets: pd.DataFrame, outcome: str, kind: str, splines: Sequence[str] = SPLINES) -> Row:
+def slope(outcome: str, kind: str, targets: pd.DataFrame, controls: Sequence[str] = CONTROLS) -> Row:
     """Slope of one kind on `mean_log2_k`, with its interval and p-value, as columns.
 
     Args:
-        targets: columns mean_log2_k, document_id, stake, those of the controls, and `outcome` (nats, from 0).
+        outcome: a column, nats, from 0.
         kind: of `KINDS`.
-        splines: controls that are held constant by splines; not h at the trained distance if it is the
-            outcome.
+        targets: columns mean_log2_k, document_id, stake, those of the controls, and the outcome's.
+        controls: what is held constant; not h at the trained distance if it is the outcome.
     """
     h_T = targets[outcome].to_numpy(dtype="float64")
     regressors_T1 = targets[[SPARSITY]].to_numpy()
-    lines = pd.get_dummies(targets[["log_token_count", "loss", "source"]]).to_numpy(dtype="float64")
+    splines = [spline(targets[name]) for name in controls if name in SPLINES]
     # The columns of each spline sum to 1, as do the sources' dummies; `full_rank` drops what is redundant.
-    controls_TC = np.hstack([*(spline(targets[name]) for name in splines), lines])
+    lines = [name for name in controls if name not in SPLINES]
+    controls_TC = np.hstack([*splines, straight(targets, lines)])
     weights_T = None
     # Quasi-likelihood: only the mean has to be right, and zeros do no harm, as log h is never taken.
     if kind == RATIO:
@@ -148,6 +150,11 @@ def slope(targets: pd.DataFrame, outcome: str, kind: str, splines: Sequence[str]
     return single(design.least_squares(pd.DataFrame({"h": h_T})))
 
 
+def with_predictor(targets: pd.DataFrame) -> pd.DataFrame:
+    """The targets that have a `mean_log2_k`, and enough total effect for it."""
+    return targets[targets["total_effect"] >= LEAST_EFFECT].dropna(subset=[SPARSITY])
+
+
 def slopes(targets: pd.DataFrame, primary: str = PRIMARY, trained: str = TRAINED) -> pd.DataFrame:
     """All rows that decide: variant, kind, slope with interval, p_value, holm_p_value as planned, counts.
 
@@ -156,20 +163,20 @@ def slopes(targets: pd.DataFrame, primary: str = PRIMARY, trained: str = TRAINED
         primary, trained: columns of h at the unseen distance that decides, and at a trained one, the negative
             control.
     """
-    known = targets[targets["total_effect"] >= LEAST_EFFECT].dropna(subset=[SPARSITY, primary, trained])
+    known = with_predictor(targets).dropna(subset=[primary, trained])
     # An effect of one end alone, such as a step at the lowest eighth, is no slope.
     low, high = known[SPARSITY].quantile([1 / 8, 7 / 8])
     rows: list[Row] = [
-        {"variant": "as planned", "kind": kind, **slope(known, primary, kind), **sample_counts(known)}
+        {"variant": "as planned", "kind": kind, **slope(primary, kind, known), **sample_counts(known)}
         for kind in KINDS
     ]
     others = {
-        "lowest eighth left out": (known[known[SPARSITY] > low], primary, SPLINES),
-        "highest eighth left out": (known[known[SPARSITY] < high], primary, SPLINES),
-        "negative control": (known, trained, [name for name in SPLINES if name != "log_trained"]),
+        "lowest eighth left out": (known[known[SPARSITY] > low], primary, CONTROLS),
+        "highest eighth left out": (known[known[SPARSITY] < high], primary, CONTROLS),
+        "negative control": (known, trained, [name for name in CONTROLS if name != "log_trained"]),
     }
-    for variant, (of, outcome, splines) in others.items():
-        found = slope(of, outcome, RATIO, splines)
+    for variant, (of, outcome, controls) in others.items():
+        found = slope(outcome, RATIO, of, controls)
         rows.append({"variant": variant, "kind": RATIO, **found, **sample_counts(of)})
     table = pd.DataFrame(rows)
     # Only the three planned rows are tested; the series is shorter than the table, and the others get NaN.
@@ -178,11 +185,11 @@ def slopes(targets: pd.DataFrame, primary: str = PRIMARY, trained: str = TRAINED
 
 
 def verdict(table: pd.DataFrame) -> str:
-    """Decide by the rule written down before: "supported", "refuted", "opposite" or "open".
+    """Decide by the rule written down before: "supported", "refuted" or "inconclusive".
 
     Supported: ratio and nats above 0 by Holm, the share not below 0, both shape rows above 0; length-specific
-    if the ratio lies above the negative control's, too. Refuted: all three end below the smallest effect.
-    Opposite: ratio and nats below 0 by Holm.
+    if the ratio lies above the negative control's, too. Refuted: all three end below the smallest effect, or
+    ratio and nats are below 0 by Holm (two verdicts in the log). Inconclusive: else.
     """
     rows = rows_by(table, "variant", "kind")
     planned = [rows["as planned", kind] for kind in KINDS]
@@ -195,9 +202,9 @@ def verdict(table: pd.DataFrame) -> str:
         # Disjoint intervals, usually stricter than a test of the difference.
         is_specific = ratio["slope_low"] > rows["negative control", RATIO]["slope_high"]
         return "supported, length-specific" if is_specific else "supported"
-    if is_clear and ratio["slope"] < 0 and nats["slope"] < 0:
-        return "opposite"
-    return "refuted" if all(row["slope_high"] < SMALLEST_EFFECT for row in planned) else "open"
+    is_opposite = is_clear and ratio["slope"] < 0 and nats["slope"] < 0
+    is_small = all(row["slope_high"] < SMALLEST_EFFECT for row in planned)
+    return "refuted" if is_opposite or is_small else "inconclusive"
 
 
 def natural_check(targets: pd.DataFrame) -> str:

@@ -109,7 +109,7 @@ def lengths_figure(
         if not ticks or ticks[-1] >= 1.45 * length:
             ticks.append(int(length))
     drawing.length_axis(ax, ticks, "context given (tokens)")
-    ax.set_ylabel("loss less the reference's (nats)")
+    ax.set_ylabel("loss minus the reference's (nats)")
     shortest = differences["context_length"].min()
     for length in sorted(set(train_lengths)):
         drawing.name_place(ax, length, f"trained at {length}")

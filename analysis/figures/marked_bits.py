@@ -9,21 +9,18 @@ from collections.abc import Hashable
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from scipy.stats import ttest_1samp
 
 from analysis import drawing
 from analysis.read import interval_columns
-from pipeline.results.statistics import Interval
+from pipeline.results.statistics import ratio_of_sums
 
 FUNCTIONS = {"parity": "parity", "or": "OR", "majority": "majority", "last": "last bit", "lookup": "look-up"}
 """Name of a function -> that in tables and figures."""
 
 
 def over_seeds(rows: pd.DataFrame, name: str) -> dict[Hashable, float]:
-    """The mean of a column over seeds, a row each, with Student's interval, as columns."""
-    values = rows[name]
-    low, high = ttest_1samp(values, 0.0).confidence_interval() if len(values) > 1 else (np.nan, np.nan)
-    return interval_columns(name, Interval(float(values.mean()), low, high))
+    """The mean of a column over seeds, a row each, with its interval, as columns."""
+    return interval_columns(name, ratio_of_sums(rows[name].to_numpy(), np.ones(len(rows))))
 
 
 def marked_bits(accuracy: pd.DataFrame) -> pd.DataFrame:

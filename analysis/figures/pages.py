@@ -12,14 +12,15 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from analysis import drawing
 from analysis.figures import cues, interference, losses, marked_bits, recovered_loss, theory, unseen_distances
 from analysis.figures.synthetic_tasks import over_seeds
-from analysis.read import Row, interval_of, interval_over_documents, read_sparse_losses, rows_by
+from analysis.read import TARGET, Row, interval_of, interval_over_documents, read_sparse_losses, rows_by
 from pipeline.results.read import read_artefact
-from pipeline.results.statistics import Interval
+from pipeline.results.statistics import Interval, ratio_of_sums
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "analysis" / "reference"
@@ -30,6 +31,8 @@ SMOLLM2, GEMMA = "SmolLM2-135M-Instruct", "Gemma-3-270M"
 SELECTOR = "2m-long-seed0"
 EVALUATOR = "2m-long-seed1"
 SELECTED = "leave_one_out_divergence"
+CHANGES = ["variant", "k", "criterion"]
+"""What may differ between rows of one headline."""
 Numbers = dict[str, str]
 """Name of a place -> what stands there, Markdown."""
 
@@ -42,7 +45,9 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def percent(share: Interval, unit: str = "%") -> str:
     """A share with its interval or range: "94% [91, 97]"."""
-    return f"{100 * share.estimate:.0f}{unit} [{100 * share.low:.0f}, {100 * share.high:.0f}]"
+    # Adding 0 makes -0 a plain 0.
+    ends = [f"{np.round(100 * end) + 0.0:.0f}" for end in (share.estimate, share.low, share.high)]
+    return f"{ends[0]}{unit} [{ends[1]}, {ends[2]}]"
 
 
 def sample(row: Row | pd.Series, between: str = " of ") -> str:
@@ -58,12 +63,18 @@ def few_tokens(model: str) -> pd.DataFrame:
 
 
 @cache
-def curves() -> dict[str, pd.DataFrame]:
-    """Model or size -> loss against k."""
+def sparse_losses() -> dict[str, pd.DataFrame]:
+    """Model or size -> losses with k tokens, nats: rows of `sparse_context_losses`."""
     sparse = {"SmolLM2 135 M": few_tokens(SMOLLM2), "Gemma 3 270 M": few_tokens(GEMMA)}
     for size, model in (("2.3 M", SELECTOR), ("0.34 M", "300k-long-seed0")):
         sparse[size] = read_sparse_losses(STUDY, only={"model": [model]})
-    return {size: recovered_loss.loss_curves(of_size) for size, of_size in sparse.items()}
+    return sparse
+
+
+@cache
+def curves() -> dict[str, pd.DataFrame]:
+    """Model or size -> loss against k."""
+    return {size: recovered_loss.loss_curves(of_size) for size, of_size in sparse_losses().items()}
 
 
 @cache
@@ -73,20 +84,103 @@ def effects() -> pd.DataFrame:
     return recovered_loss.token_effects(sparse[sparse["evaluator"] == EVALUATOR])
 
 
+@cache
+def robustness() -> pd.DataFrame:
+    """Headlines by every variant (`analysis/robustness.py`); k is 0 and criterion "" of those without."""
+    return pd.read_parquet(REFERENCE / "robustness.parquet").fillna({"k": 0, "criterion": ""})
+
+
+def robust(
+    headline: str, model: str, k: int = 16, criterion: str = "loss", variant: str = "as published"
+) -> str:
+    """One of its intervals: a fraction in percent, a lead in points, a slope of the gap in nats."""
+    rows = rows_by(robustness(), "headline", "model", "k", "criterion", "variant")
+    found = interval_of(rows[headline, model, k, criterion, variant], "estimate")
+    unit = " points" if headline.startswith("lead") else "%"
+    return str(found) if headline == "slope of the gap at 224" else percent(found, unit)
+
+
+def of_robustness() -> Numbers:
+    """Headlines, the range of their variants with one change each, and which of these do not hold."""
+    lines = []
+    groups = robustness().groupby(["headline", "model"])
+    for key, words in ROBUST.items():
+        rows = groups.get_group(key)
+        shown = rows[rows["is_headline"]].iloc[0]
+        has_one_change = (rows[CHANGES] != shown[CHANGES]).sum(axis=1) == 1
+        changed = rows[has_one_change & (rows["variant"] != "negative control")]
+        failed = changed[~changed["holds"]]
+        what = (
+            # A placement stands for its three distant texts, which agree.
+            failed["variant"]
+            .str.replace(r"^swap:(\S+) .*", r"\1", regex=True)
+            .where(failed["k"] == shown["k"], "k = " + failed["k"].astype(int).astype(str))
+            .where(failed["criterion"] == shown["criterion"], "by the KL")
+        )
+        values = [shown[f"estimate{end}"] for end in ("", "_low", "_high")]
+        values += changed["estimate"].agg(["min", "max"]).tolist()
+        number = ".2f" if words.endswith("nats") else ".0%"
+        ends = [f"{round(value, 2) + 0.0:{number}}" for value in values]
+        cells = ["{} [{}, {}]".format(*ends[:3]), "{} to {}".format(*ends[3:])]
+        cells += [f"{changed['holds'].sum()} of {len(changed)}", ", ".join(dict.fromkeys(what)) or "-"]
+        lines.append([words, *cells])
+    return {
+        "robustness": markdown(
+            ["headline", "as published", "estimates of variants", "variants that hold", "that do not"], lines
+        )
+    }
+
+
+ROBUST = {
+    ("recovered fraction", "SmolLM2 135 M"): "SmolLM2: fraction that 16 tokens recover",
+    ("lead over recency", "SmolLM2 135 M"): "SmolLM2: lead over recency",
+    ("lead over the null baseline", "SmolLM2 135 M"): "SmolLM2: lead over the null baseline",
+    ("recovered fraction", "Gemma 3 270 M"): "Gemma: fraction that 16 tokens recover",
+    ("lead over recency", "Gemma 3 270 M"): "Gemma: lead over recency",
+    (
+        "lead over recency, difference",
+        "SmolLM2 135 M minus Gemma 3 270 M",
+    ): "SmolLM2's lead over recency minus Gemma's",
+    ("recovered fraction", "2.3 M"): "2.3 M: fraction that 16 tokens recover",
+    ("lead over recency", "2.3 M"): "2.3 M: lead over recency",
+    ("slope of the gap at 224", "0.34 M"): "slope of the gap, nats",
+    ("slope of interference", "ratio"): "slope of interference: ratio",
+    ("slope of interference", "nats"): "slope of interference: nats over mean",
+    ("slope of interference", "share"): "slope of interference: fraction of what can be lost",
+    ("accuracy", "OR at 180 tokens"): "OR of 8 bits",
+    ("accuracy", "parity at 180 tokens"): "parity of 8 bits",
+    ("accuracy", "PPC: copy, 40 letters, rotary_pct 1"): "PPC: copy of 40 letters, rotary_pct 1",
+    ("interference", "SmolLM2 135 M"): "512 tokens at unseen minus 11,776 at trained distances, nats",
+}
+"""Headline and model -> what the page calls them."""
+
+
+def within_16(rows: pd.DataFrame) -> str:
+    """Share of targets of which 16 selected tokens, or fewer, recover 90% of the KL."""
+    few = rows[(rows["rule"] == SELECTED) & (rows["distant_context"] == "own") & (rows["k"] <= 16)]
+    is_recovered = few["sparse_context_divergence"] <= 0.1 * few["short_context_divergence"]
+    targets = is_recovered.groupby([few[name] for name in TARGET]).any().rename("enough").reset_index()
+    return percent(interval_over_documents(targets["document_id"], targets["enough"]))
+
+
 def of_few_tokens() -> Numbers:
-    """The paper's verdict on both pretrained models, and what 16 tokens recover of each model, by rule."""
+    """The paper's verdict on both pretrained models, and what k tokens recover of each model, by rule."""
     smollm2, gemma = few_tokens(SMOLLM2), few_tokens(GEMMA)
     same_texts = smollm2[smollm2["document_id"].isin(gemma["document_id"])]
-
-    def verdict(rows: pd.DataFrame, words: str = "{}: {}, {}") -> str:
-        word, recovered, lead = recovered_loss.paper_verdict(rows)
-        return words.format(word, percent(recovered), percent(lead, " points"))
-
-    in_full = "{}: 16 tokens recover {} of the gain, {} more than recency"
-    # A null, where there is one, would decide the targets.
-    own = smollm2.query("distant_context == 'own'")
-    by_loss = recovered_loss.token_effects(own).query("criterion == 'loss'")
-    shares = {key: percent(interval_of(row, "share")) for key, row in rows_by(by_loss, "rule", "k").items()}
+    by_loss = {
+        name: rows_by(
+            # A null, where there is one, would decide the targets.
+            recovered_loss.token_effects(rows.query("distant_context == 'own'")).query("criterion == 'loss'"),
+            "rule",
+            "k",
+        )
+        for name, rows in (("smollm2", smollm2), ("gemma", gemma))
+    }
+    attention = {
+        f"attention_{name}": f"{rows['attention', 16]['share'] / rows[SELECTED, 16]['share']:.0%}"
+        for name, rows in by_loss.items()
+    }
+    leads = recovered_loss.amounts_beside(smollm2, "recency").groupby("document_id")["lead"].sum()
     of_sizes = [rows_by(of_size, "rule", "distant_context", "k") for of_size in curves().values()]
     # The gain does not depend on the rule, and every size has this one.
     gains = [interval_of(rows["recency", "own", 16], "gain") for rows in of_sizes]
@@ -102,19 +196,42 @@ def of_few_tokens() -> Numbers:
         found = [rows.get((rule, distant_context, 16)) for rows in of_sizes]
         cells = ["-" if row is None else percent(interval_of(row, "recovered_share")) for row in found]
         table.append([words, *cells])
-    return {
-        "paper_verdict": verdict(smollm2, in_full),
-        "paper_verdict_gemma": verdict(gemma, in_full),
-        "paper_gemma": verdict(gemma),
-        "paper_same_texts": verdict(same_texts),
-        "paper_sample": sample(curves()["SmolLM2 135 M"].iloc[-1]),
-        "paper_sample_gemma": sample(curves()["Gemma 3 270 M"].iloc[-1]),
+    # 7% of the distant tokens: 64 of some 960 in pretrained models, 16 of some 230 in those trained here.
+    at_equal = [
+        rows[SELECTED, "own", k]["recovered_share"]
+        for rows, k in zip(of_sizes, (64, 64, 16, 16), strict=True)
+    ]
+    large, other, *_ = curves()
+    without_two = "without the two most influential texts"
+    return attention | {
+        "paper_verdict": recovered_loss.paper_verdict(smollm2)[0],
+        "paper_verdict_gemma": recovered_loss.paper_verdict(gemma)[0],
+        "paper_16": robust("recovered fraction", large),
+        "paper_64": robust("recovered fraction", large, 64),
+        "paper_256": robust("recovered fraction", large, 256),
+        "paper_16_gemma": robust("recovered fraction", other),
+        "paper_16_same_texts": percent(recovered_loss.paper_verdict(same_texts)[1]),
+        "paper_lead": robust("lead over recency", large),
+        "paper_lead_points": robust("lead over recency", large).partition(" [")[0],
+        "paper_lead_gemma": robust("lead over recency", other),
+        "paper_lead_gemma_4": robust("lead over recency", other, 4),
+        "paper_lead_gemma_8": robust("lead over recency", other, 8),
+        "paper_difference": robust("lead over recency, difference", f"{large} minus {other}"),
+        "paper_16_without_two": robust("recovered fraction", large, variant=without_two),
+        "paper_lead_without_two": robust("lead over recency", large, variant=without_two),
+        "paper_lead_of_two": f"{leads.nlargest(2).sum() / leads.sum():.0%}",
+        "paper_over_null": robust("lead over the null baseline", large),
+        "paper_over_null_8": robust("lead over the null baseline", large, 8),
+        "paper_over_null_64": robust("lead over the null baseline", large, 64),
+        "paper_over_null_kl": robust("lead over the null baseline", large, criterion="divergence"),
+        "paper_at_equal": ", ".join(f"{share:.0%}" for share in at_equal),
+        "paper_within_16": within_16(smollm2),
+        "paper_within_16_gemma": within_16(gemma),
+        "paper_sample": sample(curves()[large].iloc[-1]),
+        "paper_sample_gemma": sample(curves()[other].iloc[-1]),
         "paper_null_sample": sample(of_sizes[0][SELECTED, "other_document", 16]),
-        "paper_lead_over_null": percent(recovered_loss.lead_over_null(smollm2), " points"),
-        "paper_64": shares[SELECTED, 64],
-        "paper_256": shares[SELECTED, 256],
-        "paper_attention": shares["attention", 16],
-        "paper_attention_no_sink": shares["attention_no_sink", 16],
+        "paper_attention": percent(interval_of(by_loss["smollm2"]["attention", 16], "share")),
+        "paper_attention_no_sink": percent(interval_of(by_loss["smollm2"]["attention_no_sink", 16], "share")),
         "recovered_fraction": markdown(["recovered fraction of the gain, 16 tokens", *curves()], table),
     }
 
@@ -194,6 +311,18 @@ def of_length() -> Numbers:
     natural = pd.read_parquet(REFERENCE / "real_model" / interference.NATURAL_FILE)
     gaps = unseen_distances.unseen_distances(placed_targets())
     squeezed = places.query("num_distant == 11776").iloc[0]
+    effects = rows_by(unseen_distances.distance_or_number(placed_targets()), "text", "role", "condition")
+    of_conditions = [
+        [
+            condition,
+            *(
+                f"{interval_of(row, 'value')}, {row['share']:.0%}"
+                for row in (effects[text, unseen_distances.SHORT, condition] for text in ("own", "swap"))
+            ),
+            interval_of(effects["swap", unseen_distances.LONG, condition], "value"),
+        ]
+        for condition in unseen_distances.CONDITIONS
+    ]
     return {
         "interference_counts": sample(places.iloc[0], ", "),
         "interference_by_number": markdown(
@@ -205,6 +334,16 @@ def of_length() -> Numbers:
         "real_model_sample": sample(slopes.iloc[0]),
         "real_model_slopes": markdown(["slope per doubling of tokens needed", "percent of the mean"], cells),
         "real_model_natural": interference.natural_check(natural),
+        "share_slope": percent(interval_of(rows["as planned", "share"], "slope")),
+        "share_slope_no_controls": robust("slope of interference", "share", 0, "", "no controls"),
+        "unseen_distances_no_controls": robust("slope of the gap at 224", "0.34 M", 0, "", "no controls"),
+        "real_model_nats": percent(interval_of(rows["as planned", "nats"], "slope")),
+        "real_model_control": percent(interval_of(rows["negative control", "ratio"], "slope")),
+        "unseen_distances_slope": str(interval_of(gaps.iloc[0], "slope")),
+        "distance_or_number": markdown(
+            ["distant tokens", "rise of the loss", "interference", "interference, long-context models"],
+            of_conditions,
+        ),
         "unseen_distances_verdict": unseen_distances.verdict(gaps),
         "unseen_distances_sample": sample(gaps.iloc[0]),
     }
@@ -285,12 +424,26 @@ def of_contexts() -> Numbers:
         read_artefact(REFERENCE / "study" / "novels" / "results", "loss_differences")
     )
     # The difference is short less long: what the longer context costs is its negative.
-    harm = -novels[novels["model"].str.startswith("2m")]["loss_difference"]
+    harm = -novels["loss_difference"]
     needed = losses.needed_context(read_artefact(EVALUATED, "length_losses"))
     row = rows_by(needed, "model", "criterion")[SELECTOR, "loss"]
     windows = [interval_of(row, f"window_{kept}") for kept in (90, 99)]
     cells = [f"{window.estimate:.0f} [{window.low:.0f}, {window.high:.0f}]" for window in windows]
-    return {
+    methods = rows_by(pd.read_parquet(REFERENCE / "methods.parquet"), "ablation", "evaluator", "rule", "k")
+    attention, selected = (methods["swap", "the same model", rule, 4] for rule in ("attention", SELECTED))
+    by_scores = pd.read_parquet(REFERENCE / "training_by_scores.parquet").pivot(index="seed", columns="score")
+    scores = {
+        f"{measure}_{score}": str(
+            ratio_of_sums(
+                (by_scores[measure][score] - by_scores[measure]["random"]).to_numpy(), np.ones(len(by_scores))
+            )
+        )
+        for measure in ("gain", "loss")
+        for score in ("gzip_ratio", "mean_log2_k")
+    }
+    return scores | {
+        "attention_kl": f"{attention['divergence_effect'] / selected['divergence_effect']:.0%}",
+        "attention_loss": f"{attention['loss_effect'] / selected['loss_effect']:.0%}",
         "worth_long": worth[SELECTOR],
         "worth_pose": worth["2m-short-pose-seed0"],
         "worth_contiguous": worth["2m-short-contiguous-seed0"],
@@ -303,7 +456,7 @@ def of_contexts() -> Numbers:
 @cache
 def numbers() -> Numbers:
     """All of them."""
-    of_models = of_few_tokens() | of_stricter_test() | of_length() | of_contexts()
+    of_models = of_few_tokens() | of_robustness() | of_stricter_test() | of_length() | of_contexts()
     return of_models | of_synthetic_tasks() | of_theory()
 
 

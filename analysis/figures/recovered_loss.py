@@ -122,9 +122,10 @@ def _amounts_of_targets(sparse_context_losses: pd.DataFrame, criterion: str) -> 
 
 _SELECTED = "leave_one_out_divergence"
 _RECENCY = "recency"
+NULL = "null baseline"
 _LEAST_SHARE = 0.5
 _LEAST_LEAD = 0.1
-"""Of the gain, for the verdict "yes": recovered by the selected tokens, and more than by recency."""
+"""Of the gain, for the verdict "supported": recovered by the selected tokens, and more than by recency."""
 _ROLES = {
     _SELECTED: "selected",
     "leave_one_out": "selected, target-aware",
@@ -174,39 +175,44 @@ def loss_curves(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
 
 
 def paper_verdict(sparse_context_losses: pd.DataFrame, k: int = _FEW) -> tuple[str, Interval, Interval]:
-    """Do few selected tokens predict nearly as well as all? By the rule of analysis/LOG.md, 2026-11-27.
+    """Do few selected tokens predict nearly as well as all? Rows as of `loss_curves`.
 
-    Rows as of `loss_curves`.
+    Supported: k tokens recover more than 50% of the gain, and lead recency by more than 10 points, both by
+    their intervals. Refuted: the interval of the lead ends below 10 points, the smallest effect size of
+    interest. Inconclusive: else. Written on 2026-11-29, when the numbers were known; it supports what the
+    plan's rule (analysis/LOG.md, 2026-11-27) calls yes.
 
     Returns:
-        "yes", "in part" or "no"; the share of the gain that k tokens recover, selected without the target;
-        and how much more that is than what recency recovers of the same targets.
+        "supported", "refuted" or "inconclusive"; the share of the gain that k tokens recover, selected
+        without the target; and how much more that is than what recency recovers of the same targets.
     """
-    rows = _amounts_of_targets(sparse_context_losses, LOSS).query("k == @k")
-    of_rule = {rule: of_one.set_index(TARGET) for rule, of_one in rows.groupby("rule")}
-    # Subtracted target by target, so that how hard a text is cancels.
-    selected = of_rule[_SELECTED].assign(
-        lead=lambda targets: targets["recovered"] - of_rule[_RECENCY]["recovered"]
-    )
-    targets = selected.reset_index()
+    targets = amounts_beside(sparse_context_losses, _RECENCY, k)
     share, lead = (
         interval_over_documents(targets["document_id"], targets[name], targets["gain"])
         for name in ("recovered", "lead")
     )
     if share.low > _LEAST_SHARE and lead.low > _LEAST_LEAD:
-        return "yes", share, lead
-    return "in part" if lead.low > 0 else "no", share, lead
+        return "supported", share, lead
+    return "refuted" if lead.high < _LEAST_LEAD else "inconclusive", share, lead
 
 
-def lead_over_null(sparse_context_losses: pd.DataFrame, k: int = _FEW) -> Interval:
-    """How much more of the gain k tokens recover than their null baseline, of the targets that have one.
+def amounts_beside(
+    sparse_context_losses: pd.DataFrame, beside: str, k: int = _FEW, criterion: str = LOSS
+) -> pd.DataFrame:
+    """What k tokens, selected without the target, recover of each target that `beside` was tried on, too.
 
-    Rows as of `loss_curves`; selected without the target.
+    Args:
+        beside: a rule, or `NULL`, the null baseline.
+
+    Returns:
+        The columns of `TARGET`, then gain, recovered and lead: recovered less what `beside` recovers of the
+        same target, so that how hard a text is cancels; nats.
     """
-    rows = _amounts_of_targets(sparse_context_losses, LOSS).query("k == @k and rule == @_SELECTED")
-    targets = rows.dropna(subset="null_recovered")
-    lead = targets["recovered"] - targets["null_recovered"]
-    return interval_over_documents(targets["document_id"], lead, targets["gain"])
+    rows = _amounts_of_targets(sparse_context_losses, criterion).query("k == @k").set_index(TARGET)
+    selected = rows[rows["rule"] == _SELECTED]
+    other = selected["null_recovered"] if beside == NULL else rows[rows["rule"] == beside]["recovered"]
+    lead = selected["recovered"] - other
+    return selected.assign(lead=lead).dropna(subset="lead").reset_index()
 
 
 def loss_figure(curves: pd.DataFrame, label: drawing.ModelLabel, evaluator: str = "") -> Figure:
@@ -215,6 +221,7 @@ def loss_figure(curves: pd.DataFrame, label: drawing.ModelLabel, evaluator: str 
     `loss_curves`; `evaluator` in words, if another model evaluated.
     """
     figure, (ax,) = drawing.panels(1, 3.2)
+    figure.set_layout_engine("constrained", rect=(0, 0, 0.98, 1))  # else names end at the very border
     ks = sorted(curves["k"].unique())
     selected = next(rule for rule in _ROLES if rule in set(curves["rule"]))
     of_own = curves[curves["distant_context"] == OWN]
@@ -240,17 +247,20 @@ def loss_figure(curves: pd.DataFrame, label: drawing.ModelLabel, evaluator: str 
     ax.set_ylabel("loss (nats)")
     # ks[0] is 0, so ks[1] is the fewest studied, which counts even beyond 16.
     few = of_own[of_own["k"] == max(k for k in ks if k <= max(_FEW, ks[1]))].set_index("rule")
-    title = "The full context is not shown to gain anything that k tokens could recover"
+    title = "The full context has no clear gain that k tokens could recover"
     # Also False for NaN, which stands where the gain may be 0.
     if few.loc[selected, "recovered_share"] > 0:
         tokens = drawing.counted(int(few.loc[selected, "k"]), f"{_ROLES[selected]} token")
         title = f"{tokens} recover {few.loc[selected, 'recovered_share']:.0%} of the full context's gain"
         if _RECENCY in few.index:  # else a share that recency reaches, too, would look like a finding
-            title += f", as many recent ones {few.loc[_RECENCY, 'recovered_share']:.0%}"
+            title += f", the most recent ones {few.loc[_RECENCY, 'recovered_share']:.0%}"
+    # A null may be of some of the documents only.
+    sizes = [drawing.sample_size(rows) for rows in (of_own.query("rule == @selected"), null) if len(rows)]
     drawing.put_title(
         figure,
         title,
-        drawing.sample_size(curves),
+        sizes[0],
+        f"null baseline: {sizes[-1]}" if sizes[-1] != sizes[0] else "",
         label.size,
         label.text,
         f"evaluated by {evaluator}" if evaluator else "",

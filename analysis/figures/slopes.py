@@ -67,17 +67,27 @@ def full_rank(columns_TC: np.ndarray) -> np.ndarray:
     return orth(with_intercept_TC, _NOTHING)
 
 
-def controls_of(targets: pd.DataFrame) -> np.ndarray:
-    """Controls of every outcome: float64 [T, C].
+CONTROLS = ("divergence", "gain", "difficulty", "log_token_count", "position", "source")
+
+
+def controls_of(targets: pd.DataFrame, names: Sequence[str] = CONTROLS) -> np.ndarray:
+    """Controls of every outcome, or those of these names: float64 [T, C].
 
     Splines of log D(0), what the distant context is worth to the evaluators by the divergence, and of their
     gain by the loss; straight lines of their loss under the long context, the target token's log frequency,
     its position and the source of the text, as far as the table has them.
     """
-    names = [name for name in ("difficulty", "log_token_count", "position", "source") if name in targets]
-    lines = pd.get_dummies(targets[names]).to_numpy(dtype="float64")
     # The logarithm is finite: `with_sparsity` leaves out what is below 0.1 nats.
-    return np.hstack([spline(np.log(targets["divergence"])), spline(targets["gain"]), lines])
+    curved = {"divergence": np.log(targets["divergence"]), "gain": targets["gain"]}
+    splines = [spline(values) for name, values in curved.items() if name in names]
+    lines = [name for name in names if name in targets and name not in curved]
+    return np.hstack([*splines, straight(targets, lines)])
+
+
+def straight(targets: pd.DataFrame, names: Sequence[str]) -> np.ndarray:
+    """Controls whose effect is a straight line, or a step per category: float64 [T, C]."""
+    # pandas refuses to encode a table without columns.
+    return pd.get_dummies(targets[list(names)]).to_numpy("float64") if names else np.empty((len(targets), 0))
 
 
 class Slopes(NamedTuple):
@@ -170,11 +180,13 @@ def _columns(slope: float, error: float, degrees_of_freedom: float) -> Row:
 def contrast(found: Slopes, first: Sequence[str], second: Sequence[str]) -> Row:
     """The mean slope over all pairs of a model of `first` and one of `second`, as columns of `outcomes`.
 
-    Where both are single models, how seeds differ is not known and not in the interval.
+    If `second` is empty, it is the mean over the models of `first`. If both are single models, how seeds
+    differ is not known and not in the interval.
     """
     roles = [[found.models.index(model) for model in models] for models in (first, second)]
     # The product with the slopes is the mean over all pairs.
-    weights_M = np.array([(m in first) / len(first) - (m in second) / len(second) for m in found.models])
+    num_second = max(len(second), 1)
+    weights_M = np.array([(m in first) / len(first) - (m in second) / num_second for m in found.models])
     text_variance = weights_M @ found.covariance_MM @ weights_M
     seed_variance = 0.0
     # Satterthwaite: V² over the sum of the components' squares, each over its own degrees of freedom.
@@ -201,7 +213,7 @@ def contrast(found: Slopes, first: Sequence[str], second: Sequence[str]) -> Row:
     }
 
 
-def design_of(known: pd.DataFrame, *further_controls: np.ndarray) -> Design:
-    """The regression on the evaluators' mean sparsity with all controls held constant."""
-    controls_TC = np.column_stack([controls_of(known), *further_controls])
-    return Design(of_each(known, SPARSITY).to_numpy(), controls_TC, known["document_id"].to_numpy())
+def design_of(known: pd.DataFrame, controls: Sequence[str] = CONTROLS) -> Design:
+    """The regression on the evaluators' mean sparsity with these controls held constant."""
+    regressors_TJ = of_each(known, SPARSITY).to_numpy()
+    return Design(regressors_TJ, controls_of(known, controls), known["document_id"].to_numpy())

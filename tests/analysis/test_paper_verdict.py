@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from analysis.figures.recovered_loss import lead_over_null, paper_verdict
+from analysis.figures.recovered_loss import NULL, amounts_beside, paper_verdict
 
 SELECTED = "leave_one_out_divergence"
 RECENCY = "recency"
@@ -39,7 +39,7 @@ def planted(selected: float, recency: float) -> pd.DataFrame:
 
 @pytest.mark.parametrize(
     ("selected", "recency", "expected"),
-    [(0.7, 0.4, "yes"), (0.7, 0.65, "in part"), (0.4, 0.1, "in part"), (0.3, 0.35, "no")],
+    [(0.7, 0.4, "supported"), (0.4, 0.1, "inconclusive"), (0.7, 0.65, "refuted"), (0.3, 0.35, "refuted")],
 )
 def test_the_verdict_follows_the_planted_fractions(selected: float, recency: float, expected: str) -> None:
     verdict, share, lead = paper_verdict(planted(selected, recency))
@@ -53,4 +53,6 @@ def test_the_null_baseline_is_subtracted_where_there_is_one() -> None:
     null = planted(0.1, 0.4).query("document_id < '03'").assign(distant_context="other_document")
     null["short_context_loss"] += 1.0  # of its own baseline, which does not count for the gain
     null["sparse_context_loss"] += 1.0
-    assert lead_over_null(pd.concat([own, null])).estimate == pytest.approx(0.6)
+    targets = amounts_beside(pd.concat([own, null]), NULL)
+    assert targets["document_id"].nunique() == 3
+    assert targets["lead"].sum() / targets["gain"].sum() == pytest.approx(0.6)

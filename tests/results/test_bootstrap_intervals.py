@@ -36,12 +36,11 @@ def few_alike(generator: np.random.Generator, num_documents: int) -> tuple[np.nd
     return gains + np.sqrt(counts) * generator.normal(0, 0.5, num_documents), counts.astype(float)
 
 
-@pytest.mark.parametrize("num_documents", [3, 19, 20])
+@pytest.mark.parametrize("num_documents", [3, 19, 24, 49])
 def test_intervals_of_few_documents_cover_the_truth(num_documents: int) -> None:
     generator = np.random.default_rng(num_documents)
     num_covered = 0
     for _ in range(NUM_TRIALS):
         interval = ratio_of_sums(*few_alike(generator, num_documents))
         num_covered += interval.low <= MEAN_GAIN <= interval.high
-    fewest = 0.90 if num_documents == 20 else 0.93  # the bootstrap's are still a little narrow there
-    assert fewest <= num_covered / NUM_TRIALS <= 0.97
+    assert 0.93 <= num_covered / NUM_TRIALS <= 0.97
