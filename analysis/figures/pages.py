@@ -27,6 +27,7 @@ REFERENCE = ROOT / "analysis" / "reference"
 PAGES = (ROOT / "README.md", ROOT / "analysis" / "README.md", ROOT / "analysis" / "SYNTHETIC.md")
 STUDY = REFERENCE / "study" / "results"
 EVALUATED = REFERENCE / "evaluated" / "results"
+TRIED = REFERENCE / "tried" / "results"
 SMOLLM2, GEMMA = "SmolLM2-135M-Instruct", "Gemma-3-270M"
 SELECTOR = "2m-long-seed0"
 EVALUATOR = "2m-long-seed1"
@@ -80,7 +81,7 @@ def curves() -> dict[str, pd.DataFrame]:
 @cache
 def effects() -> pd.DataFrame:
     """Recovery of another seed's prediction by the tokens that one seed selected."""
-    sparse = read_sparse_losses(EVALUATED, only={"model": [SELECTOR]}, every_evaluator=True, every_k=True)
+    sparse = read_sparse_losses(TRIED, only={"model": [SELECTOR]}, every_evaluator=True, every_k=True)
     return recovered_loss.token_effects(sparse[sparse["evaluator"] == EVALUATOR])
 
 
@@ -254,7 +255,7 @@ def of_stricter_test() -> Numbers:
     ):
         table.append([words, *(f"{rows[rule, k][name]:.3f}" for k in ks)])
     only = {"model": [SELECTOR], "evaluator": [EVALUATOR], "rule": [SELECTED], "criterion": ["divergence"]}
-    targets = read_artefact(EVALUATED, "dependency_sparsity", only=only)
+    targets = read_artefact(TRIED, "dependency_sparsity", only=only)
 
     def enough(k: int, least: float, most: float) -> str:
         # "left": 0.1 counts, 0.5 does not; 999 stands for no upper end.

@@ -296,7 +296,11 @@ def effects_figure(effects: pd.DataFrame, label: drawing.ModelLabel, evaluator: 
     ]
     title = "What are k distant tokens worth?"
     if row["share"] > 0:
-        title = f"{row['k']} selected tokens recover {row['share']:.0%} of what all distant tokens do"
+        by = "By the KL" if row["criterion"] == DIVERGENCE else "By the loss"
+        title = f"{by}, {row['k']} selected tokens recover {row['share']:.0%} of what all distant tokens do"
+    recent = rows[(rows["rule"] == "recency") & (rows["k"] == row["k"])]["share"]
+    if row["share"] > 0 and len(recent):
+        title += f", the {row['k']} most recent {recent.iloc[0]:.0%}"
     drawing.put_title(
         figure,
         title,
