@@ -23,7 +23,7 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from scipy.optimize import isotonic_regression
 
-from pipeline.results.read import read_model_facts
+from pipeline.results.read import Results
 
 BLACK = "#000000"
 ORANGE = "#E69F00"
@@ -114,7 +114,7 @@ def model_labels(results: Path, artefact: str) -> dict[str, ModelLabel]:
     Of models not trained with PoSE, those are trained long that saw as many tokens as any model here. A model
     whose training is not known has its own name and style.
     """
-    facts = read_model_facts(results, artefact)
+    facts = Results(results).facts(artefact)
     longest = max((known.get("train_context_length") or 0 for known in facts.values()), default=0)
     labels = {}
     for model, known in facts.items():

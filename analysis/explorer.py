@@ -59,7 +59,7 @@ from pipeline.cli import (
 )
 from pipeline.explorer_page import html_page
 from pipeline.results.files import refuse_replacing, write_text
-from pipeline.results.read import read_artefact, read_settings
+from pipeline.results.read import Results
 from pipeline.results.schemas import DIVERGENCE, LOSS, OTHER_DOCUMENT, OWN
 from pipeline.text.folder import EvaluationDocument
 from pipeline.text.tokenizer import DocumentTokenizer
@@ -157,7 +157,7 @@ def choose(
         sample.
     """
     sparsity = read_sparsity(results, columns=["document_id", "rule"])
-    losses = read_artefact(results, "loss_differences", ["document_id"])
+    losses = Results(results).frame("loss_differences", ["document_id"])
     models = _named(
         "model", models, [*dict.fromkeys([*sorted(set(sparsity["model"])), *sorted(set(losses["model"]))])]
     )
@@ -173,7 +173,7 @@ def choose(
             f"{results} has no document with both loss differences and influential tokens of"
             f" {', '.join(models)}; run both stages on the same documents"
         )
-    made = read_settings(results, "influential_tokens")
+    made = Results(results).settings("influential_tokens")
     # Models that have only losses made no selection, so they have no such settings.
     ways = [{name: made[model].get(name) for name in _SETTINGS} for model in models if model in made]
     if differing := [name for name in _SETTINGS if any(way[name] != ways[0][name] for way in ways)]:
@@ -199,8 +199,8 @@ def _rows_of(shown: Mapping[str, Any], results: Path, document_ids: list[str]) -
     selected = [*of_rule, "rank", "distance", "context_token_id", "influence"]
     sparse = [*of_rule, "k", *_CURVES.values(), *_SWAPPED.values()]
     tables = {
-        "losses": read_artefact(results, "loss_differences", [*TARGET, *_OF_TARGETS.values()], losses_only),
-        "selected": read_artefact(results, "influential_tokens", selected, only),
+        "losses": Results(results).frame("loss_differences", [*TARGET, *_OF_TARGETS.values()], losses_only),
+        "selected": Results(results).frame("influential_tokens", selected, only),
         "sparse": read_sparse_losses(results, sparse, only),
         "k_stars": pd.concat(
             read_sparsity(results, criterion, k_stars, only) for criterion in (LOSS, DIVERGENCE)

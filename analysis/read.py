@@ -18,7 +18,7 @@ import pandas as pd
 
 from pipeline.cli import InputError, unknown_name
 from pipeline.measuring.rules import CONTROLS, RULES
-from pipeline.results.read import read_artefact, read_made_by, read_model_facts, read_settings
+from pipeline.results.read import Results
 from pipeline.results.schemas import LOSS
 from pipeline.results.statistics import Interval, ratio_of_sums
 from pipeline.text.folder import TokenizedData
@@ -39,14 +39,14 @@ def models_by_training(
     Where none is given, a model is trained short that saw fewer tokens at once than the long context and than
     another model; those that chose tokens come first. InputError where no given long model was measured.
     """
-    facts = read_model_facts(results, "loss_differences")
+    facts = Results(results).facts("loss_differences")
     if long_models or short_models:
         longs, shorts = ([name for name in names if name in facts] for names in (long_models, short_models))
         if not longs:
             raise unknown_name("model", [*long_models, *short_models][0], facts)
         return longs, shorts
-    settings = read_settings(results, "loss_differences")
-    chose = read_settings(results, "influential_tokens")
+    settings = Results(results).settings("loss_differences")
+    chose = Results(results).settings("influential_tokens")
     # A model of unknown training counts as having seen any length: it is never called short.
     seen = {model: known.get("train_context_length") or np.inf for model, known in facts.items()}
     longest = max(seen.values(), default=np.inf)
@@ -172,11 +172,11 @@ def read_sparse_losses(
     With `every_evaluator` those of other evaluators too; with `every_k` the further k of the baselines, to
     all distant tokens.
     """
-    rows = read_artefact(results, "sparse_context_losses", _with(columns, "evaluator", "k"), only)
+    rows = Results(results).frame("sparse_context_losses", _with(columns, "evaluator", "k"), only)
     if not every_evaluator:
         rows = rows[is_own(rows)]
     # Model by model: two models of one folder may have been asked for different k.
-    for model, settings in read_settings(results, "influential_tokens").items():
+    for model, settings in Results(results).settings("influential_tokens").items():
         if not every_k and settings.get("k"):
             rows = rows[(rows["model"] != model) | rows["k"].isin(settings["k"])]
     return rows.reset_index(drop=True)
@@ -188,12 +188,8 @@ def read_sparsity(
     columns: Sequence[str] | None = None,
     only: Mapping[str, Sequence[str]] | None = None,
 ) -> pd.DataFrame:
-    """Rows of dependency_sparsity: k* of each target by one criterion, for the model that chose.
-
-    Rows of before there were two criteria are of the loss.
-    """
-    rows = read_artefact(results, "dependency_sparsity", _with(columns, "evaluator", "criterion"), only)
-    rows["criterion"] = rows["criterion"].fillna(LOSS)
+    """Rows of dependency_sparsity: k* of each target by one criterion, for the model that chose."""
+    rows = Results(results).frame("dependency_sparsity", _with(columns, "evaluator", "criterion"), only)
     return rows[is_own(rows) & (rows["criterion"] == criterion)].reset_index(drop=True)
 
 
@@ -203,7 +199,7 @@ def _with(columns: Sequence[str] | None, *further: str) -> list[str] | None:
 
 def is_own(rows: pd.DataFrame) -> pd.Series:
     """Mark the rows of the model that chose, or of the first that tried, where the former did not."""
-    is_selector = rows["evaluator"].isna() | (rows["evaluator"] == rows["model"])  # version 1 names none
+    is_selector = rows["evaluator"] == rows["model"]
     first = rows.groupby("model")["evaluator"].transform("first")
     return is_selector | (~is_selector.groupby(rows["model"]).transform("any") & (rows["evaluator"] == first))
 
@@ -232,7 +228,7 @@ def data_of(results: Path, data: Path | None, *stages: str) -> TokenizedData:
     """
     opened = TokenizedData.open(data or results.parent / "data")
     for stage in stages:
-        for model, made in read_made_by(results, stage).items():
+        for model, made in Results(results).made_by(stage).items():
             if made["inputs"].get("evaluation_documents") != opened.evaluation_sha256:
                 raise InputError(
                     f"{stage} of model '{model}' in {results} was not measured on the evaluation documents of"

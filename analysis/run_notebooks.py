@@ -27,7 +27,7 @@ from nbclient.exceptions import CellExecutionError
 from analysis.figures.generalization_gap import compared_models
 from pipeline.cli import InputError, folder_path, progress, run_stage, stage_parser, unknown_name
 from pipeline.results.files import refuse_replacing, write_text
-from pipeline.results.read import artefacts_in, no_results
+from pipeline.results.read import Results
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = ROOT / "analysis" / "notebooks"
@@ -43,7 +43,7 @@ logger = logging.getLogger("analysis")
 
 def missing_inputs(notebook: str, arguments: argparse.Namespace) -> str | None:
     """Name what a notebook needs and the results lack; None if it can be executed."""
-    present = artefacts_in(arguments.results)
+    present = Results(arguments.results).tables
     if (needed := _NEEDED_ARTEFACTS[notebook]) not in present:
         return f"the results hold no '{needed}'; they hold {', '.join(present)}"
     if notebook == "sparsity_and_generalization":
@@ -97,8 +97,7 @@ def main(arguments: argparse.Namespace) -> None:
     Raises:
         InputError: no results, a notebook that is not there or that lacks something, or a cell that failed.
     """
-    if not artefacts_in(arguments.results):
-        raise no_results(arguments.results)
+    Results(arguments.results).refuse_empty()
     paths = {path.stem: path for path in sorted(NOTEBOOKS.glob("*.ipynb"))}
     shown = []
     for name in arguments.notebooks or paths:

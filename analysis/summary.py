@@ -29,7 +29,7 @@ from analysis.read import (
 )
 from pipeline.cli import folder_path, run_stage, stage_parser
 from pipeline.measuring.rules import CONTROLS
-from pipeline.results.read import artefacts_in, read_artefact, read_settings
+from pipeline.results.read import Results
 from pipeline.results.schemas import DIVERGENCE
 from pipeline.results.table import as_table
 
@@ -46,9 +46,9 @@ def chosen_measure(results: Path) -> tuple[str, str] | None:
 
     The least fooled rule of the results, of the first model that has it; target-aware rules come last.
     """
-    if "sparse_context_losses" not in artefacts_in(results):
+    if "sparse_context_losses" not in Results(results).tables:
         return None
-    rows = read_artefact(results, "sparse_context_losses", ["rule"])
+    rows = Results(results).frame("sparse_context_losses", ["rule"])
     selections = rows[~rows["rule"].isin(CONTROLS)]
     if selections.empty:
         return None
@@ -58,7 +58,7 @@ def chosen_measure(results: Path) -> tuple[str, str] | None:
 
 def answers(results: Path) -> Iterator[str]:
     """Worth of the distant context, what few tokens recover, how many it takes, who loses without it."""
-    losses = read_artefact(results, "loss_differences")
+    losses = Results(results).frame("loss_differences")
     models = rows_by(summarize_models(losses), "model")
     chosen = chosen_measure(results)
     model = max(models, key=lambda name: models[name]["loss_difference"])
@@ -76,14 +76,14 @@ def answers(results: Path) -> Iterator[str]:
     else:
         yield recovered_by(results, *chosen)
         yield from tokens_needed(results, *chosen)
-    if "length_losses" in artefacts_in(results):
+    if "length_losses" in Results(results).tables:
         yield from lengths_needed(results)
     yield short_models_answer(results, losses)
 
 
 def lengths_needed(results: Path) -> Iterator[str]:
     """Nearest tokens that give 90% of the gain of the longest context, a sentence a model that gains."""
-    table = needed_context(read_artefact(results, "length_losses"))
+    table = needed_context(Results(results).frame("length_losses"))
     # No window is given where the longest context is not clearly worth anything.
     for row in table[table["criterion"] == "loss"].dropna(subset="window_90").to_dict("records"):
         window = [f"{row[f'window_90{end}']:.0f}" for end in ("", "_low", "_high")]
@@ -130,7 +130,7 @@ def tokens_needed(results: Path, model: str, rule: str) -> Iterator[str]:
     """Spread of mean_log2_k over the predictions, and agreement of two models in it."""
     columns = [*TARGET, "evaluator", "mean_log2_k"]
     only = {"model": [model], "rule": [rule], "criterion": [DIVERGENCE]}
-    rows = read_artefact(results, "dependency_sparsity", columns, only)
+    rows = Results(results).frame("dependency_sparsity", columns, only)
     of_evaluators = rows.pivot_table("mean_log2_k", TARGET, "evaluator", dropna=False)
     if of_evaluators.isna().all(axis=None):
         return
@@ -167,9 +167,9 @@ def short_models_answer(results: Path, losses: pd.DataFrame) -> str:
 
 def models_table(results: Path) -> str:
     """A row a model: contexts, sample size, mean losses, and what the distant context is worth (`_NOTES`)."""
-    settings = read_settings(results, "loss_differences")
+    settings = Results(results).settings("loss_differences")
     rows = []
-    for row in summarize_models(read_artefact(results, "loss_differences")).to_dict("records"):
+    for row in summarize_models(Results(results).frame("loss_differences")).to_dict("records"):
         of_model = settings.get(row["model"], {})
         lengths = [of_model.get(f"{name}_context_length", "-") for name in ("short", "long")]
         counts = [f"{row[f'num_{kind}']:,}" for kind in ("targets", "documents")]

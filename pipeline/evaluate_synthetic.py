@@ -12,7 +12,7 @@ not generated, and position IDs the true ones. A token left out is masked, or re
 other examples have in its place (swap). What of a dependency set lies in the short context, the last two
 tokens, is seen anyway and not counted; targets whose distant context holds no true dependency are left out.
 
-writes   <results>/synthetic_accuracy/model=<run folder's name>/*.parquet      columns: pipeline/RESULTS.md
+writes   <results>/synthetic_accuracy/<run folder's name>/*.parquet      columns: pipeline/RESULTS.md
          with --dependencies found_dependencies
 resumes  run the same command again; a size and k is a shard, kept once complete; other settings are refused
 
@@ -230,10 +230,10 @@ def _measure(
             )
         output.write_shard(
             shard,
-            {
-                artefact: table.assign(**of_run, size=size, sparsity=k).to_dict("list")
-                for artefact, table in tables.items()
-            },
+            [
+                (table, {**of_run, "size": size, "sparsity": k, **columns.to_dict("list")})
+                for table, columns in tables.items()
+            ],
         )
 
 

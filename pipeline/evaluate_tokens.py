@@ -9,8 +9,8 @@ Under the choices' own ablation the results can go into the same folder, where a
 says who chose, `evaluator` who tried. Under another they need a folder of their own. With --screen, tokens
 beyond the largest --k of the choices were not recorded and are not tried.
 
-writes   <results>/{sparse_context_losses,dependency_sparsity}/model=<who chose>/evaluator=<who tries>/
-         *.parquet                                            columns: pipeline/RESULTS.md
+writes   <results>/{sparse_context_losses,dependency_sparsity}/<model>/<evaluator>/*.parquet
+         columns: pipeline/RESULTS.md
 resumes  run the same command again; complete shards are kept, other settings are refused
 
 after `make demo`, the paper's figure (seconds):
@@ -19,7 +19,6 @@ after `make demo`, the paper's figure (seconds):
 """
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from pipeline.cli import InputError, folder_path, positive_int, run_stage, stage
 from pipeline.measuring.flags import ContextLengths, add_stage_arguments
 from pipeline.measuring.rules import ABLATIONS, SWAP, TRIAL_SWAPS, Measuring
 from pipeline.results.files import refuse_changes, sha256_of_files
-from pipeline.results.read import read_artefact, read_made_by, read_model_facts, sources
+from pipeline.results.read import Results
 from pipeline.text.folder import TokenizedData
 
 CHOOSING = "influential_tokens"
@@ -58,7 +57,8 @@ def check(arguments: argparse.Namespace) -> None:
 
 def main(arguments: argparse.Namespace) -> None:
     """Try the choices on every checkpoint, chunk by chunk."""
-    selector, made_by = _made_by(arguments)
+    chosen = Results(arguments.choices)
+    selector, made_by = _made_by(arguments, chosen)
     settings = dict(made_by["settings"])
     settings["ablation"] = arguments.ablation or settings["ablation"]
     is_swap = settings["ablation"] == SWAP
@@ -84,7 +84,7 @@ def main(arguments: argparse.Namespace) -> None:
     from pipeline.measuring.stage import measure_documents
     from pipeline.models.load import name_of
 
-    earlier = read_made_by(arguments.results, CHOOSING).get(selector)
+    earlier = Results(arguments.results).made_by(CHOOSING).get(selector)
     if earlier is not None:
         if selector in map(name_of, arguments.checkpoints):
             raise InputError(
@@ -96,33 +96,29 @@ def main(arguments: argparse.Namespace) -> None:
             {**earlier, "settings": settings},
             "--results folder",
         )
-    choices = _read_choices(arguments.choices, selector, measuring.lengths)
+    choices = _read_choices(chosen, selector, measuring.lengths)
+    files = chosen.sources(CHOOSING, [selector], must_be_complete=True)
 
     # As many documents as were used: nulls and swaps are the next ones, and wrap around at the last.
-    of_choices = {"target_stride": 1, **settings, "max_documents": settings["num_documents"]}
+    of_choices = {**settings, "max_documents": settings["num_documents"]}
     measure_documents(
         argparse.Namespace(**(of_choices | vars(arguments))),
         "evaluate_tokens",
         settings,
-        lambda name, model, chunk: try_choices(name, model, chunk, measuring, choices),
+        lambda model, chunk: try_choices(model, chunk, measuring, choices),
         selector=selector,
         inputs={
             "checkpoint": made_by["inputs"]["checkpoint"],
-            "choices": sha256_of_files(
-                *(
-                    file.path
-                    for file in sources(arguments.choices, CHOOSING, [selector], must_be_complete=True)
-                )
-            ),
+            "choices": sha256_of_files(*(file.path for file in files)),
         },
-        model_facts=read_model_facts(arguments.choices, CHOOSING)[selector],
+        model_facts=chosen.facts(CHOOSING)[selector],
         num_other_documents=measuring.num_others,
     )
 
 
-def _made_by(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+def _made_by(arguments: argparse.Namespace, chosen: Results) -> tuple[str, dict[str, Any]]:
     """Who chose, and what made the choices; refuse other text than theirs."""
-    found = read_made_by(arguments.choices, CHOOSING)
+    found = chosen.made_by(CHOOSING)
     name = arguments.choices_of or next(iter(found), None)
     if name not in found or (arguments.choices_of is None and len(found) > 1):
         raise InputError(
@@ -132,16 +128,18 @@ def _made_by(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     data = TokenizedData.open(arguments.data)
     made_by = found[name]
     is_same_text = made_by["inputs"]["evaluation_documents"] == data.evaluation_sha256
-    if not is_same_text or (made_by["settings"].get("bos_token_ids") or []) != list(data.bos_token_ids):
+    if not is_same_text or made_by["settings"]["bos_token_ids"] != list(data.bos_token_ids):
         raise InputError(f"--choices {arguments.choices} are of another text than that of {arguments.data}")
     return name, made_by
 
 
-def _read_choices(folder: Path, selector: str, lengths: ContextLengths) -> dict[tuple[Any, ...], np.ndarray]:
+def _read_choices(
+    chosen: Results, selector: str, lengths: ContextLengths
+) -> dict[tuple[Any, ...], np.ndarray]:
     """Document, chunk, distant context and rule -> positions counted from the start of the chunk: [T, K]."""
     keys = ["document_id", "chunk_index", "distant_context", "rule"]
     order = [*keys, "target_position", "rank"]
-    rows = read_artefact(folder, CHOOSING, [*order, "context_position"], {"model": [selector]})
+    rows = chosen.frame(CHOOSING, [*order, "context_position"], {"model": [selector]})
     rows["context_position"] -= rows["chunk_index"] * lengths.long_context_length
     # Sorted by target and rank, and every target has all ranks.
     of_rules = rows.sort_values(order).groupby(keys, sort=False)["context_position"]

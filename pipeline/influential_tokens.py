@@ -16,8 +16,8 @@ For each checkpoint and each target t of the evaluation documents:
 pipeline/README.md says what each rule and ablation does and costs, and why there is a null. Here a model
 tries its own choice; evaluate_tokens.py tries it on others.
 
-writes   <results>/{influential_tokens,influences,sparse_context_losses,dependency_sparsity}/model=<name>/
-         *.parquet                                            columns: pipeline/RESULTS.md
+writes   <results>/{influential_tokens,influences,sparse_context_losses,dependency_sparsity}/<model>/*.parquet
+         columns: pipeline/RESULTS.md
 resumes  run the same command again; complete shards are kept, other settings are refused
 
 full size, on one GPU:
@@ -133,8 +133,6 @@ def main(arguments: argparse.Namespace) -> None:
         "minimum_gain": measuring.minimum_gain,
         "seed": measuring.seed,
         "ablation": measuring.ablation,
-        # How contexts are made: what is not in a context is no row of the sequence.
-        "engine": "left_out_at_kept_position_ids",
         # What is really done: --screen has no effect on short contexts, or without leave-one-out.
         "screen": measuring.num_blocks,
         "search_swaps": measuring.search_swaps if is_swap else None,
@@ -145,7 +143,7 @@ def main(arguments: argparse.Namespace) -> None:
         arguments,
         "influential_tokens",
         settings,
-        lambda name, model, chunk: measure_chunk(name, model, chunk, measuring),
+        lambda model, chunk: measure_chunk(model, chunk, measuring),
         rule_files=arguments.rule_file,
         num_other_documents=measuring.num_others,
     )

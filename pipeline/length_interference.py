@@ -10,7 +10,7 @@ A placement is KIND:NUMBER[/SPAN][@START]. own:192 puts the 192 tokens before th
 swap:512@10752 puts 512 tokens of another text at the IDs 0 to 511 and lets the near ones begin at ID 10,752;
 swap:192/32 squeezes 192 tokens into 32 IDs; last:4 leaves only the last four near tokens.
 
-writes   <results>/length_interference/model=<name>/*.parquet      columns: pipeline/RESULTS.md
+writes   <results>/length_interference/<model>/*.parquet      columns: pipeline/RESULTS.md
 resumes  run the same command again; complete shards are kept, other settings are refused
 
 on one GPU, a model trained to 8,192 positions:
@@ -113,7 +113,7 @@ def main(arguments: argparse.Namespace) -> None:
         arguments,
         "length_interference",
         settings,
-        lambda name, model, chunk: measure_placements(
+        lambda model, chunk: measure_placements(
             model, chunk, lengths, near, arguments.share_near, placements, read(model)
         ),
         num_positions=max(arguments.long_context_length, num_positions),

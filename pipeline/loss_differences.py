@@ -11,7 +11,7 @@ With --context-lengths it measures length losses instead: for each length c, los
 before t), the same targets at every c, and KL(p(.|long) || p(.|c)). The notebook length_losses draws means.
 Hugging Face models, LongPPL (Fang et al. 2024): pipeline/RECIPES.md.
 
-writes   <results>/loss_differences/model=<name>/*.parquet, or length_losses; columns: pipeline/RESULTS.md
+writes   <results>/loss_differences/<model>/*.parquet, or length_losses; columns: pipeline/RESULTS.md
 resumes  run the same command again; complete shards are kept, other settings are refused
 
 full size, on one GPU:
@@ -79,7 +79,7 @@ def main(arguments: argparse.Namespace) -> None:
             arguments,
             "length_losses",
             {"context_lengths": context_lengths},
-            lambda name, model, chunk: measure_lengths(model, chunk, lengths, context_lengths),
+            lambda model, chunk: measure_lengths(model, chunk, lengths, context_lengths),
             num_other_documents=0,
         )
     else:
@@ -87,7 +87,7 @@ def main(arguments: argparse.Namespace) -> None:
             arguments,
             "loss_differences",
             {"short_context_length": lengths.short_context_length},
-            lambda name, model, chunk: measure_differences(model, chunk, lengths),
+            lambda model, chunk: measure_differences(model, chunk, lengths),
         )
 
 

@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 
 from pipeline.cli import InputError, folder_path, logger, positive_int, random_seed, run_stage, stage_parser
-from pipeline.results.files import describe_files, folder_lock, write_parquet
-from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
+from pipeline.results.files import describe_files, folder_lock, table_of, whole_or_absent, write_parquet
+from pipeline.results.schemas import SCHEMAS
 from pipeline.text.folder import (
     EVALUATION_FILE,
     EvaluationDocument,
@@ -82,9 +82,6 @@ def main(arguments: argparse.Namespace) -> None:
     """Plant needles, and write a folder a length."""
     data = TokenizedData.open(arguments.data)
     tokenizer = data.tokenizer()
-    schema = SCHEMAS["needles"].with_metadata(
-        {"schema_version": str(SCHEMA_VERSION), "stage": "plant_needles"}
-    )
     with folder_lock(arguments.out, "--out"):
         for length in arguments.document_lengths:
             folder = arguments.out / f"length-{length}" / "data"
@@ -114,8 +111,9 @@ def main(arguments: argparse.Namespace) -> None:
                 for text in texts[: arguments.max_documents]
                 for document_and_row in needle_documents(text, tokenizer, length, arguments.seed)
             ]
-            columns = {name: [row[name] for _, row in planted] for name in schema.names}
-            write_parquet(folder / NEEDLES_FILE, columns, schema)
+            columns = {name: [row[name] for _, row in planted] for name in SCHEMAS["needles"].names}
+            with whole_or_absent(folder / NEEDLES_FILE) as temporary:
+                write_parquet(temporary, table_of(columns, SCHEMAS["needles"]))
             write_data_folder(
                 folder,
                 [document for document, _ in planted],

@@ -1,4 +1,4 @@
-"""SQL over a results folder: each artefact is a view, with the model's name in its column `model`.
+"""SQL over a results folder: each table is a view.
 
     python pipeline/query.py --results runs/demo/results \\
         "SELECT model, avg(loss_difference) FROM loss_differences GROUP BY model"
@@ -7,7 +7,7 @@
 
 Without SQL it lists the columns of all views (pipeline/RESULTS.md explains them) or, with --out, exports all
 of them, a file each. The dialect is DuckDB's; other files are read by their path in quotes.
-Queries are read-only (a single SELECT) and run locally. Every file of an artefact that the SQL names is
+Queries are read-only (a single SELECT) and run locally. Every file of a table that the SQL names is
 hashed first. Damaged files are refused, and files of one model made with different settings; models measured
 in two ways, and missing shards, are warned of.
 """
@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from pipeline.cli import InputError, folder_path, run_stage, stage_parser
 from pipeline.results.files import MANIFEST, describe_files, refuse_replacing, whole_or_absent, write_json
-from pipeline.results.read import MODELS, artefacts_in, dataset_of, no_results, sources
+from pipeline.results.read import MADE_BY, Results
 
 _COLUMNS = "SELECT table_name AS view, column_name, data_type FROM information_schema.columns"
 # The bar: else DuckDB draws it among the rows on standard output, where it takes the process for interactive.
@@ -47,13 +47,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def connect(results: Path, sql: str | None = None) -> duckdb.DuckDBPyConnection:
-    """A DuckDB connection with one view an artefact of the results folder that `sql` names; all if None."""
+    """A DuckDB connection with one view per table of the results folder that `sql` names; all if None."""
     connection = duckdb.connect()
     connection.execute(_SETTINGS)
-    for artefact in artefacts_in(results):
-        # Thousands of files take seconds: those of artefacts that the query leaves alone stay unread.
-        if sql is None or artefact in re.findall(r"\w+", sql.lower()):
-            connection.register(artefact, dataset_of(results, artefact))
+    held = Results(results)
+    for table in held.tables:
+        # Thousands of files take seconds: those of tables that the query leaves alone stay unread.
+        if sql is None or table in re.findall(r"\w+", sql.lower()):
+            connection.register(table, held.dataset(table))
     return connection
 
 
@@ -67,25 +68,25 @@ def select(connection: duckdb.DuckDBPyConnection, sql: str) -> duckdb.DuckDBPyRe
 
 
 def export(results: Path, out: Path) -> None:
-    """Write the results of a folder as an export, one file an artefact, for others to read; manifest last.
+    """Write the results of a folder as an export, one file per table, for others to read; manifest last.
 
-    The rows of all models, with the column `model` first, in the order of models and then of shards; in the
-    metadata, for each model, that of its first file. `exported.json` holds the files' SHA-256:
-    readers refuse one that is missing or changed. InputError if `out` holds results already, or if those in
-    `results` are incomplete, damaged or mixed.
+    The rows of all models, in the order of models and then of shards; in the metadata, for each model, that
+    of its first file. `exported.json` holds the files' SHA-256: readers refuse one that is missing or
+    changed. InputError if `out` holds results already, or if those in `results` are incomplete, damaged or
+    mixed.
     """
-    if artefacts_in(out):
+    if Results(out).tables:
         raise InputError(f"--out {out} holds results; name another folder, or move it away")
-    artefacts = artefacts_in(results)
-    for artefact in artefacts:
-        files = sources(results, artefact, must_be_complete=True)
-        # What made a model's first file; that all others were made so is what dataset_of checks.
-        of_models = {file.model: file.metadata for file in reversed(files)}
-        rows = dataset_of(results, artefact).to_table()
+    held = Results(results)
+    for table in held.tables:
+        files = held.sources(table, must_be_complete=True)
+        # What made a model's first file; that all others were made so is what `dataset` checks.
+        made_by = {file.model: file.made_by for file in reversed(files)}
+        rows = held.dataset(table).to_table()
         floats = [field.name for field in rows.schema if pa.types.is_floating(field.type)]
-        with whole_or_absent(out / f"{artefact}.parquet") as temporary:
+        with whole_or_absent(out / f"{table}.parquet") as temporary:
             pq.write_table(
-                rows.replace_schema_metadata({MODELS: json.dumps(of_models, sort_keys=True)}),
+                rows.replace_schema_metadata({MADE_BY: json.dumps(made_by, sort_keys=True)}),
                 temporary,
                 # For version control: two thirds of the bytes or fewer, more slowly.
                 compression="zstd",
@@ -94,18 +95,15 @@ def export(results: Path, out: Path) -> None:
                 use_byte_stream_split=floats,
                 use_dictionary=[name for name in rows.schema.names if name not in floats],
             )
-    write_json(
-        out / MANIFEST,
-        {"files": describe_files(out, (out / f"{artefact}.parquet" for artefact in artefacts))},
-    )
+    paths = (out / f"{table}.parquet" for table in held.tables)
+    write_json(out / MANIFEST, {"files": describe_files(out, paths)})
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Print or write the result of the query; without one, print the list of columns, or export all."""
     results = arguments.results
     out = arguments.out
-    if not artefacts_in(results):
-        raise no_results(results)
+    Results(results).refuse_empty()
     refuse_replacing([] if out is None else [out], [results])
     if arguments.sql is None and out is not None:
         export(results, out)

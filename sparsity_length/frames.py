@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from pipeline.cli import InputError, progress, unknown_name
 from pipeline.measuring.contexts import Batching
@@ -18,7 +19,8 @@ from pipeline.measuring.given import GivenModel
 from pipeline.measuring.rules import ABLATIONS, SEARCH_SWAPS, TRIAL_SWAPS, Measuring
 from pipeline.measuring.sparsity import measure_chunk
 from pipeline.measuring.stage import failures_in_words
-from pipeline.results.schemas import DIVERGENCE, OTHER_DOCUMENT, OWN, Columns
+from pipeline.results.schemas import DIVERGENCE, OTHER_DOCUMENT, OWN
+from pipeline.results.write import tables_of
 from pipeline.text.chunks import Chunk
 from pipeline.text.tokenizer import Text, TokenizedText, is_one_text
 
@@ -198,9 +200,8 @@ def influential_tokens(
         ids_L = read.ids[text][start : start + measuring.lengths.long_context_length]
         # The ID is of the text, so that rules that draw do it anew for each.
         chunk = Chunk(f"{text:016x}", number, ids_L, others_NL[:, : len(ids_L)], start)
-        tables: dict[str, Columns] = {}
         with failures_in_words(given.name, start, f" of text {text}"):
-            chunk.append_rows(tables, measure_chunk(given.name, ready, chunk, measuring))
+            tables = tables_of(measure_chunk(ready, chunk, measuring))
         frames.append(_frame(text, read.texts[text], tables, measuring.ks))
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=_INFLUENTIAL)
 
@@ -244,19 +245,20 @@ class _Texts:
 
 
 def _frame(
-    text: int, tokens: TokenizedText, tables: Mapping[str, Columns], ks: Sequence[int]
+    text: int, tokens: TokenizedText, tables: Mapping[str, pa.Table], ks: Sequence[int]
 ) -> pd.DataFrame:
     """The rows of a chunk of a text."""
     key = ["target_position", "rank"]
-    chosen = pd.DataFrame(tables["influential_tokens"]).query(f"distant_context == '{OWN}'")
-    sparse = pd.DataFrame(tables["sparse_context_losses"]).rename(columns={"k": "rank"})
-    baseline = "swapped" if "swapped_loss" in sparse else "short_context"
+    chosen = tables["influential_tokens"].to_pandas().query(f"distant_context == '{OWN}'")
+    sparse = tables["sparse_context_losses"].to_pandas().rename(columns={"k": "rank"})
+    # Where nothing was swapped, tokens are added to the short context.
+    baseline = "short_context" if sparse["swapped_loss"].isna().all() else "swapped"
     sparse[["baseline_loss", "baseline_divergence"]] = sparse[[f"{baseline}_loss", f"{baseline}_divergence"]]
     # Controls and screened rules are studied at more k than were asked for.
     sparse = sparse[sparse["rank"].isin(ks)].set_index(key)
     own = sparse[sparse["distant_context"] == OWN]
     null = sparse[sparse["distant_context"] == OTHER_DOCUMENT]
-    sparsity = pd.DataFrame(tables["dependency_sparsity"]).query(f"criterion == '{DIVERGENCE}'")
+    sparsity = tables["dependency_sparsity"].to_pandas().query(f"criterion == '{DIVERGENCE}'")
     # Values of a target repeat in the rows of all its ranks; the first will do.
     of_target = own.groupby("target_position")[_OF_TARGET].first()
     frame = (
@@ -265,7 +267,7 @@ def _frame(
         .join(null[_TRIED].add_prefix("null_"), on=key)
         .join(of_target, on="target_position")
         .join(sparsity.set_index("target_position")["mean_log2_k"], on="target_position")
-        .astype(dict.fromkeys(_MEASURED, "float32"))
+        .astype(dict.fromkeys([*key, "context_position"], "int64") | dict.fromkeys(_MEASURED, "float32"))
     )
     sources = token_columns(tokens, frame["context_position"].to_numpy())
     return frame.assign(

@@ -9,7 +9,7 @@ from test_train_synthetic import OF_CUES, train
 
 from pipeline import evaluate_synthetic
 from pipeline.cli import InputError
-from pipeline.results.read import read_artefact
+from pipeline.results.read import Results
 from pipeline.synthetic.tasks import TASKS, of_test_examples
 from pipeline.synthetic.train import find_task_run, load_task_lm
 
@@ -46,7 +46,7 @@ def parity(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_evaluation_writes_a_row_a_cell_and_keeps_it(copying: Path, tmp_path: Path) -> None:
     evaluate(copying, tmp_path, "copy", "--sizes", "4", "2")
-    rows = read_artefact(tmp_path, "synthetic_accuracy")
+    rows = Results(tmp_path).frame("synthetic_accuracy")
     assert rows[["model", "task", "positions", "size", "num_tokens"]].to_numpy().tolist() == [
         ["copy-predicted-seed0", "copy", "predicted", 2, 5],
         ["copy-predicted-seed0", "copy", "predicted", 4, 9],
@@ -60,9 +60,9 @@ def test_evaluation_writes_a_row_a_cell_and_keeps_it(copying: Path, tmp_path: Pa
 
 def test_sizes_without_room_for_a_k_are_left_out(parity: Path, tmp_path: Path) -> None:
     evaluate(parity, tmp_path, "sparse_parity", "--sizes", "4", "8", "--sparsities", "1", "4")
-    rows = read_artefact(tmp_path, "synthetic_accuracy")
+    rows = Results(tmp_path).frame("synthetic_accuracy")
     assert rows[["size", "sparsity"]].to_numpy().tolist() == [[4, 1], [8, 1], [8, 4]]
-    examples = read_artefact(tmp_path, "synthetic_examples")
+    examples = Results(tmp_path).frame("synthetic_examples")
     assert examples.groupby(["size", "sparsity"])["is_right"].mean().tolist() == rows["exact_match"].tolist()
     for row in examples.to_dict("records"):
         # An answer is right if it is the parity of the bits that are kept.
@@ -78,8 +78,8 @@ def test_excess_loss_of_cues(tmp_path: Path, positions: str) -> None:
     task = "cues_2"
     train(folder, *OF_CUES, task=task, positions=positions)
     evaluate(folder, tmp_path / "results", task, "--sizes", "32", "64")
-    found = read_artefact(tmp_path / "results", "synthetic_accuracy").to_dict("records")
-    examples = read_artefact(tmp_path / "results", "synthetic_examples")
+    found = Results(tmp_path / "results").frame("synthetic_accuracy").to_dict("records")
+    examples = Results(tmp_path / "results").frame("synthetic_examples")
     model = load_task_lm(*find_task_run(folder, task), torch.device("cpu"))
     for row in found:
         generator = of_test_examples(row["size"], None)
@@ -108,7 +108,7 @@ def test_excess_loss_of_cues(tmp_path: Path, positions: str) -> None:
 def test_rows_hold_the_generators_truth(chains: Path, tmp_path: Path) -> None:
     words = ["--sizes", "4", "5", *DEPENDENCIES, "--largest-k", "1", "--rules", "leave_one_out", "random"]
     evaluate(chains, tmp_path, "variable_assignment", *words)
-    rows = read_artefact(tmp_path, "found_dependencies")
+    rows = Results(tmp_path).frame("found_dependencies")
     for size in (4, 5):
         generator = of_test_examples(size, None)
         drawn = TASKS["variable_assignment"].draw(size, [None] * 3, generator)

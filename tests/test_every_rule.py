@@ -18,7 +18,7 @@ from olmo.model import OLMo
 from pipeline import influential_tokens
 from pipeline.cli import InputError
 from pipeline.measuring.rules import RULES
-from pipeline.results.read import read_artefact
+from pipeline.results.read import Results
 
 TARGET = ["document_id", "chunk_index", "target_position"]
 TRAIN_TOKENS = np.random.default_rng(7).integers(1, VOCABULARY_SIZE, 200).tolist()
@@ -42,13 +42,13 @@ def results(tmp_path: Path) -> list[str]:
 
 
 def test_every_rule_ranks_the_far_context_and_its_null(folder: Path) -> None:
-    rows = read_artefact(folder / "results", "influential_tokens")
+    rows = Results(folder / "results").frame("influential_tokens")
     assert len(rows) == 12 * 2 * len(RULES) * 5  # targets, distant contexts, rules, ranks
     assert not rows.duplicated([*TARGET, "rule", "distant_context", "context_position"]).any()
     assert (rows["distance"] > SHORT).all()
     mimics = rows["null_kind"] == "mimicry"
     assert set(rows["rule"][mimics]) == {"add_one_in_divergence", "greedy_divergence"}
-    sparse = read_artefact(folder / "results", "sparse_context_losses")
+    sparse = Results(folder / "results").frame("sparse_context_losses")
     best = sparse.query("k == 1").pivot_table(
         index=[*TARGET, "distant_context"], columns="rule", values="sparse_context_loss"
     )
@@ -62,7 +62,7 @@ def test_rules_of_a_file_are_measured_like_any_other(
 ) -> None:
     words = ["--rules", "streaming_llm", "snapkv", "recency", "--rule-file", str(KV_CACHE_RULES)]
     measure(influential_tokens, folder, *results, *words)
-    chosen = read_artefact(Path(results[1]), "influential_tokens").query("distant_context == 'own'")
+    chosen = Results(Path(results[1])).frame("influential_tokens").query("distant_context == 'own'")
     places = chosen["context_position"] - chosen["chunk_index"] * LONG
     of_rules = places.groupby([chosen["rule"], chosen["target_position"] % LONG]).agg(list)
     # s = 4: the distant contexts of the targets at 9, 10 and 11 end before 5, 6 and 7.

@@ -14,7 +14,7 @@ from measured_documents import (
 from olmo.model import OLMo
 
 from pipeline import influential_tokens
-from pipeline.results.read import read_artefact
+from pipeline.results.read import Results
 
 ARTEFACTS = ["influential_tokens", "influences", "sparse_context_losses", "dependency_sparsity"]
 RULES = {"leave_one_out", "random", "recency"}
@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, make_olmo: Callable[..., OL
 
 @pytest.fixture(scope="module")
 def tables(folder: Path) -> Tables:
-    return {artefact: read_artefact(folder / "results", artefact) for artefact in ARTEFACTS}
+    return {artefact: Results(folder / "results").frame(artefact) for artefact in ARTEFACTS}
 
 
 def test_every_combination_has_its_rows(tables: Tables) -> None:
@@ -82,7 +82,7 @@ def test_sparsity_agrees_with_a_recomputation_from_the_sparse_losses(tables: Tab
 def test_shards_move_no_number(folder: Path, tables: Tables, tmp_path: Path) -> None:
     measure(influential_tokens, folder, "--results", str(tmp_path), "--documents-per-shard", "3")
     for artefact, expected in tables.items():
-        found = read_artefact(tmp_path, artefact)
+        found = Results(tmp_path).frame(artefact)
         # shard by shard the rows come in another order
         key = [
             name for name in (*TARGET, "rule", "distant_context", "rank", "k", "criterion") if name in found

@@ -19,7 +19,7 @@ from olmo.model import OLMo
 
 from pipeline import loss_differences
 from pipeline.loss_differences import default_context_lengths
-from pipeline.results.read import read_artefact
+from pipeline.results.read import Results
 
 
 @pytest.mark.parametrize("bos_token_ids", [(), (7, 3)])
@@ -29,7 +29,7 @@ def test_every_mean_computed_naively(
     assert default_context_lengths(100) == [8, 12, 16, 24, 32, 48, 64, 96, 100]
     write_data(tmp_path / "data", bos_token_ids=bos_token_ids)
     write_checkpoint(tmp_path / "run", make_olmo(seed=1))
-    rows = read_artefact(measure(loss_differences, tmp_path, *LENGTH_LOSSES), "length_losses")
+    rows = Results(measure(loss_differences, tmp_path, *LENGTH_LOSSES)).frame("length_losses")
     stock = behind(stock_olmo(make_olmo(seed=1)), bos_token_ids)
     assert len(rows) == 4 * 2 and set(rows["num_targets"]) == {3}
     for row in rows.itertuples():

@@ -158,4 +158,4 @@ def test_the_recipes_lead_to_what_they_say(run_page: Callable[[str], Path]) -> N
     assert len(gains) == 3 and gains == sorted(gains, reverse=True)
     assert MODEL in (mine / "explorer.html").read_text()
     assert (folder / "explained.html").is_file()
-    assert list((mine / f"rules/sparse_context_losses/model={MODEL}").glob("*.parquet"))
+    assert list((mine / f"rules/sparse_context_losses/{MODEL}").glob("*.parquet"))

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pipeline import influential_tokens as influential_stage
 from pipeline import loss_differences as loss_stage
-from pipeline.results.read import read_artefact
+from pipeline.results.read import Results
 from pipeline.text.tokenizer import train_bpe
 from sparsity_length import InputError, influential_tokens, losses
 
@@ -68,13 +68,13 @@ def test_the_numbers_are_those_of_the_stages(
     texts = [text_of(tokens[:length]) for tokens in DOCUMENTS.values()]
     found = losses(texts, model, words, short_context_length=SHORT, long_context_length=length)
     found = found[found["position"] >= 8]
-    expected = read_artefact(results, "loss_differences")
+    expected = Results(results).frame("loss_differences")
     expected = expected.rename(columns={"short_context_divergence": "divergence"})
     assert found["token_id"].tolist() == expected["target_token_id"].tolist()
     np.testing.assert_allclose(found[VALUES], expected[VALUES], atol=5e-6)
 
     selected, sparse, k_stars = (
-        read_artefact(results, name)
+        Results(results).frame(name)
         for name in ("influential_tokens", "sparse_context_losses", "dependency_sparsity")
     )
     for rule in ("leave_one_out_divergence", "leave_one_out"):

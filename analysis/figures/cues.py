@@ -20,10 +20,8 @@ _PANELS = {
 """Title -> ending of the tasks' names, and positions."""
 
 
-def cues_figure(accuracy: pd.DataFrame) -> Figure:
-    """Excess loss against length without scaled attention: a panel a place of the cues, a line a number."""
-    # Some kept results are of models with scaled attention, which no model can have any longer.
-    plain = accuracy[accuracy["attention_scaling"].fillna("none") == "none"]
+def cues_figure(plain: pd.DataFrame) -> Figure:
+    """Excess loss against length: a panel a place of the cues, a line a number."""
     shown = {title: of for title, of in _PANELS.items() if of[1] in set(plain["positions"])}
     figure, axes = drawing.panels(len(shown), 2.6)
     for ax, (title, (ending, positions)) in zip(axes, shown.items(), strict=True):

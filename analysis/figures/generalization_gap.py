@@ -38,7 +38,7 @@ from analysis.read import (
 )
 from pipeline.cli import InputError
 from pipeline.measuring.rules import CONTROLS
-from pipeline.results.read import read_artefact
+from pipeline.results.read import Results
 from pipeline.results.schemas import DIVERGENCE
 from pipeline.text.folder import MANIFEST_FILE, training_token_counts
 
@@ -96,7 +96,7 @@ def compared_models(
         InputError: says which model or measurement the results lack.
     """
     columns = [*KEYS, "rule", "evaluator", "criterion", "gain", SPARSITY]
-    rows = read_artefact(results, "dependency_sparsity", columns, {"criterion": [DIVERGENCE]})
+    rows = Results(results).frame("dependency_sparsity", columns, {"criterion": [DIVERGENCE]})
     rows = rows[~rows["rule"].isin(CONTROLS) & ~rows["rule"].map(is_target_aware).astype(bool)]
     if rows[SPARSITY].isna().all():
         raise InputError(f"no rule that is target-agnostic has {SPARSITY}; run influential_tokens anew")
@@ -140,7 +140,7 @@ def gap_targets(
     results.
     """
     sparsity, trainings, long = compared_models(results, long_models, short_models)
-    losses = read_artefact(results, "loss_differences")
+    losses = Results(results).frame("loss_differences")
     targets = outcome_targets(sparsity, losses, [*chain(*trainings.values()), *long])
     if data is not None or (results.parent / "data" / MANIFEST_FILE).is_file():
         opened = data_of(results, data, "loss_differences")

@@ -30,7 +30,7 @@ from analysis import drawing
 from analysis.figures.slopes import SPARSITY, Design, Row, full_rank, single, spline, straight
 from analysis.read import interval_over_documents, mean_columns, rows_by, sample_counts
 from pipeline.measuring.flags import NEAR, Placement
-from pipeline.results.read import read_artefact
+from pipeline.results.read import Results
 from pipeline.text.folder import TokenizedData, training_token_counts
 
 KEYS = ["document_id", "target_position"]
@@ -71,7 +71,7 @@ def interference_targets(measured: Path, needed: Path | None, data: TokenizedDat
         placement and source of the distant text, "swap:512@10752 c4": KL, of own text's the loss; and, with
         `needed`, mean_log2_k and total_effect, NaN of texts that were not measured.
     """
-    rows = read_artefact(measured, "length_interference")
+    rows = Results(measured).frame("length_interference")
     source_of = {document.document_id: document.url for document in data.evaluation_documents()}
     near = rows[rows["placement"] == NEAR].set_index(KEYS)
     counts = training_token_counts(data)[near["target_token_id"]]
@@ -83,7 +83,7 @@ def interference_targets(measured: Path, needed: Path | None, data: TokenizedDat
     # A distant text of the same source twice would be two rows a cell: the mean of them.
     targets = targets.join(rows[rows["placement"] != NEAR].pivot_table("value", KEYS, "condition"))
     if needed is not None:
-        sparsity = read_artefact(needed, "dependency_sparsity", only={"rule": [RULE]})
+        sparsity = Results(needed).frame("dependency_sparsity", only={"rule": [RULE]})
         of_kl = sparsity[sparsity["criterion"] == "divergence"].set_index(KEYS)
         targets = targets.join(of_kl[[SPARSITY, "gain"]].rename(columns={"gain": "total_effect"}))
     targets = targets.reset_index()

@@ -19,7 +19,7 @@ from analysis import drawing
 from analysis.figures import cues, interference, losses, marked_bits, recovered_loss, theory, unseen_distances
 from analysis.figures.synthetic_tasks import over_seeds
 from analysis.read import TARGET, Row, interval_of, interval_over_documents, read_sparse_losses, rows_by
-from pipeline.results.read import read_artefact
+from pipeline.results.read import Results
 from pipeline.results.statistics import Interval, ratio_of_sums
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -255,7 +255,7 @@ def of_stricter_test() -> Numbers:
     ):
         table.append([words, *(f"{rows[rule, k][name]:.3f}" for k in ks)])
     only = {"model": [SELECTOR], "evaluator": [EVALUATOR], "rule": [SELECTED], "criterion": ["divergence"]}
-    targets = read_artefact(TRIED, "dependency_sparsity", only=only)
+    targets = Results(TRIED).frame("dependency_sparsity", only=only)
 
     def enough(k: int, least: float, most: float) -> str:
         # "left": 0.1 counts, 0.5 does not; 999 stands for no upper end.
@@ -352,7 +352,7 @@ def of_length() -> Numbers:
 
 def synthetic(folder: str) -> pd.DataFrame:
     """Accuracy in a folder of kept results."""
-    return read_artefact(REFERENCE / folder, "synthetic_accuracy")
+    return Results(REFERENCE / folder).frame("synthetic_accuracy")
 
 
 def of_synthetic_tasks() -> Numbers:
@@ -403,7 +403,7 @@ def of_synthetic_tasks() -> Numbers:
 
 def of_theory() -> Numbers:
     """Squared error of sparse functional attention with local S*."""
-    table = theory.by_length(read_artefact(REFERENCE / "theory" / "results", theory.STAGE))
+    table = theory.by_length(Results(REFERENCE / "theory" / "results").frame(theory.STAGE))
     of_models = rows_by(table[table["length_ratio"] == 8], "model")
     rows = []
     for words, name, scale in (
@@ -419,14 +419,14 @@ def of_theory() -> Numbers:
 
 def of_contexts() -> Numbers:
     """Worth of the distant context, and the windows that keep most of it."""
-    models = rows_by(losses.summarize_models(read_artefact(EVALUATED, "loss_differences")), "model")
+    models = rows_by(losses.summarize_models(Results(EVALUATED).frame("loss_differences")), "model")
     worth = {name: str(interval_of(row, "loss_difference")) for name, row in models.items()}
     novels = losses.summarize_models(
-        read_artefact(REFERENCE / "study" / "novels" / "results", "loss_differences")
+        Results(REFERENCE / "study" / "novels" / "results").frame("loss_differences")
     )
     # The difference is short less long: what the longer context costs is its negative.
     harm = -novels["loss_difference"]
-    needed = losses.needed_context(read_artefact(EVALUATED, "length_losses"))
+    needed = losses.needed_context(Results(EVALUATED).frame("length_losses"))
     row = rows_by(needed, "model", "criterion")[SELECTOR, "loss"]
     windows = [interval_of(row, f"window_{kept}") for kept in (90, 99)]
     cells = [f"{window.estimate:.0f} [{window.low:.0f}, {window.high:.0f}]" for window in windows]
@@ -478,9 +478,9 @@ def draw() -> None:
     """Draw every figure of the pages into `REFERENCE`."""
     label = drawing.model_labels(STUDY, "sparse_context_losses")[SELECTOR]
     labels = drawing.model_labels(EVALUATED, "loss_differences")
-    differences = losses.losses_beside_reference(read_artefact(EVALUATED, "length_losses"), SELECTOR, 16)
-    errors = theory.by_length(read_artefact(REFERENCE / "theory" / "results", theory.STAGE))
-    examples = read_artefact(REFERENCE / "length" / "cues", "synthetic_examples")
+    differences = losses.losses_beside_reference(Results(EVALUATED).frame("length_losses"), SELECTOR, 16)
+    errors = theory.by_length(Results(REFERENCE / "theory" / "results").frame(theory.STAGE))
+    examples = Results(REFERENCE / "length" / "cues").frame("synthetic_examples")
     pretrained = drawing.ModelLabel(
         SMOLLM2, drawing.OTHER_MODELS[0], "135 M parameters", train_context_length=8192
     )

@@ -106,7 +106,6 @@ def _amounts_of_targets(sparse_context_losses: pd.DataFrame, criterion: str) -> 
     baseline = swapped.fillna(short)
     long = rows["long_context_loss"] if criterion == LOSS else 0.0
     rows = rows.assign(
-        evaluator=rows["evaluator"].fillna(rows["model"]),
         baseline=baseline,
         gain=(baseline - long).astype("float64"),
         recovered=baseline - sparse,

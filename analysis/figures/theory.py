@@ -38,7 +38,7 @@ from torch import nn
 
 from analysis import drawing
 from pipeline.cli import InputError, folder_path, positive_int, progress, run_stage, stage_parser
-from pipeline.results.read import read_artefact
+from pipeline.results.read import Results
 from pipeline.results.write import StageOutput
 from pipeline.synthetic.tasks import PLANTED_VOCABULARY, draw_planted, local_places, uniform_places
 
@@ -308,8 +308,8 @@ def main(arguments: argparse.Namespace) -> None:
                 seed = arguments.seeds[shard]
                 fitted = fit(condition, k, arguments.steps, arguments.num_test_sequences, seed)
                 rows = [shared | {"seed": seed} | row for row in fitted]
-                output.write_shard(shard, {STAGE: {name: [row[name] for row in rows] for name in rows[0]}})
-    table = by_length(read_artefact(arguments.results, STAGE))
+                output.write_shard(shard, [(STAGE, {name: [row[name] for row in rows] for name in rows[0]})])
+    table = by_length(Results(arguments.results).frame(STAGE))
     drawing.save(errors_figure(table), arguments.figures, STAGE)
 
 

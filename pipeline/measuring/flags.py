@@ -61,7 +61,7 @@ class ContextLengths:
             short_context_length or settings["short_context_length"],
             settings["long_context_length"],
             settings["targets_per_chunk"],
-            settings.get("target_stride") or 1,
+            settings["target_stride"],
         )
 
     @property

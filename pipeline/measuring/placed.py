@@ -59,7 +59,7 @@ def measure_placements(
     share_near: bool,
     placements: Sequence[Placement],
     distant: DistantTexts,
-) -> Iterator[dict[str, Columns]]:
+) -> Iterator[tuple[str, Columns]]:
     """A row a target, placement and distant text: artefact -> columns.
 
     `share_near`: whether the targets share one near context; see `measured_placements`.
@@ -88,7 +88,7 @@ def measure_placements(
             "divergence": found.divergences.tolist(),
             "entropy": entropies,
         }
-        yield {"length_interference": of_targets}
+        yield "length_interference", of_targets
 
 
 def measured_placements(

@@ -36,8 +36,8 @@ numbers of them that are studied."""
 
 def measure_lengths(
     model: CausalLM, chunk: Chunk, lengths: ContextLengths, context_lengths: Sequence[int]
-) -> Iterator[dict[str, Columns]]:
-    """Losses of the targets at each context length: artefact -> columns."""
+) -> Iterator[tuple[str, Columns]]:
+    """Losses of the targets at each context length."""
     chunk_L = chunk.token_ids_L
     batching = Batching.for_model(model)
     long = FarContext(model, lengths, batching, chunk_L, chunk_L).predictions
@@ -45,61 +45,61 @@ def measure_lengths(
         measured_windows(model, chunk_L, lengths.targets_T, length, batching, long)
         for length in context_lengths
     ]
-    yield {
-        "length_losses": {
+    yield (
+        "length_losses",
+        {
             "context_length": [*context_lengths],
-            "num_targets": [lengths.num_targets] * len(context_lengths),
-            "mean_loss": [float(of_length.losses.mean()) for of_length in measured],
-            "mean_divergence": [float(of_length.divergences.mean()) for of_length in measured],
-            "losses": [of_length.losses.tolist() for of_length in measured],
-            "divergences": [of_length.divergences.tolist() for of_length in measured],
-        }
-    }
+            "num_targets": lengths.num_targets,
+            "mean_loss": [of_length.losses.mean() for of_length in measured],
+            "mean_divergence": [of_length.divergences.mean() for of_length in measured],
+            "losses": [of_length.losses for of_length in measured],
+            "divergences": [of_length.divergences for of_length in measured],
+        },
+    )
 
 
 def measure_differences(
     model: CausalLM, chunk: Chunk, lengths: ContextLengths
-) -> Iterator[dict[str, Columns]]:
-    """Losses of the targets in their short, long and swapped contexts: artefact -> columns."""
+) -> Iterator[tuple[str, Columns]]:
+    """Losses of the targets in their short, long and swapped contexts."""
     chunk_L = chunk.token_ids_L
     # No tokens are chosen, so no null is needed, and its document can be the swap.
     swap_ids_1L = chunk.other_token_ids_NL
     own = FarContext(model, lengths, Batching.for_model(model), chunk_L, chunk_L, trial_swaps_BL=swap_ids_1L)
     swapped = own.baselines.over_swaps
-    yield _rows(
+    yield (
         "loss_differences",
-        chunk.start + lengths.targets_T,
-        target_token_id=chunk_L[lengths.targets_T],
-        num_long_context_tokens=lengths.targets_T,
-        short_context_loss=own.short.losses,
-        long_context_loss=own.long_losses_T,
-        loss_difference=own.short.losses - own.long_losses_T,
-        swapped_context_loss=swapped.losses,
-        document_specific_gain=swapped.losses - own.long_losses_T,
-        long_context_entropy=own.predictions.entropies_T,
-        short_context_divergence=own.short.divergences,
-        swapped_context_divergence=swapped.divergences,
+        {
+            "target_position": chunk.start + lengths.targets_T,
+            "target_token_id": chunk_L[lengths.targets_T],
+            "num_long_context_tokens": lengths.targets_T,
+            "short_context_loss": own.short.losses,
+            "long_context_loss": own.long_losses_T,
+            "loss_difference": own.short.losses - own.long_losses_T,
+            "swapped_context_loss": swapped.losses,
+            "document_specific_gain": swapped.losses - own.long_losses_T,
+            "long_context_entropy": own.predictions.entropies_T,
+            "short_context_divergence": own.short.divergences,
+            "swapped_context_divergence": swapped.divergences,
+        },
     )
 
 
-def measure_chunk(
-    name: str, model: CausalLM, chunk: Chunk, measuring: Measuring
-) -> Iterator[dict[str, Columns]]:
-    """What the rules choose, and what that is worth to the model that chose: artefact -> columns."""
+def measure_chunk(model: CausalLM, chunk: Chunk, measuring: Measuring) -> Iterator[tuple[str, Columns]]:
+    """What the rules choose, and what that is worth to the model that chose."""
     contexts = contexts_of(model, chunk, measuring)
     choices = chosen_positions(contexts, chunk, measuring)
     yield from chosen_tokens(contexts, chunk, choices, measuring)
-    yield from tried_tokens(name, contexts, chunk, choices, measuring)
+    yield from tried_tokens(contexts, chunk, choices, measuring)
 
 
 def try_choices(
-    evaluator: str,
     model: CausalLM,
     chunk: Chunk,
     measuring: Measuring,
     choices: Mapping[tuple[Any, ...], np.ndarray],
-) -> Iterator[dict[str, Columns]]:
-    """What another model's choices are worth: artefact -> columns.
+) -> Iterator[tuple[str, Columns]]:
+    """What another model's choices are worth.
 
     `choices` has positions for each document, chunk, distant context and rule.
     """
@@ -113,7 +113,7 @@ def try_choices(
                 positions_TK = choices[chunk.document_id, chunk.chunk_index, name, rule]
                 numbers = [k for k in measuring.numbers_of(rule) if k <= positions_TK.shape[1]]
                 of_rules[rule] = positions_TK, numbers
-    yield from tried_tokens(evaluator, contexts, chunk, chosen, measuring)
+    yield from tried_tokens(contexts, chunk, chosen, measuring)
 
 
 def contexts_of(model: CausalLM, chunk: Chunk, measuring: Measuring) -> Contexts:
@@ -154,37 +154,44 @@ def chosen_positions(
 
 def chosen_tokens(
     contexts: Contexts, chunk: Chunk, choices: Choices, measuring: Measuring
-) -> Iterator[dict[str, Columns]]:
-    """A row a target, rule and rank, and all influences if every token was left out: artefact -> columns."""
+) -> Iterator[tuple[str, Columns]]:
+    """A row a target, rule and rank, and all influences if every token was left out."""
     targets_T = measuring.lengths.targets_T
     for name, context in contexts.items():
         leaves_out = any(rule in choices[name] for rule in LEAVE_ONE_OUT_RULES)
-        losses_TF = (
+        # NaN of tokens that were not left out alone.
+        influence_TF = (
             context.influence.losses
             if leaves_out
             else np.full((len(targets_T), context.num_far_tokens_T[-1]), np.nan)
         )
-        # None of tokens that were not left out alone.
-        influence_TF = np.where(np.isnan(losses_TF), np.array(None), losses_TF)
         if leaves_out and measuring.num_blocks is None:
-            # Without a screen None stands only behind a target's distant context, so indices stay positions.
-            of_each = [[value for value in row_F if value is not None] for row_F in influence_TF.tolist()]
-            yield _rows("influences", chunk.start + targets_T, distant_context=name, influences=of_each)
+            yield (
+                "influences",
+                {
+                    "target_position": chunk.start + targets_T,
+                    "distant_context": name,
+                    # Without a screen NaN stands only behind a distant context: indices stay positions.
+                    "influences": [row_F[~np.isnan(row_F)] for row_F in influence_TF],
+                },
+            )
         for rule, (ranked_TK, _) in choices[name].items():
             # Controls and screened rules are ranked far beyond the k that were asked for.
             positions_TK = ranked_TK[:, : measuring.ks[-1]]
             num_ranks = positions_TK.shape[1]
-            yield _rows(
+            yield (
                 "influential_tokens",
-                chunk.start + np.repeat(targets_T, num_ranks),
-                rule=rule,
-                distant_context=name,
-                null_kind=None if name == OWN else find_rule(rule).null,
-                rank=np.broadcast_to(np.arange(1, num_ranks + 1), positions_TK.shape),
-                context_position=chunk.start + positions_TK,
-                distance=targets_T[:, None] - positions_TK,
-                context_token_id=context.token_ids_L[positions_TK],
-                influence=np.take_along_axis(influence_TF, positions_TK, axis=1),
+                {
+                    "target_position": chunk.start + np.repeat(targets_T, num_ranks),
+                    "rule": rule,
+                    "distant_context": name,
+                    "null_kind": None if name == OWN else find_rule(rule).null,
+                    "rank": np.broadcast_to(np.arange(1, num_ranks + 1), positions_TK.shape),
+                    "context_position": chunk.start + positions_TK,
+                    "distance": targets_T[:, None] - positions_TK,
+                    "context_token_id": context.token_ids_L[positions_TK],
+                    "influence": np.take_along_axis(influence_TF, positions_TK, axis=1),
+                },
             )
 
 
@@ -222,7 +229,7 @@ def minimal_sufficient_k(
     *,
     recovery_fraction: float,
     minimum_gain: float,
-) -> tuple[list[int | None], np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray]:
     """The least studied k that recovers `recovery_fraction` of the gain.
 
     By the losses the gain is L_short - L_long, and L_short - L_{short+k} of it is recovered; by the
@@ -230,7 +237,7 @@ def minimal_sufficient_k(
     ablation `swap` a swapped distant context stands in the place of none. All in nats.
 
     Returns:
-        k_star_T: None where the gain is below the minimum, or no studied k reaches it.
+        k_star_T: NaN where the gain is below the minimum, or no studied k reaches it.
         is_censored_T: bool, the latter case.
     """
     # A product, not a ratio, so that gains near 0 need no division.
@@ -238,19 +245,20 @@ def minimal_sufficient_k(
     helps_T = gains_T >= minimum_gain
     is_found_T = helps_T & reaches_TJ.any(axis=1)
     # argmax finds the first True; if there is none it says 0, which `is_found_T` blanks.
-    k_star_T = np.where(is_found_T, studied_k_J[reaches_TJ.argmax(axis=1)], np.array(None))
-    return k_star_T.tolist(), helps_T & ~is_found_T
+    k_star_T = np.where(is_found_T, studied_k_J[reaches_TJ.argmax(axis=1)], np.nan)
+    return k_star_T, helps_T & ~is_found_T
 
 
 def tried_tokens(
-    evaluator: str, contexts: Contexts, chunk: Chunk, choices: Choices, measuring: Measuring
-) -> Iterator[dict[str, Columns]]:
-    """What chosen tokens are worth to a model, whoever chose them, and how few do: artefact -> columns.
+    contexts: Contexts, chunk: Chunk, choices: Choices, measuring: Measuring
+) -> Iterator[tuple[str, Columns]]:
+    """What chosen tokens are worth to a model, whoever chose them, and how few do.
 
     `contexts` are as the model reads them.
     """
     own = contexts[OWN]
     of_target = {
+        "target_position": chunk.start + measuring.lengths.targets_T,
         "short_context_loss": own.short.losses,
         "long_context_loss": own.long_losses_T,
         "short_context_divergence": own.short.divergences,
@@ -262,30 +270,29 @@ def tried_tokens(
         sparse = sparse_contexts(contexts[name], of_rules)
         for rule, (_, numbers) in of_rules.items():
             found = sparse[rule].over_swaps
-            yield _rows(
+            yield (
                 "sparse_context_losses",
-                chunk.start + np.repeat(measuring.lengths.targets_T, len(numbers)),
-                rule=rule,
-                distant_context=name,
-                null_kind=None if name == OWN else find_rule(rule).null,
-                evaluator=evaluator,
-                k=np.broadcast_to(numbers, found.losses.shape),
-                sparse_context_loss=found.losses,
-                sparse_context_divergence=found.divergences,
-                **{column: np.repeat(values_T, len(numbers)) for column, values_T in of_target.items()},
+                {
+                    **{column: np.repeat(values_T, len(numbers)) for column, values_T in of_target.items()},
+                    "rule": rule,
+                    "distant_context": name,
+                    "null_kind": None if name == OWN else find_rule(rule).null,
+                    "k": np.broadcast_to(numbers, found.losses.shape),
+                    "sparse_context_loss": found.losses,
+                    "sparse_context_divergence": found.divergences,
+                },
             )
         if name == OWN:
-            yield from _sparsity(evaluator, chunk, own, sparse, of_rules, measuring)
+            yield from _sparsity(chunk, own, sparse, of_rules, measuring)
 
 
 def _sparsity(
-    evaluator: str,
     chunk: Chunk,
     own: FarContext,
     sparse: Mapping[str, Measured],
     choices: Mapping[str, tuple[np.ndarray, list[int]]],
     measuring: Measuring,
-) -> Iterator[dict[str, Columns]]:
+) -> Iterator[tuple[str, Columns]]:
     """A row a target, rule and criterion: how few tokens do."""
     losses, divergences = own.baselines
     # Under the long context the divergence is 0, so that all of it is to be recovered.
@@ -306,18 +313,19 @@ def _sparsity(
                 )
                 for fraction in (0.5, RECOVERY_FRACTION)
             )
-            yield _rows(
+            yield (
                 "dependency_sparsity",
-                chunk.start + measuring.lengths.targets_T,
-                rule=rule,
-                evaluator=evaluator,
-                criterion=criterion,
-                gain=gains_T,
-                loss_difference=own.short.losses - own.long_losses_T,
-                is_censored=is_censored_T,
-                k_90=k_90,
-                k_50=k_50,
-                **_mean_log2_k(recovered_TJB, gains_TB, ks_J, measuring),
+                {
+                    "target_position": chunk.start + measuring.lengths.targets_T,
+                    "rule": rule,
+                    "criterion": criterion,
+                    "gain": gains_T,
+                    "loss_difference": own.short.losses - own.long_losses_T,
+                    "is_censored": is_censored_T,
+                    "k_90": k_90,
+                    "k_50": k_50,
+                    **_mean_log2_k(recovered_TJB, gains_TB, ks_J, measuring),
+                },
             )
 
 
@@ -335,24 +343,7 @@ def _mean_log2_k(
         of_each_BT = [
             mean_log2_k(shares_TJ, ks_J, measuring.lengths.num_far_tokens_T) for shares_TJ in shares_BTJ
         ]
-        of_each_TB = np.where(has_gain_TB, np.transpose(of_each_BT), np.array(None))
-        means_T = np.where(has_gain_TB, np.transpose(of_each_BT), 0).sum(-1) / has_gain_TB.sum(-1)
-    return {
-        "mean_log2_k": np.where(has_gain_TB.any(-1), means_T, np.array(None)).tolist(),
-        "mean_log2_k_of_swaps": [
-            row_B if has_gain else None
-            for row_B, has_gain in zip(of_each_TB.tolist(), has_gain_TB.any(-1), strict=True)
-        ],
-    }
-
-
-def _rows(
-    artefact: str, target_positions_N: np.ndarray, **columns: str | list[Any] | np.ndarray | None
-) -> dict[str, Columns]:
-    """Rows of an artefact that each name a target: values row by row, or one for all rows."""
-    table: Columns = {"target_position": target_positions_N.tolist()}
-    for name, values in columns.items():
-        if isinstance(values, np.ndarray):
-            values = values.ravel().tolist()
-        table[name] = values if isinstance(values, list) else [values] * len(target_positions_N)
-    return {artefact: table}
+        of_each_TB = np.where(has_gain_TB, np.transpose(of_each_BT), np.nan)
+        means_T = np.nansum(of_each_TB, -1) / has_gain_TB.sum(-1)
+    of_swaps = [None if np.isnan(row_B).all() else row_B for row_B in of_each_TB]
+    return {"mean_log2_k": means_T, "mean_log2_k_of_swaps": of_swaps}

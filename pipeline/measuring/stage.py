@@ -22,8 +22,8 @@ from pipeline.results.write import StageOutput
 from pipeline.text.chunks import Chunk, chunks_of, long_enough_documents
 from pipeline.text.folder import TokenizedData
 
-Measure = Callable[[str, CausalLM, Chunk], Iterator[dict[str, Columns]]]
-"""What a stage does with a model, by the name of its results, and a chunk: artefact -> column -> values."""
+Measure = Callable[[CausalLM, Chunk], Iterator[tuple[str, Columns]]]
+"""What a stage does with a model and a chunk: tables, and rows of each."""
 
 
 def measure_documents(
@@ -47,7 +47,7 @@ def measure_documents(
     Args:
         arguments: of `measuring.flags.add_evaluation_arguments`.
         settings: the stage's own, beyond those flags.
-        selector: who chose the tokens that the checkpoints try; results are filed under both names.
+        selector: who chose the tokens that the checkpoints try.
         inputs: SHA-256 of what else is measured with, by name.
         rule_files: the user's own rules, whose SHA-256 is one of the settings.
         model_facts: of the selector; None: of the checkpoint.
@@ -82,24 +82,24 @@ def measure_documents(
         output = StageOutput(
             arguments.results,
             stage,
-            name if selector is None else f"{selector}/evaluator={name}",
+            selector or name,
+            evaluator=None if selector is None else name,
             settings={
                 "long_context_length": length,
                 "targets_per_chunk": arguments.targets_per_chunk,
-                # Null at its default, which is how `ContextLengths.of` reads settings without it.
-                **({"target_stride": arguments.target_stride} if arguments.target_stride > 1 else {}),
+                "target_stride": arguments.target_stride,
+                "rule_files_sha256": sha256_of_files(*rule_files) if rule_files else None,
                 **settings,
-                **({"rule_files_sha256": sha256_of_files(*rule_files)} if rule_files else {}),
                 "num_documents": len(documents),
                 "max_chunks_per_document": arguments.max_chunks_per_document,
                 "documents_per_shard": size,
                 "dtype": arguments.dtype,
-                **({"bos_token_ids": list(data.bos_token_ids)} if data.bos_token_ids else {}),
+                "bos_token_ids": list(data.bos_token_ids),
             },
             inputs={
                 "evaluation_documents": data.evaluation_sha256,
                 **(inputs or {}),
-                "checkpoint" if selector is None else f"evaluator {name}": digest,
+                "checkpoint" if selector is None else "evaluator": digest,
             },
             num_shards=len(shards),
             task=share,
@@ -126,17 +126,18 @@ def measure_documents(
                 warn_of_slow_bfloat16(model.device, "--dtype float32")
             facts = model_facts or {**checkpoint.training_facts, "num_parameters": model.num_parameters}
             work = [(shard, index) for shard in output.pending_shards() for index in shards[shard]]
-            tables: dict[str, Columns] = {}
+            rows: list[tuple[str, Columns]] = []
             for shard, index in progress(work, f"{stage} {name}", "document"):
                 for chunk in chunks_of(
                     documents, index, length, arguments.max_chunks_per_document, num_other_documents
                 ):
                     with failures_in_words(name, chunk.start, f" of document {chunk.document_id}"):
-                        chunk.append_rows(tables, measure(name, model, chunk))
+                        of_chunk = {"document_id": chunk.document_id, "chunk_index": chunk.chunk_index}
+                        rows += [(table, {**of_chunk, **columns}) for table, columns in measure(model, chunk)]
                 # Whole shards only: a killed run takes up again with those that are missing.
                 if index == shards[shard][-1]:
-                    output.write_shard(shard, tables, facts)
-                    tables = {}
+                    output.write_shard(shard, rows, facts)
+                    rows = []
     if arguments.status:
         sys.stdout.writelines(output.state() + "\n" for output in outputs)
         raise SystemExit(any(output.pending_shards() for output in outputs))

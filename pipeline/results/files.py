@@ -17,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -27,16 +28,18 @@ LOCK_FILE = ".lock"
 
 
 @contextmanager
-def whole_or_absent(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on leaving, fsync what was written there and rename it to `path`.
+def whole_or_absent(path: Path, part: Path | None = None) -> Iterator[Path]:
+    """Yield a temporary path; on leaving, fsync what was written there and rename it to `path`.
 
-    A reader, and a run resumed after a kill, sees the old file or the new one, never a part.
+    A reader, and a run resumed after a kill, sees the old file or the new one, never a part. That is `part`,
+    on the same file system, or lies beside `path`.
     """
     # Renaming onto a link would replace the link itself.
     path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     # Always the same name: what a killed writer left is overwritten by the next one.
-    temporary = path.with_name(f".{path.name}.part")
+    temporary = part or path.with_name(f".{path.name}.part")
+    temporary.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield temporary
         # Before the rename: after a power loss the new name must not stand over an empty file.
@@ -83,18 +86,26 @@ def refuse_replacing(outputs: Iterable[Path], inputs: Iterable[Path | None]) -> 
             raise InputError(f"{output} is an input, which the output would replace; choose another place")
 
 
-def write_parquet(
-    path: Path, columns: Mapping[str, Sequence[Any]], schema: pa.Schema, page_checksums: bool = True
-) -> None:
-    """Write column -> values as zstd Parquet, atomically; types, order and metadata are those of `schema`."""
-    table = pa.Table.from_pydict(dict(columns), schema=schema)
-    with whole_or_absent(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd", write_page_checksum=page_checksums)
+def table_of(columns: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
+    """Columns as of `schemas.Columns` with the types, order and metadata of `schema`; null if not given."""
+    rows = {
+        name: np.ravel(values) if isinstance(values, np.ndarray) else values
+        for name, values in columns.items()
+        if isinstance(values, list | np.ndarray)
+    }
+    num_rows = len(next(iter(rows.values()), ()))
+    arrays = [
+        pa.array(rows[field.name], field.type, from_pandas=True)
+        if field.name in rows
+        else pa.repeat(pa.scalar(columns.get(field.name), field.type), num_rows)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def read_metadata(path: Path) -> dict[str, str]:
-    """The metadata of one Parquet file."""
-    return {key.decode(): value.decode() for key, value in (pq.read_schema(path).metadata or {}).items()}
+def write_parquet(path: Path, table: pa.Table) -> None:
+    """Write a table as zstd Parquet."""
+    pq.write_table(table, path, compression="zstd", write_page_checksum=True)
 
 
 @dataclass(frozen=True)

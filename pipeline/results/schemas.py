@@ -1,18 +1,18 @@
-"""The Arrow schema of every artefact, each column with its meaning and unit; words that results hold.
+"""The Arrow schema of every table, each column with its meaning and unit; words that results hold.
 
 `python -m pipeline.results.schemas` writes the tables of pipeline/RESULTS.md anew, a test keeps them equal.
 That page says what holds of all columns, and what null and NaN mean where a column does not say it.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-# Raised when a column that readers need goes, or its type or meaning changes. A new column that may be null
-# does not raise it: older files read as null there, and a run that an older version began goes on.
-SCHEMA_VERSION = 3
+# Raised with any change of a column: readers take the columns of a table from any one of its files.
+SCHEMA_VERSION = 4
 OWN = "own"
 OTHER_DOCUMENT = "other_document"
 """Distant contexts: the chunk's own; and of its null, another document's tokens at the same positions."""
@@ -23,8 +23,8 @@ or it chooses that document's tokens to reproduce the prediction from the own di
 LOSS = "loss"
 DIVERGENCE = "divergence"
 """Criteria of k*."""
-Columns = dict[str, list[Any]]
-"""Column -> values, one a row."""
+Columns = Mapping[str, Any]
+"""Column -> values row by row, an array or a list, or one for all rows; NaN and None are null."""
 
 
 INTS = pa.list_(pa.int32())
@@ -39,6 +39,9 @@ def column(name: str, arrow_type: pa.DataType | str, meaning: str, nullable: boo
 optional = partial(column, nullable=True)
 
 # fmt: off
+MODEL = column("model", "string", "whose results these are; of tokens, who chose them")
+EVALUATOR = column("evaluator", "string", "whose losses and divergences these are: the model itself, or"
+                   " another that tried its choice (evaluate_tokens)")
 DOCUMENT = column("document_id", "string", "first 16 hex digits of the SHA-256 of the document's text")
 TARGET_COLUMNS = [
     DOCUMENT,
@@ -52,8 +55,6 @@ SELECTION_COLUMNS = [
     optional("null_kind", "string", "'selection': the null's tokens are chosen as within the own distant"
              " context; 'mimicry': to reproduce the prediction from that; null of the own one"),
 ]
-EVALUATOR = optional("evaluator", "string", "whose losses and divergences these are: the selector's, or of a"
-                     " model that tried its choice (evaluate_tokens)")
 SHORT_DIVERGENCE = optional("short_context_divergence", "float", "KL(p(.|long) || p(.|short context)), nats:"
                             " the gain to be expected, target-agnostic")
 LOSS_COLUMNS = [
@@ -61,6 +62,7 @@ LOSS_COLUMNS = [
     column("long_context_loss", "float", "loss(t | everything before t in its chunk), nats"),
 ]
 SYNTHETIC_COLUMNS = [
+    MODEL,
     column("task", "string", "the synthetic task, a name of pipeline/synthetic/tasks.py"),
     column("positions", "string", "the position scheme that the model was trained with"),
     column("seed", "int64", "of the training run"),
@@ -71,23 +73,6 @@ SYNTHETIC_COLUMNS = [
            " cues: the excess loss that ends training was reached"),
     column("size", "int32", "of the test examples, in the task's own unit"),
     optional("sparsity", "int32", "k of the test examples; null of tasks without k"),
-]
-FINDING_COLUMNS = [
-    *SYNTHETIC_COLUMNS,
-    column("example_index", "int32", "which test example, from 0"),
-    column("target_index", "int32", "which token of the response, or which position ID, from 0"),
-    column("num_distant_tokens", "int32", "tokens that a rule selects from"),
-    column("num_dependencies", "int32", "those of them that truly decide the target, at least 1"),
-    column("long_context_loss", "float", "loss(t | everything before t), nats"),
-    column("rule", "string", "selection rule, a name in pipeline/measuring/rules.py"),
-    optional("ablation", "string", "remove or swap, as in influential_tokens; older: substitute"),
-    column("rank", "int32", "1 for the token that the rule ranks first"),
-    column("context_position", "int32", "place of the selected token in the example"),
-    column("context_token", "string", "its name, as the task's docstring shows it"),
-    column("is_dependency", "bool", "whether it is in the target's true dependency set"),
-    optional("effect", "float", "what leaving it out does, nats: to the loss (leave_one_out) or, as a"
-             " divergence, to the prediction (leave_one_out_divergence); null of other rules; made at commit"
-             " 30cc5e52"),
 ]
 SCHEMAS: dict[str, pa.Schema] = {
     "evaluation_documents": pa.schema([
@@ -110,6 +95,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("answer", "string", "its text, without the space before it"),
     ]),
     "loss_differences": pa.schema([
+        MODEL,
         *TARGET_COLUMNS,
         column("target_token_id", "int32", "vocabulary ID of the predicted token"),
         column("num_long_context_tokens", "int32", "tokens before the target in its chunk"),
@@ -124,6 +110,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         optional("long_context_entropy", "float", "entropy of p(.|long), nats"),
     ]),
     "length_interference": pa.schema([
+        MODEL,
         *TARGET_COLUMNS,
         column("target_token_id", "int32", "vocabulary ID of the predicted token"),
         column("placement", "string", "what is before the near tokens, as --placements names it; near:"
@@ -136,6 +123,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         optional("entropy", "float", "of p(.|near tokens), nats; null of other placements"),
     ]),
     "influential_tokens": pa.schema([
+        MODEL,
         *TARGET_COLUMNS,
         *SELECTION_COLUMNS,
         column("rank", "int32", "order of selection: 1 is taken first, S_k is ranks 1 to k"),
@@ -147,6 +135,7 @@ SCHEMAS: dict[str, pa.Schema] = {
                  " --screen left it out in blocks only"),
     ]),
     "influences": pa.schema([
+        MODEL,
         *TARGET_COLUMNS,
         SELECTION_COLUMNS[1],
         column("influences", FLOATS, "influence of every distant-context token, nats; entry i is the token at"
@@ -154,9 +143,10 @@ SCHEMAS: dict[str, pa.Schema] = {
                " with --screen"),
     ]),
     "sparse_context_losses": pa.schema([
+        MODEL,
+        EVALUATOR,
         *TARGET_COLUMNS,
         *SELECTION_COLUMNS,
-        EVALUATOR,
         column("k", "int32", "number of influential tokens added to the short context"),
         *LOSS_COLUMNS,
         column("sparse_context_loss", "float", "loss(t | short context and S_k only), nats; under the"
@@ -169,14 +159,15 @@ SCHEMAS: dict[str, pa.Schema] = {
         optional("swapped_divergence", "float", "KL(p(.|long) || p(.|swapped distant, short context)), nats"),
     ]),
     "dependency_sparsity": pa.schema([
+        MODEL,
+        EVALUATOR,
         *TARGET_COLUMNS,
         SELECTION_COLUMNS[0],
-        EVALUATOR,
-        optional("criterion", "string", "k* is of the 'loss' or 'divergence'; null in the oldest: loss"),
+        column("criterion", "string", "k* is of the 'loss' or 'divergence'"),
         column("loss_difference", "float", "short_context_loss - long_context_loss, nats"),
-        optional("gain", "float", "what is to be recovered, nats, by the criterion: loss_difference or"
-                 " short_context_divergence, under the ablation 'swap' swapped_loss -"
-                 " long_context_loss or swapped_divergence; null in the oldest results"),
+        column("gain", "float", "what is to be recovered, nats, by the criterion: loss_difference or"
+               " short_context_divergence, under the ablation 'swap' swapped_loss -"
+               " long_context_loss or swapped_divergence"),
         optional("mean_log2_k", "float", "tokens needed, in doublings: mean over thresholds in (0, 1) of log2"
                  " of the least k that recovers that share of the gain, interpolated in log2 k, from 0 (one"
                  " token suffices) to log2 of all distant tokens; mean over swapped contexts; null if the"
@@ -190,6 +181,7 @@ SCHEMAS: dict[str, pa.Schema] = {
                " it"),
     ]),
     "length_losses": pa.schema([
+        MODEL,
         *TARGET_COLUMNS[:2],
         column("context_length", "int32", "tokens of context, exactly, for every target"),
         column("num_targets", "int32", "targets of the chunk"),
@@ -198,9 +190,23 @@ SCHEMAS: dict[str, pa.Schema] = {
         optional("losses", FLOATS, "the loss of each target, in the order of positions, nats"),
         optional("divergences", FLOATS, "the divergence of each, nats"),
     ]),
-    "found_dependencies": pa.schema(FINDING_COLUMNS),
-    "found_id_dependencies": pa.schema(FINDING_COLUMNS),
+    "found_dependencies": pa.schema([
+        *SYNTHETIC_COLUMNS,
+        column("example_index", "int32", "which test example, from 0"),
+        column("target_index", "int32", "which token of the response, or which position ID, from 0"),
+        column("num_distant_tokens", "int32", "tokens that a rule selects from"),
+        column("num_dependencies", "int32", "those of them that truly decide the target, at least 1"),
+        column("long_context_loss", "float", "loss(t | everything before t), nats"),
+        column("rule", "string", "selection rule, a name in pipeline/measuring/rules.py"),
+        optional("ablation", "string", "'mask' or 'swap', as in influential_tokens; null of rules that know"
+                 " none"),
+        column("rank", "int32", "1 for the token that the rule ranks first"),
+        column("context_position", "int32", "place of the selected token in the example"),
+        column("context_token", "string", "its name, as the task's docstring shows it"),
+        column("is_dependency", "bool", "whether it is in the target's true dependency set"),
+    ]),
     "sparse_functional_attention": pa.schema([
+        MODEL,
         column("seed", "int32", "of the fit, its training and its test sequences"),
         column("sparsity", "int32", "k: planted tokens, and tokens of a subset attended to"),
         column("position_law", "string", "of the planted tokens, as analysis/figures/theory.py"),
@@ -227,10 +233,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         optional("excess_loss", "double", "mean loss of the answer beyond the best possible one, nats: KL"
                  " from what the cues say to what the model says; null where the answer is certain"),
         optional("excess_loss_error", "double", "its standard error over examples"),
-        optional("attention_scaling", "string", "of the model; null since no model can have it"),
         optional("best_loss", "double", "the best possible mean loss, nats, exactly"),
-        optional("cue_attention", FLOATS, "share of the question's attention that is on the cues, of each"
-                 " head, layer by layer; mean over the first 64 examples; made at commit 496057c"),
     ]),
     "synthetic_examples": pa.schema([
         *SYNTHETIC_COLUMNS,
@@ -238,9 +241,8 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("is_right", "bool", "whether the whole response is right, predicted position IDs included"),
         column("answer", "string", "the first token of the model's response, by name"),
         optional("decisive_tokens", "string", "the tokens that decide the right one, in order, as the task's"
-                 " docstring shows them; until commit 76e6fc63 null of tasks without k"),
-        optional("distances", INTS, "tokens from each of them to the prompt's last, such as the question;"
-                 " until commit 76e6fc63 of cues only"),
+                 " docstring shows them"),
+        optional("distances", INTS, "tokens from each of them to the prompt's last, such as the question"),
         optional("excess_loss", "float", "loss beyond the best possible one, nats; null as above"),
     ]),
 }
@@ -248,17 +250,17 @@ SCHEMAS: dict[str, pa.Schema] = {
 
 
 def results_page(page: str) -> str:
-    """The page with new lists of columns, one an artefact; what an earlier one explains is only named."""
+    """The page with new lists of columns, one per table; what an earlier one explains is only named."""
     lines = [page.partition("\n\n## ")[0]]
-    for artefact, schema in SCHEMAS.items():
-        # By the whole line and not the name, which may mean another thing in another artefact.
+    for table, schema in SCHEMAS.items():
+        # By the whole line and not the name, which may mean another thing in another table.
         names = {
             f"- `{field.name}` ({str(field.type).replace('item: ', '')}{'?' if field.nullable else ''}):"
             f" {field.metadata[b'meaning'].decode()}": f"`{field.name}`"
             for field in schema
         }
         known = [name for line, name in names.items() if line in lines]
-        lines.append(f"\n## {artefact}\n" + (f"\nAs above: {', '.join(known)}.\n" if known else ""))
+        lines.append(f"\n## {table}\n" + (f"\nAs above: {', '.join(known)}.\n" if known else ""))
         lines += [line for line in names if line not in lines]
     return "\n".join([*lines, ""])
 

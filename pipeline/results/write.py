@@ -4,10 +4,12 @@ A shard whose files are missing or damaged counts as not measured, and is measur
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from pipeline.cli import InputError
 from pipeline.results.files import (
@@ -17,14 +19,23 @@ from pipeline.results.files import (
     damage,
     describe_files,
     folder_lock,
-    read_metadata,
     refuse_changes,
+    table_of,
+    whole_or_absent,
     write_json,
     write_parquet,
 )
-from pipeline.results.read import Mark, made_by_of, read_marks, warn_once
-from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
+from pipeline.results.read import MADE_BY, Mark, folder_name, made_by_of, read_marks, warn_once
+from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS, Columns
 from pipeline.results.versions import provenance
+
+
+def tables_of(rows: Iterable[tuple[str, Columns]]) -> dict[str, pa.Table]:
+    """Rows of several tables, joined by table, with the types of `SCHEMAS`."""
+    parts: dict[str, list[pa.Table]] = {}
+    for table, columns in rows:
+        parts.setdefault(table, []).append(table_of(columns, SCHEMAS[table]))
+    return {table: pa.concat_tables(of_table).combine_chunks() for table, of_table in parts.items()}
 
 
 class StageOutput:
@@ -36,6 +47,7 @@ class StageOutput:
         stage: str,
         model: str,
         *,
+        evaluator: str | None = None,
         settings: Mapping[str, Any],
         inputs: Mapping[str, str],
         num_shards: int,
@@ -44,8 +56,8 @@ class StageOutput:
         """Open the output; an InputError where it holds results of another configuration, which it names.
 
         Args:
-            results, stage, model: the folder, and the names in its paths; model/evaluator=<name> of one that
-                tries what the model chose.
+            results, stage, model: the folder, and whose results these are.
+            evaluator: who tries what the model chose, if another stage than the one that chose does.
             settings: everything that decides the numbers, JSON values only; no paths.
             inputs: name -> SHA-256 of every input.
             num_shards: shards of the complete result.
@@ -53,7 +65,8 @@ class StageOutput:
         """
         self._results = results
         self._stage = stage
-        self._model = model
+        self._models = (model,) if evaluator is None else (model, evaluator)
+        self._folder = "/".join(map(folder_name, self._models))
         self._num_shards = num_shards
         self._task = task
         self._shards = range(task.index, num_shards, task.num_tasks)
@@ -72,16 +85,17 @@ class StageOutput:
         # The first whole file speaks for all: each was compared when its writer began.
         files = (path for mark in self._whole() for path, _ in mark.files.values())
         if first := next(files, None):
+            earlier = made_by_of(first).get(model, {})
             refuse_changes(
-                f"{results} holds {stage} of model '{model}'",
-                made_by_of(read_metadata(first)),
+                f"{results} holds {stage} of model '{' tried by '.join(self._models)}'",
+                {name: earlier.get(name) for name in self._made_by},
                 self._made_by,
                 "--results folder",
             )
 
     def _whole(self) -> Iterator[Mark]:
         """The marks of shards that are whole; the log names what is damaged."""
-        for mark in read_marks(self._results, self._stage, self._model):
+        for mark in read_marks(self._results, self._stage, self._folder):
             if faults := [fault for file in mark.files.values() if (fault := damage(*file))]:
                 warn_once(f"{'; '.join(faults)}; the shard counts as not measured")
             else:
@@ -89,7 +103,7 @@ class StageOutput:
 
     def _path(self, kind: str, shard_index: int, ending: str = "parquet") -> Path:
         name = f"{shard_index:05d}-of-{self._num_shards:05d}.{ending}"
-        return self._results / kind / f"model={self._model}" / name
+        return self._results / kind / self._folder / name
 
     def writing(self) -> AbstractContextManager[None]:
         """Hold what is to be written: a second program that is the same task, or does all, is refused."""
@@ -104,31 +118,31 @@ class StageOutput:
     def state(self) -> str:
         """A line that says how many of the task's shards are there."""
         counts = f"{len(self._shards) - len(self.pending_shards())} of {len(self._shards)} shards"
-        return f"{self._stage} of model '{self._model}' has {counts} in {self._results}"
+        return f"{self._stage} of model '{' tried by '.join(self._models)}' has {counts} in {self._results}"
 
     def write_shard(
         self,
         shard_index: int,
-        tables: Mapping[str, Mapping[str, Sequence[Any]]],
+        rows: Iterable[tuple[str, Columns]],
         model_facts: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write artefact -> column -> values of one shard, then mark the shard complete; inside `writing`.
+        """Write rows of tables, one shard of them, then mark the shard complete; inside `writing`.
 
-        The columns are those of `SCHEMAS`; one that may be null and is not given is null. `model_facts` are
-        recorded in the files, and never compared.
+        The columns are those of `SCHEMAS`; `model` and `evaluator` are filled in, and one that may be null
+        and is not given is null. `model_facts` are recorded in the files, and never compared.
         """
-        made = {**self._made_by, **provenance(), "model_facts": dict(model_facts or {})}
-        metadata = {
-            key: value if isinstance(value, str) else json.dumps(value) for key, value in made.items()
-        }
-        files = {}
-        for artefact, columns in tables.items():
-            schema = SCHEMAS[artefact].with_metadata(metadata)
-            # A table holds all columns of its schema, so that every reader finds them.
-            num_rows = len(next(iter(columns.values()), ()))
-            nulls = {field.name: [None] * num_rows for field in schema if field.nullable}
-            path = self._path(artefact, shard_index)
-            write_parquet(path, nulls | dict(columns), schema)
-            files[artefact] = describe_files(path.parent, [path])[path.name]
+        made_by = {**self._made_by, **provenance(), "model_facts": model_facts or {}}
+        metadata = {MADE_BY: json.dumps({self._models[0]: made_by})}
+        stage = f"_stages/{self._stage}"
+        named = {"model": self._models[0], "evaluator": self._models[-1]}
+        tables = tables_of((table, {**named, **columns}) for table, columns in rows)
+        # Renamed into their folders all at once, at the end: most readers know of no marks, and must find no
+        # part of a shard that a kill left.
+        with ExitStack() as renaming:
+            for table, of_table in tables.items():
+                part = self._path(stage, shard_index, f"{table}.part")
+                temporary = renaming.enter_context(whole_or_absent(self._path(table, shard_index), part))
+                write_parquet(temporary, of_table.replace_schema_metadata(metadata))
+        paths = [self._path(table, shard_index) for table in tables]
         # Last: a kill before it leaves a shard that is not there, whatever was written of it.
-        write_json(self._path(f"_stages/{self._stage}", shard_index, "done"), {"files": files})
+        write_json(self._path(stage, shard_index, "done"), {"files": describe_files(self._results, paths)})

@@ -1,4 +1,4 @@
-"""Documents cut into chunks, each with its null; and the tables of what is measured of them.
+"""Documents cut into chunks, each with its null.
 
 A chunk holds tokens of the text only. What a tokenizer puts before every text (BOS) belongs to the model,
 which has it before every context (`CausalLM.led_by`), and counts nowhere here.
@@ -6,13 +6,12 @@ which has it before every context (`CausalLM.led_by`), and counts nowhere here.
 Shapes: L chunk (long_context_length), T targets.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from pipeline.cli import InputError, logger
-from pipeline.results.schemas import Columns
 from pipeline.text.folder import EvaluationDocument, TokenizedData
 
 
@@ -27,19 +26,6 @@ class Chunk:
     """The same chunk of N other documents: the null's, those of trials, and those of searches."""
     start: int = 0
     """Place of the chunk's first token in the document."""
-
-    def append_rows(self, tables: dict[str, Columns], measured: Iterable[dict[str, Columns]]) -> None:
-        """Append rows of artefacts to their tables, in place, with the columns that name the chunk."""
-        for artefact, columns in (of_artefact for rows in measured for of_artefact in rows.items()):
-            num_rows = len(next(iter(columns.values())))
-            named: Columns = {
-                "document_id": [self.document_id] * num_rows,
-                "chunk_index": [self.chunk_index] * num_rows,
-                **columns,
-            }
-            table = tables.setdefault(artefact, {name: [] for name in named})
-            for name, values in named.items():
-                table[name].extend(values)
 
 
 def long_enough_documents(

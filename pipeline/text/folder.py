@@ -21,11 +21,13 @@ from pipeline.results.files import (
     read_record,
     refuse_changes,
     refuse_damage,
+    table_of,
+    whole_or_absent,
     write_json,
     write_parquet,
     write_text,
 )
-from pipeline.results.schemas import SCHEMA_VERSION, SCHEMAS
+from pipeline.results.schemas import SCHEMAS
 from pipeline.results.versions import provenance
 from pipeline.text.tokenizer import DocumentTokenizer
 
@@ -58,9 +60,7 @@ class EvaluationDocument:
     url: str | None = None
 
 
-def write_evaluation_documents(
-    path: Path, documents: Iterable[EvaluationDocument], stage: str = "tokenize_c4"
-) -> None:
+def write_evaluation_documents(path: Path, documents: Iterable[EvaluationDocument]) -> None:
     """Write `documents` ordered by ID: the IDs are hashes, so any first few are a random sample."""
     ordered = sorted(documents, key=lambda document: document.document_id)
     columns: dict[str, list[Any]] = {
@@ -69,12 +69,9 @@ def write_evaluation_documents(
         "token_ids": [document.token_ids for document in ordered],
         "num_tokens": [len(document.token_ids) for document in ordered],
     }
-    # Only what never changes with the commit: the file's SHA-256 stands for the documents in other stages.
-    schema = SCHEMAS["evaluation_documents"].with_metadata(
-        {"schema_version": str(SCHEMA_VERSION), "stage": stage}
-    )
-    # Nor page checksums: results name the documents by the bytes that they have had from the start.
-    write_parquet(path, columns, schema, page_checksums=False)
+    # Nothing that changes with the commit: the file's SHA-256 stands for the documents in other stages.
+    with whole_or_absent(path) as temporary:
+        write_parquet(temporary, table_of(columns, SCHEMAS["evaluation_documents"]))
 
 
 def write_data_folder(
@@ -91,7 +88,7 @@ def write_data_folder(
     `files` describes the others, those of training tokens in order; `configuration` has `settings` and
     `inputs`, all that decided the output; `tally` counts by the names in `COUNTS`; `stage` is the program.
     """
-    write_evaluation_documents(folder / EVALUATION_FILE, documents, stage)
+    write_evaluation_documents(folder / EVALUATION_FILE, documents)
     write_text(folder / TOKENIZER_FILE, tokenizer.to_json())
     counts = {
         **tally,
@@ -100,7 +97,6 @@ def write_data_folder(
     }
     manifest = {
         "stage": stage,
-        "schema_version": SCHEMA_VERSION,
         **configuration,
         "counts": {name: counts.get(name, 0) for name in COUNTS},
         "token_dtype": tokenizer.token_dtype.name,

@@ -132,6 +132,7 @@ def _tables(
                         | {
                             "rule": rule,
                             "loss_difference": short - long,
+                            "gain": short - long if criterion == "loss" else expected,
                             "criterion": criterion,
                             "k_90": k_star if criterion == "loss" else 4,
                             "is_censored": position % 3 == 2 and criterion == "loss",

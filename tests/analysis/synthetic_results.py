@@ -103,15 +103,15 @@ def write_results(
         facts = None if scale is None else _facts(model, *scale)
         for shard_index, shard in enumerate(np.array_split(losses.index.to_numpy(), 2)):
             rows = losses.loc[shard]
-            differences = {"loss_differences": _loss_differences(rows)}
+            differences = [("loss_differences", _loss_differences(rows))]
             outputs["loss_differences"].write_shard(shard_index, differences, facts)
-            of_lengths = {"length_losses": _length_losses(rows, model, generator)}
+            of_lengths = [("length_losses", _length_losses(rows, model, generator))]
             outputs["length_losses"].write_shard(shard_index, of_lengths)
             if "influential_tokens" in outputs:
-                tables = {
-                    "sparse_context_losses": _sparse_context_losses(rows, model, generator),
-                    "dependency_sparsity": _dependency_sparsity(rows, model),
-                }
+                tables = [
+                    ("sparse_context_losses", _sparse_context_losses(rows, model, generator)),
+                    ("dependency_sparsity", _dependency_sparsity(rows, model)),
+                ]
                 outputs["influential_tokens"].write_shard(shard_index, tables)
     return truth
 
@@ -181,6 +181,7 @@ def _dependency_sparsity(rows: pd.DataFrame, model: str) -> dict[str, list]:
     planted = rows[["document_id", "chunk_index", "target_position"]].assign(
         rule="leave_one_out",
         loss_difference=rows["gain"],
+        gain=rows["gain"],
         is_censored=rows["needed_k"] == CENSORED_K,
         k_90=rows["needed_k"].where(rows["needed_k"].isin(KS)).astype("Int64"),
     )

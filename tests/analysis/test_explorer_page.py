@@ -12,7 +12,7 @@ import pytest
 from explorable_results import MODELS, write_explorable
 
 from analysis import explorer
-from pipeline.results.read import read_artefact
+from pipeline.results.read import Results
 from pipeline.text.folder import TokenizedData
 from pipeline.text.tokenizer import load_tokenizer
 
@@ -87,7 +87,7 @@ def page(browser: "sync_api.BrowserContext", explorable: Path) -> Iterator["sync
 
 
 def read(explorable: Path, artefact: str, **where: object) -> pd.DataFrame:
-    rows = read_artefact(explorable / "results", artefact)
+    rows = Results(explorable / "results").frame(artefact)
     for column, value in where.items():
         rows = rows[rows[column] == value]
     return rows

@@ -12,7 +12,7 @@ from explorable_results import LONG, LOSSES_ONLY, MODELS, RULES, TARGETS, write_
 from analysis import explorer
 from analysis.explorer import _OF_TARGETS, NATS
 from pipeline.cli import InputError
-from pipeline.results.read import read_artefact
+from pipeline.results.read import Results
 from pipeline.text.tokenizer import load_tokenizer
 
 # The first is of several chunks, whose borders cut characters.
@@ -46,7 +46,7 @@ def test_records_are_the_parquet_row_by_row(explorable: Path) -> None:
     pieces = load_tokenizer(explorable / "data" / "tokenizer.json").pieces
     keys = ["model", "document_id", "target_position", "rule", "distant_context"]
     losses, tokens, sparse = (
-        read_artefact(explorable / "results", artefact).set_index([*keys[:3], *further]).sort_index()
+        Results(explorable / "results").frame(artefact).set_index([*keys[:3], *further]).sort_index()
         for artefact, further in (
             ("loss_differences", []),
             ("influential_tokens", [*keys[3:], "rank"]),

@@ -1,24 +1,25 @@
 """An export reads as the results that it was made from, by every reader; a changed one is refused."""
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
 from pipeline.cli import InputError
 from pipeline.query import connect, export, main, parser, select
-from pipeline.results.read import artefacts_in, read_artefact, read_made_by, read_model_facts
+from pipeline.results.read import Results
 from pipeline.results.write import StageOutput
 
 
 @pytest.fixture(scope="module")
 def exported(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("export") / "model=x" / "results"  # no column either
+    out = tmp_path_factory.mktemp("export") / "model=x" / "results"  # no column
     main(parser().parse_args(["--results", str(results), "--out", str(out)]))
     return out
 
 
-def lengths(*losses: float) -> dict[str, dict[str, list]]:
+def lengths(*losses: float) -> list[tuple[str, dict[str, Any]]]:
     count = len(losses)
     columns = {
         "document_id": ["d"] * count,
@@ -27,10 +28,12 @@ def lengths(*losses: float) -> dict[str, dict[str, list]]:
         "context_length": [16] * count,
         "num_targets": [4] * count,
     }
-    return {"length_losses": columns}
+    return [("length_losses", columns)]
 
 
-def write(results: Path, model: str, *shards: dict[str, dict[str, list]], dtype: str = "float32") -> Path:
+def write(
+    results: Path, model: str, *shards: list[tuple[str, dict[str, Any]]], dtype: str = "float32"
+) -> Path:
     output = StageOutput(
         results, "length_losses", model, settings={"dtype": dtype}, inputs={}, num_shards=len(shards)
     )
@@ -40,28 +43,28 @@ def write(results: Path, model: str, *shards: dict[str, dict[str, list]], dtype:
 
 
 def test_every_artefact_reads_as_from_its_parts(results: Path, exported: Path) -> None:
-    assert artefacts_in(exported) == artefacts_in(results) != []
+    assert Results(exported).tables == Results(results).tables != []
     assert sorted(path.name for path in exported.iterdir()) == sorted(
-        ["exported.json", *(f"{artefact}.parquet" for artefact in artefacts_in(results))]
+        ["exported.json", *(f"{artefact}.parquet" for artefact in Results(results).tables)]
     )
-    for artefact in artefacts_in(results):
-        rows = read_artefact(results, artefact)
-        pd.testing.assert_frame_equal(read_artefact(exported, artefact), rows, check_exact=True)
+    for artefact in Results(results).tables:
+        rows = Results(results).frame(artefact)
+        pd.testing.assert_frame_equal(Results(exported).frame(artefact), rows, check_exact=True)
         only = {"model": [rows["model"].iloc[-1]], "document_id": [rows["document_id"].iloc[-1]]}
-        some = read_artefact(results, artefact, ["chunk_index"], only)
+        some = Results(results).frame(artefact, ["chunk_index"], only)
         assert 0 < len(some) < len(rows)
-        pd.testing.assert_frame_equal(read_artefact(exported, artefact, ["chunk_index"], only), some)
-        assert read_model_facts(exported, artefact) == read_model_facts(results, artefact)
+        pd.testing.assert_frame_equal(Results(exported).frame(artefact, ["chunk_index"], only), some)
+        assert Results(exported).facts(artefact) == Results(results).facts(artefact)
         sql = f"SELECT * FROM {artefact} ORDER BY ALL"
         assert select(connect(exported, sql), sql).fetchall() == select(connect(results, sql), sql).fetchall()
     for stage in ("loss_differences", "influential_tokens", "length_losses"):
-        assert read_made_by(exported, stage) == read_made_by(results, stage)
+        assert Results(exported).made_by(stage) == Results(results).made_by(stage)
 
 
 def test_an_export_that_was_changed_is_refused(tmp_path: Path) -> None:
     def refused() -> str:
         with pytest.raises(InputError) as error:
-            read_artefact(out, "length_losses")
+            Results(out).frame("length_losses")
         return str(error.value)
 
     results = write(tmp_path / "results", "a", lengths(1.0, 2.0))
@@ -74,7 +77,7 @@ def test_an_export_that_was_changed_is_refused(tmp_path: Path) -> None:
     path.unlink()
     assert "length_losses.parquet is missing" in refused()
     path.write_bytes(whole)
-    assert read_artefact(out, "length_losses")["mean_loss"].tolist() == [1.0, 2.0]
+    assert Results(out).frame("length_losses")["mean_loss"].tolist() == [1.0, 2.0]
     with pytest.raises(InputError, match=r"out is an export of results \(exported.json\); choose another"):
         write(out, "b", lengths(3.0))
     (out / "exported.json").write_text("{")

@@ -14,7 +14,7 @@ from olmo.model import OLMo
 from analysis import run_notebooks
 from analysis.figures import interference
 from pipeline import influential_tokens, length_interference, tokenize_c4
-from pipeline.results.read import read_artefact
+from pipeline.results.read import Results
 from pipeline.text.folder import TokenizedData
 
 
@@ -135,7 +135,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory, make_olmo: Callable[..., 
 def test_targets_hold_what_was_measured_of_them(measured: Path) -> None:
     data = TokenizedData.open(measured / "data")
     targets = interference.interference_targets(measured / "short", measured / "needed", data)
-    rows = read_artefact(measured / "short", "length_interference")
+    rows = Results(measured / "short").frame("length_interference")
     distant = set(rows["distant_document_id"].dropna())
     sources = {document.document_id: document.url for document in data.evaluation_documents()}
     # Three targets a text; those that are distant for others are none of the study's.
@@ -151,8 +151,8 @@ def test_targets_hold_what_was_measured_of_them(measured: Path) -> None:
     )
     (near,) = of_first[of_first["placement"] == "near"].itertuples()
     assert (first["loss"], first["entropy"]) == pytest.approx((near.loss, near.entropy))
-    needed = read_artefact(measured / "needed", "dependency_sparsity").merge(
-        first[interference.KEYS].to_frame().T
+    needed = (
+        Results(measured / "needed").frame("dependency_sparsity").merge(first[interference.KEYS].to_frame().T)
     )
     (of_target,) = needed[needed["criterion"] == "divergence"].itertuples()
     expected = (of_target.mean_log2_k, of_target.gain)

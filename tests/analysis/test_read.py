@@ -21,7 +21,7 @@ from analysis.read import (
     read_sparsity,
 )
 from pipeline.cli import InputError
-from pipeline.results.read import read_artefact
+from pipeline.results.read import Results
 from pipeline.results.schemas import DIVERGENCE
 
 
@@ -32,7 +32,7 @@ def test_own_losses_are_all_that_the_model_measured_at_the_requested_k(results: 
     assert rows["sparse_context_loss"].max() < ABSURD_LOSS
     # 3 models with selections, 3 rules, own and null.
     assert len(rows) == len(truth.targets) * 3 * 3 * 2 * len(KS)
-    all_rows = read_artefact(results, "sparse_context_losses")
+    all_rows = Results(results).frame("sparse_context_losses")
     assert len(read_sparse_losses(results, every_evaluator=True, every_k=True)) == len(all_rows)
     assert set(read_sparse_losses(results, every_evaluator=True)["evaluator"]) > {EVALUATOR}
     every_k = read_sparse_losses(results, every_k=True).groupby("rule")["k"].unique()
@@ -69,4 +69,4 @@ def test_models_are_told_apart(scales: tuple[Path, Truth, Truth], results: Path,
 def test_a_wrong_folder_is_refused_whatever_rows_are_asked_for(tmp_path: Path) -> None:
     for only in ({"rule": ["recency"]}, {"model": ["none"]}):
         with pytest.raises(InputError, match="holds no rows of 'dependency_sparsity'"):
-            read_artefact(tmp_path, "dependency_sparsity", only=only)
+            Results(tmp_path).frame("dependency_sparsity", only=only)

@@ -20,6 +20,7 @@ def by_hand() -> pd.DataFrame:
     """Two documents of two targets, one k: own recovers 3 of 4 nats; the null 1 of 4."""
     own = tokens(
         document_id=["a", "a", "b", "b"],
+        evaluator="m",
         rule="recency",
         distant_context="own",
         k=1,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.query import connect, select
-from pipeline.results.read import artefacts_in, read_artefact, read_model_facts
+from pipeline.results.read import Results
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "analysis" / "reference"
@@ -15,8 +15,8 @@ REFERENCE = ROOT / "analysis" / "reference"
 def test_the_reference_results_are_whole(manifest: Path) -> None:
     results = manifest.parent
     assert {path.suffix for path in results.iterdir()} == {".json", ".parquet"}
-    for artefact in artefacts_in(results):
-        models = read_artefact(results, artefact, [])["model"]
-        assert set(models) == read_model_facts(results, artefact).keys()
+    for artefact in Results(results).tables:
+        models = Results(results).frame(artefact, [])["model"]
+        assert set(models) == Results(results).facts(artefact).keys()
         sql = f"SELECT count(*) FROM {artefact}"
         assert select(connect(results, sql), sql).fetchall() == [(len(models),)]

@@ -1,6 +1,7 @@
 """Rows of an artefact written as a stage writes them, for notebooks to read."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,11 @@ def write_tables(
     """Write rows of several artefacts of one model; columns that a row lacks are null."""
     output = StageOutput(results, stage, model, settings=settings, inputs=inputs or {}, num_shards=1)
     columns = {
-        artefact: {field.name: [row.get(field.name) for row in rows] for field in SCHEMAS[artefact]}
+        artefact: {
+            name: [row.get(name) for row in rows]
+            for name in SCHEMAS[artefact].names
+            if name in {*chain(*rows)}
+        }
         for artefact, rows in tables.items()
     }
-    output.write_shard(0, columns)
+    output.write_shard(0, columns.items())

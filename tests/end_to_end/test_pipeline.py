@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from measured_documents import json_lines
 
-from pipeline.results.read import artefacts_in, read_artefact
+from pipeline.results.read import Results
 from pipeline.results.schemas import SCHEMAS
 from pipeline.text.folder import TokenizedData
 
@@ -95,29 +95,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_artefact_is_complete(folder: Path) -> None:
     results = folder / "results"
     of_influences = {"influential_tokens", "influences", "sparse_context_losses", "dependency_sparsity"}
-    assert set(artefacts_in(results)) == {"loss_differences", "length_losses", *of_influences}
+    assert set(Results(results).tables) == {"loss_differences", "length_losses", *of_influences}
     num_documents = sum(
         len(document.token_ids) >= 64
         for document in TokenizedData.open(folder / "data").evaluation_documents()
     )
     assert num_documents >= 8  # fewer would leave the kill below too little time
-    for artefact in artefacts_in(results):
-        rows = read_artefact(results, artefact)
+    for artefact in Results(results).tables:
+        rows = Results(results).frame(artefact)
         assert rows["model"].unique().tolist() == ["run"]
         assert rows["document_id"].nunique() == num_documents
         assert not list(results.rglob("*.part"))
         for path in (results / artefact).rglob("*.parquet"):
             assert pq.read_schema(path).equals(SCHEMAS[artefact])
-    assert len(list((results / "influences/model=run").iterdir())) == num_documents
+    assert len(list((results / "influences/run").iterdir())) == num_documents
 
 
 def test_the_stages_agree_on_the_losses_they_share(folder: Path) -> None:
     results = folder / "results"
     target = ["document_id", "chunk_index", "target_position"]
-    differences = read_artefact(results, "loss_differences").set_index(target).sort_index()
-    sparse = read_artefact(results, "sparse_context_losses").drop_duplicates(target).set_index(target)
+    differences = Results(results).frame("loss_differences").set_index(target).sort_index()
+    sparse = Results(results).frame("sparse_context_losses").drop_duplicates(target).set_index(target)
     for loss in ("short_context_loss", "long_context_loss"):
         np.testing.assert_allclose(sparse[loss].sort_index(), differences[loss], atol=1e-5)
-    lengths = read_artefact(results, "length_losses").query("context_length == 8")
+    lengths = Results(results).frame("length_losses").query("context_length == 8")
     mean = (lengths["mean_loss"] * lengths["num_targets"]).sum() / lengths["num_targets"].sum()
     np.testing.assert_allclose(mean, differences["short_context_loss"].mean(), atol=1e-5)

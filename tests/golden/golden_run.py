@@ -16,7 +16,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pipeline import influential_tokens, loss_differences, pretrain, tokenize_c4
-from pipeline.results.read import artefacts_in, read_artefact
+from pipeline.results.read import Results
 from pipeline.text.folder import TokenizedData
 
 GOLDEN_PATH = Path(__file__).with_name("golden.json")
@@ -137,7 +137,7 @@ def _summaries(folder: Path) -> dict[str, dict[str, Any]]:
         "metrics": metrics.drop(columns="tokens_per_second"),
         "weights": pd.DataFrame({"value": torch.cat([w.flatten() for w in weights.values()]).numpy()}),
     }
-    tables |= {name: read_artefact(folder / "results", name) for name in artefacts_in(folder / "results")}
+    tables |= {name: Results(folder / "results").frame(name) for name in Results(folder / "results").tables}
     return {
         name: {column: summary(table[column]) for column in table if _numbers(table[column]) is not None}
         for name, table in tables.items()

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
-from pipeline.results.read import artefacts_in, read_artefact
+from pipeline.results.read import Results
 from pipeline.studies.commands import MEASURING, commands_of
 from pipeline.studies.file import load_study
 
@@ -40,9 +40,9 @@ def commands(study: Path) -> list[str]:
 def tables() -> dict[str, dict[str, str]]:
     """Table -> column -> hash of its values in the order of the rows; all of analysis/reference."""
     frames = {
-        f"{manifest.parent.relative_to(REFERENCE)}/{artefact}": read_artefact(manifest.parent, artefact)
+        f"{manifest.parent.relative_to(REFERENCE)}/{artefact}": Results(manifest.parent).frame(artefact)
         for manifest in sorted(REFERENCE.rglob("exported.json"))
-        for artefact in artefacts_in(manifest.parent)
+        for artefact in Results(manifest.parent).tables
     }
     derived = [
         path for path in sorted(REFERENCE.rglob("*.parquet")) if not (path.parent / "exported.json").exists()

@@ -93,7 +93,7 @@ def _k_star(long_loss: float, sparse_losses: list[float]) -> tuple[list[int | No
         recovery_fraction=0.9,
         minimum_gain=0.1,
     )
-    return k_star, censored.tolist()
+    return [None if np.isnan(k) else int(k) for k in k_star], censored.tolist()
 
 
 def test_k_star_is_the_least_k_that_reaches_ninety_percent() -> None:

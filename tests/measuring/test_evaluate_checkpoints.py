@@ -13,7 +13,7 @@ from olmo.model import OLMo
 from pipeline import influential_tokens, loss_differences
 from pipeline.cli import InputError
 from pipeline.measuring import stage as evaluate_checkpoints
-from pipeline.results.read import read_artefact
+from pipeline.results.read import Results
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,7 +27,7 @@ def folder(tmp_path: Path, make_olmo: Callable[..., OLMo]) -> Path:
 
 def test_the_first_documents_that_are_long_enough_are_measured(folder: Path) -> None:
     results = measure(loss_differences, folder, "--max-documents", "2")
-    rows = read_artefact(results, "loss_differences")  # of the first two that are long enough
+    rows = Results(results).frame("loss_differences")  # of the first two that are long enough
     assert rows["document_id"].unique().tolist() == ["00000000000000aa", "00000000000000bb"]
 
 

@@ -29,7 +29,7 @@ from pipeline import evaluate_tokens, influential_tokens
 from pipeline.cli import InputError
 from pipeline.measuring.sparsity import mean_log2_k
 from pipeline.query import connect, select
-from pipeline.results.read import read_artefact, read_settings
+from pipeline.results.read import Results
 
 NAMES = ("run", "third", "fourth")
 L, M, KS = 11, 3, [1, 2, 4]  # chunks that all five documents hold
@@ -156,10 +156,10 @@ def naive_values(stock: Stock, key: tuple[str, int, int], chosen: np.ndarray) ->
 
 
 def test_the_stage_is_the_brute_force(crossed: Path, stocks: dict[str, Stock]) -> None:
-    chosen = read_artefact(crossed, "influential_tokens")
+    chosen = Results(crossed).frame("influential_tokens")
     assert set(chosen["model"]) == {"run"}
     own = chosen.query("rule == 'leave_one_out_divergence' and distant_context == 'own'").sort_values("rank")
-    rows = read_artefact(crossed, "dependency_sparsity")
+    rows = Results(crossed).frame("dependency_sparsity")
     assert set(rows["model"]) == {"run"} and set(rows["evaluator"]) == set(NAMES)
     rows = rows.query("rule == 'leave_one_out_divergence' and criterion == 'divergence'")
     assert len(rows) == 3 * 6 * M
@@ -178,14 +178,14 @@ def test_texts_without_a_null_lack_what_needs_one_and_that_is_said(folder: Path,
     rules = ["--rules", "leave_one_out_divergence", "leave_one_out", "recency"]
     where = ["--results", str(tmp_path), "--null-fraction", "1e-18"]
     results = measure(influential_tokens, folder, *WORDS, *rules, *IN_BACKGROUND, *where)
-    few = read_artefact(results, "sparse_context_losses")
+    few = Results(results).frame("sparse_context_losses")
     # IDs of these documents are 0 and a little, so that of such a fraction none has a null.
     assert set(few["rule"]) == {"leave_one_out_divergence", "recency"}
     assert set(few["distant_context"]) == {"own"}
     every = measure(
         influential_tokens, folder, *WORDS, *rules, *IN_BACKGROUND, "--results", str(tmp_path / "all")
     )
-    every_rows = read_artefact(every, "sparse_context_losses")
+    every_rows = Results(every).frame("sparse_context_losses")
     assert set(every_rows["rule"]) == set(rules[1:])
     assert set(every_rows["distant_context"]) == {"own", "other_document"}
     same = every_rows.query("rule != 'leave_one_out' and distant_context == 'own'")
@@ -193,13 +193,13 @@ def test_texts_without_a_null_lack_what_needs_one_and_that_is_said(folder: Path,
 
 
 def test_where_there_is_nothing_to_bring_back(folder: Path, crossed: Path, tmp_path: Path) -> None:
-    of_third = read_artefact(crossed, "dependency_sparsity").query(
-        "evaluator == 'third' and rule == 'recency'"
+    of_third = (
+        Results(crossed).frame("dependency_sparsity").query("evaluator == 'third' and rule == 'recency'")
     )
     middle = of_third.query("criterion == 'divergence'")["gain"].median()
     words = ["--checkpoints", str(folder / "third"), "--rules", "recency", "--minimum-gain", str(middle)]
     results = measure(influential_tokens, folder, *WORDS, *words, *IN_BACKGROUND, "--results", str(tmp_path))
-    rows = read_artefact(results, "dependency_sparsity").query("criterion == 'divergence'")
+    rows = Results(results).frame("dependency_sparsity").query("criterion == 'divergence'")
     is_small = rows["gain"] < middle
     assert 0 < is_small.sum() < len(rows)
     assert (rows["mean_log2_k"].isna() == is_small).all()
@@ -210,8 +210,8 @@ def test_choices_are_tried_on_another_model(
 ) -> None:
     words = ["--choices", str(crossed), "--checkpoints", str(folder / "fourth"), "--ablation", "mask"]
     results = measure(evaluate_tokens, folder, *words, "--results", str(tmp_path))
-    chosen = read_artefact(crossed, "influential_tokens").sort_values("rank")
-    rows = read_artefact(results, "sparse_context_losses")
+    chosen = Results(crossed).frame("influential_tokens").sort_values("rank")
+    rows = Results(results).frame("sparse_context_losses")
     assert set(rows["distant_context"]) == {"own", "other_document"} and set(rows["evaluator"]) == {"fourth"}
     for row in rows.query("rule == 'leave_one_out_divergence'").itertuples():
         key = (row.document_id, row.chunk_index, row.target_position)
@@ -238,16 +238,16 @@ def test_query_reads_selectors_and_evaluators_together(crossed: Path) -> None:
         ("run", "run"),
         ("run", "third"),
     ]
-    assert read_settings(crossed, "influential_tokens").keys() == {"run"}
+    assert Results(crossed).settings("influential_tokens").keys() == {"run"}
 
 
 def test_a_lost_shard_is_tried_again_to_the_same_bytes(folder: Path, crossed: Path) -> None:
     before = contents(crossed)
     next((crossed / "_stages" / "evaluate_tokens").rglob("00001-of-*.done")).unlink()
-    path = next((crossed / "sparse_context_losses" / "model=run" / "evaluator=third").iterdir())
+    path = next((crossed / "sparse_context_losses" / "run" / "third").iterdir())
     flip(path)
     with pytest.raises(InputError, match="run evaluate_tokens"):
-        read_artefact(crossed, "sparse_context_losses")
+        Results(crossed).frame("sparse_context_losses")
     words = ["--checkpoints", *(str(folder / name) for name in NAMES[1:]), "--results", str(crossed)]
     measure(evaluate_tokens, folder, "--choices", str(crossed), *words)
     assert contents(crossed) == before

@@ -49,7 +49,7 @@ def test_another_model_of_one_name_in_one_results_folder(
     tried = ["--choices", str(choices), "--checkpoints"]
     measure(evaluate_tokens, folder, *tried, f"{folder}/a/evaluator")
     for stage, words, of_input, now in (
-        (evaluate_tokens, tried, "evaluator evaluator", "b/evaluator"),
+        (evaluate_tokens, tried, "evaluator", "b/evaluator"),
         (influential_tokens, ["--max-documents", "2", "--checkpoints"], "checkpoint", "elsewhere/run"),
     ):
         with pytest.raises(InputError, match=rf"inputs\.{of_input} was '\w+', now '\w+'"):

@@ -11,7 +11,7 @@ from naive_predictions import Case, log_probs, naive_divergences, naive_losses, 
 from olmo.model import OLMo
 
 from pipeline import evaluate_tokens, influential_tokens, loss_differences
-from pipeline.results.read import read_artefact
+from pipeline.results.read import Results
 
 TARGET = ["document_id", "chunk_index", "target_position"]
 TOLERANCE = 2e-5
@@ -44,7 +44,7 @@ def test_an_evaluator_with_the_selector_s_weights_finds_its_very_numbers(
     words = ["--choices", str(results), "--results", str(results), "--checkpoints", str(tmp_path / "twin")]
     measure(evaluate_tokens, folder, *words)
     for artefact in ("sparse_context_losses", "dependency_sparsity"):
-        rows = read_artefact(results, artefact)
+        rows = Results(results).frame(artefact)
         own, twin = (
             rows[rows["evaluator"] == evaluator].drop(columns="evaluator") for evaluator in ("run", "twin")
         )
@@ -55,7 +55,7 @@ def test_an_evaluator_with_the_selector_s_weights_finds_its_very_numbers(
 
 def test_foreign_contexts(folder: Path, models: dict[str, OLMo]) -> None:
     names = [str(folder / name) for name in models]
-    rows = read_artefact(measure(loss_differences, folder, "--checkpoints", *names), "loss_differences")
+    rows = Results(measure(loss_differences, folder, "--checkpoints", *names)).frame("loss_differences")
     assert len(rows) == 2 * 12
     gains = rows["swapped_context_loss"] - rows["long_context_loss"]
     np.testing.assert_array_equal(rows["document_specific_gain"], gains)

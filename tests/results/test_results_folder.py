@@ -13,12 +13,7 @@ from measured_documents import contents, flip
 from pipeline.cli import InputError
 from pipeline.query import connect, select
 from pipeline.results import files, write
-from pipeline.results.read import (
-    artefacts_in,
-    read_artefact,
-    read_model_facts,
-    sources,
-)
+from pipeline.results.read import Results
 from pipeline.results.schemas import SCHEMAS, results_page
 from pipeline.results.write import StageOutput
 
@@ -30,7 +25,7 @@ SECOND = "00001-of-00002"
 SQL = "SELECT model, mean_loss FROM length_losses ORDER BY model, mean_loss"
 
 
-def rows(*losses: float) -> dict[str, dict[str, list]]:
+def rows(*losses: float) -> list[tuple[str, dict[str, Any]]]:
     count = len(losses)
     columns = {
         "document_id": ["d"] * count,
@@ -39,7 +34,7 @@ def rows(*losses: float) -> dict[str, dict[str, list]]:
         "num_targets": [4] * count,
         "mean_loss": list(losses),
     }
-    return {"length_losses": columns}
+    return [("length_losses", columns)]
 
 
 def open_output(results: Path, model: str = "a", **changes: Any) -> StageOutput:
@@ -49,8 +44,7 @@ def open_output(results: Path, model: str = "a", **changes: Any) -> StageOutput:
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    # Names of parents that look like partitions are no columns, and a model is called as its folder.
-    results = tmp_path / "lr=1" / "model=foo"
+    results = tmp_path / "lr=1" / "model=foo"  # parents that look like partitions are no columns
     for model, offset in {"a": 0.0, "b%2Fc": 4.0}.items():
         for shard in (1, 0):
             open_output(results, model).write_shard(shard, rows(1.0 + shard + offset))
@@ -58,17 +52,17 @@ def results(tmp_path: Path) -> Path:
 
 
 def marks(results: Path) -> Path:
-    return results / "_stages/length_losses/model=a"
+    return results / "_stages/length_losses/a"
 
 
 def shards(results: Path) -> Path:
-    return results / "length_losses/model=a"
+    return results / "length_losses/a"
 
 
 def read_by_all(results: Path) -> list[tuple[str, float]]:
     """The rows, by the analysis and by SQL, which must agree."""
-    frame = read_artefact(results, "length_losses")
-    assert list(frame.columns) == ["model", *SCHEMAS["length_losses"].names]
+    frame = Results(results).frame("length_losses")
+    assert list(frame.columns) == SCHEMAS["length_losses"].names
     of_analysis = list(zip(frame["model"], frame["mean_loss"], strict=True))
     assert select(connect(results, SQL), SQL).fetchall() == of_analysis
     return of_analysis
@@ -77,8 +71,8 @@ def read_by_all(results: Path) -> list[tuple[str, float]]:
 def refused_by_all(results: Path) -> str:
     refused = set()
     for read in (
-        lambda: read_artefact(results, "length_losses"),
-        lambda: read_model_facts(results, "length_losses"),
+        lambda: Results(results).frame("length_losses"),
+        lambda: Results(results).facts("length_losses"),
         lambda: connect(results, SQL),
     ):
         with pytest.raises(InputError) as error:
@@ -90,8 +84,8 @@ def refused_by_all(results: Path) -> str:
 
 def test_what_is_written_is_read_back(results: Path) -> None:
     assert read_by_all(results) == [("a", 1.0), ("a", 2.0), ("b%2Fc", 5.0), ("b%2Fc", 6.0)]
-    assert artefacts_in(results) == ["length_losses"]
-    some = read_artefact(results, "length_losses", ["mean_loss"], {"model": ["b%2Fc"], "chunk_index": [0]})
+    assert Results(results).tables == ["length_losses"]
+    some = Results(results).frame("length_losses", ["mean_loss"], {"model": ["b%2Fc"], "chunk_index": [0]})
     assert list(some.columns) == ["model", "mean_loss"]
     assert some["mean_loss"].tolist() == [5.0, 6.0]
 
@@ -142,6 +136,8 @@ def test_a_shard_is_done_again_by_whoever_comes_after_a_kill(
     shutil.copytree(tmp_path / "whole", tmp_path / "killed")
     open_output(tmp_path / "whole").write_shard(1, rows(2.0))
     write_and_be_killed(tmp_path / "killed", when, monkeypatch)
+    if when == "within the data":  # which readers that know of no marks must not find
+        assert [path.name for path in shards(tmp_path / "killed").iterdir()] == [f"{FIRST}.parquet"]
     output = open_output(tmp_path / "killed")
     assert output.pending_shards() == [1]
     with output.writing():
@@ -183,13 +179,13 @@ def test_incomplete_results_are_read_with_a_warning_that_counts(
 ) -> None:
     (marks(results) / f"{SECOND}.done").unlink()
     # Who asks for another model, or for no result, is not concerned.
-    assert len(read_artefact(results, "length_losses", None, {"model": ["b%2Fc"]})) == 2
+    assert len(Results(results).frame("length_losses", None, {"model": ["b%2Fc"]})) == 2
     assert not caplog.messages
     assert read_by_all(results) == [("a", 1.0), ("b%2Fc", 5.0), ("b%2Fc", 6.0)]
     (said,) = caplog.messages
     assert "holds 1 of 2 shards" in said
     with pytest.raises(InputError, match="holds 1 of 2 shards"):
-        sources(results, "length_losses", must_be_complete=True)
+        Results(results).sources("length_losses", must_be_complete=True)
 
 
 def test_results_of_other_settings_copied_over_are_refused(results: Path) -> None:
@@ -197,22 +193,31 @@ def test_results_of_other_settings_copied_over_are_refused(results: Path) -> Non
     other.write_shard(1, rows(2.0))
     for place in (marks, shards):
         shutil.copytree(place(results / "other"), place(results), dirs_exist_ok=True)
-    for read in (lambda: read_artefact(results, "length_losses"), lambda: connect(results, SQL)):
-        with pytest.raises(InputError, match=f"was 16, now 32 in model=a of .*{SECOND}."):
+    for read in (lambda: Results(results).frame("length_losses"), lambda: connect(results, SQL)):
+        with pytest.raises(InputError, match=f"was 16, now 32 in 'a' of .*{SECOND}."):
             read()
 
 
 def test_evaluators_of_other_choices_are_not_read_together(tmp_path: Path) -> None:
     """What a model chose is read with all who tried it; not with one who tried an earlier choice of it."""
-    chosen_and_tried = ("a", {}), ("a/evaluator=b", {"choices": "cc"}), ("a/evaluator=d", {"choices": "cc"})
-    for model, further in chosen_and_tried:
-        inputs = INPUTS | further | ({f"evaluator {model[-1]}": "ee"} if further else {})
-        open_output(tmp_path, model, inputs=inputs, num_shards=1).write_shard(0, rows(1.0))
-    assert len(read_artefact(tmp_path, "length_losses")) == 3
-    inputs = INPUTS | {"choices": "other", "evaluator f": "ee"}
-    open_output(tmp_path, "a/evaluator=f", inputs=inputs, num_shards=1).write_shard(0, rows(1.0))
-    with pytest.raises(InputError, match="choices was 'cc', now 'other' in model=a"):
-        read_artefact(tmp_path, "length_losses")
+    for evaluator, choices in ((None, None), ("b", "cc"), ("d", "cc")):
+        inputs = INPUTS | ({"evaluator": evaluator, "choices": choices} if evaluator else {})
+        output = open_output(tmp_path, evaluator=evaluator, inputs=inputs, num_shards=1)
+        output.write_shard(0, rows(1.0))
+    assert len(Results(tmp_path).frame("length_losses")) == 3
+    inputs = INPUTS | {"choices": "other", "evaluator": "f"}
+    open_output(tmp_path, evaluator="f", inputs=inputs, num_shards=1).write_shard(0, rows(1.0))
+    with pytest.raises(InputError, match="choices was 'cc', now 'other' in 'a'"):
+        Results(tmp_path).frame("length_losses")
+
+
+def test_results_of_version_three_are_refused(results: Path) -> None:
+    (results / "_stages" / "length_losses" / "a").rename(results / "_stages" / "length_losses" / "model=a")
+    for read in (lambda: Results(results).frame("length_losses"), lambda: open_output(results, "new")):
+        with pytest.raises(
+            InputError, match="model=a is of schema version 3, and this code reads 4; measure it"
+        ):
+            read()
 
 
 def test_the_page_of_results_equals_the_schemas() -> None:

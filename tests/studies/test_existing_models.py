@@ -12,7 +12,7 @@ from measured_documents import json_lines
 from omegaconf import OmegaConf
 
 from pipeline.models.load import name_of
-from pipeline.results.read import read_artefact
+from pipeline.results.read import Results
 from pipeline.text.tokenizer import train_bpe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,8 +85,8 @@ def test_a_study_of_existing_models_runs_to_its_summary(study: str, tmp_path: Pa
     assert done.returncode == 0, done.stderr
     assert "The distant context lowers the loss" in done.stdout
     results = tmp_path / "runs" / study / "results"
-    assert set(read_artefact(results, "loss_differences")["model"]) == set(names)
-    evaluators = set(read_artefact(results, "sparse_context_losses")["evaluator"]) - {"the same model"}
+    assert set(Results(results).frame("loss_differences")["model"]) == set(names)
+    evaluators = set(Results(results).frame("sparse_context_losses")["evaluator"]) - {"the same model"}
     assert evaluators and evaluators < set(names)
     again = run(tmp_path, study)
     assert again.returncode == 0 and "tokenize_c4.py" not in again.stdout, again.stdout

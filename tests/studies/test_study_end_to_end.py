@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from measured_documents import json_lines
 
-from pipeline.results.read import read_artefact
+from pipeline.results.read import Results
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = [
@@ -53,11 +53,11 @@ def test_a_study_goes_on_where_a_stage_failed_and_sees_what_changed(study_file: 
     whole = run(study, *measure, "--jobs", "2")
     assert whole.returncode == 0, whole.stderr
     assert "The distant context lowers the loss" in whole.stdout
-    assert set(read_artefact(folder / "run" / "results" / "tiny", "loss_differences")["model"]) == {
+    assert set(Results(folder / "run" / "results" / "tiny").frame("loss_differences")["model"]) == {
         "tiny-short-seed0",
         "tiny-long-seed1",
     }
-    along = read_artefact(folder / "run" / "along_training" / "results" / "tiny", "loss_differences")
+    along = Results(folder / "run" / "along_training" / "results" / "tiny").frame("loss_differences")
     assert set(along["model"]) == {"tiny-long-seed1-step2"}
     assert (folder / "run" / "logs" / "loss_differences-tiny-2-of-2.log").is_file()
 

@@ -8,7 +8,7 @@ import pytest
 from tiny_task import TINY_TASK
 
 from pipeline.cli import InputError
-from pipeline.results.read import read_artefact
+from pipeline.results.read import Results
 from pipeline.study import main, parser
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,8 +75,8 @@ def test_a_whole_study_to_its_figures(study_file: Path) -> None:
     whole = run(study_file, "synthetic.grids.both.largest_sparsities=[1]", *one_seed)
     assert whole.returncode == 0, whole.stderr
     results = study_file.parent / "run" / "results"
-    assert set(read_artefact(results, "synthetic_accuracy")["model"]) == {"sparse_parity-k1-pose-seed0"}
-    asked = set(read_artefact(results, "found_dependencies")["model"])
+    assert set(Results(results).frame("synthetic_accuracy")["model"]) == {"sparse_parity-k1-pose-seed0"}
+    asked = set(Results(results).frame("found_dependencies")["model"])
     assert asked == {"copy-pose-seed0", "copy-predicted-seed0"}
     assert (study_file.parent / "run" / "figures" / "synthetic_tasks.ipynb").is_file()
     again = run(study_file, "synthetic.grids.both.largest_sparsities=[1]", *one_seed)

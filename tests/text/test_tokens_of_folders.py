@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 from pipeline import loss_differences, tokenize_c4
 from pipeline.cli import InputError
 from pipeline.measuring.given import GivenModel
-from pipeline.results.read import read_artefact
+from pipeline.results.read import Results
 from pipeline.text.folder import TokenizedData
 from pipeline.text.tokenizer import (
     load_tokenizer,
@@ -211,7 +211,7 @@ def assert_losses_of_every_face(folder: Path, data: TokenizedData, results: Path
     words += ["--short-context-length", 2, "--long-context-length", length, "--targets-per-chunk", 3]
     words += ["--max-chunks-per-document", 1]
     loss_differences.main(loss_differences.parser().parse_args(list(map(str, words))))
-    rows = read_artefact(results, "loss_differences")
+    rows = Results(results).frame("loss_differences")
     names = ["short_context_loss", "long_context_loss"]
     for document in data.evaluation_documents():
         ids = [*data.bos_token_ids, *document.token_ids[:length].tolist()]
