@@ -169,6 +169,7 @@ def main(arguments: argparse.Namespace) -> None:
         dtype=arguments.dtype,
         device=arguments.device,
         trust_remote_code=arguments.trust_remote_code,
+        rope=arguments.rope and str(arguments.rope),
     )
     explanation.save(arguments.out)
     if arguments.json is not None:

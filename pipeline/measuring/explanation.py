@@ -32,6 +32,7 @@ from pipeline.measuring.sources import (
 )
 from pipeline.measuring.stage import failures_in_words
 from pipeline.models.interface import CausalLM
+from pipeline.models.rope import RopeScaling
 from pipeline.results.files import write_text
 from pipeline.results.table import as_table, printable
 from pipeline.text.sources import first_passages
@@ -231,6 +232,7 @@ def explain(
     dtype: str = "float32",
     device: str | None = None,
     trust_remote_code: bool = False,
+    rope: str | None = None,
 ) -> Explanation:
     """Explain which earlier tokens the predictions in one text depend on, as pipeline/explain.py does.
 
@@ -269,7 +271,13 @@ def explain(
         raise InputError("at and position both say what to explain; give one of them")
     if instead is not None and at is None and position is None:
         raise InputError("--instead needs --at or --position, which say which word it would replace")
-    given = GivenModel(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    given = GivenModel(
+        model,
+        device=device,
+        dtype=dtype,
+        trust_remote_code=trust_remote_code,
+        rope=None if rope is None else RopeScaling.parse(rope),
+    )
     reader = given.tokenizer(tokenizer, bos=bos, special_tokens=special_tokens)
     tokens = reader.read(text, begins_answer=generate is not None)
     first = 0

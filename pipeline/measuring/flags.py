@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.cli import InputError, folder_path, positive_int, whole_number
+from pipeline.models.rope import RopeScaling
 
 RECOVERY_FRACTION = 0.9
 """Fraction of the gain that k* recovers."""
@@ -124,6 +125,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device",
         help="torch device; cuda where there is one, else cpu, if not given; under torchrun or `accelerate"
         " launch`, cuda means each process' own GPU")
+    add("--rope", type=RopeScaling.parse, metavar="KIND:FACTOR",
+        help="scale the RoPE of a Hugging Face model when it is loaded, such as yarn:2 (YaRN) (default: as it"
+        " was trained)")
     add("--trust-remote-code", action="store_true",
         help="run the Python files that come with a Hugging Face model; never done unless asked for")
     # fmt: on

@@ -25,6 +25,7 @@ from pipeline.cli import InputError, logger
 from pipeline.models.devices import keep_freed_memory
 from pipeline.models.interface import CausalLM
 from pipeline.models.load import Checkpoint, Loading, find_model, load_causal_lm
+from pipeline.models.rope import RopeScaling
 from pipeline.text.tokenizer import DocumentTokenizer, load_tokenizer, parse_tokenizer_name, tokenizer_at
 
 
@@ -60,6 +61,7 @@ class GivenModel:
         dtype: str = "float32",
         device_map: str | None = None,
         trust_remote_code: bool = False,
+        rope: RopeScaling | None = None,
     ) -> None:
         self._trust_remote_code = trust_remote_code
         self._own_tokenizer: Path | None = None
@@ -69,14 +71,16 @@ class GivenModel:
         # By name: ai2-olmo need not be installed, and transformers takes seconds to import.
         kinds = {kind.__name__ for kind in type(model).__mro__}
         if isinstance(model, Checkpoint):
-            loading = Loading(device, dtype, device_map, trust_remote_code)
+            loading = Loading(device, dtype, device_map, trust_remote_code, rope)
             self._load: Callable[[int], CausalLM] = partial(load_causal_lm, model, loading)
             """Makes it ready for so many position IDs."""
-            self.name = model.name
+            self.name = model.name if rope is None else f"{model.name} ({rope})"
             self.num_positions = model.num_positions(trust_remote_code)
             self._own_tokenizer = model.own_tokenizer
             if self._own_tokenizer is None:
                 logger.warning("the tokenizer of model %s is unknown, and not compared", self.name)
+        elif rope is not None:
+            raise InputError("rope scales a model that is loaded here: give a folder, or a name on the hub")
         elif "OLMo" in kinds:
             from pipeline.models.olmo import OLMoCausalLM
 

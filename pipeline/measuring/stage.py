@@ -94,6 +94,7 @@ def measure_documents(
                 "max_chunks_per_document": arguments.max_chunks_per_document,
                 "documents_per_shard": size,
                 "dtype": arguments.dtype,
+                **({"rope": str(arguments.rope)} if arguments.rope else {}),
                 **({"bos_token_ids": list(data.bos_token_ids)} if data.bos_token_ids else {}),
             },
             inputs={
@@ -115,6 +116,7 @@ def measure_documents(
                 dtype=arguments.dtype,
                 device_map=arguments.device_map,
                 trust_remote_code=arguments.trust_remote_code,
+                rope=arguments.rope,
             )
             model = given.ready(
                 num_positions or length,

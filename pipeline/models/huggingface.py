@@ -30,6 +30,7 @@ from pipeline.models.interface import (
     rows_of,
     visibility_with_prefix,
 )
+from pipeline.models.rope import RopeScaling
 
 OURS = "attention_with_shared_prefix"
 """Name of our attention among the library's."""
@@ -140,19 +141,27 @@ def load_hugging_face(
     dtype: torch.dtype = torch.float32,
     device_map: str | None = None,
     trust_remote_code: bool = False,
+    rope: RopeScaling | None = None,
     num_positions: int,
 ) -> HuggingFaceCausalLM:
     """Load a causal LM from a folder as `save_pretrained` and the hub's snapshots have it; tensors only.
 
     It goes to `device`, or where a `device_map` of accelerate's says. Position IDs will be below
-    `num_positions`. InputError if it is no causal LM, incomplete, or as of `as_causal_lm`. All its weights
-    are the folder's, and no other.
+    `num_positions`. InputError if it is no causal LM, incomplete, without RoPE to be scaled by `rope`, or as
+    of `as_causal_lm`. All its weights are the folder's, and no other.
     """
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    config: Any = None  # the folder's
+    if rope is not None:
+        config = configuration_of(folder, trust_remote_code)
+        text = config.get_text_config()
+        own = getattr(text, "rope_parameters", None)
+        text.rope_parameters = rope.scaled(own, getattr(text, "max_position_embeddings", None), str(folder))
     with errors_in_words(f"{folder} cannot be loaded as a causal LM"):
         model, loading = transformers.AutoModelForCausalLM.from_pretrained(
             folder,
+            config=config,
             dtype=dtype,
             device_map=device_map,
             trust_remote_code=trust_remote_code,
@@ -172,6 +181,10 @@ def load_hugging_face(
                 f"{folder} is not the weights of a {type(model).__name__}: it {what} {len(names)}, such as"
                 f" {names[0]}; put back the configuration that was saved with them, or save the model anew"
             )
+    # A family may have parameters of RoPE that its code never reads.
+    kinds = [str(getattr(module, "rope_type", "")) for module in model.modules()]
+    if rope is not None and not any(rope.kind in kind for kind in kinds):
+        raise InputError(f"the code of {folder} does not scale RoPE by {rope.kind}: leave --rope out")
     if device_map is None:
         model = model.to(device)
     return as_causal_lm(model, str(folder), num_positions)

@@ -23,6 +23,7 @@ from pipeline.models.checkpoints import (
 )
 from pipeline.models.devices import usable_device
 from pipeline.models.interface import CausalLM
+from pipeline.models.rope import RopeScaling
 from pipeline.results.files import sha256_of_files
 from pipeline.text.tokenizer import tokenizer_at
 
@@ -56,6 +57,7 @@ class Loading:
     dtype: str = "float32"
     device_map: str | None = None
     trust_remote_code: bool = False
+    rope: RopeScaling | None = None
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,11 @@ def load_causal_lm(checkpoint: Checkpoint, loading: Loading, num_positions: int)
     dtype: torch.dtype = getattr(torch, loading.dtype)
     # Each here, not above: ai2-olmo need not be installed, and transformers takes seconds to import.
     if checkpoint.is_olmo:
+        if loading.rope is not None:
+            raise InputError(
+                f"--rope scales Hugging Face models, and {checkpoint.folder} is an OLMo checkpoint: export it"
+                " first (export_huggingface.py)"
+            )
         from pipeline.models.olmo import OLMoCausalLM, load_stock_olmo
 
         # Converted on the CPU, so that a GPU never holds the float32 weights.
@@ -175,4 +182,5 @@ def load_causal_lm(checkpoint: Checkpoint, loading: Loading, num_positions: int)
         num_positions=num_positions,
         device_map=loading.device_map,
         trust_remote_code=loading.trust_remote_code,
+        rope=loading.rope,
     )
