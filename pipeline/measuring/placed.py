@@ -8,28 +8,31 @@ Shapes: L chunk, B near contexts of N tokens, D distant tokens; T targets, Q in 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from pipeline.measuring.contexts import (
-    Batching,
-    Measured,
-    Pass,
-    Rows,
-    hidden_states,
-    measured_contexts,
-    measured_windows,
-    read_prefix,
-)
+from pipeline.measuring.contexts import Batching, Rows, hidden_states, read_prefix
 from pipeline.measuring.flags import LAST, NEAR, ContextLengths, Placement
 from pipeline.measuring.rules import SWAP
-from pipeline.models.interface import CausalLM, Predictions, Prefix
+from pipeline.models.interface import CausalLM, Predictions, Prefix, refuse_not_finite, to_device
 from pipeline.results.schemas import Columns
 from pipeline.text.chunks import Chunk
 
 DistantTexts = Mapping[str, Mapping[tuple[int, int], Prefix]]
 """Document -> how many of its first tokens, and over how many IDs -> these as they were read."""
+
+
+class Placed(NamedTuple):
+    """What a placement does to the targets: arrays [T]."""
+
+    losses: np.ndarray
+    """loss(t | this placement), nats."""
+    divergences: np.ndarray
+    """KL(p(.|near tokens) || p(.|this placement)), nats."""
+    are_top: np.ndarray
+    """Whether the target token is the model's top prediction."""
 
 
 def distant_ids(num_distant: int, span: int) -> np.ndarray:
@@ -87,6 +90,7 @@ def measure_placements(
             "loss": found.losses.tolist(),
             "divergence": found.divergences.tolist(),
             "entropy": entropies,
+            "is_top": found.are_top.tolist(),
         }
         yield {"length_interference": of_targets}
 
@@ -98,9 +102,9 @@ def measured_placements(
     num_near: int,
     cases: Iterable[tuple[Placement, str | None, Prefix | None]],
     batching: Batching,
-) -> Iterator[tuple[str, str | None, Measured, list[float | None]]]:
-    """The near tokens alone, then each case: its placement's name, the ID of the distant text, each target's
-    loss and KL from its prediction by the near tokens alone [T], and the entropies of that, given once.
+) -> Iterator[tuple[str, str | None, Placed, list[float | None]]]:
+    """The near tokens alone, then each case: its placement's name, the ID of the distant text, what it does
+    to the targets, and the entropies of the prediction by the near tokens alone, given once.
 
     Args:
         targets_BQ: places in the chunk; those of a row share a near context, the tokens before the last one.
@@ -108,21 +112,38 @@ def measured_placements(
         cases: placements, those of kind `swap` with a distant text, by its document and as it was read.
     """
     targets_T = targets_BQ.ravel()
+    target_ids_T = to_device(chunk_L[targets_T], model.device)
+
+    def logits_of(rows: Rows, prefix: Prefix | None = None) -> torch.Tensor:
+        batches = batching.of_many(*rows.token_ids_BS.shape)
+        hidden = [hidden_states(model, rows.of_sequences(batch), prefix) for batch in batches]
+        return model.logits(torch.cat(hidden).flatten(0, 1))
+
+    def placed(log_probs_TV: torch.Tensor, divergences_T: torch.Tensor, rows: Rows) -> Placed:
+        of_targets_T = log_probs_TV.gather(-1, target_ids_T[:, None])[:, 0]
+        where = torch.as_tensor(rows.position_ids_BS), torch.as_tensor(rows.query_rows_BT)
+        for what, values_T in (("loss", -of_targets_T), ("divergence", divergences_T)):
+            refuse_not_finite(values_T.reshape(len(rows.token_ids_BS), -1).cpu(), *where, what)
+        # Of two tokens that share the top, both are: no order of the vocabulary decides.
+        are_top_T = of_targets_T == log_probs_TV.amax(-1)
+        return Placed(*(values_T.cpu().numpy() for values_T in (-of_targets_T, divergences_T, are_top_T)))
+
     # Targets 90 and 99 that share 20 tokens: places 79 to 98, query rows 10 and 19.
     near_BN = targets_BQ[:, -1:] + np.arange(-num_near, 0)
     queries_BQ = num_near - 1 + targets_BQ - targets_BQ[:, -1:]
     rows = Rows(chunk_L[near_BN], np.arange(num_near)[None], None, queries_BQ)
-    hidden = [hidden_states(model, rows.of_sequences(batch)) for batch in batching.of_many(*near_BN.shape)]
-    reference = Predictions.of(model.logits(torch.cat(hidden).flatten(0, 1)))
-    # The reference is this very prediction: its losses need no second pass, and its KL is 0.
-    losses_T = -reference.log_probs_TV.cpu().numpy()[np.arange(len(targets_T)), chunk_L[targets_T]]
-    yield NEAR, None, Measured(losses_T, np.zeros_like(losses_T)), reference.entropies_T.tolist()
+    reference = Predictions.of(logits_of(rows))
+    # The reference is this very prediction: its KL is 0.
+    nothing_T = torch.zeros(len(targets_T), device=model.device)
+    yield NEAR, None, placed(reference.log_probs_TV, nothing_T, rows), reference.entropies_T.tolist()
 
-    index_BQ = np.arange(len(targets_T)).reshape(targets_BQ.shape)
+    index_T = torch.arange(len(targets_T), device=model.device)
     for placement, document_id, distant in cases:
         number = placement.num_distant
         if placement.kind == LAST:
-            found = measured_windows(model, chunk_L, targets_T, number, batching, reference)
+            # A window for each target, never shared: target 100 reads places 96 to 99, and row 3 predicts it.
+            places_TN = targets_T[:, None] + np.arange(-number, 0)
+            rows = Rows(chunk_L[places_TN], places_TN, None, np.full((len(targets_T), 1), number - 1))
         else:
             # Own distant tokens differ between near contexts and run with each, ahead of the queries. A swap
             # is a prefix, which query rows do not count.
@@ -132,6 +153,6 @@ def measured_placements(
                 [distant_ids(number, placement.span)[:num_ahead], placement.near_start + np.arange(num_near)]
             )
             rows = Rows(chunk_L[places_BN], ids_N[None], None, num_ahead + queries_BQ)
-            contexts = Pass(rows, chunk_L[targets_BQ], index_BQ, distant)
-            found = Measured(*np.reshape(measured_contexts(model, batching, reference, contexts), (2, -1)))
+        log_probs_TV = logits_of(rows, distant).log_softmax(-1, dtype=torch.float32)
+        found = placed(log_probs_TV, reference.divergences(log_probs_TV, index_T), rows)
         yield placement.name, document_id, found, [None] * len(targets_T)

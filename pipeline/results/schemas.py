@@ -134,6 +134,8 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("divergence", "float", "KL(p(.|near tokens) || p(.|this placement)), nats; of another"
                " document's tokens the length interference"),
         optional("entropy", "float", "of p(.|near tokens), nats; null of other placements"),
+        optional("is_top", "bool", "whether the target token is the model's top prediction; null in the"
+                 " oldest"),
     ]),
     "influential_tokens": pa.schema([
         *TARGET_COLUMNS,
