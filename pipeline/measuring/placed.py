@@ -8,6 +8,7 @@ Shapes: L chunk, B near contexts of N tokens, D distant tokens; T targets, Q in 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -137,6 +138,11 @@ def measured_placements(
     nothing_T = torch.zeros(len(targets_T), device=model.device)
     yield NEAR, None, placed(reference.log_probs_TV, nothing_T, rows), reference.entropies_T.tolist()
 
+    @lru_cache(maxsize=1)  # placements that differ in where near begins stand one after another
+    def own_prefix(number: int, span: int) -> Prefix:
+        start = int(near_BN[0, 0])
+        return read_prefix(model, chunk_L[start - number : start], distant_ids(number, span))
+
     index_T = torch.arange(len(targets_T), device=model.device)
     for placement, document_id, distant in cases:
         number = placement.num_distant
@@ -145,8 +151,10 @@ def measured_placements(
             places_TN = targets_T[:, None] + np.arange(-number, 0)
             rows = Rows(chunk_L[places_TN], places_TN, None, np.full((len(targets_T), 1), number - 1))
         else:
-            # Own distant tokens differ between near contexts and run with each, ahead of the queries. A swap
-            # is a prefix, which query rows do not count.
+            if distant is None and len(near_BN) == 1:
+                distant = own_prefix(number, placement.span)
+            # Own distant tokens of many near contexts differ and run with each, ahead of the queries. Others
+            # are a prefix, which query rows do not count.
             num_ahead = number if distant is None else 0
             places_BN = near_BN[:, :1] + np.arange(-num_ahead, num_near)
             ids_N = np.concatenate(

@@ -108,6 +108,8 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("answer_position", "int32", "place of the answer's first token at the document's end"),
         column("num_answer_tokens", "int32", "tokens of the answer, the last of the document"),
         column("answer", "string", "its text, without the space before it"),
+        optional("template", "string", "the fact that is told, as --templates names it; null in the oldest:"
+                 " number"),
     ]),
     "loss_differences": pa.schema([
         *TARGET_COLUMNS,
