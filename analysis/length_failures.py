@@ -1,10 +1,10 @@
-"""Print and draw where a pretrained model fails: at unseen distances, and on which predictions.
+"""Print and draw where a pretrained model fails: how far it reads, and what disturbs which predictions.
 
   python analysis/length_failures.py --kept analysis/reference/real_model --out runs/real_model
 
-Prints how much another text's tokens disturb predictions at trained and unseen distances, and the slopes with
-their verdict, and writes the figure. Question, rule and power were written down before (analysis/LOG.md,
-2026-11-27).
+Prints how much of a told fact is kept by distance (the reach), how much another text's tokens disturb
+predictions by distance and number, and the slopes with their verdict, and writes the figures. Questions,
+rules and power were written down before (analysis/LOG.md, 2026-11-27 and 2026-11-29).
 
 The kept tables have a row a target. They are made of results of length_interference.py (--interference; of
 texts as long as the model was trained on, and longer, --natural) and of influential_tokens.py (--needed):
@@ -12,6 +12,12 @@ texts as long as the model was trained on, and longer, --natural) and of influen
   python analysis/length_failures.py --data runs/real/data \\
       --interference runs/real/interference runs/real/squeezed --needed runs/real/needed \\
       --natural runs/real/natural --out runs/real/kept
+
+The table of told facts is made of needles (plant_needles.py), followed by results of length_interference.py
+of their documents, with --rope or without; once per model:
+
+  python analysis/length_failures.py --told runs/reach/needles/length-64/data runs/reach/results \
+      runs/reach/yarn/results --out runs/reach/kept
 """
 
 import argparse
@@ -31,6 +37,14 @@ def parser() -> argparse.ArgumentParser:
     add("--interference", nargs="+", default=[], help="results; of further folders what the first lacks")
     add("--needed", help="results: tokens needed, of the same targets")
     add("--natural", help="results: the same placements in texts of full length")
+    add(
+        "--told",
+        nargs="+",
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="data of needles, and results",
+    )
     return program
 
 
@@ -40,15 +54,36 @@ def main(arguments: argparse.Namespace) -> None:
     import pandas as pd
 
     from analysis import drawing
-    from analysis.figures import interference
+    from analysis.figures import interference, reach
 
     if arguments.kept is None:
-        if not (arguments.data and arguments.interference):
-            raise InputError("name the kept tables (--kept), or --data and --interference to make them")
-        interference.make_tables(
-            arguments.interference, arguments.needed, arguments.natural, arguments.data, arguments.out
-        )
+        if not (arguments.data and arguments.interference) and not arguments.told:
+            raise InputError(
+                "name the kept tables (--kept), or --data and --interference, or --told, to make them"
+            )
+        if arguments.interference:
+            interference.make_tables(
+                arguments.interference, arguments.needed, arguments.natural, arguments.data, arguments.out
+            )
+        if arguments.told:
+            told = [reach.reach_items(needles, measured) for needles, *measured in arguments.told]
+            arguments.out.mkdir(parents=True, exist_ok=True)
+            pd.concat(told).to_parquet(arguments.out / reach.REACH_FILE, index=False)
         return
+    if (kept := arguments.kept / reach.REACH_FILE).exists():
+        items = pd.read_parquet(kept)
+        curves = reach.curves(items)
+        drawing.save(reach.reach_figure(curves), arguments.out, "reach")
+        sys.stdout.write(
+            "\n".join(
+                [
+                    "Share of a told fact kept, by gap",
+                    curves.round(3).to_string(),
+                    *reach.verdicts(items, curves),
+                    "",
+                ]
+            )
+        )
     targets = pd.read_parquet(arguments.kept / interference.TARGETS_FILE)
     places = interference.mechanism(targets)
     drawing.save(interference.mechanism_figure(places), arguments.out, "mechanism")

@@ -159,9 +159,9 @@ class Template:
 
     def drawn(self, generator: np.random.Generator) -> tuple[str, str]:
         """A key and its answer."""
-        key = self.keys[generator.integers(len(self.keys))]
+        key = self.keys[int(generator.integers(len(self.keys)))]
         if self.answers:
-            return key, self.answers[generator.integers(len(self.answers))]
+            return key, self.answers[int(generator.integers(len(self.answers)))]
         first, *others = generator.integers(0, 10, 5).tolist()
         return key, "".join(map(str, [first or 1, *others]))  # a number does not begin with 0
 
