@@ -24,6 +24,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -195,6 +196,33 @@ def parser() -> argparse.ArgumentParser:
     return stage
 
 
+def _folders(
+    arguments: argparse.Namespace, data: TokenizedData
+) -> Iterator[tuple[int, Path, dict[str, Any]]]:
+    """Of each length: its folder, and the configuration that the folder's content follows from."""
+    inputs = [
+        {"file": "train", "sha256": data.train_sha256},
+        {"file": EVALUATION_FILE, "sha256": data.evaluation_sha256},
+    ]
+    for length in arguments.document_lengths:
+        settings = {
+            "needles_in": length,
+            "max_documents": arguments.max_documents,
+            "seed": arguments.seed,
+            # Null at their defaults, as in folders from before there were others.
+            **({"templates": arguments.templates} if arguments.templates != ["number"] else {}),
+            **({"depths": arguments.depths} if arguments.depths != list(DEPTHS) else {}),
+        }
+        folder = arguments.out / f"length-{length}" / "data"
+        yield length, folder, {"settings": settings, "inputs": {"data": inputs}}
+
+
+def is_done(arguments: argparse.Namespace) -> bool:
+    """Whether --out holds the documents of every length; those of other settings or text are refused."""
+    folders = _folders(arguments, TokenizedData.open(arguments.data))
+    return all(is_complete(folder, configuration) for _, folder, configuration in folders)
+
+
 def main(arguments: argparse.Namespace) -> None:
     """Plant needles, and write a folder a length."""
     data = TokenizedData.open(arguments.data)
@@ -203,24 +231,7 @@ def main(arguments: argparse.Namespace) -> None:
         {"schema_version": str(SCHEMA_VERSION), "stage": "plant_needles"}
     )
     with folder_lock(arguments.out, "--out"):
-        for length in arguments.document_lengths:
-            folder = arguments.out / f"length-{length}" / "data"
-            configuration = {
-                "settings": {
-                    "needles_in": length,
-                    "max_documents": arguments.max_documents,
-                    "seed": arguments.seed,
-                    # Null at their defaults, as in folders from before there were others.
-                    **({"templates": arguments.templates} if arguments.templates != ["number"] else {}),
-                    **({"depths": arguments.depths} if arguments.depths != list(DEPTHS) else {}),
-                },
-                "inputs": {
-                    "data": [
-                        {"file": "train", "sha256": data.train_sha256},
-                        {"file": EVALUATION_FILE, "sha256": data.evaluation_sha256},
-                    ]
-                },
-            }
+        for length, folder, configuration in _folders(arguments, data):
             if is_complete(folder, configuration):
                 continue
             texts = [text for text in data.evaluation_documents() if len(text.token_ids) >= length]

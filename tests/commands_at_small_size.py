@@ -170,6 +170,13 @@ STUDIES = {
         *_FEW,
         "evaluation.max_documents=6",
     ],
+    "reach": [
+        "data.source=[english.jsonl]",
+        "evaluation.needles.max_documents=2",
+        "evaluation.long_context_length=192",
+        "evaluation.near_context_length=120",
+        "evaluation.dtype=float32",
+    ],
     "needed_context": ["data.source=[english.jsonl]", "evaluation.targets_per_chunk=4"],
     "synthetic_rotated": _of_tasks(
         [],

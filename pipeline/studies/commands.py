@@ -4,6 +4,7 @@ Of text:
     <run>/data, <run>/models/<model>                the study's
     <run>/results[/<size>], <run>/figures[/<size>]  of its evaluation, by size: notebooks show a whole folder
     <run>/<name>/data, results, figures             of a further evaluation, likewise
+    <run>[/<name>]/needles/length-<tokens>/data     documents with needles, if an evaluation plants any
 Of synthetic tasks, a training a run, a test a task, the notebooks at the end:
     <run>/models/<task>[-k<K_train>]-<positions>-seed<seed>, <run>/results, <run>/figures
 """
@@ -30,7 +31,7 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Stages that are modes of a program: its name, and the flags that make it so."""
 STAGES = (*MEASURING, *MODES, *ANALYSING)
-_NO_FLAGS = ("stages", "data", "models", "steps")
+_NO_FLAGS = ("stages", "data", "needles", "models", "steps")
 """Fields of an evaluation that are no flags."""
 
 
@@ -133,6 +134,15 @@ def _text_commands(study: Study) -> Iterator[Command]:
                 ("tokenize_c4",),  # whose tokenizer this one may be given
                 num_tasks=1,
             )
+        if needles := evaluation.get("needles"):
+            of_text = name if text else ""
+            asked = {"document_lengths": evaluation.get("long_context_length"), **needles}
+            yield Command(
+                _joined("plant_needles", name),
+                "pipeline/plant_needles.py",
+                flags({"data": run / of_text / "data", "out": run / name / "needles", **asked}),
+                (_joined("tokenize_c4", of_text),),
+            )
         for in_names, of_size in folders.items():
             yield from _evaluation_commands(study, name, evaluation, in_names, of_size)
 
@@ -165,7 +175,10 @@ def _evaluation_commands(
     run = Path(study.run)
     results = run / name / "results" / size
     whose_data = name if evaluation.get("data") else ""
-    data = run / whose_data / "data"
+    data, needs_data = run / whose_data / "data", _joined("tokenize_c4", whose_data)
+    if evaluation.get("needles"):
+        length = f"length-{evaluation.get('long_context_length')}"
+        data, needs_data = run / name / "needles" / length / "data", _joined("plant_needles", name)
     steps = evaluation.get("steps") or ()
     general = {flag: value for flag, value in evaluation.items() if flag not in (*_NO_FLAGS, *STAGES)}
     # A further evaluation inherits flags that its own stages may not have, but some stage must.
@@ -191,7 +204,7 @@ def _evaluation_commands(
         models = [model for model in _known(asked, study.models, "model") if model in folders]
         checkpoints = [folders[model] for model in models]
         trained = [Path(folders[model]).name for model in models if study.sizes]
-        needs = [_joined("tokenize_c4", whose_data), *trained]
+        needs = [needs_data, *trained]
         if stage == "evaluate_tokens":
             named = settings.get("choices", name)
             # The first evaluation has no name, and its results lie in <run>/results.

@@ -94,9 +94,11 @@ class Study:
     evaluation: dict[str, Any] = field(default_factory=dict)
     """Measurements of the models, into a results folder a size. `stages`: programs to run, in this order, of
     `commands.STAGES`. `data`: text of its own to measure on, flags of tokenize_c4.py (default: the study's
-    evaluation documents). `models`: names of the study's models that are measured (default: all). `steps`:
-    checkpoints along training that are measured (default: the last). All else are flags, each for every
-    measuring stage that has it, and under a stage's name those of this stage alone, its `models` among them.
+    evaluation documents). `needles`: flags of plant_needles.py, whose documents, as long as the long context,
+    are measured in place of the text. `models`: names of the study's models that are measured (default: all).
+    `steps`: checkpoints along training that are measured (default: the last). All else are flags, each for
+    every measuring stage that has it, and under a stage's name those of this stage alone, its `models` among
+    them.
     """
     further_evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Name -> what differs from `evaluation`; reported apart, in the folder <run>/<name>. Null: not run."""

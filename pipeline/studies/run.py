@@ -178,13 +178,14 @@ def _jobs_of(commands: Sequence[Command]) -> list[Command]:
     """A script of slurm/ a command; for a text that is tokenized in tasks two, the second needs the first."""
     jobs = []
     for command in commands:
-        is_analysis = command.stage in ANALYSING
-        program = [command.program] if is_analysis else []
+        # Programs of minutes share a script, which is given their name.
+        is_short = command.stage in (*ANALYSING, "plant_needles")
+        program = [command.program] if is_short else []
         # For a task's index each script reads its own SLURM_ARRAY_TASK_ID.
         tasks = [] if command.num_tasks is None else ["--num-tasks", str(command.num_tasks)]
         job = replace(
             command,
-            program="slurm/analysis.sh" if is_analysis else f"slurm/{command.stage}.sh",
+            program="slurm/analysis.sh" if is_short else f"slurm/{command.stage}.sh",
             arguments=(*program, *tasks, *command.arguments),
         )
         if command.stage == "tokenize_c4" and command.num_tasks != 1:
