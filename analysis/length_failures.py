@@ -49,52 +49,49 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Make the tables of targets, or print tables and verdicts and draw the figure."""
+    """Make tables, and print those of told facts; or print kept tables and verdicts, and draw the figures."""
     # Imported late, for a --help at once.
     import pandas as pd
 
     from analysis import drawing
     from analysis.figures import interference, reach
 
-    if arguments.kept is None:
-        if not (arguments.data and arguments.interference) and not arguments.told:
-            raise InputError(
-                "name the kept tables (--kept), or --data and --interference, or --told, to make them"
-            )
-        if arguments.interference:
-            interference.make_tables(
-                arguments.interference, arguments.needed, arguments.natural, arguments.data, arguments.out
-            )
-        if arguments.told:
-            told = [reach.reach_items(needles, measured) for needles, *measured in arguments.told]
-            arguments.out.mkdir(parents=True, exist_ok=True)
-            pd.concat(told).to_parquet(arguments.out / reach.REACH_FILE, index=False)
-        return
-    if (kept := arguments.kept / reach.REACH_FILE).exists():
-        items = pd.read_parquet(kept)
-        curves = reach.curves(items)
-        drawing.save(reach.reach_figure(curves), arguments.out, "reach")
-        sys.stdout.write(
-            "\n".join(
-                [
-                    "Share of a told fact kept, by gap",
-                    curves.round(3).to_string(),
-                    *reach.verdicts(items, curves),
-                    "",
-                ]
-            )
+    kept = arguments.kept
+    if kept is None and not arguments.told and not (arguments.data and arguments.interference):
+        raise InputError(
+            "name the kept tables (--kept), or --data and --interference, or --told, to make them"
         )
-    targets = pd.read_parquet(arguments.kept / interference.TARGETS_FILE)
-    places = interference.mechanism(targets)
-    drawing.save(interference.mechanism_figure(places), arguments.out, "mechanism")
-    said = ["Length interference by distance and number of distant tokens, nats", places.round(3).to_string()]
-    if (natural := arguments.kept / interference.NATURAL_FILE).exists():
+    if arguments.interference:
+        interference.make_tables(
+            arguments.interference, arguments.needed, arguments.natural, arguments.data, arguments.out
+        )
+    if arguments.told:
+        of_models = [reach.reach_items(needles, measured) for needles, *measured in arguments.told]
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        pd.concat(of_models).to_parquet(arguments.out / reach.REACH_FILE, index=False)
+    said = list[str]()
+    if (told := (kept or arguments.out) / reach.REACH_FILE).exists():
+        items = pd.read_parquet(told)
+        curves = reach.curves(items)
+        said += ["Share of a told fact's worth that is kept, by gap", curves.round(3).to_string()]
+        said += reach.verdicts(items, curves)
+        if len(curves):
+            drawing.save(reach.reach_figure(curves), arguments.out, "reach")
+    if kept is not None and (of_targets := kept / interference.TARGETS_FILE).exists():
+        targets = pd.read_parquet(of_targets)
+        places = interference.mechanism(targets)
+        drawing.save(interference.mechanism_figure(places), arguments.out, "mechanism")
+        said += ["Length interference by distance and number, nats", places.round(3).to_string()]
+        word, ratios = interference.where_read(targets)
+        said += [f"{placement}: {ratio} of {interference.UNSEEN}" for placement, ratio in ratios.items()]
+        said.append(f"Other text disturbs less where it is read: {word}")
+        # Tables made without --needed have no predictor to take slopes on.
+        if interference.SPARSITY in targets:
+            table = interference.slopes(interference.with_outcomes(targets))
+            said += ["Slopes per doubling of the tokens needed", table.round(3).to_string()]
+            said.append(f"Verdict: {interference.verdict(table)}")
+    if kept is not None and (natural := kept / interference.NATURAL_FILE).exists():
         said.append(interference.natural_check(pd.read_parquet(natural)))
-    # Tables made without --needed have no predictor to take slopes on.
-    if interference.SPARSITY in targets:
-        table = interference.slopes(interference.with_outcomes(targets))
-        said += ["Slopes per doubling of the tokens needed", table.round(3).to_string()]
-        said.append(f"Verdict: {interference.verdict(table)}")
     sys.stdout.write("\n".join([*said, ""]))
 
 

@@ -2,7 +2,8 @@
 
 The outcome of a target is h, the length interference: KL(p(.|near tokens) || p(.|another text's distant
 tokens, near tokens)), mean over distant texts, where the distant tokens stand at a distance that the model
-was never trained on. The predictor is `mean_log2_k` within the near tokens. Three slopes per doubling:
+was never trained on. (Trained is not read: reach.py measures how far a told fact is read.) The predictor is
+`mean_log2_k` within the near tokens. Three slopes per doubling:
 
     ratio   log E[h]       ~ mean_log2_k + controls     Poisson quasi-likelihood
     nats    h / mean(h)    ~ mean_log2_k + controls     least squares
@@ -31,6 +32,7 @@ from analysis.figures.slopes import SPARSITY, Design, Row, full_rank, single, sp
 from analysis.read import interval_over_documents, mean_columns, rows_by, sample_counts
 from pipeline.measuring.flags import NEAR, Placement
 from pipeline.results.read import read_artefact
+from pipeline.results.statistics import Interval
 from pipeline.text.folder import TokenizedData, training_token_counts
 
 KEYS = ["document_id", "target_position"]
@@ -40,7 +42,10 @@ RULE = "leave_one_out_divergence"
 PRIMARY = "swap:512@10752"
 """The placement that decides: at an unseen distance."""
 TRAINED = "swap:512@7680"
-"""The negative control: at a trained one."""
+"""The negative control: at a trained one, where a told fact is hardly read (reach.py)."""
+UNSEEN = "swap:512@11776"
+READ = ("swap:512@2048", "swap:512@4096")
+"""At distances at which a told fact is read."""
 STAKE = "last:4"
 RATIO = "ratio"
 NATS = "nats"
@@ -94,6 +99,27 @@ def interference_targets(measured: Path, needed: Path | None, data: TokenizedDat
 def mean_interference(targets: pd.DataFrame, placement: str) -> pd.Series:
     """H of each target, nats: the mean over the distant texts of one placement."""
     return targets[[name for name in targets if str(name).split(" ")[0] == placement]].mean(axis=1)
+
+
+def where_read(targets: pd.DataFrame) -> tuple[str, dict[str, Interval]]:
+    """Decide whether other text disturbs less at distances that are read than at an unseen one.
+
+    Returns:
+        "supported" if the mean interference of both placements of `READ` is below a quarter of that of
+        `UNSEEN`, intervals included; "refuted" if that of either is above half of it; else "inconclusive".
+        And these ratios of means, by placement.
+    """
+    unseen = mean_interference(targets, UNSEEN)
+    ratios = {
+        placement: interval_over_documents(
+            targets["document_id"], mean_interference(targets, placement), unseen
+        )
+        for placement in READ
+    }
+    if all(ratio.high < 1 / 4 for ratio in ratios.values()):
+        return "supported", ratios
+    is_large = any(ratio.low > 1 / 2 for ratio in ratios.values())
+    return ("refuted" if is_large else "inconclusive"), ratios
 
 
 def with_outcomes(targets: pd.DataFrame) -> pd.DataFrame:
@@ -236,29 +262,32 @@ def mechanism_figure(table: pd.DataFrame) -> Figure:
             line = rows[rows["distant_text"] == source].sort_values(column)
             drawing.draw_line(ax, line[column], line, "interference", drawing.solid(color), words)
     by_number = table.groupby(["near_start", "num_distant"])["interference"].mean()
-    # The lowest start, 7,680, is the only trained one; its last point is 11,776 tokens squeezed
-    # into these 7,680 IDs.
-    trained = by_number[table["near_start"].min()].reset_index()
+    # Its last point is 11,776 tokens squeezed into these 7,680 IDs.
+    trained = by_number[Placement.parse(TRAINED).near_start].reset_index()
     look = drawing.hollow(drawing.solid(drawing.GREY))
-    words = "at trained\ndistances"
-    drawing.draw_line(axes[1], trained["num_distant"], trained, "interference", look, words)
-    drawing.length_axis(axes[1], [1, 16, 256, 4096], "distant tokens (near tokens from ID 11,776)")
+    drawing.draw_line(axes[1], trained["num_distant"], trained, "interference", look, "near from\n7,680")
+    drawing.length_axis(axes[1], [1, 16, 256, 4096], "distant tokens")
     for ax in axes:
         ax.set_ylim(bottom=0)
-    # 7,000 is only left of the first point: all lower IDs were trained, too.
-    drawing.shade(axes[0], 7000, 8192)
-    axes[0].text(8250, axes[0].get_ylim()[1], "trained to 8,192", va="top", fontsize=8.5, color=drawing.GREY)
-    axes[0].set(xlabel="position ID where the near tokens begin", ylabel="interference (KL, nats)")
+    drawing.shade(axes[0], 0, 8192)
+    axes[0].text(8350, axes[0].get_ylim()[1], "trained to 8,192", va="top", fontsize=8.5, color=drawing.GREY)
+    axes[0].set(
+        title="512 distant tokens",
+        xlabel="position ID where the near tokens begin",
+        ylabel="interference (KL, nats)",
+        xlim=(0, None),
+    )
     axes[0].xaxis.set_major_formatter("{x:,.0f}")
-    most = trained.iloc[-1]
+    axes[1].set(title="near tokens from ID 11,776 (unseen distances)")
+    few, many = by_number[11776, 1], by_number[11776, 1536]
     drawing.put_title(
         figure,
-        f"A 135M model fails at unseen distances, not with many tokens: 64 tokens there cost"
-        f" {by_number[11776, 64]:.2f} nats, {most['num_distant']:,.0f} at trained distances"
-        f" {most['interference']:.2f}",
+        f"Distance and number interact in a 135M model: at unseen distances one token of another text costs"
+        f" {few:.2f} nats, 1,536 cost {many:.1f}; at trained IDs {trained['num_distant'].iloc[-1]:,.0f} cost"
+        f" {trained['interference'].iloc[-1]:.2f}",
         drawing.sample_size(table),
         drawing.BARS,
-        "512 near tokens behind distant tokens of another text (C4, Wikipedia, a novel)",
+        "512 near tokens behind distant tokens of another text (C4, Wikipedia, a novel); exploratory",
     )
     return figure
 

@@ -15,7 +15,16 @@ from pathlib import Path
 import pandas as pd
 
 from analysis import drawing
-from analysis.figures import cues, interference, losses, marked_bits, recovered_loss, theory, unseen_distances
+from analysis.figures import (
+    cues,
+    interference,
+    losses,
+    marked_bits,
+    reach,
+    recovered_loss,
+    theory,
+    unseen_distances,
+)
 from analysis.figures.synthetic_tasks import over_seeds
 from analysis.read import Row, interval_of, interval_over_documents, read_sparse_losses, rows_by
 from pipeline.results.read import read_artefact
@@ -162,6 +171,13 @@ def interference_targets() -> pd.DataFrame:
 
 
 @cache
+def told_facts() -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Told facts and their questions in two pretrained models: a row per item and gap; their curves."""
+    items = pd.read_parquet(REFERENCE / "real_model" / reach.REACH_FILE)
+    return items, reach.curves(items)
+
+
+@cache
 def placed_targets() -> pd.DataFrame:
     """Losses of the models trained here behind tokens at chosen IDs."""
     return pd.read_parquet(REFERENCE / "length" / "placed_targets.parquet")
@@ -177,10 +193,13 @@ def of_length() -> Numbers:
         # One number where both ends round to the same.
         return " to ".join(dict.fromkeys(ends)) if len(found) else "-"
 
+    starts = (2048, 4096, 7680, 11776)
     by_number = [
-        [f"{number:,}", between_texts(number, 7680), between_texts(number, 11776)]
+        [f"{number:,}", *(between_texts(number, start) for start in starts)]
         for number in sorted(places["num_distant"].unique())
     ]
+    word, ratios = interference.where_read(interference_targets())
+    of_unseen = [percent(ratio) for ratio in ratios.values()]
     slopes = interference.slopes(interference.with_outcomes(interference_targets()))
     rows = rows_by(slopes, "variant", "kind")
     lines = {
@@ -197,9 +216,13 @@ def of_length() -> Numbers:
     return {
         "interference_counts": sample(places.iloc[0], ", "),
         "interference_by_number": markdown(
-            ["distant tokens", "at trained distances", "at unseen distances"], by_number
+            ["distant tokens", *(f"near from {start:,}" for start in starts)], by_number
         ),
+        "interference_where_read": f"{word}: {of_unseen[0]} and {of_unseen[1]}",
+        "interference_of_1": between_texts(1, 11776, 2),
+        "interference_of_64": between_texts(64, 11776, 1),
         "interference_unseen": between_texts(512, 11776, 1),
+        "interference_of_1536": between_texts(1536, 11776, 1),
         "interference_squeezed": str(interval_of(squeezed, "interference")),
         "real_model_verdict": interference.verdict(slopes),
         "real_model_sample": sample(slopes.iloc[0]),
@@ -208,6 +231,36 @@ def of_length() -> Numbers:
         "unseen_distances_verdict": unseen_distances.verdict(gaps),
         "unseen_distances_sample": sample(gaps.iloc[0]),
     }
+
+
+def of_reach() -> Numbers:
+    """How far each pretrained model reads, plain and with YaRN, and the two verdicts."""
+    items, table = told_facts()
+    found: Numbers = {}
+    rows: dict[str, list[str]] = {}
+    for model, words in ((SMOLLM2, "smollm2"), (GEMMA, "gemma")):
+        for rope in (reach.PLAIN, reach.YARN):
+            for template in (*reach.TEMPLATES, reach.TOGETHER):
+                curve = reach.of_curve(table, model, rope, template)
+                gap = reach.reach(curve) if len(curve) else None
+                is_last = gap is not None and gap == curve.index.max()
+                cell = "-" if gap is None else f"{'≥ ' if is_last else ''}{gap:,}"
+                rows.setdefault(template, []).append(cell)
+        plain, with_yarn = (reach.of_curve(table, model, rope) for rope in (reach.PLAIN, reach.YARN))
+        less, last = reach.reads_less_than_trained(table, model)
+        found[f"reach_{words}"] = rows[reach.TOGETHER][-2]
+        found[f"reach_less_{words}"] = f"{less}: {percent(reach.kept_at(plain, last))}"
+        found[f"reach_right_{words}"] = f"{float(plain['right_told'][last]):.0%}"
+        if readable := reach.yarn_makes_readable(items, table, model):
+            word, gap, lead = readable
+            kept = reach.kept_at(with_yarn, gap)
+            found[f"reach_yarn_{words}"] = (
+                f"{word}: {percent(kept)}, {percent(lead, ' points')} more than plain"
+            )
+            found[f"reach_yarn_gap_{words}"] = f"{gap:,}"
+    header = ["reach, position IDs", "SmolLM2", "SmolLM2, YaRN × 2", "Gemma 3", "Gemma 3, YaRN × 2"]
+    found["reach"] = markdown(header, [[template, *cells] for template, cells in rows.items()])
+    return found
 
 
 def synthetic(folder: str) -> pd.DataFrame:
@@ -303,7 +356,7 @@ def of_contexts() -> Numbers:
 @cache
 def numbers() -> Numbers:
     """All of them."""
-    of_models = of_few_tokens() | of_stricter_test() | of_length() | of_contexts()
+    of_models = of_few_tokens() | of_stricter_test() | of_length() | of_reach() | of_contexts()
     return of_models | of_synthetic_tasks() | of_theory()
 
 
@@ -335,6 +388,7 @@ def draw() -> None:
             curves()["SmolLM2 135 M"].query("k <= 256"), pretrained
         ),
         "real_model/mechanism": interference.mechanism_figure(interference.mechanism(interference_targets())),
+        "real_model/reach": reach.reach_figure(told_facts()[1]),
         "study/loss_against_k": recovered_loss.loss_figure(curves()["2.3 M"], label),
         "evaluated/token_effects": recovered_loss.effects_figure(
             effects(), labels[SELECTOR], labels[EVALUATOR].text

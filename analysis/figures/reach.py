@@ -25,6 +25,7 @@ from pipeline.results.schemas import OWN
 from pipeline.results.statistics import Interval, interval_of_statistic
 
 REACH_FILE = "reach.parquet"
+TEMPLATES = ("number", "word", "color")
 TOGETHER = "together"
 PLAIN = "plain"
 YARN = "yarn:2"
@@ -145,11 +146,11 @@ def yarn_makes_readable(
 ) -> tuple[str, int, Interval] | None:
     """Decide claim 2: the verdict, the smallest gap that is unread plain, share kept with YaRN less without.
 
-    None if every gap is read, or none is clearly unread.
+    None if no gap is clearly unread, or nothing was measured with YaRN.
     """
     plain = of_curve(table, model, PLAIN)
     unread = plain.index[plain["share_kept_high"] < HALF]
-    if not len(unread):
+    if not len(unread) or YARN not in set(items["rope"][items["model"] == model]):
         return None
     gap = int(unread.min())
     counted = items["template"].isin(answered_templates(items, model)) & (items["model"] == model)
@@ -180,17 +181,23 @@ def _beside_half(share: Interval, *, below: str, above: str) -> str:
 def verdicts(items: pd.DataFrame, table: pd.DataFrame) -> list[str]:
     """Sentences per model: its reach by scaling and template, and the two verdicts."""
     sentences = []
-    for model in table["model"].unique():
-        for rope in table["rope"].unique():
-            templates = table["template"][table["model"] == model].unique()
-            found = {template: reach(of_curve(table, model, rope, template)) for template in templates}
+    for model in items["model"].unique():
+        answered = answered_templates(items, model)
+        sentences.append(
+            f"{model} answers half of the questions or more at gap 0: {', '.join(answered) or None}"
+        )
+        if not answered:
+            continue
+        for rope in items["rope"][items["model"] == model].unique():
+            found = {name: reach(of_curve(table, model, rope, name)) for name in (*answered, TOGETHER)}
             words = ", ".join(f"{template} {gap}" for template, gap in found.items())
-            sentences.append(f"{model}, {rope}: reach {words}.")
-        word, last = reads_less_than_trained(table, model)
-        sentences.append(f"{model} reads less far than it was trained (gap {last:,}): {word}.")
+            sentences.append(f"{model}, {rope}, reach in position IDs: {words}")
+        if model in TRAINED_POSITIONS:
+            word, last = reads_less_than_trained(table, model)
+            sentences.append(f"{model} reads less far than it was trained (gap {last:,}): {word}")
         if readable := yarn_makes_readable(items, table, model):
             word, gap, lead = readable
-            sentences.append(f"YaRN makes the gap of {gap:,} readable: {word}; {lead} more is kept with it.")
+            sentences.append(f"{model}, YaRN makes the gap {gap:,} readable: {word}, {lead} more than plain")
     return sentences
 
 
@@ -205,14 +212,17 @@ def reach_figure(table: pd.DataFrame) -> Figure:
         for rope, (look, words) in LOOKS.items():
             for template in table["template"][table["model"] == model].unique():
                 line = of_curve(table, model, rope, template)
+                if not len(line):
+                    continue
                 if template == TOGETHER:
                     drawing.draw_line(ax, line.index, line, "share_kept", look, words, scale=100)
                 else:
                     thin = look | {"linewidth": 0.6, "marker": "", "alpha": 0.5}
                     ax.plot(line.index, 100 * line["share_kept"], **thin)
-        drawing.shade(ax, 0, TRAINED_POSITIONS[model])
+        if trained := TRAINED_POSITIONS.get(model):
+            drawing.shade(ax, 0, trained)
         drawing.name_level(ax, 100 * HALF, "")
-        ax.set(title=f"{model}, trained to {TRAINED_POSITIONS[model]:,}", xlabel="gap, position IDs")
+        ax.set(title=f"{model}, trained to {trained:,}" if trained else model, xlabel="gap, position IDs")
         ax.xaxis.set_major_formatter("{x:,.0f}")
     axes[0].set(ylabel="worth of the told fact, % of gap 0")
     drawing.put_title(
