@@ -42,6 +42,7 @@ AT_LENGTH = (
     "runs/methods/",
     "runs/own",
     "runs/synthetic_parity",
+    "runs/reach/",
 )
 """What makes a command a matter of minutes even at small size, or need one that is. So does a whole study."""
 BENCHMARKS = ROOT / "tests" / "benchmarks"
@@ -90,7 +91,7 @@ WORDS = {
     "runs/c4/data": "runs/demo/data",
 }
 """Words of pages, and what stands for them here."""
-PARTS = {"/scratch/": "scratch/", "length-256": "length-128"}
+PARTS = {"/scratch/": "scratch/", "length-256": "length-128", "length-64": "length-192"}
 """The same for parts of words, and of variables."""
 VALUES = {
     "--max-documents": "3",
@@ -174,7 +175,9 @@ STUDIES = {
         "data.source=[english.jsonl]",
         "evaluation.needles.max_documents=2",
         "evaluation.long_context_length=192",
-        "evaluation.near_context_length=120",
+        "evaluation.targets_per_chunk=20",
+        "evaluation.near_context_length=100",
+        "evaluation.placements=[own:91,own:91@600]",
         "evaluation.dtype=float32",
     ],
     "needed_context": ["data.source=[english.jsonl]", "evaluation.targets_per_chunk=4"],

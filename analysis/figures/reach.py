@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 
 from analysis import drawing
 from analysis.read import Row, interval_columns, interval_of, interval_over_documents
+from pipeline.cli import InputError
 from pipeline.measuring.flags import Placement
 from pipeline.plant_needles import NEEDLES_FILE
 from pipeline.results.read import read_artefact, read_made_by
@@ -47,28 +48,45 @@ def reach_items(needles: Path, measured: Sequence[Path]) -> pd.DataFrame:
     Returns:
         `ITEM` (document_id: of the text around the fact), loss_told and loss_not_told (of the whole answer,
         nats), is_right_told and is_right_not_told (whether each of its tokens is the top prediction).
+        InputError if not all tokens of an answer were measured, or a told fact is not among distant tokens.
     """
     planted = pd.read_parquet(needles / NEEDLES_FILE)
     tables = []
     for results in measured:
         rows = read_artefact(results, "length_interference").merge(planted, on="document_id")
-        scalings = {
-            model: made["settings"].get("rope", PLAIN)
-            for model, made in read_made_by(results, "length_interference").items()
-        }
+        made_by = read_made_by(results, "length_interference")
+        settings = {model: made["settings"] for model, made in made_by.items()}
         # Targets before the answer are the question's.
         is_answer = rows["target_position"] >= rows["answer_position"]
         rows = rows[is_answer & rows["placement"].str.startswith(OWN)]
-        placements = map(Placement.parse, rows["placement"])
+        placements = [Placement.parse(name) for name in rows["placement"]]
+        num_distant = np.array([placement.num_distant for placement in placements])
+        # Near tokens end before the last token, a target; distant ones stand right before them.
+        near = rows["model"].map(lambda model, settings=settings: settings[model]["near_context_length"])
+        near_start = rows["context_length"] - 1 - near
+        is_distant = (rows["needle_position"] >= near_start - num_distant) & (
+            rows["needle_position"] + rows["num_needle_tokens"] <= near_start
+        )
+        if not (is_distant | rows["depth"].isna()).all():
+            raise InputError(f"{results}: a fact is not told among the distant tokens; place more of them")
         rows = rows.assign(
-            rope=rows["model"].map(scalings),
+            rope=rows["model"].map(lambda model, settings=settings: settings[model].get("rope", PLAIN)),
             gap=[placement.near_start - placement.span for placement in placements],
             is_told=rows["depth"].notna(),
             document_id=rows["source_document_id"],
         )
         answers = rows.groupby([*ITEM, "is_told"], as_index=False).agg(
-            loss=("loss", "sum"), is_right=("is_top", "all")
+            loss=("loss", "sum"),
+            is_right=("is_top", "all"),
+            num_measured=("loss", "size"),
+            num_tokens=("num_answer_tokens", "first"),
         )
+        if not (answers["num_measured"] == answers["num_tokens"]).all():
+            most = answers["num_tokens"].max()
+            raise InputError(
+                f"{results}: answers have up to {most} tokens; measure --targets-per-chunk {most}"
+            )
+        answers = answers.drop(columns=["num_measured", "num_tokens"])
         told, not_told = (
             answers[answers["is_told"] == is_told].drop(columns="is_told") for is_told in (True, False)
         )

@@ -10,6 +10,7 @@ from hugging_face_families import make_model
 
 from analysis.figures import reach
 from pipeline import length_interference, plant_needles
+from pipeline.cli import InputError
 from pipeline.plant_needles import NEEDLES_FILE
 from pipeline.results.read import read_artefact
 from pipeline.text.folder import EvaluationDocument, TokenizedData, write_data_folder
@@ -111,6 +112,11 @@ def test_items_are_sums_over_answers_told_and_not_told(tmp_path: Path) -> None:
     run(length_interference, *words, "--results", tmp_path / "plain")
     run(length_interference, *words, "--results", tmp_path / "scaled", "--rope", "yarn:2")
     items = reach.reach_items(data, [tmp_path / "plain", tmp_path / "scaled"])
+    short = [*words, "--results", tmp_path / "short"]
+    short[short.index(20)] = 2
+    run(length_interference, *short)
+    with pytest.raises(InputError, match="tokens; measure --targets-per-chunk"):
+        reach.reach_items(data, [tmp_path / "short"])
     assert len(items) == 2 * 2 * 2 * 2  # texts, templates, gaps, scalings
     assert set(items["gap"]) == {0, 500} and set(items["rope"]) == {"plain", "yarn:2"}
     planted = pd.read_parquet(data / NEEDLES_FILE)
