@@ -248,7 +248,7 @@ def of_reach() -> Numbers:
                 rows.setdefault(template, []).append(cell)
         plain, with_yarn = (reach.of_curve(table, model, rope) for rope in (reach.PLAIN, reach.YARN))
         less, last = reach.reads_less_than_trained(table, model)
-        found[f"reach_{words}"] = rows[reach.TOGETHER][-2]
+        found[f"reach_{words}"], found[f"reach_yarn_reach_{words}"] = rows[reach.TOGETHER][-2:]
         found[f"reach_less_{words}"] = f"{less}: {percent(reach.kept_at(plain, last))}"
         found[f"reach_right_{words}"] = f"{float(plain['right_told'][last]):.0%}"
         if readable := reach.yarn_makes_readable(items, table, model):
