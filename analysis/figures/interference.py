@@ -109,13 +109,10 @@ def where_read(targets: pd.DataFrame) -> tuple[str, dict[str, Interval]]:
         `UNSEEN`, intervals included; "refuted" if that of either is above half of it; else "inconclusive".
         And these ratios of means, by placement.
     """
-    unseen = mean_interference(targets, UNSEEN)
-    ratios = {
-        placement: interval_over_documents(
-            targets["document_id"], mean_interference(targets, placement), unseen
-        )
-        for placement in READ
-    }
+    means = pd.DataFrame({placement: mean_interference(targets, placement) for placement in (*READ, UNSEEN)})
+    known = means.dropna()  # texts that were measured at all of them
+    documents = targets["document_id"][known.index]
+    ratios = {name: interval_over_documents(documents, known[name], known[UNSEEN]) for name in READ}
     if all(ratio.high < 1 / 4 for ratio in ratios.values()):
         return "supported", ratios
     is_large = any(ratio.low > 1 / 2 for ratio in ratios.values())

@@ -248,15 +248,18 @@ def of_reach() -> Numbers:
                 rows.setdefault(template, []).append(cell)
         plain, with_yarn = (reach.of_curve(table, model, rope) for rope in (reach.PLAIN, reach.YARN))
         less, last = reach.reads_less_than_trained(table, model)
-        found[f"reach_{words}"], found[f"reach_yarn_reach_{words}"] = rows[reach.TOGETHER][-2:]
-        found[f"reach_less_{words}"] = f"{less}: {percent(reach.kept_at(plain, last))}"
-        found[f"reach_right_{words}"] = f"{float(plain['right_told'][last]):.0%}"
+        kept = percent(reach.kept_at(plain, last))
+        found |= {
+            f"reach_{words}": rows[reach.TOGETHER][-2],
+            f"reach_yarn_reach_{words}": rows[reach.TOGETHER][-1],
+            f"reach_kept_{words}": kept,
+            f"reach_less_{words}": f"{less}: {kept}",
+            f"reach_right_{words}": f"{float(plain['right_told'][last]):.0%}",
+        }
         if readable := reach.yarn_makes_readable(items, table, model):
             word, gap, lead = readable
-            kept = reach.kept_at(with_yarn, gap)
-            found[f"reach_yarn_{words}"] = (
-                f"{word}: {percent(kept)}, {percent(lead, ' points')} more than plain"
-            )
+            kept = percent(reach.kept_at(with_yarn, gap))
+            found[f"reach_yarn_{words}"] = f"{word}: {kept}, {percent(lead, ' points')} more than plain"
             found[f"reach_yarn_gap_{words}"] = f"{gap:,}"
     header = ["reach, position IDs", "SmolLM2", "SmolLM2, YaRN × 2", "Gemma 3", "Gemma 3, YaRN × 2"]
     found["reach"] = markdown(header, [[template, *cells] for template, cells in rows.items()])

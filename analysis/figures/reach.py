@@ -222,6 +222,13 @@ def verdicts(items: pd.DataFrame, table: pd.DataFrame) -> list[str]:
 LOOKS = {PLAIN: (drawing.solid(drawing.BLACK), "plain"), YARN: (drawing.solid(drawing.BLUE, "s"), "YaRN × 2")}
 
 
+def _reaches(table: pd.DataFrame, model: str) -> str:
+    """How far a model reads, plain and with YaRN, as the figure's title says it."""
+    found = {rope: reach(of_curve(table, model, rope)) for rope in LOOKS}
+    with_yarn = "" if found[YARN] is None else f", with YaRN {found[YARN]:,}"
+    return f"{model.partition('-')[0]} reads facts {found[PLAIN]:,} position IDs away{with_yarn}"
+
+
 def reach_figure(table: pd.DataFrame) -> Figure:
     """Share kept against the gap, a panel per model; each template in a thin line."""
     models = list(table["model"].unique())
@@ -245,7 +252,7 @@ def reach_figure(table: pd.DataFrame) -> Figure:
     axes[0].set(ylabel="worth of the told fact, % of gap 0")
     drawing.put_title(
         figure,
-        "A pretrained model reads less far than it was trained, and farther with YaRN, untrained",
+        "; ".join(_reaches(table, model) for model in models),
         f"thick: all templates, {drawing.ranged(table['num_documents'])} texts each; thin: each template",
         "bars: 95% over texts",
         "shaded: trained position IDs; dotted: one half, above which a gap counts as read",
