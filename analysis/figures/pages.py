@@ -193,13 +193,11 @@ def of_length() -> Numbers:
         # One number where both ends round to the same.
         return " to ".join(dict.fromkeys(ends)) if len(found) else "-"
 
-    starts = (2048, 4096, 7680, 11776)
+    starts = (7680, 11776)
     by_number = [
         [f"{number:,}", *(between_texts(number, start) for start in starts)]
         for number in sorted(places["num_distant"].unique())
     ]
-    word, ratios = interference.where_read(interference_targets())
-    of_unseen = [percent(ratio) for ratio in ratios.values()]
     slopes = interference.slopes(interference.with_outcomes(interference_targets()))
     rows = rows_by(slopes, "variant", "kind")
     lines = {
@@ -218,7 +216,6 @@ def of_length() -> Numbers:
         "interference_by_number": markdown(
             ["distant tokens", *(f"near from {start:,}" for start in starts)], by_number
         ),
-        "interference_where_read": f"{word}: {of_unseen[0]} and {of_unseen[1]}",
         "interference_of_1": between_texts(1, 11776, 2),
         "interference_of_64": between_texts(64, 11776, 1),
         "interference_unseen": between_texts(512, 11776, 1),
@@ -237,21 +234,21 @@ def of_reach() -> Numbers:
     """How far each pretrained model reads, plain and with YaRN, and the two verdicts."""
     items, table = told_facts()
     found: Numbers = {}
-    rows: dict[str, list[str]] = {}
-    for model, words in ((SMOLLM2, "smollm2"), (GEMMA, "gemma")):
-        for rope in (reach.PLAIN, reach.YARN):
+    columns: dict[str, list[str]] = {}
+    for model, words, name in ((SMOLLM2, "smollm2", "SmolLM2"), (GEMMA, "gemma", "Gemma 3")):
+        for rope, (_, of_rope) in reach.LOOKS.items():
+            cells = []
             for template in (*reach.TEMPLATES, reach.TOGETHER):
                 curve = reach.of_curve(table, model, rope, template)
-                gap = reach.reach(curve) if len(curve) else None
+                gap = reach.reach(curve)
                 is_last = gap is not None and gap == curve.index.max()
-                cell = "-" if gap is None else f"{'≥ ' if is_last else ''}{gap:,}"
-                rows.setdefault(template, []).append(cell)
+                cells.append("-" if gap is None else f"{'≥ ' if is_last else ''}{gap:,}")
+            columns[f"{name}, {of_rope}"] = cells
+            found[f"reach_{rope.partition(':')[0]}_{words}"] = cells[-1]
         plain, with_yarn = (reach.of_curve(table, model, rope) for rope in (reach.PLAIN, reach.YARN))
         less, last = reach.reads_less_than_trained(table, model)
         kept = percent(reach.kept_at(plain, last))
         found |= {
-            f"reach_{words}": rows[reach.TOGETHER][-2],
-            f"reach_yarn_reach_{words}": rows[reach.TOGETHER][-1],
             f"reach_kept_{words}": kept,
             f"reach_less_{words}": f"{less}: {kept}",
             f"reach_right_{words}": f"{float(plain['right_told'][last]):.0%}",
@@ -259,10 +256,10 @@ def of_reach() -> Numbers:
         if readable := reach.yarn_makes_readable(items, table, model):
             word, gap, lead = readable
             kept = percent(reach.kept_at(with_yarn, gap))
-            found[f"reach_yarn_{words}"] = f"{word}: {kept}, {percent(lead, ' points')} more than plain"
-            found[f"reach_yarn_gap_{words}"] = f"{gap:,}"
-    header = ["reach, position IDs", "SmolLM2", "SmolLM2, YaRN × 2", "Gemma 3", "Gemma 3, YaRN × 2"]
-    found["reach"] = markdown(header, [[template, *cells] for template, cells in rows.items()])
+            found[f"reach_readable_{words}"] = f"{word}: {kept}, {percent(lead, ' points')} more than plain"
+            found[f"reach_unread_{words}"] = f"{gap:,}"
+    rows = zip((*reach.TEMPLATES, reach.TOGETHER), *columns.values(), strict=True)
+    found["reach"] = markdown(["reach, position IDs", *columns], rows)
     return found
 
 
