@@ -224,9 +224,14 @@ LOOKS = {PLAIN: (drawing.solid(drawing.BLACK), "plain"), YARN: (drawing.solid(dr
 
 def _reaches(table: pd.DataFrame, model: str) -> str:
     """How far a model reads, plain and with YaRN, as the figure's title says it."""
-    found = {rope: reach(of_curve(table, model, rope)) for rope in LOOKS}
-    with_yarn = "" if found[YARN] is None else f", with YaRN {found[YARN]:,}"
-    return f"{model.partition('-')[0]} reads facts {found[PLAIN]:,} position IDs away{with_yarn}"
+    words = {}
+    for rope in LOOKS:
+        curve = of_curve(table, model, rope)
+        gap = reach(curve)
+        is_last = gap is not None and gap == curve.index.max()
+        words[rope] = "no" if gap is None else f"{gap:,}{' or more' if is_last else ''}"
+    with_yarn = f", with YaRN {words[YARN]}" if len(of_curve(table, model, YARN)) else ""
+    return f"{model.partition('-')[0]} reads facts {words[PLAIN]} position IDs away{with_yarn}"
 
 
 def reach_figure(table: pd.DataFrame) -> Figure:
