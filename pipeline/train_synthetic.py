@@ -2,7 +2,8 @@
 
 The configuration is a YAML file (olmo_configs/synthetic/); any field can be overridden as field=value, as in
 num_steps=500 model.width=64. Tasks: sparse_parity, planted_correlation, parity_scratchpad,
-variable_assignment, addition, addition_padded, copy; sparse_or, sparse_majority, sparse_last, sparse_lookup;
+variable_assignment, addition, addition_padded, copy; sparse_parity_scratchpad,
+variable_assignment_hops (with k); sparse_or, sparse_majority, sparse_last, sparse_lookup;
 cues_1, cues_2, cues_4; pipeline/synthetic/tasks.py shows an example of each.
 Positions: contiguous, pose, randomized; coupled, where the response's coupled IDs are given in training and,
 as an oracle, in testing; predicted (PPC), where the model must predict them in testing, and learns to in
@@ -27,11 +28,12 @@ another configuration is refused, and so is a folder in which another job runs.
 SIGTERM or SIGUSR1: the step in hand is finished and saved, and the exit code is 75: run the same command
 again to go on.
 
-With stop_at_excess_loss a run ends once a measurement finds so little loss beyond the best possible one: of
-cues_*, whose best loss is known.
+A run ends early once a measurement finds so little loss beyond the best possible one (stop_at_excess_loss, of
+cues_*, whose best loss is known), or so many exact matches (stop_at_accuracy, all other tasks).
 
-The end says whether the task was learnt: at least 99 % of responses, as in training, wholly right; of cues_*
-stop_at_excess_loss reached. A model that has not learnt its task shows nothing at other lengths.
+The end says whether the task was learnt: at least 99 % of responses, as in training, wholly right; or what
+stop_at_accuracy or stop_at_excess_loss asks for. A model that has not learnt its task shows nothing at other
+lengths.
 """
 
 import argparse

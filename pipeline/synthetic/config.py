@@ -91,6 +91,14 @@ class TaskConfig:
     stop_at_excess_loss: float | None = None
     """Training ends once a measurement finds so little excess loss in distribution, nats, so that models are
     compared that know their task alike. Of tasks whose best loss is known. None: all steps."""
+    stop_at_accuracy: float | None = None
+    """Training ends once a measurement finds this share of exact matches in distribution, and a model below
+    it has not learnt its task. None: all steps, and 0.99 is learnt."""
+
+    @property
+    def stops_when_learnt(self) -> bool:
+        """Whether training ends once the task is known."""
+        return self.stop_at_excess_loss is not None or self.stop_at_accuracy is not None
 
     @property
     def sizes(self) -> range:
@@ -99,14 +107,18 @@ class TaskConfig:
         return range(self.smallest_size, self.largest_size + 1, TASKS[self.task].step)
 
     def draw(self, size: int, num_examples: int, generator: np.random.Generator) -> list[Example]:
-        """Training examples of a size; each has a sparsity of its own, where the task has one."""
+        """Training examples of a size; each has a sparsity of its own, where the task has one.
+
+        Where the response grows with k all have the same sparsity, without which they would not stack.
+        """
         task = TASKS[self.task]
         if self.largest_sparsity is None:
             return task.draw(size, [None] * num_examples, generator)
         # Of 2l = 10 tokens no more than five bits can be marked, whatever K_train is.
         largest = min(self.largest_sparsity, task.largest_sparsity(size))
-        sparsities = generator.integers(1, largest, num_examples, endpoint=True)
-        return task.draw(size, sparsities.tolist(), generator)
+        num_draws = 1 if task.response_grows_with_k else num_examples
+        sparsities = generator.integers(1, largest, num_draws, endpoint=True)
+        return task.draw(size, np.broadcast_to(sparsities, num_examples).tolist(), generator)
 
     def ids_of(
         self, examples: list[Example], generator: np.random.Generator, *, in_testing: bool = False
@@ -167,7 +179,7 @@ def load_task_config(path: Path, overrides: list[str], *, task: str, positions: 
         OmegaConf.create({"task": task, "positions": positions}),  # last, and so above an override
     )
     of_task = TASKS[task]
-    # Tasks with k have no coupled IDs; those of cues cannot be predicted.
+    # Most tasks with k have no coupled IDs; those of cues cannot be predicted.
     require_name(f"positions of {task}", positions, (*POSITION_SCHEMES, *of_task.coupled_schemes))
     require_name("spread_of_coupled_ids", config.spread_of_coupled_ids, POSITION_SCHEMES)
     require_name("model.architecture", config.model.architecture, ("gpt_neox", "olmo"))
@@ -179,6 +191,12 @@ def load_task_config(path: Path, overrides: list[str], *, task: str, positions: 
     require(
         config.stop_at_excess_loss is None or task.startswith("cues_"),
         f"stop_at_excess_loss is {config.stop_at_excess_loss}, but the best loss of task {task} is not known",
+    )
+    require(
+        config.stop_at_accuracy is None
+        or (0 < config.stop_at_accuracy <= 1 and config.stop_at_excess_loss is None),
+        f"stop_at_accuracy is {config.stop_at_accuracy}; it must be above 0, at most 1, and without"
+        " stop_at_excess_loss",
     )
     require(
         config.batch_size % config.sizes_per_step == 0,

@@ -168,7 +168,7 @@ NUM_NAMES = 256
 ASSIGNMENT_VOCABULARY = (*"0123456789", "=", "?", *(f"v{name}" for name in range(NUM_NAMES)))
 
 
-def variable_assignment(size: int, sparsity: None, generator: np.random.Generator) -> Example:
+def variable_assignment(size: int, sparsity: int | None, generator: np.random.Generator) -> Example:
     """`variable_assignment`: follow a chain of assignments (variable, variable or digit) to its value.
 
     The prompt assigns every variable once, in random order, then asks for one. The response restates, in the
@@ -185,6 +185,10 @@ def variable_assignment(size: int, sparsity: None, generator: np.random.Generato
     response and distraction both grow with n; names drawn from 256, which is the most that n can be, so that
     training has seen all names of a long test.
 
+    `variable_assignment_hops` has a k, also our choice: the chain asked for has k assignments, the other one
+    the rest, so that the number of hops and that of assignments can be set apart. Each token still depends on
+    at most three.
+
         >>> example = variable_assignment(4, None, np.random.default_rng(2))
         >>> example.text(ASSIGNMENT_VOCABULARY)
         'v76 = v211 v27 = v66 v66 = 3 v211 = 0 ? v76 | v76 = v211 v211 = 0'
@@ -192,10 +196,12 @@ def variable_assignment(size: int, sparsity: None, generator: np.random.Generato
         [0, 1, 2, 9, 10, 11]
         >>> example.dependencies[:4]
         ((13,), (14,), (0, 2, 14), (16,))
+        >>> variable_assignment(3, 1, np.random.default_rng(2)).text(ASSIGNMENT_VOCABULARY)
+        'v66 = 8 v212 = 4 v27 = v212 ? v66 | v66 = 8'
     """
     # Without replacement, as a variable that is assigned twice would have two values.
     names = generator.choice(NUM_NAMES, size, replace=False) + ASSIGNMENT_VOCABULARY.index("v0")
-    in_chain = (size + 1) // 2
+    in_chain = sparsity or (size + 1) // 2
     # Each variable is the next one, but for the last of either chain, which is a digit.
     values = np.roll(names, -1)
     values[[in_chain - 1, -1]] = generator.integers(0, 10, 2)
@@ -281,6 +287,35 @@ def marked_bits(
     decisive = 2 * (marked[-1:] if function == "last" else marked)
     prompt = np.stack([marks, bits], axis=1).ravel()  # mark n stands at 2n, its bit behind it
     return _example(prompt, [answers[function]], [[*decisive, *(decisive + 1)]])
+
+
+PARITY_SCRATCHPAD_VOCABULARY = (*PARITY_VOCABULARY, "=")
+
+
+def sparse_parity_scratchpad(size: int, sparsity: int, generator: np.random.Generator) -> Example:
+    """`sparse_parity_scratchpad`: the parity of the k marked of l bits, with every partial parity written.
+
+    Our reading of a scratchpad with k, which the sources name and do not lay out: the response goes through
+    all l bits, so that it is as long for every k, and writes the parity of the marked ones so far. Each token
+    depends on three, however many bits are marked: the next mark, its bit, and the partial parity before.
+    Coupled IDs pair each step with its mark and bit, and tell nothing of the marks.
+
+        >>> example = sparse_parity_scratchpad(8, 2, np.random.default_rng(5))
+        >>> example.text(PARITY_SCRATCHPAD_VOCABULARY)
+        '. 1 * 1 * 0 . 1 = | 0 1 1 1'
+        >>> example.coupled_ids_S.tolist()
+        [1, 1, 2, 2, 3, 3, 4, 4, 0, 1, 2, 3, 4]
+        >>> example.dependencies
+        ((0, 1), (2, 3, 9), (4, 5, 10), (6, 7, 11))
+    """
+    *prompt, _ = marked_bits(size, sparsity, generator).token_ids_S
+    marks, bits = np.reshape(prompt, (-1, 2)).T
+    equals = PARITY_SCRATCHPAD_VOCABULARY.index("=")
+    # The partial parity before step n stands at size + n; before the first there is none.
+    dependencies = [(0, 1), *((2 * step, 2 * step + 1, size + step) for step in range(1, size // 2))]
+    ids = range(1, size // 2 + 1)
+    partial_parities = np.cumsum(bits * (marks == _MARKED)) % 2
+    return _example([*prompt, equals], partial_parities, dependencies, [*np.repeat(ids, 2), 0, *ids])
 
 
 def lookup(size: int, sparsity: int, generator: np.random.Generator) -> Example:
@@ -441,6 +476,8 @@ class Task:
     """Sizes are its multiples: a bit and its mark take two tokens, a planted one one."""
     most_k: int = 0
     """The largest k at any size, of tasks whose k is chosen; 0: the task fixes how many tokens decide."""
+    response_grows_with_k: bool = False
+    """Whether examples of different k have responses of different lengths, which do not stack."""
 
     def largest_sparsity(self, size: int) -> int:
         """The largest k that a size has room for."""
@@ -464,6 +501,12 @@ TASKS = {
     "addition_padded": Task(ADDITION_VOCABULARY, partial(addition, is_padded=True)),
     "parity_scratchpad": Task(SCRATCHPAD_VOCABULARY, parity_scratchpad),
     "variable_assignment": Task(ASSIGNMENT_VOCABULARY, variable_assignment),
+    "variable_assignment_hops": Task(
+        ASSIGNMENT_VOCABULARY, variable_assignment, most_k=NUM_NAMES, response_grows_with_k=True
+    ),
+    "sparse_parity_scratchpad": Task(
+        PARITY_SCRATCHPAD_VOCABULARY, sparse_parity_scratchpad, step=2, most_k=1 << 31
+    ),
     **{
         f"sparse_{name}": Task(
             PARITY_VOCABULARY, partial(marked_bits, function=name), (), step=2, most_k=1 << 31

@@ -37,17 +37,22 @@ def of_training_step(seed: int, step: int) -> np.random.Generator:
     return np.random.default_rng([seed, step])
 
 
-def is_learnt(checkpoint: Path, config: TaskConfig) -> bool:
-    """Whether the last measurement before a run's checkpoint found the task learnt in distribution.
+def knows_task(config: TaskConfig, metrics: dict[str, float]) -> bool:
+    """Whether a measurement found the task learnt in distribution.
 
-    At least 99 % exact matches; where `stop_at_excess_loss` is set, that excess loss or less.
+    At least 99 % exact matches, or the share `stop_at_accuracy`; where `stop_at_excess_loss` is set, that
+    excess loss or less.
     """
-    step = read_tensors(checkpoint / "train.pt")["step"]
-    metrics = last_metrics(checkpoint.parent, step)
     if config.stop_at_excess_loss is None:
-        return metrics.get("exact_match", 0.0) >= 0.99
+        return metrics.get("exact_match", 0.0) >= (config.stop_at_accuracy or 0.99)
     # Cues may mislead, so no model can always be right.
     return metrics.get("excess_loss", float("inf")) <= config.stop_at_excess_loss
+
+
+def is_learnt(checkpoint: Path, config: TaskConfig) -> bool:
+    """Whether the last measurement before a run's checkpoint found the task learnt in distribution."""
+    step = read_tensors(checkpoint / "train.pt")["step"]
+    return knows_task(config, last_metrics(checkpoint.parent, step))
 
 
 def is_finished(run_folder: Path, config: TaskConfig) -> bool:
@@ -57,7 +62,7 @@ def is_finished(run_folder: Path, config: TaskConfig) -> bool:
     """
     newest = newest_checkpoint(run_folder)
     last_step = config.num_steps
-    if newest is not None and config.stop_at_excess_loss is not None and is_learnt(newest[1], config):
+    if newest is not None and config.stops_when_learnt and is_learnt(newest[1], config):
         last_step = newest[0]
     return has_finished(run_folder, config, last_step)
 
@@ -138,7 +143,7 @@ class TaskTrainer(TrainingLoop):
         metrics = {"exact_match": float(table["is_right"].mean())}
         if "excess_loss" in table:
             metrics["excess_loss"] = float(np.mean(table["excess_loss"].to_numpy()))
-        if config.stop_at_excess_loss is not None and metrics["excess_loss"] <= config.stop_at_excess_loss:
+        if config.stops_when_learnt and knows_task(config, metrics):
             self._num_steps = self.step  # the run ends here
         return metrics
 
