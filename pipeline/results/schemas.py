@@ -67,8 +67,9 @@ SYNTHETIC_COLUMNS = [
     column("largest_train_size", "int32", "of the training examples, in the task's own unit"),
     optional("largest_train_sparsity", "int32", "K_train: k was uniform on 1 to this; null of tasks without"
              " k"),
-    column("is_learnt", "bool", "at least 99 % of responses, over all training sizes, were wholly right; of"
-           " cues: the excess loss that ends training was reached"),
+    column("is_learnt", "bool", "at least 99 % of responses, over all training sizes, were wholly right,"
+           " or the share that ends training (`stop_at_accuracy`); of cues: the excess loss that ends"
+           " training was reached"),
     column("size", "int32", "of the test examples, in the task's own unit"),
     optional("sparsity", "int32", "k of the test examples; null of tasks without k"),
 ]
@@ -205,6 +206,8 @@ SCHEMAS: dict[str, pa.Schema] = {
         column("position_scheme", "string", "contiguous, or coupled: both halves count from 0"),
         column("key_reach", "int32", "keys are 0 where position IDs differ by this or more"),
         column("local_length", "int32", "L_local of the law, tokens; the uniform law has none"),
+        optional("objective", "string", "loss of a step: of one length drawn uniformly (one_length; null in"
+                 " rows from before there was another), or over all lengths (mean, minimax)"),
         column("train_context_length", "int32", "L: training sequences have L/2 to L tokens"),
         column("training_step", "int32", "steps trained when this was measured"),
         column("test_length", "int32", "tokens of the test sequences"),
