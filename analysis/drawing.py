@@ -224,6 +224,14 @@ def draw_line(
     return float(values[-1])
 
 
+def draw_seeds(
+    ax: Axes, rows: pd.DataFrame, x: str, value: str, style: Mapping[str, Any], scale: float = 1
+) -> None:
+    """A thin line per seed, behind the means; columns seed, `x` and `value`."""
+    for _, of_seed in rows.sort_values(x).groupby("seed"):
+        ax.plot(of_seed[x], scale * of_seed[value], color=style["color"], linewidth=0.6, alpha=0.45)
+
+
 def _label_line_ends(figure: Figure, ax: Axes) -> None:
     """Write each line's name right of the axes, in its color; names that would touch move apart.
 

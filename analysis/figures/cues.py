@@ -32,10 +32,11 @@ def cues_figure(accuracy: pd.DataFrame) -> Figure:
             means = cells.groupby("size")["excess_loss"].mean().reset_index()
             if len(means):
                 words = drawing.counted(number, "cue")
+                drawing.draw_seeds(ax, cells, "size", "excess_loss", drawing.solid(color))
                 drawing.draw_line(ax, means["size"], means, "excess_loss", drawing.solid(color), words)
         sizes = sorted(plain["size"].unique())
         # Labels of all sizes would touch.
-        drawing.length_axis(ax, sizes[::3] or sizes, "length (tokens)")
+        drawing.length_axis(ax, {*sizes[::3], sizes[-1]}, "length (tokens)")
         ax.set(title=title, yscale="log")
     axes[0].set_ylabel("excess loss (nats)")
     longest = plain[
@@ -45,14 +46,14 @@ def cues_figure(accuracy: pd.DataFrame) -> Figure:
     title = "How does the loss grow with length if 1, 2 or 4 cues decide?"
     if {"pose", "contiguous"} <= set(loss.index):
         title = (
-            f"At {longest['size'].max():,} tokens, loss exceeds the best possible by"
+            f"Cues anywhere, {longest['size'].max():,} tokens: loss exceeds the best possible by"
             f" {loss['contiguous']:.1f} nats; trained with PoSE, by {loss['pose']:.2f}"
         )
     seeds = plain.groupby(["task", "positions"])["seed"].nunique().to_frame("num_seeds")
     drawing.put_title(
         figure,
         title,
-        f"means of {drawing.counted_seeds(seeds)}",
+        f"thick: means; thin: {drawing.counted_seeds(seeds)}",
         f"trained at {int(plain['largest_train_size'].min())} tokens",
         "excess: beyond the best possible loss",
     )

@@ -12,11 +12,20 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from analysis import drawing
-from analysis.figures import cues, interference, losses, marked_bits, recovered_loss, theory, unseen_distances
-from analysis.figures.synthetic_tasks import over_seeds
+from analysis.figures import (
+    cues,
+    interference,
+    losses,
+    marked_bits,
+    recovered_loss,
+    synthetic_tasks,
+    theory,
+    unseen_distances,
+)
 from analysis.read import Row, interval_of, interval_over_documents, read_sparse_losses, rows_by
 from pipeline.results.read import read_artefact
 from pipeline.results.statistics import Interval
@@ -218,18 +227,36 @@ def synthetic(folder: str) -> pd.DataFrame:
 def of_synthetic_tasks() -> Numbers:
     """Functions of marked bits at ten times the trained length; exact match by position scheme."""
     functions = synthetic("length/functions")
-    bits = rows_by(marked_bits.marked_bits(functions), "task", "size", "k")
+    twelve = synthetic("synthetic/parity_learnt")
+    learned = functions[functions["is_learnt"]]
+
+    def by_k(words: str, accuracy: pd.DataFrame, name: str = "parity") -> list[str]:
+        return [words, *(f"{marked_bits.by_seed(accuracy, name, [k]).mean():.0%}" for k in range(1, 9))]
+
+    one = marked_bits.by_seed(twelve, "parity", [1])
     of_bits = [
-        [words, *(f"{bits[f'sparse_{name}', 180, k]['exact_match']:.0%}" for k in range(1, 9))]
-        for name, words in marked_bits.FUNCTIONS.items()
+        *(by_k(words, learned, name) for name, words in marked_bits.FUNCTIONS.items()),
+        by_k("parity, the seed left out", functions[~functions["is_learnt"]]),
+        by_k(f"parity trained to 99.5%, {drawing.counted(len(one), 'seed')}", twelve),
+    ]
+    leads = [
+        [
+            words,
+            *(
+                percent(marked_bits.or_minus_parity(of_or, of_parity, ks), "")
+                for of_or, of_parity in ((learned, learned), (functions, functions), (learned, twelve))
+            ),
+        ]
+        for words, ks in {**{f"k = {k}": [k] for k in range(1, 9)}, "k = 5 to 8": marked_bits.MANY}.items()
     ]
     found = {}
     for folder in ("results", "rotated"):
-        cells = over_seeds(synthetic(f"synthetic/{folder}"))
+        cells = synthetic_tasks.over_seeds(synthetic(f"synthetic/{folder}"))
         for row in cells[cells["sparsity"].isna()].to_dict("records"):
             star = "" if row["is_learnt"] else " \\*"
             key = folder, row["task"], row["positions"], row["size"]
-            found[key] = percent(interval_of(row, "exact_match")) + star
+            seeds = "" if row["num_seeds"] == 3 else f", {drawing.counted(row['num_seeds'], 'seed')}"
+            found[key] = percent(interval_of(row, "exact_match")) + seeds + star
     coupling = [
         [
             words,
@@ -248,12 +275,21 @@ def of_synthetic_tasks() -> Numbers:
             ("copy, 30 letters (3 times)", "copy", "copy", 30),
             ("copy, 40 letters (4 times)", "copy", "copy", 40),
             ("variable assignment, 18 (3 times)", "variable_assignment", "variable_assignment", 18),
-            ("addition, 24 digits (3 times)", "addition", "addition_padded", 24),
+            ("addition, 24 digits (3 times); right: `addition_padded`", "addition", "addition_padded", 24),
         )
     ]
     return {
         "marked_bits": markdown(["function", *(f"k = {k}" for k in range(1, 9))], of_bits),
         "marked_bits_verdict": marked_bits.verdict(functions),
+        "or_minus_parity": markdown(
+            ["OR minus parity, points", "seeds that learned both", "all seeds", "parity to 99.5%"], leads
+        ),
+        "parity_seeds": f"{len(one)} of 12 seeds",
+        "parity_holds_one": f"{(one >= marked_bits.HOLDS).sum()} of {len(one)}",
+        "parity_one": percent(marked_bits.student(one)),
+        "parity_fall": percent(marked_bits.fall(twelve), " points"),
+        "parity_verdict": marked_bits.fall_verdict(twelve),
+        "copy_4_times": found["rotated", "copy", "predicted", 40],
         "position_coupling": markdown(
             ["task, test size", "PPC", "coupled IDs given", "PoSE alone"], coupling
         ),
@@ -261,20 +297,74 @@ def of_synthetic_tasks() -> Numbers:
     }
 
 
+def of_dependencies() -> Numbers:
+    """What k beyond K_train costs with a scratchpad, and what predicted position IDs depend on."""
+    accuracy = synthetic("synthetic/beyond_k")
+    cells = rows_by(accuracy, "task", "size", "sparsity")
+    ks = (1, 2, 3, 4, 6, 8, 10, 12, 14, 16)
+    table = [
+        [
+            words,
+            *(f"{cells[task, size, k]['exact_match']:.0%}" if (task, size, k) in cells else "" for k in ks),
+        ]
+        for words, task, size in (
+            ("parity with scratchpad, 10 bits", "sparse_parity_scratchpad", 20),
+            ("30 bits", "sparse_parity_scratchpad", 60),
+            ("variable assignment, 6 assignments", "variable_assignment_hops", 6),
+            ("18 assignments", "variable_assignment_hops", 18),
+        )
+    ]
+    bits, hops = (accuracy[accuracy["task"] == task] for task in sorted(accuracy["task"].unique()))
+    found = read_artefact(REFERENCE / "synthetic" / "further", "found_id_dependencies")
+    first = found[(found["rule"] == SELECTED) & (found["rank"] == 1)]
+    # A restated assignment is three targets: left side, "=", right side.
+    effects_of = first.groupby(["ablation", first["target_index"] % 3])["effect"].mean()
+    masked = first[first["ablation"] == "mask"]
+    return {
+        "beyond_k": markdown(["exact match", *(f"k = {k}" for k in ks)], table),
+        "beyond_k_bits": percent(synthetic_tasks.beyond(bits, 16, 4), " points"),
+        "beyond_k_hops": percent(synthetic_tasks.beyond(hops, 16, 3, per_hop=True), " points"),
+        "ids_found": f"{masked['is_dependency'].mean():.0%} of {len(masked):,}",
+        "ids_masked": f"{effects_of['mask'].min():.1f} to {effects_of['mask'].max():.1f}",
+        "ids_swapped": f"{effects_of['substitute'][0]:.1f}",
+        "ids_swapped_within": f"{effects_of['substitute'][1:].max():.3f}",
+    }
+
+
 def of_theory() -> Numbers:
     """Squared error of sparse functional attention with local S*."""
-    table = theory.by_length(read_artefact(REFERENCE / "theory" / "results", theory.STAGE))
+    kept, varied = (
+        read_artefact(REFERENCE / "theory" / name, theory.STAGE) for name in ("results", "varied")
+    )
+    table = pd.concat([theory.by_length(kept), theory.by_length(varied)])
     of_models = rows_by(table[table["length_ratio"] == 8], "model")
-    rows = []
-    for words, name, scale in (
-        ("error in distribution × 10⁵", "in_distribution_error", 1e5),
-        ("error at 8 L × 10³", "squared_error", 1e3),
-        ("exponent of its growth from L to 8 L", "growth_exponent", 1),
-    ):
-        found = [interval_of(of_models[f"local-k{k}"], name) for k in (1, 2, 3)]
-        cells = [f"{scale * x.estimate:.2f} [{scale * x.low:.2f}, {scale * x.high:.2f}]" for x in found]
-        rows.append([words, *cells])
-    return {"theory": markdown(["local S*", "k = 1", "k = 2", "k = 3"], rows)}
+
+    def errors_of(header: Sequence[str], models: Sequence[str]) -> str:
+        rows = []
+        for words, name, scale in (
+            ("error in distribution × 10⁵", "in_distribution_error", 1e5),
+            ("error at 8 L × 10³", "squared_error", 1e3),
+            ("exponent of its growth from L to 8 L", "growth_exponent", 1),
+        ):
+            found = [interval_of(of_models[model], name) for model in models]
+            cells = [f"{scale * x.estimate:.2f} [{scale * x.low:.2f}, {scale * x.high:.2f}]" for x in found]
+            rows.append([words, *cells])
+        return markdown(header, rows)
+
+    # In pairs: fits of one seed begin alike and see the same sequences.
+    errors = varied[varied["test_length"] == theory.TEST_LENGTHS[-1]].pivot(
+        index="seed", columns="model", values="squared_error"
+    )
+    logs = np.log2(errors["local_minimax-k2"] / errors["local_mean-k2"])
+    return {
+        "theory": errors_of(["local S*", "k = 1", "k = 2", "k = 3"], ["local-k1", "local-k2", "local-k3"]),
+        "theory_varied": errors_of(
+            ["local S*, k = 2", "L_local = 4", "8", "16", "all lengths, mean", "all lengths, minimax"],
+            ["local_4-k2", "local-k2", "local_16-k2", "local_mean-k2", "local_minimax-k2"],
+        ),
+        "theory_minimax": str(marked_bits.student(logs)),
+        "theory_all_keys": percent(interval_of(of_models["local_all_keys-k2"], "error_rate")),
+    }
 
 
 def of_contexts() -> Numbers:
@@ -304,7 +394,7 @@ def of_contexts() -> Numbers:
 def numbers() -> Numbers:
     """All of them."""
     of_models = of_few_tokens() | of_stricter_test() | of_length() | of_contexts()
-    return of_models | of_synthetic_tasks() | of_theory()
+    return of_models | of_synthetic_tasks() | of_dependencies() | of_theory()
 
 
 def fill(text: str) -> str:
@@ -345,7 +435,9 @@ def draw() -> None:
         "length/distance_or_number": unseen_distances.distance_or_number_figure(
             unseen_distances.distance_or_number(placed_targets())
         ),
-        "length/marked_bits": marked_bits.figure_of(marked_bits.marked_bits(synthetic("length/functions"))),
+        "length/marked_bits": marked_bits.figure_of(
+            synthetic("length/functions"), synthetic("synthetic/parity_learnt")
+        ),
         "length/cue_distances": cues.distances_figure(examples),
         "synthetic/cues": cues.cues_figure(synthetic("synthetic/cues")),
         f"theory/{theory.STAGE}": theory.errors_figure(errors),

@@ -8,12 +8,14 @@ and named so.
 
 from itertools import cycle
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from analysis import drawing
+from pipeline.results.statistics import Interval
 
 TRAINING = ["task", "positions", "largest_train_size", "largest_train_sparsity"]
 """What the seeds of one training share."""
@@ -35,6 +37,22 @@ def over_seeds(accuracy: pd.DataFrame) -> pd.DataFrame:
         num_seeds=("seed", "nunique"),
         is_learnt=("is_learnt", "all"),
     ).reset_index()
+
+
+def beyond(accuracy: pd.DataFrame, k: int, trained_k: int, *, per_hop: bool = False) -> Interval:
+    """Exact match of one model at k minus that at `trained_k`, at the largest size: Newcombe's interval.
+
+    With `per_hop` it compares k-th roots, as errors multiply along a chain. A row per size and k, with
+    Wilson's ends (`exact_match_low`, `exact_match_high`).
+    """
+    at_end = accuracy[accuracy["size"] == accuracy["size"].max()].set_index("sparsity")
+    ends = at_end[["exact_match", "exact_match_low", "exact_match_high"]]
+    mean, low, high = ends.loc[k] ** (1 / k if per_hop else 1)
+    trained, trained_low, trained_high = ends.loc[trained_k] ** (1 / trained_k if per_hop else 1)
+    difference = mean - trained
+    # Newcombe 1998, Statistics in Medicine 17, method 10.
+    below = np.hypot(mean - low, trained_high - trained)
+    return Interval(difference, difference - below, difference + np.hypot(high - mean, trained - trained_low))
 
 
 POSITION_WORDS = {
