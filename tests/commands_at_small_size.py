@@ -183,6 +183,14 @@ STUDIES = {
         [f"sparse_{name}" for name in ("parity", "or", "majority", "last", "lookup")],
         **dict.fromkeys(("parity", "or", "others"), ",num_position_ids=256,smallest_size=18,largest_size=18"),
     ),
+    "parity_learnt": _of_tasks(
+        [],
+        ["sparse_parity"],
+        parity=",num_position_ids=256,smallest_size=18,largest_size=18,stop_at_accuracy=0.995",
+    ),
+    "synthetic_beyond_k": _of_tasks(
+        [], ["sparse_parity_scratchpad", "variable_assignment_hops"], scratchpad="", hops=""
+    ),
     "cue_distances": _of_tasks([], ["cues_1", "cues_4"], plain=""),
     "cues": [
         *_of_tasks([], ["cues_1"], **dict.fromkeys(_OF_CUES, "")),

@@ -65,8 +65,11 @@ POSITION_WORDS = {
 """Scheme -> its name in figures; the figure of positions draws the first two that learn a task."""
 GUESSED = {"sparse_parity": 50, "planted_correlation": 50}
 """Percent right by guessing, if the target is one of two."""
-DECIDING = {"planted_correlation": "planted token"}
-"""What k counts in a task; bits elsewhere."""
+DECIDING = {
+    "planted_correlation": ("planted token", "tokens"),
+    "variable_assignment_hops": ("hop", "assignments"),
+}
+"""What k and size count in a task; elsewhere bits and tokens."""
 _HEIGHT = 2.8  # inches
 _MARKERS = "osD^vPX*"  # of tasks, whose color is their scheme's; of k, whose colors are graded
 _BANDS = "bands: range of seeds; shaded: trained sizes"
@@ -102,7 +105,7 @@ def sparsity_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
     most = int(cells["largest_train_sparsity"].max())
     task = str(cells["task"].iloc[0])
     within = cells[(cells["largest_train_sparsity"] == most) & (cells["sparsity"] <= most)]
-    noun = DECIDING.get(task, "bit")
+    noun, unit = DECIDING.get(task, ("bit", "tokens"))
     figure, (ax,) = drawing.panels(1, _HEIGHT)
     styles = map(drawing.solid, drawing.graded(most), cycle(_MARKERS))
     for (k, line), style in zip(within.groupby("sparsity"), styles, strict=False):
@@ -110,11 +113,14 @@ def sparsity_figure(cells: pd.DataFrame, num_examples: int) -> Figure:
     if task in GUESSED:
         drawing.name_level(ax, GUESSED[task], "chance", below=True)
     _finish(
-        ax, int(cells["largest_train_size"].iloc[0]), "test size (tokens)", f"trained on up to {most} {noun}s"
+        ax,
+        int(cells["largest_train_size"].iloc[0]),
+        f"test size ({unit})",
+        f"trained on up to {most} {noun}s",
     )
     ax.set_ylabel("exact match (%)")
     last = within[within["size"] == within["size"].max()].sort_values("sparsity")["exact_match"]
-    title = f"At {cells['size'].max():,} tokens, {last.iloc[0]:.0%} of targets of one {noun} are right,"
+    title = f"At {cells['size'].max():,} {unit}, {last.iloc[0]:.0%} of targets of one {noun} are right,"
     title += f" {last.iloc[-1]:.0%} of those of {most}"
     names = f"{task.replace('_', ' ')}, {POSITION_WORDS[cells['positions'].iloc[0]]}"
     drawing.put_title(figure, title, names, _sample_size(cells, num_examples), _BANDS)
