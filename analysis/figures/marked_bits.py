@@ -86,25 +86,25 @@ def fall_verdict(accuracy: pd.DataFrame) -> str:
     return "supported" if is_large else "refuted" if is_small else "inconclusive"
 
 
-def _draw_function(ax: Axes, rows: pd.DataFrame, style: drawing.Style, name: str) -> float:
+def _draw_function(ax: Axes, accuracy: pd.DataFrame, function: str, style: drawing.Style) -> float:
     """The mean of those seeds that learned the function, and behind it every seed; the last mean, percent."""
+    rows = accuracy[(accuracy["task"] == f"sparse_{function}") & (accuracy["size"] == accuracy["size"].max())]
     if style["color"] in (drawing.VERMILION, drawing.BLUE):  # seeds of all would hide those that decide
         drawing.draw_seeds(ax, rows, "sparsity", "exact_match", style, scale=100)
     means = rows[rows["is_learnt"]].groupby("sparsity")["exact_match"].mean()
-    return drawing.draw_line(ax, means.index, means.to_frame(), "exact_match", style, name, scale=100)
+    words = FUNCTIONS[function]
+    return drawing.draw_line(ax, means.index, means.to_frame(), "exact_match", style, words, scale=100)
 
 
 def figure_of(functions: pd.DataFrame, twelve: pd.DataFrame) -> Figure:
     """Accuracy by k at ten times the trained length: a line per function, and parity trained to 99.5 %."""
     figure, (ax, right) = drawing.panels(2, 2.8)
-    at_end = functions[functions["size"] == functions["size"].max()]
-    further = twelve[twelve["size"] == twelve["size"].max()]
     colors = {"parity": drawing.VERMILION, "or": drawing.BLUE}
     last = {}
-    for marker, (name, words) in zip("osD^v", FUNCTIONS.items(), strict=True):
+    for marker, name in zip("osD^v", FUNCTIONS, strict=True):
         style = drawing.solid(colors.get(name, "#B5B5B5"), marker)
-        last[name] = _draw_function(ax, at_end[at_end["task"] == f"sparse_{name}"], style, words)
-    _draw_function(right, further, drawing.solid(drawing.VERMILION), "parity")
+        last[name] = _draw_function(ax, functions, name, style)
+    _draw_function(right, twelve, "parity", drawing.solid(drawing.VERMILION))
     ax.set(title="five functions", ylabel="accuracy (%)", ylim=(35, 103))
     right.set(title="parity, trained to 99.5%")
     for panel in (ax, right):

@@ -316,7 +316,7 @@ def of_dependencies() -> Numbers:
     ]
     bits, hops = (accuracy[accuracy["task"] == task] for task in sorted(accuracy["task"].unique()))
     found = read_artefact(REFERENCE / "synthetic" / "further", "found_id_dependencies")
-    first = found[(found["rule"] == SELECTED) & (found["rank"] == 1)]
+    first = found.query("rule == @SELECTED and rank == 1")
     # A restated assignment is three targets: left side, "=", right side.
     effects_of = first.groupby(["ablation", first["target_index"] % 3])["effect"].mean()
     masked = first[first["ablation"] == "mask"]

@@ -178,9 +178,9 @@ def fit(
     generator = np.random.default_rng([seed, 0])
     optimizer = torch.optim.Adam(attention.parameters(), lr=LEARNING_RATE)
     for _ in range(num_steps):
-        one = condition.objective == "one_length"
         losses = []
-        for size in [int(generator.choice(TRAINED_LENGTHS))] if one else TRAINED_LENGTHS:
+        is_one = condition.objective == "one_length"
+        for size in [int(generator.choice(TRAINED_LENGTHS))] if is_one else TRAINED_LENGTHS:
             *inputs, labels_B = draw_sequences(condition, sparsity, size, BATCH_SIZE, generator)
             losses.append((attention(*inputs) - labels_B).square().mean())
         optimizer.zero_grad()
