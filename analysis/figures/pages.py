@@ -327,7 +327,7 @@ def of_dependencies() -> Numbers:
         "ids_found": f"{masked['is_dependency'].mean():.0%} of {len(masked):,}",
         "ids_masked": f"{effects_of['mask'].min():.1f} to {effects_of['mask'].max():.1f}",
         "ids_swapped": f"{effects_of['substitute'][0]:.1f}",
-        "ids_swapped_within": f"{effects_of['substitute'][1:].max():.3f}",
+        "ids_swapped_within": f"{effects_of['substitute'].loc[1:].max():.3f}",
     }
 
 

@@ -306,7 +306,7 @@ def main(arguments: argparse.Namespace) -> None:
             arguments.results,
             STAGE,
             f"{name}-k{k}",
-            settings=settings | {"local_length": condition.local_length},
+            settings=settings,
             inputs={},
             # A shard per seed: a command that is repeated fits only what is missing.
             num_shards=len(arguments.seeds),
