@@ -290,6 +290,8 @@ def of_synthetic_tasks() -> Numbers:
         "parity_fall": percent(marked_bits.fall(twelve), " points"),
         "parity_verdict": marked_bits.fall_verdict(twelve),
         "copy_4_times": found["rotated", "copy", "predicted", 40],
+        "ppc_10_bits": found["rotated", "parity_scratchpad", "predicted", 10],
+        "pose_10_bits": found["rotated", "parity_scratchpad", "pose", 10],
         "position_coupling": markdown(
             ["task, test size", "PPC", "coupled IDs given", "PoSE alone"], coupling
         ),

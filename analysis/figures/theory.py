@@ -263,10 +263,11 @@ def errors_figure(table: pd.DataFrame) -> Figure:
     fail_in = " or ".join(CASES[case][0].replace("\n", " ") for case in CASES if case in failing)
     drawing.put_title(
         figure,
-        f"At 8 times the training length, predictions fail only if the deciding tokens are {fail_in}"
+        f"At 8 times the training length, predictions fail if the deciding tokens are {fail_in}"
         if fail_in
         else "At 8 times the training length, no predictions fail",
         "sparse functional attention",
+        "keys reach L_local; if uncoupled, L",
         f"n = {drawing.counted_seeds(table)}",
         "lines: medians; bands: range of seeds; shaded: trained lengths",
     )
