@@ -324,8 +324,8 @@ def of_dependencies() -> Numbers:
     masked = first[first["ablation"] == "mask"]
     return {
         "beyond_k": markdown(["exact match", *(f"k = {k}" for k in ks)], table),
-        "beyond_k_bits": percent(synthetic_tasks.beyond(bits, 16, 4), " points"),
-        "beyond_k_hops": percent(synthetic_tasks.beyond(hops, 16, 3, per_hop=True), " points"),
+        "beyond_k_bits": str(synthetic_tasks.beyond(bits, 16, 4)),
+        "beyond_k_hops": str(synthetic_tasks.beyond(hops, 16, 3, per_hop=True)),
         "ids_found": f"{masked['is_dependency'].mean():.0%} of {len(masked):,}",
         "ids_masked": f"{effects_of['mask'].min():.1f} to {effects_of['mask'].max():.1f}",
         "ids_swapped": f"{effects_of['substitute'][0]:.1f}",
