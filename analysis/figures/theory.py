@@ -259,11 +259,13 @@ def errors_figure(table: pd.DataFrame) -> Figure:
         drawing.name_level(ax, 50, "chance", side="left")
     axes[0].set(ylabel="wrong predictions (%)", ylim=(-3, 62))
     longest = table[table["test_length"] == TEST_LENGTHS[-1]]
-    failing = {model.rpartition("-k")[0] for model in longest.loc[longest["error_rate_high"] > 0.01, "model"]}
-    fail_in = " or ".join(CASES[case][0].replace("\n", " ") for case in CASES if case in failing)
+    longest = longest.assign(case=longest["model"].str.rpartition("-k")[0])
+    failing = longest[(longest["error_rate_high"] > 0.01) & longest["case"].isin(list(CASES))]
+    fail_in = " or ".join(CASES[case][0].replace("\n", " ") for case in CASES if case in set(failing["case"]))
     drawing.put_title(
         figure,
-        f"At 8 times the training length, predictions fail if the deciding tokens are {fail_in}"
+        f"At 8 times the training length, predictions fail from k = {failing['sparsity'].min():.0f} on if the"
+        f" deciding tokens are {fail_in}"
         if fail_in
         else "At 8 times the training length, no predictions fail",
         "sparse functional attention",
