@@ -1,1 +1,1 @@
-"""From Parquet to figures: statistics, drawing and thin notebooks. Reads results, never models."""
+"""Programs and notebooks that read results, and the kept results of this repository's studies."""

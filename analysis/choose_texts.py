@@ -14,7 +14,7 @@ import argparse
 import json
 import sys
 
-from pipeline.cli import InputError, file_path, positive_int, run_stage, stage_parser, whole_number
+from sparsity_length.cli import InputError, file_path, positive_int, run_stage, stage_parser, whole_number
 
 
 def parser() -> argparse.ArgumentParser:
@@ -56,8 +56,8 @@ def passage(text: str, most: int) -> str:
 
 def main(arguments: argparse.Namespace) -> None:
     """Write the texts, and print the IDs of the distant ones."""
-    from pipeline.results.files import refuse_replacing, write_text
-    from pipeline.text.sources import Document, open_sources, read_documents
+    from sparsity_length.results.files import refuse_replacing, write_text
+    from sparsity_length.text.sources import Document, open_sources, read_documents
 
     lines = list[str]()
     distant = list[str]()

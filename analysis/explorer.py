@@ -46,8 +46,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.read import TARGET, data_of, read_sparse_losses, read_sparsity, shown_rule
-from pipeline.cli import (
+from sparsity_length.cli import (
     InputError,
     file_path,
     folder_path,
@@ -57,12 +56,13 @@ from pipeline.cli import (
     stage_parser,
     unknown_name,
 )
-from pipeline.explorer_page import html_page
-from pipeline.results.files import refuse_replacing, write_text
-from pipeline.results.read import Results
-from pipeline.results.schemas import DIVERGENCE, LOSS, OTHER_DOCUMENT, OWN
-from pipeline.text.folder import EvaluationDocument
-from pipeline.text.tokenizer import DocumentTokenizer
+from sparsity_length.figures.read import TARGET, data_of, read_sparse_losses, read_sparsity, shown_rule
+from sparsity_length.pages import html_page
+from sparsity_length.results.files import refuse_replacing, write_text
+from sparsity_length.results.read import Results
+from sparsity_length.results.schemas import DIVERGENCE, LOSS, OTHER_DOCUMENT, OWN
+from sparsity_length.text.folder import EvaluationDocument
+from sparsity_length.text.tokenizer import DocumentTokenizer
 
 NATS = 1e-3
 Groups = Mapping[str, dict[Any, pd.DataFrame]]

@@ -12,7 +12,7 @@ how many rows of each headline hold. It takes half a minute on one core.
 import argparse
 import sys
 
-from pipeline.cli import file_path, run_stage, stage_parser
+from sparsity_length.cli import file_path, run_stage, stage_parser
 
 
 def parser() -> argparse.ArgumentParser:
@@ -25,7 +25,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: argparse.Namespace) -> None:
     """Write the table and print its headlines."""
     # Imported late, for a --help at once.
-    from analysis.figures.robustness import robustness
+    from sparsity_length.figures.robustness import robustness
 
     table = robustness()
     arguments.out.parent.mkdir(parents=True, exist_ok=True)

@@ -24,10 +24,10 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from analysis.figures.generalization_gap import compared_models
-from pipeline.cli import InputError, folder_path, progress, run_stage, stage_parser, unknown_name
-from pipeline.results.files import refuse_replacing, write_text
-from pipeline.results.read import Results
+from sparsity_length.cli import InputError, folder_path, progress, run_stage, stage_parser, unknown_name
+from sparsity_length.figures.generalization_gap import compared_models
+from sparsity_length.results.files import refuse_replacing, write_text
+from sparsity_length.results.read import Results
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = ROOT / "analysis" / "notebooks"

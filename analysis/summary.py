@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.figures.losses import needed_context, summarize_models
-from analysis.figures.recovered_loss import PAPER_FIGURE, token_effects
-from analysis.read import (
+from sparsity_length.cli import folder_path, run_stage, stage_parser
+from sparsity_length.figures.losses import needed_context, summarize_models
+from sparsity_length.figures.read import (
     TARGET,
     interval_cell,
     interval_of,
@@ -27,11 +27,11 @@ from analysis.read import (
     rows_by,
     shown_rule,
 )
-from pipeline.cli import folder_path, run_stage, stage_parser
-from pipeline.measuring.rules import CONTROLS
-from pipeline.results.read import Results
-from pipeline.results.schemas import DIVERGENCE
-from pipeline.results.table import as_table
+from sparsity_length.figures.recovered_loss import PAPER_FIGURE, token_effects
+from sparsity_length.measuring.rules import CONTROLS
+from sparsity_length.results.read import Results
+from sparsity_length.results.schemas import DIVERGENCE
+from sparsity_length.results.table import as_table
 
 _FEW_TOKENS = 16
 """The page tells of the largest k that was asked for and is no larger."""

@@ -28,13 +28,15 @@ on a laptop, after the laptop command of train_synthetic.py (seconds):
 """
 
 import argparse
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pipeline.cli import (
+from sparsity_length.cli import (
+    Asked,
     InputError,
     folder_path,
     logger,
@@ -43,11 +45,11 @@ from pipeline.cli import (
     run_stage,
     stage_parser,
 )
-from pipeline.measuring.rules import CONTROLS, RULES
-from pipeline.results.files import sha256_of_files
-from pipeline.results.write import StageOutput
-from pipeline.synthetic.config import TaskConfig
-from pipeline.synthetic.tasks import TASKS, TEST_STREAM, of_test_examples
+from sparsity_length.measuring.rules import CONTROLS, RULES
+from sparsity_length.results.files import sha256_of_files
+from sparsity_length.results.write import StageOutput
+from sparsity_length.synthetic.config import TaskConfig
+from sparsity_length.synthetic.tasks import TASKS, TEST_STREAM, of_test_examples
 
 Cell = tuple[int, int | None]
 """A test size, and k for tasks that have it."""
@@ -113,7 +115,7 @@ def parser() -> argparse.ArgumentParser:
     return stage
 
 
-def check(arguments: argparse.Namespace, configs: list[TaskConfig]) -> list[Cell]:
+def check(arguments: argparse.Namespace, configs: Sequence[TaskConfig]) -> list[Cell]:
     """Every size with every k that the task has room for.
 
     InputError for what the task, or a model that was trained so, has no room or no use for.
@@ -140,8 +142,8 @@ def _outputs(
 ) -> tuple[list[Cell], list[tuple[tuple[Path, TaskConfig], StageOutput]]]:
     """The cells, a shard each; of each model its checkpoint and configuration, and where its results go."""
     # Imported late, for a --help at once.
-    from pipeline.models.checkpoints import MODEL_FILES
-    from pipeline.synthetic.train import find_task_run
+    from sparsity_length.models.checkpoints import MODEL_FILES
+    from sparsity_length.synthetic.train import find_task_run
 
     runs = [find_task_run(folder, arguments.task) for folder in arguments.checkpoints]
     cells = check(arguments, [config for _, config in runs])
@@ -177,6 +179,12 @@ def is_done(arguments: argparse.Namespace) -> bool:
     return not any(output.pending_shards() for _, output in _outputs(arguments)[1])
 
 
+def left(arguments: argparse.Namespace, asked: Asked) -> tuple[bool, None]:
+    """Whether a model was not tested at every size and k; those that it was not trained for are refused."""
+    check(arguments, asked.needed)
+    return not (asked.is_ready and is_done(arguments)), None
+
+
 def main(arguments: argparse.Namespace) -> None:
     """Test every model at every size and k."""
     cells, outputs = _outputs(arguments)
@@ -196,9 +204,9 @@ def _measure(
 ) -> None:
     """Measure what is missing; columns that tell of run and cell are added to every table."""
     # Imported late, for a --help at once.
-    from pipeline.models.devices import keep_freed_memory, usable_device
-    from pipeline.synthetic.evaluation import accuracy, found_dependencies
-    from pipeline.synthetic.train import is_learnt, load_task_lm
+    from sparsity_length.models.devices import keep_freed_memory, usable_device
+    from sparsity_length.synthetic.evaluation import accuracy, found_dependencies
+    from sparsity_length.synthetic.train import is_learnt, load_task_lm
 
     keep_freed_memory()
     model = load_task_lm(checkpoint, config, usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU"))

@@ -19,16 +19,18 @@ after `make demo`, the paper's figure (seconds):
 """
 
 import argparse
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from pipeline.cli import InputError, folder_path, positive_int, run_stage, stage_parser
-from pipeline.measuring.flags import ContextLengths, add_stage_arguments
-from pipeline.measuring.rules import ABLATIONS, SWAP, TRIAL_SWAPS, Measuring
-from pipeline.results.files import refuse_changes, sha256_of_files
-from pipeline.results.read import Results
-from pipeline.text.folder import TokenizedData
+from sparsity_length.cli import Asked, InputError, folder_path, positive_int, run_stage, stage_parser
+from sparsity_length.measuring.rules import ABLATIONS, TRIAL_SWAPS
+from sparsity_length.measuring.selecting import Selecting
+from sparsity_length.measuring.settings import ContextLengths, add_stage_arguments
+from sparsity_length.results.files import refuse_changes, sha256_of_files
+from sparsity_length.results.read import Results
+from sparsity_length.text.folder import TokenizedData
 
 CHOOSING = "influential_tokens"
 
@@ -51,38 +53,27 @@ def parser() -> argparse.ArgumentParser:
     return stage
 
 
-def check(arguments: argparse.Namespace) -> None:
-    """Refuse what --help alone shows to be wrong: nothing, as all else is the choices'."""
+def left(arguments: argparse.Namespace, asked: Asked) -> tuple[bool, None]:
+    """Refuse nothing before the choices are there, whose settings these are."""
+    return True, None
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Try the choices on every checkpoint, chunk by chunk."""
-    chosen = Results(arguments.choices)
-    selector, made_by = _made_by(arguments, chosen)
-    settings = dict(made_by["settings"])
-    settings["ablation"] = arguments.ablation or settings["ablation"]
-    is_swap = settings["ablation"] == SWAP
-    trial_swaps = arguments.trial_swaps or settings.get("trial_swaps") or TRIAL_SWAPS
-    settings["trial_swaps"] = trial_swaps if is_swap else None
-    # Choices of --ablation mask were made in no swapped context.
-    search_swaps = settings.get("search_swaps") or 0
-    settings["search_swaps"] = search_swaps if is_swap else None
-    measuring = Measuring(
-        lengths=ContextLengths.of(settings),
-        rules=settings["rules"],
-        ks=settings["k"],
-        ablation=settings["ablation"],
-        search_swaps=search_swaps,
-        trial_swaps=trial_swaps,
-        null_fraction=settings.get("null_fraction") or 1.0,
-        minimum_gain=settings["minimum_gain"],
-        screen=settings.get("screen"),
-        seed=settings["seed"],
+    results = Results(arguments.choices)
+    selector, made_by = _made_by(arguments, results)
+    chosen = Selecting.of(made_by["settings"], max_documents=made_by["settings"]["num_documents"])
+    tried = replace(
+        chosen,
+        ablation=arguments.ablation or chosen.ablation,
+        trial_swaps=arguments.trial_swaps or chosen.trial_swaps or TRIAL_SWAPS,
+        # Choices of --ablation mask were made in no swapped context.
+        search_swaps=chosen.search_swaps or 0,
     )
     # Imported late, for a --help, and a refusal, at once.
-    from pipeline.measuring.sparsity import try_choices
-    from pipeline.measuring.stage import measure_documents
-    from pipeline.models.load import name_of
+    from sparsity_length.measuring.sparsity import try_choices
+    from sparsity_length.measuring.stage import measure_documents
+    from sparsity_length.models.load import name_of
 
     earlier = Results(arguments.results).made_by(CHOOSING).get(selector)
     if earlier is not None:
@@ -90,29 +81,29 @@ def main(arguments: argparse.Namespace) -> None:
             raise InputError(
                 f"model '{selector}' has tried its own choice in {arguments.results} when it chose"
             )
+        now = {name: tried.as_metadata.get(name) for name in tried.as_given if name != "max_documents"}
         refuse_changes(
             f"{arguments.results} holds {CHOOSING} of model '{selector}'",
             earlier,
-            {**earlier, "settings": settings},
+            {**earlier, "settings": earlier["settings"] | now},
             "--results folder",
         )
-    choices = _read_choices(chosen, selector, measuring.lengths)
-    files = chosen.sources(CHOOSING, [selector], must_be_complete=True)
+    choices = _read_choices(results, selector, chosen.lengths)
+    files = results.sources(CHOOSING, [selector], must_be_complete=True)
 
-    # As many documents as were used: nulls and swaps are the next ones, and wrap around at the last.
-    of_choices = {**settings, "max_documents": settings["num_documents"]}
     measure_documents(
-        argparse.Namespace(**(of_choices | vars(arguments))),
+        arguments,
         "evaluate_tokens",
-        settings,
-        lambda model, chunk: try_choices(model, chunk, measuring, choices),
+        # As many documents as were used: nulls and swaps are the next ones, and wrap around at the last.
+        tried,
+        lambda model, chunk: try_choices(model, chunk, tried, choices),
         selector=selector,
         inputs={
             "checkpoint": made_by["inputs"]["checkpoint"],
             "choices": sha256_of_files(*(file.path for file in files)),
         },
-        model_facts=chosen.facts(CHOOSING)[selector],
-        num_other_documents=measuring.num_others,
+        model_facts=results.facts(CHOOSING)[selector],
+        num_other_documents=tried.num_others,
     )
 
 

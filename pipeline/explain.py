@@ -38,29 +38,15 @@ on a laptop, after `make demo` (seconds):
 import argparse
 import json
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
-from pipeline.cli import InputError, file_path, logger, positive_int, run_stage, stage_parser, whole_number
-from pipeline.measuring.flags import (
-    EXPLAIN_SHORT_CONTEXT_LENGTH,
-    NUM_SOURCES,
-    NUM_TARGETS,
-    add_model_arguments,
-)
-from pipeline.results.files import refuse_replacing, write_json, write_text
-from pipeline.text.sources import decoded
-from pipeline.text.tokenizer import add_reading_arguments
-
-
-def duration(text: str) -> int:
-    """Seconds, of 90, 90s, 2m or 1h."""
-    found = re.fullmatch(r"0*([1-9]\d{0,8})([smh]?)", text)
-    if found is None:
-        raise InputError(f"{text} is no duration above 0, such as 90s, 2m or 1h")
-    return int(found[1]) * {"m": 60, "h": 3600}.get(found[2], 1)
+from sparsity_length.cli import InputError, file_path, logger, run_stage, stage_parser
+from sparsity_length.measuring.settings import Explaining, add_model_arguments
+from sparsity_length.results.files import refuse_replacing, write_json, write_text
+from sparsity_length.text.sources import decoded
+from sparsity_length.text.tokenizer import add_reading_arguments
 
 
 def parser() -> argparse.ArgumentParser:
@@ -71,54 +57,21 @@ def parser() -> argparse.ArgumentParser:
     source = stage.add_mutually_exclusive_group().add_argument
     source("--text-file", type=file_path, help="a file with the text, in UTF-8 (default: standard input)")
     source("--chat", type=file_path, metavar="JSON", help="a file with the messages of a chat")
-    add(
-        "--generate",
-        type=positive_int,
-        metavar="N",
-        help="let the model continue with up to N tokens, the likeliest ones, and explain these",
-    )
-    which = stage.add_mutually_exclusive_group().add_argument
-    which(
-        "--targets",
-        type=positive_int,
-        default=NUM_TARGETS,
-        metavar="N",
-        help="explain the N predictions with the largest total effect",
-    )
-    which(
+    Explaining.add_flags(stage, "generate")
+    which = stage.add_mutually_exclusive_group()
+    Explaining.add_flags(which, "targets", "at", "position")
+    which.add_argument(
         "--all",
         action="store_const",
         dest="targets",
         const="all",
         help="explain every prediction, without a budget unless one is given",
     )
-    which(
-        "--at",
-        metavar="WORD",
-        help="explain the prediction of this word's first token; the text is cut there",
-    )
-    which("--position", type=whole_number(0), metavar="N", help="explain the prediction of token N, from 0")
-    add("--instead", metavar="WORD", help="with --at or --position: why did that come, and not WORD?")
-    add("--unit", choices=("token", "word", "sentence", "paragraph"), default="word", help="what a source is")
-    add("--sources", type=positive_int, default=NUM_SOURCES, metavar="K", help="how many of each prediction")
-    add(
-        "--budget", type=duration, metavar="TIME", help="such as 90s, 2m or 1h (default: 2m; none with --all)"
-    )
+    Explaining.add_flags(stage, "instead", "unit", "sources", "budget")
     add("--out", type=file_path, default=Path("explained.html"), help="the page (overwritten if it exists)")
     add("--json", type=file_path, help="write all that was measured")
     add("--csv", type=file_path, help="write a row for each prediction and source")
-    add(
-        "--short-context-length",
-        type=positive_int,
-        default=EXPLAIN_SHORT_CONTEXT_LENGTH,
-        help="near tokens, which are never sources; a prediction may have up to half as many more, and"
-        " in the losses a 32nd of the text's tokens",
-    )
-    add(
-        "--long-context-length",
-        type=positive_int,
-        help="measure the last so many tokens (default: 1,024, or the model's positions if these are fewer)",
-    )
+    Explaining.add_flags(stage, "short_context_length", "long_context_length")
     add(
         "--swap-text-file",
         type=file_path,
@@ -146,22 +99,13 @@ def main(arguments: argparse.Namespace) -> None:
     if arguments.chat is not None:
         text = _messages(text, str(file))
     # Imported late, for a --help, and a refusal, at once.
-    from pipeline.measuring.explanation import explain
+    from sparsity_length.measuring.explanation import explain
 
     explanation = explain(
         text,
         arguments.model,
         arguments.tokenizer,
-        short_context_length=arguments.short_context_length,
-        long_context_length=arguments.long_context_length,
-        targets=arguments.targets,
-        sources=arguments.sources,
-        at=arguments.at,
-        position=arguments.position,
-        instead=arguments.instead,
-        unit=arguments.unit,
-        generate=arguments.generate,
-        budget=arguments.budget,
+        **{name: getattr(arguments, name) for name in Explaining.names()},
         swap_text=swap_file and decoded(swap_file.read_bytes(), str(swap_file)),
         name="the text" if file is None else file.name,
         bos=arguments.bos,
@@ -169,6 +113,7 @@ def main(arguments: argparse.Namespace) -> None:
         dtype=arguments.dtype,
         device=arguments.device,
         trust_remote_code=arguments.trust_remote_code,
+        rope=arguments.rope and str(arguments.rope),
     )
     explanation.save(arguments.out)
     if arguments.json is not None:

@@ -17,7 +17,7 @@ on a laptop, after `make demo` (seconds):
 
 import argparse
 
-from pipeline.cli import InputError, folder_path, logger, run_stage, stage_parser
+from sparsity_length.cli import InputError, folder_path, logger, run_stage, stage_parser
 
 
 def parser() -> argparse.ArgumentParser:
@@ -43,10 +43,10 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: argparse.Namespace) -> None:
     """Load, refuse or write, and compare what was written with what was read."""
     # Imported late, for a --help at once.
-    from pipeline.models.checkpoints import find_checkpoint
-    from pipeline.models.export import write_hugging_face_folder
-    from pipeline.models.olmo import load_stock_olmo
-    from pipeline.text.folder import TOKENIZER_FILE, TokenizedData
+    from sparsity_length.models.checkpoints import find_checkpoint
+    from sparsity_length.models.export import write_hugging_face_folder
+    from sparsity_length.models.olmo import load_stock_olmo
+    from sparsity_length.text.folder import TOKENIZER_FILE, TokenizedData
 
     checkpoint = find_checkpoint(arguments.checkpoint)
     data = TokenizedData.open(arguments.data)

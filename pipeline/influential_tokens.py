@@ -31,121 +31,55 @@ on a laptop, after `make demo` (half a minute):
 
 import argparse
 
-from pipeline.cli import (
-    file_path,
-    finite_float,
-    positive_fraction,
-    positive_int,
-    random_seed,
-    run_stage,
-    stage_parser,
-    whole_number,
-)
-from pipeline.measuring.flags import (
-    BLOCKS,
-    LONGEST_EXACT,
-    MINIMUM_GAIN,
-    RECOVERY_FRACTION,
-    ContextLengths,
-    add_evaluation_arguments,
-)
-from pipeline.measuring.rules import (
-    ABLATIONS,
-    DEFAULT_ABLATION,
-    DEFAULT_KS,
-    DEFAULT_RULES,
-    RULES,
-    SEARCH_SWAPS,
-    SWAP,
-    TRIAL_SWAPS,
-    Measuring,
-    load_rule_file,
-)
+from sparsity_length.cli import Asked, file_path, run_stage, stage_parser
+from sparsity_length.measuring.rules import load_rule_file
+from sparsity_length.measuring.selecting import Selecting
+from sparsity_length.measuring.settings import add_stage_arguments
 
 
 def parser() -> argparse.ArgumentParser:
     """The stage's command line."""
     stage = stage_parser(__doc__)
-    add_evaluation_arguments(stage)
-    add = stage.add_argument
-    # fmt: off
-    add("--short-context-length", type=positive_int, required=True, help="s, in tokens")
-    add("--k", type=positive_int, nargs="+",
-        help=f"numbers of influential tokens studied (default: {', '.join(map(str, DEFAULT_KS))},"
-        " as far as the distant context goes)")
-    add("--rules", nargs="+", default=DEFAULT_RULES,
-        help=f"selection rules, of: {', '.join(RULES)} (default: {', '.join(DEFAULT_RULES)})")
-    add("--rule-file", type=file_path, nargs="+", default=[], metavar="FILE",
-        help="Python files with selection rules of your own; analysis/examples/kv_cache_rules.py shows two")
-    add("--ablation", choices=ABLATIONS, default=DEFAULT_ABLATION,
-        help="what stands where a token is left out: nothing, or another document's token")
-    add("--search-swaps", type=whole_number(0), default=SEARCH_SWAPS, metavar="N",
-        help="under --ablation swap: other documents that stand in while tokens are chosen, effects being"
-        " means over them; 0: tokens are removed")
-    add("--trial-swaps", type=positive_int, default=TRIAL_SWAPS, metavar="N",
-        help="under --ablation swap: other documents that chosen tokens are then tried among")
-    add("--null-fraction", type=positive_fraction, default=1.0,
-        help="of the documents, those with a null; rules that say nothing without one are measured on these"
-        " only")
-    add("--screen", type=positive_int, metavar="N",
-        help="hierarchical leave_one_out*: blocks of distant tokens left out per round; those that matter are"
-        f" split down to single tokens (default: every token, up to {LONGEST_EXACT:,} distant tokens; beyond,"
-        f" {BLOCKS} and one per target)")
-    add("--minimum-gain", type=finite_float, default=MINIMUM_GAIN,
-        help="gain of the distant context, in nats, below which a target has no k* and no mean_log2_k")
-    add("--seed", type=random_seed, default=0, help="of rules and ablations that draw")
-    # fmt: on
+    add_stage_arguments(stage)
+    Selecting.add_flags(stage)
+    stage.add_argument(
+        "--rule-file",
+        type=file_path,
+        nargs="+",
+        default=(),
+        metavar="FILE",
+        help="Python files with selection rules of your own; analysis/examples/kv_cache_rules.py shows two",
+    )
     return stage
 
 
-def check(arguments: argparse.Namespace) -> Measuring:
+def check(arguments: argparse.Namespace) -> Selecting:
     """What is to be measured; lengths, rules and k that do not fit together are refused."""
     for path in arguments.rule_file:
         load_rule_file(path)
-    lengths = ContextLengths.of(vars(arguments))
-    return Measuring(
-        lengths=lengths,
-        rules=list(dict.fromkeys(arguments.rules)),
-        ks=sorted(set(arguments.k or [k for k in DEFAULT_KS if k <= lengths.num_far_tokens_T[0]])),
-        ablation=arguments.ablation,
-        search_swaps=arguments.search_swaps,
-        trial_swaps=arguments.trial_swaps,
-        null_fraction=arguments.null_fraction,
-        minimum_gain=arguments.minimum_gain,
-        screen=arguments.screen,
-        seed=arguments.seed,
-    )
+    return Selecting.of(vars(arguments))
+
+
+def left(arguments: argparse.Namespace, asked: Asked) -> tuple[bool, None]:
+    """Refuse what does not fit; which shards are missing is seen once the models are there."""
+    check(arguments)
+    return True, None
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Measure every chunk of every checkpoint."""
-    measuring = check(arguments)
+    selecting = check(arguments)
     # Imported late, for a --help, and a refusal, at once.
-    from pipeline.measuring.sparsity import measure_chunk
-    from pipeline.measuring.stage import measure_documents
+    from sparsity_length.measuring.sparsity import measure_chunk
+    from sparsity_length.measuring.stage import measure_documents
 
-    is_swap = measuring.ablation == SWAP
-    settings = {
-        "short_context_length": measuring.lengths.short_context_length,
-        "k": measuring.ks,
-        "rules": measuring.rules,
-        "recovery_fraction": RECOVERY_FRACTION,
-        "minimum_gain": measuring.minimum_gain,
-        "seed": measuring.seed,
-        "ablation": measuring.ablation,
-        # What is really done: --screen has no effect on short contexts, or without leave-one-out.
-        "screen": measuring.num_blocks,
-        "search_swaps": measuring.search_swaps if is_swap else None,
-        "trial_swaps": measuring.trial_swaps if is_swap else None,
-        "null_fraction": measuring.null_fraction if measuring.null_fraction < 1 else None,
-    }
     measure_documents(
         arguments,
         "influential_tokens",
-        settings,
-        lambda model, chunk: measure_chunk(model, chunk, measuring),
+        selecting,
+        lambda model, chunk: measure_chunk(model, chunk, selecting),
         rule_files=arguments.rule_file,
-        num_other_documents=measuring.num_others,
+        num_other_documents=selecting.num_others,
     )
 
 

@@ -25,55 +25,28 @@ on a laptop, after `make demo` (seconds):
 """
 
 import argparse
+from dataclasses import replace
 from functools import lru_cache, partial
 
 import numpy as np
 
-from pipeline.cli import InputError, positive_int, run_stage, stage_parser
-from pipeline.measuring.flags import LAST, ContextLengths, Placement, add_evaluation_arguments
-from pipeline.measuring.rules import SWAP
-from pipeline.results.schemas import OWN
-from pipeline.text.folder import TokenizedData
+from sparsity_length.cli import Asked, InputError, run_stage, stage_parser
+from sparsity_length.measuring.rules import SWAP
+from sparsity_length.measuring.settings import Placing, add_stage_arguments
+from sparsity_length.text.folder import TokenizedData
 
 
 def parser() -> argparse.ArgumentParser:
     """The stage's command line."""
     stage = stage_parser(__doc__)
-    add_evaluation_arguments(stage)
-    add = stage.add_argument
-    # fmt: off
-    add("--near-context-length", type=positive_int, required=True, metavar="N",
-        help="near tokens: exactly the N before each target")
-    add("--share-near", action="store_true",
-        help="the targets of a chunk share one near context, its last N tokens, and see those before them;"
-        " fewer tokens are read, and earlier targets see fewer of them")
-    add("--placements", nargs="+", required=True, metavar="KIND:NUMBER", help="see above")
-    add("--distant-documents", nargs="+", metavar="ID",
-        help="documents whose first tokens are the distant ones of swap (default: the last three, by hash,"
-        " that are long enough)")
-    # fmt: on
+    add_stage_arguments(stage)
+    Placing.add_flags(stage)
     return stage
 
 
-def check(arguments: argparse.Namespace) -> tuple[ContextLengths, list[Placement]]:
+def check(arguments: argparse.Namespace) -> Placing:
     """What is predicted, and the placements; refuse those that cannot be read, or need more than a chunk."""
-    # The stage has no short context; 1 is the least that `ContextLengths` takes.
-    lengths = ContextLengths.of(vars(arguments), 1)
-    placements = [Placement.parse(name) for name in dict.fromkeys(arguments.placements)]
-    most_own = max((one.num_distant for one in placements if one.kind == OWN), default=0)
-    most_last = max((one.num_distant for one in placements if one.kind == LAST), default=0)
-    near = arguments.near_context_length
-    # Shared near tokens end before the last target, and the first target sees as many fewer of them as it
-    # stands before that one; others end before each target, so that the first one decides.
-    before = lengths.targets_T[-1 if arguments.share_near else 0]
-    seen = near - (before - lengths.targets_T[0])
-    if near + most_own > before or most_last >= seen:
-        raise InputError(
-            f"{most_own} distant and {near} near tokens, or last:{most_last}, do not fit: {before} tokens of"
-            f" the chunk are before the {'last' if arguments.share_near else 'first'} target, and the first"
-            f" target sees {seen} near tokens; choose a larger --long-context-length"
-        )
-    return lengths, placements
+    return Placing.of(vars(arguments))
 
 
 def _distant_texts(arguments: argparse.Namespace, num_tokens: int) -> dict[str, np.ndarray]:
@@ -90,33 +63,30 @@ def _distant_texts(arguments: argparse.Namespace, num_tokens: int) -> dict[str, 
     return {name: tokens_of[name] for name in names}
 
 
+def left(arguments: argparse.Namespace, asked: Asked) -> tuple[bool, None]:
+    """Refuse what does not fit; which shards are missing is seen once the models are there."""
+    check(arguments)
+    return True, None
+
+
 def main(arguments: argparse.Namespace) -> None:
     """Measure every chunk of every checkpoint."""
-    lengths, placements = check(arguments)
+    placing = check(arguments)
     # Imported late, for a --help, and a refusal, at once.
-    from pipeline.measuring.placed import measure_placements, read_distant
-    from pipeline.measuring.stage import measure_documents
+    from sparsity_length.measuring.placed import measure_placements, read_distant
+    from sparsity_length.measuring.stage import measure_documents
 
-    near = arguments.near_context_length
-    swaps = {(placement.num_distant, placement.span) for placement in placements if placement.kind == SWAP}
+    swaps = {(one.num_distant, one.span) for one in placing.parsed if one.kind == SWAP}
     texts = _distant_texts(arguments, max(swaps)[0]) if swaps else {}
     read = lru_cache(maxsize=1)(partial(read_distant, texts, swaps))  # the next model's push them out
-    settings = {
-        "near_context_length": near,
-        "share_near": arguments.share_near,
-        "placements": [placement.name for placement in placements],
-        "distant_documents": [*texts],
-    }
     # IDs may lie far beyond the chunk: tables of positions must reach the last near token.
-    num_positions = near + max(placement.near_start for placement in placements)
+    num_positions = placing.near_context_length + max(one.near_start for one in placing.parsed)
     measure_documents(
         arguments,
         "length_interference",
-        settings,
-        lambda model, chunk: measure_placements(
-            model, chunk, lengths, near, arguments.share_near, placements, read(model)
-        ),
-        num_positions=max(arguments.long_context_length, num_positions),
+        replace(placing, distant_documents=tuple(texts) or None),
+        lambda model, chunk: measure_placements(model, chunk, placing, read(model)),
+        num_positions=max(placing.long_context_length, num_positions),
     )
 
 

@@ -27,67 +27,54 @@ on a laptop, after `make demo` (seconds):
 
 import argparse
 
-from pipeline.cli import InputError, positive_int, run_stage, stage_parser
-from pipeline.measuring.flags import ContextLengths, add_evaluation_arguments
+from sparsity_length.cli import Asked, run_stage, stage_parser
+from sparsity_length.measuring.settings import BesideShort, ByLength, Chunked, add_stage_arguments
 
 
 def parser() -> argparse.ArgumentParser:
     """The stage's command line."""
     stage = stage_parser(__doc__)
-    add_evaluation_arguments(stage)
-    # fmt: off
-    add = stage.add_mutually_exclusive_group(required=True).add_argument
-    add("--short-context-length", type=positive_int, help="s, in tokens")
-    add("--context-lengths", type=positive_int, nargs="*", metavar="C",
-        help="measure the losses at these context lengths, in tokens; if none is named: 8, 12, 16, 24, …"
-        " doubling in two steps up to what the first target has before it")
-    # fmt: on
+    add_stage_arguments(stage)
+    Chunked.add_flags(stage)
+    either = stage.add_mutually_exclusive_group()
+    BesideShort.add_flags(either, "short_context_length")
+    ByLength.add_flags(either, "context_lengths")
     return stage
 
 
-def default_context_lengths(longest: int) -> list[int]:
-    """8, 12, 16, 24, 32, … below `longest`, then `longest` itself."""
-    steps = (base << doublings for doublings in range(longest.bit_length()) for base in (8, 12))
-    return [*(length for length in steps if length < longest), longest]
+def check(arguments: argparse.Namespace) -> BesideShort | ByLength:
+    """Which tokens are predicted, from which contexts; refuse lengths that do not fit."""
+    kind = BesideShort if arguments.context_lengths is None else ByLength
+    return kind.of(vars(arguments))
 
 
-def check(arguments: argparse.Namespace) -> tuple[ContextLengths, list[int]]:
-    """Which tokens are predicted, and the context lengths, if any; refuse lengths that do not fit."""
-    if arguments.context_lengths is None:
-        return ContextLengths.of(vars(arguments)), []
-    # There is no short context here: one token fits wherever there is anything to measure.
-    lengths = ContextLengths.of(vars(arguments), 1)
-    longest = int(lengths.targets_T[0])
-    context_lengths = sorted(set(arguments.context_lengths or default_context_lengths(longest)))
-    if context_lengths[-1] > longest:
-        raise InputError(
-            f"--context-lengths {context_lengths[-1]}: the first target of a chunk has {longest} tokens"
-            " before it, and every length is measured on every target"
-        )
-    return lengths, context_lengths
+def left(arguments: argparse.Namespace, asked: Asked) -> tuple[bool, None]:
+    """Refuse what does not fit; which shards are missing is seen once the models are there."""
+    check(arguments)
+    return True, None
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Measure every chunk of every checkpoint."""
-    lengths, context_lengths = check(arguments)
+    asked = check(arguments)
     # Imported late, for a --help, and a refusal, at once.
-    from pipeline.measuring.sparsity import measure_differences, measure_lengths
-    from pipeline.measuring.stage import measure_documents
+    from sparsity_length.measuring.sparsity import measure_differences, measure_lengths
+    from sparsity_length.measuring.stage import measure_documents
 
-    if context_lengths:
+    if isinstance(asked, ByLength):
         measure_documents(
             arguments,
             "length_losses",
-            {"context_lengths": context_lengths},
-            lambda model, chunk: measure_lengths(model, chunk, lengths, context_lengths),
+            asked,
+            lambda model, chunk: measure_lengths(model, chunk, asked),
             num_other_documents=0,
         )
     else:
         measure_documents(
             arguments,
             "loss_differences",
-            {"short_context_length": lengths.short_context_length},
-            lambda model, chunk: measure_differences(model, chunk, lengths),
+            asked,
+            lambda model, chunk: measure_differences(model, chunk, asked.lengths),
         )
 
 

@@ -1,10 +1,12 @@
-"""Text whose truth is known: a sentence that holds a number, far before the question that asks for it.
+"""Text whose truth is known: a sentence that tells a fact, far before the question that asks for it.
 
-Documents of each of --document-lengths end with a question whose answer, a number, stands in a sentence at
-one of five depths and nowhere else on purpose; one beside them lacks it, the control. The same text keeps its
-needle at every depth and length:
+Documents of each of --document-lengths end with a question whose answer stands in a sentence at one of
+--depths and nowhere else on purpose; one beside them lacks it, the control. The same text keeps its needle at
+every depth and length:
 
   … The magic number of Oslo is 48213. … What is the magic number of Oslo? The magic number of Oslo is 48213
+
+--templates asks for other facts, too: the secret word of the baker is lantern; the color of the door is blue.
 
 The answer's tokens are the document's last targets, and the same in the needle are what their prediction
 needs. The haystack of the control is longer by as much as the needle, so lengths are equal.
@@ -19,26 +21,44 @@ In the text of `make demo`; what is then measured is in pipeline/RECIPES.md:
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pipeline.cli import InputError, folder_path, logger, positive_int, random_seed, run_stage, stage_parser
-from pipeline.results.files import describe_files, folder_lock, table_of, whole_or_absent, write_parquet
-from pipeline.results.schemas import SCHEMAS
-from pipeline.text.folder import (
+from sparsity_length.cli import (
+    Asked,
+    InputError,
+    folder_path,
+    logger,
+    number,
+    positive_int,
+    random_seed,
+    run_stage,
+    stage_parser,
+)
+from sparsity_length.results.files import (
+    describe_files,
+    folder_lock,
+    table_of,
+    whole_or_absent,
+    write_parquet,
+)
+from sparsity_length.results.schemas import SCHEMAS
+from sparsity_length.text.folder import (
     EVALUATION_FILE,
+    NEEDLES_FILE,
     EvaluationDocument,
     TokenizedData,
     is_complete,
     write_data_folder,
 )
-from pipeline.text.tokenizer import DocumentTokenizer
+from sparsity_length.text.tokenizer import DocumentTokenizer
 
-NEEDLES_FILE = "needles/00000-of-00001.parquet"
-KEYS = (
+CITIES = (
     "Athens",
     "Berlin",
     "Boston",
@@ -62,6 +82,103 @@ KEYS = (
     "Vienna",
     "Warsaw",
 )
+PEOPLE = (
+    "the baker",
+    "the captain",
+    "the carpenter",
+    "the doctor",
+    "the farmer",
+    "the gardener",
+    "the judge",
+    "the king",
+    "the nurse",
+    "the painter",
+    "the pilot",
+    "the poet",
+    "the queen",
+    "the sailor",
+    "the singer",
+    "the soldier",
+    "the tailor",
+    "the teacher",
+    "the waiter",
+    "the writer",
+)
+WORDS = (
+    "apple",
+    "basket",
+    "bridge",
+    "candle",
+    "castle",
+    "copper",
+    "feather",
+    "garden",
+    "hammer",
+    "island",
+    "ladder",
+    "lantern",
+    "marble",
+    "mirror",
+    "pepper",
+    "pillow",
+    "ribbon",
+    "river",
+    "saddle",
+    "shadow",
+    "silver",
+    "thunder",
+    "velvet",
+    "window",
+    "winter",
+)
+OBJECTS = (
+    "the boat",
+    "the bottle",
+    "the box",
+    "the car",
+    "the chair",
+    "the coat",
+    "the curtain",
+    "the door",
+    "the fence",
+    "the flag",
+    "the gate",
+    "the hat",
+    "the house",
+    "the lamp",
+    "the roof",
+    "the scarf",
+    "the ship",
+    "the sofa",
+    "the table",
+    "the wall",
+)
+COLORS = ("black", "blue", "brown", "gray", "green", "orange", "pink", "purple", "red", "white", "yellow")
+
+
+@dataclass(frozen=True)
+class Template:
+    """A kind of fact: `The {fact} of {key} is {answer}`."""
+
+    fact: str
+    keys: Sequence[str]
+    answers: Sequence[str] = ()
+    """Without any: numbers of five digits."""
+
+    def drawn(self, generator: np.random.Generator) -> tuple[str, str]:
+        """A key and its answer."""
+        key = self.keys[int(generator.integers(len(self.keys)))]
+        if self.answers:
+            return key, self.answers[int(generator.integers(len(self.answers)))]
+        first, *others = generator.integers(0, 10, 5).tolist()
+        return key, "".join(map(str, [first or 1, *others]))  # a number does not begin with 0
+
+
+TEMPLATES = {
+    "number": Template("magic number", CITIES),
+    "word": Template("secret word", PEOPLE, WORDS),
+    "color": Template("color", OBJECTS, COLORS),
+}
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Parts of the haystack before the needle."""
 
@@ -73,9 +190,49 @@ def parser() -> argparse.ArgumentParser:
     add("--data", type=folder_path, required=True, help="folder written by tokenize_c4.py: the texts")
     add("--out", type=folder_path, required=True, help="length-<tokens>/data is written here")
     add("--document-lengths", type=positive_int, nargs="+", required=True, help="tokens of the documents")
-    add("--max-documents", type=positive_int, default=400, help="texts, at most; each gives six documents")
-    add("--seed", type=random_seed, default=0, help="of keys and numbers")
+    add("--max-documents", type=positive_int, default=400, help="texts, at most")
+    add("--templates", nargs="+", choices=TEMPLATES, default=["number"], help="facts that each text tells")
+    add(
+        "--depths",
+        type=number(float, 0, 1),
+        nargs="+",
+        default=list(DEPTHS),
+        help="parts of the haystack before the needle",
+    )
+    add("--seed", type=random_seed, default=0, help="of keys and answers")
     return stage
+
+
+def _folders(
+    arguments: argparse.Namespace, data: TokenizedData
+) -> Iterator[tuple[int, Path, dict[str, Any]]]:
+    """Of each length: its folder, and the configuration that the folder's content follows from."""
+    inputs = [
+        {"file": "train", "sha256": data.train_sha256},
+        {"file": EVALUATION_FILE, "sha256": data.evaluation_sha256},
+    ]
+    for length in arguments.document_lengths:
+        settings = {
+            "needles_in": length,
+            "max_documents": arguments.max_documents,
+            "seed": arguments.seed,
+            # Null at their defaults, as in folders from before there were others.
+            **({"templates": arguments.templates} if arguments.templates != ["number"] else {}),
+            **({"depths": arguments.depths} if arguments.depths != list(DEPTHS) else {}),
+        }
+        folder = arguments.out / f"length-{length}" / "data"
+        yield length, folder, {"settings": settings, "inputs": {"data": inputs}}
+
+
+def is_done(arguments: argparse.Namespace) -> bool:
+    """Whether --out holds the documents of every length; those of other settings or text are refused."""
+    folders = _folders(arguments, TokenizedData.open(arguments.data))
+    return all(is_complete(folder, configuration) for _, folder, configuration in folders)
+
+
+def left(arguments: argparse.Namespace, asked: Asked) -> tuple[bool, None]:
+    """Whether the documents of some length are not there."""
+    return not (asked.is_ready and is_done(arguments)), None
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -83,21 +240,7 @@ def main(arguments: argparse.Namespace) -> None:
     data = TokenizedData.open(arguments.data)
     tokenizer = data.tokenizer()
     with folder_lock(arguments.out, "--out"):
-        for length in arguments.document_lengths:
-            folder = arguments.out / f"length-{length}" / "data"
-            configuration = {
-                "settings": {
-                    "needles_in": length,
-                    "max_documents": arguments.max_documents,
-                    "seed": arguments.seed,
-                },
-                "inputs": {
-                    "data": [
-                        {"file": "train", "sha256": data.train_sha256},
-                        {"file": EVALUATION_FILE, "sha256": data.evaluation_sha256},
-                    ]
-                },
-            }
+        for length, folder, configuration in _folders(arguments, data):
             if is_complete(folder, configuration):
                 continue
             texts = [text for text in data.evaluation_documents() if len(text.token_ids) >= length]
@@ -109,7 +252,10 @@ def main(arguments: argparse.Namespace) -> None:
             planted = [
                 document_and_row
                 for text in texts[: arguments.max_documents]
-                for document_and_row in needle_documents(text, tokenizer, length, arguments.seed)
+                for template in arguments.templates
+                for document_and_row in needle_documents(
+                    text, tokenizer, length, arguments.seed, template, arguments.depths
+                )
             ]
             columns = {name: [row[name] for _, row in planted] for name in SCHEMAS["needles"].names}
             with whole_or_absent(folder / NEEDLES_FILE) as temporary:
@@ -133,7 +279,12 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def needle_documents(
-    text: EvaluationDocument, tokenizer: DocumentTokenizer, length: int, seed: int
+    text: EvaluationDocument,
+    tokenizer: DocumentTokenizer,
+    length: int,
+    seed: int,
+    template: str,
+    depths: Sequence[float],
 ) -> Iterator[tuple[EvaluationDocument, dict[str, Any]]]:
     """Documents of exactly `length` tokens, answer included: the control, then one of each depth.
 
@@ -145,15 +296,14 @@ def needle_documents(
     """
     # By document: the choice of others, of length and of depth does not change its needle.
     generator = np.random.default_rng([seed, int(text.document_id, 16)])
-    key = KEYS[generator.integers(len(KEYS))]
-    first, *others = generator.integers(0, 10, 5).tolist()
-    answer = "".join(map(str, [first or 1, *others]))  # a number does not begin with 0
-    statement = f" The magic number of {key} is {answer}"
-    # Sentences are encoded whole: a number's tokens depend on what stands before it.
+    key, answer = TEMPLATES[template].drawn(generator)
+    fact = f"{TEMPLATES[template].fact} of {key}"
+    statement = f" The {fact} is {answer}"
+    # Sentences are encoded whole: an answer's tokens depend on what stands before it.
     needle_ids, in_needle = _answer_in(f"{statement}.", answer, tokenizer)
-    end_ids, in_end = _answer_in(f" What is the magic number of {key}?{statement}", answer, tokenizer)
+    end_ids, in_end = _answer_in(f" What is the {fact}?{statement}", answer, tokenizer)
     num_answer_tokens = len(end_ids) - in_end[0]
-    for depth in (None, *DEPTHS):
+    for depth in (None, *depths):
         planted_ids = needle_ids[:0] if depth is None else needle_ids
         num_hay = length - len(planted_ids) - len(end_ids)
         if num_hay < 1:
@@ -185,6 +335,7 @@ def needle_documents(
             "answer_position": length - num_answer_tokens,
             "num_answer_tokens": num_answer_tokens,
             "answer": answer,
+            "template": template,
         }
         yield EvaluationDocument(document_id, token_ids, text.url), row
 
@@ -194,7 +345,7 @@ def _answer_in(text: str, answer: str, tokenizer: DocumentTokenizer) -> tuple[np
     read = tokenizer.read(text)
     start = text.rindex(f" {answer}")
     starts_N, ends_N = read.characters_N2.T
-    # A token may be the blank alone, or begin before it and reach into the number: both count.
+    # A token may be the blank alone, or begin before it and reach into the answer: both count.
     is_in_N = (starts_N <= start + len(answer)) & ((starts_N >= start) | (ends_N > start + 1))
     return read.token_ids_N, np.flatnonzero(is_in_N).tolist()
 

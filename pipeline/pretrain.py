@@ -35,17 +35,22 @@ exit code is 75: run the same command again to go on. (torchrun reports 1 for ev
 """
 
 import argparse
+from pathlib import Path
 from typing import Any
 
-from pipeline.cli import file_path, folder_path, run_stage, stage_parser
-from pipeline.text.folder import TokenizedData
+import numpy as np
+
+from sparsity_length.cli import Asked, file_path, folder_path, run_stage, stage_parser
+from sparsity_length.text.folder import TokenizedData
 
 # torch and ai2-olmo are imported in the functions, for a --help at once.
+_NO_TEXT = TokenizedData(Path(), [], np.dtype(np.uint16), 2, 0, "unknown", "unknown")
+"""What a training is checked with before its text is there."""
 
 
 def check(arguments: argparse.Namespace, data: TokenizedData) -> Any:
     """The PretrainConfig, checked as far as it can be without the data itself, or an InputError."""
-    from pipeline.training.config import load_config
+    from sparsity_length.training.config import load_config
 
     config = load_config(arguments.config, arguments.overrides, data)
     # The flag wins over a save_folder of the file; the folder may move, and is no setting of the run.
@@ -55,17 +60,22 @@ def check(arguments: argparse.Namespace, data: TokenizedData) -> Any:
 
 def is_done(arguments: argparse.Namespace) -> bool:
     """Whether the run has come to its end; a folder that holds another run is refused."""
-    from pipeline.training.loop import has_finished
+    from sparsity_length.training.loop import has_finished
 
     config = check(arguments, TokenizedData.open(arguments.data))
     return has_finished(arguments.save_folder, config, config.num_steps)
 
 
+def left(arguments: argparse.Namespace, asked: Asked) -> tuple[bool, Any]:
+    """Whether the run has not come to its end; its configuration, of which nothing depends on the text."""
+    return not (asked.is_ready and is_done(arguments)), check(arguments, _NO_TEXT)
+
+
 def main(arguments: argparse.Namespace) -> None:
     """Train, go on training, or say that the run is finished."""
-    from pipeline.training.data import refuse_damaged_tokens
-    from pipeline.training.loop import train
-    from pipeline.training.trainer import Trainer
+    from sparsity_length.training.data import refuse_damaged_tokens
+    from sparsity_length.training.loop import train
+    from sparsity_length.training.trainer import Trainer
 
     if not is_done(arguments):
         data = TokenizedData.open(arguments.data)

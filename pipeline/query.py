@@ -22,9 +22,15 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.cli import InputError, folder_path, run_stage, stage_parser
-from pipeline.results.files import MANIFEST, describe_files, refuse_replacing, whole_or_absent, write_json
-from pipeline.results.read import MADE_BY, Results
+from sparsity_length.cli import InputError, folder_path, run_stage, stage_parser
+from sparsity_length.results.files import (
+    MANIFEST,
+    describe_files,
+    refuse_replacing,
+    whole_or_absent,
+    write_json,
+)
+from sparsity_length.results.read import MADE_BY, Results
 
 _COLUMNS = "SELECT table_name AS view, column_name, data_type FROM information_schema.columns"
 # The bar: else DuckDB draws it among the rows on standard output, where it takes the process for interactive.

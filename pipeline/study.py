@@ -32,19 +32,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
+from itertools import product
 from typing import Any
 
-import numpy as np
-
-from pipeline.cli import InputError, file_path, positive_int, run_stage, stage_parser
-from pipeline.studies.commands import ANALYSING, MEASURING, Command, commands_of
-from pipeline.studies.file import load_study
-from pipeline.studies.run import arguments_of, places, run_all, submit_chain
-from pipeline.text.folder import TokenizedData
-
-# What a training is checked with before its text is there: nothing that is checked depends on it.
-_NO_TEXT = TokenizedData(Path(), [], np.dtype(np.uint16), 2, 0, "unknown", "unknown")
+from sparsity_length.cli import Asked, InputError, file_path, positive_int, run_stage, stage_parser
+from sparsity_length.studies.commands import ANALYSING, Command, commands_of
+from sparsity_length.studies.file import load_study
+from sparsity_length.studies.run import arguments_of, places, run_all, submit_chain
 
 
 def parser() -> argparse.ArgumentParser:
@@ -97,33 +91,25 @@ def checked(commands: Sequence[Command], *, is_plan: bool) -> list[Command]:
     whatever the text.
     """
     finished: set[str] = set()
-    configs: dict[str, Any] = {}
-    """Name of a training -> its configuration."""
+    told: dict[str, Any] = {}
+    """Name of a command -> what its program tells those that need it."""
     for command in commands:
         if command.stage in ANALYSING:
             continue
+        needed = [told[name] for name in command.needs if name in told]
+        # Only behind finished ones: what it starts from may still change.
+        asked = Asked(needed, finished.issuperset(command.needs), is_plan)
         try:
-            program = import_module(f"pipeline.{command.stage}")
-            arguments = program.parser().parse_args(command.arguments)
-            if command.stage in MEASURING:
-                program.check(arguments)
-            # Only behind finished ones: what it starts from may still change.
-            elif finished.issuperset(command.needs) and program.is_done(arguments):
+            program = import_module(f"sparsity_length.programs.{command.stage}")
+            is_left, told[command.name] = program.left(program.parser().parse_args(command.arguments), asked)
+            if not is_left:
                 finished.add(command.name)
-            elif command.name == "tokenize_c4" and not is_plan:
-                program.check(arguments)  # once it is finished, its text may have been put away
-            if command.stage == "pretrain":
-                configs[command.name] = program.check(arguments, _NO_TEXT)
-            elif command.stage == "train_synthetic":
-                configs[command.name] = program.check(arguments)
-            elif command.stage == "evaluate_synthetic":
-                program.check(arguments, [configs[name] for name in command.needs])
             # The checkpoint would be missing once the model is trained, and to have it, it is trained anew.
-            for name in configs.keys() & command.needs:
-                interval = configs[name].save_interval
-                if wrong := [step for step in command.steps if not interval or step % interval]:
+            intervals = {name: getattr(told.get(name), "save_interval", 1) for name in command.needs}
+            for step, (name, interval) in product(command.steps, intervals.items()):
+                if not interval or step % interval:
                     raise InputError(
-                        f"step {wrong[0]} is to be measured, but {name} is saved every {interval} steps"
+                        f"step {step} is to be measured, but {name} is saved every {interval} steps"
                         " (save_interval)"
                     )
         except InputError as error:

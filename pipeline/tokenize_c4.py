@@ -60,7 +60,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.cli import (
+from sparsity_length.cli import (
+    Asked,
     InputError,
     folder_path,
     fraction,
@@ -72,7 +73,7 @@ from pipeline.cli import (
     stage_parser,
     whole_number,
 )
-from pipeline.results.files import (
+from sparsity_length.results.files import (
     Task,
     describe_files,
     folder_lock,
@@ -84,7 +85,7 @@ from pipeline.results.files import (
     write_json,
     write_text,
 )
-from pipeline.text.folder import (
+from sparsity_length.text.folder import (
     EVALUATION_FILE,
     MANIFEST_FILE,
     TASKS_FOLDER,
@@ -97,8 +98,8 @@ from pipeline.text.folder import (
     task_folder,
     write_data_folder,
 )
-from pipeline.text.sources import Document, Source, open_sources, read_documents
-from pipeline.text.tokenizer import (
+from sparsity_length.text.sources import Document, Source, open_sources, read_documents
+from sparsity_length.text.tokenizer import (
     EOS_TOKENS,
     DocumentTokenizer,
     add_reading_arguments,
@@ -185,6 +186,16 @@ def is_done(arguments: argparse.Namespace) -> bool:
         if any(file.stat().st_ctime > written for file in _files(*opened)):
             configuration["inputs"] = _inputs(*opened)
     return is_complete(arguments.out, configuration)
+
+
+def left(arguments: argparse.Namespace, asked: Asked) -> tuple[bool, None]:
+    """Whether --out does not hold all of it; once it does, the text may have been put away."""
+    if asked.is_ready and is_done(arguments):
+        return False, None
+    # A further text may be given the tokenizer of the first, which is not there yet.
+    if asked.is_ready and not asked.is_plan:
+        check(arguments)
+    return True, None
 
 
 def main(arguments: argparse.Namespace) -> None:

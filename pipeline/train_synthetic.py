@@ -2,8 +2,9 @@
 
 The configuration is a YAML file (olmo_configs/synthetic/); any field can be overridden as field=value, as in
 num_steps=500 model.width=64. Tasks: sparse_parity, planted_correlation, parity_scratchpad,
-variable_assignment, addition, addition_padded, copy; sparse_or, sparse_majority, sparse_last, sparse_lookup;
-cues_1, cues_2, cues_4; pipeline/synthetic/tasks.py shows an example of each.
+variable_assignment, addition, addition_padded, copy; sparse_parity_scratchpad,
+variable_assignment_hops (with k); sparse_or, sparse_majority, sparse_last, sparse_lookup;
+cues_1, cues_2, cues_4; sparsity_length/synthetic/tasks.py shows an example of each.
 Positions: contiguous, pose, randomized; coupled, where the response's coupled IDs are given in training and,
 as an oracle, in testing; predicted (PPC), where the model must predict them in testing, and learns to in
 training.
@@ -27,17 +28,18 @@ another configuration is refused, and so is a folder in which another job runs.
 SIGTERM or SIGUSR1: the step in hand is finished and saved, and the exit code is 75: run the same command
 again to go on.
 
-With stop_at_excess_loss a run ends once a measurement finds so little loss beyond the best possible one: of
-cues_*, whose best loss is known.
+A run ends early once a measurement finds so little loss beyond the best possible one (stop_at_excess_loss, of
+cues_*, whose best loss is known), or so many exact matches (stop_at_accuracy, all other tasks).
 
-The end says whether the task was learnt: at least 99 % of responses, as in training, wholly right; of cues_*
-stop_at_excess_loss reached. A model that has not learnt its task shows nothing at other lengths.
+The end says whether the task was learnt: at least 99 % of responses, as in training, wholly right; or what
+stop_at_accuracy or stop_at_excess_loss asks for. A model that has not learnt its task shows nothing at other
+lengths.
 """
 
 import argparse
 
-from pipeline.cli import file_path, folder_path, logger, run_stage, stage_parser
-from pipeline.synthetic.config import TaskConfig, load_task_config
+from sparsity_length.cli import Asked, file_path, folder_path, logger, run_stage, stage_parser
+from sparsity_length.synthetic.config import TaskConfig, load_task_config
 
 
 def parser() -> argparse.ArgumentParser:
@@ -63,9 +65,14 @@ def check(arguments: argparse.Namespace) -> TaskConfig:
 
 def is_done(arguments: argparse.Namespace) -> bool:
     """Whether the run has come to its end; a folder that holds another run is refused."""
-    from pipeline.synthetic.train import is_finished  # late, for a --help at once
+    from sparsity_length.synthetic.train import is_finished  # late, for a --help at once
 
     return is_finished(arguments.save_folder, check(arguments))
+
+
+def left(arguments: argparse.Namespace, asked: Asked) -> tuple[bool, TaskConfig]:
+    """Whether the run has not come to its end, and its configuration."""
+    return not (asked.is_ready and is_done(arguments)), check(arguments)
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -73,9 +80,9 @@ def main(arguments: argparse.Namespace) -> None:
     if is_done(arguments):
         return
     # Imported late, for a --help at once.
-    from pipeline.models.devices import usable_device
-    from pipeline.synthetic.train import TaskTrainer, find_task_run, is_learnt
-    from pipeline.training.loop import train
+    from sparsity_length.models.devices import usable_device
+    from sparsity_length.synthetic.train import TaskTrainer, find_task_run, is_learnt
+    from sparsity_length.training.loop import train
 
     config = check(arguments)
     train(

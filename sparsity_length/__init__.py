@@ -25,8 +25,34 @@ Losses and divergences are nats. A bar on standard error shows how long it takes
 Bad input raises an InputError of one sentence.
 """
 
-from pipeline.cli import InputError
-from pipeline.measuring.explanation import explain
-from sparsity_length.frames import influential_tokens, losses
+import os
+import warnings
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sparsity_length.cli import InputError
+    from sparsity_length.measuring.explanation import explain
+    from sparsity_length.measuring.frames import influential_tokens, losses
 
 __all__ = ["InputError", "explain", "influential_tokens", "losses"]
+
+# OpenMP threads that wait by spinning cost nothing on an idle machine, and on a busy one starve the thread
+# they wait for (measured: analysis/LOG.md). They are told to give up spinning soon. Read when torch is
+# loaded, so it stands before every other import.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+# In a notebook without ipywidgets tqdm draws its bars as text, which serves as well.
+warnings.filterwarnings("ignore", message="IProgress not found")
+
+_PLACES = {"InputError": "cli", "explain": "measuring.explanation"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a function when it is first asked for: torch takes seconds, and --help answers at once."""
+    if name not in __all__:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return getattr(import_module(f"{__name__}.{_PLACES.get(name, 'measuring.frames')}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -26,7 +26,7 @@ from measured_documents import json_lines
 from shown_commands import ROOT, Shown
 from tiny_task import TINY_TASK
 
-from pipeline.text.tokenizer import train_bpe
+from sparsity_length.text.tokenizer import train_bpe
 
 OF_A_SHELL = (
     ". .venv/bin/activate",
@@ -42,6 +42,7 @@ AT_LENGTH = (
     "runs/methods/",
     "runs/own",
     "runs/synthetic_parity",
+    "runs/reach/",
 )
 """What makes a command a matter of minutes even at small size, or need one that is. So does a whole study."""
 BENCHMARKS = ROOT / "tests" / "benchmarks"
@@ -60,10 +61,12 @@ NOT_RUN = {
     r"benchmarks/peers\.py": "it installs three environments",
     r"explain\.py .*(--at|--chat) ": "tests/test_explain.py explains predictions and chats",
     r"tokenize_c4\.py --out runs/c4/data": "tests of tokenize_c4 run it on files of the same names",
-    r"^python -m analysis\.figures": "tests/analysis: test_numbers_of_pages, test_theory",
-    r"^python -m pipeline\.results": "tests/results and tests/analysis run it",
+    r"^python -m sparsity_length\.figures": "tests/analysis: test_numbers_of_pages, test_theory",
+    r"^python -m sparsity_length\.results": "tests/results and tests/analysis run it",
 }
 """Commands that no test of pages runs, and why."""
+INSTALLED = {"pipeline": "sparsity_length.programs", "analysis": "sparsity_length.analysis"}
+"""Folder of programs -> its package."""
 
 PYTHON_ELSEWHERE = {
     "CONTRIBUTING.md": "tests/influence/test_rules.py::test_the_page_s_example_is_a_rule",
@@ -90,10 +93,10 @@ WORDS = {
     "runs/c4/data": "runs/demo/data",
 }
 """Words of pages, and what stands for them here."""
-PARTS = {"/scratch/": "scratch/", "length-256": "length-128"}
+PARTS = {"/scratch/": "scratch/", "length-256": "length-128", "length-64": "length-192"}
 """The same for parts of words, and of variables."""
 VALUES = {
-    "--max-documents": "3",
+    "--max-documents": "5",
     "--num-examples": "4",
     "--largest-k": "4",
     "--long-context-length": "128",
@@ -141,7 +144,7 @@ def _of_tasks(found: Sequence[str], tested: Sequence[str], **grids: str) -> list
 
 
 _OF_CUES = ("plain", "coupled", "pose")
-_FEW = ["evaluation.max_documents=3", "evaluation.targets_per_chunk=1", "evaluation.k=[1,4]"]
+_FEW = ["evaluation.max_documents=5", "evaluation.targets_per_chunk=1", "evaluation.k=[1,4]"]
 _FOUND = ["variable_assignment", "sparse_parity"]
 STUDIES = {
     "demo": [
@@ -149,26 +152,29 @@ STUDIES = {
         "data.source=[english.jsonl]",
         "data.tokenizer=bpe:320",
         *_overrides("demo"),
-        "evaluation.max_documents=3",
-        "evaluation.loss_differences.max_documents=4",
+        "evaluation.max_documents=5",
+        "evaluation.loss_differences.max_documents=6",
     ],
-    "c4": ["data.tokenizer=bpe:320", *_overrides("small"), "evaluation.max_documents=3"],
+    "c4": ["data.tokenizer=bpe:320", *_overrides("small"), "evaluation.max_documents=5"],
     "reference": [
         "data.tokenizer=bpe:320",
-        "evaluation.max_documents=3",
+        "evaluation.max_documents=5",
         *(word for size in ("2m", "300k", "8m") for word in _overrides(size, save_interval=2)),
         # no notebooks: of a model of four steps too few targets gain for a slope by the answer's loss
         "further_evaluations.as_in_the_paper.stages=[loss_differences,influential_tokens,summary]",
         "further_evaluations.along_training.steps=[2]",
-        "further_evaluations.along_training.max_documents=3",
+        "further_evaluations.along_training.max_documents=5",
         "further_evaluations.novels.max_documents=2",
         "further_evaluations.novels.max_chunks_per_document=1",
     ],
-    "preregistered": [
-        "data.tokenizer=bpe:320",
-        *_overrides("300k", save_interval=2),
-        *_FEW,
-        "evaluation.max_documents=6",
+    "reach": [
+        "data.source=[english.jsonl]",
+        "evaluation.needles.max_documents=2",
+        "evaluation.long_context_length=192",
+        "evaluation.targets_per_chunk=20",
+        "evaluation.near_context_length=100",
+        "evaluation.placements=[own:91,own:91@600]",
+        "evaluation.dtype=float32",
     ],
     "needed_context": ["data.source=[english.jsonl]", "evaluation.targets_per_chunk=4"],
     "synthetic_rotated": _of_tasks(
@@ -182,6 +188,14 @@ STUDIES = {
         [],
         [f"sparse_{name}" for name in ("parity", "or", "majority", "last", "lookup")],
         **dict.fromkeys(("parity", "or", "others"), ",num_position_ids=256,smallest_size=18,largest_size=18"),
+    ),
+    "parity_learnt": _of_tasks(
+        [],
+        ["sparse_parity"],
+        parity=",num_position_ids=256,smallest_size=18,largest_size=18,stop_at_accuracy=0.995",
+    ),
+    "synthetic_beyond_k": _of_tasks(
+        [], ["sparse_parity_scratchpad", "variable_assignment_hops"], scratchpad="", hops=""
     ),
     "cue_distances": _of_tasks([], ["cues_1", "cues_4"], plain=""),
     "cues": [
@@ -222,7 +236,7 @@ STUDIES = {
 def texts_and_models(folder: Path) -> None:
     """Write what a reader brings along: documents, a letter, a model and its tokenizer, the repository."""
     for name, seed, number in (
-        ("my_documents/a.jsonl", 0, 4),
+        ("my_documents/a.jsonl", 0, 6),
         ("texts/a.jsonl", 5, 150),
         ("english.jsonl", 1, 150),
         *((f"scratch/reader/c4/en/c4-train.{part}.json.gz", part, 1) for part in range(64)),
@@ -280,7 +294,8 @@ def module_of(shown: Shown) -> str | None:
     """The module of the program that a command runs; None where it runs none of this repository."""
     if shown.program is None or not (ROOT / shown.program).is_file() or shown.program.endswith(".sh"):
         return None
-    return shown.program.removesuffix(".py").replace("/", ".")
+    module = shown.program.removesuffix(".py").replace("/", ".")
+    return re.sub(r"^(pipeline|analysis)(?=\.)", lambda folder: INSTALLED[folder[1]], module)
 
 
 def run(shown: Shown, folder: Path) -> None:
@@ -297,7 +312,7 @@ def run(shown: Shown, folder: Path) -> None:
     program = shown.program
     assert module is not None
     typed = _bash(f"printf '%s\\0' {shown.text}", folder).split("\0")[:-1]
-    begin = next(place for place, word in enumerate(typed) if word in (program, module))
+    begin = next(place for place, word in enumerate(typed) if word in (program, Path(program).stem))
     words = _at_small_size(program, typed[begin + 1 :])
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

@@ -157,7 +157,7 @@ def make_olmo() -> "Callable[..., OLMo]":
 @pytest.fixture(autouse=True)
 def no_rules_of_others() -> "Iterator[None]":
     """Rules that a test registers are gone after it."""
-    from pipeline.measuring import rules
+    from sparsity_length.measuring import rules
 
     before = dict(rules.RULES)
     yield

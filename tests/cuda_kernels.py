@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.models import attention as log_sum_exp_attention
+from sparsity_length.models import attention as log_sum_exp_attention
 
 NAMES = ("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention")
 

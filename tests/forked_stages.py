@@ -265,6 +265,9 @@ def _become(request: dict, standard: list[int]) -> NoReturn:
     elif sys.argv[0] == "-c":
         sys.path[0], sys.modules["__main__"] = "", types.ModuleType("__main__")
         exec(sys.argv.pop(1), vars(sys.modules["__main__"]))
+    elif sys.argv[0] == "-m":
+        del sys.argv[0]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     else:
         runpy.run_path(sys.argv[0], run_name="__main__")
     sys.exit(0)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Set
 
 import torch
 
-from pipeline.models.interface import causal_visibility, visibility_of_all
+from sparsity_length.models.interface import causal_visibility, visibility_of_all
 
 
 class EvidenceLM:

@@ -1,4 +1,4 @@
-"""Tiny random Hugging Face models, one of each kind that `pipeline/models/huggingface.py` must get right."""
+"""Tiny random Hugging Face models, one of each kind that models/huggingface.py must get right."""
 
 from typing import Any
 

@@ -6,8 +6,8 @@ Shapes: L chunk, T targets.
 import numpy as np
 import torch
 
-from pipeline.measuring.contexts import Batching, measured_windows
-from pipeline.models.interface import CausalLM, Predictions, losses_of_hidden_states
+from sparsity_length.measuring.contexts import Batching, measured_windows
+from sparsity_length.models.interface import CausalLM, Predictions, losses_of_hidden_states
 
 
 def any_reference(model: CausalLM, num_targets: int) -> Predictions:

@@ -18,8 +18,8 @@ from olmo.config import TrainConfig
 from olmo.model import OLMo
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from pipeline.results.files import LOCK_FILE
-from pipeline.text.folder import (
+from sparsity_length.results.files import LOCK_FILE
+from sparsity_length.text.folder import (
     EVALUATION_FILE,
     TOKENIZER_FILE,
     TRAIN_FOLDER,

@@ -14,9 +14,9 @@ import torch
 from hugging_face_families import make_model
 from olmo.model import OLMo
 
-from pipeline.models.huggingface import HuggingFaceCausalLM
-from pipeline.models.interface import CausalLM
-from pipeline.models.olmo import OLMoCausalLM
+from sparsity_length.models.huggingface import HuggingFaceCausalLM
+from sparsity_length.models.interface import CausalLM
+from sparsity_length.models.olmo import OLMoCausalLM
 
 IMPLEMENTATIONS = ("olmo", "llama", "gpt_neox", "gemma2", "olmo3", "gpt2")
 WITH_BOS = ("bos olmo", "bos gemma3", "2 bos gpt2")

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 UNMARKED = ("CHANGELOG.md", "LOG.md")
 """Pages that tell what was typed then, and not what to type now."""
 _PROGRAM = re.compile(r"(?<!\S)((?:pipeline|analysis|slurm|tests)/[\w/]+\.(?:py|sh))\b")
+_INSTALLED = re.compile(r"(?<!\S)sparsity (\w+)(?= )")
 _FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _COMMENT = r"(?<!\S)\#[^\n]*"
 _LINE = re.compile(
@@ -37,13 +38,16 @@ class Shown:
     @property
     def program(self) -> str | None:
         """The file of this repository that it runs, below the root; None where it names none."""
+        if found := _INSTALLED.search(self.text):
+            folder = "pipeline" if (ROOT / "pipeline" / f"{found[1]}.py").is_file() else "analysis"
+            return f"{folder}/{found[1]}.py"
         found = _PROGRAM.search(self.text)
         return found and found[1]
 
     @property
     def arguments(self) -> list[str]:
         """The words after the program's name."""
-        found = _PROGRAM.search(self.text)
+        found = _INSTALLED.search(self.text) or _PROGRAM.search(self.text)
         assert found is not None
         return shlex.split(self.text[found.end() :])
 

@@ -15,9 +15,9 @@ import explain_accuracy
 import interval_coverage
 import leave_one_out
 
-from pipeline.cli import InputError
-from pipeline.text.sources import first_passages
-from pipeline.text.tokenizer import train_bpe
+from sparsity_length.cli import InputError
+from sparsity_length.text.sources import first_passages
+from sparsity_length.text.tokenizer import train_bpe
 
 TINY = (
     "--layers 2 --width 32 --heads 4 --vocabulary 48 --long-context-lengths 24 --short-context-length 4"

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sparsity_length.programs import evaluate_synthetic
 from test_train_synthetic import OF_CUES, train
 
-from pipeline import evaluate_synthetic
-from pipeline.cli import InputError
-from pipeline.results.read import Results
-from pipeline.synthetic.tasks import TASKS, of_test_examples
-from pipeline.synthetic.train import find_task_run, load_task_lm
+from sparsity_length.cli import InputError
+from sparsity_length.results.read import Results
+from sparsity_length.synthetic.tasks import TASKS, of_test_examples
+from sparsity_length.synthetic.train import find_task_run, load_task_lm
 
 NUM_EXAMPLES = 20
 DEPENDENCIES = ("--dependencies", "--num-examples", "3")

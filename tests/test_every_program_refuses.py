@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli import (
+from sparsity_length.cli import (
     InputError,
 )
-from pipeline.results.write import StageOutput
+from sparsity_length.results.write import StageOutput
 
 SHARD = "length_losses/a/00000-of-00001.parquet"
 EVALUATION = "evaluation_documents/00000-of-00001.parquet"
@@ -35,21 +35,21 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("pipeline.query", "--results {folder} --out {folder}"),
-        ("pipeline.query", "SELECT --results {folder} --out {folder}/" + SHARD),
-        ("pipeline.query", "SELECT --results {folder} --out {folder}/link/" + SHARD),
+        ("sparsity_length.programs.query", "--results {folder} --out {folder}"),
+        ("sparsity_length.programs.query", "SELECT --results {folder} --out {folder}/" + SHARD),
+        ("sparsity_length.programs.query", "SELECT --results {folder} --out {folder}/link/" + SHARD),
         (
-            "pipeline.tokenize_c4",
+            "sparsity_length.programs.tokenize_c4",
             "--source {folder}/texts.jsonl {folder}/manifest.json --tokenizer bpe:300 --out {folder}",
         ),
         (
-            "pipeline.tokenize_c4",
+            "sparsity_length.programs.tokenize_c4",
             "--source {folder}/texts.jsonl {folder}/"
             + EVALUATION
             + " --tokenizer olmo --num-tasks 2 --task-index 0 --out {folder}",
         ),
-        ("analysis.explorer", "{folder} --out {folder}/" + SHARD),
-        ("analysis.choose_texts", "--source web={folder}/*.jsonl --out {folder}/texts.jsonl"),
+        ("sparsity_length.analysis.explorer", "{folder} --out {folder}/" + SHARD),
+        ("sparsity_length.analysis.choose_texts", "--source web={folder}/*.jsonl --out {folder}/texts.jsonl"),
     ],
 )
 def test_an_output_onto_an_input_is_refused(name: str, words: str, folder: Path) -> None:

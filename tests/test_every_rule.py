@@ -14,11 +14,11 @@ from measured_documents import (
     write_data,
 )
 from olmo.model import OLMo
+from sparsity_length.programs import influential_tokens
 
-from pipeline import influential_tokens
-from pipeline.cli import InputError
-from pipeline.measuring.rules import RULES
-from pipeline.results.read import Results
+from sparsity_length.cli import InputError
+from sparsity_length.measuring.rules import RULES
+from sparsity_length.results.read import Results
 
 TARGET = ["document_id", "chunk_index", "target_position"]
 TRAIN_TOKENS = np.random.default_rng(7).integers(1, VOCABULARY_SIZE, 200).tolist()

@@ -13,16 +13,16 @@ import pytest
 import torch
 from hand_made_models import EvidenceLM
 from hugging_face_families import make_model
+from sparsity_length.programs import explain as program
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
-from pipeline import explain as program
-from pipeline.cli import InputError, run_stage
-from pipeline.measuring import explanation, sources
-from pipeline.measuring.contexts import Batching, PackedSequence
-from pipeline.measuring.flags import NUM_TARGETS
-from pipeline.text.tokenizer import load_tokenizer, train_bpe
 from sparsity_length import explain
+from sparsity_length.cli import InputError, run_stage
+from sparsity_length.measuring import explanation, sources
+from sparsity_length.measuring.contexts import Batching, PackedSequence
+from sparsity_length.measuring.settings import NUM_TARGETS
+from sparsity_length.text.tokenizer import load_tokenizer, train_bpe
 
 TEXT = "The cat sat on a mat, and the cat that sat there saw a naïve 👩‍👩‍👧 in the مرحبا e\u0301. "
 FOREIGN = "a dog ran over the hill and a cow saw the dog, the hill and the sun. " * 8

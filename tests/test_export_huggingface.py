@@ -13,10 +13,10 @@ from olmo.model import OLMo
 from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer
 
-from pipeline.cli import InputError
-from pipeline.models.export import as_hugging_face, write_hugging_face_folder
-from pipeline.models.load import Loading, find_model, load_causal_lm
-from pipeline.models.olmo import OLMoCausalLM
+from sparsity_length.cli import InputError
+from sparsity_length.models.export import as_hugging_face, write_hugging_face_folder
+from sparsity_length.models.load import Loading, find_model, load_causal_lm
+from sparsity_length.models.olmo import OLMoCausalLM
 
 MakeOLMo = Callable[..., OLMo]
 CPU = Loading("cpu")

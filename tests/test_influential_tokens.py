@@ -12,9 +12,9 @@ from measured_documents import (
     write_data,
 )
 from olmo.model import OLMo
+from sparsity_length.programs import influential_tokens
 
-from pipeline import influential_tokens
-from pipeline.results.read import Results
+from sparsity_length.results.read import Results
 
 ARTEFACTS = ["influential_tokens", "influences", "sparse_context_losses", "dependency_sparsity"]
 RULES = {"leave_one_out", "random", "recency"}

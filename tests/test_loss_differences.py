@@ -16,17 +16,18 @@ from measured_documents import (
 )
 from naive_predictions import behind, naive_divergences, naive_losses, stock_olmo
 from olmo.model import OLMo
+from sparsity_length.programs import loss_differences
 
-from pipeline import loss_differences
-from pipeline.loss_differences import default_context_lengths
-from pipeline.results.read import Results
+from sparsity_length.measuring.settings import ByLength
+from sparsity_length.results.read import Results
 
 
 @pytest.mark.parametrize("bos_token_ids", [(), (7, 3)])
 def test_every_mean_computed_naively(
     bos_token_ids: tuple[int, ...], tmp_path: Path, make_olmo: Callable[..., OLMo]
 ) -> None:
-    assert default_context_lengths(100) == [8, 12, 16, 24, 32, 48, 64, 96, 100]
+    default = ByLength(long_context_length=101, targets_per_chunk=1).context_lengths
+    assert default == (8, 12, 16, 24, 32, 48, 64, 96, 100)
     write_data(tmp_path / "data", bos_token_ids=bos_token_ids)
     write_checkpoint(tmp_path / "run", make_olmo(seed=1))
     rows = Results(measure(loss_differences, tmp_path, *LENGTH_LOSSES)).frame("length_losses")

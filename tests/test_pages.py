@@ -15,7 +15,7 @@ import pytest
 from commands_at_small_size import MODEL, PYTHON_ELSEWHERE, how, run, texts_and_models
 from shown_commands import ROOT, UNMARKED, Shown, commands_of, python_of
 
-from pipeline.cli import InputError
+from sparsity_length.cli import InputError
 
 PAGES = {
     path.relative_to(ROOT).as_posix(): path

@@ -6,12 +6,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from measured_documents import contents
+from sparsity_length.programs import plant_needles
+from sparsity_length.programs.plant_needles import DEPTHS, NEEDLES_FILE
 
-from pipeline import plant_needles
-from pipeline.cli import InputError
-from pipeline.plant_needles import DEPTHS, NEEDLES_FILE
-from pipeline.text.folder import TOKENIZER_FILE, EvaluationDocument, TokenizedData, write_data_folder
-from pipeline.text.tokenizer import load_tokenizer, train_bpe
+from sparsity_length.cli import InputError
+from sparsity_length.text.folder import TOKENIZER_FILE, EvaluationDocument, TokenizedData, write_data_folder
+from sparsity_length.text.tokenizer import load_tokenizer, train_bpe
 
 TEXTS = [
     " ".join(f"The {word} river runs past an old café😀 and the {word} hill." for word in words)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 from measured_documents import contents, write_data
+from sparsity_length.programs.pretrain import main, parser
 
-from pipeline.cli import InputError
-from pipeline.pretrain import main, parser
+from sparsity_length.cli import InputError
 
 ROOT = Path(__file__).parents[1]
 NUM_STEPS = 160

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sparsity_length.programs import query
 
-from pipeline import query
-from pipeline.cli import run_stage
-from pipeline.results.write import StageOutput
+from sparsity_length.cli import run_stage
+from sparsity_length.results.write import StageOutput
 
 
 def write(results: Path, model: str, losses: list[float], num_shards: int = 1, **settings: Any) -> None:

@@ -1,5 +1,6 @@
 """The library: its numbers are those of the stages and of stock models, for models and texts of any kind."""
 
+import dataclasses
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -20,14 +21,17 @@ from measured_documents import (
     write_data,
 )
 from olmo.model import OLMo
+from sparsity_length.programs import influential_tokens as influential_stage
+from sparsity_length.programs import loss_differences as loss_stage
 from tokenizers import Tokenizer, processors
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from pipeline import influential_tokens as influential_stage
-from pipeline import loss_differences as loss_stage
-from pipeline.results.read import Results
-from pipeline.text.tokenizer import train_bpe
-from sparsity_length import InputError, influential_tokens, losses
+from sparsity_length import InputError, explain, influential_tokens, losses
+from sparsity_length.measuring.selecting import Selecting
+from sparsity_length.measuring.settings import BesideShort, Explaining
+from sparsity_length.results.read import Results
+from sparsity_length.settings import Settings
+from sparsity_length.text.tokenizer import train_bpe
 
 TEXT = "The cat sat on a mat, and the cat that sat there saw a naïve dog in the hall. "
 S = 4
@@ -179,15 +183,40 @@ def test_models_tokenizers_and_texts_of_every_kind_tell_the_same(llama: Path, bp
         (TEXT, {"model": make_model("llama")}, "comes without its tokenizer"),
         (TEXT, {"model": make_model("llama"), "tokenizer": "olmo"}, "they do not belong together"),
         (TEXT, {"long_context_length": 5}, "has no target with a short context of 4 and 1 distant"),
-        (TEXT, {"short_context_length": 0}, "has no target with a short context of 0"),
+        (TEXT, {"short_context_length": 0}, "short_context_length: 0 is not from 1"),
         (TEXT, {"rule": "gready"}, "did you mean 'greedy'"),
         (TEXT, {"ablation": "substitute"}, "ablation 'substitute'"),
+        (TEXT, {"long_context_length": 0}, "long_context_length: 0 is not from 1"),
+        (TEXT, {"k": (1.5,)}, "k: 1.5 is no number of this kind"),
+        (TEXT, {"k": ()}, "k: no value is given"),
+        (TEXT, {"num_targets": 0}, "targets_per_chunk: 0 is not from 1"),
+        (TEXT, {"seed": -1}, "seed: -1 is not from 0"),
+        (TEXT, {"screen": -1}, "screen: -1 is not from 1"),
+        (TEXT, {"trial_swaps": True}, "trial_swaps: True is no number of this kind"),
+        (TEXT, {"targets": "some"}, "targets: "),
+        (TEXT, {"sources": 0}, "sources: 0 is not from 1"),
+        (TEXT, {"unit": "line"}, "unknown unit 'line'"),
+        (TEXT, {"budget": 0}, "budget: 0 is not from 1"),
+        (TEXT, {"at": "a", "position": 3}, "both say what to explain"),
     ],
 )
 def test_what_cannot_be_used_is_one_sentence(
     texts: Any, arguments: dict[str, Any], sentence: str, llama: Path
 ) -> None:
-    of_losses = set(inspect.signature(losses).parameters)
-    call = losses if arguments.keys() <= of_losses else influential_tokens
+    functions = (losses, influential_tokens, explain)
+    call = next(one for one in functions if arguments.keys() <= {*inspect.signature(one).parameters})
     with pytest.raises(InputError, match=sentence):
         call(texts, **{"model": str(llama), "short_context_length": S} | arguments)
+
+
+@pytest.mark.parametrize(
+    ("function", "settings"),
+    [(losses, BesideShort), (influential_tokens, Selecting), (explain, Explaining)],
+)
+def test_a_default_is_the_same_in_a_function_and_in_its_program(
+    function: Callable[..., Any], settings: type[Settings]
+) -> None:
+    given = {name: one.default for name, one in inspect.signature(function).parameters.items()}
+    ours = {one.name: one.default for one in dataclasses.fields(settings)}
+    common = given.keys() & ours.keys() - {"long_context_length"}  # which follows from the model
+    assert common and {name: given[name] for name in common} == {name: ours[name] for name in common}

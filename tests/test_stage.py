@@ -9,9 +9,9 @@ from types import ModuleType
 import pytest
 from measured_documents import command_line, contents, stage_name, write_checkpoint, write_data
 from olmo.model import OLMo
+from sparsity_length.programs import loss_differences
 
-from pipeline import loss_differences
-from pipeline.cli import run_stage
+from sparsity_length.cli import run_stage
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from measured_documents import contents
+from sparsity_length.programs import tokenize_c4
+from sparsity_length.programs.tokenize_c4 import Sorted, evaluates
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from pipeline import tokenize_c4
-from pipeline.cli import InputError
-from pipeline.text.folder import TokenizedData
-from pipeline.text.sources import Document
-from pipeline.text.tokenizer import DocumentTokenizer
-from pipeline.tokenize_c4 import Sorted, evaluates
+from sparsity_length.cli import InputError
+from sparsity_length.text.folder import TokenizedData
+from sparsity_length.text.sources import Document
+from sparsity_length.text.tokenizer import DocumentTokenizer
 
 WORDS = ["<|endoftext|>", "<unk>", *"abcdefghij"]  # so a is 2, b is 3, …; of a number's digits 0 is a, 1 is b
 SHARED = 8  # trains, with the flags below

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from sparsity_length.programs import train_synthetic
 from tiny_task import TINY_TASK
 
-from pipeline import train_synthetic
-from pipeline.cli import InputError
-from pipeline.synthetic.config import load_task_config
-from pipeline.synthetic.train import TaskTrainer, find_task_run, is_learnt
+from sparsity_length.cli import InputError
+from sparsity_length.synthetic.config import load_task_config
+from sparsity_length.synthetic.train import TaskTrainer, find_task_run, is_learnt
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "olmo_configs" / "synthetic" / "small.yaml"
@@ -73,6 +73,12 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(tmp_path: Path, architecture: s
             for override in ("num_steps=many", "seed=[1")
         ),
         ("copy", "pose", ["stop_at_excess_loss=0.1"], "the best loss of task copy is not known"),
+        (
+            "copy",
+            "pose",
+            ["stop_at_accuracy=99.5"],
+            "stop_at_accuracy is 99.5; it must be above 0, at most 1",
+        ),
     ],
 )
 def test_bad_settings(tmp_path: Path, task: str, positions: str, overrides: list[str], words: str) -> None:
@@ -105,3 +111,13 @@ def test_a_run_ends_once_its_task_is_known(tmp_path: Path) -> None:
     train(tmp_path / "other", *OF_CUES, "stop_at_excess_loss=1e-6", task="cues_1", positions="contiguous")
     assert (tmp_path / "other" / "step6-unsharded").is_dir()
     assert not is_learnt(*find_task_run(tmp_path / "other", "cues_1"))
+
+
+def test_a_run_ends_at_an_accuracy(tmp_path: Path) -> None:
+    of_parity = ["largest_sparsity=5", "sizes_per_step=1", "eval_num_examples=200"]
+    for share, last in ((0.1, "step3-unsharded"), (1.0, "step6-unsharded")):
+        run = tmp_path / str(share)
+        for _ in range(2):  # the second finds that it has ended
+            train(run, *of_parity, f"stop_at_accuracy={share}", task="sparse_parity", positions="pose")
+        assert max(path.name for path in run.glob("step*")) == last
+        assert is_learnt(*find_task_run(run, "sparse_parity")) == (share == 0.1)

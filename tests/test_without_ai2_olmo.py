@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from hugging_face_families import make_model
 
-from pipeline.text.sources import first_passages
-from pipeline.text.tokenizer import train_bpe
+from sparsity_length.text.sources import first_passages
+from sparsity_length.text.tokenizer import train_bpe
 
 ROOT = Path(__file__).resolve().parents[1]
 WITHOUT = """

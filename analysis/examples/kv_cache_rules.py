@@ -16,9 +16,9 @@ Shapes: T targets, F distant tokens, S rows, H heads.
 import numpy as np
 import torch
 
-from pipeline.measuring.far_context import FarContext
-from pipeline.measuring.rules import rule
-from pipeline.models.interface import CausalLM, ReadText
+from sparsity_length.measuring.far_context import FarContext
+from sparsity_length.measuring.rules import rule
+from sparsity_length.models.interface import CausalLM, ReadText
 
 NUM_SINKS = 4
 POOLED = 5

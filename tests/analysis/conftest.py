@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from synthetic_results import LONG_MODELS, Truth, write_results
 
-from analysis.read import read_sparse_losses
+from sparsity_length.figures.read import read_sparse_losses
 
 matplotlib.use("agg")
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 from written_results import write_tables
 
-from pipeline.text.folder import (
+from sparsity_length.text.folder import (
     EVALUATION_FILE,
     TOKENIZER_FILE,
     EvaluationDocument,
     write_evaluation_documents,
 )
-from pipeline.text.tokenizer import train_bpe
+from sparsity_length.text.tokenizer import train_bpe
 
 SHORT = 4
 LONG = 32

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from pipeline.results.schemas import DIVERGENCE, LOSS
-from pipeline.results.write import StageOutput
+from sparsity_length.results.schemas import DIVERGENCE, LOSS
+from sparsity_length.results.write import StageOutput
 
 KS = [1, 2, 4, 8, 16]
 SHORT_CONTEXT_LENGTH = 16

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
+from sparsity_length.analysis import summary
 from synthetic_results import Truth
 
-from analysis import summary
-from analysis.figures.recovered_loss import token_effects
-from analysis.read import interval_of, read_sparse_losses
+from sparsity_length.figures.read import interval_of, read_sparse_losses
+from sparsity_length.figures.recovered_loss import token_effects
 
 
 @pytest.mark.slow

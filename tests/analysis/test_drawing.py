@@ -10,10 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from synthetic_results import KS
 
-from analysis import drawing
-from analysis.drawing import ModelLabel, model_labels
-from analysis.figures import recovered_loss
-from analysis.read import read_sparse_losses
+from sparsity_length.figures import drawing, recovered_loss
+from sparsity_length.figures.drawing import ModelLabel, model_labels
+from sparsity_length.figures.read import read_sparse_losses
 
 LONG = "long-seed0"
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from hugging_face_families import make_model
 from measured_documents import json_lines
+from sparsity_length.analysis.examples import from_text_to_figure as example
 
-from analysis.examples import from_text_to_figure as example
-from pipeline.text.tokenizer import train_bpe
 from sparsity_length import influential_tokens
+from sparsity_length.text.tokenizer import train_bpe
 
 
 def test_a_study_in_one_file(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from explorable_results import MODELS, write_explorable
+from sparsity_length.analysis import explorer
 
-from analysis import explorer
-from pipeline.results.read import Results
-from pipeline.text.folder import TokenizedData
-from pipeline.text.tokenizer import load_tokenizer
+from sparsity_length.results.read import Results
+from sparsity_length.text.folder import TokenizedData
+from sparsity_length.text.tokenizer import load_tokenizer
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from explorable_results import LONG, LOSSES_ONLY, MODELS, RULES, TARGETS, write_explorable
+from sparsity_length.analysis import explorer
+from sparsity_length.analysis.explorer import _OF_TARGETS, NATS
 
-from analysis import explorer
-from analysis.explorer import _OF_TARGETS, NATS
-from pipeline.cli import InputError
-from pipeline.results.read import Results
-from pipeline.text.tokenizer import load_tokenizer
+from sparsity_length.cli import InputError
+from sparsity_length.results.read import Results
+from sparsity_length.text.tokenizer import load_tokenizer
 
 # The first is of several chunks, whose borders cut characters.
 TEXTS = ["naïve “quotes” — 你好 " * 12, "plain words of a shop " * 10, "one more text to be measured " * 9]

@@ -5,11 +5,11 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from sparsity_length.programs.query import connect, export, main, parser, select
 
-from pipeline.cli import InputError
-from pipeline.query import connect, export, main, parser, select
-from pipeline.results.read import Results
-from pipeline.results.write import StageOutput
+from sparsity_length.cli import InputError
+from sparsity_length.results.read import Results
+from sparsity_length.results.write import StageOutput
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from sparsity_length.analysis.run_notebooks import NOTEBOOKS, execute
 from statsmodels.regression.linear_model import WLS
 from written_results import write_tables
 
-from analysis.figures import generalization_gap, slopes
-from analysis.figures.slopes import Design, contrast
-from analysis.run_notebooks import NOTEBOOKS, execute
-from pipeline.cli import InputError
+from sparsity_length.cli import InputError
+from sparsity_length.figures import generalization_gap, slopes
+from sparsity_length.figures.slopes import Design, contrast
 
 SHORT = [f"pose{seed}" for seed in range(4)]
 LONG = [f"long{seed}" for seed in range(4, 8)]

@@ -10,12 +10,12 @@ import pandas as pd
 import pytest
 from measured_documents import write_checkpoint
 from olmo.model import OLMo
+from sparsity_length.analysis import run_notebooks
+from sparsity_length.programs import influential_tokens, length_interference, tokenize_c4
 
-from analysis import run_notebooks
-from analysis.figures import interference
-from pipeline import influential_tokens, length_interference, tokenize_c4
-from pipeline.results.read import Results
-from pipeline.text.folder import TokenizedData
+from sparsity_length.figures import interference
+from sparsity_length.results.read import Results
+from sparsity_length.text.folder import TokenizedData
 
 
 def targets_of(ratio: float, seed: int = 0, num_texts: int = 60) -> pd.DataFrame:
@@ -193,3 +193,22 @@ def test_the_notebook_draws_results_of_which_no_document_has_a_null(measured: Pa
     words = ["--data", measured / "data", "--notebooks", "influential_tokens"]
     run(run_notebooks, "--results", measured / "needed", "--figures", tmp_path, *words)
     assert (tmp_path / "loss_against_k-model.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("near", "middle", "verdict"),
+    [(0.1, 0.2, "supported"), (0.1, 0.6, "refuted"), (0.1, 0.3, "inconclusive")],
+)
+def test_other_text_where_it_is_read_is_compared_with_unseen_distances(
+    near: float, middle: float, verdict: str
+) -> None:
+    unseen = np.random.default_rng(0).exponential(1, 600)
+    columns = {
+        f"{placement} {source}": share * unseen
+        for placement, share in zip((*interference.READ, interference.UNSEEN), (near, middle, 1), strict=True)
+        for source in ("c4", "novels")
+    }
+    documents = np.repeat(np.arange(60), 10).astype(str)
+    word, ratios = interference.where_read(pd.DataFrame({"document_id": documents, **columns}))
+    assert word == verdict
+    assert [ratio.estimate for ratio in ratios.values()] == pytest.approx([near, middle])

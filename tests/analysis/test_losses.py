@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.figures.losses import (
+from sparsity_length.figures.losses import (
     losses_beside_reference,
     losses_by_context_length,
     windows_keeping,

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import forked_stages
 import pytest
+from sparsity_length.analysis.run_notebooks import NOTEBOOKS, execute
 from synthetic_results import Truth
 
-from analysis.run_notebooks import NOTEBOOKS, execute
-from pipeline.cli import InputError
+from sparsity_length.cli import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 CHOOSING = ("long-seed0", "long-seed1", "short-contiguous")

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from analysis.figures.recovered_loss import NULL, amounts_beside, paper_verdict
+from sparsity_length.figures.recovered_loss import NULL, amounts_beside, paper_verdict
 
 SELECTED = "leave_one_out_divergence"
 RECENCY = "recency"

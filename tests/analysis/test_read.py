@@ -14,15 +14,15 @@ from synthetic_results import (
     write_results,
 )
 
-from analysis.read import (
+from sparsity_length.cli import InputError
+from sparsity_length.figures.read import (
     TARGET,
     models_by_training,
     read_sparse_losses,
     read_sparsity,
 )
-from pipeline.cli import InputError
-from pipeline.results.read import Results
-from pipeline.results.schemas import DIVERGENCE
+from sparsity_length.results.read import Results
+from sparsity_length.results.schemas import DIVERGENCE
 
 
 def test_own_losses_are_all_that_the_model_measured_at_the_requested_k(results: Path, truth: Truth) -> None:

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from synthetic_results import KS, SELECTION_BONUS, Truth
 
-from analysis.figures.recovered_loss import loss_curves, token_effects
+from sparsity_length.figures.recovered_loss import loss_curves, token_effects
 
 
 def tokens(**columns: Any) -> pd.DataFrame:

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
+from sparsity_length.programs.query import connect, select
 
-from pipeline.query import connect, select
-from pipeline.results.read import Results
+from sparsity_length.results.read import Results
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "analysis" / "reference"

@@ -4,9 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.figures import interference, pages
-from analysis.figures.recovered_loss import paper_verdict
-from analysis.figures.robustness import of_sums, rows_of, with_holds
+from sparsity_length.figures import interference, pages
+from sparsity_length.figures.recovered_loss import paper_verdict
+from sparsity_length.figures.robustness import of_sums, rows_of, with_holds
 
 
 def test_rows_tell_that_two_texts_carry_the_effect() -> None:

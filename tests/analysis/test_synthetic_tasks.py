@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from analysis.figures import synthetic_tasks
+from sparsity_length.figures import synthetic_tasks
 
 SIZES = [10, 20, 40]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.figures.theory import (
+from sparsity_length.figures.theory import (
     CONDITIONS,
     VOCABULARY_SIZE,
     SparseFunctionalAttention,

@@ -5,8 +5,7 @@ from typing import Any
 
 import nbformat
 import pytest
-
-from analysis.run_notebooks import ROOT, execute
+from sparsity_length.analysis.run_notebooks import ROOT, execute
 
 TUTORIAL = ROOT / "analysis" / "tutorial.ipynb"
 

@@ -5,8 +5,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from pipeline.results.schemas import SCHEMAS
-from pipeline.results.write import StageOutput
+from sparsity_length.results.schemas import SCHEMAS
+from sparsity_length.results.write import StageOutput
 
 
 def write_tables(

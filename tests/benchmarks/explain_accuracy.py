@@ -24,10 +24,10 @@ import numpy as np
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 from real_model import model_folder
 
-from pipeline.measuring.contexts import Batching, PackedSequence
-from pipeline.measuring.explanation import NUM_TEXTS, swap_tokens
-from pipeline.measuring.given import GivenModel
-from pipeline.measuring.sources import (
+from sparsity_length.measuring.contexts import Batching, PackedSequence
+from sparsity_length.measuring.explanation import NUM_TEXTS, swap_tokens
+from sparsity_length.measuring.given import GivenModel
+from sparsity_length.measuring.sources import (
     COARSE_TOKENS,
     Passes,
     Search,
@@ -36,8 +36,8 @@ from pipeline.measuring.sources import (
     near_starts,
     unit_starts,
 )
-from pipeline.text.sources import open_sources, read_documents
-from pipeline.text.tokenizer import TokenizedText
+from sparsity_length.text.sources import open_sources, read_documents
+from sparsity_length.text.tokenizer import TokenizedText
 
 SHORT = 16
 NUM_SOURCES = 4

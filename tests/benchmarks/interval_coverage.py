@@ -2,15 +2,15 @@
 
   python tests/benchmarks/interval_coverage.py
 
-Prints the table that the docstring of `pipeline.results.statistics.ratio_of_sums` quotes: percent of 4,000
-samples whose interval covers the truth. Half a minute on one core.
+Prints the table that the docstring of `results.statistics.ratio_of_sums` quotes: percent of 4,000 samples
+whose interval covers the truth. Half a minute on one core.
 """
 
 import sys
 
 import numpy as np
 
-from pipeline.results.statistics import ratio_of_sums
+from sparsity_length.results.statistics import ratio_of_sums
 
 NUM_TRIALS = 4000
 TRUE_SHARE = 0.5

@@ -43,13 +43,13 @@ from olmo.model import OLMo
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from pipeline.cli import InputError, positive_int, run_stage, stage_parser
-from pipeline.measuring.contexts import Batching, full_pass, own_context
-from pipeline.measuring.far_context import leave_each_out
-from pipeline.measuring.flags import ContextLengths
-from pipeline.models.devices import keep_freed_memory
-from pipeline.models.interface import causal_visibility, losses_of_hidden_states
-from pipeline.models.olmo import OLMoCausalLM
+from sparsity_length.cli import InputError, positive_int, run_stage, stage_parser
+from sparsity_length.measuring.contexts import Batching, full_pass, own_context
+from sparsity_length.measuring.far_context import leave_each_out
+from sparsity_length.measuring.settings import ContextLengths
+from sparsity_length.models.devices import keep_freed_memory
+from sparsity_length.models.interface import causal_visibility, losses_of_hidden_states
+from sparsity_length.models.olmo import OLMoCausalLM
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

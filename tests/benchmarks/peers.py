@@ -185,8 +185,8 @@ def main() -> None:
     from real_model import model_folder
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from pipeline.text.sources import first_passages
     from sparsity_length import explain
+    from sparsity_length.text.sources import first_passages
 
     folder = str(arguments.model or model_folder("smollm2"))
     texts = arguments.text or [ROOT / "analysis/reference/explained/austen.txt"]

@@ -33,12 +33,12 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
 from leave_one_out import seconds_of
 
-from pipeline.cli import positive_int, stage_parser
-from pipeline.models.devices import keep_freed_memory
-from pipeline.text.folder import TokenizedData
-from pipeline.training.config import PretrainConfig, load_config
-from pipeline.training.data import TrainingBatches
-from pipeline.training.trainer import Trainer, mixed_precision_of
+from sparsity_length.cli import positive_int, stage_parser
+from sparsity_length.models.devices import keep_freed_memory
+from sparsity_length.text.folder import TokenizedData
+from sparsity_length.training.config import PretrainConfig, load_config
+from sparsity_length.training.data import TrainingBatches
+from sparsity_length.training.trainer import Trainer, mixed_precision_of
 
 VOCABULARY = 50_280
 """Tokens of OLMo's tokenizer."""

@@ -12,14 +12,14 @@ from hugging_face_families import make_model
 from olmo.model import OLMo
 from on_devices import on_devices
 
-from pipeline.measuring.contexts import Batching
-from pipeline.measuring.far_context import FarContext, far_contexts
-from pipeline.measuring.flags import ContextLengths
-from pipeline.measuring.rules import attention, gradient
-from pipeline.models.devices import usable_device
-from pipeline.models.huggingface import HuggingFaceCausalLM
-from pipeline.models.interface import CausalLM
-from pipeline.models.olmo import OLMoCausalLM
+from sparsity_length.measuring.contexts import Batching
+from sparsity_length.measuring.far_context import FarContext, far_contexts
+from sparsity_length.measuring.rules import attention, gradient
+from sparsity_length.measuring.settings import ContextLengths
+from sparsity_length.models.devices import usable_device
+from sparsity_length.models.huggingface import HuggingFaceCausalLM
+from sparsity_length.models.interface import CausalLM
+from sparsity_length.models.olmo import OLMoCausalLM
 
 LENGTHS = ContextLengths(short_context_length=6, long_context_length=48, targets_per_chunk=7)
 CHUNKS = np.random.default_rng(11).integers(0, 48, (3, 48))

@@ -13,14 +13,14 @@ from olmo.model import OLMo
 from on_devices import on_devices
 from tiny_task import TINY_TASK
 
-from pipeline.synthetic.config import load_task_config
-from pipeline.synthetic.evaluation import accuracy
-from pipeline.synthetic.tasks import TASKS
-from pipeline.synthetic.train import TaskTrainer, find_task_run, load_task_lm
-from pipeline.text.folder import TokenizedData
-from pipeline.training.config import load_config
-from pipeline.training.data import TrainingBatches
-from pipeline.training.trainer import Trainer
+from sparsity_length.synthetic.config import load_task_config
+from sparsity_length.synthetic.evaluation import accuracy
+from sparsity_length.synthetic.tasks import TASKS
+from sparsity_length.synthetic.train import TaskTrainer, find_task_run, load_task_lm
+from sparsity_length.text.folder import TokenizedData
+from sparsity_length.training.config import load_config
+from sparsity_length.training.data import TrainingBatches
+from sparsity_length.training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = [

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from measured_documents import json_lines
 
-from pipeline.results.read import Results
-from pipeline.results.schemas import SCHEMAS
-from pipeline.text.folder import TokenizedData
+from sparsity_length.results.read import Results
+from sparsity_length.results.schemas import SCHEMAS
+from sparsity_length.text.folder import TokenizedData
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]

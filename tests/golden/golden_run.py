@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from sparsity_length.programs import influential_tokens, loss_differences, pretrain, tokenize_c4
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from pipeline import influential_tokens, loss_differences, pretrain, tokenize_c4
-from pipeline.results.read import Results
-from pipeline.text.folder import TokenizedData
+from sparsity_length.results.read import Results
+from sparsity_length.text.folder import TokenizedData
 
 GOLDEN_PATH = Path(__file__).with_name("golden.json")
 COMMAND = "python tests/golden/regenerate.py"

@@ -20,9 +20,10 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
-from pipeline.results.read import Results
-from pipeline.studies.commands import MEASURING, commands_of
-from pipeline.studies.file import load_study
+from sparsity_length.cli import Asked
+from sparsity_length.results.read import Results
+from sparsity_length.studies.commands import MEASURING, commands_of
+from sparsity_length.studies.file import load_study
 
 COMMANDS = Path(__file__).with_name("study_commands.json")
 TABLES = Path(__file__).with_name("published_tables.json")
@@ -91,8 +92,8 @@ def test_each_measurement_of_a_study_is_one_that_its_program_takes(
         monkeypatch.setenv(name, value)
     for command in commands_of(load_study(study, [])):
         if command.stage in MEASURING:
-            program = import_module(f"pipeline.{command.stage}")
-            program.check(program.parser().parse_args(command.arguments))
+            program = import_module(f"sparsity_length.programs.{command.stage}")
+            program.left(program.parser().parse_args(command.arguments), Asked())
 
 
 def test_the_published_tables_are_what_they_were() -> None:

@@ -22,11 +22,11 @@ from naive_predictions import (
 )
 from olmo.model import OLMo
 
-from pipeline.measuring.contexts import Batching, measured_windows
-from pipeline.measuring.far_context import FarContext, far_contexts, sparse_contexts
-from pipeline.measuring.flags import ContextLengths
-from pipeline.measuring.rules import selected_positions
-from pipeline.models.interface import CausalLM
+from sparsity_length.measuring.contexts import Batching, measured_windows
+from sparsity_length.measuring.far_context import FarContext, far_contexts, sparse_contexts
+from sparsity_length.measuring.rules import find_rule
+from sparsity_length.measuring.settings import ContextLengths
+from sparsity_length.models.interface import CausalLM
 
 S = 4
 L = 24
@@ -164,7 +164,7 @@ def test_every_influence(model: Implementation, ablation: str) -> None:
             close(context.influence.losses[index], influences, (name, target))
             close(context.influence.divergences[index], divergences, (name, target))
             for rule, scores in (("leave_one_out", influences), ("leave_one_out_divergence", divergences)):
-                chosen = selected_positions(context, rule, 3, seed=[0])[index]
+                chosen = find_rule(rule).rank(context, 3)[index]
                 assert chosen.tolist() == np.argsort(-scores)[:3].tolist(), (name, target, rule)
         assert np.nanstd(context.influence.losses) > 100 * TOLERANCE
 
@@ -237,8 +237,8 @@ def test_every_addition_and_every_choice(
     contexts, is_swap = measured
     for name, context in contexts.items():
         for criterion, suffix in enumerate(("", "_divergence")):
-            added = selected_positions(context, f"add_one_in{suffix}", 4, seed=[0])
-            greedy = None if is_swap else selected_positions(context, f"greedy{suffix}", 3, seed=[0])
+            added = find_rule(f"add_one_in{suffix}").rank(context, 4)
+            greedy = None if is_swap else find_rule(f"greedy{suffix}").rank(context, 3)
             for index, target in enumerate(TARGETS):
                 chosen: list[int] = []
                 for num_chosen in range(1 if is_swap else 3):
@@ -260,7 +260,7 @@ def test_every_sparse_context_and_the_swap(
     trials = TRIAL if is_swap else []
     rules = ("leave_one_out_divergence", "add_one_in", "random", "recency")
     for name, context in contexts.items():
-        positions = {rule: selected_positions(context, rule, 9, seed=[0]) for rule in rules}
+        positions = {rule: find_rule(rule).rank(context, 9) for rule in rules}
         sparse = sparse_contexts(context, {rule: (positions[rule], [1, 3, 9]) for rule in rules})
         for index, target in enumerate(TARGETS):
             for rule in rules:

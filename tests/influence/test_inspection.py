@@ -19,13 +19,13 @@ from olmo.model import OLMo
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from pipeline.measuring import rules
-from pipeline.measuring.contexts import Batching
-from pipeline.measuring.far_context import FarContext, far_contexts
-from pipeline.measuring.flags import ContextLengths
-from pipeline.models.huggingface import HuggingFaceCausalLM, as_causal_lm
-from pipeline.models.interface import CausalLM
-from pipeline.models.olmo import OLMoCausalLM
+from sparsity_length.measuring import rules
+from sparsity_length.measuring.contexts import Batching
+from sparsity_length.measuring.far_context import FarContext, far_contexts
+from sparsity_length.measuring.settings import ContextLengths
+from sparsity_length.models.huggingface import HuggingFaceCausalLM, as_causal_lm
+from sparsity_length.models.interface import CausalLM
+from sparsity_length.models.olmo import OLMoCausalLM
 
 S = 4
 L = 24
@@ -208,7 +208,7 @@ def test_every_gate_gradient_and_information_is_of_finite_differences(
 ) -> None:
     monkeypatch.setattr(rules, "NUM_SAMPLED_ANSWERS", NUM_ANSWERS)
     for name, context in family.contexts().items():
-        answers = rules.sampled_answers(context.predictions, NUM_ANSWERS, SEED)
+        answers = rules.sampled_answers(context.predictions, NUM_ANSWERS, context.generator(2))
         for index, target in enumerate(TARGETS):
             text_S = seen(name, target)
             num_far = target - S

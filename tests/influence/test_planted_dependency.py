@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from hand_made_models import EvidenceLM
 
-from pipeline.measuring.contexts import Batching, Measured
-from pipeline.measuring.far_context import FarContext, far_contexts, sparse_contexts
-from pipeline.measuring.flags import ContextLengths
-from pipeline.measuring.rules import LEAVE_ONE_OUT_RULES, RULES, selected_positions
-from pipeline.measuring.sparsity import minimal_sufficient_k
-from pipeline.results.statistics import Interval, ratio_of_sums
+from sparsity_length.measuring.contexts import Batching, Measured
+from sparsity_length.measuring.far_context import FarContext, far_contexts, sparse_contexts
+from sparsity_length.measuring.rules import LEAVE_ONE_OUT_RULES, RULES, find_rule
+from sparsity_length.measuring.settings import ContextLengths
+from sparsity_length.measuring.sparsity import minimal_sufficient_k
+from sparsity_length.results.statistics import Interval, ratio_of_sums
 
 VOCABULARY_SIZE = 40
 ANSWER = 39
@@ -52,7 +52,7 @@ def _contexts(logit_of: Callable[[Set[int]], float], k: int) -> dict[str, FarCon
 def test_exactly_the_planted_tokens_are_found(k: int) -> None:
     own = _contexts(_evidence(k), k)["own"]
     for rule in SEARCHES:
-        for selected in selected_positions(own, rule, k, seed=[0]).tolist():
+        for selected in find_rule(rule).rank(own, k).tolist():
             assert sorted(selected) == list(_planted(k)), rule
 
 
@@ -66,7 +66,7 @@ def test_a_screen_of_a_long_text_finds_the_planted_tokens(screen: int) -> None:
     for options in ({}, {"search_swaps_BL": foreign[None]}):
         context = far_contexts(model, lengths, Batching(1), own, foreign, screen=screen, **options)["own"]
         for rule in LEAVE_ONE_OUT_RULES:
-            selected_T2 = selected_positions(context, rule, 2, seed=[0])
+            selected_T2 = find_rule(rule).rank(context, 2)
             assert np.sort(selected_T2).tolist() == [[277, 600], [277, 600]], rule
         assert np.isnan(context.influence.losses[0]).sum() > 900
 
@@ -75,7 +75,7 @@ def test_a_screen_of_a_long_text_finds_the_planted_tokens(screen: int) -> None:
 def test_k_star_is_the_planted_k(k: int) -> None:
     own = _contexts(_evidence(k), k)["own"]
     rule = "add_one_in_divergence"
-    positions_TK = selected_positions(own, rule, STUDIED[-1], seed=[0])
+    positions_TK = find_rule(rule).rank(own, STUDIED[-1])
     sparse = sparse_contexts(own, {rule: (positions_TK, STUDIED)})[rule].over_swaps
     long = Measured(own.long_losses_T, np.zeros(2))
     without = own.baselines.over_swaps
@@ -96,7 +96,7 @@ def test_k_star_is_the_planted_k(k: int) -> None:
 def test_of_the_null_nothing_is_found() -> None:
     null = _contexts(_evidence(2), 2)["other_document"]
     for rule in SEARCHES:
-        positions_TK = selected_positions(null, rule, 4, seed=[0])
+        positions_TK = find_rule(rule).rank(null, 4)
         sparse = sparse_contexts(null, {rule: (positions_TK, [1, 4])})[rule].over_swaps
         for values_TJ, nothing_T in zip(sparse, null.baselines.over_swaps, strict=True):
             np.testing.assert_allclose(values_TJ, np.tile(nothing_T[:, None], 2), atol=1e-6, err_msg=rule)
@@ -132,7 +132,7 @@ def test_what_only_a_stand_in_does_is_recovered_in_its_own_swap_alone() -> None:
                 search_swaps_BL=swaps[searched_in],
                 trial_swaps_BL=swaps[tried_in],
             )
-            chosen_TK = selected_positions(own, "leave_one_out_divergence", 4, seed=[0])
+            chosen_TK = find_rule("leave_one_out_divergence").rank(own, 4)
             left = own.measured_with(np.array([0]), chosen_TK).divergences
             total = own.baselines.divergences
             sums.append((float((total - left).sum()), float(total.sum())))

@@ -10,10 +10,10 @@ from hand_made_models import SeenTokens
 from losses_under_contexts import any_reference, long_context_losses, window_losses
 from olmo.model import OLMo
 
-from pipeline.cli import InputError
-from pipeline.measuring.contexts import Batching, Pass, Rows, hidden_states, measured_contexts
-from pipeline.measuring.flags import ContextLengths
-from pipeline.models.olmo import OLMoCausalLM
+from sparsity_length.cli import InputError
+from sparsity_length.measuring.contexts import Batching, Pass, Rows, hidden_states, measured_contexts
+from sparsity_length.measuring.settings import ContextLengths
+from sparsity_length.models.olmo import OLMoCausalLM
 
 
 def test_targets_and_far_contexts_of_ten_tokens() -> None:

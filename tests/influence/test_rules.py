@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hand_made_models import EvidenceLM
 
-from pipeline.measuring.contexts import Batching, Measured
-from pipeline.measuring.far_context import FarContext, far_contexts
-from pipeline.measuring.flags import ContextLengths
-from pipeline.measuring.rules import load_rule_file, selected_positions
-from pipeline.measuring.sparsity import minimal_sufficient_k
+from sparsity_length.measuring.contexts import Batching, Measured
+from sparsity_length.measuring.far_context import FarContext, far_contexts
+from sparsity_length.measuring.rules import find_rule, load_rule_file
+from sparsity_length.measuring.settings import ContextLengths
+from sparsity_length.measuring.sparsity import minimal_sufficient_k
 
 NAN = np.nan
 SCORES_TF = np.array([[0.1, 0.5, -0.2, 0.5, NAN], [0.0, 0.0, 0.3, 0.0, 0.2]], dtype=np.float32)
@@ -25,7 +25,9 @@ SCORED = SimpleNamespace(
 
 
 def _select(rule: str, max_k: int, seed: int = 0, context: object = SCORED) -> list[list[int]]:
-    return selected_positions(context, rule, max_k, [seed]).tolist()
+    if context is SCORED:
+        context = SimpleNamespace(**vars(SCORED), generator=lambda: np.random.default_rng([seed]))
+    return find_rule(rule).rank(context, max_k).tolist()
 
 
 def test_scores_are_ranked_and_ties_go_to_the_nearer() -> None:

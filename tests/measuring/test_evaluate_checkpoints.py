@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from measured_documents import LENGTH_LOSSES, command_line, contents, measure, write_checkpoint, write_data
 from olmo.model import OLMo
+from sparsity_length.programs import influential_tokens, loss_differences
 
-from pipeline import influential_tokens, loss_differences
-from pipeline.cli import InputError
-from pipeline.measuring import stage as evaluate_checkpoints
-from pipeline.results.read import Results
+from sparsity_length.cli import InputError
+from sparsity_length.measuring import stage as evaluate_checkpoints
+from sparsity_length.results.read import Results
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,8 +37,8 @@ def test_a_killed_run_of_three_documents_keeps_the_first(folder: Path) -> None:
     flags = command_line(influential_tokens, folder, "--results", str(folder / "killed"))
     script = (
         "import os, signal, sys\n"
-        "from pipeline import influential_tokens as stage\n"
-        "from pipeline.results.write import StageOutput\n"
+        "from sparsity_length.programs import influential_tokens as stage\n"
+        "from sparsity_length.results.write import StageOutput\n"
         "write = StageOutput.write_shard\n"
         "def write_and_be_killed(*of):\n    write(*of)\n    os.kill(os.getpid(), signal.SIGKILL)\n"
         "StageOutput.write_shard = write_and_be_killed\n"

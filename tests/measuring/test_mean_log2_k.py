@@ -24,17 +24,17 @@ from measured_documents import (
 from measured_documents import chunk_of as chunk_of_length
 from naive_predictions import Case, Stock, behind, divergence, log_probs, naive_losses, stock_olmo
 from olmo.model import OLMo
+from sparsity_length.programs import evaluate_tokens, influential_tokens
+from sparsity_length.programs.query import connect, select
 
-from pipeline import evaluate_tokens, influential_tokens
-from pipeline.cli import InputError
-from pipeline.measuring.sparsity import mean_log2_k
-from pipeline.query import connect, select
-from pipeline.results.read import Results
+from sparsity_length.cli import InputError
+from sparsity_length.measuring.sparsity import mean_log2_k
+from sparsity_length.results.read import Results
 
 NAMES = ("run", "third", "fourth")
 L, M, KS = 11, 3, [1, 2, 4]  # chunks that all five documents hold
 NULL, *TRIALS, SEARCH = 1, 2, 3, 4  # which document after a chunk's own serves as what
-IN_BACKGROUND = ["--ablation", "swap"]
+IN_BACKGROUND = ["--ablation", "swap", "--search-swaps", "1"]
 WORDS = ["--long-context-length", str(L), "--k", *map(str, KS)]
 TARGET = ["document_id", "chunk_index", "target_position"]
 TOLERANCE = 2e-5
@@ -103,7 +103,7 @@ def folder(
 
 @pytest.fixture(scope="module")
 def crossed(folder: Path) -> Path:
-    """One model chooses, it and two others try the choice in two other swaps, in one folder; by default."""
+    """One model chooses, it and two others try the choice in two other swaps, in one folder."""
     first, *evaluators = [str(folder / name) for name in NAMES]
     rules = ["--rules", "leave_one_out_divergence", "random", "recency"]
     where = ["--results", str(folder / "crossed")]

@@ -9,11 +9,11 @@ import pytest
 from hugging_face_families import make_model
 from measured_documents import DOCUMENTS, contents, measure, write_checkpoint, write_data
 from olmo.model import OLMo
+from sparsity_length.programs import evaluate_tokens, influential_tokens, loss_differences
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from pipeline import evaluate_tokens, influential_tokens, loss_differences
-from pipeline.cli import InputError
+from sparsity_length.cli import InputError
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 from measured_documents import LONG, SHORT, chunk_of, measure, with_far, write_checkpoint, write_data
 from naive_predictions import Case, log_probs, naive_divergences, naive_losses, stock_olmo
 from olmo.model import OLMo
+from sparsity_length.programs import evaluate_tokens, influential_tokens, loss_differences
 
-from pipeline import evaluate_tokens, influential_tokens, loss_differences
-from pipeline.results.read import Results
+from sparsity_length.results.read import Results
 
 TARGET = ["document_id", "chunk_index", "target_position"]
 TOLERANCE = 2e-5

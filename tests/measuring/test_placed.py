@@ -5,10 +5,10 @@ import pytest
 import torch
 from hugging_face_families import make_model
 
-from pipeline.measuring.contexts import Batching, read_prefix
-from pipeline.measuring.flags import Placement
-from pipeline.measuring.placed import distant_ids, measured_placements
-from pipeline.models.huggingface import HuggingFaceCausalLM
+from sparsity_length.measuring.contexts import Batching, read_prefix
+from sparsity_length.measuring.placed import distant_ids, measured_placements
+from sparsity_length.measuring.settings import Placement
+from sparsity_length.models.huggingface import HuggingFaceCausalLM
 
 TEXT, OTHER = np.random.default_rng(6).integers(0, 48, (2, 30))
 PLACEMENTS = ["own:3", "own:3@20", "own:6/2", "own:6/2@9", "swap:3", "swap:6/3@31", "last:2"]
@@ -33,27 +33,31 @@ def test_equal_to_stock_models_one_context_at_a_time(family: str, are_shared: bo
             ).logits
         return logits[0, -1].double().log_softmax(-1).numpy()
 
+    # The last target is what the model expects, so that one is its top prediction.
+    text = TEXT.copy()
+    text[28] = log_probs(text[20:28], np.arange(num_near)).argmax()
     cases = []
     for one in map(Placement.parse, PLACEMENTS):
         prefix = read_prefix(lm, OTHER[: one.num_distant], distant_ids(one.num_distant, one.span))
         cases.append((one, "other", prefix) if one.kind == "swap" else (one, None, None))
     found = measured_placements(
         lm,
-        TEXT,
+        text,
         targets_T[None] if are_shared else targets_T[:, None],
         num_near,
         cases,
         Batching(20),
     )
     rows = [
-        (name, document_id, target, loss, kl, entropies[place])
+        (name, document_id, target, loss, kl, is_top, entropies[place])
         for name, document_id, measured, entropies in found
-        for place, (target, loss, kl) in enumerate(zip(targets_T, *measured, strict=True))
+        for place, (target, loss, kl, is_top) in enumerate(zip(targets_T, *measured, strict=True))
     ]
+    assert rows[len(targets_T) - 1][5]
     assert len(rows) == len(targets_T) * (1 + len(PLACEMENTS))
-    for name, document_id, target, loss, kl, entropy in rows:
+    for name, document_id, target, loss, kl, is_top, entropy in rows:
         start = targets_T[-1] - num_near if are_shared else target - num_near
-        own = TEXT[start:target]
+        own = text[start:target]
         reference = log_probs(own, np.arange(len(own)))
         if name == "near":
             expected = reference
@@ -63,11 +67,12 @@ def test_equal_to_stock_models_one_context_at_a_time(family: str, are_shared: bo
         else:
             number = placement.num_distant
             is_own = placement.kind == "own"
-            distant = TEXT[start - number : start] if is_own else OTHER[:number]
+            distant = text[start - number : start] if is_own else OTHER[:number]
             ids = np.concatenate(
                 [distant_ids(number, placement.span), placement.near_start + np.arange(len(own))]
             )
             expected = log_probs(np.concatenate([distant, own]), ids)
             assert (document_id is None) == is_own
-        assert loss == pytest.approx(-expected[TEXT[target]], abs=2e-5)
+        assert loss == pytest.approx(-expected[text[target]], abs=2e-5)
+        assert is_top == (expected.argmax() == text[target])
         assert kl == pytest.approx((np.exp(reference) * (reference - expected)).sum(), abs=2e-5)

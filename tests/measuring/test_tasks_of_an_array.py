@@ -10,9 +10,9 @@ from types import ModuleType
 import pytest
 from measured_documents import command_line, contents, measure, write_checkpoint, write_data
 from olmo.model import OLMo
+from sparsity_length.programs import influential_tokens, loss_differences
 
-from pipeline import influential_tokens, loss_differences
-from pipeline.models.devices import device_of_this_process
+from sparsity_length.models.devices import device_of_this_process
 
 ROOT = Path(__file__).resolve().parents[2]
 ONE_DOCUMENT = ["--documents-per-shard", "1"]

@@ -6,8 +6,8 @@ import pytest
 import torch
 from cuda_kernels import NAMES, write_out_cuda_kernels
 
-from pipeline.models.attention import attend, attention_and_log_sum_exp
-from pipeline.models.interface import Prefix, Running
+from sparsity_length.models.attention import attend, attention_and_log_sum_exp
+from sparsity_length.models.interface import Prefix, Running
 
 B = 2
 S = 5

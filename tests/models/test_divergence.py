@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.models import interface as causal_lm
-from pipeline.models.interface import Predictions, losses_and_divergences
+from sparsity_length.models import interface as causal_lm
+from sparsity_length.models.interface import Predictions, losses_and_divergences
 
 V = 40
 

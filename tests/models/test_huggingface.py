@@ -6,8 +6,8 @@ import pytest
 import torch
 from hugging_face_families import FAMILIES, LEARNED_POSITIONS, VOCABULARY_SIZE, WINDOW, make_model
 
-from pipeline.models.huggingface import HuggingFaceCausalLM, as_causal_lm, load_hugging_face
-from pipeline.models.interface import Prefix, causal_visibility
+from sparsity_length.models.huggingface import HuggingFaceCausalLM, as_causal_lm, load_hugging_face
+from sparsity_length.models.interface import Prefix, causal_visibility
 
 CPU = torch.device("cpu")
 NUM_TOKENS = 20

@@ -23,14 +23,14 @@ from transformers import (
     XGLMForCausalLM,
 )
 
-from pipeline.cli import InputError
-from pipeline.models.huggingface import (
+from sparsity_length.cli import InputError
+from sparsity_length.models.huggingface import (
     HuggingFaceCausalLM,
     as_causal_lm,
     check_model,
     load_hugging_face,
 )
-from pipeline.models.load import Loading, find_model, load_causal_lm
+from sparsity_length.models.load import Loading, find_model, load_causal_lm
 
 CPU = torch.device("cpu")
 SMALL = {"vocab_size": VOCABULARY_SIZE, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}

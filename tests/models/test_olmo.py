@@ -12,9 +12,9 @@ from measured_documents import flip
 from olmo.config import TrainConfig
 from olmo.model import OLMo
 
-from pipeline.cli import InputError
-from pipeline.models.checkpoints import find_checkpoint, whole_model
-from pipeline.models.olmo import OLMoCausalLM, load_stock_olmo
+from sparsity_length.cli import InputError
+from sparsity_length.models.checkpoints import find_checkpoint, whole_model
+from sparsity_length.models.olmo import OLMoCausalLM, load_stock_olmo
 
 MakeOLMo = Callable[..., OLMo]
 ROWS = torch.arange(40)[None]

@@ -10,10 +10,10 @@ from hugging_face_families import make_model
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from pipeline.cli import InputError
-from pipeline.measuring.given import refuse_foreign_tokens
-from pipeline.text.tokenizer import load_tokenizer, train_bpe
 from sparsity_length import explain, influential_tokens, losses
+from sparsity_length.cli import InputError
+from sparsity_length.measuring.given import refuse_foreign_tokens
+from sparsity_length.text.tokenizer import load_tokenizer, train_bpe
 
 TEXT = "The cat sat on a mat, and the cat that sat there saw a naïve dog in the hall. " * 2
 OTHER_TEXT = "Words of quite another kind: 0123456789, zigzag, fuzzy, quiz, jinx, vortex. " * 4

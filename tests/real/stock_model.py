@@ -15,7 +15,7 @@ import real_model
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pipeline.text.sources import open_sources, read_documents
+from sparsity_length.text.sources import open_sources, read_documents
 
 S = 16  # tokens of the short contexts
 TOLERANCE = 2e-4  # nats; found are 6e-5

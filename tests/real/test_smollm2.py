@@ -8,6 +8,7 @@ from pathlib import Path
 
 import forked_stages
 import pytest
+from sparsity_length.programs import explain as explain_program
 from stock_model import (
     S,
     StockModel,
@@ -17,7 +18,6 @@ from stock_model import (
     folder_or_skip,
 )
 
-from pipeline import explain as explain_program
 from sparsity_length import losses
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_model]

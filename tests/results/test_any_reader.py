@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 from measured_documents import measure, write_checkpoint, write_data
 from olmo.model import OLMo
+from sparsity_length.programs import evaluate_tokens, influential_tokens, loss_differences
 
-from pipeline import evaluate_tokens, influential_tokens, loss_differences
-from pipeline.measuring import stage
-from pipeline.models.load import find_model
-from pipeline.results.read import Results
-from pipeline.results.schemas import SCHEMAS
+from sparsity_length.measuring import stage
+from sparsity_length.models.load import find_model
+from sparsity_length.results.read import Results
+from sparsity_length.results.schemas import SCHEMAS
 
 NAMES = ["001", "a=b", "b%20c", "org/name", "org-name", "模型", "_x-test [1]"]
 TABLES = [

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pipeline.results.statistics import ratio_of_sums
+from sparsity_length.results.statistics import ratio_of_sums
 
 MEAN_GAIN = 0.1
 NUM_TRIALS = 600

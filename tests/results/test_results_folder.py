@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from measured_documents import contents, flip
+from sparsity_length.programs.query import connect, select
 
-from pipeline.cli import InputError
-from pipeline.query import connect, select
-from pipeline.results import files, write
-from pipeline.results.read import Results
-from pipeline.results.schemas import SCHEMAS, results_page
-from pipeline.results.write import StageOutput
+from sparsity_length.cli import InputError
+from sparsity_length.results import files, write
+from sparsity_length.results.read import Results
+from sparsity_length.results.schemas import SCHEMAS, results_page
+from sparsity_length.results.write import StageOutput
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {"short_context_length": 16, "rules": ["leave_one_out"]}
@@ -222,4 +222,4 @@ def test_results_of_version_three_are_refused(results: Path) -> None:
 
 def test_the_page_of_results_equals_the_schemas() -> None:
     page = (ROOT / "pipeline/RESULTS.md").read_text(encoding="utf-8")
-    assert page == results_page(page), "run: python -m pipeline.results.schemas"
+    assert page == results_page(page), "run: python -m sparsity_length.results.schemas"

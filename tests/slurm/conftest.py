@@ -11,8 +11,7 @@ from forked_stages import stand_ins
 from local_slurm import LocalSlurm, local_slurm, why_not_here
 from measured_documents import json_lines
 from omegaconf import OmegaConf
-
-from pipeline import tokenize_c4
+from sparsity_length.programs import tokenize_c4
 
 ROOT = Path(__file__).resolve().parents[2]
 # The proxies lead nowhere: whatever asks for a network is refused, as on a compute node.

@@ -10,8 +10,7 @@ import forked_stages
 import pytest
 import torch
 from local_slurm import LocalSlurm
-
-from pipeline import loss_differences
+from sparsity_length.programs import loss_differences
 
 NUM_STEPS = 400
 

@@ -11,9 +11,9 @@ from hugging_face_families import make_model
 from measured_documents import json_lines
 from omegaconf import OmegaConf
 
-from pipeline.models.load import name_of
-from pipeline.results.read import Results
-from pipeline.text.tokenizer import train_bpe
+from sparsity_length.models.load import name_of
+from sparsity_length.results.read import Results
+from sparsity_length.text.tokenizer import train_bpe
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDIES = ROOT / "olmo_configs" / "studies"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.studies.commands import commands_of
-from pipeline.studies.file import load_study
-from pipeline.studies.run import submit_chain
+from sparsity_length.studies.commands import commands_of
+from sparsity_length.studies.file import load_study
+from sparsity_length.studies.run import submit_chain
 
 
 def test_each_job_waits_for_those_it_needs_and_is_given_its_tasks(

@@ -4,9 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sparsity_length.programs.study import main, parser
 
-from pipeline.cli import InputError
-from pipeline.study import main, parser
+from sparsity_length.cli import InputError
+from sparsity_length.studies.commands import commands_of
+from sparsity_length.studies.file import load_study
 
 StudyFile = Callable[..., Path]
 
@@ -43,3 +45,15 @@ def test_what_could_not_run_to_its_end_is_refused_before_it_begins(
     with pytest.raises(InputError, match=sentence):
         main(parser().parse_args([str(path), *overrides]))
     assert {found.name for found in path.parent.iterdir()} == {path.name, "train.jsonl", "evaluation.jsonl"}
+
+
+def test_needles_are_planted_in_the_text_and_measured_in_its_place() -> None:
+    commands = {one.name: one for one in commands_of(load_study(Path("olmo_configs/studies/reach.yaml")))}
+    for name, folder in (("", "runs/reach"), ("-yarn", "runs/reach/yarn")):
+        planting, measuring = commands[f"plant_needles{name}"], commands[f"length_interference{name}"]
+        assert planting.needs == ("tokenize_c4",) and measuring.needs == (planting.name,)
+        assert planting.arguments[:4] == ["--data", "runs/reach/data", "--out", f"{folder}/needles"]
+        assert measuring.arguments[:2] == ["--data", f"{folder}/needles/length-64/data"]
+        assert (
+            ("--rope", "yarn:2") in zip(measuring.arguments, measuring.arguments[1:], strict=False)
+        ) == bool(name)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from measured_documents import json_lines
 
-from pipeline.results.read import Results
+from sparsity_length.results.read import Results
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = [

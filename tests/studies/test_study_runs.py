@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.studies.commands import Command
-from pipeline.studies.run import run_all
+from sparsity_length.studies.commands import Command
+from sparsity_length.studies.run import run_all
 
 ROOT = Path(__file__).resolve().parents[2]
 LOGS = Path("run/logs")
@@ -45,7 +45,7 @@ time.sleep(60)
 """
 START = """
 import signal, sys
-from pipeline.cli import run_stage
+from sparsity_length.cli import run_stage
 from stub import main, parser
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored
 sys.argv = ["study.py"]
@@ -54,21 +54,31 @@ run_stage(parser(), main)
 STUDY = """
 import sys
 from pathlib import Path
-from pipeline.cli import stage_parser
-from pipeline.studies.commands import Command
-from pipeline.studies.run import run_all
+from sparsity_length.cli import stage_parser
+from sparsity_length.studies.commands import Command
+from sparsity_length.studies.run import run_all
 def parser():
     return stage_parser("a study")
+class Script(Command):
+    def words(self):
+        return [self.program, *self.arguments]
 def main(_):
     reactions = REACTIONS
     here = Path.cwd()
-    commands = [Command(name, str(here / f"{name}.py"), (name, how)) for name, how in reactions.items()]
+    commands = [Script(name, str(here / f"{name}.py"), (name, how)) for name, how in reactions.items()]
     sys.exit(run_all(commands, [{}] * len(commands), Path("run/logs")))
 """
 
 
+class Script(Command):
+    """A command that is no program of ours."""
+
+    def words(self) -> list[str]:
+        return [self.program, *self.arguments]
+
+
 def command(name: str, *needs: str) -> Command:
-    return Command(name, str(Path("stage.py").absolute()), (name,), needs)
+    return Script(name, str(Path("stage.py").absolute()), (name,), needs)
 
 
 @pytest.fixture
@@ -94,7 +104,7 @@ def test_after_a_failure_only_what_is_left_runs(
     Path("FAIL-second").touch()
     assert run_all(commands, [{}], LOGS) == 75
     assert ran() == ["first", "second"]
-    assert capfd.readouterr().out == "python stage.py first\nfirst is there\npython stage.py second\n"
+    assert capfd.readouterr().out == "sparsity stage first\nfirst is there\nsparsity stage second\n"
     assert caplog.messages[-2] == "second ended with exit code 75; run the same again to go on"
     assert "the last lines of run/logs/second.log:\n" in caplog.messages[-1]
     assert caplog.messages[-1].endswith("\nno good")

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import forked_stages
 import pytest
+from sparsity_length.programs.study import main, parser
 from tiny_task import TINY_TASK
 
-from pipeline.cli import InputError
-from pipeline.results.read import Results
-from pipeline.study import main, parser
+from sparsity_length.cli import InputError
+from sparsity_length.results.read import Results
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "olmo_configs" / "synthetic" / "small.yaml"

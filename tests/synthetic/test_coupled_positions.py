@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from pipeline.synthetic.config import TaskConfig
-from pipeline.synthetic.tasks import Example
+from sparsity_length.synthetic.config import TaskConfig
+from sparsity_length.synthetic.tasks import Example
 
 COUPLED = np.array([1, 2, 0, 1, 2])
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 from hand_made_models import EvidenceLM
 
-from pipeline.synthetic.config import TaskConfig
-from pipeline.synthetic.evaluation import found_dependencies
-from pipeline.synthetic.tasks import Example
+from sparsity_length.synthetic.config import TaskConfig
+from sparsity_length.synthetic.evaluation import found_dependencies
+from sparsity_length.synthetic.tasks import Example
 
 SURE = 4.0
 TOKENS = np.array([5, 1, 2, 6, 7, 8, 3])  # the answer, 3, is sure where 1 and 2 are both seen

@@ -4,8 +4,8 @@ import pytest
 import torch
 from test_task_model import FAMILIES, gapped_ids, task_model, tokens
 
-from pipeline.models.interface import causal_visibility, losses_of_hidden_states
-from pipeline.synthetic.models import TaskLM
+from sparsity_length.models.interface import causal_visibility, losses_of_hidden_states
+from sparsity_length.synthetic.models import TaskLM
 
 NUM_TOKENS = 13
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from pipeline.synthetic.config import TaskConfig, TaskModelConfig
-from pipeline.synthetic.evaluation import generate
-from pipeline.synthetic.models import TaskLM
+from sparsity_length.synthetic.config import TaskConfig, TaskModelConfig
+from sparsity_length.synthetic.evaluation import generate
+from sparsity_length.synthetic.models import TaskLM
 
 V = 11
 NUM_PROMPT = 7

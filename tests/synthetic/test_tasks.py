@@ -7,9 +7,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from pipeline.cli import InputError
-from pipeline.synthetic import tasks
-from pipeline.synthetic.tasks import (
+from sparsity_length.cli import InputError
+from sparsity_length.synthetic import tasks
+from sparsity_length.synthetic.tasks import (
     BEST_LOSS_OF_CUES,
     CUES_VOCABULARY,
     FLIP_PROBABILITY,
@@ -18,7 +18,7 @@ from pipeline.synthetic.tasks import (
     Task,
     of_test_examples,
 )
-from pipeline.synthetic.train import of_training_step
+from sparsity_length.synthetic.train import of_training_step
 
 CERTAIN = [name for name in TASKS if not name.startswith("cues_")]
 """Tasks whose dependencies leave nothing open; those of cues have tests of their own."""
@@ -51,7 +51,7 @@ def test_the_dependency_set_decides_the_target(name: str) -> None:
         example = drawn(task, seed, size=8 if task.most_k else 4)
         tokens = example.token_ids_S
         for index, (places, target) in enumerate(zip(example.dependencies, targets_of(example), strict=True)):
-            roles = () if task.most_k else (index,)
+            roles = (index,) if len(example.dependencies) > 1 else ()
             known = (*roles, *(int(tokens[place]) for place in places))
             num_met_again += known in seen
             assert seen.setdefault(known, target) == target
@@ -76,7 +76,7 @@ def test_every_dependency_is_needed(name: str) -> None:
         (index, left_out) for (index, left_out, _), targets in first_sets.items() if len(targets) > 1
     }
     needed = {(index, left_out) for index, num in width.items() for left_out in range(num)}
-    if name == "variable_assignment":
+    if name.startswith("variable_assignment"):
         # Names repeat too seldom to show it for the copied tokens; "=" always follows.
         needed = set()
     if name in ("addition", "addition_padded"):
@@ -96,8 +96,14 @@ def test_both_answers_of_marked_bits_are_as_likely(name: str, sparsity: int) -> 
     """Whatever k is."""
     task = TASKS[name]
     generator = np.random.default_rng(0)
-    answers = [targets_of(example)[0] for example in task.draw(18, [sparsity] * 3000, generator)]
+    answers = [targets_of(example)[-1] for example in task.draw(18, [sparsity] * 3000, generator)]
     assert np.mean(answers) == pytest.approx(0.5, abs=0.04)
+
+
+def test_the_last_partial_parity_is_that_of_all_marked_bits() -> None:
+    for seed in range(20):
+        answer, written = (drawn(TASKS[f"sparse_parity{name}"], seed) for name in ("", "_scratchpad"))
+        assert targets_of(written)[-1:] == targets_of(answer)
 
 
 @pytest.mark.parametrize("name", CUES)

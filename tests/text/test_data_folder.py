@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from measured_documents import flip, write_data
 
-from pipeline.cli import InputError
-from pipeline.results.files import describe_files
-from pipeline.text.folder import (
+from sparsity_length.cli import InputError
+from sparsity_length.results.files import describe_files
+from sparsity_length.text.folder import (
     EVALUATION_FILE,
     TokenizedData,
     training_token_counts,

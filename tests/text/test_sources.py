@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.cli import InputError
-from pipeline.text.sources import (
+from sparsity_length.cli import InputError
+from sparsity_length.text.sources import (
     C4_REVISION,
     Document,
     Source,

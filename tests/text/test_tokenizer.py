@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from pipeline.text.tokenizer import (
+from sparsity_length.text.tokenizer import (
     TokenizedText,
     load_tokenizer,
     parse_tokenizer_name,

@@ -13,19 +13,19 @@ import numpy as np
 import pandas as pd
 import pytest
 from hugging_face_families import make_model
+from sparsity_length.programs import loss_differences, tokenize_c4
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
-from pipeline import loss_differences, tokenize_c4
-from pipeline.cli import InputError
-from pipeline.measuring.given import GivenModel
-from pipeline.results.read import Results
-from pipeline.text.folder import TokenizedData
-from pipeline.text.tokenizer import (
+from sparsity_length import explain, losses
+from sparsity_length.cli import InputError
+from sparsity_length.measuring.given import GivenModel
+from sparsity_length.results.read import Results
+from sparsity_length.text.folder import TokenizedData
+from sparsity_length.text.tokenizer import (
     load_tokenizer,
     train_bpe,
 )
-from sparsity_length import explain, losses
 
 TEXTS = ["The cat sat on a mat, and the cat saw the dog 2 times.", "A naïve  cat;\n the dog sat on it again."]
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "dog", "times", "naive", "it", "2", ",", ".", ";"]

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.text.folder import TokenizedData
-from pipeline.training.config import load_config
-from pipeline.training.trainer import Trainer
+from sparsity_length.text.folder import TokenizedData
+from sparsity_length.training.config import load_config
+from sparsity_length.training.trainer import Trainer
 
 TINY_YAML = Path(__file__).parents[2] / "olmo_configs" / "tiny.yaml"
 TINY_OVERRIDES = (

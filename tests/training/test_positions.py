@@ -2,7 +2,11 @@
 
 import numpy as np
 
-from pipeline.training.positions import contiguous_position_ids, pose_position_ids, randomized_position_ids
+from sparsity_length.training.positions import (
+    contiguous_position_ids,
+    pose_position_ids,
+    randomized_position_ids,
+)
 
 
 def test_pose_shifts_the_second_chunk_only() -> None:

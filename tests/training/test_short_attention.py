@@ -3,7 +3,7 @@
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from pipeline.training.trainer import short_attention
+from sparsity_length.training.trainer import short_attention
 
 
 def heads(num_tokens: int, dtype: torch.dtype) -> list[torch.Tensor]:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from measured_documents import flip
 
-from pipeline.cli import InputError
-from pipeline.text.folder import TokenizedData
-from pipeline.training.config import PretrainConfig, load_config
-from pipeline.training.loop import has_finished, newest_state, save_checkpoint
+from sparsity_length.cli import InputError
+from sparsity_length.text.folder import TokenizedData
+from sparsity_length.training.config import PretrainConfig, load_config
+from sparsity_length.training.loop import has_finished, newest_state, save_checkpoint
 
 TINY = Path(__file__).parents[2] / "olmo_configs" / "tiny.yaml"
 STATE = {"model": {"weight": torch.arange(3)}, "optim": {"step": 1}, "train": {"step": 7}}

@@ -6,9 +6,9 @@ import pytest
 from olmo.config import TrainConfig
 from omegaconf import OmegaConf
 
-from pipeline.cli import InputError
-from pipeline.text.folder import TokenizedData
-from pipeline.training.config import PretrainConfig, load_config
+from sparsity_length.cli import InputError
+from sparsity_length.text.folder import TokenizedData
+from sparsity_length.training.config import PretrainConfig, load_config
 
 CONFIGS = Path(__file__).parents[2] / "olmo_configs"
 TINY = CONFIGS / "tiny.yaml"

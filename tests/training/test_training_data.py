@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.cli import InputError
-from pipeline.text.folder import TokenizedData
-from pipeline.training.config import PretrainConfig
-from pipeline.training.data import TrainingBatches
+from sparsity_length.cli import InputError
+from sparsity_length.text.folder import TokenizedData
+from sparsity_length.training.config import PretrainConfig
+from sparsity_length.training.data import TrainingBatches
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import torch
 from olmo.model import OLMo
 from torch.nn.functional import cross_entropy
 
-from pipeline.cli import InputError
-from pipeline.models.olmo import blocks_of
-from pipeline.training import trainer as trainer_module
-from pipeline.training.trainer import Trainer, next_token_loss
+from sparsity_length.cli import InputError
+from sparsity_length.models.olmo import blocks_of
+from sparsity_length.training import trainer as trainer_module
+from sparsity_length.training.trainer import Trainer, next_token_loss
 
 MakeTrainer = Callable[..., Trainer]
 POSE = ("position_scheme=pose", "pose_target_length=32")

@@ -1,0 +1,98 @@
+"""Functions of k marked bits, beyond the trained length.
+
+Plan: analysis/LOG.md, 2026-11-27 (C): parity, OR, majority, the last marked bit, look-up, with k of 9 bits,
+trained at 18 tokens.
+"""
+
+from collections.abc import Hashable, Iterable
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from scipy.stats import ttest_ind
+
+from sparsity_length.figures import drawing
+from sparsity_length.figures.read import interval_columns
+from sparsity_length.results.statistics import Interval, ratio_of_sums
+
+FUNCTIONS = {"parity": "parity", "or": "OR", "majority": "majority", "last": "last bit", "lookup": "look-up"}
+"""Name of a function -> that in tables and figures."""
+MANY = range(5, 9)
+"""k of many bits, as planned."""
+HOLDS = 0.9
+"""Least accuracy of what holds at length, as planned; chance is 0.5."""
+
+
+def student(values: pd.Series) -> Interval:
+    """The mean of values, one per seed, with Student's interval; of one seed its ends are NaN."""
+    return ratio_of_sums(values.to_numpy(), np.ones(len(values)))
+
+
+def over_seeds(rows: pd.DataFrame, name: str) -> dict[Hashable, float]:
+    """The mean of a column over seeds, a row each, with its interval, as columns."""
+    return interval_columns(name, student(rows[name]))
+
+
+def by_seed(accuracy: pd.DataFrame, function: str, ks: Iterable[int]) -> pd.Series:
+    """Accuracy of each seed at the longest size, mean over k."""
+    is_at_end = accuracy["size"] == accuracy["size"].max()
+    rows = accuracy[is_at_end & (accuracy["task"] == f"sparse_{function}") & accuracy["sparsity"].isin(ks)]
+    return rows.groupby("seed")["exact_match"].mean()
+
+
+def or_minus_parity(accuracy: pd.DataFrame, ks: Iterable[int]) -> Interval:
+    """Accuracy of OR minus that of parity at the longest size, mean over k, with Welch's interval over seeds.
+
+    A seed of one function and the same seed of another share nothing, so they are no pairs.
+    """
+    seeds = by_seed(accuracy, "or", ks), by_seed(accuracy, "parity", ks)
+    low, high = ttest_ind(*seeds, equal_var=False).confidence_interval()
+    return Interval(float(seeds[0].mean() - seeds[1].mean()), low, high)
+
+
+def verdict(accuracy: pd.DataFrame) -> str:
+    """Does parity fail because of the number of bits? Rule of 2026-11-27, with the condition of 2026-11-29.
+
+    Refuted if OR of eight bits holds, supported if it is at 60 % or less. Either only if OR clearly beats
+    parity for k of 5 to 8, and if parity of one bit holds: it is the same as OR of one bit, so models that
+    lose it fail by something else than the number.
+    """
+    rows = accuracy[accuracy["is_learnt"]]
+    # NaN, where seeds or functions are lacking, decides nothing.
+    if not by_seed(rows, "parity", [1]).mean() >= HOLDS or not or_minus_parity(rows, MANY).low > 0:
+        return "inconclusive"
+    of_or = by_seed(rows, "or", [8]).mean()
+    return "refuted" if of_or >= HOLDS else "supported" if of_or <= 0.6 else "inconclusive"
+
+
+def _draw_function(ax: Axes, accuracy: pd.DataFrame, function: str, style: drawing.Style) -> float:
+    """The mean of those seeds that learned the function, and behind it every seed; the last mean, percent."""
+    rows = accuracy[(accuracy["task"] == f"sparse_{function}") & (accuracy["size"] == accuracy["size"].max())]
+    if style["color"] in (drawing.VERMILION, drawing.BLUE):  # seeds of all would hide those that decide
+        drawing.draw_seeds(ax, rows, "sparsity", "exact_match", style, scale=100)
+    means = rows[rows["is_learnt"]].groupby("sparsity")["exact_match"].mean()
+    words = FUNCTIONS[function]
+    return drawing.draw_line(ax, means.index, means.to_frame(), "exact_match", style, words, scale=100)
+
+
+def figure_of(functions: pd.DataFrame) -> Figure:
+    """Accuracy by k at ten times the trained length: a line per function, and the seeds of parity and OR."""
+    figure, (ax,) = drawing.panels(1, 2.8)
+    colors = {"parity": drawing.VERMILION, "or": drawing.BLUE}
+    last = {}
+    for marker, name in zip("osD^v", FUNCTIONS, strict=True):
+        style = drawing.solid(colors.get(name, "#B5B5B5"), marker)
+        last[name] = _draw_function(ax, functions, name, style)
+    drawing.name_level(ax, 50, "chance", below=True)
+    ax.set(xlabel="marked bits k", ylabel="accuracy (%)", ylim=(35, 103))
+    one = 100 * by_seed(functions[functions["is_learnt"]], "parity", [1]).mean()
+    drawing.put_title(
+        figure,
+        f"At ten times the trained length, OR of 8 bits is right in {last['or']:.0f}% of cases, parity of a"
+        f" single bit in {one:.0f}%",
+        "thick: means of the seeds that learned the task",
+        "thin: every seed of parity and OR, the one left out included",
+        "180 tokens",
+    )
+    return figure

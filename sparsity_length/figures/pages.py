@@ -1,0 +1,686 @@
+"""Fill the numbers and draw the figures of the pages: `python -m sparsity_length.figures.pages`.
+
+A page marks a place by `<!-- NAME -->` … `<!-- /NAME -->`. What `numbers` gives for this name replaces what
+stands between, a table on lines of its own. All is from the kept results, in analysis/reference. A test says
+that no number would change. Numbers of finished checks stand on the pages without marks, beside the commit
+that made them.
+"""
+
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from sparsity_length.figures import (
+    cues,
+    drawing,
+    interference,
+    losses,
+    marked_bits,
+    reach,
+    recovered_loss,
+    synthetic_tasks,
+    theory,
+    unseen_distances,
+)
+from sparsity_length.figures.read import (
+    TARGET,
+    Row,
+    interval_of,
+    interval_over_documents,
+    read_sparse_losses,
+    rows_by,
+)
+from sparsity_length.results.read import Results
+from sparsity_length.results.statistics import Interval, ratio_of_sums
+
+ROOT = Path(__file__).resolve().parents[2]
+REFERENCE = ROOT / "analysis" / "reference"
+PAGES = (ROOT / "README.md", ROOT / "analysis" / "README.md", ROOT / "analysis" / "SYNTHETIC.md")
+STUDY = REFERENCE / "study" / "results"
+EVALUATED = REFERENCE / "evaluated" / "results"
+TRIED = REFERENCE / "tried" / "results"
+SMOLLM2, GEMMA = "SmolLM2-135M-Instruct", "Gemma-3-270M"
+SELECTOR = "2m-long-seed0"
+EVALUATOR = "2m-long-seed1"
+SELECTED = "leave_one_out_divergence"
+CHANGES = ["variant", "k", "criterion"]
+"""What may differ between rows of one headline."""
+Numbers = dict[str, str]
+"""Name of a place -> what stands there, Markdown."""
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def percent(share: Interval, unit: str = "%") -> str:
+    """A share with its interval or range: "94% [91, 97]"."""
+    # Adding 0 makes -0 a plain 0.
+    ends = [f"{np.round(100 * end) + 0.0:.0f}" for end in (share.estimate, share.low, share.high)]
+    return f"{ends[0]}{unit} [{ends[1]}, {ends[2]}]"
+
+
+def sample(row: Row | pd.Series, between: str = " of ") -> str:
+    """The size of a row's sample: "192 targets of 24 texts"."""
+    return f"{row['num_targets']:,} targets{between}{row['num_documents']} texts"
+
+
+@cache
+def few_tokens(model: str) -> pd.DataFrame:
+    """Losses of a pretrained model with k tokens, nats: its rows of `sparse_context_losses`."""
+    path = REFERENCE / "real_model" / "few_tokens.parquet"
+    return pd.read_parquet(path, filters=[("model", "==", model)])
+
+
+@cache
+def sparse_losses() -> dict[str, pd.DataFrame]:
+    """Model or size -> losses with k tokens, nats: rows of `sparse_context_losses`."""
+    sparse = {"SmolLM2 135 M": few_tokens(SMOLLM2), "Gemma 3 270 M": few_tokens(GEMMA)}
+    for size, model in (("2.3 M", SELECTOR), ("0.34 M", "300k-long-seed0")):
+        sparse[size] = read_sparse_losses(STUDY, only={"model": [model]})
+    return sparse
+
+
+@cache
+def curves() -> dict[str, pd.DataFrame]:
+    """Model or size -> loss against k."""
+    return {size: recovered_loss.loss_curves(of_size) for size, of_size in sparse_losses().items()}
+
+
+@cache
+def effects() -> pd.DataFrame:
+    """Recovery of another seed's prediction by the tokens that one seed selected."""
+    sparse = read_sparse_losses(TRIED, only={"model": [SELECTOR]}, every_evaluator=True, every_k=True)
+    return recovered_loss.token_effects(sparse[sparse["evaluator"] == EVALUATOR])
+
+
+@cache
+def robustness() -> pd.DataFrame:
+    """Headlines by every variant (`analysis/robustness.py`); k is 0 and criterion "" of those without."""
+    return pd.read_parquet(REFERENCE / "robustness.parquet").fillna({"k": 0, "criterion": ""})
+
+
+def robust(
+    headline: str, model: str, k: int = 16, criterion: str = "loss", variant: str = "as published"
+) -> str:
+    """One of its intervals: a fraction in percent, a lead in points, a slope of the gap in nats."""
+    rows = rows_by(robustness(), "headline", "model", "k", "criterion", "variant")
+    found = interval_of(rows[headline, model, k, criterion, variant], "estimate")
+    unit = " points" if headline.startswith("lead") else "%"
+    return str(found) if headline == "slope of the gap at 224" else percent(found, unit)
+
+
+def of_robustness() -> Numbers:
+    """Headlines, the range of their variants with one change each, and which of these do not hold."""
+    lines = []
+    groups = robustness().groupby(["headline", "model"])
+    for key, words in ROBUST.items():
+        rows = groups.get_group(key)
+        shown = rows[rows["is_headline"]].iloc[0]
+        has_one_change = (rows[CHANGES] != shown[CHANGES]).sum(axis=1) == 1
+        changed = rows[has_one_change & (rows["variant"] != "negative control")]
+        failed = changed[~changed["holds"]]
+        what = (
+            # A placement stands for its three distant texts, which agree.
+            failed["variant"]
+            .str.replace(r"^swap:(\S+) .*", r"\1", regex=True)
+            .where(failed["k"] == shown["k"], "k = " + failed["k"].astype(int).astype(str))
+            .where(failed["criterion"] == shown["criterion"], "by the KL")
+        )
+        values = [shown[f"estimate{end}"] for end in ("", "_low", "_high")]
+        values += changed["estimate"].agg(["min", "max"]).tolist()
+        number = ".2f" if words.endswith("nats") else ".0%"
+        ends = [f"{round(value, 2) + 0.0:{number}}" for value in values]
+        cells = ["{} [{}, {}]".format(*ends[:3]), "{} to {}".format(*ends[3:])]
+        cells += [f"{changed['holds'].sum()} of {len(changed)}", ", ".join(dict.fromkeys(what)) or "-"]
+        lines.append([words, *cells])
+    return {
+        "robustness": markdown(
+            ["headline", "as published", "estimates of variants", "variants that hold", "that do not"], lines
+        )
+    }
+
+
+ROBUST = {
+    ("recovered fraction", "SmolLM2 135 M"): "SmolLM2: fraction that 16 tokens recover",
+    ("lead over recency", "SmolLM2 135 M"): "SmolLM2: lead over recency",
+    ("lead over the null baseline", "SmolLM2 135 M"): "SmolLM2: lead over the null baseline",
+    ("recovered fraction", "Gemma 3 270 M"): "Gemma: fraction that 16 tokens recover",
+    ("lead over recency", "Gemma 3 270 M"): "Gemma: lead over recency",
+    (
+        "lead over recency, difference",
+        "SmolLM2 135 M minus Gemma 3 270 M",
+    ): "SmolLM2's lead over recency minus Gemma's",
+    ("recovered fraction", "2.3 M"): "2.3 M: fraction that 16 tokens recover",
+    ("lead over recency", "2.3 M"): "2.3 M: lead over recency",
+    ("slope of the gap at 224", "0.34 M"): "slope of the gap, nats",
+    ("slope of interference", "ratio"): "slope of interference: ratio",
+    ("slope of interference", "nats"): "slope of interference: nats over mean",
+    ("slope of interference", "share"): "slope of interference: fraction of what can be lost",
+    ("accuracy", "OR at 180 tokens"): "OR of 8 bits",
+    ("accuracy", "parity at 180 tokens"): "parity of 8 bits",
+    ("accuracy", "PPC: copy, 40 letters, rotary_pct 1"): "PPC: copy of 40 letters, rotary_pct 1",
+    ("interference", "SmolLM2 135 M"): "512 tokens at unseen minus 11,776 at trained distances, nats",
+}
+"""Headline and model -> what the page calls them."""
+
+
+def within_16(rows: pd.DataFrame) -> str:
+    """Share of targets of which 16 selected tokens, or fewer, recover 90% of the KL."""
+    few = rows[(rows["rule"] == SELECTED) & (rows["distant_context"] == "own") & (rows["k"] <= 16)]
+    is_recovered = few["sparse_context_divergence"] <= 0.1 * few["short_context_divergence"]
+    targets = is_recovered.groupby([few[name] for name in TARGET]).any().rename("enough").reset_index()
+    return percent(interval_over_documents(targets["document_id"], targets["enough"]))
+
+
+def of_few_tokens() -> Numbers:
+    """The paper's verdict on both pretrained models, and what k tokens recover of each model, by rule."""
+    smollm2, gemma = few_tokens(SMOLLM2), few_tokens(GEMMA)
+    same_texts = smollm2[smollm2["document_id"].isin(gemma["document_id"])]
+    by_loss = {
+        name: rows_by(
+            # A null, where there is one, would decide the targets.
+            recovered_loss.token_effects(rows.query("distant_context == 'own'")).query("criterion == 'loss'"),
+            "rule",
+            "k",
+        )
+        for name, rows in (("smollm2", smollm2), ("gemma", gemma))
+    }
+    attention = {
+        f"attention_{name}": f"{rows['attention', 16]['share'] / rows[SELECTED, 16]['share']:.0%}"
+        for name, rows in by_loss.items()
+    }
+    leads = recovered_loss.amounts_beside(smollm2, "recency").groupby("document_id")["lead"].sum()
+    of_sizes = [rows_by(of_size, "rule", "distant_context", "k") for of_size in curves().values()]
+    # The gain does not depend on the rule, and every size has this one.
+    gains = [interval_of(rows["recency", "own", 16], "gain") for rows in of_sizes]
+    table = [["gain of the full context, nats", *gains]]
+    for words, rule, distant_context in (
+        ("target-agnostic selection", SELECTED, "own"),
+        ("its null baseline", SELECTED, "other_document"),
+        ("recency", "recency", "own"),
+        ("random", "random", "own"),
+        ("target-aware selection", "leave_one_out", "own"),
+        ("its null baseline", "leave_one_out", "other_document"),
+    ):
+        found = [rows.get((rule, distant_context, 16)) for rows in of_sizes]
+        cells = ["-" if row is None else percent(interval_of(row, "recovered_share")) for row in found]
+        table.append([words, *cells])
+    # 7% of the distant tokens: 64 of some 960 in pretrained models, 16 of some 230 in those trained here.
+    at_equal = [
+        rows[SELECTED, "own", k]["recovered_share"]
+        for rows, k in zip(of_sizes, (64, 64, 16, 16), strict=True)
+    ]
+    large, other, *_ = curves()
+    without_two = "without the two most influential texts"
+    return attention | {
+        "paper_verdict": recovered_loss.paper_verdict(smollm2)[0],
+        "paper_verdict_gemma": recovered_loss.paper_verdict(gemma)[0],
+        "paper_16": robust("recovered fraction", large),
+        "paper_64": robust("recovered fraction", large, 64),
+        "paper_256": robust("recovered fraction", large, 256),
+        "paper_16_gemma": robust("recovered fraction", other),
+        "paper_16_same_texts": percent(recovered_loss.paper_verdict(same_texts)[1]),
+        "paper_lead": robust("lead over recency", large),
+        "paper_lead_points": robust("lead over recency", large).partition(" [")[0],
+        "paper_lead_gemma": robust("lead over recency", other),
+        "paper_lead_gemma_4": robust("lead over recency", other, 4),
+        "paper_lead_gemma_8": robust("lead over recency", other, 8),
+        "paper_difference": robust("lead over recency, difference", f"{large} minus {other}"),
+        "paper_16_without_two": robust("recovered fraction", large, variant=without_two),
+        "paper_lead_without_two": robust("lead over recency", large, variant=without_two),
+        "paper_lead_of_two": f"{leads.nlargest(2).sum() / leads.sum():.0%}",
+        "paper_over_null": robust("lead over the null baseline", large),
+        "paper_over_null_8": robust("lead over the null baseline", large, 8),
+        "paper_over_null_64": robust("lead over the null baseline", large, 64),
+        "paper_over_null_kl": robust("lead over the null baseline", large, criterion="divergence"),
+        "paper_at_equal": ", ".join(f"{share:.0%}" for share in at_equal),
+        "paper_within_16": within_16(smollm2),
+        "paper_within_16_gemma": within_16(gemma),
+        "paper_sample": sample(curves()[large].iloc[-1]),
+        "paper_sample_gemma": sample(curves()[other].iloc[-1]),
+        "paper_null_sample": sample(of_sizes[0][SELECTED, "other_document", 16]),
+        "paper_attention": percent(interval_of(by_loss["smollm2"]["attention", 16], "share")),
+        "paper_attention_no_sink": percent(interval_of(by_loss["smollm2"]["attention_no_sink", 16], "share")),
+        "recovered_fraction": markdown(["recovered fraction of the gain, 16 tokens", *curves()], table),
+    }
+
+
+def of_stricter_test() -> Numbers:
+    """Recovery of the KL to another seed by k tokens, and the predictions for which k are enough."""
+    rows = rows_by(effects().query("criterion == 'divergence'"), "rule", "k")
+    ks = (1, 4, 16)
+    table = [
+        [
+            "share of the total effect recovered",
+            *(percent(interval_of(rows[SELECTED, k], "share")) for k in ks),
+        ]
+    ]
+    for words, rule, name in (
+        ("KL recovered, nats", SELECTED, "effect"),
+        ("null baseline", SELECTED, "null_recovered"),
+        ("recency", "recency", "effect"),
+        ("random", "random", "effect"),
+    ):
+        table.append([words, *(f"{rows[rule, k][name]:.3f}" for k in ks)])
+    only = {"model": [SELECTOR], "evaluator": [EVALUATOR], "rule": [SELECTED], "criterion": ["divergence"]}
+    targets = Results(TRIED).frame("dependency_sparsity", only=only)
+
+    def enough(k: int, least: float, most: float) -> str:
+        # "left": 0.1 counts, 0.5 does not; 999 stands for no upper end.
+        between = targets[targets["gain"].between(least, most, "left")]
+        # Null where no studied k reaches 90%: more than any k that is asked about.
+        share = interval_over_documents(between["document_id"], between["k_90"].fillna(999) <= k)
+        return f"{percent(share)} of {len(between)}"
+
+    return {
+        "total_effect": str(interval_of(rows[SELECTED, 1], "gain")),
+        "stricter_sample": sample(rows[SELECTED, 1]),
+        "stricter_test": markdown(["tokens restored", *(f"k = {k}" for k in ks)], table),
+        "four_of_large": enough(4, 1, 999),
+        "sixteen_of_large": enough(16, 1, 999),
+        "four_of_small": enough(4, 0.1, 0.5),
+    }
+
+
+def of_searches() -> Numbers:
+    """What the tokens of each search recover in swapped contexts that the search did not see."""
+    kept = pd.read_parquet(REFERENCE / "searches.parquet").query("evaluator == @EVALUATOR")
+    columns = ["swaps", "search", "k"]
+    sums = kept.pivot(index="document_id", columns=columns, values=["recovered", "total_effect"])
+
+    def share(search: str, k: int, minus: str | None = None, swaps: str = "other") -> Interval:
+        recovered = sums["recovered", swaps, search, k]
+        if minus is not None:
+            recovered = recovered - sums["recovered", swaps, minus, k]
+        return ratio_of_sums(recovered.to_numpy(), sums["total_effect", swaps, search, k].to_numpy())
+
+    table = []
+    for words, search, passes in (
+        ("removal", "removal", "1"),
+        ("one swapped context", "one swap", "1"),
+        ("four swapped contexts", "four swaps", "4"),
+        ("blocks of four tokens, swapped", "blocks", "1/4"),
+        ("attention", "attention", "1/100"),
+        ("recency", "recency", "0"),
+        ("random", "random", "0"),
+    ):
+        cells = [percent(share(search, k)) for k in (4, 16)]
+        lead = "" if search == "one swap" else percent(share(search, 16, "one swap"), " points")
+        table.append([words, passes, *cells, lead])
+    same = [percent(share("one swap", k, swaps="same")) for k in (4, 16)]
+    table.append(["one swapped context, tried in the same", "1", *same, ""])
+    header = ["tokens selected by leaving out", "passes", "k = 4", "k = 16", "k = 16, minus one swapped"]
+    return {
+        "searches": markdown(header, table),
+        "searches_sample": f"{kept.groupby('document_id')['num_targets'].max().sum()} targets of"
+        f" {kept['document_id'].nunique()} texts",
+        "searches_attention": percent(share("attention", 4)),
+        "searches_removal": percent(share("removal", 4)),
+    }
+
+
+@cache
+def interference_targets() -> pd.DataFrame:
+    """Length interference of the pretrained model, a row a target."""
+    return pd.read_parquet(REFERENCE / "real_model" / interference.TARGETS_FILE)
+
+
+@cache
+def told_facts() -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Told facts and their questions in two pretrained models: a row per item and gap; their curves."""
+    items = pd.read_parquet(REFERENCE / "real_model" / reach.REACH_FILE)
+    return items, reach.curves(items)
+
+
+@cache
+def placed_targets() -> pd.DataFrame:
+    """Losses of the models trained here behind tokens at chosen IDs."""
+    return pd.read_parquet(REFERENCE / "length" / "placed_targets.parquet")
+
+
+def of_length() -> Numbers:
+    """Interference by number and distance, and the two verdicts on tokens needed."""
+    places = interference.mechanism(interference_targets())
+
+    def between_texts(number: int, start: int, digits: int = 3) -> str:
+        found = places.query(f"num_distant == {number} and near_start == {start}")["interference"]
+        ends = [f"{value:.{digits}f}" for value in (found.min(), found.max())]
+        # One number where both ends round to the same.
+        return " to ".join(dict.fromkeys(ends)) if len(found) else "-"
+
+    starts = (7680, 11776)
+    by_number = [
+        [f"{number:,}", *(between_texts(number, start) for start in starts)]
+        for number in sorted(places["num_distant"].unique())
+    ]
+    slopes = interference.slopes(interference.with_outcomes(interference_targets()))
+    rows = rows_by(slopes, "variant", "kind")
+    lines = {
+        "ratio (Poisson)": ("as planned", "ratio"),
+        "nats over mean": ("as planned", "nats"),
+        "share of what can be lost, over mean": ("as planned", "share"),
+        "ratio, lowest eighth left out": ("lowest eighth left out", "ratio"),
+        "ratio, highest eighth left out": ("highest eighth left out", "ratio"),
+    }
+    cells = [[words, percent(interval_of(rows[key], "slope"))] for words, key in lines.items()]
+    natural = pd.read_parquet(REFERENCE / "real_model" / interference.NATURAL_FILE)
+    gaps = unseen_distances.unseen_distances(placed_targets())
+    squeezed = places.query("num_distant == 11776").iloc[0]
+    effects = rows_by(unseen_distances.distance_or_number(placed_targets()), "text", "role", "condition")
+    of_conditions = [
+        [
+            condition,
+            *(
+                f"{interval_of(row, 'value')}, {row['share']:.0%}"
+                for row in (effects[text, unseen_distances.SHORT, condition] for text in ("own", "swap"))
+            ),
+            interval_of(effects["swap", unseen_distances.LONG, condition], "value"),
+        ]
+        for condition in unseen_distances.CONDITIONS
+    ]
+    return {
+        "interference_counts": sample(places.iloc[0], ", "),
+        "interference_by_number": markdown(
+            ["distant tokens", *(f"near from {start:,}" for start in starts)], by_number
+        ),
+        "interference_of_1": between_texts(1, 11776, 2),
+        "interference_of_64": between_texts(64, 11776, 1),
+        "interference_unseen": between_texts(512, 11776, 1),
+        "interference_of_1536": between_texts(1536, 11776, 1),
+        "interference_squeezed": str(interval_of(squeezed, "interference")),
+        "real_model_verdict": interference.verdict(slopes),
+        "real_model_sample": sample(slopes.iloc[0]),
+        "real_model_slopes": markdown(["slope per doubling of tokens needed", "percent of the mean"], cells),
+        "real_model_natural": interference.natural_check(natural),
+        "share_slope": percent(interval_of(rows["as planned", "share"], "slope")),
+        "share_slope_no_controls": robust("slope of interference", "share", 0, "", "no controls"),
+        "unseen_distances_no_controls": robust("slope of the gap at 224", "0.34 M", 0, "", "no controls"),
+        "real_model_nats": percent(interval_of(rows["as planned", "nats"], "slope")),
+        "real_model_control": percent(interval_of(rows["negative control", "ratio"], "slope")),
+        "unseen_distances_slope": str(interval_of(gaps.iloc[0], "slope")),
+        "distance_or_number": markdown(
+            ["distant tokens", "rise of the loss", "interference", "interference, long-context models"],
+            of_conditions,
+        ),
+        "unseen_distances_verdict": unseen_distances.verdict(gaps),
+        "unseen_distances_sample": sample(gaps.iloc[0]),
+    }
+
+
+def of_reach() -> Numbers:
+    """How far each pretrained model reads, plain and with YaRN, and the two verdicts."""
+    items, table = told_facts()
+    found: Numbers = {}
+    columns: dict[str, list[str]] = {}
+    for model, words, name in ((SMOLLM2, "smollm2", "SmolLM2"), (GEMMA, "gemma", "Gemma 3")):
+        for rope, (_, of_rope) in reach.LOOKS.items():
+            cells = []
+            for template in (*reach.TEMPLATES, reach.TOGETHER):
+                curve = reach.of_curve(table, model, rope, template)
+                gap = reach.reach(curve)
+                is_last = gap is not None and gap == curve.index.max()
+                cells.append("-" if gap is None else f"{'≥ ' if is_last else ''}{gap:,}")
+            columns[f"{name}, {of_rope}"] = cells
+            found[f"reach_{rope.partition(':')[0]}_{words}"] = cells[-1]
+        plain, with_yarn = (reach.of_curve(table, model, rope) for rope in (reach.PLAIN, reach.YARN))
+        less, last = reach.reads_less_than_trained(table, model)
+        kept = percent(reach.kept_at(plain, last))
+        found |= {
+            f"reach_kept_{words}": kept,
+            f"reach_less_{words}": f"{less}: {kept}",
+            f"reach_right_{words}": f"{float(plain['right_told'][last]):.0%}",
+        }
+        if readable := reach.yarn_makes_readable(items, table, model):
+            word, gap, lead = readable
+            kept = percent(reach.kept_at(with_yarn, gap))
+            found[f"reach_readable_{words}"] = f"{word}: {kept}, {percent(lead, ' points')} more than plain"
+            found[f"reach_unread_{words}"] = f"{gap:,}"
+    rows = zip((*reach.TEMPLATES, reach.TOGETHER), *columns.values(), strict=True)
+    found["reach"] = markdown(["reach, position IDs", *columns], rows)
+    return found
+
+
+def synthetic(folder: str) -> pd.DataFrame:
+    """Accuracy in a folder of kept results."""
+    return Results(REFERENCE / folder).frame("synthetic_accuracy")
+
+
+def of_synthetic_tasks() -> Numbers:
+    """Functions of marked bits at ten times the trained length; exact match by position scheme."""
+    functions = synthetic("length/functions")
+    learned = functions[functions["is_learnt"]]
+
+    def by_k(words: str, accuracy: pd.DataFrame, name: str = "parity") -> list[str]:
+        return [words, *(f"{marked_bits.by_seed(accuracy, name, [k]).mean():.0%}" for k in range(1, 9))]
+
+    of_or = marked_bits.by_seed(learned, "or", [8])
+    of_bits = [
+        *(by_k(words, learned, name) for name, words in marked_bits.FUNCTIONS.items()),
+        by_k("parity, the seed left out", functions[~functions["is_learnt"]]),
+    ]
+    leads = [
+        [
+            words,
+            *(percent(marked_bits.or_minus_parity(accuracy, ks), "") for accuracy in (learned, functions)),
+        ]
+        for words, ks in {**{f"k = {k}": [k] for k in range(1, 9)}, "k = 5 to 8": marked_bits.MANY}.items()
+    ]
+    found = {}
+    for folder in ("results", "rotated"):
+        cells = synthetic_tasks.over_seeds(synthetic(f"synthetic/{folder}"))
+        for row in cells[cells["sparsity"].isna()].to_dict("records"):
+            star = "" if row["is_learnt"] else " \\*"
+            key = folder, row["task"], row["positions"], row["size"]
+            seeds = "" if row["num_seeds"] == 3 else f", {drawing.counted(row['num_seeds'], 'seed')}"
+            found[key] = percent(interval_of(row, "exact_match")) + seeds + star
+    coupling = [
+        [
+            words,
+            *(found.get(("results", task, scheme, size), "") for scheme in ("predicted", "coupled", "pose")),
+        ]
+        for words, task, size in (
+            ("variable assignment, 18 assignments (3 times)", "variable_assignment", 18),
+            ("parity with scratchpad, 30 bits (3 times)", "parity_scratchpad", 30),
+            ("copy, 30 letters (3 times)", "copy", 30),
+            ("addition, 24 digits (3 times)", "addition", 24),
+        )
+    ]
+    rotary = [
+        [words, found["results", task, "predicted", size], found["rotated", rotated, "predicted", size]]
+        for words, task, rotated, size in (
+            ("copy, 30 letters (3 times)", "copy", "copy", 30),
+            ("copy, 40 letters (4 times)", "copy", "copy", 40),
+            ("variable assignment, 18 (3 times)", "variable_assignment", "variable_assignment", 18),
+            ("addition, 24 digits (3 times); right: `addition_padded`", "addition", "addition_padded", 24),
+        )
+    ]
+    return {
+        "marked_bits": markdown(["function", *(f"k = {k}" for k in range(1, 9))], of_bits),
+        "marked_bits_verdict": marked_bits.verdict(functions),
+        "or_minus_parity": markdown(["OR minus parity, points", "seeds that learned it", "all seeds"], leads),
+        "or_eight": percent(Interval(of_or.mean(), of_or.min(), of_or.max())),
+        "copy_4_times": found["rotated", "copy", "predicted", 40],
+        "ppc_10_bits": found["rotated", "parity_scratchpad", "predicted", 10],
+        "pose_10_bits": found["rotated", "parity_scratchpad", "pose", 10],
+        "position_coupling": markdown(
+            ["task, test size", "PPC", "coupled IDs given", "PoSE alone"], coupling
+        ),
+        "full_rotary": markdown(["task, test size, all PPC", "rotary_pct 0.25", "rotary_pct 1"], rotary),
+    }
+
+
+def of_dependencies() -> Numbers:
+    """What k beyond K_train costs with a scratchpad, and what predicted position IDs depend on."""
+    accuracy = synthetic("synthetic/beyond_k")
+    cells = rows_by(accuracy, "task", "size", "sparsity")
+    ks = (1, 2, 3, 4, 6, 8, 10, 12, 14, 16)
+    table = [
+        [
+            words,
+            *(f"{cells[task, size, k]['exact_match']:.0%}" if (task, size, k) in cells else "" for k in ks),
+        ]
+        for words, task, size in (
+            ("parity with scratchpad, 10 bits", "sparse_parity_scratchpad", 20),
+            ("30 bits", "sparse_parity_scratchpad", 60),
+            ("variable assignment, 6 assignments", "variable_assignment_hops", 6),
+            ("18 assignments", "variable_assignment_hops", 18),
+        )
+    ]
+    bits, hops = (accuracy[accuracy["task"] == task] for task in sorted(accuracy["task"].unique()))
+    found = Results(REFERENCE / "synthetic" / "further").frame("found_id_dependencies")
+    first = found.query("rule == @SELECTED and rank == 1")
+    # A restated assignment is three targets: left side, "=", right side.
+    effects_of = first.groupby(["ablation", first["target_index"] % 3])["effect"].mean()
+    masked = first[first["ablation"] == "mask"]
+    return {
+        "beyond_k": markdown(["exact match", *(f"k = {k}" for k in ks)], table),
+        "beyond_k_bits": str(synthetic_tasks.beyond(bits, 16, 4)),
+        "beyond_k_hops": str(synthetic_tasks.beyond(hops, 16, 3, per_hop=True)),
+        "ids_found": f"{masked['is_dependency'].mean():.0%} of {len(masked):,}",
+        "ids_masked": f"{effects_of['mask'].min():.1f} to {effects_of['mask'].max():.1f}",
+        "ids_swapped": f"{effects_of['substitute'][0]:.1f}",
+        "ids_swapped_within": f"{effects_of['substitute'].loc[1:].max():.3f}",
+    }
+
+
+def of_theory() -> Numbers:
+    """Squared error of sparse functional attention with local S*."""
+    kept, varied = (
+        Results(REFERENCE / "theory" / name).frame(theory.STAGE) for name in ("results", "varied")
+    )
+    table = pd.concat([theory.by_length(kept), theory.by_length(varied)])
+    of_models = rows_by(table[table["length_ratio"] == 8], "model")
+
+    def errors_of(header: Sequence[str], models: Sequence[str]) -> str:
+        rows = []
+        for words, name, scale in (
+            ("error in distribution × 10⁵", "in_distribution_error", 1e5),
+            ("error at 8 L × 10³", "squared_error", 1e3),
+            ("exponent of its growth from L to 8 L", "growth_exponent", 1),
+        ):
+            found = [interval_of(of_models[model], name) for model in models]
+            cells = [f"{scale * x.estimate:.2f} [{scale * x.low:.2f}, {scale * x.high:.2f}]" for x in found]
+            rows.append([words, *cells])
+        return markdown(header, rows)
+
+    return {
+        "theory": errors_of(["local S*", "k = 1", "k = 2", "k = 3"], ["local-k1", "local-k2", "local-k3"]),
+        "theory_varied": errors_of(
+            ["local S*, k = 2", "L_local = 4", "L_local = 8", "L_local = 16"],
+            ["local_4-k2", "local-k2", "local_16-k2"],
+        ),
+        "theory_all_keys": percent(interval_of(of_models["local_all_keys-k2"], "error_rate")),
+    }
+
+
+def of_contexts() -> Numbers:
+    """Worth of the distant context, and the windows that keep most of it."""
+    models = rows_by(losses.summarize_models(Results(EVALUATED).frame("loss_differences")), "model")
+    worth = {name: str(interval_of(row, "loss_difference")) for name, row in models.items()}
+    novels = losses.summarize_models(
+        Results(REFERENCE / "study" / "novels" / "results").frame("loss_differences")
+    )
+    # The difference is short less long: what the longer context costs is its negative.
+    harm = -novels["loss_difference"]
+    needed = losses.needed_context(Results(EVALUATED).frame("length_losses"))
+    row = rows_by(needed, "model", "criterion")[SELECTOR, "loss"]
+    windows = [interval_of(row, f"window_{kept}") for kept in (90, 99)]
+    cells = [f"{window.estimate:.0f} [{window.low:.0f}, {window.high:.0f}]" for window in windows]
+    by_scores = pd.read_parquet(REFERENCE / "training_by_scores.parquet").pivot(index="seed", columns="score")
+    scores = {
+        f"{measure}_{score}": str(
+            ratio_of_sums(
+                (by_scores[measure][score] - by_scores[measure]["random"]).to_numpy(), np.ones(len(by_scores))
+            )
+        )
+        for measure in ("gain", "loss")
+        for score in ("gzip_ratio", "mean_log2_k")
+    }
+    return scores | {
+        "worth_long": worth[SELECTOR],
+        "worth_pose": worth["2m-short-pose-seed0"],
+        "worth_contiguous": worth["2m-short-contiguous-seed0"],
+        "beyond_every_length": f"{harm.min():.2f} to {harm.max():.2f}",
+        "window_90": cells[0],
+        "window_99": cells[1],
+    }
+
+
+@cache
+def numbers() -> Numbers:
+    """All of them."""
+    of_models = (
+        of_few_tokens()
+        | of_robustness()
+        | of_stricter_test()
+        | of_searches()
+        | of_length()
+        | of_reach()
+        | of_contexts()
+    )
+    return of_models | of_synthetic_tasks() | of_dependencies() | of_theory()
+
+
+def fill(text: str) -> str:
+    """The page with every marked place filled; KeyError for a name that `numbers` lacks."""
+
+    def of_place(found: re.Match[str]) -> str:
+        content = numbers()[found[1]]
+        # Markdown knows a table only on lines of its own.
+        content = f"\n{content}\n" if content.startswith("|") else content
+        return f"<!-- {found[1]} -->{content}<!-- /{found[1]} -->"
+
+    # The backreference makes a place end at its own name.
+    return re.sub(r"<!-- (\w+) -->.*?<!-- /\1 -->", of_place, text, flags=re.DOTALL)
+
+
+def draw() -> None:
+    """Draw every figure of the pages into `REFERENCE`."""
+    label = drawing.model_labels(STUDY, "sparse_context_losses")[SELECTOR]
+    labels = drawing.model_labels(EVALUATED, "loss_differences")
+    differences = losses.losses_beside_reference(Results(EVALUATED).frame("length_losses"), SELECTOR, 16)
+    errors = theory.by_length(Results(REFERENCE / "theory" / "results").frame(theory.STAGE))
+    examples = Results(REFERENCE / "length" / "cues").frame("synthetic_examples")
+    pretrained = drawing.ModelLabel(
+        SMOLLM2, drawing.OTHER_MODELS[0], "135 M parameters", train_context_length=8192
+    )
+    figures = {
+        "real_model/loss_against_k": recovered_loss.loss_figure(
+            curves()["SmolLM2 135 M"].query("k <= 256"), pretrained
+        ),
+        "real_model/mechanism": interference.mechanism_figure(interference.mechanism(interference_targets())),
+        "real_model/reach": reach.reach_figure(told_facts()[1]),
+        "study/loss_against_k": recovered_loss.loss_figure(curves()["2.3 M"], label),
+        "evaluated/token_effects": recovered_loss.effects_figure(
+            effects(), labels[SELECTOR], labels[EVALUATOR].text
+        ),
+        "evaluated/loss_against_context_length": losses.lengths_figure(
+            differences, labels, [64, 256], SELECTOR
+        ),
+        "length/distance_or_number": unseen_distances.distance_or_number_figure(
+            unseen_distances.distance_or_number(placed_targets())
+        ),
+        "length/marked_bits": marked_bits.figure_of(synthetic("length/functions")),
+        "length/cue_distances": cues.distances_figure(examples),
+        "synthetic/cues": cues.cues_figure(synthetic("synthetic/cues")),
+        f"theory/{theory.STAGE}": theory.errors_figure(errors),
+    }
+    for path, figure in figures.items():
+        drawing.save(figure, REFERENCE, path, with_pdf=False)
+
+
+if __name__ == "__main__":
+    draw()
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        if (new := fill(text)) != text:
+            page.write_text(new, encoding="utf-8")
+            sys.stdout.write(f"filled {page.relative_to(ROOT)}\n")

@@ -1,0 +1,265 @@
+"""How far a pretrained model reads: what a told fact is worth, by the gap of position IDs to its question.
+
+A document tells a fact and asks for it; another, equal in length, asks without telling (plant_needles.py).
+The near tokens, with question and answer, are moved away by a gap of position IDs (length_interference.py,
+placements own:N@START), and nothing else changes. What telling is worth at a gap is the answer's loss not
+told less that told, both there; the *share kept* is this over the same at gap 0, a ratio of sums. Clusters
+are the texts around the facts. Plan and rules: analysis/LOG.md, 2026-11-29.
+
+Shapes: X resamples.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from sparsity_length.cli import InputError
+from sparsity_length.figures import drawing
+from sparsity_length.figures.read import Row, interval_columns, interval_of, interval_over_documents
+from sparsity_length.measuring.settings import Placement
+from sparsity_length.results.read import Results
+from sparsity_length.results.schemas import OWN
+from sparsity_length.results.statistics import Interval, interval_of_statistic
+from sparsity_length.text.folder import NEEDLES_FILE
+
+REACH_FILE = "reach.parquet"
+TEMPLATES = ("number", "word", "color")
+TOGETHER = "together"
+PLAIN = "plain"
+YARN = "yarn:2"
+TRAINED_POSITIONS = {"SmolLM2-135M-Instruct": 8192, "Gemma-3-270M": 32768}
+NUM_TOKENS = 64
+"""Of the documents: their last ID is the gap and so many less one."""
+HALF = 0.5
+"""A gap is read if the share kept is above it; a template counts if as many answers are right at gap 0."""
+ITEM = ["model", "rope", "template", "document_id", "gap"]
+
+
+def reach_items(needles: Path, measured: Sequence[Path]) -> pd.DataFrame:
+    """A row per model, scaling of RoPE, told fact and gap.
+
+    Args:
+        needles: data folder of plant_needles.py, one depth.
+        measured: results of length_interference.py of its documents, plain or with --rope.
+
+    Returns:
+        `ITEM` (document_id: of the text around the fact), loss_told and loss_not_told (of the whole answer,
+        nats), is_right_told and is_right_not_told (whether each of its tokens is the top prediction).
+        InputError if not all tokens of an answer were measured, or a told fact is not among distant tokens.
+    """
+    planted = pd.read_parquet(needles / NEEDLES_FILE)
+    tables = []
+    for results in measured:
+        rows = Results(results).frame("length_interference").merge(planted, on="document_id")
+        made_by = Results(results).made_by("length_interference")
+        settings = {model: made["settings"] for model, made in made_by.items()}
+        # Targets before the answer are the question's.
+        is_answer = rows["target_position"] >= rows["answer_position"]
+        rows = rows[is_answer & rows["placement"].str.startswith(OWN)]
+        placements = [Placement.parse(name) for name in rows["placement"]]
+        num_distant = np.array([placement.num_distant for placement in placements])
+        # Near tokens end before the last token, a target; distant ones stand right before them.
+        near = rows["model"].map(lambda model, settings=settings: settings[model]["near_context_length"])
+        near_start = rows["context_length"] - 1 - near
+        is_distant = (rows["needle_position"] >= near_start - num_distant) & (
+            rows["needle_position"] + rows["num_needle_tokens"] <= near_start
+        )
+        if not (is_distant | rows["depth"].isna()).all():
+            raise InputError(f"{results}: a fact is not told among the distant tokens; place more of them")
+        rows = rows.assign(
+            rope=rows["model"].map(lambda model, settings=settings: settings[model].get("rope", PLAIN)),
+            gap=[placement.near_start - placement.span for placement in placements],
+            is_told=rows["depth"].notna(),
+            document_id=rows["source_document_id"],
+        )
+        answers = rows.groupby([*ITEM, "is_told"], as_index=False).agg(
+            loss=("loss", "sum"),
+            is_right=("is_top", "all"),
+            num_measured=("loss", "size"),
+            num_tokens=("num_answer_tokens", "first"),
+        )
+        if not (answers["num_measured"] == answers["num_tokens"]).all():
+            most = answers["num_tokens"].max()
+            raise InputError(
+                f"{results}: answers have up to {most} tokens; measure --targets-per-chunk {most}"
+            )
+        answers = answers.drop(columns=["num_measured", "num_tokens"])
+        told, not_told = (
+            answers[answers["is_told"] == is_told].drop(columns="is_told") for is_told in (True, False)
+        )
+        tables.append(told.merge(not_told, on=ITEM, suffixes=("_told", "_not_told")))
+    return pd.concat(tables, ignore_index=True)
+
+
+def answered_templates(items: pd.DataFrame, model: str) -> list[str]:
+    """The templates of which the plain model answers half or more at gap 0; the others are left out."""
+    at_0 = items[(items["model"] == model) & (items["rope"] == PLAIN) & (items["gap"] == 0)]
+    right = at_0.groupby("template", sort=False)["is_right_told"].mean()
+    return [str(template) for template in right.index[right >= HALF]]
+
+
+def with_worth(items: pd.DataFrame) -> pd.DataFrame:
+    """The items with what telling is worth to each, nats: `worth` at its gap, `worth_at_0` at gap 0."""
+    found = items.assign(worth=items["loss_not_told"] - items["loss_told"])
+    at_0 = found.loc[found["gap"] == 0, ["model", "rope", "template", "document_id", "worth"]]
+    return found.merge(at_0.rename(columns={"worth": "worth_at_0"}))
+
+
+def curves(items: pd.DataFrame) -> pd.DataFrame:
+    """A row per model, scaling, template (and `TOGETHER`) and gap, for templates that the model can answer.
+
+    Returns:
+        model, rope, template, gap; share_kept, right_told and right_not_told (shares of answers, with
+        intervals); loss_told and loss_not_told (means per answer, nats); num_documents.
+    """
+    table = list[Row]()
+    worth = with_worth(items)
+    for model, of_model in worth.groupby("model", sort=False):
+        answered = answered_templates(items, str(model))
+        for template in (*answered, TOGETHER):
+            named = answered if template == TOGETHER else [template]
+            of_template = of_model[of_model["template"].isin(named)]
+            for (rope, gap), at in of_template.groupby(["rope", "gap"], sort=True):
+                documents = at["document_id"]
+                kept = interval_over_documents(documents, at["worth"], at["worth_at_0"])
+                numbers = interval_columns("share_kept", kept)
+                for name in ("told", "not_told"):
+                    right = interval_over_documents(documents, at[f"is_right_{name}"].astype("float64"))
+                    numbers |= interval_columns(f"right_{name}", right)
+                    numbers[f"loss_{name}"] = at[f"loss_{name}"].mean()
+                place: Row = {"model": model, "rope": rope, "template": template, "gap": gap}
+                table.append({**place, **numbers, "num_documents": documents.nunique()})
+    return pd.DataFrame(table)
+
+
+def of_curve(table: pd.DataFrame, model: str, rope: str, template: str = TOGETHER) -> pd.DataFrame:
+    """The rows of `curves` of one model, scaling and template, by gap."""
+    rows = table[(table["model"] == model) & (table["rope"] == rope) & (table["template"] == template)]
+    return rows.set_index("gap").sort_index()
+
+
+def kept_at(curve: pd.DataFrame, gap: int) -> Interval:
+    """The share kept at a gap of `of_curve`."""
+    return interval_of(curve.loc[[gap]].iloc[0], "share_kept")
+
+
+def reach(curve: pd.DataFrame) -> int | None:
+    """The largest gap up to which every tested one is read; None if gap 0 is not. Takes `of_curve`."""
+    is_read = (curve["share_kept_low"] > HALF).cummin()
+    return int(curve.index[is_read].max()) if is_read.any() else None
+
+
+def reads_less_than_trained(table: pd.DataFrame, model: str) -> tuple[str, int]:
+    """Decide claim 1, at the last gap whose IDs are all trained: the verdict, and that gap."""
+    plain = of_curve(table, model, PLAIN)
+    last = int(plain.index[plain.index + NUM_TOKENS <= TRAINED_POSITIONS[model]].max())
+    return _beside_half(kept_at(plain, last), below="supported", above="refuted"), last
+
+
+def yarn_makes_readable(
+    items: pd.DataFrame, table: pd.DataFrame, model: str
+) -> tuple[str, int, Interval] | None:
+    """Decide claim 2: the verdict, the smallest gap that is unread plain, share kept with YaRN less without.
+
+    None if no gap is clearly unread, or nothing was measured with YaRN.
+    """
+    plain = of_curve(table, model, PLAIN)
+    unread = plain.index[plain["share_kept_high"] < HALF]
+    if not len(unread) or YARN not in set(items["rope"][items["model"] == model]):
+        return None
+    gap = int(unread.min())
+    counted = items["template"].isin(answered_templates(items, model)) & (items["model"] == model)
+    worth = with_worth(items[counted])
+    at_gap = worth[worth["gap"] == gap]
+    # Of each scaling two columns, a value per text: worth at the gap, and at gap 0.
+    columns = [
+        at_gap[at_gap["rope"] == rope].groupby("document_id")[name].sum().to_numpy()
+        for rope in (YARN, PLAIN)
+        for name in ("worth", "worth_at_0")
+    ]
+    lead = interval_of_statistic(columns, _lead)
+    with_yarn = kept_at(of_curve(table, model, YARN), gap)
+    word = _beside_half(with_yarn, below="refuted", above="supported")
+    return ("inconclusive" if word == "supported" and lead.low <= 0 else word), gap, lead
+
+
+def _lead(sums_X4: np.ndarray) -> np.ndarray:
+    """The difference of two ratios of sums."""
+    return sums_X4[:, 0] / sums_X4[:, 1] - sums_X4[:, 2] / sums_X4[:, 3]
+
+
+def _beside_half(share: Interval, *, below: str, above: str) -> str:
+    """The word for an interval below one half, or above; else "inconclusive"."""
+    return below if share.high < HALF else above if share.low > HALF else "inconclusive"
+
+
+def verdicts(items: pd.DataFrame, table: pd.DataFrame) -> list[str]:
+    """Sentences per model: its reach by scaling and template, and the two verdicts."""
+    sentences = []
+    for model in items["model"].unique():
+        answered = answered_templates(items, model)
+        sentences.append(
+            f"{model} answers half of the questions or more at gap 0: {', '.join(answered) or None}"
+        )
+        if not answered:
+            continue
+        for rope in items["rope"][items["model"] == model].unique():
+            found = {name: reach(of_curve(table, model, rope, name)) for name in (*answered, TOGETHER)}
+            words = ", ".join(f"{template} {gap}" for template, gap in found.items())
+            sentences.append(f"{model}, {rope}, reach in position IDs: {words}")
+        if model in TRAINED_POSITIONS:
+            word, last = reads_less_than_trained(table, model)
+            sentences.append(f"{model} reads less far than it was trained (gap {last:,}): {word}")
+        if readable := yarn_makes_readable(items, table, model):
+            word, gap, lead = readable
+            sentences.append(f"{model}, YaRN makes the gap {gap:,} readable: {word}, {lead} more than plain")
+    return sentences
+
+
+LOOKS = {PLAIN: (drawing.solid(drawing.BLACK), "plain"), YARN: (drawing.solid(drawing.BLUE, "s"), "YaRN × 2")}
+
+
+def _reaches(table: pd.DataFrame, model: str) -> str:
+    """How far a model reads, plain and with YaRN, as the figure's title says it."""
+    words = {}
+    for rope in LOOKS:
+        curve = of_curve(table, model, rope)
+        gap = reach(curve)
+        is_last = gap is not None and gap == curve.index.max()
+        words[rope] = "no" if gap is None else f"{gap:,}{' or more' if is_last else ''}"
+    with_yarn = f", with YaRN {words[YARN]}" if len(of_curve(table, model, YARN)) else ""
+    return f"{model.partition('-')[0]} reads facts {words[PLAIN]} position IDs away{with_yarn}"
+
+
+def reach_figure(table: pd.DataFrame) -> Figure:
+    """Share kept against the gap, a panel per model; each template in a thin line."""
+    models = list(table["model"].unique())
+    figure, axes = drawing.panels(len(models), 2.6)
+    for ax, model in zip(axes, models, strict=True):
+        for rope, (look, words) in LOOKS.items():
+            for template in table["template"][table["model"] == model].unique():
+                line = of_curve(table, model, rope, template)
+                if not len(line):
+                    continue
+                if template == TOGETHER:
+                    drawing.draw_line(ax, line.index, line, "share_kept", look, words, scale=100)
+                else:
+                    thin = look | {"linewidth": 0.6, "marker": "", "alpha": 0.5}
+                    ax.plot(line.index, 100 * line["share_kept"], **thin)
+        if trained := TRAINED_POSITIONS.get(model):
+            drawing.shade(ax, 0, trained)
+        drawing.name_level(ax, 100 * HALF, "")
+        ax.set(title=f"{model}, trained to {trained:,}" if trained else model, xlabel="gap, position IDs")
+        ax.xaxis.set_major_formatter("{x:,.0f}")
+    axes[0].set(ylabel="worth of the told fact, % of gap 0")
+    drawing.put_title(
+        figure,
+        "; ".join(_reaches(table, model) for model in models),
+        f"thick: all templates, {drawing.ranged(table['num_documents'])} texts each; thin: each template",
+        "bars: 95% over texts",
+        "shaded: trained position IDs; dotted: one half, above which a gap counts as read",
+    )
+    return figure

@@ -1,0 +1,177 @@
+"""Loss at unseen distances, by the tokens that a prediction needs; what distance and number do alone.
+
+Experiments A and B of the plan (analysis/LOG.md, 2026-11-27). A: short-context models trained at 64 tokens
+with contiguous IDs, given up to 224; targets and tokens needed are the first preregistered study's. Slopes
+are in nats per doubling of the tokens needed. B: the last 32 tokens stand behind 32 more as in training;
+behind the same 32 moved away (distance only); behind 192 more squeezed into 32 position IDs (number only); or
+behind all 192 at their own IDs (both). Further tables and the verdict of B were made at commit 30cc5e52.
+"""
+
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from sparsity_length.figures import drawing
+from sparsity_length.figures.read import interval_columns, interval_of, rows_by, sample_counts
+from sparsity_length.figures.slopes import (
+    CONTROLS,
+    SPARSITY,
+    Row,
+    Slopes,
+    contrast,
+    design_of,
+    of_each,
+    with_sparsity,
+)
+
+REFERENCE = Path(__file__).resolve().parents[2] / "analysis" / "reference"
+KEYS = ["document_id", "target_position"]
+SHORT = "short_context_models"
+LONG = "long_context_models"
+ROLES = (SHORT, LONG)
+GAP = "gap at 224"
+BEYOND = "gap at 224 minus that at 64"
+LOWEST = "gap at 224, lowest eighth left out"
+HIGHEST = "gap at 224, highest eighth left out"
+SHARE_OF_THE_MEAN = 0.05
+"""Smallest effect size of interest: a slope of 5% of the mean gap per doubling."""
+# 32@192: the near tokens begin at ID 192 rather than 32. 192/32: six tokens stand at each of 32 IDs.
+CONDITIONS = {"trained": "32", "distance only": "32@192", "number only": "192/32", "both": "192"}
+"""Condition -> its placement, near context 32."""
+
+
+def kept_targets() -> pd.DataFrame:
+    """Targets of the first preregistered study that have a sparsity: columns "mean_log2_k of NUMBER"."""
+    table = pd.read_parquet(REFERENCE / "decisive" / "outcome_targets.parquet")
+    rows = table[table["measured"] == "long_context_loss"].reset_index(drop=True)
+    # A cell holds a list, a value per evaluator.
+    values_TJ = pd.DataFrame(np.stack(rows[SPARSITY].to_list()).astype("float64"))
+    return with_sparsity(rows.join(values_TJ.add_prefix(f"{SPARSITY} of ")))
+
+
+def values_of(placed: pd.DataFrame, near: int, placement: str, role: str) -> pd.DataFrame:
+    """A row a target, in the order of the keys, a column a model, nats."""
+    rows = placed[(placed["near_context_length"] == near) & (placed["placement"] == placement)]
+    values = np.stack(rows[role].to_list())
+    index = pd.MultiIndex.from_frame(rows[KEYS])
+    return pd.DataFrame(values, index, [f"{role} {number}" for number in range(values.shape[1])]).sort_index()
+
+
+def gaps(placed: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Losses with 64 and with 224 tokens of context (`values_of`, both roles), and the targets of both."""
+    near, gap = (
+        pd.concat([values_of(placed, 64, placement, role) for role in ROLES], axis=1)
+        # 160 tokens before the nearest 64 make a context of 224.
+        for placement in ("near", "own:160")
+    )
+    known = kept_targets().set_index(KEYS, drop=False)
+    return near, gap, known[known.index.isin(gap.index)]
+
+
+def gap_slope(outcomes: pd.DataFrame, targets: pd.DataFrame, controls: Sequence[str] = CONTROLS) -> Row:
+    """`contrast` of short- and long-context models in these outcomes, nats, with `mean`, that of the gap."""
+    of_models = outcomes.loc[targets.index]
+    short, long = ([name for name in map(str, of_models) if name.startswith(role)] for role in ROLES)
+    mean = of_models[short].mean(axis=1).mean() - of_models[long].mean(axis=1).mean()
+    found = contrast(design_of(targets, controls).least_squares(of_models), short, long)
+    return {"mean": mean, **found, **sample_counts(targets)}
+
+
+def unseen_distances(placed: pd.DataFrame) -> pd.DataFrame:
+    """Slopes on mean_log2_k: a row an outcome; `mean` is that of the outcome, nats."""
+    near, gap, known = gaps(placed)
+    sparsity = of_each(known, SPARSITY).mean(axis=1)
+    low, high = sparsity.quantile([1 / 8, 7 / 8])
+    # The gap at 64 tokens is subtracted target by target, and with it what is not due to length.
+    cases = {
+        GAP: (gap, known),
+        BEYOND: (gap - near, known),
+        LOWEST: (gap, known[sparsity > low]),
+        HIGHEST: (gap, known[sparsity < high]),
+    }
+    return pd.DataFrame([{"outcome": name, **gap_slope(*of)} for name, of in cases.items()])
+
+
+def verdict(slopes: pd.DataFrame) -> str:
+    """Decide A by the rule of the log: "supported", "refuted" or "inconclusive".
+
+    Supported: the slope of the gap, what it is beyond that at 64 tokens, and both shape rows are above 0.
+    Refuted: the first two end below the smallest effect size of interest. Inconclusive: else.
+    """
+    rows = rows_by(slopes, "outcome")
+    smallest = SHARE_OF_THE_MEAN * rows[GAP]["mean"]
+    if all(row["slope_low"] > 0 for row in rows.values()):
+        return "supported"
+    is_small = all(rows[outcome]["slope_high"] < smallest for outcome in (GAP, BEYOND))
+    return "refuted" if is_small else "inconclusive"
+
+
+def distance_or_number(placed: pd.DataFrame) -> pd.DataFrame:
+    """Effect of each condition: a row a text, role and condition; intervals over texts and models.
+
+    Own text: rise of the loss over that with 64 tokens as in training. Another text's tokens: length
+    interference. `share` is that of the condition "both".
+    """
+    rows = list[Row]()
+    for kind, role in product(("own", "swap"), ROLES):
+        of = {name: values_of(placed, 32, f"{kind}:{word}", role) for name, word in CONDITIONS.items()}
+        # A KL is already measured from the near tokens alone; a loss needs something to rise from.
+        base = of["trained"] if kind == "own" else 0.0
+        found = [mean_over_models(values - base) for values in of.values()]
+        for name, row in zip(of, found, strict=True):
+            # The last condition is "both".
+            share = row["value"] / found[-1]["value"]
+            row |= {"text": kind, "role": role, "condition": name, "share": share}
+            rows.append(row | sample_counts(of["both"].reset_index()))
+    # What is 0 for every text and model, a loss minus itself, has no error.
+    return pd.DataFrame(rows).fillna({"value_low": 0.0, "value_high": 0.0})
+
+
+def mean_over_models(values: pd.DataFrame) -> Row:
+    """The mean of `values_of` over targets and models, as columns `value`; interval over texts and models.
+
+    Of texts by the jackknife, of models, which are few, by `slopes.contrast`.
+    """
+    of_texts = values.groupby(level="document_id")
+    sums_GM = of_texts.sum().to_numpy()
+    counts_G1 = of_texts.size().to_numpy()[:, None]
+    without_GM = (sums_GM.sum(axis=0) - sums_GM) / (counts_G1.sum() - counts_G1)
+    covariance_MM = (len(sums_GM) - 1) * np.cov(without_GM, rowvar=False, ddof=0)
+    models = list(map(str, values))
+    means = Slopes(models, values.mean().to_numpy(), covariance_MM, len(sums_GM) - 1)
+    with np.errstate(invalid="ignore"):  # a loss less itself is 0 for every text and model
+        found = contrast(means, models, [])
+    return interval_columns("value", interval_of(found, "slope"))
+
+
+def distance_or_number_figure(table: pd.DataFrame) -> Figure:
+    """Effects of distance and number, alone and together: a panel a text, a bar a condition and role."""
+    figure, axes = drawing.panels(2, 2.3, sharey=True)
+    names = list(CONDITIONS)
+    titles = {"own": "rise of the loss on the text itself", "swap": "interference of another text (KL)"}
+    looks = {SHORT: ("short-context models", drawing.GREEN), LONG: ("long-context models", "#B5B5B5")}
+    for ax, (kind, title) in zip(axes, titles.items(), strict=True):
+        for place, (role, (words, color)) in enumerate(looks.items()):
+            rows = table[(table["text"] == kind) & (table["role"] == role)].set_index("condition").loc[names]
+            errors = [rows["value"] - rows["value_low"], rows["value_high"] - rows["value"]]
+            heights = np.arange(len(names)) + 0.4 * place
+            ax.barh(heights, rows["value"], 0.38, color=color, label=words, xerr=errors)
+        ax.set(title=title, xlabel="nats")
+    axes[0].set_yticks(np.arange(len(names)) + 0.2, names)
+    axes[0].invert_yaxis()
+    axes[1].legend(loc="center right")
+    share = table[table["role"] == SHORT].set_index(["text", "condition"])["share"]
+    drawing.put_title(
+        figure,
+        f"Unseen distance alone causes {share['own', 'distance only']:.0%} of the rise in loss and"
+        f" {share['swap', 'distance only']:.0%} of the interference; more tokens alone cause"
+        f" {share['own', 'number only']:.0%} and {share['swap', 'number only']:.0%}",
+        drawing.sample_size(table),
+        "percentages: of both together",
+        "bars: 95% over documents and models",
+    )
+    return figure

@@ -1,0 +1,157 @@
+"""Near tokens behind distant ones whose number, text and position IDs are chosen freely.
+
+In a transformer with relative positions two things change with length: how many tokens are attended to, and
+how far away they are. A `Placement` sets the two apart: the same near tokens, behind distant tokens of the
+same text or of another, few or many, at distances seen in training or not.
+
+Shapes: L chunk, B near contexts of N tokens, D distant tokens; T targets, Q in each near context (T = B Q).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from sparsity_length.measuring.contexts import Batching, Rows, hidden_states, read_prefix
+from sparsity_length.measuring.rules import SWAP
+from sparsity_length.measuring.settings import LAST, NEAR, Placement, Placing
+from sparsity_length.models.interface import CausalLM, Predictions, Prefix, refuse_not_finite, to_device
+from sparsity_length.results.schemas import Columns
+from sparsity_length.text.chunks import Chunk
+
+DistantTexts = Mapping[str, Mapping[tuple[int, int], Prefix]]
+"""Document -> how many of its first tokens, and over how many IDs -> these as they were read."""
+
+
+class Placed(NamedTuple):
+    """What a placement does to the targets: arrays [T]."""
+
+    losses: np.ndarray
+    """loss(t | this placement), nats."""
+    divergences: np.ndarray
+    """KL(p(.|near tokens) || p(.|this placement)), nats."""
+    are_top: np.ndarray
+    """Whether the target token is the model's top prediction."""
+
+
+def distant_ids(num_distant: int, span: int) -> np.ndarray:
+    """Position IDs of distant tokens: int64, ascending, from 0."""
+    # Six tokens over three IDs stand at 0, 0, 1, 1, 2, 2.
+    return np.arange(num_distant) * span // num_distant
+
+
+def read_distant(
+    texts: Mapping[str, np.ndarray], swaps: Iterable[tuple[int, int]], model: CausalLM
+) -> DistantTexts:
+    """Read the texts' first tokens, as many and over as many IDs as placements of kind `swap` say."""
+    return {
+        document_id: {
+            (number, span): read_prefix(model, text_L[:number], distant_ids(number, span))
+            for number, span in swaps
+        }
+        for document_id, text_L in texts.items()
+    }
+
+
+def measure_placements(
+    model: CausalLM, chunk: Chunk, placing: Placing, distant: DistantTexts
+) -> Iterator[tuple[str, Columns]]:
+    """A row a target, placement and distant text: artefact -> columns."""
+    targets_T = placing.lengths.targets_T
+    cases = [
+        (one, text, distant[text][one.num_distant, one.span] if text else None)
+        for one in placing.parsed
+        for text in (distant if one.kind == SWAP else [None])
+        if text != chunk.document_id  # a text is not its own distraction
+    ]
+    for placement, document_id, found, entropies in measured_placements(
+        model,
+        chunk.token_ids_L,
+        targets_T[None] if placing.share_near else targets_T[:, None],
+        placing.near_context_length,
+        cases,
+        Batching.for_model(model),
+    ):
+        of_targets: Columns = {
+            "target_position": (chunk.start + targets_T).tolist(),
+            "target_token_id": chunk.token_ids_L[targets_T].tolist(),
+            "placement": [placement] * len(targets_T),
+            "distant_document_id": [document_id] * len(targets_T),
+            "loss": found.losses.tolist(),
+            "divergence": found.divergences.tolist(),
+            "entropy": entropies,
+            "is_top": found.are_top.tolist(),
+        }
+        yield "length_interference", of_targets
+
+
+def measured_placements(
+    model: CausalLM,
+    chunk_L: np.ndarray,
+    targets_BQ: np.ndarray,
+    num_near: int,
+    cases: Iterable[tuple[Placement, str | None, Prefix | None]],
+    batching: Batching,
+) -> Iterator[tuple[str, str | None, Placed, list[float | None]]]:
+    """The near tokens alone, then each case: its placement's name, the ID of the distant text, what it does
+    to the targets, and the entropies of the prediction by the near tokens alone, given once.
+
+    Args:
+        targets_BQ: places in the chunk; those of a row share a near context, the tokens before the last one.
+        num_near: N.
+        cases: placements, those of kind `swap` with a distant text, by its document and as it was read.
+    """
+    targets_T = targets_BQ.ravel()
+    target_ids_T = to_device(chunk_L[targets_T], model.device)
+
+    def logits_of(rows: Rows, prefix: Prefix | None = None) -> torch.Tensor:
+        batches = batching.of_many(*rows.token_ids_BS.shape)
+        hidden = [hidden_states(model, rows.of_sequences(batch), prefix) for batch in batches]
+        return model.logits(torch.cat(hidden).flatten(0, 1))
+
+    def placed(log_probs_TV: torch.Tensor, divergences_T: torch.Tensor, rows: Rows) -> Placed:
+        of_targets_T = log_probs_TV.gather(-1, target_ids_T[:, None])[:, 0]
+        where = torch.as_tensor(rows.position_ids_BS), torch.as_tensor(rows.query_rows_BT)
+        for what, values_T in (("loss", -of_targets_T), ("divergence", divergences_T)):
+            refuse_not_finite(values_T.reshape(len(rows.token_ids_BS), -1).cpu(), *where, what)
+        # Of two tokens that share the top, both are: no order of the vocabulary decides.
+        are_top_T = of_targets_T == log_probs_TV.amax(-1)
+        return Placed(*(values_T.cpu().numpy() for values_T in (-of_targets_T, divergences_T, are_top_T)))
+
+    # Targets 90 and 99 that share 20 tokens: places 79 to 98, query rows 10 and 19.
+    near_BN = targets_BQ[:, -1:] + np.arange(-num_near, 0)
+    queries_BQ = num_near - 1 + targets_BQ - targets_BQ[:, -1:]
+    rows = Rows(chunk_L[near_BN], np.arange(num_near)[None], None, queries_BQ)
+    reference = Predictions.of(logits_of(rows))
+    # The reference is this very prediction: its KL is 0.
+    nothing_T = torch.zeros(len(targets_T), device=model.device)
+    yield NEAR, None, placed(reference.log_probs_TV, nothing_T, rows), reference.entropies_T.tolist()
+
+    @lru_cache(maxsize=1)  # placements that differ in where near begins stand one after another
+    def own_prefix(number: int, span: int) -> Prefix:
+        start = int(near_BN[0, 0])
+        return read_prefix(model, chunk_L[start - number : start], distant_ids(number, span))
+
+    index_T = torch.arange(len(targets_T), device=model.device)
+    for placement, document_id, distant in cases:
+        number = placement.num_distant
+        if placement.kind == LAST:
+            # A window for each target, never shared: target 100 reads places 96 to 99, and row 3 predicts it.
+            places_TN = targets_T[:, None] + np.arange(-number, 0)
+            rows = Rows(chunk_L[places_TN], places_TN, None, np.full((len(targets_T), 1), number - 1))
+        else:
+            if distant is None and len(near_BN) == 1:
+                distant = own_prefix(number, placement.span)
+            # Own distant tokens of many near contexts differ and run with each, ahead of the queries. Others
+            # are a prefix, which query rows do not count.
+            num_ahead = number if distant is None else 0
+            places_BN = near_BN[:, :1] + np.arange(-num_ahead, num_near)
+            ids_N = np.concatenate(
+                [distant_ids(number, placement.span)[:num_ahead], placement.near_start + np.arange(num_near)]
+            )
+            rows = Rows(chunk_L[places_BN], ids_N[None], None, num_ahead + queries_BQ)
+        log_probs_TV = logits_of(rows, distant).log_softmax(-1, dtype=torch.float32)
+        found = placed(log_probs_TV, reference.divergences(log_probs_TV, index_T), rows)
+        yield placement.name, document_id, found, [None] * len(targets_T)

@@ -1,0 +1,357 @@
+"""The settings and flags of every measuring stage, and what is placed before near tokens.
+
+No torch here: --help and a wrong flag answer at once.
+
+Shapes: T targets.
+"""
+
+import argparse
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from sparsity_length.cli import InputError, folder_path, number, positive_int, whole_number
+from sparsity_length.models.rope import RopeScaling
+from sparsity_length.results.schemas import OWN
+from sparsity_length.settings import Settings, setting, switch
+
+RECOVERY_FRACTION = 0.9
+"""Fraction of the gain that k* recovers."""
+MINIMUM_GAIN = 0.1
+"""Nats of gain below which there is nothing to recover."""
+LONGEST_EXACT = 2048
+"""Tokens of the long context up to which rules leave_one_out* leave out every distant token by default."""
+BLOCKS = 32
+"""Blocks that a round leaves out by default, beside one for each target."""
+LAST = "last"
+NEAR = "near"
+"""Kinds of placement beside own and swap, distant tokens of the same text and of another: fewer near tokens,
+and near tokens alone."""
+SHORT_CONTEXT_LENGTH = 16
+NUM_TARGETS = 12
+NUM_SOURCES = 4
+
+
+@dataclass(frozen=True)
+class ContextLengths:
+    """Which tokens are predicted, and what they see; InputError where a distant context would be empty."""
+
+    short_context_length: int
+    """s: the short context of target t is exactly the s tokens [t - s, t)."""
+    long_context_length: int
+    """ℓ: documents are cut into chunks of ℓ tokens."""
+    targets_per_chunk: int
+    """m: the last m positions of a chunk are targets, and see everything before them in the chunk."""
+    target_stride: int = 1
+    """Only every so-many-th of the last m positions is a target, the last among them."""
+
+    def __post_init__(self) -> None:
+        first = self.targets_T[0]
+        if self.short_context_length >= first:
+            raise InputError(
+                f"the short context ({self.short_context_length} tokens) leaves no distant context: must be"
+                f" shorter than the {first} tokens of the long context before the first target"
+            )
+
+    @property
+    def targets_T(self) -> np.ndarray:
+        """The targets' places in their chunk: int64 [T]."""
+        # Counted back from the last position: of 16 with stride 5 those at L - 16, L - 11, L - 6, L - 1.
+        last = self.long_context_length - 1
+        return np.sort(np.arange(last, last - self.targets_per_chunk, -self.target_stride))
+
+    @property
+    def num_targets(self) -> int:
+        """T."""
+        return len(self.targets_T)
+
+    @property
+    def num_far_tokens_T(self) -> np.ndarray:
+        """Distant-context tokens of each target: the distant context of t is [0, t - s)."""
+        return self.targets_T - self.short_context_length
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunked(Settings):
+    """Which tokens of which documents are predicted, as every measuring stage asks."""
+
+    long_context_length: int = setting(positive_int, "chunk length ℓ, in tokens")
+    targets_per_chunk: int = setting(
+        positive_int,
+        "m: the last m positions of a chunk are predicted, each from all before it in the chunk",
+        16,
+    )
+    target_stride: int = setting(
+        positive_int, "of these positions predict only every S-th, the last among them", 1, metavar="S"
+    )
+    max_documents: int | None = setting(
+        positive_int, "use the first documents only (their order is a hash's) (default: all)", None
+    )
+    max_chunks_per_document: int | None = setting(
+        positive_int,
+        "use the first chunks of a document only, so that no long one rules the mean (default: all)",
+        None,
+    )
+
+    def lengths_beside(self, short_context_length: int) -> ContextLengths:
+        """The predicted tokens behind so short a context; InputError if no distant context is left."""
+        return ContextLengths(
+            short_context_length, self.long_context_length, self.targets_per_chunk, self.target_stride
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BesideShort(Chunked):
+    """The same, with a short context."""
+
+    short_context_length: int = setting(
+        positive_int, "s: tokens right before a target, which it always sees", SHORT_CONTEXT_LENGTH
+    )
+
+    @cached_property
+    def lengths(self) -> ContextLengths:
+        """Which tokens are predicted, and what they see."""
+        return self.lengths_beside(self.short_context_length)
+
+    def resolve(self) -> dict[str, Any]:
+        """Refuse lengths that do not fit."""
+        self.lengths  # noqa: B018, which raises
+        return {}
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Distant tokens before the near ones: `own:192`, `swap:512@10752`, `swap:192/32`, or `last:4`.
+
+    KIND:NUMBER[/SPAN][@START]: NUMBER distant tokens stand at the position IDs 0 to SPAN - 1, evenly, several
+    at one ID where SPAN is smaller; the near tokens begin at ID START. Left out, SPAN is NUMBER, and START is
+    SPAN: all IDs without gaps. `last:N` is the last N of the near tokens, and nothing else.
+    """
+
+    name: str
+    kind: str
+    num_distant: int
+    span: int
+    near_start: int
+
+    @classmethod
+    def parse(cls, name: str) -> "Placement":
+        """Read a placement; InputError says what is wrong with it."""
+        found = re.fullmatch(r"(own|swap|last):([1-9]\d{0,8})(?:/([1-9]\d{0,8}))?(?:@(\d{1,9}))?", name)
+        if found is None or (found[1] == LAST and (found[3] or found[4])):
+            raise InputError(
+                f"--placements: '{name}' is none; examples: own:192, swap:512@10752, swap:192/32, last:4"
+            )
+        number = int(found[2])
+        span = int(found[3] or number)
+        start = int(found[4] or span)
+        if start < span:
+            raise InputError(
+                f"--placements {name}: the near tokens begin at ID {start}, among the distant ones"
+            )
+        return cls(name, found[1], number, span, start)
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say how a model is loaded."""
+    add = parser.add_argument
+    # fmt: off
+    add("--dtype", choices=("float32", "bfloat16"), default="float32",
+        help="of weights and computation; bfloat16 may choose other tokens that matter about as much")
+    add("--device",
+        help="torch device; cuda where there is one, else cpu, if not given; under torchrun or `accelerate"
+        " launch`, cuda means each process' own GPU")
+    add("--rope", type=RopeScaling.parse, metavar="KIND:FACTOR",
+        help="scale the RoPE of a Hugging Face model when it is loaded, such as yarn:2 (YaRN) (default: as it"
+        " was trained)")
+    add("--trust-remote-code", action="store_true",
+        help="run the Python files that come with a Hugging Face model; never done unless asked for")
+    # fmt: on
+
+
+def add_stage_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that every measuring stage has: models, results, and who measures what."""
+    add = parser.add_argument
+    # fmt: off
+    add("--data", type=folder_path, required=True,
+        help="folder written by tokenize_c4.py; its evaluation documents are used")
+    add("--checkpoints", nargs="+", required=True, metavar="MODEL",
+        help="run folders of pretrain.py (their last step), OLMo's step<N>-unsharded folders, folders of"
+        " Hugging Face causal LMs, or their names on the hub, NAME or NAME@REVISION")
+    add_model_arguments(parser)
+    add("--device-map",
+        help="of Hugging Face models, instead of --device: auto spreads the layers over all devices")
+    add("--results", type=folder_path, required=True, help="results folder; complete shards in it are kept")
+    add("--documents-per-shard", type=positive_int,
+        help="documents a shard, which is a Parquet file; a killed run resumes there (default: 1 up to 127"
+        " documents, 2 from 128, and so on up to 32)")
+    add("--task-index", type=whole_number(0), default=0, metavar="I",
+        help="which of --num-tasks this is, counted from 0. Under torchrun or `accelerate launch` the"
+        " processes, one a GPU, divide the task")
+    add("--num-tasks", type=positive_int, default=1, metavar="N",
+        help="tasks that the documents are split among")
+    add("--status", action="store_true",
+        help="measure nothing: print how many shards there are; exit code 0 if none is missing, 1 if any, 2"
+        " for bad input")
+    # fmt: on
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByLength(Chunked):
+    """Losses at several context lengths."""
+
+    context_lengths: tuple[int, ...] | None = setting(
+        positive_int,
+        "measure the losses at these context lengths, in tokens; if none is named: 8, 12, 16, 24, … doubling"
+        " in two steps up to what the first target has before it",
+        None,
+        many="*",
+        metavar="C",
+    )
+
+    @cached_property
+    def lengths(self) -> ContextLengths:
+        """Which tokens are predicted; one token of context fits wherever there is anything to measure."""
+        return self.lengths_beside(1)
+
+    def resolve(self) -> dict[str, Any]:
+        """The lengths, ascending; InputError of one that the first target does not have before it."""
+        longest = int(self.lengths.targets_T[0])
+        steps = (base << doublings for doublings in range(longest.bit_length()) for base in (8, 12))
+        default = [*(length for length in steps if length < longest), longest]
+        lengths = sorted({*(self.context_lengths or default)})
+        if lengths[-1] > longest:
+            raise InputError(
+                f"--context-lengths {lengths[-1]}: the first target of a chunk has {longest} tokens before"
+                " it, and every length is measured on every target"
+            )
+        return {"context_lengths": tuple(lengths)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placing(Chunked):
+    """Near tokens behind distant ones at chosen position IDs."""
+
+    near_context_length: int = setting(
+        positive_int, "near tokens: exactly the N before each target", metavar="N"
+    )
+    share_near: bool = switch(
+        "the targets of a chunk share one near context, its last N tokens, and see those before them; fewer"
+        " tokens are read, and earlier targets see fewer of them"
+    )
+    placements: tuple[str, ...] = setting(str, "see above", many="+", metavar="KIND:NUMBER")
+    distant_documents: tuple[str, ...] | None = setting(
+        str,
+        "documents whose first tokens are the distant ones of swap (default: the last three, by hash, that"
+        " are long enough)",
+        None,
+        many="+",
+        metavar="ID",
+    )
+
+    @cached_property
+    def lengths(self) -> ContextLengths:
+        """Which tokens are predicted; there is no short context, and 1 is the least that there may be."""
+        return self.lengths_beside(1)
+
+    @cached_property
+    def parsed(self) -> list[Placement]:
+        """The placements."""
+        return [Placement.parse(name) for name in self.placements]
+
+    def resolve(self) -> dict[str, Any]:
+        """Each placement once; InputError of those that cannot be read, or need more than a chunk."""
+        self._set({"placements": tuple(dict.fromkeys(self.placements))})
+        most_own = max((one.num_distant for one in self.parsed if one.kind == OWN), default=0)
+        most_last = max((one.num_distant for one in self.parsed if one.kind == LAST), default=0)
+        # Shared near tokens end before the last target, and the first target sees as many fewer of them as it
+        # stands before that one; others end before each target, so that the first one decides.
+        targets_T = self.lengths.targets_T
+        before = int(targets_T[-1 if self.share_near else 0])
+        seen = self.near_context_length - (before - int(targets_T[0]))
+        if self.near_context_length + most_own > before or most_last >= seen:
+            raise InputError(
+                f"{most_own} distant and {self.near_context_length} near tokens, or last:{most_last}, do not"
+                f" fit: {before} tokens of the chunk are before the {'last' if self.share_near else 'first'}"
+                f" target, and the first target sees {seen} near tokens; choose a larger"
+                " --long-context-length"
+            )
+        return {}
+
+
+UNITS = ("token", "word", "sentence", "paragraph")
+
+
+def duration(given: str | float) -> float:
+    """Seconds, of a number or of a text such as 90s, 2m or 1h."""
+    if not isinstance(given, str):
+        return number(float, 1)(given)
+    found = re.fullmatch(r"0*([1-9]\d{0,8})([smh]?)", given)
+    if found is None:
+        raise InputError(f"{given} is no duration above 0, such as 90s, 2m or 1h")
+    return int(found[1]) * {"m": 60, "h": 3600}.get(found[2], 1)
+
+
+def some_or_all(given: str | int) -> int | str:
+    """A number from 1 on, or "all"."""
+    return "all" if given == "all" else positive_int(given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explaining(Settings):
+    """What is explained of one text, and how."""
+
+    targets: int | Literal["all"] = setting(
+        some_or_all, "explain the N predictions with the largest total effect", NUM_TARGETS, metavar="N"
+    )
+    at: str | None = setting(
+        str,
+        "explain the prediction of this word's first token; the text is cut there",
+        None,
+        metavar="WORD",
+    )
+    position: int | None = setting(
+        whole_number(0), "explain the prediction of token N, from 0", None, metavar="N"
+    )
+    instead: str | None = setting(
+        str, "with --at or --position: why did that come, and not WORD?", None, metavar="WORD"
+    )
+    generate: int | None = setting(
+        positive_int,
+        "let the model continue with up to N tokens, the likeliest ones, and explain these",
+        None,
+        metavar="N",
+    )
+    unit: str = setting(str, "what a source is", "word", choices=UNITS)
+    sources: int = setting(positive_int, "how many of each prediction", NUM_SOURCES, metavar="K")
+    budget: float | None = setting(
+        duration, "such as 90s, 2m or 1h (default: 2m; none with --all)", None, metavar="TIME"
+    )
+    short_context_length: int = setting(
+        positive_int,
+        "near tokens, which are never sources; a prediction may have up to half as many more, and in the"
+        " losses a 32nd of the text's tokens",
+        SHORT_CONTEXT_LENGTH,
+    )
+    long_context_length: int | None = setting(
+        positive_int,
+        "measure the last so many tokens (default: 1,024, or the model's positions if these are fewer)",
+        None,
+    )
+
+    def resolve(self) -> dict[str, Any]:
+        """Refuse what says two things, or half of one."""
+        if self.at is not None and self.position is not None:
+            raise InputError("at and position both say what to explain; give one of them")
+        if self.instead is not None and self.at is None and self.position is None:
+            raise InputError("--instead needs --at or --position, which say which word it would replace")
+        return {}
+
+    @property
+    def seconds(self) -> float | None:
+        """The budget; None: every unit of every prediction is swapped, however long it takes."""
+        is_exact = self.targets == "all" and self.position is None
+        return self.budget or (None if is_exact else 120)

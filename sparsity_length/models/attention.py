@@ -1,0 +1,172 @@
+"""Attention of a batch of rows to a prefix that all of them see, and to the rows of their own sequence.
+
+The two are computed apart and merged by their log-sum-exps (as in cascade attention): all rows of the batch
+look at one prefix together, which is never copied and needs no mask. torch's own function keeps the
+log-sum-exps to itself, so its kernels are called here: one on the CPU; on CUDA flash attention in half
+precision without a mask, else the memory-efficient kernel.
+
+Shapes: B batch, S query rows, P prefix rows, K = S or P + S rows to look at, H query heads, G key-value
+heads, X = H / G, E head width.
+"""
+
+import math
+
+import torch
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from sparsity_length.models.interface import KeysAndValues, Running, joined, visibility_with_prefix
+
+
+def attention_and_log_sum_exp(
+    query_BHSE: torch.Tensor,
+    key_BHKE: torch.Tensor,
+    value_BHKE: torch.Tensor,
+    visible: torch.Tensor | None,
+    *,
+    is_causal: bool,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention [B, H, S, E], and the logarithm of each row's sum of exp(score), float32 [B, H, S].
+
+    Heads are of a kind that `_goes_apart` knows a kernel for. `visible` is bool, which row sees which, or
+    numbers added to the scores, [B or 1, H or 1, S, K]; where it is None, row s sees the rows up to s with
+    `is_causal`, else all. Scores are scaled by one over the square root of E, or by `scale`.
+    """
+    if visible is not None and visible.dtype == torch.bool:
+        visible = torch.where(visible, 0.0, -math.inf).to(query_BHSE.dtype)
+    if query_BHSE.device.type != "cpu":
+        return _on_cuda(query_BHSE, key_BHKE, value_BHKE, visible, is_causal, scale)
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query_BHSE, key_BHKE, value_BHKE, is_causal=is_causal, attn_mask=visible, scale=scale
+    )
+
+
+def _on_cuda(
+    query_BHSE: torch.Tensor,
+    key_BHKE: torch.Tensor,
+    value_BHKE: torch.Tensor,
+    added: torch.Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    qkv = query_BHSE, key_BHKE, value_BHKE
+    is_half = query_BHSE.dtype in (torch.bfloat16, torch.float16)
+    # Flash attention needs a GPU of compute capability 8.0 or later, and heads no wider than 256.
+    has_flash = is_half and torch.cuda.get_device_capability(query_BHSE.device) >= (8, 0)
+    if added is None and has_flash and query_BHSE.shape[-1] <= 256:
+        # No dropout; of what it returns, attention and log-sum-exp come first.
+        return torch.ops.aten._scaled_dot_product_flash_attention(*qkv, 0.0, is_causal, scale=scale)[:2]
+    if added is not None:
+        num_keys = key_BHKE.shape[2]
+        # The kernel wants rows of a mask to begin a multiple of 16 values apart.
+        added = pad(added, (0, -num_keys % 16))[..., :num_keys]
+        # And batch and heads spelled out; expanding copies nothing.
+        added = added.expand(*query_BHSE.shape[:3], num_keys)
+    # True asks for the log-sum-exps, otherwise made for a backward pass only; 0.0 is dropout.
+    attended_BHSE, sum_BHN, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+        *qkv, added, True, 0.0, is_causal, scale=scale
+    )
+    return attended_BHSE, sum_BHN[..., : query_BHSE.shape[2]]  # the kernel fills up to a multiple of 32
+
+
+def attend(
+    running: Running,
+    layer: int,
+    query_BHSE: torch.Tensor,
+    key_BGSE: torch.Tensor,
+    value_BGSE: torch.Tensor,
+    visible: torch.Tensor | None,
+    scale: float | None = None,
+    *,
+    softcap: float | None = None,
+    sink_H: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """What each row gathers from the rows it sees: [B, H, S, E]; there may be fewer queries than keys.
+
+    Args:
+        visible: as `running.visible_B1SK`, which may be narrowed in some layers.
+        softcap: bounds the scores, smoothly.
+        sink_H: a further score of each head, whose attention goes nowhere.
+    """
+    own = key_BGSE, value_BGSE
+    layers = running.prefix.keys_and_values
+    past = layers[layer] if layers else None
+    if running.read is not None:
+        running.read.append(joined(past, own))
+    # No fused kernel shows its weights, caps scores or knows a sink.
+    is_fused = running.watch is None and softcap is None and sink_H is None
+    if is_fused and past is not None and _goes_apart(past, own, visible):
+        return _attend_apart(query_BHSE, own, past, visible, scale)
+    key_BHKE, value_BHKE = (_of_each_head(query_BHSE.shape[1], part) for part in joined(past, own))
+    num_rows_and_keys = key_BGSE.shape[2], key_BHKE.shape[2]
+    if is_fused:
+        if past is not None:
+            visible = visibility_with_prefix(visible, *num_rows_and_keys, query_BHSE.device)
+        return scaled_dot_product_attention(
+            query_BHSE, key_BHKE, value_BHKE, attn_mask=visible, is_causal=visible is None, scale=scale
+        )
+    visible = visibility_with_prefix(visible, *num_rows_and_keys, query_BHSE.device)
+    scores_BHSK = query_BHSE.float() @ key_BHKE.float().transpose(-1, -2)
+    scores_BHSK = scores_BHSK * (scale or query_BHSE.shape[-1] ** -0.5)
+    if softcap is not None:
+        scores_BHSK = softcap * torch.tanh(scores_BHSK / softcap)
+    if visible.dtype == torch.bool:
+        scores_BHSK = scores_BHSK.masked_fill(~visible, -math.inf)
+    else:
+        scores_BHSK = scores_BHSK + visible
+    weights_BHSK = scores_BHSK.softmax(-1)
+    if sink_H is not None:
+        log_sums_BHS1 = scores_BHSK.logsumexp(-1, keepdim=True)
+        # With Z the sum of exp(score), each weight becomes exp(score) / (Z + exp(sink)) = softmax times
+        # Z / (Z + exp(sink)), and that factor is sigmoid(ln Z - sink): rows sum to less than 1.
+        weights_BHSK = weights_BHSK * torch.sigmoid(log_sums_BHS1 - sink_H.float()[:, None, None])
+    if running.watch is not None:
+        running.watch(weights_BHSK)
+    return weights_BHSK.to(value_BHKE.dtype) @ value_BHKE
+
+
+def _of_each_head(num_heads: int, shared_BGKE: torch.Tensor) -> torch.Tensor:
+    """Keys or values of each query head, [B, H, K, E], where several share them."""
+    # Query head h reads key head h // X, so copies of one head are adjacent: G = 2, X = 2 gives 0 0 1 1.
+    num_sharing = num_heads // shared_BGKE.shape[1]
+    return shared_BGKE[:, :, None].expand(-1, -1, num_sharing, -1, -1).flatten(1, 2)
+
+
+def _goes_apart(past: KeysAndValues, own: KeysAndValues, visible: torch.Tensor | None) -> bool:
+    """Whether all rows see one whole prefix, and a kernel for such heads tells its log-sum-exps."""
+    past_key_1GPE, past_value_1GPE = past
+    sees_all_past = visible is None or visible.shape[-1] == own[0].shape[2]
+    # Only without gradients: torch gives log-sum-exps no derivative, so the merge would lose a part of one.
+    if len(past_key_1GPE) > 1 or not sees_all_past or torch.is_grad_enabled():
+        return False
+    width = past_key_1GPE.shape[-1]
+    # CUDA's kernels read heads in pieces of 16 bytes.
+    is_aligned = width * past_key_1GPE.itemsize % 16 == 0
+    has_kernel = past_key_1GPE.is_cpu or (past_key_1GPE.is_cuda and is_aligned)
+    return has_kernel and width == past_value_1GPE.shape[-1]
+
+
+def _attend_apart(
+    query_BHSE: torch.Tensor,
+    own: KeysAndValues,
+    past: KeysAndValues,
+    visible: torch.Tensor | None,
+    scale: float | None,
+) -> torch.Tensor:
+    batch_size, num_heads, num_rows, head_width = query_BHSE.shape
+    # The causal mask is among own rows alone: every row sees all of the prefix.
+    key_BHSE, value_BHSE = (_of_each_head(num_heads, part) for part in own)
+    from_own_BHSE, own_sum_BHS = attention_and_log_sum_exp(
+        query_BHSE, key_BHSE, value_BHSE, visible, is_causal=visible is None, scale=scale
+    )
+    # All sequences look at the prefix as if their rows were rows of one, and so do the X heads that share its
+    # keys, which are adjacent: N = X B S.
+    seeing_all_1GNE = query_BHSE.transpose(0, 1).reshape(1, past[0].shape[1], -1, head_width)
+    from_past_1GNE, past_sum_1GN = attention_and_log_sum_exp(
+        seeing_all_1GNE, *past, None, is_causal=False, scale=scale
+    )
+    from_past_BHSE = from_past_1GNE.reshape(num_heads, batch_size, num_rows, head_width).transpose(0, 1)
+    past_sum_BHS = past_sum_1GN.reshape(num_heads, batch_size, num_rows).transpose(0, 1)
+    # Z_past / (Z_past + Z_own), from the logarithms, which neither overflow nor underflow.
+    past_share_BHS = torch.sigmoid(past_sum_BHS - own_sum_BHS)
+    return torch.lerp(from_own_BHSE, from_past_BHSE, past_share_BHS[..., None].to(from_own_BHSE.dtype))

@@ -1,0 +1,64 @@
+"""RoPE scaled when a pretrained model is loaded (--rope KIND:FACTOR), so that it reads farther untrained.
+
+`KINDS` has a function per kind: from a model's own parameters of RoPE to scaled ones, both as the
+configurations of transformers hold them. What is trained stays as it is.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sparsity_length.cli import InputError, unknown_name
+
+Parameters = Mapping[str, Any]
+"""Of one RoPE: rope_type, rope_theta, and what else the type needs."""
+
+
+def _yarn(own: Parameters, factor: float, num_positions: int) -> Parameters:
+    """YaRN (Peng et al. 2023, arXiv 2309.00071), with the frequencies and attention scale of the paper."""
+    return {**own, "rope_type": "yarn", "factor": factor, "original_max_position_embeddings": num_positions}
+
+
+KINDS: dict[str, Callable[[Parameters, float, int], Parameters]] = {"yarn": _yarn}
+"""Kind -> scaled parameters, of own ones, a factor and the number of positions that were trained."""
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """What --rope says: `yarn:2`."""
+
+    kind: str
+    factor: float
+
+    @classmethod
+    def parse(cls, text: str) -> "RopeScaling":
+        """Read KIND:FACTOR; InputError says what is wrong with it."""
+        found = re.fullmatch(r"([a-z]+):(\d{1,6}(?:\.\d{1,6})?)", text)
+        if found is None or float(found[2]) <= 1:
+            raise InputError(f"--rope {text}: must be KIND:FACTOR with a factor above 1, such as yarn:2")
+        if found[1] not in KINDS:
+            raise unknown_name("kind of --rope", found[1], KINDS)
+        return cls(found[1], float(found[2]))
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.factor:g}"
+
+    def scaled(self, own: Parameters | None, num_positions: int | None, name: str) -> Parameters:
+        """The scaled parameters of a model, of its own ones; InputError if they cannot be scaled.
+
+        Args:
+            own: one set of parameters, or one per kind of layer (Gemma 3), of which those of full attention
+                are scaled: windows that slide reach no farther.
+            num_positions: how many the model was trained to.
+            name: what messages call the model.
+        """
+        if own and all(isinstance(of_kind, Mapping) for of_kind in own.values()):
+            # Without full attention nothing is scaled, which the next check refuses.
+            of_full = self.scaled(own.get("full_attention"), num_positions, name)
+            return {**own, "full_attention": of_full}
+        if not own or num_positions is None:
+            raise InputError(f"{name} has no RoPE whose parameters can be set: leave --rope out")
+        if (kind := own.get("rope_type", "default")) != "default":
+            raise InputError(f"{name} comes with scaled RoPE ({kind}): leave --rope out")
+        return KINDS[self.kind](own, self.factor, num_positions)

@@ -1,0 +1,196 @@
+"""Carrying out a study's commands: on this machine, or as Slurm jobs.
+
+Here several run at once, each a process with a log file of its own.
+
+The first that fails stops the rest. A request to stop (Ctrl-C, SIGTERM, SIGUSR1, SIGHUP) is passed on to all:
+trainings save what they have, the others end at once, and the same again goes on. The documents of a
+measuring stage are shared by as many processes as run.
+
+A command has `threads` threads, which the study says and not the machine, as the last bits of its numbers
+depend on them; there are as many commands as cores for them, or as GPUs. Small networks gain 1.1 times from a
+second thread, and twice from a second process (analysis/LOG.md).
+
+Under Slurm each is a job after those it needs, submitted as slurm/<stage>.sh, which asks for what the stage
+needs and hands on the arguments; stages are shared by the tasks of arrays. Tokenizing in several tasks
+becomes two jobs, the array and the merge.
+"""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+from sparsity_length.cli import InputError, logger, unknown_name
+from sparsity_length.studies.commands import ANALYSING, MEASURING, Command
+from sparsity_length.studies.file import Study
+from sparsity_length.training.loop import EXIT_STOPPED
+
+_SBATCH = ("bash", "-c", 'source slurm/cluster.env && exec sbatch "$@"', "sbatch")
+
+
+def places(asked: int | None, threads: int) -> list[dict[str, str]]:
+    """Environment variables of each process that runs at once.
+
+    There are as many as --jobs asks for, or one a GPU, or one for `threads` cores.
+    """
+    import torch  # late: both take seconds
+    from joblib import cpu_count
+
+    # Of what this process may see: under Slurm that is some of the node's, by their own numbers.
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    number = torch.cuda.device_count()
+    gpus = named.split(",")[:number] if named else [str(index) for index in range(number)]
+    of_all = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+    by_gpu = [of_all | {"CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus] or [of_all]
+    count = asked or len(gpus) or max(1, cpu_count() // threads)
+    return [by_gpu[index % len(by_gpu)] for index in range(count)]
+
+
+def _parts_of(command: Command, number: int) -> list[Command]:
+    """A command for each process that shares it: all places share the documents of a measuring stage."""
+    if command.stage not in MEASURING or number == 1:
+        return [command]
+    return [
+        replace(
+            command,
+            part=f"-{index + 1}-of-{number}",
+            arguments=(*command.arguments, "--task-index", str(index), "--num-tasks", str(number)),
+        )
+        for index in range(number)
+    ]
+
+
+def _start(command: Command, environment: Mapping[str, str], log: Path) -> "subprocess.Popen[bytes]":
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {command}\n")
+        file.flush()
+        return subprocess.Popen(
+            [sys.executable, *command.words()],
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stderr=file,
+            # A group of its own: the terminal's Ctrl-C reaches the study alone, which passes it on.
+            start_new_session=True,
+        )
+
+
+def run_all(commands: Sequence[Command], places: Sequence[Mapping[str, str]], logs: Path) -> int:
+    """Run the commands of a study, one in each of `places`; stop at the first that fails.
+
+    What a command needs and is not among them has finished before. Returns the exit code of the one that
+    failed, 0 if none did, EXIT_STOPPED after a request to stop.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    # Exit codes of all that asks to stop. The first request lets trainings save, the second one does not.
+    stops: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        # Slurm sends SIGTERM to all of a job, once and again; only a user means it the second time.
+        if not stops or number == signal.SIGINT:
+            stops.append(EXIT_STOPPED)
+            logger.info("stopped by a signal, trainings once they have saved; run the same again to go on")
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has SIGHUP
+            signal.signal(number, note)
+    waiting = [part for command in commands for part in _parts_of(command, len(places))]
+    running: dict[int, tuple[Command, subprocess.Popen[bytes], float]] = {}
+    """Place -> what runs there, and since when."""
+    num_told = 0
+    while running or (waiting and not stops):
+        if not stops:
+            unfinished = {command.name for command in (*waiting, *(one for one, *_ in running.values()))}
+            ready = [command for command in waiting if unfinished.isdisjoint(command.needs)]
+            free = [place for place in range(len(places)) if place not in running]
+            for command, place in zip(ready, free, strict=False):
+                waiting.remove(command)
+                sys.stdout.write(f"{command}\n")
+                sys.stdout.flush()  # before the command's own output
+                process = _start(command, places[place], command.log_in(logs))
+                running[place] = (command, process, time.time())
+        time.sleep(0.05)
+        if len(stops) > num_told:
+            for _, process, _ in running.values():
+                # To all that it has started, too, which is in its group.
+                os.killpg(process.pid, signal.SIGTERM if num_told == 0 else signal.SIGKILL)
+            num_told += 1
+        for place, (command, process, started) in list(running.items()):
+            if (code := process.poll()) is None:
+                continue
+            del running[place]
+            log = command.log_in(logs)
+            if code == 0:
+                logger.info("%s finished in %s", log.stem, timedelta(seconds=round(time.time() - started)))
+            elif not stops:
+                stops.append(code if code > 0 else 128 - code)  # as a shell reports a signal
+                logger.info("%s ended with exit code %d; run the same again to go on", log.stem, stops[0])
+                lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+                logger.info("the last lines of %s:\n%s", log, "\n".join(lines[-15:]))
+    return stops[0] if stops else 0
+
+
+def submit_chain(commands: Sequence[Command], study: Study, *, is_plan: bool = False) -> None:
+    """Submit a job a command, in order, with the IDs of those it needs, and print it.
+
+    Of a plan they are only printed, and a job's name stands for its ID.
+    """
+    job_ids: dict[str, str] = {}
+    for job in _jobs_of(commands):
+        in_log = "%j" if job.num_tasks is None else "%A_%a"
+        words = [
+            *("--parsable", "--kill-on-invalid-dep=yes", f"--job-name={job.name}"),
+            f"--output={study.logs / f'{job.name}-{in_log}.log'}",
+            *([] if job.num_tasks is None else [f"--array=0-{job.num_tasks - 1}"]),
+            *(["--dependency=afterok:" + ":".join(job_ids[name] for name in job.needs)] if job.needs else []),
+            job.program,
+            *job.arguments,
+        ]
+        job_ids[job.name] = job.name
+        if not is_plan:
+            study.logs.mkdir(parents=True, exist_ok=True)  # Slurm opens the logs, and makes no folder
+            done = subprocess.run([*_SBATCH, *words], capture_output=True, text=True)
+            if done.returncode:
+                raise InputError(
+                    f"sbatch refused the job {job.name}: {done.stderr.strip()}; jobs that were submitted"
+                    " before it stay in the queue (scancel ends them)"
+                )
+            job_ids[job.name] = done.stdout.strip().partition(";")[0]  # of a federation: ID;cluster
+        sys.stdout.write(f"{'' if is_plan else f'job {job_ids[job.name]}: '}sbatch {shlex.join(words)}\n")
+
+
+def arguments_of(commands: Sequence[Command], name: str) -> list[str]:
+    """The arguments of the job of this name, or of the first one that is submitted as slurm/<name>.sh."""
+    jobs = _jobs_of(commands)
+    # Names first: the job tokenize_c4 is the merge, if tasks run tokenize_c4.sh before it.
+    found = [job for job in jobs if job.name == name] or [job for job in jobs if job.stage == name]
+    if not found:
+        raise unknown_name("job", name, [job.name for job in jobs])
+    return list(found[0].arguments)
+
+
+def _jobs_of(commands: Sequence[Command]) -> list[Command]:
+    """A script of slurm/ a command; for a text that is tokenized in tasks two, the second needs the first."""
+    jobs = []
+    for command in commands:
+        # Programs of minutes share a script, which is given their name.
+        is_short = command.stage in (*ANALYSING, "plant_needles")
+        program = [command.program] if is_short else []
+        # For a task's index each script reads its own SLURM_ARRAY_TASK_ID.
+        tasks = [] if command.num_tasks is None else ["--num-tasks", str(command.num_tasks)]
+        job = replace(
+            command,
+            program="slurm/analysis.sh" if is_short else f"slurm/{command.stage}.sh",
+            arguments=(*program, *tasks, *command.arguments),
+        )
+        if command.stage == "tokenize_c4" and command.num_tasks != 1:
+            jobs.append(replace(job, name=f"{job.name}-tasks"))
+            # Only --out and its folder: all else the tasks have recorded.
+            job = Command(job.name, "slurm/merge_c4.sh", command.arguments[:2], (f"{job.name}-tasks",))
+        jobs.append(job)
+    return jobs

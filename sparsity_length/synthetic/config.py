@@ -1,0 +1,219 @@
+"""Configuration of a run of train_synthetic: task, training distribution, positions, model and optimizer.
+
+A YAML file has the fields of `TaskConfig`, and under `tasks` the fields that a task sets otherwise, so that
+one file serves all tasks. Flags and overrides win over both.
+
+Dimension letters: B examples of equal size, S tokens of an example, prompt and response, I position IDs
+that they need.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from omegaconf import OmegaConf
+
+from sparsity_length.synthetic.tasks import COUPLED_SCHEMES, TASKS, Example
+from sparsity_length.training.positions import POSITION_SCHEMES
+from sparsity_length.training.settings import (
+    read_overrides,
+    read_yaml,
+    require,
+    require_name,
+    require_positive,
+    settings_of,
+)
+
+
+@dataclass
+class TaskModelConfig:
+    """The trunk."""
+
+    architecture: str = "gpt_neox"
+    """`gpt_neox`, the paper's, or `olmo`."""
+    width: int = 128
+    num_layers: int = 2
+    num_heads: int = 4
+    rotary_fraction: float = 0.25
+    """The share of each head that RoPE rotates; of `gpt_neox` only, `olmo` rotates all of it."""
+
+
+@dataclass
+class TaskConfig:
+    """One run."""
+
+    task: str
+    """A name of sparsity_length/synthetic/tasks.py."""
+    positions: str
+    """`contiguous`, `pose`, `randomized`, `coupled` or `predicted` (PPC)."""
+    seed: int = 0
+    """Seed of the initial weights and of all examples."""
+
+    smallest_size: int = 2
+    """Least size of training examples, in the task's own unit: letters, bits, digits, assignments, prompt
+    tokens."""
+    largest_size: int = 10
+    """Training sizes are all that the task has from the smallest to this."""
+    largest_sparsity: int | None = None
+    """K_train: in training k is uniform on 1 to this, or to what a smaller size has room for. None where the
+    task has no k."""
+    spread_of_coupled_ids: str = "contiguous"
+    """How coupled IDs lie in training, before their random start: `contiguous`, or `pose`: parted by a random
+    skip, so that a short example shows large differences of IDs too. In testing always contiguous; of
+    `coupled` and `predicted` positions only."""
+    num_position_ids: int = 256
+    """Position IDs are below it, in training and testing: what PoSE and random starts draw from. A test
+    example that needs more is refused."""
+
+    model: TaskModelConfig = field(default_factory=TaskModelConfig)
+
+    batch_size: int = 64
+    """Examples of a step."""
+    sizes_per_step: int = 2
+    """A step's examples are of so many sizes, a share of the batch each."""
+    num_steps: int = 2000
+    learning_rate: float = 5e-5
+    """Peak, after a linear warm-up; then linearly down to 0 at the last step."""
+    warm_up_steps: int = 300
+    weight_decay: float = 0.1
+    """AdamW's."""
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    """AdamW's."""
+    max_grad_norm: float = 1.0
+    """Gradients are clipped to this norm; .inf: they are not."""
+
+    save_interval: int = 500
+    """Steps between checkpoints."""
+    eval_interval: int = 250
+    """Steps between measurements of the accuracy in distribution."""
+    eval_num_examples: int = 256
+    """Examples of such a measurement, the same each time; at least, as every size has as many."""
+    stop_at_excess_loss: float | None = None
+    """Training ends once a measurement finds so little excess loss in distribution, nats, so that models are
+    compared that know their task alike. Of tasks whose best loss is known. None: all steps."""
+    stop_at_accuracy: float | None = None
+    """Training ends once a measurement finds this share of exact matches in distribution, and a model below
+    it has not learnt its task. None: all steps, and 0.99 is learnt."""
+
+    @property
+    def stops_when_learnt(self) -> bool:
+        """Whether training ends once the task is known."""
+        return self.stop_at_excess_loss is not None or self.stop_at_accuracy is not None
+
+    @property
+    def sizes(self) -> range:
+        """Sizes of training examples."""
+        # Stepping as the task does: of marked bits, with a mark each, only even sizes exist.
+        return range(self.smallest_size, self.largest_size + 1, TASKS[self.task].step)
+
+    def draw(self, size: int, num_examples: int, generator: np.random.Generator) -> list[Example]:
+        """Training examples of a size; each has a sparsity of its own, where the task has one.
+
+        Where the response grows with k all have the same sparsity, without which they would not stack.
+        """
+        task = TASKS[self.task]
+        if self.largest_sparsity is None:
+            return task.draw(size, [None] * num_examples, generator)
+        # Of 2l = 10 tokens no more than five bits can be marked, whatever K_train is.
+        largest = min(self.largest_sparsity, task.largest_sparsity(size))
+        num_draws = 1 if task.response_grows_with_k else num_examples
+        sparsities = generator.integers(1, largest, num_draws, endpoint=True)
+        return task.draw(size, np.broadcast_to(sparsities, num_examples).tolist(), generator)
+
+    def ids_of(
+        self, examples: list[Example], generator: np.random.Generator, *, in_testing: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Token IDs and position IDs of examples, int64 [B, S]; InputError where they need too many of these.
+
+        PoSE and randomized positions draw from all position IDs. In testing PoSE is contiguous, and coupled
+        IDs are not spread; randomized positions are random there too (Ruoss et al. 2023).
+
+        Coupled IDs begin at random, as in position coupling (Cho et al. 2024, arXiv 2405.20671, section 4):
+        examples shorter than the table would leave the rows of large IDs untrained, so the start is uniform
+        over all that fit. With IDs 1 2 0 1 2 and 5 position IDs it is 0, 1 or 2; from 2 they are 3 4 2 3 4.
+        In testing, too: a fixed start would test a part of the table only.
+
+        A start alone leaves every difference of IDs beyond a short example's span untrained. Spread by pose,
+        coupled ID c becomes the c-th position ID that PoSE draws, so that one skip parts them, of tokens that
+        belong together alike. (The paper combines its synthetic experiments with PoSE; how in those with
+        coupled IDs our sources do not say.)
+        """
+        token_ids_BS = np.stack([example.token_ids_S for example in examples])
+        is_coupled = self.positions in COUPLED_SCHEMES
+        places_S = np.arange(token_ids_BS.shape[1])
+        ids_BS = np.array([example.coupled_ids_S if is_coupled else places_S for example in examples])
+        num_needed = int(ids_BS.max()) + 1
+        require(
+            num_needed <= self.num_position_ids,
+            f"examples of this size need {num_needed} or more position IDs, but num_position_ids is"
+            f" {self.num_position_ids}; choose a smaller size, or train with more position IDs",
+        )
+        name = self.spread_of_coupled_ids if is_coupled else self.positions
+        # Skips are a way to train on large IDs; a test example has the IDs of its own length.
+        if in_testing and (is_coupled or name == "pose"):
+            name = "contiguous"
+        # Ascending IDs, of which coupled ID c becomes the c-th: tokens that share an ID go on sharing one.
+        drawn_BI = POSITION_SCHEMES[name](len(examples), num_needed, self.num_position_ids, generator)
+        ids_BS = np.take_along_axis(drawn_BI, ids_BS, axis=1)
+        if is_coupled:
+            ids_BS += generator.integers(0, self.num_position_ids - ids_BS.max(axis=1, keepdims=True))
+        return token_ids_BS, ids_BS
+
+
+def load_task_config(path: Path, overrides: list[str], *, task: str, positions: str) -> TaskConfig:
+    """The configuration of one run, complete and checked; InputError names a field and what would be right.
+
+    The overrides (`field=value`) win over the file. Refused is what would train another model than was meant,
+    or fail later.
+    """
+    given = read_yaml(path)
+    of_tasks = given.pop("tasks", {})  # no field of `TaskConfig`
+    for name in (task, *of_tasks):
+        require_name("task", name, TASKS)
+    config: TaskConfig = settings_of(
+        path,
+        OmegaConf.structured(TaskConfig),
+        given,
+        of_tasks.get(task, {}),
+        read_overrides(overrides),
+        OmegaConf.create({"task": task, "positions": positions}),  # last, and so above an override
+    )
+    of_task = TASKS[task]
+    # Most tasks with k have no coupled IDs; those of cues cannot be predicted.
+    require_name(f"positions of {task}", positions, (*POSITION_SCHEMES, *of_task.coupled_schemes))
+    require_name("spread_of_coupled_ids", config.spread_of_coupled_ids, POSITION_SCHEMES)
+    require_name("model.architecture", config.model.architecture, ("gpt_neox", "olmo"))
+    require_positive(
+        config,
+        "smallest_size largest_sparsity num_position_ids model.rotary_fraction batch_size"
+        " sizes_per_step learning_rate max_grad_norm save_interval eval_interval eval_num_examples",
+    )
+    require(
+        config.stop_at_excess_loss is None or task.startswith("cues_"),
+        f"stop_at_excess_loss is {config.stop_at_excess_loss}, but the best loss of task {task} is not known",
+    )
+    require(
+        config.stop_at_accuracy is None
+        or (0 < config.stop_at_accuracy <= 1 and config.stop_at_excess_loss is None),
+        f"stop_at_accuracy is {config.stop_at_accuracy}; it must be above 0, at most 1, and without"
+        " stop_at_excess_loss",
+    )
+    require(
+        config.batch_size % config.sizes_per_step == 0,
+        f"batch_size {config.batch_size} is not divisible by sizes_per_step {config.sizes_per_step}",
+    )
+    require(
+        config.smallest_size <= config.largest_size,
+        f"largest_size is {config.largest_size}; it must be at least smallest_size, {config.smallest_size}",
+    )
+    most = of_task.largest_sparsity(config.largest_size)
+    require(
+        min(most, 1) <= (config.largest_sparsity or 0) <= most,
+        f"largest_sparsity is {config.largest_sparsity}; task {task} has k up to {most}, by largest_size (0:"
+        " it has no k, and largest_sparsity is null)",
+    )
+    # The task itself knows best which sizes it has, so examples are drawn: the smallest and the largest.
+    generator = np.random.default_rng(0)
+    for size in (config.sizes[0], config.sizes[-1]):
+        config.ids_of(config.draw(size, 1, generator), generator)
+    return config

