@@ -196,7 +196,3 @@ def main() -> None:
     # What argparse calls the program in its usage and errors.
     sys.argv = [f"sparsity {name}", *sys.argv[2:]]
     run_stage(module.parser(), module.main)
-
-
-if __name__ == "__main__":
-    main()

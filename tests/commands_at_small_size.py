@@ -81,6 +81,7 @@ WORDS = {
     "HuggingFaceTB/SmolLM2-135M": MODEL,
     "HuggingFaceTB/SmolLM2-135M-Instruct": MODEL,
     "MODEL": MODEL,
+    "GEMMA": MODEL,
     "MODEL/tokenizer.json": f"{MODEL}/tokenizer.json",
     "LICENSE": "letter.txt",
     "embedded": "english.jsonl",

@@ -356,11 +356,13 @@ def of_length() -> Numbers:
         # One number where both ends round to the same.
         return " to ".join(dict.fromkeys(ends)) if len(found) else "-"
 
-    starts = (7680, 11776)
+    starts = (2048, 4096, 7680, 11776)
     by_number = [
         [f"{number:,}", *(between_texts(number, start) for start in starts)]
         for number in sorted(places["num_distant"].unique())
     ]
+    word, ratios = interference.where_read(interference_targets())
+    of_unseen = [percent(ratio) for ratio in ratios.values()]
     slopes = interference.slopes(interference.with_outcomes(interference_targets()))
     rows = rows_by(slopes, "variant", "kind")
     lines = {
@@ -391,10 +393,10 @@ def of_length() -> Numbers:
         "interference_by_number": markdown(
             ["distant tokens", *(f"near from {start:,}" for start in starts)], by_number
         ),
+        "interference_where_read": f"{word}: {of_unseen[0]} and {of_unseen[1]}",
         "interference_of_1": between_texts(1, 11776, 2),
-        "interference_of_64": between_texts(64, 11776, 1),
+        "interference_read": between_texts(512, 2048, 2),
         "interference_unseen": between_texts(512, 11776, 1),
-        "interference_of_1536": between_texts(1536, 11776, 1),
         "interference_squeezed": str(interval_of(squeezed, "interference")),
         "real_model_verdict": interference.verdict(slopes),
         "real_model_sample": sample(slopes.iloc[0]),

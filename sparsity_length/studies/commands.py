@@ -63,7 +63,7 @@ class Command:
 
     def words(self) -> list[str]:
         """What Python is given; folders are relative to the folder that this is."""
-        return ["-m", "sparsity_length.cli", self.stage, *self.arguments]
+        return ["-m", "sparsity_length", self.stage, *self.arguments]
 
     def __str__(self) -> str:
         """The line as it would be typed."""

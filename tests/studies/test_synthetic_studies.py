@@ -1,5 +1,6 @@
 """Studies of synthetic tasks: what is refused, what runs."""
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -80,4 +81,4 @@ def test_a_whole_study_to_its_figures(study_file: Path) -> None:
     assert asked == {"copy-pose-seed0", "copy-predicted-seed0"}
     assert (study_file.parent / "run" / "figures" / "synthetic_tasks.ipynb").is_file()
     again = run(study_file, "synthetic.grids.both.largest_sparsities=[1]", *one_seed)
-    assert again.stdout.count("python ") == 1  # the notebooks, which know by themselves
+    assert len(re.findall("(?m)^sparsity ", again.stdout)) == 1  # the notebooks, which know by themselves
