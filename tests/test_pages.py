@@ -155,7 +155,7 @@ def test_the_recipes_lead_to_what_they_say(run_page: Callable[[str], Path]) -> N
     header, *rows = (mine / "ranked.csv").read_text().splitlines()
     gains = [float(row.split(",")[2]) for row in rows]
     assert header == "document_id,targets,gain_nats"
-    assert len(gains) == 3 and gains == sorted(gains, reverse=True)
+    assert len(gains) == 5 and gains == sorted(gains, reverse=True)
     assert MODEL in (mine / "explorer.html").read_text()
     assert (folder / "explained.html").is_file()
     assert list((mine / f"rules/sparse_context_losses/{MODEL}").glob("*.parquet"))
