@@ -26,12 +26,14 @@ def main(arguments: argparse.Namespace) -> None:
     """Write the table and print its headlines."""
     # Imported late, for a --help at once.
     from sparsity_length.figures.robustness import robustness
+    from sparsity_length.results.files import is_standard_output, whole_or_absent
 
     table = robustness()
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    table.to_parquet(arguments.out, index=False)
+    with whole_or_absent(arguments.out) as temporary:
+        table.to_parquet(temporary, index=False)
     held = table.groupby(["headline", "model"], sort=False)["holds"]
-    sys.stdout.write(f"{held.agg(hold='sum', rows='size').to_string()}\n")
+    words = sys.stderr if is_standard_output(arguments.out) else sys.stdout
+    words.write(f"{held.agg(hold='sum', rows='size').to_string()}\n")
 
 
 if __name__ == "__main__":

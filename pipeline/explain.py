@@ -27,7 +27,8 @@ not split. --all, without a budget, explains every prediction by every unit.
 
 prints   the text, a summary, and each explained prediction with its sources; tokens are colored by total
          effect in a terminal, unless NO_COLOR is set
-writes   --out, a page that opens from disk in any browser; --json and --csv, the same as data
+writes   --out, a page that opens from disk in any browser; --json and --csv, the same as data; - is standard
+         output, and then nothing is printed
 
 In a notebook: from sparsity_length import explain; explain("...", "MODEL", at="Paris")
 
@@ -44,7 +45,13 @@ from typing import Any
 
 from sparsity_length.cli import InputError, file_path, logger, run_stage, stage_parser
 from sparsity_length.measuring.settings import Explaining, add_model_arguments
-from sparsity_length.results.files import refuse_replacing, write_json, write_text
+from sparsity_length.results.files import (
+    is_standard_output,
+    refuse_replacing,
+    refuse_same,
+    write_json,
+    write_text,
+)
 from sparsity_length.text.sources import decoded
 from sparsity_length.text.tokenizer import add_reading_arguments
 
@@ -88,8 +95,10 @@ def main(arguments: argparse.Namespace) -> None:
     """Explain the text: print it, and write the page."""
     file = arguments.chat or arguments.text_file
     swap_file = arguments.swap_text_file
+    outputs = {"--out": arguments.out, "--json": arguments.json, "--csv": arguments.csv}
+    refuse_same(outputs)
     refuse_replacing(
-        filter(None, [arguments.out, arguments.json, arguments.csv]),
+        filter(None, outputs.values()),
         [file, swap_file, Path(arguments.model), Path(arguments.tokenizer or arguments.model)],
     )
     content = sys.stdin.buffer.read() if file is None else file.read_bytes()
@@ -120,8 +129,10 @@ def main(arguments: argparse.Namespace) -> None:
         write_json(arguments.json, explanation.record)
     if arguments.csv is not None:
         write_text(arguments.csv, explanation.frame.to_csv(index=False))
-    is_colored = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    sys.stdout.write(explanation.in_words(is_colored=is_colored))
+    # Where a file is on standard output, nothing else is.
+    if not any(map(is_standard_output, outputs.values())):
+        is_colored = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        sys.stdout.write(explanation.in_words(is_colored=is_colored))
     logger.info("%s is the page", arguments.out)
 
 

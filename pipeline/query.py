@@ -27,6 +27,7 @@ from sparsity_length.results.files import (
     MANIFEST,
     describe_files,
     refuse_replacing,
+    stream_of,
     whole_or_absent,
     write_json,
 )
@@ -48,7 +49,11 @@ def parser() -> argparse.ArgumentParser:
     add = stage.add_argument
     add("sql", nargs="?", help="a query in DuckDB's SQL; all columns are listed without one")
     add("--results", type=folder_path, required=True, help="a results folder")
-    add("--out", type=Path, help="write all rows to this .csv or .parquet (default: print at most 200)")
+    add(
+        "--out",
+        type=Path,
+        help="write all rows to this .csv or .parquet, or - as CSV (default: print at most 200)",
+    )
     return stage
 
 
@@ -111,7 +116,10 @@ def main(arguments: argparse.Namespace) -> None:
     out = arguments.out
     Results(results).refuse_empty()
     refuse_replacing([] if out is None else [out], [results])
+    is_stream = out is not None and stream_of(out) is not None
     if arguments.sql is None and out is not None:
+        if is_stream:
+            raise InputError(f"--out {out} is no folder to export to; give a query, whose rows go there")
         export(results, out)
         return
     try:
@@ -119,11 +127,11 @@ def main(arguments: argparse.Namespace) -> None:
         if out is None:
             # All columns where the output is a file, and not a terminal.
             found.show(max_rows=200, max_width=shutil.get_terminal_size(fallback=(1000, 0)).columns)
-        elif out.suffix not in (".csv", ".parquet"):
+        elif not is_stream and out.suffix not in (".csv", ".parquet"):
             raise InputError(f"--out {out} is neither .csv nor .parquet")
         else:
             with whole_or_absent(out) as temporary:
-                write = found.write_csv if out.suffix == ".csv" else found.write_parquet
+                write = found.write_parquet if out.suffix == ".parquet" else found.write_csv
                 write(str(temporary))
     except duckdb.Error as error:  # without the line of SQL and the candidates below it
         raise InputError(" ".join(re.split(r"\n\n|\n\t", str(error))[0].split())) from error

@@ -365,9 +365,20 @@ def test_what_is_printed(
     assert "\x1b[48;5;" in capsys.readouterr().out
 
 
+def test_an_output_on_standard_output_is_all_of_it(
+    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text"
+    text.write_text(TEXT)
+    run(monkeypatch, *flags, "--text-file", str(text), "--json", "-", "--csv", "/dev/null")
+    assert len(json.loads(capfd.readouterr().out)["targets"]) == 2
+    assert Path("/dev/null").is_char_device() and not Path("-").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
+        (["--text-file", "{folder}/text", "--json", "-", "--csv", "-"], "--json and --csv are both -"),
         (["--text-file", "{folder}/blank"], "the text is empty"),
         (["--text-file", "{folder}/two"], "leave some of the 2 tokens"),
         (["--text-file", "{folder}/latin"], "no text in UTF-8: 'utf-8' codec can't decode byte 0xef"),

@@ -44,6 +44,16 @@ def test_models_measured_in_two_ways_are_warned_of(tmp_path: Path, caplog: pytes
     assert "measured in two ways: targets_per_chunk was 16, now 32 in 'b'" in caplog.text
 
 
+def test_rows_go_to_standard_output(
+    results: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for out in ("-", "/dev/stdout"):
+        sql = "SELECT model, mean_loss FROM length_losses WHERE mean_loss > 2 ORDER BY model"
+        monkeypatch.setattr(sys, "argv", ["query.py", "--results", str(results), "--out", out, sql])
+        run_stage(query.parser(), query.main)
+        assert capfd.readouterr().out.splitlines() == ["model,mean_loss", "2,5.0", "a,3.0"]
+
+
 def test_bad_input_is_one_sentence_and_exit_code_two(
     results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -61,6 +71,7 @@ def test_bad_input_is_one_sentence_and_exit_code_two(
         (["SELECT 1", "--results", "empty"], "empty holds no results"),
         (["SELECT 1", "--results", "unmarked"], "unmarked holds no results"),
         (["FROM length_losses", "--results", "cut"], "parquet has"),
+        (["--out", "-"], "no folder to export to"),
         (["SELECT 1", "--out", "a.json"], "neither .csv nor .parquet"),
     ):
         monkeypatch.setattr(sys, "argv", ["query.py", "--results", str(results), *words])

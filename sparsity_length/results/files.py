@@ -1,7 +1,7 @@
 """The one mechanism for files that are whole: tokens, results and checkpoints.
 
-A file is written to a temporary name, fsynced and renamed (`whole_or_absent`). A record, JSON beside the
-files and written last, has the size and SHA-256 of each (`describe_files`, `read_record`, `damage`);
+A file is written to a temporary name, fsynced and renamed (`whole_or_absent`); what is no regular file, such
+as a device, is written into. A record, JSON beside the files and written last, has the size and SHA-256 of each (`describe_files`, `read_record`, `damage`);
 `differences` compares the settings that made them with those of now. `Task` splits work into tasks. Whoever
 writes a folder locks it (`folder_lock`): a second program is refused.
 """
@@ -10,6 +10,9 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
+import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,8 +35,19 @@ def whole_or_absent(path: Path, part: Path | None = None) -> Iterator[Path]:
     """Yield a temporary path; on leaving, fsync what was written there and rename it to `path`.
 
     A reader, and a run resumed after a kill, sees the old file or the new one, never a part. That is `part`,
-    on the same file system, or lies beside `path`.
+    on the same file system, or lies beside `path`. A stream (`stream_of`) stays what it is, and gets the
+    whole at the end.
     """
+    if (stream := stream_of(path)) is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            yield (temporary := Path(folder, "part"))
+            if sys.stdout is not None:
+                sys.stdout.flush()  # what was printed before comes first
+            # Never O_CREAT: a device that is gone is no file to be made.
+            descriptor = os.dup(stream) if isinstance(stream, int) else os.open(stream, os.O_WRONLY)
+            with os.fdopen(descriptor, "wb") as output, temporary.open("rb") as content:
+                shutil.copyfileobj(content, output)
+        return
     # Renaming onto a link would replace the link itself.
     path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,6 +62,50 @@ def whole_or_absent(path: Path, part: Path | None = None) -> Iterator[Path]:
     finally:
         temporary.unlink(missing_ok=True)
     sync(path.parent)  # the rename itself must survive a power loss
+
+
+def stream_of(path: Path) -> Path | int | None:
+    """What is written into and never replaced: a device, a FIFO, or an open file of ours by its descriptor.
+
+    - is standard output, 1. None: a file, or one that can be made.
+    """
+    if path == Path("-"):
+        return 1
+    # /dev/stdout is a link to /proc/self/fd/1, whatever that is: a file that is opened anew would be written
+    # over from its start. Links in a circle do not exist.
+    while path.is_symlink() and path.exists():
+        if path.parent.resolve() == Path(f"/proc/{os.getpid()}/fd"):
+            return int(path.name)
+        path = path.parent / path.readlink()
+    return path if path.exists() and not (path.is_file() or path.is_dir()) else None
+
+
+def _identity(path: Path) -> tuple[int, int] | Path:
+    """Alike for paths by which the same file, device or open file is written."""
+    stream = stream_of(path)
+    try:
+        status = os.fstat(stream) if isinstance(stream, int) else path.stat()
+    except FileNotFoundError:
+        return path.resolve()
+    return status.st_dev, status.st_ino
+
+
+def is_standard_output(path: Path | None) -> bool:
+    """Whether an output goes where words are printed."""
+    return path is not None and stream_of(path) == 1
+
+
+def refuse_same(outputs: Mapping[str, Path | None]) -> None:
+    """Refuse outputs, by their flags, of which one would replace another, or go into the same stream."""
+    seen: dict[tuple[int, int] | Path, str] = {}
+    for flag, path in outputs.items():
+        # What is thrown away may be anything.
+        if (
+            path is not None
+            and path != Path(os.devnull)
+            and (other := seen.setdefault(_identity(path), flag)) != flag
+        ):
+            raise InputError(f"{other} and {flag} are both {path}; give each its own")
 
 
 def sync(path: Path) -> None:
@@ -79,6 +137,8 @@ def refuse_replacing(outputs: Iterable[Path], inputs: Iterable[Path | None]) -> 
     """Refuse outputs that are inputs, or replace a file in an input folder that is no page or table."""
     given = [path.resolve() for path in inputs if path is not None]
     for output in outputs:
+        if stream_of(output) is not None:
+            continue  # nothing is replaced
         whole = output.resolve()
         # A page or table that was made from a folder may lie in it, and is made anew.
         is_within = whole.is_file() and whole.suffix not in (".html", ".csv")
