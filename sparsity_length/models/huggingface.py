@@ -202,11 +202,12 @@ def as_causal_lm(model: transformers.PreTrainedModel, name: str, num_positions: 
     if limit is not None and num_positions > limit:
         raise InputError(
             f"{name} can be measured at {limit} positions at most, not {num_positions}"
-            " (--long-context-length, --placements): beyond, its attention is cut into chunks, its table of"
-            " positions ends, or its RoPE changes frequencies"
+            " (--long-context-length, --placements): beyond, its attention is cut into chunks or chooses"
+            " tokens by an index, its table of positions ends, or its RoPE changes frequencies"
         )
     lm = HuggingFaceCausalLM(model, num_positions)
     check_model(lm, name, num_positions)
+    _refuse_sparse(lm, name, num_positions)
     if lm.window is not None:
         logger.warning(
             "%d of the %d layers of %s have windows of %d positions: with the tokens between masked, those"
@@ -228,13 +229,15 @@ _COMPUTED = re.compile(r"(^|\.)(inv_freq|cos_cached|sin_cached|position_ids|mask
 def position_limit(config: transformers.PretrainedConfig, has_rotary_embedding: bool) -> int | None:
     """The number that a model's position IDs must be below, by its configuration.
 
-    Below it no chunk of attention ends, no table of positions runs out, and no RoPE changes its frequencies
-    with the length of the input: a short context would be given others than the long one. Windows that slide
-    are no limit. None: any ID may be used. Without rotations also how many positions it was made for.
+    Below it no chunk of attention ends, an indexer chooses all tokens, no table of positions runs out, and no
+    RoPE changes its frequencies with the length of the input: a short context would be given others than the
+    long one. Windows that slide are no limit. None: any ID may be used. Without rotations also how many
+    positions it was made for.
     """
     text: Any = config.get_text_config()
     longest: int | None = getattr(text, "max_position_embeddings", None)
-    limits: list[int | None] = [None if has_rotary_embedding else longest]
+    # An indexer has each row attend to its `index_topk` best tokens, which are all of so many.
+    limits: list[int | None] = [None if has_rotary_embedding else longest, getattr(text, "index_topk", None)]
     if "chunked_attention" in (getattr(text, "layer_types", None) or ()):
         limits.append(text.attention_chunk_size)
     rope = getattr(text, "rope_parameters", None) or {}
@@ -247,6 +250,41 @@ def position_limit(config: transformers.PretrainedConfig, has_rotary_embedding: 
         if kind == "dynamic":  # the library goes by the configuration's number alone
             limits.append(longest)
     return min((limit for limit in limits if limit), default=None)
+
+
+_SPARSE = re.compile(r"(^|_)(index|indexer|sparse|chunk|block|window|stride|compress|keep|local)(_|$)")
+_HARMLESS = re.compile(
+    r".*sliding_window(_pattern)?|attention_chunk_size|max_window_layers"
+    r"|.*(token_index|layer_\w*index|sparse_step|experts|rope|to_keep|dropout).*"
+)
+"""Fields of configurations that `_SPARSE` finds, and that are known, or no matter of attention."""
+
+
+@torch.inference_mode()
+def _refuse_sparse(lm: HuggingFaceCausalLM, name: str, num_positions: int) -> None:
+    """Compare states of a text of full length, if the configuration hints that attention leaves tokens out.
+
+    `check_model` reads too few tokens to notice it: of blocks, strides, or the best so many.
+    """
+    fields = lm._config.to_dict()
+    known = {"full_attention", "sliding_attention", "chunked_attention"}
+    hints = {*(fields.get("layer_types") or ())} - known
+    hints |= {key for key in fields if fields[key] and _SPARSE.search(key) and not _HARMLESS.fullmatch(key)}
+    if not hints:
+        return
+    generator = torch.Generator().manual_seed(1)
+    token_ids_1S = torch.randint(lm.vocabulary_size, (1, num_positions), generator=generator).to(lm.device)
+    rows_1S = torch.arange(num_positions, device=lm.device)[None]
+    with errors_in_words(f"{name} cannot be measured: it fails on a text of {num_positions} tokens"):
+        found = lm.hidden_states(token_ids_1S, rows_1S, None, None)
+        lm._model.set_attn_implementation("eager")
+        stock = lm._model.base_model(input_ids=token_ids_1S, use_cache=False).last_hidden_state.to(lm.device)
+    lm._model.set_attn_implementation(OURS)
+    if _differ(found, stock):
+        raise InputError(
+            f"{name} cannot be measured on {num_positions} tokens: its attention leaves some of them out"
+            f" ({', '.join(sorted(hints))} in its configuration)"
+        )
 
 
 _NUM_TOKENS = 24

@@ -1,9 +1,10 @@
 """The one mechanism for files that are whole: tokens, results and checkpoints.
 
 A file is written to a temporary name, fsynced and renamed (`whole_or_absent`); what is no regular file, such
-as a device, is written into. A record, JSON beside the files and written last, has the size and SHA-256 of each (`describe_files`, `read_record`, `damage`);
-`differences` compares the settings that made them with those of now. `Task` splits work into tasks. Whoever
-writes a folder locks it (`folder_lock`): a second program is refused.
+as a device, is written into. A record, JSON beside the files and written last, has the size and SHA-256 of
+each (`describe_files`, `read_record`, `damage`); `differences` compares the settings that made them with
+those of now. `Task` splits work into tasks. Whoever writes a folder locks it (`folder_lock`): a second
+program is refused.
 """
 
 import fcntl

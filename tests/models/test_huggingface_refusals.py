@@ -1,17 +1,21 @@
 """Models that cannot be measured are refused when they are loaded, in a sentence that says why."""
 
+import copy
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hugging_face_families
 import pytest
 import torch
 from hugging_face_families import VOCABULARY_SIZE, make_model
 from safetensors.torch import load_file, save_file
 from transformers import (
+    AutoConfig,
     AutoModel,
+    AutoModelForCausalLM,
     BertConfig,
     BertLMHeadModel,
     BloomConfig,
@@ -22,6 +26,7 @@ from transformers import (
     XGLMConfig,
     XGLMForCausalLM,
 )
+from transformers.models.llama import modeling_llama
 
 from sparsity_length.cli import InputError
 from sparsity_length.models.huggingface import (
@@ -177,6 +182,61 @@ def test_positions_that_a_model_has_no_place_for(
         stock = model(input_ids=token_ids).logits
     # Up to the limit nothing is lost: the model left alone says the same.
     assert (lm.logits(lm.hidden_states(token_ids, ids, None, None)) - stock).abs().max() < 2e-5
+
+
+_SPARSE = {
+    "moe_intermediate_size": 16,
+    "num_experts_per_tok": 2,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "index_head_dim": 16,
+    "index_n_heads": 2,
+    "head_dim": 8,
+    "num_key_value_heads": 4,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "longest"), [("deepseek_v32", 40), ("glm_moe_dsa", 40), ("deepseek_v32", 8)]
+)
+@torch.inference_mode()
+def test_attention_that_chooses_tokens(kind: str, longest: int) -> None:
+    """Measured where all tokens are chosen; else refused, as the numbers would be wrong."""
+    config = AutoConfig.for_model(kind, **hugging_face_families._SIZES, **_SPARSE, index_topk=longest)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    ids = torch.arange(64)[None]
+    token_ids = ids * 7 % VOCABULARY_SIZE
+    stock = model(input_ids=token_ids, use_cache=False).logits
+    lm = as_causal_lm(copy.deepcopy(model), "m", longest)
+    found = lm.logits(lm.hidden_states(token_ids, ids, None, None)[0])
+    assert (found - stock[0])[:longest].abs().max() < 2e-5
+    assert (found - stock[0])[longest:].abs().max() > 1e-2
+    with pytest.raises(InputError, match=f"at {longest} positions at most"):
+        as_causal_lm(model, "m", 64)
+
+
+def test_a_mask_that_leaves_tokens_out_beyond_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a way that is not known, of which the configuration has a field."""
+    library = modeling_llama.create_causal_mask
+
+    def with_blocks(*of: Any, **named: Any) -> torch.Tensor:
+        mask_B1SS = library(*of, **named)
+        num_rows = mask_B1SS.shape[-1]
+        is_other_SS = torch.ones(num_rows, num_rows, dtype=torch.bool).tril(-40)
+        return mask_B1SS.masked_fill(is_other_SS, torch.finfo(torch.float32).min)
+
+    monkeypatch.setattr(modeling_llama, "create_causal_mask", with_blocks)
+    fields = {"attention": "eager", "block_sparse_size": 40}
+    as_causal_lm(make_model("llama", **fields), "m", 40)
+    with pytest.raises(InputError, match=r"on 64 tokens: .* leaves some of them out \(block_sparse_size in"):
+        as_causal_lm(make_model("llama", **fields), "m", 64)
 
 
 @pytest.mark.parametrize(
