@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -251,6 +252,26 @@ def test_a_chat_is_read_by_its_template_and_its_answer_explained(model: Path) ->
     answered = explain(CHAT[:1], str(model), short_context_length=S, generate=3)
     assert answered.text.token_ids_N.tolist() == expected
     assert answered.losses["position"].tolist() == list(range(len(prompt), len(expected)))
+
+
+@pytest.mark.parametrize("place", ["generation_config.json", "config.json", "the model in memory"])
+def test_an_answer_ends_at_any_of_the_end_tokens(model: Path, tmp_path: Path, place: str) -> None:
+    """Of the generation configuration, the configuration and the tokenizer, as with the stock model."""
+    whole = explain(TEXT, str(model), short_context_length=S, generate=6)
+    *_, third, fourth, fifth, sixth = whole.text.token_ids_N.tolist()
+    ends = [fifth, 1]
+    expected = [third, fourth, fifth, sixth].index(fifth)
+    given = str(shutil.copytree(model, tmp_path / "tiny"))
+    automatic = AutoTokenizer.from_pretrained(given)
+    if place.endswith(".json"):
+        path = Path(given) / place
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": ends}))
+        found = explain(TEXT, given, short_context_length=S, generate=6)
+    else:
+        stock = AutoModelForCausalLM.from_pretrained(given).float().eval()
+        stock.generation_config.eos_token_id = ends
+        found = explain(TEXT, stock, automatic, short_context_length=S, generate=6)
+    assert found.text.token_ids_N.tolist() == whole.text.token_ids_N.tolist()[: expected - 4]
 
 
 def test_the_summary_adds_up_and_every_face_tells_the_same(model: Path, tmp_path: Path) -> None:

@@ -302,6 +302,8 @@ def explain(
         # Room for the answer among the position IDs that the model was loaded for.
         prompt_N = tokens.token_ids_N[-max(1, most - generate) :]
         answer = _generated(ready, prompt_N, generate, reader)
+        if not answer:
+            raise InputError("the model ends the text at once: it writes nothing that could be explained")
         # From IDs: encoding the decoded answer might give other tokens than the model wrote.
         tokens = reader.read([*tokens.bos_token_ids, *tokens.token_ids_N.tolist(), *answer])
         first, end = end, end + len(answer)
@@ -368,13 +370,14 @@ def _generated(
     # The prefix does not grow: each step reads the last token and the answer so far again, which is
     # quadratic in the length of the answer only.
     prefix = read_prefix(model, token_ids_N[:-1])
+    ends = {*model.end_token_ids, tokenizer.eos_token_id}
     answer = [int(token_ids_N[-1])]
     while len(answer) <= num_tokens:
         places_1S = np.arange(len(answer))[None]
         rows = Rows(np.array([answer]), num_read + places_1S, None, places_1S[:, -1:])
         hidden_11D = model.hidden_states(*rows.on_device(model.device), prefix)
         token_id = int(model.logits(hidden_11D[0]).argmax())
-        if token_id == tokenizer.eos_token_id:
+        if token_id in ends:
             break
         answer.append(token_id)
     return answer[1:]

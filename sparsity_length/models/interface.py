@@ -130,6 +130,19 @@ class CausalLM(ABC):
         self._model: nn.Module = model.eval().requires_grad_(False)  # it is measured, not trained
 
     @property
+    def end_token_ids(self) -> frozenset[int]:
+        """What ends a text that the model writes, by its configurations: often that of a turn, too."""
+        config = getattr(self._model, "config", None)
+        configs = [
+            config,
+            getattr(config, "text_config", None),
+            getattr(self._model, "generation_config", None),
+        ]
+        given = [getattr(one, "eos_token_id", None) for one in configs]
+        # Each is None, an ID, or several.
+        return frozenset(int(one) for ids in given if ids is not None for one in np.atleast_1d(ids))
+
+    @property
     @abstractmethod
     def vocabulary_size(self) -> int:
         """Token IDs run from 0 to this, exclusive."""
