@@ -43,7 +43,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sparsity_length.cli import InputError, file_path, logger, run_stage, stage_parser
+from sparsity_length.cli import InputError, cause_of, file_path, logger, run_stage, stage_parser
 from sparsity_length.measuring.settings import Explaining, add_model_arguments
 from sparsity_length.results.files import (
     is_standard_output,
@@ -141,11 +141,14 @@ def _messages(text: str, file: str) -> list[dict[str, Any]]:
     try:
         content = json.loads(text)
         messages = content["messages"] if isinstance(content, dict) else content
-        return [{**message, "role": message["role"], "content": message["content"]} for message in messages]
+        if messages and isinstance(messages, list):
+            return [{**message, "role": message["role"]} for message in messages]
+        problem = "there are no messages"
     except (ValueError, TypeError, KeyError) as error:
-        raise InputError(
-            f"{file} is no chat: a JSON list of messages with role and content is expected"
-        ) from error
+        problem = cause_of(error)
+    raise InputError(
+        f"{file} is no chat: a JSON list of messages with role and content is expected ({problem})"
+    )
 
 
 if __name__ == "__main__":

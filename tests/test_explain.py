@@ -254,6 +254,59 @@ def test_a_chat_is_read_by_its_template_and_its_answer_explained(model: Path) ->
     assert answered.losses["position"].tolist() == list(range(len(prompt), len(expected)))
 
 
+ROLES = "{% for m in messages %}<|im_start|>{{ m.role }}: "
+END = "<|im_end|>{% endfor %}"
+THINKING = (
+    "{% set c = m.content.split('</think>') %}{% if c[1] %}<think>{{ c[0][7:] }}</think>\n\n{% endif %}"
+    "{{ c[-1] | trim }}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "content", "answer"),
+    [
+        # What also stands in the question, in the template, or in the control tokens.
+        (TEMPLATE, "end", "end"),
+        (TEMPLATE, "a", "a"),
+        (TEMPLATE, "|", "|"),
+        (TEMPLATE, [{"type": "text", "text": "the "}, {"type": "text", "text": "cat"}], "the cat"),
+        (f"{ROLES}{{{{ m.content | trim }}}}{END}", "\n the cat \n", "the cat"),
+        (f"{ROLES}{{{{ m.content }}}}<|im_end|>{{{{ m.content }}}}{{% endfor %}}", "the cat", "the cat"),
+        (
+            f"{ROLES}{{{{ m.content }}}}<|im_end|>{{{{ m.content | upper }}}}{{% endfor %}}",
+            "the cat",
+            "the cat",
+        ),
+        (f"{ROLES}{THINKING}{END}", "<think>a mat?</think>the cat", "<think>a mat?</think>\n\nthe cat"),
+        (f"{ROLES}{{{{ m.content.split('</think>')[-1] }}}}{END}", "<think>a mat?</think>the cat", "the cat"),
+    ],
+)
+def test_an_answer_is_what_the_template_writes_of_it(
+    template: str, content: Any, answer: str, model: Path
+) -> None:
+    automatic = AutoTokenizer.from_pretrained(model)
+    automatic.chat_template = template
+    reader = load_tokenizer(automatic)
+    asked = {"role": "user", "content": "a cat? None, at the end |"}
+    for role in ("assistant", "tool", "user"):
+        read = reader.read([asked, {"role": role, "content": content}])
+        start, end = read.last_message or (0, 0)
+        assert read.text[start:end] == answer
+        assert f"{role}: " in read.text[:start] and "<|im_end|>" in read.text[end:]
+
+
+def test_a_chat_s_other_messages_are_the_template_s(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    automatic = AutoTokenizer.from_pretrained(model)
+    automatic.chat_template = f"{ROLES}{{{{ m.content or m.tool_calls }}}}{END}{{# strftime_now #}}"
+    call: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": "look('mat')"}
+    chat = [CHAT[0], call, {"role": "tool", "content": "a mat"}, CHAT[1]]
+    read = load_tokenizer(automatic).read(chat)
+    assert read.text == automatic.apply_chat_template(chat, tokenize=False)
+    assert "writes today's date" in caplog.text
+    del call["content"]
+    assert load_tokenizer(automatic).read(chat).text == read.text
+
+
 @pytest.mark.parametrize("place", ["generation_config.json", "config.json", "the model in memory"])
 def test_an_answer_ends_at_any_of_the_end_tokens(model: Path, tmp_path: Path, place: str) -> None:
     """Of the generation configuration, the configuration and the tokenizer, as with the stock model."""
@@ -420,6 +473,13 @@ def test_an_output_on_standard_output_is_all_of_it(
         (["--text-file", "{folder}/text", "--instead", "dog"], "--instead needs --at or --position"),
         (["--chat", "{folder}/short"], "is no chat: a JSON list"),
         (["--chat", "{folder}/list"], "is no chat: a JSON list"),
+        (["--chat", "{folder}/none"], "there are no messages"),
+        (["--chat", "{folder}/null"], "the last message has no content"),
+        (["--chat", "{folder}/no-parts"], "the last message has no content"),
+        (["--chat", "{folder}/no-key"], "the last message has no content"),
+        (["--chat", "{folder}/blank-answer"], "the last message has no content"),
+        (["--chat", "{folder}/picture"], "a message has a part that is no text (image)"),
+        (["--chat", "{folder}/number"], "is text, or a list of parts, not 7"),
         (
             ["--chat", "{folder}/asked", "--tokenizer", "{folder}/bare.json", "--generate", "2"],
             "no chat template",
@@ -446,6 +506,16 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(
     (folder / "two").write_text("a b")
     (folder / "short").write_text("at")
     (folder / "list").write_text("[1]")
+    (folder / "none").write_text('{"messages": []}')
+    (folder / "no-key").write_text(json.dumps([*CHAT, {"role": "assistant"}]))
+    for name, content in (
+        ("null", None),
+        ("no-parts", []),
+        ("blank-answer", " "),
+        ("picture", [{"type": "image", "url": "a.png"}]),
+        ("number", 7),
+    ):
+        (folder / name).write_text(json.dumps([*CHAT, {"role": "assistant", "content": content}]))
     (folder / "asked").write_text(json.dumps({"messages": CHAT[:1]}))
     inner = Tokenizer.from_file(str(Path(flags[1]) / "tokenizer.json"))
     inner.save(str(folder / "bare.json"))

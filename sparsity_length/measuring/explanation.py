@@ -293,7 +293,10 @@ def explain(
     first = 0
     end = len(tokens.token_ids_N)
     if generate is None and isinstance(next(iter(text), None), Mapping):
-        first, end = _answer_of(text, tokens)
+        start, stop = tokens.last_message or (0, 0)
+        if not tokens.text[start:stop].strip():
+            raise InputError("the last message has no content, or none that the chat template writes")
+        first, end = _token_at(tokens, start), 1 + _token_at(tokens, stop - 1)
     most = long_context_length or default_length(given, tokens.bos_token_ids)
     longest = min(most, end + (generate or 0))
     other_N = swap_tokens(swap_text, NUM_TEXTS * longest, reader)
@@ -332,16 +335,6 @@ def explain(
 def _token_at(text: TokenizedText, character: int) -> int:
     """The token that holds a character: the first that ends behind it."""
     return int(np.searchsorted(text.characters_N2[:, 1], character, side="right"))
-
-
-def _answer_of(messages: Any, text: TokenizedText) -> tuple[int, int]:
-    """The last message's tokens, [first, end)."""
-    content = str(messages[-1]["content"]).strip()
-    # An earlier message may say the same, so the last occurrence counts.
-    start = text.text.rfind(content)
-    if not content or start < 0:
-        raise InputError("the last message is empty, or the chat template does not write it as it is")
-    return _token_at(text, start), 1 + _token_at(text, start + len(content) - 1)
 
 
 def _position_of(word: str, text: TokenizedText) -> int:

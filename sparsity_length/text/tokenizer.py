@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.resources import files
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,44 @@ _PROBE = (
     "\u00a0…—“quoted”"
 )
 """Text that tokenizers read differently."""
+
+
+_OTHER_ANSWER = "0another1answer2"
+"""Stands in place of a message to find where its chat template writes it."""
+
+
+def _with_text(message: Any) -> dict[str, Any]:
+    """A message whose content, if it has some, is a text: parts are joined; InputError for other content."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise InputError("a chat is a list of messages, each with a role and its content")
+    content = message.get("content")
+    if content is None:
+        return dict(message)
+    parts = [content] if isinstance(content, str) else content
+    if not isinstance(parts, Sequence):
+        raise InputError(f"the content of a message is text, or a list of parts, not {content!r}")
+    texts: list[Any] = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    for part, text in zip(parts, texts, strict=True):
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, Mapping) else part
+            raise InputError(f"a message has a part that is no text ({kind}); only text is read")
+    return {**message, "content": "".join(texts)}
+
+
+def _place_of(content: str, rendered: str, other: str) -> tuple[int, int] | None:
+    """The characters [start, end) of a message in a chat, from the chat with `_OTHER_ANSWER` in its place.
+
+    None if the template leaves the message out.
+    """
+    before, *behind = other.split(_OTHER_ANSWER)
+    if not behind:
+        return None
+    start = len(commonprefix([rendered, before]))
+    for written in (content, content.strip()):
+        if rendered.startswith(written, start):
+            return start, start + len(written)
+    # Rewritten, as thoughts are: up to what the template writes behind every message.
+    return start, len(rendered) - len(_OTHER_ANSWER.join(behind))
 
 
 class DocumentTokenizer:
@@ -141,16 +180,26 @@ class DocumentTokenizer:
             return replace(placed, bos_token_ids=self.bos_token_ids)
         if not (isinstance(text, Sequence) and text and isinstance(text[0], Mapping)):
             return self._of_token_ids(np.asarray(text))
+        messages = [_with_text(message) for message in text]
+        placed = self._placed(self._rendered(messages, begins_answer), special_tokens=True)
+        if "strftime_now" in str(self._automatic.chat_template):
+            logger.warning("the chat template of %s writes today's date: numbers differ by day", self.name)
+        if not (content := messages[-1].get("content")):
+            return placed
+        other = self._rendered([*messages[:-1], {**messages[-1], "content": _OTHER_ANSWER}], begins_answer)
+        return replace(placed, last_message=_place_of(content, placed.text, other))
+
+    def _rendered(self, messages: list[dict[str, Any]], begins_answer: bool) -> str:
+        """Messages as the chat template writes them."""
         try:
-            rendered = self._automatic.apply_chat_template(
-                list(text), tokenize=False, add_generation_prompt=begins_answer
+            return self._automatic.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=begins_answer
             )
         except Exception as error:  # there is no template, or its language's, by what the messages lack
             raise InputError(
                 f"{self.name} has no chat template for these messages ({cause_of(error)}); give the text"
                 " itself, or its token IDs"
             ) from error
-        return self._placed(rendered, special_tokens=True)
 
     def _read_control_tokens(self, texts: Iterable[str], special_tokens: bool) -> None:
         """Have control tokens that the next texts spell read as such, or as text: with one warning.
@@ -390,6 +439,8 @@ class TokenizedText:
     a character, that whole character."""
     bos_token_ids: tuple[int, ...] = ()
     """What stands before the text: it belongs to the model, which has it before every context."""
+    last_message: tuple[int, int] | None = None
+    """Of a chat, the characters [start, end) of its last message; None if that has no content."""
     has_special_tokens: bool = False
     """Whether control tokens that the text spells are tokens of it: so in chats and of token IDs."""
 
