@@ -254,6 +254,49 @@ def test_a_chat_is_read_by_its_template_and_its_answer_explained(model: Path) ->
     assert answered.losses["position"].tolist() == list(range(len(prompt), len(expected)))
 
 
+@pytest.mark.parametrize(
+    ("which", "own"),
+    [
+        ({"at": "10,000"}, "10,000"),
+        ({"at": "10,000 ships"}, "10,000 ships"),
+        ({"at": "10"}, "10"),  # ends within what may be a token
+        ({"position": None}, "10,000"),
+    ],
+)
+def test_instead_compares_what_at_names(which: dict[str, Any], own: str, model: Path) -> None:
+    """Not what a pattern makes of it: difference of the stock model's log-probabilities of both."""
+    before = "the cat sat there and saw"
+    text = f"{before} 10,000 ships, and the cat"
+    reader = load_tokenizer(model)
+    if "position" in which:
+        which = {"position": len(reader.read(before).token_ids_N)}
+        assert reader.read(text).pieces[which["position"]].strip() in "10,000"
+    found = explain(text, str(model), **FLAGS, **which, instead="20,000")
+    assert found.facts["contrast"][:2] == [own, "20,000"]
+    stock = AutoModelForCausalLM.from_pretrained(model).float().eval()
+    sums = []
+    for word in (own, "20,000"):
+        ids = reader.read(f"{before} {word}").token_ids_N
+        predictions = stock(torch.tensor(ids)[None]).logits[0].log_softmax(-1)
+        common = len(reader.read(before).token_ids_N)
+        sums.append(sum(float(predictions[t - 1, ids[t]]) for t in range(common, len(ids))))
+    assert found.facts["contrast"][2] == pytest.approx(sums[0] - sums[1], abs=5e-5)
+
+
+def test_instead_ends_before_the_control_token_of_a_chat(model: Path) -> None:
+    read = load_tokenizer(model).read(CHAT)
+    position = next(
+        i
+        for i, piece in enumerate(read.pieces)
+        if read.text[read.characters_N2[i, 0] :].strip().startswith("mat<")
+    )
+    found = explain(CHAT, str(model), **FLAGS | {"long_context_length": 60}, position=position, instead="hat")
+    assert found.facts["contrast"][:2] == ["mat", "hat"]
+    for instead in ("", " ", "mat", " mat "):
+        with pytest.raises(InputError, match="--instead compares two words, not “mat” with"):
+            explain(CHAT, str(model), **FLAGS, at="mat", instead=instead)
+
+
 ROLES = "{% for m in messages %}<|im_start|>{{ m.role }}: "
 END = "<|im_end|>{% endfor %}"
 THINKING = (

@@ -310,12 +310,17 @@ def explain(
         # From IDs: encoding the decoded answer might give other tokens than the model wrote.
         tokens = reader.read([*tokens.bos_token_ids, *tokens.token_ids_N.tolist(), *answer])
         first, end = end, end + len(answer)
+    begin = None
     if at is not None:
-        position = _position_of(at, tokens)
+        begin = _start_of(at, tokens)
+        position = _token_at(tokens, begin)
     if position is not None:
         if position not in range(len(tokens.token_ids_N)):
             raise InputError(f"--position {position} is outside the text of {len(tokens.token_ids_N)} tokens")
         first, end = position, position + 1
+    words = None
+    if instead is not None:
+        words = _words(tokens, end - 1, at, begin, instead, reader)
     length = min(most, end)
     with failures_in_words(given.name, end - length):
         return _measured(
@@ -327,6 +332,7 @@ def explain(
             end,
             length,
             replace(asked, at=None, position=position),
+            words,
             name=name,
             model_name=given.name,
         )
@@ -337,8 +343,8 @@ def _token_at(text: TokenizedText, character: int) -> int:
     return int(np.searchsorted(text.characters_N2[:, 1], character, side="right"))
 
 
-def _position_of(word: str, text: TokenizedText) -> int:
-    """The token in which the only occurrence of a word begins."""
+def _start_of(word: str, text: TokenizedText) -> int:
+    """The character at which the only occurrence of a word begins."""
     # Not \b, which would be wrong for a word that begins or ends with punctuation.
     starts = [found.start() for found in re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", text.text)]
     if not starts:
@@ -352,7 +358,35 @@ def _position_of(word: str, text: TokenizedText) -> int:
             f"--at '{printable(word)}' occurs {len(starts)} times; say which by --position:"
             f" {', '.join(named)}{' …' if len(starts) > 8 else ''}"
         )
-    return _token_at(text, starts[0])
+    return starts[0]
+
+
+def _words(
+    text: TokenizedText,
+    place: int,
+    at: str | None,
+    begin: int | None,
+    instead: str,
+    tokenizer: DocumentTokenizer,
+) -> tuple[int, str, str]:
+    """Where two continuations begin, a character of the text, and both: its own, and what stands instead.
+
+    Its own is what `at` names, at `begin`; without, from token `place` to the next blank or control token.
+    """
+    if at is None or begin is None:
+        begin, stop = text.characters_N2[place].tolist()
+        begin = stop - len(text.text[begin:stop].lstrip())
+        at = re.split(r"\s", text.text[begin:], maxsplit=1)[0]
+        if text.has_special_tokens:
+            at = tokenizer.control_tokens.split(at, maxsplit=1)[0]
+    begin += len(at) - len(at.lstrip())
+    own = at.strip()
+    other = instead.strip()
+    if not own or not other or own == other:
+        raise InputError(
+            f"--instead compares two words, not “{printable(own)}” with “{printable(other)}”; name another"
+        )
+    return begin, own, other
 
 
 def _generated(
@@ -385,6 +419,7 @@ def _measured(
     end: int,
     length: int,
     asked: Explaining,
+    words: tuple[int, str, str] | None,
     *,
     name: str,
     model_name: str,
@@ -395,6 +430,7 @@ def _measured(
         other_N: the swap text.
         length: of the last tokens that are measured.
         asked: at is a position here.
+        words: of `_words`, for instead.
     """
     short, budget = asked.short_context_length, asked.seconds
     begin = end - length
@@ -462,9 +498,8 @@ def _measured(
         ids_L[:-1], np.arange(length - 1), None, targets_T - 1, ids_L[targets_T], num_far_T, slice(None)
     )
     weights_Q = None
-    if asked.instead is not None:
-        contrast = _contrasted(ids_L, text, end, int(near_T[0]), tokenizer, asked.instead)
-        sequence, weights_Q, words = contrast
+    if words is not None:
+        sequence, weights_Q = _contrasted(ids_L, text, end, int(near_T[0]), tokenizer, *words)
     search = Search(
         passes,
         sequence,
@@ -492,7 +527,7 @@ def _measured(
         "num_swapped_contexts": NUM_SWAPPED,
         "num_forward_tokens": passes.num_tokens,
         # Losses are -ln p, so minus their weighted sum is log p(own) - log p(other).
-        "contrast": None if asked.instead is None else [*words, -float(search.full.losses_T @ weights_Q)],
+        "contrast": words and [*words[1:], -float(search.full.losses_T @ weights_Q)],
     }
     characters_N2 = text.characters_N2[:end]
     shown = TokenizedText(text.text[: int(characters_N2[-1, 1])], text.token_ids_N[:end], characters_N2)
@@ -564,21 +599,23 @@ def _contrasted(
     end: int,
     near: int,
     tokenizer: DocumentTokenizer,
-    instead: str,
-) -> tuple[PackedSequence, np.ndarray, tuple[str, str]]:
-    """Both continuations behind their context; how their tokens' losses count; and both words."""
-    start, stop = text.characters_N2[end - 1].tolist()
-    begin = stop - len(text.text[start:stop].lstrip())
-    # The word may have more tokens than the one that is explained.
-    word_end = max(stop, begin + len(re.split(r"\W", text.text[begin:], maxsplit=1)[0]))
-    instead = instead.strip()
-    # Control tokens of a chat are such, whatever is said of those that a text spells.
-    other = tokenizer.read(text.text[:begin] + instead, special_tokens=text.has_special_tokens).token_ids_N
+    begin: int,
+    *words: str,
+) -> tuple[PackedSequence, np.ndarray]:
+    """Both continuations behind their context, the text up to character `begin`; how tokens' losses count."""
+    # Each read anew: what follows the word in the text may share its last token. Control tokens of a chat are
+    # such, whatever is said of those that a text spells.
+    own, other = (
+        tokenizer.read(text.text[:begin] + word, special_tokens=text.has_special_tokens).token_ids_N
+        for word in words
+    )
     # A blank that is a token of its own before one word may be of the other word's first token.
-    fork = _first_difference(text.token_ids_N[: end - 1], other)
-    own = text.token_ids_N[fork : _token_at(text, word_end - 1) + 1]
+    fork = min(_first_difference(text.token_ids_N[: end - 1], word) for word in (own, other))
+    own = own[fork:]
     other = other[fork:]
     first = fork - (end - len(ids_L))
+    if first < 1:  # of token IDs, which may be others than their text has
+        raise InputError("--instead needs a text whose tokens are those that the tokenizer reads in it")
     # The last token of each continuation is predicted and never an input.
     split = first + len(own) - 1
     num_rows = split + len(other) - 1
@@ -598,7 +635,7 @@ def _contrasted(
         slice(None),
     )
     weights_Q = np.repeat([1, -1], [len(own), len(other)]).astype(np.float32)
-    return sequence, weights_Q, (text.text[begin:word_end], instead)
+    return sequence, weights_Q
 
 
 def default_length(given: GivenModel, bos_token_ids: Sequence[int]) -> int:

@@ -153,10 +153,10 @@ class DocumentTokenizer:
         self.token_dtype = np.dtype(np.uint16 if self.vocabulary_size <= 65_535 else np.uint32)
         """The smallest of OLMo's memory-map types that holds the vocabulary."""
         tokens = tokenizer.get_added_tokens_decoder().values()
-        # Without control tokens, a pattern that is found nowhere.
-        self._control_tokens = re.compile(
+        self.control_tokens = re.compile(
             "|".join(re.escape(token.content) for token in tokens if token.special) or "(?!)"
         )
+        """Finds what spells one; without any, a pattern that is found nowhere."""
         self._has_warned = False
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -207,7 +207,7 @@ class DocumentTokenizer:
         A page that writes about '<|endoftext|>' has these letters as text, not as the end of it.
         """
         self._tokenizer.encode_special_tokens = not special_tokens
-        spelt = next(filter(None, map(self._control_tokens.search, texts)), None)
+        spelt = next(filter(None, map(self.control_tokens.search, texts)), None)
         if spelt and not (special_tokens or self._has_warned):
             self._has_warned = True
             logger.warning(
