@@ -343,6 +343,13 @@ def needle_documents(
 def _answer_in(text: str, answer: str, tokenizer: DocumentTokenizer) -> tuple[np.ndarray, list[int]]:
     """The token IDs of a sentence, read whole, and which of them hold its answer and the blank before it."""
     read = tokenizer.read(text)
+    # Folding cases and moving blanks is how some tokenizers read; what they cannot spell is another needle.
+    spelled = "".join(tokenizer.pieces(read.token_ids_N.tolist()))
+    if "".join(spelled.casefold().split()) != "".join(text.casefold().split()):
+        raise InputError(
+            f"{tokenizer.name} cannot spell “{text.strip()}”, which becomes “{spelled.strip()}”: choose other"
+            " --templates, or data of a tokenizer that can"
+        )
     start = text.rindex(f" {answer}")
     starts_N, ends_N = read.characters_N2.T
     # A token may be the blank alone, or begin before it and reach into the answer: both count.

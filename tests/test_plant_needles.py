@@ -7,7 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 from measured_documents import contents
 from sparsity_length.programs import plant_needles
-from sparsity_length.programs.plant_needles import DEPTHS, NEEDLES_FILE
+from sparsity_length.programs.plant_needles import CITIES, DEPTHS, NEEDLES_FILE, PEOPLE, WORDS
+from tokenizers import Tokenizer, models, normalizers, trainers
 
 from sparsity_length.cli import InputError
 from sparsity_length.text.folder import TOKENIZER_FILE, EvaluationDocument, TokenizedData, write_data_folder
@@ -111,3 +112,22 @@ def test_what_cannot_be_planted_is_refused(data: Path, tmp_path: Path, length: s
     with pytest.raises(InputError, match=sentence):
         plant(data, tmp_path / "out", "--document-lengths", length)
     assert not list(tmp_path.rglob("manifest.json"))
+
+
+@pytest.mark.parametrize("unk_token", ["<unk>", None])  # without one, what cannot be spelled is dropped
+def test_a_needle_that_the_tokenizer_cannot_spell(unk_token: str | None, tmp_path: Path) -> None:
+    letters = Tokenizer(models.BPE(unk_token=unk_token))
+    letters.normalizer = normalizers.Lowercase()
+    trainer = trainers.BpeTrainer(special_tokens=["</s>", "<unk>"], initial_alphabet=list("jqxz?"))
+    letters.train_from_iterator([text.lower() for text in [*TEXTS, *CITIES, *WORDS, *PEOPLE]], trainer)
+    tokenizer = load_tokenizer(letters)
+    documents = [EvaluationDocument("0" * 16, tokenizer.encode(["a river runs past " * 40])[0])]
+    made_by = {"settings": {}, "inputs": {}}
+    write_data_folder(tmp_path / "data", documents, {}, tokenizer, made_by, {}, "tokenize_c4")
+    lengths = ["--document-lengths", "90"]
+    with pytest.raises(
+        InputError, match=r"cannot spell “The magic number of \w+ is \d{5}.”, which becomes “the"
+    ):
+        plant(tmp_path / "data", tmp_path / "out", *lengths)
+    assert not list(tmp_path.rglob("out/**/manifest.json"))
+    plant(tmp_path / "data", tmp_path / "words", "--templates", "word", *lengths)
