@@ -400,7 +400,9 @@ def write_tokens(
     eos = np.array([tokenizer.eos_token_id], dtype).tobytes()
     part = bytearray()
     num_tokens = sum(whole["bytes"] for whole in files.values()) // dtype.itemsize
-    counts = Counter[str]({TRAINS: begun[TRAINS], "train_tokens": num_tokens})
+    counts = Counter[str](
+        {TRAINS: begun[TRAINS], "train_tokens": num_tokens, "train_unknown": begun.get("train_unknown", 0)}
+    )
     sample: dict[str, EvaluationDocument] = {}
     with progress(None, "tokenizing", "token", initial=num_tokens) as bar:
         for (document, what), token_ids in encoded(tokenizer, documents(begun[TRAINS])):
@@ -413,11 +415,12 @@ def write_tokens(
                 # Bytes, not a list of arrays: what is held is what is written, 2 bytes a token for uint16.
                 part += token_ids.astype(dtype).tobytes() + eos
                 counts["train_tokens"] += len(token_ids) + 1
+                counts["train_unknown"] += tokenizer.num_unknown(token_ids)
                 bar.update(len(token_ids) + 1)
                 if len(part) >= configuration["settings"]["tokens_per_part"] * dtype.itemsize:
                     _write_part(folder, part, files)
                     # First the part, then the record: a kill in between has the same part written again.
-                    begun[TRAINS] = counts[TRAINS]
+                    begun |= {name: counts[name] for name in (TRAINS, "train_unknown")}
                     write_json(folder / UNFINISHED_FILE, begun)
     if part:
         _write_part(folder, part, files)

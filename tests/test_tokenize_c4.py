@@ -136,11 +136,39 @@ def test_every_integer_of_a_small_corpus(folder: Path) -> None:
     assert written["counts"] == {
         "train_documents": 3,
         "train_tokens": 9,
+        "train_unknown": 0,
         "evaluation_documents": 3,
         "evaluation_tokens": 6,
+        "evaluation_unknown": 0,
         "duplicate": 2,
         "in_evaluation_source": 1,
     }
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        models.BPE({"</s>": 0, "<unk>": 1, "a": 2, "b": 3}, [], unk_token="<unk>"),
+        models.WordLevel({"</s>": 0, "<unk>": 1, "a": 2, "b": 3}, unk_token="<unk>"),
+        models.WordPiece({"</s>": 0, "[UNK]": 1, "a": 2, "b": 3}, unk_token="[UNK]"),
+        models.Unigram([("</s>", 0.0), ("<unk>", 0.0), ("a", -1.0), ("b", -1.0)], unk_id=1),
+    ],
+)
+def test_unknown_tokens_are_counted_and_told(
+    model: models.Model, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(tmp_path / "words.json"))
+    write_lines(tmp_path / "evaluation.jsonl", ["b 好"])
+    write_lines(tmp_path / "train.jsonl", ["a 你 b 你", "a"])
+    counts = tokenize(tmp_path).manifest["counts"]
+    assert (counts["train_unknown"], counts["evaluation_unknown"]) == (2, 1)
+    assert "33.3% of the tokens stand for what is unknown" in caplog.text  # 3 of 9, two EOS among them
+    caplog.clear()
+    write_lines(tmp_path / "train.jsonl", ["a b " * 200])
+    assert tokenize(tmp_path, out="few").manifest["counts"]["evaluation_unknown"] == 1
+    assert "unknown to it" not in caplog.text
 
 
 @pytest.mark.parametrize(("largest_id", "dtype"), [(258, np.uint16), (65_536, np.uint32)])

@@ -40,8 +40,10 @@ MANIFEST_FILE = "manifest.json"
 COUNTS = (
     "train_documents",
     "train_tokens",
+    "train_unknown",
     "evaluation_documents",
     "evaluation_tokens",
+    "evaluation_unknown",
     "duplicate",
     "in_evaluation_source",
 )
@@ -95,6 +97,7 @@ def write_data_folder(
         **tally,
         "evaluation_documents": len(documents),
         "evaluation_tokens": sum(len(document.token_ids) for document in documents),
+        "evaluation_unknown": sum(tokenizer.num_unknown(document.token_ids) for document in documents),
     }
     manifest = {
         "stage": stage,
@@ -109,6 +112,16 @@ def write_data_folder(
     }
     write_json(folder / MANIFEST_FILE, manifest)
     logger.info("%s: %s", folder, manifest["counts"])
+    unknown, tokens = (
+        sum(counts.get(f"{use}_{what}", 0) for use in ("train", "evaluation"))
+        for what in ("unknown", "tokens")
+    )
+    if unknown >= 0.01 * tokens > 0:
+        logger.warning(
+            "%s cannot spell all of the text: %.1f%% of the tokens stand for what is unknown to it",
+            tokenizer.name,
+            100 * unknown / tokens,
+        )
 
 
 def made_by(record: Mapping[str, Any], *, is_shared: bool = False) -> dict[str, Any]:

@@ -10,6 +10,7 @@ right even if the tokenizer drops characters or folds cases. Shapes: N tokens.
 """
 
 import argparse
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -158,6 +159,17 @@ class DocumentTokenizer:
         )
         """Finds what spells one; without any, a pattern that is found nowhere."""
         self._has_warned = False
+
+    @cached_property
+    def unknown_token_id(self) -> int | None:
+        """What stands for whatever the tokenizer cannot spell; None without such a token."""
+        model = json.loads(self._json)["model"]
+        name = model.get("unk_token")
+        return model.get("unk_id") if name is None else self._tokenizer.token_to_id(name)
+
+    def num_unknown(self, token_ids: np.ndarray) -> int:
+        """How many of these tokens are unknown ones."""
+        return 0 if self.unknown_token_id is None else int((token_ids == self.unknown_token_id).sum())
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Token IDs of each text, int32, without those that are put before or behind it."""
