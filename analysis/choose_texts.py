@@ -56,7 +56,7 @@ def passage(text: str, most: int) -> str:
 
 def main(arguments: argparse.Namespace) -> None:
     """Write the texts, and print the IDs of the distant ones."""
-    from sparsity_length.results.files import is_standard_output, refuse_replacing, write_text
+    from sparsity_length.results.files import refuse_replacing, stream_of, write_text
     from sparsity_length.text.sources import Document, open_sources, read_documents
 
     lines = list[str]()
@@ -89,7 +89,7 @@ def main(arguments: argparse.Namespace) -> None:
         lines += [json.dumps({"text": document.text, "url": name}) for document in chosen]
     write_text(arguments.out, "\n".join([*lines, ""]))
     if distant:
-        words = sys.stderr if is_standard_output(arguments.out) else sys.stdout
+        words = sys.stderr if stream_of(arguments.out) == 1 else sys.stdout
         words.write(f"--distant-documents {' '.join(distant)}\n")
 
 

@@ -26,13 +26,13 @@ def main(arguments: argparse.Namespace) -> None:
     """Write the table and print its headlines."""
     # Imported late, for a --help at once.
     from sparsity_length.figures.robustness import robustness
-    from sparsity_length.results.files import is_standard_output, whole_or_absent
+    from sparsity_length.results.files import stream_of, whole_or_absent
 
     table = robustness()
     with whole_or_absent(arguments.out) as temporary:
         table.to_parquet(temporary, index=False)
     held = table.groupby(["headline", "model"], sort=False)["holds"]
-    words = sys.stderr if is_standard_output(arguments.out) else sys.stdout
+    words = sys.stderr if stream_of(arguments.out) == 1 else sys.stdout
     words.write(f"{held.agg(hold='sum', rows='size').to_string()}\n")
 
 

@@ -46,9 +46,9 @@ from typing import Any
 from sparsity_length.cli import InputError, cause_of, file_path, logger, run_stage, stage_parser
 from sparsity_length.measuring.settings import Explaining, add_model_arguments
 from sparsity_length.results.files import (
-    is_standard_output,
     refuse_replacing,
     refuse_same,
+    stream_of,
     write_json,
     write_text,
 )
@@ -130,7 +130,7 @@ def main(arguments: argparse.Namespace) -> None:
     if arguments.csv is not None:
         write_text(arguments.csv, explanation.frame.to_csv(index=False))
     # Where a file is on standard output, nothing else is.
-    if not any(map(is_standard_output, outputs.values())):
+    if not any(stream_of(path) == 1 for path in outputs.values() if path is not None):
         is_colored = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         sys.stdout.write(explanation.in_words(is_colored=is_colored))
     logger.info("%s is the page", arguments.out)

@@ -521,8 +521,11 @@ def test_an_output_on_standard_output_is_all_of_it(
         (["--chat", "{folder}/no-parts"], "the last message has no content"),
         (["--chat", "{folder}/no-key"], "the last message has no content"),
         (["--chat", "{folder}/blank-answer"], "the last message has no content"),
-        (["--chat", "{folder}/picture"], "a message has a part that is no text (image)"),
-        (["--chat", "{folder}/number"], "is text, or a list of parts, not 7"),
+        (
+            ["--chat", "{folder}/picture"],
+            "parts that are text, unlike {'role': 'assistant', 'content': [{'type': 'image'",
+        ),
+        (["--chat", "{folder}/number"], "parts that are text, unlike {'role': 'assistant', 'content': 7}"),
         (
             ["--chat", "{folder}/asked", "--tokenizer", "{folder}/bare.json", "--generate", "2"],
             "no chat template",

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -42,8 +41,7 @@ def whole_or_absent(path: Path, part: Path | None = None) -> Iterator[Path]:
     if (stream := stream_of(path)) is not None:
         with tempfile.TemporaryDirectory() as folder:
             yield (temporary := Path(folder, "part"))
-            if sys.stdout is not None:
-                sys.stdout.flush()  # what was printed before comes first
+            print(end="", flush=True)  # noqa: T201 (what was printed before comes first)
             # Never O_CREAT: a device that is gone is no file to be made.
             descriptor = os.dup(stream) if isinstance(stream, int) else os.open(stream, os.O_WRONLY)
             with os.fdopen(descriptor, "wb") as output, temporary.open("rb") as content:
@@ -81,31 +79,15 @@ def stream_of(path: Path) -> Path | int | None:
     return path if path.exists() and not (path.is_file() or path.is_dir()) else None
 
 
-def _identity(path: Path) -> tuple[int, int] | Path:
-    """Alike for paths by which the same file, device or open file is written."""
-    stream = stream_of(path)
-    try:
-        status = os.fstat(stream) if isinstance(stream, int) else path.stat()
-    except FileNotFoundError:
-        return path.resolve()
-    return status.st_dev, status.st_ino
-
-
-def is_standard_output(path: Path | None) -> bool:
-    """Whether an output goes where words are printed."""
-    return path is not None and stream_of(path) == 1
-
-
 def refuse_same(outputs: Mapping[str, Path | None]) -> None:
     """Refuse outputs, by their flags, of which one would replace another, or go into the same stream."""
-    seen: dict[tuple[int, int] | Path, str] = {}
+    seen: dict[object, str] = {}
     for flag, path in outputs.items():
+        stream = None if path is None else stream_of(path)
+        # A stream is its device and inode, whatever it is called.
+        place = path and path.resolve() if stream is None else os.stat(stream)[1:3]  # noqa: PTH116 (or open)
         # What is thrown away may be anything.
-        if (
-            path is not None
-            and path != Path(os.devnull)
-            and (other := seen.setdefault(_identity(path), flag)) != flag
-        ):
+        if path not in (None, Path(os.devnull)) and (other := seen.setdefault(place, flag)) != flag:
             raise InputError(f"{other} and {flag} are both {path}; give each its own")
 
 
@@ -137,9 +119,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 def refuse_replacing(outputs: Iterable[Path], inputs: Iterable[Path | None]) -> None:
     """Refuse outputs that are inputs, or replace a file in an input folder that is no page or table."""
     given = [path.resolve() for path in inputs if path is not None]
-    for output in outputs:
-        if stream_of(output) is not None:
-            continue  # nothing is replaced
+    for output in (path for path in outputs if stream_of(path) is None):
         whole = output.resolve()
         # A page or table that was made from a folder may lie in it, and is made anew.
         is_within = whole.is_file() and whole.suffix not in (".html", ".csv")

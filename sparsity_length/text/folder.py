@@ -97,7 +97,9 @@ def write_data_folder(
         **tally,
         "evaluation_documents": len(documents),
         "evaluation_tokens": sum(len(document.token_ids) for document in documents),
-        "evaluation_unknown": sum(tokenizer.num_unknown(document.token_ids) for document in documents),
+        "evaluation_unknown": sum(
+            int((document.token_ids == tokenizer.unknown_token_id).sum()) for document in documents
+        ),
     }
     manifest = {
         "stage": stage,

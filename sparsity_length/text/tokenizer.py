@@ -67,30 +67,25 @@ _OTHER_ANSWER = "0another1answer2"
 
 def _with_text(message: Any) -> dict[str, Any]:
     """A message whose content, if it has some, is a text: parts are joined; InputError for other content."""
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise InputError("a chat is a list of messages, each with a role and its content")
-    content = message.get("content")
-    if content is None:
-        return dict(message)
-    parts = [content] if isinstance(content, str) else content
-    if not isinstance(parts, Sequence):
-        raise InputError(f"the content of a message is text, or a list of parts, not {content!r}")
-    texts: list[Any] = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
-    for part, text in zip(parts, texts, strict=True):
-        if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, Mapping) else part
-            raise InputError(f"a message has a part that is no text ({kind}); only text is read")
-    return {**message, "content": "".join(texts)}
+    try:
+        content = message.get("content")
+        if content is None:
+            return dict(message)
+        parts = [content] if isinstance(content, Mapping) else content
+        texts = (part if isinstance(part, str) else part["text"] for part in parts)
+        return {**message, "content": "".join(texts)}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise InputError(
+            f"a chat is a list of messages, whose content is text or parts that are text, unlike {message!r}"
+        ) from error
 
 
-def _place_of(content: str, rendered: str, other: str) -> tuple[int, int] | None:
+def _place_of(content: str, rendered: str, other: str) -> tuple[int, int]:
     """The characters [start, end) of a message in a chat, from the chat with `_OTHER_ANSWER` in its place.
 
-    None if the template leaves the message out.
+    None of them if the template leaves the message out.
     """
     before, *behind = other.split(_OTHER_ANSWER)
-    if not behind:
-        return None
     start = len(commonprefix([rendered, before]))
     for written in (content, content.strip()):
         if rendered.startswith(written, start):
@@ -164,12 +159,7 @@ class DocumentTokenizer:
     def unknown_token_id(self) -> int | None:
         """What stands for whatever the tokenizer cannot spell; None without such a token."""
         model = json.loads(self._json)["model"]
-        name = model.get("unk_token")
-        return model.get("unk_id") if name is None else self._tokenizer.token_to_id(name)
-
-    def num_unknown(self, token_ids: np.ndarray) -> int:
-        """How many of these tokens are unknown ones."""
-        return 0 if self.unknown_token_id is None else int((token_ids == self.unknown_token_id).sum())
+        return model.get("unk_id", self._tokenizer.token_to_id(model.get("unk_token") or ""))
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Token IDs of each text, int32, without those that are put before or behind it."""
