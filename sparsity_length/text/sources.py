@@ -119,6 +119,8 @@ def text_records(path: Path) -> Iterator[Record]:
 
 def decoded(content: bytes, name: str) -> str:
     """A text in UTF-8, without the mark that may stand before it; InputError names it if it is none."""
+    if b"\0" in content:  # a UTF-16 text of ASCII is valid UTF-8, every second character a NUL
+        raise InputError(f"{name} holds NUL characters: is it UTF-16? Save it as UTF-8")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

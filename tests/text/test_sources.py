@@ -54,6 +54,13 @@ def test_a_malformed_record_is_named_by_file_and_number(record: bytes, tmp_path:
         texts_of(tmp_path / "corpus.jsonl", b'{"text": "a"}', b'{"text": " "}', record, b'{"text": "b"}')
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-16"])
+def test_a_text_of_another_encoding_is_refused(encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("plain words".encode(encoding))
+    with pytest.raises(InputError, match=r"a\.txt holds NUL characters: is it UTF-16"):
+        list(read_documents(open_sources([str(tmp_path / "a.txt")], c4_split="train")))
+
+
 def test_a_glob_stands_for_its_files_in_order_unless_it_is_a_name(tmp_path: Path) -> None:
     for name in ("b.jsonl", "a.jsonl", "c.json.gz", "part[1].json"):
         (tmp_path / name).write_bytes(b'{"text": "x"}\n')
