@@ -3,13 +3,14 @@
 A model of the hub is fetched once into its cache, then a folder like any other.
 """
 
+import json
 import re
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
 from omegaconf import OmegaConf
 
 from sparsity_length.cli import InputError
@@ -25,7 +26,7 @@ from sparsity_length.models.devices import usable_device
 from sparsity_length.models.interface import CausalLM
 from sparsity_length.models.rope import RopeScaling
 from sparsity_length.results.files import sha256_of_files
-from sparsity_length.text.tokenizer import tokenizer_at
+from sparsity_length.text.tokenizer import hub_folder, tokenizer_at
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -33,18 +34,28 @@ def _weight_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
 
 
+def _is_enough(folder: Path) -> bool:
+    """Whether a model can be loaded from a folder: configuration, tokenizer, and all its weights."""
+    for single in ("model.safetensors", "pytorch_model.bin"):
+        index = folder / f"{single}.index.json"
+        names = json.loads(index.read_bytes())["weight_map"].values() if index.is_file() else [single]
+        if all((folder / name).is_file() for name in ("config.json", *names)):
+            return tokenizer_at(folder) is not None
+    return False
+
+
 def _snapshot(name: str, revision: str | None, with_code: bool) -> Path:
     """The folder of the hub's model `name`, at a branch, tag or commit; downloaded unless it is cached."""
     wanted = ["*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt", *(["*.py"] if with_code else [])]
-    at: dict[str, Any] = {"revision": revision, "ignore_patterns": "*/*"}
+    at = partial(hub_folder, name, revision, _is_enough, ignore_patterns="*/*")
     with errors_in_words(
         f"there is no folder {name}, and {name} at revision {revision or 'main'} is not in the cache and"
         " cannot be fetched from the Hugging Face hub"
     ):
-        folder = Path(snapshot_download(name, **at, allow_patterns=[*wanted, "model*.safetensors"]))
+        folder = at(allow_patterns=[*wanted, "model*.safetensors"])
         # Only then: .bin files are as large as the safetensors that most repositories have beside them.
         if not _weight_files(folder):
-            snapshot_download(name, **at, allow_patterns="pytorch_model*.bin")
+            at(allow_patterns="pytorch_model*.bin")
     return folder
 
 
@@ -114,8 +125,8 @@ class Checkpoint:
         }
 
 
-_ON_HUB = r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@([\w.-]+))?"
-"""NAME or OWNER/NAME, and what may stand behind @."""
+_ON_HUB = r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@([\w./-]+))?"
+"""NAME or OWNER/NAME, and what may stand behind @: a commit, a tag, a branch, which may have slashes."""
 
 
 def name_of(word: str) -> str:
@@ -125,6 +136,8 @@ def name_of(word: str) -> str:
     """
     path = Path(word).resolve() if Path(word).exists() else Path(word)
     name = path.name
+    if not path.exists() and re.fullmatch(_ON_HUB, word):
+        name = re.sub(r"^[^@/]*/", "", word).replace("/", "-")  # a branch may have slashes
     if path.exists() and (step := re.fullmatch(r"(step\d+)-unsharded", name)):
         name = f"{path.parent.name}-{step[1]}"
     return name.replace("@", "-")

@@ -12,7 +12,7 @@ right even if the tokenizer drops characters or folds cases. Shapes: N tokens.
 import argparse
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.resources import files
@@ -312,6 +312,26 @@ def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def hub_folder(name: str, revision: str | None, is_enough: Callable[[Path], object], **patterns: Any) -> Path:
+    """The folder of the hub's model `name`, at a branch, tag or commit; files of `patterns` are fetched.
+
+    Where they cannot be, as without a network, what the cache has must do, if it `is_enough`; or the hub's
+    client raises an error of its own.
+    """
+    from huggingface_hub import errors, snapshot_download  # late: few need it
+
+    try:
+        return Path(snapshot_download(name, revision=revision, **patterns))
+    except Exception:
+        try:
+            folder = snapshot_download(name, revision=revision, local_files_only=True)
+        except errors.LocalEntryNotFoundError as error:  # files that nobody needs may be missing
+            folder = getattr(error, "snapshot_path", "")
+        if not (folder and is_enough(Path(folder))):
+            raise
+        return Path(folder)
+
+
 def parse_tokenizer_name(name: str) -> Path | int:
     """Path that a --tokenizer name means, downloaded if on the hub, or the size of a BPE to train."""
     if name == "olmo":
@@ -322,11 +342,9 @@ def parse_tokenizer_name(name: str) -> Path | int:
         return int(bpe[1])
     place = Path(name)
     if not place.exists():
-        from huggingface_hub import snapshot_download  # late: few need it
-
         model, _, revision = name.partition("@")
         try:
-            place = Path(snapshot_download(model, revision=revision or None, allow_patterns=list(_FILES)))
+            place = hub_folder(model, revision or None, tokenizer_at, allow_patterns=list(_FILES))
         except Exception as error:  # the hub's client raises its own, requests' or httpx' errors, by version
             raise InputError(
                 f"there is no tokenizer {name}, and the hub gives none of that name ({cause_of(error)}); say"
