@@ -101,6 +101,10 @@ def main(arguments: argparse.Namespace) -> None:
         filter(None, outputs.values()),
         [file, swap_file, Path(arguments.model), Path(arguments.tokenizer or arguments.model)],
     )
+    if file is None and sys.stdin is None:
+        raise InputError("there is no text: standard input is closed; give --text-file or --chat")
+    if file is None and sys.stdin.isatty():
+        logger.info("reading standard input: end the text with Ctrl-D")
     content = sys.stdin.buffer.read() if file is None else file.read_bytes()
     text: Any = decoded(content, str(file or "standard input"))
     if not text.strip():

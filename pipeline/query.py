@@ -22,7 +22,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparsity_length.cli import InputError, folder_path, run_stage, stage_parser
+from sparsity_length.cli import InputError, folder_path, run_stage, stage_parser, words
 from sparsity_length.results.files import (
     MANIFEST,
     describe_files,
@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line of a query."""
     stage = stage_parser(__doc__)
     add = stage.add_argument
-    add("sql", nargs="?", help="a query in DuckDB's SQL; all columns are listed without one")
+    add("sql", nargs="?", type=words, help="a query in DuckDB's SQL; all columns are listed without one")
     add("--results", type=folder_path, required=True, help="a results folder")
     add(
         "--out",

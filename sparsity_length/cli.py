@@ -9,8 +9,10 @@ Only the standard library is imported at the top: --help answers at once.
 
 import argparse
 import importlib
+import io
 import logging
 import math
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -110,7 +112,14 @@ def run_stage(parser: argparse.ArgumentParser, main: Callable[[argparse.Namespac
     """Parse the command line and run `main`; what the user can mend is one line and exit code 2."""
     # Python's own handler would let an interrupted program end in a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if sys.stderr is None:  # closed: what is said there is for nobody
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 (until the end)
     try:
+        if sys.stdout is None:
+            raise InputError("standard output is closed: send it to a file, or to /dev/null")
+        # What a terminal, or a locale such as POSIX, cannot show must not end a program after its work.
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")
         arguments = parser.parse_args()
         logging.basicConfig(level=logging.INFO, format=f"{Path(parser.prog).stem}: %(message)s")
         # Libraries log what only their authors need; warnings of theirs still pass.
@@ -121,6 +130,9 @@ def run_stage(parser: argparse.ArgumentParser, main: Callable[[argparse.Namespac
         with logging_redirect_tqdm():
             main(arguments)
         sys.stdout.flush()
+    except BrokenPipeError:  # as of | head, which has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left to be flushed at exit
+        sys.exit(128 + signal.SIGPIPE)
     except (InputError, OSError, ModuleNotFoundError) as error:  # all else, with its traceback, is ours
         sentence = str(error)
         if isinstance(error, ModuleNotFoundError):
@@ -168,6 +180,11 @@ random_seed = whole_number(0)
 finite_float = number(float, -1e9, 1e9)
 positive_fraction = number(float, sys.float_info.min, 1)
 fraction = number(float, 0, 1)
+
+
+def words(given: str) -> str:
+    """An argparse type: a text, whose characters are UTF-8 also in a locale that does not know it."""
+    return str(given).encode(errors="surrogateescape").decode(errors="replace")
 
 
 def folder_path(text: str) -> Path:

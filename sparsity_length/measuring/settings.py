@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sparsity_length.cli import InputError, folder_path, number, positive_int, whole_number
+from sparsity_length.cli import InputError, folder_path, number, positive_int, whole_number, words
 from sparsity_length.models.rope import RopeScaling
 from sparsity_length.results.schemas import OWN
 from sparsity_length.settings import Settings, setting, switch
@@ -308,7 +308,7 @@ class Explaining(Settings):
         some_or_all, "explain the N predictions with the largest total effect", NUM_TARGETS, metavar="N"
     )
     at: str | None = setting(
-        str,
+        words,
         "explain the prediction of this word's first token; the text is cut there",
         None,
         metavar="WORD",
@@ -317,7 +317,7 @@ class Explaining(Settings):
         whole_number(0), "explain the prediction of token N, from 0", None, metavar="N"
     )
     instead: str | None = setting(
-        str, "with --at or --position: why did that come, and not WORD?", None, metavar="WORD"
+        words, "with --at or --position: why did that come, and not WORD?", None, metavar="WORD"
     )
     generate: int | None = setting(
         positive_int,

@@ -1,0 +1,69 @@
+"""Streams that are closed, cut off or of few characters: a sentence, or the work all the same."""
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from sparsity_length.programs import explain
+
+from sparsity_length.cli import InputError, words
+from sparsity_length.results.write import StageOutput
+
+POSIX = {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    row = {"document_id": ["d"], "chunk_index": [0], "context_length": [9], "num_targets": [1]}
+    output = StageOutput(tmp_path, "length_losses", "a", settings={}, inputs={}, num_shards=1)
+    output.write_shard(0, [("length_losses", row | {"mean_loss": [1.0]})])
+    return tmp_path
+
+
+def run(command: str, folder: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
+    program = f"{sys.executable} -c 'from sparsity_length.cli import main; main()'"
+    line = command.format(sparsity=program, folder=folder)
+    return subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, check=False, env={**os.environ, **environment}
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "output", "error"),
+    [
+        ("{sparsity} explain --model {folder} <&-", 2, "", "there is no text: standard input is closed"),
+        ("{sparsity} query --results {folder} 'SELECT 1' >&-", 2, "", "standard output is closed"),
+        ("{sparsity} query --results {folder} 'SELECT 7' 2>&-", 0, "7", ""),
+        (
+            "{sparsity} query --results {folder} 'SELECT range FROM range(200)' | true; exit $PIPESTATUS",
+            141,
+            "",
+            "",
+        ),
+        ("{sparsity} query --results {folder} \"SELECT length('中文') + 40\"", 0, "42", ""),
+        ("{sparsity} query --results {folder} \"SELECT '中文', 7\"", 0, "7", ""),
+    ],
+)
+def test_streams(command: str, code: int, output: str, error: str, results: Path) -> None:
+    ended = run(command, results, **POSIX)
+    assert ended.returncode == code and output in ended.stdout and "Traceback" not in ended.stderr
+    assert error in ended.stderr and len(ended.stderr.splitlines()) == (1 if error else 0)
+
+
+def test_a_terminal_is_told_that_it_is_read(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True, buffer=io.BytesIO(b" ")))
+    with pytest.raises(InputError, match="the text is empty"):
+        explain.main(explain.parser().parse_args(["--model", "none"]))
+    assert "reading standard input: end the text with Ctrl-D" in caplog.text
+
+
+def test_words_of_a_command_line_are_utf_8() -> None:
+    given = "中文 naïve"
+    assert words(given) == given and words(given.encode().decode("ascii", "surrogateescape")) == given
