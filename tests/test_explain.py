@@ -338,6 +338,12 @@ def test_an_answer_is_what_the_template_writes_of_it(
         assert f"{role}: " in read.text[:start] and "<|im_end|>" in read.text[end:]
 
 
+@pytest.mark.parametrize("nothing", [[], "", np.array([], int)])
+def test_no_messages_and_no_text_are_nothing_to_explain(nothing: Any, model: Path) -> None:
+    with pytest.raises(InputError, match="the text is empty, or there are no messages"):
+        explain(nothing, str(model))
+
+
 def test_a_chat_s_other_messages_are_the_template_s(model: Path, caplog: pytest.LogCaptureFixture) -> None:
     automatic = AutoTokenizer.from_pretrained(model)
     automatic.chat_template = f"{ROLES}{{{{ m.content or m.tool_calls }}}}{END}{{# strftime_now #}}"

@@ -292,6 +292,10 @@ def explain(
     tokens = reader.read(text, begins_answer=generate is not None)
     first = 0
     end = len(tokens.token_ids_N)
+    if end == 0:
+        raise InputError(
+            "the text is empty, or there are no messages; give one of at least two short contexts"
+        )
     if generate is None and isinstance(next(iter(text), None), Mapping):
         start, stop = tokens.last_message or (0, 0)
         if not tokens.text[start:stop].strip():
