@@ -131,7 +131,7 @@ def of_robustness() -> Numbers:
             # A placement stands for its three distant texts, which agree.
             failed["variant"]
             .str.replace(r"^swap:(\S+) .*", r"\1", regex=True)
-            .where(failed["k"] == shown["k"], "k = " + failed["k"].astype(int).astype(str))
+            .where(failed["k"] == shown["k"], failed["k"].map("k = {:.0f}".format))
             .where(failed["criterion"] == shown["criterion"], "by the KL")
         )
         values = [shown[f"estimate{end}"] for end in ("", "_low", "_high")]

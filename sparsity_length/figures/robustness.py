@@ -204,7 +204,7 @@ def with_holds(table: pd.DataFrame) -> pd.DataFrame:
     shown_k = table["headline"].map({ACCURACY: 8}).fillna(16)
     is_shown = table["k"].isna() | ((table["k"] == shown_k) & (table["criterion"] != DIVERGENCE))
     level = table["headline"].map({"recovered fraction": 0.5, ACCURACY: 0.9}).fillna(0.0)
-    side = (table["estimate_low"] > level).astype(int) - (table["estimate_high"] < level)
+    side = table["estimate_low"].gt(level).astype("int64") - table["estimate_high"].lt(level).astype("int64")
     table = table.assign(is_headline=is_shown & (table["variant"] == PUBLISHED), level=level)
     # One row of each group is a headline, the only one that `where` keeps.
     of_headline = (
