@@ -573,7 +573,17 @@ def of_theory() -> Numbers:
             rows.append([words, *cells])
         return markdown(header, rows)
 
+    at_8_times = varied[varied["test_length"] == 8 * varied["train_context_length"]]
+    by_objective = np.log2(at_8_times.pivot(index="seed", columns="model", values="squared_error"))
+    minimax_over_mean = by_objective["local_minimax-k2"] - by_objective["local_mean-k2"]
     return {
+        "theory_objectives": errors_of(
+            ["local S*, k = 2, L_local = 8", "one length", "mean of all", "minimax"],
+            ["local-k2", "local_mean-k2", "local_minimax-k2"],
+        ),
+        "minimax_over_mean": str(
+            ratio_of_sums(minimax_over_mean.to_numpy(), np.ones(len(minimax_over_mean)))
+        ),
         "theory": errors_of(["local S*", "k = 1", "k = 2", "k = 3"], ["local-k1", "local-k2", "local-k3"]),
         "theory_varied": errors_of(
             ["local S*, k = 2", "L_local = 4", "L_local = 8", "L_local = 16"],

@@ -128,8 +128,8 @@ class Results:
     missing, damaged or of another version, or if those of one model were made with different settings.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path | str) -> None:
+        folder = self.folder = Path(folder)
         # Not `**`, which enters no linked folder before Python 3.13.
         marks = [*read_marks(folder, "*", "*"), *read_marks(folder, "*", "*/*")]
         # By models, then shards, whichever stage wrote them: who tried a choice comes behind who made it.
