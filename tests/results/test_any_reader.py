@@ -68,7 +68,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, make_olmo: Callable[..., O
 
 @pytest.mark.parametrize("reader", READERS)
 def test_every_reader_finds_all_rows_and_names(results: Path, reader: str) -> None:
-    assert Results(results).tables == TABLES
+    assert Results(str(results)).tables == TABLES
     for table in TABLES:
         schema = SCHEMAS[table]
         found = READERS[reader](results / table)
