@@ -67,7 +67,7 @@ def is_done(arguments: argparse.Namespace) -> bool:
 
 
 def left(arguments: argparse.Namespace, asked: Asked) -> tuple[bool, Any]:
-    """Whether the run has not come to its end; its configuration, of which nothing depends on the text."""
+    """Whether the run is unfinished, and its configuration, which does not depend on the text."""
     return not (asked.is_ready and is_done(arguments)), check(arguments, _NO_TEXT)
 
 

@@ -71,7 +71,7 @@ def is_done(arguments: argparse.Namespace) -> bool:
 
 
 def left(arguments: argparse.Namespace, asked: Asked) -> tuple[bool, TaskConfig]:
-    """Whether the run has not come to its end, and its configuration."""
+    """Whether the run is unfinished, and its configuration."""
     return not (asked.is_ready and is_done(arguments)), check(arguments)
 
 

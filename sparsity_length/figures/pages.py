@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,12 @@ from sparsity_length.figures.read import (
     rows_by,
 )
 from sparsity_length.results.read import Results
-from sparsity_length.results.statistics import Interval, ratio_of_sums
+from sparsity_length.results.statistics import (
+    Interval,
+    difference_of_ratios,
+    interval_of_statistic,
+    ratio_of_sums,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "analysis" / "reference"
@@ -292,15 +298,31 @@ def of_stricter_test() -> Numbers:
 
 def of_searches() -> Numbers:
     """What the tokens of each search recover in swapped contexts that the search did not see."""
-    kept = pd.read_parquet(REFERENCE / "searches.parquet").query("evaluator == @EVALUATOR")
+    searches = pd.read_parquet(REFERENCE / "searches.parquet")
+    kept = searches[searches["evaluator"] == EVALUATOR]
     columns = ["swaps", "search", "k"]
-    sums = kept.pivot(index="document_id", columns=columns, values=["recovered", "total_effect"])
+    of_evaluators = searches.pivot(
+        index=["evaluator", "document_id"], columns=columns, values=["recovered", "total_effect"]
+    )
 
-    def share(search: str, k: int, minus: str | None = None, swaps: str = "other") -> Interval:
+    def share(
+        search: str,
+        k: int,
+        minus: str | None = None,
+        swaps: str = "other",
+        evaluator: str = EVALUATOR,
+    ) -> Interval:
+        sums = of_evaluators.loc[evaluator]
         recovered = sums["recovered", swaps, search, k]
         if minus is not None:
             recovered = recovered - sums["recovered", swaps, minus, k]
         return ratio_of_sums(recovered.to_numpy(), sums["total_effect", swaps, search, k].to_numpy())
+
+    def same_minus_other(k: int, evaluator: str) -> Interval:
+        sums = of_evaluators.loc[evaluator]
+        places = product(("same", "other"), ("recovered", "total_effect"))
+        columns = [sums[name, swaps, "one swap", k].to_numpy() for swaps, name in places]
+        return interval_of_statistic(columns, difference_of_ratios)
 
     table = []
     for words, search, passes in (
@@ -324,12 +346,20 @@ def of_searches() -> Numbers:
         f" {kept['document_id'].nunique()} texts",
         "searches_attention": percent(share("attention", 4)),
         "searches_removal": percent(share("removal", 4)),
+        **{
+            f"same_minus_other{words}_{k}": percent(same_minus_other(k, evaluator), " points")
+            for words, evaluator in (("", EVALUATOR), ("_demo", "demo-long-seed1"))
+            for k in (4, 16)
+        },
+        "searches_demo_lead": percent(
+            share("removal", 16, "recency", evaluator="demo-long-seed1"), " points"
+        ),
     }
 
 
 @cache
 def interference_targets() -> pd.DataFrame:
-    """Length interference of the pretrained model, a row a target."""
+    """Length interference of the pretrained model, one row per target."""
     return pd.read_parquet(REFERENCE / "real_model" / interference.TARGETS_FILE)
 
 

@@ -1,10 +1,10 @@
-"""Headlines of the first page by every variant of their analysis: a row a headline, model and variant.
+"""Headlines of the first page under variants of their analysis: one row per headline, model and variant.
 
 A headline may hang on the k that was chosen, the criterion, two texts, a control, a run that was left out, or
 the kind of interval. These are changed, and `holds` tells whether the interval stays on the same side of
 `level` as the published one: above it, below it, or around it.
 
-Shapes: D documents, C columns, X resamples.
+Shapes: D documents, C columns.
 """
 
 import sys
@@ -23,7 +23,9 @@ from sparsity_length.results.schemas import DIVERGENCE, LOSS
 from sparsity_length.results.statistics import (
     FEWEST_RESAMPLED,
     Interval,
+    difference_of_ratios,
     interval_of_statistic,
+    ratio,
     ratio_of_sums,
 )
 
@@ -43,17 +45,7 @@ COUPLED = {
 """Words -> kept results, task and test size."""
 
 
-def share(sums_XC: np.ndarray) -> np.ndarray:
-    """A ratio of sums, of the columns amount and gain: float64 [X]."""
-    return sums_XC[:, 0] / sums_XC[:, 1]
-
-
-def difference_of_shares(sums_XC: np.ndarray) -> np.ndarray:
-    """Two ratios of sums, the first minus the second: float64 [X]."""
-    return share(sums_XC[:, :2]) - share(sums_XC[:, 2:])
-
-
-def of_sums(sums: pd.DataFrame, statistic: Callable[[np.ndarray], np.ndarray] = share) -> Variants:
+def of_sums(sums: pd.DataFrame, statistic: Callable[[np.ndarray], np.ndarray] = ratio) -> Variants:
     """Variants of a statistic of sums over documents, a row of `sums` each; none if there is no row.
 
     The other interval is the bootstrap's of few documents, the jackknife's of many (`FEWEST_RESAMPLED`).
@@ -101,7 +93,7 @@ def of_slope(targets: pd.DataFrame, controls: Sequence[str], slope: Callable[...
 def rows_of(
     headline: str, model: str, variants: Variants, more: Mapping[Hashable, Any] | None = None
 ) -> Iterator[Row]:
-    """A row a variant; `more`: further columns."""
+    """One row per variant; `more`: further columns."""
     named = {"headline": headline, "model": model, **(more or {})}
     for variant, found in variants:
         yield {**named, "variant": variant, **interval_columns("estimate", found)}
@@ -126,7 +118,7 @@ def of_few_tokens(sparse: Mapping[str, pd.DataFrame]) -> Iterator[Row]:
         # A contrast, on the texts of both.
         both = sums["SmolLM2 135 M"].join(sums["Gemma 3 270 M"], how="inner", rsuffix=" of Gemma")
         more = {"k": k, "criterion": criterion, "num_documents": len(both)}
-        variants = of_sums(both, difference_of_shares)
+        variants = of_sums(both, difference_of_ratios)
         yield from rows_of(f"{headline}, difference", "SmolLM2 135 M minus Gemma 3 270 M", variants, more)
 
 

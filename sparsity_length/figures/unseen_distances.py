@@ -143,7 +143,7 @@ def mean_over_models(values: pd.DataFrame) -> Row:
     covariance_MM = (len(sums_GM) - 1) * np.cov(without_GM, rowvar=False, ddof=0)
     models = list(map(str, values))
     means = Slopes(models, values.mean().to_numpy(), covariance_MM, len(sums_GM) - 1)
-    with np.errstate(invalid="ignore"):  # a loss less itself is 0 for every text and model
+    with np.errstate(invalid="ignore"):  # a loss minus itself is 0 everywhere
         found = contrast(means, models, [])
     return interval_columns("value", interval_of(found, "slope"))
 

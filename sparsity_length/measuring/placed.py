@@ -58,7 +58,7 @@ def read_distant(
 def measure_placements(
     model: CausalLM, chunk: Chunk, placing: Placing, distant: DistantTexts
 ) -> Iterator[tuple[str, Columns]]:
-    """A row a target, placement and distant text: artefact -> columns."""
+    """One row per target, placement and distant text: table -> columns."""
     targets_T = placing.lengths.targets_T
     cases = [
         (one, text, distant[text][one.num_distant, one.span] if text else None)

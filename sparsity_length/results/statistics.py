@@ -45,11 +45,18 @@ def ratio_of_sums(
 
     The ends are NaN if documents say nothing about others: one alone, or no denominator without one.
     """
-    return interval_of_statistic([numerators_D, denominators_D], _ratio, fewest_resampled)
+    return interval_of_statistic([numerators_D, denominators_D], ratio, fewest_resampled)
 
 
-def _ratio(sums_X2: np.ndarray) -> np.ndarray:
-    return sums_X2[:, 0] / sums_X2[:, 1]
+def ratio(sums_X2: np.ndarray) -> np.ndarray:
+    """The first column over the second: float64 [X]."""
+    quotients: np.ndarray = sums_X2[:, 0] / sums_X2[:, 1]
+    return quotients
+
+
+def difference_of_ratios(sums_X4: np.ndarray) -> np.ndarray:
+    """The first two columns' ratio minus the last two's: float64 [X]."""
+    return ratio(sums_X4[:, :2]) - ratio(sums_X4[:, 2:])
 
 
 def interval_of_statistic(
