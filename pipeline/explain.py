@@ -132,7 +132,7 @@ def main(arguments: argparse.Namespace) -> None:
     if arguments.json is not None:
         write_json(arguments.json, explanation.record)
     if arguments.csv is not None:
-        write_text(arguments.csv, explanation.frame.to_csv(index=False))
+        write_text(arguments.csv, explanation.frame.to_csv(index=False, float_format="%.4g"))
     # Where a file is on standard output, nothing else is.
     if not any(stream_of(path) == 1 for path in outputs.values() if path is not None):
         is_colored = sys.stdout.isatty() and not os.environ.get("NO_COLOR")

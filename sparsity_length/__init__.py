@@ -1,27 +1,37 @@
 """What a language model gains from its distant context, and which few distant tokens each prediction needs.
 
-    from sparsity_length import explain, influential_tokens, losses
+    from sparsity_length import explain, influential_tokens, losses, plot, summary
 
-    losses(texts, model)               # a row a token: its loss with long and with short context
-    influential_tokens(texts, model)   # a row a target and rank: the distant tokens that it needs
-    explain(text, model)               # one text as a page, which a notebook shows
+    losses(texts, model)               # one row per token: its loss with long and with short context
+    influential_tokens(texts, model)   # one row per target and rank: the distant tokens that it needs
+    explain(text, model)               # a text as a page, which a notebook shows; a list for many texts
 
-All three accept models and texts in memory.
+    curve = losses(texts, model, context_lengths=(8, 32, 128, 512))  # one row per token and context length
+    plot(curve)                                                      # loss against context length
+    summary(influential_tokens(texts, model, k=(1, 4, 16)))          # what fraction k tokens recover
+
+All accept models and texts in memory. Terms:
+
+target           a predicted token
+short context    the s tokens right before the target, its near tokens
+distant context  all tokens before those; both together are the long, or full, context
+source           an influential distant token, or in `explain` a word or sentence
+divergence       KL from the prediction with the long context; losses and divergences are nats
 
 model      an OLMo run or checkpoint, a Hugging Face folder, a name on the hub; or a causal LM in memory, of
            transformers or ai2-olmo, with its tokenizer, which is left as it was.
 tokenizer  a tokenizer.json or a model's folder, a tokenizer of the library tokenizers, or a fast one of
            transformers (default: the one beside the model).
-texts      a string or many: a list, a pandas series, a column of a data set; of any length, empty ones too.
-           A text may also be token IDs; or messages, dicts with role and content, which go through the
-           tokenizer's chat template.
+texts      a string or many: a list, a pandas series, a column of a data set; of any length, empty ones too,
+           save for `explain`. A text may also be token IDs; or messages, dicts with role and content, which
+           go through the tokenizer's chat template.
 
 A text is read with the model's own tokens. What the tokenizer puts before every text (BOS, as <s>) belongs to
 the model, which has it at the start of every context, the short ones too, unless bos="none"; it is no token
 of the text, has no row and counts nowhere. Control tokens in a text (<|im_start|>) are text, unless
 special_tokens=True. The context is the text's own; a text longer than `long_context_length` is read in
 chunks that overlap by half.
-Losses and divergences are nats. A bar on standard error shows how long it takes; TQDM_DISABLE=1 hides it.
+A bar on standard error shows how long it takes; TQDM_DISABLE=1 hides it.
 Bad input raises an InputError of one sentence.
 """
 
@@ -31,11 +41,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sparsity_length.cli import InputError
-    from sparsity_length.measuring.explanation import explain
-    from sparsity_length.measuring.frames import influential_tokens, losses
+    from sparsity_length.cli import InputError as InputError
+    from sparsity_length.figures.frames import plot, summary
+    from sparsity_length.measuring.frames import explain, influential_tokens, losses
 
-__all__ = ["InputError", "explain", "influential_tokens", "losses"]
+# Without InputError, whose inherited methods would fill a screen of help().
+__all__ = ["explain", "influential_tokens", "losses", "plot", "summary"]
 
 # OpenMP threads that wait by spinning cost nothing on an idle machine, and on a busy one starve the thread
 # they wait for (measured: analysis/LOG.md). They are told to give up spinning soon. Read when torch is
@@ -44,15 +55,19 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 # In a notebook without ipywidgets tqdm draws its bars as text, which serves as well.
 warnings.filterwarnings("ignore", message="IProgress not found")
 
-_PLACES = {"InputError": "cli", "explain": "measuring.explanation"}
+_PLACES = {
+    "InputError": "cli",
+    **dict.fromkeys(("explain", "influential_tokens", "losses"), "measuring.frames"),
+    **dict.fromkeys(("plot", "summary"), "figures.frames"),
+}
 
 
 def __getattr__(name: str) -> Any:
     """Import a function when it is first asked for: torch takes seconds, and --help answers at once."""
-    if name not in __all__:
+    if name not in _PLACES:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    return getattr(import_module(f"{__name__}.{_PLACES.get(name, 'measuring.frames')}"), name)
+    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*globals(), *_PLACES])

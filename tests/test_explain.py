@@ -471,7 +471,10 @@ def test_what_is_printed(
     run(monkeypatch, *flags, "--text-file", str(text), "--json", f"{data}.json", "--csv", f"{data}.csv")
     record = json.loads(data.with_suffix(".json").read_text())
     assert len(record["targets"]) == 2 and len(record["losses"]["position"]) == 64 - S - 2
-    assert pd.read_csv(data.with_suffix(".csv"))["position"].nunique() == 2
+    rows = pd.read_csv(data.with_suffix(".csv"))
+    assert rows["position"].nunique() == 2
+    for values in (rows["effect"], rows["total_effect"], record["losses"]["full_loss"]):
+        assert [float(f"{value:.4g}") for value in values] == [*values] and max(values) > 0
     said = capsys.readouterr().out
     shown = said.partition("\n")[0]
     assert TEXT.rstrip().endswith(shown.rstrip()) and len(shown) > 30

@@ -24,9 +24,11 @@ from olmo.model import OLMo
 from sparsity_length.programs import influential_tokens as influential_stage
 from sparsity_length.programs import loss_differences as loss_stage
 from tokenizers import Tokenizer, processors
+from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from sparsity_length import InputError, explain, influential_tokens, losses
+from sparsity_length.measuring import contexts, frames
 from sparsity_length.measuring.selecting import Selecting
 from sparsity_length.measuring.settings import BesideShort, Explaining
 from sparsity_length.results.read import Results
@@ -76,6 +78,15 @@ def test_the_numbers_are_those_of_the_stages(
     expected = expected.rename(columns={"short_context_divergence": "divergence"})
     assert found["token_id"].tolist() == expected["target_token_id"].tolist()
     np.testing.assert_allclose(found[VALUES], expected[VALUES], atol=5e-6)
+
+    measure(loss_stage, tmp_path, *words_of_length, "--context-lengths", "2", "8")
+    kept = Results(results).frame("length_losses").explode(["losses", "divergences"])
+    found = losses(texts, model, words, context_lengths=(8, 2), long_context_length=length)
+    found = found.sort_values(["text", "context_length", "position"])
+    assert len(found) == 5 * 2 * 3 and found["context_length"].tolist() == kept["context_length"].tolist()
+    np.testing.assert_allclose(
+        found[["loss", "divergence"]], kept[["losses", "divergences"]].astype(float), atol=5e-6
+    )
 
     selected, sparse, k_stars = (
         Results(results).frame(name)
@@ -146,6 +157,22 @@ def test_a_text_of_several_chunks_has_a_row_a_token_and_the_stock_model_s_losses
         long = stock_loss(stock, bos + ids[t - num : t], [0] * len(bos) + places, ids[t])
         short = stock_loss(stock, bos + ids[t - S : t], [0] * len(bos) + places[-S:], ids[t])
         np.testing.assert_allclose([row.long_context_loss, row.short_context_loss], [long, short], atol=2e-5)
+    by_length = losses(["The", text], stock, bpe, context_lengths=(1, 9, 40))
+    assert by_length["text"].unique().tolist() == [1]  # the other has no token with 40 before it
+    assert by_length["context_length"].tolist() == [1, 9, 40] * (len(ids) - 40)
+    assert by_length["position"].tolist() == np.repeat(range(40, len(ids)), 3).tolist()
+    for row in by_length.iloc[::23].itertuples():
+        t, num, c = row.position, row.num_long_context_tokens, row.context_length
+        places = list(range(len(bos) + num - c, len(bos) + num))
+        expected = stock_loss(stock, bos + ids[t - c : t], [0] * len(bos) + places, ids[t])
+        assert row.loss == pytest.approx(expected, abs=2e-5)
+        assert (row.divergence < 1e-6) == (c == num)
+    last = losses(text, stock, bpe, context_lengths=9, long_context_length=64, num_targets=5)
+    pd.testing.assert_frame_equal(
+        last[["position", "loss"]],
+        by_length.query("context_length == 9")[["position", "loss"]].tail(5).reset_index(drop=True),
+        atol=2e-5,
+    )
     chosen = influential_tokens(text, stock, bpe, k=(1, 3), short_context_length=S)
     asked = {"tokenizer": bpe, "short_context_length": S, "num_targets": 3}
     every = influential_tokens(text, stock, k=(1, 30), **asked)
@@ -174,6 +201,59 @@ def test_models_tokenizers_and_texts_of_every_kind_tell_the_same(llama: Path, bp
     assert in_memory.config._attn_implementation == "eager"
 
 
+def test_a_context_beyond_a_default_chunk_has_a_longer_one(bpe: Tokenizer) -> None:
+    stock = make_model("llama", vocab_size=bpe.get_vocab_size(), max_position_embeddings=2048)
+    ids = bpe.encode(TEXT * 60).ids
+    assert len(ids) > 1200
+    (row,) = losses(TEXT * 60, stock, bpe, context_lengths=1100, num_targets=1).itertuples()
+    num = row.num_long_context_tokens
+    places = list(range(num - 1100, num))
+    assert 1100 <= num < 1100 + 512
+    assert row.loss == pytest.approx(stock_loss(stock, ids[-1101:-1], places, ids[-1]), abs=2e-5)
+
+
+def test_the_bar_of_losses_moves_within_a_chunk_and_ends_at_its_total(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"model": str(llama), "context_lengths": (2, 10)}
+    expected = losses([TEXT, TEXT * 3], **asked)
+    bars = []
+
+    class Bar(tqdm):
+        def update(self, n: float | None = 1) -> None:
+            self.steps = [*getattr(self, "steps", []), n]
+
+    def progress(items: None, description: str, unit: str, total: int) -> Bar:
+        bars.append(Bar(total=total))
+        return bars[-1]
+
+    monkeypatch.setattr(frames, "progress", progress)
+    monkeypatch.setattr(contexts, "_TOKENS_PER_BATCH", 100)
+    found = losses([TEXT, TEXT * 3], **asked)
+    pd.testing.assert_frame_equal(found, expected, atol=2e-5, rtol=0)
+    assert bars[0].total == sum(bars[0].steps) == found["context_length"].sum()
+    num_targets = len(found) // 2
+    assert max(bars[0].steps) <= 100 and len(bars[0].steps) >= num_targets // 10
+
+
+def test_many_texts_give_a_list_of_what_each_gives_alone(llama: Path) -> None:
+    texts = [TEXT, TEXT[10:60]]
+    asked = {"short_context_length": S, "targets": 2, "budget": 3600}
+    alone = [explain(text, str(llama), **asked) for text in texts]
+    many = explain(iter(texts), str(llama), **asked)
+    assert isinstance(many, list) and [one.text.text for one in many] == texts
+    for found, expected in zip(many, alone, strict=True):
+        pd.testing.assert_frame_equal(found.losses, expected.losses, atol=2e-5)
+        assert found.frame["source"].tolist() == expected.frame["source"].tolist()
+    (one,) = explain([texts[1]], str(llama), **asked)
+    assert one.summary == alone[1].summary
+    assert explain([], str(llama)) == []
+    with pytest.raises(InputError, match="^text 1: the text is empty"):
+        explain([texts[1], ""], str(llama), **asked)
+    with pytest.raises(InputError, match="give one column of it"):
+        explain(pd.DataFrame({"a": texts}), str(llama), **asked)
+
+
 @pytest.mark.parametrize(
     ("texts", "arguments", "sentence"),
     [
@@ -182,7 +262,10 @@ def test_models_tokenizers_and_texts_of_every_kind_tell_the_same(llama: Path, bp
         (TEXT, {"tokenizer": 5}, "the tokenizer is of type int; give a tokenizer.json"),
         (TEXT, {"model": make_model("llama")}, "comes without its tokenizer"),
         (TEXT, {"model": make_model("llama"), "tokenizer": "olmo"}, "they do not belong together"),
-        (TEXT, {"long_context_length": 5}, "has no target with a short context of 4 and 1 distant"),
+        (TEXT, {"long_context_length": 5}, "5 tokens has no target with 5 tokens before it"),
+        (TEXT, {"context_lengths": (8, 64)}, "64 tokens has no target with 64 tokens before it"),
+        (["", "The"], {"context_lengths": 8}, "no token of 2 of 2 texts has 8 tokens before it"),
+        (TEXT, {"context_lengths": ()}, "context_lengths: no value is given"),
         (TEXT, {"short_context_length": 0}, "short_context_length: 0 is not from 1"),
         (TEXT, {"rule": "gready"}, "did you mean 'greedy'"),
         (TEXT, {"ablation": "substitute"}, "ablation 'substitute'"),

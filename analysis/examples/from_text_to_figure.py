@@ -19,7 +19,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from sparsity_length import influential_tokens
+from sparsity_length import influential_tokens, summary
 
 KS = (1, 2, 4, 8, 16)
 RULES = {"leave_one_out_divergence": "chosen", "recency": "recency", "random": "random"}
@@ -30,12 +30,8 @@ def recovered(text: str, model: str, rule: str, **lengths: Any) -> "pd.Series[fl
     # Nothing stands where a token is left out; every prediction of the text with distant tokens enough
     # counts.
     tokens = influential_tokens(text, model, rule=rule, k=KS, ablation="mask", **lengths)
-    # The row of rank k has the loss with the tokens of ranks 1 to k together.
-    tried = tokens[tokens["rank"].isin(KS)].groupby("rank")
-    losses = tried[["short_context_loss", "sparse_context_loss", "long_context_loss"]].sum()
-    gain = losses["short_context_loss"] - losses["long_context_loss"]
     # A ratio of sums: single predictions whose gain is near 0 would rule a mean of ratios.
-    return (losses["short_context_loss"] - losses["sparse_context_loss"]) / gain
+    return summary(tokens).query("criterion == 'loss'").set_index("k")["recovered_fraction"]
 
 
 def main(text_file: str, model: str, figure_file: str, **lengths: Any) -> pd.DataFrame:

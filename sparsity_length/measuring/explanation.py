@@ -198,7 +198,7 @@ class Explanation:
 
     @cached_property
     def record(self) -> dict[str, Any]:
-        """All that was measured, of JSON values, rounded to four decimals."""
+        """All that was measured, of JSON values, rounded to four significant digits."""
         losses = self.losses.drop(columns=["token", "token_id", "byte_start", "byte_end"])
         exact = {
             **self.facts,
@@ -209,11 +209,11 @@ class Explanation:
             "targets": self.targets,
         }
         # Parsing again reaches the numbers of every nested list and dictionary.
-        return json.loads(json.dumps(exact), parse_float=lambda number: round(float(number), 4))
+        return json.loads(json.dumps(exact), parse_float=lambda number: float(f"{float(number):.4g}"))
 
 
 def explain(
-    text: Text,
+    text: "Text",
     model: Any,
     tokenizer: Any = None,
     *,
@@ -239,7 +239,8 @@ def explain(
     """Explain which earlier tokens the predictions in one text depend on, as pipeline/explain.py does.
 
     Args:
-        text: a string, token IDs, or the messages of a chat, of which the last message is explained.
+        text: a string, token IDs, or the messages of a chat, of which the last message is explained. As
+            `sparsity_length.explain` it may be many texts, and gives a list.
         targets, at, position, instead, unit, generate and so on: as the flags of these names; targets="all"
             is --all.
         budget: seconds; None: 120, or with targets="all" as many as it takes.
@@ -642,11 +643,12 @@ def _contrasted(
     return sequence, weights_Q
 
 
-def default_length(given: GivenModel, bos_token_ids: Sequence[int]) -> int:
-    """Tokens of a chunk behind BOS by default: as many as the model was made for, at most 1,024."""
+def default_length(given: GivenModel, bos_token_ids: Sequence[int], least: int = 0) -> int:
+    """Tokens of a chunk behind BOS by default: 1,024, or `least`, as far as the model's positions go."""
+    wanted = max(LONG_CONTEXT_LENGTH, least)
     if given.num_positions is None:
-        return LONG_CONTEXT_LENGTH
-    return min(LONG_CONTEXT_LENGTH, given.num_positions - num_positions_of(0, len(bos_token_ids)))
+        return wanted
+    return min(wanted, given.num_positions - num_positions_of(0, len(bos_token_ids)))
 
 
 def swap_tokens(text: str | None, num_tokens: int, tokenizer: DocumentTokenizer) -> np.ndarray:

@@ -1,18 +1,26 @@
 """The library's functions: texts through the code that measures documents, as frames.
 
-Shapes: N tokens of a text, L those of a chunk, T targets, K the largest k, J studied values of k.
+Shapes: N tokens of a text, L those of a chunk, T targets, J context lengths.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from sparsity_length.cli import InputError, progress
-from sparsity_length.measuring.contexts import Batching
-from sparsity_length.measuring.explanation import default_length, swap_tokens, token_columns
+from sparsity_length.cli import InputError, logger, progress
+from sparsity_length.measuring import explanation
+from sparsity_length.measuring.contexts import Batching, measured_windows
+from sparsity_length.measuring.explanation import (
+    LONG_CONTEXT_LENGTH,
+    Explanation,
+    default_length,
+    swap_tokens,
+    token_columns,
+)
 from sparsity_length.measuring.far_context import FarContext
 from sparsity_length.measuring.given import GivenModel
 from sparsity_length.measuring.rules import (
@@ -23,15 +31,33 @@ from sparsity_length.measuring.rules import (
     TRIAL_SWAPS,
 )
 from sparsity_length.measuring.selecting import Selecting
-from sparsity_length.measuring.settings import SHORT_CONTEXT_LENGTH, BesideShort, Chunked, ContextLengths
+from sparsity_length.measuring.settings import (
+    SHORT_CONTEXT_LENGTH,
+    BesideShort,
+    ByLength,
+    Chunked,
+    ContextLengths,
+)
 from sparsity_length.measuring.sparsity import measure_chunk
 from sparsity_length.measuring.stage import failures_in_words
 from sparsity_length.results.schemas import DIVERGENCE, OTHER_DOCUMENT, OWN
 from sparsity_length.results.write import tables_of
 from sparsity_length.text.chunks import Chunk
-from sparsity_length.text.tokenizer import Text, TokenizedText, is_one_text
+from sparsity_length.text.tokenizer import Texts, TokenizedText, is_one_text
+
+if TYPE_CHECKING:
+    from tqdm.auto import tqdm
 
 _VALUES = ["long_context_loss", "short_context_loss", "loss_difference", "divergence"]
+_NO_LOSSES = pd.DataFrame(
+    {
+        **dict.fromkeys(("text", "position", "num_long_context_tokens"), np.empty(0, np.int64)),
+        "long_context_loss": np.empty(0, np.float32),
+        "context_length": np.empty(0, np.int64),
+        **dict.fromkeys(("loss", "divergence"), np.empty(0, np.float32)),
+    }
+)
+"""What `losses` measures, without a row."""
 _TRIED = ["sparse_context_loss", "sparse_context_divergence"]
 _OF_TARGET = ["long_context_loss", "short_context_loss", "baseline_loss", "baseline_divergence"]
 _MEASURED = [
@@ -55,68 +81,143 @@ _INFLUENTIAL = [
 
 
 def losses(
-    texts: Text | Iterable[Text],
+    texts: "Texts",
     model: Any,
     tokenizer: Any = None,
     *,
     short_context_length: int = SHORT_CONTEXT_LENGTH,
+    context_lengths: int | Iterable[int] | None = None,
     long_context_length: int | None = None,
+    num_targets: int | None = None,
     bos: str = "auto",
     special_tokens: bool = False,
     dtype: str = "float32",
     device: str | None = None,
 ) -> pd.DataFrame:
-    """The loss of each token with everything before it, and with the few tokens right before it.
+    """The loss of each token with everything before it, and with only the tokens right before it.
+
+    With `context_lengths`, such as (8, 32, 128, 512), the loss against context length instead: `plot` draws
+    it, and `summary` gives its means.
+
+    Every short context is a window of its own, so each token takes the time of s + 1 forward tokens, or of
+    1 + the sum of `context_lengths`. On one CPU core SmolLM2-135M takes about 20 seconds for a text of 256
+    tokens at s = 16, and 40 times as long for each token at the lengths above: `num_targets` measures fewer.
+    The bar shows what is left.
 
     Args:
         short_context_length: s; the short context of a token is exactly the s tokens before it.
-        long_context_length: tokens of a chunk; None: 1,024, or as many as the model has positions. In a text
-            of one chunk each token sees everything before it. In a longer one it sees at least half a chunk.
+        context_lengths: measure each token with exactly so many tokens before it, at the position IDs that
+            they have in the long context; `short_context_length` is then not used.
+        long_context_length: tokens of a chunk; None: 1,024, or 512 more than the longest of
+            `context_lengths`, or as many as the model has positions. In a text of one chunk each token sees
+            everything before it. In a longer one it sees at least half a chunk.
+        num_targets: measure the last so many tokens of each text only; None: all.
         dtype, device: of a model that is loaded here. "bfloat16" takes half the memory and may choose other
             tokens that matter about as much. A model that needs more is loaded by you.
         bos, special_tokens: "auto" puts before a text what the tokenizer puts there, "none" nothing; whether
             control tokens in a text are read as such.
 
     Returns:
-        A frame, a row for each token of each text, with the columns
+        A frame with one row for each token of each text, with the columns
             text: the text's place among those given, from 0;
             position, token, token_id: its place among the text's tokens, its characters, its ID;
             byte_start, byte_end: its place in the text's UTF-8;
             num_long_context_tokens: how many tokens its long context has;
             long_context_loss, short_context_loss: nats;
-            loss_difference: short less long; positive where the long context helps;
+            loss_difference: short minus long; positive where the long context helps;
             divergence: KL(p(.|long) || p(.|short)), the expected loss difference: it never sees the token.
-        The last four are NaN, and num_long_context_tokens is 0, of each text's first s + 1 tokens: their
-        short context is not whole, or it is the long one.
+        The last four are NaN, and num_long_context_tokens is 0, of tokens that are not measured. Each text's
+        first s + 1 never are: their short context is not whole, or it is the long one.
+
+        With `context_lengths` one row for each measured token and context length. The same tokens are
+        measured at every length: those with the longest one before them. Behind long_context_loss the
+        columns are then
+            context_length: how many tokens right before it the token sees;
+            loss: with these, nats;
+            divergence: KL(p(.|long) || p(.|these)), nats.
     """
     BesideShort.checked(short_context_length=short_context_length)
+    asked = ByLength.checked(context_lengths=context_lengths)["context_lengths"]
+    if asked == ():
+        raise InputError("context_lengths: no value is given")
+    context_lengths = sorted({*(asked or [short_context_length])})
+    # Tokens before the first target; by length, the longest context may be all that there is.
+    before = max(2, context_lengths[-1]) if asked else short_context_length + 1
     given = GivenModel(model, dtype=dtype, device=device)
     read = _Texts(texts, given, tokenizer, bos, special_tokens)
-    length = _length(long_context_length, given, read)
-    nothing = {"num_long_context_tokens": 0, **dict.fromkeys(_VALUES, np.float32(np.nan))}
-    frames = [
-        pd.DataFrame({"text": text, **token_columns(tokens, np.arange(len(tokens.token_ids_N))), **nothing})
-        for text, tokens in enumerate(read.texts)
-    ]
+    length = _length(long_context_length, given, read, before)
     chunks = [
-        chunk for text in range(len(read.ids)) for chunk in read.chunks(text, short_context_length, 1, length)
+        chunk for text in range(len(read.ids)) for chunk in read.chunks(text, 1, before, length, num_targets)
     ]
+    num_without = len(read.ids) - len({text for text, *_ in chunks})
+    if asked and num_without:
+        sentence = f"no token of {num_without} of {len(read.ids)} texts has {before} tokens before it"
+        if not chunks:
+            raise InputError(f"context_lengths: {sentence}; name shorter ones")
+        logger.warning("%s; these texts are left out", sentence)
     ready = given.ready(length, read.ids, read.tokenizer, read.bos_token_ids)
-    for text, start, lengths in progress(chunks, "losses", "chunk"):
-        ids_L = read.ids[text][start : start + lengths.long_context_length]
-        with failures_in_words(given.name, start, f" of text {text}"):
-            own = FarContext(ready, lengths, Batching.for_model(ready), ids_L, ids_L)
-            gains_T = own.short.losses - own.long_losses_T
-            values = own.long_losses_T, own.short.losses, gains_T, own.short.divergences
-        # Chunks overlap in what is read; each token is a target in one of them.
-        targets_T = start + lengths.targets_T
-        frames[text].loc[targets_T, _VALUES] = np.stack(values, axis=-1)
-        frames[text].loc[targets_T, "num_long_context_tokens"] = lengths.targets_T
-    return pd.concat(frames, ignore_index=True)
+    batching = Batching.for_model(ready)
+    frames = [_NO_LOSSES]
+    num_tokens = sum(lengths.num_targets for *_, lengths in chunks) * sum(context_lengths)
+    with progress(None, "losses", "token", num_tokens) as bar:
+        for text, start, lengths in chunks:
+            ids_L = read.ids[text][start : start + lengths.long_context_length]
+            own = FarContext(ready, lengths, batching, ids_L, ids_L)
+            with failures_in_words(given.name, start, f" of text {text}"):
+                for frame in _losses_by_length(own, context_lengths, bar):
+                    # Chunks overlap in what is read; each token is a target in one of them.
+                    frames.append(frame.assign(text=text, position=start + frame["position"]))
+    measured = pd.concat(frames, ignore_index=True)
+    tokens = pd.concat(
+        [
+            pd.DataFrame({"text": text, **token_columns(of_text, np.arange(len(of_text.token_ids_N)))})
+            for text, of_text in enumerate(read.texts)
+        ],
+        ignore_index=True,
+    )
+    if asked:
+        return tokens.merge(measured, on=["text", "position"])
+    frame = tokens.merge(measured, "left", ["text", "position"])
+    frame["num_long_context_tokens"] = frame["num_long_context_tokens"].fillna(0).astype("int64")
+    frame["short_context_loss"] = frame["loss"]
+    frame["loss_difference"] = frame["short_context_loss"] - frame["long_context_loss"]
+    return frame[[*tokens, "num_long_context_tokens", *_VALUES]]
+
+
+def _losses_by_length(own: FarContext, context_lengths: Iterable[int], bar: "tqdm") -> Iterator[pd.DataFrame]:
+    """The rows of a chunk's targets at one context length after another; positions are the chunk's."""
+    targets_T = own.lengths.targets_T
+    for length in context_lengths:
+        measured = []
+        # The batches in which all windows at once would be read, so that the bar moves with each.
+        for batch in own.batching.of_many(len(targets_T), length):
+            index_N = np.arange(len(targets_T))[batch]
+            of_batch = measured_windows(
+                own.model,
+                own.chunk_L,
+                targets_T[batch],
+                length,
+                own.batching,
+                own.predictions,
+                index_N=index_N,
+            )
+            measured.append(of_batch)
+            bar.update(length * len(index_N))
+        losses_T, divergences_T = np.concatenate(measured, axis=1)
+        yield pd.DataFrame(
+            {
+                "position": targets_T,
+                "num_long_context_tokens": targets_T,
+                "long_context_loss": own.long_losses_T,
+                "context_length": length,
+                "loss": losses_T,
+                "divergence": divergences_T,
+            }
+        )
 
 
 def influential_tokens(
-    texts: Text | Iterable[Text],
+    texts: "Texts",
     model: Any,
     tokenizer: Any = None,
     *,
@@ -144,9 +245,8 @@ def influential_tokens(
     Args:
         k: numbers of sources that are tried together; a text too short for the largest leaves it out. None:
             1, 2, 4, … 128.
-        short_context_length, long_context_length, dtype and so on: as of `losses`.
-        num_targets: predict the last so many tokens of each text only; None: all that have distant tokens
-            enough. Time grows with it, and with the square of the length of a chunk.
+        short_context_length, long_context_length, num_targets, dtype and so on: as of `losses`. Time grows
+            with the number of targets, and with the square of the length of a chunk.
         screen: blocks of distant tokens that a round of the rules leave_one_out and leave_one_out_divergence
             leaves out, those that matter being split, so that time grows about linearly; None: every token of
             a chunk up to 2,048 tokens, 32 blocks and one a target beyond.
@@ -189,13 +289,12 @@ def influential_tokens(
     given = GivenModel(model, dtype=dtype, device=device)
     read = _Texts(texts, given, tokenizer, bos, special_tokens)
     length = _length(long_context_length, given, read)
-    if num_targets is not None:
-        Selecting.checked(targets_per_chunk=num_targets)
     work: list[tuple[int, int, Selecting]] = []
     for text, ids_N in enumerate(read.ids):
         # A short text is studied at the k that it has room for; with none, `chunks` finds no target.
         fitting = [k for k in ks if short_context_length + k < min(len(ids_N), length)] or ks[:1]
-        for _, start, lengths in read.chunks(text, short_context_length, fitting[-1], length, num_targets):
+        before = short_context_length + fitting[-1]
+        for _, start, lengths in read.chunks(text, short_context_length, before, length, num_targets):
             selecting = Selecting(
                 long_context_length=lengths.long_context_length,
                 targets_per_chunk=lengths.targets_per_chunk,
@@ -220,10 +319,31 @@ def influential_tokens(
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=_INFLUENTIAL)
 
 
-def _length(asked: int | None, given: GivenModel, read: "_Texts") -> int:
-    """Tokens of a chunk: as asked for, or 1,024 or as many as the model has positions."""
+@wraps(explanation.explain)
+def explain(text: Any, *others: Any, **settings: Any) -> Explanation | list[Explanation]:
+    """`explanation.explain` of one text, or a list of what it gives for each of many."""
+    if is_one_text(text):
+        return explanation.explain(text, *others, **settings)
+    explanations = []
+    for number, one in enumerate(_many(text)):
+        try:
+            explanations.append(explanation.explain(one, *others, **settings))
+        except InputError as error:
+            raise InputError(f"text {number}: {error}") from error
+    return explanations
+
+
+def _many(texts: Any) -> list[Any]:
+    """One text or many as a list; InputError of what would be read as its columns' names."""
+    if isinstance(texts, Mapping) or hasattr(texts, "columns"):
+        raise InputError(f"texts are of type {type(texts).__name__}; give one column of it")
+    return [texts] if is_one_text(texts) else list(texts)
+
+
+def _length(asked: int | None, given: GivenModel, read: "_Texts", before: int = 0) -> int:
+    """Tokens of a chunk: as asked for, or the default, with room for 512 targets behind those before."""
     if asked is None:
-        return default_length(given, read.bos_token_ids)
+        return default_length(given, read.bos_token_ids, before + LONG_CONTEXT_LENGTH // 2)
     length: int = Chunked.checked(long_context_length=asked)["long_context_length"]
     return length
 
@@ -232,10 +352,8 @@ class _Texts:
     """Texts as the model's tokenizer reads them, without BOS."""
 
     def __init__(self, texts: Any, given: GivenModel, tokenizer: Any, bos: str, special_tokens: bool) -> None:
-        if isinstance(texts, Mapping) or hasattr(texts, "columns"):  # it would be read as its columns' names
-            raise InputError(f"texts are of type {type(texts).__name__}; give one column of it")
         self.tokenizer = given.tokenizer(tokenizer, bos=bos, special_tokens=special_tokens)
-        self.texts = [self.tokenizer.read(text) for text in ([texts] if is_one_text(texts) else texts)]
+        self.texts = [self.tokenizer.read(text) for text in _many(texts)]
         # An empty list of token IDs shows no BOS, and says nothing of the other texts.
         begun = {read.bos_token_ids for read in self.texts if len(read.token_ids_N)}
         if len(begun) > 1:
@@ -245,22 +363,24 @@ class _Texts:
         self.ids = [read.token_ids_N for read in self.texts]
 
     def chunks(
-        self, text: int, short: int, num_far: int, length: int, num_targets: int | None = None
+        self, text: int, short: int, before: int, length: int, num_targets: int | None = None
     ) -> Iterator[tuple[int, int, ContextLengths]]:
-        """Chunks in which each target with so many distant tokens, or of the last targets, is predicted once.
+        """Chunks in which each target with so many tokens `before` it, or of the last, is predicted once.
 
         If the text is longer than a chunk, half of one stands before each target, or all that there is.
         """
+        if num_targets is not None:
+            Chunked.checked(targets_per_chunk=num_targets)
         num = len(self.ids[text])
-        if min(short, num_far) < 1 or length <= short + num_far:
+        if length <= before:
             raise InputError(
-                f"a long context of {length} tokens has no target with a short context of {short} and"
-                f" {num_far} distant tokens before it; both are at least 1, and together less than that"
+                f"a long context of {length} tokens has no target with {before} tokens before it; give fewer"
+                " tokens of short context, of k or of context_lengths, or a larger long_context_length"
             )
-        target = max(short + num_far, num - (num if num_targets is None else num_targets))
+        target = max(before, num - (num if num_targets is None else num_targets))
         while target < num:
             # 1,500 tokens in chunks of 1,024: [0, 1024), then [476, 1500), whose targets begin at 1,024.
-            start = max(0, min(target - max(length // 2, short + num_far), num - length))
+            start = max(0, min(target - max(length // 2, before), num - length))
             end = min(start + length, num)
             yield text, start, ContextLengths(short, end - start, end - target)
             target = end

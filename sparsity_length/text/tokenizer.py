@@ -33,6 +33,8 @@ BOS_CHOICES = ("auto", "none")
 """Tokens before a text: what the tokenizer puts there, or none."""
 Text = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, Any]]
 """A string, token IDs, or messages of a chat, which go through the tokenizer's chat template."""
+Texts = Text | Iterable[Text]
+"""One text, or many: a list, a pandas series, a column of a data set."""
 _VOCABULARIES = (
     "tokenizer.json",
     "tokenizer.model",

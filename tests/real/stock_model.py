@@ -159,6 +159,9 @@ def assert_losses_as_by_stock(stock: StockModel, text: str, places: Iterable[int
     from sparsity_length import losses
 
     frame = losses(text, stock.folder, short_context_length=S, dtype="float32")
+    by_length = losses(text, stock.folder, context_lengths=(3, 9), dtype="float32").set_index(
+        "context_length"
+    )
     ids_N = stock.token_ids(text)
     for place in places:
         target = len(ids_N) - place
@@ -169,3 +172,9 @@ def assert_losses_as_by_stock(stock: StockModel, text: str, places: Iterable[int
         expected = [-full_V[ids_N[target]], -short_V[ids_N[target]], divergence(full_V, short_V)]
         assert row["token_id"] == ids_N[target]
         assert_close(row[["long_context_loss", "short_context_loss", "divergence"]].astype(float), expected)
+        for length in (3, 9):
+            seen_V = stock.log_probs(ids_N, target, range(target - length, target))
+            row = by_length.loc[length].iloc[-place]
+            assert_close(
+                [row["loss"], row["divergence"]], [-seen_V[ids_N[target]], divergence(full_V, seen_V)]
+            )

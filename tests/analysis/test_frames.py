@@ -1,0 +1,101 @@
+"""What the library's frames say in a few numbers, by hand, and the figure of the same numbers."""
+
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sparsity_length import InputError, plot, summary
+
+# Student's t for 95% with one and with two degrees of freedom.
+T_1, T_2 = 12.7062, 4.30265
+
+
+def influential() -> pd.DataFrame:
+    """Text 0 has two targets, text 1 one; the first two ranks of each, and of text 1 no loss with two."""
+    rows = [
+        # text, position, rank; loss: long, baseline, sparse, null; divergence: baseline, sparse, null
+        (0, 30, 1, 1.0, 3.0, 2.0, 3.0, 4.0, 2.0, 4.0),
+        (0, 30, 2, 1.0, 3.0, 1.0, 2.5, 4.0, 0.0, 3.0),
+        (0, 31, 1, 2.0, 2.0, 2.5, 2.0, 2.0, 1.0, 2.0),
+        (0, 31, 2, 2.0, 2.0, 2.0, 2.0, 2.0, 1.0, 2.0),
+        (1, 20, 1, 0.5, 2.5, 1.0, 2.0, 2.0, 0.0, 1.0),
+        (1, 20, 2, 0.5, 2.5, np.nan, np.nan, 2.0, np.nan, np.nan),
+    ]
+    tried = ["loss", "divergence"]
+    columns = ["text", "position", "rank", "long_context_loss"]
+    for name in tried:
+        columns += [f"baseline_{name}", f"sparse_context_{name}", f"null_sparse_context_{name}"]
+    return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(columns[3:], "float32"))
+
+
+def test_the_recovered_fraction_is_a_ratio_of_sums_with_an_interval_over_texts() -> None:
+    table = summary(influential()).set_index(["criterion", "k"])
+    assert table[["num_targets", "num_texts"]].to_numpy().tolist() == [[3, 2], [2, 1], [3, 2], [2, 1]]
+    # By KL one token brings 4 to 2, 2 to 1 and 2 to 0: 5 of 8. Without text 0 it is 2/2, without text 1 3/6.
+    of_1 = table.loc["divergence", 1]
+    assert of_1["gain"] == pytest.approx(8 / 3)
+    assert of_1["recovered_fraction"] == pytest.approx(5 / 8)
+    half = T_1 * np.sqrt(np.var([2 / 2, 3 / 6]))  # the jackknife's error for two texts
+    assert of_1["recovered_fraction_low"] == pytest.approx(5 / 8 - half, rel=1e-5)
+    assert of_1["recovered_fraction_high"] == pytest.approx(5 / 8 + half, rel=1e-5)
+    assert of_1["null_recovered_fraction"] == pytest.approx(1 / 8)
+    assert of_1["excess_fraction"] == pytest.approx(4 / 8)
+    half = T_1 * np.sqrt(np.var([1 / 2, 3 / 6]))  # of the excess, which is 1 in text 1 and 3 in text 0
+    assert of_1["excess_fraction_high"] - of_1["excess_fraction"] == pytest.approx(half, abs=1e-12)
+    # By loss the gains are 2, 0 and 2; one token recovers 1, -0.5 and 1.5, the null 0, 0 and 0.5.
+    of_1 = table.loc["loss", 1]
+    assert of_1["gain"] == pytest.approx(4 / 3)
+    assert of_1["recovered_fraction"] == pytest.approx(2 / 4)
+    assert of_1["null_recovered_fraction"] == pytest.approx(0.5 / 4)
+    # Two tokens stand in text 0 alone: 6 - 1 of 6. One text says nothing about others.
+    of_2 = table.loc["divergence", 2]
+    assert of_2["recovered_fraction"] == pytest.approx(5 / 6)
+    assert np.isnan(of_2["recovered_fraction_low"]) and np.isnan(of_2["recovered_fraction_high"])
+
+
+def test_without_a_null_baseline_there_is_no_excess() -> None:
+    frame = influential()
+    frame.loc[:, frame.columns.str.startswith("null")] = np.nan
+    table = summary(frame)
+    assert table[["null_recovered_fraction", "excess_fraction"]].isna().all(axis=None)
+    expected = summary(influential())["recovered_fraction"]
+    assert table["recovered_fraction"].tolist() == expected.tolist()
+
+
+def by_length() -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "text": [0, 0, 1, 2] * 2,
+            "context_length": [8] * 4 + [32] * 4,
+            "loss": [4.0, 2.0, 3.0, 3.0, 2.0, 2.0, 3.0, 1.0],
+            "divergence": [1.0, 0.5, 0.5, 0.0] * 2,
+        }
+    )
+
+
+def test_losses_by_context_length_are_means_over_targets_and_drawn_as_such() -> None:
+    table = summary(by_length()).set_index("context_length")
+    assert table["loss"].to_dict() == {8: 3.0, 32: 2.0}
+    assert table["divergence"].to_dict() == {8: 0.5, 32: 0.5}
+    assert table.loc[8, ["num_targets", "num_texts"]].tolist() == [4, 3]
+    # Without one text after another the mean at 32 is 4/2, 5/3 and 7/3; three texts.
+    half = T_2 * np.sqrt(2 * np.var([4 / 2, 5 / 3, 7 / 3]))
+    assert table.loc[32, ["loss_low", "loss_high"]].tolist() == pytest.approx([2 - half, 2 + half], rel=1e-5)
+    ax = plot(by_length())
+    assert plot(by_length(), ax) is ax  # a second line
+    for bars in ax.containers:
+        line, _, (intervals,) = bars.lines
+        assert line.get_xydata().tolist() == [[8, 3], [32, 2]]
+        assert intervals.get_segments()[1][:, 1].tolist() == pytest.approx([2 - half, 2 + half], rel=1e-5)
+    assert len(ax.containers) == 2 and ax.get_xscale() == "log"
+
+
+def test_other_frames_and_a_missing_matplotlib_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    for function in (summary, plot):
+        with pytest.raises(InputError, match="losses with context_lengths"):
+            function(pd.DataFrame({"text": [0], "short_context_loss": [1.0]}))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(InputError, match="pip install matplotlib"):
+        plot(by_length())
