@@ -14,13 +14,12 @@ import argparse
 import json
 import sys
 
-from sparsity_length.cli import InputError, file_path, positive_int, run_stage, stage_parser, whole_number
+from sparsity_length.cli import InputError, Stage, file_path, positive_int, whole_number
 
 
-def parser() -> argparse.ArgumentParser:
+def add_flags(parser: argparse.ArgumentParser) -> None:
     """The program's command line."""
-    program = stage_parser(__doc__)
-    add = program.add_argument
+    add = parser.add_argument
     add(
         "--source", nargs="+", required=True, metavar="NAME=FILES", help="a name, and a file or glob of texts"
     )
@@ -40,7 +39,6 @@ def parser() -> argparse.ArgumentParser:
         help="leave out the first N texts of each source, by file order, as a pilot saw them",
     )
     add("--out", type=file_path, required=True, help="JSON-lines file to write: text, url (its source)")
-    return program
 
 
 def passage(text: str, most: int) -> str:
@@ -93,5 +91,7 @@ def main(arguments: argparse.Namespace) -> None:
         words.write(f"--distant-documents {' '.join(distant)}\n")
 
 
+STAGE = Stage(__doc__, add_flags, main)
+
 if __name__ == "__main__":
-    run_stage(parser(), main)
+    STAGE.main()

@@ -48,12 +48,11 @@ import pandas as pd
 
 from sparsity_length.cli import (
     InputError,
+    Stage,
     file_path,
     folder_path,
     positive_int,
     progress,
-    run_stage,
-    stage_parser,
     unknown_name,
 )
 from sparsity_length.figures.read import TARGET, data_of, read_sparse_losses, read_sparsity, shown_rule
@@ -99,10 +98,9 @@ _SCRIPTS = (
 )
 
 
-def parser() -> argparse.ArgumentParser:
+def add_flags(parser: argparse.ArgumentParser) -> None:
     """The command line."""
-    stage = stage_parser(__doc__)
-    add = stage.add_argument
+    add = parser.add_argument
     add("results", type=folder_path, metavar="RESULTS", help="a results folder")
     add("--out", type=file_path, required=True, help="the page (overwritten if it exists)")
     add(
@@ -113,7 +111,6 @@ def parser() -> argparse.ArgumentParser:
     add("--max-documents", type=positive_int, default=200, help="number of documents, first by their hash")
     add("--models", nargs="+", help="models to show (default: all)")
     add("--rules", nargs="+", help="selection rules to show (default: all)")
-    return stage
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -291,5 +288,7 @@ def _in_units(nats: pd.Series) -> list[int | None]:
     return [None if pd.isna(value) else round(value / NATS) for value in nats]
 
 
+STAGE = Stage(__doc__, add_flags, main)
+
 if __name__ == "__main__":
-    run_stage(parser(), main)
+    STAGE.main()

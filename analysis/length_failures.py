@@ -24,13 +24,12 @@ import argparse
 import sys
 from functools import partial
 
-from sparsity_length.cli import InputError, folder_path, run_stage, stage_parser
+from sparsity_length.cli import InputError, Stage, folder_path
 
 
-def parser() -> argparse.ArgumentParser:
+def add_flags(parser: argparse.ArgumentParser) -> None:
     """The program's command line."""
-    program = stage_parser(__doc__)
-    add = partial(program.add_argument, type=folder_path)
+    add = partial(parser.add_argument, type=folder_path)
     add("--kept", help="folder of the kept tables, to print and draw")
     add("--out", required=True, help="where tables and figures are written")
     add("--data", help="the texts, to make tables of --interference, --needed and --natural")
@@ -45,7 +44,6 @@ def parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="data of needles, and results",
     )
-    return program
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -94,5 +92,7 @@ def main(arguments: argparse.Namespace) -> None:
     sys.stdout.write("\n".join([*said, ""]))
 
 
+STAGE = Stage(__doc__, add_flags, main)
+
 if __name__ == "__main__":
-    run_stage(parser(), main)
+    STAGE.main()

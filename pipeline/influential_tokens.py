@@ -31,18 +31,16 @@ on a laptop, after `make demo` (half a minute):
 
 import argparse
 
-from sparsity_length.cli import Asked, file_path, run_stage, stage_parser
+from sparsity_length.cli import file_path
 from sparsity_length.measuring.rules import load_rule_file
 from sparsity_length.measuring.selecting import Selecting
-from sparsity_length.measuring.settings import add_stage_arguments
+from sparsity_length.measuring.settings import measuring_stage
 
 
-def parser() -> argparse.ArgumentParser:
-    """The stage's command line."""
-    stage = stage_parser(__doc__)
-    add_stage_arguments(stage)
-    Selecting.add_flags(stage)
-    stage.add_argument(
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add what is selected, by which rules, and where it is tried."""
+    Selecting.add_flags(parser)
+    parser.add_argument(
         "--rule-file",
         type=file_path,
         nargs="+",
@@ -50,38 +48,19 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="Python files with selection rules of your own; analysis/examples/kv_cache_rules.py shows two",
     )
-    return stage
 
 
-def check(arguments: argparse.Namespace) -> Selecting:
+def settings(arguments: argparse.Namespace) -> Selecting:
     """What is to be measured; lengths, rules and k that do not fit together are refused."""
     for path in arguments.rule_file:
         load_rule_file(path)
     return Selecting.of(vars(arguments))
 
 
-def left(arguments: argparse.Namespace, asked: Asked) -> tuple[bool, None]:
-    """Refuse what does not fit; which shards are missing is seen once the models are there."""
-    check(arguments)
-    return True, None
-
-
-def main(arguments: argparse.Namespace) -> None:
-    """Measure every chunk of every checkpoint."""
-    selecting = check(arguments)
-    # Imported late, for a --help, and a refusal, at once.
-    from sparsity_length.measuring.sparsity import measure_chunk
-    from sparsity_length.measuring.stage import measure_documents
-
-    measure_documents(
-        arguments,
-        "influential_tokens",
-        selecting,
-        lambda model, chunk: measure_chunk(model, chunk, selecting),
-        rule_files=arguments.rule_file,
-        num_other_documents=selecting.num_others,
-    )
+STAGE = measuring_stage(
+    __doc__, add_flags, settings, "sparsity_length.measuring.measurements:influential_tokens"
+)
 
 
 if __name__ == "__main__":
-    run_stage(parser(), main)
+    STAGE.main()

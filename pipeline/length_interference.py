@@ -24,71 +24,15 @@ on a laptop, after `make demo` (seconds):
       --placements own:32 own:32@192 own:192/32 own:192 swap:32 swap:32@192 swap:192/32 swap:192
 """
 
-import argparse
-from dataclasses import replace
-from functools import lru_cache, partial
+from sparsity_length.measuring.settings import Placing, measuring_stage
 
-import numpy as np
-
-from sparsity_length.cli import Asked, InputError, run_stage, stage_parser
-from sparsity_length.measuring.rules import SWAP
-from sparsity_length.measuring.settings import Placing, add_stage_arguments
-from sparsity_length.text.folder import TokenizedData
-
-
-def parser() -> argparse.ArgumentParser:
-    """The stage's command line."""
-    stage = stage_parser(__doc__)
-    add_stage_arguments(stage)
-    Placing.add_flags(stage)
-    return stage
-
-
-def check(arguments: argparse.Namespace) -> Placing:
-    """What is predicted, and the placements; refuse those that cannot be read, or need more than a chunk."""
-    return Placing.of(vars(arguments))
-
-
-def _distant_texts(arguments: argparse.Namespace, num_tokens: int) -> dict[str, np.ndarray]:
-    """The first tokens of the documents named, or of the last three with so many."""
-    tokens_of = {
-        document.document_id: document.token_ids[:num_tokens].astype(np.int64)
-        for document in TokenizedData.open(arguments.data).evaluation_documents()
-        if len(document.token_ids) >= num_tokens
-    }
-    # The last by hash: --max-documents takes the first, so the two seldom meet.
-    names = arguments.distant_documents or [*tokens_of][-3:]
-    if not names or not set(names) <= set(tokens_of):
-        raise InputError(f"swap needs texts of {num_tokens:,} tokens; --distant-documents may name such")
-    return {name: tokens_of[name] for name in names}
-
-
-def left(arguments: argparse.Namespace, asked: Asked) -> tuple[bool, None]:
-    """Refuse what does not fit; which shards are missing is seen once the models are there."""
-    check(arguments)
-    return True, None
-
-
-def main(arguments: argparse.Namespace) -> None:
-    """Measure every chunk of every checkpoint."""
-    placing = check(arguments)
-    # Imported late, for a --help, and a refusal, at once.
-    from sparsity_length.measuring.placed import measure_placements, read_distant
-    from sparsity_length.measuring.stage import measure_documents
-
-    swaps = {(one.num_distant, one.span) for one in placing.parsed if one.kind == SWAP}
-    texts = _distant_texts(arguments, max(swaps)[0]) if swaps else {}
-    read = lru_cache(maxsize=1)(partial(read_distant, texts, swaps))  # the next model's push them out
-    # IDs may lie far beyond the chunk: tables of positions must reach the last near token.
-    num_positions = placing.near_context_length + max(one.near_start for one in placing.parsed)
-    measure_documents(
-        arguments,
-        "length_interference",
-        replace(placing, distant_documents=tuple(texts) or None),
-        lambda model, chunk: measure_placements(model, chunk, placing, read(model)),
-        num_positions=max(placing.long_context_length, num_positions),
-    )
+STAGE = measuring_stage(
+    __doc__,
+    Placing.add_flags,
+    lambda arguments: Placing.of(vars(arguments)),
+    "sparsity_length.measuring.measurements:length_interference",
+)
 
 
 if __name__ == "__main__":
-    run_stage(parser(), main)
+    STAGE.main()

@@ -27,56 +27,25 @@ on a laptop, after `make demo` (seconds):
 
 import argparse
 
-from sparsity_length.cli import Asked, run_stage, stage_parser
-from sparsity_length.measuring.settings import BesideShort, ByLength, Chunked, add_stage_arguments
+from sparsity_length.measuring.settings import BesideShort, ByLength, Chunked, measuring_stage
 
 
-def parser() -> argparse.ArgumentParser:
-    """The stage's command line."""
-    stage = stage_parser(__doc__)
-    add_stage_arguments(stage)
-    Chunked.add_flags(stage)
-    either = stage.add_mutually_exclusive_group()
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add which tokens are predicted, from which contexts."""
+    Chunked.add_flags(parser)
+    either = parser.add_mutually_exclusive_group()
     BesideShort.add_flags(either, "short_context_length")
     ByLength.add_flags(either, "context_lengths")
-    return stage
 
 
-def check(arguments: argparse.Namespace) -> BesideShort | ByLength:
+def settings(arguments: argparse.Namespace) -> BesideShort | ByLength:
     """Which tokens are predicted, from which contexts; refuse lengths that do not fit."""
     kind = BesideShort if arguments.context_lengths is None else ByLength
     return kind.of(vars(arguments))
 
 
-def left(arguments: argparse.Namespace, asked: Asked) -> tuple[bool, None]:
-    """Refuse what does not fit; which shards are missing is seen once the models are there."""
-    check(arguments)
-    return True, None
-
-
-def main(arguments: argparse.Namespace) -> None:
-    """Measure every chunk of every checkpoint."""
-    asked = check(arguments)
-    # Imported late, for a --help, and a refusal, at once.
-    from sparsity_length.measuring.sparsity import measure_differences, measure_lengths
-    from sparsity_length.measuring.stage import measure_documents
-
-    if isinstance(asked, ByLength):
-        measure_documents(
-            arguments,
-            "length_losses",
-            asked,
-            lambda model, chunk: measure_lengths(model, chunk, asked),
-            num_other_documents=0,
-        )
-    else:
-        measure_documents(
-            arguments,
-            "loss_differences",
-            asked,
-            lambda model, chunk: measure_differences(model, chunk, asked.lengths),
-        )
+STAGE = measuring_stage(__doc__, add_flags, settings, "sparsity_length.measuring.measurements:losses")
 
 
 if __name__ == "__main__":
-    run_stage(parser(), main)
+    STAGE.main()

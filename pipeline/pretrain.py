@@ -35,66 +35,27 @@ exit code is 75: run the same command again to go on. (torchrun reports 1 for ev
 """
 
 import argparse
-from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from sparsity_length.cli import Asked, file_path, folder_path, run_stage, stage_parser
-from sparsity_length.text.folder import TokenizedData
-
-# torch and ai2-olmo are imported in the functions, for a --help at once.
-_NO_TEXT = TokenizedData(Path(), [], np.dtype(np.uint16), 2, 0, "unknown", "unknown")
-"""What a training is checked with before its text is there."""
+from sparsity_length.cli import Stage, file_path, folder_path, late
 
 
-def check(arguments: argparse.Namespace, data: TokenizedData) -> Any:
-    """The PretrainConfig, checked as far as it can be without the data itself, or an InputError."""
-    from sparsity_length.training.config import load_config
-
-    config = load_config(arguments.config, arguments.overrides, data)
-    # The flag wins over a save_folder of the file; the folder may move, and is no setting of the run.
-    config.save_folder = str(arguments.save_folder)
-    return config
-
-
-def is_done(arguments: argparse.Namespace) -> bool:
-    """Whether the run has come to its end; a folder that holds another run is refused."""
-    from sparsity_length.training.loop import has_finished
-
-    config = check(arguments, TokenizedData.open(arguments.data))
-    return has_finished(arguments.save_folder, config, config.num_steps)
-
-
-def left(arguments: argparse.Namespace, asked: Asked) -> tuple[bool, Any]:
-    """Whether the run is unfinished, and its configuration, which does not depend on the text."""
-    return not (asked.is_ready and is_done(arguments)), check(arguments, _NO_TEXT)
-
-
-def main(arguments: argparse.Namespace) -> None:
-    """Train, go on training, or say that the run is finished."""
-    from sparsity_length.training.data import refuse_damaged_tokens
-    from sparsity_length.training.loop import train
-    from sparsity_length.training.trainer import Trainer
-
-    if not is_done(arguments):
-        data = TokenizedData.open(arguments.data)
-        refuse_damaged_tokens(data)
-        train(arguments.save_folder, lambda: Trainer(check(arguments, data), data))
-
-
-def parser() -> argparse.ArgumentParser:
-    """The stage's command line."""
-    stage = stage_parser(__doc__)
-    add = stage.add_argument
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the configuration, its overrides, and the folders."""
+    add = parser.add_argument
     add("config", type=file_path, help="an OLMo TrainConfig YAML file, such as olmo_configs/tiny.yaml")
     add("overrides", nargs="*", metavar="field=value", help="fields to set otherwise than the file does")
     add("--data", type=folder_path, required=True, help="folder written by tokenize_c4.py")
     add("--save-folder", type=folder_path, required=True, help="the run's folder: checkpoints and metrics")
-    # Overrides may stand before, between and after the flags, which plain parse_args does not allow.
-    stage.parse_args = stage.parse_intermixed_args  # type: ignore[method-assign]
-    return stage
+
+
+STAGE = Stage(
+    __doc__,
+    add_flags,
+    run=late("sparsity_length.training.trainer:pretrain"),
+    settings=late("sparsity_length.training.config:config_without_text"),
+    left=late("sparsity_length.training.trainer:left"),
+)
 
 
 if __name__ == "__main__":
-    run_stage(parser(), main)
+    STAGE.main()

@@ -22,7 +22,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparsity_length.cli import InputError, folder_path, run_stage, stage_parser, words
+from sparsity_length.cli import InputError, Stage, folder_path, words
 from sparsity_length.results.files import (
     MANIFEST,
     describe_files,
@@ -43,10 +43,9 @@ SET lock_configuration = true;
 """
 
 
-def parser() -> argparse.ArgumentParser:
+def add_flags(parser: argparse.ArgumentParser) -> None:
     """The command line of a query."""
-    stage = stage_parser(__doc__)
-    add = stage.add_argument
+    add = parser.add_argument
     add("sql", nargs="?", type=words, help="a query in DuckDB's SQL; all columns are listed without one")
     add("--results", type=folder_path, required=True, help="a results folder")
     add(
@@ -54,7 +53,6 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         help="write all rows to this .csv or .parquet, or - as CSV (default: print at most 200)",
     )
-    return stage
 
 
 def connect(results: Path, sql: str | None = None) -> duckdb.DuckDBPyConnection:
@@ -137,5 +135,7 @@ def main(arguments: argparse.Namespace) -> None:
         raise InputError(" ".join(re.split(r"\n\n|\n\t", str(error))[0].split())) from error
 
 
+STAGE = Stage(__doc__, add_flags, main)
+
 if __name__ == "__main__":
-    run_stage(parser(), main)
+    STAGE.main()

@@ -38,64 +38,27 @@ lengths.
 
 import argparse
 
-from sparsity_length.cli import Asked, file_path, folder_path, logger, run_stage, stage_parser
-from sparsity_length.synthetic.config import TaskConfig, load_task_config
+from sparsity_length.cli import Stage, file_path, folder_path, late
 
 
-def parser() -> argparse.ArgumentParser:
-    """The stage's command line."""
-    stage = stage_parser(__doc__)
-    add = stage.add_argument
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the configuration, its overrides, task, positions and folder."""
+    add = parser.add_argument
     add("config", type=file_path, help="a YAML file such as olmo_configs/synthetic/small.yaml")
     add("overrides", nargs="*", metavar="field=value", help="fields to set otherwise than the file does")
     add("--task", required=True, help="the task's name")
     add("--positions", required=True, help="the position scheme's name")
     add("--save-folder", type=folder_path, required=True, help="the run's folder: checkpoints and metrics")
-    # Overrides may stand before, between and after the flags, which plain parse_args does not allow.
-    stage.parse_args = stage.parse_intermixed_args  # type: ignore[method-assign]
-    return stage
 
 
-def check(arguments: argparse.Namespace) -> TaskConfig:
-    """The run's configuration, complete and checked."""
-    return load_task_config(
-        arguments.config, arguments.overrides, task=arguments.task, positions=arguments.positions
-    )
-
-
-def is_done(arguments: argparse.Namespace) -> bool:
-    """Whether the run has come to its end; a folder that holds another run is refused."""
-    from sparsity_length.synthetic.train import is_finished  # late, for a --help at once
-
-    return is_finished(arguments.save_folder, check(arguments))
-
-
-def left(arguments: argparse.Namespace, asked: Asked) -> tuple[bool, TaskConfig]:
-    """Whether the run is unfinished, and its configuration."""
-    return not (asked.is_ready and is_done(arguments)), check(arguments)
-
-
-def main(arguments: argparse.Namespace) -> None:
-    """Train, go on training, or say that the run is finished."""
-    if is_done(arguments):
-        return
-    # Imported late, for a --help at once.
-    from sparsity_length.models.devices import usable_device
-    from sparsity_length.synthetic.train import TaskTrainer, find_task_run, is_learnt
-    from sparsity_length.training.loop import train
-
-    config = check(arguments)
-    train(
-        arguments.save_folder,
-        lambda: TaskTrainer(
-            config,
-            arguments.save_folder,
-            usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU"),
-        ),
-    )
-    run = find_task_run(arguments.save_folder, arguments.task)
-    logger.info("%s in distribution", "learnt" if is_learnt(*run) else "NOT learnt")
+STAGE = Stage(
+    __doc__,
+    add_flags,
+    run=late("sparsity_length.synthetic.train:train_on_task"),
+    settings=late("sparsity_length.synthetic.config:config_of"),
+    left=late("sparsity_length.synthetic.train:left"),
+)
 
 
 if __name__ == "__main__":
-    run_stage(parser(), main)
+    STAGE.main()

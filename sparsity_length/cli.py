@@ -1,10 +1,10 @@
-"""How every program begins and ends: command line, progress, exit codes, errors of one sentence.
+"""What every program is, and how it begins and ends: command line, progress, exit codes, one-line errors.
 
-A program's file ends in `run_stage(parser(), main)`. What the user can mend is one line on standard error and
-exit code 2. Ctrl-C and SIGTERM end a program at once: what it has written is whole. Training listens to
-SIGTERM itself, and study.py to both.
+A program's file holds its manual, its flags and a `Stage`, and ends in `STAGE.main()`. What a program runs
+is imported when it runs (`late`), and only the standard library is imported here: --help answers at once.
 
-Only the standard library is imported at the top: --help answers at once.
+An error that the user can fix is one line on standard error, with exit code 2. Ctrl-C and SIGTERM end a
+program at once: what it has written is whole. Training handles SIGTERM itself, and study.py handles both.
 """
 
 import argparse
@@ -16,53 +16,48 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 if TYPE_CHECKING:
     from tqdm.auto import tqdm
 
-PROGRAMS = (
-    "sparsity_length.programs.study",
-    "sparsity_length.programs.tokenize_c4",
-    "sparsity_length.programs.pretrain",
-    "sparsity_length.programs.loss_differences",
-    "sparsity_length.programs.length_interference",
-    "sparsity_length.programs.influential_tokens",
-    "sparsity_length.programs.evaluate_tokens",
-    "sparsity_length.analysis.run_notebooks",
-    "sparsity_length.analysis.summary",
-    "sparsity_length.analysis.explorer",
-    "sparsity_length.analysis.length_failures",
-    "sparsity_length.analysis.robustness",
-    "sparsity_length.analysis.choose_texts",
-    "sparsity_length.programs.explain",
-    "sparsity_length.programs.query",
-    "sparsity_length.programs.plant_needles",
-    "sparsity_length.programs.export_huggingface",
-    "sparsity_length.programs.train_synthetic",
-    "sparsity_length.programs.evaluate_synthetic",
-)
-"""A whole study, its stages in the order of the work, what is done besides, synthetic tasks."""
+PROGRAMS = {
+    "explain one text": ("programs.explain",),
+    "a whole study": ("programs.study",),
+    "text and training": (
+        "programs.tokenize_c4",
+        "analysis.choose_texts",
+        "programs.plant_needles",
+        "programs.pretrain",
+        "programs.export_huggingface",
+    ),
+    "measure": (
+        "programs.loss_differences",
+        "programs.influential_tokens",
+        "programs.evaluate_tokens",
+        "programs.length_interference",
+    ),
+    "synthetic tasks": ("programs.train_synthetic", "programs.evaluate_synthetic"),
+    "results": (
+        "programs.query",
+        "analysis.run_notebooks",
+        "analysis.summary",
+        "analysis.explorer",
+        "analysis.length_failures",
+        "analysis.robustness",
+    ),
+}
+"""Group -> modules of its programs, below sparsity_length."""
+_MODULES = {
+    module.rpartition(".")[2]: f"sparsity_length.{module}" for group in PROGRAMS.values() for module in group
+}
+"""Program -> its module."""
 Item = TypeVar("Item")
 Number = TypeVar("Number", int, float)
 logger = logging.getLogger("sparsity_length")
-
-
-class Asked(NamedTuple):
-    """What study.py tells a program whose `left(arguments, asked)` it asks.
-
-    The answer: whether anything is left to do, and what the programs that need this one are told of it, such
-    as a training's configuration. InputError if it would be refused, hours later.
-    """
-
-    needed: Sequence[Any] = ()
-    """What those that this one needs have answered."""
-    is_ready: bool = False
-    """Whether they have all finished."""
-    is_plan: bool = False
-    """Whether nothing will run: a text need not be there."""
 
 
 class InputError(Exception):
@@ -102,43 +97,89 @@ class _Parser(argparse.ArgumentParser):
         raise InputError(f"{message}; --help explains every flag")
 
 
-def stage_parser(manual: str | None) -> argparse.ArgumentParser:
-    """A parser whose --help is the stage's docstring followed by its flags."""
-    # No abbreviations: a flag that is new tomorrow must not change what an old command means.
-    return _Parser(description=manual, formatter_class=_ManualFormatter, allow_abbrev=False)
+def late(place: str) -> Callable[..., Any]:
+    """The function `module:name`, whose module is imported when the function is called."""
+
+    def call(*values: Any, **named: Any) -> Any:
+        module, _, name = place.partition(":")
+        return getattr(importlib.import_module(module), name)(*values, **named)
+
+    return call
 
 
-def run_stage(parser: argparse.ArgumentParser, main: Callable[[argparse.Namespace], None]) -> None:
-    """Parse the command line and run `main`; what the user can mend is one line and exit code 2."""
-    # Python's own handler would let an interrupted program end in a traceback.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if sys.stderr is None:  # closed: what is said there is for nobody
-        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 (until the end)
-    try:
-        if sys.stdout is None:
-            raise InputError("standard output is closed: send it to a file, or to /dev/null")
-        # What a terminal, or a locale such as POSIX, cannot show must not end a program after its work.
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="replace")
-        arguments = parser.parse_args()
-        logging.basicConfig(level=logging.INFO, format=f"{Path(parser.prog).stem}: %(message)s")
-        # Libraries log what only their authors need; warnings of theirs still pass.
-        for noisy in ("olmo", "datasets", "accelerate", "urllib3", "httpx", "fsspec"):
-            logging.getLogger(noisy).setLevel(logging.WARNING)
-        from tqdm.contrib.logging import logging_redirect_tqdm  # late, for a --help at once
+@dataclass(frozen=True)
+class Stage:
+    """A program: what its command line is, what it does, and what study.py asks before it runs anything."""
 
-        with logging_redirect_tqdm():
-            main(arguments)
-        sys.stdout.flush()
-    except BrokenPipeError:  # as of | head, which has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left to be flushed at exit
-        sys.exit(128 + signal.SIGPIPE)
-    except (InputError, OSError, ModuleNotFoundError) as error:  # all else, with its traceback, is ours
-        sentence = str(error)
-        if isinstance(error, ModuleNotFoundError):
-            sentence = f"{error} for {sys.executable}; `make install` brings all libraries, into .venv"
-        sys.stderr.write(f"{parser.prog}: error: {' '.join(sentence.split())}\n")
-        sys.exit(2)
+    manual: str | None
+    """What --help prints before the flags: the docstring of the program's file."""
+    add_flags: Callable[[argparse.ArgumentParser], object]
+    run: Callable[[argparse.Namespace], object]
+    settings: Callable[[argparse.Namespace, Sequence[Any]], Any] = lambda arguments, needed: None
+    """What a command line asks for, checked as far as that is possible before the programs that it needs have
+    run, whose own settings are given; InputError."""
+    left: Callable[[argparse.Namespace], Sequence[str]] = lambda arguments: ("everything",)
+    """What is still to do, a line each, once the programs that it needs have finished. InputError if what is
+    there was made otherwise than the command line asks."""
+    check_input: Callable[[argparse.Namespace], object] = lambda arguments: None
+    """InputError if something that no program makes, such as a text, cannot be opened."""
+
+    def parser(self) -> argparse.ArgumentParser:
+        """The command line, whose --help is the manual followed by the flags."""
+        # No abbreviations: a flag that is new tomorrow must not change what an old command means.
+        parser = _Parser(description=self.manual, formatter_class=_ManualFormatter, allow_abbrev=False)
+        self.add_flags(parser)
+        return parser
+
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """The flags of a command line; InputError."""
+        # Intermixed: words such as field=value may stand before, between and after the flags.
+        return self.parser().parse_intermixed_args(words)
+
+    def __call__(self, words: Sequence[str]) -> None:
+        """Run on the words of a command line."""
+        self.run(self.parse(words))
+
+    def main(self) -> None:
+        """Run on this process's command line; an error that the user can fix is one line and exit code 2."""
+        # Python's own handler would let an interrupted program end in a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if sys.stderr is None:  # closed: what is said there is for nobody
+            sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 (until the end)
+        parser = self.parser()
+        try:
+            if sys.stdout is None:
+                raise InputError("standard output is closed: send it to a file, or to /dev/null")
+            # What a terminal, or a locale such as POSIX, cannot show must not end a program after its work.
+            if isinstance(sys.stdout, io.TextIOWrapper):
+                sys.stdout.reconfigure(errors="replace")
+            arguments = parser.parse_intermixed_args()
+            logging.basicConfig(level=logging.INFO, format=f"{Path(parser.prog).stem}: %(message)s")
+            # Libraries log what only their authors need; warnings of theirs still pass.
+            for noisy in ("olmo", "datasets", "accelerate", "urllib3", "httpx", "fsspec"):
+                logging.getLogger(noisy).setLevel(logging.WARNING)
+            from tqdm.contrib.logging import logging_redirect_tqdm  # late, for a --help at once
+
+            with logging_redirect_tqdm():
+                self.run(arguments)
+            sys.stdout.flush()
+        except BrokenPipeError:  # as of | head, which has read enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left to be flushed at exit
+            sys.exit(128 + signal.SIGPIPE)
+        except (InputError, OSError, ModuleNotFoundError) as error:  # all else, with its traceback, is ours
+            sentence = str(error)
+            if isinstance(error, ModuleNotFoundError):
+                sentence = f"{error} for {sys.executable}; `make install` brings all libraries, into .venv"
+            sys.stderr.write(f"{parser.prog}: error: {' '.join(sentence.split())}\n")
+            sys.exit(2)
+
+
+def stage_of(program: str) -> Stage:
+    """The stage of a program of this name; InputError if there is none."""
+    if program not in _MODULES:
+        raise unknown_name("program", program, _MODULES)
+    stage: Stage = importlib.import_module(_MODULES[program]).STAGE
+    return stage
 
 
 def progress(
@@ -203,13 +244,11 @@ def file_path(text: str) -> Path:
 
 def main() -> None:
     """The command `sparsity`: run the program that the first word names, on the words behind it."""
-    modules = {module.rpartition(".")[2]: module for module in PROGRAMS}
     command = argparse.ArgumentParser(
         prog="sparsity", description="sparsity PROGRAM --help is a program's manual"
     )
-    command.add_argument("program", choices=modules, metavar="PROGRAM", help=", ".join(modules))
+    command.add_argument("program", choices=_MODULES, metavar="PROGRAM", help=", ".join(_MODULES))
     name = command.parse_args(sys.argv[1:2]).program
-    module = importlib.import_module(modules[name])
     # What argparse calls the program in its usage and errors.
     sys.argv = [f"sparsity {name}", *sys.argv[2:]]
-    run_stage(module.parser(), module.main)
+    stage_of(name).main()

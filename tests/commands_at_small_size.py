@@ -331,7 +331,7 @@ def run(shown: Shown, folder: Path) -> None:
                 patch.setattr(sys, "executable", str(_python(folder)))
             loaded = importlib.import_module(module)
             try:
-                loaded.main(loaded.parser().parse_args(words))
+                loaded.STAGE(words)
             except SystemExit as end:  # a study ends so, well or not
                 assert not end.code, f"exit code {end.code}"
 

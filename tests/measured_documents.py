@@ -7,8 +7,7 @@ chunks (tokens 0-11 and 12-23; the last 6 belong to none), the next two have one
 import hashlib
 import json
 import random
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -18,6 +17,7 @@ from olmo.config import TrainConfig
 from olmo.model import OLMo
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from sparsity_length.cli import Stage
 from sparsity_length.results.files import LOCK_FILE
 from sparsity_length.text.folder import (
     EVALUATION_FILE,
@@ -157,10 +157,11 @@ def command_line(stage: ModuleType, folder: Path, *flags: str) -> list[str]:
 
 def measure(stage: ModuleType, folder: Path, *flags: str) -> Path:
     """Run a stage in this process; the results folder."""
-    parser: Callable[[], ArgumentParser] = stage.parser
-    arguments: Namespace = parser().parse_args(command_line(stage, folder, *flags))
-    stage.main(arguments)
-    return arguments.results
+    program: Stage = stage.STAGE
+    arguments = program.parse(command_line(stage, folder, *flags))
+    program.run(arguments)
+    results: Path = arguments.results
+    return results
 
 
 def json_lines(seed: int, number: int, length: int = 160) -> str:

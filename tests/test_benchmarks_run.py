@@ -26,7 +26,7 @@ TINY = (
 
 
 def run(benchmark: Any, *words: object) -> None:
-    benchmark.main(benchmark.parser().parse_args([str(word) for word in words]))
+    benchmark.STAGE([str(word) for word in words])
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ DEPENDENCIES = ("--dependencies", "--num-examples", "3")
 def evaluate(folder: Path, results: Path, task: str, *words: str) -> None:
     given = ["--task", task, "--checkpoints", str(folder), "--results", str(results)]
     given += ["--num-examples", str(NUM_EXAMPLES)]
-    evaluate_synthetic.main(evaluate_synthetic.parser().parse_args([*given, *words]))
+    evaluate_synthetic.STAGE([*given, *words])
 
 
 @pytest.fixture(scope="module")

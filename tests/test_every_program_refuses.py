@@ -57,5 +57,5 @@ def test_an_output_onto_an_input_is_refused(name: str, words: str, folder: Path)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     program = importlib.import_module(name)
     with pytest.raises(InputError, match="is an input, which the output would replace"):
-        program.main(program.parser().parse_args(words.format(folder=folder).split()))
+        program.STAGE(words.format(folder=folder).split())
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from sparsity_length import explain
-from sparsity_length.cli import InputError, run_stage
+from sparsity_length.cli import InputError
 from sparsity_length.measuring import explanation, sources
 from sparsity_length.measuring.contexts import Batching, PackedSequence
 from sparsity_length.measuring.settings import NUM_TARGETS
@@ -448,7 +448,7 @@ def test_units(text: str, unit: str, expected: list[str], model: Path) -> None:
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
     monkeypatch.setattr(sys, "argv", ["explain.py", *words])
-    run_stage(program.parser(), program.main)
+    program.STAGE.main()
 
 
 @pytest.fixture

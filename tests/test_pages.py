@@ -4,8 +4,6 @@ All commands run at small size (commands_at_small_size.py) in one folder, as a r
 demo's stages first, then page by page. They are slow: `make test-all` runs them.
 """
 
-import argparse
-import importlib
 import re
 from collections.abc import Callable
 from functools import cache
@@ -15,7 +13,7 @@ import pytest
 from commands_at_small_size import MODEL, PYTHON_ELSEWHERE, how, run, texts_and_models
 from shown_commands import ROOT, UNMARKED, Shown, commands_of, python_of
 
-from sparsity_length.cli import InputError
+from sparsity_length.cli import InputError, stage_of
 
 PAGES = {
     path.relative_to(ROOT).as_posix(): path
@@ -46,12 +44,6 @@ def test_every_link_leads_to_a_file_and_a_heading(name: str) -> None:
             assert led_to.exists() and (not fragment or fragment in anchors(led_to)), target
 
 
-@cache
-def parser_of(module: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = importlib.import_module(module).parser()
-    return parser
-
-
 def complaint(shown: Shown) -> str | None:
     """Why a command of a page is none, or why nobody would notice that it fails; None: all is well."""
     if how(shown) is None:
@@ -63,7 +55,7 @@ def complaint(shown: Shown) -> str | None:
     if shown.program.startswith(("pipeline/", "analysis/")):
         words = [re.sub(r"\$\w+", "1", word) for word in shown.arguments]  # variables of the shell
         try:
-            parser_of(shown.program.removesuffix(".py").replace("/", ".")).parse_args(words)
+            stage_of(Path(shown.program).stem).parse(words)
         except (InputError, SystemExit) as end:
             return str(end)
     return None

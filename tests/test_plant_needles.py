@@ -7,11 +7,11 @@ import pyarrow.parquet as pq
 import pytest
 from measured_documents import contents
 from sparsity_length.programs import plant_needles
-from sparsity_length.programs.plant_needles import CITIES, DEPTHS, NEEDLES_FILE, PEOPLE, WORDS
 from tokenizers import Tokenizer, models, normalizers, trainers
 
 from sparsity_length.cli import InputError
 from sparsity_length.text.folder import TOKENIZER_FILE, EvaluationDocument, TokenizedData, write_data_folder
+from sparsity_length.text.needles import CITIES, DEPTHS, NEEDLES_FILE, PEOPLE, WORDS
 from sparsity_length.text.tokenizer import load_tokenizer, train_bpe
 
 TEXTS = [
@@ -42,7 +42,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def plant(data: Path, out: Path, *flags: str) -> None:
     words = ["--data", data, "--out", out, "--document-lengths", *LENGTHS, *flags]
-    plant_needles.main(plant_needles.parser().parse_args(list(map(str, words))))
+    plant_needles.STAGE(list(map(str, words)))
 
 
 @pytest.fixture(scope="module")

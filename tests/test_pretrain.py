@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from measured_documents import contents, write_data
-from sparsity_length.programs.pretrain import main, parser
+from sparsity_length.programs.pretrain import STAGE
 
 from sparsity_length.cli import InputError
 
@@ -53,7 +53,7 @@ def command_line(data: Path, save_folder: Path, *overrides: str) -> list[str]:
 
 
 def run_here(data: Path, save_folder: Path, *overrides: str) -> None:
-    main(parser().parse_args(command_line(data, save_folder, *overrides)))
+    STAGE(command_line(data, save_folder, *overrides))
 
 
 def start(data: Path, save_folder: Path, *overrides: str) -> "subprocess.Popen[str]":

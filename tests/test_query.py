@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from sparsity_length.programs import query
 
-from sparsity_length.cli import run_stage
 from sparsity_length.results.write import StageOutput
 
 
@@ -50,7 +49,7 @@ def test_rows_go_to_standard_output(
     for out in ("-", "/dev/stdout"):
         sql = "SELECT model, mean_loss FROM length_losses WHERE mean_loss > 2 ORDER BY model"
         monkeypatch.setattr(sys, "argv", ["query.py", "--results", str(results), "--out", out, sql])
-        run_stage(query.parser(), query.main)
+        query.STAGE.main()
         assert capfd.readouterr().out.splitlines() == ["model,mean_loss", "2,5.0", "a,3.0"]
 
 
@@ -76,7 +75,7 @@ def test_bad_input_is_one_sentence_and_exit_code_two(
     ):
         monkeypatch.setattr(sys, "argv", ["query.py", "--results", str(results), *words])
         with pytest.raises(SystemExit) as stopped:
-            run_stage(query.parser(), query.main)
+            query.STAGE.main()
         captured = capsys.readouterr()
         assert (stopped.value.code, captured.out) == (2, ""), words
         assert captured.err.count("\n") == 1 and captured.err.startswith("query.py: error: "), words

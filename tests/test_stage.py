@@ -11,8 +11,6 @@ from measured_documents import command_line, contents, stage_name, write_checkpo
 from olmo.model import OLMo
 from sparsity_length.programs import loss_differences
 
-from sparsity_length.cli import run_stage
-
 
 @pytest.fixture
 def folder(tmp_path: Path, make_olmo: Callable[..., OLMo]) -> Path:
@@ -31,7 +29,7 @@ def run_refused(
         program = f"{stage_name(stage)}.py"
         monkeypatch.setattr(sys, "argv", [program, *command_line(stage, folder, *flags)])
         with pytest.raises(SystemExit) as stopped:
-            run_stage(stage.parser(), stage.main)
+            stage.STAGE.main()
         said = capsys.readouterr()
         assert stopped.value.code == 2
         *_, sentence = said.err.splitlines()

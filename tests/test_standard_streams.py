@@ -60,7 +60,7 @@ def test_a_terminal_is_told_that_it_is_read(
     caplog.set_level("INFO")
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True, buffer=io.BytesIO(b" ")))
     with pytest.raises(InputError, match="the text is empty"):
-        explain.main(explain.parser().parse_args(["--model", "none"]))
+        explain.STAGE(["--model", "none"])
     assert "reading standard input: end the text with Ctrl-D" in caplog.text
 
 

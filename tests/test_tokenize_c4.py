@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from measured_documents import contents
 from sparsity_length.programs import tokenize_c4
-from sparsity_length.programs.tokenize_c4 import Sorted, evaluates
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from sparsity_length.cli import InputError
+from sparsity_length.text import tokenizing
 from sparsity_length.text.folder import TokenizedData
 from sparsity_length.text.sources import Document
 from sparsity_length.text.tokenizer import DocumentTokenizer
+from sparsity_length.text.tokenizing import Sorted, evaluates
 
 WORDS = ["<|endoftext|>", "<unk>", *"abcdefghij"]  # so a is 2, b is 3, …; of a number's digits 0 is a, 1 is b
 SHARED = 8  # trains, with the flags below
@@ -53,7 +54,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Files of 120 numbers in letters, some twice, some blank, some without tokens, read five at a time."""
-    monkeypatch.setattr(tokenize_c4, "DOCUMENTS_PER_BATCH", 5)
+    monkeypatch.setattr(tokenizing, "DOCUMENTS_PER_BATCH", 5)
     write_tokenizer(tmp_path)
     for name, some in {"a": range(50), "b": range(40, 120)}.items():
         texts = [text for n in some for text in (text_of(n), *([" "] if n % 11 == 0 else []))]
@@ -77,7 +78,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*words: str | Path) -> None:
-    tokenize_c4.main(tokenize_c4.parser().parse_args(list(map(str, words))))
+    tokenize_c4.STAGE(list(map(str, words)))
 
 
 def tokenize(folder: Path, *flags: str, out: str = "data", evaluation: bool = True) -> TokenizedData:
@@ -244,7 +245,7 @@ def test_bad_input_is_a_sentence_and_leaves_no_data(folder: Path, lines: str, fl
 
 def interrupt_at_document(patch: pytest.MonkeyPatch, number: int) -> None:
     """Interrupt as Ctrl-C would, once so many documents of this run have been encoded for training."""
-    encoded = tokenize_c4.encoded
+    encoded = tokenizing.encoded
 
     def encoded_or_stop(
         tokenizer: DocumentTokenizer, items: Iterator[Sorted]
@@ -253,10 +254,10 @@ def interrupt_at_document(patch: pytest.MonkeyPatch, number: int) -> None:
         for item in encoded(tokenizer, items):
             if not num_left:
                 raise KeyboardInterrupt
-            num_left -= item[0][1] == tokenize_c4.TRAINS
+            num_left -= item[0][1] == tokenizing.TRAINS
             yield item
 
-    patch.setattr(tokenize_c4, "encoded", encoded_or_stop)
+    patch.setattr(tokenizing, "encoded", encoded_or_stop)
 
 
 @pytest.mark.parametrize("flags", [(), ("--max-documents", "60")])

@@ -20,7 +20,7 @@ TINY = [*TINY_TASK, "save_interval=2", "eval_interval=3"]
 
 def train(folder: Path, *overrides: str, task: str = "copy", positions: str = "predicted") -> None:
     words = [str(CONFIG), "--task", task, "--positions", positions, "--save-folder", str(folder)]
-    train_synthetic.main(train_synthetic.parser().parse_args([*words, *TINY, *overrides]))
+    train_synthetic.STAGE([*words, *TINY, *overrides])
 
 
 def fingerprint(folder: Path) -> dict[str, str]:

@@ -585,9 +585,7 @@ def of_dependencies() -> Numbers:
 
 def of_theory() -> Numbers:
     """Squared error of sparse functional attention with local S*."""
-    kept, varied = (
-        Results(REFERENCE / "theory" / name).frame(theory.STAGE) for name in ("results", "varied")
-    )
+    kept, varied = (Results(REFERENCE / "theory" / name).frame(theory.NAME) for name in ("results", "varied"))
     table = pd.concat([theory.by_length(kept), theory.by_length(varied)])
     of_models = rows_by(table[table["length_ratio"] == 8], "model")
 
@@ -689,7 +687,7 @@ def draw() -> None:
     label = drawing.model_labels(STUDY, "sparse_context_losses")[SELECTOR]
     labels = drawing.model_labels(EVALUATED, "loss_differences")
     differences = losses.losses_beside_reference(Results(EVALUATED).frame("length_losses"), SELECTOR, 16)
-    errors = theory.by_length(Results(REFERENCE / "theory" / "results").frame(theory.STAGE))
+    errors = theory.by_length(Results(REFERENCE / "theory" / "results").frame(theory.NAME))
     examples = Results(REFERENCE / "length" / "cues").frame("synthetic_examples")
     pretrained = drawing.ModelLabel(
         SMOLLM2, drawing.OTHER_MODELS[0], "135 M parameters", train_context_length=8192
@@ -713,7 +711,7 @@ def draw() -> None:
         "length/marked_bits": marked_bits.figure_of(synthetic("length/functions")),
         "length/cue_distances": cues.distances_figure(examples),
         "synthetic/cues": cues.cues_figure(synthetic("synthetic/cues")),
-        f"theory/{theory.STAGE}": theory.errors_figure(errors),
+        f"theory/{theory.NAME}": theory.errors_figure(errors),
     }
     for path, figure in figures.items():
         drawing.save(figure, REFERENCE, path, with_pdf=False)

@@ -39,13 +39,13 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 
-from sparsity_length.cli import InputError, folder_path, positive_int, progress, run_stage, stage_parser
+from sparsity_length.cli import InputError, Stage, folder_path, positive_int, progress
 from sparsity_length.figures import drawing
 from sparsity_length.results.read import Results
 from sparsity_length.results.write import StageOutput
 from sparsity_length.synthetic.tasks import PLANTED_VOCABULARY, draw_planted, local_places, uniform_places
 
-STAGE = "sparse_functional_attention"
+NAME = "sparse_functional_attention"
 VOCABULARY_SIZE = len(PLANTED_VOCABULARY) - 1
 """Signals and noise; the "=" that asks is left out."""
 BATCH_SIZE = 32
@@ -276,10 +276,9 @@ def errors_figure(table: pd.DataFrame) -> Figure:
     return figure
 
 
-def parser() -> argparse.ArgumentParser:
+def add_flags(parser: argparse.ArgumentParser) -> None:
     """The program's command line."""
-    program = stage_parser(__doc__)
-    add = program.add_argument
+    add = parser.add_argument
     add("--results", type=folder_path, required=True, help="the results folder to write to")
     add("--figures", type=folder_path, required=True, help="the folder of the figure")
     add("--sparsity", type=positive_int, nargs="+", default=[2], metavar="K", help="k; cost grows with it")
@@ -287,7 +286,6 @@ def parser() -> argparse.ArgumentParser:
     add("--seeds", type=int, nargs="+", default=list(range(6)), help="one fit per seed")
     add("--steps", type=positive_int, default=2000, help="training steps")
     add("--num-test-sequences", type=positive_int, default=500, help="test sequences of each length")
-    return program
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -307,7 +305,7 @@ def main(arguments: argparse.Namespace) -> None:
         condition = CONDITIONS[name]
         output = StageOutput(
             arguments.results,
-            STAGE,
+            NAME,
             f"{name}-k{k}",
             settings=settings,
             inputs={},
@@ -325,11 +323,13 @@ def main(arguments: argparse.Namespace) -> None:
                 seed = arguments.seeds[shard]
                 fitted = fit(condition, k, arguments.steps, arguments.num_test_sequences, seed)
                 rows = [shared | {"seed": seed} | row for row in fitted]
-                output.write_shard(shard, [(STAGE, {name: [row[name] for row in rows] for name in rows[0]})])
+                output.write_shard(shard, [(NAME, {name: [row[name] for row in rows] for name in rows[0]})])
     if set(CASES) <= set(arguments.conditions):
-        table = by_length(Results(arguments.results).frame(STAGE))
-        drawing.save(errors_figure(table), arguments.figures, STAGE)
+        table = by_length(Results(arguments.results).frame(NAME))
+        drawing.save(errors_figure(table), arguments.figures, NAME)
 
+
+STAGE = Stage(__doc__, add_flags, main)
 
 if __name__ == "__main__":
-    run_stage(parser(), main)
+    STAGE.main()

@@ -7,13 +7,23 @@ Shapes: T targets.
 
 import argparse
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 
-from sparsity_length.cli import InputError, folder_path, number, positive_int, whole_number, words
+from sparsity_length.cli import (
+    InputError,
+    Stage,
+    folder_path,
+    late,
+    number,
+    positive_int,
+    whole_number,
+    words,
+)
 from sparsity_length.models.rope import RopeScaling
 from sparsity_length.results.schemas import OWN
 from sparsity_length.settings import Settings, setting, switch
@@ -197,6 +207,37 @@ def add_stage_arguments(parser: argparse.ArgumentParser) -> None:
         help="measure nothing: print how many shards there are; exit code 0 if none is missing, 1 if any, 2"
         " for bad input")
     # fmt: on
+
+
+def measuring_stage(
+    manual: str | None,
+    add_flags: Callable[[argparse.ArgumentParser], object],
+    settings: Callable[[argparse.Namespace], Any],
+    measurement: str,
+) -> Stage:
+    """A stage that measures every checkpoint on every chunk of every document.
+
+    Args:
+        add_flags: adds those that the stage has beside `add_stage_arguments`.
+        settings: what the command line asks for; InputError.
+        measurement: `module:function` that makes a `measuring.stage.Measurement` of arguments and settings.
+    """
+
+    def add_all(parser: argparse.ArgumentParser) -> None:
+        add_stage_arguments(parser)
+        add_flags(parser)
+
+    def work(arguments: argparse.Namespace) -> Any:
+        asked = late(measurement)(arguments, settings(arguments))
+        return late("sparsity_length.measuring.stage:Work")(arguments, asked)
+
+    return Stage(
+        manual,
+        add_all,
+        run=lambda arguments: work(arguments).status() if arguments.status else work(arguments).run(),
+        settings=lambda arguments, needed: settings(arguments),
+        left=lambda arguments: work(arguments).left(),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,16 +8,17 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sparsity_length.cli import InputError, logger, progress
+from sparsity_length.cli import InputError, progress
 from sparsity_length.measuring.given import GivenModel
 from sparsity_length.measuring.settings import Chunked
 from sparsity_length.models.devices import warn_of_slow_bfloat16
 from sparsity_length.models.interface import CausalLM, NotFiniteLossError
-from sparsity_length.models.load import find_model
+from sparsity_length.models.load import Checkpoint, find_model
 from sparsity_length.results.files import Task, sha256_of_files
 from sparsity_length.results.schemas import Columns
 from sparsity_length.results.write import StageOutput
@@ -28,123 +29,159 @@ Measure = Callable[[CausalLM, Chunk], Iterator[tuple[str, Columns]]]
 """What a stage does with a model and a chunk: tables, and rows of each."""
 
 
-def measure_documents(
-    arguments: argparse.Namespace,
-    stage: str,
-    settings: Chunked,
-    measure: Measure,
-    *,
-    selector: str | None = None,
-    inputs: Mapping[str, str] | None = None,
-    rule_files: Sequence[Path] = (),
-    model_facts: Mapping[str, Any] | None = None,
-    num_other_documents: int = 1,
-    num_positions: int | None = None,
-) -> None:
-    """Measure every checkpoint on every chunk of every document, and write what is missing, shard by shard.
+@dataclass(frozen=True)
+class Measurement:
+    """What a stage measures of every chunk of every document."""
 
-    Tasks, then the processes of each, take turns with the shards: 2 tasks of 2 processes have 0, 4, 8, …;
-    2, 6, …; 1, 5, …; 3, 7, … With --status only say what is missing; exit with 0 if nothing is, else 1.
+    stage: str
+    settings: Chunked
+    measure: Measure
+    num_other_documents: int = 1
+    """Those whose chunks a chunk is measured with, as `Selecting.num_others`."""
+    num_positions: int | None = None
+    """Position IDs are below it. None: those of a chunk."""
+    rule_files: Sequence[Path] = ()
+    """The user's own rules, whose SHA-256 is one of the settings."""
+    selector: str | None = None
+    """Who chose the tokens that the checkpoints try."""
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 of what else is measured with, by name."""
+    model_facts: Mapping[str, Any] | None = None
+    """Facts of the selector. None: of the checkpoint."""
 
-    Args:
-        arguments: of `measuring.settings.add_stage_arguments`.
-        settings: what is measured.
-        selector: who chose the tokens that the checkpoints try.
-        inputs: SHA-256 of what else is measured with, by name.
-        rule_files: the user's own rules, whose SHA-256 is one of the settings.
-        model_facts: of the selector; None: of the checkpoint.
-        num_other_documents: those whose chunks a chunk is measured with, as `Selecting.num_others`.
-        num_positions: position IDs are below it; None: those of a chunk.
+
+class Work:
+    """A measurement of the checkpoints and documents of a command line, cut into shards.
+
+    InputError where the checkpoints do not belong to the documents, or the results were made otherwise.
     """
-    task = Task(arguments.task_index, arguments.num_tasks)
-    # Set by torchrun, `accelerate launch` and study.py. Process 1 of task 1, of two tasks of two processes,
-    # is share 1 + 2 * 1 = 3 of 4.
-    share = Task(
-        task.index + task.num_tasks * int(os.environ.get("RANK", 0)),
-        task.num_tasks * int(os.environ.get("WORLD_SIZE", 1)),
-    )
-    data = TokenizedData.open(arguments.data)
-    length = settings.long_context_length
-    documents = long_enough_documents(data, length, settings.max_documents, num_other_documents)
-    # From the documents alone, never from the number of tasks: any number may finish the work. 1 up to 127
-    # documents, so that a small run, if killed, keeps each that is measured; 32 at most.
-    size = arguments.documents_per_shard or max(1, min(32, len(documents) // 64))
-    shards = [range(len(documents))[start : start + size] for start in range(0, len(documents), size)]
 
-    checkpoints = [find_model(word, arguments.trust_remote_code) for word in arguments.checkpoints]
-    names = [checkpoint.name for checkpoint in checkpoints]
-    if len({*names}) < len(names):
-        raise InputError(
-            f"two models are named alike, of {', '.join(names)}; results are filed by the last part of the"
-            " name, so rename one, or the folder that it is copied to"
+    def __init__(self, arguments: argparse.Namespace, asked: Measurement) -> None:
+        """Find the checkpoints, the documents, and what has been measured of them; no model is loaded.
+
+        `arguments` are those of `measuring.settings.add_stage_arguments`.
+        """
+        self._arguments = arguments
+        self._asked = asked
+        checkpoints = [find_model(word, arguments.trust_remote_code) for word in arguments.checkpoints]
+        names = [checkpoint.name for checkpoint in checkpoints]
+        if len({*names}) < len(names):
+            raise InputError(
+                f"two models are named alike, of {', '.join(names)}; results are filed by the last part of"
+                " the name, so rename one, or the folder that it is copied to"
+            )
+        self._data = TokenizedData.open(arguments.data)
+        self._documents = long_enough_documents(
+            self._data,
+            asked.settings.long_context_length,
+            asked.settings.max_documents,
+            asked.num_other_documents,
         )
-    digests = [checkpoint.sha256(arguments.trust_remote_code) for checkpoint in checkpoints]
-    all_settings = {
-        **replace(settings, max_documents=None).as_metadata,
-        # What is None is left out, as in results of before there was such a setting.
-        "rule_files_sha256": sha256_of_files(*rule_files) if rule_files else None,
-        "num_documents": len(documents),
-        "documents_per_shard": size,
-        "dtype": arguments.dtype,
-        "rope": arguments.rope and str(arguments.rope),
-        "bos_token_ids": list(data.bos_token_ids),
-    }
-    outputs = []
-    for name, checkpoint, digest in zip(names, checkpoints, digests, strict=True):
-        output = StageOutput(
+        count = len(self._documents)
+        # From the documents alone, never from the number of tasks: any number may finish the work. 1 up to
+        # 127 documents, so that a small run, if killed, keeps each that is measured; 32 at most.
+        size = arguments.documents_per_shard or max(1, min(32, count // 64))
+        self._shards = [range(count)[start : start + size] for start in range(0, count, size)]
+        settings = {
+            **replace(asked.settings, max_documents=None).as_metadata,
+            # What is None is left out, as in results of before there was such a setting.
+            "rule_files_sha256": sha256_of_files(*asked.rule_files) if asked.rule_files else None,
+            "num_documents": count,
+            "documents_per_shard": size,
+            "dtype": arguments.dtype,
+            "rope": arguments.rope and str(arguments.rope),
+            "bos_token_ids": list(self._data.bos_token_ids),
+        }
+        settings = {name: value for name, value in settings.items() if value is not None}
+        self._outputs = [(checkpoint, self._output_of(checkpoint, settings)) for checkpoint in checkpoints]
+
+    def _output_of(self, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> StageOutput:
+        asked, arguments = self._asked, self._arguments
+        role = "checkpoint" if asked.selector is None else "evaluator"
+        return StageOutput(
             arguments.results,
-            stage,
-            selector or name,
-            evaluator=None if selector is None else name,
-            settings={name: value for name, value in all_settings.items() if value is not None},
+            asked.stage,
+            asked.selector or checkpoint.name,
+            evaluator=None if asked.selector is None else checkpoint.name,
+            settings=settings,
             inputs={
-                "evaluation_documents": data.evaluation_sha256,
-                **(inputs or {}),
-                "checkpoint" if selector is None else "evaluator": digest,
+                "evaluation_documents": self._data.evaluation_sha256,
+                **asked.inputs,
+                role: checkpoint.sha256(arguments.trust_remote_code),
             },
-            num_shards=len(shards),
-            task=share,
+            num_shards=len(self._shards),
+            task=_share_of(Task(arguments.task_index, arguments.num_tasks)),
         )
-        outputs.append(output)
-        # --status runs no model, so it also answers where the device asked for is missing.
-        if arguments.status or not output.pending_shards():
-            continue
-        with output.writing():
-            given = GivenModel(
-                checkpoint,
-                device=arguments.device,
-                dtype=arguments.dtype,
-                device_map=arguments.device_map,
-                trust_remote_code=arguments.trust_remote_code,
-                rope=arguments.rope,
-            )
-            model = given.ready(
-                num_positions or length,
-                (document.token_ids for document in documents),
-                data.tokenizer(),
-                data.bos_token_ids,
-            )
-            if arguments.dtype == "bfloat16":
-                warn_of_slow_bfloat16(model.device, "--dtype float32")
-            facts = model_facts or {**checkpoint.training_facts, "num_parameters": model.num_parameters}
-            work = [(shard, index) for shard in output.pending_shards() for index in shards[shard]]
-            rows: list[tuple[str, Columns]] = []
-            for shard, index in progress(work, f"{stage} {name}", "document"):
-                for chunk in chunks_of(
-                    documents, index, length, settings.max_chunks_per_document, num_other_documents
-                ):
-                    with failures_in_words(name, chunk.start, f" of document {chunk.document_id}"):
-                        of_chunk = {"document_id": chunk.document_id, "chunk_index": chunk.chunk_index}
-                        rows += [(table, {**of_chunk, **columns}) for table, columns in measure(model, chunk)]
-                # Whole shards only: a killed run takes up again with those that are missing.
-                if index == shards[shard][-1]:
-                    output.write_shard(shard, rows, facts)
-                    rows = []
-    if arguments.status:
-        sys.stdout.writelines(output.state() + "\n" for output in outputs)
-        raise SystemExit(any(output.pending_shards() for output in outputs))
-    for output in outputs:
-        logger.info(output.state())
+
+    def left(self) -> list[str]:
+        """What is still to be measured, a line for each model."""
+        return [output.state() for _, output in self._outputs if output.pending_shards()]
+
+    def run(self) -> None:
+        """Measure what is missing, shard by shard."""
+        for checkpoint, output in self._outputs:
+            output.fill(partial(self._measure, checkpoint, output))
+
+    def status(self) -> None:
+        """Print what is there, and end the process: exit code 0 if nothing is missing, else 1."""
+        sys.stdout.writelines(f"{output.state()}\n" for _, output in self._outputs)
+        raise SystemExit(bool(self.left()))
+
+    def _measure(self, checkpoint: Checkpoint, output: StageOutput) -> None:
+        """Measure one model's missing shards."""
+        asked = self._asked
+        model = self._loaded(checkpoint)
+        facts = asked.model_facts
+        if facts is None:
+            facts = {**checkpoint.training_facts, "num_parameters": model.num_parameters}
+        work = [(shard, index) for shard in output.pending_shards() for index in self._shards[shard]]
+        rows: list[tuple[str, Columns]] = []
+        for shard, index in progress(work, f"{asked.stage} {checkpoint.name}", "document"):
+            for chunk in chunks_of(
+                self._documents,
+                index,
+                asked.settings.long_context_length,
+                asked.settings.max_chunks_per_document,
+                asked.num_other_documents,
+            ):
+                with failures_in_words(checkpoint.name, chunk.start, f" of document {chunk.document_id}"):
+                    of_chunk = {"document_id": chunk.document_id, "chunk_index": chunk.chunk_index}
+                    for table, columns in asked.measure(model, chunk):
+                        rows.append((table, {**of_chunk, **columns}))
+            # Whole shards only: a killed run takes up again with those that are missing.
+            if index == self._shards[shard][-1]:
+                output.write_shard(shard, rows, facts)
+                rows = []
+
+    def _loaded(self, checkpoint: Checkpoint) -> CausalLM:
+        arguments = self._arguments
+        given = GivenModel(
+            checkpoint,
+            device=arguments.device,
+            dtype=arguments.dtype,
+            device_map=arguments.device_map,
+            trust_remote_code=arguments.trust_remote_code,
+            rope=arguments.rope,
+        )
+        model = given.ready(
+            self._asked.num_positions or self._asked.settings.long_context_length,
+            (document.token_ids for document in self._documents),
+            self._data.tokenizer(),
+            self._data.bos_token_ids,
+        )
+        if arguments.dtype == "bfloat16":
+            warn_of_slow_bfloat16(model.device, "--dtype float32")
+        return model
+
+
+def _share_of(task: Task) -> Task:
+    """What this process does of a task: tasks, then the processes of each, take turns with the shards.
+
+    Of two tasks of two processes each, the shares are 0, 4, 8, …; 2, 6, …; 1, 5, …; 3, 7, …
+    """
+    # Set by torchrun, `accelerate launch` and study.py. Process 1 of task 1 has share 1 + 2 * 1 = 3 of 4.
+    process = Task(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
+    return Task(task.index + task.num_tasks * process.index, task.num_tasks * process.num_tasks)
 
 
 @contextmanager

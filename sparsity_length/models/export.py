@@ -4,6 +4,7 @@ The class has one norm (without weights), one activation and no biases. What is 
 refused if its losses are not the model's.
 """
 
+import argparse
 import shutil
 from pathlib import Path
 
@@ -12,9 +13,10 @@ import transformers
 from olmo.model import OLMo
 from torch.nn.functional import cross_entropy
 
-from sparsity_length.cli import InputError
-from sparsity_length.models.checkpoints import whole_model
-from sparsity_length.models.olmo import blocks_of
+from sparsity_length.cli import InputError, logger
+from sparsity_length.models.checkpoints import find_checkpoint, whole_model
+from sparsity_length.models.olmo import blocks_of, load_stock_olmo
+from sparsity_length.text.folder import TOKENIZER_FILE, TokenizedData
 
 _NUM_CHECKED_TOKENS = 32
 _MAX_DIFFERENCE_NATS = 1e-4
@@ -108,3 +110,20 @@ def _largest_difference(model: OLMo, folder: Path) -> float:
         for module in (model.eval(), twin)
     ]
     return float((losses[0] - losses[1]).abs().max())
+
+
+def export(arguments: argparse.Namespace) -> None:
+    """What export_huggingface.py does: load, refuse or write, and compare what was written with the model."""
+    checkpoint = find_checkpoint(arguments.checkpoint)
+    data = TokenizedData.open(arguments.data)
+    model = load_stock_olmo(checkpoint)
+    # Nothing in a checkpoint names its tokenizer; a wrong one has as a rule another size or EOS.
+    if (model.config.vocab_size, model.config.eos_token_id) != (data.vocabulary_size, data.eos_token_id):
+        raise InputError(
+            f"{checkpoint} was trained with another tokenizer than {arguments.data}: its vocabulary has"
+            f" {model.config.vocab_size} tokens and not {data.vocabulary_size}"
+        )
+    difference = write_hugging_face_folder(
+        model, data.whole(TOKENIZER_FILE), data.eos_token_id, arguments.out
+    )
+    logger.info("wrote %s; its losses are the checkpoint's to %.1e nats", arguments.out, difference)

@@ -4,14 +4,14 @@ A shard whose files are missing or damaged counts as not measured, and is measur
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from sparsity_length.cli import InputError
+from sparsity_length.cli import InputError, logger
 from sparsity_length.results.files import (
     MANIFEST,
     WHOLE,
@@ -114,6 +114,13 @@ class StageOutput:
         """Indices of the task's shards that are not complete or no longer whole."""
         whole = {mark.shard_index for mark in self._whole()}
         return [shard for shard in self._shards if shard not in whole]
+
+    def fill(self, measure: Callable[[], object]) -> None:
+        """Have `measure` write the shards that are missing, if any are, and log what is there then."""
+        if self.pending_shards():
+            with self.writing():
+                measure()
+        logger.info(self.state())
 
     def state(self) -> str:
         """A line that says how many of the task's shards are there."""

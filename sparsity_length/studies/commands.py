@@ -13,15 +13,14 @@ import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import import_module
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from sparsity_length.cli import InputError, unknown_name
+from sparsity_length.cli import PROGRAMS, InputError, stage_of, unknown_name
 from sparsity_length.studies.file import Study, Synthetic, find_file
 
-MEASURING = ("loss_differences", "influential_tokens", "length_interference", "evaluate_tokens")
+MEASURING = tuple(module.rpartition(".")[2] for module in PROGRAMS["measure"])
 """Programs whose documents are shared by as many processes as run."""
 ANALYSING = ("run_notebooks", "summary")
 """Programs that are always run again: they see by themselves what is new."""
@@ -166,7 +165,7 @@ def _known(names: Iterable[str], known: Collection[str], kind: str) -> list[str]
 @cache
 def _flags_of(program: str) -> set[str]:
     """The names of a program's flags, as fields have them."""
-    return {action.dest for action in import_module(f"sparsity_length.programs.{program}").parser()._actions}
+    return {action.dest for action in stage_of(program).parser()._actions}
 
 
 def _evaluation_commands(

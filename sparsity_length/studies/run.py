@@ -15,6 +15,7 @@ needs and hands on the arguments; stages are shared by the tasks of arrays. Toke
 becomes two jobs, the array and the merge.
 """
 
+import argparse
 import os
 import shlex
 import signal
@@ -24,11 +25,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from itertools import product
 from pathlib import Path
+from typing import Any
 
-from sparsity_length.cli import InputError, logger, unknown_name
-from sparsity_length.studies.commands import ANALYSING, MEASURING, Command
-from sparsity_length.studies.file import Study
+from sparsity_length.cli import InputError, logger, stage_of, unknown_name
+from sparsity_length.studies.commands import ANALYSING, MEASURING, Command, commands_of
+from sparsity_length.studies.file import Study, load_study
 from sparsity_length.training.loop import EXIT_STOPPED
 
 _SBATCH = ("bash", "-c", 'source slurm/cluster.env && exec sbatch "$@"', "sbatch")
@@ -194,3 +197,53 @@ def _jobs_of(commands: Sequence[Command]) -> list[Command]:
             job = Command(job.name, "slurm/merge_c4.sh", command.arguments[:2], (f"{job.name}-tasks",))
         jobs.append(job)
     return jobs
+
+
+def study(arguments: argparse.Namespace) -> None:
+    """Run, print or submit a study; exits with the code of the first command that failed."""
+    study = load_study(arguments.study, arguments.overrides)
+    commands = commands_of(study)
+    if arguments.job is not None:
+        # A line each: slurm/job.sh reads them into an array.
+        sys.stdout.writelines(f"{word}\n" for word in [study.logs, *arguments_of(commands, arguments.job)])
+        return
+    left = checked(commands, is_plan=arguments.dry_run)
+    if arguments.slurm:
+        submit_chain(commands, study, is_plan=arguments.dry_run)
+    elif arguments.dry_run:
+        sys.stdout.writelines(f"{command}\n" for command in left)
+    else:
+        sys.exit(run_all(left, places(arguments.jobs, study.threads), study.logs))
+
+
+def checked(commands: Sequence[Command], *, is_plan: bool) -> list[Command]:
+    """The commands that have something left to do, as their programs say.
+
+    InputError for what a program would refuse hours later, such as a model trained with other settings. For a
+    plan, the text need not be there.
+    """
+    finished: set[str] = set()
+    settings: dict[str, Any] = {}
+    """Name of a command -> what it asks for."""
+    for command in commands:
+        stage = stage_of(command.stage)
+        try:
+            arguments = stage.parse(command.arguments)
+            settings[command.name] = stage.settings(arguments, [settings[name] for name in command.needs])
+            # Only behind finished ones: what it starts from may still change.
+            if finished.issuperset(command.needs):
+                if not stage.left(arguments):
+                    finished.add(command.name)
+                elif not is_plan:
+                    stage.check_input(arguments)
+            # The checkpoint would be missing once the model is trained, and to have it, it is trained anew.
+            intervals = {name: getattr(settings[name], "save_interval", 1) for name in command.needs}
+            for step, (name, interval) in product(command.steps, intervals.items()):
+                if not interval or step % interval:
+                    raise InputError(
+                        f"step {step} is to be measured, but {name} is saved every {interval} steps"
+                        " (save_interval)"
+                    )
+        except InputError as error:
+            raise InputError(f"{command.name}: {error}") from error
+    return [command for command in commands if command.name not in finished]

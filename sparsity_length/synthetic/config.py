@@ -7,12 +7,17 @@ Dimension letters: B examples of equal size, S tokens of an example, prompt and 
 that they need.
 """
 
+import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from omegaconf import OmegaConf
 
+from sparsity_length.cli import InputError
 from sparsity_length.synthetic.tasks import COUPLED_SCHEMES, TASKS, Example
 from sparsity_length.training.positions import POSITION_SCHEMES
 from sparsity_length.training.settings import (
@@ -23,6 +28,9 @@ from sparsity_length.training.settings import (
     require_positive,
     settings_of,
 )
+
+Cell = tuple[int, int | None]
+"""A test size, and k for tasks that have it."""
 
 
 @dataclass
@@ -217,3 +225,32 @@ def load_task_config(path: Path, overrides: list[str], *, task: str, positions: 
     for size in (config.sizes[0], config.sizes[-1]):
         config.ids_of(config.draw(size, 1, generator), generator)
     return config
+
+
+def config_of(arguments: argparse.Namespace, needed: Sequence[Any] = ()) -> TaskConfig:
+    """The configuration that a command line of train_synthetic.py asks for."""
+    return load_task_config(
+        arguments.config, arguments.overrides, task=arguments.task, positions=arguments.positions
+    )
+
+
+def tested_cells(arguments: argparse.Namespace, configs: Sequence[TaskConfig]) -> list[Cell]:
+    """Every test size with every k that the task has room for, as evaluate_synthetic.py is asked for them.
+
+    InputError for what the task, or a model that was trained so, has no room or no use for.
+    """
+    task = TASKS[arguments.task]
+    sizes = sorted(set(arguments.sizes))
+    ks = sorted(set(arguments.sparsities or ()))
+    most = task.largest_sparsity(sizes[-1])
+    if bool(ks) != bool(most) or max(ks, default=0) > most:
+        raise InputError(
+            f"--sparsities: task {arguments.task} has k up to {most} at --sizes {sizes[-1]} (0: it has none,"
+            " and the flag is left out)"
+        )
+    cells = [(size, k) for size in sizes for k in ks or [None] if (k or 0) <= task.largest_sparsity(size)]
+    # One example a cell is enough, as the position IDs needed follow from the size.
+    generator = np.random.default_rng(0)
+    for config, (size, k) in product(configs, cells):
+        config.ids_of(task.draw(size, [k], generator), generator, in_testing=True)
+    return cells

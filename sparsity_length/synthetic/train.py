@@ -3,6 +3,7 @@
 Dimension letters: B examples, P tokens of a prompt, T of a response, S = P + T, D width.
 """
 
+import argparse
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from omegaconf import OmegaConf
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
+from sparsity_length.cli import logger
 from sparsity_length.models.checkpoints import (
     MODEL_FILES,
     find_checkpoint,
@@ -21,7 +23,8 @@ from sparsity_length.models.checkpoints import (
     read_tensors,
     refuse_damaged,
 )
-from sparsity_length.synthetic.config import TaskConfig
+from sparsity_length.models.devices import usable_device
+from sparsity_length.synthetic.config import TaskConfig, config_of
 from sparsity_length.synthetic.evaluation import accuracy
 from sparsity_length.synthetic.models import TaskLM
 from sparsity_length.training.data import prefetched
@@ -31,6 +34,7 @@ from sparsity_length.training.loop import (
     last_metrics,
     newest_state,
     save_checkpoint,
+    train,
 )
 from sparsity_length.training.settings import require, settings_of
 
@@ -219,3 +223,20 @@ class TaskTrainer(TrainingLoop):
                 "train": {"step": self.step},
             },
         )
+
+
+def left(arguments: argparse.Namespace) -> list[str]:
+    """What a command line of train_synthetic.py has still to train; another run's folder is refused."""
+    done = is_finished(arguments.save_folder, config_of(arguments))
+    return [] if done else [f"the training of {arguments.save_folder}"]
+
+
+def train_on_task(arguments: argparse.Namespace) -> None:
+    """Train, go on training, or say that the run is finished."""
+    if not left(arguments):
+        return
+    config, folder = config_of(arguments), arguments.save_folder
+    device = usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU")
+    train(folder, lambda: TaskTrainer(config, folder, device))
+    run = find_task_run(folder, arguments.task)
+    logger.info("%s in distribution", "learnt" if is_learnt(*run) else "NOT learnt")

@@ -6,11 +6,14 @@ meaning: 1000 is steps, "2e6T" tokens; epochs are not understood. `save_interval
 checkpoints, which are always unsharded.
 """
 
+import argparse
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from olmo.config import DistributedStrategy, SchedulerType, SchedulerUnits, TrainConfig
 from olmo.optim import build_scheduler
 from omegaconf import MISSING
@@ -210,3 +213,16 @@ def load_config(path: Path, overrides: Sequence[str], data: TokenizedData) -> Pr
         f" max_duration '{config.max_duration}', so the learning rate would never be reached",
     )
     return config
+
+
+def config_of(arguments: argparse.Namespace, data: TokenizedData) -> PretrainConfig:
+    """The configuration that a command line of pretrain.py asks for."""
+    config = load_config(arguments.config, arguments.overrides, data)
+    # The flag wins over a save_folder of the file; the folder may move, and is no setting of the run.
+    config.save_folder = str(arguments.save_folder)
+    return config
+
+
+def config_without_text(arguments: argparse.Namespace, needed: Sequence[Any]) -> PretrainConfig:
+    """The same, checked as far as possible before the text is there."""
+    return config_of(arguments, TokenizedData(Path(), [], np.dtype(np.uint16), 2, 0, "unknown", "unknown"))

@@ -6,6 +6,7 @@ vocabulary; of held-out text W sequences, D documents, L the longest context len
 head width.
 """
 
+import argparse
 import math
 import shutil
 import time
@@ -32,9 +33,9 @@ from sparsity_length.models.devices import multiplies_bfloat16, usable_device, w
 from sparsity_length.models.olmo import blocks_of, load_stock_olmo, use_position_ids
 from sparsity_length.results.versions import provenance
 from sparsity_length.text.folder import TokenizedData
-from sparsity_length.training.config import PretrainConfig
-from sparsity_length.training.data import TrainingBatches, prefetched
-from sparsity_length.training.loop import TrainingLoop, newest_state, save_checkpoint
+from sparsity_length.training.config import PretrainConfig, config_of
+from sparsity_length.training.data import TrainingBatches, prefetched, refuse_damaged_tokens
+from sparsity_length.training.loop import TrainingLoop, has_finished, newest_state, save_checkpoint, train
 
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _LOGITS_AT_ONCE = 2**20
@@ -282,3 +283,18 @@ class Trainer(TrainingLoop):
                 # A kill may leave a part of it: no run goes on from there, and the next save removes it.
                 shutil.rmtree(folder)
         self._accelerator.wait_for_everyone()
+
+
+def left(arguments: argparse.Namespace) -> list[str]:
+    """What a command line of pretrain.py has still to train; another run's folder is refused."""
+    config = config_of(arguments, TokenizedData.open(arguments.data))
+    done = has_finished(arguments.save_folder, config, config.num_steps)
+    return [] if done else [f"the training of {arguments.save_folder}"]
+
+
+def pretrain(arguments: argparse.Namespace) -> None:
+    """Train, go on training, or say that the run is finished."""
+    if left(arguments):
+        data = TokenizedData.open(arguments.data)
+        refuse_damaged_tokens(data)
+        train(arguments.save_folder, lambda: Trainer(config_of(arguments, data), data))

@@ -63,7 +63,7 @@ def explorable(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Results of the ablation `swap`, and their page."""
     folder = tmp_path_factory.mktemp("explorable")
     write_explorable(folder, [text * 40 for text in TEXTS], lengths=LENGTHS, ablation="swap")
-    explorer.main(explorer.parser().parse_args([str(folder / "results"), "--out", str(folder / "page.html")]))
+    explorer.STAGE([str(folder / "results"), "--out", str(folder / "page.html")])
     return folder
 
 

@@ -28,9 +28,7 @@ def explorable(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_explorer(folder: Path, *flags: str | Path) -> Path:
     out = folder / "page.html"
-    explorer.main(
-        explorer.parser().parse_args([str(folder / "results"), "--out", str(out), *map(str, flags)])
-    )
+    explorer.STAGE([str(folder / "results"), "--out", str(out), *map(str, flags)])
     return out
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from sparsity_length.programs.query import connect, export, main, parser, select
+from sparsity_length.programs.query import STAGE, connect, export, select
 
 from sparsity_length.cli import InputError
 from sparsity_length.results.read import Results
@@ -15,7 +15,7 @@ from sparsity_length.results.write import StageOutput
 @pytest.fixture(scope="module")
 def exported(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("export") / "model=x" / "results"  # no column
-    main(parser().parse_args(["--results", str(results), "--out", str(out)]))
+    STAGE(["--results", str(results), "--out", str(out)])
     return out
 
 

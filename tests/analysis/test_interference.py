@@ -95,7 +95,7 @@ def test_the_rule(
 
 
 def run(program: ModuleType, *words: object) -> None:
-    program.main(program.parser().parse_args(list(map(str, words))))
+    program.STAGE(list(map(str, words)))
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,11 @@ import pandas as pd
 import pytest
 from hugging_face_families import make_model
 from sparsity_length.programs import length_interference, plant_needles
-from sparsity_length.programs.plant_needles import NEEDLES_FILE
 
 from sparsity_length.cli import InputError
 from sparsity_length.figures import reach
 from sparsity_length.results.read import Results
-from sparsity_length.text.folder import EvaluationDocument, TokenizedData, write_data_folder
+from sparsity_length.text.folder import NEEDLES_FILE, EvaluationDocument, TokenizedData, write_data_folder
 from sparsity_length.text.tokenizer import train_bpe
 
 MODEL = "SmolLM2-135M-Instruct"
@@ -85,7 +84,7 @@ def test_a_gap_beyond_one_that_is_not_read_does_not_count() -> None:
 
 
 def run(program: ModuleType, *words: object) -> None:
-    program.main(program.parser().parse_args(list(map(str, words))))
+    program.STAGE(list(map(str, words)))
 
 
 def test_items_are_sums_over_answers_told_and_not_told(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ from olmo.model import OLMo
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from sparsity_length.cli import InputError, positive_int, run_stage, stage_parser
+from sparsity_length.cli import InputError, Stage, positive_int
 from sparsity_length.measuring.contexts import Batching, full_pass, own_context
 from sparsity_length.measuring.far_context import leave_each_out
 from sparsity_length.measuring.settings import ContextLengths
@@ -240,10 +240,9 @@ def refuse_difference(name: str, ours_TF: np.ndarray, theirs_TF: np.ndarray, tol
         )
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    script = stage_parser(__doc__)
-    add = script.add_argument
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the sizes of the problem and of the model."""
+    add = parser.add_argument
     add("--long-context-lengths", nargs="+", type=positive_int, default=[256, 512], help="ℓ, in tokens")
     add("--short-context-length", type=positive_int, default=64, help="s, in tokens")
     add("--targets-per-chunk", type=positive_int, default=64, help="m, targets at the end of the chunk")
@@ -258,7 +257,6 @@ def parser() -> argparse.ArgumentParser:
     add("--threads", type=positive_int, help="of the process; all cores if not given")
     add("--device", default="cpu", help="torch device")
     add("--out", type=Path, required=True, help="JSON file for every number")
-    return script
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -303,5 +301,7 @@ def main(arguments: argparse.Namespace) -> None:
     )
 
 
+STAGE = Stage(__doc__, add_flags, main)
+
 if __name__ == "__main__":
-    run_stage(parser(), main)
+    STAGE.main()

@@ -33,7 +33,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
 from leave_one_out import seconds_of
 
-from sparsity_length.cli import positive_int, stage_parser
+from sparsity_length.cli import Stage, positive_int
 from sparsity_length.models.devices import keep_freed_memory
 from sparsity_length.text.folder import TokenizedData
 from sparsity_length.training.config import PretrainConfig, load_config
@@ -55,8 +55,7 @@ class Case:
     precision: str
 
 
-def arguments_of_command_line() -> argparse.Namespace:
-    parser = stage_parser(__doc__)
+def add_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--configs", nargs="+", default=["20m", "60m"], help="names in olmo_configs/")
     add("--contexts", type=positive_int, nargs="+", default=[64, 512], help="train_context_length")
@@ -66,11 +65,6 @@ def arguments_of_command_line() -> argparse.Namespace:
     add("--steps", type=positive_int, default=10, help="timed steps of each loop")
     add("--set", nargs="*", default=[], metavar="field=value", help="overrides for ours only")
     add("--quick", action="store_true", help="20m at 64 tokens, 1,024 tokens a step, 3 steps")
-    arguments = parser.parse_args()
-    if arguments.quick:
-        arguments.configs, arguments.contexts = ["20m"], [64]
-        arguments.tokens_per_step, arguments.steps = 1024, 3
-    return arguments
 
 
 def config_of(
@@ -177,8 +171,10 @@ def compare(
     )
 
 
-def main() -> None:
-    arguments = arguments_of_command_line()
+def main(arguments: argparse.Namespace) -> None:
+    if arguments.quick:
+        arguments.configs, arguments.contexts = ["20m"], [64]
+        arguments.tokens_per_step, arguments.steps = 1024, 3
     keep_freed_memory()  # of the process, so of the plain loop too
     print(f"{arguments.tokens_per_step:,} tokens a step; median of {arguments.steps} steps")
     print("config context     dtype  ours tok/s plain tok/s  ratio")
@@ -198,5 +194,7 @@ def main() -> None:
                 print(line, flush=True)
 
 
+STAGE = Stage(__doc__, add_flags, main)
+
 if __name__ == "__main__":
-    main()
+    STAGE.main()

@@ -116,7 +116,7 @@ def _run_stages(folder: Path) -> None:
 
 
 def _run(stage: ModuleType, words: list[str]) -> None:
-    stage.main(stage.parser().parse_args(words))
+    stage.STAGE(words)
 
 
 def _word_tokenizer() -> Tokenizer:

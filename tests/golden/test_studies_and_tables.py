@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
-from sparsity_length.cli import Asked
+from sparsity_length.cli import stage_of
 from sparsity_length.results.read import Results
 from sparsity_length.studies.commands import MEASURING, commands_of
 from sparsity_length.studies.file import load_study
@@ -92,8 +91,8 @@ def test_each_measurement_of_a_study_is_one_that_its_program_takes(
         monkeypatch.setenv(name, value)
     for command in commands_of(load_study(study, [])):
         if command.stage in MEASURING:
-            program = import_module(f"sparsity_length.programs.{command.stage}")
-            program.left(program.parser().parse_args(command.arguments), Asked())
+            stage = stage_of(command.stage)
+            stage.settings(stage.parse(command.arguments), [])
 
 
 def test_the_published_tables_are_what_they_were() -> None:

@@ -42,7 +42,7 @@ def test_a_killed_run_of_three_documents_keeps_the_first(folder: Path) -> None:
         "write = StageOutput.write_shard\n"
         "def write_and_be_killed(*of):\n    write(*of)\n    os.kill(os.getpid(), signal.SIGKILL)\n"
         "StageOutput.write_shard = write_and_be_killed\n"
-        "stage.main(stage.parser().parse_args(sys.argv[1:]))\n"
+        "stage.STAGE(sys.argv[1:])\n"
     )
     killed = subprocess.run([sys.executable, "-c", script, *flags], cwd=ROOT, capture_output=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr

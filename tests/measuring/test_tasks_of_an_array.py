@@ -12,6 +12,7 @@ from measured_documents import command_line, contents, measure, write_checkpoint
 from olmo.model import OLMo
 from sparsity_length.programs import influential_tokens, loss_differences
 
+from sparsity_length.cli import InputError
 from sparsity_length.models.devices import device_of_this_process
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,3 +97,13 @@ def test_status_counts_what_is_there(
     with pytest.raises(SystemExit) as stopped:
         measure(loss_differences, folder, *flags, "--status")
     assert stopped.value.code == 1 and "has 1 of 3 shards" in capsys.readouterr().out
+    stage = loss_differences.STAGE
+    arguments = stage.parse(command_line(loss_differences, folder, *flags))
+    assert len(stage.left(arguments)) == 1  # of one model
+    stage.run(arguments)
+    assert stage.left(arguments) == []
+    with pytest.raises(SystemExit) as stopped:
+        measure(loss_differences, folder, *flags, "--status")
+    assert stopped.value.code == 0 and "has 3 of 3 shards" in capsys.readouterr().out
+    with pytest.raises(InputError, match="made with other settings"):
+        stage.left(stage.parse(command_line(loss_differences, folder, *flags, "--target-stride", "2")))

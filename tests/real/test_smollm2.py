@@ -50,7 +50,7 @@ def test_the_page_is_written_and_its_losses_are_those_of_the_stock_model(
     (tmp_path / "letter.txt").write_text(text, encoding="utf-8")
     words = ["--model", stock.folder, "--text-file", str(tmp_path / "letter.txt"), "--dtype", "float32"]
     words += ["--position", "39", "--out", str(tmp_path / "page.html"), "--budget", "1h"]
-    explain_program.main(explain_program.parser().parse_args(words))
+    explain_program.STAGE(words)
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     (data,) = re.findall('<script type="application/json" id="data">(.*?)</script>', page)
     shown = json.loads(data)["losses"]

@@ -70,7 +70,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     OmegaConf.save(config, folder / "small.yaml")
     words = ["--out", f"{folder}/data", "--tokenizer", "bpe:300", "--source", f"{folder}/train-*.jsonl"]
     words += ["--evaluation-source", f"{folder}/validation.jsonl"]
-    tokenize_c4.main(tokenize_c4.parser().parse_args(words))
+    tokenize_c4.STAGE(words)
     return folder
 
 

@@ -56,7 +56,7 @@ def test_a_study_runs_from_text_to_results(
 
     def measure(results: Path, *further: str) -> None:
         words = [*flags, "--max-documents", 6, "--results", results, *further]
-        loss_differences.main(loss_differences.parser().parse_args(list(map(str, words))))
+        loss_differences.STAGE(list(map(str, words)))
 
     with pytest.raises(SystemExit) as stopped:
         measure(root / "run/results", "--status")

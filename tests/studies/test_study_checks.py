@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sparsity_length.programs.study import main, parser
+from sparsity_length.programs.study import STAGE
 
 from sparsity_length.cli import InputError
 from sparsity_length.studies.commands import commands_of
@@ -30,6 +30,7 @@ StudyFile = Callable[..., Path]
             ["evaluation.max_documnets=3"],
             "field of an evaluation 'max_documnets'; did you mean 'max_documents'",
         ),
+        (["evaluation.run_notebooks={long_modles: [x]}"], "unrecognized arguments: --long-modles"),
         (["evaluation.models=[long]"], "did you mean 'long-seed1'"),
         (
             ["further_evaluations.chosen={stages: [evaluate_tokens]}"],
@@ -43,7 +44,7 @@ def test_what_could_not_run_to_its_end_is_refused_before_it_begins(
     path = study_file()
     monkeypatch.chdir(path.parent)
     with pytest.raises(InputError, match=sentence):
-        main(parser().parse_args([str(path), *overrides]))
+        STAGE([str(path), *overrides])
     assert {found.name for found in path.parent.iterdir()} == {path.name, "train.jsonl", "evaluation.jsonl"}
 
 

@@ -45,20 +45,17 @@ time.sleep(60)
 """
 START = """
 import signal, sys
-from sparsity_length.cli import run_stage
-from stub import main, parser
+from sparsity_length.cli import Stage
+from stub import main
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored
 sys.argv = ["study.py"]
-run_stage(parser(), main)
+Stage("a study", lambda parser: None, main).main()
 """
 STUDY = """
 import sys
 from pathlib import Path
-from sparsity_length.cli import stage_parser
 from sparsity_length.studies.commands import Command
 from sparsity_length.studies.run import run_all
-def parser():
-    return stage_parser("a study")
 class Script(Command):
     def words(self):
         return [self.program, *self.arguments]

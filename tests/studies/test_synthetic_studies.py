@@ -6,7 +6,7 @@ from pathlib import Path
 
 import forked_stages
 import pytest
-from sparsity_length.programs.study import main, parser
+from sparsity_length.programs.study import STAGE
 from tiny_task import TINY_TASK
 
 from sparsity_length.cli import InputError
@@ -62,7 +62,7 @@ def test_what_could_not_run_is_refused_before_it_begins(
     study_file: Path, overrides: list[str], sentence: str
 ) -> None:
     with pytest.raises(InputError, match=sentence):
-        main(parser().parse_args([str(study_file), *overrides]))
+        STAGE([str(study_file), *overrides])
     assert [found.name for found in study_file.parent.iterdir()] == ["study.yaml"]
 
 

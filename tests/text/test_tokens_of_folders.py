@@ -159,7 +159,7 @@ def tokenized(
         (out / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
     words = ["--source", f"{out}/train.jsonl", "--evaluation-source", f"{out}/evaluation.jsonl", *flags]
     words += ["--out", f"{out}/data", "--tokenizer", str(tokenizer)]
-    tokenize_c4.main(tokenize_c4.parser().parse_args(words))
+    tokenize_c4.STAGE(words)
     return TokenizedData.open(out / "data"), json.loads((out / "data/manifest.json").read_text())
 
 
@@ -210,7 +210,7 @@ def assert_losses_of_every_face(folder: Path, data: TokenizedData, results: Path
     words = ["--data", data.folder, "--checkpoints", folder, "--results", results, "--device", "cpu"]
     words += ["--short-context-length", 2, "--long-context-length", length, "--targets-per-chunk", 3]
     words += ["--max-chunks-per-document", 1]
-    loss_differences.main(loss_differences.parser().parse_args(list(map(str, words))))
+    loss_differences.STAGE(list(map(str, words)))
     rows = Results(results).frame("loss_differences")
     names = ["short_context_loss", "long_context_loss"]
     for document in data.evaluation_documents():
