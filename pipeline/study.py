@@ -25,6 +25,7 @@ only the commands, one a line:
 
 on a cluster, the same commands as Slurm jobs, each after those it needs; SCRATCH is a folder there:
   cp slurm/cluster.env.example slurm/cluster.env      # and edit it
+  python pipeline/study.py olmo_configs/studies/scale.yaml --check
   python pipeline/study.py olmo_configs/studies/scale.yaml --slurm
 """
 
@@ -47,6 +48,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         " threads)",
     )
     add("--slurm", action="store_true", help="submit the commands as Slurm jobs, with --dry-run: print them")
+    add(
+        "--check",
+        action="store_true",
+        help="submit nothing: check that the text is there and that Slurm takes the jobs, and estimate GPU"
+        " hours and disk; exit code 1 if Slurm would not run them",
+    )
     add(
         "--job",
         metavar="NAME",

@@ -43,7 +43,7 @@ trap requeue USR1
 run() {
   command=("$@")
   saved_before=$(saved "$@")
-  srun --ntasks-per-node=1 "$@" &
+  srun --ntasks-per-node=1 "${container[@]}" "$@" &
   wait $!
 }
 
@@ -55,10 +55,11 @@ fi
 # shellcheck source=slurm/cluster.env.example
 source slurm/cluster.env
 set -euo pipefail
+read -ra container <<<"${CONTAINER:-}" # the words before each program, if cluster.env names a container
 
 # Submitted without arguments: those of the job of this name in the study of cluster.env, or of its first of this kind.
 if [[ $# -eq 0 ]]; then
-  words=$(python pipeline/study.py "$STUDY" --job "$SLURM_JOB_NAME") || exit 2
+  words=$("${container[@]}" python pipeline/study.py "$STUDY" --job "$SLURM_JOB_NAME") || exit 2
   mapfile -t words <<<"$words"
   log=${words[0]}/$SLURM_JOB_NAME-$job.log
   echo "$SLURM_JOB_NAME $job writes to $log"

@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
 # Submit the whole study that cluster.env names, each job after those it needs. Type it on the login node; what
-# follows goes to pipeline/study.py (--dry-run prints the sbatch commands):
+# follows goes to pipeline/study.py:
+#   slurm/submit_all.sh --check        is the text there, does Slurm take the jobs? GPU hours and disk, an estimate
+#   slurm/submit_all.sh --dry-run      prints the sbatch commands
 #   slurm/submit_all.sh
-set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 2
 if [[ ! -f slurm/cluster.env ]]; then
   echo "$PWD/slurm/cluster.env is missing: cp slurm/cluster.env.example slurm/cluster.env, and edit it" >&2
   exit 2
 fi
+# Before `set -u`, which `module load`, conda and a node without USER do not survive.
 # shellcheck source=slurm/cluster.env.example
 source slurm/cluster.env
+set -euo pipefail
 exec python pipeline/study.py "$STUDY" --slurm "$@"

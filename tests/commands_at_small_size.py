@@ -54,7 +54,7 @@ NOT_RUN = {
     r"tests/real_model\.py": "it downloads a model; tests/real uses it",
     r"TEXTS/|--checkpoints MODEL|runs/real/": "tests/analysis/test_interference.py runs them, small",
     r"MODEL=GEMMA|reach/gemma": "tests/analysis/test_reach.py runs them, small",
-    r"^(sbatch|slurm/submit_all\.sh$)": "tests/slurm runs it, where there is a Slurm",
+    r"^(sbatch|slurm/submit_all\.sh( --check)?$)": "tests/slurm runs it, where there is a Slurm",
     r"^torchrun": "tests/test_pretrain.py runs it",
     r"studies/gpu\.yaml$": "it needs a GPU",
     r"\bload_path=": "tests/training/test_training_loop.py begins a run so",
@@ -338,7 +338,7 @@ def run(shown: Shown, folder: Path) -> None:
 
 def _bash(code: str, folder: Path) -> str:
     programs = f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    environment = os.environ | {"PATH": programs, "USER": "reader"}
+    environment = os.environ | {"PATH": programs, "SCRATCH": "scratch/reader"}
     done = subprocess.run(["bash", "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout

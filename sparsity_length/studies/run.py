@@ -34,7 +34,11 @@ from sparsity_length.studies.commands import ANALYSING, MEASURING, Command, comm
 from sparsity_length.studies.file import Study, load_study
 from sparsity_length.training.loop import EXIT_STOPPED
 
-_SBATCH = ("bash", "-c", 'source slurm/cluster.env && exec sbatch "$@"', "sbatch")
+
+def in_cluster(*words: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command of Slurm with the variables of slurm/cluster.env; what the file prints is no output."""
+    code = 'source slurm/cluster.env >&2; exec "$@"'
+    return subprocess.run(["bash", "-c", code, "bash", *words], capture_output=True, text=True)
 
 
 def places(asked: int | None, threads: int) -> list[dict[str, str]]:
@@ -144,7 +148,7 @@ def submit_chain(commands: Sequence[Command], study: Study, *, is_plan: bool = F
     Of a plan they are only printed, and a job's name stands for its ID.
     """
     job_ids: dict[str, str] = {}
-    for job in _jobs_of(commands):
+    for job in jobs_of(commands):
         in_log = "%j" if job.num_tasks is None else "%A_%a"
         words = [
             *("--parsable", "--kill-on-invalid-dep=yes", f"--job-name={job.name}"),
@@ -157,7 +161,7 @@ def submit_chain(commands: Sequence[Command], study: Study, *, is_plan: bool = F
         job_ids[job.name] = job.name
         if not is_plan:
             study.logs.mkdir(parents=True, exist_ok=True)  # Slurm opens the logs, and makes no folder
-            done = subprocess.run([*_SBATCH, *words], capture_output=True, text=True)
+            done = in_cluster("sbatch", *words)
             if done.returncode:
                 raise InputError(
                     f"sbatch refused the job {job.name}: {done.stderr.strip()}; jobs that were submitted"
@@ -169,15 +173,25 @@ def submit_chain(commands: Sequence[Command], study: Study, *, is_plan: bool = F
 
 def arguments_of(commands: Sequence[Command], name: str) -> list[str]:
     """The arguments of the job of this name, or of the first one that is submitted as slurm/<name>.sh."""
-    jobs = _jobs_of(commands)
+    jobs = jobs_of(commands)
     # Names first: the job tokenize_c4 is the merge, if tasks run tokenize_c4.sh before it.
     found = [job for job in jobs if job.name == name] or [job for job in jobs if job.stage == name]
     if not found:
         raise unknown_name("job", name, [job.name for job in jobs])
-    return list(found[0].arguments)
+    arguments = list(found[0].arguments)
+    from sparsity_length.text.folder import TokenizedData  # late: it takes a second
+
+    # Submitted alone before its text is there, it would say so in a log that nobody looks for.
+    if "--data" in arguments:
+        try:
+            TokenizedData.open(Path(arguments[arguments.index("--data") + 1]))
+        except InputError as error:
+            message = f"{found[0].name}: {error}; slurm/submit_all.sh submits all jobs in order"
+            raise InputError(message) from error
+    return arguments
 
 
-def _jobs_of(commands: Sequence[Command]) -> list[Command]:
+def jobs_of(commands: Sequence[Command]) -> list[Command]:
     """A script of slurm/ a command; for a text that is tokenized in tasks two, the second needs the first."""
     jobs = []
     for command in commands:
@@ -207,8 +221,12 @@ def study(arguments: argparse.Namespace) -> None:
         # A line each: slurm/job.sh reads them into an array.
         sys.stdout.writelines(f"{word}\n" for word in [study.logs, *arguments_of(commands, arguments.job)])
         return
-    left = checked(commands, is_plan=arguments.dry_run)
-    if arguments.slurm:
+    left, settings = checked(commands, is_plan=arguments.dry_run)
+    if arguments.check:
+        from sparsity_length.studies.cluster import check  # late, as torch takes seconds
+
+        check(commands, study, settings)
+    elif arguments.slurm:
         submit_chain(commands, study, is_plan=arguments.dry_run)
     elif arguments.dry_run:
         sys.stdout.writelines(f"{command}\n" for command in left)
@@ -216,8 +234,8 @@ def study(arguments: argparse.Namespace) -> None:
         sys.exit(run_all(left, places(arguments.jobs, study.threads), study.logs))
 
 
-def checked(commands: Sequence[Command], *, is_plan: bool) -> list[Command]:
-    """The commands that have something left to do, as their programs say.
+def checked(commands: Sequence[Command], *, is_plan: bool) -> tuple[list[Command], dict[str, Any]]:
+    """The commands that have something left to do, as their programs say; and what each command asks for.
 
     InputError for what a program would refuse hours later, such as a model trained with other settings. For a
     plan, the text need not be there.
@@ -246,4 +264,4 @@ def checked(commands: Sequence[Command], *, is_plan: bool) -> list[Command]:
                     )
         except InputError as error:
             raise InputError(f"{command.name}: {error}") from error
-    return [command for command in commands if command.name not in finished]
+    return [command for command in commands if command.name not in finished], settings

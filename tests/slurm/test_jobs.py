@@ -68,6 +68,64 @@ def test_a_study_runs_from_text_to_results(
         assert (root / "run/results" / name).read_bytes() == content
 
 
+SITE = """
+module() { echo "loading $2"; test -n "$LMOD_OF_THE_SITE"; }
+module load cuda
+export SCRATCH=${SCRATCH:-/scratch/$(id -un)} HF_HOME=${HF_HOME:-/scratch/$USER}
+CONTAINER="env IN_CONTAINER=1"
+"""
+"""What a cluster.env does that no `set -u` survives: unset variables, and commands that print and fail."""
+
+
+@pytest.mark.slow
+def test_a_site_s_modules_and_scratch_and_what_stands_against_a_study(
+    slurm: LocalSlurm, make_checkout: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(slurm._environment, "USER", raising=False)
+    monkeypatch.setitem(slurm._environment, "SCRATCH", str(tmp_path))
+    root = make_checkout()
+    cluster_env = root / "slurm" / "cluster.env"
+    cluster_env.write_text(SITE + cluster_env.read_text())
+    planned = slurm.run("slurm/submit_all.sh", "--dry-run", "run=${oc.env:SCRATCH}/run", cwd=root)
+    assert planned.returncode == 0, planned.stderr
+    assert f"--out {tmp_path}/run/data" in planned.stdout
+
+    cuda = torch.backends.cuda.is_built()
+    checked = slurm.run("slurm/submit_all.sh", "--check", cwd=root)
+    assert checked.returncode == (0 if cuda else 1), checked.stderr
+    assert "slurm/pretrain.sh" not in checked.stdout
+    # A partition with less time than the scripts ask for, an hour, and none of a name.
+    with cluster_env.open("a") as file:
+        file.write("export SBATCH_PARTITION=short\n")
+    assert "slurm/pretrain.sh" in slurm.run("slurm/submit_all.sh", "--check", cwd=root).stdout
+    with cluster_env.open("a") as file:
+        file.write("export SBATCH_TIMELIMIT=30\n")
+    assert "slurm/pretrain.sh" not in slurm.run("slurm/submit_all.sh", "--check", cwd=root).stdout
+    with cluster_env.open("a") as file:
+        file.write("export SBATCH_PARTITION=nowhere\n")
+    assert "slurm/pretrain.sh" in slurm.run("slurm/submit_all.sh", "--check", cwd=root).stdout
+    shutil.move(root / "study.yaml", root / "moved.yaml")
+    assert slurm.run("slurm/submit_all.sh", "--check", cwd=root).returncode == 2
+
+
+@pytest.mark.slow
+def test_a_first_job_alone_says_what_is_missing(
+    slurm: LocalSlurm, make_checkout: Callable[..., Path]
+) -> None:
+    root = make_checkout()
+    with (root / "slurm" / "cluster.env").open("a") as file:
+        file.write('CONTAINER="env IN_CONTAINER=1"\nexport CUDA_VISIBLE_DEVICES=\n')
+    scripts = ("pretrain", "test_gpu")
+    output = "--output=%x.log"
+    job_ids = [slurm.submit(output, f"slurm/{script}.sh", cwd=root) for script in scripts]
+    ended = slurm.wait(*job_ids)
+    said = {script: (root / f"{script}.log").read_text() for script in scripts}
+    assert states(ended) == {"FAILED"}, said
+    assert "no tokenized data in run/data" in said["pretrain"]
+    assert not (root / "run").exists()  # it ends before there is a log of its own
+    assert "sees no GPU" in said["test_gpu"]
+
+
 @pytest.fixture
 def root(make_checkout: Callable[..., Path], text: Path) -> Path:
     """A checkout whose data is already there."""

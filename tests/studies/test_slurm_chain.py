@@ -3,10 +3,21 @@
 import re
 import shlex
 from collections.abc import Callable
+from importlib import import_module
+from math import inf
 from pathlib import Path
 
 import pytest
+from sparsity_length.programs import pretrain
 
+from sparsity_length.measuring.rules import TRIAL_SWAPS
+from sparsity_length.studies.cluster import (
+    forward_tokens,
+    minutes_of,
+    num_checkpoints,
+    num_weights,
+    training_operations,
+)
 from sparsity_length.studies.commands import commands_of
 from sparsity_length.studies.file import load_study
 from sparsity_length.studies.run import submit_chain
@@ -64,3 +75,38 @@ def test_each_job_waits_for_those_it_needs_and_is_given_its_tasks(
     in_one_piece = planned()  # which needs no merge
     assert "tokenize_c4-tasks" not in in_one_piece
     assert in_one_piece["tokenize_c4"][4:8] == ["--array=0-0", "slurm/tokenize_c4.sh", "--num-tasks", "1"]
+
+
+def test_hours_and_disk_are_counted(study_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    path = study_file()
+    monkeypatch.chdir(path.parent)
+    study = load_study(path, ["sizes.tiny.overrides=[save_interval=3,scheduler.t_warmup=2]"])
+    commands = {command.name: command for command in commands_of(study)}
+    config = pretrain.check(
+        pretrain.parser().parse_args(commands["tiny-short-seed0"].arguments), pretrain._NO_TEXT
+    )
+    # tiny.yaml: 2 layers of width 128 with a SwiGLU of 512; 300 tokens take 384 rows, tied.
+    weights = num_weights(config, "bpe:300")
+    assert weights == 384 * 128 + 2 * (4 * 128**2 + 128 * 512 + 256 * 128)
+    # Four steps; each token attends to 8 of 16 tokens on average, twice, in 2 layers of width 128.
+    tokens = 4 * config.global_train_batch_tokens
+    assert training_operations(config, weights) == 6 * tokens * (weights + 2 * 8 * 2 * 128)
+    assert num_checkpoints(config) == 2  # steps 3 and 4
+
+    def tokens_of(name: str) -> float:
+        program = import_module(f"sparsity_length.programs.{commands[name].stage}")
+        return forward_tokens(program.check(program.parser().parse_args(commands[name].arguments)), 5)
+
+    # Five documents of 64 tokens, 4 targets with 8 near tokens and at most 55 distant ones.
+    assert tokens_of("loss_differences-tiny") == 5 * (64 + 4 * 8)
+    search = 64 + 55 * (64 - 55 / 2)
+    trial = 2 * 4 * ((8 + 1) + (8 + 4))
+    assert tokens_of("influential_tokens-tiny") == 5 * 2 * (search + trial * TRIAL_SWAPS)
+
+
+@pytest.mark.parametrize(
+    ("time", "minutes"),
+    [("30", 30), ("30:30", 30.5), ("12:00:00", 720), ("1-12", 2160), ("1-12:30", 2190), ("infinite", inf)],
+)
+def test_times_as_slurm_writes_them(time: str, minutes: float) -> None:
+    assert minutes_of(time) == minutes
