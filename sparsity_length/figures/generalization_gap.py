@@ -2,7 +2,7 @@
 
     gap = L_short - L_long ~ mean_log2_k + controls        nats a doubling
 
-L is the loss under the long context, a mean over the short-context seeds less the mean over other
+L is the loss under the long context, a mean over the short-context seeds minus the mean over other
 long-context ones (`figures.slopes`). The preregistered studies, whose other outcomes, negative control and
 decision were made at commit 9a5d093, have their further checks on analysis/README.md.
 """

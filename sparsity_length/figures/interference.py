@@ -245,9 +245,9 @@ def natural_check(targets: pd.DataFrame) -> str:
     stands = rise.estimate > LEAST_RISE and min(ranks.values()) >= LEAST_RANKS
     words = ", ".join(f"at {length:,} tokens {rank:.2f}" for length, rank in ranks.items())
     return (
-        f"Own loss at 12,288 less 8,192 tokens: {rise}. Rank correlation of 512 distant tokens with all:"
-        f" {words}."
-        f" The short version {'stands' if stands else 'does not stand'} for natural length."
+        f"On the text itself, loss is {rise} nats higher at 12,288 tokens than at 8,192. Targets rank alike"
+        f" behind 512 and behind all distant tokens (rank correlation {words}), so the shortened design is"
+        f" {'a fair' if stands else 'no fair'} proxy for natural long contexts."
     )
 
 

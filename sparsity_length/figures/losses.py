@@ -55,7 +55,7 @@ def losses_by_context_length(length_losses: pd.DataFrame) -> pd.DataFrame:
 
 
 def losses_beside_reference(length_losses: pd.DataFrame, reference: str, shortest: int) -> pd.DataFrame:
-    """Mean loss at each context length, less that of one model at one length, paired by chunk.
+    """Mean loss at each context length minus that of one model at one length, paired by chunk.
 
     Documents differ far more in loss than models and lengths do; most of that cancels here. Contexts shorter
     than `shortest` tokens are left out.
@@ -86,45 +86,50 @@ def _weighed_means(chunks: pd.DataFrame, name: str, column: str) -> pd.DataFrame
 
 
 def lengths_figure(
-    differences: pd.DataFrame,
+    curves: pd.DataFrame,
     labels: Mapping[str, drawing.ModelLabel],
     train_lengths: Iterable[int],
     reference: str,
 ) -> Figure:
     """`losses_beside_reference` of every model against the context given; training lengths are marked.
 
-    Models trained alike, but for the seed, look alike and are named once.
+    Models trained alike, but for the seed, look alike and are named once. Of a single model, whose reference
+    would be itself, `losses_by_context_length`.
     """
+    has_reference = "difference" in curves
+    value = "difference" if has_reference else "loss"
     figure, (ax,) = drawing.panels(1, 3.2)
     # A model's own change: the lines stand at different heights, as they share one reference.
     changes: dict[str, list[float]] = {}
-    for model, line in differences.sort_values("context_length").groupby("model", sort=False):
+    for model, line in curves.sort_values("context_length").groupby("model", sort=False):
         label = labels[str(model)]
-        drawing.draw_line(ax, line["context_length"], line, "difference", label.style, label.training)
-        own = line["difference"].iloc[-1] - line["difference"].iloc[0]
+        drawing.draw_line(ax, line["context_length"], line, value, label.style, label.training)
+        own = line[value].iloc[-1] - line[value].iloc[0]
         changes.setdefault(label.training, []).append(own)
-    ax.axhline(0, color=drawing.BLACK, linewidth=0.6)
+    if has_reference:
+        ax.axhline(0, color=drawing.BLACK, linewidth=0.6)
     ticks: list[int] = []  # the longest first: none so near the next that their labels touch
-    for length in sorted(differences["context_length"].unique(), reverse=True):
+    for length in sorted(curves["context_length"].unique(), reverse=True):
         if not ticks or ticks[-1] >= 1.45 * length:
             ticks.append(int(length))
     drawing.length_axis(ax, ticks, "context given (tokens)")
-    ax.set_ylabel("loss minus the reference's (nats)")
-    shortest = differences["context_length"].min()
+    ax.set_ylabel("loss minus the reference's (nats)" if has_reference else "loss (nats)")
+    shortest = curves["context_length"].min()
     for length in sorted(set(train_lengths)):
         drawing.name_place(ax, length, f"trained at {length}")
     means = {training: sum(of_models) / len(of_models) for training, of_models in changes.items()}
     best = min(means, key=means.__getitem__)
     worst = max(means, key=means.__getitem__)
-    sizes = {label.size for model, label in labels.items() if model in set(differences["model"])}
+    of_best, of_worst = f" ({best})", f" to {means[worst]:+.2f} ({worst})"
+    sizes = {label.size for model, label in labels.items() if model in set(curves["model"])}
     drawing.put_title(
         figure,
-        f"From {shortest} to {max(ticks)} tokens of context, loss changes by"
-        f" {means[best]:+.2f} nats ({best}) to {means[worst]:+.2f} ({worst})",
-        drawing.sample_size(differences),
+        f"From {shortest} to {max(ticks)} tokens of context, loss changes by {means[best]:+.2f} nats"
+        + (of_best + of_worst if len(means) > 1 else ""),
+        drawing.sample_size(curves),
         sizes.pop() if len(sizes) == 1 else "",
-        f"reference: {reference} with {shortest} tokens",
-        f"{drawing.BARS}, of the difference",
+        f"reference: {reference} with {shortest} tokens" if has_reference else reference,
+        f"{drawing.BARS}, of the difference" if has_reference else drawing.BARS,
     )
     return figure
 

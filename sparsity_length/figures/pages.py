@@ -628,7 +628,7 @@ def of_contexts() -> Numbers:
     novels = losses.summarize_models(
         Results(REFERENCE / "study" / "novels" / "results").frame("loss_differences")
     )
-    # The difference is short less long: what the longer context costs is its negative.
+    # The difference is short minus long: what the longer context costs is its negative.
     harm = -novels["loss_difference"]
     needed = losses.needed_context(Results(EVALUATED).frame("length_losses"))
     row = rows_by(needed, "model", "criterion")[SELECTOR, "loss"]

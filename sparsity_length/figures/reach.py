@@ -3,7 +3,7 @@
 A document tells a fact and asks for it; another, equal in length, asks without telling (plant_needles.py).
 The near tokens, with question and answer, are moved away by a gap of position IDs (length_interference.py,
 placements own:N@START), and nothing else changes. What telling is worth at a gap is the answer's loss not
-told less that told, both there; the *share kept* is this over the same at gap 0, a ratio of sums. Clusters
+told minus that told, both there; the *share kept* is this over the same at gap 0, a ratio of sums. Clusters
 are the texts around the facts. Plan and rules: analysis/LOG.md, 2026-11-29.
 
 Shapes: X resamples.
@@ -32,7 +32,7 @@ PLAIN = "plain"
 YARN = "yarn:2"
 TRAINED_POSITIONS = {"SmolLM2-135M-Instruct": 8192, "Gemma-3-270M": 32768}
 NUM_TOKENS = 64
-"""Of the documents: their last ID is the gap and so many less one."""
+"""Of the documents: their last ID is the gap plus this number minus 1."""
 HALF = 0.5
 """A gap is read if the share kept is above it; a template counts if as many answers are right at gap 0."""
 ITEM = ["model", "rope", "template", "document_id", "gap"]
@@ -152,6 +152,12 @@ def reach(curve: pd.DataFrame) -> int | None:
     return int(curve.index[is_read].max()) if is_read.any() else None
 
 
+def read_again(curve: pd.DataFrame) -> list[int]:
+    """The gaps beyond the reach that are read although a smaller one is not. Takes `of_curve`."""
+    is_read = curve["share_kept_low"] > HALF
+    return curve.index[is_read & ~is_read.cummin()].tolist()
+
+
 def reads_less_than_trained(table: pd.DataFrame, model: str) -> tuple[str, int]:
     """Decide claim 1, at the last gap whose IDs are all trained: the verdict, and that gap."""
     plain = of_curve(table, model, PLAIN)
@@ -162,7 +168,7 @@ def reads_less_than_trained(table: pd.DataFrame, model: str) -> tuple[str, int]:
 def yarn_makes_readable(
     items: pd.DataFrame, table: pd.DataFrame, model: str
 ) -> tuple[str, int, Interval] | None:
-    """Decide claim 2: the verdict, the smallest gap that is unread plain, share kept with YaRN less without.
+    """Decide claim 2: the verdict, the smallest gap that is unread plain, share kept with YaRN minus without.
 
     None if no gap is clearly unread, or nothing was measured with YaRN.
     """
@@ -229,9 +235,10 @@ def _reaches(table: pd.DataFrame, model: str) -> str:
         curve = of_curve(table, model, rope)
         gap = reach(curve)
         is_last = gap is not None and gap == curve.index.max()
-        words[rope] = "no" if gap is None else f"{gap:,}{' or more' if is_last else ''}"
+        again = "".join(f" and again at {far:,}" for far in read_again(curve))
+        words[rope] = "no" if gap is None else f"{gap:,}{' or more' if is_last else again}"
     with_yarn = f", with YaRN {words[YARN]}" if len(of_curve(table, model, YARN)) else ""
-    return f"{model.partition('-')[0]} reads facts {words[PLAIN]} position IDs away{with_yarn}"
+    return f"{model.partition('-')[0]} reads facts up to {words[PLAIN]} position IDs away{with_yarn}"
 
 
 def reach_figure(table: pd.DataFrame) -> Figure:
@@ -254,7 +261,7 @@ def reach_figure(table: pd.DataFrame) -> Figure:
         drawing.name_level(ax, 100 * HALF, "")
         ax.set(title=f"{model}, trained to {trained:,}" if trained else model, xlabel="gap, position IDs")
         ax.xaxis.set_major_formatter("{x:,.0f}")
-    axes[0].set(ylabel="worth of the told fact, % of gap 0")
+    axes[0].set(ylabel="worth of the fact (% of gap 0)")
     drawing.put_title(
         figure,
         "; ".join(_reaches(table, model) for model in models),

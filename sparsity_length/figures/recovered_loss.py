@@ -144,7 +144,7 @@ def has_loss_figure(settings: Mapping[str, Any], rules: Iterable[str]) -> bool:
 def loss_curves(sparse_context_losses: pd.DataFrame) -> pd.DataFrame:
     """The curves of the paper's figure: rows of one model and evaluator under `mask`.
 
-    A loss is that with the short context less what the tokens take off it, and its interval is of that
+    A loss is that with the short context minus what the tokens take off it, and its interval is of that
     difference: how hard the documents are drops out. A null may be of some of the documents only.
 
     Returns:
@@ -204,7 +204,7 @@ def amounts_beside(
         beside: a rule, or `NULL`, the null baseline.
 
     Returns:
-        The columns of `TARGET`, then gain, recovered and lead: recovered less what `beside` recovers of the
+        The columns of `TARGET`, then gain, recovered and lead: recovered minus what `beside` recovers of the
         same target, so that how hard a text is cancels; nats.
     """
     rows = _amounts_of_targets(sparse_context_losses, criterion).query("k == @k").set_index(TARGET)

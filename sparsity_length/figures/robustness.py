@@ -85,7 +85,7 @@ def of_slope(targets: pd.DataFrame, controls: Sequence[str], slope: Callable[...
         "without the two most influential texts",
         interval_of(slope(targets[~texts.isin(influential)], controls), "slope"),
     )
-    # The jackknife's pseudo-values: their mean is the slope less its bias.
+    # The jackknife's pseudo-values: their mean is the slope minus its bias.
     values_D = len(names_D) * published["slope"] - (len(names_D) - 1) * slopes_D
     yield "other interval", ratio_of_sums(values_D, np.ones(len(names_D)), sys.maxsize)
 

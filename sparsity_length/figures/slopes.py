@@ -7,10 +7,10 @@ a pair of seeds is a difference, a_p - b_q, and the variance of its mean over al
 
 V_text: over texts, the seeds as they are (CR2: Bell and McCaffrey 2002; Pustejovsky and Tipton 2018). S²: the
 variance between the seeds' slopes of a role, a crossed random effect. E: what texts explain of it, the mean
-V_text of one seed less the mean covariance of two, which is taken off as in two-way clustering (Cameron,
+V_text of one seed minus the mean covariance of two, which is taken off as in two-way clustering (Cameron,
 Gelbach and Miller 2011). ( )+ is 0 where it is negative; a role of one seed has the other role's S² - E. The
 interval is Student's with Satterthwaite's degrees of freedom, from Bell and McCaffrey's of V_text and, of S²,
-the seeds less one.
+the number of seeds minus 1.
 
 Shapes: T targets, G texts, M models, J evaluators, C controls, P parameters.
 """
@@ -196,7 +196,7 @@ def contrast(found: Slopes, first: Sequence[str], second: Sequence[str]) -> Row:
             share = 1 / num_models + (1 if len(others) == 1 else 0)  # a single one differs as these do
             spread = found.slopes_M[models].var(ddof=1)
             covariance_MM = found.covariance_MM[np.ix_(models, models)]
-            # E, as the mean variance less the mean covariance of two: (n tr C - sum C) / (n (n - 1)).
+            # E, as the mean variance minus the mean covariance of two: (n tr C - sum C) / (n (n - 1)).
             own = num_models * np.trace(covariance_MM) - covariance_MM.sum()
             if (beyond := spread - own / (num_models * (num_models - 1))) > 0:
                 seed_variance += share * beyond

@@ -4,7 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from sparsity_length.figures.drawing import BLACK, ModelLabel, solid
 from sparsity_length.figures.losses import (
+    lengths_figure,
     losses_beside_reference,
     losses_by_context_length,
     windows_keeping,
@@ -25,6 +27,10 @@ def test_length_losses_weigh_documents_by_their_targets() -> None:
     table = losses_by_context_length(losses).set_index("context_length")
     assert table["loss"].to_dict() == {16: 2.5, 32: 2.25}
     assert (table["num_targets"].to_list(), table["num_documents"].to_list()) == ([4, 4], [2, 2])
+    # A single model has no other to be compared with: its loss itself is drawn.
+    label = ModelLabel("m", solid(BLACK), "", None)
+    figure = lengths_figure(table.reset_index(), {"m": label}, [], "m")
+    assert figure.axes[0].lines[0].get_ydata().tolist() == [2.5, 2.25]
 
 
 def test_the_difference_to_a_reference_is_of_chunks_by_hand() -> None:

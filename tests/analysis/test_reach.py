@@ -80,6 +80,7 @@ def test_the_rules(plain: list[float], with_yarn: list[float], less: str, readab
 def test_a_gap_beyond_one_that_is_not_read_does_not_count() -> None:
     curve = pd.DataFrame({"share_kept_low": [0.9, 0.4, 0.8]}, index=[0, 512, 1024])
     assert reach.reach(curve) == 0
+    assert reach.read_again(curve) == [1024]
     assert reach.reach(curve[1:]) is None
 
 
