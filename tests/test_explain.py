@@ -23,6 +23,7 @@ from sparsity_length.cli import InputError
 from sparsity_length.measuring import explanation, sources
 from sparsity_length.measuring.contexts import Batching, PackedSequence
 from sparsity_length.measuring.settings import NUM_TARGETS
+from sparsity_length.text.places import unit_starts
 from sparsity_length.text.tokenizer import load_tokenizer, train_bpe
 
 TEXT = "The cat sat on a mat, and the cat that sat there saw a naïve 👩‍👩‍👧 in the مرحبا e\u0301. "
@@ -439,11 +440,11 @@ def test_a_budget_is_kept(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_units(text: str, unit: str, expected: list[str], model: Path) -> None:
     read = load_tokenizer(model).read(text)
-    starts = sources.unit_starts(read, unit)
+    starts = unit_starts(read, unit)
     ends = [*starts[1:], len(read.pieces)]
     found = ["".join(read.pieces[start:end]).strip() for start, end in zip(starts, ends, strict=True)]
     assert found == [words.strip() for words in expected]
-    assert sources.unit_starts(read, "token").tolist() == list(range(len(read.pieces)))
+    assert unit_starts(read, "token").tolist() == list(range(len(read.pieces)))
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:

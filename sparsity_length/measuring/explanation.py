@@ -5,7 +5,6 @@ Shapes: N tokens of the text, L measured tokens, Q predicted tokens, T targets, 
 
 import html
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,7 +26,6 @@ from sparsity_length.measuring.sources import (
     is_distinguishable,
     likely_tokens,
     near_starts,
-    unit_starts,
 )
 from sparsity_length.measuring.stage import failures_in_words
 from sparsity_length.models.interface import CausalLM
@@ -35,6 +33,7 @@ from sparsity_length.models.rope import RopeScaling
 from sparsity_length.pages import html_page
 from sparsity_length.results.files import write_text
 from sparsity_length.results.table import as_table, printable
+from sparsity_length.text.places import start_of, token_at, unit_starts, words_of
 from sparsity_length.text.sources import first_passages
 from sparsity_length.text.tokenizer import DocumentTokenizer, Text, TokenizedText
 
@@ -301,7 +300,7 @@ def explain(
         start, stop = tokens.last_message or (0, 0)
         if not tokens.text[start:stop].strip():
             raise InputError("the last message has no content, or none that the chat template writes")
-        first, end = _token_at(tokens, start), 1 + _token_at(tokens, stop - 1)
+        first, end = token_at(tokens, start), 1 + token_at(tokens, stop - 1)
     most = long_context_length or default_length(given, tokens.bos_token_ids)
     longest = min(most, end + (generate or 0))
     other_N = swap_tokens(swap_text, NUM_TEXTS * longest, reader)
@@ -317,15 +316,15 @@ def explain(
         first, end = end, end + len(answer)
     begin = None
     if at is not None:
-        begin = _start_of(at, tokens)
-        position = _token_at(tokens, begin)
+        begin = start_of(at, tokens)
+        position = token_at(tokens, begin)
     if position is not None:
         if position not in range(len(tokens.token_ids_N)):
             raise InputError(f"--position {position} is outside the text of {len(tokens.token_ids_N)} tokens")
         first, end = position, position + 1
     words = None
     if instead is not None:
-        words = _words(tokens, end - 1, at, begin, instead, reader)
+        words = words_of(tokens, end - 1, at, begin, instead, reader)
     length = min(most, end)
     with failures_in_words(given.name, end - length):
         return _measured(
@@ -341,57 +340,6 @@ def explain(
             name=name,
             model_name=given.name,
         )
-
-
-def _token_at(text: TokenizedText, character: int) -> int:
-    """The token that holds a character: the first that ends behind it."""
-    return int(np.searchsorted(text.characters_N2[:, 1], character, side="right"))
-
-
-def _start_of(word: str, text: TokenizedText) -> int:
-    """The character at which the only occurrence of a word begins."""
-    # Not \b, which would be wrong for a word that begins or ends with punctuation.
-    starts = [found.start() for found in re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", text.text)]
-    if not starts:
-        raise InputError(f"--at '{printable(word)}' does not occur in the text")
-    if len(starts) > 1:
-        named = [
-            f"{_token_at(text, start)} (“{printable(text.text[max(0, start - 20) : start + len(word)])}”)"
-            for start in starts[:8]
-        ]
-        raise InputError(
-            f"--at '{printable(word)}' occurs {len(starts)} times; say which by --position:"
-            f" {', '.join(named)}{' …' if len(starts) > 8 else ''}"
-        )
-    return starts[0]
-
-
-def _words(
-    text: TokenizedText,
-    place: int,
-    at: str | None,
-    begin: int | None,
-    instead: str,
-    tokenizer: DocumentTokenizer,
-) -> tuple[int, str, str]:
-    """Where two continuations begin, a character of the text, and both: its own, and what stands instead.
-
-    Its own is what `at` names, at `begin`; without, from token `place` to the next blank or control token.
-    """
-    if at is None or begin is None:
-        begin, stop = text.characters_N2[place].tolist()
-        begin = stop - len(text.text[begin:stop].lstrip())
-        at = re.split(r"\s", text.text[begin:], maxsplit=1)[0]
-        if text.has_special_tokens:
-            at = tokenizer.control_tokens.split(at, maxsplit=1)[0]
-    begin += len(at) - len(at.lstrip())
-    own = at.strip()
-    other = instead.strip()
-    if not own or not other or own == other:
-        raise InputError(
-            f"--instead compares two words, not “{printable(own)}” with “{printable(other)}”; name another"
-        )
-    return begin, own, other
 
 
 def _generated(

@@ -13,7 +13,6 @@ Shapes: L tokens, S rows of a sequence, Q predicted tokens, T targets, V variant
 N windows of W targets each.
 """
 
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,16 +36,7 @@ from sparsity_length.measuring.contexts import (
     text_rows,
 )
 from sparsity_length.models.interface import CausalLM, Predictions, Prefix, to_device
-from sparsity_length.text.tokenizer import TokenizedText
 
-_IDEOGRAPH = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
-_BEGINS = {
-    "word": re.compile(rf"()(?:[{_IDEOGRAPH}]|[^\W{_IDEOGRAPH}]+(?:['’][^\W{_IDEOGRAPH}]+)*|[^\w\s]+)"),
-    "sentence": re.compile(r"(?:[.!?…]+[\"'”’)\]]*\s+|[。！？]|\n+\s*)()"),
-    "paragraph": re.compile(r"\n\s*\n\s*()"),
-    "line": re.compile(r"\n+()"),
-}
-"""Group 1 stands where a unit begins."""
 COARSE_TOKENS = 32
 _BRANCHES = 4
 """Tokens of the groups that are swapped first, and the parts that a group is split into."""
@@ -54,21 +44,6 @@ URGENCIES = (0.5, 0.1)
 """A span is split if its effect is this fraction of its target's largest; first the larger one."""
 Span = tuple[int, int]
 """Tokens [start, end) of the text."""
-
-
-def unit_starts(text: TokenizedText, unit: str) -> np.ndarray:
-    """Starts of the units of a text, as places of its tokens, ascending, 0 first."""
-    if unit == "token":
-        return np.arange(len(text.token_ids_N))
-    if unit == "paragraph" and not _BEGINS[unit].search(text.text):
-        unit = "line"
-    begins = [match.start(1) for match in _BEGINS[unit].finditer(text.text)]
-    # A token belongs to the unit of its first character that is no blank.
-    pieces = [(end, text.text[start:end]) for start, end in text.characters_N2.tolist()]
-    # A token of blanks alone counts by its first one.
-    first_N = [end - len(piece.lstrip() or piece) for end, piece in pieces]
-    # A unit starts where the number of units begun rises; prepend=-1 makes token 0 a start.
-    return np.flatnonzero(np.diff(np.searchsorted(begins, first_N, side="right"), prepend=-1))
 
 
 class Variant(NamedTuple):

@@ -34,8 +34,8 @@ from sparsity_length.measuring.sources import (
     all_losses,
     is_distinguishable,
     near_starts,
-    unit_starts,
 )
+from sparsity_length.text.places import unit_starts
 from sparsity_length.text.sources import open_sources, read_documents
 from sparsity_length.text.tokenizer import TokenizedText
 
