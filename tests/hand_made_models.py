@@ -15,6 +15,7 @@ class EvidenceLM:
     """
 
     device = torch.device("cpu")
+    sees_all = True
 
     def __init__(self, vocabulary_size: int, answer: int, logit_of: Callable[[Set[int]], float]) -> None:
         self.vocabulary_size, self._answer, self._logit_of = vocabulary_size, answer, logit_of
@@ -67,6 +68,9 @@ class TokensRead:
 
     def first(self, num_rows: int) -> "TokensRead":
         return TokensRead(self.tokens_1P[:, :num_rows])
+
+    def beside(self, other: "TokensRead") -> "TokensRead":
+        return TokensRead(torch.cat([self.tokens_1P, other.tokens_1P], dim=1))
 
 
 class SeenTokens:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from sparsity_length.measuring.contexts import Batching, measured_windows
-from sparsity_length.models.interface import CausalLM, Predictions, losses_of_hidden_states
+from sparsity_length.models.interface import CausalLM, Predictions
 
 
 def any_reference(model: CausalLM, num_targets: int) -> Predictions:
@@ -29,4 +29,4 @@ def long_context_losses(model: CausalLM, chunk_L: np.ndarray, targets_T: np.ndar
     rows_T = torch.as_tensor(targets_T - 1)
     rows_S = torch.arange(len(chunk_L) - 1)
     hidden_1TD = model.hidden_states(tokens_L[None, :-1], rows_S[None], None, rows_T[None])
-    return losses_of_hidden_states(model, hidden_1TD, tokens_L[rows_T + 1][None])[0].numpy()
+    return Predictions.of(model.logits(hidden_1TD[0])).losses(chunk_L[targets_T])

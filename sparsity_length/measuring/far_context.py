@@ -25,7 +25,6 @@ of a pass, V vocabulary.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, Optional
 
 import numpy as np
@@ -45,6 +44,7 @@ from sparsity_length.measuring.contexts import (
     own_context,
     read_prefix,
 )
+from sparsity_length.measuring.search import far_context_only, leave_one_out, leave_out, single_tokens
 from sparsity_length.measuring.settings import ContextLengths
 from sparsity_length.models.interface import (
     CausalLM,
@@ -58,176 +58,6 @@ from sparsity_length.results.schemas import OTHER_DOCUMENT, OWN
 Swaps = np.ndarray | Sequence[None]
 """What replaces what is left out, one after another: chunks of other documents [B, L] under the ablation
 `swap`; under `mask` (None,), which is nothing."""
-
-
-def leave_each_out(
-    model: CausalLM,
-    sequence: PackedSequence,
-    batching: Batching,
-    full: FullPass,
-    removed_rows_R: np.ndarray,
-    *,
-    width: int = 1,
-    reference: Predictions | None = None,
-    replacement_ids_L: np.ndarray | None = None,
-) -> Measured:
-    """loss(t | all but i) and its divergence, of distant tokens i: [T, F] each.
-
-    F is the distant context of the last target; NaN beyond a target's own, and where nothing was left out.
-
-    Args:
-        full: the pass that leaves nothing out.
-        removed_rows_R: the distant-context rows to leave out, ascending.
-        width: how many tokens are left out together, from each of these rows on; all distant context of every
-            target, if more than one.
-        reference: what the sequence's predictions are compared with; None: those of the full pass.
-        replacement_ids_L: the token that stands in for that of position i where i is left out, int64; None:
-            nothing does.
-    """
-    num_missing = width if replacement_ids_L is None else 0
-    # Without row r only the rows behind r change; those before it come from the prefix.
-    batches = [
-        removed_rows_R[places_R]
-        for places_R in batching.by_start(removed_rows_R, len(sequence.token_ids_S) - num_missing)
-    ]
-
-    def passes() -> Iterator[Pass]:
-        """One batch after another, so that only one is sent to the device at a time."""
-        all_1T = np.arange(len(sequence.target_ids_T))[None]
-        for removed_R in batches:
-            rows = _rows_without(sequence, removed_R, width, replacement_ids_L)
-            before = full.prefix.first(int(removed_R[0])) if removed_R[0] else None
-            yield Pass(rows, sequence.target_ids_T[None], all_1T, before)
-
-    measured = measured_passes(model, reference or full.predictions, passes())
-    num_far_T = sequence.num_far_tokens_T
-    values_2TF = np.full((2, len(num_far_T), num_far_T[-1]), np.nan, dtype=np.float32)
-    for removed_R, values_2RT in zip(batches, measured, strict=True):
-        values_2TF[:, :, removed_R] = np.swapaxes(values_2RT, 1, 2)
-    return Measured(*far_context_only(values_2TF, num_far_T))
-
-
-def block_widths(num_far: int, num_blocks: int) -> list[int]:
-    """Tokens of the blocks of each round of a screen, until single tokens: [1] if `num_blocks` suffice.
-
-    Else the widest, so that `num_blocks` or fewer cover the distant context, are quartered, and pairs halved:
-    of 2,000 tokens, and 64 blocks a round, 32, 8, 2 and 1.
-    """
-    widths = [1]
-    while widths[0] * num_blocks < num_far:
-        widths.insert(0, widths[0] * (2 if widths[0] == 1 else 4))
-    return widths
-
-
-def leave_blocks_out(
-    model: CausalLM,
-    sequence: PackedSequence,
-    batching: Batching,
-    full: FullPass,
-    stand_ins: Swaps,
-    num_blocks: int | None,
-) -> np.ndarray:
-    """Leave out blocks of distant tokens, split those that matter, and so on down to single tokens.
-
-    A round leaves out about `num_blocks` blocks, by `block_widths`. A block matters by the rank of its
-    divergence among those of the round, at the target where it ranks first: the targets share the rounds.
-    Tokens beside the whole blocks of a round come to the next; all if `num_blocks` are as many are left out
-    alone. So are those that are not far from every target, unless each target's distant context is whole
-    blocks.
-
-    Args:
-        num_blocks: None: as many as there are distant tokens, so that each is left out alone.
-        stand_ins: what replaces what is left out, as `replacement_ids_L`; effects are means over them.
-
-    Returns:
-        by how much leaving out single tokens raises the loss, and its divergence, NaN of those that no round
-        came down to; and the same with the estimate for these: of the last block that held the token, an
-        equal share. [2, 2, T, F].
-    """
-    num_far_T = sequence.num_far_tokens_T
-    covered = int(num_far_T[-1])
-    num_blocks = num_blocks or covered
-    widths = block_widths(covered, num_blocks)
-    if (num_far_T % widths[0]).any():  # a block would be distant context of a target in part
-        covered = int(num_far_T[0])
-        widths = block_widths(covered, num_blocks)
-
-    def without(rows_R: np.ndarray, width: int) -> np.ndarray:
-        effects_B2TF = np.array(
-            [
-                leave_each_out(
-                    model, sequence, batching, full, rows_R, width=width, replacement_ids_L=stand_in_L
-                )
-                for stand_in_L in stand_ins
-            ]
-        )
-        # Losses (index 0) become rises; divergences are from the full pass already.
-        effects_B2TF[:, 0] -= full.losses_T[:, None]
-        effects_2TF: np.ndarray = effects_B2TF.mean(axis=0)
-        return effects_2TF
-
-    starts_R = np.arange(0, covered - covered % widths[0], widths[0])
-    estimates_2TF = np.full((2, len(num_far_T), num_far_T[-1]), np.nan, dtype=np.float32)
-    for width, narrower in pairwise(widths):
-        effects_2TR = without(starts_R, width)[..., starts_R]
-        tokens_R = (starts_R[:, None] + np.arange(width)).ravel()
-        # Later, finer rounds overwrite these, so the last block that held a token counts.
-        estimates_2TF[..., tokens_R] = np.repeat(effects_2TR / width, width, axis=-1)
-        # One screen serves both rules. It ranks by divergence (index 1), so it never sees the target token.
-        order_TR = np.argsort(-effects_2TR[1], axis=1, kind="stable")
-        # Every target's first, then every target's second, and so on.
-        _, first_R = np.unique(order_TR.T, return_index=True)
-        # A block splits into width // narrower parts, so the next round is about as large as this one.
-        num_split = max(1, num_blocks * narrower // width)
-        kept_R = starts_R[np.argsort(first_R)[:num_split]]
-        split_R = np.sort((kept_R[:, None] + np.arange(0, width, narrower)).ravel())
-        # Of 100 tokens, blocks of 32 and of 8 cover 96; the pairs at 96 and 98 join the round of pairs.
-        beside_R = np.arange(covered - covered % width, covered - covered % narrower, narrower)
-        starts_R = np.concatenate([split_R, beside_R])
-    # Tokens from `covered` on are distant for some targets only, and never were in a block.
-    single_2TF = without(np.concatenate([starts_R, np.arange(covered, num_far_T[-1])]), 1)
-    scores_2TF = np.where(np.isnan(single_2TF), estimates_2TF, single_2TF)
-    return np.stack([single_2TF, far_context_only(scores_2TF, num_far_T)])
-
-
-def _rows_without(
-    sequence: PackedSequence, removed_R: np.ndarray, width: int, replacement_ids_L: np.ndarray | None
-) -> Rows:
-    """The rows from the first removed one on, with nothing or replacements in place of a block of `width`.
-
-    Where the removed row is a target's own query row, the entry is another row's; a query row is never far
-    context, so such entries are blanked.
-    """
-    start = removed_R[0]
-    removed_R1 = removed_R[:, None]
-    num_missing = width if replacement_ids_L is None else 0
-    rows_RS = np.arange(start, len(sequence.token_ids_S) - num_missing)[None]
-    if replacement_ids_L is None:
-        # From row 5 on without row 6: rows 5, 6, 7, … become 5, 7, 8, …
-        rows_RS = rows_RS + width * (rows_RS >= removed_R1)
-        tokens_RS = sequence.token_ids_S[rows_RS]
-    else:
-        is_replaced_RS = (rows_RS >= removed_R1) & (rows_RS < removed_R1 + width)
-        # A packed null may have more rows than a chunk has tokens; clipped ones are never replaced.
-        replacements_1S = replacement_ids_L.take(rows_RS, mode="clip")
-        tokens_RS = np.where(is_replaced_RS, replacements_1S, sequence.token_ids_S[rows_RS])
-    queries_1T = sequence.query_rows_T[None]
-    # Which far row is gone makes no difference to who sees whom among the rows that stay, and all of them see
-    # all before `start`, save for targets whose distant context the removed row is not in, and those entries
-    # are blanked: one mask for all removals, and no mask for the prefix.
-    return Rows(
-        tokens_RS,
-        # IDs are taken along with the tokens: what stays does not move into the gap.
-        sequence.position_ids_S[rows_RS],
-        None if sequence.visible_WS is None else sequence.visible_WS[None, :, start + num_missing :],
-        # Negative only for targets that precede the batch, whose numbers are blanked.
-        (queries_1T - num_missing * (queries_1T > removed_R1) - start).clip(min=0),
-    )
-
-
-def far_context_only(values_TF: np.ndarray, num_far_tokens_T: np.ndarray) -> np.ndarray:
-    """The values, NaN in place of those of positions beyond a target's own distant context."""
-    return np.where(np.arange(values_TF.shape[-1]) < num_far_tokens_T[:, None], values_TF, np.float32(np.nan))
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,7 +82,7 @@ class FarContext:
     """Where a choice is tried. A token chosen in a swapped context may only undo what its stand-in does
     there, so these are of other documents."""
     screen: int | None = None
-    """Blocks that a round of `leave_blocks_out` leaves out; None: each token is left out."""
+    """Tokens of each target that are left out exactly, found by estimates; None: each token is."""
     seed: Sequence[int] | np.random.Generator = (0,)
     """Of rules that draw; a generator is drawn from as it is."""
 
@@ -297,12 +127,12 @@ class FarContext:
         parts = []
         for sequence, full in self.sequences:
             swaps_BL, screen = self.search_swaps_BL, self.screen
-            parts.append(leave_blocks_out(self.model, sequence, self.batching, full, swaps_BL, screen))
+            parts.append(leave_one_out(self.model, sequence, self.batching, full, swaps_BL, screen))
         return self._of_all_targets(parts)
 
     @property
     def influence(self) -> Measured:
-        """What leaving out token i alone does; NaN of tokens that a screen left out in blocks: [T, F] each.
+        """What leaving out token i alone does; NaN of tokens that a screen only estimates: [T, F] each.
 
         loss(t | long without i) - loss(t | long), and KL(p(.|long) || p(.|long without i)), nats; of a null,
         long is with its own distant context.
@@ -311,7 +141,7 @@ class FarContext:
 
     @property
     def necessity(self) -> Measured:
-        """The same, and estimates where the screen has not come down to the single token."""
+        """Scores to rank by: the same, and behind them estimates of the others."""
         return Measured(*self._effects[1])
 
     @property
@@ -349,17 +179,16 @@ class FarContext:
             full = full_pass(self.model, sequence)
             # A sequence counts its targets from 0, the reference those of the whole chunk.
             reference = self.reference.at(sequence.targets)
-            parts.append(
-                leave_each_out(
-                    self.model,
-                    sequence,
-                    self.batching,
-                    full,
-                    np.arange(sequence.num_far_tokens_T[-1]),
-                    reference=reference,
-                    replacement_ids_L=self.token_ids_L,
-                )
+            restored = leave_out(
+                self.model,
+                sequence,
+                self.batching,
+                full,
+                single_tokens(np.arange(sequence.num_far_tokens_T[-1])),
+                reference=reference,
+                replacement_ids_L=self.token_ids_L,
             )
+            parts.append(far_context_only(np.swapaxes(restored, 1, 2), sequence.num_far_tokens_T))
         return self._of_all_targets(parts)
 
     def measured_additions(self, chosen_TK: np.ndarray) -> Measured:

@@ -373,8 +373,8 @@ class Explaining(Settings):
     )
     short_context_length: int = setting(
         positive_int,
-        "near tokens, which are never sources; a prediction may have up to half as many more, and in the"
-        " losses a 32nd of the text's tokens",
+        "near tokens, which are never sources; the losses of a page are measured with more, up to a 32nd of"
+        " the text's tokens",
         SHORT_CONTEXT_LENGTH,
     )
     long_context_length: int | None = setting(
@@ -394,5 +394,4 @@ class Explaining(Settings):
     @property
     def seconds(self) -> float | None:
         """The budget; None: every unit of every prediction is swapped, however long it takes."""
-        is_exact = self.targets == "all" and self.position is None
-        return self.budget or (None if is_exact else 120)
+        return self.budget or (None if self.targets == "all" else 120)

@@ -95,7 +95,7 @@ def attend(
         running.read.append(joined(past, own))
     # No fused kernel shows its weights, caps scores or knows a sink.
     is_fused = running.watch is None and softcap is None and sink_H is None
-    if is_fused and past is not None and _goes_apart(past, own, visible):
+    if is_fused and past is not None and _goes_apart(past):
         return _attend_apart(query_BHSE, own, past, visible, scale)
     key_BHKE, value_BHKE = (_of_each_head(query_BHSE.shape[1], part) for part in joined(past, own))
     num_rows_and_keys = key_BGSE.shape[2], key_BHKE.shape[2]
@@ -132,12 +132,11 @@ def _of_each_head(num_heads: int, shared_BGKE: torch.Tensor) -> torch.Tensor:
     return shared_BGKE[:, :, None].expand(-1, -1, num_sharing, -1, -1).flatten(1, 2)
 
 
-def _goes_apart(past: KeysAndValues, own: KeysAndValues, visible: torch.Tensor | None) -> bool:
-    """Whether all rows see one whole prefix, and a kernel for such heads tells its log-sum-exps."""
+def _goes_apart(past: KeysAndValues) -> bool:
+    """Whether all rows look at one prefix, and a kernel for such heads tells its log-sum-exps."""
     past_key_1GPE, past_value_1GPE = past
-    sees_all_past = visible is None or visible.shape[-1] == own[0].shape[2]
     # Only without gradients: torch gives log-sum-exps no derivative, so the merge would lose a part of one.
-    if len(past_key_1GPE) > 1 or not sees_all_past or torch.is_grad_enabled():
+    if len(past_key_1GPE) > 1 or torch.is_grad_enabled():
         return False
     width = past_key_1GPE.shape[-1]
     # CUDA's kernels read heads in pieces of 16 bytes.
@@ -154,17 +153,32 @@ def _attend_apart(
     scale: float | None,
 ) -> torch.Tensor:
     batch_size, num_heads, num_rows, head_width = query_BHSE.shape
-    # The causal mask is among own rows alone: every row sees all of the prefix.
+    num_past = past[0].shape[2]
+    visible_past = None
+    if visible is not None and visible.shape[-1] > own[0].shape[2]:
+        visible = visibility_with_prefix(visible, num_rows, num_past + own[0].shape[2], query_BHSE.device)
+        visible_past, visible = visible[..., :num_past], visible[..., num_past:]
+    # The causal mask is among own rows alone.
     key_BHSE, value_BHSE = (_of_each_head(num_heads, part) for part in own)
     from_own_BHSE, own_sum_BHS = attention_and_log_sum_exp(
         query_BHSE, key_BHSE, value_BHSE, visible, is_causal=visible is None, scale=scale
     )
     # All sequences look at the prefix as if their rows were rows of one, and so do the X heads that share its
     # keys, which are adjacent: N = X B S.
+    num_sharing = num_heads // past[0].shape[1]
     seeing_all_1GNE = query_BHSE.transpose(0, 1).reshape(1, past[0].shape[1], -1, head_width)
+    if visible_past is not None:
+        # In the order of the rows, once for each of the heads that share keys: [1, 1, N, P].
+        visible_BSP = visible_past.expand(batch_size, 1, num_rows, -1)[:, 0]
+        visible_past = visible_BSP.flatten(0, 1).repeat(num_sharing, 1)[None, None]
     from_past_1GNE, past_sum_1GN = attention_and_log_sum_exp(
-        seeing_all_1GNE, *past, None, is_causal=False, scale=scale
+        seeing_all_1GNE, *past, visible_past, is_causal=False, scale=scale
     )
+    if visible_past is not None and visible_past.dtype == torch.bool:
+        # Of a row that sees nothing of the prefix, kernels tell different things.
+        sees_none_1GN = ~visible_past.any(-1)
+        past_sum_1GN = past_sum_1GN.masked_fill(sees_none_1GN, -math.inf)
+        from_past_1GNE = from_past_1GNE.masked_fill(sees_none_1GN[..., None], 0)
     from_past_BHSE = from_past_1GNE.reshape(num_heads, batch_size, num_rows, head_width).transpose(0, 1)
     past_sum_BHS = past_sum_1GN.reshape(num_heads, batch_size, num_rows).transpose(0, 1)
     # Z_past / (Z_past + Z_own), from the logarithms, which neither overflow nor underflow.

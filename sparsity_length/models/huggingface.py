@@ -83,6 +83,11 @@ class HuggingFaceCausalLM(CausalLM):
         model.set_attn_implementation(OURS)
 
     @property
+    def sees_all(self) -> bool:
+        """Not if all layers slide."""
+        return self.window is None or not all(self._slides)
+
+    @property
     def vocabulary_size(self) -> int:
         """Many families pad it beyond their tokenizer's."""
         return self._model.get_output_embeddings().weight.shape[0]

@@ -1,11 +1,11 @@
 """The one interface through which measuring code sees a language model, and its losses and divergences.
 
 A model reads tokens at any position IDs, under any visibility, behind a prefix that it has read before. The
-loss of a token is -ln p from log-sum-exp; how far a prediction moved from a reference is
+loss of a token is -ln p; how far a prediction moved from a reference is
 
     KL(reference || prediction) = sum_v p(v) (ln p(v) - ln q(v))
 
-with both logarithms from log-softmax: 0 where the logits are the same, and small numbers are kept.
+with all logarithms from log-softmax: 0 where the logits are the same, and small numbers are kept.
 
 Shapes: B batch, S rows of a sequence, P rows of a prefix, K = S or P + S rows to look at, T query rows or
 references, D width, V vocabulary, H heads, G key-value heads of width E, N any number of rows.
@@ -81,6 +81,16 @@ class Prefix:
         layers = tuple((key[:, :, :stop], value[:, :, :stop]) for key, value in self.keys_and_values)
         return Prefix(layers, self.position_ids_BP[:, :stop], self.num_leading)
 
+    def beside(self, other: "Prefix") -> "Prefix":
+        """These rows, and behind them another prefix's but for its leading ones, which are the same."""
+        skipped = other.num_leading
+        layers = tuple(
+            joined(own, (key[:, :, skipped:], value[:, :, skipped:]))
+            for own, (key, value) in zip(self.keys_and_values, other.keys_and_values, strict=True)
+        )
+        both_ids = self.position_ids_BP, other.position_ids_BP[:, skipped:]
+        return Prefix(layers, torch.cat(both_ids, dim=1), self.num_leading)
+
 
 def joined(past: KeysAndValues | None, own: KeysAndValues) -> KeysAndValues:
     """Keys and values of a layer's prefix, which may be shared by the batch, and of the rows behind it."""
@@ -125,6 +135,8 @@ class CausalLM(ABC):
 
     _leading: Prefix | None = None
     """See `led_by`."""
+    num_rows_run = 0
+    """Forward tokens until now."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model: nn.Module = model.eval().requires_grad_(False)  # it is measured, not trained
@@ -146,6 +158,11 @@ class CausalLM(ABC):
     @abstractmethod
     def vocabulary_size(self) -> int:
         """Token IDs run from 0 to this, exclusive."""
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether some layer shows every row all rows before it, however far away they are."""
+        return True
 
     @property
     def device(self) -> torch.device:
@@ -208,6 +225,7 @@ class CausalLM(ABC):
             watch=watch,
             read=[] if keeps_rows else None,
         )
+        self.num_rows_run += tokens.shape[0] * tokens.shape[1]
         hidden_BTD = self._states(tokens, position_ids_BS, query_rows_BT, running)
         return hidden_BTD, Prefix(tuple(running.read or ()), running.position_ids_BK, prefix.num_leading)
 
@@ -362,22 +380,6 @@ def _in_blocks(
         yield from zip(*parts, strict=True)
 
 
-def losses_of_hidden_states(
-    model: CausalLM, hidden_BTD: torch.Tensor, target_ids_BT: torch.Tensor
-) -> torch.Tensor:
-    """-ln p of target tokens from the states that predict them: float32 [B, T], nats.
-
-    Log-sum-exp minus the target's logit is the loss; taking the softmax first would lose it to rounding where
-    the model is sure.
-    """
-    losses = []
-    for logits, target_ids_N in _in_blocks(model, hidden_BTD, target_ids_BT.reshape(-1)):
-        # Before log-sum-exp: in bfloat16 a loss of 3 nats would be rounded to steps of 1/64.
-        logits_NV = logits.float()
-        losses.append(logits_NV.logsumexp(-1) - logits_NV.gather(-1, target_ids_N[:, None])[:, 0])
-    return torch.cat(losses).reshape(target_ids_BT.shape)
-
-
 def refuse_not_finite(
     losses_BT: torch.Tensor, position_ids_BS: torch.Tensor, query_rows_BT: torch.Tensor, what: str = "loss"
 ) -> None:
@@ -413,6 +415,11 @@ class Predictions:
     def at(self, places: slice) -> "Predictions":
         """Predictions at some of the places."""
         return Predictions(self.log_probs_TV[places], self.probs_TV[places])
+
+    def losses(self, target_ids_T: np.ndarray) -> np.ndarray:
+        """-ln p of target tokens: float32 [T], nats."""
+        ids_T1 = to_device(target_ids_T[:, None], self.log_probs_TV.device)
+        return -self.log_probs_TV.gather(-1, ids_T1)[:, 0].cpu().numpy()
 
     @property
     def entropies_T(self) -> np.ndarray:

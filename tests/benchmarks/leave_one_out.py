@@ -1,7 +1,7 @@
 """How fast the influence of every distant token is measured: ours beside other ways, on one chunk.
 
 All have the same randomly initialized OLMo, tokens, machine, threads and tokens in a batch:
-  ours                     leave_each_out
+  ours                     leave_out
   all-targets loop         one whole masked forward pass a removed token, for all targets at once; our model
                            code, logits at targets only
   forward per pair         stock OLMo, one masked forward pass for every (target, distant token) pair
@@ -40,15 +40,16 @@ import numpy as np
 import torch
 from olmo.config import ModelConfig
 from olmo.model import OLMo
+from torch.nn.functional import cross_entropy
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from sparsity_length.cli import InputError, Stage, positive_int
 from sparsity_length.measuring.contexts import Batching, full_pass, own_context
-from sparsity_length.measuring.far_context import leave_each_out
+from sparsity_length.measuring.search import leave_out, single_tokens
 from sparsity_length.measuring.settings import ContextLengths
 from sparsity_length.models.devices import keep_freed_memory
-from sparsity_length.models.interface import causal_visibility, losses_of_hidden_states
+from sparsity_length.models.interface import causal_visibility
 from sparsity_length.models.olmo import OLMoCausalLM
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -122,12 +123,12 @@ def problem_of(arguments: argparse.Namespace, length: int, dtype: str) -> Proble
 
 
 def ours(problem: Problem, removed_R: np.ndarray) -> np.ndarray:
-    """`leave_each_out` as the measuring stages call it: [T, R] nats."""
+    """`leave_out` as the measuring stages call it: [T, R] nats."""
     sequence = own_context(problem.chunk_L, problem.lengths)
     batching = Batching(problem.tokens_per_batch)
     full = full_pass(problem.lm, sequence)
-    without = leave_each_out(problem.lm, sequence, batching, full, removed_R)
-    return without.losses[:, removed_R] - full.losses_T[:, None]
+    without = leave_out(problem.lm, sequence, batching, full, single_tokens(removed_R))
+    return without.losses.T - full.losses_T[:, None]
 
 
 def without_edges_into(removed_R: torch.Tensor, num_rows: int) -> torch.Tensor:
@@ -173,7 +174,11 @@ def losses_without(problem: Problem, removed_R: np.ndarray) -> torch.Tensor:
     tokens_RS = tokens_L[:-1].expand(len(removed_R), -1)
     # The last layer at every row, as a plain pass has it.
     hidden_RTD = problem.lm.hidden_states(tokens_RS, positions_1S, visible_RSS, None)[:, targets_T - 1]
-    return losses_of_hidden_states(problem.lm, hidden_RTD, tokens_L[targets_T].expand(len(removed_R), -1))
+    losses = []
+    for hidden_RD, target in zip(hidden_RTD.unbind(1), tokens_L[targets_T], strict=True):
+        logits_RV = problem.lm.logits(hidden_RD)
+        losses.append(cross_entropy(logits_RV, target.expand(len(logits_RV)), reduction="none"))
+    return torch.stack(losses, dim=1)
 
 
 def all_targets_loop(problem: Problem, removed_R: np.ndarray) -> np.ndarray:

@@ -55,7 +55,7 @@ def test_the_page_is_written_and_its_losses_are_those_of_the_stock_model(
     (data,) = re.findall('<script type="application/json" id="data">(.*?)</script>', page)
     shown = json.loads(data)["losses"]
     ids_N = stock.token_ids(text)
-    for name, start in (("full_loss", 0), ("short_loss", 39 - S)):
+    for name, start in (("long_context_loss", 0), ("window_short_loss", 39 - S)):
         expected = -stock.log_probs(ids_N, 39, range(start, 39))[ids_N[39]]
         assert shown[name] == pytest.approx([expected], rel=6e-4)  # four significant digits
     assert text.split()[0] in capsys.readouterr().out.replace("[", "")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from test_task_model import FAMILIES, gapped_ids, task_model, tokens
 
-from sparsity_length.models.interface import causal_visibility, losses_of_hidden_states
+from sparsity_length.models.interface import Predictions, causal_visibility
 from sparsity_length.synthetic.models import TaskLM
 
 NUM_TOKENS = 13
@@ -30,8 +30,8 @@ def test_losses_are_those_of_the_model_at_the_examples_ids(lm: TaskLM) -> None:
     logits = plain.logits(hidden)[:, [4, 9]]
     expected = torch.nn.functional.cross_entropy(logits[0], targets[0], reduction="none")
     states = lm.hidden_states(token_ids, torch.arange(NUM_TOKENS)[None], None, queries)
-    losses = losses_of_hidden_states(lm, states, targets)
-    torch.testing.assert_close(losses[0], expected, rtol=0, atol=STATES_ATOL)
+    losses = torch.as_tensor(Predictions.of(lm.logits(states[0])).losses(targets[0].numpy()))
+    torch.testing.assert_close(losses, expected, rtol=0, atol=STATES_ATOL)
 
 
 STATES_ATOL = 1e-4

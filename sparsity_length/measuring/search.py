@@ -1,0 +1,597 @@
+"""Which distant tokens predictions depend on: screened coarse to fine, then left out exactly, then tried.
+
+Both contexts are read once, the text's own and a swapped one, whose distant tokens are another document's.
+What a span does is then estimated by running only the near rows once more, behind the own keys and values,
+those of the span replaced by the swapped context's (activation patching), or hidden, where nothing replaces
+it. A span costs as many rows as there are near ones, however far away it is. Nothing is copied: estimates
+look at one prefix, which holds the own rows and behind them the swapped ones, and a mask says which of the
+two each of them sees. What the span told the tokens between itself and the near ones is left out of an
+estimate. So the estimates make a short list, and its effects are exact.
+
+Call order:
+    leave_one_out          the effects of every distant token, for rules: of all exact, or of a short list
+    Search.run             the sources of one prediction, for a page
+        screened           groups of about 32 tokens; those that matter in parts, and so on down to units
+            NearRows       what patching a span does: near rows only
+        leave_out          exact: all rows behind the span are run again
+        Search.tried       the sources are put back into other swapped contexts, which did not choose them
+
+In models all of whose layers slide, near rows see nothing beyond a window. There every effect is exact.
+
+Shapes: S rows of a sequence, T targets, Q predicted tokens, V spans or variants, F distant tokens, B batch or
+swaps, C criteria.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from sparsity_length.measuring.contexts import (
+    Batching,
+    FullPass,
+    Measured,
+    PackedSequence,
+    Pass,
+    Rows,
+    hidden_states,
+    measured_passes,
+    read_prefix,
+)
+from sparsity_length.models.interface import CausalLM, Predictions, Prefix
+
+COARSE_TOKENS = 32
+"""Of the groups that are screened first."""
+BRANCHES = 4
+"""Parts that a group is split into; one of at most twice as many units is split into these."""
+NUM_CANDIDATES = 6
+"""Units that may be sources, by each of two screens."""
+
+LONGEST_RUN = 64
+"""Rows by which the targets may lie apart whose near rows are run together."""
+
+Effects = Callable[[np.ndarray], np.ndarray]
+"""Spans, int64 [V, 2] -> what leaving each out does by C criteria to T targets, nats: [C, V, T]."""
+
+
+def leave_out(
+    model: CausalLM,
+    sequence: PackedSequence,
+    batching: Batching,
+    full: FullPass,
+    spans_V2: np.ndarray,
+    *,
+    queries_Q: np.ndarray | None = None,
+    reference: Predictions | None = None,
+    replacement_ids_L: np.ndarray | None = None,
+) -> Measured:
+    """loss(t | all but a span) and its divergence, exactly, of predictions of a sequence: [V, Q] each.
+
+    Only rows behind the beginning of a span change; those before it are the full pass's. Numbers of targets
+    for which a span is not distant are of no use.
+
+    Args:
+        full: the pass that leaves nothing out.
+        spans_V2: starts and ends, ascending.
+        queries_Q: which predictions are asked for; None: all.
+        reference: what the sequence's predictions are compared with; None: those of the full pass.
+        replacement_ids_L: the tokens that stand in for those left out, by position, int64; None: nothing
+            does.
+    """
+    if queries_Q is None:
+        queries_Q = np.arange(len(sequence.query_rows_T))
+    # A mask is about the last rows, so it is run to the last one.
+    is_cut = sequence.visible_WS is None
+    stop = int(sequence.query_rows_T[queries_Q].max()) + 1 if is_cut else len(sequence.token_ids_S)
+    starts_V = spans_V2[:, 0]
+    missing_V = (spans_V2[:, 1] - starts_V) * (replacement_ids_L is None)
+    batches = []
+    # The sequences of a batch are of one length, so as many rows are missing in each.
+    for num_missing in np.unique(missing_V):
+        (of_width_N,) = np.nonzero(missing_V == num_missing)
+        batches += [of_width_N[n] for n in batching.by_start(starts_V[of_width_N], stop - int(num_missing))]
+
+    def passes() -> Iterator[Pass]:
+        """One batch after another, so that only one is sent to the device at a time."""
+        for batch_B in batches:
+            rows = _rows_without(sequence, spans_V2[batch_B], stop, queries_Q, replacement_ids_L)
+            start = int(starts_V[batch_B[0]])
+            before = full.prefix.first(start) if start else None
+            yield Pass(rows, sequence.target_ids_T[None, queries_Q], queries_Q[None], before)
+
+    measured = measured_passes(model, reference or full.predictions, passes())
+    values_2VQ = np.concatenate(measured, axis=1)
+    # The inverse permutation: back from the order of the batches to that of the spans.
+    return Measured(*values_2VQ[:, np.argsort(np.concatenate(batches))])
+
+
+def _rows_without(
+    sequence: PackedSequence,
+    spans_B2: np.ndarray,
+    stop: int,
+    queries_Q: np.ndarray,
+    replacement_ids_L: np.ndarray | None,
+) -> Rows:
+    """The rows from the first span on, with nothing or replacements in place of one of the spans each.
+
+    Where a removed row is a target's own query row, the entry is another row's; a query row is never distant
+    context, so such entries are of no use.
+    """
+    starts_B1, ends_B1 = spans_B2[:, :1], spans_B2[:, 1:]
+    start = int(starts_B1[0, 0])
+    num_missing = int(ends_B1[0, 0] - start) if replacement_ids_L is None else 0
+    rows_BS = np.arange(start, stop - num_missing)[None]
+    if replacement_ids_L is None:
+        # From row 5 on without row 6: rows 5, 6, 7, … become 5, 7, 8, …
+        rows_BS = rows_BS + num_missing * (rows_BS >= starts_B1)
+        tokens_BS = sequence.token_ids_S[rows_BS]
+    else:
+        is_replaced_BS = (rows_BS >= starts_B1) & (rows_BS < ends_B1)
+        # A packed null may have more rows than a chunk has tokens; clipped ones are never replaced.
+        replacements_1S = replacement_ids_L.take(rows_BS, mode="clip")
+        tokens_BS = np.where(is_replaced_BS, replacements_1S, sequence.token_ids_S[rows_BS])
+    queries_1Q = sequence.query_rows_T[None, queries_Q]
+    # Which distant row is gone makes no difference to who sees whom among the rows that stay, and all of them
+    # see all before `start`, save for targets whose distant context the removed row is not in, and those
+    # entries are of no use: one mask for all removals, and no mask for the prefix.
+    return Rows(
+        tokens_BS,
+        # IDs are taken along with the tokens: what stays does not move into the gap.
+        sequence.position_ids_S[rows_BS],
+        None if sequence.visible_WS is None else sequence.visible_WS[None, :, start + num_missing :],
+        # Negative only for targets that precede the batch.
+        (queries_1Q - num_missing * (queries_1Q > starts_B1) - start).clip(min=0),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class NearRows:
+    """The near rows of some predictions, behind distant rows of which any may be another context's."""
+
+    model: CausalLM
+    batching: Batching
+    sequence: PackedSequence
+    full: FullPass
+    queries_Q: np.ndarray
+    """The predictions, int64."""
+    other: Prefix | None
+    """Distant rows of a swapped context; None: distant rows are hidden, and nothing is in their place."""
+
+    @cached_property
+    def start(self) -> int:
+        """The first near row: rows before it are distant, for each of the predictions."""
+        return int(self.sequence.num_far_tokens_T[self.queries_Q].min())
+
+    @cached_property
+    def stop(self) -> int:
+        """Behind the last row."""
+        return int(self.sequence.query_rows_T[self.queries_Q].max()) + 1
+
+    @cached_property
+    def prefix(self) -> Prefix:
+        """The own distant rows, and behind them the other context's."""
+        own = self.full.prefix.first(self.start)
+        return own if self.other is None else own.beside(self.other.first(self.start))
+
+    @cached_property
+    def _visible_SK(self) -> np.ndarray:
+        """Which row sees which, those of the own context."""
+        visible_SS = np.tri(len(self.sequence.token_ids_S), dtype=bool)
+        if self.sequence.visible_WS is not None:
+            visible_SS[-len(self.sequence.visible_WS) :] = self.sequence.visible_WS
+        return visible_SS[self.start : self.stop, : self.stop]
+
+    def measured(self, is_own_VF: np.ndarray) -> Measured:
+        """Losses, and divergences from the full pass, where these distant rows are the own ones: [V, Q] each.
+
+        The others are those of the swapped context at the same positions, or hidden.
+        """
+        sequence = self.sequence
+        near_S = slice(self.start, self.stop)
+        targets_1Q = sequence.target_ids_T[None, self.queries_Q]
+        distant_SF, near_SS = np.split(self._visible_SK, [self.start], axis=1)
+
+        def passes() -> Iterator[Pass]:
+            for batch in self.batching.of_many(len(is_own_VF), self.stop - self.start):
+                is_own_B1F = is_own_VF[batch, None]
+                seen = [distant_SF & is_own_B1F]
+                if self.other is not None:
+                    seen.append(distant_SF & ~is_own_B1F)
+                num = len(is_own_B1F)
+                seen.append(np.broadcast_to(near_SS, (num, *near_SS.shape)))
+                rows = Rows(
+                    np.tile(sequence.token_ids_S[near_S], (num, 1)),
+                    sequence.position_ids_S[None, near_S],
+                    np.concatenate(seen, axis=2),
+                    sequence.query_rows_T[None, self.queries_Q] - self.start,
+                )
+                yield Pass(rows, targets_1Q, self.queries_Q[None], self.prefix)
+
+        measured = measured_passes(self.model, self.full.predictions, passes())
+        return Measured(*np.concatenate(measured, axis=1))
+
+    def without(self, spans_V2: np.ndarray) -> Measured:
+        """The same where each span alone is not the own one."""
+        return self.measured(~is_within(spans_V2, self.start))
+
+
+def screened(
+    effects: Effects, edges_E: np.ndarray, num_units: int, ends: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Estimate what leaving out distant tokens does, in groups, and in units where it matters.
+
+    Groups among the `num_units` spans of the largest effects on a target are split, again and again, until
+    these are units; the last criterion decides. Targets share the spans.
+
+    Args:
+        effects: estimates them.
+        edges_E: where units begin, and where the last one ends, ascending.
+        ends: preferred ends of the first groups.
+
+    Returns:
+        The spans, int64 [V, 2], ascending, which cover all from the first edge to the last; and what each
+        does, [C, V, T].
+    """
+    spans_V2 = _groups(edges_E, () if ends is None else ends)
+    effects_CVT = effects(spans_V2)
+    while True:
+        is_urgent_V = np.zeros(len(spans_V2), dtype=bool)
+        for sizes_V in np.abs(effects_CVT[-1].T):
+            is_urgent_V[by_size(sizes_V, spans_V2[:, 0])[:num_units]] = True
+        num_units_V = np.diff(np.searchsorted(edges_E, spans_V2), axis=1)[:, 0]
+        (split_N,) = np.nonzero(is_urgent_V & (num_units_V > 1))
+        if not len(split_N):
+            return spans_V2, effects_CVT
+        parts_V2 = np.concatenate([_parts(edges_E, *span) for span in spans_V2[split_N]])
+        spans_V2 = np.concatenate([np.delete(spans_V2, split_N, axis=0), parts_V2])
+        effects_CVT = np.concatenate([np.delete(effects_CVT, split_N, axis=1), effects(parts_V2)], axis=1)
+        order_V = np.argsort(spans_V2[:, 0])
+        spans_V2 = spans_V2[order_V]
+        effects_CVT = effects_CVT[:, order_V]
+
+
+def by_size(sizes_V: np.ndarray, starts_V: np.ndarray) -> np.ndarray:
+    """The order of spans, the largest first, of equals the nearer: the same on all processors."""
+    # Sums differ in their last bits between processors, and what is split must not.
+    return np.lexsort((-starts_V, -np.round(sizes_V, 5)))
+
+
+def _groups(edges_E: np.ndarray, ends: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Spans [V, 2] of some `COARSE_TOKENS` tokens, whole sentences if short; a longer unit is one."""
+    starts = [int(edges_E[0])]
+    # A group ends at `edge` if the next unit, up to `following`, would overfill it.
+    for edge, following in pairwise(edges_E[1:].tolist()):
+        ends_well = edge in ends and edge - starts[-1] >= COARSE_TOKENS // 2
+        if ends_well or following - starts[-1] > COARSE_TOKENS:
+            starts.append(edge)
+    return np.array([*pairwise([*starts, int(edges_E[-1])])])
+
+
+def _parts(edges_E: np.ndarray, start: int, end: int) -> np.ndarray:
+    """The spans that one is split into, [V, 2]: its units, or four parts of about as many units each."""
+    starts_U = edges_E[slice(*np.searchsorted(edges_E, (start, end)))]
+    if len(starts_U) > 2 * BRANCHES:
+        starts_U = np.array([part[0] for part in np.array_split(starts_U, BRANCHES)])
+    return np.column_stack([starts_U, np.append(starts_U[1:], end)])
+
+
+def leave_one_out(
+    model: CausalLM,
+    sequence: PackedSequence,
+    batching: Batching,
+    full: FullPass,
+    swaps: np.ndarray | Sequence[None],
+    num_exact: int | None,
+) -> np.ndarray:
+    """What leaving out each distant token does to each target, exactly, or as far as a screen finds it.
+
+    Args:
+        swaps: other documents' tokens by position that stand in for what is left out, or None for nothing,
+            one after another; effects are means over them.
+        num_exact: the tokens of each target that are left out exactly, those with the largest estimated
+            divergences; all tokens are, if None. Targets share them.
+
+    Returns:
+        Rises of the loss and divergences, nats, [2, 2, T, F]: of the tokens left out exactly, NaN of all
+        others; and scores to rank by: the exact effects, above the estimates of the others. A group that
+        was not split has an equal share for each token.
+    """
+    num_far_T = sequence.num_far_tokens_T
+    num_far = int(num_far_T[-1])
+
+    def exact(rows_R: np.ndarray) -> np.ndarray:
+        spans_R2 = single_tokens(rows_R)
+        of_each = [
+            leave_out(model, sequence, batching, full, spans_R2, replacement_ids_L=swap_L) for swap_L in swaps
+        ]
+        effects_2RT = np.mean(of_each, axis=0)
+        # Losses (index 0) become rises; divergences are from the full pass already.
+        effects_2RT[0] -= full.losses_T
+        return effects_2RT
+
+    effects_2TF = np.full((2, len(num_far_T), num_far), np.nan, dtype=np.float32)
+    if num_exact is None or num_exact >= num_far or not model.sees_all:
+        rows_R = np.arange(num_far)
+        effects_2TF[:, :, rows_R] = np.swapaxes(exact(rows_R), 1, 2)
+        effects_2TF = far_context_only(effects_2TF, num_far_T)
+        return np.stack([effects_2TF, effects_2TF])
+    others = [None if swap_L is None else read_prefix(model, swap_L[:num_far]) for swap_L in swaps]
+    estimates_2TF = effects_2TF.copy()
+    is_exact_TF = np.zeros((len(num_far_T), num_far), dtype=bool)
+    for queries_Q in _runs(sequence):
+        near = [NearRows(model, batching, sequence, full, queries_Q, other) for other in others]
+
+        def patched(spans_V2: np.ndarray, near: Sequence[NearRows] = near) -> np.ndarray:
+            effects_2VQ = np.mean([of_swap.without(spans_V2) for of_swap in near], axis=0)
+            effects_2VQ[0] -= full.losses_T[near[0].queries_Q]
+            return effects_2VQ
+
+        start = near[0].start
+        spans_V2, effects_2VQ = screened(patched, np.arange(start + 1), num_exact)
+        widths_V = np.diff(spans_V2, axis=1)[:, 0]
+        of_tokens_2FQ = np.repeat(effects_2VQ / widths_V[:, None], widths_V, axis=1)
+        estimates_2TF[:, queries_Q, :start] = np.swapaxes(of_tokens_2FQ, 1, 2)
+        for target, sizes_F in zip(queries_Q, of_tokens_2FQ[1].T, strict=True):
+            is_exact_TF[target, by_size(sizes_F, np.arange(start))[:num_exact]] = True
+        # Distant tokens among the near rows of a run are near to where it ends, and soon left out.
+        is_exact_TF[queries_Q, start:] = True
+    is_exact_TF &= np.arange(num_far) < num_far_T[:, None]
+    (rows_R,) = np.nonzero(is_exact_TF.any(axis=0))
+    effects_2TF[:, :, rows_R] = np.swapaxes(exact(rows_R), 1, 2)
+    effects_2TF = far_context_only(effects_2TF, num_far_T)
+    # Estimates are on a scale of their own: they never come before what is exact.
+    above_2T1 = np.nan_to_num(np.nanmax(estimates_2TF, axis=-1, keepdims=True, initial=0))
+    lowest_2T1 = np.nanmin(np.where(is_exact_TF, effects_2TF, np.nan), axis=-1, keepdims=True)
+    scores_2TF = np.where(is_exact_TF, effects_2TF - lowest_2T1 + above_2T1, estimates_2TF)
+    return np.stack([effects_2TF, scores_2TF])
+
+
+def _runs(sequence: PackedSequence) -> list[np.ndarray]:
+    """Predictions whose near rows are run together: neighbors, if that is no more rows than apart."""
+    places_T = np.arange(len(sequence.query_rows_T))
+    if sequence.visible_WS is not None:  # a packed null: windows one behind another
+        return [places_T]
+    num_far_T = sequence.num_far_tokens_T
+    num_near = int(sequence.query_rows_T[0]) + 1 - int(num_far_T[0])
+    runs: list[list[int]] = [[0]]
+    for place in places_T[1:].tolist():
+        is_near = num_far_T[place] - num_far_T[runs[-1][-1]] <= num_near
+        if is_near and num_far_T[place] - num_far_T[runs[-1][0]] < LONGEST_RUN:
+            runs[-1].append(place)
+        else:
+            runs.append([place])
+    return [np.array(run) for run in runs]
+
+
+def single_tokens(rows_R: np.ndarray) -> np.ndarray:
+    """Each of these rows as a span: [R, 2]."""
+    return np.column_stack([rows_R, rows_R + 1])
+
+
+def far_context_only(values_TF: np.ndarray, num_far_tokens_T: np.ndarray) -> np.ndarray:
+    """The values, NaN in place of those of positions beyond a target's own distant context."""
+    return np.where(np.arange(values_TF.shape[-1]) < num_far_tokens_T[:, None], values_TF, np.float32(np.nan))
+
+
+class Found(NamedTuple):
+    """The sources of one target, the last to be given up first, and what they do; nats."""
+
+    spans_K2: np.ndarray
+    """Starts and ends: int64."""
+    effects_K: np.ndarray
+    """What swapping each alone does, exactly: float32."""
+    remaining_K: np.ndarray
+    """Estimates of the effect that remains with the first of them, with the first two, and so on: means over
+    the trial's swapped contexts."""
+    short_loss: float
+    """loss(t | short context alone), of the first predicted token."""
+    without: list[Predictions]
+    """What the model predicts in each swapped context of the trial."""
+    with_sources: list[Predictions]
+    """The same with the sources put back."""
+
+
+@dataclass(eq=False)
+class Search:
+    """The sources of predictions in one text; those of one do not depend on which others are searched."""
+
+    model: CausalLM
+    batching: Batching
+    sequence: PackedSequence
+    full: FullPass
+    """Nothing swapped."""
+    search_swap_S: np.ndarray
+    """Another document's tokens by position: they replace what is left out."""
+    trial_swaps_BS: np.ndarray
+    """Others', in which sources are tried."""
+    unit_starts: np.ndarray
+    """Where units begin, ascending; tokens before the first are never left out."""
+    sentence_starts: np.ndarray
+    """Preferred ends of the first groups."""
+    k: int
+    """Sources of a target."""
+    weights_Q: np.ndarray | None = None
+    """Weights of the predicted tokens' losses in the effect on one target; None: each token is a target, and
+    effects are divergences."""
+    is_exact: bool = False
+    """Every unit is swapped for every target, which share the passes, and sources are those of the largest
+    effects, as the rule leave_one_out_divergence ranks them."""
+
+    @cached_property
+    def prefixes(self) -> list[Prefix]:
+        """The distant rows of the search's swapped context, and of those of the trial."""
+        swaps_BS = [self.search_swap_S, *self.trial_swaps_BS]
+        num_far = int(self.sequence.num_far_tokens_T.max())
+        return [read_prefix(self.model, swap_S[:num_far]) for swap_S in swaps_BS]
+
+    def queries_of(self, target: int) -> np.ndarray:
+        """The predicted tokens of a target."""
+        if self.weights_Q is None:
+            return np.array([target])
+        return np.arange(len(self.sequence.query_rows_T))
+
+    def effects(self, losses: np.ndarray, divergences: np.ndarray) -> np.ndarray:
+        """What contexts do to a target, from what they do to its predicted tokens, [V, Q]: [V]."""
+        if self.weights_Q is None:
+            return divergences[:, 0]
+        # Weights are 1 for what came and -1 for the other: the rise of one loss less that of the other is
+        # the fall of log p(what came) - log p(other).
+        return np.asarray((losses - self.full.losses_T) @ self.weights_Q)
+
+    def exact(self, spans_V2: np.ndarray, queries_Q: np.ndarray) -> Measured:
+        """What swapping each span alone does to predicted tokens: [V, Q] each."""
+        return leave_out(
+            self.model,
+            self.sequence,
+            self.batching,
+            self.full,
+            spans_V2,
+            queries_Q=queries_Q,
+            replacement_ids_L=self.search_swap_S,
+        )
+
+    def run(self, target: int) -> Found:
+        """Search the sources of a target, and try them."""
+        queries_Q = self.queries_of(target)
+        num_far = int(self.sequence.num_far_tokens_T[target])
+        edges_E = np.append(self.unit_starts[self.unit_starts < num_far], num_far)
+        if self.is_exact:
+            spans_K2 = self._largest(*self._of_all_units(target, edges_E))
+        elif self.model.sees_all:
+            spans_K2 = self._chosen(edges_E, queries_Q)
+        else:
+            # Near rows see nothing beyond a window, so that no estimate would tell of it.
+            def by_swap(spans_V2: np.ndarray) -> np.ndarray:
+                return self.effects(*self.exact(spans_V2, queries_Q))[None, :, None]
+
+            spans_V2, effects_CVT = screened(by_swap, edges_E, self.k, self.sentence_starts)
+            spans_K2 = self._largest(spans_V2, effects_CVT[0, :, 0])
+        return Found(
+            spans_K2,
+            self.effects(*self.exact(spans_K2, queries_Q)),
+            self._remaining(spans_K2, queries_Q),
+            float(self._hidden(queries_Q).losses[0, 0]),
+            *self._tried(spans_K2, queries_Q),
+        )
+
+    def _largest(self, spans_V2: np.ndarray, effects_V: np.ndarray) -> np.ndarray:
+        return spans_V2[by_size(np.abs(effects_V), spans_V2[:, 0])[: self.k]]
+
+    @cached_property
+    def _every_unit(self) -> tuple[np.ndarray, Measured]:
+        """All units that are distant tokens of a target, and what swapping each alone does to all queries."""
+        num_far = int(self.sequence.num_far_tokens_T.max())
+        starts_U = self.unit_starts[self.unit_starts < num_far]
+        spans_V2 = np.column_stack([starts_U, np.append(starts_U[1:], num_far)])
+        return spans_V2, self.exact(spans_V2, np.arange(len(self.sequence.query_rows_T)))
+
+    def _of_all_units(self, target: int, edges_E: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The units of a target, and what swapping each does; its near tokens may cut the last."""
+        spans_V2, measured = self._every_unit
+        queries_Q = self.queries_of(target)
+        own_V2 = np.column_stack([edges_E[:-1], edges_E[1:]])
+        of_units_V = self.effects(*(values_VQ[: len(own_V2), queries_Q] for values_VQ in measured))
+        if spans_V2[len(own_V2) - 1, 1] != own_V2[-1, 1]:
+            of_units_V[-1:] = self.effects(*self.exact(own_V2[-1:], queries_Q))
+        return own_V2, of_units_V
+
+    def _hidden(self, queries_Q: np.ndarray) -> Measured:
+        """What the short context alone does."""
+        near = self._near(queries_Q, None)
+        return near.measured(np.zeros((1, near.start), dtype=bool))
+
+    def _near(self, queries_Q: np.ndarray, other: Prefix | None) -> NearRows:
+        return NearRows(self.model, self.batching, self.sequence, self.full, queries_Q, other)
+
+    def _chosen(self, edges_E: np.ndarray, queries_Q: np.ndarray) -> np.ndarray:
+        """The k units that the others can do without, in the search's swapped context: spans [K, 2].
+
+        Candidates are the units whose removal does most, and those that alone restore most: of evidence that
+        is given twice no copy is missed, and of two tokens needed together neither helps alone. Then the
+        least needed one is given up, again and again, and the last to be given up comes first.
+        """
+        removed = self._near(queries_Q, None)
+        swapped = self._near(queries_Q, self.prefixes[0])
+        (nothing,) = self.effects(*swapped.measured(np.zeros((1, swapped.start), dtype=bool)))
+
+        def by_removal(spans_V2: np.ndarray) -> np.ndarray:
+            return self.effects(*removed.measured(~is_within(spans_V2, removed.start)))[None, :, None]
+
+        def by_restoring(spans_V2: np.ndarray) -> np.ndarray:
+            remaining_V = self.effects(*swapped.measured(is_within(spans_V2, swapped.start)))
+            return nothing - remaining_V[None, :, None]
+
+        candidates = set()
+        for effects in (by_removal, by_restoring):
+            spans_V2, effects_CVT = screened(effects, edges_E, NUM_CANDIDATES, self.sentence_starts)
+            order_V = by_size(np.abs(effects_CVT[0, :, 0]), spans_V2[:, 0])
+            candidates |= {(int(start), int(end)) for start, end in spans_V2[order_V[:NUM_CANDIDATES]]}
+        kept = sorted(candidates)
+        given_up: list[tuple[int, int]] = []
+        while len(kept) > 1:
+            is_own_NF = is_within(np.array(kept), swapped.start)
+            # Units do not overlap: all of them but one.
+            without_each_NF = is_own_NF.any(axis=0) & ~is_own_NF
+            remaining_N = np.abs(self.effects(*swapped.measured(without_each_NF)))
+            # Of equals the farther one goes.
+            given_up.append(kept.pop(int(np.argmin(np.round(remaining_N, 5)))))
+        ranked = [*kept, *given_up[::-1]]
+        return np.array(ranked[: self.k])
+
+    def _remaining(self, spans_K2: np.ndarray, queries_Q: np.ndarray) -> np.ndarray:
+        remaining_BK = []
+        for prefix in self.prefixes[1:]:
+            near = self._near(queries_Q, prefix)
+            is_own_KF = np.logical_or.accumulate(is_within(spans_K2, near.start), axis=0)
+            remaining_BK.append(self.effects(*near.measured(is_own_KF)))
+        return np.mean(remaining_BK, axis=0)
+
+    def _tried(
+        self, spans_K2: np.ndarray, queries_Q: np.ndarray
+    ) -> tuple[list[Predictions], list[Predictions]]:
+        """What is predicted in each swapped context of the trial, and with the sources put back."""
+        sequence = self.sequence
+        num_far = int(sequence.num_far_tokens_T[queries_Q].min())
+        is_own_F = is_within(spans_K2, num_far).any(axis=0)
+        first = int(spans_K2[:, 0].min())
+        without, with_sources = [], []
+        for swap_S, prefix in zip(self.trial_swaps_BS, self.prefixes[1:], strict=True):
+            without.append(self._read(sequence.token_ids_S, num_far, prefix, queries_Q))
+            restored_S = sequence.token_ids_S.copy()
+            restored_S[:num_far] = np.where(is_own_F, restored_S[:num_far], swap_S[:num_far])
+            # Before its first source it is the swapped text, which the prefix holds.
+            with_sources.append(self._read(restored_S, first, prefix, queries_Q))
+        return without, with_sources
+
+    def _read(
+        self, token_ids_S: np.ndarray, start: int, prefix: Prefix, queries_Q: np.ndarray
+    ) -> Predictions:
+        """What is predicted by rows from `start` on, behind a prefix."""
+        sequence = self.sequence
+        is_cut = sequence.visible_WS is None
+        stop = int(sequence.query_rows_T[queries_Q].max()) + 1 if is_cut else len(token_ids_S)
+        rows = Rows(
+            token_ids_S[None, start:stop],
+            sequence.position_ids_S[None, start:stop],
+            None if sequence.visible_WS is None else sequence.visible_WS[None, :, start:],
+            sequence.query_rows_T[None, queries_Q] - start,
+        )
+        hidden_1QD = hidden_states(self.model, rows, prefix.first(start) if start else None)
+        return Predictions.of(self.model.logits(hidden_1QD[0]))
+
+    def effect_of(self, predictions: Predictions, queries_Q: np.ndarray) -> float:
+        """What a context does to a target, from what is predicted there."""
+        index_Q = torch.as_tensor(queries_Q, device=self.model.device)
+        divergences_Q = self.full.predictions.divergences(predictions.log_probs_TV, index_Q)
+        losses_Q = predictions.losses(self.sequence.target_ids_T[queries_Q])
+        return float(self.effects(losses_Q[None], divergences_Q.cpu().numpy()[None])[0])
+
+
+def is_within(spans_V2: np.ndarray, num_far: int) -> np.ndarray:
+    """Which of so many rows each span holds: bool [V, F]."""
+    places_F = np.arange(num_far)
+    return (places_F >= spans_V2[:, :1]) & (places_F < spans_V2[:, 1:])

@@ -1,0 +1,95 @@
+"""What patching spans of keys and values does: the stock model with a cache that is put together by hand."""
+
+import numpy as np
+import pytest
+import torch
+from hugging_face_families import VOCABULARY_SIZE, make_model
+from transformers import DynamicCache, PreTrainedModel
+
+from sparsity_length.measuring.contexts import Batching, full_pass, own_context, read_prefix
+from sparsity_length.measuring.search import NearRows, screened
+from sparsity_length.measuring.settings import ContextLengths
+from sparsity_length.models.huggingface import HuggingFaceCausalLM
+
+LENGTHS = ContextLengths(short_context_length=4, long_context_length=40, targets_per_chunk=6, target_stride=5)
+SPANS = np.array([[0, 5], [7, 8], [20, 30]])
+
+
+def patched(
+    stock: PreTrainedModel, own_L: np.ndarray, other_L: np.ndarray, start: int, stop: int, span: list[int]
+) -> torch.Tensor:
+    """Predictions of the rows [start, stop), behind rows of which a span's are another text's: [S, V]."""
+    caches = []
+    for ids_L in (own_L, other_L):
+        cache = DynamicCache(config=stock.config)
+        stock(torch.tensor(ids_L[None, :start]), past_key_values=cache)
+        caches.append(cache)
+    for own, other in zip(caches[0].layers, caches[1].layers, strict=True):
+        own.keys[:, :, slice(*span)] = other.keys[:, :, slice(*span)]
+        own.values[:, :, slice(*span)] = other.values[:, :, slice(*span)]
+    ids = torch.tensor(own_L[None, start:stop])
+    return stock(ids, past_key_values=caches[0]).logits[0].log_softmax(-1)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox", "phi"])
+def test_patched_rows_are_those_of_the_stock_model(family: str) -> None:
+    stock = make_model(family)
+    model = HuggingFaceCausalLM(make_model(family))
+    own_L, other_L = np.random.default_rng(0).integers(1, VOCABULARY_SIZE, (2, LENGTHS.long_context_length))
+    sequence = own_context(own_L, LENGTHS)
+    full = full_pass(model, sequence)
+    # Both targets' near rows run together, from the first one's on.
+    queries_Q = np.array([0, 1])
+    near = NearRows(model, Batching(24), sequence, full, queries_Q, read_prefix(model, other_L[:36]))
+    found = near.without(SPANS)
+    assert near.start == LENGTHS.num_far_tokens_T[0] and near.stop == LENGTHS.targets_T[1]
+    with torch.inference_mode():
+        for row, span in enumerate(SPANS.tolist()):
+            log_probs_SV = patched(stock, own_L, other_L, near.start, near.stop, span)
+            whole_SV = stock(torch.tensor(own_L[None, : near.stop])).logits[0].log_softmax(-1)
+            for query, target in enumerate(LENGTHS.targets_T[:2]):
+                of_V = log_probs_SV[target - 1 - near.start]
+                full_V = whole_SV[target - 1]
+                divergence = float((full_V.exp() * (full_V - of_V)).sum())
+                assert found.losses[row, query] == pytest.approx(-float(of_V[own_L[target]]), abs=2e-5)
+                assert found.divergences[row, query] == pytest.approx(divergence, abs=2e-5)
+
+
+def test_nothing_patched_is_the_full_context_and_all_hidden_is_the_short_one() -> None:
+    stock = make_model("llama")
+    model = HuggingFaceCausalLM(make_model("llama"))
+    own_L = np.random.default_rng(1).integers(1, VOCABULARY_SIZE, LENGTHS.long_context_length)
+    sequence = own_context(own_L, LENGTHS)
+    full = full_pass(model, sequence)
+    near = NearRows(model, Batching(2048), sequence, full, np.array([1]), None)
+    all_and_nothing = np.array([np.ones(near.start, bool), np.zeros(near.start, bool)])
+    found = near.measured(all_and_nothing)
+    target = LENGTHS.targets_T[1]
+    ids = torch.tensor(own_L[None, target - 4 : target])
+    with torch.inference_mode():
+        positions = torch.arange(target - 4, target)[None]
+        mask = torch.zeros(1, 1, 4, 4).masked_fill(~torch.ones(4, 4).tril().bool(), torch.finfo().min)
+        logits = stock(ids, position_ids=positions, attention_mask=mask).logits[0, -1]
+    short = -float(logits.log_softmax(-1)[own_L[target]])
+    np.testing.assert_allclose(found.losses[:, 0], [full.losses_T[1], short], atol=2e-5)
+    assert found.divergences[0, 0] == pytest.approx(0, abs=1e-6)
+
+
+def test_groups_are_split_down_to_the_units_that_matter() -> None:
+    """Of 200 words of two tokens, those at 60 and 310 matter, one target each; effects add up."""
+    edges_E = np.arange(0, 402, 2)
+    weights_2F = np.zeros((2, 400))
+    weights_2F[0, 60] = weights_2F[1, 311] = 3.0
+    asked: list[int] = []
+
+    def effects(spans_V2: np.ndarray) -> np.ndarray:
+        asked.append(len(spans_V2))
+        return np.array([[[row_F[start:end].sum() for row_F in weights_2F] for start, end in spans_V2]])
+
+    spans_V2, effects_CVT = screened(effects, edges_E, 1)
+    assert spans_V2[0, 0] == 0 and spans_V2[-1, 1] == 400
+    assert (spans_V2[1:, 0] == spans_V2[:-1, 1]).all()
+    largest = spans_V2[effects_CVT[0].argmax(axis=0)].tolist()
+    assert largest == [[60, 62], [310, 312]] and effects_CVT[0].max(axis=0).tolist() == [3.0, 3.0]
+    # 13 groups of 32 tokens, two of which are split in four, and twice a part into its words.
+    assert asked == [13, 8, 8]
