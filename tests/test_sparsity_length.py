@@ -247,7 +247,6 @@ def test_many_texts_give_a_list_of_what_each_gives_alone(llama: Path) -> None:
         assert found.frame["source"].tolist() == expected.frame["source"].tolist()
     (one,) = explain([texts[1]], str(llama), **asked)
     assert one.summary == alone[1].summary
-    assert explain([], str(llama)) == []
     with pytest.raises(InputError, match="^text 1: the text is empty"):
         explain([texts[1], ""], str(llama), **asked)
     with pytest.raises(InputError, match="give one column of it"):

@@ -322,10 +322,11 @@ def influential_tokens(
 @wraps(explanation.explain)
 def explain(text: Any, *others: Any, **settings: Any) -> Explanation | list[Explanation]:
     """`explanation.explain` of one text, or a list of what it gives for each of many."""
-    if is_one_text(text):
-        return explanation.explain(text, *others, **settings)
+    texts = _many(text)
+    if is_one_text(text) or not texts:  # an empty list is a chat without messages, too
+        return explanation.explain(texts[0] if texts else [], *others, **settings)
     explanations = []
-    for number, one in enumerate(_many(text)):
+    for number, one in enumerate(texts):
         try:
             explanations.append(explanation.explain(one, *others, **settings))
         except InputError as error:
