@@ -377,10 +377,10 @@ def test_an_answer_is_what_the_template_writes_of_it(
         assert f"{role}: " in read.text[:start] and "<|im_end|>" in read.text[end:]
 
 
-def test_no_text_is_nothing_to_explain(model: Path) -> None:
+@pytest.mark.parametrize("nothing", [[], "", np.array([], int)])
+def test_no_messages_and_no_text_are_nothing_to_explain(nothing: Any, model: Path) -> None:
     with pytest.raises(InputError, match="the text is empty, or there are no messages"):
-        explain("", str(model))
-    assert explain([], str(model)) == []
+        explain(nothing, str(model))
 
 
 def test_a_chat_s_other_messages_are_the_template_s(model: Path, caplog: pytest.LogCaptureFixture) -> None:

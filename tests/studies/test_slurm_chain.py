@@ -3,13 +3,13 @@
 import re
 import shlex
 from collections.abc import Callable
-from importlib import import_module
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sparsity_length.programs import pretrain
 
+from sparsity_length.cli import stage_of
 from sparsity_length.measuring.rules import TRIAL_SWAPS
 from sparsity_length.studies.cluster import (
     forward_tokens,
@@ -82,9 +82,12 @@ def test_hours_and_disk_are_counted(study_file: Callable[..., Path], monkeypatch
     monkeypatch.chdir(path.parent)
     study = load_study(path, ["sizes.tiny.overrides=[save_interval=3,scheduler.t_warmup=2]"])
     commands = {command.name: command for command in commands_of(study)}
-    config = pretrain.check(
-        pretrain.parser().parse_args(commands["tiny-short-seed0"].arguments), pretrain._NO_TEXT
-    )
+
+    def asked_by(name: str, *needed: Any) -> Any:
+        stage = stage_of(commands[name].stage)
+        return stage.settings(stage.parse(commands[name].arguments), needed)
+
+    config = asked_by("tiny-short-seed0")
     # tiny.yaml: 2 layers of width 128 with a SwiGLU of 512; 300 tokens take 384 rows, tied.
     weights = num_weights(config, "bpe:300")
     assert weights == 384 * 128 + 2 * (4 * 128**2 + 128 * 512 + 256 * 128)
@@ -94,8 +97,7 @@ def test_hours_and_disk_are_counted(study_file: Callable[..., Path], monkeypatch
     assert num_checkpoints(config) == 2  # steps 3 and 4
 
     def tokens_of(name: str) -> float:
-        program = import_module(f"sparsity_length.programs.{commands[name].stage}")
-        return forward_tokens(program.check(program.parser().parse_args(commands[name].arguments)), 5)
+        return forward_tokens(asked_by(name), 5)
 
     # Five documents of 64 tokens, 4 targets with 8 near tokens and at most 55 distant ones.
     assert tokens_of("loss_differences-tiny") == 5 * (64 + 4 * 8)
