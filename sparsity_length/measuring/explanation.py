@@ -33,7 +33,6 @@ from sparsity_length.measuring.settings import NUM_SOURCES, NUM_TARGETS, SHORT_C
 from sparsity_length.measuring.stage import failures_in_words
 from sparsity_length.measuring.windows import window_losses, window_starts
 from sparsity_length.models.interface import CausalLM, Predictions
-from sparsity_length.models.rope import RopeScaling
 from sparsity_length.pages import html_page
 from sparsity_length.results.files import write_text
 from sparsity_length.results.table import as_table, printable
@@ -340,7 +339,7 @@ def explain(
         device=device,
         dtype=dtype,
         trust_remote_code=trust_remote_code,
-        rope=None if rope is None else RopeScaling.parse(rope),
+        rope=rope,
     )
     reader = given.tokenizer(tokenizer, bos=bos, special_tokens=special_tokens)
     tokens = reader.read(text, begins_answer=generate is not None)

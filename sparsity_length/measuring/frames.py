@@ -93,6 +93,7 @@ def losses(
     special_tokens: bool = False,
     dtype: str = "float32",
     device: str | None = None,
+    rope: str | None = None,
 ) -> pd.DataFrame:
     """The loss of each token with everything before it, and with only the tokens right before it.
 
@@ -114,6 +115,7 @@ def losses(
         num_targets: measure the last so many tokens of each text only; None: all.
         dtype, device: of a model that is loaded here. "bfloat16" takes half the memory and may choose other
             tokens that matter about as much. A model that needs more is loaded by you.
+        rope: scales the RoPE of a model that is loaded here, such as "yarn:2"; None: as it was trained.
         bos, special_tokens: "auto" puts before a text what the tokenizer puts there, "none" nothing; whether
             control tokens in a text are read as such.
 
@@ -143,7 +145,7 @@ def losses(
     context_lengths = sorted({*(asked or [short_context_length])})
     # Tokens before the first target; by length, the longest context may be all that there is.
     before = max(2, context_lengths[-1]) if asked else short_context_length + 1
-    given = GivenModel(model, dtype=dtype, device=device)
+    given = GivenModel(model, dtype=dtype, device=device, rope=rope)
     read = _Texts(texts, given, tokenizer, bos, special_tokens)
     length = _length(long_context_length, given, read, before)
     chunks = [
@@ -236,6 +238,7 @@ def influential_tokens(
     special_tokens: bool = False,
     dtype: str = "float32",
     device: str | None = None,
+    rope: str | None = None,
 ) -> pd.DataFrame:
     """The distant tokens that each prediction needs most, and how far it gets with them.
 
@@ -286,7 +289,7 @@ def influential_tokens(
         seed=seed,
     )
     ks = sorted({*asked.pop("k")})
-    given = GivenModel(model, dtype=dtype, device=device)
+    given = GivenModel(model, dtype=dtype, device=device, rope=rope)
     read = _Texts(texts, given, tokenizer, bos, special_tokens)
     length = _length(long_context_length, given, read)
     work: list[tuple[int, int, Selecting]] = []

@@ -9,7 +9,7 @@ import numpy as np
 
 from sparsity_length.cli import InputError
 from sparsity_length.measuring.placed import measure_placements, read_distant
-from sparsity_length.measuring.rules import SWAP, TRIAL_SWAPS
+from sparsity_length.measuring.rules import TRIAL_SWAPS
 from sparsity_length.measuring.selecting import Selecting
 from sparsity_length.measuring.settings import BesideShort, ByLength, ContextLengths, Placing
 from sparsity_length.measuring.sparsity import (
@@ -125,16 +125,15 @@ def _refuse_other_choices(arguments: argparse.Namespace, selector: str, tried: S
 
 def length_interference(arguments: argparse.Namespace, placing: Placing) -> Measurement:
     """What distant tokens do to predictions, by their number, their distance and their text."""
-    swaps = {(one.num_distant, one.span) for one in placing.parsed if one.kind == SWAP}
+    swaps = placing.distant_reads
     texts = _distant_texts(arguments, max(swaps)[0]) if swaps else {}
     read = lru_cache(maxsize=1)(partial(read_distant, texts, swaps))  # the next model's push them out
-    # IDs may lie far beyond the chunk: tables of positions must reach the last near token.
-    num_positions = placing.near_context_length + max(one.near_start for one in placing.parsed)
     return Measurement(
         "length_interference",
         replace(placing, distant_documents=tuple(texts) or None),
         lambda model, chunk: measure_placements(model, chunk, placing, read(model)),
-        num_positions=max(placing.long_context_length, num_positions),
+        # IDs may lie far beyond the chunk: tables of positions must reach the last near token.
+        num_positions=placing.num_positions,
     )
 
 
