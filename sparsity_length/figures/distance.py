@@ -56,6 +56,8 @@ BY_REMOVAL = "mean_log2_k_by_removal"
 """The second predictor: of an earlier study, where distant tokens were removed and not swapped."""
 HALVES = ["mean_log2_k_first", "mean_log2_k_second"]
 """The predictor in either half of the swapped contexts that it was tried in."""
+PREDICTORS = {SPARSITY: "in swapped contexts", BY_REMOVAL: "by removal"}
+"""And how the page calls them."""
 MOVED_FILE = "moved_targets.parquet"
 SWAPPED = "swapped"
 LEAST_EFFECT = 0.1
@@ -133,10 +135,10 @@ def moved_targets(
         rows = rows[~rows["document_id"].isin(distant)]
         place = rows["placement"].map({name: _place(name) for name in rows["placement"].unique()})
         by_place = rows.assign(place=place).rename(columns={"divergence": "KL"})
-        # Of swapped contexts the mean.
-        wide = by_place.pivot_table(["KL", "loss"], KEYS, "place", sort=False)
-        wide.columns = [f"{name} {rope} {place}" for name, place in wide.columns.to_flat_index()]
-        tables.append(wide)
+        for name in ("KL", "loss"):
+            # Of swapped contexts the mean.
+            wide = by_place.pivot_table(name, KEYS, "place", sort=False)
+            tables.append(wide.add_prefix(f"{name} {rope} "))
         if rope == PLAIN:
             tables.append(rows[rows["placement"] == NEAR].set_index(KEYS)[["entropy"]])
     targets = pd.concat(tables, axis=1, join="inner").astype("float64")
@@ -380,8 +382,8 @@ def in_parts(targets: pd.DataFrame, predictor: str, parts: int) -> pd.DataFrame:
 
 
 LOOKS = {
-    0: ("fewer tokens needed", drawing.solid(drawing.BLUE)),
-    1: ("more", drawing.solid(drawing.VERMILION, "s")),
+    0: ("few needed", drawing.solid(drawing.BLUE)),
+    1: ("many", drawing.solid(drawing.VERMILION, "s")),
 }
 PANELS = {PLAIN: "plain RoPE, trained to 8,192", YARN: "YaRN × 2, untrained"}
 

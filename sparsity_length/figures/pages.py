@@ -18,6 +18,7 @@ import pandas as pd
 
 from sparsity_length.figures import (
     cues,
+    distance,
     drawing,
     interference,
     losses,
@@ -170,6 +171,9 @@ ROBUST = {
     ("slope of interference", "ratio"): "slope of interference: ratio",
     ("slope of interference", "nats"): "slope of interference: nats over mean",
     ("slope of interference", "share"): "slope of interference: fraction of what can be lost",
+    ("slope of the share kept", "trained"): "distance by hand: share kept at 2,048",
+    ("slope of the share kept", "unseen"): "distance by hand: fall from 4,096 to 9,216, over its mean",
+    ("slope of the share kept", "readable"): "distance by hand: gain by YaRN at 9,216",
     ("accuracy", "OR at 180 tokens"): "OR of 8 bits",
     ("accuracy", "parity at 180 tokens"): "parity of 8 bits",
     ("accuracy", "PPC: copy, 40 letters, rotary_pct 1"): "PPC: copy of 40 letters, rotary_pct 1",
@@ -371,6 +375,12 @@ def told_facts() -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 @cache
+def moved_targets() -> pd.DataFrame:
+    """The pretrained model's distant context moved away by position IDs alone: a row per target."""
+    return pd.read_parquet(REFERENCE / "distance" / distance.MOVED_FILE)
+
+
+@cache
 def placed_targets() -> pd.DataFrame:
     """Losses of the models trained here behind tokens at chosen IDs."""
     return pd.read_parquet(REFERENCE / "length" / "placed_targets.parquet")
@@ -478,6 +488,46 @@ def of_reach() -> Numbers:
     rows = zip((*reach.TEMPLATES, reach.TOGETHER), *columns.values(), strict=True)
     found["reach"] = markdown(["reach, position IDs", *columns], rows)
     return found
+
+
+def of_distance() -> Numbers:
+    """What predictions keep of a distant context moved away, by the tokens that they need; the verdicts."""
+    targets, predictor = distance.deciding(moved_targets())
+    slopes = distance.slopes(targets, predictor)
+    found: Numbers = {
+        "distance_sample": sample(slopes.iloc[0]),
+        "distance_verdict": distance.verdict(slopes),
+        "distance_predictor": distance.PREDICTORS[predictor],
+    }
+    for row in slopes.to_dict("records"):
+        unit = "%" if row["outcome"] == distance.UNSEEN else " points"
+        words = f"{row['word']}: {percent(interval_of(row, 'slope'), unit)}"
+        found[f"distance_{row['outcome']}"] = words
+    curves = rows_by(distance.curves(targets), "rope", "gap")
+    gaps = sorted({gap for _, gap in curves if gap})
+    lines = []
+    for rope, (_, of_rope) in reach.LOOKS.items():
+        for words, name in (("KL", "kept_KL"), ("loss", "kept_loss"), ("mean of clipped shares", "kept")):
+            cells = [percent(interval_of(curves[rope, gap], name)) for gap in gaps]
+            lines.append([f"{of_rope}, {words}", *cells])
+    found["distance_kept"] = markdown(["share kept at a gap of", *(f"{gap:,}" for gap in gaps)], lines)
+    parts = distance.in_parts(targets, predictor, 8)
+    needed = parts.groupby("part")[predictor].mean()
+    labels = {part: f"{part + 1}, {log2_k:.1f} doublings" for part, log2_k in enumerate(needed)}
+    lines = []
+    for by, names in (("part", labels), ("source", interference.SOURCES)):
+        groups = rows_by(distance.curves(parts, [by]), by, "rope", "gap")
+        places = [(reach.PLAIN, gap) for gap in (1024, 2048, 4096, 9216)] + [(reach.YARN, 9216)]
+        for key, words in names.items():
+            cells = [f"{groups[key, rope, gap]['kept']:.0%}" for rope, gap in places]
+            lines.append([words, *cells])
+    header = ["eighth by tokens needed; source", "1,024", "2,048", "4,096", "9,216", "YaRN × 2, 9,216"]
+    return found | {
+        "distance_parts": markdown(header, lines),
+        "distance_at_2048": percent(interval_of(curves[reach.PLAIN, 2048], "kept_KL")),
+        "distance_at_9216": percent(interval_of(curves[reach.PLAIN, 9216], "kept_KL")),
+        "distance_yarn_at_9216": percent(interval_of(curves[reach.YARN, 9216], "kept_KL")),
+    }
 
 
 def synthetic(folder: str) -> pd.DataFrame:
@@ -664,6 +714,7 @@ def numbers() -> Numbers:
         | of_searches()
         | of_length()
         | of_reach()
+        | of_distance()
         | of_contexts()
     )
     return of_models | of_synthetic_tasks() | of_dependencies() | of_theory()
@@ -698,6 +749,7 @@ def draw() -> None:
         ),
         "real_model/mechanism": interference.mechanism_figure(interference.mechanism(interference_targets())),
         "real_model/reach": reach.reach_figure(told_facts()[1]),
+        "distance/distance": distance.moved_figure(*distance.deciding(moved_targets())),
         "study/loss_against_k": recovered_loss.loss_figure(curves()["2.3 M"], label),
         "evaluated/token_effects": recovered_loss.effects_figure(
             effects(), labels[SELECTOR], labels[EVALUATOR].text

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sparsity_length.figures import interference, pages, recovered_loss, unseen_distances
+from sparsity_length.figures import distance, interference, pages, recovered_loss, unseen_distances
 from sparsity_length.figures.read import interval_columns, interval_of, sample_counts
 from sparsity_length.figures.slopes import CONTROLS, Row, pseudo_values
 from sparsity_length.results.schemas import DIVERGENCE, LOSS
@@ -135,6 +135,39 @@ def of_slopes(measured: pd.DataFrame, placed: pd.DataFrame) -> Iterator[Row]:
         yield from rows_of("slope of the gap at 224", "0.34 M", [(row["outcome"], interval_of(row, "slope"))])
 
 
+def of_distance(moved: pd.DataFrame) -> Iterator[Row]:
+    """Slopes of what predictions keep of a distant context that position IDs alone move away."""
+    targets, predictor = distance.deciding(moved)
+    gaps = {
+        distance.TRAINED: {f"gap {gap:,}": partial(distance.kept_at, gap) for gap in (1024, 4096, 6144)},
+        distance.UNSEEN: {
+            f"from {first:,} to {second:,}": partial(distance.fall, first, second)
+            for first, second in ((2048, 9216), (4096, 7168), (4096, 10752))
+        },
+        distance.READABLE: {f"gap {gap:,}": partial(distance.gained, gap) for gap in (7168, 10752)},
+    }
+    known = partial(distance.known_targets, moved)
+    samples = {
+        "by the loss": known(predictor, name="loss"),
+        "share of the total effect": known(predictor, distance.SWAPPED),
+        "0.05 nats or more": known(predictor, least=0.05),
+        "0.2 nats or more": known(predictor, least=0.2),
+    }
+    for name, outcome in distance.OUTCOMES.items():
+        slope = partial(distance.jackknifed, outcome.values, predictor)
+        variants = dict(of_slope(targets, distance.CONTROLS, slope))
+        with_cr2 = distance.slope(outcome.values, predictor, targets)
+        variants["other interval"] = interval_of(with_cr2, "slope")
+        with_source = slope(targets, (*distance.CONTROLS, "source"))
+        variants["source, too"] = interval_of(with_source, "slope")
+        for variant, of in samples.items():
+            variants[variant] = interval_of(slope(of), "slope")
+        for variant, values in gaps[name].items():
+            found = distance.jackknifed(values, predictor, targets)
+            variants[variant] = interval_of(found, "slope")
+        yield from rows_of("slope of the share kept", name, variants.items(), sample_counts(targets))
+
+
 def of_synthetic_tasks() -> Iterator[Row]:
     """Accuracy of OR and parity by k at ten times the trained length, and of coupled tasks."""
     functions = pages.synthetic("length/functions")
@@ -180,6 +213,7 @@ def robustness() -> pd.DataFrame:
         of_few_tokens(pages.sparse_losses()),
         of_slopes(pages.interference_targets(), pages.placed_targets()),
         of_interference(pages.interference_targets()),
+        of_distance(pages.moved_targets()),
     )
     return with_holds(pd.DataFrame(chain(of_models, of_synthetic_tasks())))
 
