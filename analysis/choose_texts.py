@@ -1,13 +1,15 @@
-"""Choose texts by the hash of their content, as many from each source, for a study of a pretrained model.
+"""Choose texts by a hash of their content, equally many from each source.
 
-  python analysis/choose_texts.py --source 'c4=texts/c4-validation*' 'novels=texts/novels-train*' \\
+  sparsity choose_texts --source 'c4=texts/c4-validation*' 'novels=texts/novels-train*' \\
       --per-source 40 --out runs/real/texts.jsonl
 
-Of each source those with --least-characters or more, in the order of their IDs (the first digits of the
-SHA-256 of the text), so that nobody chooses. A long text, such as a novel, gives --most-characters from its
-middle, from the beginning of a paragraph. With --distant-characters one more text of each source, the next by
-hash that is long enough, becomes a distant text of length_interference.py (--distant-documents), and the IDs
-are printed.
+The texts are for a study of a pretrained model. From each source, the program takes the texts with at least
+--least-characters characters, in the order of their IDs (the first digits of the SHA-256 of the text), so the
+choice is effectively random. A long text, such as a novel, contributes --most-characters characters from its
+middle, starting at a paragraph.
+
+With --distant-characters, the next long enough text of each source is added as a distant text for
+length_interference (--distant-documents), and its ID is printed.
 """
 
 import argparse
@@ -21,24 +23,38 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """The program's command line."""
     add = parser.add_argument
     add(
-        "--source", nargs="+", required=True, metavar="NAME=FILES", help="a name, and a file or glob of texts"
+        "--source",
+        nargs="+",
+        required=True,
+        metavar="NAME=FILES",
+        help="a name, and the files of texts (a glob pattern)",
     )
-    add("--per-source", type=positive_int, default=40, help="texts from each source")
-    add("--least-characters", type=positive_int, default=3000, help="shorter texts are not chosen")
-    add("--most-characters", type=positive_int, default=80_000, help="of a longer text its middle is taken")
+    add("--per-source", type=positive_int, default=40, help="number of texts from each source")
+    add("--least-characters", type=positive_int, default=3000, help="length of the shortest texts to choose")
+    add(
+        "--most-characters",
+        type=positive_int,
+        default=80_000,
+        help="characters to take from the middle of longer texts",
+    )
     add(
         "--distant-characters",
         type=positive_int,
-        help="add a distant text of so many characters or more from each source",
+        help="also add a distant text with at least N characters from each source",
     )
     add(
         "--leave-out-first",
         type=whole_number(0),
         default=0,
         metavar="N",
-        help="leave out the first N texts of each source, by file order, as a pilot saw them",
+        help="leave out the first N texts of each source, in file order, which a pilot has seen",
     )
-    add("--out", type=file_path, required=True, help="JSON-lines file to write: text, url (its source)")
+    add(
+        "--out",
+        type=file_path,
+        required=True,
+        help="JSON-lines file to write, with text and url (its source)",
+    )
 
 
 def passage(text: str, most: int) -> str:

@@ -1,40 +1,40 @@
-"""Write results as one page to look at: every target in its text, and the tokens that its prediction needs.
+"""Write results as one HTML page: every target in its text, with the tokens it needs.
 
-    python analysis/explorer.py runs/demo/results --out runs/demo/explorer.html
+  sparsity explorer runs/demo/results --out runs/demo/explorer.html
 
-The page is one file without any outside part: it opens from disk, in any browser, without a network. Targets
-are shaded by L_short - L_long. A click, or the arrow keys, choose one: its k influential tokens light up, and
-beside the text stand their influence and distance and how the loss falls from the short to the long context.
-Model, selection rule, distant context (own, or the null) and k can be switched; documents are searched and
-sorted by gain.
+The page is a single file that any browser opens from disk, without a network. Targets are shaded by the gain,
+L_short - L_long. Click one, or use the arrow keys: its k influential tokens light up, and beside the text you
+see their influence and distance, and how the loss falls from the short to the long context. You can switch
+model, selection rule, distant context (the text's own, or the null baseline) and k, search documents, and
+sort them by gain.
 
-It needs the stages loss_differences and influential_tokens and, for the text, the tokenized data that they
-ran on. What is left out, the page says. A browser reads 20 MB in half a second: if the page is much larger,
-choose fewer --max-documents, --models or --rules.
+The results must include loss_differences and influential_tokens; the text comes from the tokenized data that
+they were measured on. The page says what it leaves out. A browser reads 20 MB in half a second; if the page
+is much larger, reduce --max-documents, --models or --rules.
 
 The page holds one record:
 
-{"results": "runs/demo/results",                  where this comes from
+{"results": "runs/demo/results",                  the results folder
  "models": ["long-seed0", …], "rules": [...], "k": [1, 2, 4, …],
  "short_context_length": 8, "long_context_length": 256, "targets_per_chunk": 16,
  "ablation": "mask", "recovery_fraction": 0.9, "minimum_gain": 0.1,
  "unit_nats": 0.001, "left_out": ["a sentence", …], "documents": […]}
 
-and of each document its measured chunks. Losses and influences are whole numbers of `NATS`, which is all that
-the page shows of them, at half the bytes of decimals. What is marked ? may be absent:
+and each document has its measured chunks. Losses and influences are integers in units of `NATS`, the
+precision that the page shows, at half the bytes of decimals. Entries marked ? may be absent:
 
 {"id": "00f3…", "num_tokens": 812, "chunks": [{"start": 0,
   "pieces": ["The", " cat", …],                   the text of each token of the chunk
   "targets": [240, …],                            places in the chunk
   "models": {"long-seed0": {
-    "short": [4123, …], "long": […],              losses, a value per target
+    "short": [4123, …], "long": […],              losses, one value per target
     "expected": […], "specific": […],             ? short-context divergence, document-specific gain
-    "swap": […], "swap_kl": […],                  ? of the ablation: loss, divergence with no k
+    "swap": […], "swap_kl": […],                  ? swapped context: loss, divergence with k = 0
     "rules": {"leave_one_out": {
       "k_star": {"loss": [4, null, "censored", …], "divergence": […]},    ? the latter
       "own": {
         "loss": [[4110, …], …], "kl": […],        per target: loss, ? divergence, at each studied k
-        "distance": [[3, …], …], "influence": [[210, null, …], …]},       per target: a value per rank
+        "distance": [[3, …], …], "influence": [[210, null, …], …]},       per target: one value per rank
       "other_document": {…, "token": [[" cat", …], …]}}}}}}]}     ? the null, with its tokens
 """
 
@@ -101,16 +101,21 @@ _SCRIPTS = (
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The command line."""
     add = parser.add_argument
-    add("results", type=folder_path, metavar="RESULTS", help="a results folder")
-    add("--out", type=file_path, required=True, help="the page (overwritten if it exists)")
+    add("results", type=folder_path, metavar="RESULTS", help="results folder to read")
+    add("--out", type=file_path, required=True, help="page to write; an existing file is overwritten")
     add(
         "--data",
         type=folder_path,
-        help="folder of tokenize_c4.py that was measured (default: data beside RESULTS)",
+        help="folder of tokenize_c4 that was measured (default: the folder data beside RESULTS)",
     )
-    add("--max-documents", type=positive_int, default=200, help="number of documents, first by their hash")
-    add("--models", nargs="+", help="models to show (default: all)")
-    add("--rules", nargs="+", help="selection rules to show (default: all)")
+    add(
+        "--max-documents",
+        type=positive_int,
+        default=200,
+        help="number of documents to show, the first by hash",
+    )
+    add("--models", nargs="+", metavar="MODEL", help="models to show (default: all)")
+    add("--rules", nargs="+", metavar="RULE", help="selection rules to show (default: all)")
 
 
 def main(arguments: argparse.Namespace) -> None:

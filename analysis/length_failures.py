@@ -1,30 +1,28 @@
-"""Print and draw where a pretrained model fails: how far it reads, and what disturbs which predictions.
+"""Print and draw where a pretrained model fails at length.
 
-  python analysis/length_failures.py --kept analysis/reference/real_model --out runs/real_model
+  sparsity length_failures --kept analysis/reference/real_model --out runs/real_model
 
-Prints how much of a told fact is kept by distance (the reach), how much another text's tokens disturb
-predictions by distance and number, and the slopes with their verdict, and writes the figures. Questions,
-rules and power were written down before (analysis/LOG.md, 2026-11-27 and 2026-11-29).
+It says how far the model reads and what disturbs its predictions: how much of a planted fact's value remains
+at each distance (the reach), how much another text's tokens disturb predictions by distance and number, and
+the slopes with their verdict, and it draws the figures. The questions, decision rules and power were written
+down beforehand (analysis/LOG.md, 2026-11-27 and 2026-11-29).
 
-The kept tables have a row a target. They are made of results of length_interference.py (--interference; of
-texts as long as the model was trained on, and longer, --natural) and of influential_tokens.py (--needed):
-
-  python analysis/length_failures.py --data runs/real/data \\
+The kept tables have one row per target. They are made from results of length_interference (--interference;
+for texts as long as the training context and longer, --natural) and of influential_tokens (--needed):
+  sparsity length_failures --data runs/real/data \\
       --interference runs/real/interference runs/real/squeezed --needed runs/real/needed \\
       --natural runs/real/natural --out runs/real/kept
 
-The table of moved texts (distances set by hand, pretrained_distance.yaml) is made of results of
-length_interference.py, without --rope and with it, of influential_tokens.py (--needed, if there are any), and
-of an earlier study by removal (--earlier: a file of the table sparse_context_losses, or its folder):
-
-  python analysis/length_failures.py --data runs/distance/data --moved runs/distance/results \
-      runs/distance/yarn/results --needed runs/distance/needed/results \
+The table of moved texts (distances set by hand, pretrained_distance.yaml) is made from results of
+length_interference, without and with --rope, of influential_tokens (--needed, if there are any), and of an
+earlier study by removal (--earlier: a file of the table sparse_context_losses, or its folder):
+  sparsity length_failures --data runs/distance/data --moved runs/distance/results \\
+      runs/distance/yarn/results --needed runs/distance/needed/results \\
       --earlier analysis/reference/real_model/few_tokens.parquet --out runs/distance/kept
 
-The table of told facts is made of needles (plant_needles.py), followed by results of length_interference.py
-of their documents, with --rope or without; once per model:
-
-  python analysis/length_failures.py --told runs/reach/needles/length-64/data runs/reach/results \
+The table of planted facts is made from the data of plant_needles and from results of length_interference on
+these documents, with or without --rope; give --told once per model:
+  sparsity length_failures --told runs/reach/needles/length-64/data runs/reach/results \\
       runs/reach/yarn/results --out runs/reach/kept
 """
 
@@ -39,21 +37,21 @@ from sparsity_length.cli import InputError, Stage, folder_path
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The program's command line."""
     add = partial(parser.add_argument, type=folder_path)
-    add("--kept", help="folder of the kept tables, to print and draw")
-    add("--out", required=True, help="where tables and figures are written")
-    add("--data", help="the texts, to make tables of --interference, --needed and --natural")
-    add("--interference", nargs="+", default=[], help="results; of further folders what the first lacks")
-    add("--needed", help="results: tokens needed, of the same targets")
-    add("--natural", help="results: the same placements in texts of full length")
-    add("--moved", nargs=2, metavar="FOLDER", help="results of moved texts, plain and with --rope yarn:2")
-    add("--earlier", type=Path, metavar="FILE", help="rows of the same targets by removal")
+    add("--kept", help="folder of kept tables, to print and draw")
+    add("--out", required=True, help="folder to write tables and figures to")
+    add("--data", help="folder of tokenize_c4 with the texts of --interference, --needed and --natural")
+    add("--interference", nargs="+", default=[], help="results folders; later ones add what the first lacks")
+    add("--needed", help="results folder of influential_tokens, for the same targets")
+    add("--natural", help="results folder with the same placements in texts of full length")
+    add("--moved", nargs=2, metavar="FOLDER", help="results folders of moved texts, without and with --rope")
+    add("--earlier", type=Path, metavar="FILE", help="table of the same targets, selected by removal")
     add(
         "--told",
         nargs="+",
         action="append",
         default=[],
         metavar="FOLDER",
-        help="data of needles, and results",
+        help="a data folder of plant_needles, then results folders",
     )
 
 

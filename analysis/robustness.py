@@ -1,12 +1,13 @@
-"""Make every headline of the first page anew by every variant of its analysis, from the kept results.
+"""Recompute the first page's headline numbers under every variant of the analysis.
 
-  python analysis/robustness.py --out analysis/reference/robustness.parquet
+  sparsity robustness --out analysis/reference/robustness.parquet
 
-The file has one row per headline, model and variant. Variants are: every k; the loss and the KL; the two
-texts left out that move the number most; runs included that a rule left out; all controls, none, each alone,
-each left out; texts with equal weights; another kind of interval; each seed; each distant text. Column
-`holds` tells whether the interval stays on the same side of `level` as the published one. The program prints
-how many rows of each headline hold. It takes half a minute on one core.
+All numbers are computed from the kept results. The file has one row per headline, model and variant. The
+variants are: every k; the loss and the KL; leaving out the two texts that move the number most; including
+runs that a rule left out; all controls, none, each alone, and all but one; equal weights for texts; another
+kind of interval; each seed; each distant text. Column `holds` says whether the interval is on the same side
+of `level` as the published one. The program prints how many rows of each headline hold. It takes half a
+minute on one core.
 """
 
 import argparse

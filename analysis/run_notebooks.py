@@ -1,16 +1,14 @@
-"""Execute the notebooks on a results folder; the executed copies and their figures go to the figures folder.
+"""Execute the notebooks on a results folder, and save them with their figures.
 
-    python analysis/run_notebooks.py --results runs/demo/results --figures runs/demo/figures \
-        --long-models long-seed0 long-seed1 --short-models short-contiguous short-pose \
-        --train-context-lengths short-contiguous=32 short-pose=32 long-seed0=256 long-seed1=256
+  sparsity run_notebooks --results runs/demo/results --figures runs/demo/figures \\
+      --long-models long-seed0 long-seed1 --short-models short-contiguous short-pose \\
+      --train-context-lengths short-contiguous=32 short-pose=32 long-seed0=128 long-seed1=128
 
-A notebook is skipped if the results lack what it is about; for sparsity_and_generalization also a
-short-context model, and a long-context one that neither chose nor evaluated.
+A notebook is skipped if the results lack its tables. The notebook sparsity_and_generalization also needs a
+short-context model and a long-context model that was neither selector nor evaluator.
 
 To execute some notebooks only, which must then lack nothing:
-
-    python analysis/run_notebooks.py --results runs/demo/results --figures runs/demo/figures \
-        --notebooks loss_differences
+  sparsity run_notebooks --results runs/demo/results --figures runs/demo/figures --notebooks loss_differences
 """
 
 import argparse
@@ -135,28 +133,30 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """The program's command line."""
     add = parser.add_argument
     models: dict[str, Any] = {"nargs": "+", "default": (), "metavar": "MODEL"}
-    add("--results", type=folder_path, required=True, help="a results folder")
-    add("--figures", type=folder_path, required=True, help="where executed notebooks and figures go")
+    add("--results", type=folder_path, required=True, help="results folder to read")
+    add("--figures", type=folder_path, required=True, help="folder for executed notebooks and figures")
     add(
         "--long-models",
         **models,
-        help="models trained at the long context; the gap is from the last, or from all that neither chose"
-        " nor evaluated (default: as the results say)",
+        help="models trained with the long context; the gap is measured from the last one, or from all that"
+        " were"
+        " neither selector nor evaluator (default: as the results say)",
     )
-    add("--short-models", **models, help="models trained at a short context (default: as the results say)")
+    add("--short-models", **models, help="models trained with a short context (default: as the results say)")
     add(
         "--train-context-lengths",
         nargs="*",
         type=_model_and_length,
         default=(),
         metavar="MODEL=TOKENS",
-        help="training lengths, marked in the figure of losses by length",
+        help="training context lengths, to mark in the figure of losses by length",
     )
     add(
         "--data",
         type=folder_path,
-        help="the tokenize_c4.py folder that was measured, for its text and token counts (default: data"
-        " beside --results; without it, no control for token frequency)",
+        help="folder of tokenize_c4 that was measured, for its text and token counts (default: the folder"
+        " data"
+        " beside --results; without it, there is no control for token frequency)",
     )
     add("--notebooks", nargs="+", default=(), metavar="NAME", help="notebooks to execute (default: all)")
 

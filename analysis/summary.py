@@ -1,9 +1,10 @@
-"""Print the closing page of results: what the distant context is worth, and how few tokens recover it.
+"""Print the main findings of a results folder: a table and a few sentences.
 
-  python analysis/summary.py --results runs/demo/results --figures runs/demo/figures
+  sparsity summary --results runs/demo/results --figures runs/demo/figures
 
-Recovery by k tokens is reported for the most reliable rule that the results have, by
-the held-out evaluator if there is one, beside its null baseline. No share of a gain that may be 0 is shown.
+It says what the distant context is worth to each model, how few tokens recover it, and how many tokens
+predictions need. It reports recovery by k tokens for the most reliable rule in the results, by a held-out
+evaluator if there is one, beside its null baseline. It shows no fraction of a gain whose interval includes 0.
 """
 
 import argparse
@@ -82,7 +83,7 @@ def answers(results: Path) -> Iterator[str]:
 
 
 def lengths_needed(results: Path) -> Iterator[str]:
-    """Nearest tokens that give 90% of the gain of the longest context, a sentence a model that gains."""
+    """Nearest tokens that give 90% of the gain of the longest context, one sentence per model that gains."""
     table = needed_context(Results(results).frame("length_losses"))
     # No window is given where the longest context is not clearly worth anything.
     for row in table[table["criterion"] == "loss"].dropna(subset="window_90").to_dict("records"):
@@ -166,7 +167,7 @@ def short_models_answer(results: Path, losses: pd.DataFrame) -> str:
 
 
 def models_table(results: Path) -> str:
-    """A row a model: contexts, sample size, mean losses, and what the distant context is worth (`_NOTES`)."""
+    """One row per model: contexts, sample size, mean losses, the worth of the distant context (`_NOTES`)."""
     settings = Results(results).settings("loss_differences")
     rows = []
     for row in summarize_models(Results(results).frame("loss_differences")).to_dict("records"):
@@ -210,8 +211,12 @@ def main(arguments: argparse.Namespace) -> None:
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The program's command line."""
     add = parser.add_argument
-    add("--results", type=folder_path, required=True, help="a results folder")
-    add("--figures", type=folder_path, help="the folder of figures (default: figures beside the results)")
+    add("--results", type=folder_path, required=True, help="results folder to read")
+    add(
+        "--figures",
+        type=folder_path,
+        help="folder of the figures to list (default: the folder figures beside --results)",
+    )
 
 
 STAGE = Stage(__doc__, add_flags, main)

@@ -1,29 +1,30 @@
-"""Test models of one synthetic task at every test size and k: accuracy, or which tokens decide.
+"""Test models of a synthetic task: their accuracy, or which tokens decide their answers.
 
-The models answer freely: each token of the response, and with predicted positions (PPC) each position ID, is
-the likeliest, and read back. Exact match counts a response where all are right, a wrong ID being an error.
-For cues_* the loss beyond the best possible one is measured, too.
-Test examples are drawn by (size, k), the same for every model. Prints a line for each size and k.
+Models answer freely: each token of the response, and with predicted positions (PPC) each position ID, is the
+most likely one and is fed back. An exact match is a response without any error, wrong IDs included. For
+cues_*, the program also measures the excess of the loss over the best possible one. Test examples depend only
+on (size, k), so they are the same for every model. The program prints one line per size and k.
 
 --dependencies asks instead whether the selection rules find the tokens that truly decide an answer, which the
-task's generator knows: the tokens that every rule selects in the distant context of every answer token, as
-influential_tokens.py selects them in text, and whether each is in the true dependency set. Answers are given,
-not generated, and position IDs the true ones. A token left out is masked, or replaced by the tokens that
-other examples have in its place (swap). What of a dependency set lies in the short context, the last two
-tokens, is seen anyway and not counted; targets whose distant context holds no true dependency are left out.
+task's generator knows. Each rule selects tokens from the distant context of every answer token, as
+influential_tokens does in text, and each selected token either is in the true dependency set or is not. Here
+the answers and the true position IDs are given. Ablated tokens are masked, or replaced by other examples'
+tokens in the same place (swap). The last two tokens are the short context: dependencies there are always
+visible and not counted, and targets without a dependency in their distant context are left out.
 
-writes   <results>/synthetic_accuracy/<run folder's name>/*.parquet      columns: pipeline/RESULTS.md
-         with --dependencies found_dependencies
-resumes  run the same command again; a size and k is a shard, kept once complete; other settings are refused
+Output: <results>/synthetic_accuracy/<run folder's name>/*.parquet and <results>/synthetic_examples/…, or with
+--dependencies <results>/found_dependencies/… (columns: pipeline/RESULTS.md).
+Resume: run the same command again. Each size and k is a shard, kept once it is complete; results made with
+other settings are refused.
 
-full size, on one GPU:
-  python pipeline/evaluate_synthetic.py --task sparse_parity --checkpoints runs/paper/models/* \\
+At full size, on one GPU:
+  sparsity evaluate_synthetic --task sparse_parity --checkpoints runs/paper/models/* \\
       --results runs/paper/results --sizes 20 50 100 200 300 400 500 --sparsities 4 6 8 10 12 14 16
 
-on a laptop, after the laptop command of train_synthetic.py (seconds):
-  python pipeline/evaluate_synthetic.py --task copy --checkpoints runs/demo/synthetic/copy-predicted-seed0 \\
+On a laptop, after the laptop example of train_synthetic (takes seconds):
+  sparsity evaluate_synthetic --task copy --checkpoints runs/demo/synthetic/copy-predicted-seed0 \\
       --results runs/demo/synthetic/results --sizes 5 10 20 30 --num-examples 100
-  python pipeline/evaluate_synthetic.py --task copy --checkpoints runs/demo/synthetic/copy-predicted-seed0 \\
+  sparsity evaluate_synthetic --task copy --checkpoints runs/demo/synthetic/copy-predicted-seed0 \\
       --results runs/demo/synthetic/results --sizes 5 10 --num-examples 20 --dependencies --largest-k 4
 """
 
@@ -43,7 +44,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         required=True,
         choices=TASKS,
         metavar="TASK",
-        help="the task's name; run folders of other tasks are refused",
+        help="name of the task; run folders of other tasks are refused",
     )
     add(
         "--checkpoints",
@@ -51,25 +52,35 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         required=True,
         metavar="RUN",
-        help="run folders of train_synthetic.py",
+        help="run folders of train_synthetic",
     )
-    add("--results", type=folder_path, required=True, help="results folder; complete shards in it are kept")
+    add(
+        "--results",
+        type=folder_path,
+        required=True,
+        help="results folder to write to; complete shards in it are kept",
+    )
     add(
         "--sizes",
         type=positive_int,
         nargs="+",
         required=True,
-        help="sizes of the test examples, in the task's own unit (letters, bits, digits, assignments, prompt"
+        help="sizes of the test examples, in the task's own unit (letters, bits, digits, assignments, or"
+        " prompt"
         " tokens)",
     )
     add(
         "--sparsities",
         type=positive_int,
         nargs="+",
-        help="k of the test examples, for tasks with k; left out at sizes without room",
+        help="values of k of the test examples, for tasks with k; a size too small for a k is skipped",
     )
-    add("--num-examples", type=positive_int, default=1000, help="test examples of each size and k")
-    add("--dependencies", action="store_true", help="find the tokens that decide, instead of the accuracy")
+    add("--num-examples", type=positive_int, default=1000, help="number of test examples for each size and k")
+    add(
+        "--dependencies",
+        action="store_true",
+        help="measure which tokens decide the answers, instead of the accuracy",
+    )
     add(
         "--rules",
         nargs="+",
@@ -83,13 +94,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             "greedy",
             *CONTROLS,
         ],
-        help="selection rules of --dependencies",
+        metavar="RULE",
+        help=f"selection rules for --dependencies, from: {', '.join(RULES)}",
     )
     add(
         "--largest-k",
         type=positive_int,
         default=8,
-        help="tokens that each rule selects, in its order; at least as many as truly decide",
+        help="number of tokens that each rule selects; at least as many as truly decide",
     )
 
 

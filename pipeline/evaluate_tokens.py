@@ -1,20 +1,21 @@
-"""Try the tokens that some model chose on other models, or under another ablation.
+"""Evaluate the tokens that one model chose with other models, or under another ablation.
 
-The choices are those of a results folder that influential_tokens wrote: for each target, rule and rank a
-position. Lengths, documents, rules and numbers k are theirs, and so is the null: the tokens that were chosen
-in another document. For each model of --checkpoints: losses and divergences with the short context and the k
-tokens that rank first, and how few of them it needs. A choice cannot have fitted another model's noise.
+The choices are read from a results folder of influential_tokens. They fix the context lengths, documents,
+rules and numbers k, and the null baseline: the tokens chosen in another document. For each model of
+--checkpoints, the program measures losses and KL with the short context and the k tokens ranked first, and
+how many of these tokens each prediction needs. A choice cannot have fitted another model's noise.
 
-Under the choices' own ablation the results can go into the same folder, where analyses find both: `model`
-says who chose, `evaluator` who tried. Under another they need a folder of their own. With --screen, tokens
-beyond the largest --k of the choices were not recorded and are not tried.
+Under the ablation that the choices were made with, results can go into the same folder, where analyses find
+both: column `model` names the selector, `evaluator` the model that evaluated the choice. Under another
+ablation they need a folder of their own. If the choices were made with --screen, tokens beyond their largest
+--k were not recorded and are not evaluated.
 
-writes   <results>/{sparse_context_losses,dependency_sparsity}/<model>/<evaluator>/*.parquet
-         columns: pipeline/RESULTS.md
-resumes  run the same command again; complete shards are kept, other settings are refused
+Output: <results>/{sparse_context_losses,dependency_sparsity}/<model>/<evaluator>/*.parquet (columns:
+pipeline/RESULTS.md).
+Resume: run the same command again. Complete shards are kept; results made with other settings are refused.
 
-after `make demo`, the paper's figure (seconds):
-  python pipeline/evaluate_tokens.py --choices runs/demo/results --data runs/demo/data \\
+The paper's figure, after `make demo` (takes seconds):
+  sparsity evaluate_tokens --choices runs/demo/results --data runs/demo/data \\
       --checkpoints runs/demo/models/short-pose --results runs/try/only_chosen --ablation mask
 """
 
@@ -30,13 +31,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     # fmt: off
     add("--choices", type=folder_path, required=True, metavar="RESULTS",
-        help="results of influential_tokens, whose chosen tokens are tried on --checkpoints")
-    add("--choices-of", metavar="MODEL", help="whose choices, where that folder holds several models'")
+        help="results folder of influential_tokens with the choices to evaluate")
+    add("--choices-of", metavar="MODEL", help="model that made the choices, if the folder holds those of"
+    " several models")
     add("--ablation", choices=ABLATIONS,
-        help="what stands where a token is left out (default: what stood there for the choices)")
+        help="what replaces an ablated token (default: as for the choices)")
     add("--trial-swaps", type=positive_int, metavar="N",
-        help="under --ablation swap: other documents that the tokens are tried among, none of them one that"
-        f" stood in while they were chosen (default: the choices', or {TRIAL_SWAPS})")
+        help="under --ablation swap: number of documents among whose tokens the choices are evaluated; none"
+        " of"
+        f" them was used for the search (default: as for the choices, or {TRIAL_SWAPS})")
     # fmt: on
 
 

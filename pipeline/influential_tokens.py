@@ -1,32 +1,33 @@
-"""The few distant tokens that carry a prediction, and what is lost by keeping only them.
+"""Find the few distant tokens that each prediction needs, and measure what they recover.
 
 For each checkpoint and each target t of the evaluation documents:
-  1. loss and prediction with everything before it in the chunk (long context), and with the s tokens before
-     it (short context). The divergence KL(p(.|long) || p(.|short)) compares these without seeing the answer;
-  2. the k distant tokens that each rule ranks first, by the loss or (names with _divergence) by the KL;
-  3. loss and divergence with the short context and those k tokens: among the distant tokens of other
-     documents than the one that stood in while they were chosen, or with nothing else visible anywhere in the
-     network (--ablation mask); of the controls, random and recency, at every power of two up to the whole
-     distant context;
-  4. the same with another document's tokens at the same positions: the null, which tells how much of that is
-     an effect;
-  5. how many tokens it takes: mean_log2_k, in doublings, which every target with a gain has; and k*, the
-     least k that recovers 90 % of the gain; by losses and by divergence.
+  1. It measures loss and prediction with everything before t in the chunk (the long context) and with only
+     the s tokens before t (the short context). KL(p(.|long) || p(.|short)) compares the two predictions
+     without looking at the target token.
+  2. Each rule ranks the distant tokens, by the loss or (if its name ends in _divergence) by the KL.
+  3. It measures loss and KL with the short context and the k tokens ranked first. Under --ablation swap,
+     other documents' tokens take the places of all other distant tokens; these documents were not used for
+     ranking. Under --ablation mask, nothing else is visible. The baselines random and recency are measured
+     at every power of two up to the whole distant context.
+  4. It repeats this with another document's tokens at the same positions. This null baseline tells how much
+     of the recovery the search alone achieves.
+  5. It computes how many tokens each prediction needs, by loss and by KL: mean_log2_k, in doublings, for
+     every target with a gain, and k*, the smallest k that recovers 90% of the gain.
 
-pipeline/README.md says what each rule and ablation does and costs, and why there is a null. Here a model
-tries its own choice; evaluate_tokens.py tries it on others.
+pipeline/README.md explains every rule and ablation, their cost, and the null baseline. Here a model evaluates
+its own choice; evaluate_tokens evaluates it with other models.
 
-writes   <results>/{influential_tokens,influences,sparse_context_losses,dependency_sparsity}/<model>/*.parquet
-         columns: pipeline/RESULTS.md
-resumes  run the same command again; complete shards are kept, other settings are refused
+Output: <results>/{influential_tokens,influences,sparse_context_losses,dependency_sparsity}/<model>/*.parquet
+(columns: pipeline/RESULTS.md).
+Resume: run the same command again. Complete shards are kept; results made with other settings are refused.
 
-full size, on one GPU:
-  python pipeline/influential_tokens.py --data runs/c4/data --checkpoints runs/c4/models/long-seed0 \\
+At full size, on one GPU:
+  sparsity influential_tokens --data runs/c4/data --checkpoints runs/c4/models/long-seed0 \\
       --results runs/c4/results --short-context-length 64 --long-context-length 1024 --targets-per-chunk 64
 
-on a laptop, after `make demo` (half a minute):
-  python pipeline/influential_tokens.py --data runs/demo/data --checkpoints runs/demo/models/long-seed0 \\
-      --results runs/try/results --short-context-length 16 --long-context-length 256 --max-documents 8
+On a laptop, after `make demo` (takes half a minute):
+  sparsity influential_tokens --data runs/demo/data --checkpoints runs/demo/models/long-seed0 \\
+      --results runs/try/results --long-context-length 256 --max-documents 8
 """
 
 import argparse
@@ -46,7 +47,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=(),
         metavar="FILE",
-        help="Python files with selection rules of your own; analysis/examples/kv_cache_rules.py shows two",
+        help="Python files with your own selection rules, such as analysis/examples/kv_cache_rules.py",
     )
 
 

@@ -1,27 +1,30 @@
-"""Loss of every target under its short and its long context.
+"""Measure every target's loss with a short and a long context, or at several context lengths.
 
-For each checkpoint and each target t of the evaluation documents: long_context_loss (everything before t
-in its chunk), short_context_loss (exactly the s tokens before t, a window of its own for each target), and
-loss_difference = short - long, positive where the long context helps. Every token keeps its position ID.
-Also swapped_context_loss, with another document's tokens as the distant context: document_specific_gain =
-swapped - long is what only this document's tokens give. And KL(p(.|long) || p(.|short or swapped)), the
-expected gains, which are target-agnostic.
+For each checkpoint and each target t of the evaluation documents:
+  long_context_loss       the loss given everything before t in its chunk
+  short_context_loss      the loss given exactly the s tokens before t, read alone for each target
+  loss_difference         short - long, positive if the long context helps
+  swapped_context_loss    the loss if another document's tokens replace the distant ones
+  document_specific_gain  swapped - long, the gain that only this document's tokens give
+It also measures KL(p(.|long) || p(.|short)) and KL(p(.|long) || p(.|swapped)), the expected gains, which are
+target-agnostic. Every token keeps its position ID.
 
-With --context-lengths it measures length losses instead: for each length c, loss(t | exactly the c tokens
-before t), the same targets at every c, and KL(p(.|long) || p(.|c)). The notebook length_losses draws means.
-Hugging Face models, LongPPL (Fang et al. 2024): pipeline/RECIPES.md.
+With --context-lengths, it measures length losses instead: for each length c, loss(t | exactly the c tokens
+before t) and KL(p(.|long) || p(.|c)), for the same targets at every c. The notebook length_losses plots their
+means. pipeline/RECIPES.md covers Hugging Face models and LongPPL (Fang et al. 2024).
 
-writes   <results>/loss_differences/<model>/*.parquet, or length_losses; columns: pipeline/RESULTS.md
-resumes  run the same command again; complete shards are kept, other settings are refused
+Output: <results>/loss_differences/<model>/*.parquet, or <results>/length_losses/… (columns:
+pipeline/RESULTS.md).
+Resume: run the same command again. Complete shards are kept; results made with other settings are refused.
 
-full size, on one GPU:
-  python pipeline/loss_differences.py --data runs/c4/data --checkpoints runs/c4/models/* \\
-      --results runs/c4/results --short-context-length 64 --long-context-length 1024 --targets-per-chunk 64
+At full size, on one GPU:
+  sparsity loss_differences --data runs/c4/data --checkpoints runs/c4/models/* --results runs/c4/results \\
+      --short-context-length 64 --long-context-length 1024 --targets-per-chunk 64
 
-on a laptop, after `make demo` (seconds):
-  python pipeline/loss_differences.py --data runs/demo/data --checkpoints runs/demo/models/long-seed0 \\
-      --results runs/try/results --short-context-length 16 --long-context-length 256 --max-documents 16
-  python pipeline/loss_differences.py --data runs/demo/data --checkpoints runs/demo/models/short-pose \\
+On a laptop, after `make demo` (takes seconds):
+  sparsity loss_differences --data runs/demo/data --checkpoints runs/demo/models/long-seed0 \\
+      --results runs/try/results --long-context-length 256 --max-documents 16
+  sparsity loss_differences --data runs/demo/data --checkpoints runs/demo/models/short-pose \\
       --results runs/try/results --context-lengths 8 32 128 --long-context-length 256 --max-documents 16
 """
 

@@ -1,22 +1,22 @@
-"""Text whose truth is known: a sentence that tells a fact, far before the question that asks for it.
+"""Plant facts in documents, far before a question that asks for them.
 
-Documents of each of --document-lengths end with a question whose answer stands in a sentence at one of
---depths and nowhere else on purpose; one beside them lacks it, the control. The same text keeps its needle at
-every depth and length:
+Each document has one of --document-lengths and ends with a question. The answer is in a planted sentence, the
+needle, at one of --depths. A control document has the same question but no needle; its haystack is longer
+instead, so all lengths are equal. A text keeps its needle at every depth and length:
 
   … The magic number of Oslo is 48213. … What is the magic number of Oslo? The magic number of Oslo is 48213
 
---templates asks for other facts, too: the secret word of the baker is lantern; the color of the door is blue.
+--templates offers other facts: "The secret word of the baker is lantern", "The color of the door is blue".
 
-The answer's tokens are the document's last targets, and the same in the needle are what their prediction
-needs. The haystack of the control is longer by as much as the needle, so lengths are equal.
+The answer's tokens are the last targets of the document. The tokens that they depend on are known: the answer
+in the needle.
 
-writes   <out>/length-<tokens>/data/              as tokenize_c4, without training text
-         and below it needles/*.parquet           where each needle is: pipeline/RESULTS.md
-resumes  run the same command again; complete folders are kept, other settings are refused
+Output: <out>/length-<tokens>/data/ as written by tokenize_c4, without training text. Its needles/*.parquet
+says where each needle is (columns: pipeline/RESULTS.md).
+Resume: run the same command again. Complete folders are kept; folders made with other settings are refused.
 
-In the text of `make demo`; what is then measured is in pipeline/RECIPES.md:
-  python pipeline/plant_needles.py --data runs/demo/data --out runs/needles --document-lengths 128 256 \\
+With the text of `make demo` (pipeline/RECIPES.md shows how to measure the documents):
+  sparsity plant_needles --data runs/demo/data --out runs/needles --document-lengths 128 256 \\
       --max-documents 20
 """
 
@@ -25,23 +25,36 @@ import argparse
 from sparsity_length.cli import Stage, folder_path, late, number, positive_int, random_seed
 from sparsity_length.text.needles import DEPTHS, TEMPLATES
 
+_FACTS = f"kinds of facts to plant in each text, from: {', '.join(TEMPLATES)}"
+
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the texts, and which needles are planted in them."""
     add = parser.add_argument
-    add("--data", type=folder_path, required=True, help="folder written by tokenize_c4.py: the texts")
-    add("--out", type=folder_path, required=True, help="length-<tokens>/data is written here")
-    add("--document-lengths", type=positive_int, nargs="+", required=True, help="tokens of the documents")
-    add("--max-documents", type=positive_int, default=400, help="texts, at most")
-    add("--templates", nargs="+", choices=TEMPLATES, default=["number"], help="facts that each text tells")
+    add(
+        "--data",
+        type=folder_path,
+        required=True,
+        help="folder written by tokenize_c4, which supplies the texts",
+    )
+    add("--out", type=folder_path, required=True, help="folder in which to write length-<tokens>/data")
+    add(
+        "--document-lengths",
+        type=positive_int,
+        nargs="+",
+        required=True,
+        help="lengths of the documents, in tokens",
+    )
+    add("--max-documents", type=positive_int, default=400, help="largest number of texts to use")
+    add("--templates", nargs="+", choices=TEMPLATES, default=["number"], metavar="FACT", help=_FACTS)
     add(
         "--depths",
         type=number(float, 0, 1),
         nargs="+",
         default=list(DEPTHS),
-        help="parts of the haystack before the needle",
+        help="fractions of the haystack before the needle, from 0 to 1",
     )
-    add("--seed", type=random_seed, default=0, help="of keys and answers")
+    add("--seed", type=random_seed, default=0, help="random seed of the facts")
 
 
 STAGE = Stage(

@@ -1,15 +1,18 @@
-"""SQL over a results folder: each table is a view.
+"""Query a results folder with SQL, where each table is a view, or export it.
 
-    python pipeline/query.py --results runs/demo/results \\
-        "SELECT model, avg(loss_difference) FROM loss_differences GROUP BY model"
-    python pipeline/query.py --results runs/demo/results --out gap.parquet "$(cat gap.sql)"
-    python pipeline/query.py --results runs/demo/results --out runs/demo/exported
+  sparsity query --results runs/demo/results
+  sparsity query --results runs/demo/results \\
+      "SELECT model, avg(loss_difference) FROM loss_differences GROUP BY model"
+  sparsity query --results runs/demo/results --out gap.parquet "SELECT * FROM loss_differences"
+  sparsity query --results runs/demo/results --out runs/demo/exported
 
-Without SQL it lists the columns of all views (pipeline/RESULTS.md explains them) or, with --out, exports all
-of them, a file each. The dialect is DuckDB's; other files are read by their path in quotes.
-Queries are read-only (a single SELECT) and run locally. Every file of a table that the SQL names is
-hashed first. Damaged files are refused, and files of one model made with different settings; models measured
-in two ways, and missing shards, are warned of.
+Without SQL, it lists the columns of all views (explained in pipeline/RESULTS.md) or, with --out, exports each
+table as one file. The dialect is DuckDB's; other files can be read by their path in quotes. A query must be a
+single SELECT.
+
+The program first verifies the SHA-256 of every file of the tables that the query names. It refuses damaged
+files, and files of one model that were made with different settings. It warns if models were measured
+differently and if shards are missing.
 """
 
 import argparse
@@ -46,12 +49,15 @@ SET lock_configuration = true;
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The command line of a query."""
     add = parser.add_argument
-    add("sql", nargs="?", type=words, help="a query in DuckDB's SQL; all columns are listed without one")
-    add("--results", type=folder_path, required=True, help="a results folder")
+    add("sql", nargs="?", type=words, help="query in DuckDB's SQL (default: list all columns)")
+    add("--results", type=folder_path, required=True, help="results folder to read")
     add(
         "--out",
         type=Path,
-        help="write all rows to this .csv or .parquet, or - as CSV (default: print at most 200)",
+        metavar="FILE",
+        help="write all rows to this .csv or .parquet file, or - to print them as CSV; without SQL, the"
+        " folder to"
+        " export to (default: print at most 200 rows)",
     )
 
 

@@ -1,32 +1,32 @@
-"""Run a whole study from a study file: text, models, measurements, figures, a closing table.
+"""Run a whole study from one file: text, models, measurements, figures, a closing table.
 
-A study file (olmo_configs/studies/) says which text, model sizes, lengths, seeds and rules; this program
-makes commands of it and runs them, each printed as it would be typed and each after those it needs. --jobs of
-them run at once, and as many processes share the documents of a measuring stage; numbers and bytes
-do not depend on it. What each reports goes to <run>/logs. Any field can be overridden as
-field.subfield=value. All commands are checked before the first one runs.
+A study file (see olmo_configs/studies/) names the text, model sizes, context lengths, seeds and rules. This
+program turns it into commands and runs each one after the commands it needs, printing it as you would type
+it. It checks all commands before the first one runs. --jobs commands run at once, and as many processes share
+the documents of a measuring program; numbers and bytes do not depend on --jobs. Each command logs to
+<run>/logs. Any field can be overridden as field.subfield=value.
 
-The fields, and where files are looked for: studies/file.py. With `synthetic` in it, a study file is of
-synthetic tasks: a grid of them is trained, tested and asked what decides.
+sparsity_length/studies/file.py documents the fields and where files are looked for. A study file with the
+field `synthetic` is about synthetic tasks: it trains and tests a grid of models.
 
-What is finished is not run again, and what is interrupted goes on: texts, models and measurements alike.
-Results of other settings or of another text are refused before anything runs, and nothing is overwritten.
-Notebooks and tables are made anew each time. The first command that fails stops the rest, with its exit code;
-the same again goes on. Ctrl-C, SIGTERM and SIGUSR1 (exit code 75) are passed on, and
-training is saved; a second Ctrl-C ends it without.
+Finished commands are not run again, and interrupted ones resume. Results made with other settings or from
+another text are refused before anything runs; nothing is overwritten. Notebooks and tables are always made
+anew. If a command fails, the study stops with that command's exit code; run it again to resume. Ctrl-C,
+SIGTERM and SIGUSR1 are passed on to the commands, trainings save what they have, and the exit code is 75. A
+second Ctrl-C ends everything without saving.
 
-on a laptop; what `make demo` runs, and the same, smaller and elsewhere:
-  python pipeline/study.py olmo_configs/studies/demo.yaml      # in runs/demo
-  python pipeline/study.py olmo_configs/studies/demo.yaml run=runs/try sizes.demo.max_duration=200 \\
+On a laptop (the study of `make demo`, then a smaller one elsewhere):
+  sparsity study olmo_configs/studies/demo.yaml
+  sparsity study olmo_configs/studies/demo.yaml run=runs/try sizes.demo.max_duration=200 \\
       evaluation.max_documents=16
 
-only the commands, one a line:
-  python pipeline/study.py olmo_configs/studies/demo.yaml --dry-run
+To see the commands only, one per line:
+  sparsity study olmo_configs/studies/demo.yaml --dry-run
 
-on a cluster, the same commands as Slurm jobs, each after those it needs; SCRATCH is a folder there:
-  cp slurm/cluster.env.example slurm/cluster.env      # and edit it
-  python pipeline/study.py olmo_configs/studies/scale.yaml --check
-  python pipeline/study.py olmo_configs/studies/scale.yaml --slurm
+On a cluster, in a checkout, the same commands as Slurm jobs that wait for each other:
+  cp slurm/cluster.env.example slurm/cluster.env      # edit it first; it sets SCRATCH, a folder for data
+  sparsity study olmo_configs/studies/scale.yaml --check
+  sparsity study olmo_configs/studies/scale.yaml --slurm
 """
 
 import argparse
@@ -37,17 +37,22 @@ from sparsity_length.cli import Stage, file_path, late, positive_int
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The program's command line."""
     add = parser.add_argument
-    add("study", type=file_path, help="a study file, such as olmo_configs/studies/demo.yaml")
-    add("overrides", nargs="*", metavar="field=value", help="fields to set otherwise than the file does")
-    add("--dry-run", action="store_true", help="print the commands that would run, and run none")
+    add("study", type=file_path, help="study file, such as olmo_configs/studies/demo.yaml")
+    add("overrides", nargs="*", metavar="field=value", help="values that override fields of the file")
+    add("--dry-run", action="store_true", help="print the commands that would run, without running them")
     add(
         "--jobs",
         type=positive_int,
         metavar="N",
-        help="commands that run at once (default: one a GPU, or as many as there are cores for the study's"
-        " threads)",
+        help="number of commands to run at once (default: one per GPU; without GPUs, the number of cores"
+        " divided"
+        " by the study's threads)",
     )
-    add("--slurm", action="store_true", help="submit the commands as Slurm jobs, with --dry-run: print them")
+    add(
+        "--slurm",
+        action="store_true",
+        help="submit the commands as Slurm jobs; with --dry-run, print the jobs",
+    )
     add(
         "--check",
         action="store_true",
@@ -57,8 +62,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--job",
         metavar="NAME",
-        help="print, a line each, the folder of the logs and the arguments of the Slurm job of this name, or"
-        " of the first of this script; what slurm/job.sh asks for",
+        help="print the log folder and then the arguments of the Slurm job NAME, one per line (or of the"
+        " first"
+        " job that runs slurm/NAME.sh); slurm/job.sh calls this",
     )
 
 

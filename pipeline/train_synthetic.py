@@ -1,39 +1,41 @@
-"""Train one model on one synthetic task, at a chosen position scheme.
+"""Train one model on one synthetic task, with a chosen position scheme.
 
-The configuration is a YAML file (olmo_configs/synthetic/); any field can be overridden as field=value, as in
-num_steps=500 model.width=64. Tasks: sparse_parity, planted_correlation, parity_scratchpad,
-variable_assignment, addition, addition_padded, copy; sparse_parity_scratchpad,
-variable_assignment_hops (with k); sparse_or, sparse_majority, sparse_last, sparse_lookup;
-cues_1, cues_2, cues_4; sparsity_length/synthetic/tasks.py shows an example of each.
-Positions: contiguous, pose, randomized; coupled, where the response's coupled IDs are given in training and,
-as an oracle, in testing; predicted (PPC), where the model must predict them in testing, and learns to in
-training.
+The configuration is a YAML file (see olmo_configs/synthetic/). Any field can be overridden as field=value,
+for example num_steps=500 model.width=64.
 
-A laptop-size run, minutes on two cores:
+Tasks (sparsity_length/synthetic/tasks.py shows an example of each):
+  with k     sparse_parity, planted_correlation, sparse_or, sparse_majority, sparse_last, sparse_lookup,
+             sparse_parity_scratchpad, variable_assignment_hops
+  without k  parity_scratchpad, variable_assignment, addition, addition_padded, copy, cues_1, cues_2, cues_4
 
-    python pipeline/train_synthetic.py olmo_configs/synthetic/small.yaml --task copy --positions predicted \\
-        --save-folder runs/demo/synthetic/copy-predicted-seed0 num_steps=1000
+Position schemes: contiguous, pose, randomized; coupled, where the response's coupled IDs are given in
+training and, as an oracle, in testing; and predicted (PPC), where the model learns to predict these IDs in
+training and must predict them in testing.
 
-A full-size run, on one GPU:
+On a laptop, a few minutes on two cores:
+  sparsity train_synthetic olmo_configs/synthetic/small.yaml --task copy --positions predicted \\
+      --save-folder runs/demo/synthetic/copy-predicted-seed0 num_steps=1000
 
-    python pipeline/train_synthetic.py olmo_configs/synthetic/paper.yaml --task variable_assignment \\
-        --positions predicted --save-folder runs/synthetic/models/variable_assignment-predicted-seed0 seed=0
+At full size, on one GPU:
+  sparsity train_synthetic olmo_configs/synthetic/paper.yaml --task variable_assignment \\
+      --positions predicted --save-folder runs/synthetic/models/variable_assignment-predicted-seed0 seed=0
 
-Under --save-folder: metrics.jsonl (one line a step: step, loss, learning_rate, gradient_norm, with predicted
-positions position_id_loss and, every eval_interval steps and at the end, exact_match and, of cues_*,
-excess_loss; losses in nats); and a folder step<N>-unsharded every save_interval steps and at the end. The
-same command run again goes on from the last of them, to the same bytes, or says that the run is finished;
-another configuration is refused, and so is a folder in which another job runs.
+A run ends early once a measurement finds the excess loss small enough (stop_at_excess_loss; only cues_*,
+whose best possible loss is known) or enough exact matches (stop_at_accuracy; all other tasks). At the end,
+the program says whether the task was learned: by default, if at least 99% of responses to examples as in
+training are entirely right; otherwise as stop_at_accuracy or stop_at_excess_loss demand. A model that has not
+learned its task says nothing about other lengths.
 
-SIGTERM or SIGUSR1: the step in hand is finished and saved, and the exit code is 75: run the same command
-again to go on.
+Output, in the --save-folder:
+  metrics.jsonl       one line per step: step, loss, learning_rate, gradient_norm, with predicted positions
+                      position_id_loss and, every eval_interval steps and at the end, exact_match and, for
+                      cues_*, excess_loss (losses in nats)
+  step<N>-unsharded/  a checkpoint, every save_interval steps and at the end
+Resume: run the same command again to continue from the last checkpoint, with identical bytes, or to learn
+that the run is finished. Another configuration is refused, and so is a folder in use by another job.
 
-A run ends early once a measurement finds so little loss beyond the best possible one (stop_at_excess_loss, of
-cues_*, whose best loss is known), or so many exact matches (stop_at_accuracy, all other tasks).
-
-The end says whether the task was learnt: at least 99 % of responses, as in training, wholly right; or what
-stop_at_accuracy or stop_at_excess_loss asks for. A model that has not learnt its task shows nothing at other
-lengths.
+After SIGTERM or SIGUSR1, the program finishes the current step, saves it, and exits with code 75. Run the
+same command again to continue.
 """
 
 import argparse
@@ -44,11 +46,13 @@ from sparsity_length.cli import Stage, file_path, folder_path, late
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the configuration, its overrides, task, positions and folder."""
     add = parser.add_argument
-    add("config", type=file_path, help="a YAML file such as olmo_configs/synthetic/small.yaml")
-    add("overrides", nargs="*", metavar="field=value", help="fields to set otherwise than the file does")
-    add("--task", required=True, help="the task's name")
-    add("--positions", required=True, help="the position scheme's name")
-    add("--save-folder", type=folder_path, required=True, help="the run's folder: checkpoints and metrics")
+    add("config", type=file_path, help="YAML file, such as olmo_configs/synthetic/small.yaml")
+    add("overrides", nargs="*", metavar="field=value", help="values that override fields of the file")
+    add("--task", required=True, help="name of the task")
+    add("--positions", required=True, help="name of the position scheme")
+    add(
+        "--save-folder", type=folder_path, required=True, help="the run's folder, for checkpoints and metrics"
+    )
 
 
 STAGE = Stage(

@@ -2,7 +2,7 @@
 
     from sparsity_length import explain, influential_tokens, losses, plot, summary
 
-    losses(texts, model)               # one row per token: its loss with long and with short context
+    losses(texts, model)               # one row per token: its loss with the long and the short context
     influential_tokens(texts, model)   # one row per target and rank: the distant tokens that it needs
     explain(text, model)               # a text as a page, which a notebook shows; a list for many texts
 
@@ -18,21 +18,21 @@ distant context  all tokens before those; both together are the long, or full, c
 source           an influential distant token, or in `explain` a word or sentence
 divergence       KL from the prediction with the long context; losses and divergences are nats
 
-model      an OLMo run or checkpoint, a Hugging Face folder, a name on the hub; or a causal LM in memory, of
-           transformers or ai2-olmo, with its tokenizer, which is left as it was.
+model      an OLMo run or checkpoint, a Hugging Face folder, or a name on the hub; or a causal LM of
+           transformers or ai2-olmo in memory, with its tokenizer. A model in memory is not changed.
 tokenizer  a tokenizer.json or a model's folder, a tokenizer of the library tokenizers, or a fast one of
            transformers (default: the one beside the model).
-texts      a string or many: a list, a pandas series, a column of a data set; of any length, empty ones too,
-           save for `explain`. A text may also be token IDs; or messages, dicts with role and content, which
-           go through the tokenizer's chat template.
+texts      a string or many: a list, a pandas series, or a column of a data set. Texts may have any length,
+           even none, except for `explain`. A text may also be given as token IDs, or as messages (dicts with
+           role and content), which go through the tokenizer's chat template.
 
-A text is read with the model's own tokens. What the tokenizer puts before every text (BOS, as <s>) belongs to
-the model, which has it at the start of every context, the short ones too, unless bos="none"; it is no token
-of the text, has no row and counts nowhere. Control tokens in a text (<|im_start|>) are text, unless
-special_tokens=True. The context is the text's own; a text longer than `long_context_length` is read in
-chunks that overlap by half.
-A bar on standard error shows how long it takes; TQDM_DISABLE=1 hides it.
-Bad input raises an InputError of one sentence.
+A text is read with the model's own tokens. What the tokenizer puts before every text (BOS, such as <s>)
+belongs to the model, which sees it at the start of every context, short ones included, unless bos="none". It
+is no token of the text: it has no row and is counted nowhere. Control tokens in a text (<|im_start|>) are
+plain text unless special_tokens=True. The context is the text's own; a text longer than `long_context_length`
+is read in chunks that overlap by half.
+A progress bar on standard error shows the remaining time; TQDM_DISABLE=1 hides it. Bad input raises an
+InputError with a one-sentence message.
 """
 
 import os

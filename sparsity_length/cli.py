@@ -18,6 +18,8 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -55,6 +57,7 @@ _MODULES = {
     module.rpartition(".")[2]: f"sparsity_length.{module}" for group in PROGRAMS.values() for module in group
 }
 """Program -> its module."""
+_PROJECT = "sparsity-length-generalization"
 Item = TypeVar("Item")
 Number = TypeVar("Number", int, float)
 logger = logging.getLogger("sparsity_length")
@@ -79,14 +82,29 @@ def cause_of(error: Exception) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
-class _ManualFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
-    """Keeps the docstring's own lines, and states each default."""
+class _ManualFormatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps the docstring's own lines, and says of each flag its default, or that it is required."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        # "(default: None)" tells a reader nothing: such flags say themselves what leaving them out means.
-        if action.default is None or action.required or isinstance(action.default, bool):
-            return action.help
-        return super()._get_help_string(action)
+        if action.required and action.option_strings:
+            return f"{action.help} (required)"
+        default = action.default
+        is_list = isinstance(default, list | tuple)
+        said = ", ".join(map(_in_words, default)) if is_list else _in_words(default)
+        # The help of a flag without a default says itself what leaving it out means.
+        return f"{action.help} (default: {said})" if said else action.help
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        kind = getattr(action.type, "__name__", "")
+        metavars = {"number": "N", "folder_path": "FOLDER", "file_path": "FILE"}
+        return metavars.get(kind) or super()._get_default_metavar_for_optional(action)
+
+
+def _in_words(default: object) -> str:
+    """A flag's default; nothing for one that says nothing."""
+    if default is None or isinstance(default, bool) or default == argparse.SUPPRESS:
+        return ""
+    return f"{default:,}" if isinstance(default, int) else str(default)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -124,10 +142,13 @@ class Stage:
     check_input: Callable[[argparse.Namespace], object] = lambda arguments: None
     """InputError if something that no program makes, such as a text, cannot be opened."""
 
-    def parser(self) -> argparse.ArgumentParser:
-        """The command line, whose --help is the manual followed by the flags."""
+    def parser(self, name: str | None = None) -> argparse.ArgumentParser:
+        """The command line, whose --help is the manual followed by the flags.
+
+        `name` is what it calls the program (default: the file that runs).
+        """
         # No abbreviations: a flag that is new tomorrow must not change what an old command means.
-        parser = _Parser(description=self.manual, formatter_class=_ManualFormatter, allow_abbrev=False)
+        parser = _Parser(name, None, self.manual, formatter_class=_ManualFormatter, allow_abbrev=False)
         self.add_flags(parser)
         return parser
 
@@ -140,20 +161,23 @@ class Stage:
         """Run on the words of a command line."""
         self.run(self.parse(words))
 
-    def main(self) -> None:
-        """Run on this process's command line; an error that the user can fix is one line and exit code 2."""
+    def main(self, name: str | None = None, words: Sequence[str] | None = None) -> None:
+        """Run on the words of this process's command line, under a name as of `parser`.
+
+        An error that the user can fix is one line and exit code 2.
+        """
         # Python's own handler would let an interrupted program end in a traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         if sys.stderr is None:  # closed: what is said there is for nobody
             sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 (until the end)
-        parser = self.parser()
+        parser = self.parser(name)
         try:
             if sys.stdout is None:
                 raise InputError("standard output is closed: send it to a file, or to /dev/null")
             # What a terminal, or a locale such as POSIX, cannot show must not end a program after its work.
             if isinstance(sys.stdout, io.TextIOWrapper):
                 sys.stdout.reconfigure(errors="replace")
-            arguments = parser.parse_intermixed_args()
+            arguments = parser.parse_intermixed_args(words)
             logging.basicConfig(level=logging.INFO, format=f"{Path(parser.prog).stem}: %(message)s")
             # Libraries log what only their authors need; warnings of theirs still pass.
             for noisy in ("olmo", "datasets", "accelerate", "urllib3", "httpx", "fsspec"):
@@ -244,11 +268,32 @@ def file_path(text: str) -> Path:
 
 def main() -> None:
     """The command `sparsity`: run the program that the first word names, on the words behind it."""
+    name = "".join(sys.argv[1:2]).replace("-", "_")
+    if name in _MODULES:
+        stage_of(name).main(f"sparsity {name}", sys.argv[2:])
+        return
     command = argparse.ArgumentParser(
-        prog="sparsity", description="sparsity PROGRAM --help is a program's manual"
+        "sparsity",
+        "sparsity PROGRAM [flags …]",
+        _all_programs(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.add_argument("program", choices=_MODULES, metavar="PROGRAM", help=", ".join(_MODULES))
-    name = command.parse_args(sys.argv[1:2]).program
-    # What argparse calls the program in its usage and errors.
-    sys.argv = [f"sparsity {name}", *sys.argv[2:]]
-    stage_of(name).main()
+    command.add_argument("--version", action="version", version=f"sparsity {version(_PROJECT)}")
+    command.add_argument("PROGRAM", help=argparse.SUPPRESS)
+    found = command.parse_args(sys.argv[1:2] or ["--help"]).PROGRAM
+    command.error(str(unknown_name("program", found, _MODULES)))
+
+
+def _all_programs() -> str:
+    """The programs by groups, each with the first line of its manual."""
+    lines = ["`sparsity PROGRAM --help` prints the manual of a program. Hyphens in names work, too."]
+    for group, modules in PROGRAMS.items():
+        lines.append(f"\n{group}:")
+        for module in modules:
+            # Read and not imported, as some programs import much.
+            found = find_spec(f"sparsity_length.{module}")
+            assert found is not None and found.origin is not None
+            source = Path(found.origin).read_text(encoding="utf-8")
+            does = source.partition("\n")[0].strip('".')
+            lines.append(f"  {module.rpartition('.')[2]:22}{does}")
+    return "\n".join(lines)

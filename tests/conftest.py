@@ -92,6 +92,7 @@ def pytest_xdist_setupnodes(specs: "Sequence[execnet.XSpec]") -> None:
         spec.python = str(forked_stages.python_that_forks())
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """What `-n auto` means: a process for each core that this one may use."""
     return min(len(os.sched_getaffinity(0)), MOST_PROCESSES)

@@ -1,7 +1,4 @@
-"""Every program, walked with generic damages of its command line: one sentence, exit code 2, nothing begun.
-
-The damages are derived from each program's own parser, so a new program or flag is walked unasked.
-"""
+"""Programs that write refuse an output that is one of their inputs, and leave it as it is."""
 
 import importlib
 import json

@@ -1,5 +1,6 @@
-"""Bad input to a stage: one sentence on standard error, exit code 2, nothing left behind."""
+"""Manuals; and bad input to a stage: one sentence on standard error, exit code 2, nothing left behind."""
 
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -10,6 +11,44 @@ import pytest
 from measured_documents import command_line, contents, stage_name, write_checkpoint, write_data
 from olmo.model import OLMo
 from sparsity_length.programs import loss_differences
+
+from sparsity_length.cli import PROGRAMS, main, stage_of
+
+NAMES = [module.rpartition(".")[2] for modules in PROGRAMS.values() for module in modules]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_manual_says_of_each_flag_one_default_or_that_it_is_required(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["sparsity", name.replace("_", "-"), "--help"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    said = capsys.readouterr().out
+    assert stopped.value.code == 0 and said.startswith(f"usage: sparsity {name} ")
+    _, _, flags = said.rpartition("options:\n")
+    usage, _, _ = said.partition("\n\n")
+    for text in re.split(r"\n  (?=-)", flags):
+        assert text.count("(default") + text.count("(required") <= 1, text
+        flag = re.match(r"--[\w-]+", text)
+        optional = flag is None or re.search(rf"[\[|(] ?{flag[0]}\b", usage)
+        assert optional or "(required" in " ".join(text.split()), text
+    assert not re.search(r"\(default: *(\(|\[|None|\))", flags)
+
+
+def test_the_list_of_programs_has_each_with_what_it_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["sparsity", "--help"])
+    with pytest.raises(SystemExit):
+        main()
+    does = dict(re.findall(r"^  (\w+) +(\S.*)$", capsys.readouterr().out, re.MULTILINE))
+    assert list(does) == NAMES
+    assert all(stage_of(name).manual.startswith(line) for name, line in does.items())
+    monkeypatch.setattr(sys, "argv", ["sparsity", "explian"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2 and "did you mean 'explain'?" in capsys.readouterr().err
 
 
 @pytest.fixture

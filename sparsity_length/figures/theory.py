@@ -1,26 +1,27 @@
-"""Sparse functional attention (Definition 3.3), fitted on planted correlations, and its error beyond.
+"""Fit sparse functional attention (Definition 3.3) on planted correlations, and measure its error at length.
 
     h(X) = Σ_S g_key(S, X_S) g_val(X_S) / Σ_S g_key(S, X_S)      over the k-subsets S of the positions
 
-X_S are the tokens at S in the order of their positions; with k = 1 this is a bag of words. From the paper:
-that form, relativity (Assumption 3.2: shifting S leaves its key as it is), and the objective of Theorem 4.3,
-the mean loss over lengths of L/2 to L. Theorem 4.3 speaks of the condition `local`, Theorem 4.4 of
-`halves_coupled`; `halves_trained_keys` leaves out their assumption of near position IDs. Our choices:
+X_S are the tokens at S in the order of their positions; with k = 1 this is a bag of words. From the paper we
+take this form, relativity (Assumption 3.2: shifting S does not change its key), and the objective of Theorem
+4.3, the mean loss over lengths from L/2 to L. Theorem 4.3 is about the condition `local`, Theorem 4.4 about
+`halves_coupled`; `halves_trained_keys` drops their assumption that position IDs are near. Our own choices:
 
-- The key is exp of a free number for every (relation of S, X_S), 0 if position IDs differ by `key_reach` or
-  more. A relation is the differences of IDs from the first one's: for k = 2 and reach 3, -2 … 2.
-- No training sequence shows the keys of longer relations, and nothing keeps them small. So in the theorems'
-  conditions keys reach L_local, elsewhere as far as training sequences do.
-- Labels are -1 and 1, values free numbers between them, the loss is the squared error (saying 0 costs 1), by
-  Adam on fresh sequences, each step on one length drawn uniformly.
-- `local_4` and `local_16` have another L_local; a step of `local_mean` and `local_minimax` takes all lengths,
+- The key is exp of a free number for every (relation of S, X_S), and 0 if position IDs differ by `key_reach`
+  or more. A relation is the differences of the IDs from the first one: for k = 2 and reach 3, -2 … 2.
+- No training sequence shows the keys of longer relations, and nothing keeps these keys small. So keys reach
+  L_local in the theorems' conditions, and elsewhere as far as training sequences do.
+- Labels are -1 and 1, and values are free numbers between them. The loss is the squared error (predicting 0
+  costs 1), minimized by Adam on fresh sequences, each step at one length drawn uniformly.
+- `local_4` and `local_16` have another L_local. A step of `local_mean` and `local_minimax` uses all lengths,
   and the mean or the largest of their losses. Theorem 4.3 has a smaller bound for a minimax objective, with
   larger chunks and a distribution of S* that our sources do not give; here only the objective differs.
 
-An interval is the range over seeds. Writes results (columns: pipeline/RESULTS.md), complete fits of which are
-kept when the command is repeated, and, of the three main conditions, the figure sparse_functional_attention.
+An interval is the range over seeds. The program writes results (columns: pipeline/RESULTS.md) and, if all
+three main conditions are fitted, the figure sparse_functional_attention. Run the same command again to
+resume; complete fits are kept.
 
-the three main conditions, six seeds (some minutes of one core), and in seconds:
+The three main conditions with six seeds (takes a few minutes on one core), and a version that takes seconds:
   python -m sparsity_length.figures.theory --results runs/theory/results --figures runs/theory/figures
   python -m sparsity_length.figures.theory --results runs/demo/theory --figures runs/demo/figures \\
       --seeds 0 1 2 --steps 200 --num-test-sequences 100
@@ -39,7 +40,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 
-from sparsity_length.cli import InputError, Stage, folder_path, positive_int, progress
+from sparsity_length.cli import InputError, Stage, folder_path, positive_int, progress, random_seed
 from sparsity_length.figures import drawing
 from sparsity_length.results.read import Results
 from sparsity_length.results.write import StageOutput
@@ -208,7 +209,7 @@ def errors(attention: SparseFunctionalAttention, test: Sequences) -> dict[str, f
 
 
 def by_length(fits: pd.DataFrame) -> pd.DataFrame:
-    """After training, a row a model and test length, with medians and ranges over seeds.
+    """After training, one row per model and test length, with medians and ranges over seeds.
 
     Returns:
         model, test_length, sparsity, length_ratio (to L), num_seeds, then with the range over seeds
@@ -243,7 +244,7 @@ CASES = {
 
 
 def errors_figure(table: pd.DataFrame) -> Figure:
-    """Percent of wrong predictions against the test length: a panel a k, a line a case."""
+    """Percent of wrong predictions against the test length: one panel per k, one line per case."""
     sparsities = sorted(set(table["sparsity"].astype(int)))
     figure, axes = drawing.panels(len(sparsities), 2.5)
     for ax, k in zip(axes, sparsities, strict=True):
@@ -276,16 +277,35 @@ def errors_figure(table: pd.DataFrame) -> Figure:
     return figure
 
 
+_CONDITIONS = f"where the k tokens are, from: {', '.join(CONDITIONS)}"
+
+
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The program's command line."""
     add = parser.add_argument
-    add("--results", type=folder_path, required=True, help="the results folder to write to")
-    add("--figures", type=folder_path, required=True, help="the folder of the figure")
-    add("--sparsity", type=positive_int, nargs="+", default=[2], metavar="K", help="k; cost grows with it")
-    add("--conditions", nargs="+", choices=CONDITIONS, default=list(CASES), help="where the k tokens are")
-    add("--seeds", type=int, nargs="+", default=list(range(6)), help="one fit per seed")
-    add("--steps", type=positive_int, default=2000, help="training steps")
-    add("--num-test-sequences", type=positive_int, default=500, help="test sequences of each length")
+    add("--results", type=folder_path, required=True, help="results folder to write to")
+    add("--figures", type=folder_path, required=True, help="folder to write the figure to")
+    add(
+        "--sparsity",
+        type=positive_int,
+        nargs="+",
+        default=[2],
+        metavar="K",
+        help="values of k; cost grows with k",
+    )
+    add(
+        "--conditions",
+        nargs="+",
+        choices=CONDITIONS,
+        default=list(CASES),
+        metavar="CONDITION",
+        help=_CONDITIONS,
+    )
+    add("--seeds", type=random_seed, nargs="+", default=list(range(6)), help="random seeds, one fit each")
+    add("--steps", type=positive_int, default=2000, help="number of training steps")
+    add(
+        "--num-test-sequences", type=positive_int, default=500, help="number of test sequences of each length"
+    )
 
 
 def main(arguments: argparse.Namespace) -> None:

@@ -39,51 +39,53 @@ class Selecting(BesideShort):
 
     k: tuple[int, ...] | None = setting(
         positive_int,
-        f"numbers of influential tokens studied (default: {', '.join(map(str, DEFAULT_KS))}, as far as the"
-        " distant context goes)",
+        f"numbers of influential tokens to evaluate (default: {', '.join(map(str, DEFAULT_KS))}, up to the"
+        " size of the distant context)",
         None,
         many="+",
     )
-    rules: tuple[str, ...] = setting(str, f"selection rules, of: {', '.join(RULES)}", DEFAULT_RULES, many="+")
+    rules: tuple[str, ...] = setting(
+        str, f"selection rules, from: {', '.join(RULES)}", DEFAULT_RULES, many="+", metavar="RULE"
+    )
     ablation: str = setting(
         str,
-        "what stands where a token is left out: nothing, or another document's token",
+        "what replaces an ablated token: nothing (mask), or another document's token (swap)",
         DEFAULT_ABLATION,
         choices=ABLATIONS,
     )
     search_swaps: int | None = setting(
         whole_number(0),
-        "under --ablation swap: other documents that stand in while tokens are chosen, effects being means"
-        " over them; 0: tokens are removed",
+        "under --ablation swap: number of documents whose tokens replace ablated ones while rules search"
+        " (effects are averaged over them); with 0, the search removes tokens instead",
         SEARCH_SWAPS,
         metavar="N",
     )
     trial_swaps: int | None = setting(
         positive_int,
-        "under --ablation swap: other documents that chosen tokens are then tried among",
+        "under --ablation swap: number of documents among whose tokens the selected ones are then evaluated",
         TRIAL_SWAPS,
         metavar="N",
     )
     null_fraction: float = setting(
         positive_fraction,
-        "of the documents, those with a null (which ones, a hash of the text decides); rules that say nothing"
-        " without one are measured on these only",
+        "fraction of documents with a null baseline, chosen by a hash of the text; rules that mean nothing"
+        " without this baseline are measured on these documents only",
         1.0,
     )
     screen: int | None = setting(
         positive_int,
-        "hierarchical leave_one_out*: blocks of distant tokens left out per round; those that matter are"
-        f" split down to single tokens (default: every token, of long contexts up to {LONGEST_EXACT:,}"
-        f" tokens; beyond, {BLOCKS} and one per target)",
+        "make leave_one_out* hierarchical: leave out N blocks of distant tokens per round, and split the"
+        " blocks that matter, down to single tokens (default: leave out every token if the long context"
+        f" has up to {LONGEST_EXACT:,} tokens, else {BLOCKS} blocks plus one per target)",
         None,
         metavar="N",
     )
     minimum_gain: float = setting(
         finite_float,
-        "gain of the distant context, in nats, below which a target has no k* and no mean_log2_k",
+        "targets that gain less from the distant context, in nats, have no k* and no mean_log2_k",
         MINIMUM_GAIN,
     )
-    seed: int = setting(random_seed, "of rules that draw", 0)
+    seed: int = setting(random_seed, "random seed of the rules random and gradient_divergence", 0)
 
     def resolve(self) -> dict[str, Any]:
         """What is really done."""

@@ -91,21 +91,22 @@ class ContextLengths:
 class Chunked(Settings):
     """Which tokens of which documents are predicted, as every measuring stage asks."""
 
-    long_context_length: int = setting(positive_int, "chunk length ℓ, in tokens")
+    long_context_length: int = setting(positive_int, "ℓ: documents are cut into chunks of this many tokens")
     targets_per_chunk: int = setting(
         positive_int,
-        "m: the last m positions of a chunk are predicted, each from all before it in the chunk",
+        "m: predict the last m tokens of each chunk, each from everything before it in the chunk",
         16,
     )
     target_stride: int = setting(
-        positive_int, "of these positions predict only every S-th, the last among them", 1, metavar="S"
+        positive_int, "of these m tokens, predict only every S-th, including the last", 1, metavar="S"
     )
     max_documents: int | None = setting(
-        positive_int, "use the first documents only (their order is a hash's) (default: all)", None
+        positive_int, "use only the first N documents, in the order of their hashes (default: all)", None
     )
     max_chunks_per_document: int | None = setting(
         positive_int,
-        "use the first chunks of a document only, so that no long one rules the mean (default: all)",
+        "use only the first N chunks of each document, so that no long document dominates the mean"
+        " (default: all)",
         None,
     )
 
@@ -121,7 +122,9 @@ class BesideShort(Chunked):
     """The same, with a short context."""
 
     short_context_length: int = setting(
-        positive_int, "s: tokens right before a target, which it always sees", SHORT_CONTEXT_LENGTH
+        positive_int,
+        "s: the number of tokens right before a target that are always visible",
+        SHORT_CONTEXT_LENGTH,
     )
 
     @cached_property
@@ -185,15 +188,18 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     # fmt: off
     add("--dtype", choices=("float32", "bfloat16"), default="float32",
-        help="of weights and computation; bfloat16 may choose other tokens that matter about as much")
+        help="precision of weights and computation; bfloat16 may select other, about equally influential"
+        " tokens")
     add("--device",
-        help="torch device; cuda where there is one, else cpu, if not given; under torchrun or `accelerate"
-        " launch`, cuda means each process' own GPU")
+        help="torch device; under torchrun or `accelerate launch`, cuda is each process's own GPU (default:"
+        " cuda"
+        " if there is a GPU, else cpu)")
     add("--rope", type=RopeScaling.parse, metavar="KIND:FACTOR",
-        help="scale the RoPE of a Hugging Face model when it is loaded, such as yarn:2 (YaRN) (default: as it"
-        " was trained)")
+        help="rescale the RoPE of a Hugging Face model when loading it, for example yarn:2 (YaRN) (default:"
+        " as"
+        " trained)")
     add("--trust-remote-code", action="store_true",
-        help="run the Python files that come with a Hugging Face model; never done unless asked for")
+        help="run the Python files that come with a Hugging Face model (default: never)")
     # fmt: on
 
 
@@ -202,25 +208,29 @@ def add_stage_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     # fmt: off
     add("--data", type=folder_path, required=True,
-        help="folder written by tokenize_c4.py; its evaluation documents are used")
+        help="folder written by tokenize_c4; its evaluation documents are measured")
     add("--checkpoints", nargs="+", required=True, metavar="MODEL",
-        help="run folders of pretrain.py (their last step), OLMo's step<N>-unsharded folders, folders of"
-        " Hugging Face causal LMs, or their names on the hub, NAME or NAME@REVISION")
+        help="models: run folders of pretrain (the last step is used), OLMo's step<N>-unsharded folders,"
+        " folders"
+        " of Hugging Face causal LMs, or their names on the hub, NAME or NAME@REVISION")
     add_model_arguments(parser)
     add("--device-map",
-        help="of Hugging Face models, instead of --device: auto spreads the layers over all devices")
-    add("--results", type=folder_path, required=True, help="results folder; complete shards in it are kept")
+        help="for Hugging Face models, instead of --device: auto spreads the layers over all devices")
+    add("--results", type=folder_path, required=True, help="results folder to write to; complete shards in"
+    " it are kept")
     add("--documents-per-shard", type=positive_int,
-        help="documents a shard, which is a Parquet file; a killed run resumes there (default: 1 up to 127"
-        " documents, 2 from 128, and so on up to 32)")
+        help="documents per shard (one Parquet file per table); a killed run resumes after its last shard"
+        " (default: one 64th of the documents, at least 1 and at most 32)")
     add("--task-index", type=whole_number(0), default=0, metavar="I",
-        help="which of --num-tasks this is, counted from 0. Under torchrun or `accelerate launch` the"
-        " processes, one a GPU, divide the task")
+        help="which of --num-tasks to do, counted from 0; under torchrun or `accelerate launch`, the"
+        " processes"
+        " (one per GPU) divide the task")
     add("--num-tasks", type=positive_int, default=1, metavar="N",
-        help="tasks that the documents are split among")
+        help="number of tasks that share the documents")
     add("--status", action="store_true",
-        help="measure nothing: print how many shards there are; exit code 0 if none is missing, 1 if any, 2"
-        " for bad input")
+        help="measure nothing; print how many shards are complete, and exit with 0 if none is missing, 1 if"
+        " any"
+        " is, 2 for bad input")
     # fmt: on
 
 
@@ -261,8 +271,8 @@ class ByLength(Chunked):
 
     context_lengths: tuple[int, ...] | None = setting(
         positive_int,
-        "measure the losses at these context lengths, in tokens; if none is named: 8, 12, 16, 24, … doubling"
-        " in two steps up to what the first target has before it",
+        "measure losses at these context lengths, in tokens, instead; without a length: at 8, 12, 16, 24, …"
+        " (doubling every two steps) up to the number of tokens before the first target",
         None,
         many="*",
         metavar="C",
@@ -292,23 +302,25 @@ class Placing(Chunked):
     """Near tokens behind distant ones at chosen position IDs."""
 
     near_context_length: int = setting(
-        positive_int, "near tokens: exactly the N before each target", metavar="N"
+        positive_int, "the near context is exactly the N tokens before each target", metavar="N"
     )
     share_near: bool = switch(
-        "the targets of a chunk share one near context, its last N tokens, and see those before them; fewer"
-        " tokens are read, and earlier targets see fewer of them"
+        "let the targets of a chunk share one near context, its last N tokens: this is faster, but earlier"
+        " targets see fewer near tokens"
     )
-    placements: tuple[str, ...] = setting(str, "see above", many="+", metavar="KIND:NUMBER")
+    placements: tuple[str, ...] = setting(
+        str, "placements to measure, as explained above", many="+", metavar="KIND:NUMBER"
+    )
     compared_with: str = setting(
         str,
-        "which prediction the KL is from: that by the near tokens alone, or by the full context",
+        "the prediction that the KL is from: with the near tokens alone, or with the full context",
         NEAR,
         choices=(NEAR, FULL),
     )
     distant_documents: tuple[str, ...] | None = setting(
         str,
-        "documents whose first tokens are the distant ones of swap (default: the last three, by hash, that"
-        " are long enough)",
+        "IDs of the documents whose first tokens are the distant tokens of swap (default: the last three, by"
+        " hash, that are long enough)",
         None,
         many="+",
         metavar="ID",
@@ -394,31 +406,34 @@ class Explaining(Settings):
         metavar="WORD",
     )
     position: int | None = setting(
-        whole_number(0), "explain the prediction of token N, from 0", None, metavar="N"
+        whole_number(0), "explain the prediction of token N, counted from 0", None, metavar="N"
     )
     instead: str | None = setting(
-        words, "with --at or --position: why did that come, and not WORD?", None, metavar="WORD"
+        words,
+        "with --at or --position: explain why the text has that word and not WORD",
+        None,
+        metavar="WORD",
     )
     generate: int | None = setting(
         positive_int,
-        "let the model continue with up to N tokens, the likeliest ones, and explain these",
+        "let the model continue the text with up to N tokens (the most likely ones), and explain these",
         None,
         metavar="N",
     )
-    unit: str = setting(str, "what a source is", "word", choices=UNITS)
-    sources: int = setting(positive_int, "how many of each prediction", NUM_SOURCES, metavar="K")
+    unit: str = setting(str, "unit of a source", "word", choices=UNITS)
+    sources: int = setting(positive_int, "number of sources per prediction", NUM_SOURCES, metavar="K")
     budget: float | None = setting(
-        duration, "such as 90s, 2m or 1h (default: 2m; none with --all)", None, metavar="TIME"
+        duration, "time limit, for example 90s, 2m or 1h (default: 2m; none with --all)", None, metavar="TIME"
     )
     short_context_length: int = setting(
         positive_int,
-        "near tokens, which are never sources; the losses of a page are measured with more, up to a 32nd of"
-        " the text's tokens",
+        "number of near tokens, which are never sources; the colors of a page are measured with more, up to a"
+        " 32nd of the text's tokens",
         SHORT_CONTEXT_LENGTH,
     )
     long_context_length: int | None = setting(
         positive_int,
-        "measure the last so many tokens (default: 1,024, or the model's positions if these are fewer)",
+        "measure only the last N tokens (default: 1,024, or as many as the model has positions)",
         None,
     )
 

@@ -155,7 +155,7 @@ def chosen_positions(
 def chosen_tokens(
     contexts: Contexts, chunk: Chunk, choices: Choices, selecting: Selecting
 ) -> Iterator[tuple[str, Columns]]:
-    """A row a target, rule and rank, and all influences if every token was left out."""
+    """One row per target, rule and rank, and all influences if every token was left out."""
     targets_T = selecting.lengths.targets_T
     for name, context in contexts.items():
         leaves_out = any(rule in choices[name] for rule in LEAVE_ONE_OUT_RULES)
@@ -287,7 +287,7 @@ def _sparsity(
     choices: Mapping[str, tuple[np.ndarray, list[int]]],
     selecting: Selecting,
 ) -> Iterator[tuple[str, Columns]]:
-    """A row a target, rule and criterion: how few tokens do."""
+    """One row per target, rule and criterion: how few tokens do."""
     losses, divergences = own.baselines
     # Under the long context the divergence is 0, so that all of it is to be recovered.
     for place, (criterion, baseline_TB, gains_TB) in enumerate(

@@ -28,7 +28,7 @@ class Interval:
 def ratio_of_sums(
     numerators_D: np.ndarray, denominators_D: np.ndarray, fewest_resampled: int = FEWEST_RESAMPLED
 ) -> Interval:
-    """Interval of sum(numerators) / sum(denominators), of each a value a document, summed over its targets.
+    """Interval of sum(numerators) / sum(denominators), each one value per document, the sum over its targets.
 
     The estimator of every mean and fraction here: with token counts as denominators it is a mean over
     tokens, with sums of L_short - L_long it is a recovered fraction (design: a ratio of sums, never a

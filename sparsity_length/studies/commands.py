@@ -5,7 +5,7 @@ Of text:
     <run>/results[/<size>], <run>/figures[/<size>]  of its evaluation, by size: notebooks show a whole folder
     <run>/<name>/data, results, figures             of a further evaluation, likewise
     <run>[/<name>]/needles/length-<tokens>/data     documents with needles, if an evaluation plants any
-Of synthetic tasks, a training a run, a test a task, the notebooks at the end:
+Of synthetic tasks, one training per run, one test per task, the notebooks at the end:
     <run>/models/<task>[-k<K_train>]-<positions>-seed<seed>, <run>/results, <run>/figures
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsity_length.cli import PROGRAMS, InputError, stage_of, unknown_name
-from sparsity_length.studies.file import Study, Synthetic, find_file
+from sparsity_length.studies.file import Study, Synthetic
 
 MEASURING = tuple(module.rpartition(".")[2] for module in PROGRAMS["measure"])
 """Programs whose documents are shared by as many processes as run."""
@@ -118,7 +118,7 @@ def _text_commands(study: Study) -> Iterator[Command]:
             folder = str(run / "models" / name)
             folders[in_names][model] = folder
             arguments = [
-                find_file(size.config),
+                size.config,
                 *flags({"data": run / "data", "save_folder": folder}),
                 *_overrides({"max_duration": size.max_duration}),
                 *size.overrides,
@@ -234,7 +234,7 @@ def _synthetic_commands(study: Study, synthetic: Synthetic) -> Iterator[Command]
         for task, positions, k, seed in product(grid.tasks, grid.positions, sparsities, grid.seeds):
             name = _joined(task, "" if k is None else f"k{k}", positions, f"seed{seed}")
             arguments = [
-                find_file(synthetic.config),
+                synthetic.config,
                 *flags({"task": task, "positions": positions, "save_folder": run / "models" / name}),
                 *grid.overrides,
                 *_overrides({"largest_sparsity": k, "seed": seed}),

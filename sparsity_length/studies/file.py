@@ -1,15 +1,14 @@
 """A study, as a file of olmo_configs/studies/ describes it, and reading one with overrides.
 
-Fields that are not explained here are flags of the programs, which --help explains; null: the program's own
-default. Lengths count tokens. Paths are relative to the folder that the command is typed in. A study file
-or a configuration that is not there is looked for in this repository. Flags are checked by the programs' own
-parsers (study.py).
+Fields that are not explained here are flags of the programs (see their --help); null stands for the program's
+own default. Lengths count tokens. Paths are relative to the current folder. A study file or a configuration
+below olmo_configs/ that does not exist there is taken from the installed package. The programs' own parsers
+check the flags.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from glob import glob
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +110,6 @@ class Study:
 
 def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     """The study that a file and `field.subfield=value` overrides of it describe, or an InputError."""
-    path = Path(find_file(path))
     file = read_yaml(path, "study", "; there are some in olmo_configs/studies/")
     try:
         given: Any = OmegaConf.merge(file, read_overrides(overrides))
@@ -132,12 +130,3 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     except (OmegaConfBaseException, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{path} and the overrides given: {cause_of(error)}") from error
     return study
-
-
-def find_file(path: str | Path) -> str:
-    """The file in the folder that the command is typed in, or else of `olmo_configs`, which is installed."""
-    folder, *parts = Path(path).parts
-    installed = files("sparsity_length.olmo_configs").joinpath(*parts)
-    # Commands run in this very folder, so that what is found here is found by them.
-    is_ours = folder == "olmo_configs" and installed.is_file() and not Path(path).exists()
-    return str(installed if is_ours else path)

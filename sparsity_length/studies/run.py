@@ -1,18 +1,17 @@
-"""Carrying out a study's commands: on this machine, or as Slurm jobs.
+"""Running a study's commands, on this machine or as Slurm jobs.
 
-Here several run at once, each a process with a log file of its own.
+On this machine several commands run at once, each as a process with its own log file. The first that fails
+stops the rest. A request to stop (Ctrl-C, SIGTERM, SIGUSR1, SIGHUP) is passed on to all: trainings save what
+they have, the others end at once, and running the study again resumes. All processes share the documents of a
+measuring program.
 
-The first that fails stops the rest. A request to stop (Ctrl-C, SIGTERM, SIGUSR1, SIGHUP) is passed on to all:
-trainings save what they have, the others end at once, and the same again goes on. The documents of a
-measuring stage are shared by as many processes as run.
+The study sets the number of threads of each command, not the machine, since the last bits of numbers depend
+on it. As many commands run as there are GPUs or, without GPUs, groups of that many cores. Small networks run
+1.1 times as fast with a second thread, and two processes twice as fast as one (analysis/LOG.md).
 
-A command has `threads` threads, which the study says and not the machine, as the last bits of its numbers
-depend on them; there are as many commands as cores for them, or as GPUs. Small networks gain 1.1 times from a
-second thread, and twice from a second process (analysis/LOG.md).
-
-Under Slurm each is a job after those it needs, submitted as slurm/<stage>.sh, which asks for what the stage
-needs and hands on the arguments; stages are shared by the tasks of arrays. Tokenizing in several tasks
-becomes two jobs, the array and the merge.
+Under Slurm each command is a job, submitted as slurm/<stage>.sh, which waits for those it needs. The script
+requests what the stage needs and passes on the arguments; the tasks of an array share a stage. Tokenizing in
+several tasks becomes two jobs, the array and the merge.
 """
 
 import argparse
@@ -143,7 +142,7 @@ def run_all(commands: Sequence[Command], places: Sequence[Mapping[str, str]], lo
 
 
 def submit_chain(commands: Sequence[Command], study: Study, *, is_plan: bool = False) -> None:
-    """Submit a job a command, in order, with the IDs of those it needs, and print it.
+    """Submit one job per command, in order, with the IDs of those it needs, and print it.
 
     Of a plan they are only printed, and a job's name stands for its ID.
     """

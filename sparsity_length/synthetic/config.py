@@ -101,7 +101,7 @@ class TaskConfig:
     compared that know their task alike. Of tasks whose best loss is known. None: all steps."""
     stop_at_accuracy: float | None = None
     """Training ends once a measurement finds this share of exact matches in distribution, and a model below
-    it has not learnt its task. None: all steps, and 0.99 is learnt."""
+    it has not learned its task. None: all steps, and 0.99 counts as learned."""
 
     @property
     def stops_when_learnt(self) -> bool:

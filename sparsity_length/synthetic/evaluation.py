@@ -69,7 +69,7 @@ def accuracy(
     it is less noisy than the loss of the answer that was drawn less the best loss, and has the same mean.
 
     Returns:
-        The columns of `synthetic_accuracy`, one row, and those of `synthetic_examples`, a row an example.
+        The columns of `synthetic_accuracy`, one row, and those of `synthetic_examples`, one row per example.
     """
     config = model.config
     first = examples[0].num_prompt_tokens  # of the response
@@ -137,7 +137,7 @@ def found_dependencies(
 ) -> dict[str, pd.DataFrame]:
     """Which tokens rules select, under each ablation that they know: columns of `found_dependencies`.
 
-    A row a target, selection and rank, up to `largest_k` or, if more tokens truly decide, to their number:
+    One row per target, rule and rank, up to `largest_k` or, if more tokens truly decide, to their number:
     there precision and recall are equal. InputError where none is to be found.
 
     An example is one chunk, whose last tokens are the targets; their short context, two tokens, is seen

@@ -48,7 +48,7 @@ def of_training_step(seed: int, step: int) -> np.random.Generator:
 
 
 def knows_task(config: TaskConfig, metrics: dict[str, float]) -> bool:
-    """Whether a measurement found the task learnt in distribution.
+    """Whether a measurement found the task learned in distribution.
 
     At least 99 % exact matches, or the share `stop_at_accuracy`; where `stop_at_excess_loss` is set, that
     excess loss or less.
@@ -60,7 +60,7 @@ def knows_task(config: TaskConfig, metrics: dict[str, float]) -> bool:
 
 
 def is_learnt(checkpoint: Path, config: TaskConfig) -> bool:
-    """Whether the last measurement before a run's checkpoint found the task learnt in distribution."""
+    """Whether the last measurement before a run's checkpoint found the task learned in distribution."""
     step = read_tensors(checkpoint / "train.pt")["step"]
     return knows_task(config, last_metrics(checkpoint.parent, step))
 
@@ -239,4 +239,4 @@ def train_on_task(arguments: argparse.Namespace) -> None:
     device = usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU")
     train(folder, lambda: TaskTrainer(config, folder, device))
     run = find_task_run(folder, arguments.task)
-    logger.info("%s in distribution", "learnt" if is_learnt(*run) else "NOT learnt")
+    logger.info("%s in distribution", "learned" if is_learnt(*run) else "NOT learned")

@@ -187,7 +187,7 @@ def left(arguments: argparse.Namespace) -> list[str]:
 
 
 def plant(arguments: argparse.Namespace) -> None:
-    """Plant needles, and write a folder a length."""
+    """Plant needles, and write one folder per length."""
     data = TokenizedData.open(arguments.data)
     tokenizer = data.tokenizer()
     with folder_lock(arguments.out, "--out"):

@@ -305,12 +305,13 @@ def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
         "--bos",
         choices=BOS_CHOICES,
         default="auto",
-        help="before a text: what the tokenizer puts, or none",
+        help="what to put before a text: auto is what the tokenizer puts there",
     )
     parser.add_argument(
         "--special-tokens",
         action="store_true",
-        help="read control tokens in a text, such as <|im_start|>, as such; else they are text",
+        help="read control tokens in a text, such as <|im_start|>, as control tokens (default: as plain"
+        " text)",
     )
 
 

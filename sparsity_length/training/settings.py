@@ -5,6 +5,7 @@ OmegaConf's structured merge refuses unknown names and wrong types.
 """
 
 from collections.abc import Collection, Sequence
+from importlib.resources import files
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -36,10 +37,16 @@ def require_positive(config: Any, fields: str) -> None:
 
 
 def read_yaml(path: Path, kind: str = "configuration", advice: str = "") -> Any:
-    """The fields of a file; an InputError, with the advice, if it is missing, no YAML, or holds no fields."""
+    """The fields of a file, of `olmo_configs`, which is installed, if the folder here has no such file.
+
+    InputError, with the advice, if it is missing, no YAML, or holds no fields.
+    """
+    found = path
+    if path.parts[:1] == ("olmo_configs",) and not path.exists():
+        found = Path(str(files("sparsity_length.olmo_configs").joinpath(*path.parts[1:])))
     try:
         # Into no fields: OmegaConf merges a list with nothing but a list.
-        return OmegaConf.merge({}, OmegaConf.load(path))
+        return OmegaConf.merge({}, OmegaConf.load(found))
     except (OSError, ValueError, TypeError, RecursionError, YAMLError, OmegaConfBaseException) as error:
         raise InputError(f"no {kind} file {path} can be read{advice} ({cause_of(error)})") from error
 
