@@ -63,8 +63,8 @@ Numbers = dict[str, str]
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+    lines = ["| " + " | ".join(map(str, line)) + " |" for line in (header, *rows)]
+    return "\n".join([lines[0], "|---" * len(header) + "|", *lines[1:]])
 
 
 def percent(share: Interval, unit: str = "%") -> str:
@@ -138,19 +138,23 @@ def of_robustness() -> Numbers:
             # A placement stands for its three distant texts, which agree.
             failed["variant"]
             .str.replace(r"^swap:(\S+) .*", r"\1", regex=True)
-            .where(failed["k"] == shown["k"], failed["k"].map("k = {:.0f}".format))
+            .where(failed["k"] == shown["k"], failed["k"].map("{:.0f}".format))
             .where(failed["criterion"] == shown["criterion"], "by the KL")
         )
+        is_k = failed["k"] != shown["k"]
+        names = list(dict.fromkeys(what[~is_k]))
+        if is_k.any():
+            names.append("k = " + ", ".join(what[is_k]))
         values = [shown[f"estimate{end}"] for end in ("", "_low", "_high")]
         values += changed["estimate"].agg(["min", "max"]).tolist()
         number = ".2f" if words.endswith("nats") else ".0%"
         ends = [f"{round(value, 2) + 0.0:{number}}" for value in values]
         cells = ["{} [{}, {}]".format(*ends[:3]), "{} to {}".format(*ends[3:])]
-        cells += [f"{changed['holds'].sum()} of {len(changed)}", ", ".join(dict.fromkeys(what)) or "-"]
+        cells.append(f"{len(failed)} of {len(changed)}{': ' if names else ''}{', '.join(names)}")
         lines.append([words, *cells])
     return {
         "robustness": markdown(
-            ["headline", "as published", "estimates of variants", "variants that hold", "that do not"], lines
+            ["headline", "as published", "estimates of variants", "variants that do not hold"], lines
         )
     }
 
@@ -169,10 +173,10 @@ ROBUST = {
     ("lead over recency", "2.3 M"): "2.3 M: lead over recency",
     ("slope of the gap at 224", "0.34 M"): "slope of the gap, nats",
     ("slope of interference", "ratio"): "slope of interference: ratio",
-    ("slope of interference", "nats"): "slope of interference: nats over mean",
-    ("slope of interference", "share"): "slope of interference: fraction of what can be lost",
+    ("slope of interference", "nats"): "slope of interference: nats, relative to the mean",
+    ("slope of interference", "share"): "slope of interference: fraction of the maximal loss",
     ("slope of the share kept", "trained"): "distance by hand: share kept at 2,048",
-    ("slope of the share kept", "unseen"): "distance by hand: fall from 4,096 to 9,216, over its mean",
+    ("slope of the share kept", "unseen"): "distance by hand: fall from 4,096 to 9,216, relative to its mean",
     ("slope of the share kept", "readable"): "distance by hand: gain by YaRN at 9,216",
     ("accuracy", "OR at 180 tokens"): "OR of 8 bits",
     ("accuracy", "parity at 180 tokens"): "parity of 8 bits",
@@ -239,7 +243,6 @@ def of_few_tokens() -> Numbers:
         "paper_16_gemma": robust("recovered fraction", other),
         "paper_16_same_texts": percent(recovered_loss.paper_verdict(same_texts)[1]),
         "paper_lead": robust("lead over recency", large),
-        "paper_lead_points": robust("lead over recency", large).partition(" [")[0],
         "paper_lead_gemma": robust("lead over recency", other),
         "paper_lead_gemma_4": robust("lead over recency", other, 4),
         "paper_lead_gemma_8": robust("lead over recency", other, 8),
@@ -269,7 +272,7 @@ def of_stricter_test() -> Numbers:
     ks = (1, 4, 16)
     table = [
         [
-            "share of the total effect recovered",
+            "recovered fraction of the total effect",
             *(percent(interval_of(rows[SELECTED, k], "share")) for k in ks),
         ]
     ]
@@ -342,14 +345,12 @@ def of_searches() -> Numbers:
         lead = "" if search == "one swap" else percent(share(search, 16, "one swap"), " points")
         table.append([words, passes, *cells, lead])
     same = [percent(share("one swap", k, swaps="same")) for k in (4, 16)]
-    table.append(["one swapped context, tried in the same", "1", *same, ""])
-    header = ["tokens selected by leaving out", "passes", "k = 4", "k = 16", "k = 16, minus one swapped"]
+    table.append(["one swapped context, evaluated in the same", "1", *same, ""])
+    header = ["search", "passes", "k = 4", "k = 16", "k = 16, minus one swapped"]
     return {
         "searches": markdown(header, table),
         "searches_sample": f"{kept.groupby('document_id')['num_targets'].max().sum()} targets of"
         f" {kept['document_id'].nunique()} texts",
-        "searches_attention": percent(share("attention", 4)),
-        "searches_removal": percent(share("removal", 4)),
         **{
             f"same_minus_other{words}_{k}": percent(same_minus_other(k, evaluator), " points")
             for words, evaluator in (("", EVALUATOR), ("_demo", "demo-long-seed1"))
@@ -390,9 +391,9 @@ def of_length() -> Numbers:
     """Interference by number and distance, and the two verdicts on tokens needed."""
     places = interference.mechanism(interference_targets())
 
-    def between_texts(number: int, start: int, digits: int = 3) -> str:
+    def between_texts(number: int, start: int) -> str:
         found = places.query(f"num_distant == {number} and near_start == {start}")["interference"]
-        ends = [f"{value:.{digits}f}" for value in (found.min(), found.max())]
+        ends = [f"{value:.3f}" for value in (found.min(), found.max())]
         # One number where both ends round to the same.
         return " to ".join(dict.fromkeys(ends)) if len(found) else "-"
 
@@ -407,8 +408,8 @@ def of_length() -> Numbers:
     rows = rows_by(slopes, "variant", "kind")
     lines = {
         "ratio (Poisson)": ("as planned", "ratio"),
-        "nats over mean": ("as planned", "nats"),
-        "share of what can be lost, over mean": ("as planned", "share"),
+        "nats, relative to the mean": ("as planned", "nats"),
+        "fraction of the maximal loss, relative to the mean": ("as planned", "share"),
         "ratio, lowest eighth left out": ("lowest eighth left out", "ratio"),
         "ratio, highest eighth left out": ("highest eighth left out", "ratio"),
     }
@@ -434,9 +435,6 @@ def of_length() -> Numbers:
             ["distant tokens", *(f"near from {start:,}" for start in starts)], by_number
         ),
         "interference_where_read": f"{word}: {of_unseen[0]} and {of_unseen[1]}",
-        "interference_of_1": between_texts(1, 11776, 2),
-        "interference_read": between_texts(512, 2048, 2),
-        "interference_unseen": between_texts(512, 11776, 1),
         "interference_squeezed": str(interval_of(squeezed, "interference")),
         "real_model_verdict": interference.verdict(slopes),
         "real_model_sample": sample(slopes.iloc[0]),
@@ -471,7 +469,6 @@ def of_reach() -> Numbers:
                 is_last = gap is not None and gap == curve.index.max()
                 cells.append("-" if gap is None else f"{'≥ ' if is_last else ''}{gap:,}")
             columns[f"{name}, {of_rope}"] = cells
-            found[f"reach_{rope.partition(':')[0]}_{words}"] = cells[-1]
         plain, with_yarn = (reach.of_curve(table, model, rope) for rope in (reach.PLAIN, reach.YARN))
         less, last = reach.reads_less_than_trained(table, model)
         kept = percent(reach.kept_at(plain, last))
@@ -553,7 +550,7 @@ def of_synthetic_tasks() -> Numbers:
             words,
             *(percent(marked_bits.or_minus_parity(accuracy, ks), "") for accuracy in (learned, functions)),
         ]
-        for words, ks in {**{f"k = {k}": [k] for k in range(1, 9)}, "k = 5 to 8": marked_bits.MANY}.items()
+        for words, ks in {"k = 1": [1], "k = 2": [2], "k = 5 to 8": marked_bits.MANY}.items()
     ]
     found = {}
     for folder in ("results", "rotated"):
@@ -639,33 +636,33 @@ def of_theory() -> Numbers:
     table = pd.concat([theory.by_length(kept), theory.by_length(varied)])
     of_models = rows_by(table[table["length_ratio"] == 8], "model")
 
-    def errors_of(header: Sequence[str], models: Sequence[str]) -> str:
-        rows = []
-        for words, name, scale in (
-            ("error in distribution × 10⁵", "in_distribution_error", 1e5),
-            ("error at 8 L × 10³", "squared_error", 1e3),
-            ("exponent of its growth from L to 8 L", "growth_exponent", 1),
-        ):
-            found = [interval_of(of_models[model], name) for model in models]
-            cells = [f"{scale * x.estimate:.2f} [{scale * x.low:.2f}, {scale * x.high:.2f}]" for x in found]
-            rows.append([words, *cells])
-        return markdown(header, rows)
+    measures = {"in_distribution_error": 1e5, "squared_error": 1e3, "growth_exponent": 1}
+    rows = []
+    for words, model in (
+        ("k = 1", "local-k1"),
+        ("k = 2", "local-k2"),
+        ("k = 3", "local-k3"),
+        ("k = 2, L_local = 4", "local_4-k2"),
+        ("k = 2, L_local = 16", "local_16-k2"),
+        ("k = 2, mean over lengths", "local_mean-k2"),
+        ("k = 2, minimax over lengths", "local_minimax-k2"),
+    ):
+        found = [(interval_of(of_models[model], name), scale) for name, scale in measures.items()]
+        cells = [
+            f"{scale * x.estimate:.2f} [{scale * x.low:.2f}, {scale * x.high:.2f}]" for x, scale in found
+        ]
+        rows.append([words, *cells])
 
     at_8_times = varied[varied["test_length"] == 8 * varied["train_context_length"]]
     by_objective = np.log2(at_8_times.pivot(index="seed", columns="model", values="squared_error"))
     minimax_over_mean = by_objective["local_minimax-k2"] - by_objective["local_mean-k2"]
     return {
-        "theory_objectives": errors_of(
-            ["local S*, k = 2, L_local = 8", "one length", "mean of all", "minimax"],
-            ["local-k2", "local_mean-k2", "local_minimax-k2"],
-        ),
         "minimax_over_mean": str(
             ratio_of_sums(minimax_over_mean.to_numpy(), np.ones(len(minimax_over_mean)))
         ),
-        "theory": errors_of(["local S*", "k = 1", "k = 2", "k = 3"], ["local-k1", "local-k2", "local-k3"]),
-        "theory_varied": errors_of(
-            ["local S*, k = 2", "L_local = 4", "L_local = 8", "L_local = 16"],
-            ["local_4-k2", "local-k2", "local_16-k2"],
+        "theory": markdown(
+            ["local S\\*", "error in distribution × 10⁵", "error at 8 L × 10³", "growth exponent, L to 8 L"],
+            rows,
         ),
         "theory_all_keys": percent(interval_of(of_models["local_all_keys-k2"], "error_rate")),
     }
