@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A program of analysis/, or another of minutes, named first; what follows goes to it:
+# Run a program of analysis/, or another short one, with its arguments:
 #   sbatch slurm/analysis.sh analysis/run_notebooks.py --results … --figures …
 #SBATCH --job-name=analysis
 #SBATCH --nodes=1

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Accuracy of synthetic models at every size and k, or what their answers depend on (--dependencies); a requeued job
-# goes on with the next. What follows goes to pipeline/evaluate_synthetic.py:
+# Measure the accuracy of synthetic models at every size and k, or what their answers depend on (--dependencies). A
+# requeued job continues with the next. Arguments go to pipeline/evaluate_synthetic.py:
 #   sbatch slurm/evaluate_synthetic.sh --task sparse_parity --checkpoints runs/synthetic/models/sparse_parity-* \
 #     --results runs/synthetic/results --sizes 20 50 100 200 300 400 500 --sparsities 4 6 8 10 12 14 16
 #SBATCH --job-name=evaluate_synthetic

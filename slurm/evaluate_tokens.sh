@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Chosen tokens tried on other models, a share of the documents a task; what follows goes to evaluate_tokens.py:
+# Evaluate selected tokens with other models; each task measures its share of the documents. Arguments go to
+# evaluate_tokens.py:
 #   sbatch --array=0-15 slurm/evaluate_tokens.sh --num-tasks 16 --choices … --data … --checkpoints … --results …
 #   sbatch --array=3,7 slurm/evaluate_tokens.sh <the same>        only these tasks again; the end of a log names them
 #SBATCH --job-name=evaluate_tokens

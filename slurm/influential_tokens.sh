@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The influential tokens of every target, a share of the documents a task; what follows goes to influential_tokens.py:
+# Find the influential tokens of every target; each task measures its share of the documents. Arguments go to
+# influential_tokens.py:
 #   sbatch --array=0-15 slurm/influential_tokens.sh --num-tasks 16 --data … --checkpoints … --results … …
 #   sbatch --array=3,7 slurm/influential_tokens.sh <the same>        only these tasks again; the end of a log names them
 #SBATCH --job-name=influential_tokens

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What distant tokens do to predictions, a share of the documents a task; what follows goes to length_interference.py:
+# Measure what distant tokens do to predictions; each task measures its share of the documents. Arguments go to
+# length_interference.py:
 #   sbatch --array=0-15 slurm/length_interference.sh --num-tasks 16 --data … --checkpoints … --results … …
 #   sbatch --array=3,7 slurm/length_interference.sh <the same>        only these tasks again; the end of a log names them
 #SBATCH --job-name=length_interference

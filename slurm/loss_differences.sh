@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Short and long loss of every target, a share of the documents a task; what follows goes to loss_differences.py:
+# Measure the loss of every target with the short and the long context; each task measures its share of the documents.
+# Arguments go to loss_differences.py:
 #   sbatch --array=0-15 slurm/loss_differences.sh --num-tasks 16 --data … --checkpoints … --results … …
 #   sbatch --array=3,7 slurm/loss_differences.sh <the same>        only these tasks again; the end of a log names them
 #SBATCH --job-name=loss_differences

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Make one data set of what the tasks of slurm/tokenize_c4.sh wrote, or say which of them are missing:
+# Merge what the tasks of slurm/tokenize_c4.sh wrote into one data set, or name the missing tasks:
 #   sbatch slurm/merge_c4.sh --out …
 #SBATCH --job-name=merge_c4
 #SBATCH --nodes=1

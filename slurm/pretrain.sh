@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Pretrain one model. What must be there: slurm/cluster.env, and the study's tokenized text (slurm/tokenize_c4.sh, then
-# slurm/merge_c4.sh); the job ends at once without, while slurm/submit_all.sh submits all three in order.
-# Arguments go to pretrain.py; without any, the study's model of the job's name is trained:
+# Pretrain one model. It needs slurm/cluster.env and the study's tokenized text (slurm/tokenize_c4.sh, then
+# slurm/merge_c4.sh), and ends at once without them; slurm/submit_all.sh submits all three in order.
+# Arguments go to pretrain.py; without any, the job trains the study's model of its name:
 #   sbatch slurm/pretrain.sh                                    the first model of the study in cluster.env
 #   sbatch --job-name=60m-long-seed1 slurm/pretrain.sh          another one
 #   sbatch --job-name=short-pose slurm/pretrain.sh olmo_configs/150m.yaml --data … --save-folder … \

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Submit the whole study that cluster.env names, each job after those it needs. Type it on the login node; what
-# follows goes to pipeline/study.py:
-#   slurm/submit_all.sh --check        is the text there, does Slurm take the jobs? GPU hours and disk, an estimate
+# Submit the whole study that cluster.env names, each job after those it needs. Run it on the login node; arguments go
+# to pipeline/study.py:
+#   slurm/submit_all.sh --check        checks text and jobs, and estimates GPU hours and disk
 #   slurm/submit_all.sh --dry-run      prints the sbatch commands
 #   slurm/submit_all.sh
 cd "$(dirname "$0")/.." || exit 2

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Tokenize text, a share of its files a task; slurm/merge_c4.sh makes one data set of them. What follows goes to
-# tokenize_c4.py:
+# Tokenize text; each task takes its share of the files, and slurm/merge_c4.sh makes one data set of their output.
+# Arguments go to tokenize_c4.py:
 #   sbatch --array=0-63 slurm/tokenize_c4.sh --num-tasks 64 --out … --source … --tokenizer …
 #   sbatch --array=3,7 slurm/tokenize_c4.sh <the same>        only the tasks 3 and 7 again
 #SBATCH --job-name=tokenize_c4

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One model of a synthetic task; a requeued job goes on from its newest checkpoint. What follows goes to
+# Train one model of a synthetic task. A requeued job resumes from its newest checkpoint. Arguments go to
 # pipeline/train_synthetic.py:
 #   sbatch slurm/train_synthetic.sh olmo_configs/synthetic/paper.yaml --task sparse_parity --positions pose \
 #     --save-folder runs/synthetic/models/sparse_parity-k4-pose-seed0 largest_sparsity=4 seed=0

@@ -263,7 +263,7 @@ def loss_figure(curves: pd.DataFrame, label: drawing.ModelLabel, evaluator: str 
         label.size,
         label.text,
         f"evaluated by {evaluator}" if evaluator else "",
-        "percentages: recovered share of the gain",
+        "percentages: recovered fraction of the gain",
         f"{drawing.BARS}, of the difference from the short context",
     )
     return figure
