@@ -181,11 +181,11 @@ class Results:
     def made_by(self, stage: str) -> dict[str, dict[str, Any]]:
         """What made a stage's results, by model, as of `made_by_of`."""
         # One by one, as sources are hashed: the first table that the stage wrote has all its models.
-        of_tables = (
-            {file.model: file.made_by for file in self.sources(table) if file.made_by["stage"] == stage}
-            for table in self.tables
-        )
-        return next(filter(None, of_tables), {})
+        for table in self.tables:
+            made_by = {file.model: file.made_by for file in self.sources(table)}
+            if found := {name: made for name, made in made_by.items() if made["stage"] == stage}:
+                return found
+        return {}
 
     def settings(self, stage: str) -> dict[str, dict[str, Any]]:
         """Settings that a stage was run with, by model.

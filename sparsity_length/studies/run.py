@@ -111,7 +111,8 @@ def run_all(commands: Sequence[Command], places: Sequence[Mapping[str, str]], lo
     num_told = 0
     while running or (waiting and not stops):
         if not stops:
-            unfinished = {command.name for command in (*waiting, *(one for one, *_ in running.values()))}
+            begun = [command for command, *_ in running.values()]
+            unfinished = {command.name for command in (*waiting, *begun)}
             ready = [command for command in waiting if unfinished.isdisjoint(command.needs)]
             free = [place for place in range(len(places)) if place not in running]
             for command, place in zip(ready, free, strict=False):
@@ -149,14 +150,14 @@ def submit_chain(commands: Sequence[Command], study: Study, *, is_plan: bool = F
     job_ids: dict[str, str] = {}
     for job in jobs_of(commands):
         in_log = "%j" if job.num_tasks is None else "%A_%a"
-        words = [
-            *("--parsable", "--kill-on-invalid-dep=yes", f"--job-name={job.name}"),
-            f"--output={study.logs / f'{job.name}-{in_log}.log'}",
-            *([] if job.num_tasks is None else [f"--array=0-{job.num_tasks - 1}"]),
-            *(["--dependency=afterok:" + ":".join(job_ids[name] for name in job.needs)] if job.needs else []),
-            job.program,
-            *job.arguments,
-        ]
+        words = ["--parsable", "--kill-on-invalid-dep=yes", f"--job-name={job.name}"]
+        words.append(f"--output={study.logs / f'{job.name}-{in_log}.log'}")
+        if job.num_tasks is not None:
+            words.append(f"--array=0-{job.num_tasks - 1}")
+        if job.needs:
+            ids = [job_ids[name] for name in job.needs]
+            words.append(f"--dependency=afterok:{':'.join(ids)}")
+        words += [job.program, *job.arguments]
         job_ids[job.name] = job.name
         if not is_plan:
             study.logs.mkdir(parents=True, exist_ok=True)  # Slurm opens the logs, and makes no folder
@@ -167,7 +168,8 @@ def submit_chain(commands: Sequence[Command], study: Study, *, is_plan: bool = F
                     " before it stay in the queue (scancel ends them)"
                 )
             job_ids[job.name] = done.stdout.strip().partition(";")[0]  # of a federation: ID;cluster
-        sys.stdout.write(f"{'' if is_plan else f'job {job_ids[job.name]}: '}sbatch {shlex.join(words)}\n")
+        label = "" if is_plan else f"job {job_ids[job.name]}: "
+        sys.stdout.write(f"{label}sbatch {shlex.join(words)}\n")
 
 
 def arguments_of(commands: Sequence[Command], name: str) -> list[str]:

@@ -65,8 +65,8 @@ def accuracy(
 ) -> dict[str, pd.DataFrame]:
     """How a model answers; `generator` draws random starts.
 
-    Excess loss is KL(posterior || model): the mean over what the answer could have been, with these cues. So
-    it is less noisy than the loss of the answer that was drawn less the best loss, and has the same mean.
+    Excess loss is KL(posterior || model), the mean over all answers that are possible with these cues. It has
+    the mean of (loss of the drawn answer - best loss), and is less noisy.
 
     Returns:
         The columns of `synthetic_accuracy`, one row, and those of `synthetic_examples`, one row per example.
@@ -74,15 +74,14 @@ def accuracy(
     config = model.config
     first = examples[0].num_prompt_tokens  # of the response
     token_ids_BS, position_ids_BS = map(torch.from_numpy, config.ids_of(examples, generator, in_testing=True))
-    generated = [
-        generate(model, *batch)
-        for batch in zip(
-            token_ids_BS[:, :first].to(model.device).split(examples_per_batch),
-            position_ids_BS.to(model.device).split(examples_per_batch),
-            strict=True,
-        )
-    ]
-    logits_BTV, ids_BT = (torch.cat(parts).cpu() for parts in zip(*generated, strict=True))
+    logits, ids = [], []
+    for start in range(0, len(examples), examples_per_batch):
+        batch = slice(start, start + examples_per_batch)
+        prompts_BP = token_ids_BS[batch, :first].to(model.device)
+        of_batch = generate(model, prompts_BP, position_ids_BS[batch].to(model.device))
+        logits.append(of_batch[0].cpu())
+        ids.append(of_batch[1].cpu())
+    logits_BTV, ids_BT = torch.cat(logits), torch.cat(ids)
     tokens_BT = logits_BTV.argmax(-1)
     token_is_right_BT = (tokens_BT == token_ids_BS[:, first:]).numpy()
     id_is_right_BT = (ids_BT == position_ids_BS[:, first:]).numpy()  # always, where IDs are given
@@ -100,21 +99,22 @@ def accuracy(
     }
     vocabulary = TASKS[config.task].vocabulary
     decisive = [example.dependencies[0] for example in examples]
+    decisive_tokens = []
+    for example, places in zip(examples, decisive, strict=True):
+        names = [vocabulary[example.token_ids_S[place]] for place in places]
+        decisive_tokens.append(" ".join(names))
     table = pd.DataFrame(
         {
             "example_index": range(len(examples)),
             "is_right": is_right_B,
             "answer": [vocabulary[token_id] for token_id in tokens_BT[:, 0]],
-            "decisive_tokens": [
-                " ".join(vocabulary[example.token_ids_S[place]] for place in places)
-                for example, places in zip(examples, decisive, strict=True)
-            ],
+            "decisive_tokens": decisive_tokens,
             "distances": [[first - 1 - place for place in places] for places in decisive],
         }
     )
     if examples[0].log_posterior_V is not None:
         log_p_BV = torch.tensor(np.array([example.log_posterior_V for example in examples]))
-        # Doubles, as KL is a small difference of large logarithms once the task is learnt.
+        # Doubles, as KL is a small difference of large logarithms once the task is learned.
         log_q_BV = logits_BTV[:, 0].double().log_softmax(-1)
         # What cannot be the answer adds nothing, where 0 times an infinite logarithm would be no number.
         terms_BV = log_p_BV.exp() * torch.where(log_p_BV.isfinite(), log_p_BV - log_q_BV, 0.0)

@@ -19,20 +19,17 @@ from sparsity_length.synthetic.train import find_task_run, is_learnt, load_task_
 
 def test(arguments: argparse.Namespace) -> None:
     """Test every model at every size and k."""
-    cells, outputs = _outputs(arguments)
-    for (checkpoint, config), output in outputs:
+    for checkpoint, config, cells, output in _work(arguments):
         output.fill(partial(_measure, arguments, checkpoint, config, cells, output))
 
 
 def left(arguments: argparse.Namespace) -> list[str]:
-    """What is still to be tested, a line for each model."""
-    return [output.state() for _, output in _outputs(arguments)[1] if output.pending_shards()]
+    """What is still to be tested, one line per model."""
+    return [output.state() for *_, output in _work(arguments) if output.pending_shards()]
 
 
-def _outputs(
-    arguments: argparse.Namespace,
-) -> tuple[list[Cell], list[tuple[tuple[Path, TaskConfig], StageOutput]]]:
-    """The cells, a shard each; of each model its checkpoint and configuration, and where its results go."""
+def _work(arguments: argparse.Namespace) -> list[tuple[Path, TaskConfig, list[Cell], StageOutput]]:
+    """Each model's checkpoint and configuration, the cells (one shard each), and where its results go."""
     runs = [find_task_run(folder, arguments.task) for folder in arguments.checkpoints]
     cells = tested_cells(arguments, [config for _, config in runs])
     settings = {
@@ -43,23 +40,20 @@ def _outputs(
         "num_examples": arguments.num_examples,
         "test_stream": TEST_STREAM,
     }
+    stage = "evaluate_synthetic"
     if arguments.dependencies:
-        settings |= {
-            "rules": [rule for rule in RULES if rule in arguments.rules],
-            "largest_k": arguments.largest_k,
-        }
-    outputs = [
-        StageOutput(
-            arguments.results,
-            "found_dependencies" if arguments.dependencies else "evaluate_synthetic",
-            checkpoint.parent.name,
-            settings=settings,
-            inputs={"checkpoint": sha256_of_files(*(checkpoint / name for name in MODEL_FILES))},
-            num_shards=len(cells),
+        stage = "found_dependencies"
+        rules = [rule for rule in RULES if rule in arguments.rules]
+        settings |= {"rules": rules, "largest_k": arguments.largest_k}
+    work = []
+    for checkpoint, config in runs:
+        inputs = {"checkpoint": sha256_of_files(*(checkpoint / name for name in MODEL_FILES))}
+        name = checkpoint.parent.name
+        output = StageOutput(
+            arguments.results, stage, name, settings=settings, inputs=inputs, num_shards=len(cells)
         )
-        for checkpoint, _ in runs
-    ]
-    return cells, list(zip(runs, outputs, strict=True))
+        work.append((checkpoint, config, cells, output))
+    return work
 
 
 def _measure(

@@ -93,13 +93,12 @@ def write_data_folder(
     """
     write_evaluation_documents(folder / EVALUATION_FILE, documents)
     write_text(folder / TOKENIZER_FILE, tokenizer.to_json())
+    unknown_of = [int((document.token_ids == tokenizer.unknown_token_id).sum()) for document in documents]
     counts = {
         **tally,
         "evaluation_documents": len(documents),
         "evaluation_tokens": sum(len(document.token_ids) for document in documents),
-        "evaluation_unknown": sum(
-            int((document.token_ids == tokenizer.unknown_token_id).sum()) for document in documents
-        ),
+        "evaluation_unknown": sum(unknown_of),
     }
     manifest = {
         "stage": stage,
@@ -114,10 +113,8 @@ def write_data_folder(
     }
     write_json(folder / MANIFEST_FILE, manifest)
     logger.info("%s: %s", folder, manifest["counts"])
-    unknown, tokens = (
-        sum(counts.get(f"{use}_{what}", 0) for use in ("train", "evaluation"))
-        for what in ("unknown", "tokens")
-    )
+    unknown = counts.get("train_unknown", 0) + counts["evaluation_unknown"]
+    tokens = counts.get("train_tokens", 0) + counts["evaluation_tokens"]
     if unknown >= 0.01 * tokens > 0:
         logger.warning(
             "%s cannot spell all of the text: %.1f%% of the tokens stand for what is unknown to it",

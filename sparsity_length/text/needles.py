@@ -172,10 +172,12 @@ def _folders(
             "needles_in": length,
             "max_documents": arguments.max_documents,
             "seed": arguments.seed,
-            # Null at their defaults, as in folders from before there were others.
-            **({"templates": arguments.templates} if arguments.templates != ["number"] else {}),
-            **({"depths": arguments.depths} if arguments.depths != list(DEPTHS) else {}),
         }
+        # Left out at their defaults, as in folders from before there were others.
+        if arguments.templates != ["number"]:
+            settings["templates"] = arguments.templates
+        if arguments.depths != list(DEPTHS):
+            settings["depths"] = arguments.depths
         folder = arguments.out / f"length-{length}" / "data"
         yield length, folder, {"settings": settings, "inputs": {"data": inputs}}
 

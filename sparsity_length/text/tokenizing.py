@@ -79,14 +79,15 @@ def check_input(arguments: argparse.Namespace) -> None:
         _load(tokenizer, arguments)
 
 
-def _is_done(arguments: argparse.Namespace) -> bool:
-    """Whether --out holds all of it, which tasks may have written; other settings or text are refused.
+def left(arguments: argparse.Namespace) -> list[str]:
+    """What --out lacks of the data, which tasks may have written; other settings or text are refused.
 
     Text is read only if it is newer than the data; it may have been put away since.
     """
+    lacking = [f"the tokens of {arguments.out}"]
     manifest = read_record(arguments.out / MANIFEST_FILE)
     if manifest is None:
-        return False
+        return lacking
     # The command may be that of one task or of all: how the text was divided, the manifest says.
     tasks = {name: manifest["settings"].get(name) for name in ("num_tasks", "all_files")}
     configuration = manifest | {"settings": tasks | _settings(arguments)}
@@ -96,12 +97,7 @@ def _is_done(arguments: argparse.Namespace) -> bool:
         written = (arguments.out / MANIFEST_FILE).stat().st_mtime
         if any(file.stat().st_ctime > written for file in _files(*opened)):
             configuration["inputs"] = _inputs(*opened)
-    return is_complete(arguments.out, configuration)
-
-
-def left(arguments: argparse.Namespace) -> list[str]:
-    """What --out lacks; once it lacks nothing, the text may have been put away."""
-    return [] if _is_done(arguments) else [f"the tokens of {arguments.out}"]
+    return [] if is_complete(arguments.out, configuration) else lacking
 
 
 def tokenize(arguments: argparse.Namespace) -> None:
