@@ -181,6 +181,8 @@ ROBUST = {
     ("accuracy", "OR at 180 tokens"): "OR of 8 bits",
     ("accuracy", "parity at 180 tokens"): "parity of 8 bits",
     ("accuracy", "PPC: copy, 40 letters, rotary_pct 1"): "PPC: copy of 40 letters, rotary_pct 1",
+    ("effect of a told fact", "SmolLM2-135M-Instruct"): "SmolLM2: effect of a fact kept at a gap of 7,168",
+    ("effect of a told fact", "Gemma-3-270M"): "Gemma: effect of a fact kept at a gap of 30,720",
     ("interference", "SmolLM2 135 M"): "512 tokens at unseen minus 11,776 at trained distances, nats",
 }
 """Headline and model -> what the page calls them."""

@@ -16,7 +16,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sparsity_length.figures import distance, interference, pages, recovered_loss, unseen_distances
+from sparsity_length.figures import (
+    distance,
+    interference,
+    pages,
+    reach,
+    recovered_loss,
+    unseen_distances,
+)
 from sparsity_length.figures.read import interval_columns, interval_of, sample_counts
 from sparsity_length.figures.slopes import CONTROLS, Row, pseudo_values
 from sparsity_length.results.schemas import DIVERGENCE, LOSS
@@ -32,6 +39,7 @@ from sparsity_length.results.statistics import (
 Variants = Iterable[tuple[str, Interval]]
 PUBLISHED = "as published"
 ACCURACY = "accuracy"
+TOLD_FACT = "effect of a told fact"
 SQUEEZED = "swap:11776/7680@7680 novels"
 COUPLED = {
     "copy, 40 letters, rotary_pct 1": ("rotated", "copy", 40),
@@ -135,6 +143,30 @@ def of_slopes(measured: pd.DataFrame, placed: pd.DataFrame) -> Iterator[Row]:
         yield from rows_of("slope of the gap at 224", "0.34 M", [(row["outcome"], interval_of(row, "slope"))])
 
 
+def of_reach(items: pd.DataFrame, table: pd.DataFrame) -> Iterator[Row]:
+    """The fraction of a told fact's effect that is kept at the last gap of trained position IDs, plain."""
+    for model in reach.TRAINED_POSITIONS:
+        of_model = reach.with_worth(items[(items["model"] == model) & (items["rope"] == reach.PLAIN)])
+        answered = of_model[of_model["template"].isin(reach.answered_templates(items, model))]
+        _, last = reach.reads_less_than_trained(table, model)
+
+        def kept(rows: pd.DataFrame, gap: int = last) -> pd.DataFrame:
+            at_gap = rows[rows["gap"] == gap]
+            return at_gap.groupby("document_id")[["worth", "worth_at_0"]].sum()
+
+        variants = dict(of_sums(kept(answered)))
+        for template, rows in answered.groupby("template", sort=False):
+            variants[f"template {template}"] = dict(of_sums(kept(rows)))[PUBLISHED]
+        gaps = np.sort(answered["gap"].unique())
+        place = int(np.searchsorted(gaps, last))
+        for gap in gaps[place - 1 : place + 2 : 2].tolist():
+            variants[f"gap {gap:,}"] = dict(of_sums(kept(answered, gap)))[PUBLISHED]
+        right = answered[answered["gap"] == last].assign(one=1.0)
+        sums = right.groupby("document_id")[["is_right_told", "one"]].sum().astype("float64")
+        variants["answers that are right"] = dict(of_sums(sums))[PUBLISHED]
+        yield from rows_of(TOLD_FACT, model, variants.items(), {"num_documents": len(sums)})
+
+
 def of_distance(moved: pd.DataFrame) -> Iterator[Row]:
     """Slopes of what predictions keep of a distant context that position IDs alone move away."""
     targets, predictor = distance.deciding(moved)
@@ -213,6 +245,7 @@ def robustness() -> pd.DataFrame:
         of_few_tokens(pages.sparse_losses()),
         of_slopes(pages.interference_targets(), pages.placed_targets()),
         of_interference(pages.interference_targets()),
+        of_reach(*pages.told_facts()),
         of_distance(pages.moved_targets()),
     )
     return with_holds(pd.DataFrame(chain(of_models, of_synthetic_tasks())))
@@ -223,7 +256,9 @@ def with_holds(table: pd.DataFrame) -> pd.DataFrame:
     # Of tokens; and of bits.
     shown_k = table["headline"].map({ACCURACY: 8}).fillna(16)
     is_shown = table["k"].isna() | ((table["k"] == shown_k) & (table["criterion"] != DIVERGENCE))
-    level = table["headline"].map({"recovered fraction": 0.5, ACCURACY: 0.9}).fillna(0.0)
+    level = (
+        table["headline"].map({"recovered fraction": 0.5, TOLD_FACT: reach.HALF, ACCURACY: 0.9}).fillna(0.0)
+    )
     side = table["estimate_low"].gt(level).astype("int64") - table["estimate_high"].lt(level).astype("int64")
     table = table.assign(is_headline=is_shown & (table["variant"] == PUBLISHED), level=level)
     # One row of each group is a headline, the only one that `where` keeps.
