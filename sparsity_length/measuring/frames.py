@@ -250,9 +250,9 @@ def influential_tokens(
             1, 2, 4, … 128.
         short_context_length, long_context_length, num_targets, dtype and so on: as of `losses`. Time grows
             with the number of targets, and with the square of the length of a chunk.
-        screen: blocks of distant tokens that a round of the rules leave_one_out and leave_one_out_divergence
-            leaves out, those that matter being split, so that time grows about linearly; None: every token of
-            a chunk up to 2,048 tokens, 32 blocks and one a target beyond.
+        screen: distant tokens of each target that the rules leave_one_out and leave_one_out_divergence leave
+            out, those with the largest estimated effects, so that time grows about linearly; None: every
+            token of a chunk up to 2,048 tokens, 16 per target beyond.
         rule: which ranks the distant tokens; `sparsity influential_tokens --help` lists them.
         search_swaps, trial_swaps: under "swap", how many other texts stand in while sources are chosen (0:
             tokens are removed), and among how many others these are then tried; means over them.

@@ -24,7 +24,7 @@ from sparsity_length.measuring.rules import (
     TRIAL_SWAPS,
     find_rule,
 )
-from sparsity_length.measuring.settings import BLOCKS, LONGEST_EXACT, MINIMUM_GAIN, BesideShort
+from sparsity_length.measuring.settings import LONGEST_EXACT, MINIMUM_GAIN, SHORT_LIST, BesideShort
 from sparsity_length.results.schemas import OWN
 from sparsity_length.settings import setting
 
@@ -33,8 +33,8 @@ from sparsity_length.settings import setting
 class Selecting(BesideShort):
     """What is measured of every chunk: which tokens are chosen, and where they are tried.
 
-    InputError where it does not fit together. What is not asked for is resolved: k that fit, the blocks of a
-    screen that are really left out, no swaps under the ablation `mask`.
+    InputError where it does not fit together. What is not asked for is resolved: k that fit, a short list
+    if it is shorter than the distant context, no swaps under the ablation `mask`.
     """
 
     k: tuple[int, ...] | None = setting(
@@ -74,9 +74,9 @@ class Selecting(BesideShort):
     )
     screen: int | None = setting(
         positive_int,
-        "make leave_one_out* hierarchical: leave out N blocks of distant tokens per round, and split the"
-        " blocks that matter, down to single tokens (default: leave out every token if the long context"
-        f" has up to {LONGEST_EXACT:,} tokens, else {BLOCKS} blocks plus one per target)",
+        "for leave_one_out*: leave out only N tokens per target, those with the largest estimated effects,"
+        " and rank the others by their estimates (default: leave out every token if the long context has up"
+        f" to {LONGEST_EXACT:,} tokens, else {SHORT_LIST} per target)",
         None,
         metavar="N",
     )
@@ -113,8 +113,8 @@ class Selecting(BesideShort):
             )
         screen = self.screen
         if screen is None and self.long_context_length > LONGEST_EXACT:
-            screen = BLOCKS + self.lengths.num_targets
-        # With a block for every token there is nothing to screen.
+            screen = SHORT_LIST
+        # With room for every token there is nothing to screen.
         is_whole = screen is None or screen >= fewest or not {*LEAVE_ONE_OUT_RULES} & {*rules}
         return {
             "k": tuple(ks),

@@ -35,8 +35,8 @@ MINIMUM_GAIN = 0.1
 """Nats of gain below which there is nothing to recover."""
 LONGEST_EXACT = 2048
 """Tokens of the long context up to which rules leave_one_out* leave out every distant token by default."""
-BLOCKS = 32
-"""Blocks that a round leaves out by default, beside one for each target."""
+SHORT_LIST = 16
+"""Tokens of each target that they leave out beyond that."""
 LAST = "last"
 NEAR = "near"
 """Kinds of placement beside own and swap, distant tokens of the same text and of another: fewer near tokens,

@@ -162,8 +162,7 @@ SCHEMAS: dict[str, pa.Schema] = {
                " the row"),
         optional("influence", "float", "loss(t | long context without the token) - loss(t | long context),"
                  " nats, positive if the token helps; where --search-swaps is not 0, the token is replaced,"
-                 " not removed; null without leave_one_out rules, or if --screen left the token out in"
-                 " blocks only"),
+                 " not removed; null without leave_one_out rules, or if --screen only estimated it"),
     ]),
     "influences": pa.schema([
         MODEL,

@@ -121,9 +121,10 @@ def _of_selecting(settings: Selecting) -> float:
     far = int(lengths.num_far_tokens_T[-1])
     search = float(length)
     if {*LEAVE_ONE_OUT_RULES} & {*settings.rules}:
-        # The tokens behind each distant token; a screen leaves out blocks instead, in halves of halves.
-        spans = far if settings.screen is None else settings.screen * far.bit_length()
-        search += spans * (length - far / 2)
+        # The tokens behind each distant token, or behind those of the short lists, which targets hardly
+        # share. Estimates cost little beside these.
+        listed = far if settings.screen is None else min(far, settings.screen * lengths.num_targets)
+        search += listed * (length - far / 2)
     trial = sum(settings.short_context_length + k for k in settings.k or ()) * lengths.num_targets
     contexts = 1 + settings.null_fraction
     trials = len(settings.rules) * (settings.trial_swaps or 1)
