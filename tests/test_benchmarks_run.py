@@ -14,6 +14,7 @@ sys.path.append(str(Path(__file__).resolve().parent / "benchmarks"))
 import explain_accuracy
 import interval_coverage
 import leave_one_out
+import screen
 
 from sparsity_length.cli import InputError
 from sparsity_length.text.sources import first_passages
@@ -63,7 +64,22 @@ def test_the_search_is_compared_with_exact_leave_one_out(
         said = capsys.readouterr().out
         assert said.startswith("1 texts of 64 tokens: ") and "of its top 4" in said
     (row,) = map(json.loads, (tmp_path / "a.jsonl").read_text().splitlines())
-    assert 0 <= row["found"] <= 1 and row["forward_tokens"] < row["exact_forward_tokens"]
+    assert 0 <= row["found"] <= 1 and row["recovered"] < row["total"]
+
+
+@pytest.mark.slow
+def test_screens_are_compared_with_exact_leave_one_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = train_bpe(first_passages(20_000), 300)
+    make_model("llama", vocab_size=tokenizer.vocabulary_size, max_position_embeddings=128).save_pretrained(
+        tmp_path / "model"
+    )
+    (tmp_path / "model" / "tokenizer.json").write_text(tokenizer.to_json())
+    words = ["--model", tmp_path / "model", "--length", 112, "--short", 4, "--texts", 1]
+    run(screen, *words, "--screens", 2, 200, "--out", tmp_path / "s.jsonl")
+    few, every = capsys.readouterr().out.splitlines()
+    assert "--screen 200: recall 1.00, top 1 1.00, 1.000 of" in every and "--screen 2: recall" in few
 
 
 def test_the_jackknife_covers_more_than_the_bootstrap_of_few_documents() -> None:

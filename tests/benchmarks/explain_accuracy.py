@@ -26,17 +26,15 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 from real_model import model_folder
 
 from sparsity_length import explain
+from sparsity_length.cli import Stage
 from sparsity_length.measuring.given import GivenModel
 from sparsity_length.text.sources import open_sources, read_documents
 
 NUM_TARGETS = 12
 
 
-def parser() -> argparse.ArgumentParser:
+def add_flags(parser: argparse.ArgumentParser) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
     add = parser.add_argument
     add(
         "--model", help="a folder or a hub name (default: SmolLM2-135M-Instruct, made by tests/real_model.py)"
@@ -48,7 +46,6 @@ def parser() -> argparse.ArgumentParser:
     add("--unit", default="token", help="what a source is")
     add("--skip-exact", action="store_true", help="run the search alone")
     add("--out", type=Path, default=Path("explain_accuracy.jsonl"))
-    return parser
 
 
 def measured(text: np.ndarray, model: str, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -110,5 +107,7 @@ def main(arguments: argparse.Namespace) -> None:
         )
 
 
+STAGE = Stage(__doc__, add_flags, main)
+
 if __name__ == "__main__":
-    main(parser().parse_args())
+    STAGE.main()
