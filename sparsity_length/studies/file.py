@@ -26,21 +26,21 @@ class Size:
     config: str = MISSING
     """A file such as olmo_configs/tiny.yaml."""
     max_duration: str | None = None
-    """Steps (1000) or tokens (2e9T). None: as the file says."""
+    """In steps (1000) or tokens (2e9T). None: as the configuration says."""
     overrides: list[str] = field(default_factory=list)
-    """Further ones, as they would be typed."""
+    """Further overrides, as they would be typed."""
     models: list[str] | None = None
-    """Names of the study's models that are trained in this size. None: all."""
+    """Names of the study's models to train in this size. None: all."""
 
 
 @dataclass
 class SlurmTasks:
-    """Tasks of each array under --slurm."""
+    """Number of tasks of each array under --slurm."""
 
     tokenize: int = 1
-    """Tasks for the study's own text: at most one a file, and 1 if a BPE is trained."""
+    """Tasks for the study's own text: at most one per file, and 1 if a BPE is trained."""
     measure: int = 1
-    """Tasks for each measuring stage; its numbers and bytes do not depend on it."""
+    """Tasks for each measuring program; numbers and bytes do not depend on it."""
 
 
 @dataclass
@@ -50,55 +50,56 @@ class Grid:
     tasks: list[str] = MISSING
     positions: list[str] = MISSING
     largest_sparsities: list[int] | None = None
-    """K_train, of tasks with k. None: the configuration's."""
+    """Values of K_train, for tasks with k. None: as the configuration says."""
     seeds: list[int] = field(default_factory=lambda: [0])
     overrides: list[str] = field(default_factory=list)
-    """Overrides of every run, as they would be typed: num_steps=12000."""
+    """Overrides for every run, as they would be typed: num_steps=12000."""
 
 
 @dataclass
 class Synthetic:
-    """Models of synthetic tasks, and what is measured of them; what is null is left out."""
+    """Models of synthetic tasks, and what is measured of them; null entries are left out."""
 
     config: str = MISSING
     """A file such as olmo_configs/synthetic/small.yaml."""
     grids: dict[str, Grid] = MISSING
-    """Grids by names of the reader's choice."""
+    """Name (of your choice) -> grid."""
     evaluate_synthetic: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Name -> flags of one run of the program. `task` is the name unless it is given; `grids` names those
-    whose models are tested (default: all that train the task)."""
+    """Name -> flags of one run of the program. `task` defaults to the name; `grids` names the grids whose
+    models are tested (default: all that train the task)."""
 
 
 @dataclass
 class Study:
-    """A whole study: of language models, or with `synthetic` of models of synthetic tasks."""
+    """A whole study: of language models or, with `synthetic`, of models of synthetic tasks."""
 
     run: str = MISSING
     """The folder for its data, models, results, figures and logs."""
     threads: int = 1
-    """Threads of each command that study.py runs on this machine; the last bits of numbers depend on them, so
-    they are not the machine's to say. More pay for models of some million parameters or more."""
+    """Threads of each command on this machine. The last bits of numbers depend on them, so the study sets
+    them. More than one pays off for models with some millions of parameters."""
     data: dict[str, Any] = field(default_factory=dict)
-    """The text: flags of tokenize_c4.py. `further_source`: files that are read after those of `source`; a
-    pattern that matches none is left out."""
+    """The text: flags of tokenize_c4. `further_source` names files to read after those of `source`; a
+    pattern that matches no file is left out."""
     sizes: dict[str, Size] = field(default_factory=dict)
-    """None: of existing models."""
+    """Name -> size. Empty: the study is of existing models."""
     sizes_in_names: bool = True
-    """Whether a model is named <size>-<model>; false, if there is one size, for <model>."""
+    """Whether models are named <size>-<model>, or (only with a single size) <model>."""
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """How one model of each size is trained: overrides of pretrain.py. Without sizes `checkpoint`, an
-    existing model as --checkpoints takes it: a folder, or NAME[@REVISION] on the hub."""
+    """Name -> overrides of pretrain, for one model of each size. Without sizes: `checkpoint`, an existing
+    model as for --checkpoints, a folder or NAME[@REVISION] on the hub."""
     evaluation: dict[str, Any] = field(default_factory=dict)
-    """Measurements of the models, into a results folder a size. `stages`: programs to run, in this order, of
-    `commands.STAGES`. `data`: text of its own to measure on, flags of tokenize_c4.py (default: the study's
-    evaluation documents). `needles`: flags of plant_needles.py, whose documents, as long as the long context,
-    are measured in place of the text. `models`: names of the study's models that are measured (default: all).
-    `steps`: checkpoints along training that are measured (default: the last). All else are flags, each for
-    every measuring stage that has it, and under a stage's name those of this stage alone, its `models` among
-    them.
+    """What is measured of the models, with one results folder per size.
+
+    `stages`: programs to run, in this order, from `commands.STAGES`. `data`: another text to measure on, as
+    flags of tokenize_c4 (default: the study's evaluation documents). `needles`: flags of plant_needles, whose
+    documents, as long as the long context, are then measured instead of the text. `models`: names of the
+    models to measure (default: all). `steps`: checkpoints along training to measure (default: the last one).
+    All other fields are flags for every measuring program that has them; flags under a program's name, and
+    `models` there, are for this program only.
     """
     further_evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Name -> what differs from `evaluation`; reported apart, in the folder <run>/<name>. Null: not run."""
+    """Name -> what differs from `evaluation`; results are kept apart, in <run>/<name>. Null: not run."""
     slurm: SlurmTasks = field(default_factory=SlurmTasks)
     synthetic: Synthetic | None = None
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from sparsity_length.programs.study import STAGE
 
-from sparsity_length.cli import InputError
+from sparsity_length.cli import InputError, stage_of
 from sparsity_length.studies.commands import commands_of
 from sparsity_length.studies.file import load_study
 
@@ -58,3 +58,17 @@ def test_needles_are_planted_in_the_text_and_measured_in_its_place() -> None:
         assert (
             ("--rope", "yarn:2") in zip(measuring.arguments, measuring.arguments[1:], strict=False)
         ) == bool(name)
+
+
+def test_our_configurations_are_found_in_any_folder_and_those_of_the_folder_come_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    commands = commands_of(load_study(Path("olmo_configs/studies/demo.yaml")))
+    (command,) = (one for one in commands if one.name == "long-seed0")
+    stage = stage_of("pretrain")
+    assert stage.settings(stage.parse(command.arguments), []).train_context_length == 128
+    (tmp_path / "olmo_configs").mkdir()
+    (tmp_path / "olmo_configs" / "demo.yaml").write_text("max_duration: 3\nno_such_field: 1\n")
+    with pytest.raises(InputError, match="no_such_field"):
+        stage.settings(stage.parse(command.arguments), [])
