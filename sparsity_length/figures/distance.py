@@ -103,7 +103,9 @@ def gained(gap: int, targets: pd.DataFrame) -> pd.Series:
     return _winsorized(targets[f"kept {YARN} {gap}"] - targets[f"kept {PLAIN} {gap}"])
 
 
-TRAINED, UNSEEN, READABLE = "trained", "unseen", "readable"
+TRAINED = "trained"
+UNSEEN = "unseen"
+READABLE = "readable"
 OUTCOMES = {
     TRAINED: Outcome("share kept at 2,048", -1, 0.02, partial(kept_at, 2048)),
     UNSEEN: Outcome("fall from 4,096 to 9,216, over its mean", 1, 0.1, partial(fall, 4096, 9216)),

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sparsity_length.figures import interference, pages
+from sparsity_length.figures import distance, interference, pages
 from sparsity_length.figures.recovered_loss import paper_verdict
 from sparsity_length.figures.robustness import of_sums, rows_of, with_holds
 
@@ -46,4 +46,8 @@ def test_the_kept_headlines_are_the_numbers_of_the_pages() -> None:
     for row in slopes.query("variant == 'as planned'").to_dict("records"):
         expected = [row["slope"], row["slope_low"], row["slope_high"]]
         found_row = kept.loc[("slope of interference", row["kind"]), columns]
+        assert found_row.tolist() == pytest.approx(expected)
+    for row in distance.slopes(*distance.deciding(pages.moved_targets())).to_dict("records"):
+        expected = [row["slope"], row["slope_low"], row["slope_high"]]
+        found_row = kept.loc[("slope of the share kept", row["outcome"]), columns]
         assert found_row.tolist() == pytest.approx(expected)
