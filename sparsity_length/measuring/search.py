@@ -384,11 +384,13 @@ class Found(NamedTuple):
     """Starts and ends: int64."""
     effects_K: np.ndarray
     """What swapping each alone does, exactly: float32."""
+    losses_KQ: np.ndarray
+    """Losses of the predicted tokens with each alone swapped, exactly: float32."""
     remaining_K: np.ndarray
     """Estimates of the effect that remains with the first of them, with the first two, and so on: means over
     the trial's swapped contexts."""
     short_loss: float
-    """loss(t | short context alone), of the first predicted token."""
+    """loss(t | short context alone), summed over the predicted tokens."""
     without: list[Predictions]
     """What the model predicts in each swapped context of the trial."""
     with_sources: list[Predictions]
@@ -414,6 +416,8 @@ class Search:
     """Preferred ends of the first groups."""
     k: int
     """Sources of a target."""
+    is_label_S: np.ndarray
+    """Control tokens of a chat, which are never sources: bool."""
     weights_Q: np.ndarray | None = None
     """Weights of the predicted tokens' losses in the effect on one target; None: each token is a target, and
     effects are divergences."""
@@ -438,8 +442,8 @@ class Search:
         """What contexts do to a target, from what they do to its predicted tokens, [V, Q]: [V]."""
         if self.weights_Q is None:
             return divergences[:, 0]
-        # Weights are 1 for what came and -1 for the other: the rise of one loss less that of the other is
-        # the fall of log p(what came) - log p(other).
+        # Weights are 1 for what came and -1 for another continuation, if there is one: the rise of one loss
+        # minus that of the other is the fall of log p(what came) - log p(other).
         return np.asarray((losses - self.full.losses_T) @ self.weights_Q)
 
     def exact(self, spans_V2: np.ndarray, queries_Q: np.ndarray) -> Measured:
@@ -460,26 +464,36 @@ class Search:
         num_far = int(self.sequence.num_far_tokens_T[target])
         edges_E = np.append(self.unit_starts[self.unit_starts < num_far], num_far)
         if self.is_exact:
-            spans_K2 = self._largest(*self._of_all_units(target, edges_E))
+            spans_K2 = self._largest(*self._of_all_units(target, edges_E), self.k)
         elif self.model.sees_all:
             spans_K2 = self._chosen(edges_E, queries_Q)
         else:
             # Near rows see nothing beyond a window, so that no estimate would tell of it.
             def by_swap(spans_V2: np.ndarray) -> np.ndarray:
-                return self.effects(*self.exact(spans_V2, queries_Q))[None, :, None]
+                effects_V = self.effects(*self.exact(spans_V2, queries_Q))
+                return (effects_V * self._may_be_sources(spans_V2))[None, :, None]
 
             spans_V2, effects_CVT = screened(by_swap, edges_E, self.k, self.sentence_starts)
-            spans_K2 = self._largest(spans_V2, effects_CVT[0, :, 0])
+            spans_K2 = self._largest(spans_V2, effects_CVT[0, :, 0], self.k)
+        alone = self.exact(spans_K2, queries_Q)
         return Found(
             spans_K2,
-            self.effects(*self.exact(spans_K2, queries_Q)),
+            self.effects(*alone),
+            alone.losses,
             self._remaining(spans_K2, queries_Q),
-            float(self._hidden(queries_Q).losses[0, 0]),
+            float(self._hidden(queries_Q).losses[0].sum()),
             *self._tried(spans_K2, queries_Q),
         )
 
-    def _largest(self, spans_V2: np.ndarray, effects_V: np.ndarray) -> np.ndarray:
-        return spans_V2[by_size(np.abs(effects_V), spans_V2[:, 0])[: self.k]]
+    def _largest(self, spans_V2: np.ndarray, effects_V: np.ndarray, num: int) -> np.ndarray:
+        """The spans of the largest effects that may be sources, so many of them."""
+        ordered_V2 = spans_V2[by_size(np.abs(effects_V), spans_V2[:, 0])]
+        return ordered_V2[self._may_be_sources(ordered_V2)][:num]
+
+    def _may_be_sources(self, spans_V2: np.ndarray) -> np.ndarray:
+        """Which spans hold more than control tokens: bool [V]."""
+        num_others = np.append(0, np.cumsum(~self.is_label_S))
+        return num_others[spans_V2[:, 1]] > num_others[spans_V2[:, 0]]
 
     @cached_property
     def _every_unit(self) -> tuple[np.ndarray, Measured]:
@@ -519,17 +533,18 @@ class Search:
         (nothing,) = self.effects(*swapped.measured(np.zeros((1, swapped.start), dtype=bool)))
 
         def by_removal(spans_V2: np.ndarray) -> np.ndarray:
-            return self.effects(*removed.measured(~is_within(spans_V2, removed.start)))[None, :, None]
+            effects_V = self.effects(*removed.without(spans_V2))
+            return (effects_V * self._may_be_sources(spans_V2))[None, :, None]
 
         def by_restoring(spans_V2: np.ndarray) -> np.ndarray:
             remaining_V = self.effects(*swapped.measured(is_within(spans_V2, swapped.start)))
-            return nothing - remaining_V[None, :, None]
+            return ((nothing - remaining_V) * self._may_be_sources(spans_V2))[None, :, None]
 
         candidates = set()
         for effects in (by_removal, by_restoring):
             spans_V2, effects_CVT = screened(effects, edges_E, NUM_CANDIDATES, self.sentence_starts)
-            order_V = by_size(np.abs(effects_CVT[0, :, 0]), spans_V2[:, 0])
-            candidates |= {(int(start), int(end)) for start, end in spans_V2[order_V[:NUM_CANDIDATES]]}
+            largest_V2 = self._largest(spans_V2, effects_CVT[0, :, 0], NUM_CANDIDATES)
+            candidates |= {(int(start), int(end)) for start, end in largest_V2}
         kept = sorted(candidates)
         given_up: list[tuple[int, int]] = []
         while len(kept) > 1:

@@ -46,6 +46,8 @@ FULL = "full"
 SHORT_CONTEXT_LENGTH = 16
 NUM_TARGETS = 12
 NUM_SOURCES = 4
+LONGEST_BY_WORDS = 16
+"""Tokens that are explained as a whole by words; more by sentences."""
 
 
 @dataclass(frozen=True)
@@ -387,6 +389,13 @@ def duration(given: str | float) -> float:
     return int(found[1]) * {"m": 60, "h": 3600}.get(found[2], 1)
 
 
+def token_range(given: int | str) -> str:
+    """Places of tokens, "N" or "A:B", the last one not included."""
+    if not re.fullmatch(r"\d{1,9}(:\d{1,9})?", str(given)):
+        raise argparse.ArgumentTypeError(f"{given} is no token N, from 0, nor a range of tokens A:B")
+    return str(given)
+
+
 def some_or_all(given: str | int) -> int | str:
     """A number from 1 on, or "all"."""
     return "all" if given == "all" else positive_int(given)
@@ -401,12 +410,19 @@ class Explaining(Settings):
     )
     at: str | None = setting(
         words,
-        "explain the prediction of this word's first token; the text is cut there",
+        "explain these words where they occur last (WORDS:2: the second time); if they are several tokens, as"
+        " a whole. The text is cut behind them",
         None,
-        metavar="WORD",
+        metavar="WORDS",
     )
-    position: int | None = setting(
-        whole_number(0), "explain the prediction of token N, counted from 0", None, metavar="N"
+    position: int | str | None = setting(
+        token_range,
+        "explain the prediction of token N, counted from 0; or A:B, tokens A to B - 1 as a whole",
+        None,
+        metavar="N",
+    )
+    whole_answer: bool = switch(
+        "explain the last message (--chat) or the model's answer (--generate) as a whole"
     )
     instead: str | None = setting(
         words,
@@ -420,7 +436,12 @@ class Explaining(Settings):
         None,
         metavar="N",
     )
-    unit: str = setting(str, "unit of a source", "word", choices=UNITS)
+    unit: str | None = setting(
+        str,
+        f"unit of a source (default: word; sentence for a whole of more than {LONGEST_BY_WORDS} tokens)",
+        None,
+        choices=UNITS,
+    )
     sources: int = setting(positive_int, "number of sources per prediction", NUM_SOURCES, metavar="K")
     budget: float | None = setting(
         duration, "time limit, for example 90s, 2m or 1h (default: 2m; none with --all)", None, metavar="TIME"
@@ -439,11 +460,24 @@ class Explaining(Settings):
 
     def resolve(self) -> dict[str, Any]:
         """Refuse what says two things, or half of one."""
-        if self.at is not None and self.position is not None:
-            raise InputError("at and position both say what to explain; give one of them")
+        if (self.at is not None) + (self.position is not None) + self.whole_answer > 1:
+            raise InputError("at, position and whole_answer all say what to explain; give one of them")
         if self.instead is not None and self.at is None and self.position is None:
             raise InputError("--instead needs --at or --position, which say which word it would replace")
         return {}
+
+    @property
+    def places(self) -> tuple[int, int] | None:
+        """The tokens [start, end) that `position` names."""
+        if self.position is None:
+            return None
+        start, _, end = str(self.position).partition(":")
+        return int(start), int(end or int(start) + 1)
+
+    @property
+    def targets_are_named(self) -> bool:
+        """Whether words or places say what is explained."""
+        return self.at is not None or self.position is not None
 
     @property
     def seconds(self) -> float | None:

@@ -1,8 +1,9 @@
-// One explained text: its tokens, shaded by total effect, and the sources of the prediction that is chosen.
+// One explained text: its tokens, shaded by what distant text does to their prediction, and the card of one.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const at = (id) => document.getElementById(id);
 const DEEPEST_NATS = 2;
+const isPhone = matchMedia("(max-width: 50rem)");
 
 function element(name, attributes = {}, ...children) {
   const made = document.createElement(name);
@@ -11,93 +12,277 @@ function element(name, attributes = {}, ...children) {
   return made;
 }
 
-const signed = (nats) => `${nats < 0 ? "−" : "+"}${Math.abs(nats).toFixed(2)}`;
-const cut = (words) => (words.length > 60 ? `${words.slice(0, 28).trimEnd()} … ${words.slice(-28).trimStart()}` : words);
-const quoted = (piece) => (piece.trim() ? `“${cut(piece.trim().replace(/\s+/g, " "))}”` : piece.includes("\n") ? "line break" : piece ? "blank" : "part of a character");
-const byEffect = [...data.targets].sort((one, other) => other.total_effect - one.total_effect);
-const buttons = new Map();
+function percent(probability) {
+  if (probability > 0 && probability < 0.0001) return "<0.01%";
+  return `${(100 * probability).toFixed(probability >= 0.0995 ? 0 : probability >= 0.00995 ? 1 : 2)}%`;
+}
+
+function times(difference) {
+  if (Math.abs(difference) > Math.log(1e6)) return difference > 0 ? "over a million times" : "under a millionth";
+  const ratio = Math.exp(difference);
+  return `${ratio >= 10 ? Math.round(ratio).toLocaleString("en") : Number(ratio.toPrecision(2))} times`;
+}
+
+const whole = (fraction) => `${Math.round(100 * fraction)}%`;
+const nats = (value) => `${value < 0 ? "−" : ""}${Math.abs(value).toFixed(2)} nats`;
+const bare = (piece) => piece.trim().replace(/\s+/g, " ");
+const quoted = (piece) => (bare(piece) ? `“${bare(piece)}”` : piece.includes("\n") ? "line break" : piece ? "blank" : "part of a character");
+const bold = (words) => element("b", {}, words);
+const isOneToken = data.contrast === null && !data.is_whole;
+const ofTargets = new Map(data.targets.map((target) => [target.position, target]));
+const placeOf = new Map(data.losses.position.map((position, place) => [position, place]));
+const windowTokens = [...new Set(data.window_tokens)].join(" to ");
 let chosen = null;
 
 // The text -------------------------------------------------------------------------------------------------
 
-const tokens = data.pieces.map((piece) => element("span", { class: "token" }, piece));
+const tokens = data.pieces.map((piece, place) => element("span", { class: "token", "data-position": data.first_token + place }, piece));
 const tokenAt = (position) => tokens[position - data.first_token];
+
+for (const [start, end, role] of data.labels) {
+  for (let position = Math.max(start, data.first_token); position < end; position += 1) {
+    const token = tokenAt(position);
+    token.title = data.pieces[position - data.first_token].trim();
+    token.classList.add("label");
+    token.textContent = position === start ? role : "";
+  }
+}
+
 data.losses.position.forEach((position, place) => {
-  const of = (name) => data.losses[name][place];
   const token = tokenAt(position);
-  token.style.setProperty("--depth", Math.min(1, of("swapped_divergence") / DEEPEST_NATS));
-  token.title = `total effect ${of("swapped_divergence").toFixed(2)} nats; loss ${of("full_loss").toFixed(2)} with the full context, ${of("short_loss").toFixed(2)} with near tokens alone, ${of("swapped_loss").toFixed(2)} swapped`;
+  const of = (name) => data.losses[name][place];
+  const target = isOneToken ? ofTargets.get(position) : undefined;
+  const effect = target ? target.total_effect : of("window_swapped_divergence");
+  token.style.setProperty("--depth", Math.min(1, effect / DEEPEST_NATS));
+  token.title = target
+    ? `effect of distant text ${nats(effect)} (KL)`
+    : `effect of distant text about ${nats(effect)} (KL), measured with ${windowTokens} near tokens; loss ${of("long_context_loss").toFixed(2)} with the whole text, about ${of("window_short_loss").toFixed(2)} with near tokens alone, ${of("window_swapped_loss").toFixed(2)} without the distant part`;
 });
 
-function choose(target, scrolls) {
-  chosen = target;
+function near(position) {
+  const first = Math.max(data.first_token, position - 8);
+  const before = data.pieces.slice(first - data.first_token, position - data.first_token).join("").replace(/\s+/g, " ");
+  return before.trimStart();
+}
+
+// Commands -------------------------------------------------------------------------------------------------
+
+function copied(command) {
+  const code = element("code", {}, command);
+  const button = element("button", { type: "button", class: "copy" }, "copy");
+  button.addEventListener("click", () => {
+    getSelection().selectAllChildren(code);
+    document.execCommand("copy"); // also where a page from disk may not use the clipboard's own interface
+    button.textContent = "copied";
+  });
+  return element("p", { class: "command" }, code, " ", button);
+}
+
+const explaining = (position) => copied(data.command === null ? `explain(text, model, position=${position})` : `${data.command} --position ${position} --out explained-${position}.html`);
+
+function explainingAll() {
+  const minutes = Math.ceil(((data.budget ?? 120) / 60) * Math.min(20, data.wanted.length / Math.max(1, data.targets.length))) + 1;
+  return copied(data.command === null ? `explain(text, model, targets=${data.wanted.length}, budget=${60 * minutes})` : `${data.command} --targets ${data.wanted.length} --budget ${minutes}m --out ${data.file}`);
+}
+
+// The card -------------------------------------------------------------------------------------------------
+
+function heading(words, position) {
+  const close = element("button", { type: "button", class: "close", "aria-label": "Close" }, "×");
+  close.addEventListener("click", () => {
+    at("card").remove();
+    tokenAt(position).scrollIntoView({ block: "nearest" });
+  });
+  return element("h3", {}, words, " ", element("small", {}, `token ${position}`), close);
+}
+
+function oneLine(target) {
+  const left = target.total_effect * (1 - target.recovered);
+  const parts = ["with the whole text", "without its distant part", "with these sources back"];
+  const values = data.contrast === null
+    ? [target.probability, target.probability_without, target.probability_with_sources].map(percent)
+    : [0, target.total_effect, left].map((fall) => times(data.contrast[2] - fall));
+  const line = element("p", { class: "line", title: `effect of distant text ${nats(target.total_effect)}${isOneToken ? " (KL)" : ""}, of which the sources recover ${whole(target.recovered)}` });
+  if (data.contrast !== null) line.append(`“${data.contrast[0]}” is so many times as likely as “${data.contrast[1]}”: `);
+  else if (data.is_whole) line.append("P of a token (geometric mean) ");
+  else line.append(`P(${quoted(target.token)}) `);
+  values.forEach((value, index) => line.append(index ? ", " : "", bold(value), ` ${parts[index]}`));
+  line.append(".");
+  return line;
+}
+
+function alternatives(target) {
+  if (!target.likeliest) return "";
+  const rows = [["likeliest", target.likeliest], ["without", target.likeliest_without]];
+  return element("dl", { class: "likely" }, ...rows.flatMap(([name, pairs]) => [
+    element("dt", {}, name),
+    element("dd", {}, ...pairs.flatMap(([piece, probability], index) => [index ? ", " : "", quoted(piece), " ", bold(percent(probability))])),
+  ]));
+}
+
+function sourceItem(target, source) {
+  const isNone = target.no_source;
+  const kind = isNone ? "no source" : source.is_needed ? "needed" : "redundant";
+  const why = { needed: "its swap alone takes a tenth of the effect or more", redundant: "its swap alone changes little: others say the same", "no source": "what was found recovers less than a tenth of the effect" }[kind];
+  const go = element("button", { type: "button", class: "source" }, quoted(source.source));
+  go.addEventListener("click", () => {
+    tokenAt(source.source_position).scrollIntoView({ block: "center" });
+    wayBack(target);
+  });
+  const tag = element("span", { class: `tag ${isNone ? "none" : kind}`, title: `${why}; the effect of its swap alone: ${nats(source.effect)}${isOneToken ? " (KL)" : ""}` }, kind);
+  const bar = element("span", { class: "bar", "aria-hidden": "true" }, element("span"));
+  bar.firstChild.style.width = `${100 * Math.min(1, Math.max(0, source.recovered_so_far))}%`;
+  const swapped = source.probability_swapped === null ? "" : `; ${percent(target.probability)} → ${percent(source.probability_swapped)} without it alone`;
+  const too = source.rank > 1 ? " with it, too" : "";
+  return element("li", {}, go, " ", tag, " ", element("small", {}, `${target.position - source.source_position} tokens before`), bar, element("small", {}, `about ${whole(source.recovered_so_far)} recovered${too}${swapped}`));
+}
+
+function fillTarget(target) {
+  const words = data.contrast ? `“${data.contrast[0]}”, not “${data.contrast[1]}”` : quoted(target.token);
+  const parts = [heading(words, target.position), oneLine(target), alternatives(target)];
+  if (!isOneToken) {
+    const side = target.total_effect > 0 ? "for" : "against";
+    parts.push(element("p", {}, `As a whole, the distant text speaks ${side} ${data.contrast ? `“${data.contrast[0]}”` : "these words"}.`));
+  }
+  if (target.no_source) parts.push(element("p", {}, bold("No source."), " What was found recovers less than a tenth of the effect: the prediction depends on many tokens a little. Tried:"));
+  parts.push(element("ol", { class: "sources" }, ...target.sources.map((source) => sourceItem(target, source))));
+  at("card").replaceChildren(...parts);
+}
+
+function fillOther(position) {
+  const place = placeOf.get(position);
+  const of = (name) => data.losses[name][place];
+  at("card").replaceChildren(
+    heading(quoted(data.pieces[position - data.first_token]), position),
+    element("p", { class: "line" }, "Not explained. ", bold(percent(Math.exp(-of("long_context_loss")))), " with the whole text, about ", bold(percent(Math.exp(-of("window_swapped_loss")))), ` without its distant part (measured with ${windowTokens} near tokens). Its sources:`),
+    explaining(position),
+  );
+}
+
+/** Put the card under the line of a token on a phone, and beside the text elsewhere. */
+function placeCard(token) {
+  if (!isPhone.matches) {
+    document.querySelector("aside").prepend(card);
+    return;
+  }
+  card.remove();
+  const bottom = token.getClientRects()[0]?.bottom ?? 0;
+  let next = token.nextElementSibling;
+  while (next && (next.getClientRects()[0]?.top ?? 0) < bottom - 2) next = next.nextElementSibling;
+  at("text").insertBefore(card, next);
+}
+
+const card = at("card");
+if (isPhone.matches) card.remove();
+
+// A choice -------------------------------------------------------------------------------------------------
+
+function wayBack(target) {
+  const token = tokenAt(target.position);
+  at("back").hidden = false;
+  at("back").textContent = `↩ back to ${quoted(target.token)}`;
+  at("back").onclick = () => {
+    token.scrollIntoView({ block: "center" });
+    at("back").hidden = true;
+  };
+}
+
+function choose(position, scrolls) {
+  const target = ofTargets.get(position);
+  chosen = position;
+  at("back").hidden = true;
   for (const token of tokens) {
     token.classList.remove("chosen", "source", "near");
     token.removeAttribute("data-rank");
   }
-  for (const [of, button] of buttons) button.setAttribute("aria-current", of === target);
-  tokenAt(target.position).classList.add("chosen");
-  for (let place = target.near_position; place < target.position; place += 1) tokenAt(place).classList.add("near");
-  for (const source of target.sources) {
-    for (let place = source.source_position; place < source.source_end; place += 1) tokenAt(place).classList.add("source");
-    let last = source.source_end - 1;
-    while (last > source.source_position && /\n$|^$/.test(data.pieces[last - data.first_token])) last -= 1;
-    tokenAt(last).dataset.rank = source.rank;
+  for (const button of at("targets").querySelectorAll("button")) button.setAttribute("aria-current", Number(button.dataset.position) === position);
+  const token = tokenAt(position);
+  placeCard(tokenAt(target ? target.end - 1 : position));
+  if (target) {
+    fillTarget(target);
+    for (let place = position; place < target.end; place += 1) tokenAt(place).classList.add("chosen");
+    for (let place = target.near_position; place < position; place += 1) tokenAt(place).classList.add("near");
+    for (const source of target.sources) {
+      for (let place = source.source_position; place < source.source_end; place += 1) tokenAt(place).classList.add("source");
+      let last = source.source_end - 1;
+      while (last > source.source_position && /\n$|^$/.test(data.pieces[last - data.first_token])) last -= 1;
+      tokenAt(last).dataset.rank = source.rank;
+    }
+  } else {
+    fillOther(position);
+    token.classList.add("chosen");
   }
-  if (scrolls === "text") tokenAt(target.position).scrollIntoView({ block: "nearest" });
-  if (scrolls === "list") buttons.get(target).scrollIntoView({ block: "nearest" });
+  if (scrolls) token.scrollIntoView({ block: "nearest" });
 }
+
+const targetAt = (position) => data.targets.find((target) => position >= target.position && position < target.end)?.position ?? (placeOf.has(position) ? position : null);
+
+at("text").addEventListener("click", (event) => {
+  const token = event.target.closest(".token");
+  const position = token && targetAt(Number(token.dataset.position));
+  if (position !== null) choose(position, false);
+});
 
 for (const target of data.targets) {
+  for (let position = target.position; position < target.end; position += 1) tokenAt(position).classList.add("target");
   const token = tokenAt(target.position);
-  token.classList.add("target");
   token.tabIndex = 0;
   token.setAttribute("role", "button");
-  token.addEventListener("click", () => choose(target, "list"));
   token.addEventListener("keydown", (event) => {
-    if (event.key === "Enter") choose(target, "list");
+    if (event.key === "Enter") choose(target.position, false);
   });
 }
-
-// The list -------------------------------------------------------------------------------------------------
-
-const list = byEffect.map((target) => {
-  const first = Math.max(data.first_token, target.position - 8);
-  const before = data.pieces.slice(first - data.first_token, target.position - data.first_token).join("").replace(/\s+/g, " ");
-  const piece = target.token;
-  const context = element("span", { class: "context" }, element("bdi", {}, before.trimStart(), element("b", {}, piece.trim() ? piece : quoted(piece))));
-  const head = element("span", { class: "head" }, context, element("span", { class: "number" }, `${target.total_effect.toFixed(2)} nats`));
-  const verdict = target.no_single_source ? element("span", { class: "none" }, "no single source") : `${Math.round(100 * target.recovered)}% recovered`;
-  const sources = element("span", { class: "sources" }, verdict, !target.sources.length ? "" : target.no_single_source ? "; tried: " : " by ");
-  target.sources.forEach((source, index) => {
-    sources.append(index ? ", " : "", element("span", { class: "source" }, quoted(source.source)), ` ${signed(source.effect)}`);
-  });
-  const button = element("button", { type: "button" }, head, sources);
-  button.addEventListener("click", () => choose(target, "text"));
-  buttons.set(target, button);
-  return element("li", {}, button);
-});
 
 document.addEventListener("keydown", (event) => {
   const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
   if (!step || event.ctrlKey || event.altKey || event.metaKey || !data.targets.length) return;
-  const next = data.targets.indexOf(chosen) + step;
-  choose(data.targets[Math.min(data.targets.length - 1, Math.max(0, next))], "list");
-  tokenAt(chosen.position).scrollIntoView({ block: "nearest" });
+  const positions = data.targets.map((target) => target.position);
+  const next = step > 0 ? positions.find((position) => position > chosen) : positions.findLast((position) => position < chosen);
+  choose(next ?? chosen ?? positions[0], true);
   event.preventDefault();
 });
+
+// The list -------------------------------------------------------------------------------------------------
+
+function listed(position, piece, number, verdict) {
+  const context = element("span", { class: "context" }, element("bdi", {}, near(position), bold(piece.trim() ? piece : quoted(piece))));
+  const head = element("span", { class: "head" }, context, element("span", { class: "number" }, number));
+  const button = element("button", { type: "button", "data-position": position }, head, element("span", { class: "sources" }, verdict));
+  button.addEventListener("click", () => choose(position, true));
+  return element("li", {}, button);
+}
+
+const byEffect = [...data.targets].sort((one, other) => other.total_effect - one.total_effect);
+const list = byEffect.map((target) => {
+  const number = data.contrast ? times(data.contrast[2]) : `${percent(target.probability_without)} → ${percent(target.probability)}`;
+  const verdict = target.no_source ? element("i", {}, "no source") : `${whole(target.recovered)} recovered by ${target.sources.map((source) => quoted(source.source)).join(", ")}`;
+  return listed(target.position, target.token, number, verdict);
+});
+const missing = data.wanted.filter((position) => !ofTargets.has(position));
+for (const position of missing) {
+  tokenAt(position).classList.add("missing");
+  list.push(listed(position, data.pieces[position - data.first_token], "", element("i", {}, "not explained")));
+}
+if (missing.length) at("missing").append(element("p", {}, `${data.targets.length} of ${data.wanted.length} in the time. The others, too:`), explainingAll());
 
 // The rest -------------------------------------------------------------------------------------------------
 
 document.title = `${data.name}, explained`;
 at("name").textContent = data.name;
-at("about").textContent = `${data.model} in ${data.dtype}; sources: ${data.unit}s.${data.first_token ? ` The first ${data.first_token} tokens of the text are not measured.` : ""}`;
+at("about").textContent = `${data.model} in ${data.dtype}; sources: ${data.unit}s.${data.first_token ? ` Grey: the first ${data.first_token.toLocaleString("en")} tokens, which were not read.` : ""}`;
 at("summary").append(...data.summary.map((sentence) => element("li", {}, sentence)));
-at("near-meaning").textContent = `the last tokens before the prediction (${data.near_tokens[0]} or some more), which stand in every context and are never sources.`;
-at("effect-meaning").textContent = data.contrast === null
-  ? `how far the prediction moves when another document’s tokens stand in the source’s place alone: KL(full ‖ without it), in nats.`
-  : `by how much log p(“${data.contrast[0]}”) − log p(“${data.contrast[1]}”) falls when another document’s tokens stand in the source’s place alone, in nats.`;
+at("near-meaning").textContent = `the last ${data.near_tokens} tokens before the prediction, which stand in every context and are never sources.`;
+at("effect-meaning").textContent = data.contrast !== null
+  ? `by how much log p(“${data.contrast[0]}”) − log p(“${data.contrast[1]}”) falls, in nats, when another document’s tokens stand in place of a source, or of all distant ones.`
+  : data.is_whole
+    ? "by how much the sum of the words’ log-probabilities falls, in nats, when another document’s tokens stand in place of a source, or of all distant ones."
+    : "how far the prediction moves when another document’s tokens stand in place of a source, or of all distant ones: KL(whole text ‖ without it), in nats. It never sees the target token.";
+at("color-meaning").textContent = `the effect of all distant tokens; of tokens that are not explained measured with ${windowTokens} near ones, which neighbors share (“about”).`;
+if (data.before) {
+  at("text").append(element("span", { class: "unread", title: "not read: before the tokens that are measured" }, data.before));
+  document.querySelector(".unread-legend").hidden = false;
+}
 at("text").append(...tokens);
 at("targets").append(...list);
-// First a prediction whose sources tell something.
-if (byEffect.length) choose(byEffect.find((target) => !target.no_single_source) ?? byEffect[0]);
+// First a prediction whose sources tell something; on a phone, whichever is tapped.
+if (byEffect.length && !isPhone.matches) choose((byEffect.find((target) => !target.no_source) ?? byEffect[0]).position, false);

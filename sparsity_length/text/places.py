@@ -4,6 +4,7 @@ Shapes: N tokens.
 """
 
 import re
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,8 @@ _BEGINS = {
     "line": re.compile(r"\n+()"),
 }
 """Group 1 stands where a unit begins."""
+_ROLES = ("system", "developer", "user", "assistant", "model", "tool")
+"""Who speaks in a chat, as templates write it right behind a control token."""
 
 
 def unit_starts(text: TokenizedText, unit: str) -> np.ndarray:
@@ -41,37 +44,54 @@ def token_at(text: TokenizedText, character: int) -> int:
     return int(np.searchsorted(text.characters_N2[:, 1], character, side="right"))
 
 
-def start_of(word: str, text: TokenizedText) -> int:
-    """The character at which the only occurrence of a word begins."""
-    # Not \b, which would be wrong for a word that begins or ends with punctuation.
-    starts = [found.start() for found in re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", text.text)]
+class Occurrence(NamedTuple):
+    """Words in a text."""
+
+    words: str
+    begin: int
+    """Their first character."""
+    number: int
+    """Which occurrence this is, from 1."""
+    total: int
+    """Occurrences."""
+
+
+def occurrence_of(asked: str, text: TokenizedText) -> Occurrence:
+    """The last occurrence of words in a text; of "WORDS:2", if not that is there, the second of WORDS."""
+    words, _, number = asked.rpartition(":")
+    starts = _starts_of(asked, text)
+    if starts or not (words and number.isdecimal()):
+        words, number = asked, str(len(starts))
+    else:
+        starts = _starts_of(words, text)
     if not starts:
-        raise InputError(f"--at '{printable(word)}' does not occur in the text")
-    if len(starts) > 1:
-        named = [
-            f"{token_at(text, start)} (“{printable(text.text[max(0, start - 20) : start + len(word)])}”)"
-            for start in starts[:8]
-        ]
-        raise InputError(
-            f"--at '{printable(word)}' occurs {len(starts)} times; say which by --position:"
-            f" {', '.join(named)}{' …' if len(starts) > 8 else ''}"
-        )
-    return starts[0]
+        raise InputError(f"--at '{printable(words)}' does not occur in the text")
+    if not 1 <= int(number) <= len(starts):
+        raise InputError(f"--at '{printable(asked)}': “{printable(words)}” occurs {len(starts)} times")
+    return Occurrence(words, starts[int(number) - 1], int(number), len(starts))
+
+
+def _starts_of(words: str, text: TokenizedText) -> list[int]:
+    """The characters at which words begin, wherever they occur."""
+    # Not \b, which would be wrong for a word that begins or ends with punctuation.
+    return [found.start() for found in re.finditer(rf"(?<!\w){re.escape(words)}(?!\w)", text.text)]
 
 
 def words_of(
     text: TokenizedText,
     place: int,
-    at: str | None,
-    begin: int | None,
+    of_words: tuple[int, int] | None,
     instead: str,
     tokenizer: DocumentTokenizer,
 ) -> tuple[int, str, str]:
     """Where two continuations begin, a character of the text, and both: its own, and what stands instead.
 
-    Its own is what `at` names, at `begin`; without, from token `place` to the next blank or control token.
+    Its own is the characters `of_words`; if None, from token `place` to the next blank or control token.
     """
-    if at is None or begin is None:
+    if of_words is not None:
+        begin, stop = of_words
+        at = text.text[begin:stop]
+    else:
         begin, stop = text.characters_N2[place].tolist()
         begin = stop - len(text.text[begin:stop].lstrip())
         at = re.split(r"\s", text.text[begin:], maxsplit=1)[0]
@@ -85,3 +105,18 @@ def words_of(
             f"--instead compares two words, not “{printable(own)}” with “{printable(other)}”; name another"
         )
     return begin, own, other
+
+
+def labels_of(text: TokenizedText, tokenizer: DocumentTokenizer) -> list[tuple[int, int, str]]:
+    """The tokens [start, end) that a chat's template wrote around messages, and the role they name, or ""."""
+    if not text.has_special_tokens:
+        return []
+    pattern = rf"(?:{tokenizer.control_tokens.pattern})(?:({'|'.join(_ROLES)})\b)?\s*"
+    starts_N, ends_N = text.characters_N2.T
+    labels = []
+    for found in re.finditer(pattern, text.text):
+        start = int(np.searchsorted(starts_N, found.start()))
+        end = int(np.searchsorted(ends_N, found.end(), side="right"))
+        if start < end:
+            labels.append((start, end, found[1] or ""))
+    return labels
