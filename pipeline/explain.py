@@ -6,31 +6,35 @@
   sparsity explain --model MODEL --chat messages.json --generate 40
   cat letter.txt | sparsity explain --model MODEL
 
-1. The program measures the loss of every token with its full context, with its short context alone (the
-   nearest tokens), and in a swapped context, where another document's tokens replace the distant ones (those
-   before the short context). The total effect of the distant context is KL(p(.|full) || p(.|swapped)).
-2. It then searches for the sources of the predictions with the largest total effect. The effect of a unit (a
-   word, or whatever --unit says) is what swapping this unit alone does to the prediction. The search never
-   sees the target token; its rule is leave_one_out_divergence, its ablation swap (see influential_tokens).
-   It swaps groups of about 32 tokens first and splits the groups that matter, so the effect of each unit it
-   finds is exact.
-3. Finally it puts the top 4 sources of each prediction back into 4 further swapped contexts and measures the
-   fraction of the total effect that they recover. If this fraction cannot be told from the null baseline
-   (other documents' tokens in the same places), the prediction has "no single source".
+1. The program measures the loss of every token with the whole text, with near tokens alone, and with another
+   document's text before the near tokens. Neighbors share near tokens here. The page is colored by
+   KL(p(.|whole) || p(.|swapped)) and written at once.
+2. It then explains the predictions with the largest such effect, one after another. The near tokens of a
+   prediction, exactly those of --short-context-length, are never sources. Candidates are units (words, or
+   whatever --unit says) without which the prediction changes most, or which alone restore most of it in
+   another document's text. Both are estimated, from groups of about 32 tokens down to units. The program gives
+   up the candidate that the others can best do without, until --sources are left. It never looks at the
+   target token, unless several tokens are explained as a whole.
+3. Finally it puts the sources back into the text of two other documents, which the search has not seen, and
+   measures the fraction of the total effect that they recover. A prediction whose sources recover less than a
+   tenth has "no source". It also swaps each source alone: a source is "needed" if that does a tenth of the
+   total effect, and "redundant" otherwise, as the rest of the text says the same.
 
 For a model without BOS, the first measured token is never a source, since such models use it as an attention
-sink.
+sink. What a distant token tells other distant tokens is not seen by the estimates, only by 3.
 
 --instead compares two continuations: an effect is then the drop in log p(actual word) - log p(instead).
 --chat reads messages, a JSON list of objects with role and content, through the model's own chat template. It
 explains the tokens of the last message or, with --generate, those of the model's answer.
 
-The program announces how long it will take. If --budget is too short, it explains fewer predictions or leaves
-some groups of units unsplit. --all has no budget and explains every prediction by single units.
+The program announces how long it will take. It ends after --budget with the predictions explained so far, and
+the page names the command that explains more. --all has no budget and swaps every single unit for every
+prediction; the units whose swap does most are then the sources.
 
 Output: the terminal shows the text, a summary, and each explained prediction with its sources. Tokens are
-colored by total effect unless NO_COLOR is set. --out is a page that any browser opens from disk; --json and
---csv hold the same data. A file named - is standard output, and then nothing else is printed there.
+colored by the effect of distant text unless NO_COLOR is set. --out is a page that any browser opens from
+disk; --json and --csv hold the same data. A file named - is standard output, and then nothing else is printed
+there.
 
 In a notebook: from sparsity_length import explain; explain("...", "MODEL", at="Paris")
 

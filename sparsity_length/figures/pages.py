@@ -545,7 +545,7 @@ def of_synthetic_tasks() -> Numbers:
     of_or = marked_bits.by_seed(learned, "or", [8])
     of_bits = [
         *(by_k(words, learned, name) for name, words in marked_bits.FUNCTIONS.items()),
-        by_k("parity, the seed left out", functions[~functions["is_learnt"]]),
+        by_k("parity, excluded seed", functions[~functions["is_learnt"]]),
     ]
     leads = [
         [

@@ -7,6 +7,7 @@ not train are not counted, nor are results, which are small.
 """
 
 import math
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -138,6 +139,8 @@ def estimate(
 
     `data` are the flags of the study's text.
     """
+    if not trainings:
+        return "no estimate: it counts studies that train OLMo models"
     tokenizer = data.get("tokenizer") or "olmo"
     documents = data.get("max_evaluation_documents") or 10_000
     weights = {name: num_weights(config, tokenizer) for name, config in trainings.items()}
@@ -164,7 +167,8 @@ def check(commands: Sequence[Command], study: Study, settings: Mapping[str, Any]
     measuring = [(command.needs, settings[command.name]) for command in commands if command.stage in COUNTED]
     sys.stdout.write(f"{estimate(trainings, measuring, study.data)}\n")
     against = list(refusals(sorted({job.program for job in jobs_of(commands)})))
-    if not torch.backends.cuda.is_built():
+    # What a container holds is seen in it alone.
+    if not torch.backends.cuda.is_built() and "CONTAINER" not in os.environ:
         against.append("this PyTorch is built without CUDA: install its CUDA build, or name a container")
     sys.stdout.writelines(f"{one}\n" for one in against)
     if against:
