@@ -279,7 +279,7 @@ def test_many_texts_give_a_list_of_what_each_gives_alone(llama: Path) -> None:
         (TEXT, {"sources": 0}, "sources: 0 is not from 1"),
         (TEXT, {"unit": "line"}, "unknown unit 'line'"),
         (TEXT, {"budget": 0}, "budget: 0 is not from 1"),
-        (TEXT, {"at": "a", "position": 3}, "both say what to explain"),
+        (TEXT, {"at": "a", "position": 3}, "all say what to explain"),
     ],
 )
 def test_what_cannot_be_used_is_one_sentence(
