@@ -15,6 +15,7 @@ import argparse
 import logging
 import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,9 @@ def execute(path: Path, figures: Path, parameters: Mapping[str, Any]) -> None:
         extra_arguments=["--IPKernelApp.log_level=ERROR"],
     )
     try:
-        client.execute(cwd=str(ROOT), env=os.environ | {"OMP_NUM_THREADS": "1"})
+        # In the main thread the client would take Ctrl-C for a kernel that died; so it ends the program.
+        with ThreadPoolExecutor(max_workers=1) as thread:
+            thread.submit(client.execute, cwd=str(ROOT), env=os.environ | {"OMP_NUM_THREADS": "1"}).result()
     except CellExecutionError as error:
         # An error is reported in one line, and a cell's message may have many.
         text = " ".join(f"{error.ename}: {error.evalue}".split())

@@ -33,8 +33,11 @@ requeue() {
       "--time, more processors, or less to do between two files (tokenize_c4 --tokens-per-part, more shards or tasks)"
     exit 1
   fi
+  if ! scontrol requeue "$job"; then
+    echo "--- $(date) scontrol could not put it back into the queue: submit the same again, to go on from what is saved"
+    exit 75
+  fi
   echo "--- $(date) back into the queue"
-  scontrol requeue "$job"
   sleep 60
 }
 trap requeue USR1
@@ -75,7 +78,10 @@ export PET_SHUTDOWN_TIMEOUT=110                     # seconds that torchrun gran
 
 echo "--- $(date) $SLURM_JOB_NAME $job on $SLURM_JOB_NODELIST, restart ${SLURM_RESTART_COUNT:-0}"
 
-# A process a GPU on every node; they meet on the first node, which runs this.
-# shellcheck disable=SC2034
-torchrun=(torchrun --nnodes="$SLURM_NNODES" --nproc-per-node="${SLURM_GPUS_ON_NODE:-1}" --rdzv-backend=c10d
-  --rdzv-id="$job" --rdzv-endpoint="$(hostname):$((20000 + SLURM_JOB_ID % 10000))")
+# A process a GPU on every node; they meet on the first node, which runs this, at its address: not every cluster knows
+# its nodes by name. Which node is the first torchrun would ask of the names, too.
+address=$(hostname -I 2>/dev/null | cut -d' ' -f1) || true
+# shellcheck disable=SC2016,SC2034
+torchrun=(bash -c 'exec torchrun --rdzv-conf="is_host=$((SLURM_NODEID == 0))" "$@"' torchrun
+  --nnodes="$SLURM_NNODES" --nproc-per-node="${SLURM_GPUS_ON_NODE:-1}" --rdzv-backend=c10d --rdzv-id="$job"
+  --rdzv-endpoint="${RENDEZVOUS_HOST:-${address:-$(hostname)}}:$((20000 + SLURM_JOB_ID % 10000))")

@@ -36,10 +36,13 @@ InputError with a one-sentence message.
 """
 
 import os
+import sys
 import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+if sys.platform == "win32":
+    raise ImportError("sparsity_length runs on Linux and macOS; on Windows, under WSL")
 if TYPE_CHECKING:
     from sparsity_length.cli import InputError as InputError
     from sparsity_length.figures.frames import plot, summary

@@ -13,6 +13,13 @@ from sparsity_length.programs import explain
 from sparsity_length.cli import InputError, words
 from sparsity_length.results.write import StageOutput
 
+
+def test_another_system_is_named() -> None:
+    command = "import sys; sys.platform = 'win32'; import sparsity_length"
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].endswith("on Windows, under WSL")
+
+
 POSIX = {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
 
 

@@ -36,6 +36,7 @@ def cues_figure(plain: pd.DataFrame) -> Figure:
         # Labels of all sizes would touch.
         drawing.length_axis(ax, {*sizes[::3], sizes[-1]}, "length (tokens)")
         ax.set(title=title, yscale="log")
+        ax.yaxis.set_major_formatter("{x:g}")
     axes[0].set_ylabel("excess loss (nats)")
     longest = plain[
         (plain["size"] == plain["size"].max()) & plain["task"].isin(["cues_1", "cues_2", "cues_4"])

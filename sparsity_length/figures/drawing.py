@@ -318,6 +318,7 @@ _FIGURES: dict[str, Any] = {
     "lines.markersize": 4,
     "errorbar.capsize": 2,
     "figure.dpi": _DOTS_AN_INCH,  # of screens as of files: text is not as wide at every resolution
+    "text.parse_math": False,  # a model's name may have dollars
     "pdf.fonttype": 42,  # text stays text in the PDF
 }
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from typing import Any
+from unicodedata import category, east_asian_width
 
 
 def as_table(names: Sequence[str], rows: Sequence[Sequence[Any]], numbers: Collection[str]) -> str:
@@ -9,12 +10,23 @@ def as_table(names: Sequence[str], rows: Sequence[Sequence[Any]], numbers: Colle
     columns = []
     for name, *values in zip(names, *rows, strict=True):
         texts = [printable(str(value)) for value in (name, *values)]
-        width = max(map(len, texts))
-        columns.append([text.rjust(width) if name in numbers else text.ljust(width) for text in texts])
+        blanks = [" " * (max(map(_width, texts)) - _width(text)) for text in texts]
+        columns.append(
+            [
+                blank + text if name in numbers else text + blank
+                for text, blank in zip(texts, blanks, strict=True)
+            ]
+        )
     table = ""
     for line in zip(*columns, strict=True):
         table += "  ".join(line).rstrip() + "\n"
     return table
+
+
+def _width(text: str) -> int:
+    """Columns of a terminal: two for a character of East Asian width, none for a mark on another one."""
+    letters = [char for char in text if category(char) not in ("Mn", "Me", "Cf")]
+    return len(letters) + sum(east_asian_width(letter) in "WF" for letter in letters)
 
 
 def printable(text: str) -> str:

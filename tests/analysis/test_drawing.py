@@ -47,6 +47,16 @@ def assert_drawn(ax: Axes, index: int, rows: pd.DataFrame, value: str) -> Line2D
     return line
 
 
+def test_any_name_is_drawn_as_it_is(tmp_path: Path) -> None:
+    figure, (ax,) = drawing.panels(1, 2)
+    name = "a$x_{1$b"
+    drawing.draw_line(ax, [1, 2], pd.DataFrame({"loss": [1.0, 2.0]}), "loss", drawing.solid("red"), name)
+    ax.set_title(name)
+    drawing.put_title(figure, name, name)
+    drawing.save(figure, tmp_path, "figure")
+    assert {text.get_text() for text in ax.texts} == {name} and (tmp_path / "figure.pdf").exists()
+
+
 def test_the_paper_figure_is_its_table(sparse: pd.DataFrame, labels: dict[str, ModelLabel]) -> None:
     curves = recovered_loss.loss_curves(of(sparse, model=LONG))
     figure = recovered_loss.loss_figure(curves, labels[LONG], "another model")

@@ -1,7 +1,10 @@
 """The notebooks, executed end to end: what they leave, what is skipped, and what a failing cell says."""
 
 import os
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import forked_stages
@@ -49,6 +52,24 @@ def test_all_notebooks_run_anywhere(scales: tuple[Path, Truth, Truth], tmp_path:
     assert len(executed) == len([*NOTEBOOKS.glob("*.ipynb")]) - 2
     for path in figures.glob("*.ipynb"):
         assert "intervals of 95% each" in path.read_text(), f"{path.name} has no multiple-comparison note"
+
+
+@pytest.mark.slow
+def test_an_interrupted_notebook_ends_without_a_traceback(tmp_path: Path) -> None:
+    results = ROOT / "analysis" / "reference" / "evaluated" / "results"
+    words = [ROOT / "analysis" / "run_notebooks.py", "--results", results, "--figures", tmp_path]
+    program = subprocess.Popen(
+        [sys.executable, *map(str, words)], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert program.stderr is not None
+    said = ""
+    while "notebooks:   0%" not in said:
+        said += program.stderr.read(1)
+    time.sleep(1)  # a kernel is starting, or at work
+    os.killpg(program.pid, signal.SIGINT)
+    said += program.communicate()[1]
+    assert program.returncode == -signal.SIGINT  # which a shell calls 130
+    assert "Traceback" not in said
 
 
 def test_a_failing_cell_is_one_sentence_and_its_traceback_is_kept(tmp_path: Path) -> None:

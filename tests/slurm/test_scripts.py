@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted((ROOT / "slurm").glob("*.sh"))
 WHOLE = ("pretrain", "train_synthetic", "evaluate_synthetic")
@@ -32,6 +34,32 @@ def test_shellcheck_has_nothing_to_say() -> None:
     )
     assert checked.stdout == ""
     assert checked.returncode == 0
+
+
+@pytest.mark.parametrize(("requeues", "code"), [(True, 138), (False, 75)])
+def test_a_job_says_whether_it_is_back_in_the_queue(requeues: bool, code: int, tmp_path: Path) -> None:
+    """At its time limit, on a node that has scontrol or has none."""
+    programs = {"srun": 'echo 1 >"$SAVED"; kill -USR1 $PPID', "scancel": "", "sleep": ""}
+    for name, command in (programs | ({"scontrol": ""} if requeues else {})).items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{command}\n")
+        (tmp_path / name).chmod(0o755)
+    for name in ("bash", "cut", "date", "find", "hostname", "sort"):
+        (tmp_path / name).symlink_to(str(shutil.which(name)))
+    (tmp_path / "slurm").mkdir()
+    (tmp_path / "slurm" / "cluster.env").touch()
+    command = f"source {ROOT}/slurm/job.sh; run true --out {tmp_path}/out; exit 0"
+    (tmp_path / "out").mkdir()
+    variables = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n", "SLURM_NNODES": "1", "SLURM_JOB_NAME": "j"}
+    done = subprocess.run(
+        ["bash", "-c", command, "bash", "words"],
+        cwd=tmp_path,
+        env=variables | {"PATH": str(tmp_path), "SAVED": str(tmp_path / "out" / "saved")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == code, done.stderr  # 138: by USR1, where Slurm would end it
+    assert ("back into the queue\n" in done.stdout) == requeues
+    assert ("could not put it back" in done.stdout) == (not requeues)
 
 
 def test_a_script_a_stage_that_stops_in_time_and_is_requeued() -> None:
