@@ -37,6 +37,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         default=80_000,
         help="characters to take from the middle of longer texts",
     )
+    add("--text-field", metavar="FIELD", help="field or column that holds the text (default: text)")
     add(
         "--distant-characters",
         type=positive_int,
@@ -77,7 +78,7 @@ def main(arguments: argparse.Namespace) -> None:
     distant = list[str]()
     for word in arguments.source:
         name, _, files = word.partition("=")
-        sources = open_sources([files], c4_split="validation")
+        sources = open_sources([files], c4_split="validation", text_field=arguments.text_field)
         refuse_replacing([arguments.out], [file for source in sources for file in source.files])
         texts = read_documents(sources)
         long_enough = [document for document in texts if len(document.text) >= arguments.least_characters]

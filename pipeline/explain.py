@@ -50,9 +50,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sparsity_length.cli import InputError, Stage, cause_of, file_path, logger
+from sparsity_length.cli import InputError, Stage, cause_of, file_path, logger, path_of
 from sparsity_length.measuring.settings import Explaining, add_model_arguments
 from sparsity_length.results.files import (
+    refuse_pointers,
     refuse_replacing,
     refuse_same,
     stream_of,
@@ -114,8 +115,9 @@ def main(arguments: argparse.Namespace) -> None:
     refuse_same(outputs)
     refuse_replacing(
         filter(None, outputs.values()),
-        [file, swap_file, Path(arguments.model), Path(arguments.tokenizer or arguments.model)],
+        [file, swap_file, path_of(arguments.model), path_of(arguments.tokenizer or arguments.model)],
     )
+    refuse_pointers(*filter(None, (file, swap_file)))
     if file is None and sys.stdin is None:
         raise InputError("there is no text: standard input is closed; give --text-file or --chat")
     if file is None and sys.stdin.isatty():

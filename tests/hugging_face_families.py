@@ -104,6 +104,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("granite", _SIZES | _GROUPED | {"logits_scaling": 4.0, "embedding_multiplier": 2.0}),
     "phi": ("phi", _SIZES),
     "mixtral": ("mixtral", _SIZES | _GROUPED | {"num_local_experts": 4}),
+    "stablelm": ("stablelm", _SIZES | {"num_key_value_heads": 2}),
+    "nemotron": ("nemotron", _SIZES | _GROUPED),
+    "llama4": (
+        "llama4_text",
+        _SIZES
+        | _GROUPED
+        # In bfloat16 rounding would choose another of two experts.
+        | {"intermediate_size_mlp": 48, "num_local_experts": 1, "attention_chunk_size": 64},
+    ),
     "gpt2": ("gpt2", _GPT2),
     "opt": ("opt", _SIZES | {"ffn_dim": 48, "word_embed_proj_dim": 32}),
 }

@@ -385,6 +385,17 @@ def test_a_chat_is_read_by_its_template_and_its_answer_explained(model: Path) ->
     assert answered.losses["position"].tolist() == list(range(len(prompt), len(expected)))
 
 
+@pytest.mark.parametrize("answer", ["伦敦", "東京です", "서울은", "दिल्ली है", "باريس", "กรุง", "cafe\u0301"])
+def test_an_answer_ends_with_all_tokens_of_its_last_character(answer: str, model: Path) -> None:
+    chat = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": answer}]
+    read = load_tokenizer(model).read(chat)
+    ids = load_tokenizer(model).read(f": {answer}").token_ids_N[1:]  # without the colon
+    found = explain(chat, str(model), short_context_length=S, long_context_length=60)
+    measured = found.losses["token_id"].tolist()
+    assert measured == ids[-len(measured) :].tolist() and len(measured) >= len(ids) - 1
+    assert read.token_ids_N[len(found.text.token_ids_N)] == load_tokenizer(model).eos_token_id
+
+
 @pytest.mark.parametrize(
     ("which", "own"),
     [

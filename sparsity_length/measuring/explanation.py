@@ -43,7 +43,13 @@ from sparsity_length.models.interface import CausalLM, Predictions
 from sparsity_length.pages import html_page
 from sparsity_length.results.files import write_text
 from sparsity_length.results.table import printable
-from sparsity_length.text.places import labels_of, occurrence_of, token_at, unit_starts, words_of
+from sparsity_length.text.places import (
+    labels_of,
+    occurrence_of,
+    tokens_between,
+    unit_starts,
+    words_of,
+)
 from sparsity_length.text.sources import first_passages
 from sparsity_length.text.tokenizer import DocumentTokenizer, Text, TokenizedText
 
@@ -419,7 +425,7 @@ def explain(
         start, stop = tokens.last_message or (0, 0)
         if not tokens.text[start:stop].strip():
             raise InputError("the last message has no content, or none that the chat template writes")
-        first, end = token_at(tokens, start), 1 + token_at(tokens, stop - 1)
+        first, end = tokens_between(tokens, start, stop)
     most = long_context_length or default_length(given, tokens.bos_token_ids)
     longest = min(most, end + (generate or 0))
     other_N = swap_tokens(swap_text, NUM_TEXTS * longest, reader)
@@ -437,8 +443,8 @@ def explain(
     of_words = None
     if asked.at is not None:
         occurrence = occurrence_of(asked.at, tokens)
-        of_words = occurrence.begin, occurrence.begin + len(occurrence.words)
-        first, end = token_at(tokens, of_words[0]), 1 + token_at(tokens, of_words[1] - 1)
+        of_words = occurrence.begin, occurrence.end
+        first, end = tokens_between(tokens, *of_words)
         if occurrence.total > 1:
             which = (
                 f", the last; --at '{occurrence.words}:1' is the first"

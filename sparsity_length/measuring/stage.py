@@ -4,7 +4,6 @@ Here the checkpoints of a command line are found, and refused where they don't b
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,13 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sparsity_length.cli import InputError, progress
+from sparsity_length.cli import InputError, logger, progress
 from sparsity_length.measuring.given import GivenModel
 from sparsity_length.measuring.settings import Chunked
 from sparsity_length.models.devices import warn_of_slow_bfloat16
 from sparsity_length.models.interface import CausalLM, NotFiniteLossError
 from sparsity_length.models.load import Checkpoint, find_model
-from sparsity_length.results.files import Task, sha256_of_files
+from sparsity_length.results.files import Task, launched_process, sha256_of_files
 from sparsity_length.results.schemas import Columns
 from sparsity_length.results.write import StageOutput
 from sparsity_length.text.chunks import Chunk, chunks_of, long_enough_documents
@@ -179,9 +178,16 @@ def _share_of(task: Task) -> Task:
 
     Of two tasks of two processes each, the shares are 0, 4, 8, …; 2, 6, …; 1, 5, …; 3, 7, …
     """
-    # Set by torchrun, `accelerate launch` and study.py. Process 1 of task 1 has share 1 + 2 * 1 = 3 of 4.
-    process = Task(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
-    return Task(task.index + task.num_tasks * process.index, task.num_tasks * process.num_tasks)
+    process = launched_process()
+    # Process 1 of task 1 has share 1 + 2 * 1 = 3 of 4.
+    share = Task(task.index + task.num_tasks * process.index, task.num_tasks * process.num_tasks)
+    if not process.is_whole:
+        logger.info(
+            "share %d of %d alone is measured here, as RANK and WORLD_SIZE in the environment say (torchrun);"
+            " unset them to measure all",
+            *(share.index + 1, share.num_tasks),
+        )
+    return share
 
 
 @contextmanager

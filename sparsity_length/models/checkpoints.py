@@ -123,9 +123,23 @@ def find_checkpoint(path: Path) -> Path:
     """
     folders = [path] if holds_olmo(path) else [*step_folders(path).values()]
     if not folders:
-        raise InputError(
-            f"no model at {path}: name a folder with a Hugging Face model's config.json, or with OLMo's"
-            " config.yaml and model.pt, there or in a folder step<N>-unsharded below it; or a model of the"
-            " Hugging Face hub as owner/name"
-        )
+        raise InputError(f"no model at {path}: {_next_step(path)}")
     return folders[-1]
+
+
+def _next_step(path: Path) -> str:
+    """What to name instead of a path without a model, by what is there."""
+    if path.suffix.lower() == ".gguf" or any(path.glob("*.gguf")):
+        return "GGUF is llama.cpp's format; name the model that it was made from, as a folder or on the hub"
+    if path.is_file():
+        return "it is a file; name the folder of the model that it is of"
+    # Of a Trainer's run the last; repositories may hold a model in a folder of theirs, too.
+    below = sorted(path.glob("*/config.json"), key=lambda file: (len(file.parent.name), file))
+    if below:
+        return f"name one below it, such as {below[-1].parent}"
+    names = ", ".join(sorted(file.name for file in path.glob("[!.]*"))[:8])
+    return (
+        "name a folder with a Hugging Face model's config.json and weights, or with OLMo's config.yaml and"
+        " model.pt, there or in a folder step<N>-unsharded below it; or a model of the hub as"
+        f" owner/name (it holds {names or 'no file'})"
+    )

@@ -13,6 +13,7 @@ heads, E head width, V vocabulary, N any number of rows.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +46,11 @@ def _attend(
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
-    *,
-    running: Running,
-    visible_of_layers: Sequence[torch.Tensor | None],
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention in one layer, [B, S, H, E], in place of the library's; the mask that it made is left out."""
     layer: Any = module.layer_idx
+    running, visible_of_layers = _PASS.get()
     visible = visible_of_layers[layer]
     if visible is not None:
         visible = visible.to(query.device)  # layers may be spread over devices
@@ -60,6 +59,8 @@ def _attend(
 
 
 transformers.AttentionInterface.register(OURS, _attend)
+_PASS: ContextVar[tuple[Running, Sequence[torch.Tensor | None]]] = ContextVar("pass")
+"""The pass that runs, and what its rows see in each layer: not every family hands arguments on to layers."""
 
 
 class HuggingFaceCausalLM(CausalLM):
@@ -80,6 +81,8 @@ class HuggingFaceCausalLM(CausalLM):
         width = getattr(self._config, "sliding_window", None) if any(self._slides) else None
         self.window = width if width and (num_positions is None or num_positions > width) else None
         """How many position IDs a row sees in layers that slide, its own included; None: nothing is cut."""
+        # Llama 4 names its base model by what only pictures have.
+        self._base: Any = model.model if model.base_model is model else model.base_model
         model.set_attn_implementation(OURS)
 
     @property
@@ -113,8 +116,10 @@ class HuggingFaceCausalLM(CausalLM):
             is_beyond_BSK = ids_BK[:, None] + self.window <= position_ids_BS[..., None]
             hidden = torch.finfo(self.dtype).min if near_B1SK.is_floating_point() else False
             near_B1SK = torch.where(is_beyond_BSK[:, None], hidden, near_B1SK)
+        visible_of_layers = [near_B1SK if slides else running.visible_B1SK for slides in self._slides]
+        token = _PASS.set((running, visible_of_layers))
         # The base model stops before the vocabulary projection, which runs later at query rows only.
-        output = self._model.base_model(
+        output = self._base(
             **{"inputs_embeds" if tokens.is_floating_point() else "input_ids": tokens},
             position_ids=position_ids_BS.expand(tokens.shape[:2]),
             # Without a mask the library takes a gap in the position IDs for the border of two packed
@@ -122,9 +127,8 @@ class HuggingFaceCausalLM(CausalLM):
             attention_mask=torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device),
             use_cache=False,
             return_dict=True,
-            running=running,
-            visible_of_layers=[near_B1SK if slides else running.visible_B1SK for slides in self._slides],
         )
+        _PASS.reset(token)
         return rows_of(output.last_hidden_state.to(self.device), query_rows_BT)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -157,14 +161,16 @@ def load_hugging_face(
     """
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    config: Any = None  # the folder's
+    config = configuration_of(folder, trust_remote_code)
     if rope is not None:
-        config = configuration_of(folder, trust_remote_code)
         text = config.get_text_config()
         own = getattr(text, "rope_parameters", None)
         text.rope_parameters = rope.scaled(own, getattr(text, "max_position_embeddings", None), str(folder))
+    # Of a model of pictures and text, the text's part is measured.
+    kinds_of_models = (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText)
+    known = [kind for kind in kinds_of_models if type(config) in kind._model_mapping]
     with errors_in_words(f"{folder} cannot be loaded as a causal LM"):
-        model, loading = transformers.AutoModelForCausalLM.from_pretrained(
+        model, loading = (known or kinds_of_models)[0].from_pretrained(
             folder,
             config=config,
             dtype=dtype,
@@ -177,14 +183,15 @@ def load_hugging_face(
     # Older versions of the library saved with the weights what it computes anew.
     computed = {name for name, _ in model.named_buffers()}
     left_over = {
-        name for name in loading["unexpected_keys"] if name not in computed and not _COMPUTED.search(name)
+        name for name in loading["unexpected_keys"] if name not in computed and not _NOT_NEEDED.search(name)
     }
     missing = {*loading["missing_keys"], *(name for name, *_ in loading["mismatched_keys"])}
     for what, names in (("lacks", sorted(missing)), ("has no place in it for", sorted(left_over))):
         if names:  # random numbers would be used for what it lacks
             raise InputError(
                 f"{folder} is not the weights of a {type(model).__name__}: it {what} {len(names)}, such as"
-                f" {names[0]}; put back the configuration that was saved with them, or save the model anew"
+                f" {names[0]}; put back the config.json that was saved with them (tie_word_embeddings says"
+                " that the output embedding is the input's) and the shards that their index names"
             )
     # A family may have parameters of RoPE that its code never reads.
     kinds = [str(getattr(module, "rope_type", "")) for module in model.modules()]
@@ -228,7 +235,10 @@ def configuration_of(folder: Path, trust_remote_code: bool) -> transformers.Pret
         return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
 
 
-_COMPUTED = re.compile(r"(^|\.)(inv_freq|cos_cached|sin_cached|position_ids|masked_bias)$")
+_NOT_NEEDED = re.compile(
+    r"(^|\.)(inv_freq|cos_cached|sin_cached|position_ids|masked_bias)$|^(vision_model|multi_modal_projector)\."
+)
+"""Weights that may be left over: those that the library computes anew, and of Llama 4 those for pictures."""
 
 
 def position_limit(config: transformers.PretrainedConfig, has_rotary_embedding: bool) -> int | None:
@@ -283,7 +293,7 @@ def _refuse_sparse(lm: HuggingFaceCausalLM, name: str, num_positions: int) -> No
     with errors_in_words(f"{name} cannot be measured: it fails on a text of {num_positions} tokens"):
         found = lm.hidden_states(token_ids_1S, rows_1S, None, None)
         lm._model.set_attn_implementation("eager")
-        stock = lm._model.base_model(input_ids=token_ids_1S, use_cache=False).last_hidden_state.to(lm.device)
+        stock = lm._base(input_ids=token_ids_1S, use_cache=False).last_hidden_state.to(lm.device)
     lm._model.set_attn_implementation(OURS)
     if _differ(found, stock):
         raise InputError(
@@ -313,15 +323,21 @@ def check_model(lm: HuggingFaceCausalLM, name: str, num_positions: int) -> None:
     if window is not None:
         # In both places: the stock pass reads the configuration, ours `window`.
         lm.window = lm._config.sliding_window = max(1, size[1] // 3)
+    fault = (
+        ""
+        if lm._model._supports_attention_backend
+        else "its layers attend in a way of their own, or not at all, and cannot be told what to see"
+    )
     with errors_in_words(
-        f"{name} cannot be measured: it fails when it is given position IDs, visibility and a prefix"
+        f"{name} cannot be measured: "
+        + (fault or "it fails when it is given position IDs, visibility and a prefix")
     ):
         promises = _promises(lm, token_ids_1S)
         broken = next((clause for found, expected, clause in promises if _differ(found, expected)), None)
     if window is not None:
         lm.window = lm._config.sliding_window = window
     if broken is not None:
-        raise InputError(f"{name} cannot be measured: {broken}")
+        raise InputError(f"{name} cannot be measured: {fault or broken}")
 
 
 @torch.inference_mode()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
-from sparsity_length.cli import InputError
+from sparsity_length.cli import InputError, path_of
 from sparsity_length.models.checkpoints import (
     MODEL_FILES,
     errors_in_words,
@@ -25,23 +25,29 @@ from sparsity_length.models.checkpoints import (
 from sparsity_length.models.devices import usable_device
 from sparsity_length.models.interface import CausalLM
 from sparsity_length.models.rope import RopeScaling
-from sparsity_length.results.files import sha256_of_files
+from sparsity_length.results.files import refuse_pointers, sha256_of_files
 from sparsity_length.text.tokenizer import hub_folder, tokenizer_at
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """Weights by the names of `save_pretrained`; many repositories hold the same in other formats, too."""
-    return sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+    """The weights that the library loads: what else a folder holds, other formats or old shards, is not."""
+    for single in (folder / "model.safetensors", folder / "pytorch_model.bin"):
+        index = single.with_name(f"{single.name}.index.json")
+        if single.is_file():
+            return [single]
+        if index.is_file():
+            with errors_in_words(f"{index} does not say which files hold the weights"):
+                return [
+                    folder / name for name in sorted({*json.loads(index.read_bytes())["weight_map"].values()})
+                ]
+    return []
 
 
 def _is_enough(folder: Path) -> bool:
     """Whether a model can be loaded from a folder: configuration, tokenizer, and all its weights."""
-    for single in ("model.safetensors", "pytorch_model.bin"):
-        index = folder / f"{single}.index.json"
-        names = json.loads(index.read_bytes())["weight_map"].values() if index.is_file() else [single]
-        if all((folder / name).is_file() for name in ("config.json", *names)):
-            return tokenizer_at(folder) is not None
-    return False
+    weights = _weight_files(folder)
+    has_all = weights and all(path.is_file() for path in (folder / "config.json", *weights))
+    return bool(has_all and tokenizer_at(folder))
 
 
 def _snapshot(name: str, revision: str | None, with_code: bool) -> Path:
@@ -54,7 +60,7 @@ def _snapshot(name: str, revision: str | None, with_code: bool) -> Path:
     ):
         folder = at(allow_patterns=[*wanted, "model*.safetensors"])
         # Only then: .bin files are as large as the safetensors that most repositories have beside them.
-        if not _weight_files(folder):
+        if not any(path.is_file() for path in _weight_files(folder)):
             at(allow_patterns="pytorch_model*.bin")
     return folder
 
@@ -134,7 +140,8 @@ def name_of(word: str) -> str:
 
     It is the run folder's, with the step if one was asked for.
     """
-    path = Path(word).resolve() if Path(word).exists() else Path(word)
+    path = path_of(word)
+    path = path.resolve() if path.exists() else path
     name = path.name
     if not path.exists() and re.fullmatch(_ON_HUB, word):
         name = re.sub(r"^[^@/]*/", "", word).replace("/", "-")  # a branch may have slashes
@@ -149,20 +156,21 @@ def find_model(word: str, trust_remote_code: bool = False) -> Checkpoint:
     The hub's is NAME or NAME@REVISION, and downloaded here. A folder that exists wins over a name. InputError
     if there is no model, with the next step.
     """
-    path = Path(word)
+    path = path_of(word)
     name = name_of(word)
     # "gpt2" may be a folder here or a name there: what exists here wins.
     on_hub = re.fullmatch(_ON_HUB, word)
-    if on_hub and not path.exists():
+    if on_hub and not path.exists() and path.suffix.lower() != ".gguf":
         path = _snapshot(on_hub[1], on_hub[2], trust_remote_code)
     if (path / "adapter_config.json").exists():  # loading would leave a LoRA out in silence
         raise InputError(
             f"{path} holds an adapter (adapter_config.json), which is not measured: merge it into its base"
             " model (peft's merge_and_unload, then save_pretrained), and name the folder of the merged model"
         )
-    if (path / "config.json").is_file() and not holds_olmo(path):
-        return Checkpoint(name, path, False)
-    return Checkpoint(name, find_checkpoint(path), True)
+    is_olmo = not ((path / "config.json").is_file() and _weight_files(path)) or holds_olmo(path)
+    found = Checkpoint(name, find_checkpoint(path) if is_olmo else path, is_olmo)
+    refuse_pointers(*found.files(with_code=False))
+    return found
 
 
 def load_causal_lm(checkpoint: Checkpoint, loading: Loading, num_positions: int) -> CausalLM:

@@ -28,6 +28,8 @@ from sparsity_length.cli import InputError, Item, logger
 
 MANIFEST = "exported.json"
 LOCK_FILE = ".lock"
+_POINTER = b"version https://git-lfs.github.com/spec/"
+"""What begins a file that Git LFS has not fetched."""
 
 
 @contextmanager
@@ -127,6 +129,14 @@ def refuse_replacing(outputs: Iterable[Path], inputs: Iterable[Path | None]) -> 
             raise InputError(f"{output} is an input, which the output would replace; choose another place")
 
 
+def refuse_pointers(*paths: Path) -> None:
+    """Refuse files of which only a pointer of Git LFS is there."""
+    for path in filter(Path.is_file, paths):  # from a stream nothing is taken
+        with path.open("rb") as file:
+            if file.read(len(_POINTER)) == _POINTER:
+                raise InputError(f"{path} is a Git LFS pointer, not the file: run git lfs pull in its folder")
+
+
 def table_of(columns: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
     """Columns as of `schemas.Columns` with the types, order and metadata of `schema`; null if not given."""
     rows = {
@@ -176,6 +186,26 @@ class Task:
 
 WHOLE = Task()
 """One task that does everything."""
+
+
+LAUNCHED = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+"""What torchrun and `accelerate launch` number processes by, and its values without them."""
+
+
+def launched_process() -> Task:
+    """Which of how many processes this is, by the variables of torchrun and accelerate; WHOLE without them.
+
+    InputError if they do not fit together, as those that another launcher left over.
+    """
+    given = [os.environ.get(name, default) for name, default in LAUNCHED.items()]
+    # -1 fits nowhere.
+    index, count, local = (int(value) if value.isdecimal() else -1 for value in given)
+    if not 0 <= local <= index < count or (count > 1 and "RANK" not in os.environ):
+        raise InputError(
+            f"{' '.join(f'{name}={os.environ[name]}' for name in LAUNCHED if name in os.environ)} in the"
+            " environment numbers no process of a launcher: unset it, or start the program with torchrun"
+        )
+    return Task(index, count)
 
 
 @contextmanager

@@ -29,7 +29,7 @@ import pandas as pd
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from sparsity_length.cli import InputError, logger
+from sparsity_length.cli import InputError, logger, path_of
 from sparsity_length.results.files import MANIFEST, damage, differences, read_record
 from sparsity_length.results.schemas import SCHEMA_VERSION, SCHEMAS
 
@@ -129,7 +129,7 @@ class Results:
     """
 
     def __init__(self, folder: Path | str) -> None:
-        folder = self.folder = Path(folder)
+        folder = self.folder = path_of(folder)
         # Not `**`, which enters no linked folder before Python 3.13.
         marks = [*read_marks(folder, "*", "*"), *read_marks(folder, "*", "*/*")]
         # By models, then shards, whichever stage wrote them: who tried a choice comes behind who made it.

@@ -15,7 +15,7 @@ from typing import Any
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from sparsity_length.cli import InputError, cause_of
+from sparsity_length.cli import InputError, cause_of, path_of
 from sparsity_length.training.settings import read_overrides, read_yaml, settings_of
 
 
@@ -130,4 +130,5 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     # What is raised where a field is a list and should have fields, or the other way round.
     except (OmegaConfBaseException, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{path} and the overrides given: {cause_of(error)}") from error
+    study.run = str(path_of(study.run))
     return study

@@ -23,7 +23,8 @@ from typing import Any
 
 import pyarrow.parquet
 
-from sparsity_length.cli import InputError, cause_of
+from sparsity_length.cli import InputError, cause_of, path_of
+from sparsity_length.results.files import refuse_pointers
 
 C4_REVISION = "1588ec454efa1a09f29cd18ddd04fe05fc8653a2"
 """The commit of C4 on the hub: every task of every run reads the same text."""
@@ -48,11 +49,14 @@ class Document:
     url: str | None
 
     @classmethod
-    def from_record(cls, record: Record) -> "Document":
-        """The document of a record in C4's schema; else ValueError."""
-        if not isinstance(record, Mapping) or not isinstance(record.get("text"), str):
-            raise ValueError("no 'text' that is a string")
-        text = record["text"]
+    def from_record(cls, record: Record, text_field: str = "text") -> "Document":
+        """The document of a record in C4's schema, or with its text in another field; else ValueError."""
+        text = record.get(text_field) if isinstance(record, Mapping) else None
+        if not isinstance(text, str):
+            fields = ", ".join(record) if isinstance(record, Mapping) else "none"
+            raise ValueError(
+                f"no '{text_field}' that is a string: --text-field names the right one of {fields}"
+            )
         url = record.get("url")
         document_id = sha256(text.encode()).hexdigest()[:16]  # a lone surrogate is a ValueError, too
         return cls(document_id, text, url if isinstance(url, str) else None)
@@ -68,13 +72,15 @@ class Source:
     """Starts reading from the beginning."""
     files: tuple[Path, ...] = ()
     """The files behind it; none for the hub."""
+    text_field: str = "text"
+    """The field of a record that is its text."""
 
     def documents(self) -> Iterator[Document]:
         """The documents in order, without blank ones; InputError names the first record that is none."""
         num_whole = 0
         try:
             for record in self.read():
-                document = Document.from_record(record)
+                document = Document.from_record(record, self.text_field)
                 num_whole += 1
                 if document.text.strip():
                     yield document
@@ -100,9 +106,13 @@ def stream_c4(file_name: str) -> Iterable[Record]:
     )
 
 
-def parquet_records(path: Path) -> Iterator[Record]:
-    """Rows of a Parquet file, a batch at a time."""
-    for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
+def parquet_records(path: Path, text_field: str) -> Iterator[Record]:
+    """Rows of a Parquet file, a batch at a time, as far as documents have them: their text and `url`."""
+    file = pyarrow.parquet.ParquetFile(path)
+    names = file.schema_arrow.names
+    if text_field not in names:
+        yield dict.fromkeys(names)  # no document, by the names that there are
+    for batch in file.iter_batches(columns=[name for name in (text_field, "url") if name in names]):
         yield from batch.to_pylist()
 
 
@@ -120,7 +130,9 @@ def text_records(path: Path) -> Iterator[Record]:
 def decoded(content: bytes, name: str) -> str:
     """A text in UTF-8, without the mark that may stand before it; InputError names it if it is none."""
     if b"\0" in content:  # a UTF-16 text of ASCII is valid UTF-8, every second character a NUL
-        raise InputError(f"{name} holds NUL characters: is it UTF-16? Save it as UTF-8")
+        raise InputError(
+            f"{name} holds NUL characters: is it UTF-16, or no text, as Parquet and PDF? Save it as UTF-8"
+        )
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -187,7 +199,7 @@ def distinct_passages(passages: Iterable[str]) -> Iterator[str]:
             yield passage
 
 
-_READERS = {
+_READERS: dict[str, Callable[..., Iterator[Record]]] = {
     ".jsonl": json_lines,
     ".ndjson": json_lines,
     ".json": json_lines,
@@ -198,12 +210,13 @@ _READERS = {
 """Last ending of a file's name, in capitals too -> what reads its records."""
 
 
-def open_sources(names: Sequence[str], *, c4_split: str) -> list[Source]:
+def open_sources(names: Sequence[str], *, c4_split: str, text_field: str | None = None) -> list[Source]:
     """The sources called `names`, one a file, in that order; a glob stands for its files, sorted by path.
 
     Args:
         names: `c4`, `embedded`, or paths or globs of files in C4's schema; InputError where one is no source.
         c4_split: the split of C4 that `c4` means, "train" or "validation".
+        text_field: of the records of files; None: "text".
     """
     sources: list[Source] = []
     for name in names:
@@ -215,6 +228,7 @@ def open_sources(names: Sequence[str], *, c4_split: str) -> list[Source]:
         elif name == "embedded":
             sources.append(Source("embedded", embedded_records, embedded_files()))
         else:
+            name = str(path_of(name))
             # A file may have [ or * in its name.
             found = [name] if Path(name).exists() else glob(name, recursive=True)  # noqa: PTH207 (or absolute)
             if not found:
@@ -223,8 +237,11 @@ def open_sources(names: Sequence[str], *, c4_split: str) -> list[Source]:
                     " C4's schema"
                 )
             for path in sorted(map(Path, found)):
-                if path.suffix.lower() not in _READERS:
+                ending = path.suffix.lower()
+                if ending not in _READERS:
                     raise InputError(f"--source {path} ends in none of {', '.join(_READERS)}")
-                read = partial(_READERS[path.suffix.lower()], path)
-                sources.append(Source(path.name, read, (path,)))
+                refuse_pointers(path)
+                field = "text" if text_field is None or ending == ".txt" else text_field
+                of_file = (path, field) if ending == ".parquet" else (path,)
+                sources.append(Source(path.name, partial(_READERS[ending], *of_file), (path,), field))
     return sources

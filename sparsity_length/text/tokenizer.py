@@ -24,7 +24,8 @@ import numpy as np
 from tokenizers import ByteLevelBPETokenizer, Tokenizer, models
 from tokenizers.decoders import DecodeStream
 
-from sparsity_length.cli import InputError, cause_of, logger, unknown_name
+from sparsity_length.cli import InputError, cause_of, logger, path_of, unknown_name
+from sparsity_length.results.files import refuse_pointers
 from sparsity_length.text.sources import first_passages
 
 EOS_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
@@ -58,11 +59,11 @@ _FILES = (
 _PROBE = (
     "Two  blanks, don't; THE End.\n\n\tif x[1] >= 10_000 and y != 3.14:\r\n    return 'naïve' # 2026-11-27\n"
     "Ünïcödé ﬁ½ e\u0301 Привет мир, 你好世界。 مرحبا नमस्ते 한국어 👩\u200d🚀 $100% (a+b)^2 user@example.org"
-    "\u00a0…—“quoted”"
+    "\u00a0…—“quoted” 1999 2000 2024 10000 1000000 1234567890"
 )
 """Text that tokenizers read differently."""
-
-
+_BLANKS = "▁Ġ"
+"""How tokenizers write blanks."""
 _OTHER_ANSWER = "0another1answer2"
 """Stands in place of a message to find where its chat template writes it."""
 
@@ -234,6 +235,12 @@ class DocumentTokenizer:
             raise InputError("the text holds half of a surrogate pair, which no tokenizer reads") from error
         token_ids_N = np.array(encoding.ids, dtype=np.int64)
         characters_N2 = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+        # Of a blank that it puts before a word, the tokenizer records the word's first character.
+        is_added_N = [
+            not token.strip(_BLANKS) and bool(text[start:end].strip(_BLANKS).strip())
+            for token, (start, end) in zip(encoding.tokens, encoding.offsets, strict=True)
+        ]
+        characters_N2[is_added_N, 1] = characters_N2[is_added_N, 0]
         num_bos = self._num_bos(token_ids_N)
         return TokenizedText(
             text,
@@ -343,7 +350,7 @@ def parse_tokenizer_name(name: str) -> Path | int:
         if int(bpe[1]) < 257:
             raise InputError(f"{name} is too small: every byte and EOS are 257 tokens")
         return int(bpe[1])
-    place = Path(name)
+    place = path_of(name)
     if not place.exists():
         model, _, revision = name.partition("@")
         try:
@@ -394,6 +401,9 @@ def load_tokenizer(
     if isinstance(given, Path):
         place = tokenizer_at(given) or given
         name = f"the tokenizer {place}"
+        refuse_pointers(*tokenizer_files(place))
+        file = place / "tokenizer.json"
+        configuration = place / "tokenizer_config.json"
         try:
             if place.is_file():
                 given = Tokenizer.from_file(str(place))
@@ -401,11 +411,27 @@ def load_tokenizer(
                 import transformers  # late: it takes seconds to load, and a lone tokenizer.json needs none
 
                 given = transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
+                # A class may change how the file reads a text, or fail only now.
+                alone = Tokenizer.from_file(str(file)) if file.is_file() else None
+                readers = (alone, getattr(given, "backend_tokenizer", None))
+                found = [
+                    one.encode(_PROBE, add_special_tokens=False).ids for one in readers if one is not None
+                ]
+                if found[1:] and found[0] != found[1]:
+                    logger.warning(
+                        "%s: AutoTokenizer's tokens, which are taken, differ from those of tokenizer.json"
+                        " alone, by tokenizer_class or another field of tokenizer_config.json",
+                        name,
+                    )
         except Exception as error:  # as many kinds as there are files
+            remedy = (
+                f"mend tokenizer_class, extra_special_tokens, or what else is meant in {configuration}"
+                if file.is_file() and configuration.is_file()
+                else "put its files back, name another with --tokenizer, or save its tokenizer.json with"
+                " AutoTokenizer where sentencepiece and tiktoken are installed"
+            )
             raise InputError(
-                f"no tokenizer can be read from {place} ({cause_of(error)}); put its files back, name another"
-                " with --tokenizer, or save its tokenizer.json with AutoTokenizer where sentencepiece and"
-                " tiktoken are installed"
+                f"no tokenizer can be read from {place} ({cause_of(error)}); {remedy}"
             ) from error
     inner = getattr(given, "backend_tokenizer", given)
     if not isinstance(inner, Tokenizer):
@@ -459,7 +485,7 @@ class TokenizedText:
     token_ids_N: np.ndarray
     characters_N2: np.ndarray
     """int64; the characters [start, end) that each token stands for. Of a token that holds only some bytes of
-    a character, that whole character."""
+    a character, that whole character; none of a blank that the tokenizer puts before a word."""
     bos_token_ids: tuple[int, ...] = ()
     """What stands before the text: it belongs to the model, which has it before every context."""
     last_message: tuple[int, int] | None = None

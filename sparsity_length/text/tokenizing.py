@@ -156,9 +156,9 @@ def _opened(arguments: argparse.Namespace) -> tuple[list[Source], list[Source], 
             "--source c4 streams 156 billion tokens; say where to stop with --max-documents, or divide it"
             " with --num-tasks"
         )
-    sources = open_sources(arguments.source, c4_split="train")
+    sources = open_sources(arguments.source, c4_split="train", text_field=arguments.text_field)
     evaluation = arguments.evaluation_source or (["c4"] if streams_c4 else [])
-    evaluation_sources = open_sources(evaluation, c4_split="validation")
+    evaluation_sources = open_sources(evaluation, c4_split="validation", text_field=arguments.text_field)
     tokenizer = parse_tokenizer_name(arguments.tokenizer)
     if isinstance(tokenizer, int) and arguments.num_tasks > 1:
         raise InputError(
@@ -177,6 +177,8 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
         # Null at its default: older data does not record it.
         "bos": None if arguments.bos == "auto" else arguments.bos,
     }
+    if arguments.text_field:  # data from before there was the flag does not record it
+        settings["text_field"] = arguments.text_field
     if arguments.evaluation_source or "c4" in arguments.source:  # nothing is split off
         settings["evaluation_fraction"] = settings["seed"] = None
     return settings

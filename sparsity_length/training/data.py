@@ -4,7 +4,6 @@ So a resumed run needs no reader state, and any number of ranks sees the same gl
 letters: B sequences of one step over all ranks, S = train_context_length tokens, N places of an epoch.
 """
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset
 
+from sparsity_length.results.files import launched_process
 from sparsity_length.text.folder import TokenizedData
 from sparsity_length.training.config import PretrainConfig
 from sparsity_length.training.positions import POSITION_SCHEMES
@@ -28,9 +28,8 @@ def refuse_damaged_tokens(data: TokenizedData) -> None:
 
     Each process of those that train together reads its share of them; an InputError names a damaged one.
     """
-    # torchrun and accelerate both number the processes so.
-    share = slice(int(os.environ.get("RANK", 0)), None, int(os.environ.get("WORLD_SIZE", 1)))
-    for path in data.train_paths[share]:
+    process = launched_process()
+    for path in data.train_paths[process.index :: process.num_tasks]:
         data.whole(path.relative_to(data.folder).as_posix())
 
 

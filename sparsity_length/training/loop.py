@@ -33,10 +33,17 @@ from sparsity_length.models.checkpoints import (
     whole_model,
 )
 from sparsity_length.models.devices import keep_freed_memory
-from sparsity_length.results.files import folder_lock, refuse_changes, write_text
+from sparsity_length.results.files import (
+    folder_lock,
+    launched_process,
+    refuse_changes,
+    write_text,
+)
 
 EXIT_STOPPED = 75
 """Exit code of a run that was asked to stop, saved, and is to be resumed: EX_TEMPFAIL of sysexits.h."""
+_SEVERAL = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+"""Where accelerate looks for the number of processes."""
 METRICS_FILE = "metrics.jsonl"
 """JSON lines in the run folder: an object per step, of whatever was measured then."""
 STATE = ("model", "optim", "train")
@@ -45,7 +52,7 @@ STATE = ("model", "optim", "train")
 
 def is_first_rank() -> bool:
     """Tell the one process that does what is for all, by the numbers that torchrun and accelerate give."""
-    return os.environ.get("RANK", "0") == "0"
+    return launched_process().index == 0
 
 
 def _lines_of_metrics(run_folder: Path, step: int) -> list[str]:
@@ -215,6 +222,13 @@ def train(run_folder: Path, make: Callable[[], TrainingLoop]) -> TrainingLoop:
 
     The process ends with EXIT_STOPPED where a stop was requested before the end.
     """
+    # Without an address those that train together, also those of an MPI, would wait for one another for ever.
+    several = [name for name in _SEVERAL if os.environ.get(name, "1") != "1"]
+    if (several or "LOCAL_RANK" in os.environ) and not os.environ.get("MASTER_ADDR"):
+        raise InputError(
+            f"{' and '.join(several or ['LOCAL_RANK'])} in the environment speaks of processes that train"
+            " together, but not MASTER_ADDR, where they meet: unset the former, or use torchrun"
+        )
     # Ranks of one run would refuse one another.
     with folder_lock(run_folder, "--save-folder") if is_first_rank() else nullcontext():
         keep_freed_memory()

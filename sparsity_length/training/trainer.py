@@ -27,7 +27,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy, pad
 
-from sparsity_length.cli import logger
+from sparsity_length.cli import logger, path_of
 from sparsity_length.models.checkpoints import find_checkpoint, step_folders
 from sparsity_length.models.devices import multiplies_bfloat16, usable_device, warn_of_slow_bfloat16
 from sparsity_length.models.olmo import blocks_of, load_stock_olmo, use_position_ids
@@ -173,7 +173,7 @@ class Trainer(TrainingLoop):
             )
         # The initial weights of another run, without its optimizer; a run that goes on has its own.
         if config.load_path is not None and not saved:
-            begun = load_stock_olmo(find_checkpoint(Path(config.load_path)))
+            begun = load_stock_olmo(find_checkpoint(path_of(config.load_path)))
             self._olmo.load_state_dict(begun.state_dict())
         self._rotary = use_position_ids(self._olmo)
         self._model = _distribute(self._olmo, config, self._accelerator)

@@ -14,6 +14,7 @@ from sparsity_length.programs import influential_tokens, loss_differences
 
 from sparsity_length.cli import InputError
 from sparsity_length.models.devices import device_of_this_process
+from sparsity_length.training.loop import train
 
 ROOT = Path(__file__).resolve().parents[2]
 ONE_DOCUMENT = ["--documents-per-shard", "1"]
@@ -78,6 +79,53 @@ def test_each_process_has_its_shards_and_its_own_gpu(
     written = [path.name for path in results.rglob("*.parquet")]
     assert written == ["00001-of-00003.parquet"]
     assert [device_of_this_process(name) for name in ("cuda", "cuda:3", "cpu")] == ["cuda:1", "cuda:3", "cpu"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "share"),
+    [
+        ("RANK=0 WORLD_SIZE=2", "share 1 of 2 alone is measured here, as RANK and WORLD_SIZE"),
+        ("WORLD_SIZE=1", None),
+        ("RANK=0", None),
+    ],
+)
+def test_a_share_is_named_by_what_says_so(
+    variables: str,
+    share: str | None,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    for variable in variables.split():
+        monkeypatch.setenv(*variable.split("="))
+    measure(loss_differences, folder, *ONE_DOCUMENT, "--results", str(tmp_path))
+    assert len(list(tmp_path.rglob("*.parquet"))) == (2 if share else 3)
+    assert (share or "") in caplog.text and ("alone" in caplog.text) == (share is not None)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        "RANK=1",
+        "WORLD_SIZE=4",
+        "RANK=4 WORLD_SIZE=4",
+        "RANK=-1 WORLD_SIZE=2",
+        "RANK=x",
+        "RANK=",
+        "LOCAL_RANK=1",
+    ],
+)
+def test_variables_that_do_not_fit_are_refused(
+    variables: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in variables.split():
+        monkeypatch.setenv(*variable.split("="))
+    with pytest.raises(InputError, match=f"{variables} in the environment numbers no process"):
+        measure(loss_differences, folder, *ONE_DOCUMENT, "--results", str(tmp_path))
+    with pytest.raises(InputError, match="numbers no process of a launcher|speaks of processes that train"):
+        train(tmp_path, lambda: pytest.fail("it began"))
 
 
 def test_the_rest_can_be_done_in_other_tasks(folder: Path, tmp_path: Path) -> None:

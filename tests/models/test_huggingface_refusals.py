@@ -20,6 +20,8 @@ from transformers import (
     BertLMHeadModel,
     BloomConfig,
     BloomForCausalLM,
+    FalconConfig,
+    FalconForCausalLM,
     PreTrainedModel,
     T5Config,
     T5ForConditionalGeneration,
@@ -64,7 +66,16 @@ def _no_numbers() -> PreTrainedModel:
             "it is not causal",
         ),
         (_t5, "cannot be loaded as a causal LM"),
-        (lambda: BloomForCausalLM(BloomConfig(hidden_size=32, n_layer=1, n_head=4)), "cannot be measured"),
+        (
+            lambda: BloomForCausalLM(BloomConfig(hidden_size=32, n_layer=1, n_head=4)),
+            "attend in a way of their own, .* what to see",
+        ),
+        (
+            lambda: FalconForCausalLM(
+                FalconConfig(vocab_size=48, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
+            ),
+            "attend in a way of their own, .* what to see$",
+        ),
         (lambda: AutoModel.from_config(make_model("llama").config), "lacks 1, such as lm_head.weight"),
         (_no_numbers, "its logits are not finite numbers"),
         # Which takes one text at a time alone.
@@ -74,7 +85,7 @@ def _no_numbers() -> PreTrainedModel:
                     vocab_size=VOCABULARY_SIZE, d_model=32, ffn_dim=48, num_layers=1, attention_heads=4
                 )
             ),
-            "cannot be measured",
+            "attend in a way of their own, .* what to see",
         ),
     ],
 )

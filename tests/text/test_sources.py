@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparsity_length.cli import InputError
+from sparsity_length.cli import InputError, file_path, folder_path
 from sparsity_length.text.sources import (
     C4_REVISION,
     Document,
@@ -20,6 +20,7 @@ from sparsity_length.text.sources import (
     stream_c4,
 )
 
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 LONG = " ".join(f"word{number}" for number in range(100))
 
 
@@ -95,9 +96,11 @@ def test_a_gz_file_cut_off_or_not_packed_is_refused(tmp_path: Path, content: byt
 
 def test_parquet_rows_under_a_name_that_looks_like_a_pattern(tmp_path: Path) -> None:
     path = tmp_path / "part[0]*.parquet"
-    pq.write_table(pa.table({"text": ["a", None], "n": [1, 2]}), path)
+    # No Python datetime is as late as this.
+    times = pa.array([2**62, 0], pa.timestamp("us"))
+    pq.write_table(pa.table({"text": ["a", None], "url": ["b", "c"], "when": times}), path)
     (source,) = open_sources([str(path)], c4_split="train")
-    assert list(source.read()) == [{"text": "a", "n": 1}, {"text": None, "n": 2}]
+    assert list(source.read()) == [{"text": "a", "url": "b"}, {"text": None, "url": "c"}]
     with pytest.raises(InputError, match=r"record 2 cannot be read \(no 'text'"):
         list(source.documents())
     path.write_bytes(b"PAR1 and no more")
@@ -147,3 +150,37 @@ def test_names_and_marks_of_files(name: str, content: bytes, texts: list[str], t
     (tmp_path / name).write_bytes(content)
     sources = open_sources([str(tmp_path / name)], c4_split="train")
     assert [document.text for document in read_documents(sources)] == texts
+
+
+def test_a_text_in_another_field(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"content": ["a"], "id": [1]}), tmp_path / "a.parquet")
+    (tmp_path / "b.jsonl").write_bytes(b'{"content": "b", "url": "u", "text": "c"}')
+    (tmp_path / "c.txt").write_bytes(b"d")
+    names = [str(tmp_path / name) for name in ("a.parquet", "b.jsonl", "c.txt")]
+    sources = open_sources(names, c4_split="train", text_field="content")
+    found = [(document.text, document.url) for document in read_documents(sources)]
+    assert found == [("a", None), ("b", "u"), ("d", None)]
+    for name, lacking, fields in (
+        ("a.parquet", None, "content, id"),
+        ("b.jsonl", "body", "content, url, text"),
+        ("a.parquet", "id", "id"),
+    ):
+        (source,) = open_sources([str(tmp_path / name)], c4_split="train", text_field=lacking)
+        with pytest.raises(InputError, match=rf"no '{lacking or 'text'}' .*: --text-field .* of {fields}\)"):
+            list(source.documents())
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet", "a.txt"])
+def test_a_pointer_of_git_lfs_is_no_text(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(POINTER)
+    with pytest.raises(InputError, match=f"{name} is a Git LFS pointer"):
+        open_sources([str(tmp_path / name)], c4_split="train")
+
+
+def test_a_home_folder_is_found_without_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}')
+    for name in ("~/a.jsonl", "~/*.jsonl"):
+        assert open_sources([name], c4_split="train")[0].files == (tmp_path / "a.jsonl",)
+    assert folder_path("~/new") == tmp_path / "new" and file_path("~/a.jsonl") == tmp_path / "a.jsonl"
+    assert folder_path("~nobody at all") == Path("~nobody at all")

@@ -1,10 +1,15 @@
 """Tokenizers: names, EOS that never comes out of text, long words, where tokens stand in a text."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+import pytest
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import AutoTokenizer
 
+from sparsity_length.cli import InputError
 from sparsity_length.text.tokenizer import (
     TokenizedText,
     load_tokenizer,
@@ -96,3 +101,35 @@ def test_what_is_put_before_a_text_is_kept_and_what_is_put_behind_it_is_not(tmp_
     assert (read.bos_token_ids, read.token_ids_N.tolist()) == ((1,), [3, 4, 3, 4])
     assert read.pieces == ["a", " b", " a", " b"]
     assert read.bytes_N2.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+@pytest.mark.parametrize(
+    ("configuration", "outcome"),
+    [
+        ({"tokenizer_class": "GemmaTokenizer"}, "mend tokenizer_class, .* in .*/tokenizer_config.json"),
+        (
+            {"extra_special_tokens": {"a": {"content": "<a>"}}},
+            "extra_special_tokens, .*/tokenizer_config.json",
+        ),
+        ({"tokenizer_class": "GPT2Tokenizer"}, "differ"),
+        ({"tokenizer_class": "PreTrainedTokenizerFast"}, "alike"),
+    ],
+)
+def test_what_a_configuration_makes_of_a_file_is_told(
+    configuration: dict[str, Any], outcome: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A rule for runs of digits that a class replaces by its own; fields that the library cannot use."""
+    inner = Tokenizer.from_str(train_bpe(["2024 1999 2000 1234567890"] * 9, 300).to_json())
+    in_threes = pre_tokenizers.Split(Regex(r"\p{N}{1,3}| ?\p{L}+|\s+|[^\s\p{L}\p{N}]+"), "isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.pre_tokenizer = pre_tokenizers.Sequence([in_threes, byte_level])
+    saved(inner, tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(configuration))
+    if outcome not in ("differ", "alike"):
+        with pytest.raises(InputError, match=outcome):
+            load_tokenizer(tmp_path)
+        return
+    tokens = load_tokenizer(tmp_path).read("2024").token_ids_N.tolist()
+    assert tokens == AutoTokenizer.from_pretrained(tmp_path)("2024")["input_ids"]
+    assert (tokens != inner.encode("2024").ids) == (outcome == "differ")
+    assert ("differ from those of tokenizer.json" in caplog.text) == (outcome == "differ")

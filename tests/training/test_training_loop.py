@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 from sparsity_length.cli import InputError
 from sparsity_length.models.olmo import blocks_of
 from sparsity_length.training import trainer as trainer_module
+from sparsity_length.training.loop import train
 from sparsity_length.training.trainer import Trainer, next_token_loss
 
 MakeTrainer = Callable[..., Trainer]
@@ -157,3 +158,16 @@ def test_the_held_out_loss_is_that_of_one_target_at_a_time(make_trainer: MakeTra
             )
             for length in (4, 12)
         }
+
+
+@pytest.mark.parametrize(
+    "variables",
+    ["WORLD_SIZE=2 RANK=0 LOCAL_RANK=0", "WORLD_SIZE=2 RANK=1", "LOCAL_RANK=0", "OMPI_COMM_WORLD_SIZE=4"],
+)
+def test_a_run_of_several_has_an_address(
+    variables: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in variables.split():
+        monkeypatch.setenv(*variable.split("="))
+    with pytest.raises(InputError, match=f"{variables.split('=')[0]} in the environment speaks of"):
+        train(tmp_path, lambda: pytest.fail("it began"))
