@@ -3,7 +3,8 @@
   sparsity explain --model HuggingFaceTB/SmolLM2-135M --text-file letter.txt
   sparsity explain --model MODEL --text-file letter.txt --at "Paris"
   sparsity explain --model MODEL --text-file letter.txt --at "Paris" --instead "London"
-  sparsity explain --model MODEL --chat messages.json --generate 40
+  sparsity explain --model MODEL --text-file letter.txt --at "the train to Paris"
+  sparsity explain --model MODEL --chat messages.json --generate 40 --whole-answer
   cat letter.txt | sparsity explain --model MODEL
 
 1. The program measures the loss of every token with the whole text, with near tokens alone, and with another
@@ -21,8 +22,11 @@
    total effect, and "redundant" otherwise, as the rest of the text says the same.
 
 For a model without BOS, the first measured token is never a source, since such models use it as an attention
-sink. What a distant token tells other distant tokens is not seen by the estimates, only by 3.
+sink; neither are control tokens of a chat. What a distant token tells other distant tokens is not seen by the estimates, only by 3.
 
+--at WORDS explains the last occurrence of these words, WORDS:2 the second; --position N explains a token, A:B
+several. Words of several tokens are explained as a whole, and so is an answer with --whole-answer: an effect
+is then the drop in the sum of their log-probabilities.
 --instead compares two continuations: an effect is then the drop in log p(actual word) - log p(instead).
 --chat reads messages, a JSON list of objects with role and content, through the model's own chat template. It
 explains the tokens of the last message or, with --generate, those of the model's answer.

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -403,6 +404,7 @@ def test_an_answer_ends_with_all_tokens_of_its_last_character(answer: str, model
         ({"at": "10,000 ships"}, "10,000 ships"),
         ({"at": "10"}, "10"),  # ends within what may be a token
         ({"position": None}, "10,000"),
+        ({"position": "to the comma"}, "10,000 ships"),
     ],
 )
 def test_instead_compares_what_at_names(which: dict[str, Any], own: str, model: Path) -> None:
@@ -411,8 +413,9 @@ def test_instead_compares_what_at_names(which: dict[str, Any], own: str, model: 
     text = f"{before} 10,000 ships, and the cat"
     reader = load_tokenizer(model)
     if "position" in which:
-        which = {"position": len(reader.read(before).token_ids_N)}
-        assert reader.read(text).pieces[which["position"]].strip() in "10,000"
+        places = len(reader.read(before).token_ids_N), len(reader.read(f"{before} {own}").token_ids_N)
+        assert reader.read(text).pieces[places[0]].strip() in "10,000"
+        which = {"position": places[0] if which["position"] is None else f"{places[0]}:{places[1]}"}
     found = explain(text, str(model), **FLAGS, **which, instead="20,000")
     assert found.facts["contrast"][:2] == [own, "20,000"]
     stock = AutoModelForCausalLM.from_pretrained(model).float().eval()
@@ -569,7 +572,7 @@ def test_a_budget_is_kept(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         found, seconds = explained_within(budget, model, monkeypatch)
         assert seconds <= 1.1 * budget
         nums.append(len(found.targets))
-        assert ("The time was up" in str(found)) == (nums[-1] < NUM_TARGETS)
+        assert ("A longer --budget explains" in str(found)) == (nums[-1] < NUM_TARGETS)
     assert nums[0] == NUM_TARGETS > nums[1] > nums[2] >= 1
     with pytest.raises(InputError, match="is too short: losses"):
         explained_within(1, model, monkeypatch)
@@ -648,6 +651,34 @@ def test_what_is_printed(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     run(monkeypatch, *flags, "--text-file", str(text))
     assert "\x1b[48;5;" in capsys.readouterr().out
+
+
+def test_the_colored_page_is_on_disk_before_a_prediction_is_explained(
+    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And says how the rest is explained."""
+
+    def fails(search: Search, target: int) -> None:
+        raise InputError("here the power fails")
+
+    text = tmp_path / "text"
+    text.write_text(TEXT)
+    monkeypatch.setattr(Search, "run", fails)
+    with pytest.raises(SystemExit):
+        run(monkeypatch, *flags, "--text-file", str(text), "--budget", "1h")
+    (data,) = re.findall('id="data">(.*?)</script>', (tmp_path / "x.html").read_text())
+    page = json.loads(data)
+    assert (page["targets"], len(page["wanted"]), len(page["pieces"])) == ([], 2, 64)
+    length = ["--short-context-length", "4"]
+    assert shlex.split(page["command"]) == [
+        "sparsity",
+        "explain",
+        "--model",
+        flags[1],
+        *length,
+        "--text-file",
+        str(text),
+    ]
 
 
 def test_an_output_on_standard_output_is_all_of_it(

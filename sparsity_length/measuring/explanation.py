@@ -173,9 +173,7 @@ class Explanation:
                 f" text changes most."
             )
             if len(self.targets) < len(self.facts["wanted"]):
-                sentences[-1] += (
-                    " The time was up: a longer --budget explains more, --position N another one."
-                )
+                sentences[-1] += " A longer --budget explains the others, --position N any other one."
         total = sum(target["total_effect"] for target in self.targets)
         recovered = sum(target["total_effect"] * target["recovered"] for target in self.targets)
         # Of less, or of a total below 0, a fraction says nothing.
@@ -234,7 +232,7 @@ class Explanation:
 
     def _told(self, target: dict[str, Any]) -> str:
         """A target and its sources, a line each."""
-        place = f"{target['position']}  {_quoted(target['token'])}"
+        place = f"{target['position']}  {_of_target(target)}"
         if self.facts["contrast"] is None:
             names = ("probability", "probability_without", "probability_with_sources")
             with_all, without, with_sources = (_percent(target[name]) for name in names)
@@ -249,7 +247,7 @@ class Explanation:
             each = ""
         lines = [
             f"{place}: {with_all} {_WITH_DISTANT}, {without} {_WITHOUT_DISTANT}, {with_sources} with these"
-            f" sources back{each}"
+            f" sources back{each}; {target['recovered']:.0%} recovered"
         ]
         if target["likeliest"] is not None:
             likeliest, without_distant = (
@@ -734,6 +732,8 @@ def _target(
     # Another continuation has no place in the text, and the two together no probability.
     is_contrast = search.weights_Q is not None and search.weights_Q.min() < 0
     last = place if is_contrast else place + len(queries_Q) - 1
+    # Tokens that hold bytes of one character stand at the same place.
+    around = characters_L2[place - 1 : place] + characters_L2[last + 1 : last + 2]
     total, remaining = (
         float(np.mean([search.effect_of(predictions, queries_Q) for predictions in of_swaps]))
         for of_swaps in (found.without, found.with_sources)
@@ -766,6 +766,7 @@ def _target(
         "position": begin + place,
         "end": begin + last + 1,
         "token": text.text[characters_L2[place][0] : characters_L2[last][1]],
+        "is_part": characters_L2[place] in around,
         "byte_start": bytes_L2[place][0],
         "byte_end": bytes_L2[last][1],
         "near_position": begin + int(search.sequence.num_far_tokens_T[number]),
@@ -877,5 +878,14 @@ def swap_tokens(text: str | None, num_tokens: int, tokenizer: DocumentTokenizer)
 
 
 def _quoted(piece: str) -> str:
-    """A piece of text on one line."""
-    return f"“{printable(piece.strip(' '))}”"
+    """A piece of text on one line, or what it is if nothing of it is seen; as on the page."""
+    if not piece or "\ufffd" in piece:
+        return "part of a character"
+    if not piece.strip():
+        return "line break" if "\n" in piece else "blank"
+    return f"“{' '.join(map(printable, piece.split()))}”"
+
+
+def _of_target(target: dict[str, Any]) -> str:
+    """The token, or tokens, of a target."""
+    return f"{'part of ' if target['is_part'] else ''}{_quoted(target['token'])}"

@@ -26,18 +26,28 @@ function times(difference) {
 const whole = (fraction) => `${Math.round(100 * fraction)}%`;
 const nats = (value) => `${value < 0 ? "−" : ""}${Math.abs(value).toFixed(2)} nats`;
 const bare = (piece) => piece.trim().replace(/\s+/g, " ");
-const quoted = (piece) => (bare(piece) ? `“${bare(piece)}”` : piece.includes("\n") ? "line break" : piece ? "blank" : "part of a character");
+function quoted(piece) {
+  if (!piece || piece.includes("\ufffd")) return "part of a character";
+  if (!bare(piece)) return piece.includes("\n") ? "line break" : "blank";
+  return `“${bare(piece)}”`;
+}
+
+const ofTarget = (target) => `${target.is_part ? "part of " : ""}${quoted(target.token)}`;
 const bold = (words) => element("b", {}, words);
 const isOneToken = data.contrast === null && !data.is_whole;
 const ofTargets = new Map(data.targets.map((target) => [target.position, target]));
 const placeOf = new Map(data.losses.position.map((position, place) => [position, place]));
 const windowTokens = [...new Set(data.window_tokens)].join(" to ");
+const card = at("card");
+const aside = document.querySelector("aside");
 let chosen = null;
 
 // The text -------------------------------------------------------------------------------------------------
 
 const tokens = data.pieces.map((piece, place) => element("span", { class: "token", "data-position": data.first_token + place }, piece));
 const tokenAt = (position) => tokens[position - data.first_token];
+/** Of a token that is part of a character, the one that shows the character. */
+const visibleAt = (position) => (data.pieces[position - data.first_token] === "" && tokenAt(position + 1) ? visibleAt(position + 1) : tokenAt(position));
 
 for (const [start, end, role] of data.labels) {
   for (let position = Math.max(start, data.first_token); position < end; position += 1) {
@@ -61,8 +71,8 @@ data.losses.position.forEach((position, place) => {
 
 function near(position) {
   const first = Math.max(data.first_token, position - 8);
-  const before = data.pieces.slice(first - data.first_token, position - data.first_token).join("").replace(/\s+/g, " ");
-  return before.trimStart();
+  const before = tokens.slice(first - data.first_token, position - data.first_token).map((token) => token.textContent).join("");
+  return before.replace(/\s+/g, " ").trimStart();
 }
 
 // Commands -------------------------------------------------------------------------------------------------
@@ -90,7 +100,7 @@ function explainingAll() {
 function heading(words, position) {
   const close = element("button", { type: "button", class: "close", "aria-label": "Close" }, "×");
   close.addEventListener("click", () => {
-    at("card").remove();
+    card.remove();
     tokenAt(position).scrollIntoView({ block: "nearest" });
   });
   return element("h3", {}, words, " ", element("small", {}, `token ${position}`), close);
@@ -104,8 +114,8 @@ function oneLine(target) {
     : [0, target.total_effect, left].map((fall) => times(data.contrast[2] - fall));
   const line = element("p", { class: "line", title: `effect of distant text ${nats(target.total_effect)}${isOneToken ? " (KL)" : ""}, of which the sources recover ${whole(target.recovered)}` });
   if (data.contrast !== null) line.append(`“${data.contrast[0]}” is so many times as likely as “${data.contrast[1]}”: `);
-  else if (data.is_whole) line.append("P of a token (geometric mean) ");
-  else line.append(`P(${quoted(target.token)}) `);
+  else if (data.is_whole) line.append("P of its tokens, on average (geometric mean): ");
+  else line.append(`P(${ofTarget(target)}) `);
   values.forEach((value, index) => line.append(index ? ", " : "", bold(value), ` ${parts[index]}`));
   line.append(".");
   return line;
@@ -138,7 +148,7 @@ function sourceItem(target, source) {
 }
 
 function fillTarget(target) {
-  const words = data.contrast ? `“${data.contrast[0]}”, not “${data.contrast[1]}”` : quoted(target.token);
+  const words = data.contrast ? `“${data.contrast[0]}”, not “${data.contrast[1]}”` : ofTarget(target);
   const parts = [heading(words, target.position), oneLine(target), alternatives(target)];
   if (!isOneToken) {
     const side = target.total_effect > 0 ? "for" : "against";
@@ -146,34 +156,48 @@ function fillTarget(target) {
   }
   if (target.no_source) parts.push(element("p", {}, bold("No source."), " What was found recovers less than a tenth of the effect: the prediction depends on many tokens a little. Tried:"));
   parts.push(element("ol", { class: "sources" }, ...target.sources.map((source) => sourceItem(target, source))));
-  at("card").replaceChildren(...parts);
+  parts.push(element("p", {}, "Together, measured: ", bold(whole(target.recovered)), " recovered."));
+  card.replaceChildren(...parts);
 }
 
 function fillOther(position) {
   const place = placeOf.get(position);
   const of = (name) => data.losses[name][place];
-  at("card").replaceChildren(
+  card.replaceChildren(
     heading(quoted(data.pieces[position - data.first_token]), position),
     element("p", { class: "line" }, "Not explained. ", bold(percent(Math.exp(-of("long_context_loss")))), " with the whole text, about ", bold(percent(Math.exp(-of("window_swapped_loss")))), ` without its distant part (measured with ${windowTokens} near tokens). Its sources:`),
     explaining(position),
   );
 }
 
-/** Put the card under the line of a token on a phone, and beside the text elsewhere. */
-function placeCard(token) {
+/** Where a token's first visible character stands; its blank may end the line before. */
+function placeOnPage(token) {
+  const range = document.createRange();
+  const first = token.textContent.search(/\S/);
+  if (first < 0) return null;
+  range.setStart(token.firstChild, first);
+  range.setEnd(token.firstChild, first + 1);
+  return range.getBoundingClientRect();
+}
+
+/** Put the card under the line of a token on a phone, and beside the text elsewhere, in the list of predictions. */
+function placeCard(token, position) {
   if (!isPhone.matches) {
-    document.querySelector("aside").prepend(card);
+    const listed = at("targets").querySelector(`:scope > li > [data-position="${position}"]`);
+    if (listed) listed.after(card);
+    else aside.prepend(card);
+    // The list alone is scrolled: the text stays where it was clicked.
+    const [own, frame] = [card, aside].map((one) => one.getBoundingClientRect());
+    if (own.top < frame.top) aside.scrollTop -= frame.top - own.top;
+    else if (own.bottom > frame.bottom) aside.scrollTop += Math.min(own.top - frame.top, own.bottom - frame.bottom);
     return;
   }
   card.remove();
-  const bottom = token.getClientRects()[0]?.bottom ?? 0;
+  const { bottom } = placeOnPage(token) ?? token.getBoundingClientRect();
   let next = token.nextElementSibling;
-  while (next && (next.getClientRects()[0]?.top ?? 0) < bottom - 2) next = next.nextElementSibling;
+  while (next && !(placeOnPage(next)?.top >= bottom - 2)) next = next.nextElementSibling;
   at("text").insertBefore(card, next);
 }
-
-const card = at("card");
-if (isPhone.matches) card.remove();
 
 // A choice -------------------------------------------------------------------------------------------------
 
@@ -192,15 +216,15 @@ function choose(position, scrolls) {
   chosen = position;
   at("back").hidden = true;
   for (const token of tokens) {
-    token.classList.remove("chosen", "source", "near");
+    token.classList.remove("chosen", "chosen-part", "source", "near");
     token.removeAttribute("data-rank");
   }
-  for (const button of at("targets").querySelectorAll("button")) button.setAttribute("aria-current", Number(button.dataset.position) === position);
-  const token = tokenAt(position);
-  placeCard(tokenAt(target ? target.end - 1 : position));
+  for (const button of at("targets").querySelectorAll(":scope > li > button")) button.setAttribute("aria-current", Number(button.dataset.position) === position);
+  const token = visibleAt(position);
   if (target) {
     fillTarget(target);
-    for (let place = position; place < target.end; place += 1) tokenAt(place).classList.add("chosen");
+    if (target.end === position + 1) token.classList.add("chosen");
+    else for (let place = position; place < target.end; place += 1) tokenAt(place).classList.add("chosen-part");
     for (let place = target.near_position; place < position; place += 1) tokenAt(place).classList.add("near");
     for (const source of target.sources) {
       for (let place = source.source_position; place < source.source_end; place += 1) tokenAt(place).classList.add("source");
@@ -212,6 +236,7 @@ function choose(position, scrolls) {
     fillOther(position);
     token.classList.add("chosen");
   }
+  placeCard(target ? visibleAt(target.end - 1) : token, position);
   if (scrolls) token.scrollIntoView({ block: "nearest" });
 }
 
@@ -247,7 +272,7 @@ document.addEventListener("keydown", (event) => {
 function listed(position, piece, number, verdict) {
   const context = element("span", { class: "context" }, element("bdi", {}, near(position), bold(piece.trim() ? piece : quoted(piece))));
   const head = element("span", { class: "head" }, context, element("span", { class: "number" }, number));
-  const button = element("button", { type: "button", "data-position": position }, head, element("span", { class: "sources" }, verdict));
+  const button = element("button", { type: "button", "data-position": position }, head, element("span", { class: "told" }, verdict));
   button.addEventListener("click", () => choose(position, true));
   return element("li", {}, button);
 }
@@ -285,4 +310,5 @@ if (data.before) {
 at("text").append(...tokens);
 at("targets").append(...list);
 // First a prediction whose sources tell something; on a phone, whichever is tapped.
+card.remove();
 if (byEffect.length && !isPhone.matches) choose((byEffect.find((target) => !target.no_source) ?? byEffect[0]).position, false);

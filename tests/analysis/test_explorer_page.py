@@ -3,59 +3,28 @@
 Skipped where there is no Chromium (Debian: `apt-get install chromium`).
 """
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from explorable_results import MODELS, write_explorable
+from in_chromium import HOSTILE, chromium, needs_chromium, opened, sync_api
 from sparsity_length.analysis import explorer
 
 from sparsity_length.results.read import Results
 from sparsity_length.text.folder import TokenizedData
 from sparsity_length.text.tokenizer import load_tokenizer
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium"),
-]
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-swap-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-BAIT = "window.executed = true"
-HOSTILE = [
-    f"<script>{BAIT}</script></script><script>{BAIT}</script><!-- {{{{data}}}} ",
-    f'<img src="x" onerror="{BAIT}"><svg onload="{BAIT}"><a href="javascript:{BAIT}">x</a>&lt;b&gt;&amp; ',
-    "مرحبا بالعالم وهذا نص من اليمين إلى اليسار \u202eoverridden\u202c \u2066isolated\u2069 ",
-    "👩‍👩‍👧‍👦 🏳️‍🌈 e\u0301 ﷽ \u0000\u0007\u2028 \ufffd\ufffd 𝔘𝔫𝔦 ",
-]
+pytestmark = [pytest.mark.slow, needs_chromium]
 TEXTS = ["plain words of a shop in the street ", "=naïve “quotes” — 你好, and so on ", *HOSTILE]
 LENGTHS = (4, 64, 5)
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator["sync_api.BrowserContext"]:
-    profile = tmp_path_factory.mktemp("profile")
-    with sync_api.sync_playwright() as playwright:
-        context = playwright.chromium.launch_persistent_context(
-            profile,
-            executable_path=CHROMIUM,
-            args=FLAGS,
-            headless=True,
-            offline=True,
-            viewport={"width": 1300, "height": 900},
-        )
+    with chromium(tmp_path_factory.mktemp("profile")) as context:
         yield context
-        context.close()
 
 
 @pytest.fixture(scope="module")
@@ -69,21 +38,8 @@ def explorable(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def page(browser: "sync_api.BrowserContext", explorable: Path) -> Iterator["sync_api.Page"]:
-    """The page, opened from disk; whatever it complains of, or asks for, fails the test."""
-    page = browser.new_page()
-    url = (explorable / "page.html").as_uri()
-    wrong: list[str] = []
-    page.on("console", lambda message: wrong.append(message.text))
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("dialog", lambda dialog: wrong.append(dialog.message))
-    page.on(
-        "request", lambda asked: None if asked.url.startswith((url, "blob:")) else wrong.append(asked.url)
-    )
-    page.goto(url)
-    yield page
-    assert page.evaluate("window.executed") is None
-    assert wrong == []
-    page.close()
+    with opened(browser, explorable / "page.html") as page:
+        yield page
 
 
 def read(explorable: Path, artefact: str, **where: object) -> pd.DataFrame:
