@@ -22,7 +22,8 @@
    total effect, and "redundant" otherwise, as the rest of the text says the same.
 
 For a model without BOS, the first measured token is never a source, since such models use it as an attention
-sink; neither are control tokens of a chat. What a distant token tells other distant tokens is not seen by the estimates, only by 3.
+sink; neither are control tokens of a chat. The estimates do not see what a distant token tells other distant
+tokens; step 3 does.
 
 --at WORDS explains the last occurrence of these words, WORDS:2 the second; --position N explains a token, A:B
 several. Words of several tokens are explained as a whole, and so is an answer with --whole-answer: an effect

@@ -217,7 +217,7 @@ class Explanation:
             shades = ", ".join(marked(name, level) for name, level in zip(names, _COLORS, strict=True))
             parts.append(f"Colored by how much distant tokens change the prediction: {shades}.")
         parts.append("\n".join(self.summary))
-        by_effect = sorted(self.targets, key=lambda target: -target["total_effect"])
+        by_effect = sorted(self.record["targets"], key=lambda target: -target["total_effect"])
         parts += [self._told(target) for target in by_effect]
         return "\n\n".join(parts) + "\n"
 
@@ -247,7 +247,7 @@ class Explanation:
             each = ""
         lines = [
             f"{place}: {with_all} {_WITH_DISTANT}, {without} {_WITHOUT_DISTANT}, {with_sources} with these"
-            f" sources back{each}; {target['recovered']:.0%} recovered"
+            f" sources back{each}; {_rounded(100 * target['recovered'])} recovered"
         ]
         if target["likeliest"] is not None:
             likeliest, without_distant = (
@@ -263,7 +263,7 @@ class Explanation:
             lines.append(
                 f"  {source['rank']:>3}  {_quoted(source['source'])},"
                 f" {target['position'] - source['source_position']} tokens before: about"
-                f" {source['recovered_so_far']:.0%} recovered, {_named(target, source)}{alone}"
+                f" {_rounded(100 * source['recovered_so_far'])} recovered, {_named(target, source)}{alone}"
             )
         return "\n".join(lines)
 
@@ -303,7 +303,13 @@ def _percent(probability: float) -> str:
     """A probability in two digits: 93%, 4.2%, 0.05%."""
     if 0 < probability < 0.0001:
         return "<0.01%"
-    return f"{100 * probability:.{0 if probability >= 0.0995 else 1 if probability >= 0.00995 else 2}f}%"
+    digits = 0 if probability >= 0.0995 else 1 if probability >= 0.00995 else 2
+    return _rounded(100 * probability, digits)
+
+
+def _rounded(percent: float, digits: int = 0) -> str:
+    """So many digits, and a half upwards, as the page rounds."""
+    return f"{np.floor(percent * 10**digits + 0.5) / 10**digits:.{digits}f}%"
 
 
 def _times(difference: float) -> str:

@@ -95,7 +95,8 @@ class Work:
         self._outputs = [(checkpoint, self._output_of(checkpoint, settings)) for checkpoint in checkpoints]
 
     def _output_of(self, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> StageOutput:
-        asked, arguments = self._asked, self._arguments
+        asked = self._asked
+        arguments = self._arguments
         role = "checkpoint" if asked.selector is None else "evaluator"
         return StageOutput(
             arguments.results,

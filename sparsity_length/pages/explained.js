@@ -288,7 +288,12 @@ for (const position of missing) {
   tokenAt(position).classList.add("missing");
   list.push(listed(position, data.pieces[position - data.first_token], "", element("i", {}, "not explained")));
 }
-if (missing.length) at("missing").append(element("p", {}, `${data.targets.length} of ${data.wanted.length} in the time. The others, too:`), explainingAll());
+if (missing.length && isOneToken) {
+  at("missing").append(
+    element("p", {}, `${data.targets.length} of ${data.wanted.length} in the time. The others, too:`),
+    data.losses.position.length > 1 ? explainingAll() : explaining(data.wanted[0]),
+  );
+}
 
 // The rest -------------------------------------------------------------------------------------------------
 
@@ -309,6 +314,7 @@ if (data.before) {
 }
 at("text").append(...tokens);
 at("targets").append(...list);
-// First a prediction whose sources tell something; on a phone, whichever is tapped.
+// First a prediction that the sources bring back; on a phone, whichever is tapped.
 card.remove();
-if (byEffect.length && !isPhone.matches) choose((byEffect.find((target) => !target.no_source) ?? byEffect[0]).position, false);
+const isTelling = (target) => target.recovered > 0.5 && target.probability >= target.probability_without;
+if (byEffect.length && !isPhone.matches) choose((byEffect.find(isTelling) ?? byEffect[0]).position, false);

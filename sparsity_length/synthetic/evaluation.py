@@ -74,14 +74,16 @@ def accuracy(
     config = model.config
     first = examples[0].num_prompt_tokens  # of the response
     token_ids_BS, position_ids_BS = map(torch.from_numpy, config.ids_of(examples, generator, in_testing=True))
-    logits, ids = [], []
+    logits = []
+    ids = []
     for start in range(0, len(examples), examples_per_batch):
         batch = slice(start, start + examples_per_batch)
         prompts_BP = token_ids_BS[batch, :first].to(model.device)
         of_batch = generate(model, prompts_BP, position_ids_BS[batch].to(model.device))
         logits.append(of_batch[0].cpu())
         ids.append(of_batch[1].cpu())
-    logits_BTV, ids_BT = torch.cat(logits), torch.cat(ids)
+    logits_BTV = torch.cat(logits)
+    ids_BT = torch.cat(ids)
     tokens_BT = logits_BTV.argmax(-1)
     token_is_right_BT = (tokens_BT == token_ids_BS[:, first:]).numpy()
     id_is_right_BT = (ids_BT == position_ids_BS[:, first:]).numpy()  # always, where IDs are given

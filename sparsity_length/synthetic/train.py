@@ -235,7 +235,8 @@ def train_on_task(arguments: argparse.Namespace) -> None:
     """Train, go on training, or say that the run is finished."""
     if not left(arguments):
         return
-    config, folder = config_of(arguments), arguments.save_folder
+    config = config_of(arguments)
+    folder = arguments.save_folder
     device = usable_device(None, "CUDA_VISIBLE_DEVICES= computes on the CPU")
     train(folder, lambda: TaskTrainer(config, folder, device))
     run = find_task_run(folder, arguments.task)
