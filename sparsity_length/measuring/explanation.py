@@ -395,7 +395,7 @@ def explain(
             effect, probability_swapped: what swapping it alone does to the prediction, nats, and the
                 probability then;
             is_needed: whether that is a tenth of the total effect or more; if not, others say the same;
-            recovered_so_far: with the sources up to this one, an estimate.
+            recovered_so_far: with the sources up to this one: of `recovered` an estimated share.
     """
     asked = Explaining(
         short_context_length=short_context_length,
@@ -746,11 +746,14 @@ def _target(
     )
     # A ratio of means over swaps: a mean of ratios would follow the smallest total.
     recovered = 1 - remaining / total if total else 0.0
+    # Estimates are of states that have seen the whole text and run high: only their proportions count.
+    estimated_K = total - found.remaining_K
+    shares_K = estimated_K / estimated_K[-1] if estimated_K[-1] > 0 else np.zeros_like(estimated_K)
     of_sources = zip(
         found.spans_K2.tolist(),
         found.effects_K.tolist(),
         np.exp(-found.losses_KQ.mean(axis=1)).tolist(),
-        found.remaining_K.tolist(),
+        (recovered * shares_K).tolist(),
         strict=True,
     )
     sources = [
@@ -764,9 +767,9 @@ def _target(
             "effect": effect,
             "probability_swapped": None if is_contrast else swapped,
             "is_needed": abs(effect) >= LEAST_RECOVERED * abs(total),
-            "recovered_so_far": 1 - left / total if total else 0.0,
+            "recovered_so_far": so_far,
         }
-        for rank, ((start, end), effect, swapped, left) in enumerate(of_sources, start=1)
+        for rank, ((start, end), effect, swapped, so_far) in enumerate(of_sources, start=1)
     ]
     return {
         "position": begin + place,

@@ -62,13 +62,7 @@ class Work:
         """
         self._arguments = arguments
         self._asked = asked
-        checkpoints = [find_model(word, arguments.trust_remote_code) for word in arguments.checkpoints]
-        names = [checkpoint.name for checkpoint in checkpoints]
-        if len({*names}) < len(names):
-            raise InputError(
-                f"two models are named alike, of {', '.join(names)}; results are filed by the last part of"
-                " the name, so rename one, or the folder that it is copied to"
-            )
+        share = _share_of(Task(arguments.task_index, arguments.num_tasks))
         self._data = TokenizedData.open(arguments.data)
         self._documents = long_enough_documents(
             self._data,
@@ -81,6 +75,13 @@ class Work:
         # 127 documents, so that a small run, if killed, keeps each that is measured; 32 at most.
         size = arguments.documents_per_shard or max(1, min(32, count // 64))
         self._shards = [range(count)[start : start + size] for start in range(0, count, size)]
+        checkpoints = [find_model(word, arguments.trust_remote_code) for word in arguments.checkpoints]
+        names = [checkpoint.name for checkpoint in checkpoints]
+        if len({*names}) < len(names):
+            raise InputError(
+                f"two models are named alike, of {', '.join(names)}; results are filed by the last part of"
+                " the name, so rename one, or the folder that it is copied to"
+            )
         settings = {
             **replace(asked.settings, max_documents=None).as_metadata,
             # What is None is left out, as in results of before there was such a setting.
@@ -92,29 +93,28 @@ class Work:
             "bos_token_ids": list(self._data.bos_token_ids),
         }
         settings = {name: value for name, value in settings.items() if value is not None}
-        self._outputs = [(checkpoint, self._output_of(checkpoint, settings)) for checkpoint in checkpoints]
-
-    def _output_of(self, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> StageOutput:
-        asked = self._asked
-        arguments = self._arguments
         role = "checkpoint" if asked.selector is None else "evaluator"
-        return StageOutput(
-            arguments.results,
-            asked.stage,
-            asked.selector or checkpoint.name,
-            evaluator=None if asked.selector is None else checkpoint.name,
-            settings=settings,
-            inputs={
-                "evaluation_documents": self._data.evaluation_sha256,
-                **asked.inputs,
-                role: checkpoint.sha256(arguments.trust_remote_code),
-            },
-            num_shards=len(self._shards),
-            task=_share_of(Task(arguments.task_index, arguments.num_tasks)),
-        )
+        self._outputs = []
+        for checkpoint in checkpoints:
+            digest = checkpoint.sha256(arguments.trust_remote_code)
+            output = StageOutput(
+                arguments.results,
+                asked.stage,
+                asked.selector or checkpoint.name,
+                evaluator=None if asked.selector is None else checkpoint.name,
+                settings=settings,
+                inputs={
+                    "evaluation_documents": self._data.evaluation_sha256,
+                    **asked.inputs,
+                    role: digest,
+                },
+                num_shards=len(self._shards),
+                task=share,
+            )
+            self._outputs.append((checkpoint, output))
 
     def left(self) -> list[str]:
-        """What is still to be measured, a line for each model."""
+        """What is still to be measured, one line per model."""
         return [output.state() for _, output in self._outputs if output.pending_shards()]
 
     def run(self) -> None:

@@ -309,7 +309,10 @@ at("effect-meaning").textContent = data.contrast !== null
     : "how far the prediction moves when another document’s tokens stand in place of a source, or of all distant ones: KL(whole text ‖ without it), in nats. It never sees the target token.";
 at("color-meaning").textContent = `the effect of all distant tokens; of tokens that are not explained measured with ${windowTokens} near ones, which neighbors share (“about”).`;
 if (data.before) {
-  at("text").append(element("span", { class: "unread", title: "not read: before the tokens that are measured" }, data.before));
+  const isLong = data.before.length > 2000; // a window on it, at its end
+  const unread = element("span", { class: `unread${isLong ? " long" : ""}`, title: "not read: before the tokens that are measured", tabindex: isLong ? 0 : -1 }, data.before);
+  at("text").append(unread);
+  unread.scrollTop = unread.scrollHeight;
   document.querySelector(".unread-legend").hidden = false;
 }
 at("text").append(...tokens);

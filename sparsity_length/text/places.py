@@ -86,7 +86,8 @@ def occurrence_of(asked: str, text: TokenizedText) -> Occurrence:
     words, _, number = asked.rpartition(":")
     places = _places_of(asked, text.text)
     if places or not (words and number.isdecimal()):
-        words, number = asked, str(len(places))
+        words = asked
+        number = str(len(places))
     else:
         places = _places_of(words, text.text)
     if not places:
