@@ -82,7 +82,7 @@ class FarContext:
     """Where a choice is tried. A token chosen in a swapped context may only undo what its stand-in does
     there, so these are of other documents."""
     screen: int | None = None
-    """Tokens of each target that are left out exactly, found by estimates; None: each token is."""
+    """Tokens that are left out exactly, found by estimates; None: each token is."""
     seed: Sequence[int] | np.random.Generator = (0,)
     """Of rules that draw; a generator is drawn from as it is."""
 

@@ -47,7 +47,7 @@ from sparsity_length.models.interface import CausalLM, Predictions, Prefix
 COARSE_TOKENS = 32
 """Of the groups that are screened first."""
 BRANCHES = 4
-"""Parts that a group is split into; one of at most twice as many units is split into these."""
+"""Parts that a group is split into."""
 NUM_CANDIDATES = 6
 """Units that may be sources, by each of two screens."""
 
@@ -224,8 +224,8 @@ def screened(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Estimate what leaving out distant tokens does, in groups, and in units where it matters.
 
-    Groups among the `num_units` spans of the largest effects on a target are split, again and again, until
-    these are units; the last criterion decides. Targets share the spans.
+    Groups among the `num_units` spans that are the most urgent by the last criterion are split, again and
+    again, until these are units.
 
     Args:
         effects: estimates them.
@@ -239,11 +239,9 @@ def screened(
     spans_V2 = _groups(edges_E, () if ends is None else ends)
     effects_CVT = effects(spans_V2)
     while True:
-        is_urgent_V = np.zeros(len(spans_V2), dtype=bool)
-        for sizes_V in np.abs(effects_CVT[-1].T):
-            is_urgent_V[by_size(sizes_V, spans_V2[:, 0])[:num_units]] = True
+        urgent_N = most_urgent(effects_CVT[-1], spans_V2[:, 0], num_units)
         num_units_V = np.diff(np.searchsorted(edges_E, spans_V2), axis=1)[:, 0]
-        (split_N,) = np.nonzero(is_urgent_V & (num_units_V > 1))
+        split_N = urgent_N[num_units_V[urgent_N] > 1]
         if not len(split_N):
             return spans_V2, effects_CVT
         parts_V2 = np.concatenate([_parts(edges_E, *span) for span in spans_V2[split_N]])
@@ -252,6 +250,12 @@ def screened(
         order_V = np.argsort(spans_V2[:, 0])
         spans_V2 = spans_V2[order_V]
         effects_CVT = effects_CVT[:, order_V]
+
+
+def most_urgent(effects_VT: np.ndarray, starts_V: np.ndarray, number: int) -> np.ndarray:
+    """Which spans come first: every target's largest, then every target's second largest, and so on."""
+    orders_TV = [by_size(np.abs(effects_V), starts_V) for effects_V in effects_VT.T]
+    return np.array(list(dict.fromkeys(np.transpose(orders_TV).ravel().tolist()))[:number])
 
 
 def by_size(sizes_V: np.ndarray, starts_V: np.ndarray) -> np.ndarray:
@@ -272,11 +276,10 @@ def _groups(edges_E: np.ndarray, ends: Sequence[int] | np.ndarray) -> np.ndarray
 
 
 def _parts(edges_E: np.ndarray, start: int, end: int) -> np.ndarray:
-    """The spans that one is split into, [V, 2]: its units, or four parts of about as many units each."""
+    """The spans that one is split into, [V, 2]: parts of about as many units each."""
     starts_U = edges_E[slice(*np.searchsorted(edges_E, (start, end)))]
-    if len(starts_U) > 2 * BRANCHES:
-        starts_U = np.array([part[0] for part in np.array_split(starts_U, BRANCHES)])
-    return np.column_stack([starts_U, np.append(starts_U[1:], end)])
+    starts = [int(part[0]) for part in np.array_split(starts_U, min(BRANCHES, len(starts_U)))]
+    return np.array([*pairwise([*starts, end])])
 
 
 def leave_one_out(
@@ -292,13 +295,13 @@ def leave_one_out(
     Args:
         swaps: other documents' tokens by position that stand in for what is left out, or None for nothing,
             one after another; effects are means over them.
-        num_exact: the tokens of each target that are left out exactly, those with the largest estimated
-            divergences; all tokens are, if None. Targets share them.
+        num_exact: how many tokens are left out exactly, those with the largest estimated divergences, shared
+            by the targets; all tokens are, if None.
 
     Returns:
         Rises of the loss and divergences, nats, [2, 2, T, F]: of the tokens left out exactly, NaN of all
-        others; and scores to rank by: the exact effects, above the estimates of the others. A group that
-        was not split has an equal share for each token.
+        others; and the same with estimates for these, to rank by. A group that was not split has an equal
+        share for each token.
     """
     num_far_T = sequence.num_far_tokens_T
     num_far = int(num_far_T[-1])
@@ -321,7 +324,7 @@ def leave_one_out(
         return np.stack([effects_2TF, effects_2TF])
     others = [None if swap_L is None else read_prefix(model, swap_L[:num_far]) for swap_L in swaps]
     estimates_2TF = effects_2TF.copy()
-    is_exact_TF = np.zeros((len(num_far_T), num_far), dtype=bool)
+    is_exact_F = np.zeros(num_far, dtype=bool)
     for queries_Q in _runs(sequence):
         near = [NearRows(model, batching, sequence, full, queries_Q, other) for other in others]
 
@@ -335,19 +338,14 @@ def leave_one_out(
         widths_V = np.diff(spans_V2, axis=1)[:, 0]
         of_tokens_2FQ = np.repeat(effects_2VQ / widths_V[:, None], widths_V, axis=1)
         estimates_2TF[:, queries_Q, :start] = np.swapaxes(of_tokens_2FQ, 1, 2)
-        for target, sizes_F in zip(queries_Q, of_tokens_2FQ[1].T, strict=True):
-            is_exact_TF[target, by_size(sizes_F, np.arange(start))[:num_exact]] = True
+        is_exact_F[most_urgent(of_tokens_2FQ[1], np.arange(start), num_exact)] = True
         # Distant tokens among the near rows of a run are near to where it ends, and soon left out.
-        is_exact_TF[queries_Q, start:] = True
-    is_exact_TF &= np.arange(num_far) < num_far_T[:, None]
-    (rows_R,) = np.nonzero(is_exact_TF.any(axis=0))
+        is_exact_F[start : num_far_T[queries_Q].max()] = True
+    (rows_R,) = np.nonzero(is_exact_F)
     effects_2TF[:, :, rows_R] = np.swapaxes(exact(rows_R), 1, 2)
     effects_2TF = far_context_only(effects_2TF, num_far_T)
-    # Estimates are on a scale of their own: they never come before what is exact.
-    above_2T1 = np.nan_to_num(np.nanmax(estimates_2TF, axis=-1, keepdims=True, initial=0))
-    lowest_2T1 = np.nanmin(np.where(is_exact_TF, effects_2TF, np.nan), axis=-1, keepdims=True)
-    scores_2TF = np.where(is_exact_TF, effects_2TF - lowest_2T1 + above_2T1, estimates_2TF)
-    return np.stack([effects_2TF, scores_2TF])
+    scores_2TF = np.where(np.isnan(effects_2TF), estimates_2TF, effects_2TF)
+    return np.stack([effects_2TF, far_context_only(scores_2TF, num_far_T)])
 
 
 def _runs(sequence: PackedSequence) -> list[np.ndarray]:

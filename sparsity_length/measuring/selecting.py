@@ -74,9 +74,9 @@ class Selecting(BesideShort):
     )
     screen: int | None = setting(
         positive_int,
-        "for leave_one_out*: leave out only N tokens per target, those with the largest estimated effects,"
-        " and rank the others by their estimates (default: leave out every token if the long context has up"
-        f" to {LONGEST_EXACT:,} tokens, else {SHORT_LIST} per target)",
+        "for leave_one_out*: leave out only N tokens of a chunk, those with the largest estimated effects on"
+        " any target, and rank the others by their estimates (default: leave out every token if the long"
+        f" context has up to {LONGEST_EXACT:,} tokens, else {SHORT_LIST})",
         None,
         metavar="N",
     )

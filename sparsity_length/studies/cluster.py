@@ -122,10 +122,12 @@ def _of_selecting(settings: Selecting) -> float:
     far = int(lengths.num_far_tokens_T[-1])
     search = float(length)
     if {*LEAVE_ONE_OUT_RULES} & {*settings.rules}:
-        # The tokens behind each distant token, or behind those of the short lists, which targets hardly
-        # share. Estimates cost little beside these.
-        listed = far if settings.screen is None else min(far, settings.screen * lengths.num_targets)
+        # The tokens behind each distant token; or behind those of the short list, found by about a dozen
+        # estimates each, which run the near tokens of all targets.
+        listed = settings.screen or far
         search += listed * (length - far / 2)
+        if settings.screen is not None:
+            search += 12 * listed * (length - int(lengths.num_far_tokens_T[0]))
     trial = sum(settings.short_context_length + k for k in settings.k or ()) * lengths.num_targets
     contexts = 1 + settings.null_fraction
     trials = len(settings.rules) * (settings.trial_swaps or 1)

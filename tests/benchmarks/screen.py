@@ -44,7 +44,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--texts", type=int, default=4, help="how many texts")
     add("--length", type=int, default=512, help="tokens of each text")
     add("--short", type=int, default=32, help="near tokens")
-    add("--screens", type=int, nargs="+", default=[4, 8, 16], help="N: tokens left out exactly per target")
+    add("--screens", type=int, nargs="+", default=[16, 32], help="N: tokens that are left out exactly")
     add("--out", type=Path, default=Path("screen.jsonl"))
 
 

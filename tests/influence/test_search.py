@@ -86,10 +86,10 @@ def test_groups_are_split_down_to_the_units_that_matter() -> None:
         asked.append(len(spans_V2))
         return np.array([[[row_F[start:end].sum() for row_F in weights_2F] for start, end in spans_V2]])
 
-    spans_V2, effects_CVT = screened(effects, edges_E, 1)
+    spans_V2, effects_CVT = screened(effects, edges_E, 2)
     assert spans_V2[0, 0] == 0 and spans_V2[-1, 1] == 400
     assert (spans_V2[1:, 0] == spans_V2[:-1, 1]).all()
     largest = spans_V2[effects_CVT[0].argmax(axis=0)].tolist()
     assert largest == [[60, 62], [310, 312]] and effects_CVT[0].max(axis=0).tolist() == [3.0, 3.0]
-    # 13 groups of 32 tokens, two of which are split in four, and twice a part into its words.
-    assert asked == [13, 8, 8]
+    # 13 groups of 32 tokens, of which two are split in four, two of the parts again, and pairs of words.
+    assert asked[:3] == [13, 8, 8] and sum(asked) < 40
