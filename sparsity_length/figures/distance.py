@@ -60,14 +60,17 @@ PREDICTORS = {SPARSITY: "in swapped contexts", BY_REMOVAL: "by removal"}
 """And how the page calls them."""
 MOVED_FILE = "moved_targets.parquet"
 SWAPPED = "swapped"
+OF_EFFECT = "share of the total effect"
+OF_EFFECT_AND_WORTH = f"{OF_EFFECT}, with log_worth"
+"""Rows of robustness: the total effect in place of the worth; and the worth held constant, too."""
 LEAST_EFFECT = 0.1
 """Total effect, and worth of the distant context, below which a share says little, nats."""
 FEWEST_TEXTS = 24
 """With the first predictor; of fewer the second one decides, and says so."""
 WINSORIZED = 0.02
-SPLINES = ("log_total_effect", "entropy")
-"""Controls whose effect need not be straight."""
-CONTROLS = SPLINES
+CONTROLS = ("log_total_effect", "entropy")
+SPLINES = (*CONTROLS, "log_worth")
+"""Controls whose effect need not be straight; the last is one of robustness alone."""
 
 
 class Outcome(NamedTuple):
@@ -125,7 +128,7 @@ def moved_targets(
         earlier: rows of `sparse_context_losses` by removal, for the second predictor.
 
     Returns:
-        `KEYS`, source, entropy and log_total_effect (full context, plain), mean_log2_k, `HALVES`,
+        `KEYS`, source, entropy, log_total_effect and log_worth (full context, plain), mean_log2_k, `HALVES`,
         mean_log2_k_by_removal; for each scaling and placement, near, swapped or a gap, the columns "KL ROPE
         PLACEMENT" (from the full context's prediction) and "loss ROPE PLACEMENT", nats. Texts that served as
         swapped contexts are left out.
@@ -145,6 +148,7 @@ def moved_targets(
             tables.append(rows[rows["placement"] == NEAR].set_index(KEYS)[["entropy"]])
     targets = pd.concat(tables, axis=1, join="inner").astype("float64")
     targets["log_total_effect"] = np.log(targets[f"KL {PLAIN} {SWAPPED}"])
+    targets["log_worth"] = np.log(targets[f"KL {PLAIN} {NEAR}"])
     targets = targets.join(_by_removal(earlier))
     targets = (
         targets.join(_by_swaps(needed)) if needed else targets.assign(**dict.fromkeys([SPARSITY, *HALVES]))
@@ -399,7 +403,7 @@ def moved_figure(targets: pd.DataFrame, predictor: str) -> Figure:
             line = table[(table["rope"] == rope) & (table["part"] == part)]
             drawing.draw_line(ax, line["gap"], line, "kept", look, words, scale=100)
         drawing.shade(ax, 0, 8192)
-        ax.set(title=title, xlabel="gap, position IDs", ylim=(0, None))
+        ax.set(title=title, xlabel="gap, position IDs", ylim=(0, None), xticks=[0, 4096, 8192])
         ax.xaxis.set_major_formatter("{x:,.0f}")
     axes[0].set(ylabel="distant context's worth, % kept")
     plain = curves(targets).set_index(["rope", "gap"])["kept"]

@@ -120,7 +120,7 @@ def robust(
     """One of its intervals: a fraction in percent, a lead in points, a slope of the gap in nats."""
     rows = rows_by(robustness(), "headline", "model", "k", "criterion", "variant")
     found = interval_of(rows[headline, model, k, criterion, variant], "estimate")
-    unit = " points" if headline.startswith("lead") else "%"
+    unit = " points" if headline.startswith(("lead", "slope of the share")) else "%"
     return str(found) if headline == "slope of the gap at 224" else percent(found, unit)
 
 
@@ -500,8 +500,8 @@ def of_distance() -> Numbers:
     }
     for row in slopes.to_dict("records"):
         unit = "%" if row["outcome"] == distance.UNSEEN else " points"
-        words = f"{row['word']}: {percent(interval_of(row, 'slope'), unit)}"
-        found[f"distance_{row['outcome']}"] = words
+        name, cell = f"distance_{row['outcome']}", percent(interval_of(row, "slope"), unit)
+        found |= {name: f"{row['word']}: {cell}", f"{name}_word": row["word"], f"{name}_cell": cell}
     curves = rows_by(distance.curves(targets), "rope", "gap")
     gaps = sorted({gap for _, gap in curves if gap})
     lines = []
@@ -521,12 +521,15 @@ def of_distance() -> Numbers:
             cells = [f"{groups[key, rope, gap]['kept']:.0%}" for rope, gap in places]
             lines.append([words, *cells])
     header = ["eighth by tokens needed; source", "1,024", "2,048", "4,096", "9,216", "YaRN × 2, 9,216"]
-    return found | {
-        "distance_parts": markdown(header, lines),
-        "distance_at_2048": percent(interval_of(curves[reach.PLAIN, 2048], "kept_KL")),
-        "distance_at_9216": percent(interval_of(curves[reach.PLAIN, 9216], "kept_KL")),
-        "distance_yarn_at_9216": percent(interval_of(curves[reach.YARN, 9216], "kept_KL")),
+    variants = {
+        "worth": "with log_worth",
+        "effect": distance.OF_EFFECT,
+        "effect_worth": distance.OF_EFFECT_AND_WORTH,
     }
+    for words, variant in variants.items():
+        slope = robust("slope of the share kept", distance.TRAINED, 0, "", variant)
+        found[f"distance_trained_{words}"] = slope
+    return found | {"distance_parts": markdown(header, lines)}
 
 
 def synthetic(folder: str) -> pd.DataFrame:

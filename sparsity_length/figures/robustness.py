@@ -181,23 +181,28 @@ def of_distance(moved: pd.DataFrame) -> Iterator[Row]:
     known = partial(distance.known_targets, moved)
     samples = {
         "by the loss": known(predictor, name="loss"),
-        "share of the total effect": known(predictor, distance.SWAPPED),
+        distance.OF_EFFECT: known(predictor, distance.SWAPPED),
         "0.05 nats or more": known(predictor, least=0.05),
         "0.2 nats or more": known(predictor, least=0.2),
     }
     for name, outcome in distance.OUTCOMES.items():
         slope = partial(distance.jackknifed, outcome.values, predictor)
-        variants = dict(of_slope(targets, distance.CONTROLS, slope))
+        of_planned = dict(of_slope(targets, distance.CONTROLS, slope))
         with_cr2 = distance.slope(outcome.values, predictor, targets)
-        variants["other interval"] = interval_of(with_cr2, "slope")
-        with_source = slope(targets, (*distance.CONTROLS, "source"))
-        variants["source, too"] = interval_of(with_source, "slope")
-        for variant, of in samples.items():
-            variants[variant] = interval_of(slope(of), "slope")
+        of_planned["other interval"] = interval_of(with_cr2, "slope")
+        for further in ("source", "log_worth"):
+            found = slope(targets, (*distance.CONTROLS, further))
+            of_planned[f"with {further}"] = interval_of(found, "slope")
         for variant, values in gaps[name].items():
             found = distance.jackknifed(values, predictor, targets)
-            variants[variant] = interval_of(found, "slope")
-        yield from rows_of("slope of the share kept", name, variants.items(), sample_counts(targets))
+            of_planned[variant] = interval_of(found, "slope")
+        named = partial(rows_of, "slope of the share kept", name)
+        yield from named(of_planned.items(), sample_counts(targets))
+        for variant, of in samples.items():
+            yield from named([(variant, interval_of(slope(of), "slope"))], sample_counts(of))
+        of = samples[distance.OF_EFFECT]
+        found = slope(of, distance.SPLINES)
+        yield from named([(distance.OF_EFFECT_AND_WORTH, interval_of(found, "slope"))], sample_counts(of))
 
 
 def of_synthetic_tasks() -> Iterator[Row]:

@@ -133,7 +133,7 @@ def test_few_texts_with_the_first_predictor_leave_the_second_one_to_decide() -> 
 
 
 def run(program: ModuleType, *words: object) -> None:
-    program.STAGE([str(word) for word in words])
+    program.STAGE(list(map(str, words)))
 
 
 def test_targets_hold_what_was_measured_of_them(tmp_path: Path) -> None:
