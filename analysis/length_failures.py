@@ -13,6 +13,14 @@ texts as long as the model was trained on, and longer, --natural) and of influen
       --interference runs/real/interference runs/real/squeezed --needed runs/real/needed \\
       --natural runs/real/natural --out runs/real/kept
 
+The table of moved texts (distances set by hand, pretrained_distance.yaml) is made of results of
+length_interference.py, without --rope and with it, of influential_tokens.py (--needed, if there are any), and
+of an earlier study by removal (--earlier: a file of the table sparse_context_losses, or its folder):
+
+  python analysis/length_failures.py --data runs/distance/data --moved runs/distance/results \
+      runs/distance/yarn/results --needed runs/distance/needed/results \
+      --earlier analysis/reference/real_model/few_tokens.parquet --out runs/distance/kept
+
 The table of told facts is made of needles (plant_needles.py), followed by results of length_interference.py
 of their documents, with --rope or without; once per model:
 
@@ -23,6 +31,7 @@ of their documents, with --rope or without; once per model:
 import argparse
 import sys
 from functools import partial
+from pathlib import Path
 
 from sparsity_length.cli import InputError, folder_path, run_stage, stage_parser
 
@@ -37,6 +46,8 @@ def parser() -> argparse.ArgumentParser:
     add("--interference", nargs="+", default=[], help="results; of further folders what the first lacks")
     add("--needed", help="results: tokens needed, of the same targets")
     add("--natural", help="results: the same placements in texts of full length")
+    add("--moved", nargs=2, metavar="FOLDER", help="results of moved texts, plain and with --rope yarn:2")
+    add("--earlier", type=Path, metavar="FILE", help="rows of the same targets by removal")
     add(
         "--told",
         nargs="+",
@@ -53,17 +64,22 @@ def main(arguments: argparse.Namespace) -> None:
     # Imported late, for a --help at once.
     import pandas as pd
 
-    from sparsity_length.figures import drawing, interference, reach
+    from sparsity_length.figures import distance, drawing, interference, reach
 
     kept = arguments.kept
-    if kept is None and not arguments.told and not (arguments.data and arguments.interference):
+    of_data = arguments.data and (arguments.interference or (arguments.moved and arguments.earlier))
+    if kept is None and not arguments.told and not of_data:
         raise InputError(
-            "name the kept tables (--kept), or --data and --interference, or --told, to make them"
+            "name the kept tables (--kept); or, to make them, --data and --interference, --data, --moved and"
+            " --earlier, or --told"
         )
     if arguments.interference:
         interference.make_tables(
             arguments.interference, arguments.needed, arguments.natural, arguments.data, arguments.out
         )
+    if arguments.moved:
+        measured = dict(zip(distance.PANELS, arguments.moved, strict=True))
+        distance.make_table(measured, arguments.data, arguments.needed, arguments.earlier, arguments.out)
     if arguments.told:
         of_models = [reach.reach_items(needles, measured) for needles, *measured in arguments.told]
         arguments.out.mkdir(parents=True, exist_ok=True)
@@ -76,6 +92,10 @@ def main(arguments: argparse.Namespace) -> None:
         said += reach.verdicts(items, curves)
         if len(curves):
             drawing.save(reach.reach_figure(curves), arguments.out, "reach")
+    if kept is not None and (moved := kept / distance.MOVED_FILE).exists():
+        targets = pd.read_parquet(moved)
+        said += distance.sentences(targets)
+        drawing.save(distance.moved_figure(*distance.deciding(targets)), arguments.out, "distance")
     if kept is not None and (of_targets := kept / interference.TARGETS_FILE).exists():
         targets = pd.read_parquet(of_targets)
         places = interference.mechanism(targets)

@@ -3,12 +3,15 @@
 The near context of a target, the tokens right before it, is read alone and behind distant tokens that are
 placed freely (--placements): the text's own or another's, at the position IDs of a longer context or squeezed
 into those of a shorter one. For each target and placement: the loss, and the KL from the prediction by the
-near tokens alone. With another text's distant tokens that KL is the length interference: what length does
-where there is nothing to be learnt from it. Distant texts are the same for all targets, and are read once.
+near tokens alone, or by the full context (--compared-with). With another text's distant tokens the former is
+the length interference: what length does where there is nothing to be learnt from it. Distant texts are the
+same for all targets, and are read once.
 
 A placement is KIND:NUMBER[/SPAN][@START]. own:192 puts the 192 tokens before the near ones where they stand;
 swap:512@10752 puts 512 tokens of another text at the IDs 0 to 511 and lets the near ones begin at ID 10,752;
-swap:192/32 squeezes 192 tokens into 32 IDs; last:4 leaves only the last four near tokens.
+swap:192/32 squeezes 192 tokens into 32 IDs; last:4 leaves only the last four near tokens. own:all is the full
+context: all that is before the near tokens in the chunk; own:all+1024 moves the near tokens away from it by
+1,024 IDs, and nothing else.
 
 writes   <results>/length_interference/<model>/*.parquet      columns: pipeline/RESULTS.md
 resumes  run the same command again; complete shards are kept, other settings are refused
@@ -31,7 +34,6 @@ from functools import lru_cache, partial
 import numpy as np
 
 from sparsity_length.cli import Asked, InputError, run_stage, stage_parser
-from sparsity_length.measuring.rules import SWAP
 from sparsity_length.measuring.settings import Placing, add_stage_arguments
 from sparsity_length.text.folder import TokenizedData
 
@@ -76,17 +78,16 @@ def main(arguments: argparse.Namespace) -> None:
     from sparsity_length.measuring.placed import measure_placements, read_distant
     from sparsity_length.measuring.stage import measure_documents
 
-    swaps = {(one.num_distant, one.span) for one in placing.parsed if one.kind == SWAP}
+    swaps = placing.distant_reads
     texts = _distant_texts(arguments, max(swaps)[0]) if swaps else {}
     read = lru_cache(maxsize=1)(partial(read_distant, texts, swaps))  # the next model's push them out
-    # IDs may lie far beyond the chunk: tables of positions must reach the last near token.
-    num_positions = placing.near_context_length + max(one.near_start for one in placing.parsed)
     measure_documents(
         arguments,
         "length_interference",
         replace(placing, distant_documents=tuple(texts) or None),
         lambda model, chunk: measure_placements(model, chunk, placing, read(model)),
-        num_positions=max(placing.long_context_length, num_positions),
+        # IDs may lie far beyond the chunk: tables of positions must reach the last near token.
+        num_positions=placing.num_positions,
     )
 
 

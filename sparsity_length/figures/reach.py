@@ -71,7 +71,7 @@ def reach_items(needles: Path, measured: Sequence[Path]) -> pd.DataFrame:
             raise InputError(f"{results}: a fact is not told among the distant tokens; place more of them")
         rows = rows.assign(
             rope=rows["model"].map(lambda model, settings=settings: settings[model].get("rope", PLAIN)),
-            gap=[placement.near_start - placement.span for placement in placements],
+            gap=[placement.gap for placement in placements],
             is_told=rows["depth"].notna(),
             document_id=rows["source_document_id"],
         )

@@ -18,7 +18,7 @@ import pandas as pd
 
 from sparsity_length.figures import interference, pages, recovered_loss, unseen_distances
 from sparsity_length.figures.read import interval_columns, interval_of, sample_counts
-from sparsity_length.figures.slopes import CONTROLS, Row
+from sparsity_length.figures.slopes import CONTROLS, Row, pseudo_values
 from sparsity_length.results.schemas import DIVERGENCE, LOSS
 from sparsity_length.results.statistics import (
     FEWEST_RESAMPLED,
@@ -77,17 +77,11 @@ def of_slope(targets: pd.DataFrame, controls: Sequence[str], slope: Callable[...
         others = [other for other in controls if other != name]
         yield f"without {name}", interval_of(slope(targets, others), "slope")
         yield f"{name} alone", interval_of(slope(targets, [name]), "slope")
-    texts = targets["document_id"]
-    names_D = texts.unique()
-    slopes_D = np.array([slope(targets[texts != name], controls)["slope"] for name in names_D])
-    influential = names_D[np.argsort(np.abs(slopes_D - published["slope"]))[-2:]]
-    yield (
-        "without the two most influential texts",
-        interval_of(slope(targets[~texts.isin(influential)], controls), "slope"),
-    )
-    # The jackknife's pseudo-values: their mean is the slope less its bias.
-    values_D = len(names_D) * published["slope"] - (len(names_D) - 1) * slopes_D
-    yield "other interval", ratio_of_sums(values_D, np.ones(len(names_D)), sys.maxsize)
+    values = pseudo_values(targets, partial(slope, controls=controls))
+    influential = (values - published["slope"]).abs().nlargest(2).index
+    rest = targets[~targets["document_id"].isin(influential)]
+    yield "without the two most influential texts", interval_of(slope(rest, controls), "slope")
+    yield "other interval", ratio_of_sums(values.to_numpy(), np.ones(len(values)), sys.maxsize)
 
 
 def rows_of(

@@ -15,7 +15,7 @@ the seeds less one.
 Shapes: T targets, G texts, M models, J evaluators, C controls, P parameters.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -169,6 +169,13 @@ def single(found: Slopes) -> Row:
     return _columns(
         float(found.slopes_M[0]), float(found.covariance_MM[0, 0] ** 0.5), found.degrees_of_freedom
     )
+
+
+def pseudo_values(targets: pd.DataFrame, slope: Callable[[pd.DataFrame], Row]) -> pd.Series:
+    """The jackknife's pseudo-value of a slope for each text: their mean is the slope less its bias."""
+    texts = targets["document_id"]
+    without = pd.Series({name: slope(targets[texts != name])["slope"] for name in texts.unique()})
+    return len(without) * slope(targets)["slope"] - (len(without) - 1) * without
 
 
 def _columns(slope: float, error: float, degrees_of_freedom: float) -> Row:

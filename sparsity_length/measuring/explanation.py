@@ -31,7 +31,6 @@ from sparsity_length.measuring.sources import (
 )
 from sparsity_length.measuring.stage import failures_in_words
 from sparsity_length.models.interface import CausalLM
-from sparsity_length.models.rope import RopeScaling
 from sparsity_length.pages import html_page
 from sparsity_length.results.files import write_text
 from sparsity_length.results.table import as_table, printable
@@ -286,7 +285,7 @@ def explain(
         device=device,
         dtype=dtype,
         trust_remote_code=trust_remote_code,
-        rope=None if rope is None else RopeScaling.parse(rope),
+        rope=rope,
     )
     reader = given.tokenizer(tokenizer, bos=bos, special_tokens=special_tokens)
     tokens = reader.read(text, begins_answer=generate is not None)

@@ -65,6 +65,7 @@ def losses(
     special_tokens: bool = False,
     dtype: str = "float32",
     device: str | None = None,
+    rope: str | None = None,
 ) -> pd.DataFrame:
     """The loss of each token with everything before it, and with the few tokens right before it.
 
@@ -74,6 +75,7 @@ def losses(
             of one chunk each token sees everything before it. In a longer one it sees at least half a chunk.
         dtype, device: of a model that is loaded here. "bfloat16" takes half the memory and may choose other
             tokens that matter about as much. A model that needs more is loaded by you.
+        rope: scales the RoPE of a model that is loaded here, such as "yarn:2"; None: as it was trained.
         bos, special_tokens: "auto" puts before a text what the tokenizer puts there, "none" nothing; whether
             control tokens in a text are read as such.
 
@@ -90,7 +92,7 @@ def losses(
         short context is not whole, or it is the long one.
     """
     BesideShort.checked(short_context_length=short_context_length)
-    given = GivenModel(model, dtype=dtype, device=device)
+    given = GivenModel(model, dtype=dtype, device=device, rope=rope)
     read = _Texts(texts, given, tokenizer, bos, special_tokens)
     length = _length(long_context_length, given, read)
     nothing = {"num_long_context_tokens": 0, **dict.fromkeys(_VALUES, np.float32(np.nan))}
@@ -135,6 +137,7 @@ def influential_tokens(
     special_tokens: bool = False,
     dtype: str = "float32",
     device: str | None = None,
+    rope: str | None = None,
 ) -> pd.DataFrame:
     """The distant tokens that each prediction needs most, and how far it gets with them.
 
@@ -186,7 +189,7 @@ def influential_tokens(
         seed=seed,
     )
     ks = sorted({*asked.pop("k")})
-    given = GivenModel(model, dtype=dtype, device=device)
+    given = GivenModel(model, dtype=dtype, device=device, rope=rope)
     read = _Texts(texts, given, tokenizer, bos, special_tokens)
     length = _length(long_context_length, given, read)
     if num_targets is not None:

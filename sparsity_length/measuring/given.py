@@ -66,8 +66,9 @@ class GivenModel:
         dtype: str = "float32",
         device_map: str | None = None,
         trust_remote_code: bool = False,
-        rope: RopeScaling | None = None,
+        rope: RopeScaling | str | None = None,
     ) -> None:
+        rope = RopeScaling.parse(rope) if isinstance(rope, str) else rope
         self._trust_remote_code = trust_remote_code
         self._own_tokenizer: Path | None = None
         """Where that lies, if it is known."""

@@ -16,7 +16,7 @@ import torch
 
 from sparsity_length.measuring.contexts import Batching, Rows, hidden_states, read_prefix
 from sparsity_length.measuring.rules import SWAP
-from sparsity_length.measuring.settings import LAST, NEAR, Placement, Placing
+from sparsity_length.measuring.settings import FULL, LAST, NEAR, Placement, Placing
 from sparsity_length.models.interface import CausalLM, Predictions, Prefix, refuse_not_finite, to_device
 from sparsity_length.results.schemas import Columns
 from sparsity_length.text.chunks import Chunk
@@ -31,7 +31,7 @@ class Placed(NamedTuple):
     losses: np.ndarray
     """loss(t | this placement), nats."""
     divergences: np.ndarray
-    """KL(p(.|near tokens) || p(.|this placement)), nats."""
+    """KL(p(.|near tokens) || p(.|this placement)), or from p(.|full context), nats."""
     are_top: np.ndarray
     """Whether the target token is the model's top prediction."""
 
@@ -60,8 +60,9 @@ def measure_placements(
 ) -> Iterator[tuple[str, Columns]]:
     """One row per target, placement and distant text: table -> columns."""
     targets_T = placing.lengths.targets_T
+    most = placing.most_distant
     cases = [
-        (one, text, distant[text][one.num_distant, one.span] if text else None)
+        (one, text, distant[text][one.num_distant or most, one.span or most] if text else None)
         for one in placing.parsed
         for text in (distant if one.kind == SWAP else [None])
         if text != chunk.document_id  # a text is not its own distraction
@@ -73,6 +74,7 @@ def measure_placements(
         placing.near_context_length,
         cases,
         Batching.for_model(model),
+        placing.compared_with,
     ):
         of_targets: Columns = {
             "target_position": (chunk.start + targets_T).tolist(),
@@ -94,14 +96,16 @@ def measured_placements(
     num_near: int,
     cases: Iterable[tuple[Placement, str | None, Prefix | None]],
     batching: Batching,
+    compared_with: str = NEAR,
 ) -> Iterator[tuple[str, str | None, Placed, list[float | None]]]:
     """The near tokens alone, then each case: its placement's name, the ID of the distant text, what it does
-    to the targets, and the entropies of the prediction by the near tokens alone, given once.
+    to the targets, and the entropies of the prediction that all are compared with, given once.
 
     Args:
         targets_BQ: places in the chunk; those of a row share a near context, the tokens before the last one.
         num_near: N.
         cases: placements, those of kind `swap` with a distant text, by its document and as it was read.
+        compared_with: `NEAR` or `FULL`.
     """
     targets_T = targets_BQ.ravel()
     target_ids_T = to_device(chunk_L[targets_T], model.device)
@@ -123,24 +127,42 @@ def measured_placements(
     # Targets 90 and 99 that share 20 tokens: places 79 to 98, query rows 10 and 19.
     near_BN = targets_BQ[:, -1:] + np.arange(-num_near, 0)
     queries_BQ = num_near - 1 + targets_BQ - targets_BQ[:, -1:]
-    rows = Rows(chunk_L[near_BN], np.arange(num_near)[None], None, queries_BQ)
-    reference = Predictions.of(logits_of(rows))
-    # The reference is this very prediction: its KL is 0.
-    nothing_T = torch.zeros(len(targets_T), device=model.device)
-    yield NEAR, None, placed(reference.log_probs_TV, nothing_T, rows), reference.entropies_T.tolist()
+    index_T = torch.arange(len(targets_T), device=model.device)
+    most = int(near_BN[-1, 0])
 
     @lru_cache(maxsize=1)  # placements that differ in where near begins stand one after another
     def own_prefix(number: int, span: int) -> Prefix:
-        start = int(near_BN[0, 0])
-        return read_prefix(model, chunk_L[start - number : start], distant_ids(number, span))
+        return read_prefix(model, chunk_L[most - number : most], distant_ids(number, span))
 
-    index_T = torch.arange(len(targets_T), device=model.device)
+    def behind_all(gap: int) -> Rows:
+        """The near tokens, and which see what of all distant ones, one prefix for all near contexts."""
+        # Its rows are positions: near tokens from place 90 on see rows 0 to 89.
+        sees_distant_BP = np.arange(most) < near_BN[:, :1]
+        visible_BNK = np.concatenate(
+            [
+                np.repeat(sees_distant_BP[:, None], num_near, axis=1),
+                np.repeat(np.tri(num_near, dtype=bool)[None], len(near_BN), axis=0),
+            ],
+            axis=-1,
+        )
+        return Rows(chunk_L[near_BN], near_BN + gap, visible_BNK, queries_BQ)
+
+    alone = Rows(chunk_L[near_BN], np.arange(num_near)[None], None, queries_BQ)
+    near_logits_TV = logits_of(alone)
+    full = compared_with == FULL
+    reference = Predictions.of(logits_of(behind_all(0), own_prefix(most, most)) if full else near_logits_TV)
+    near_log_probs_TV = near_logits_TV.log_softmax(-1, dtype=torch.float32)
+    divergences_T = reference.divergences(near_log_probs_TV, index_T)
+    yield NEAR, None, placed(near_log_probs_TV, divergences_T, alone), reference.entropies_T.tolist()
     for placement, document_id, distant in cases:
         number = placement.num_distant
         if placement.kind == LAST:
             # A window for each target, never shared: target 100 reads places 96 to 99, and row 3 predicts it.
             places_TN = targets_T[:, None] + np.arange(-number, 0)
             rows = Rows(chunk_L[places_TN], places_TN, None, np.full((len(targets_T), 1), number - 1))
+        elif number == 0:
+            distant = distant or own_prefix(most, most)
+            rows = behind_all(placement.gap)
         else:
             if distant is None and len(near_BN) == 1:
                 distant = own_prefix(number, placement.span)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sparsity_length.cli import InputError, folder_path, number, positive_int, whole_number, words
+from sparsity_length.measuring.rules import SWAP
 from sparsity_length.models.rope import RopeScaling
 from sparsity_length.results.schemas import OWN
 from sparsity_length.settings import Settings, setting, switch
@@ -30,6 +31,8 @@ LAST = "last"
 NEAR = "near"
 """Kinds of placement beside own and swap, distant tokens of the same text and of another: fewer near tokens,
 and near tokens alone."""
+FULL = "full"
+"""Everything before a target in its chunk, at its own position IDs."""
 SHORT_CONTEXT_LENGTH = 16
 NUM_TARGETS = 12
 NUM_SOURCES = 4
@@ -124,26 +127,38 @@ class BesideShort(Chunked):
 
 @dataclass(frozen=True)
 class Placement:
-    """Distant tokens before the near ones: `own:192`, `swap:512@10752`, `swap:192/32`, or `last:4`.
+    """Distant tokens before the near ones: `own:192`, `swap:512@10752`, `swap:192/32`, `own:all+9`, `last:4`.
 
     KIND:NUMBER[/SPAN][@START]: NUMBER distant tokens stand at the position IDs 0 to SPAN - 1, evenly, several
     at one ID where SPAN is smaller; the near tokens begin at ID START. Left out, SPAN is NUMBER, and START is
-    SPAN: all IDs without gaps. `last:N` is the last N of the near tokens, and nothing else.
+    SPAN: all IDs without gaps. KIND:all[+GAP]: as many distant tokens as stand before the near ones in the
+    chunk, all at their own IDs, and the near tokens GAP IDs farther away. `last:N` is the last N of the near
+    tokens, and nothing else.
     """
 
     name: str
     kind: str
     num_distant: int
+    """0: all that there are."""
     span: int
     near_start: int
+    """If all distant tokens are read, counted from the ID behind the last of them, like `span`."""
+
+    @property
+    def gap(self) -> int:
+        """IDs that are left out between distant and near tokens."""
+        return self.near_start - self.span
 
     @classmethod
     def parse(cls, name: str) -> "Placement":
         """Read a placement; InputError says what is wrong with it."""
+        if found := re.fullmatch(r"(own|swap):all(?:\+(\d{1,9}))?", name):
+            return cls(name, found[1], 0, 0, int(found[2] or 0))
         found = re.fullmatch(r"(own|swap|last):([1-9]\d{0,8})(?:/([1-9]\d{0,8}))?(?:@(\d{1,9}))?", name)
         if found is None or (found[1] == LAST and (found[3] or found[4])):
             raise InputError(
-                f"--placements: '{name}' is none; examples: own:192, swap:512@10752, swap:192/32, last:4"
+                f"--placements: '{name}' is none; examples: own:192, swap:512@10752, swap:192/32,"
+                " own:all+1024, last:4"
             )
         number = int(found[2])
         span = int(found[3] or number)
@@ -243,6 +258,12 @@ class Placing(Chunked):
         " tokens are read, and earlier targets see fewer of them"
     )
     placements: tuple[str, ...] = setting(str, "see above", many="+", metavar="KIND:NUMBER")
+    compared_with: str = setting(
+        str,
+        "which prediction the KL is from: that by the near tokens alone, or by the full context",
+        NEAR,
+        choices=(NEAR, FULL),
+    )
     distant_documents: tuple[str, ...] | None = setting(
         str,
         "documents whose first tokens are the distant ones of swap (default: the last three, by hash, that"
@@ -262,10 +283,28 @@ class Placing(Chunked):
         """The placements."""
         return [Placement.parse(name) for name in self.placements]
 
+    @property
+    def most_distant(self) -> int:
+        """Tokens of a chunk before the near ones of its last target."""
+        return int(self.lengths.targets_T[-1]) - self.near_context_length
+
+    @property
+    def distant_reads(self) -> set[tuple[int, int]]:
+        """How many tokens of a text the placements of kind `swap` read, and over how many IDs."""
+        swaps = [one for one in self.parsed if one.kind == SWAP]
+        return {(one.num_distant or self.most_distant, one.span or self.most_distant) for one in swaps}
+
+    @property
+    def num_positions(self) -> int:
+        """Position IDs are below it."""
+        starts = [one.near_start + (0 if one.num_distant else self.most_distant) for one in self.parsed]
+        return max(self.long_context_length, self.near_context_length + max(starts))
+
     def resolve(self) -> dict[str, Any]:
         """Each placement once; InputError of those that cannot be read, or need more than a chunk."""
         self._set({"placements": tuple(dict.fromkeys(self.placements))})
-        most_own = max((one.num_distant for one in self.parsed if one.kind == OWN), default=0)
+        # Of all distant tokens there must be one.
+        most_own = max((one.num_distant or 1 for one in self.parsed if one.kind == OWN), default=0)
         most_last = max((one.num_distant for one in self.parsed if one.kind == LAST), default=0)
         # Shared near tokens end before the last target, and the first target sees as many fewer of them as it
         # stands before that one; others end before each target, so that the first one decides.

@@ -137,8 +137,10 @@ SCHEMAS: dict[str, pa.Schema] = {
                  " own"),
         column("loss", "float", "loss(t | this placement), nats"),
         column("divergence", "float", "KL(p(.|near tokens) || p(.|this placement)), nats; of another"
-               " document's tokens the length interference"),
-        optional("entropy", "float", "of p(.|near tokens), nats; null of other placements"),
+               " document's tokens the length interference; with --compared-with full KL(p(.|full context) ||"
+               " p(.|this placement))"),
+        optional("entropy", "float", "of the prediction that divergences are from, nats; null of other"
+                 " placements than near"),
         optional("is_top", "bool", "whether the target token is the model's top prediction; null in the"
                  " oldest"),
     ]),

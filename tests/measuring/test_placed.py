@@ -12,11 +12,15 @@ from sparsity_length.models.huggingface import HuggingFaceCausalLM
 
 TEXT, OTHER = np.random.default_rng(6).integers(0, 48, (2, 30))
 PLACEMENTS = ["own:3", "own:3@20", "own:6/2", "own:6/2@9", "swap:3", "swap:6/3@31", "last:2"]
+PLACEMENTS += ["own:all", "own:all+40", "swap:all", "swap:all+7"]
 
 
+@pytest.mark.parametrize("compared_with", ["near", "full"])
 @pytest.mark.parametrize("are_shared", [False, True])
 @pytest.mark.parametrize("family", ["llama", "gpt_neox"])
-def test_equal_to_stock_models_one_context_at_a_time(family: str, are_shared: bool) -> None:
+def test_equal_to_stock_models_one_context_at_a_time(
+    family: str, are_shared: bool, compared_with: str
+) -> None:
     stock = make_model(family, seed=4, attention="eager")
     num_near = 8
     lm = HuggingFaceCausalLM(make_model(family, seed=4))
@@ -37,8 +41,10 @@ def test_equal_to_stock_models_one_context_at_a_time(family: str, are_shared: bo
     text = TEXT.copy()
     text[28] = log_probs(text[20:28], np.arange(num_near)).argmax()
     cases = []
+    most = targets_T[-1] - num_near
     for one in map(Placement.parse, PLACEMENTS):
-        prefix = read_prefix(lm, OTHER[: one.num_distant], distant_ids(one.num_distant, one.span))
+        number = one.num_distant or most
+        prefix = read_prefix(lm, OTHER[:number], distant_ids(number, one.span or most))
         cases.append((one, "other", prefix) if one.kind == "swap" else (one, None, None))
     found = measured_placements(
         lm,
@@ -47,6 +53,7 @@ def test_equal_to_stock_models_one_context_at_a_time(family: str, are_shared: bo
         num_near,
         cases,
         Batching(20),
+        compared_with,
     )
     rows = [
         (name, document_id, target, loss, kl, is_top, entropies[place])
@@ -58,21 +65,28 @@ def test_equal_to_stock_models_one_context_at_a_time(family: str, are_shared: bo
     for name, document_id, target, loss, kl, is_top, entropy in rows:
         start = targets_T[-1] - num_near if are_shared else target - num_near
         own = text[start:target]
-        reference = log_probs(own, np.arange(len(own)))
+        alone = log_probs(own, np.arange(len(own)))
+        # The whole text before the target, as any user of the model reads it.
+        reference = alone if compared_with == "near" else log_probs(text[:target], np.arange(target))
         if name == "near":
-            expected = reference
+            expected = alone
             assert entropy == pytest.approx(-(np.exp(reference) * reference).sum(), abs=1e-5)
         elif (placement := Placement.parse(name)).kind == "last":
             expected = log_probs(own[-2:], np.arange(2))
         else:
-            number = placement.num_distant
+            number = placement.num_distant or start
             is_own = placement.kind == "own"
             distant = text[start - number : start] if is_own else OTHER[:number]
             ids = np.concatenate(
-                [distant_ids(number, placement.span), placement.near_start + np.arange(len(own))]
+                [
+                    distant_ids(number, placement.span or start),
+                    (placement.span or start) + placement.gap + np.arange(len(own)),
+                ]
             )
             expected = log_probs(np.concatenate([distant, own]), ids)
             assert (document_id is None) == is_own
         assert loss == pytest.approx(-expected[text[target]], abs=2e-5)
         assert is_top == (expected.argmax() == text[target])
         assert kl == pytest.approx((np.exp(reference) * (reference - expected)).sum(), abs=2e-5)
+        if name == "own:all":  # a gap of 0 is the plain full context
+            assert loss == pytest.approx(-log_probs(text[:target], np.arange(target))[text[target]], abs=2e-5)

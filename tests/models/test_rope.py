@@ -4,14 +4,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hugging_face_families import VOCABULARY_SIZE, make_model
-from measured_documents import contents, measure, write_checkpoint, write_data
+from measured_documents import contents, measure, word_tokenizer, write_checkpoint, write_data
 from olmo.model import OLMo
 from sparsity_length.programs import loss_differences
 from transformers import AutoModelForCausalLM
 
+from sparsity_length import influential_tokens, losses
 from sparsity_length.cli import InputError
 from sparsity_length.measuring.explanation import explain
 from sparsity_length.models.huggingface import load_hugging_face
@@ -99,6 +101,27 @@ def test_olmo_and_models_in_memory_are_refused(tmp_path: Path, make_olmo: Callab
         load_causal_lm(find_model(str(tmp_path / "run")), loading, 16)
     with pytest.raises(InputError, match="rope scales a model that is loaded here"):
         explain("a text", make_model("llama"), rope="yarn:2")
+
+
+def test_the_library_scales_a_model_that_it_loads(tmp_path: Path) -> None:
+    make_model("llama").save_pretrained(tmp_path)
+    parameters = {"rope_theta": 1e4, **YARN}
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path, rope_parameters=parameters)
+    with torch.inference_mode():
+        log_probs = stock(TOKENS).logits[0, :-1].log_softmax(-1)
+    expected = -log_probs.gather(-1, TOKENS[0, 1:, None])[:, 0].numpy()
+    words = word_tokenizer()
+    text = TOKENS[0].tolist()
+    found = losses(text, tmp_path, words, short_context_length=4, rope="yarn:2")
+    np.testing.assert_allclose(found["long_context_loss"][5:], expected[4:], atol=2e-5)
+    plain = losses(text, tmp_path, words, short_context_length=4)
+    assert (plain["long_context_loss"] - found["long_context_loss"]).abs().max() > 1e-3
+    few = influential_tokens(
+        text, tmp_path, words, short_context_length=4, k=1, rule="recency", ablation="mask", rope="yarn:2"
+    )
+    np.testing.assert_allclose(few["long_context_loss"], expected[few["position"] - 1], atol=2e-5)
+    with pytest.raises(InputError, match="rope scales a model that is loaded here"):
+        losses(text, make_model("llama"), words, rope="yarn:2")
 
 
 def test_results_record_it_and_are_not_mixed(tmp_path: Path) -> None:
