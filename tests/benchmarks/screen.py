@@ -41,7 +41,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--model", help="a folder or a hub name (default: SmolLM2-135M-Instruct, made by tests/real_model.py)"
     )
     add("--source", default="embedded", help="where texts are read from, as of tokenize_c4")
-    add("--texts", type=int, default=4, help="how many texts")
+    add("--texts", type=int, default=4, help="texts 0 to this, exclusive")
+    add("--first", type=int, default=0, help="begin with this text")
     add("--length", type=int, default=512, help="tokens of each text")
     add("--short", type=int, default=32, help="near tokens")
     add("--screens", type=int, nargs="+", default=[16, 32], help="N: tokens that are left out exactly")
@@ -80,7 +81,7 @@ def main(arguments: argparse.Namespace) -> None:
     long_enough = (text for text in read if len(text.token_ids_N) >= length)
     measured_before = {row["text"] for row in rows}
     for number, text in zip(range(arguments.texts), long_enough, strict=False):
-        if number in measured_before:
+        if number < arguments.first or number in measured_before:
             continue
         text_L = text.token_ids_N[:length]
         model = given.ready(length, [text_L], tokenizer, text.bos_token_ids)
