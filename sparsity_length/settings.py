@@ -108,7 +108,8 @@ def _checked(field: "dataclasses.Field[Any]", value: Any) -> Any:
     """The value of a field, as its kind reads it."""
     if value is None and type(None) in get_args(field.type):
         return None
-    kind, choices = field.metadata["kind"], field.metadata["choices"]
+    kind = field.metadata["kind"]
+    choices = field.metadata["choices"]
     is_alone = isinstance(value, str) or not isinstance(value, Iterable)
     values = [value] if is_alone else list(value)
     many = field.metadata["many"]

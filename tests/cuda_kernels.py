@@ -37,7 +37,8 @@ class _WrittenOut:
     """Takes the arguments of the real kernel's own schema, and returns as many results."""
 
     def __init__(self, name: str, calls: Counter[str]) -> None:
-        self._name, self._calls = name, calls
+        self._name = name
+        self._calls = calls
         schema = getattr(torch.ops.aten, name).default._schema
         self._num_results = len(schema.returns)
         self._signature = inspect.Signature(

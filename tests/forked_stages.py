@@ -53,7 +53,9 @@ LIBRARIES_OF_TESTS = (
 )
 """What processes of tests import beside."""
 _MOST_SECONDS_OF_IMPORTS = 240
-_LARGEST_REQUEST, _MOST_WRITTEN, _NUMBER = 1 << 20, 1 << 20, 32  # bytes
+_LARGEST_REQUEST = 1 << 20  # bytes, and so are the next two
+_MOST_WRITTEN = 1 << 20
+_NUMBER = 32
 _SHARED = "FORKING_SERVER"
 """The variable that tells processes of tests the address of the one that forks for all of them."""
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -253,7 +255,8 @@ def _become(request: dict, standard: list[int]) -> NoReturn:
         os.dup2(descriptor, number)
         os.close(descriptor)
     # Not those of the first process, which know whether they are a pipe or a file.
-    sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(request["cwd"])
@@ -263,7 +266,8 @@ def _become(request: dict, standard: list[int]) -> NoReturn:
     if sys.argv[0] == "torchrun":
         importlib.import_module("torch.distributed.run").main(sys.argv[1:])
     elif sys.argv[0] == "-c":
-        sys.path[0], sys.modules["__main__"] = "", types.ModuleType("__main__")
+        sys.path[0] = ""
+        sys.modules["__main__"] = types.ModuleType("__main__")
         exec(sys.argv.pop(1), vars(sys.modules["__main__"]))
     elif sys.argv[0] == "-m":
         del sys.argv[0]

@@ -18,7 +18,9 @@ class EvidenceLM:
     sees_all = True
 
     def __init__(self, vocabulary_size: int, answer: int, logit_of: Callable[[Set[int]], float]) -> None:
-        self.vocabulary_size, self._answer, self._logit_of = vocabulary_size, answer, logit_of
+        self.vocabulary_size = vocabulary_size
+        self._answer = answer
+        self._logit_of = logit_of
 
     def read(
         self,
@@ -64,7 +66,8 @@ class TokensRead:
     """The prefix of an `EvidenceLM`."""
 
     def __init__(self, tokens_1P: torch.Tensor) -> None:
-        self.tokens_1P, self.num_rows = tokens_1P, tokens_1P.shape[1]
+        self.tokens_1P = tokens_1P
+        self.num_rows = tokens_1P.shape[1]
 
     def first(self, num_rows: int) -> "TokensRead":
         return TokensRead(self.tokens_1P[:, :num_rows])

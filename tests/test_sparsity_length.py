@@ -162,7 +162,9 @@ def test_a_text_of_several_chunks_has_a_row_a_token_and_the_stock_model_s_losses
     assert by_length["context_length"].tolist() == [1, 9, 40] * (len(ids) - 40)
     assert by_length["position"].tolist() == np.repeat(range(40, len(ids)), 3).tolist()
     for row in by_length.iloc[::23].itertuples():
-        t, num, c = row.position, row.num_long_context_tokens, row.context_length
+        t = row.position
+        num = row.num_long_context_tokens
+        c = row.context_length
         places = list(range(len(bos) + num - c, len(bos) + num))
         expected = stock_loss(stock, bos + ids[t - c : t], [0] * len(bos) + places, ids[t])
         assert row.loss == pytest.approx(expected, abs=2e-5)

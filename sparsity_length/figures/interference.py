@@ -283,7 +283,8 @@ def mechanism_figure(table: pd.DataFrame) -> Figure:
     )
     axes[0].xaxis.set_major_formatter("{x:,.0f}")
     axes[1].set(title="near tokens from ID 11,776 (unseen distances)")
-    few, many = by_number[11776, 1], by_number[11776, 1536]
+    few = by_number[11776, 1]
+    many = by_number[11776, 1536]
     drawing.put_title(
         figure,
         f"Distance and number interact in a 135M model: at unseen distances one token of another text costs"

@@ -120,7 +120,8 @@ def lengths_figure(
     means = {training: sum(of_models) / len(of_models) for training, of_models in changes.items()}
     best = min(means, key=means.__getitem__)
     worst = max(means, key=means.__getitem__)
-    of_best, of_worst = f" ({best})", f" to {means[worst]:+.2f} ({worst})"
+    of_best = f" ({best})"
+    of_worst = f" to {means[worst]:+.2f} ({worst})"
     sizes = {label.size for model, label in labels.items() if model in set(curves["model"])}
     drawing.put_title(
         figure,

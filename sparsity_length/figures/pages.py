@@ -51,7 +51,8 @@ PAGES = (ROOT / "README.md", ROOT / "analysis" / "README.md", ROOT / "analysis" 
 STUDY = REFERENCE / "study" / "results"
 EVALUATED = REFERENCE / "evaluated" / "results"
 TRIED = REFERENCE / "tried" / "results"
-SMOLLM2, GEMMA = "SmolLM2-135M-Instruct", "Gemma-3-270M"
+SMOLLM2 = "SmolLM2-135M-Instruct"
+GEMMA = "Gemma-3-270M"
 SELECTOR = "2m-long-seed0"
 EVALUATOR = "2m-long-seed1"
 SELECTED = "leave_one_out_divergence"
@@ -198,7 +199,8 @@ def within_16(rows: pd.DataFrame) -> str:
 
 def of_few_tokens() -> Numbers:
     """The paper's verdict on both pretrained models, and what k tokens recover of each model, by rule."""
-    smollm2, gemma = few_tokens(SMOLLM2), few_tokens(GEMMA)
+    smollm2 = few_tokens(SMOLLM2)
+    gemma = few_tokens(GEMMA)
     same_texts = smollm2[smollm2["document_id"].isin(gemma["document_id"])]
     by_loss = {
         name: rows_by(
@@ -500,7 +502,8 @@ def of_distance() -> Numbers:
     }
     for row in slopes.to_dict("records"):
         unit = "%" if row["outcome"] == distance.UNSEEN else " points"
-        name, cell = f"distance_{row['outcome']}", percent(interval_of(row, "slope"), unit)
+        name = f"distance_{row['outcome']}"
+        cell = percent(interval_of(row, "slope"), unit)
         found |= {name: f"{row['word']}: {cell}", f"{name}_word": row["word"], f"{name}_cell": cell}
     curves = rows_by(distance.curves(targets), "rope", "gap")
     gaps = sorted({gap for _, gap in curves if gap})

@@ -287,7 +287,8 @@ def null_contexts(
     window of s own tokens a target. Only the windows' rows need a mask. A few targets at a time, so that they
     take about as many rows as the other document does.
     """
-    short, num_targets = lengths.short_context_length, lengths.num_targets
+    short = lengths.short_context_length
+    num_targets = lengths.num_targets
     # 16 targets with 64 own tokens each are 1,024 rows: one group beside 959 of the other document.
     num_groups = max(1, round(num_targets * short / int(lengths.num_far_tokens_T[-1])))
     for index_T in np.array_split(np.arange(num_targets), min(num_groups, num_targets)):

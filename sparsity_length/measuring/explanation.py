@@ -442,7 +442,8 @@ def explain(
             raise InputError("the model ends the text at once: it writes nothing that could be explained")
         # From IDs: encoding the decoded answer might give other tokens than the model wrote.
         tokens = reader.read([*tokens.bos_token_ids, *tokens.token_ids_N.tolist(), *answer])
-        first, end = end, end + len(answer)
+        first = end
+        end = end + len(answer)
     note = None
     of_words = None
     if asked.at is not None:
@@ -543,7 +544,8 @@ def _measured(
         is_whole: the tokens are one target.
         note: on which of several occurrences is explained.
     """
-    short, budget = asked.short_context_length, asked.seconds
+    short = asked.short_context_length
+    budget = asked.seconds
     begin = end - length
     # Models without BOS use the text's first token as an attention sink.
     sink = 0 if text.bos_token_ids else 1

@@ -126,7 +126,8 @@ class FarContext:
     def _effects(self) -> np.ndarray:
         parts = []
         for sequence, full in self.sequences:
-            swaps_BL, screen = self.search_swaps_BL, self.screen
+            swaps_BL = self.search_swaps_BL
+            screen = self.screen
             parts.append(leave_one_out(self.model, sequence, self.batching, full, swaps_BL, screen))
         return self._of_all_targets(parts)
 

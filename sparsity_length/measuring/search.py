@@ -121,7 +121,8 @@ def _rows_without(
     Where a removed row is a target's own query row, the entry is another row's; a query row is never distant
     context, so such entries are of no use.
     """
-    starts_B1, ends_B1 = spans_B2[:, :1], spans_B2[:, 1:]
+    starts_B1 = spans_B2[:, :1]
+    ends_B1 = spans_B2[:, 1:]
     start = int(starts_B1[0, 0])
     num_missing = int(ends_B1[0, 0] - start) if replacement_ids_L is None else 0
     rows_BS = np.arange(start, stop - num_missing)[None]
@@ -571,7 +572,8 @@ class Search:
         num_far = int(sequence.num_far_tokens_T[queries_Q].min())
         is_own_F = is_within(spans_K2, num_far).any(axis=0)
         first = int(spans_K2[:, 0].min())
-        without, with_sources = [], []
+        without = []
+        with_sources = []
         for swap_S, prefix in zip(self.trial_swaps_BS, self.prefixes[1:], strict=True):
             without.append(self._read(sequence.token_ids_S, num_far, prefix, queries_Q))
             restored_S = sequence.token_ids_S.copy()

@@ -35,7 +35,8 @@ numbers of them that are studied."""
 def measure_lengths(model: CausalLM, chunk: Chunk, asked: ByLength) -> Iterator[tuple[str, Columns]]:
     """Losses of the targets at each context length."""
     chunk_L = chunk.token_ids_L
-    lengths, context_lengths = asked.lengths, asked.context_lengths or ()
+    lengths = asked.lengths
+    context_lengths = asked.context_lengths or ()
     batching = Batching.for_model(model)
     long = FarContext(model, lengths, batching, chunk_L, chunk_L).predictions
     measured = [

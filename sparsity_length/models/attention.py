@@ -157,7 +157,8 @@ def _attend_apart(
     visible_past = None
     if visible is not None and visible.shape[-1] > own[0].shape[2]:
         visible = visibility_with_prefix(visible, num_rows, num_past + own[0].shape[2], query_BHSE.device)
-        visible_past, visible = visible[..., :num_past], visible[..., num_past:]
+        visible_past = visible[..., :num_past]
+        visible = visible[..., num_past:]
     # The causal mask is among own rows alone.
     key_BHSE, value_BHSE = (_of_each_head(num_heads, part) for part in own)
     from_own_BHSE, own_sum_BHS = attention_and_log_sum_exp(

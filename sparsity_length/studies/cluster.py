@@ -118,7 +118,8 @@ def forward_tokens(settings: Chunked, documents: int) -> float:
 
 def _of_selecting(settings: Selecting) -> float:
     """Forward tokens of one chunk: of the search, and of the trial of what it chose."""
-    length, lengths = settings.long_context_length, settings.lengths
+    length = settings.long_context_length
+    lengths = settings.lengths
     far = int(lengths.num_far_tokens_T[-1])
     search = float(length)
     if {*LEAVE_ONE_OUT_RULES} & {*settings.rules}:

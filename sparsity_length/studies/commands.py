@@ -175,10 +175,12 @@ def _evaluation_commands(
     run = Path(study.run)
     results = run / name / "results" / size
     whose_data = name if evaluation.get("data") else ""
-    data, needs_data = run / whose_data / "data", _joined("tokenize_c4", whose_data)
+    data = run / whose_data / "data"
+    needs_data = _joined("tokenize_c4", whose_data)
     if evaluation.get("needles"):
         length = f"length-{evaluation.get('long_context_length')}"
-        data, needs_data = run / name / "needles" / length / "data", _joined("plant_needles", name)
+        data = run / name / "needles" / length / "data"
+        needs_data = _joined("plant_needles", name)
     steps = evaluation.get("steps") or ()
     general = {flag: value for flag, value in evaluation.items() if flag not in (*_NO_FLAGS, *STAGES)}
     # A further evaluation inherits flags that its own stages may not have, but some stage must.

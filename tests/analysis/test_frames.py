@@ -9,7 +9,8 @@ import pytest
 from sparsity_length import InputError, plot, summary
 
 # Student's t for 95% with one and with two degrees of freedom.
-T_1, T_2 = 12.7062, 4.30265
+T_1 = 12.7062
+T_2 = 4.30265
 
 
 def influential() -> pd.DataFrame:

@@ -173,8 +173,10 @@ def compare(
 
 def main(arguments: argparse.Namespace) -> None:
     if arguments.quick:
-        arguments.configs, arguments.contexts = ["20m"], [64]
-        arguments.tokens_per_step, arguments.steps = 1024, 3
+        arguments.configs = ["20m"]
+        arguments.contexts = [64]
+        arguments.tokens_per_step = 1024
+        arguments.steps = 3
     keep_freed_memory()  # of the process, so of the plain loop too
     print(f"{arguments.tokens_per_step:,} tokens a step; median of {arguments.steps} steps")
     print("config context     dtype  ours tok/s plain tok/s  ratio")

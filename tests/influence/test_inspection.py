@@ -37,7 +37,8 @@ CHUNKS = {name: GENERATOR.integers(0, VOCABULARY_SIZE, L) for name in ("own", "o
 STEP = 5e-3
 NUM_ANSWERS = 3
 SEED = (2, 7)
-TOLERANCE, TOLERANCE_AT_KINKS = 1e-3, 1e-2  # of the largest derivative; OPT's ReLU has kinks
+TOLERANCE = 1e-3  # of the largest derivative
+TOLERANCE_AT_KINKS = 1e-2  # OPT's ReLU has them
 # Another gate may send a token to another expert, and there a finite difference is none.
 INSPECTED = [
     "olmo",

@@ -61,7 +61,8 @@ def test_a_screen_of_a_long_text_finds_the_planted_tokens(screen: int) -> None:
     """A few dozen passes find the two of 999 distant tokens that tell the answer."""
     lengths = replace(MADE_LENGTHS, long_context_length=1003)
     own, foreign = np.random.default_rng(5).integers(0, 8, (2, 1003))
-    own[[277, 600]], own[lengths.targets_T] = list(_planted(2).values()), ANSWER
+    own[[277, 600]] = list(_planted(2).values())
+    own[lengths.targets_T] = ANSWER
     model = EvidenceLM(VOCABULARY_SIZE, ANSWER, _evidence(2))
     for options in ({}, {"search_swaps_BL": foreign[None]}):
         context = far_contexts(model, lengths, Batching(1), own, foreign, screen=screen, **options)["own"]

@@ -77,7 +77,9 @@ def test_greedy_takes_redundant_evidence_once_where_leave_one_out_sees_none() ->
 
 def test_divergence_by_hand_and_blind_to_the_target() -> None:
     context = _own_context()
-    before, after = exp(4) / (exp(4) + 9), exp(3) / (exp(3) + 9)  # of the answer, without B
+    # Of the answer, without B.
+    before = exp(4) / (exp(4) + 9)
+    after = exp(3) / (exp(3) + 9)
     expected = before * log(before / after) + (1 - before) * log((1 - before) / (1 - after))
     assert context.influence.divergences[0, 4] == pytest.approx(expected, rel=1e-4)
     assert np.abs(np.delete(context.influence.divergences[0], 4)).max() < 1e-6

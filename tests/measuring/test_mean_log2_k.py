@@ -32,7 +32,9 @@ from sparsity_length.measuring.sparsity import mean_log2_k
 from sparsity_length.results.read import Results
 
 NAMES = ("run", "third", "fourth")
-L, M, KS = 11, 3, [1, 2, 4]  # chunks that all five documents hold
+L = 11  # chunks that all five documents hold
+M = 3
+KS = [1, 2, 4]
 NULL, *TRIALS, SEARCH = 1, 2, 3, 4  # which document after a chunk's own serves as what
 IN_BACKGROUND = ["--ablation", "swap", "--search-swaps", "1"]
 WORDS = ["--long-context-length", str(L), "--k", *map(str, KS)]

@@ -16,7 +16,8 @@ class LogitsAreStates:
     vocabulary_size = V
 
     def __init__(self, logits_BTV: torch.Tensor) -> None:
-        self._logits_BTV, self.rows_at_a_time = logits_BTV, []
+        self._logits_BTV = logits_BTV
+        self.rows_at_a_time = []
 
     def hidden_states(self, *_: object) -> torch.Tensor:
         return self._logits_BTV

@@ -51,7 +51,8 @@ def test_what_could_not_run_to_its_end_is_refused_before_it_begins(
 def test_needles_are_planted_in_the_text_and_measured_in_its_place() -> None:
     commands = {one.name: one for one in commands_of(load_study(Path("olmo_configs/studies/reach.yaml")))}
     for name, folder in (("", "runs/reach"), ("-yarn", "runs/reach/yarn")):
-        planting, measuring = commands[f"plant_needles{name}"], commands[f"length_interference{name}"]
+        planting = commands[f"plant_needles{name}"]
+        measuring = commands[f"length_interference{name}"]
         assert planting.needs == ("tokenize_c4",) and measuring.needs == (planting.name,)
         assert planting.arguments[:4] == ["--data", "runs/reach/data", "--out", f"{folder}/needles"]
         assert measuring.arguments[:2] == ["--data", f"{folder}/needles/length-64/data"]
