@@ -447,7 +447,6 @@ def of_length() -> Numbers:
         "share_slope": percent(interval_of(rows["as planned", "share"], "slope")),
         "share_slope_no_controls": robust("slope of interference", "share", 0, "", "no controls"),
         "unseen_distances_no_controls": robust("slope of the gap at 224", "0.34 M", 0, "", "no controls"),
-        "real_model_nats": percent(interval_of(rows["as planned", "nats"], "slope")),
         "real_model_control": percent(interval_of(rows["negative control", "ratio"], "slope")),
         "unseen_distances_slope": str(interval_of(gaps.iloc[0], "slope")),
         "distance_or_number": markdown(
