@@ -176,7 +176,7 @@ def losses_without(problem: Problem, removed_R: np.ndarray) -> torch.Tensor:
     hidden_RTD = problem.lm.hidden_states(tokens_RS, positions_1S, visible_RSS, None)[:, targets_T - 1]
     losses = []
     for hidden_RD, target in zip(hidden_RTD.unbind(1), tokens_L[targets_T], strict=True):
-        logits_RV = problem.lm.logits(hidden_RD)
+        logits_RV = problem.lm.logits(hidden_RD).float()
         losses.append(cross_entropy(logits_RV, target.expand(len(logits_RV)), reduction="none"))
     return torch.stack(losses, dim=1)
 

@@ -76,7 +76,7 @@ def test_a_study_goes_on_where_a_stage_failed_and_sees_what_changed(study_file: 
         (folder / name).unlink()
     nothing_left = run(study, *measure, "--jobs", "1")
     assert nothing_left.returncode == 0, nothing_left.stderr
-    assert nothing_left.stdout == again.stdout
+    assert nothing_left.stdout.startswith("sparsity summary ") and again.stdout.endswith(nothing_left.stdout)
     assert parquet_files(folder / "run") == measured
 
     assert "learning_rate: 6.0e-3" in config.read_text()
