@@ -161,7 +161,7 @@ class Stage:
         """Run on the words of a command line."""
         self.run(self.parse(words))
 
-    def main(self, name: str | None = None, words: Sequence[str] | None = None) -> None:
+    def main(self, name: str | None = None) -> None:
         """Run on the words of this process's command line, under a name as of `parser`.
 
         An error that the user can fix is one line and exit code 2.
@@ -177,7 +177,7 @@ class Stage:
             # What a terminal, or a locale such as POSIX, cannot show must not end a program after its work.
             if isinstance(sys.stdout, io.TextIOWrapper):
                 sys.stdout.reconfigure(errors="replace")
-            arguments = parser.parse_intermixed_args(words)
+            arguments = parser.parse_intermixed_args()
             logging.basicConfig(level=logging.INFO, format=f"{Path(parser.prog).stem}: %(message)s")
             # Libraries log what only their authors need; warnings of theirs still pass.
             for noisy in ("olmo", "datasets", "accelerate", "urllib3", "httpx", "fsspec"):
@@ -277,7 +277,9 @@ def main() -> None:
     """The command `sparsity`: run the program that the first word names, on the words behind it."""
     name = "".join(sys.argv[1:2]).replace("-", "_")
     if name in _MODULES:
-        stage_of(name).main(f"sparsity {name}", sys.argv[2:])
+        # What is left is what a program finds that is run by its file.
+        sys.argv[:2] = [f"sparsity {name}"]
+        stage_of(name).main(sys.argv[0])
         return
     command = argparse.ArgumentParser(
         "sparsity",

@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from sparsity_length import explain, influential_tokens, losses
 from sparsity_length.cli import InputError
+from sparsity_length.cli import main as sparsity
 from sparsity_length.measuring import explanation
 from sparsity_length.measuring.contexts import Batching, PackedSequence, full_pass
 from sparsity_length.measuring.search import Search
@@ -653,8 +654,9 @@ def test_what_is_printed(
     assert "\x1b[48;5;" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("start", ["pipeline/explain.py", "sparsity explain"])
 def test_the_colored_page_is_on_disk_before_a_prediction_is_explained(
-    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: str, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And says how the rest is explained."""
 
@@ -664,8 +666,10 @@ def test_the_colored_page_is_on_disk_before_a_prediction_is_explained(
     text = tmp_path / "text"
     text.write_text(TEXT)
     monkeypatch.setattr(Search, "run", fails)
+    words = [*start.split(), *flags, "--text-file", str(text), "--budget", "1h"]
+    monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit):
-        run(monkeypatch, *flags, "--text-file", str(text), "--budget", "1h")
+        (sparsity if "sparsity" in words else program.STAGE.main)()
     (data,) = re.findall('id="data">(.*?)</script>', (tmp_path / "x.html").read_text())
     page = json.loads(data)
     assert (page["targets"], len(page["wanted"]), len(page["pieces"])) == ([], 2, 64)
