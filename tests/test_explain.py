@@ -189,6 +189,19 @@ def test_sources_do_not_depend_on_what_else_is_explained(model: Path) -> None:
     pd.testing.assert_frame_equal(few, of_few, atol=1e-5)
 
 
+def test_a_prediction_behind_labels_alone_has_no_source_and_many_may_be_asked_for() -> None:
+    """A short chat may have nothing distant but what the template wrote."""
+    planted = {place: 4 + place // 8 for place in range(8, 80, 8)}  # nine tokens, each elsewhere
+    search = _search(96, 80, planted, lambda seen: 0.4 * len(seen & {*planted.values()}), k=9)
+    assert sorted(search.run(0).spans_K2[:, 0].tolist()) == [*planted]
+    search.is_label_S[:] = True
+    found = search.run(0)
+    assert found.spans_K2.shape == (0, 2) and len(found.effects_K) == 0
+    queries_Q = search.queries_of(0)
+    total, left = (search.effect_of(of[0], queries_Q) for of in (found.without, found.with_sources))
+    assert total == pytest.approx(left) and total > 0.1
+
+
 def _search(length: int, near: int, planted: dict[int, int], logit_of: Any, k: int) -> Search:
     """The search for what the last of so many tokens depends on, in a model that knows an answer."""
     lm = EvidenceLM(16, answer=3, logit_of=logit_of)

@@ -119,7 +119,7 @@ OUTCOMES = {
 def moved_targets(
     measured: Mapping[str, Path], sources: Mapping[str, str], needed: Path | None, earlier: pd.DataFrame
 ) -> pd.DataFrame:
-    """A row a target: what each gap does to it, and the tokens that it needs.
+    """One row per target: what each gap does to it, and the tokens that it needs.
 
     Args:
         measured: scaling of RoPE -> results of length_interference.py, one model, --compared-with full.

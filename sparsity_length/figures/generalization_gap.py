@@ -49,7 +49,7 @@ Trainings = Mapping[str, Sequence[str]]
 
 
 def outcome_targets(sparsity: pd.DataFrame, losses: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
-    """A row a target: its sparsity to each evaluator, what is held constant, and the loss of each model.
+    """One row per target: its sparsity to each evaluator, what is held constant, and the loss of each model.
 
     Args:
         sparsity: rows of dependency_sparsity, of one rule and criterion, whose evaluator chose no tokens.

@@ -64,7 +64,7 @@ CONTROLS = (*SPLINES, "log_token_count", "loss", "source")
 
 
 def interference_targets(measured: Path, needed: Path | None, data: TokenizedData) -> pd.DataFrame:
-    """A row a target: everything that the slopes need, and what each placement does to it, nats.
+    """One row per target: everything that the slopes need, and what each placement does to it, nats.
 
     Args:
         measured: results of length_interference.py; one model.

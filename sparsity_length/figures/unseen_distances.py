@@ -54,7 +54,7 @@ def kept_targets() -> pd.DataFrame:
 
 
 def values_of(placed: pd.DataFrame, near: int, placement: str, role: str) -> pd.DataFrame:
-    """A row a target, in the order of the keys, a column a model, nats."""
+    """One row per target, in the order of the keys, and one column per model, nats."""
     rows = placed[(placed["near_context_length"] == near) & (placed["placement"] == placement)]
     values = np.stack(rows[role].to_list())
     index = pd.MultiIndex.from_frame(rows[KEYS])

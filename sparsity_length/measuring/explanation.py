@@ -750,7 +750,8 @@ def _target(
     recovered = 1 - remaining / total if total else 0.0
     # Estimates are of states that have seen the whole text and run high: only their proportions count.
     estimated_K = total - found.remaining_K
-    shares_K = estimated_K / estimated_K[-1] if estimated_K[-1] > 0 else np.zeros_like(estimated_K)
+    of_all = float(estimated_K[-1]) if len(estimated_K) else 0.0
+    shares_K = estimated_K / of_all if of_all > 0 else np.zeros_like(estimated_K)
     of_sources = zip(
         found.spans_K2.tolist(),
         found.effects_K.tolist(),

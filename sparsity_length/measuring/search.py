@@ -49,7 +49,7 @@ COARSE_TOKENS = 32
 BRANCHES = 4
 """Parts that a group is split into."""
 NUM_CANDIDATES = 6
-"""Units that may be sources, by each of two screens."""
+"""Units that may be sources, by each of two screens; more if more sources are asked for."""
 
 LONGEST_RUN = 64
 """Rows by which the targets may lie apart whose near rows are run together."""
@@ -84,6 +84,8 @@ def leave_out(
     """
     if queries_Q is None:
         queries_Q = np.arange(len(sequence.query_rows_T))
+    if not len(spans_V2):
+        return Measured(*np.empty((2, 0, len(queries_Q)), dtype=np.float32))
     # A mask is about the last rows, so it is run to the last one.
     is_cut = sequence.visible_WS is None
     stop = int(sequence.query_rows_T[queries_Q].max()) + 1 if is_cut else len(sequence.token_ids_S)
@@ -212,6 +214,8 @@ class NearRows:
                 )
                 yield Pass(rows, targets_1Q, self.queries_Q[None], self.prefix)
 
+        if not len(is_own_VF):
+            return Measured(*np.empty((2, 0, len(self.queries_Q)), dtype=np.float32))
         measured = measured_passes(self.model, self.full.predictions, passes())
         return Measured(*np.concatenate(measured, axis=1))
 
@@ -540,9 +544,10 @@ class Search:
             return ((nothing - remaining_V) * self._may_be_sources(spans_V2))[None, :, None]
 
         candidates = set()
+        num = max(NUM_CANDIDATES, self.k)
         for effects in (by_removal, by_restoring):
-            spans_V2, effects_CVT = screened(effects, edges_E, NUM_CANDIDATES, self.sentence_starts)
-            largest_V2 = self._largest(spans_V2, effects_CVT[0, :, 0], NUM_CANDIDATES)
+            spans_V2, effects_CVT = screened(effects, edges_E, num, self.sentence_starts)
+            largest_V2 = self._largest(spans_V2, effects_CVT[0, :, 0], num)
             candidates |= {(int(start), int(end)) for start, end in largest_V2}
         kept = sorted(candidates)
         given_up: list[tuple[int, int]] = []
@@ -554,7 +559,7 @@ class Search:
             # Of equals the farther one goes.
             given_up.append(kept.pop(int(np.argmin(np.round(remaining_N, 5)))))
         ranked = [*kept, *given_up[::-1]]
-        return np.array(ranked[: self.k])
+        return np.array(ranked[: self.k], dtype=np.int64).reshape(-1, 2)
 
     def _remaining(self, spans_K2: np.ndarray, queries_Q: np.ndarray) -> np.ndarray:
         remaining_BK = []
@@ -571,7 +576,7 @@ class Search:
         sequence = self.sequence
         num_far = int(sequence.num_far_tokens_T[queries_Q].min())
         is_own_F = is_within(spans_K2, num_far).any(axis=0)
-        first = int(spans_K2[:, 0].min())
+        first = min([num_far, *spans_K2[:, 0].tolist()])
         without = []
         with_sources = []
         for swap_S, prefix in zip(self.trial_swaps_BS, self.prefixes[1:], strict=True):

@@ -147,7 +147,7 @@ def test_the_last_occurrence_or_the_one_that_is_named() -> None:
 )
 def test_units_of_many_scripts(script: str, unit: str, expected: str) -> None:
     tokenizer = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")  # a token a code point
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")  # one token per code point
     text = load_tokenizer(tokenizer).read(TEXTS[script])
     starts = text.characters_N2[unit_starts(text, unit), 0].tolist()
     found = [text.text[start:end].strip() for start, end in zip(starts, [*starts[1:], None], strict=True)]
@@ -165,7 +165,7 @@ def test_units_of_many_scripts(script: str, unit: str, expected: str) -> None:
     ],
 )
 def test_the_word_at_a_position(text: str, character: int, own: str) -> None:
-    tokenizer = load_tokenizer(Tokenizer.from_str(train_bpe(["x"], 257).to_json()))  # a token a byte
+    tokenizer = load_tokenizer(Tokenizer.from_str(train_bpe(["x"], 257).to_json()))  # one token per byte
     one = tokenizer.read(text)
     found = words_of(one, token_at(one, character), None, "other", tokenizer)
     assert found == (character, own, "other")
