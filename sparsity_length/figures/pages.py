@@ -19,6 +19,7 @@ import pandas as pd
 from sparsity_length.figures import (
     cues,
     distance,
+    distance_or_number,
     drawing,
     interference,
     losses,
@@ -27,7 +28,6 @@ from sparsity_length.figures import (
     recovered_loss,
     synthetic_tasks,
     theory,
-    unseen_distances,
 )
 from sparsity_length.figures.read import (
     TARGET,
@@ -118,11 +118,11 @@ def robustness() -> pd.DataFrame:
 def robust(
     headline: str, model: str, k: int = 16, criterion: str = "loss", variant: str = "as published"
 ) -> str:
-    """One of its intervals: a fraction in percent, a lead in points, a slope of the gap in nats."""
+    """One of its intervals: a fraction in percent, a lead in points."""
     rows = rows_by(robustness(), "headline", "model", "k", "criterion", "variant")
     found = interval_of(rows[headline, model, k, criterion, variant], "estimate")
     unit = " points" if headline.startswith(("lead", "slope of the share")) else "%"
-    return str(found) if headline == "slope of the gap at 224" else percent(found, unit)
+    return percent(found, unit)
 
 
 def of_robustness() -> Numbers:
@@ -172,7 +172,6 @@ ROBUST = {
     ): "SmolLM2's lead over recency minus Gemma's",
     ("recovered fraction", "2.3 M"): "2.3 M: fraction that 16 tokens recover",
     ("lead over recency", "2.3 M"): "2.3 M: lead over recency",
-    ("slope of the gap at 224", "0.34 M"): "slope of the gap, nats",
     ("slope of interference", "ratio"): "slope of interference: ratio",
     ("slope of interference", "nats"): "slope of interference: nats, relative to the mean",
     ("slope of interference", "share"): "slope of interference: fraction of the maximal loss",
@@ -419,19 +418,18 @@ def of_length() -> Numbers:
     }
     cells = [[words, percent(interval_of(rows[key], "slope"))] for words, key in lines.items()]
     natural = pd.read_parquet(REFERENCE / "real_model" / interference.NATURAL_FILE)
-    gaps = unseen_distances.unseen_distances(placed_targets())
     squeezed = places.query("num_distant == 11776").iloc[0]
-    effects = rows_by(unseen_distances.distance_or_number(placed_targets()), "text", "role", "condition")
+    effects = rows_by(distance_or_number.of_conditions(placed_targets()), "text", "role", "condition")
     of_conditions = [
         [
             condition,
             *(
                 f"{interval_of(row, 'value')}, {row['share']:.0%}"
-                for row in (effects[text, unseen_distances.SHORT, condition] for text in ("own", "swap"))
+                for row in (effects[text, distance_or_number.SHORT, condition] for text in ("own", "swap"))
             ),
-            interval_of(effects["swap", unseen_distances.LONG, condition], "value"),
+            interval_of(effects["swap", distance_or_number.LONG, condition], "value"),
         ]
-        for condition in unseen_distances.CONDITIONS
+        for condition in distance_or_number.CONDITIONS
     ]
     return {
         "interference_counts": sample(places.iloc[0], ", "),
@@ -446,15 +444,11 @@ def of_length() -> Numbers:
         "real_model_natural": interference.natural_check(natural),
         "share_slope": percent(interval_of(rows["as planned", "share"], "slope")),
         "share_slope_no_controls": robust("slope of interference", "share", 0, "", "no controls"),
-        "unseen_distances_no_controls": robust("slope of the gap at 224", "0.34 M", 0, "", "no controls"),
         "real_model_control": percent(interval_of(rows["negative control", "ratio"], "slope")),
-        "unseen_distances_slope": str(interval_of(gaps.iloc[0], "slope")),
         "distance_or_number": markdown(
             ["distant tokens", "rise of the loss", "interference", "interference, long-context models"],
             of_conditions,
         ),
-        "unseen_distances_verdict": unseen_distances.verdict(gaps),
-        "unseen_distances_sample": sample(gaps.iloc[0]),
     }
 
 
@@ -761,8 +755,8 @@ def draw() -> None:
         "evaluated/loss_against_context_length": losses.lengths_figure(
             differences, labels, [64, 256], SELECTOR
         ),
-        "length/distance_or_number": unseen_distances.distance_or_number_figure(
-            unseen_distances.distance_or_number(placed_targets())
+        "length/distance_or_number": distance_or_number.figure(
+            distance_or_number.of_conditions(placed_targets())
         ),
         "length/marked_bits": marked_bits.figure_of(synthetic("length/functions")),
         "length/cue_distances": cues.distances_figure(examples),

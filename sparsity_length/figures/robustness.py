@@ -22,10 +22,9 @@ from sparsity_length.figures import (
     pages,
     reach,
     recovered_loss,
-    unseen_distances,
 )
 from sparsity_length.figures.read import interval_columns, interval_of, sample_counts
-from sparsity_length.figures.slopes import CONTROLS, Row, pseudo_values
+from sparsity_length.figures.slopes import Row, pseudo_values
 from sparsity_length.results.schemas import DIVERGENCE, LOSS
 from sparsity_length.results.statistics import (
     FEWEST_RESAMPLED,
@@ -124,8 +123,8 @@ def of_few_tokens(sparse: Mapping[str, pd.DataFrame]) -> Iterator[Row]:
         yield from rows_of(f"{headline}, difference", "SmolLM2 135 M minus Gemma 3 270 M", variants, more)
 
 
-def of_slopes(measured: pd.DataFrame, placed: pd.DataFrame) -> Iterator[Row]:
-    """Both slopes of claim 2: of interference, share of its mean per doubling, and of the gap, nats."""
+def of_slopes(measured: pd.DataFrame) -> Iterator[Row]:
+    """The slope of interference, a share of its mean per doubling."""
     outcomes = interference.with_outcomes(measured)
     targets = interference.with_predictor(outcomes)
     for kind in interference.KINDS:
@@ -136,11 +135,6 @@ def of_slopes(measured: pd.DataFrame, placed: pd.DataFrame) -> Iterator[Row]:
         yield from rows_of(
             "slope of interference", row["kind"], [(row["variant"], interval_of(row, "slope"))]
         )
-    _, gap, known = unseen_distances.gaps(placed)
-    variants = of_slope(known, CONTROLS, partial(unseen_distances.gap_slope, gap))
-    yield from rows_of("slope of the gap at 224", "0.34 M", variants, sample_counts(known))
-    for row in unseen_distances.unseen_distances(placed)[1:].to_dict("records"):
-        yield from rows_of("slope of the gap at 224", "0.34 M", [(row["outcome"], interval_of(row, "slope"))])
 
 
 def of_reach(items: pd.DataFrame, table: pd.DataFrame) -> Iterator[Row]:
@@ -248,7 +242,7 @@ def robustness() -> pd.DataFrame:
     """
     of_models = chain(
         of_few_tokens(pages.sparse_losses()),
-        of_slopes(pages.interference_targets(), pages.placed_targets()),
+        of_slopes(pages.interference_targets()),
         of_interference(pages.interference_targets()),
         of_reach(*pages.told_facts()),
         of_distance(pages.moved_targets()),

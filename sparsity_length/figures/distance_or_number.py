@@ -1,56 +1,27 @@
-"""Loss at unseen distances, by the tokens that a prediction needs; what distance and number do alone.
+"""Unseen distances and the number of distant tokens, alone and together, in models trained at 64 tokens.
 
-Experiments A and B of the plan (analysis/LOG.md, 2026-11-27). A: short-context models trained at 64 tokens
-with contiguous IDs, given up to 224; targets and tokens needed are the first preregistered study's. Slopes
-are in nats per doubling of the tokens needed. B: the last 32 tokens stand behind 32 more as in training;
-behind the same 32 moved away (distance only); behind 192 more squeezed into 32 position IDs (number only); or
-behind all 192 at their own IDs (both). Further tables and the verdict of B were made at commit 30cc5e52.
+Experiment B of the plan (analysis/LOG.md, 2026-11-27). The last 32 tokens stand behind 32 more as in
+training; behind the same 32 moved away (distance only); behind 192 more squeezed into 32 position IDs (number
+only); or behind all 192 at their own IDs (both). Further tables and the verdict were made at commit 30cc5e52.
 """
 
-from collections.abc import Sequence
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from sparsity_length.figures import drawing
-from sparsity_length.figures.read import interval_columns, interval_of, rows_by, sample_counts
-from sparsity_length.figures.slopes import (
-    CONTROLS,
-    SPARSITY,
-    Row,
-    Slopes,
-    contrast,
-    design_of,
-    of_each,
-    with_sparsity,
-)
+from sparsity_length.figures.read import interval_columns, interval_of, sample_counts
+from sparsity_length.figures.slopes import Row, Slopes, contrast
 
-REFERENCE = Path(__file__).resolve().parents[2] / "analysis" / "reference"
 KEYS = ["document_id", "target_position"]
 SHORT = "short_context_models"
 LONG = "long_context_models"
 ROLES = (SHORT, LONG)
-GAP = "gap at 224"
-BEYOND = "gap at 224 minus that at 64"
-LOWEST = "gap at 224, lowest eighth left out"
-HIGHEST = "gap at 224, highest eighth left out"
-SHARE_OF_THE_MEAN = 0.05
-"""Smallest effect size of interest: a slope of 5% of the mean gap per doubling."""
 # 32@192: the near tokens begin at ID 192 rather than 32. 192/32: six tokens stand at each of 32 IDs.
 CONDITIONS = {"trained": "32", "distance only": "32@192", "number only": "192/32", "both": "192"}
 """Condition -> its placement, near context 32."""
-
-
-def kept_targets() -> pd.DataFrame:
-    """Targets of the first preregistered study that have a sparsity: columns "mean_log2_k of NUMBER"."""
-    table = pd.read_parquet(REFERENCE / "decisive" / "outcome_targets.parquet")
-    rows = table[table["measured"] == "long_context_loss"].reset_index(drop=True)
-    # A cell holds a list, a value per evaluator.
-    values_TJ = pd.DataFrame(np.stack(rows[SPARSITY].to_list()).astype("float64"))
-    return with_sparsity(rows.join(values_TJ.add_prefix(f"{SPARSITY} of ")))
 
 
 def values_of(placed: pd.DataFrame, near: int, placement: str, role: str) -> pd.DataFrame:
@@ -61,56 +32,7 @@ def values_of(placed: pd.DataFrame, near: int, placement: str, role: str) -> pd.
     return pd.DataFrame(values, index, [f"{role} {number}" for number in range(values.shape[1])]).sort_index()
 
 
-def gaps(placed: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """Losses with 64 and with 224 tokens of context (`values_of`, both roles), and the targets of both."""
-    near, gap = (
-        pd.concat([values_of(placed, 64, placement, role) for role in ROLES], axis=1)
-        # 160 tokens before the nearest 64 make a context of 224.
-        for placement in ("near", "own:160")
-    )
-    known = kept_targets().set_index(KEYS, drop=False)
-    return near, gap, known[known.index.isin(gap.index)]
-
-
-def gap_slope(outcomes: pd.DataFrame, targets: pd.DataFrame, controls: Sequence[str] = CONTROLS) -> Row:
-    """`contrast` of short- and long-context models in these outcomes, nats, with `mean`, that of the gap."""
-    of_models = outcomes.loc[targets.index]
-    short, long = ([name for name in map(str, of_models) if name.startswith(role)] for role in ROLES)
-    mean = of_models[short].mean(axis=1).mean() - of_models[long].mean(axis=1).mean()
-    found = contrast(design_of(targets, controls).least_squares(of_models), short, long)
-    return {"mean": mean, **found, **sample_counts(targets)}
-
-
-def unseen_distances(placed: pd.DataFrame) -> pd.DataFrame:
-    """Slopes on mean_log2_k: a row an outcome; `mean` is that of the outcome, nats."""
-    near, gap, known = gaps(placed)
-    sparsity = of_each(known, SPARSITY).mean(axis=1)
-    low, high = sparsity.quantile([1 / 8, 7 / 8])
-    # The gap at 64 tokens is subtracted target by target, and with it what is not due to length.
-    cases = {
-        GAP: (gap, known),
-        BEYOND: (gap - near, known),
-        LOWEST: (gap, known[sparsity > low]),
-        HIGHEST: (gap, known[sparsity < high]),
-    }
-    return pd.DataFrame([{"outcome": name, **gap_slope(*of)} for name, of in cases.items()])
-
-
-def verdict(slopes: pd.DataFrame) -> str:
-    """Decide A by the rule of the log: "supported", "refuted" or "inconclusive".
-
-    Supported: the slope of the gap, what it is beyond that at 64 tokens, and both shape rows are above 0.
-    Refuted: the first two end below the smallest effect size of interest. Inconclusive: else.
-    """
-    rows = rows_by(slopes, "outcome")
-    smallest = SHARE_OF_THE_MEAN * rows[GAP]["mean"]
-    if all(row["slope_low"] > 0 for row in rows.values()):
-        return "supported"
-    is_small = all(rows[outcome]["slope_high"] < smallest for outcome in (GAP, BEYOND))
-    return "refuted" if is_small else "inconclusive"
-
-
-def distance_or_number(placed: pd.DataFrame) -> pd.DataFrame:
+def of_conditions(placed: pd.DataFrame) -> pd.DataFrame:
     """Effect of each condition: a row a text, role and condition; intervals over texts and models.
 
     Own text: rise of the loss over that with 64 tokens as in training. Another text's tokens: length
@@ -148,7 +70,7 @@ def mean_over_models(values: pd.DataFrame) -> Row:
     return interval_columns("value", interval_of(found, "slope"))
 
 
-def distance_or_number_figure(table: pd.DataFrame) -> Figure:
+def figure(table: pd.DataFrame) -> Figure:
     """Effects of distance and number, alone and together: a panel a text, a bar a condition and role."""
     figure, axes = drawing.panels(2, 2.3, sharey=True)
     names = list(CONDITIONS)
