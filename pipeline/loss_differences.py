@@ -11,7 +11,9 @@ target-agnostic. Every token keeps its position ID.
 
 With --context-lengths, it measures length losses instead: for each length c, loss(t | exactly the c tokens
 before t) and KL(p(.|long) || p(.|c)), for the same targets at every c. The notebook length_losses plots their
-means. pipeline/RECIPES.md covers Hugging Face models and LongPPL (Fang et al. 2024).
+means. `sparsity losses` is another name of this program.
+
+pipeline/RECIPES.md covers Hugging Face models and LongPPL (Fang et al. 2024).
 
 Output: <results>/loss_differences/<model>/*.parquet, or <results>/length_losses/… (columns:
 pipeline/RESULTS.md).
@@ -24,7 +26,7 @@ At full size, on one GPU:
 On a laptop, after `make demo` (takes seconds):
   sparsity loss_differences --data runs/demo/data --checkpoints runs/demo/models/long-seed0 \\
       --results runs/try/results --long-context-length 256 --max-documents 16
-  sparsity loss_differences --data runs/demo/data --checkpoints runs/demo/models/short-pose \\
+  sparsity losses --data runs/demo/data --checkpoints runs/demo/models/short-pose \\
       --results runs/try/results --context-lengths 8 32 128 --long-context-length 256 --max-documents 16
 """
 

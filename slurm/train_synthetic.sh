@@ -3,7 +3,7 @@
 # pipeline/train_synthetic.py:
 #   sbatch slurm/train_synthetic.sh olmo_configs/synthetic/paper.yaml --task sparse_parity --positions pose \
 #     --save-folder runs/synthetic/models/sparse_parity-k4-pose-seed0 largest_sparsity=4 seed=0
-# A whole grid: python pipeline/study.py olmo_configs/studies/synthetic_paper.yaml --slurm
+# A whole grid: sparsity study olmo_configs/studies/synthetic_paper.yaml --slurm
 #SBATCH --job-name=train_synthetic
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1

@@ -31,7 +31,6 @@ PROGRAMS = {
     "a whole study": ("programs.study",),
     "text and training": (
         "programs.tokenize_c4",
-        "analysis.choose_texts",
         "programs.plant_needles",
         "programs.pretrain",
         "programs.export_huggingface",
@@ -48,15 +47,21 @@ PROGRAMS = {
         "analysis.run_notebooks",
         "analysis.summary",
         "analysis.explorer",
-        "analysis.length_failures",
-        "analysis.robustness",
+    ),
+    "studies of this repository": (
+        "analysis.reference.choose_texts",
+        "analysis.reference.length_failures",
+        "analysis.reference.robustness",
     ),
 }
 """Group -> modules of its programs, below sparsity_length."""
-_MODULES = {
+ALIASES = {"tokenize": "tokenize_c4", "losses": "loss_differences"}
+"""Second name -> the program it runs. No file has it: tokenize.py would hide Python's own module."""
+MODULES = {
     module.rpartition(".")[2]: f"sparsity_length.{module}" for group in PROGRAMS.values() for module in group
 }
-"""Program -> its module."""
+"""Program, or its second name -> its module."""
+MODULES |= {alias: MODULES[program] for alias, program in ALIASES.items()}
 _PROJECT = "sparsity-length-generalization"
 Item = TypeVar("Item")
 Number = TypeVar("Number", int, float)
@@ -200,9 +205,9 @@ class Stage:
 
 def stage_of(program: str) -> Stage:
     """The stage of a program of this name; InputError if there is none."""
-    if program not in _MODULES:
-        raise unknown_name("program", program, _MODULES)
-    stage: Stage = importlib.import_module(_MODULES[program]).STAGE
+    if program not in MODULES:
+        raise unknown_name("program", program, MODULES)
+    stage: Stage = importlib.import_module(MODULES[program]).STAGE
     return stage
 
 
@@ -276,7 +281,7 @@ def file_path(text: str) -> Path:
 def main() -> None:
     """The command `sparsity`: run the program that the first word names, on the words behind it."""
     name = "".join(sys.argv[1:2]).replace("-", "_")
-    if name in _MODULES:
+    if name in MODULES:
         # What is left is what a program finds that is run by its file.
         sys.argv[:2] = [f"sparsity {name}"]
         stage_of(name).main(sys.argv[0])
@@ -290,7 +295,7 @@ def main() -> None:
     command.add_argument("--version", action="version", version=f"sparsity {version(_PROJECT)}")
     command.add_argument("PROGRAM", help=argparse.SUPPRESS)
     found = command.parse_args(sys.argv[1:2] or ["--help"]).PROGRAM
-    command.error(str(unknown_name("program", found, _MODULES)))
+    command.error(str(unknown_name("program", found, MODULES)))
 
 
 def _all_programs() -> str:
@@ -304,5 +309,7 @@ def _all_programs() -> str:
             assert found is not None and found.origin is not None
             source = Path(found.origin).read_text(encoding="utf-8")
             does = source.partition("\n")[0].strip('".')
-            lines.append(f"  {module.rpartition('.')[2]:22}{does}")
+            name = module.rpartition(".")[2]
+            names = [*(alias for alias, program in ALIASES.items() if program == name), name]
+            lines.append(f"  {', '.join(names):26}{does}")
     return "\n".join(lines)

@@ -23,7 +23,7 @@ import forked_stages
 import pytest
 from hugging_face_families import make_model
 from measured_documents import json_lines
-from shown_commands import ROOT, Shown
+from shown_commands import FOLDERS, ROOT, Shown
 from tiny_task import TINY_TASK
 
 from sparsity_length.text.tokenizer import train_bpe
@@ -37,7 +37,7 @@ OF_A_SHELL = (
 )
 """How the commands begin that a shell runs here as they stand."""
 AT_LENGTH = (
-    "analysis/run_notebooks.py",
+    "sparsity run_notebooks",
     "tests/benchmarks/training.py",
     "runs/methods/",
     "runs/own",
@@ -61,15 +61,11 @@ NOT_RUN = {
     r"\bload_path=": "tests/training/test_training_loop.py begins a run so",
     r"benchmarks/(leave_one_out|explain_\w+|screen)\.py": "tests/test_benchmarks_run.py runs them, small",
     r"benchmarks/peers\.py": "it installs three environments",
-    r"explain\.py .*(--at|--chat) ": "tests/test_explain.py explains predictions and chats",
-    r"tokenize_c4\.py --out runs/c4/data": "tests of tokenize_c4 run it on files of the same names",
+    r"explain .*(--at|--chat) ": "tests/test_explain.py explains predictions and chats",
     r"^python -m sparsity_length\.figures": "tests/analysis: test_numbers_of_pages, test_theory",
     r"^python -m sparsity_length\.results": "tests/results and tests/analysis run it",
 }
 """Commands that no test of pages runs, and why."""
-INSTALLED = {"pipeline": "sparsity_length.programs", "analysis": "sparsity_length.analysis"}
-"""Folder of programs -> its package."""
-
 PYTHON_ELSEWHERE = {
     "CONTRIBUTING.md": "tests/influence/test_rules.py::test_the_page_s_example_is_a_rule",
     "pipeline/RESULTS.md": (
@@ -297,7 +293,8 @@ def module_of(shown: Shown) -> str | None:
     if shown.program is None or not (ROOT / shown.program).is_file() or shown.program.endswith(".sh"):
         return None
     module = shown.program.removesuffix(".py").replace("/", ".")
-    return re.sub(r"^(pipeline|analysis)(?=\.)", lambda folder: INSTALLED[folder[1]], module)
+    package_of = {folder: f"sparsity_length.{package}" for package, folder in FOLDERS.items()}
+    return re.sub(r"^(pipeline|analysis)(?=\.)", lambda folder: package_of[folder[1]], module)
 
 
 def run(shown: Shown, folder: Path) -> None:
@@ -314,7 +311,7 @@ def run(shown: Shown, folder: Path) -> None:
     program = shown.program
     assert module is not None
     typed = _bash(f"printf '%s\\0' {shown.text}", folder).split("\0")[:-1]
-    begin = next(place for place, word in enumerate(typed) if word in (program, Path(program).stem))
+    begin = typed.index("sparsity") + 1 if "sparsity" in typed else typed.index(program)
     words = _at_small_size(program, typed[begin + 1 :])
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

@@ -10,9 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from sparsity_length.cli import MODULES
+
 ROOT = Path(__file__).resolve().parents[1]
 UNMARKED = ("CHANGELOG.md", "LOG.md")
 """Pages that tell what was typed then, and not what to type now."""
+FOLDERS = {"programs": "pipeline", "analysis": "analysis"}
+"""Package of programs, below sparsity_length -> its folder."""
 _PROGRAM = re.compile(r"(?<!\S)((?:pipeline|analysis|slurm|tests)/[\w/]+\.(?:py|sh))\b")
 _INSTALLED = re.compile(r"(?<!\S)sparsity (\w+)(?= )")
 _FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -39,8 +43,9 @@ class Shown:
     def program(self) -> str | None:
         """The file of this repository that it runs, below the root; None where it names none."""
         if found := _INSTALLED.search(self.text):
-            folder = "pipeline" if (ROOT / "pipeline" / f"{found[1]}.py").is_file() else "analysis"
-            return f"{folder}/{found[1]}.py"
+            module = MODULES.get(found[1], f"sparsity_length.programs.{found[1]}")
+            _, package, *names = module.split(".")
+            return "/".join([FOLDERS[package], *names]) + ".py"
         found = _PROGRAM.search(self.text)
         return found and found[1]
 

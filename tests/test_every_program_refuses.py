@@ -46,7 +46,10 @@ def folder(tmp_path: Path) -> Path:
             + " --tokenizer olmo --num-tasks 2 --task-index 0 --out {folder}",
         ),
         ("sparsity_length.analysis.explorer", "{folder} --out {folder}/" + SHARD),
-        ("sparsity_length.analysis.choose_texts", "--source web={folder}/*.jsonl --out {folder}/texts.jsonl"),
+        (
+            "sparsity_length.analysis.reference.choose_texts",
+            "--source web={folder}/*.jsonl --out {folder}/texts.jsonl",
+        ),
     ],
 )
 def test_an_output_onto_an_input_is_refused(name: str, words: str, folder: Path) -> None:

@@ -12,12 +12,12 @@ from measured_documents import command_line, contents, stage_name, write_checkpo
 from olmo.model import OLMo
 from sparsity_length.programs import loss_differences
 
-from sparsity_length.cli import PROGRAMS, main, stage_of
+from sparsity_length.cli import ALIASES, PROGRAMS, main, stage_of
 
 NAMES = [module.rpartition(".")[2] for modules in PROGRAMS.values() for module in modules]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *ALIASES])
 def test_a_manual_says_of_each_flag_one_default_or_that_it_is_required(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -42,7 +42,7 @@ def test_the_list_of_programs_has_each_with_what_it_does(
     monkeypatch.setattr(sys, "argv", ["sparsity", "--help"])
     with pytest.raises(SystemExit):
         main()
-    does = dict(re.findall(r"^  (\w+) +(\S.*)$", capsys.readouterr().out, re.MULTILINE))
+    does = dict(re.findall(r"^  (?:\w+, )*(\w+)  +(\S.*)$", capsys.readouterr().out, re.MULTILINE))
     assert list(does) == NAMES
     assert all(stage_of(name).manual.startswith(line) for name, line in does.items())
     monkeypatch.setattr(sys, "argv", ["sparsity", "explian"])
@@ -83,7 +83,7 @@ BAD_INPUTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "no data": (
         lambda folder: shutil.rmtree(folder / "data"),
         "",
-        "no tokenized data in {folder}/data; run pipeline/tokenize_c4.py",
+        "no tokenized data in {folder}/data; run sparsity tokenize",
     ),
     "no checkpoint": (
         lambda folder: shutil.rmtree(folder / STEP),

@@ -1,6 +1,6 @@
 """Two KV-cache eviction policies as selection rules, tried like any other rule.
 
-    python pipeline/influential_tokens.py --rule-file analysis/examples/kv_cache_rules.py \\
+    sparsity influential_tokens --rule-file analysis/examples/kv_cache_rules.py \\
         --rules streaming_llm snapkv recency random --ablation mask \\
         --data runs/demo/data --checkpoints runs/demo/models/long-seed0 --results runs/try/policies \\
         --short-context-length 16 --long-context-length 256 --max-documents 8

@@ -111,7 +111,7 @@ def effects() -> pd.DataFrame:
 
 @cache
 def robustness() -> pd.DataFrame:
-    """Headlines by every variant (`analysis/robustness.py`); k is 0 and criterion "" of those without."""
+    """Headlines by every variant (`sparsity robustness`); k is 0 and criterion "" of those without."""
     return pd.read_parquet(REFERENCE / "robustness.parquet").fillna({"k": 0, "criterion": ""})
 
 
@@ -470,7 +470,6 @@ def of_reach() -> Numbers:
         less, last = reach.reads_less_than_trained(table, model)
         kept = percent(reach.kept_at(plain, last))
         found |= {
-            f"reach_kept_{words}": kept,
             f"reach_less_{words}": f"{less}: {kept}",
             f"reach_right_{words}": f"{float(plain['right_told'][last]):.0%}",
         }
@@ -497,7 +496,7 @@ def of_distance() -> Numbers:
         unit = "%" if row["outcome"] == distance.UNSEEN else " points"
         name = f"distance_{row['outcome']}"
         cell = percent(interval_of(row, "slope"), unit)
-        found |= {name: f"{row['word']}: {cell}", f"{name}_word": row["word"], f"{name}_cell": cell}
+        found |= {name: f"{row['word']}: {cell}", f"{name}_cell": cell}
     curves = rows_by(distance.curves(targets), "rope", "gap")
     gaps = sorted({gap for _, gap in curves if gap})
     lines = []

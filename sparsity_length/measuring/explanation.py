@@ -353,7 +353,7 @@ def explain(
     rope: str | None = None,
     show: Callable[[Explanation], None] | None = None,
 ) -> Explanation:
-    """Explain which earlier tokens the predictions in one text depend on, as pipeline/explain.py does.
+    """Explain which earlier tokens the predictions in one text depend on, as `sparsity explain` does.
 
     Args:
         text: a string, token IDs, or the messages of a chat, of which the last message is explained. As

@@ -288,7 +288,7 @@ def refuse_damage(
     for name, expected in files.items():
         if fault := damage(path.parent / name, expected, verify=verify):
             raise InputError(
-                f"{fault}; remove {path}, and run pipeline/{record['stage']}.py again as it was run for this"
+                f"{fault}; remove {path}, and run sparsity {record['stage']} again as it was run for this"
                 " folder"
             )
 

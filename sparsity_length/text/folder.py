@@ -163,8 +163,8 @@ class TokenizedData:
         manifest = read_record(folder / MANIFEST_FILE)
         if manifest is None:
             raise InputError(
-                f"no tokenized data in {folder}; run pipeline/tokenize_c4.py --out {folder} first, and with"
-                " --merge behind its tasks"
+                f"no tokenized data in {folder}; run sparsity tokenize --out {folder} first, and with"
+                " --merge after its tasks"
             )
         files = manifest["files"]
         # Sizes only: the tokens of all of C4 are 0.3 TB, too much to read whenever a folder is opened.

@@ -376,7 +376,7 @@ def merge_tasks(out: Path) -> None:
     if len(divisions) != 1:
         raise InputError(
             f"{out} holds tasks of --num-tasks {' and '.join(map(str, sorted(divisions))) or 'no number'};"
-            " run pipeline/tokenize_c4.py with one, and remove the folders of another"
+            " run sparsity tokenize_c4 with one, and remove the folders of another"
         )
     (num_tasks,) = divisions
     folders = [task_folder(out, Task(index, num_tasks)) for index in range(num_tasks)]

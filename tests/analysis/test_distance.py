@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from hugging_face_families import make_model
-from sparsity_length.analysis import length_failures
+from sparsity_length.analysis.reference import length_failures
 from sparsity_length.programs import influential_tokens, length_interference, tokenize_c4
 
 from sparsity_length.figures import distance

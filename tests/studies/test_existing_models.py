@@ -89,4 +89,4 @@ def test_a_study_of_existing_models_runs_to_its_summary(study: str, tmp_path: Pa
     evaluators = set(Results(results).frame("sparse_context_losses")["evaluator"]) - {"the same model"}
     assert evaluators and evaluators < set(names)
     again = run(tmp_path, study)
-    assert again.returncode == 0 and "tokenize_c4.py" not in again.stdout, again.stdout
+    assert again.returncode == 0 and "tokenize_c4" not in again.stdout, again.stdout
