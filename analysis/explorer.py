@@ -20,7 +20,7 @@ The page holds one record:
  "ablation": "mask", "recovery_fraction": 0.9, "minimum_gain": 0.1,
  "unit_nats": 0.001, "left_out": ["a sentence", …], "documents": […]}
 
-and each document has its measured chunks. Losses and influences are integers in units of `NATS`, the
+and each document has its measured chunks. Losses and influences are integers in units of unit_nats, the
 precision that the page shows, at half the bytes of decimals. Entries marked ? may be absent:
 
 {"id": "00f3…", "num_tokens": 812, "chunks": [{"start": 0,

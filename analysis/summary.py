@@ -2,9 +2,10 @@
 
   sparsity summary --results runs/demo/results --figures runs/demo/figures
 
-It says what the distant context is worth to each model, how few tokens recover it, and how many tokens
-predictions need. It reports recovery by k tokens for the most reliable rule in the results, by a held-out
-evaluator if there is one, beside its null baseline. It shows no fraction of a gain whose interval includes 0.
+The program says what the distant context is worth to each model, how few tokens recover it, and how many
+tokens predictions need. It reports recovery by k tokens for the most reliable rule in the results, by a
+held-out evaluator if there is one, beside its null baseline. It shows no fraction of a gain whose interval
+includes 0.
 """
 
 import argparse

@@ -17,13 +17,13 @@
    gives up the candidate that the others can best do without, until --sources are left. It never looks at
    the target token, unless several tokens are explained as a whole.
 3. Finally it puts the sources back into the text of two other documents, which the search has not seen, and
-   measures the fraction of the total effect that they recover. A prediction whose sources recover less than a
-   tenth has "no source". It also swaps each source alone: a source is "needed" if that does a tenth of the
-   total effect, and "redundant" otherwise, as the rest of the text says the same.
+   measures the fraction of the total effect that they recover. A prediction whose sources recover less than
+   10% has "no source". It also swaps each source alone: a source is "needed" if that causes at least 10% of
+   the total effect, and "redundant" otherwise, as the rest of the text says the same.
 
 For a model without BOS, the first measured token is never a source, since such models use it as an attention
-sink; neither are control tokens of a chat. The estimates do not see what a distant token tells other distant
-tokens; step 3 does.
+sink; neither are control tokens of a chat. The estimates miss what a distant token tells other distant
+tokens; step 3 measures it.
 
 --at WORDS explains the last occurrence of these words, WORDS:2 the second; --position N explains a token, A:B
 several. Words of several tokens are explained as a whole, and so is an answer with --whole-answer: an effect

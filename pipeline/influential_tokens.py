@@ -1,18 +1,17 @@
 """Find the few distant tokens that each prediction needs, and measure what they recover.
 
-For each checkpoint and each target t of the evaluation documents:
-  1. It measures loss and prediction with everything before t in the chunk (the long context) and with only
-     the s tokens before t (the short context). KL(p(.|long) || p(.|short)) compares the two predictions
-     without looking at the target token.
-  2. Each rule ranks the distant tokens, by the loss or (if its name ends in _divergence) by the KL.
-  3. It measures loss and KL with the short context and the k tokens ranked first. Under --ablation swap,
+For each checkpoint and each target t of the evaluation documents, the program
+  1. measures the loss with everything before t in the chunk (the long context) and with only the s tokens
+     before t (the short context), and KL(p(.|long) || p(.|short)), which does not look at the target token;
+  2. ranks the distant tokens by each rule: by the loss or, if the rule's name ends in _divergence, by the KL;
+  3. measures loss and KL with the short context and the k tokens ranked first. Under --ablation swap,
      other documents' tokens take the places of all other distant tokens; these documents were not used for
      ranking. Under --ablation mask, nothing else is visible. The baselines random and recency are measured
-     at every power of two up to the whole distant context.
-  4. It repeats this with another document's tokens at the same positions. This null baseline tells how much
-     of the recovery the search alone achieves.
-  5. It computes how many tokens each prediction needs, by loss and by KL: mean_log2_k, in doublings, for
-     every target with a gain, and k*, the smallest k that recovers 90% of the gain.
+     at every power of two up to the whole distant context;
+  4. repeats this with another document's tokens at the same positions. This null baseline tells how much of
+     the recovery the search alone achieves;
+  5. computes how many tokens each prediction needs, by loss and by KL: mean_log2_k, in doublings, for every
+     target with a gain, and k_90, the smallest k that recovers 90% of the gain.
 
 pipeline/README.md explains every rule and ablation, their cost, and the null baseline. Here a model evaluates
 its own choice; evaluate_tokens evaluates it with other models.

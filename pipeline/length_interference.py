@@ -4,8 +4,9 @@ The near context of a target, the tokens right before it, is read alone and behi
 various ways (--placements): tokens of the same text or of another, at the position IDs of a longer context or
 squeezed into those of a shorter one. For each target and placement the program measures the loss, and the KL
 from the prediction with the near tokens alone or with the full context (--compared-with). With another text's
-distant tokens, the former is the length interference: the effect of length when there is nothing to learn
-from the distant context. The distant texts are the same for all targets.
+distant tokens, the KL from the prediction with the near tokens alone is the length interference: the effect
+of length if there is nothing to learn from the distant context. The distant texts are the same for all
+targets.
 
 A placement is KIND:NUMBER[/SPAN][@START], or KIND:all[+GAP]:
   own:192         the 192 tokens before the near ones, at their own positions

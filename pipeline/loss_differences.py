@@ -6,10 +6,10 @@ For each checkpoint and each target t of the evaluation documents:
   loss_difference         short - long, positive if the long context helps
   swapped_context_loss    the loss if another document's tokens replace the distant ones
   document_specific_gain  swapped - long, the gain that only this document's tokens give
-It also measures KL(p(.|long) || p(.|short)) and KL(p(.|long) || p(.|swapped)), the expected gains, which are
-target-agnostic. Every token keeps its position ID.
+The program also measures KL(p(.|long) || p(.|short)) and KL(p(.|long) || p(.|swapped)), the expected gains,
+which are target-agnostic. Every token keeps its position ID.
 
-With --context-lengths, it measures length losses instead: for each length c, loss(t | exactly the c tokens
+With --context-lengths, the program measures length losses: for each length c, loss(t | exactly the c tokens
 before t) and KL(p(.|long) || p(.|c)), for the same targets at every c. The notebook length_losses plots their
 means. `sparsity losses` is another name of this program.
 

@@ -7,9 +7,8 @@ processes other than its own. Its name, parameters included, must be the same in
 to make: every process collects all tests. Waiting needs a generous limit: the other processes keep the
 cores busy.
 
-A stage is run in this process (`stage.STAGE(words)`) unless the process is the
-point; then it is forked (forked_stages.py) unless the command is the point: another process costs seconds for
-its imports alone.
+A test runs a stage in this process (`stage.STAGE(words)`). If it is about processes, it forks one
+(forked_stages.py); only if it is about the command does it start one, whose imports take seconds.
 """
 
 import os

@@ -27,7 +27,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         required=True,
         metavar="NAME=FILES",
-        help="a name, and the files of texts (a glob pattern)",
+        help="a name, and a glob pattern of files with its texts",
     )
     add("--per-source", type=positive_int, default=40, help="number of texts from each source")
     add("--least-characters", type=positive_int, default=3000, help="length of the shortest texts to choose")
@@ -54,7 +54,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=file_path,
         required=True,
-        help="JSON-lines file to write, with text and url (its source)",
+        help="JSON-lines file to write; field url names the source",
     )
 
 

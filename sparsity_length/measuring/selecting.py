@@ -82,7 +82,7 @@ class Selecting(BesideShort):
     )
     minimum_gain: float = setting(
         finite_float,
-        "targets that gain less from the distant context, in nats, have no k* and no mean_log2_k",
+        "smallest gain from the distant context, in nats, for which a target has k_90 and mean_log2_k",
         MINIMUM_GAIN,
     )
     seed: int = setting(random_seed, "random seed of the rules random and gradient_divergence", 0)

@@ -197,7 +197,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         " cuda"
         " if there is a GPU, else cpu)")
     add("--rope", type=RopeScaling.parse, metavar="KIND:FACTOR",
-        help="rescale the RoPE of a Hugging Face model when loading it, for example yarn:2 (YaRN) (default:"
+        help="rescale the RoPE of a Hugging Face model when loading it, for example yarn:2 for YaRN (default:"
         " as"
         " trained)")
     add("--trust-remote-code", action="store_true",
