@@ -84,7 +84,6 @@ WORDS = {
     "embedded": "english.jsonl",
     "bpe:2048": "bpe:320",
     "max_duration=360": "max_duration=4",
-    "sizes.demo.max_duration=200": "sizes.demo.max_duration=6",
     "STUDY": "olmo_configs/studies/demo.yaml",
     "RESULTS": "analysis/reference/study/results",
     "runs/c4/models/long-seed0": "runs/demo/models/long-seed0",
