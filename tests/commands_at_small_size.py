@@ -39,9 +39,6 @@ OF_A_SHELL = (
 AT_LENGTH = (
     "sparsity run_notebooks",
     "tests/benchmarks/training.py",
-    "runs/methods/",
-    "runs/own",
-    "runs/synthetic_parity",
     "runs/reach/",
 )
 """What makes a command a matter of minutes even at small size, or need one that is. So does a whole study."""
@@ -79,14 +76,11 @@ WORDS = {
     "HuggingFaceTB/SmolLM2-135M": MODEL,
     "HuggingFaceTB/SmolLM2-135M-Instruct": MODEL,
     "MODEL": MODEL,
-    "MODEL/tokenizer.json": f"{MODEL}/tokenizer.json",
-    "LICENSE": "letter.txt",
     "embedded": "english.jsonl",
     "bpe:2048": "bpe:320",
     "max_duration=360": "max_duration=4",
     "STUDY": "olmo_configs/studies/demo.yaml",
     "RESULTS": "analysis/reference/study/results",
-    "runs/c4/models/long-seed0": "runs/demo/models/long-seed0",
     "runs/c4/data": "runs/demo/data",
 }
 """Words of pages, and what stands for them here."""
