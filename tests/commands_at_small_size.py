@@ -267,7 +267,7 @@ def how(shown: Shown) -> str | None:
     shown = without_make(shown)
     if module_of(shown) is None:
         return None
-    is_study = shown.program == "pipeline/study.py" and "--dry-run" not in shown.text
+    is_study = shown.program == "pipeline/study.py"
     return "at length" if is_study or any(part in shown.text for part in AT_LENGTH) else "here"
 
 
@@ -340,11 +340,9 @@ def _at_small_size(program: str | None, words: list[str]) -> list[str]:
         VALUES.get(flag, WORDS.get(word, _smaller(word)))
         for flag, word in zip(["", *words], words, strict=False)  # each with the word before it
     ]
-    if program == "pipeline/study.py" and "--dry-run" not in words:
+    if program == "pipeline/study.py":
         study, *others = small
         return [study, *STUDIES[Path(study).stem], *others]
-    if program == "pipeline/study.py" and small[0].endswith("studies/demo.yaml"):
-        return [small[0], "run=runs/planned", *small[1:]]  # in runs/demo the page's stages ran at small size
     return [*small, *FURTHER_WORDS.get(program or "", [])]
 
 
