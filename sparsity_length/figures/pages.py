@@ -139,6 +139,7 @@ def of_robustness() -> Numbers:
             # A placement stands for its three distant texts, which agree.
             failed["variant"]
             .str.replace(r"^swap:(\S+) .*", r"\1", regex=True)
+            .replace("without the two most influential texts", "without two texts")
             .where(failed["k"] == shown["k"], failed["k"].map("{:.0f}".format))
             .where(failed["criterion"] == shown["criterion"], "by the KL")
         )
