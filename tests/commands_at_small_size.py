@@ -45,7 +45,7 @@ AT_LENGTH = (
 BENCHMARKS = ROOT / "tests" / "benchmarks"
 
 NOT_RUN = {
-    r"…|STUDY --slurm|RESULTS|<results>": "it stands for many commands",
+    r"…|<results>": "it stands for many commands",
     r"\b(hf download|pip install|python -m venv)\b": "there is no network",
     r"^(\S+=\S+ )?make (test|test-all|test-gpu|golden|lint|install|help)$": "it installs, or tests",
     r"tests/real_model\.py": "it downloads a model; tests/real uses it",
@@ -79,8 +79,6 @@ WORDS = {
     "embedded": "english.jsonl",
     "bpe:2048": "bpe:320",
     "max_duration=360": "max_duration=4",
-    "STUDY": "olmo_configs/studies/demo.yaml",
-    "RESULTS": "analysis/reference/study/results",
     "runs/c4/data": "runs/demo/data",
 }
 """Words of pages, and what stands for them here."""

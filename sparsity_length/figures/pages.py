@@ -500,7 +500,7 @@ def of_distance() -> Numbers:
     gaps = sorted({gap for _, gap in curves if gap})
     lines = []
     for rope, (_, of_rope) in reach.LOOKS.items():
-        for words, name in (("KL", "kept_KL"), ("loss", "kept_loss"), ("mean of clipped shares", "kept")):
+        for words, name in (("KL", "kept_KL"), ("mean of clipped shares", "kept")):
             cells = [percent(interval_of(curves[rope, gap], name)) for gap in gaps]
             lines.append([f"{of_rope}, {words}", *cells])
     found["distance_kept"] = markdown(["share kept at a gap of", *(f"{gap:,}" for gap in gaps)], lines)
