@@ -77,7 +77,7 @@ def unknown_name(kind: str, name: str, valid_names: Iterable[str]) -> InputError
     from difflib import get_close_matches  # late: it is slow to load, and a name is seldom wrong
 
     valid_names = sorted(valid_names)
-    nearest = get_close_matches(name, valid_names, n=1, cutoff=0.4)
+    nearest = get_close_matches(str(name), valid_names, n=1, cutoff=0.4)
     hint = f"did you mean '{nearest[0]}'?" if nearest else f"valid: {', '.join(valid_names)}"
     return InputError(f"unknown {kind} '{name}'; {hint}")
 
@@ -232,11 +232,15 @@ def progress(
 def number(kind: Callable[[Any], Number], least: float, most: float = math.inf) -> Callable[[Any], Number]:
     """An argparse type: a number of at least `least` and at most `most`."""
 
-    def number(given: str | Number) -> Number:  # argparse says this name of what it cannot read
-        value = kind(given)
-        # Of a value that is no text: 2.5 is no whole number, and True is none at all.
-        if isinstance(given, bool) or not (isinstance(given, str) or value == given):
-            raise argparse.ArgumentTypeError(f"{given} is no number of this kind")
+    def number(given: str | Number) -> Number:
+        try:
+            value = kind(given)
+            # Of a value that is no text: 2.5 is no whole number, and True is none at all.
+            if isinstance(given, bool) or not (isinstance(given, str) or value == given):
+                raise ValueError
+        except (TypeError, ValueError, OverflowError):
+            what = "whole number" if kind is int else "number"
+            raise argparse.ArgumentTypeError(f"{given!r:.99} is no {what}") from None
         if not least <= value <= most:
             raise argparse.ArgumentTypeError(f"{given} is not from {least} to {most}")
         return value

@@ -108,9 +108,13 @@ def _checked(field: "dataclasses.Field[Any]", value: Any) -> Any:
     """The value of a field, as its kind reads it."""
     if value is None and type(None) in get_args(field.type):
         return None
+    if getattr(value, "ndim", None) == 0:  # of NumPy or torch
+        value = value.item()
     kind = field.metadata["kind"]
+    if kind is bool and not isinstance(value, bool):
+        raise InputError(f"{field.name}: {value!r} is neither True nor False")
     choices = field.metadata["choices"]
-    is_alone = isinstance(value, str) or not isinstance(value, Iterable)
+    is_alone = isinstance(value, str | bytes) or not isinstance(value, Iterable)
     values = [value] if is_alone else list(value)
     many = field.metadata["many"]
     if not is_alone and not many:

@@ -251,14 +251,21 @@ def test_many_texts_give_a_list_of_what_each_gives_alone(llama: Path) -> None:
     assert one.summary == alone[1].summary
     with pytest.raises(InputError, match="^text 1: the text is empty"):
         explain([texts[1], ""], str(llama), **asked)
-    with pytest.raises(InputError, match="give one column of it"):
+    with pytest.raises(InputError, match="one column of a table"):
         explain(pd.DataFrame({"a": texts}), str(llama), **asked)
 
 
 @pytest.mark.parametrize(
     ("texts", "arguments", "sentence"),
     [
-        (pd.DataFrame({"a": [TEXT]}), {}, "texts are of type DataFrame; give one column of it"),
+        (pd.DataFrame({"a": [TEXT]}), {}, "texts are of type DataFrame; give a string"),
+        (None, {}, "texts are of type NoneType"),
+        (np.array(TEXT), {}, "texts are of type ndarray"),
+        (TEXT.encode(), {}, "texts are of type bytes"),
+        ([], {}, "there is nothing to measure"),
+        ([TEXT, 3], {}, "a text is a string"),
+        ([-1] * 60, {}, "whole numbers from 0 on"),
+        ([[[1, 2], [3]]], {}, "a text is a string"),
         (TEXT, {"model": {}}, "the model is of type dict; give a path"),
         (TEXT, {"tokenizer": 5}, "the tokenizer is of type int; give a tokenizer.json"),
         (TEXT, {"model": make_model("llama")}, "comes without its tokenizer"),
@@ -271,16 +278,28 @@ def test_many_texts_give_a_list_of_what_each_gives_alone(llama: Path) -> None:
         (TEXT, {"rule": "gready"}, "did you mean 'greedy'"),
         (TEXT, {"ablation": "substitute"}, "ablation 'substitute'"),
         (TEXT, {"long_context_length": 0}, "long_context_length: 0 is not from 1"),
-        (TEXT, {"k": (1.5,)}, "k: 1.5 is no number of this kind"),
+        (TEXT, {"k": (1.5,)}, "k: 1.5 is no whole number"),
         (TEXT, {"k": ()}, "k: no value is given"),
         (TEXT, {"num_targets": 0}, "targets_per_chunk: 0 is not from 1"),
         (TEXT, {"seed": -1}, "seed: -1 is not from 0"),
         (TEXT, {"screen": -1}, "screen: -1 is not from 1"),
-        (TEXT, {"trial_swaps": True}, "trial_swaps: True is no number of this kind"),
+        (TEXT, {"trial_swaps": True}, "trial_swaps: True is no whole number"),
         (TEXT, {"targets": "some"}, "targets: "),
         (TEXT, {"sources": 0}, "sources: 0 is not from 1"),
         (TEXT, {"unit": "line"}, "unknown unit 'line'"),
         (TEXT, {"budget": 0}, "budget: 0 is not from 1"),
+        (TEXT, {"k": float("inf")}, "k: inf is no whole number"),
+        (TEXT, {"num_targets": np.bool_(True)}, "targets_per_chunk: True is no whole number"),
+        (TEXT, {"context_lengths": b"9"}, "context_lengths: b'9' is no whole number"),
+        (TEXT, {"rule": ["recency", "random"]}, "unknown rule"),
+        (TEXT, {"bos": 5}, "unknown bos '5'"),
+        (TEXT, {"dtype": 5}, "'5' is no dtype"),
+        (TEXT, {"rope": 5}, "must be KIND:FACTOR"),
+        (TEXT, {"device": True}, "--device True cannot be used"),
+        (TEXT, {"whole_answer": "no"}, "whole_answer: 'no' is neither True nor False"),
+        (TEXT, {"swap_text": 5}, "a text is a string"),
+        (TEXT, {"generate": 10**9}, "needs a text of 2 tokens"),
+        ("a", {"targets": 1}, "leave some of the"),
         (TEXT, {"at": "a", "position": 3}, "all say what to explain"),
     ],
 )
@@ -291,6 +310,30 @@ def test_what_cannot_be_used_is_one_sentence(
     call = next(one for one in functions if arguments.keys() <= {*inspect.signature(one).parameters})
     with pytest.raises(InputError, match=sentence):
         call(texts, **{"model": str(llama), "short_context_length": S} | arguments)
+
+
+@pytest.mark.parametrize("kind", [str, np.array, np.float32, torch.tensor, np.int8])
+@pytest.mark.parametrize(
+    ("function", "asked"),
+    [
+        (losses, {"num_targets": 5}),
+        (losses, {"context_lengths": 5}),
+        (influential_tokens, {"num_targets": 5, "k": 4, "search_swaps": 1}),
+        (explain, {"targets": 5, "sources": 3, "generate": 2}),
+    ],
+)
+def test_a_number_of_any_type_is_that_number(
+    function: Callable[..., Any], asked: dict[str, int], kind: Callable[[int], Any], llama: Path
+) -> None:
+    numbers = {**asked, "short_context_length": S, "long_context_length": 24}
+    found, expected = (
+        function(TEXT, str(llama), **{name: of(number) for name, number in numbers.items()})
+        for of in (kind, int)
+    )
+    if function is explain:
+        found = found.losses
+        expected = expected.losses
+    pd.testing.assert_frame_equal(found, expected)
 
 
 @pytest.mark.parametrize(

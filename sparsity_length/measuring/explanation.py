@@ -430,13 +430,16 @@ def explain(
         if not tokens.text[start:stop].strip():
             raise InputError("the last message has no content, or none that the chat template writes")
         first, end = tokens_between(tokens, start, stop)
-    most = long_context_length or default_length(given, tokens.bos_token_ids)
+    generate = asked.generate
+    most = asked.long_context_length or default_length(given, tokens.bos_token_ids)
     longest = min(most, end + (generate or 0))
     other_N = swap_tokens(swap_text, NUM_TEXTS * longest, reader)
     ready = given.ready(longest, [tokens.token_ids_N, other_N], reader, tokens.bos_token_ids)
     if generate is not None:
         # Room for the answer among the position IDs that the model was loaded for.
         prompt_N = tokens.token_ids_N[-max(1, most - generate) :]
+        if len(prompt_N) < 2:
+            raise InputError(f"--generate {generate} needs a text of 2 tokens or more, and room for both")
         answer = _generated(ready, prompt_N, generate, reader)
         if not answer:
             raise InputError("the model ends the text at once: it writes nothing that could be explained")

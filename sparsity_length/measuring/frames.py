@@ -138,13 +138,13 @@ def losses(
             loss: with these, nats;
             divergence: KL(p(.|long) || p(.|these)), nats.
     """
-    BesideShort.checked(short_context_length=short_context_length)
+    short = BesideShort.checked(short_context_length=short_context_length)["short_context_length"]
     asked = ByLength.checked(context_lengths=context_lengths)["context_lengths"]
     if asked == ():
         raise InputError("context_lengths: no value is given")
-    context_lengths = sorted({*(asked or [short_context_length])})
+    context_lengths = sorted({*(asked or [short])})
     # Tokens before the first target; by length, the longest context may be all that there is.
-    before = max(2, context_lengths[-1]) if asked else short_context_length + 1
+    before = max(2, context_lengths[-1]) if asked else short + 1
     given = GivenModel(model, dtype=dtype, device=device, rope=rope)
     read = _Texts(texts, given, tokenizer, bos, special_tokens)
     length = _length(long_context_length, given, read, before)
@@ -281,7 +281,7 @@ def influential_tokens(
     asked = Selecting.checked(
         short_context_length=short_context_length,
         k=DEFAULT_KS if k is None else k,
-        rules=rule,
+        rules=(rule,),
         ablation=ablation,
         search_swaps=search_swaps,
         trial_swaps=trial_swaps,
@@ -289,15 +289,16 @@ def influential_tokens(
         seed=seed,
     )
     ks = sorted({*asked.pop("k")})
+    short = asked["short_context_length"]
     given = GivenModel(model, dtype=dtype, device=device, rope=rope)
     read = _Texts(texts, given, tokenizer, bos, special_tokens)
     length = _length(long_context_length, given, read)
     work: list[tuple[int, int, Selecting]] = []
     for text, ids_N in enumerate(read.ids):
         # A short text is studied at the k that it has room for; with none, `chunks` finds no target.
-        fitting = [k for k in ks if short_context_length + k < min(len(ids_N), length)] or ks[:1]
-        before = short_context_length + fitting[-1]
-        for _, start, lengths in read.chunks(text, short_context_length, before, length, num_targets):
+        fitting = [k for k in ks if short + k < min(len(ids_N), length)] or ks[:1]
+        before = short + fitting[-1]
+        for _, start, lengths in read.chunks(text, short, before, length, num_targets):
             selecting = Selecting(
                 long_context_length=lengths.long_context_length,
                 targets_per_chunk=lengths.targets_per_chunk,
@@ -326,8 +327,8 @@ def influential_tokens(
 def explain(text: Any, *others: Any, **settings: Any) -> Explanation | list[Explanation]:
     """`explanation.explain` of one text, or a list of what it gives for each of many."""
     texts = _many(text)
-    if is_one_text(text) or not texts:  # an empty list is a chat without messages, too
-        return explanation.explain(texts[0] if texts else [], *others, **settings)
+    if is_one_text(text):
+        return explanation.explain(text, *others, **settings)
     explanations = []
     for number, one in enumerate(texts):
         try:
@@ -338,10 +339,17 @@ def explain(text: Any, *others: Any, **settings: Any) -> Explanation | list[Expl
 
 
 def _many(texts: Any) -> list[Any]:
-    """One text or many as a list; InputError of what would be read as its columns' names."""
-    if isinstance(texts, Mapping) or hasattr(texts, "columns"):
-        raise InputError(f"texts are of type {type(texts).__name__}; give one column of it")
-    return [texts] if is_one_text(texts) else list(texts)
+    """One text or many as a list; InputError if there is none, or what would be read as columns' names."""
+    is_other = isinstance(texts, bytes | Mapping) or hasattr(texts, "columns")
+    if is_other or not isinstance(texts, Iterable) or getattr(texts, "ndim", 1) == 0:
+        raise InputError(
+            f"texts are of type {type(texts).__name__}; give a string, a list of them, or one column of a"
+            " table"
+        )
+    found = [texts] if is_one_text(texts) else list(texts)
+    if not found:
+        raise InputError("the text is empty, or there are no messages: there is nothing to measure")
+    return found
 
 
 def _length(asked: int | None, given: GivenModel, read: "_Texts", before: int = 0) -> int:
@@ -374,7 +382,7 @@ class _Texts:
         If the text is longer than a chunk, half of one stands before each target, or all that there is.
         """
         if num_targets is not None:
-            Chunked.checked(targets_per_chunk=num_targets)
+            num_targets = Chunked.checked(targets_per_chunk=num_targets)["targets_per_chunk"]
         num = len(self.ids[text])
         if length <= before:
             raise InputError(

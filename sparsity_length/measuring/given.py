@@ -68,7 +68,7 @@ class GivenModel:
         trust_remote_code: bool = False,
         rope: RopeScaling | str | None = None,
     ) -> None:
-        rope = RopeScaling.parse(rope) if isinstance(rope, str) else rope
+        rope = rope if isinstance(rope, RopeScaling | None) else RopeScaling.parse(str(rope))
         self._trust_remote_code = trust_remote_code
         self._own_tokenizer: Path | None = None
         """Where that lies, if it is known."""

@@ -25,7 +25,7 @@ def usable_device(name: str | None, remedy: str = "--device cpu computes without
         one = torch.ones(1, device=device_of_this_process(name))
         # A GPU may be listed and still fail at its first kernel, for whose result `item` waits.
         one.item()  # of `meta`, whose tensors have no numbers, this is refused
-    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built with CUDA
+    except (RuntimeError, AssertionError, TypeError) as error:  # torch asserts that it was built with CUDA
         raise InputError(f"{what} cannot be used here ({cause_of(error)}); {remedy}") from error
     if one.device.type == "cuda":
         # Products of rounded numbers, which some set-ups turn on, would move losses by 0.001.

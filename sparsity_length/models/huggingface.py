@@ -317,7 +317,7 @@ def check_model(lm: HuggingFaceCausalLM, name: str, num_positions: int) -> None:
     reach beyond them.
     """
     generator = torch.Generator().manual_seed(0)
-    size = (1, min(_NUM_TOKENS, num_positions))
+    size = (1, min(_NUM_TOKENS, max(2, num_positions)))
     token_ids_1S = torch.randint(lm.vocabulary_size, size, generator=generator).to(lm.device)
     window = lm.window
     if window is not None:

@@ -4,6 +4,7 @@ A model of the hub is fetched once into its cache, then a folder like any other.
 """
 
 import json
+import os
 import re
 from dataclasses import dataclass
 from functools import partial
@@ -140,8 +141,7 @@ def name_of(word: str) -> str:
 
     It is the run folder's, with the step if one was asked for.
     """
-    path = path_of(word)
-    path = path.resolve() if path.exists() else path
+    path = Path(os.path.realpath(path_of(word)))
     name = path.name
     if not path.exists() and re.fullmatch(_ON_HUB, word):
         name = re.sub(r"^[^@/]*/", "", word).replace("/", "-")  # a branch may have slashes
@@ -179,7 +179,9 @@ def load_causal_lm(checkpoint: Checkpoint, loading: Loading, num_positions: int)
     InputError where it is broken, not a causal LM, or cannot take chosen position IDs.
     """
     device = usable_device(loading.device)
-    dtype: torch.dtype = getattr(torch, loading.dtype)
+    dtype = getattr(torch, str(loading.dtype).removeprefix("torch."), None)
+    if not isinstance(dtype, torch.dtype):
+        raise InputError(f"'{loading.dtype}' is no dtype of torch, such as float32 or bfloat16")
     # Each here, not above: ai2-olmo need not be installed, and transformers takes seconds to import.
     if checkpoint.is_olmo:
         if loading.rope is not None:

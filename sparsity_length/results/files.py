@@ -50,7 +50,7 @@ def whole_or_absent(path: Path, part: Path | None = None) -> Iterator[Path]:
                 shutil.copyfileobj(content, output)
         return
     # Renaming onto a link would replace the link itself.
-    path = path.resolve()
+    path = Path(os.path.realpath(path))  # Path's own fails of links in a circle
     path.parent.mkdir(parents=True, exist_ok=True)
     # Always the same name: what a killed writer left is overwritten by the next one.
     temporary = part or path.with_name(f".{path.name}.part")
@@ -74,10 +74,15 @@ def stream_of(path: Path) -> Path | int | None:
         return 1
     # /dev/stdout is a link to /proc/self/fd/1, whatever that is: a file that is opened anew would be written
     # over from its start. Links in a circle do not exist.
-    while path.is_symlink() and path.exists():
-        if path.parent.resolve() == Path(f"/proc/{os.getpid()}/fd"):
-            return int(path.name)
+    descriptors = os.path.realpath("/proc/self/fd")
+    while os.path.realpath(path.parent) != descriptors and path.is_symlink() and path.exists():
         path = path.parent / path.readlink()
+    if os.path.realpath(path.parent) == descriptors and path.name.isdecimal():
+        try:
+            os.write(int(path.name), b"")
+        except OSError as error:  # now, and not after the work
+            raise InputError(f"{path} is not open for writing") from error
+        return int(path.name)
     return path if path.exists() and not (path.is_file() or path.is_dir()) else None
 
 
@@ -87,7 +92,7 @@ def refuse_same(outputs: Mapping[str, Path | None]) -> None:
     for flag, path in outputs.items():
         stream = None if path is None else stream_of(path)
         # A stream is its device and inode, whatever it is called.
-        place = path and path.resolve() if stream is None else os.stat(stream)[1:3]  # noqa: PTH116 (or open)
+        place = path and os.path.realpath(path) if stream is None else os.stat(stream)[1:3]  # noqa: PTH116 (or open)
         # What is thrown away may be anything.
         if path not in (None, Path(os.devnull)) and (other := seen.setdefault(place, flag)) != flag:
             raise InputError(f"{other} and {flag} are both {path}; give each its own")
@@ -120,9 +125,9 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 def refuse_replacing(outputs: Iterable[Path], inputs: Iterable[Path | None]) -> None:
     """Refuse outputs that are inputs, or replace a file in an input folder that is no page or table."""
-    given = [path.resolve() for path in inputs if path is not None]
+    given = [Path(os.path.realpath(path)) for path in inputs if path is not None]
     for output in (path for path in outputs if stream_of(path) is None):
-        whole = output.resolve()
+        whole = Path(os.path.realpath(output))
         # A page or table that was made from a folder may lie in it, and is made anew.
         is_within = whole.is_file() and whole.suffix not in (".html", ".csv")
         if whole in given or (is_within and any(folder in given for folder in whole.parents)):

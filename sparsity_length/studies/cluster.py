@@ -41,13 +41,10 @@ def minutes_of(time: str) -> float:
     if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", time):
         return math.inf  # infinite, UNLIMITED
     days, _, rest = time.rpartition("-")
-    numbers = [int(number) for number in rest.split(":")]
-    if days:  # then hours come first
-        numbers = [*numbers, 0, 0][:3]
-    elif len(numbers) < 3:  # then minutes do
-        numbers = [0, *numbers, 0][:3]
-    hours, minutes, seconds = numbers
-    return 1440 * int(days or 0) + 60 * hours + minutes + seconds / 60
+    numbers = [int(days or 0), *map(int, rest.split(":"))]
+    starts_with_hours = days or len(numbers) == 4
+    units = (1440, 60, 1, 1 / 60) if starts_with_hours else (1440, 1, 1 / 60)
+    return sum(number * unit for number, unit in zip(numbers, units, strict=False))
 
 
 def refusals(scripts: Sequence[str]) -> Iterator[str]:

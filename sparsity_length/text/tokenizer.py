@@ -184,7 +184,7 @@ class DocumentTokenizer:
             placed = self._placed(text, self._special_tokens or special_tokens)
             return replace(placed, bos_token_ids=self.bos_token_ids)
         if not (isinstance(text, Sequence) and text and isinstance(text[0], Mapping)):
-            return self._of_token_ids(np.asarray(text))
+            return self._of_token_ids(text)
         messages = [_with_text(message) for message in text]
         placed = self._placed(self._rendered(messages, begins_answer), special_tokens=True)
         if "strftime_now" in str(self._automatic.chat_template):
@@ -250,9 +250,17 @@ class DocumentTokenizer:
             has_special_tokens=special_tokens,
         )
 
-    def _of_token_ids(self, given_N: np.ndarray) -> "TokenizedText":
-        if given_N.size and given_N.dtype.kind not in "iu":  # 3.7 would become another token
-            raise InputError("token IDs are whole numbers of at least 0, one list a text")
+    def _of_token_ids(self, text: Any) -> "TokenizedText":
+        try:
+            given_N = np.asarray(text)
+        except ValueError:  # lists of several lengths
+            given_N = np.empty((0, 0))
+        # 3.7 would become another token; an empty list is one of floats.
+        is_one = given_N.ndim == 1 and (given_N.dtype.kind in "iu" or not given_N.size)
+        if not is_one or given_N.min(initial=0) < 0:
+            raise InputError(
+                "a text is a string, a list of token IDs, whole numbers from 0 on, or the messages of a chat"
+            )
         num_bos = self._num_bos(given_N)
         own_N = given_N[num_bos:].astype(np.int64)
         pieces = self.pieces(own_N.tolist())
@@ -384,6 +392,16 @@ def tokenizer_files(tokenizer: Path) -> list[Path]:
     return [path for name in _FILES if (path := tokenizer / name).is_file()] or [tokenizer]
 
 
+def _refuse_broken(*paths: Path) -> None:
+    """Refuse files of JSON that hold no object, such as a page of the hub or a half of one."""
+    for path in paths:
+        try:
+            if path.suffix == ".json":
+                json.loads(path.read_bytes()).keys()
+        except (ValueError, AttributeError) as error:
+            raise InputError(f"{path} is no JSON object ({cause_of(error)}); fetch it again") from error
+
+
 def load_tokenizer(
     given: Any,
     *,
@@ -402,6 +420,7 @@ def load_tokenizer(
         place = tokenizer_at(given) or given
         name = f"the tokenizer {place}"
         refuse_pointers(*tokenizer_files(place))
+        _refuse_broken(*tokenizer_files(place))
         file = place / "tokenizer.json"
         configuration = place / "tokenizer_config.json"
         try:

@@ -66,4 +66,15 @@ def test_two_outputs_are_not_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for one, other in (("a", "./a"), ("new", f"{tmp_path}/new"), ("a", "link"), ("-", "/dev/stdout")):
         with pytest.raises(InputError, match="--out and --json are both"):
             refuse_same({"--out": Path(one), "--json": Path(other)})
-    assert stream_of(Path("circle")) is None
+    write_text(Path("circle"), "page")
+    assert stream_of(Path("circle")) is None and Path("circle").read_text() == "page"
+
+
+def test_a_descriptor_that_cannot_be_written_to_is_refused_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (tmp_path / "file").open() as file:
+        name = Path(f"/dev/fd/{file.fileno()}")
+        with pytest.raises(InputError, match=f"{name} is not open for writing"):
+            refuse_same({"--out": name})
+    with pytest.raises(InputError, match=f"{name} is not open for writing"):
+        refuse_same({"--out": name})

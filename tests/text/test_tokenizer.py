@@ -111,12 +111,13 @@ def test_what_is_put_before_a_text_is_kept_and_what_is_put_behind_it_is_not(tmp_
             {"extra_special_tokens": {"a": {"content": "<a>"}}},
             "extra_special_tokens, .*/tokenizer_config.json",
         ),
+        ("<!doctype html>", "tokenizer_config.json is no JSON object"),
         ({"tokenizer_class": "GPT2Tokenizer"}, "differ"),
         ({"tokenizer_class": "PreTrainedTokenizerFast"}, "alike"),
     ],
 )
 def test_what_a_configuration_makes_of_a_file_is_told(
-    configuration: dict[str, Any], outcome: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    configuration: dict[str, Any] | str, outcome: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A rule for runs of digits that a class replaces by its own; fields that the library cannot use."""
     inner = Tokenizer.from_str(train_bpe(["2024 1999 2000 1234567890"] * 9, 300).to_json())
