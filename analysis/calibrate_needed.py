@@ -103,9 +103,34 @@ class Digits:
         return Item(told, "\n" + told.strip().removesuffix("."), words[0], others, int(generator.integers(4)))
 
 
+@dataclass(frozen=True)
+class Hops:
+    """Who lives in which of four cities, and the cities' colors; asked for one city's."""
+
+    num_needed: int
+
+    def drawn(self, generator: np.random.Generator) -> Item:
+        """The city's color, told among the other facts in random order."""
+        people = generator.permutation(needles.PEOPLE).tolist()
+        cities = generator.permutation(needles.CITIES).tolist()[:4]
+        colors = generator.permutation(needles.COLORS).tolist()[:4]
+        told, *facts = [
+            f" The color of {city} is {color}." for city, color in zip(cities, colors, strict=True)
+        ]
+        facts += [
+            f" {person.capitalize()} lives in {city}."
+            for person, city in zip(people[:4], cities, strict=True)
+        ]
+        others = [facts[index] for index in generator.permutation(len(facts))]
+        where = cities[0] if self.num_needed == 1 else f"the city where {people[0]} lives"
+        asked = f" What is the color of {where}? The color of {where} is {colors[0]}"
+        return Item(told, asked, colors[0], others, int(generator.integers(len(facts) + 1)))
+
+
 for k in (1, 2, 3):
     needles.TEMPLATES |= {f"small-{k}": Lines(k, 3), f"place-{k}": OneNoun(k)}  # type: ignore[dict-item]
-    needles.TEMPLATES |= {f"attributes-{k}": Attributes(k), f"digits-{k}": Digits(k)}  # type: ignore[dict-item]
+    needles.TEMPLATES |= {f"attributes-{k}": Attributes(k)}  # type: ignore[dict-item]
+    needles.TEMPLATES |= {f"digits-{k}": Digits(k), f"hops-{k}": Hops(k)}  # type: ignore[dict-item]
 
 
 def main() -> None:
