@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, normalizers, trainers
 
 from sparsity_length.cli import InputError
 from sparsity_length.text.folder import TOKENIZER_FILE, EvaluationDocument, TokenizedData, write_data_folder
-from sparsity_length.text.needles import CITIES, DEPTHS, NEEDLES_FILE, NOUNS, PEOPLE, WORDS, needle_documents
+from sparsity_length.text.needles import CITIES, DEPTHS, NEEDLES_FILE, PEOPLE, WORDS
 from sparsity_length.text.tokenizer import load_tokenizer, train_bpe
 
 TEXTS = [
@@ -131,35 +131,3 @@ def test_a_needle_that_the_tokenizer_cannot_spell(unk_token: str | None, tmp_pat
         plant(tmp_path / "data", tmp_path / "out", *lengths)
     assert not list(tmp_path.rglob("out/**/manifest.json"))
     plant(tmp_path / "data", tmp_path / "words", "--templates", "word", *lengths)
-
-
-def test_lines_differ_in_needed_nouns_alone() -> None:
-    tokenizer = train_bpe([*TEXTS, *[f" {' '.join(NOUNS)}."] * 9], 700)
-    text = EvaluationDocument("0123456789abcdef", tokenizer.encode([" ".join(TEXTS * 3)])[0])
-    shared = {True: set[tuple[str, ...]](), False: set[tuple[str, ...]]()}
-    for num_needed in (1, 2, 3, 6):
-        for document, row in needle_documents(text, tokenizer, 200, 0, f"line-{num_needed}", [0.4]):
-            ids = document.token_ids.tolist()
-            assert len(ids) == 200
-            told, asked = "".join(tokenizer.pieces(ids)).split("\n")
-            *beginning, answer = asked.split()
-            assert answer == row["answer"] and len({*asked.split()} & {*NOUNS}) == 7
-            # Sentences of the text around the lines have other words.
-            lines = [nouns for nouns in (part.split()[-7:] for part in told.split(".")) if {*nouns} <= {*NOUNS}]
-            is_told = row["depth"] is not None
-            assert lines.count([*beginning, answer]) == is_told
-            if is_told:
-                start = row["needle_position"]
-                needle = tokenizer.pieces(ids[start : start + row["num_needle_tokens"]])
-                assert "".join(needle) == f" {asked.strip()}."
-            others = [nouns for nouns in lines if nouns[-1] != answer]
-            places = [[place for place in range(6) if nouns[place] != beginning[place]] for nouns in others]
-            # From the end of the beginning: of three needed nouns the first, second, third, first, …
-            assert places == [[5 - index % num_needed] for index in range(6)]
-            stand_ins = [nouns[place] for nouns, (place,) in zip(others, places, strict=True)]
-            ends = [nouns[-1] for nouns in others]
-            assert len({*beginning, answer, *stand_ins, *ends}) == 6 + 1 + 6 + 6
-            around = told.partition(f" {' '.join(lines[0])}")[0], told.rpartition(f"{' '.join(lines[-1])}.")[2]
-            place = str(is_told and lines.index([*beginning, answer]))
-            shared[is_told].add((*around, asked, place, *stand_ins, *ends))
-    assert [len(same) for same in shared.values()] == [1, 1], "the same text, line, question and nouns"

@@ -482,6 +482,16 @@ def of_reach() -> Numbers:
     return found
 
 
+def of_calibration() -> Numbers:
+    """How many items are answered that need one, two or three distant words; the study that they were for."""
+    items = pd.read_parquet(REFERENCE / "real_model" / "needed_calibration.parquet")
+    right = items.groupby(["model", "template"])["is_right"].mean()
+    found = {f"calibration_{k}": f"{right[SMOLLM2, f'small-{k}']:.0%}" for k in (1, 2, 3)}
+    of_one = right[right.index.get_level_values("template").str.endswith("-1")]
+    found["calibration_others"] = f"{of_one.drop((SMOLLM2, 'small-1')).max():.0%}"
+    return found
+
+
 def of_distance() -> Numbers:
     """What predictions keep of a distant context moved away, by the tokens that they need; the verdicts."""
     targets, predictor = distance.deciding(moved_targets())
@@ -710,6 +720,7 @@ def numbers() -> Numbers:
         | of_searches()
         | of_length()
         | of_reach()
+        | of_calibration()
         | of_distance()
         | of_contexts()
     )

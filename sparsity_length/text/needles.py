@@ -132,24 +132,6 @@ OBJECTS = (
 COLORS = ("black", "blue", "brown", "gray", "green", "orange", "pink", "purple", "red", "white", "yellow")
 
 
-NOUNS = (*WORDS, *(name.removeprefix("the ") for name in (*PEOPLE, *OBJECTS)))
-
-
-@dataclass(frozen=True)
-class Item:
-    """What a document tells and asks."""
-
-    told: str
-    """The needle."""
-    asked: str
-    """The end of the document, with the answer."""
-    answer: str
-    others: Sequence[str] = ()
-    """Lines around the needle; the control has them, too."""
-    place: int = 0
-    """How many of them stand before the needle."""
-
-
 @dataclass(frozen=True)
 class Template:
     """A kind of fact: `The {fact} of {key} is {answer}`."""
@@ -159,55 +141,19 @@ class Template:
     answers: Sequence[str] = ()
     """Without any: numbers of five digits."""
 
-    def drawn(self, generator: np.random.Generator) -> Item:
-        """A fact about one of the keys."""
+    def drawn(self, generator: np.random.Generator) -> tuple[str, str]:
+        """A key and its answer."""
         key = self.keys[int(generator.integers(len(self.keys)))]
         if self.answers:
-            answer = self.answers[int(generator.integers(len(self.answers)))]
-        else:
-            first, *others = generator.integers(0, 10, 5).tolist()
-            answer = "".join(map(str, [first or 1, *others]))  # a number does not begin with 0
-        statement = f" The {self.fact} of {key} is {answer}"
-        return Item(f"{statement}.", f" What is the {self.fact} of {key}?{statement}", answer)
+            return key, self.answers[int(generator.integers(len(self.answers)))]
+        first, *others = generator.integers(0, 10, 5).tolist()
+        return key, "".join(map(str, [first or 1, *others]))  # a number does not begin with 0
 
 
-@dataclass(frozen=True)
-class Lines:
-    """A line of nouns among as many others, and its beginning again: the last noun depends on `num_needed`.
-
-    Each other line differs from it in the last noun and in one of the `num_needed` nouns before. Needed are
-    all of these, and no more: each tells the line from some others. Of one text, line, question and the
-    nouns of the other lines are the same for every `num_needed`.
-    """
-
-    num_needed: int
-    num_words: int = 6
-    """Nouns before the last one, and other lines."""
-
-    def drawn(self, generator: np.random.Generator) -> Item:
-        """A line, and the others around it."""
-        nouns = generator.permutation(NOUNS).tolist()
-        size = self.num_words
-        line, stand_ins, (answer, *ends) = nouns[:size], nouns[size : 2 * size], nouns[2 * size : 3 * size + 1]
-        others = []
-        for index, (stand_in, end) in enumerate(zip(stand_ins, ends, strict=True)):
-            other = line.copy()
-            # Three needed: other lines differ in the last, the last but one, the one before, the last, …
-            other[-1 - index % self.num_needed] = stand_in
-            others.append(_line([*other, end]))
-        told = _line([*line, answer])
-        return Item(told, f"\n{told.removesuffix('.')}", answer, others, int(generator.integers(size + 1)))
-
-
-def _line(nouns: Sequence[str]) -> str:
-    return f" {' '.join(nouns)}."
-
-
-TEMPLATES: dict[str, Template | Lines] = {
+TEMPLATES = {
     "number": Template("magic number", CITIES),
     "word": Template("secret word", PEOPLE, WORDS),
     "color": Template("color", OBJECTS, COLORS),
-    **{f"line-{num_needed}": Lines(num_needed) for num_needed in (1, 2, 3, 6)},
 }
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Parts of the haystack before the needle."""
@@ -303,16 +249,15 @@ def needle_documents(
     """
     # By document: the choice of others, of length and of depth does not change its needle.
     generator = np.random.default_rng([seed, int(text.document_id, 16)])
-    item = TEMPLATES[template].drawn(generator)
+    key, answer = TEMPLATES[template].drawn(generator)
+    fact = f"{TEMPLATES[template].fact} of {key}"
+    statement = f" The {fact} is {answer}"
     # Sentences are encoded whole: an answer's tokens depend on what stands before it.
-    needle_ids, in_needle = _answer_in(item.told, item.answer, tokenizer)
-    end_ids, in_end = _answer_in(item.asked, item.answer, tokenizer)
-    others = [tokenizer.read(line).token_ids_N for line in item.others]
+    needle_ids, in_needle = _answer_in(f"{statement}.", answer, tokenizer)
+    end_ids, in_end = _answer_in(f" What is the {fact}?{statement}", answer, tokenizer)
     num_answer_tokens = len(end_ids) - in_end[0]
     for depth in (None, *depths):
-        told_ids = needle_ids[:0] if depth is None else needle_ids
-        before, after = others[: item.place], others[item.place :]
-        planted_ids = np.concatenate([*before, told_ids, *after])
+        planted_ids = needle_ids[:0] if depth is None else needle_ids
         num_hay = length - len(planted_ids) - len(end_ids)
         if num_hay < 1:
             raise InputError(
@@ -321,7 +266,7 @@ def needle_documents(
             )
         hay = text.token_ids[:num_hay]
         pieces = tokenizer.pieces(hay.tolist())
-        place = round((depths[0] if depth is None else depth) * num_hay)
+        place = round((depth or 0) * num_hay)
         # Not within a word; at both ends of a haystack nothing of a word is on the other side.
         starts = [
             near
@@ -329,7 +274,6 @@ def needle_documents(
             if near in (0, num_hay) or pieces[near][:1].isspace()
         ]
         place = max(starts, default=place)
-        needle = place + sum(map(len, before))
         token_ids = np.concatenate([hay[:place], planted_ids, hay[place:], end_ids]).astype(np.int32)
         spelled = "".join(tokenizer.pieces(token_ids.tolist()))
         document_id = sha256(spelled.encode()).hexdigest()[:16]
@@ -338,12 +282,12 @@ def needle_documents(
             "source_document_id": text.document_id,
             "context_length": length,
             "depth": depth,
-            "needle_position": None if depth is None else needle,
-            "num_needle_tokens": len(told_ids),
-            "needle_answer_positions": [] if depth is None else [needle + token for token in in_needle],
+            "needle_position": None if depth is None else place,
+            "num_needle_tokens": len(planted_ids),
+            "needle_answer_positions": [] if depth is None else [place + token for token in in_needle],
             "answer_position": length - num_answer_tokens,
             "num_answer_tokens": num_answer_tokens,
-            "answer": item.answer,
+            "answer": answer,
             "template": template,
         }
         yield EvaluationDocument(document_id, token_ids, text.url), row
