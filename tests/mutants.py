@@ -1,0 +1,196 @@
+"""Which wrong programs do the fast tests notice? `make mutants`: some hours on one core, resumable.
+
+Draws mutants of one token each (cosmic-ray's operators: another number, comparison or operator, a condition
+negated, a loop that never runs) from the packages that make numbers, at most one for each place in the
+source, and runs on each the tests that execute its line, nearest and quickest first, until one fails. What is
+executed at import (defaults, fields, constants) may concern any test, so all run. Results are lines of
+runs/mutants/results.jsonl, beside what each test executes, which is recorded once. Another run goes on there,
+and tries anew what was killed by a test that is gone; with --again also what survived.
+
+A mutant lives in memory, in a process forked from this one, which has imported the libraries but nothing of
+the repository. Programs that tests start in processes of their own stay unchanged: a mutant which only such
+tests would notice survives here.
+"""
+
+import argparse
+import hashlib
+import importlib
+import json
+import os
+import resource
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.machinery import SourceFileLoader
+from itertools import accumulate, islice
+from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import forked_stages
+import pandas as pd
+import pytest
+from cosmic_ray.ast import ast_nodes, get_ast
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.plugins import get_operator, operator_names
+from coverage import CoverageData
+from tqdm import tqdm
+
+PACKAGES = ("measuring", "results", "text", "models")
+SOURCES = [path for name in PACKAGES for path in sorted((ROOT / "sparsity_length" / name).glob("*.py"))]
+OUT = ROOT / "runs" / "mutants"
+FIRST_SECONDS = 10
+"""Of tests that run before the files of all others are collected."""
+MOST_SECONDS = 60
+"""Of a core, beside thrice what the tests take: whoever needs more is taken to never end."""
+EQUIVALENT = ROOT / "tests" / "equivalent_mutants.json"
+"""Mutants that no test can notice, each with its reason."""
+NO_TEST = "time, or import"
+LEFT_OUT = ("_Eq_Is", "_NotEq_IsNot", "_BitOr_")
+"""Operators whose mutants differ by chance (whether equal strings are one), or are of annotations: A | B."""
+
+
+class Chosen:
+    """A plugin of pytest: these tests in this order (none: all), their times, and one that failed."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.place = {name: index for index, name in enumerate(names)}
+        self.seconds: dict[str, float] = {}
+        self.failed = ""
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Import all, before a test does: what is executed then is no test's own. Order what was chosen."""
+        if self.place:
+            chosen = [item for item in session.items if item.nodeid in self.place]
+            session.items[:] = sorted(chosen, key=lambda item: self.place[item.nodeid])
+        for path in SOURCES if not self.place else ():
+            importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Add up the times; note what fails."""
+        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0) + report.duration
+        self.failed = report.nodeid if report.failed else self.failed
+
+
+def in_a_fork(names: Sequence[str], seconds: int, path: str, source: str, *options: str) -> tuple[str, dict]:
+    """Run tests in a process in which a file has this source: the one that failed, and the times of all."""
+    report = OUT / "report.json"
+    report.write_text(json.dumps([NO_TEST, {}]))
+    if process := os.fork():
+        os.waitpid(process, 0)
+        return json.loads(report.read_text())
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    get_code = SourceFileLoader.get_code
+    SourceFileLoader.get_code = lambda loader, name: (  # type: ignore[method-assign]
+        compile(source, path, "exec") if loader.path == path else get_code(loader, name)
+    )
+    with (OUT / "log").open("w") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    chosen = Chosen(names)
+    files = sorted({name.partition("::")[0] for name in names})
+    code = pytest.main(["-q", "-p", "no:cacheprovider", *options, *files], [chosen])
+    if code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        report.write_text(json.dumps([chosen.failed, chosen.seconds]))
+    os._exit(0)
+
+
+def places(seed: int) -> Iterator[tuple[str, Path, int, str, int]]:
+    """One mutant for each place in the source, drawn so that an edit elsewhere changes no draw.
+
+    A hash, the file, the line (from 1), the operator, and which of its mutants in the file it is.
+    """
+    operators = [name for name in operator_names() if not any(part in name for part in LEFT_OUT)]
+    for path in SOURCES:
+        lines = path.read_text().splitlines()
+        nodes = [*ast_nodes(get_ast(path.read_text()))]
+        at: dict[tuple[int, int], list[tuple[str, Path, int, str, int]]] = {}
+        for name in (name for name in operators if not get_operator(name).arguments()):
+            starts = [start for node in nodes for start, _ in get_operator(name)().mutation_positions(node)]
+            for index, (line, column) in enumerate(starts):
+                here = at.setdefault((line, column), [])
+                drawn = f"{seed} {path.name} {lines[line - 1]} {column} {name} {len(here)}"
+                here.append((hashlib.sha256(drawn.encode()).hexdigest(), path, line, name, index))
+        yield from map(min, at.values())
+
+
+def tests_of(path: Path, line: int, contexts: dict[int, list[str]], seconds: dict[str, float]) -> list[str]:
+    """The tests that may notice a change of a line: the nearest first, and of these the quickest."""
+    while line > 1 and line not in contexts:  # of a statement of several lines
+        line -= 1
+    imported = "" in contexts.get(line, [""])
+    names = {name for number in (contexts if imported else [line]) for name in contexts.get(number, ())}
+    files = {
+        name.partition("::")[0] for name in names if name.endswith("|setup")
+    }  # fixtures serve a whole file
+    reaching = {name for name in seconds if f"{name}|run" in names or name.partition("::")[0] in files}
+    near = (f"test_{path.stem}", f"tests/{path.parent.name}/")
+
+    def distance(name: str) -> tuple[bool, bool, float]:
+        return name not in reaching, not any(part in name for part in near), seconds[name]
+
+    return sorted(seconds if imported else reaching, key=distance)
+
+
+def killer(names: list[str], seconds: dict[str, float], path: str, mutated: str) -> str:
+    """The test that notices a mutant; empty if it survives."""
+    first = sum(total < FIRST_SECONDS for total in accumulate(seconds[name] for name in names)) + 1
+    failed = ""
+    for part in (names[:first], names[first:]):
+        if part and not failed:
+            most = round(MOST_SECONDS + 3 * sum(seconds[name] for name in part))
+            failed = in_a_fork(part, most, path, mutated, "-x")[0]
+    return failed
+
+
+def main() -> None:
+    """Record the tests, draw, try, and print the table and what survived."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--mutants", type=int, default=320)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--again", action="store_true", help="try anew what survived")
+    arguments = parser.parse_args()
+    OUT.mkdir(parents=True, exist_ok=True)
+    os.environ["COVERAGE_FILE"] = str(OUT / ".coverage")
+    forked_stages.share_one_server()
+    for library in (*forked_stages.LIBRARIES, *forked_stages.LIBRARIES_OF_TESTS):
+        importlib.import_module(library)
+    recorded = OUT / "tests.json"
+    if not recorded.exists():
+        options = ("--cov=sparsity_length", "--cov-context=test", "--cov-report=")
+        recorded.write_text(json.dumps(in_a_fork([], 3600, "", "", *options)[1]))
+    seconds = json.loads(recorded.read_text())
+    lines = CoverageData(str(OUT / ".coverage"))
+    lines.read()
+    results = OUT / "results.jsonl"
+    results.touch()
+    known = {row["key"]: row for row in map(json.loads, results.read_text().splitlines())}
+    standing = {*seconds, NO_TEST, *([] if arguments.again else [""])}
+    rows = []
+    drawn = islice(sorted(places(arguments.seed)), arguments.mutants)
+    for key, path, line, operator, index in tqdm(drawn, total=arguments.mutants, smoothing=0):
+        if known.get(key, {}).get("killer") not in standing:
+            source = path.read_text()
+            mutated = mutate_code(source, get_operator(operator)(), index)
+            was, now = (text.splitlines()[line - 1].strip() for text in (source, mutated))
+            names = tests_of(path, line, lines.contexts_by_lineno(str(path)), seconds)
+            row = {"key": key, "package": path.parent.name, "file": path.name, "was": was, "now": now}
+            known[key] = row | {"killer": killer(names, seconds, str(path), mutated)}
+            with results.open("a") as file:
+                file.write(json.dumps(known[key]) + "\n")
+        rows.append(known[key])
+    equivalent = {(row["was"], row["now"]) for row in json.loads(EQUIVALENT.read_text())}
+    for row in rows:
+        row["fate"] = "killed" if row["killer"] else "survived"
+        if (row["was"], row["now"]) in equivalent:
+            row["fate"] = "equivalent"
+    frame = pd.DataFrame(rows)
+    tqdm.write(pd.crosstab(frame["package"], frame["fate"]).to_string())
+    tqdm.write(frame.query("fate == 'survived'").to_json(orient="records", lines=True))
+
+
+if __name__ == "__main__":
+    main()
