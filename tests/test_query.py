@@ -35,12 +35,27 @@ def results(tmp_path: Path) -> Path:
     return results
 
 
-def test_models_measured_in_two_ways_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write(tmp_path, "a", [1.0], targets_per_chunk=16, context_lengths=[8], dtype="float32")
-    write(tmp_path, "b", [1.0], targets_per_chunk=32, context_lengths=[8, 16], dtype="float32")
+@pytest.mark.parametrize(
+    ("name", "of_a", "of_b", "is_told"),
+    [
+        ("targets_per_chunk", 16, 32, True),
+        ("dtype", "float32", "bfloat16", True),
+        ("ablation", "mask", "swap", True),
+        ("seed", 0, 1, True),
+        ("context_lengths", [8], [8, 16], False),
+        ("rules", ["random"], ["recency"], False),
+        ("k", [1], [1, 2], False),
+        ("documents_per_shard", 1, 2, False),
+    ],
+)
+def test_models_measured_in_two_ways_are_warned_of(
+    name: str, of_a: Any, of_b: Any, is_told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, "a", [1.0], **{name: of_a})
+    write(tmp_path, "b", [1.0], **{name: of_b})
     sql = "SELECT count(*) FROM length_losses"
     assert query.select(query.connect(tmp_path, sql), sql).fetchall() == [(2,)]
-    assert "measured in two ways: targets_per_chunk was 16, now 32 in 'b'" in caplog.text
+    assert (f"measured in two ways: {name} was" in caplog.text) == is_told
 
 
 def test_rows_go_to_standard_output(

@@ -1,6 +1,5 @@
 """The library: its numbers are those of the stages and of stock models, for models and texts of any kind."""
 
-import dataclasses
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -29,10 +28,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from sparsity_length import InputError, explain, influential_tokens, losses
 from sparsity_length.measuring import contexts, frames
-from sparsity_length.measuring.selecting import Selecting
-from sparsity_length.measuring.settings import BesideShort, Explaining
 from sparsity_length.results.read import Results
-from sparsity_length.settings import Settings
 from sparsity_length.text.tokenizer import train_bpe
 
 TEXT = "The cat sat on a mat, and the cat that sat there saw a naïve dog in the hall. "
@@ -148,6 +144,9 @@ def test_a_text_of_several_chunks_has_a_row_a_token_and_the_stock_model_s_losses
     frame = frame[frame["text"] == 1]
     assert len(ids) > 2 * 64 and frame["position"].tolist() == list(range(len(ids)))
     assert "".join(frame["token"]) == text and frame["token_id"].tolist() == ids
+    # Half a chunk of 64, or all that there is.
+    behind = frame[frame["position"] > S]
+    assert (behind["num_long_context_tokens"] >= behind["position"].clip(upper=32 - len(bos))).all()
     assert frame[VALUES].isna().all(axis=1).tolist() == [place <= S for place in range(len(ids))]
     for row in frame.iloc[S + 1 :: 7].itertuples():
         num = row.num_long_context_tokens
@@ -334,16 +333,3 @@ def test_a_number_of_any_type_is_that_number(
         found = found.losses
         expected = expected.losses
     pd.testing.assert_frame_equal(found, expected)
-
-
-@pytest.mark.parametrize(
-    ("function", "settings"),
-    [(losses, BesideShort), (influential_tokens, Selecting), (explain, Explaining)],
-)
-def test_a_default_is_the_same_in_a_function_and_in_its_program(
-    function: Callable[..., Any], settings: type[Settings]
-) -> None:
-    given = {name: one.default for name, one in inspect.signature(function).parameters.items()}
-    ours = {one.name: one.default for one in dataclasses.fields(settings)}
-    common = given.keys() & ours.keys() - {"long_context_length"}  # which follows from the model
-    assert common and {name: given[name] for name in common} == {name: ours[name] for name in common}

@@ -4,6 +4,8 @@ In float32 on one thread with fixed seeds, so that only the code, and the last d
 can move a number. Words are tokens: no tokenizer is trained, so none can differ between versions.
 """
 
+import argparse
+import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,10 +18,12 @@ import torch
 from sparsity_length.programs import influential_tokens, loss_differences, pretrain, tokenize_c4
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from sparsity_length.cli import PROGRAMS
 from sparsity_length.results.read import Results
 from sparsity_length.text.folder import TokenizedData
 
 GOLDEN_PATH = Path(__file__).with_name("golden.json")
+DEFAULTS_PATH = Path(__file__).with_name("defaults.json")
 COMMAND = "python tests/golden/regenerate.py"
 TOLERANCE = 1e-4  # of the mean magnitude of a column's values; other vector instructions move a tenth of it
 NUM_FIRST = 3
@@ -84,6 +88,20 @@ EVALUATION_TEXTS = [
     " invitation enough why my dear you must know mrs long says that netherfield is taken by a young man of"
     " large fortune from the north of england",
 ]
+
+
+def defaults() -> dict[str, dict[str, str]]:
+    """Program -> flag -> the words that would say its default, if it has one."""
+    found: dict[str, dict[str, str]] = {}
+    for module in (module for group in PROGRAMS.values() for module in group):
+        actions = importlib.import_module(f"sparsity_length.{module}").STAGE.parser()._actions
+        of_program = found.setdefault(module.rpartition(".")[2], {})
+        for action in actions:
+            given = action.default if isinstance(action.default, list | tuple) else [action.default]
+            words = " ".join(str(one) for one in given if not (one is None or isinstance(one, bool)))
+            if words and action.option_strings and words != argparse.SUPPRESS:
+                of_program[action.option_strings[-1]] = words
+    return found
 
 
 def run(folder: Path) -> dict[str, dict[str, Any]]:

@@ -11,7 +11,8 @@ from hand_made_models import EvidenceLM
 
 from sparsity_length.measuring.contexts import Batching, Measured
 from sparsity_length.measuring.far_context import FarContext, far_contexts
-from sparsity_length.measuring.rules import find_rule, load_rule_file
+from sparsity_length.measuring.rules import DEFAULT_RULES, find_rule, load_rule_file
+from sparsity_length.measuring.selecting import Selecting
 from sparsity_length.measuring.settings import ContextLengths
 from sparsity_length.measuring.sparsity import minimal_sufficient_k
 
@@ -106,6 +107,31 @@ def test_k_star_is_the_least_k_that_reaches_ninety_percent() -> None:
     assert _k_star(1.0, [2.9, 2.5, 1.3]) == ([None], [True])  # none reaches it
     for long_loss in (2.95, 4.0):  # nothing to recover
         assert _k_star(long_loss, [0.0, 0.0, 0.0]) == ([None], [False])
+
+
+def test_the_sink_comes_last_and_is_a_candidate() -> None:
+    attended_TF = np.array([[0.6, 0.1, 0.3, 0.0]])
+    context = SimpleNamespace(num_far_tokens_T=np.array([4]), look_inside=lambda _: attended_TF.copy())
+    assert _select("attention", 4, context=context) == [[0, 2, 1, 3]]
+    assert _select("attention_no_sink", 4, context=context) == [[2, 1, 3, 0]]
+
+
+@pytest.mark.parametrize(
+    ("length", "asked", "rules", "screen"),
+    [
+        (2048, None, DEFAULT_RULES, None),
+        (2049, None, DEFAULT_RULES, 16),
+        (2049, None, ("recency",), None),
+        (2049, 64, ("recency", "leave_one_out"), 64),
+        # Of 64 tokens 48 stand before the first target, 32 of them distant: there is room for all.
+        (64, 31, ("leave_one_out",), 31),
+        (64, 32, ("leave_one_out",), None),
+    ],
+)
+def test_a_screen_is_used_where_it_saves(
+    length: int, asked: int | None, rules: tuple[str, ...], screen: int | None
+) -> None:
+    assert Selecting(long_context_length=length, rules=rules, screen=asked).screen == screen
 
 
 def test_the_page_s_example_is_a_rule(tmp_path: Path) -> None:

@@ -53,6 +53,18 @@ def test_large_and_small_divergences(scale: float) -> None:
     assert (divergences_BT >= 0).all()
 
 
+def test_logits_of_sixteen_bits_lose_no_more_than_their_own_digits() -> None:
+    logits_TV = (4 * torch.randn(6, 1000, generator=torch.Generator().manual_seed(1))).bfloat16()
+    ids_T = np.arange(6)
+    expected_T = -logits_TV.double().log_softmax(-1)[ids_T, ids_T]
+    np.testing.assert_allclose(Predictions.of(logits_TV).losses(ids_T), expected_T, rtol=1e-6)
+    rows = torch.arange(6)[None]
+    model = LogitsAreStates(logits_TV[None])
+    of_blocks = losses_and_divergences(model, logits_TV[None], rows, Predictions.of(logits_TV), rows)
+    np.testing.assert_allclose(of_blocks[0][0], expected_T, rtol=1e-6)
+    assert of_blocks[1].abs().max() < 1e-6
+
+
 @pytest.mark.parametrize("rows_per_block", [1, 5, 1000])
 def test_blocks_and_any_order_of_references(rows_per_block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(causal_lm, "LOGITS_PER_BLOCK", rows_per_block * V)

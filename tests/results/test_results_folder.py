@@ -198,6 +198,15 @@ def test_results_of_other_settings_copied_over_are_refused(results: Path) -> Non
             read()
 
 
+def test_shards_of_two_are_not_read_beside_shards_of_three(results: Path) -> None:
+    """Both hold the same documents."""
+    for shard in range(3):
+        open_output(results / "other", num_shards=3).write_shard(shard, rows(2.0))
+    for place in (marks, shards):
+        shutil.copytree(place(results / "other"), place(results), dirs_exist_ok=True)
+    assert "holds 5 of " in refused_by_all(results)
+
+
 def test_evaluators_of_other_choices_are_not_read_together(tmp_path: Path) -> None:
     """What a model chose is read with all who tried it; not with one who tried an earlier choice of it."""
     for evaluator, choices in ((None, None), ("b", "cc"), ("d", "cc")):
