@@ -6,6 +6,7 @@
 # make test-all   also the tests marked slow
 # make test-gpu   the tests that need a GPU, and only those
 # make gpu        these, then the study of a GPU, olmo_configs/studies/gpu.yaml; TEXT=FOLDER holds its texts
+# make mutants    which wrong programs the fast tests notice (tests/README.md): some hours on one core, resumable
 # make golden     write tests/golden/ anew, after a change that is meant to move numbers
 #
 # Each creates .venv and installs into it first. OPTIONS are pipeline/study.py's: OPTIONS=--dry-run lists the commands,
@@ -24,7 +25,7 @@ IMPORTED_BESIDE := transformers, statsmodels.api, matplotlib.pyplot, nbclient, d
 # A file in one process, and a process a core: each collects all tests.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo reference needed study test test-all test-gpu gpu lint ruff golden install
+.PHONY: help demo reference needed study test test-all test-gpu gpu lint ruff golden mutants install
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
@@ -59,6 +60,10 @@ ruff: install
 
 golden: install
 	$(PY) tests/golden/regenerate.py
+
+mutants: install
+	$(PY) -m pip install -qq --disable-pip-version-check --no-compile --editable '.[mutants]'
+	$(PY) tests/mutants.py $(OPTIONS)
 
 install: .venv/.installed
 

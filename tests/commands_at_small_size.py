@@ -47,7 +47,7 @@ BENCHMARKS = ROOT / "tests" / "benchmarks"
 NOT_RUN = {
     r"…|<results>": "it stands for many commands",
     r"\b(hf download|pip install|python -m venv)\b": "there is no network",
-    r"^(\S+=\S+ )?make (test|test-all|test-gpu|golden|lint|install|help)$": "it installs, or tests",
+    r"^(\S+=\S+ )?make (test|test-all|test-gpu|golden|mutants|lint|install|help)$": "it installs, or tests",
     r"tests/real_model\.py": "it downloads a model; tests/real uses it",
     r"TEXTS/|--checkpoints MODEL|runs/real/": "tests/analysis/test_interference.py runs them, small",
     r"MODEL=GEMMA|reach/gemma": "tests/analysis/test_reach.py runs them, small",
