@@ -5,11 +5,11 @@ import json
 from pathlib import Path
 
 import pytest
+from written_results import write_length_losses
 
 from sparsity_length.cli import (
     InputError,
 )
-from sparsity_length.results.write import StageOutput
 
 SHARD = "length_losses/a/00000-of-00001.parquet"
 EVALUATION = "evaluation_documents/00000-of-00001.parquet"
@@ -18,9 +18,7 @@ EVALUATION = "evaluation_documents/00000-of-00001.parquet"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Results, texts and tables, each under a name that some program writes."""
-    row = {"document_id": ["d"], "chunk_index": [0], "context_length": [9], "num_targets": [1]}
-    output = StageOutput(tmp_path, "length_losses", "a", settings={}, inputs={}, num_shards=1)
-    output.write_shard(0, [("length_losses", row | {"mean_loss": [1.0]})])
+    write_length_losses(tmp_path, "a", [1.0])
     for name in ("texts.jsonl", "manifest.json"):
         (tmp_path / name).write_text(json.dumps({"text": "a text", "url": "u"}))
     for name in ("outcomes.parquet", EVALUATION):

@@ -7,23 +7,7 @@ from typing import Any
 
 import pytest
 from sparsity_length.programs import query
-
-from sparsity_length.results.write import StageOutput
-
-
-def write(results: Path, model: str, losses: list[float], num_shards: int = 1, **settings: Any) -> None:
-    """Rows of one model made with these settings, the same in each shard."""
-    output = StageOutput(results, "length_losses", model, settings=settings, inputs={}, num_shards=num_shards)
-    count = len(losses)
-    columns = {
-        "document_id": ["d"] * count,
-        "chunk_index": [0] * count,
-        "context_length": [16] * count,
-        "num_targets": [4] * count,
-        "mean_loss": losses,
-    }
-    for shard_index in range(num_shards):
-        output.write_shard(shard_index, [("length_losses", columns)])
+from written_results import write_length_losses as write
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 from sparsity_length.programs import explain
+from written_results import write_length_losses
 
 from sparsity_length.cli import InputError, words
-from sparsity_length.results.write import StageOutput
 
 
 def test_another_system_is_named() -> None:
@@ -25,10 +25,7 @@ POSIX = {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    row = {"document_id": ["d"], "chunk_index": [0], "context_length": [9], "num_targets": [1]}
-    output = StageOutput(tmp_path, "length_losses", "a", settings={}, inputs={}, num_shards=1)
-    output.write_shard(0, [("length_losses", row | {"mean_loss": [1.0]})])
-    return tmp_path
+    return write_length_losses(tmp_path, "a", [1.0])
 
 
 def run(command: str, folder: Path, **environment: str) -> "subprocess.CompletedProcess[str]":

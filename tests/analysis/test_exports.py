@@ -1,15 +1,14 @@
 """An export reads as the results that it was made from, by every reader; a changed one is refused."""
 
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 from sparsity_length.programs.query import STAGE, connect, export, select
+from written_results import write_length_losses
 
 from sparsity_length.cli import InputError
 from sparsity_length.results.read import Results
-from sparsity_length.results.write import StageOutput
 
 
 @pytest.fixture(scope="module")
@@ -17,29 +16,6 @@ def exported(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("export") / "model=x" / "results"  # no column
     STAGE(["--results", str(results), "--out", str(out)])
     return out
-
-
-def lengths(*losses: float) -> list[tuple[str, dict[str, Any]]]:
-    count = len(losses)
-    columns = {
-        "document_id": ["d"] * count,
-        "chunk_index": list(range(count)),
-        "mean_loss": list(losses),
-        "context_length": [16] * count,
-        "num_targets": [4] * count,
-    }
-    return [("length_losses", columns)]
-
-
-def write(
-    results: Path, model: str, *shards: list[tuple[str, dict[str, Any]]], dtype: str = "float32"
-) -> Path:
-    output = StageOutput(
-        results, "length_losses", model, settings={"dtype": dtype}, inputs={}, num_shards=len(shards)
-    )
-    for index, shard in enumerate(shards):
-        output.write_shard(index, shard, {"num_parameters": len(model)})
-    return results
 
 
 def test_every_artefact_reads_as_from_its_parts(results: Path, exported: Path) -> None:
@@ -67,7 +43,7 @@ def test_an_export_that_was_changed_is_refused(tmp_path: Path) -> None:
             Results(out).frame("length_losses")
         return str(error.value)
 
-    results = write(tmp_path / "results", "a", lengths(1.0, 2.0))
+    results = write_length_losses(tmp_path / "results", "a", [1.0, 2.0])
     out = tmp_path / "out"
     export(results, out)
     path = out / "length_losses.parquet"
@@ -79,6 +55,6 @@ def test_an_export_that_was_changed_is_refused(tmp_path: Path) -> None:
     path.write_bytes(whole)
     assert Results(out).frame("length_losses")["mean_loss"].tolist() == [1.0, 2.0]
     with pytest.raises(InputError, match=r"out is an export of results \(exported.json\); choose another"):
-        write(out, "b", lengths(3.0))
+        write_length_losses(out, "b", [3.0])
     (out / "exported.json").write_text("{")
     assert "exported.json is damaged" in refused()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from measured_documents import contents, flip
 from sparsity_length.programs.query import connect, select
+from written_results import length_losses as rows
 
 from sparsity_length.cli import InputError
 from sparsity_length.results import files, write
@@ -23,18 +24,6 @@ INPUTS = {"checkpoint": "aa", "documents": "bb"}
 FIRST = "00000-of-00002"
 SECOND = "00001-of-00002"
 SQL = "SELECT model, mean_loss FROM length_losses ORDER BY model, mean_loss"
-
-
-def rows(*losses: float) -> list[tuple[str, dict[str, Any]]]:
-    count = len(losses)
-    columns = {
-        "document_id": ["d"] * count,
-        "chunk_index": list(range(count)),
-        "context_length": [16] * count,
-        "num_targets": [4] * count,
-        "mean_loss": list(losses),
-    }
-    return [("length_losses", columns)]
 
 
 def open_output(results: Path, model: str = "a", **changes: Any) -> StageOutput:
