@@ -4,7 +4,6 @@ Chunks of 12 tokens, the last 3 of each predicted, short contexts of 4. Of the d
 chunks (tokens 0-11 and 12-23; the last 6 belong to none), the next two have one, the last two are too short.
 """
 
-import hashlib
 import json
 import random
 from collections.abc import Sequence
@@ -18,14 +17,9 @@ from olmo.model import OLMo
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from sparsity_length.cli import Stage
-from sparsity_length.results.files import LOCK_FILE
-from sparsity_length.text.folder import (
-    EVALUATION_FILE,
-    TOKENIZER_FILE,
-    TRAIN_FOLDER,
-    EvaluationDocument,
-    write_evaluation_documents,
-)
+from sparsity_length.results.files import LOCK_FILE, describe_files
+from sparsity_length.text.folder import TRAIN_FOLDER, EvaluationDocument, write_data_folder
+from sparsity_length.text.tokenizer import DocumentTokenizer
 
 VOCABULARY_SIZE = 48
 LONG = 12
@@ -102,36 +96,31 @@ def word_tokenizer(bos_token_ids: Sequence[int] = ()) -> Tokenizer:
     return tokenizer
 
 
-def write_data(
+def write_folder(
     folder: Path,
-    vocabulary_size: int = VOCABULARY_SIZE,
+    documents: Sequence[EvaluationDocument],
+    tokenizer: DocumentTokenizer,
     train_token_ids: Sequence[Sequence[int]] = (),
-    bos_token_ids: Sequence[int] = (),
 ) -> Path:
-    """What tokenize_c4 leaves, as far as the measuring stages read it; a training file for each list."""
-    documents = [EvaluationDocument(document_id, tokens) for document_id, tokens in DOCUMENTS.items()]
-    write_evaluation_documents(folder / EVALUATION_FILE, documents)
-    names = [EVALUATION_FILE]
-    for index, token_ids in enumerate(train_token_ids):
-        names.append(f"{TRAIN_FOLDER}/part-{index:05d}.npy")
-        (folder / TRAIN_FOLDER).mkdir(exist_ok=True)
-        (folder / names[-1]).write_bytes(np.array(token_ids, dtype="<u2").tobytes())
-    contents_of = {name: (folder / name).read_bytes() for name in names}
-    manifest = {
-        "stage": "tokenize_c4",
-        "token_dtype": "uint16",
-        "vocabulary_size": vocabulary_size,
-        "eos_token_id": 0,
-        "bos_token_ids": list(bos_token_ids),
-        "counts": {"train_tokens": sum(map(len, train_token_ids))},
-        "files": {
-            name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-            for name, content in contents_of.items()
-        },
-    }
-    word_tokenizer(bos_token_ids).save(str(folder / TOKENIZER_FILE))
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    """What tokenize_c4 leaves; a training file for each list."""
+    paths = [folder / TRAIN_FOLDER / f"part-{index:05d}.npy" for index in range(len(train_token_ids))]
+    for path, token_ids in zip(paths, train_token_ids, strict=True):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(np.array(token_ids, dtype="<u2").tobytes())
+    files = describe_files(folder, paths)
+    tally = {"train_tokens": sum(map(len, train_token_ids))}
+    made_by = {"settings": {}, "inputs": {}}
+    write_data_folder(folder, documents, files, tokenizer, made_by, tally, "tokenize_c4")
     return folder
+
+
+def write_data(
+    folder: Path, train_token_ids: Sequence[Sequence[int]] = (), bos_token_ids: Sequence[int] = ()
+) -> Path:
+    """`DOCUMENTS`, with a word for each token."""
+    documents = [EvaluationDocument(document_id, tokens) for document_id, tokens in DOCUMENTS.items()]
+    tokenizer = DocumentTokenizer(word_tokenizer(bos_token_ids), eos_token_id=0)
+    return write_folder(folder, documents, tokenizer, train_token_ids)
 
 
 def write_checkpoint(run_folder: Path, model: OLMo) -> Path:

@@ -1,19 +1,14 @@
 """Texts of a test's choosing, tokenized and "measured" by random numbers: what explorer.py reads."""
 
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from measured_documents import write_folder
 from written_results import write_tables
 
-from sparsity_length.text.folder import (
-    EVALUATION_FILE,
-    TOKENIZER_FILE,
-    EvaluationDocument,
-    write_evaluation_documents,
-)
+from sparsity_length.text.folder import EVALUATION_FILE, EvaluationDocument
 from sparsity_length.text.tokenizer import train_bpe
 
 SHORT = 4
@@ -46,23 +41,9 @@ def write_explorable(
         for text, token_ids in zip(texts, tokenizer.encode(texts), strict=True)
     ]
     assert all(len(document.token_ids) >= lengths[1] for document in documents), "a text is too short"
-    write_evaluation_documents(data / EVALUATION_FILE, documents)
-    (data / TOKENIZER_FILE).write_text(tokenizer.to_json())
-    files = {name: (data / name).read_bytes() for name in (EVALUATION_FILE, TOKENIZER_FILE)}
-    manifest = {
-        "stage": "tokenize_c4",
-        "token_dtype": "uint16",
-        "vocabulary_size": tokenizer.vocabulary_size,
-        "eos_token_id": 0,
-        "counts": {"train_tokens": 0},
-        "files": {
-            name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-            for name, content in files.items()
-        },
-    }
-    (data / "manifest.json").write_text(json.dumps(manifest))
+    write_folder(data, documents, tokenizer)
     documents.sort(key=lambda document: document.document_id)
-    sha256 = hashlib.sha256(files[EVALUATION_FILE]).hexdigest()
+    sha256 = hashlib.sha256((data / EVALUATION_FILE).read_bytes()).hexdigest()
     names = ("short_context_length", "long_context_length", "targets_per_chunk", "num_documents")
     of_losses = dict(zip(names, (*lengths, len(documents)), strict=True))
     of_selections = of_losses | {

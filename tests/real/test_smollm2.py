@@ -2,11 +2,8 @@
 
 import json
 import re
-import signal
-import time
 from pathlib import Path
 
-import forked_stages
 import pytest
 from sparsity_length.programs import explain as explain_program
 from stock_model import (
@@ -87,63 +84,3 @@ def test_a_needle_is_found(stock: StockModel) -> None:
     told = with_it["long_context_loss"].mean()
     guessed = without["long_context_loss"].mean()
     assert told < 0.5 and guessed > 4 * told and with_it["short_context_loss"].mean() > 4 * told
-
-
-def test_killed_after_one_document_of_four_it_ends_with_the_same_bytes(
-    stock: StockModel, tmp_path: Path
-) -> None:
-    texts = stock.documents(32, 5)
-    for name, some in (("train", texts[:1]), ("evaluate", texts[1:])):
-        lines = [json.dumps({"text": text}) + "\n" for text in some]
-        (tmp_path / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
-    done = forked_stages.run(
-        "pipeline/tokenize_c4.py",
-        "--out",
-        "data",
-        "--source",
-        "train.jsonl",
-        "--evaluation-source",
-        "evaluate.jsonl",
-        "--tokenizer",
-        stock.folder,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    flags = [
-        "--data",
-        "data",
-        "--checkpoints",
-        stock.folder,
-        "--short-context-length",
-        str(S),
-        "--long-context-length",
-        "32",
-        "--targets-per-chunk",
-        "1",
-        "--k",
-        "1",
-        "4",
-        "--rules",
-        "leave_one_out_divergence",
-        "--results",
-    ]
-    whole = forked_stages.run("pipeline/influential_tokens.py", *flags, "whole", cwd=tmp_path)
-    assert whole.returncode == 0, whole.stderr
-
-    process = forked_stages.start("pipeline/influential_tokens.py", *flags, "killed", cwd=tmp_path)
-    deadline = time.monotonic() + 240
-    stages = tmp_path / "killed" / "_stages"
-    while not (finished := list(stages.rglob("*.done"))):
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[1]
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL and len(finished) < 4, "killed too late to show anything"
-    kept = {path: path.stat().st_mtime_ns for path in finished}
-    resumed = forked_stages.run("pipeline/influential_tokens.py", *flags, "killed", cwd=tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
-    assert {path: path.stat().st_mtime_ns for path in finished} == kept  # not done twice
-    assert parquet_files(tmp_path / "killed") == parquet_files(tmp_path / "whole") != {}
-
-
-def parquet_files(results: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(results)): path.read_bytes() for path in results.rglob("*.parquet")}

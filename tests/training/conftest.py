@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from measured_documents import write_data
 
 from sparsity_length.text.folder import TokenizedData
 from sparsity_length.training.config import load_config
@@ -31,22 +32,10 @@ TINY_OVERRIDES = (
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> TokenizedData:
     """Two files of 600 and 200 tokens in which token 2n is always followed by 2n + 1."""
-    folder = tmp_path_factory.mktemp("data")
     generator = np.random.default_rng(0)
-    paths = []
-    for index, num_tokens in enumerate((600, 200)):
-        first = generator.integers(0, 20, size=num_tokens // 2) * 2
-        paths.append(folder / f"part-{index:05d}.npy")
-        np.stack((first, first + 1), axis=1).astype(np.uint16).tofile(paths[-1])
-    return TokenizedData(
-        folder=folder,
-        train_paths=paths,
-        token_dtype=np.dtype(np.uint16),
-        vocabulary_size=40,
-        eos_token_id=0,
-        train_sha256="0" * 64,
-        evaluation_sha256="1" * 64,
-    )
+    firsts = [2 * generator.integers(0, 20, num_tokens // 2) for num_tokens in (600, 200)]
+    files = [np.stack((first, first + 1), axis=1).ravel() for first in firsts]
+    return TokenizedData.open(write_data(tmp_path_factory.mktemp("data"), files))
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from measured_documents import write_data
 
 from sparsity_length.cli import InputError
 from sparsity_length.text.folder import TokenizedData
@@ -14,11 +15,7 @@ from sparsity_length.training.data import TrainingBatches
 @pytest.fixture
 def five(tmp_path: Path) -> TokenizedData:
     """Tokens 0 … 6 in one file and 10 … 14 in another: five sequences of two."""
-    paths = []
-    for index, tokens in enumerate((range(7), range(10, 15))):
-        paths.append(tmp_path / f"part-{index:05d}.npy")
-        np.array(tokens, dtype=np.uint16).tofile(paths[-1])
-    return TokenizedData(tmp_path, paths, np.dtype(np.uint16), 15, 0, "0", "1")
+    return TokenizedData.open(write_data(tmp_path, [range(7), range(10, 15)]))
 
 
 def batches_of(data: TokenizedData, batch_size: int) -> TrainingBatches:
