@@ -37,34 +37,37 @@ from cosmic_ray.plugins import get_operator, operator_names
 from coverage import CoverageData
 from tqdm import tqdm
 
-PACKAGES = ("measuring", "results", "text", "models")
-SOURCES = [path for name in PACKAGES for path in sorted((ROOT / "sparsity_length" / name).glob("*.py"))]
+SOURCES = [
+    path
+    for name in ("measuring", "models", "results", "text")
+    for path in sorted((ROOT / "sparsity_length" / name).glob("*.py"))
+]
 OUT = ROOT / "runs" / "mutants"
+EQUIVALENT = ROOT / "tests" / "equivalent_mutants.json"
+"""Mutants that no test can notice, each with its reason."""
 FIRST_SECONDS = 10
 """Of tests that run before the files of all others are collected."""
 MOST_SECONDS = 60
 """Of a core, beside thrice what the tests take: whoever needs more is taken to never end."""
-EQUIVALENT = ROOT / "tests" / "equivalent_mutants.json"
-"""Mutants that no test can notice, each with its reason."""
 NO_TEST = "time, or import"
-LEFT_OUT = ("_Eq_Is", "_NotEq_IsNot", "_BitOr_")
-"""Operators whose mutants differ by chance (whether equal strings are one), or are of annotations: A | B."""
+LEFT_OUT = ("_Eq_Is", "_NotEq_IsNot", "_BitOr_", "Variable")
+"""Operators whose mutants differ by chance (whether equal strings are one), are of annotations (A | B), or
+need arguments."""
 
 
 class Chosen:
-    """A plugin of pytest: these tests in this order (none: all), their times, and one that failed."""
+    """A plugin of pytest: these tests in this order (none: all), the one that failed, and the times."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self.place = {name: index for index, name in enumerate(names)}
-        self.seconds: dict[str, float] = {}
+        self.names = names
         self.failed = ""
+        self.seconds: dict[str, float] = {}
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Import all, before a test does: what is executed then is no test's own. Order what was chosen."""
-        if self.place:
-            chosen = [item for item in session.items if item.nodeid in self.place]
-            session.items[:] = sorted(chosen, key=lambda item: self.place[item.nodeid])
-        for path in SOURCES if not self.place else ():
+        """Order what was chosen; or import all sources, so that what import executes is no test's own."""
+        items = {item.nodeid: item for item in session.items}
+        session.items[:] = [items[name] for name in self.names] or session.items
+        for path in () if self.names else SOURCES:
             importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -106,7 +109,7 @@ def places(seed: int) -> Iterator[tuple[str, Path, int, str, int]]:
         lines = path.read_text().splitlines()
         nodes = [*ast_nodes(get_ast(path.read_text()))]
         at: dict[tuple[int, int], list[tuple[str, Path, int, str, int]]] = {}
-        for name in (name for name in operators if not get_operator(name).arguments()):
+        for name in operators:
             starts = [start for node in nodes for start, _ in get_operator(name)().mutation_positions(node)]
             for index, (line, column) in enumerate(starts):
                 here = at.setdefault((line, column), [])
@@ -169,27 +172,23 @@ def main() -> None:
     results.touch()
     known = {row["key"]: row for row in map(json.loads, results.read_text().splitlines())}
     standing = {*seconds, NO_TEST, *([] if arguments.again else [""])}
-    rows = []
-    drawn = islice(sorted(places(arguments.seed)), arguments.mutants)
-    for key, path, line, operator, index in tqdm(drawn, total=arguments.mutants, smoothing=0):
+    drawn = [*islice(sorted(places(arguments.seed)), arguments.mutants)]
+    for key, path, line, operator, index in tqdm(drawn, smoothing=0):
         if known.get(key, {}).get("killer") not in standing:
-            source = path.read_text()
-            mutated = mutate_code(source, get_operator(operator)(), index)
-            was, now = (text.splitlines()[line - 1].strip() for text in (source, mutated))
+            mutated = mutate_code(path.read_text(), get_operator(operator)(), index)
+            was, now = (text.splitlines()[line - 1].strip() for text in (path.read_text(), mutated))
             names = tests_of(path, line, lines.contexts_by_lineno(str(path)), seconds)
             row = {"key": key, "package": path.parent.name, "file": path.name, "was": was, "now": now}
             known[key] = row | {"killer": killer(names, seconds, str(path), mutated)}
             with results.open("a") as file:
                 file.write(json.dumps(known[key]) + "\n")
-        rows.append(known[key])
-    equivalent = {(row["was"], row["now"]) for row in json.loads(EQUIVALENT.read_text())}
-    for row in rows:
-        row["fate"] = "killed" if row["killer"] else "survived"
-        if (row["was"], row["now"]) in equivalent:
-            row["fate"] = "equivalent"
-    frame = pd.DataFrame(rows)
-    tqdm.write(pd.crosstab(frame["package"], frame["fate"]).to_string())
-    tqdm.write(frame.query("fate == 'survived'").to_json(orient="records", lines=True))
+    frame = pd.DataFrame([known[key] for key, *_ in drawn])
+    changes = ["package", "file", "was", "now"]
+    equivalent = pd.read_json(EQUIVALENT).assign(fate="equivalent").set_index(changes)["fate"]
+    fates = frame["killer"].eq("").map({True: "survived", False: "killed"})
+    frame["fate"] = frame.join(equivalent, on=changes)["fate"].where(fates == "survived").fillna(fates)
+    tqdm.write(pd.crosstab(frame["package"], frame["fate"], margins=True).to_string())
+    tqdm.write(frame.query("fate == 'survived'")[changes].to_json(orient="records", lines=True))
 
 
 if __name__ == "__main__":
