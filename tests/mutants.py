@@ -104,13 +104,14 @@ def places(seed: int) -> Iterator[tuple[str, Path, int, str, int]]:
 
     A hash, the file, the line (from 1), the operator, and which of its mutants in the file it is.
     """
-    operators = [name for name in operator_names() if not any(part in name for part in LEFT_OUT)]
+    names = [name for name in operator_names() if not any(part in name for part in LEFT_OUT)]
+    operators = {name: get_operator(name)() for name in names}
     for path in SOURCES:
         lines = path.read_text().splitlines()
         nodes = [*ast_nodes(get_ast(path.read_text()))]
         at: dict[tuple[int, int], list[tuple[str, Path, int, str, int]]] = {}
-        for name in operators:
-            starts = [start for node in nodes for start, _ in get_operator(name)().mutation_positions(node)]
+        for name, operator in operators.items():
+            starts = [start for node in nodes for start, _ in operator.mutation_positions(node)]
             for index, (line, column) in enumerate(starts):
                 here = at.setdefault((line, column), [])
                 drawn = f"{seed} {path.name} {lines[line - 1]} {column} {name} {len(here)}"
