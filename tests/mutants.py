@@ -13,6 +13,7 @@ tests would notice survives here.
 """
 
 import argparse
+import ast
 import hashlib
 import importlib
 import json
@@ -20,6 +21,7 @@ import os
 import resource
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from importlib.machinery import SourceFileLoader
 from itertools import accumulate, islice
 from pathlib import Path
@@ -53,6 +55,9 @@ NO_TEST = "time, or import"
 LEFT_OUT = ("_Eq_Is", "_NotEq_IsNot", "_BitOr_", "Variable")
 """Operators whose mutants differ by chance (whether equal strings are one), are of annotations (A | B), or
 need arguments."""
+
+Place = tuple[str, Path, int, str, int]
+"""Hash, file, line (from 1), operator, and which of its mutants in the file."""
 
 
 class Chosen:
@@ -99,17 +104,14 @@ def in_a_fork(names: Sequence[str], seconds: int, path: str, source: str, *optio
     os._exit(0)
 
 
-def places(seed: int) -> Iterator[tuple[str, Path, int, str, int]]:
-    """One mutant for each place in the source, drawn so that an edit elsewhere changes no draw.
-
-    A hash, the file, the line (from 1), the operator, and which of its mutants in the file it is.
-    """
+def places(seed: int) -> Iterator[Place]:
+    """One mutant for each place in the source, drawn so that an edit elsewhere changes no draw."""
     names = [name for name in operator_names() if not any(part in name for part in LEFT_OUT)]
     operators = {name: get_operator(name)() for name in names}
     for path in SOURCES:
         lines = path.read_text().splitlines()
         nodes = [*ast_nodes(get_ast(path.read_text()))]
-        at: dict[tuple[int, int], list[tuple[str, Path, int, str, int]]] = {}
+        at: dict[tuple[int, int], list[Place]] = {}
         for name, operator in operators.items():
             starts = [start for node in nodes for start, _ in operator.mutation_positions(node)]
             for index, (line, column) in enumerate(starts):
@@ -117,6 +119,16 @@ def places(seed: int) -> Iterator[tuple[str, Path, int, str, int]]:
                 drawn = f"{seed} {path.name} {lines[line - 1]} {column} {name} {len(here)}"
                 here.append((hashlib.sha256(drawn.encode()).hexdigest(), path, line, name, index))
         yield from map(min, at.values())
+
+
+def programs(seed: int) -> Iterator[tuple[Place, str]]:
+    """Places in the order of the draw, and the mutated sources, those which are any."""
+    for place in sorted(places(seed)):
+        _, path, _, operator, index = place
+        mutated = mutate_code(path.read_text(), get_operator(operator)(), index)
+        with suppress(SyntaxError):
+            ast.parse(mutated)
+            yield place, mutated
 
 
 def tests_of(path: Path, line: int, contexts: dict[int, list[str]], seconds: dict[str, float]) -> list[str]:
@@ -173,17 +185,18 @@ def main() -> None:
     results.touch()
     known = {row["key"]: row for row in map(json.loads, results.read_text().splitlines())}
     standing = {*seconds, NO_TEST, *([] if arguments.again else [""])}
-    drawn = [*islice(sorted(places(arguments.seed)), arguments.mutants)]
-    for key, path, line, operator, index in tqdm(drawn, smoothing=0):
+    rows = []
+    drawn = islice(programs(arguments.seed), arguments.mutants)
+    for (key, path, line, *_), mutated in tqdm(drawn, total=arguments.mutants, smoothing=0):
         if known.get(key, {}).get("killer") not in standing:
-            mutated = mutate_code(path.read_text(), get_operator(operator)(), index)
             was, now = (text.splitlines()[line - 1].strip() for text in (path.read_text(), mutated))
             names = tests_of(path, line, lines.contexts_by_lineno(str(path)), seconds)
             row = {"key": key, "package": path.parent.name, "file": path.name, "was": was, "now": now}
             known[key] = row | {"killer": killer(names, seconds, str(path), mutated)}
             with results.open("a") as file:
                 file.write(json.dumps(known[key]) + "\n")
-    frame = pd.DataFrame([known[key] for key, *_ in drawn])
+        rows.append(known[key])
+    frame = pd.DataFrame(rows)
     changes = ["package", "file", "was", "now"]
     equivalent = pd.read_json(EQUIVALENT).assign(fate="equivalent").set_index(changes)["fate"]
     fates = frame["killer"].eq("").map({True: "survived", False: "killed"})
