@@ -334,6 +334,7 @@ def test_words_are_those_of_their_last_occurrence_or_the_one_named(
     def begins(at: str) -> int:
         found = explain(TEXT, str(model), short_context_length=S, at=at)
         assert found.facts["note"] in str(found) and found.facts["note"] in caplog.text
+        assert ("the last; --at 'the:1' is the first" in found.facts["note"]) == (at == "the")
         word = found.targets[0]["token"]
         return found.targets[0]["byte_start"] + len(word) - len(word.lstrip())
 

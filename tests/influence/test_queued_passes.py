@@ -11,7 +11,14 @@ from losses_under_contexts import any_reference, long_context_losses, window_los
 from olmo.model import OLMo
 
 from sparsity_length.cli import InputError
-from sparsity_length.measuring.contexts import Batching, Pass, Rows, hidden_states, measured_contexts
+from sparsity_length.measuring.contexts import (
+    Batching,
+    Pass,
+    Rows,
+    hidden_states,
+    measured_contexts,
+    null_contexts,
+)
 from sparsity_length.measuring.settings import ContextLengths
 from sparsity_length.models.olmo import OLMoCausalLM
 
@@ -22,6 +29,18 @@ def test_targets_and_far_contexts_of_ten_tokens() -> None:
     assert lengths.num_far_tokens_T.tolist() == [5, 6, 7]  # distant contexts [0, 5), [0, 6), [0, 7)
     with pytest.raises(InputError, match="leaves no distant context"):
         ContextLengths(7, 10, 3)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "sizes"),
+    [((64, 1024, 16), [16]), ((64, 192, 16), [2] * 8), ((16, 64, 32), [3] * 10 + [2]), ((8, 300, 4), [4])],
+)
+def test_windows_of_a_null_take_about_the_rows_of_the_other_document(
+    lengths: tuple[int, int, int], sizes: list[int]
+) -> None:
+    chunks = np.zeros((2, lengths[1]), dtype=np.int64)
+    packed = [*null_contexts(*chunks, ContextLengths(*lengths))]
+    assert [len(one.query_rows_T) for one in packed] == sizes
 
 
 def test_windows_hold_exactly_the_tokens_before_the_target() -> None:

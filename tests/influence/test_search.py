@@ -76,20 +76,25 @@ def test_nothing_patched_is_the_full_context_and_all_hidden_is_the_short_one() -
 
 
 def test_groups_are_split_down_to_the_units_that_matter() -> None:
-    """Of 200 words of two tokens, those at 60 and 310 matter, one target each; effects add up."""
+    """Of 200 words of two tokens, those at 60 and 310 matter, one target each; effects add up.
+
+    By the last criterion: the first, by which others matter more, decides nothing.
+    """
     edges_E = np.arange(0, 402, 2)
-    weights_2F = np.zeros((2, 400))
-    weights_2F[0, 60] = weights_2F[1, 311] = 3.0
+    weights_C2F = np.zeros((2, 2, 400))
+    weights_C2F[1, 0, 60] = 3.0
+    weights_C2F[1, 1, 311] = 3.0
+    weights_C2F[0, :, [20, 130, 200, 390]] = 9.0
     asked: list[int] = []
 
     def effects(spans_V2: np.ndarray) -> np.ndarray:
         asked.append(len(spans_V2))
-        return np.array([[[row_F[start:end].sum() for row_F in weights_2F] for start, end in spans_V2]])
+        return np.stack([weights_C2F[:, :, start:end].sum(-1) for start, end in spans_V2], axis=1)
 
     spans_V2, effects_CVT = screened(effects, edges_E, 2)
     assert spans_V2[0, 0] == 0 and spans_V2[-1, 1] == 400
     assert (spans_V2[1:, 0] == spans_V2[:-1, 1]).all()
-    largest = spans_V2[effects_CVT[0].argmax(axis=0)].tolist()
-    assert largest == [[60, 62], [310, 312]] and effects_CVT[0].max(axis=0).tolist() == [3.0, 3.0]
+    largest = spans_V2[effects_CVT[1].argmax(axis=0)].tolist()
+    assert largest == [[60, 62], [310, 312]] and effects_CVT[1].max(axis=0).tolist() == [3.0, 3.0]
     # 13 groups of 32 tokens, of which two are split in four, two of the parts again, and pairs of words.
     assert asked[:3] == [13, 8, 8] and sum(asked) < 40

@@ -13,7 +13,9 @@ from olmo.model import OLMo
 from sparsity_length.programs import influential_tokens, loss_differences
 
 from sparsity_length.cli import InputError
+from sparsity_length.measuring import stage
 from sparsity_length.models.devices import device_of_this_process
+from sparsity_length.results.files import Task
 from sparsity_length.training.loop import train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,6 +81,8 @@ def test_each_process_has_its_shards_and_its_own_gpu(
     written = [path.name for path in results.rglob("*.parquet")]
     assert written == ["00001-of-00003.parquet"]
     assert [device_of_this_process(name) for name in ("cuda", "cuda:3", "cpu")] == ["cuda:1", "cuda:3", "cpu"]
+    # Of two tasks with two processes each, the second processes have the last two of four shares.
+    assert [stage._share_of(Task(index, 2)) for index in range(2)] == [Task(2, 4), Task(3, 4)]
 
 
 @pytest.mark.parametrize(
