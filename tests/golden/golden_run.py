@@ -5,7 +5,6 @@ can move a number. Words are tokens: no tokenizer is trained, so none can differ
 """
 
 import argparse
-import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ import torch
 from sparsity_length.programs import influential_tokens, loss_differences, pretrain, tokenize_c4
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from sparsity_length.cli import PROGRAMS
+from sparsity_length.cli import PROGRAMS, stage_of
 from sparsity_length.results.read import Results
 from sparsity_length.text.folder import TokenizedData
 
@@ -94,9 +93,9 @@ def defaults() -> dict[str, dict[str, str]]:
     """Program -> flag -> the words that would say its default, if it has one."""
     found: dict[str, dict[str, str]] = {}
     for module in (module for group in PROGRAMS.values() for module in group):
-        actions = importlib.import_module(f"sparsity_length.{module}").STAGE.parser()._actions
-        of_program = found.setdefault(module.rpartition(".")[2], {})
-        for action in actions:
+        name = module.rpartition(".")[2]
+        of_program = found.setdefault(name, {})
+        for action in stage_of(name).parser()._actions:
             given = action.default if isinstance(action.default, list | tuple) else [action.default]
             words = " ".join(str(one) for one in given if not (one is None or isinstance(one, bool)))
             if words and action.option_strings and words != argparse.SUPPRESS:
