@@ -59,6 +59,7 @@ class _WrittenOut:
         bound = self._signature.bind(*arguments, **keywords)
         bound.apply_defaults()
         given = bound.arguments
+        assert given["dropout_p"] == 0
         qkv = [given[name] for name in ("query", "key", "value")]
         for tensor in qkv:
             assert tensor.stride(-1) == 1 and tensor.shape[-1] * tensor.itemsize % 16 == 0

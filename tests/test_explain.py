@@ -148,6 +148,13 @@ def test_every_number_is_that_of_the_stock_model(model: Path, exact: explanation
         np.testing.assert_allclose(likeliest, full.exp().topk(3).values, atol=1e-5)
 
 
+def test_tokens_are_colored_from_a_tenth_of_a_nat_on(exact: explanation.Explanation) -> None:
+    effects = {target["position"]: target["total_effect"] for target in exact.targets}
+    colored = [place for place, effect in effects.items() if effect >= 0.1 and exact._pieces[place].strip()]
+    assert 0 < len(colored) < len(effects)
+    assert exact.in_words(is_colored=True).count("\x1b[48;5;") == len(colored) + 4  # of the legend
+
+
 def test_windows_begin_where_they_are_said_to(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also the last one, which is moved back, and those that more neighbors share in long texts."""
     monkeypatch.setattr(explanation, "MOST_WINDOWS", 6)
@@ -244,6 +251,15 @@ def test_planted_sources_are_found(planted: dict[int, int], logit_of: Any, sourc
         assert found.effects_K.tolist() == pytest.approx([0.0], abs=1e-6)
     else:
         assert (found.effects_K > 0.1).all(), expected
+
+
+def test_what_remains_is_a_mean_over_the_trials_alone() -> None:
+    """One trial's text holds what the sources say, the other and the search's do not."""
+    search = _search(96, 80, {11: 5, 63: 7}, lambda seen: 3.0 * len(seen & {5, 7}), k=2)
+    search.trial_swaps_BS[0, 30:32] = [5, 7]
+    whole, half = (np.exp(logit) / (np.exp(logit) + 15) for logit in (6, 3))
+    divergence_of_one = whole * np.log(whole / half) + (1 - whole) * np.log((1 - whole) / (1 - half))
+    assert search.run(0).remaining_K == pytest.approx([divergence_of_one / 2, 0], abs=1e-5)
 
 
 def test_instead_is_the_difference_of_the_stock_model(model: Path) -> None:
@@ -621,6 +637,25 @@ def test_units(text: str, unit: str, expected: list[str], model: Path) -> None:
     found = ["".join(read.pieces[start:end]).strip() for start, end in zip(starts, ends, strict=True)]
     assert found == [words.strip() for words in expected]
     assert unit_starts(read, "token").tolist() == list(range(len(read.pieces)))
+
+
+@pytest.mark.parametrize(
+    ("probability", "said"),
+    [
+        (0.934, "93%"),
+        (0.0995, "10%"),
+        (0.0994, "9.9%"),
+        (0.042, "4.2%"),
+        (0.00995, "1.0%"),
+        (0.00994, "0.99%"),
+        (0.0001, "0.01%"),
+        (0.00009, "<0.01%"),
+        (0.0, "0.00%"),
+        (1.0, "100%"),
+    ],
+)
+def test_probabilities_in_two_digits(probability: float, said: str) -> None:
+    assert explanation._percent(probability) == said
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:

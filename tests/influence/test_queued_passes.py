@@ -31,6 +31,15 @@ def test_targets_and_far_contexts_of_ten_tokens() -> None:
         ContextLengths(7, 10, 3)
 
 
+def test_sequences_that_start_together_share_a_batch() -> None:
+    """To row 300: those that begin within a quarter of the first one's rows, and as many as fit."""
+    starts_N = np.array([0, 80, 10, 76, 299, 74, 75, 75])
+    batches = Batching(1000).by_start(starts_N, 300)
+    assert [batch.tolist() for batch in batches] == [[0, 2, 5], [6, 7, 3, 1], [4]]
+    assert [batch.tolist() for batch in Batching(10_000).by_start(starts_N, 300)][0] == [0, 2, 5, 6, 7]
+    assert Batching(1000).of_many(5, 400) == [slice(0, 2), slice(2, 4), slice(4, 6)]
+
+
 @pytest.mark.parametrize(
     ("lengths", "sizes"),
     [((64, 1024, 16), [16]), ((64, 192, 16), [2] * 8), ((16, 64, 32), [3] * 10 + [2]), ((8, 300, 4), [4])],

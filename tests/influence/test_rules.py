@@ -7,14 +7,16 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hand_made_models import EvidenceLM
 
 from sparsity_length.measuring.contexts import Batching, Measured
 from sparsity_length.measuring.far_context import FarContext, far_contexts
-from sparsity_length.measuring.rules import DEFAULT_RULES, find_rule, load_rule_file
+from sparsity_length.measuring.rules import DEFAULT_RULES, find_rule, load_rule_file, sampled_answers
 from sparsity_length.measuring.selecting import Selecting
 from sparsity_length.measuring.settings import ContextLengths
 from sparsity_length.measuring.sparsity import minimal_sufficient_k
+from sparsity_length.models.interface import Predictions
 
 NAN = np.nan
 SCORES_TF = np.array([[0.1, 0.5, -0.2, 0.5, NAN], [0.0, 0.0, 0.3, 0.0, 0.2]], dtype=np.float32)
@@ -107,6 +109,16 @@ def test_k_star_is_the_least_k_that_reaches_ninety_percent() -> None:
     assert _k_star(1.0, [2.9, 2.5, 1.3]) == ([None], [True])  # none reaches it
     for long_loss in (2.95, 4.0):  # nothing to recover
         assert _k_star(long_loss, [0.0, 0.0, 0.0]) == ([None], [False])
+
+
+def test_drawn_answers_are_spread_over_the_prediction() -> None:
+    """Of eight draws each token comes as often as its probability says, to within one."""
+    probs_TV = torch.tensor([[0.5, 0.0, 0.25, 0.25], [0.05, 0.9, 0.0, 0.05]])
+    for seed in range(20):
+        drawn = sampled_answers(Predictions(probs_TV.log(), probs_TV), 8, np.random.default_rng(seed))
+        for ids_8, probs_V in zip(np.transpose(drawn), probs_TV.numpy(), strict=True):
+            counts_V = np.bincount(ids_8, minlength=4)
+            assert (np.abs(counts_V - 8 * probs_V) <= 1).all() and not counts_V[probs_V == 0].any()
 
 
 def test_the_sink_comes_last_and_is_a_candidate() -> None:

@@ -7,7 +7,7 @@ from hugging_face_families import VOCABULARY_SIZE, make_model
 from transformers import DynamicCache, PreTrainedModel
 
 from sparsity_length.measuring.contexts import Batching, full_pass, own_context, read_prefix
-from sparsity_length.measuring.search import NearRows, screened
+from sparsity_length.measuring.search import NearRows, _runs, screened
 from sparsity_length.measuring.settings import ContextLengths
 from sparsity_length.models.huggingface import HuggingFaceCausalLM
 
@@ -73,6 +73,21 @@ def test_nothing_patched_is_the_full_context_and_all_hidden_is_the_short_one() -
     short = -float(logits.log_softmax(-1)[own_L[target]])
     np.testing.assert_allclose(found.losses[:, 0], [full.losses_T[1], short], atol=2e-5)
     assert found.divergences[0, 0] == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "sizes"),
+    [
+        ((4, 40, 6, 5), [1, 1]),  # farther apart than a short context
+        ((4, 40, 9, 4), [3]),
+        ((4, 200, 100, 1), [64, 36]),
+    ],
+)
+def test_neighbors_share_near_rows(lengths: tuple[int, int, int, int], sizes: list[int]) -> None:
+    sequence = own_context(np.zeros(lengths[1], dtype=np.int64), ContextLengths(*lengths))
+    runs = _runs(sequence)
+    assert [len(run) for run in runs] == sizes
+    assert np.concatenate(runs).tolist() == [*range(sum(sizes))]
 
 
 def test_groups_are_split_down_to_the_units_that_matter() -> None:

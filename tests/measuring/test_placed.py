@@ -5,9 +5,10 @@ import pytest
 import torch
 from hugging_face_families import make_model
 
+from sparsity_length.cli import InputError
 from sparsity_length.measuring.contexts import Batching, read_prefix
 from sparsity_length.measuring.placed import distant_ids, measured_placements
-from sparsity_length.measuring.settings import Placement
+from sparsity_length.measuring.settings import Placement, Placing
 from sparsity_length.models.huggingface import HuggingFaceCausalLM
 
 TEXT, OTHER = np.random.default_rng(6).integers(0, 48, (2, 30))
@@ -90,3 +91,17 @@ def test_equal_to_stock_models_one_context_at_a_time(
         assert kl == pytest.approx((np.exp(reference) * (reference - expected)).sum(), abs=2e-5)
         if name == "own:all":  # a gap of 0 is the plain full context
             assert loss == pytest.approx(-log_probs(text[:target], np.arange(target))[text[target]], abs=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("placement", "fits"),
+    [("own:32", True), ("own:33", False), ("own:all", True), ("last:15", True), ("last:16", False)],
+)
+def test_what_a_chunk_has_room_for(placement: str, fits: bool) -> None:
+    """Before the one target stand 48 tokens, of which 16 are near."""
+    asked = {"long_context_length": 49, "targets_per_chunk": 1, "near_context_length": 16}
+    if fits:
+        assert Placing(**asked, placements=(placement,)).most_distant == 32
+    else:
+        with pytest.raises(InputError, match="choose a larger --long-context-length"):
+            Placing(**asked, placements=(placement,))

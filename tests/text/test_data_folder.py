@@ -45,7 +45,7 @@ def test_no_document_is_its_own_null_or_swap() -> None:
     data = SimpleNamespace(evaluation_documents=lambda: documents, folder="here")
     usable = long_enough_documents(data, 4, None, 3)
     assert [len(document.token_ids) for document in usable] == [9, 4, 8, 5]
-    for most, num_others in ((None, 4), (3, 3), (1, 1)):
+    for most, num_others in ((None, 4), (3, 3), (1, 1), (2, 3)):
         with pytest.raises(InputError, match=f"{num_others + 1} are needed"):
             long_enough_documents(data, 4, most, num_others)
     first, second = chunks_of(usable, 2, 4, None, 3)
