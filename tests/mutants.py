@@ -116,7 +116,8 @@ def places(seed: int) -> Iterator[Place]:
             starts = [start for node in nodes for start, _ in operator.mutation_positions(node)]
             for index, (line, column) in enumerate(starts):
                 here = at.setdefault((line, column), [])
-                drawn = f"{seed} {path.name} {lines[line - 1]} {column} {name} {len(here)}"
+                number = lines[:line].count(lines[line - 1])  # of equal lines
+                drawn = f"{seed} {path.name} {lines[line - 1]} {number} {column} {name} {len(here)}"
                 here.append((hashlib.sha256(drawn.encode()).hexdigest(), path, line, name, index))
         yield from map(min, at.values())
 
