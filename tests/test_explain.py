@@ -28,6 +28,7 @@ from sparsity_length.measuring.search import Search
 from sparsity_length.measuring.settings import NUM_TARGETS, Explaining
 from sparsity_length.measuring.windows import window_starts
 from sparsity_length.models.interface import CausalLM
+from sparsity_length.pages import explained
 from sparsity_length.pages.explained import Explanation
 from sparsity_length.text.places import unit_starts
 from sparsity_length.text.tokenizer import load_tokenizer, train_bpe
@@ -674,7 +675,7 @@ def test_units(text: str, unit: str, expected: list[str], model: Path) -> None:
     ],
 )
 def test_probabilities_in_two_digits(probability: float, said: str) -> None:
-    assert explanation._percent(probability) == said
+    assert explained._percent(probability) == said
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
