@@ -57,6 +57,7 @@ NOT_RUN = {
     r"studies/gpu\.yaml$": "it needs a GPU",
     r"\bload_path=": "tests/training/test_training_loop.py begins a run so",
     r"benchmarks/(leave_one_out|explain_\w+|screen)\.py": "tests/test_benchmarks_run.py runs them, small",
+    r"benchmarks/peers\.py": "it installs three environments",
     r"explain .*(--at|--chat) ": "tests/test_explain.py explains predictions and chats",
     r"^python -m sparsity_length\.figures": "tests/analysis: test_numbers_of_pages, test_theory",
     r"^python -m sparsity_length\.results": "tests/results and tests/analysis run it",
