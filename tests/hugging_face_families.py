@@ -30,6 +30,8 @@ _GPT2 = {
     "eos_token_id": None,
 }
 
+_ALIBI = {"vocab_size": VOCABULARY_SIZE, "initializer_range": 0.2}
+
 WINDOW = 7
 """How many tokens a token sees, itself included, in layers that slide of `WINDOWED`."""
 _SLIDES = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
@@ -114,6 +116,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"intermediate_size_mlp": 48, "num_local_experts": 1, "attention_chunk_size": 64},
     ),
     "gpt2": ("gpt2", _GPT2),
+    # Six heads: slopes of no power of two, which the two families choose in two ways.
+    "bloom": ("bloom", _ALIBI | {"hidden_size": 48, "n_layer": 2, "n_head": 6}),
+    "mpt": ("mpt", _ALIBI | {"d_model": 48, "n_layers": 2, "n_heads": 6}),
     "opt": ("opt", _SIZES | {"ffn_dim": 48, "word_embed_proj_dim": 32}),
 }
 """name -> model type and configuration."""

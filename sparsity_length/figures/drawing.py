@@ -59,6 +59,11 @@ POSITION_STYLES = {
     "coupled": solid(SKY),
     "predicted": solid(PURPLE, "h"),
     "randomized": solid(ORANGE, "D"),
+    "alibi": solid(VERMILION, "^"),
+    "nope": solid(BLACK, "X"),
+    "dape_nope": solid("#5B5BD6", "8"),
+    "dape_alibi": solid("#8C6D1F", "v"),
+    "sparse": solid(GREY, "P"),
 }
 """Position schemes of the synthetic tasks; PoSE and contiguous look as they do in text."""
 RULE_STYLES = {

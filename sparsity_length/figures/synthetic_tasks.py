@@ -61,6 +61,11 @@ POSITION_WORDS = {
     "pose": "PoSE",
     "randomized": "randomized positions",
     "contiguous": "contiguous positions",
+    "alibi": "ALiBi",
+    "nope": "NoPE",
+    "dape_nope": "DAPE V2 over NoPE",
+    "dape_alibi": "DAPE V2 over ALiBi",
+    "sparse": "the 8 largest scores",
 }
 """Scheme -> its name in figures; the figure of positions draws the first two that learn a task."""
 GUESSED = {"sparse_parity": 50, "planted_correlation": 50}

@@ -115,7 +115,7 @@ def losses(
         num_targets: measure the last so many tokens of each text only; None: all.
         dtype, device: of a model that is loaded here. "bfloat16" takes half the memory and may choose other
             tokens that matter about as much. A model that needs more is loaded by you.
-        rope: scales the RoPE of a model that is loaded here, such as "yarn:2"; None: as it was trained.
+        rope: changes the RoPE of a model that is loaded here: "yarn:2", "stair:512:50"; None: as trained.
         bos, special_tokens: "auto" puts before a text what the tokenizer puts there, "none" nothing; whether
             control tokens in a text are read as such.
 

@@ -25,7 +25,7 @@ from sparsity_length.cli import InputError, logger
 from sparsity_length.models.devices import keep_freed_memory
 from sparsity_length.models.interface import CausalLM
 from sparsity_length.models.load import Checkpoint, Loading, find_model, load_causal_lm
-from sparsity_length.models.rope import RopeScaling
+from sparsity_length.models.rope import RopeScaling, Stair
 from sparsity_length.text.tokenizer import (
     DocumentTokenizer,
     load_tokenizer,
@@ -66,7 +66,7 @@ class GivenModel:
         dtype: str = "float32",
         device_map: str | None = None,
         trust_remote_code: bool = False,
-        rope: RopeScaling | str | None = None,
+        rope: RopeScaling | Stair | str | None = None,
     ) -> None:
         rope = rope if isinstance(rope, RopeScaling | None) else RopeScaling.parse(str(rope))
         self._trust_remote_code = trust_remote_code
@@ -86,7 +86,7 @@ class GivenModel:
             if self._own_tokenizer is None:
                 logger.warning("the tokenizer of model %s is unknown, and not compared", self.name)
         elif rope is not None:
-            raise InputError("rope scales a model that is loaded here: give a folder, or a name on the hub")
+            raise InputError("rope changes a model that is loaded here: give a folder, or a name on the hub")
         elif "OLMo" in kinds:
             from sparsity_length.models.olmo import OLMoCausalLM
 

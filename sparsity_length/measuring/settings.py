@@ -197,9 +197,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         " cuda"
         " if there is a GPU, else cpu)")
     add("--rope", type=RopeScaling.parse, metavar="KIND:FACTOR",
-        help="rescale the RoPE of a Hugging Face model when loading it, for example yarn:2 for YaRN (default:"
-        " as"
-        " trained)")
+        help="change the RoPE of a Hugging Face model when loading it: yarn:2 scales it (YaRN), stair:512:50"
+        " lets 50 tokens share a position ID beyond the last 512 (default: as trained)")
     add("--trust-remote-code", action="store_true",
         help="run the Python files that come with a Hugging Face model (default: never)")
     # fmt: on

@@ -10,6 +10,7 @@ heads, X = H / G, E head width.
 """
 
 import math
+from dataclasses import replace
 
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
@@ -69,6 +70,40 @@ def _on_cuda(
     return attended_BHSE, sum_BHN[..., : query_BHSE.shape[2]]  # the kernel fills up to a multiple of 32
 
 
+def alibi_slopes(num_heads: int, largest: float = 8.0) -> torch.Tensor:
+    """ALiBi's slope of each head (Press et al. 2021, arXiv 2108.12409): float32 [H], 2^(-8h / H), h from 1.
+
+    Of four heads 1/4, 1/16, 1/64, 1/256. For numbers of heads that are no power of two, which the abstract
+    leaves open, this is OLMo's way, whose alibi_bias_max is `largest`; BLOOM and MPT have others.
+    """
+    return 2.0 ** (-largest * torch.arange(1, num_heads + 1) / num_heads)
+
+
+def _with_distances(
+    query_BHSE: torch.Tensor,
+    key_BGKE: torch.Tensor,
+    value_BGKE: torch.Tensor,
+    slopes_H: torch.Tensor,
+    position_ids_BK: torch.Tensor,
+    scale: float,
+) -> list[torch.Tensor]:
+    """Queries, keys and values eight numbers wider, whose scores hold ALiBi: -slope x (query's ID - key's).
+
+    Softmax does not see what a whole row has in common, so slope x the key's ID is enough, and that is a part
+    of the product: a key carries its ID as if RoPE had rotated it, however it is kept, moved or shared. ID
+    300 is written as 256 and 44, which bfloat16 holds exactly. Values get zeros, as kernels want one width.
+    """
+    ids_B1K1 = position_ids_BK[:, None, :, None]
+    of_keys_B1K2 = torch.cat((ids_B1K1 // 256 * 256, ids_B1K1 % 256), dim=-1)
+    of_queries_H12 = (slopes_H.to(query_BHSE.device) / scale)[:, None, None].expand(-1, 1, 2)
+    wide = []
+    for rows, numbers in ((query_BHSE, of_queries_H12), (key_BGKE, of_keys_B1K2)):
+        numbers = numbers.to(rows).expand(*rows.shape[:3], 2)
+        # CUDA's kernels read heads in pieces of 16 bytes: eight numbers in half precision.
+        wide.append(torch.cat((rows, pad(numbers, (0, 6))), dim=-1))
+    return [*wide, pad(value_BGKE, (0, 8))]
+
+
 def attend(
     running: Running,
     layer: int,
@@ -88,13 +123,20 @@ def attend(
         softcap: bounds the scores, smoothly.
         sink_H: a further score of each head, whose attention goes nowhere.
     """
+    if running.slopes_H is not None:
+        width = value_BGSE.shape[-1]
+        scale = scale or width**-0.5
+        ids_BS = running.position_ids_BK[:, -key_BGSE.shape[2] :].to(key_BGSE.device)
+        wide = _with_distances(query_BHSE, key_BGSE, value_BGSE, running.slopes_H, ids_BS, scale)
+        plain = replace(running, slopes_H=None)
+        return attend(plain, layer, *wide, visible, scale, softcap=softcap, sink_H=sink_H)[..., :width]
     own = key_BGSE, value_BGSE
     layers = running.prefix.keys_and_values
     past = layers[layer] if layers else None
     if running.read is not None:
         running.read.append(joined(past, own))
-    # No fused kernel shows its weights, caps scores or knows a sink.
-    is_fused = running.watch is None and softcap is None and sink_H is None
+    # No fused kernel shows its weights, changes or caps scores, or knows a sink.
+    is_fused = running.watch is None and running.change is None and softcap is None and sink_H is None
     if is_fused and past is not None and _goes_apart(past):
         return _attend_apart(query_BHSE, own, past, visible, scale)
     key_BHKE, value_BHKE = (_of_each_head(query_BHSE.shape[1], part) for part in joined(past, own))
@@ -106,8 +148,12 @@ def attend(
             query_BHSE, key_BHKE, value_BHKE, attn_mask=visible, is_causal=visible is None, scale=scale
         )
     visible = visibility_with_prefix(visible, *num_rows_and_keys, query_BHSE.device)
+    scale = scale or query_BHSE.shape[-1] ** -0.5
     scores_BHSK = query_BHSE.float() @ key_BHKE.float().transpose(-1, -2)
-    scores_BHSK = scores_BHSK * (scale or query_BHSE.shape[-1] ** -0.5)
+    scores_BHSK = scores_BHSK * scale
+    if running.change is not None:
+        seen = layer, scores_BHSK, visible, query_BHSE.float() * scale, key_BHKE.float()
+        scores_BHSK = running.change(*seen)
     if softcap is not None:
         scores_BHSK = softcap * torch.tanh(scores_BHSK / softcap)
     if visible.dtype == torch.bool:

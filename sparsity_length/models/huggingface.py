@@ -12,10 +12,14 @@ heads, E head width, V vocabulary, N any number of rows.
 """
 
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
+from functools import partial
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -31,7 +35,7 @@ from sparsity_length.models.interface import (
     rows_of,
     visibility_with_prefix,
 )
-from sparsity_length.models.rope import RopeScaling
+from sparsity_length.models.rope import RopeScaling, Stair
 
 OURS = "attention_with_shared_prefix"
 """Name of our attention among the library's."""
@@ -50,7 +54,7 @@ def _attend(
 ) -> tuple[torch.Tensor, None]:
     """Attention in one layer, [B, S, H, E], in place of the library's; the mask that it made is left out."""
     layer: Any = module.layer_idx
-    running, visible_of_layers = _PASS.get()
+    running, visible_of_layers = cast(tuple[Any, Any], _PASS.get())
     visible = visible_of_layers[layer]
     if visible is not None:
         visible = visible.to(query.device)  # layers may be spread over devices
@@ -59,8 +63,28 @@ def _attend(
 
 
 transformers.AttentionInterface.register(OURS, _attend)
-_PASS: ContextVar[tuple[Running, Sequence[torch.Tensor | None]]] = ContextVar("pass")
+_PASS: ContextVar[tuple[Running, Sequence[torch.Tensor | None]] | None] = ContextVar("pass", default=None)
 """The pass that runs, and what its rows see in each layer: not every family hands arguments on to layers."""
+_WITH_ALIBI = ("BloomAttention", "MptAttention")
+"""Layers with ALiBi, which know nothing of `transformers.AttentionInterface`."""
+
+
+def _attend_with_alibi(
+    layer: Any, hidden_BSD: torch.Tensor, residual_BSD: torch.Tensor | None = None, *others: Any, **named: Any
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A layer of `_WITH_ALIBI`, by our attention in a pass of ours; the bias that it is given is left out."""
+    if _PASS.get() is None:
+        given = hidden_BSD, *(() if residual_BSD is None else (residual_BSD,))
+        return type(layer).forward(layer, *given, *others, **named)
+    if residual_BSD is not None:  # BLOOM's
+        attended_BSHE, _ = _attend(layer, *layer._reshape(layer.query_key_value(hidden_BSD)), None)
+        return residual_BSD + layer.dense(attended_BSHE.flatten(2)), None
+    qkv = layer.Wqkv(hidden_BSD)
+    if layer.clip_qkv:
+        qkv = qkv.clamp(min=-layer.clip_qkv, max=layer.clip_qkv)
+    heads = (part.unflatten(-1, (layer.n_heads, -1)).transpose(1, 2) for part in qkv.chunk(3, dim=-1))
+    attended_BSHE, _ = _attend(layer, *heads, None, layer.softmax_scale)
+    return layer.out_proj(attended_BSHE.flatten(2)), None
 
 
 class HuggingFaceCausalLM(CausalLM):
@@ -84,6 +108,12 @@ class HuggingFaceCausalLM(CausalLM):
         # Llama 4 names its base model by what only pictures have.
         self._base: Any = model.model if model.base_model is model else model.base_model
         model.set_attn_implementation(OURS)
+        self._slopes_H: torch.Tensor | None = None
+        """ALiBi's of each head, in families that have it."""
+        for module in model.modules():
+            if type(module).__name__ in _WITH_ALIBI:
+                module.forward = partial(_attend_with_alibi, module)
+                self._slopes_H = _slopes_of(self._base)
 
     @property
     def sees_all(self) -> bool:
@@ -117,19 +147,80 @@ class HuggingFaceCausalLM(CausalLM):
             hidden = torch.finfo(self.dtype).min if near_B1SK.is_floating_point() else False
             near_B1SK = torch.where(is_beyond_BSK[:, None], hidden, near_B1SK)
         visible_of_layers = [near_B1SK if slides else running.visible_B1SK for slides in self._slides]
+        # Without a mask the library takes a gap in the position IDs for the border of two packed sequences;
+        # one with four dimensions it leaves as it is.
+        mask = torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device)
+        if self._stair is not None:
+            far_scores = partial(self._far_scores, position_ids_BS, running.position_ids_BK)
+            running = replace(running, change=far_scores)
+        if self._slopes_H is not None:
+            running = replace(running, slopes_H=self._slopes_H)
+            mask = torch.ones(tokens.shape[:2], dtype=torch.int64, device=self.device)  # BLOOM counts in it
         token = _PASS.set((running, visible_of_layers))
         # The base model stops before the vocabulary projection, which runs later at query rows only.
         output = self._base(
             **{"inputs_embeds" if tokens.is_floating_point() else "input_ids": tokens},
             position_ids=position_ids_BS.expand(tokens.shape[:2]),
-            # Without a mask the library takes a gap in the position IDs for the border of two packed
-            # sequences; one with four dimensions it leaves as it is.
-            attention_mask=torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device),
+            attention_mask=mask,
             use_cache=False,
             return_dict=True,
         )
         _PASS.reset(token)
         return rows_of(output.last_hidden_state.to(self.device), query_rows_BT)
+
+    _stair: Stair | None = None
+
+    @torch.inference_mode()
+    def climb(self, stair: Stair, name: str) -> None:
+        """Give distant pairs of tokens the distances of `stair`, in layers with RoPE.
+
+        Rotations add up, so what the family's code has rotated is rotated on, by that code. InputError if the
+        model has no RoPE of which this is true.
+        """
+        rows_1S = torch.arange(_NUM_TOKENS, device=self.device)[None]
+        moved_1S = rows_1S + 5
+        # A relative model, moved as a whole, has the same keys, rotated on.
+        layers, moved = (self.read(rows_1S % 7, ids, None, None)[1] for ids in (rows_1S, moved_1S))
+        self._rotates = []
+        for layer, (key, _) in enumerate(layers.keys_and_values):
+            moved_key, _ = moved.keys_and_values[layer]
+            self._rotates.append(_differ(moved_key, key))
+            with errors_in_words(f"{name} cannot have stair positions: its RoPE is of an unknown kind"):
+                if self._rotates[layer] and _differ(self._rotated(layer, key, moved_1S - rows_1S), moved_key):
+                    raise ValueError("rotations do not add up")
+        if not any(self._rotates):
+            raise InputError(f"{name} cannot have stair positions: it has no RoPE")
+        self._stair = stair
+
+    def _rotated(self, layer: int, rows_BHSE: torch.Tensor, shifts_BS: torch.Tensor) -> torch.Tensor:
+        """Queries or keys that the model has rotated, rotated on by so many position IDs."""
+        rotary = self._base.rotary_emb
+        kinds = getattr(self._config, "layer_types", None)
+        of_layer = [kinds[layer]] if kinds and "layer_type" in signature(rotary.forward).parameters else []
+        cosine, sine = rotary(rows_BHSE, shifts_BS, *of_layer)
+        width = cosine.shape[-1]
+        rotate = vars(sys.modules[type(self._base).__module__])["apply_rotary_pos_emb"]
+        part = rows_BHSE[..., :width]  # RoPE may leave the rest of a head as it is
+        return torch.cat((rotate(part, part, cosine, sine)[0], rows_BHSE[..., width:]), dim=-1)
+
+    def _far_scores(
+        self,
+        query_ids_BS: torch.Tensor,
+        key_ids_BK: torch.Tensor,
+        layer: int,
+        scores_BHSK: torch.Tensor,
+        visible: torch.Tensor,
+        query_BHSE: torch.Tensor,
+        key_BHKE: torch.Tensor,
+    ) -> torch.Tensor:
+        """The scores, at `_stair`'s distances where a key is far from its query; see `ScoreChange`."""
+        if self._stair is None or not self._rotates[layer]:
+            return scores_BHSK
+        far_query_ids_BS, far_key_ids_BK = self._stair.far_ids(query_ids_BS, key_ids_BK)
+        query_BHSE = self._rotated(layer, query_BHSE, far_query_ids_BS - query_ids_BS)
+        key_BHKE = self._rotated(layer, key_BHKE, far_key_ids_BK - key_ids_BK)
+        is_far_BSK = query_ids_BS[..., None] - key_ids_BK[:, None] >= self._stair.near
+        return torch.where(is_far_BSK[:, None], query_BHSE @ key_BHKE.transpose(-1, -2), scores_BHSK)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scaled and soft-capped as the family does."""
@@ -143,6 +234,17 @@ class HuggingFaceCausalLM(CausalLM):
         return logits
 
 
+def _slopes_of(base: Any) -> torch.Tensor:
+    """The slopes of a BLOOM's or an MPT's heads, by its own code: float32 [H]."""
+    num_heads = base.num_heads
+    if hasattr(base, "build_mpt_alibi_tensor"):
+        bias_H2 = base.build_mpt_alibi_tensor(num_heads, 2)[:, 0]
+    else:
+        bias_H2 = base.build_alibi_tensor(torch.ones(1, 2), num_heads, torch.float32)[:, 0]
+    # From one token to the next a bias rises by the slope.
+    return bias_H2[:, 1] - bias_H2[:, 0]
+
+
 def load_hugging_face(
     folder: Path,
     *,
@@ -150,19 +252,24 @@ def load_hugging_face(
     dtype: torch.dtype = torch.float32,
     device_map: str | None = None,
     trust_remote_code: bool = False,
-    rope: RopeScaling | None = None,
+    rope: RopeScaling | Stair | None = None,
     num_positions: int,
 ) -> HuggingFaceCausalLM:
     """Load a causal LM from a folder as `save_pretrained` and the hub's snapshots have it; tensors only.
 
     It goes to `device`, or where a `device_map` of accelerate's says. Position IDs will be below
-    `num_positions`. InputError if it is no causal LM, incomplete, without RoPE to be scaled by `rope`, or as
+    `num_positions`. InputError if it is no causal LM, incomplete, without RoPE to be changed by `rope`, or as
     of `as_causal_lm`. All its weights are the folder's, and no other.
     """
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     config = configuration_of(folder, trust_remote_code)
-    if rope is not None:
+    if isinstance(rope, Stair) and rope.near >= num_positions:
+        raise InputError(
+            f"--rope {rope}: of {num_positions} position IDs none are {rope.near} or more apart, so nothing"
+            " would change; choose a smaller W"
+        )
+    if isinstance(rope, RopeScaling):
         text = config.get_text_config()
         own = getattr(text, "rope_parameters", None)
         text.rope_parameters = rope.scaled(own, getattr(text, "max_position_embeddings", None), str(folder))
@@ -195,11 +302,14 @@ def load_hugging_face(
             )
     # A family may have parameters of RoPE that its code never reads.
     kinds = [str(getattr(module, "rope_type", "")) for module in model.modules()]
-    if rope is not None and not any(rope.kind in kind for kind in kinds):
+    if isinstance(rope, RopeScaling) and not any(rope.kind in kind for kind in kinds):
         raise InputError(f"the code of {folder} does not scale RoPE by {rope.kind}: leave --rope out")
     if device_map is None:
         model = model.to(device)
-    return as_causal_lm(model, str(folder), num_positions)
+    lm = as_causal_lm(model, str(folder), num_positions)
+    if isinstance(rope, Stair):
+        lm.climb(rope, str(folder))
+    return lm
 
 
 def as_causal_lm(model: transformers.PreTrainedModel, name: str, num_positions: int) -> HuggingFaceCausalLM:
@@ -325,7 +435,7 @@ def check_model(lm: HuggingFaceCausalLM, name: str, num_positions: int) -> None:
         lm.window = lm._config.sliding_window = max(1, size[1] // 3)
     fault = (
         ""
-        if lm._model._supports_attention_backend
+        if lm._model._supports_attention_backend or lm._slopes_H is not None
         else "its layers attend in a way of their own, or not at all, and cannot be told what to see"
     )
     with errors_in_words(

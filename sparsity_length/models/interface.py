@@ -37,6 +37,11 @@ Watch = Callable[[torch.Tensor], None]
 """Looks at a layer's attention, float32 [B, H, S, K]: a row sums to 1, or to less beside a sink."""
 
 
+ScoreChange = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(layer, scores [B, H, S, K], visibility, queries [B, H, S, E] times the scale, keys [B, H, K, E]), float32
+-> scores, before softcap and visibility. It needs all scores, so no fused kernel runs."""
+
+
 def to_device(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
     """The array as a tensor on `device`, of the same dtype.
 
@@ -113,6 +118,9 @@ class Running:
     watch: Watch | None
     read: list[KeysAndValues] | None
     """Of all rows so far, layer by layer, if they are to be kept."""
+    slopes_H: torch.Tensor | None = None
+    """ALiBi's of each head, float32."""
+    change: ScoreChange | None = None
 
 
 class ReadText(NamedTuple):

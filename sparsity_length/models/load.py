@@ -25,7 +25,7 @@ from sparsity_length.models.checkpoints import (
 )
 from sparsity_length.models.devices import usable_device
 from sparsity_length.models.interface import CausalLM
-from sparsity_length.models.rope import RopeScaling
+from sparsity_length.models.rope import RopeScaling, Stair
 from sparsity_length.results.files import refuse_pointers, sha256_of_files
 from sparsity_length.text.tokenizer import hub_folder, tokenizer_at
 
@@ -75,7 +75,7 @@ class Loading:
     dtype: str = "float32"
     device_map: str | None = None
     trust_remote_code: bool = False
-    rope: RopeScaling | None = None
+    rope: RopeScaling | Stair | None = None
 
 
 @dataclass(frozen=True)
@@ -186,8 +186,8 @@ def load_causal_lm(checkpoint: Checkpoint, loading: Loading, num_positions: int)
     if checkpoint.is_olmo:
         if loading.rope is not None:
             raise InputError(
-                f"--rope scales Hugging Face models, and {checkpoint.folder} is an OLMo checkpoint: export it"
-                " first (export_huggingface.py)"
+                f"--rope changes Hugging Face models, and {checkpoint.folder} is an OLMo checkpoint: export"
+                " it first (export_huggingface.py)"
             )
         from sparsity_length.models.olmo import OLMoCausalLM, load_stock_olmo
 

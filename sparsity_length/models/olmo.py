@@ -1,15 +1,18 @@
 """An ai2-olmo model behind the `CausalLM` interface.
 
 Stock OLMo rotates the token in row n of its input by position n. Here row n is rotated by whatever position
-ID it is given (RoPE), so that a token keeps its place when others are left out. The blocks are run so that a
+ID it is given (RoPE), or has scores that fall with the distance of IDs (ALiBi), so that a token keeps its
+place when others are left out. Without positions (NoPE) OLMo has no setting but ALiBi with slopes of 0:
+alibi_bias_max: .inf. The blocks are run so that a
 prefix is shared by a batch, of which OLMo's own cache would hold a copy for every sequence, and the last one
-works at query rows only. With IDs 0, 1, 2, … the logits equal stock OLMo's bit for bit (a test).
+works at query rows only. With IDs 0, 1, 2, … and RoPE the logits equal stock OLMo's bit for bit (a test).
 
 Shapes: B batch, S rows, P prefix rows or positions, K = S or P + S, T query rows, D width, H heads,
 G key-value heads, E head width, V vocabulary.
 """
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ from olmo.model import OLMo, OLMoSequentialBlock
 from torch import nn
 
 from sparsity_length.cli import InputError
-from sparsity_length.models.attention import attend
+from sparsity_length.models.attention import alibi_slopes, attend
 from sparsity_length.models.checkpoints import (
     MODEL_FILES,
     errors_in_words,
@@ -87,16 +90,17 @@ def blocks_of(model: OLMo) -> list[Any]:
 def load_stock_olmo(checkpoint: Path) -> OLMo:
     """Load an unsharded OLMo checkpoint on the CPU.
 
-    InputError where the folder is no OLMo checkpoint, is damaged, or has no RoPE.
+    InputError where the folder is no OLMo checkpoint, is damaged, or has learned positions.
     """
     refuse_damaged(checkpoint, MODEL_FILES)
     read_configuration(checkpoint)
     path = checkpoint / "config.yaml"
     with errors_in_words(f"{path} is not an OLMo configuration"):
         config = ModelConfig.load(path, key="model", validate_paths=False)
-    if config.block_type != BlockType.sequential or not config.rope:
+    if config.block_type != BlockType.sequential or not (config.rope or config.alibi):
         raise InputError(
-            f"{checkpoint} cannot be measured: it needs model.rope true and model.block_type sequential"
+            f"{checkpoint} cannot be measured: it needs model.rope or model.alibi true, without which"
+            " positions are learned, and model.block_type sequential"
         )
     # A checkpoint may say cuda, or meta, which has no numbers.
     config.init_device = "cpu"
@@ -127,7 +131,9 @@ def _run_block(
         query = block.q_norm(query).to(key.dtype)
         key = block.k_norm(key).to(key.dtype)
     key, value = (_heads(rows, config.effective_n_kv_heads) for rows in (key, value))
-    query, key = rotary(_heads(query, config.n_heads), key)
+    query = _heads(query, config.n_heads)
+    if config.rope:
+        query, key = rotary(query, key)
     visible = running.visible_B1SK
     if query_rows_BT is not None:
         # Keys and values stay of all rows; queries, and the residual stream they return to, are of those
@@ -175,8 +181,11 @@ class OLMoCausalLM(CausalLM):
     ) -> torch.Tensor:
         """Run `OLMo.forward` up to the vocabulary projection, which at every row would cost most of all."""
         self._rotary.set_position_ids(position_ids_BS)
+        config = self._model.config
+        if config.alibi:
+            running = replace(running, slopes_H=alibi_slopes(config.n_heads, config.alibi_bias_max))
         hidden = tokens if tokens.is_floating_point() else self.embed(tokens)
-        if self._model.config.embedding_layer_norm:
+        if config.embedding_layer_norm:
             hidden = self._model.transformer.emb_norm(hidden)
         *blocks, last = blocks_of(self._model)
         for layer, block in enumerate(blocks):

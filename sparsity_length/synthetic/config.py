@@ -18,6 +18,7 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from sparsity_length.cli import InputError
+from sparsity_length.synthetic.schemes import ATTENTION_SCHEMES
 from sparsity_length.synthetic.tasks import COUPLED_SCHEMES, TASKS, Example
 from sparsity_length.training.positions import POSITION_SCHEMES
 from sparsity_length.training.settings import (
@@ -44,6 +45,8 @@ class TaskModelConfig:
     num_heads: int = 4
     rotary_fraction: float = 0.25
     """The share of each head that RoPE rotates; of `gpt_neox` only, `olmo` rotates all of it."""
+    num_keys: int | None = None
+    """Of `sparse` positions: how many keys a row attends to in each head. None with all others."""
 
 
 @dataclass
@@ -53,7 +56,8 @@ class TaskConfig:
     task: str
     """A name of sparsity_length/synthetic/tasks.py."""
     positions: str
-    """`contiguous`, `pose`, `randomized`, `coupled` or `predicted` (PPC)."""
+    """`contiguous`, `pose`, `randomized`, `coupled` or `predicted` (PPC); or with contiguous IDs in another
+    attention (schemes.py): `nope`, `alibi`, `dape_nope`, `dape_alibi`, `sparse`."""
     seed: int = 0
     """Seed of the initial weights and of all examples."""
 
@@ -158,7 +162,7 @@ class TaskConfig:
         )
         name = self.spread_of_coupled_ids if is_coupled else self.positions
         # Skips are a way to train on large IDs; a test example has the IDs of its own length.
-        if in_testing and (is_coupled or name == "pose"):
+        if name in ATTENTION_SCHEMES or (in_testing and (is_coupled or name == "pose")):
             name = "contiguous"
         # Ascending IDs, of which coupled ID c becomes the c-th: tokens that share an ID go on sharing one.
         drawn_BI = POSITION_SCHEMES[name](len(examples), num_needed, self.num_position_ids, generator)
@@ -188,7 +192,12 @@ def load_task_config(path: Path, overrides: list[str], *, task: str, positions: 
     )
     of_task = TASKS[task]
     # Most tasks with k have no coupled IDs; those of cues cannot be predicted.
-    require_name(f"positions of {task}", positions, (*POSITION_SCHEMES, *of_task.coupled_schemes))
+    known = (*POSITION_SCHEMES, *ATTENTION_SCHEMES, *of_task.coupled_schemes)
+    require_name(f"positions of {task}", positions, known)
+    require(
+        (positions == "sparse") == bool(config.model.num_keys),
+        f"model.num_keys is {config.model.num_keys}; positions sparse need one, at least 1, and others none",
+    )
     require_name("spread_of_coupled_ids", config.spread_of_coupled_ids, POSITION_SCHEMES)
     require_name("model.architecture", config.model.architecture, ("gpt_neox", "olmo"))
     require_positive(
@@ -248,6 +257,11 @@ def tested_cells(arguments: argparse.Namespace, configs: Sequence[TaskConfig]) -
             f"--sparsities: task {arguments.task} has k up to {most} at --sizes {sizes[-1]} (0: it has none,"
             " and the flag is left out)"
         )
+    for config in configs:
+        if arguments.dependencies and config.positions.startswith("dape"):
+            raise InputError(
+                "--dependencies: DAPE mixes scores of neighbors, so that a masked token is not one left out"
+            )
     cells = [(size, k) for size in sizes for k in ks or [None] if (k or 0) <= task.largest_sparsity(size)]
     # One example a cell is enough, as the position IDs needed follow from the size.
     generator = np.random.default_rng(0)

@@ -18,6 +18,7 @@ Shapes: B batch, S rows, K rows to look at, L tokens of an example, D width, V v
 """
 
 from copy import copy
+from dataclasses import replace
 
 import torch
 import transformers
@@ -29,6 +30,7 @@ from sparsity_length.models.huggingface import HuggingFaceCausalLM
 from sparsity_length.models.interface import CausalLM, Running
 from sparsity_length.models.olmo import OLMoCausalLM
 from sparsity_length.synthetic.config import TaskConfig
+from sparsity_length.synthetic.schemes import UNROTATED, scheme_of
 from sparsity_length.synthetic.tasks import COUPLED_SCHEMES, TASKS
 
 
@@ -95,12 +97,15 @@ class TaskLM(CausalLM):
             self._tables["table_ID"] = nn.Parameter(
                 0.02 * torch.randn(config.num_position_ids, config.model.width)
             )
+        parts: dict[str, nn.Module] = {
+            "trunk": nn.ModuleDict({"model": self._trunk._model}),
+            "position_ids": self._tables,
+        }
+        self._scheme = scheme_of(config.positions, config.model)
+        if isinstance(self._scheme, nn.Module):
+            parts["scheme"] = self._scheme
         # Checkpoints name their parameters so: trunk.model.<the library's name>, position_ids.table_ID.
-        super().__init__(
-            nn.ModuleDict(
-                {"trunk": nn.ModuleDict({"model": self._trunk._model}), "position_ids": self._tables}
-            )
-        )
+        super().__init__(nn.ModuleDict(parts))
 
     @property
     def vocabulary_size(self) -> int:
@@ -126,9 +131,14 @@ class TaskLM(CausalLM):
     ) -> torch.Tensor:
         if self._position_ids_L is not None:
             position_ids_BS = self._position_ids_L[position_ids_BS]
+            running = replace(running, position_ids_BK=self._position_ids_L[running.position_ids_BK])
         placed_BSD = self.embed(tokens)
         if "table_ID" in self._tables:
             placed_BSD = placed_BSD + self._tables["table_ID"][position_ids_BS]
+        running = self._scheme(running, position_ids_BS)
+        if self.config.positions in UNROTATED:
+            # RoPE leaves what stands at ID 0 as it is.
+            position_ids_BS = torch.zeros_like(position_ids_BS)
         return self._trunk._states(placed_BSD, position_ids_BS, query_rows_BT, running)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

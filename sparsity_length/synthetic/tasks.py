@@ -236,7 +236,7 @@ _MARKED = 3
 def marked_bits(
     size: int, sparsity: int, generator: np.random.Generator, *, function: str = "parity"
 ) -> Example:
-    """`sparse_parity`, `sparse_or`, `sparse_majority`, `sparse_last`: a function of the k marked of l bits.
+    """`sparse_parity`, `_or`, `_majority`, `_first`, `_last`: a function of the k marked of l bits.
 
     The planted k-sparse correlation that a transformer can be trained on. From the sources: the distribution
     D^sp_{l,k}; samples are 2l tokens long; the model predicts the last token; in training
@@ -247,12 +247,13 @@ def marked_bits(
     or not, which makes 2l tokens; the answer is one more token, predicted from the last bit. A mark stands
     before its bit, so that a bit's row can know that it is marked when the answer looks for it. The k marked
     places are a uniform random subset, the bits uniform. The dependency set holds the k marked bits and their
-    marks, 2k tokens: without its mark a bit would not count. (Of `sparse_last` only the last of them.)
+    marks, 2k tokens: without its mark a bit would not count. (Of `sparse_first` and `sparse_last` one of
+    them.)
 
     The other functions, our addition, tell whether parity fails at length because of the number of tokens or
-    because of counting them: OR and the majority (more ones than zeros) need all k bits too, the last marked
-    bit needs one. Marked bits are 1 with the probability that makes both answers equally likely at every k,
-    for OR 1 - 2^(-1/k); unmarked bits are uniform.
+    because of counting them: OR and the majority (more ones than zeros) need all k bits too, the first
+    marked bit, which is far, and the last, which is near, need one. Marked bits are 1 with the probability
+    that makes both answers equally likely at every k, for OR 1 - 2^(-1/k); unmarked bits are uniform.
 
         >>> example = marked_bits(8, 2, np.random.default_rng(5))
         >>> example.text(PARITY_VOCABULARY)
@@ -282,9 +283,10 @@ def marked_bits(
         "parity": num_ones % 2,
         "or": num_ones > 0,
         "majority": 2 * num_ones > sparsity,
+        "first": bits[marked[0]],
         "last": bits[marked[-1]],
     }
-    decisive = 2 * (marked[-1:] if function == "last" else marked)
+    decisive = 2 * {"first": marked[:1], "last": marked[-1:]}.get(function, marked)
     prompt = np.stack([marks, bits], axis=1).ravel()  # mark n stands at 2n, its bit behind it
     return _example(prompt, [answers[function]], [[*decisive, *(decisive + 1)]])
 
@@ -511,7 +513,7 @@ TASKS = {
         f"sparse_{name}": Task(
             PARITY_VOCABULARY, partial(marked_bits, function=name), (), step=2, most_k=1 << 31
         )
-        for name in ("parity", "or", "majority", "last")
+        for name in ("parity", "or", "majority", "first", "last")
     },
     "sparse_lookup": Task(LOOKUP_VOCABULARY, lookup, (), step=2, most_k=len(_KEYS)),
     "planted_correlation": Task(PLANTED_VOCABULARY, draw_planted, (), most_k=DEFAULT_LOCAL_LENGTH),

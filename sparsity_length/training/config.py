@@ -177,9 +177,14 @@ def load_config(path: Path, overrides: Sequence[str], data: TokenizedData) -> Pr
     length = config.sequence_length
     require(
         # RoPE rotates pairs of numbers of a head, so a head's width must be even.
-        bool(model.rope) and not model.alibi and model.d_model % (2 * model.n_heads) == 0,
-        "position IDs can be chosen only with model.rope, without model.alibi, and with a model.d_model that"
-        " is a multiple of twice model.n_heads",
+        bool(model.rope) != bool(model.alibi) and model.d_model % (2 * model.n_heads) == 0,
+        "position IDs can be chosen only with either model.rope or model.alibi (with neither, positions are"
+        " learned; for none at all, set model.alibi and model.alibi_bias_max=.inf), and with a model.d_model"
+        " that is a multiple of twice model.n_heads",
+    )
+    require(
+        bool(model.rope) or config.position_scheme == "contiguous",
+        f"position_scheme '{config.position_scheme}' needs model.rope: OLMo's ALiBi counts rows in training",
     )
     require(
         length <= model.max_sequence_length,

@@ -99,7 +99,7 @@ def test_olmo_and_models_in_memory_are_refused(tmp_path: Path, make_olmo: Callab
     loading = Loading("cpu", rope=RopeScaling.parse("yarn:2"))
     with pytest.raises(InputError, match="is an OLMo checkpoint: export it first"):
         load_causal_lm(find_model(str(tmp_path / "run")), loading, 16)
-    with pytest.raises(InputError, match="rope scales a model that is loaded here"):
+    with pytest.raises(InputError, match="rope changes a model that is loaded here"):
         explain("a text", make_model("llama"), rope="yarn:2")
 
 
@@ -120,7 +120,7 @@ def test_the_library_scales_a_model_that_it_loads(tmp_path: Path) -> None:
         text, tmp_path, words, short_context_length=4, k=1, rule="recency", ablation="mask", rope="yarn:2"
     )
     np.testing.assert_allclose(few["long_context_loss"], expected[few["position"] - 1], atol=2e-5)
-    with pytest.raises(InputError, match="rope scales a model that is loaded here"):
+    with pytest.raises(InputError, match="rope changes a model that is loaded here"):
         losses(text, make_model("llama"), words, rope="yarn:2")
 
 

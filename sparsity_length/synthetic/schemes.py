@@ -1,0 +1,116 @@
+"""Schemes of attention that the paper is compared with: NoPE, ALiBi, DAPE V2, the k largest scores.
+
+Position IDs are contiguous in all of them. A scheme tells a pass of the trunk (`Running`) what becomes of its
+scores; all but the last rotate nothing.
+
+Shapes: B batch, S query rows, K rows to look at, H heads.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import pad
+
+from sparsity_length.models.attention import alibi_slopes
+from sparsity_length.models.interface import Running
+
+Scheme = Callable[[Running, torch.Tensor], Running]
+"""(a pass, position IDs of its query rows [B or 1, S]) -> the pass with the scheme's scores."""
+UNROTATED = ("nope", "alibi", "dape_nope", "dape_alibi")
+ATTENTION_SCHEMES = (*UNROTATED, "sparse")
+
+
+def nope(running: Running, position_ids_BS: torch.Tensor) -> Running:
+    """No positions: the causal mask alone tells the order (Kazemnejad et al. 2023, arXiv 2305.19466)."""
+    return running
+
+
+class Alibi:
+    """A score falls with the distance of its position IDs (Press et al. 2021, arXiv 2108.12409)."""
+
+    def __init__(self, num_heads: int) -> None:
+        self._slopes_H = alibi_slopes(num_heads)
+
+    def __call__(self, running: Running, position_ids_BS: torch.Tensor) -> Running:
+        """Slopes for `attend`."""
+        return replace(running, slopes_H=self._slopes_H)
+
+
+class Dape(nn.Module):
+    """DAPE V2 (Zheng et al. 2024, arXiv 2410.04798): scores as a feature map, whose channels are the heads.
+
+    With scores a and a bias b, here ALiBi's or none, softmax is given a + b + f(a, b). From the abstract: f
+    is a convolution over neighboring scores of all heads. From the authors' configurations: 1 x 3 scores, 32
+    channels, a leaky ReLU. Our choice: the three are a key and the two before it, so that nothing follows
+    from what is hidden; invisible scores are 0; a second, 1 x 1, convolution leads back to the heads.
+    """
+
+    def __init__(self, num_heads: int, num_layers: int, *, has_alibi: bool) -> None:
+        super().__init__()
+        self._slopes_H = alibi_slopes(num_heads) if has_alibi else None
+        num_channels = num_heads * (2 if has_alibi else 1)
+        self.of_layers = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(num_channels, 32, (1, 3)), nn.LeakyReLU(), nn.Conv2d(32, num_heads, 1))
+            for _ in range(num_layers)
+        )
+
+    def forward(self, running: Running, position_ids_BS: torch.Tensor) -> Running:
+        """The change for `attend`, with the bias by position IDs."""
+        bias_BHSK = None
+        if self._slopes_H is not None:
+            distances_BSK = position_ids_BS[..., None] - running.position_ids_BK[:, None]
+            bias_BHSK = -self._slopes_H.to(position_ids_BS.device)[:, None, None] * distances_BSK[:, None]
+        return replace(running, change=partial(self._change, bias_BHSK))
+
+    def _change(
+        self,
+        bias_BHSK: torch.Tensor | None,
+        layer: int,
+        scores_BHSK: torch.Tensor,
+        visible: torch.Tensor,
+        *_: torch.Tensor,
+    ) -> torch.Tensor:
+        maps = [scores_BHSK]
+        if bias_BHSK is not None:
+            maps.append(bias_BHSK.expand_as(scores_BHSK))
+        seen_BCSK = torch.cat(maps, dim=1).masked_fill(~visible, 0.0)
+        return sum(maps) + self.of_layers[layer](pad(seen_BCSK, (2, 0)))
+
+
+class Largest:
+    """Each row attends to the k keys with the largest scores, in training and testing: sparse attention.
+
+    In the way of SPARSEK (Lou et al. 2024, arXiv 2406.16747), which selects a constant number of key-value
+    pairs for each query. Theirs are chosen by a scoring network through a differentiable top-k; here the
+    scores themselves choose, in each head, and gradients reach the chosen only. Equal scores all count.
+    """
+
+    def __init__(self, num_keys: int) -> None:
+        self._num_keys = num_keys
+
+    def __call__(self, running: Running, position_ids_BS: torch.Tensor) -> Running:
+        """The change for `attend`."""
+        return replace(running, change=self._change)
+
+    def _change(
+        self, layer: int, scores_BHSK: torch.Tensor, visible: torch.Tensor, *_: torch.Tensor
+    ) -> torch.Tensor:
+        is_bool = visible.dtype == torch.bool
+        seen_BHSK = scores_BHSK.masked_fill(~visible, -math.inf) if is_bool else scores_BHSK + visible
+        num_kept = min(self._num_keys, scores_BHSK.shape[-1])
+        least_BHS1 = seen_BHSK.topk(num_kept).values[..., -1:]
+        return scores_BHSK.masked_fill(seen_BHSK < least_BHS1, -math.inf)
+
+
+def scheme_of(positions: str, model: Any) -> Scheme:
+    """The scheme of a model's positions; `model` is its `TaskModelConfig`."""
+    if positions == "alibi":
+        return Alibi(model.num_heads)
+    if positions.startswith("dape"):
+        return Dape(model.num_heads, model.num_layers, has_alibi=positions == "dape_alibi")
+    return Largest(model.num_keys) if positions == "sparse" else nope
