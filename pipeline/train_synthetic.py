@@ -4,13 +4,15 @@ The configuration is a YAML file (see olmo_configs/synthetic/). Any field can be
 for example num_steps=500 model.width=64.
 
 Tasks (sparsity_length/synthetic/tasks.py shows an example of each):
-  with k     sparse_parity, planted_correlation, sparse_or, sparse_majority, sparse_last, sparse_lookup,
-             sparse_parity_scratchpad, variable_assignment_hops
+  with k     sparse_parity, planted_correlation, sparse_or, sparse_majority, sparse_first, sparse_last,
+             sparse_lookup, sparse_parity_scratchpad, variable_assignment_hops
   without k  parity_scratchpad, variable_assignment, addition, addition_padded, copy, cues_1, cues_2, cues_4
 
 Position schemes: contiguous, pose, randomized; coupled, where the response's coupled IDs are given in
 training and, as an oracle, in testing; and predicted (PPC), where the model learns to predict these IDs in
-training and must predict them in testing.
+training and must predict them in testing. With contiguous position IDs and another attention
+(sparsity_length/synthetic/schemes.py): nope (no positions), alibi, dape_nope and dape_alibi (DAPE V2 over
+either), and sparse, where each row attends to the model.num_keys keys with the largest scores.
 
 On a laptop, a few minutes on two cores:
   sparsity train_synthetic olmo_configs/synthetic/small.yaml --task copy --positions predicted \\

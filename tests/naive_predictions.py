@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import torch
 from hugging_face_families import make_model
-from olmo.model import OLMo
+from olmo.model import OLMo, alibi_attention_bias
 
 from sparsity_length.models.huggingface import HuggingFaceCausalLM
 from sparsity_length.models.interface import CausalLM
 from sparsity_length.models.olmo import OLMoCausalLM
 
-IMPLEMENTATIONS = ("olmo", "llama", "gpt_neox", "gemma2", "olmo3", "gpt2")
+IMPLEMENTATIONS = ("olmo", "olmo alibi", "llama", "gpt_neox", "gemma2", "olmo3", "gpt2", "bloom", "mpt")
 WITH_BOS = ("bos olmo", "bos gemma3", "2 bos gpt2")
 """Models to which beginning-of-text tokens belong, in every context."""
 
@@ -29,7 +29,14 @@ Case = tuple[np.ndarray, Iterable[int]]
 
 
 def stock_olmo(model: OLMo) -> Stock:
-    return lambda token_ids, allowed: model(token_ids, attention_bias=allowed[:, None]).logits
+    def logits(token_ids: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+        bias = allowed[:, None]
+        if model.config.alibi:  # which it adds only where it is given no bias
+            distances = alibi_attention_bias(token_ids.shape[1], model.config, token_ids.device)
+            bias = distances.masked_fill(~bias, torch.finfo(torch.float32).min)
+        return model(token_ids, attention_bias=bias).logits
+
+    return logits
 
 
 def stock_hugging_face(family: str, seed: int) -> Stock:
@@ -67,8 +74,9 @@ def witness_and_model(name: str, seed: int, make_olmo: Callable[..., OLMo]) -> t
         stock, ours = witness_and_model(name, seed, make_olmo)
         leading_ids = [7, 3][: int(number or 1)]
         return behind(stock, leading_ids), ours.led_by(leading_ids)
-    if name == "olmo":
-        twins = [make_olmo(seed=seed, n_kv_heads=2) for _ in range(2)]
+    if name in ("olmo", "olmo alibi"):
+        fields = {"rope": False, "alibi": True} if name == "olmo alibi" else {}
+        twins = [make_olmo(seed=seed, n_kv_heads=2, **fields) for _ in range(2)]
         return stock_olmo(twins[0]), OLMoCausalLM(twins[1])
     return stock_hugging_face(name, seed), HuggingFaceCausalLM(make_model(name, seed))
 

@@ -125,6 +125,12 @@ def test_rows_hold_the_generators_truth(chains: Path, tmp_path: Path) -> None:
         assert set(of_size["target_index"] % 3) == {2}
 
 
+def test_neighbors_of_dape_are_not_left_out(tmp_path: Path) -> None:
+    train(tmp_path / "run", positions="dape_nope")
+    with pytest.raises(InputError, match="a masked token is not one left out"):
+        evaluate(tmp_path / "run", tmp_path / "results", "copy", "--sizes", "5", *DEPENDENCIES)
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

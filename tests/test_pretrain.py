@@ -14,6 +14,8 @@ from measured_documents import contents, write_data
 from sparsity_length.programs.pretrain import STAGE
 
 from sparsity_length.cli import InputError
+from sparsity_length.models.checkpoints import find_checkpoint
+from sparsity_length.models.olmo import OLMoCausalLM, load_stock_olmo
 
 ROOT = Path(__file__).parents[1]
 NUM_STEPS = 160
@@ -73,6 +75,19 @@ def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "run"
     run_here(data, folder)
     return folder
+
+
+@pytest.mark.parametrize("largest", ["8", ".inf"], ids=["alibi", "nope"])
+def test_other_positions_than_rope_are_trained_and_measured(data: Path, tmp_path: Path, largest: str) -> None:
+    fields = ["model.rope=false", "model.alibi=true", f"model.alibi_bias_max={largest}"]
+    run_here(data, tmp_path / "run", *SHORT, *fields, "position_scheme=contiguous", "pose_target_length=null")
+    stock = load_stock_olmo(find_checkpoint(tmp_path / "run")).eval()
+    token_ids = torch.arange(1, 31)[None]
+    with torch.inference_mode():
+        expected = stock(token_ids).logits
+    lm = OLMoCausalLM(stock)
+    found = lm.logits(lm.hidden_states(token_ids, torch.arange(30)[None], None, None))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
 def wait_for(path: Path, process: "subprocess.Popen[str]") -> None:

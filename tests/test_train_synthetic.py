@@ -59,6 +59,9 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(tmp_path: Path, architecture: s
     [
         ("sparse_parity", "pose", ["largest_sparsity=11"], "has k up to 10, by largest_size"),
         ("sparse_parity", "predicted", [], "unknown positions of sparse_parity"),
+        ("sparse_first", "coupled", [], "unknown positions of sparse_first"),
+        ("copy", "sparse", [], "model.num_keys is None; positions sparse need one"),
+        ("copy", "alibi", ["model.num_keys=8"], "model.num_keys is 8; positions sparse need one"),
         ("cues_1", "predicted", [], "unknown positions of cues_1"),
         ("sparse_parity", "pose", ["smallest_size=9"], "size 9 "),
         ("copy", "pose", ["largest_sparsity=2"], "task copy has k up to 0"),

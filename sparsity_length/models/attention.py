@@ -84,23 +84,29 @@ def _with_distances(
     key_BGKE: torch.Tensor,
     value_BGKE: torch.Tensor,
     slopes_H: torch.Tensor,
-    position_ids_BK: torch.Tensor,
+    position_ids_BN: torch.Tensor,
     scale: float,
 ) -> list[torch.Tensor]:
     """Queries, keys and values eight numbers wider, whose scores hold ALiBi: -slope x (query's ID - key's).
 
-    Softmax does not see what a whole row has in common, so slope x the key's ID is enough, and that is a part
-    of the product: a key carries its ID as if RoPE had rotated it, however it is kept, moved or shared. ID
-    300 is written as 256 and 44, which bfloat16 holds exactly. Values get zeros, as kernels want one width.
+    Softmax does not see what a whole row has in common, so -slope x (the last of all N IDs - the key's) will
+    do, and that is a part of the product: a key carries its ID as if RoPE had rotated it, however it is kept,
+    moved or shared. ID 300 is written as 256 and 44, which bfloat16 holds exactly; IDs stand first, so that
+    large ones cancel before what is small is added. Values get zeros, as kernels want one width.
     """
-    ids_B1K1 = position_ids_BK[:, None, :, None]
-    of_keys_B1K2 = torch.cat((ids_B1K1 // 256 * 256, ids_B1K1 % 256), dim=-1)
-    of_queries_H12 = (slopes_H.to(query_BHSE.device) / scale)[:, None, None].expand(-1, 1, 2)
+    parts_BN2 = torch.stack((position_ids_BN // 256 * 256, position_ids_BN % 256), dim=-1)
+    last_B112 = parts_BN2.sum(-1).amax(-1)[:, None, None, None]
+    last_B112 = torch.cat((last_B112 // 256 * 256, last_B112 % 256), dim=-1)
+    of_keys_B1K2 = parts_BN2[:, None, -key_BGKE.shape[2] :]
+    slopes_H11 = (slopes_H.to(query_BHSE.device) / scale)[:, None, None]
+    # The product is slope x (256 + 44 - 512 - 3), of a key at ID 300 where the last is at 515.
+    queries = slopes_H11 * torch.cat((torch.ones_like(last_B112), -last_B112), dim=-1)
+    keys = torch.cat((of_keys_B1K2, torch.ones_like(of_keys_B1K2)), dim=-1)
     wide = []
-    for rows, numbers in ((query_BHSE, of_queries_H12), (key_BGKE, of_keys_B1K2)):
-        numbers = numbers.to(rows).expand(*rows.shape[:3], 2)
+    for rows, numbers in ((query_BHSE, queries), (key_BGKE, keys)):
+        numbers = numbers.to(rows).expand(*rows.shape[:3], 4)
         # CUDA's kernels read heads in pieces of 16 bytes: eight numbers in half precision.
-        wide.append(torch.cat((rows, pad(numbers, (0, 6))), dim=-1))
+        wide.append(torch.cat((pad(numbers, (0, 4)), rows), dim=-1))
     return [*wide, pad(value_BGKE, (0, 8))]
 
 
@@ -126,8 +132,8 @@ def attend(
     if running.slopes_H is not None:
         width = value_BGSE.shape[-1]
         scale = scale or width**-0.5
-        ids_BS = running.position_ids_BK[:, -key_BGSE.shape[2] :].to(key_BGSE.device)
-        wide = _with_distances(query_BHSE, key_BGSE, value_BGSE, running.slopes_H, ids_BS, scale)
+        ids_BK = running.position_ids_BK.to(key_BGSE.device)
+        wide = _with_distances(query_BHSE, key_BGSE, value_BGSE, running.slopes_H, ids_BK, scale)
         plain = replace(running, slopes_H=None)
         return attend(plain, layer, *wide, visible, scale, softcap=softcap, sink_H=sink_H)[..., :width]
     own = key_BGSE, value_BGSE

@@ -157,15 +157,17 @@ class HuggingFaceCausalLM(CausalLM):
             running = replace(running, slopes_H=self._slopes_H)
             mask = torch.ones(tokens.shape[:2], dtype=torch.int64, device=self.device)  # BLOOM counts in it
         token = _PASS.set((running, visible_of_layers))
-        # The base model stops before the vocabulary projection, which runs later at query rows only.
-        output = self._base(
-            **{"inputs_embeds" if tokens.is_floating_point() else "input_ids": tokens},
-            position_ids=position_ids_BS.expand(tokens.shape[:2]),
-            attention_mask=mask,
-            use_cache=False,
-            return_dict=True,
-        )
-        _PASS.reset(token)
+        try:
+            # The base model stops before the vocabulary projection, which runs later at query rows only.
+            output = self._base(
+                **{"inputs_embeds" if tokens.is_floating_point() else "input_ids": tokens},
+                position_ids=position_ids_BS.expand(tokens.shape[:2]),
+                attention_mask=mask,
+                use_cache=False,
+                return_dict=True,
+            )
+        finally:  # or a stock pass after an error would not be one
+            _PASS.reset(token)
         return rows_of(output.last_hidden_state.to(self.device), query_rows_BT)
 
     _stair: Stair | None = None

@@ -41,7 +41,7 @@ class RopeScaling:
         if stair is not None:
             return Stair(int(stair[1]), int(stair[2]))
         found = re.fullmatch(r"([a-z]+):(\d{1,6}(?:\.\d{1,6})?)", text)
-        if found is None or float(found[2]) <= 1:
+        if found is None or float(found[2]) <= 1 or found[1] == "stair":
             raise InputError(
                 f"--rope {text}: must be KIND:FACTOR with a factor above 1, such as yarn:2, or stair:W:E"
             )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from cuda_kernels import NAMES, write_out_cuda_kernels
 
-from sparsity_length.models.attention import attend, attention_and_log_sum_exp
+from sparsity_length.models.attention import alibi_slopes, attend, attention_and_log_sum_exp
 from sparsity_length.models.interface import Prefix, Running
 
 B = 2
@@ -88,3 +88,38 @@ def test_attention_to_a_shared_prefix(
                 found = attend(running, 0, query, key, value, given).double()
             torch.testing.assert_close(found, expected, rtol=0, atol=tolerance, msg=f"{dtype}, {goes_apart}")
     assert calls is None or calls.total() == 4  # in each dtype of the prefix and of the own rows
+
+
+@pytest.mark.parametrize("num_groups", [4, 2])
+def test_alibi_by_position_ids(num_groups: int) -> None:
+    slopes = alibi_slopes(H)
+    assert slopes.tolist() == [1 / 4, 1 / 16, 1 / 64, 1 / 256]
+    num_past = 2
+    # Far apart, repeated, and beyond 256; a row of each sequence has an ID of its own.
+    past_ids = torch.tensor([[0, 300]])
+    own_ids = torch.tensor([[301, 302, 302, 700, 701], [301, 303, 310, 311, 900]])
+    ids = torch.cat((past_ids.expand(B, -1), own_ids), dim=1)
+    distances = own_ids[:, :, None] - ids[:, None]
+    seen = torch.nn.functional.pad(torch.ones(1, 1, S, S, dtype=torch.bool).tril(), (num_past, 0), value=True)
+    for dtype, tolerance in DTYPES.items():
+        query = _random(B, H, S, E, seed=0, dtype=dtype)
+        key, value = (_random(B, num_groups, S, E, seed=seed, dtype=dtype) for seed in (1, 2))
+        past_key, past_value = (
+            _random(1, num_groups, num_past, E, seed=seed, dtype=dtype) for seed in (3, 4)
+        )
+        keys, values = (
+            torch.cat((of_past.expand(B, -1, -1, -1), own), dim=2).repeat_interleave(H // num_groups, 1)
+            for of_past, own in ((past_key, key), (past_value, value))
+        )
+        biased = _scores(query, keys, seen) - slopes[:, None, None] * distances[:, None]
+        expected = biased.softmax(-1) @ values.double()
+        # The rows of the prefix are read first, so that it is kept as later rows find it.
+        read: list[tuple[torch.Tensor, torch.Tensor]] = []
+        nothing = Prefix((), past_ids[:, :0])
+        before = Running(nothing, past_ids, None, None, read, slopes_H=slopes)
+        attend(before, 0, query[:1, :, :num_past], past_key, past_value, None)
+        running = Running(Prefix(tuple(read), past_ids), ids, None, None, None, slopes_H=slopes)
+        for goes_apart in (True, False):
+            with torch.set_grad_enabled(not goes_apart):
+                found = attend(running, 0, query, key, value, None).double()
+            torch.testing.assert_close(found, expected, rtol=0, atol=max(tolerance, 3e-5))

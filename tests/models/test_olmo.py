@@ -45,6 +45,20 @@ def test_contiguous_ids_give_the_stock_logits_bit_for_bit(
     assert torch.equal(lm.logits(lm.hidden_states(token_ids, ROWS, None, None)), stock)
 
 
+@pytest.mark.parametrize("largest", [8.0, float("inf")], ids=["alibi", "nope"])
+def test_alibi_is_that_of_stock_olmo_at_kept_ids(make_olmo: MakeOLMo, largest: float) -> None:
+    fields = {"rope": False, "alibi": True, "alibi_bias_max": largest, "init_std": 0.1}
+    token_ids = _tokens(2, 40)
+    with torch.inference_mode():
+        stock = make_olmo(**fields)(token_ids).logits
+    lm = OLMoCausalLM(make_olmo(**fields))
+    for ids in (ROWS, ROWS + 1000):
+        found = lm.logits(lm.hidden_states(token_ids, ids, None, None))
+        torch.testing.assert_close(found, stock, rtol=0, atol=1e-5 if ids is ROWS else 5e-5)
+    stretched = lm.logits(lm.hidden_states(token_ids, 2 * ROWS, None, None))
+    assert torch.allclose(stretched, stock, atol=1e-5) == (largest == float("inf")), "NoPE has no distances"
+
+
 def test_ids_and_not_rows_are_the_positions(make_olmo: MakeOLMo) -> None:
     token_ids = _tokens(2, 40)
     lm = OLMoCausalLM(make_olmo(init_std=0.1))

@@ -18,7 +18,7 @@ from sparsity_length.cli import InputError
 from sparsity_length.measuring.explanation import explain
 from sparsity_length.models.huggingface import load_hugging_face
 from sparsity_length.models.load import Loading, find_model, load_causal_lm
-from sparsity_length.models.rope import RopeScaling
+from sparsity_length.models.rope import RopeScaling, Stair
 from sparsity_length.results.read import Results
 
 CPU = torch.device("cpu")
@@ -69,7 +69,77 @@ def test_yarn_is_that_of_the_stock_model(family: str, parameters: dict[str, Any]
         assert (of_plain - expected).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("text", ["yarn", "yarn:", "yarn:1", "yarn:-2", "yarn:nan", "yarn:2x", "2", ""])
+def test_stair_positions_by_hand() -> None:
+    near, far = 4, 3
+    stair = RopeScaling.parse("stair:4:3")
+    assert stair == Stair(near, far) and str(stair) == "stair:4:3"
+    query, keys = stair.far_ids(torch.tensor([11]), torch.arange(8))
+    assert (query - keys).tolist() == [6, 6, 6, 5, 5, 5, 4, 4]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox", "cohere", "gemma3"])
+@torch.inference_mode()
+def test_stair_positions_are_those_of_a_stock_model_that_is_given_them(family: str, tmp_path: Path) -> None:
+    """One layer, where only the last row attends in a way that counts: its keys may stand anywhere."""
+    fields = {"layer_types": ["full_attention"]} if family == "gemma3" else {}
+    make_model(family, num_hidden_layers=1, **fields).save_pretrained(tmp_path)
+    lm = load_hugging_face(tmp_path, device=CPU, num_positions=200, rope=RopeScaling.parse("stair:5:4"))
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    hidden = torch.ones(1, 1, 20, 20).triu(1) * torch.finfo(torch.float32).min
+    mask = {name: hidden for name in ("full_attention", "sliding_attention")} if fields else hidden
+    for ids in (CONTIGUOUS, GAPPED):
+        last = ids[:, -1:]
+        distances = last - ids
+        woven = torch.where(distances < 5, distances, 5 + (last - 5) // 4 - ids // 4)
+        expected = stock(
+            input_ids=TOKENS, position_ids=last - woven, attention_mask=mask, use_cache=False
+        ).logits[:, -1]
+        plain = stock(input_ids=TOKENS, position_ids=ids, attention_mask=mask, use_cache=False).logits[:, -1]
+        prefix = lm.read(TOKENS[:, :8], ids[:, :8], None, None)[1]
+        whole = lm.hidden_states(TOKENS, ids, None, None)[:, -1]
+        behind = lm.hidden_states(TOKENS[:, 8:], ids[:, 8:], None, None, prefix)[:, -1]
+        for states in (whole, behind):
+            assert (lm.logits(states) - expected).abs().max() < 2e-5
+        assert (plain - expected).abs().max() > 1e-2
+
+
+def test_layers_without_rope_have_no_stairs(tmp_path: Path) -> None:
+    make_model("smollm3", no_rope_layers=[1, 0]).save_pretrained(tmp_path)
+    lm = load_hugging_face(tmp_path, device=CPU, num_positions=16, rope=RopeScaling.parse("stair:5:4"))
+    assert lm._rotates == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("family", "word", "sentence"),
+    [
+        ("gpt2", "stair:4:3", "cannot have stair positions"),
+        ("mpt", "stair:4:3", "cannot have stair positions"),
+        ("olmo3", "stair:4:3", "rotations do not add up"),  # YaRN's also stretch
+        ("llama", "stair:16:3", "of 16 position IDs none are 16 or more apart.*choose a smaller W"),
+    ],
+)
+def test_stairs_that_cannot_be(family: str, word: str, sentence: str, tmp_path: Path) -> None:
+    make_model(family).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=sentence):
+        load_hugging_face(tmp_path, device=CPU, num_positions=16, rope=RopeScaling.parse(word))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "stair:0:3",
+        "stair:4",
+        "stair:4:0",
+        "yarn",
+        "yarn:",
+        "yarn:1",
+        "yarn:-2",
+        "yarn:nan",
+        "yarn:2x",
+        "2",
+        "",
+    ],
+)
 def test_nonsense_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="must be KIND:FACTOR with a factor above 1, such as yarn:2"):
         RopeScaling.parse(text)
@@ -127,6 +197,16 @@ def test_the_library_scales_a_model_that_it_loads(tmp_path: Path) -> None:
 def test_results_record_it_and_are_not_mixed(tmp_path: Path) -> None:
     write_data(tmp_path / "data")
     make_model("llama").save_pretrained(tmp_path / "llama")
+    stair = [
+        "--checkpoints",
+        str(tmp_path / "llama"),
+        "--rope",
+        "stair:4:3",
+        "--results",
+        str(tmp_path / "s"),
+    ]
+    made_by = Results(measure(loss_differences, tmp_path, *stair)).made_by("loss_differences")
+    assert made_by["llama"]["settings"]["rope"] == "stair:4:3"
     flags = ["--checkpoints", str(tmp_path / "llama")]
     with_yarn = measure(loss_differences, tmp_path, *flags, "--rope", "yarn:2.0")
     assert Results(with_yarn).made_by("loss_differences")["llama"]["settings"]["rope"] == "yarn:2"

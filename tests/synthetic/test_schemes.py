@@ -89,9 +89,9 @@ def scores_of(scheme: Scheme, scores: list[list[list[float]]]) -> torch.Tensor:
     num_rows = scores_1HSK.shape[-1]
     visible = torch.ones(1, 1, num_rows, num_rows, dtype=torch.bool).tril()
     running = Running(Prefix((), torch.zeros(1, 0)), torch.tensor([[0, 1, 5][:num_rows]]), None, None, None)
-    changed = change(running, running.position_ids_BK).change(
-        0, scores_1HSK, visible, scores_1HSK, scores_1HSK
-    )
+    change = scheme(running, running.position_ids_BK).change
+    assert change is not None
+    changed = change(0, scores_1HSK, visible, scores_1HSK, scores_1HSK)
     return changed.masked_fill(~visible, 0)[0]
 
 

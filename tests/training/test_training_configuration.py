@@ -45,7 +45,12 @@ def test_every_config_is_accepted_here_and_without_our_fields_by_olmo(
         ("optimizer.learning_rate=nan", "learning_rate"),
         ("time_limit=3", "time_limit"),
         ("model.n_heads=3", "twice model.n_heads"),
-        ("model.alibi=true", "model.alibi"),
+        ("model.alibi=true", "either model.rope or model.alibi"),
+        ("model.rope=false", "with neither, positions are learned"),
+        (
+            "model.rope=false model.alibi=true position_scheme=pose pose_target_length=512",
+            "position_scheme 'pose' needs model.rope",
+        ),
         ("train_context_length=512", "model.max_sequence_length, 256"),
         ("train_context_length=48", "4096 is not a multiple"),
         ("global_train_batch_size=512", "act on global_train_batch_size"),
