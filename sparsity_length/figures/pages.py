@@ -26,6 +26,7 @@ from sparsity_length.figures import (
     marked_bits,
     reach,
     recovered_loss,
+    schemes,
     synthetic_tasks,
     theory,
 )
@@ -605,6 +606,35 @@ def of_synthetic_tasks() -> Numbers:
     }
 
 
+@cache
+def of_trained_length(folder: str) -> pd.DataFrame:
+    """Cells of the schemes, trained at one length; incomplete ones were left out when results were kept."""
+    return schemes.of_cells(synthetic(f"synthetic/{folder}"))
+
+
+def of_schemes() -> Numbers:
+    """ALiBi and others beside RoPE, PoSE and coupled IDs at ten times the trained length."""
+    cells = of_trained_length("schemes")
+    tasks = [task for task in schemes.TASK_WORDS if task in set(cells["task"])]
+    trained = [scheme for scheme in synthetic_tasks.POSITION_WORDS if scheme in set(cells["positions"])]
+    table = [
+        [synthetic_tasks.POSITION_WORDS[scheme], *(schemes.cell_words(cells, task, scheme) for task in tasks)]
+        for scheme in trained
+    ]
+    leads = []
+    for name, (words, *_) in schemes.CONTRASTS.items():
+        of_lengths = [words]
+        for folder in ("schemes", "schemes_36"):
+            lead, word = schemes.contrast(of_trained_length(folder), name)
+            of_lengths.append(word if np.isnan(lead.estimate) else f"{percent(lead, ' points')}: {word}")
+        leads.append(of_lengths)
+    return {
+        "schemes": markdown(["accuracy", *(schemes.TASK_WORDS[task] for task in tasks)], table),
+        "schemes_leads": markdown(["contrast, points", "trained at 18 tokens", "at 36 tokens"], leads),
+        "schemes_verdict": schemes.verdict(cells),
+    }
+
+
 def of_dependencies() -> Numbers:
     """What k beyond K_train costs with a scratchpad, and what predicted position IDs depend on."""
     accuracy = synthetic("synthetic/beyond_k")
@@ -724,7 +754,7 @@ def numbers() -> Numbers:
         | of_distance()
         | of_contexts()
     )
-    return of_models | of_synthetic_tasks() | of_dependencies() | of_theory()
+    return of_models | of_synthetic_tasks() | of_schemes() | of_dependencies() | of_theory()
 
 
 def fill(text: str) -> str:
@@ -769,6 +799,7 @@ def draw() -> None:
         ),
         "length/marked_bits": marked_bits.figure_of(synthetic("length/functions")),
         "length/cue_distances": cues.distances_figure(examples),
+        "synthetic/schemes": schemes.figure_of(of_trained_length("schemes")),
         "synthetic/cues": cues.cues_figure(synthetic("synthetic/cues")),
         f"theory/{theory.NAME}": theory.errors_figure(errors),
     }
