@@ -606,31 +606,28 @@ def of_synthetic_tasks() -> Numbers:
     }
 
 
-@cache
-def of_trained_length(folder: str) -> pd.DataFrame:
-    """Cells of the schemes, trained at one length; incomplete ones were left out when results were kept."""
-    return schemes.of_cells(synthetic(f"synthetic/{folder}"))
-
-
 def of_schemes() -> Numbers:
     """ALiBi and others beside RoPE, PoSE and coupled IDs at ten times the trained length."""
-    cells = of_trained_length("schemes")
+    of_lengths = [schemes.of_cells(synthetic(f"synthetic/{name}")) for name in ("schemes", "schemes_36")]
+    cells = of_lengths[0]
     tasks = [task for task in schemes.TASK_WORDS if task in set(cells["task"])]
-    trained = [scheme for scheme in synthetic_tasks.POSITION_WORDS if scheme in set(cells["positions"])]
     table = [
-        [synthetic_tasks.POSITION_WORDS[scheme], *(schemes.cell_words(cells, task, scheme) for task in tasks)]
-        for scheme in trained
+        [words, *(schemes.cell_words(cells, task, scheme) for task in tasks)]
+        for scheme, words in synthetic_tasks.POSITION_WORDS.items()
+        if scheme in set(cells["positions"])
     ]
-    leads = []
-    for name, (words, *_) in schemes.CONTRASTS.items():
-        of_lengths = [words]
-        for folder in ("schemes", "schemes_36"):
-            lead, word = schemes.contrast(of_trained_length(folder), name)
-            of_lengths.append(word if np.isnan(lead.estimate) else f"{percent(lead, ' points')}: {word}")
-        leads.append(of_lengths)
+
+    def lead_of(cells: pd.DataFrame, name: str) -> str:
+        lead, word = schemes.contrast(cells, name)
+        return f"{word}: " + ("fewer than three seeds" if lead is None else percent(lead, " points"))
+
+    leads = [
+        [words, *(lead_of(of_length, name) for of_length in of_lengths)]
+        for name, (words, *_) in schemes.CONTRASTS.items()
+    ]
     return {
         "schemes": markdown(["accuracy", *(schemes.TASK_WORDS[task] for task in tasks)], table),
-        "schemes_leads": markdown(["contrast, points", "trained at 18 tokens", "at 36 tokens"], leads),
+        "schemes_leads": markdown(["contrast", "trained at 18 tokens", "at 36 tokens"], leads),
         "schemes_verdict": schemes.verdict(cells),
     }
 
@@ -799,7 +796,7 @@ def draw() -> None:
         ),
         "length/marked_bits": marked_bits.figure_of(synthetic("length/functions")),
         "length/cue_distances": cues.distances_figure(examples),
-        "synthetic/schemes": schemes.figure_of(of_trained_length("schemes")),
+        "synthetic/schemes": schemes.figure_of(schemes.of_cells(synthetic("synthetic/schemes"))),
         "synthetic/cues": cues.cues_figure(synthetic("synthetic/cues")),
         f"theory/{theory.NAME}": theory.errors_figure(errors),
     }

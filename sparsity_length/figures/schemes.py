@@ -47,12 +47,12 @@ def seeds_of(cells: pd.DataFrame, task: str, scheme: str, times: float = 10) -> 
     return cells[is_cell & cells["is_learnt"]].set_index("seed")["value"]
 
 
-def contrast(cells: pd.DataFrame, name: str) -> tuple[Interval, str]:
+def contrast(cells: pd.DataFrame, name: str) -> tuple[Interval | None, str]:
     """One of `CONTRASTS` at ten times the trained length, with Welch's interval, and its verdict."""
     _, holding, failing = CONTRASTS[name]
     pair = seeds_of(cells, *holding), seeds_of(cells, *failing)
     if min(map(len, pair)) < FEWEST_SEEDS:
-        return Interval(float("nan"), float("nan"), float("nan")), "inconclusive (not learned)"
+        return None, "inconclusive"
     lead = welch(*pair)
     if lead.high < LEAST_LEAD:
         return lead, "refuted"

@@ -30,15 +30,9 @@ def nope(running: Running, position_ids_BS: torch.Tensor) -> Running:
     return running
 
 
-class Alibi:
+def alibi(slopes_H: torch.Tensor, running: Running, position_ids_BS: torch.Tensor) -> Running:
     """A score falls with the distance of its position IDs (Press et al. 2021, arXiv 2108.12409)."""
-
-    def __init__(self, num_heads: int) -> None:
-        self._slopes_H = alibi_slopes(num_heads)
-
-    def __call__(self, running: Running, position_ids_BS: torch.Tensor) -> Running:
-        """Slopes for `attend`."""
-        return replace(running, slopes_H=self._slopes_H)
+    return replace(running, slopes_H=slopes_H)
 
 
 class Dape(nn.Module):
@@ -82,35 +76,29 @@ class Dape(nn.Module):
         return sum(maps) + self.of_layers[layer](pad(seen_BCSK, (2, 0)))
 
 
-class Largest:
+def largest(num_keys: int, running: Running, position_ids_BS: torch.Tensor) -> Running:
     """Each row attends to the k keys with the largest scores, in training and testing: sparse attention.
 
     In the way of SPARSEK (Lou et al. 2024, arXiv 2406.16747), which selects a constant number of key-value
     pairs for each query. Theirs are chosen by a scoring network through a differentiable top-k; here the
     scores themselves choose, in each head, and gradients reach the chosen only. Equal scores all count.
     """
+    return replace(running, change=partial(_keep_largest, num_keys))
 
-    def __init__(self, num_keys: int) -> None:
-        self._num_keys = num_keys
 
-    def __call__(self, running: Running, position_ids_BS: torch.Tensor) -> Running:
-        """The change for `attend`."""
-        return replace(running, change=self._change)
-
-    def _change(
-        self, layer: int, scores_BHSK: torch.Tensor, visible: torch.Tensor, *_: torch.Tensor
-    ) -> torch.Tensor:
-        is_bool = visible.dtype == torch.bool
-        seen_BHSK = scores_BHSK.masked_fill(~visible, -math.inf) if is_bool else scores_BHSK + visible
-        num_kept = min(self._num_keys, scores_BHSK.shape[-1])
-        least_BHS1 = seen_BHSK.topk(num_kept).values[..., -1:]
-        return scores_BHSK.masked_fill(seen_BHSK < least_BHS1, -math.inf)
+def _keep_largest(
+    num_keys: int, layer: int, scores_BHSK: torch.Tensor, visible: torch.Tensor, *_: torch.Tensor
+) -> torch.Tensor:
+    is_bool = visible.dtype == torch.bool
+    seen_BHSK = scores_BHSK.masked_fill(~visible, -math.inf) if is_bool else scores_BHSK + visible
+    least_BHS1 = seen_BHSK.topk(min(num_keys, seen_BHSK.shape[-1])).values[..., -1:]
+    return scores_BHSK.masked_fill(seen_BHSK < least_BHS1, -math.inf)
 
 
 def scheme_of(positions: str, model: Any) -> Scheme:
     """The scheme of a model's positions; `model` is its `TaskModelConfig`."""
     if positions == "alibi":
-        return Alibi(model.num_heads)
+        return partial(alibi, alibi_slopes(model.num_heads))
     if positions.startswith("dape"):
         return Dape(model.num_heads, model.num_layers, has_alibi=positions == "dape_alibi")
-    return Largest(model.num_keys) if positions == "sparse" else nope
+    return partial(largest, model.num_keys) if positions == "sparse" else nope

@@ -1,6 +1,7 @@
 """Schemes of attention beside RoPE: their scores by hand, cached and full passes, and what is measured."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from sparsity_length.models.interface import Prefix, Running, causal_visibility
 from sparsity_length.synthetic.config import TaskConfig, TaskModelConfig
 from sparsity_length.synthetic.evaluation import generate
 from sparsity_length.synthetic.models import TaskLM
-from sparsity_length.synthetic.schemes import ATTENTION_SCHEMES, Dape, Largest, Scheme
+from sparsity_length.synthetic.schemes import ATTENTION_SCHEMES, Dape, Scheme, largest
 
 ROWS = torch.arange(13)[None]
 
@@ -97,7 +98,7 @@ def scores_of(scheme: Scheme, scores: list[list[list[float]]]) -> torch.Tensor:
 
 def test_the_largest_scores_by_hand() -> None:
     # The row's best two of three; rows that see fewer keep them all, and the future is no candidate.
-    found = scores_of(Largest(2), [[[1, 9, 9], [2, 3, 9], [5, 4, 6]]])
+    found = scores_of(partial(largest, 2), [[[1, 9, 9], [2, 3, 9], [5, 4, 6]]])
     assert found.tolist() == [[[1, 0, 0], [2, 3, 0], [5, -math.inf, 6]]]
 
 
