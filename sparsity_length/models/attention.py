@@ -86,7 +86,7 @@ def _with_distances(
     slopes_H: torch.Tensor,
     position_ids_BN: torch.Tensor,
     scale: float,
-) -> list[torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Queries, keys and values eight numbers wider, whose scores hold ALiBi: -slope x (query's ID - key's).
 
     Softmax does not see what a whole row has in common, so -slope x (the last of all N IDs - the key's) will
@@ -107,7 +107,7 @@ def _with_distances(
         numbers = numbers.to(rows).expand(*rows.shape[:3], 4)
         # CUDA's kernels read heads in pieces of 16 bytes: eight numbers in half precision.
         wide.append(torch.cat((pad(numbers, (0, 4)), rows), dim=-1))
-    return [*wide, pad(value_BGKE, (0, 8))]
+    return wide[0], wide[1], pad(value_BGKE, (0, 8))
 
 
 def attend(

@@ -116,7 +116,10 @@ def _weights_of(**fields: Any) -> Callable[[Path, MakeOLMo], object]:
     [
         (lambda folder, _: os.truncate(folder / "model.pt", 1000), "is damaged, or was not written by"),
         (_hold(Hostile()), "is damaged, or was not written by"),
-        (lambda folder, make_olmo: _save(make_olmo(rope=False), folder), "model.rope true"),
+        (
+            lambda folder, make_olmo: _save(make_olmo(rope=False), folder),
+            "without which positions are learned",
+        ),
         (lambda folder, _: (folder / "config.yaml").write_text("]["), "is not an OLMo configuration"),
         (
             lambda folder, _: (folder / "config.yaml").write_text("attention_scaling: learnt\nmodel: {}"),
