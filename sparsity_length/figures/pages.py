@@ -458,14 +458,14 @@ def of_reach() -> Numbers:
     found: Numbers = {}
     columns: dict[str, list[str]] = {}
     for model, words, name in ((SMOLLM2, "smollm2", "SmolLM2"), (GEMMA, "gemma", "Gemma 3")):
-        for rope, (_, of_rope) in reach.LOOKS.items():
+        for rope in (reach.PLAIN, reach.YARN):
             cells = []
             for template in (*reach.TEMPLATES, reach.TOGETHER):
                 curve = reach.of_curve(table, model, rope, template)
                 gap = reach.reach(curve)
                 is_last = gap is not None and gap == curve.index.max()
                 cells.append("-" if gap is None else f"{'≥ ' if is_last else ''}{gap:,}")
-            columns[f"{name}, {of_rope}"] = cells
+            columns[f"{name}, {reach.LOOKS[rope][1]}"] = cells
         plain, with_yarn = (reach.of_curve(table, model, rope) for rope in (reach.PLAIN, reach.YARN))
         less, last = reach.reads_less_than_trained(table, model)
         kept = percent(reach.kept_at(plain, last))
@@ -473,7 +473,7 @@ def of_reach() -> Numbers:
             f"reach_less_{words}": f"{less}: {kept}",
             f"reach_right_{words}": f"{float(plain['right_told'][last]):.0%}",
         }
-        if readable := reach.yarn_makes_readable(items, table, model):
+        if readable := reach.makes_readable(items, table, model, reach.YARN):
             word, gap, lead = readable
             kept = percent(reach.kept_at(with_yarn, gap))
             found[f"reach_readable_{words}"] = f"{word}: {kept}, {percent(lead, ' points')} more than plain"
@@ -510,10 +510,10 @@ def of_distance() -> Numbers:
     curves = rows_by(distance.curves(targets), "rope", "gap")
     gaps = sorted({gap for _, gap in curves if gap})
     lines = []
-    for rope, (_, of_rope) in reach.LOOKS.items():
+    for rope in (reach.PLAIN, reach.YARN):
         for words, name in (("KL", "kept_KL"), ("mean of clipped shares", "kept")):
             cells = [percent(interval_of(curves[rope, gap], name)) for gap in gaps]
-            lines.append([f"{of_rope}, {words}", *cells])
+            lines.append([f"{reach.LOOKS[rope][1]}, {words}", *cells])
     found["distance_kept"] = markdown(["share kept at a gap of", *(f"{gap:,}" for gap in gaps)], lines)
     parts = distance.in_parts(targets, predictor, 8)
     needed = parts.groupby("part")[predictor].mean()
@@ -625,7 +625,10 @@ def of_schemes() -> Numbers:
         [words, *(lead_of(of_length, name) for of_length in of_lengths)]
         for name, (words, *_) in schemes.CONTRASTS.items()
     ]
+    of_one = schemes.of_cells(synthetic("synthetic/schemes"), k=1)
+    ones = [schemes.seeds_of(of_one, task, "alibi").mean() for task in (schemes.FIRST, schemes.LAST)]
     return {
+        "schemes_one": " and ".join(f"{one:.0%}" for one in ones),
         "schemes": markdown(["accuracy", *(schemes.TASK_WORDS[task] for task in tasks)], table),
         "schemes_leads": markdown(["contrast", "trained at 18 tokens", "at 36 tokens"], leads),
         "schemes_verdict": schemes.verdict(cells),

@@ -30,6 +30,7 @@ TEMPLATES = ("number", "word", "color")
 TOGETHER = "together"
 PLAIN = "plain"
 YARN = "yarn:2"
+STAIR = "stair:512:50"
 TRAINED_POSITIONS = {"SmolLM2-135M-Instruct": 8192, "Gemma-3-270M": 32768}
 NUM_TOKENS = 64
 """Of the documents: their last ID is the gap plus this number minus 1."""
@@ -165,16 +166,16 @@ def reads_less_than_trained(table: pd.DataFrame, model: str) -> tuple[str, int]:
     return _beside_half(kept_at(plain, last), below="supported", above="refuted"), last
 
 
-def yarn_makes_readable(
-    items: pd.DataFrame, table: pd.DataFrame, model: str
+def makes_readable(
+    items: pd.DataFrame, table: pd.DataFrame, model: str, rope: str
 ) -> tuple[str, int, Interval] | None:
-    """Decide claim 2: the verdict, the smallest gap that is unread plain, share kept with YaRN minus without.
+    """Decide claim 2: the verdict, the smallest gap that is unread plain, share kept with `rope` minus plain.
 
-    None if no gap is clearly unread, or nothing was measured with YaRN.
+    None if no gap is clearly unread, or nothing was measured with `rope`, YaRN or stair positions.
     """
     plain = of_curve(table, model, PLAIN)
     unread = plain.index[plain["share_kept_high"] < HALF]
-    if not len(unread) or YARN not in set(items["rope"][items["model"] == model]):
+    if not len(unread) or rope not in set(items["rope"][items["model"] == model]):
         return None
     gap = int(unread.min())
     counted = items["template"].isin(answered_templates(items, model)) & (items["model"] == model)
@@ -182,13 +183,12 @@ def yarn_makes_readable(
     at_gap = worth[worth["gap"] == gap]
     # Of each scaling two columns, a value per text: worth at the gap, and at gap 0.
     columns = [
-        at_gap[at_gap["rope"] == rope].groupby("document_id")[name].sum().to_numpy()
-        for rope in (YARN, PLAIN)
+        at_gap[at_gap["rope"] == of_rope].groupby("document_id")[name].sum().to_numpy()
+        for of_rope in (rope, PLAIN)
         for name in ("worth", "worth_at_0")
     ]
     lead = interval_of_statistic(columns, _lead)
-    with_yarn = kept_at(of_curve(table, model, YARN), gap)
-    word = _beside_half(with_yarn, below="refuted", above="supported")
+    word = _beside_half(kept_at(of_curve(table, model, rope), gap), below="refuted", above="supported")
     return ("inconclusive" if word == "supported" and lead.low <= 0 else word), gap, lead
 
 
@@ -219,19 +219,24 @@ def verdicts(items: pd.DataFrame, table: pd.DataFrame) -> list[str]:
         if model in TRAINED_POSITIONS:
             word, last = reads_less_than_trained(table, model)
             sentences.append(f"{model} reads less far than it was trained (gap {last:,}): {word}")
-        if readable := yarn_makes_readable(items, table, model):
-            word, gap, lead = readable
-            sentences.append(f"{model}, YaRN makes the gap {gap:,} readable: {word}, {lead} more than plain")
+        for rope in (YARN, STAIR):
+            if readable := makes_readable(items, table, model, rope):
+                word, gap, lead = readable
+                sentences.append(f"{model}, {rope} makes the gap {gap:,} readable: {word}, {lead} over plain")
     return sentences
 
 
-LOOKS = {PLAIN: (drawing.solid(drawing.BLACK), "plain"), YARN: (drawing.solid(drawing.BLUE, "s"), "YaRN × 2")}
+LOOKS = {
+    PLAIN: (drawing.solid(drawing.BLACK), "plain"),
+    YARN: (drawing.solid(drawing.BLUE, "s"), "YaRN × 2"),
+    STAIR: (drawing.solid(drawing.ORANGE, "D"), "stair"),
+}
 
 
 def _reaches(table: pd.DataFrame, model: str) -> str:
     """How far a model reads, plain and with YaRN, as the figure's title says it."""
     words = {}
-    for rope in LOOKS:
+    for rope in (PLAIN, YARN):
         curve = of_curve(table, model, rope)
         gap = reach(curve)
         is_last = gap is not None and gap == curve.index.max()

@@ -77,13 +77,15 @@ def _attend_with_alibi(
         given = hidden_BSD, *(() if residual_BSD is None else (residual_BSD,))
         return type(layer).forward(layer, *given, *others, **named)
     if residual_BSD is not None:  # BLOOM's
-        attended_BSHE, _ = _attend(layer, *layer._reshape(layer.query_key_value(hidden_BSD)), None)
+        query, key, value = layer._reshape(layer.query_key_value(hidden_BSD))
+        attended_BSHE, _ = _attend(layer, query, key, value, None)
         return residual_BSD + layer.dense(attended_BSHE.flatten(2)), None
     qkv = layer.Wqkv(hidden_BSD)
     if layer.clip_qkv:
         qkv = qkv.clamp(min=-layer.clip_qkv, max=layer.clip_qkv)
-    heads = (part.unflatten(-1, (layer.n_heads, -1)).transpose(1, 2) for part in qkv.chunk(3, dim=-1))
-    attended_BSHE, _ = _attend(layer, *heads, None, layer.softmax_scale)
+    heads_BSNE = qkv.unflatten(-1, (3 * layer.n_heads, -1))
+    query, key, value = heads_BSNE.transpose(1, 2).chunk(3, dim=1)
+    attended_BSHE, _ = _attend(layer, query, key, value, None, layer.softmax_scale)
     return layer.out_proj(attended_BSHE.flatten(2)), None
 
 

@@ -17,7 +17,11 @@ from sparsity_length.text.tokenizer import train_bpe
 
 MODEL = "SmolLM2-135M-Instruct"
 GAPS = [0, 4096, 7168, 8192]
-KEPT = {reach.PLAIN: [1.0, 0.9, 0.1, 0.0], reach.YARN: [1.0, 0.9, 0.8, 0.7]}
+KEPT = {
+    reach.PLAIN: [1.0, 0.9, 0.1, 0.0],
+    reach.YARN: [1.0, 0.9, 0.8, 0.7],
+    reach.STAIR: [1.0, 0.9, 0.3, 0.2],
+}
 
 
 def planted_items(kept: dict[str, list[float]] = KEPT) -> pd.DataFrame:
@@ -55,9 +59,10 @@ def test_a_planted_reach_is_found_and_the_rules_decide() -> None:
     assert reach.reach(reach.of_curve(table, MODEL, reach.PLAIN)) == 4096
     assert reach.reach(reach.of_curve(table, MODEL, reach.YARN, "word")) == 8192
     assert reach.reads_less_than_trained(table, MODEL) == ("supported", 7168)
-    word, gap, lead = reach.yarn_makes_readable(items, table, MODEL)
+    word, gap, lead = reach.makes_readable(items, table, MODEL, reach.YARN)
     assert (word, gap) == ("supported", 7168)
     assert lead.estimate == pytest.approx(0.7, abs=0.02) and lead.low > 0.65
+    assert reach.makes_readable(items, table, MODEL, reach.STAIR)[0] == "refuted"
     reach.reach_figure(table)
 
 
@@ -73,7 +78,7 @@ def test_the_rules(plain: list[float], with_yarn: list[float], less: str, readab
     items = planted_items({reach.PLAIN: plain, reach.YARN: with_yarn})
     table = reach.curves(items)
     assert reach.reads_less_than_trained(table, MODEL)[0] == less
-    found = reach.yarn_makes_readable(items, table, MODEL)
+    found = reach.makes_readable(items, table, MODEL, reach.YARN)
     assert (found and found[0]) == readable
 
 
