@@ -59,7 +59,7 @@ POSITION_STYLES = {
     "coupled": solid(SKY),
     "predicted": solid(PURPLE, "h"),
     "randomized": solid(ORANGE, "D"),
-    "alibi": solid(VERMILION, "^"),
+    "alibi": solid(BLUE, "s"),
     "nope": solid(BLACK, "X"),
     "dape_nope": solid("#5B5BD6", "8"),
     "dape_alibi": solid("#8C6D1F", "v"),
