@@ -64,7 +64,6 @@ NOT_RUN = {
 }
 """Commands that no test of pages runs, and why."""
 PYTHON_ELSEWHERE = {
-    "CONTRIBUTING.md": "tests/influence/test_rules.py::test_the_page_s_example_is_a_rule",
     "pipeline/RESULTS.md": (
         "tests/test_query.py::test_the_page_s_way_to_read_a_folder_keeps_the_names_of_models"
     ),

@@ -228,7 +228,7 @@ def of_few_tokens() -> Numbers:
         ("its null baseline", "leave_one_out", "other_document"),
     ):
         found = [rows.get((rule, distant_context, 16)) for rows in of_sizes]
-        cells = ["-" if row is None else percent(interval_of(row, "recovered_share")) for row in found]
+        cells = ["" if row is None else percent(interval_of(row, "recovered_share")) for row in found]
         table.append([words, *cells])
     # 7% of the distant tokens: 64 of some 960 in pretrained models, 16 of some 230 in those trained here.
     at_equal = [
@@ -398,7 +398,7 @@ def of_length() -> Numbers:
         found = places.query(f"num_distant == {number} and near_start == {start}")["interference"]
         ends = [f"{value:.3f}" for value in (found.min(), found.max())]
         # One number where both ends round to the same.
-        return " to ".join(dict.fromkeys(ends)) if len(found) else "-"
+        return " to ".join(dict.fromkeys(ends)) if len(found) else ""
 
     starts = (2048, 4096, 7680, 11776)
     by_number = [
@@ -409,14 +409,11 @@ def of_length() -> Numbers:
     of_unseen = [percent(ratio) for ratio in ratios.values()]
     slopes = interference.slopes(interference.with_outcomes(interference_targets()))
     rows = rows_by(slopes, "variant", "kind")
-    lines = {
-        "ratio (Poisson)": ("as planned", "ratio"),
-        "nats, relative to the mean": ("as planned", "nats"),
-        "fraction of the maximal loss, relative to the mean": ("as planned", "share"),
-        "ratio, lowest eighth left out": ("lowest eighth left out", "ratio"),
-        "ratio, highest eighth left out": ("highest eighth left out", "ratio"),
-    }
-    cells = [[words, percent(interval_of(rows[key], "slope"))] for words, key in lines.items()]
+    planned = [percent(interval_of(rows["as planned", kind], "slope")) for kind in ("ratio", "nats", "share")]
+    trimmed = [
+        percent(interval_of(rows[f"{eighth} eighth left out", "ratio"], "slope"))
+        for eighth in ("lowest", "highest")
+    ]
     natural = pd.read_parquet(REFERENCE / "real_model" / interference.NATURAL_FILE)
     squeezed = places.query("num_distant == 11776").iloc[0]
     effects = rows_by(distance_or_number.of_conditions(placed_targets()), "text", "role", "condition")
@@ -440,9 +437,9 @@ def of_length() -> Numbers:
         "interference_squeezed": str(interval_of(squeezed, "interference")),
         "real_model_verdict": interference.verdict(slopes),
         "real_model_sample": sample(slopes.iloc[0]),
-        "real_model_slopes": markdown(["slope per doubling of tokens needed", "percent of the mean"], cells),
+        "real_model_slopes": ", ".join(planned),
+        "real_model_trimmed": " and ".join(trimmed),
         "real_model_natural": interference.natural_check(natural),
-        "share_slope": percent(interval_of(rows["as planned", "share"], "slope")),
         "share_slope_no_controls": robust("slope of interference", "share", 0, "", "no controls"),
         "real_model_control": percent(interval_of(rows["negative control", "ratio"], "slope")),
         "distance_or_number": markdown(
@@ -511,21 +508,18 @@ def of_distance() -> Numbers:
     gaps = sorted({gap for _, gap in curves if gap})
     lines = []
     for rope in (reach.PLAIN, reach.YARN):
-        for words, name in (("KL", "kept_KL"), ("mean of clipped shares", "kept")):
-            cells = [percent(interval_of(curves[rope, gap], name)) for gap in gaps]
-            lines.append([f"{reach.LOOKS[rope][1]}, {words}", *cells])
+        cells = [percent(interval_of(curves[rope, gap], "kept_KL")) for gap in gaps]
+        lines.append([reach.LOOKS[rope][1], *cells])
     found["distance_kept"] = markdown(["share kept at a gap of", *(f"{gap:,}" for gap in gaps)], lines)
     parts = distance.in_parts(targets, predictor, 8)
     needed = parts.groupby("part")[predictor].mean()
-    labels = {part: f"{part + 1}, {log2_k:.1f} doublings" for part, log2_k in enumerate(needed)}
-    lines = []
-    for by, names in (("part", labels), ("source", interference.SOURCES)):
-        groups = rows_by(distance.curves(parts, [by]), by, "rope", "gap")
-        places = [(reach.PLAIN, gap) for gap in (1024, 2048, 4096, 9216)] + [(reach.YARN, 9216)]
-        for key, words in names.items():
-            cells = [f"{groups[key, rope, gap]['kept']:.0%}" for rope, gap in places]
-            lines.append([words, *cells])
-    header = ["eighth by tokens needed; source", "1,024", "2,048", "4,096", "9,216", "YaRN × 2, 9,216"]
+    places = [(reach.PLAIN, gap) for gap in (1024, 2048, 4096, 9216)] + [(reach.YARN, 9216)]
+    lines = [["all", *(percent(interval_of(curves[place], "kept")) for place in places)]]
+    groups = rows_by(distance.curves(parts, ["part"]), "part", "rope", "gap")
+    for part, log2_k in enumerate(needed):
+        cells = [f"{groups[part, rope, gap]['kept']:.0%}" for rope, gap in places]
+        lines.append([f"{log2_k:.1f}", *cells])
+    header = ["tokens needed, doublings", "1,024", "2,048", "4,096", "9,216", "YaRN × 2, 9,216"]
     variants = {
         "worth": "with log_worth",
         "effect": distance.OF_EFFECT,
@@ -573,22 +567,22 @@ def of_synthetic_tasks() -> Numbers:
     coupling = [
         [
             words,
-            *(found.get(("results", task, scheme, size), "") for scheme in ("predicted", "coupled", "pose")),
+            *(
+                found.get((folder, name, scheme, size), "")
+                for folder, name, scheme in (
+                    ("results", task, "predicted"),
+                    ("rotated", rotated, "predicted"),
+                    ("results", task, "coupled"),
+                    ("results", task, "pose"),
+                )
+            ),
         ]
-        for words, task, size in (
-            ("variable assignment, 18 assignments (3 times)", "variable_assignment", 18),
-            ("parity with scratchpad, 30 bits (3 times)", "parity_scratchpad", 30),
-            ("copy, 30 letters (3 times)", "copy", 30),
-            ("addition, 24 digits (3 times)", "addition", 24),
-        )
-    ]
-    rotary = [
-        [words, found["results", task, "predicted", size], found["rotated", rotated, "predicted", size]]
         for words, task, rotated, size in (
+            ("variable assignment, 18 (3 times)", *2 * ("variable_assignment",), 18),
+            ("parity with scratchpad, 30 bits (3 times)", *2 * ("parity_scratchpad",), 30),
             ("copy, 30 letters (3 times)", "copy", "copy", 30),
             ("copy, 40 letters (4 times)", "copy", "copy", 40),
-            ("variable assignment, 18 (3 times)", "variable_assignment", "variable_assignment", 18),
-            ("addition, 24 digits (3 times); right: `addition_padded`", "addition", "addition_padded", 24),
+            ("addition, 24 digits (3 times)", "addition", "addition_padded", 24),
         )
     ]
     return {
@@ -597,12 +591,12 @@ def of_synthetic_tasks() -> Numbers:
         "or_minus_parity": markdown(["OR minus parity, points", "seeds that learned it", "all seeds"], leads),
         "or_eight": percent(Interval(of_or.mean(), of_or.min(), of_or.max())),
         "copy_4_times": found["rotated", "copy", "predicted", 40],
+        "copy_4_times_quarter": found["results", "copy", "predicted", 40],
         "ppc_10_bits": found["rotated", "parity_scratchpad", "predicted", 10],
         "pose_10_bits": found["rotated", "parity_scratchpad", "pose", 10],
         "position_coupling": markdown(
-            ["task, test size", "PPC", "coupled IDs given", "PoSE alone"], coupling
+            ["task, test size", "PPC", "PPC, rotary_pct 1", "coupled IDs given", "PoSE alone"], coupling
         ),
-        "full_rotary": markdown(["task, test size, all PPC", "rotary_pct 0.25", "rotary_pct 1"], rotary),
     }
 
 
@@ -687,10 +681,10 @@ def of_theory() -> Numbers:
         ("k = 2, minimax over lengths", "local_minimax-k2"),
     ):
         found = [(interval_of(of_models[model], name), scale) for name, scale in measures.items()]
-        cells = [
+        first, *cells = [
             f"{scale * x.estimate:.2f} [{scale * x.low:.2f}, {scale * x.high:.2f}]" for x, scale in found
         ]
-        rows.append([words, *cells])
+        rows.append([words, first.split()[0], *cells])
 
     at_8_times = varied[varied["test_length"] == 8 * varied["train_context_length"]]
     by_objective = np.log2(at_8_times.pivot(index="seed", columns="model", values="squared_error"))

@@ -1,6 +1,5 @@
 """Selection rules and k* on scores and models that a human can work out."""
 
-import re
 from math import exp, log
 from pathlib import Path
 from types import SimpleNamespace
@@ -146,11 +145,25 @@ def test_a_screen_is_used_where_it_saves(
     assert Selecting(long_context_length=length, rules=rules, screen=asked).screen == screen
 
 
-def test_the_page_s_example_is_a_rule(tmp_path: Path) -> None:
-    page = Path(__file__).parents[2] / "CONTRIBUTING.md"
-    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+OWN_RULE = """
+import numpy as np
+
+from sparsity_length.measuring.rules import rule
+
+
+@rule(sees="nothing")
+def after_same_token(far):
+    before_F = np.roll(far.token_ids_L, 1)[: far.num_far_tokens_T[-1]]
+    scores_TF = far.chunk_L[far.lengths.targets_T - 1][:, None] == before_F
+    scores_TF[:, 0] = False  # nothing stands before the first token
+    return scores_TF
+"""
+"""Tokens behind an earlier occurrence of the token before the target."""
+
+
+def test_a_file_s_rule_is_used_like_a_built_in_one(tmp_path: Path) -> None:
     path = tmp_path / "example.py"
-    path.write_text(code)
+    path.write_text(OWN_RULE)
     load_rule_file(path)
     text = np.array([7, A, 4, 7, B, A, 5, 1, 6, 8, A, ANSWER])  # before the target stands A, as at 1 and 5
     assert _select("after_same_token", 3, context=_own_context(text)) == [[6, 2, 8]]
