@@ -6,7 +6,7 @@
 #   sbatch --job-name=60m-long-seed1 slurm/pretrain.sh          another one
 #   sbatch --job-name=short-pose slurm/pretrain.sh olmo_configs/150m.yaml --data … --save-folder … \
 #     train_context_length=512 position_scheme=pose pose_target_length=2048
-#   sbatch --nodes=2 --gpus-per-node=8 --job-name=1b slurm/pretrain.sh olmo_configs/1b.yaml --data … --save-folder …
+#   sbatch --nodes=2 --gpus-per-node=8 --cpus-per-task=64 --mem=0 --job-name=1b slurm/pretrain.sh olmo_configs/1b.yaml --data … --save-folder …
 #SBATCH --job-name=pretrain
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
