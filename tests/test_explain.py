@@ -22,12 +22,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from sparsity_length import explain, influential_tokens, losses
 from sparsity_length.cli import InputError
 from sparsity_length.cli import main as sparsity
-from sparsity_length.measuring import explanation
+from sparsity_length.measuring import explanation, given
 from sparsity_length.measuring.contexts import Batching, PackedSequence, full_pass
 from sparsity_length.measuring.search import Search
 from sparsity_length.measuring.settings import NUM_TARGETS, Explaining
 from sparsity_length.measuring.windows import window_starts
 from sparsity_length.models.interface import CausalLM
+from sparsity_length.pages.explained import Explanation
 from sparsity_length.text.places import unit_starts
 from sparsity_length.text.tokenizer import load_tokenizer, train_bpe
 
@@ -86,12 +87,12 @@ FLAGS: dict[str, Any] = {"short_context_length": S, "swap_text": FOREIGN, "unit"
 
 
 @pytest.fixture(scope="module")
-def exact(model: Path) -> explanation.Explanation:
+def exact(model: Path) -> Explanation:
     """The effects of all tokens on all predictions."""
     return explain(TEXT, str(model), **FLAGS, targets="all", sources=500)
 
 
-def test_every_number_is_that_of_the_stock_model(model: Path, exact: explanation.Explanation) -> None:
+def test_every_number_is_that_of_the_stock_model(model: Path, exact: Explanation) -> None:
     """Losses, effects of every token, and the trial in two swapped contexts."""
     stock = AutoModelForCausalLM.from_pretrained(model).float().eval()
     tried = explain(TEXT, str(model), **FLAGS, targets=len(exact.losses), budget=3600)
@@ -561,9 +562,7 @@ def test_the_summary_adds_up_and_every_face_tells_the_same(model: Path, tmp_path
 PER_SECOND = 500
 
 
-def explained_within(
-    budget: float, model: Path, patch: pytest.MonkeyPatch
-) -> tuple[explanation.Explanation, float]:
+def explained_within(budget: float, model: Path, patch: pytest.MonkeyPatch) -> tuple[Explanation, float]:
     """An explanation, and its seconds by a clock on which they are forward tokens, whatever computes them."""
     run = CausalLM._run
     num_tokens = 0
@@ -590,6 +589,26 @@ def test_a_budget_is_kept(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert nums[0] == NUM_TARGETS > nums[1] > nums[2] >= 1
     with pytest.raises(InputError, match="is too short: losses"):
         explained_within(1, model, monkeypatch)
+
+
+def test_a_budget_ends_a_prediction_that_takes_longer_than_thought(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explanation, "likely_tokens", lambda *about: 0)
+    found, seconds = explained_within(1.5, model, monkeypatch)
+    assert seconds <= 1.5 and not found.targets and "Explained: 0 of the" in str(found)
+
+
+def test_many_texts_are_read_by_one_model(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[int] = []
+    load = given.load_causal_lm
+
+    def counted(*what: Any) -> CausalLM:
+        loaded.append(1)
+        return load(*what)
+
+    monkeypatch.setattr(given, "load_causal_lm", counted)
+    assert len(explain([TEXT, TEXT[:200]], str(model), **FLAGS, targets=1)) == len(loaded) + 1 == 2
 
 
 def test_without_a_budget_there_is_a_page(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,8 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from sparsity_length import explain
-from sparsity_length.measuring import explanation
+from sparsity_length.pages import explained
+from sparsity_length.pages.explained import Explanation
 from sparsity_length.text.tokenizer import train_bpe
 
 pytestmark = [pytest.mark.slow, needs_chromium]
@@ -44,7 +45,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator["sync_api.Brow
         yield context
 
 
-def written(folder: Path, model: Path, text: Any, **flags: Any) -> tuple[explanation.Explanation, Path]:
+def written(folder: Path, model: Path, text: Any, **flags: Any) -> tuple[Explanation, Path]:
     """An explanation and its page."""
     found = explain(text, str(model), short_context_length=4, **flags)
     found.save(folder / "page.html", COMMAND)
@@ -78,9 +79,9 @@ def test_a_card_shows_what_was_measured(
             assert title == f"effect of distant text {found_of(found, target)['total_effect']:.2f} nats (KL)"
             names = ("probability", "probability_without", "probability_with_sources")
             said = page.locator("#card .line b").all_inner_texts()
-            assert said == [explanation._percent(found_of(found, target)[name]) for name in names]
+            assert said == [explained._percent(found_of(found, target)[name]) for name in names]
             labels = page.locator("#card .tag").all_inner_texts()
-            assert labels == [explanation._named(target, source) for source in target["sources"]]
+            assert labels == [explained._named(target, source) for source in target["sources"]]
             assert page.locator("#card ol .source").count() == len(target["sources"])
             lit = ranked(page)
             assert {rank: words.strip() for rank, words in lit.items()} == {
@@ -95,7 +96,7 @@ def test_a_card_shows_what_was_measured(
         assert page.locator("#text .chosen").get_attribute("data-position") == str(before_last)
 
 
-def found_of(found: explanation.Explanation, target: dict[str, Any]) -> dict[str, Any]:
+def found_of(found: Explanation, target: dict[str, Any]) -> dict[str, Any]:
     """The target as the page has it, rounded."""
     return next(one for one in found.record["targets"] if one["position"] == target["position"])
 
@@ -121,7 +122,7 @@ def test_what_is_not_explained_comes_with_its_command(
 
 def test_a_page_of_losses_alone(browser: "sync_api.BrowserContext", model: Path, tmp_path: Path) -> None:
     """As it is on disk before the first prediction is explained."""
-    first: list[explanation.Explanation] = []
+    first: list[Explanation] = []
     explain(TEXT, str(model), short_context_length=4, targets=2, show=first.append)
     first[0].save(tmp_path / "page.html", COMMAND)
     with opened(browser, tmp_path / "page.html") as page:
@@ -182,7 +183,7 @@ def test_a_chat_and_its_whole_answer(browser: "sync_api.BrowserContext", model: 
         assert page.locator("#text .target").count() == target["end"] - target["position"]
         page.locator("#text .target").nth(2).click()
         said = page.locator("#card .line b").all_inner_texts()
-        assert said[0] == explanation._percent(found_of(found, target)["probability"])
+        assert said[0] == explained._percent(found_of(found, target)["probability"])
         assert page.locator("#text .chosen-part").count() == target["end"] - target["position"]
 
 
@@ -192,7 +193,7 @@ def test_of_two_continuations_the_card_says_how_many_times_as_likely(
     found, path = written(tmp_path, model, TEXT, at="dog:3", instead="cow")
     with opened(browser, path) as page:
         said = page.locator("#card .line b").all_inner_texts()
-        assert said[0] == explanation._times(found.record["contrast"][2])
+        assert said[0] == explained._times(found.record["contrast"][2])
         assert found.facts["note"] in page.locator("#summary").inner_text()
 
 

@@ -1,16 +1,12 @@
-"""One text explained within a budget of time; told in words, as a page, as frames and as JSON.
+"""One text explained within a budget of time.
 
 Shapes: N tokens of the text, L measured tokens, Q predicted tokens, T targets, B swaps.
 """
 
-import html
-import json
-import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from pathlib import Path
+from copy import copy
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -40,8 +36,7 @@ from sparsity_length.measuring.settings import (
 from sparsity_length.measuring.stage import failures_in_words
 from sparsity_length.measuring.windows import window_losses, window_starts
 from sparsity_length.models.interface import CausalLM, Predictions
-from sparsity_length.pages import html_page
-from sparsity_length.results.files import write_text
+from sparsity_length.pages.explained import LEAST_RECOVERED, Explanation
 from sparsity_length.results.table import printable
 from sparsity_length.text.places import (
     labels_of,
@@ -53,6 +48,8 @@ from sparsity_length.text.places import (
 from sparsity_length.text.sources import first_passages
 from sparsity_length.text.tokenizer import DocumentTokenizer, Text, TokenizedText
 
+LOADING = ("device", "dtype", "trust_remote_code", "rope")
+"""Arguments of `explain` that say how a model is loaded."""
 LONG_CONTEXT_LENGTH = 1024
 """The default, if the model has as many positions."""
 MOST_WINDOWS = 32
@@ -63,268 +60,10 @@ NUM_TEXTS = 2 + TRIAL_SWAPS
 search's, which sources are not tried in."""
 NUM_LIKELY = 3
 """Likeliest next tokens that are told of a prediction."""
-LEAST_RECOVERED = 0.1
-"""Fraction of the total effect that sources must recover to be called such, and that the swap of one alone
-must have to call it needed."""
-_JOINERS = "\n\t\u200c\u200d"
-"""Not printable, and harmless: without the last two, emoji and Arabic and Indic words would fall apart."""
-_COLORS = {0.1: 153, 0.5: 117, 1.0: 75, 2.0: 33}
-"""Nats -> of the 256 colors that terminals have: blues, darker for each level."""
-_COLUMNS = (
-    "position",
-    "end",
-    "token",
-    "byte_start",
-    "byte_end",
-    "near_position",
-    "long_context_loss",
-    "short_context_loss",
-    "baseline_loss",
-    "probability",
-    "probability_without",
-    "probability_with_sources",
-    "total_effect",
-    "recovered",
-    "no_source",
-    "rank",
-    "source_position",
-    "source_end",
-    "source",
-    "source_byte_start",
-    "source_byte_end",
-    "effect",
-    "probability_swapped",
-    "is_needed",
-    "recovered_so_far",
-)
-_WITH_DISTANT = "with the whole text"
-_WITHOUT_DISTANT = "without its distant part"
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Explanation:
-    """A text, and what was measured of it: frames, a page, and in words by `print`."""
-
-    facts: dict[str, Any]
-    """The text's name, the model, how it was measured; "wanted", the positions of the predictions to be
-    explained; "contrast" with --instead: both continuations, and the difference of their log-probabilities,
-    nats; "labels", tokens [start, end) around the messages of a chat, and the role that they name."""
-    text: TokenizedText
-    """Without BOS, which belongs to the model; with --at or --position cut behind that token."""
-    first_token: int
-    """The first token that is measured."""
-    losses: pd.DataFrame
-    """A row for each predicted token; `explain` lists the columns."""
-    targets: list[dict[str, Any]]
-    """The predictions whose sources were searched, in the text's order, each with a list of its sources; by
-    the names of `frame`."""
-
-    @cached_property
-    def html(self) -> str:
-        """The page of the text."""
-        return self._page(None, None)
-
-    def _page(self, command: str | None, file: str | None) -> str:
-        again = {"command": command, "file": file}
-        return html_page("explained.html", ["explained.js"], "explained.css", self.record | again)
-
-    def _repr_html_(self) -> str:
-        """The page as a notebook shows it."""
-        return (
-            f'<iframe srcdoc="{html.escape(self.html)}" width="100%" height="800" frameborder="0"></iframe>'
-        )
-
-    def __str__(self) -> str:
-        return self.in_words()
-
-    @cached_property
-    def summary(self) -> list[str]:
-        """Sentences on what was found, whose numbers add up as they are shown."""
-        near = " to ".join(map(str, sorted({*self.facts["window_tokens"]})))
-        columns = ["long_context_loss", "window_short_loss", "window_swapped_loss"]
-        full, short, swapped = np.exp(self.losses[columns].mean())
-        sentences = []
-        if len(self.losses) > 1:
-            sentences.append(
-                f"Predicted tokens: {len(self.losses)}. Perplexity: {full:,.1f} {_WITH_DISTANT}; {short:,.1f}"
-                f" with the last {near} tokens alone; {swapped:,.1f} with another document's tokens before"
-                " these."
-            )
-        if self.facts["note"]:
-            sentences.append(self.facts["note"])
-        if self.facts["contrast"] is not None:
-            own, other, _ = self.facts["contrast"]
-            sides = f"against “{printable(own)}”", f"for “{printable(own)}”"
-            sentences += [
-                f"As a whole, the distant text speaks {sides[target['total_effect'] > 0]}, compared with"
-                f" “{printable(other)}”."
-                for target in self.targets
-            ]
-        elif self.facts["is_whole"]:
-            sentences += [
-                f"“{printable(target['token'])}” is explained as a whole, as"
-                f" {target['end'] - target['position']} tokens: the distant text makes it"
-                f" {'more' if target['total_effect'] > 0 else 'less'} likely."
-                for target in self.targets
-            ]
-        else:
-            sentences.append(
-                f"Explained: {len(self.targets)} of the {len(self.facts['wanted'])} predictions that distant"
-                f" text changes most."
-            )
-            if len(self.targets) < len(self.facts["wanted"]):
-                sentences[-1] += " A longer --budget explains the others, --position N any other one."
-        total = sum(target["total_effect"] for target in self.targets)
-        recovered = sum(target["total_effect"] * target["recovered"] for target in self.targets)
-        # Of less, or of a total below 0, a fraction says nothing.
-        if total >= 0.05:
-            most = max(len(target["sources"]) for target in self.targets)
-            sentences.append(
-                f"Up to {most} sources for each, put back into other documents' text, recover"
-                f" {recovered / total:.0%} of the effect."
-            )
-        if num_none := sum(target["no_source"] for target in self.targets):
-            sentences.append(
-                f"{num_none} of {len(self.targets)} without a source: the units found recover less than"
-                f" {LEAST_RECOVERED:.0%} of the effect."
-            )
-        return sentences
-
-    def in_words(self, *, is_colored: bool = False) -> str:
-        """The text, a legend, the summary, and a table of the targets and their sources.
-
-        Nothing in a text is obeyed: escape sequences, and what turns the direction of writing, are shown
-        as numbers.
-        """
-
-        def marked(piece: str, effect: float) -> str:
-            """A token, its level shown by a color."""
-            word = "".join(char if char in _JOINERS else printable(char) for char in piece)
-            colors = [color for level, color in _COLORS.items() if effect >= level]
-            if is_colored and colors and word.strip():
-                word = f"\x1b[48;5;{colors[-1]}m\x1b[38;5;16m{word}\x1b[0m"
-            return word
-
-        effects = dict(zip(self.losses["position"], self.losses["window_swapped_divergence"], strict=True))
-        if self.facts["contrast"] is None and not self.facts["is_whole"]:
-            effects |= {target["position"]: target["total_effect"] for target in self.targets}
-        shown = ""
-        for place, piece in enumerate(self._pieces[self.first_token :], start=self.first_token):
-            shown += marked(piece, effects.get(place, 0.0))
-        parts = [shown.strip("\n")]
-        if is_colored:
-            names = ("a little", "some", "much", "very much")
-            shades = ", ".join(marked(name, level) for name, level in zip(names, _COLORS, strict=True))
-            parts.append(f"Colored by how much distant tokens change the prediction: {shades}.")
-        parts.append("\n".join(self.summary))
-        by_effect = sorted(self.record["targets"], key=lambda target: -target["total_effect"])
-        parts += [self._told(target) for target in by_effect]
-        return "\n\n".join(parts) + "\n"
-
-    @cached_property
-    def _pieces(self) -> list[str]:
-        """The text of each token as it is shown: in place of control tokens the role that they name."""
-        pieces = [*self.text.pieces]
-        for start, end, role in self.facts["labels"]:
-            pieces[start] = f"\n[{role}] " if role else ""
-            pieces[start + 1 : end] = [""] * (end - start - 1)
-        return pieces
-
-    def _told(self, target: dict[str, Any]) -> str:
-        """A target and its sources, a line each."""
-        place = f"{target['position']}  {_of_target(target)}"
-        if self.facts["contrast"] is None:
-            names = ("probability", "probability_without", "probability_with_sources")
-            with_all, without, with_sources = (_percent(target[name]) for name in names)
-            each = ", a token's geometric mean" if self.facts["is_whole"] else ""
-        else:
-            own, other, difference = self.facts["contrast"]
-            left = target["total_effect"] * (1 - target["recovered"])
-            place = f"{target['position']}  {_quoted(own)} is so many times as likely as {_quoted(other)}"
-            with_all, without, with_sources = (
-                _times(difference - fall) for fall in (0, target["total_effect"], left)
-            )
-            each = ""
-        lines = [
-            f"{place}: {with_all} {_WITH_DISTANT}, {without} {_WITHOUT_DISTANT}, {with_sources} with these"
-            f" sources back{each}; {_rounded(100 * target['recovered'])} recovered"
-        ]
-        if target["likeliest"] is not None:
-            likeliest, without_distant = (
-                ", ".join(f"{_quoted(token)} {_percent(probability)}" for token, probability in target[name])
-                for name in ("likeliest", "likeliest_without")
-            )
-            lines.append(f"      likeliest {likeliest}; {_WITHOUT_DISTANT} {without_distant}")
-        if target["no_source"]:
-            lines.append(f"      no source: these recover less than {LEAST_RECOVERED:.0%} of the effect")
-        for source in target["sources"]:
-            alone = source["probability_swapped"]
-            alone = "" if alone is None else f"; {_percent(alone)} if it alone is swapped"
-            lines.append(
-                f"  {source['rank']:>3}  {_quoted(source['source'])},"
-                f" {target['position'] - source['source_position']} tokens before: about"
-                f" {_rounded(100 * source['recovered_so_far'])} recovered, {_named(target, source)}{alone}"
-            )
-        return "\n".join(lines)
-
-    def save(self, path: str | Path = "explained.html", command: str | None = None) -> None:
-        """Write the page; a file that exists is replaced.
-
-        Args:
-            command: what explains the same text, to which flags can be added: the page shows it where a
-                prediction is not explained.
-        """
-        write_text(Path(path), self._page(command, shlex.quote(str(path))))
-
-    @cached_property
-    def frame(self) -> pd.DataFrame:
-        """A row for each target and source; `explain` lists the columns."""
-        rows = [{**target, **source} for target in self.targets for source in target["sources"]]
-        return pd.DataFrame(rows, columns=_COLUMNS)
-
-    @cached_property
-    def record(self) -> dict[str, Any]:
-        """All that was measured, of JSON values, rounded to four significant digits."""
-        losses = self.losses.drop(columns=["token", "token_id", "byte_start", "byte_end"])
-        exact = {
-            **self.facts,
-            "first_token": self.first_token,
-            "summary": self.summary,
-            "before": "".join(self._pieces[: self.first_token]),
-            "pieces": self.text.pieces[self.first_token :],
-            "losses": losses.to_dict("list"),
-            "targets": self.targets,
-        }
-        # Parsing again reaches the numbers of every nested list and dictionary.
-        return json.loads(json.dumps(exact), parse_float=lambda number: float(f"{float(number):.4g}"))
-
-
-def _percent(probability: float) -> str:
-    """A probability in two digits: 93%, 4.2%, 0.05%."""
-    if 0 < probability < 0.0001:
-        return "<0.01%"
-    digits = 0 if probability >= 0.0995 else 1 if probability >= 0.00995 else 2
-    return _rounded(100 * probability, digits)
-
-
-def _rounded(percent: float, digits: int = 0) -> str:
-    """So many digits, and a half upwards, as the page rounds."""
-    return f"{np.floor(percent * 10**digits + 0.5) / 10**digits:.{digits}f}%"
-
-
-def _times(difference: float) -> str:
-    """How many times as likely, of a difference of log-probabilities: 3.2 times, 0.012 times."""
-    if abs(difference) > np.log(1e6):
-        return "over a million times" if difference > 0 else "under a millionth"
-    ratio = float(np.exp(difference))
-    return f"{ratio:,.0f} times" if ratio >= 10 else f"{ratio:.2g} times"
-
-
-def _named(target: dict[str, Any], source: dict[str, Any]) -> str:
-    """What a source is to the prediction."""
-    if target["no_source"]:
-        return "no source"
-    return "needed" if source["is_needed"] else "redundant"
+class OutOfTimeError(Exception):
+    """A pass would end behind the budget."""
 
 
 def explain(
@@ -410,13 +149,10 @@ def explain(
         generate=generate,
         budget=budget,
     )
-    given = GivenModel(
-        model,
-        device=device,
-        dtype=dtype,
-        trust_remote_code=trust_remote_code,
-        rope=rope,
-    )
+    is_shared = isinstance(model, GivenModel)
+    given = model
+    if not is_shared:
+        given = GivenModel(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code, rope=rope)
     reader = given.tokenizer(tokenizer, bos=bos, special_tokens=special_tokens)
     tokens = reader.read(text, begins_answer=generate is not None)
     first = 0
@@ -434,7 +170,9 @@ def explain(
     most = asked.long_context_length or default_length(given, tokens.bos_token_ids)
     longest = min(most, end + (generate or 0))
     other_N = swap_tokens(swap_text, NUM_TEXTS * longest, reader)
-    ready = given.ready(longest, [tokens.token_ids_N, other_N], reader, tokens.bos_token_ids)
+    # For many texts it is made ready once, for the longest.
+    room = most if is_shared else longest
+    ready = given.ready(room, [tokens.token_ids_N, other_N], reader, tokens.bos_token_ids)
     if generate is not None:
         # Room for the answer among the position IDs that the model was loaded for.
         prompt_N = tokens.token_ids_N[-max(1, most - generate) :]
@@ -540,6 +278,8 @@ def _measured(
 ) -> Explanation:
     """Measure the losses of tokens [first, end), and search and try the sources of some, strongest first.
 
+    A prediction that a budget ends is dropped, but for the first if no budget was asked for.
+
     Args:
         other_N: the swap text.
         length: of the last tokens that are measured.
@@ -593,7 +333,15 @@ def _measured(
     # The first pass is slower than those after it, and tells no speed.
     read_prefix(model, ids_L[:64])
     started = time.monotonic()
+    model = copy(model)  # a clock is attached to it
     before = model.num_rows_run
+
+    def keep_time(num_rows: int) -> None:
+        """Stop before a pass that, at the speed until now, ends behind the budget."""
+        elapsed = time.monotonic() - started
+        if budget is not None and elapsed * (1 + num_rows / (model.num_rows_run - before)) > budget:
+            raise OutOfTimeError
+
     rows = text_rows(ids_L[:-1], len(near_T))
     hidden_1TD, prefix = model.read(*rows.on_device(model.device))
     float(hidden_1TD.sum())  # a GPU is waited for
@@ -650,6 +398,7 @@ def _measured(
         "window_tokens": [short, most_near],
         "ablation": "swap",
         "num_swapped_contexts": TRIAL_SWAPS,
+        "num_forward_tokens": model.num_rows_run - before,
         "budget": budget,
         "wanted": (begin + targets_N).tolist(),
         "is_whole": is_whole,
@@ -682,7 +431,13 @@ def _measured(
     searching = time.monotonic()
     targets: list[dict[str, Any]] = []
     for number, place in enumerate(progress(targets_N.tolist(), "explain", "prediction"), start=1):
-        target = _target(search, number - 1, search.run(number - 1), text, tokenizer, begin, place)
+        if targets or asked.budget is not None:
+            model.before_pass = keep_time
+        try:
+            found = search.run(number - 1)
+        except OutOfTimeError:
+            break
+        target = _target(search, number - 1, found, text, tokenizer, begin, place)
         targets = sorted([*targets, target], key=lambda target: target["position"])
         facts["num_forward_tokens"] = model.num_rows_run - before
         explanation = replace(explanation, facts=facts, targets=targets)
@@ -890,17 +645,3 @@ def swap_tokens(text: str | None, num_tokens: int, tokenizer: DocumentTokenizer)
             " or a smaller --long-context-length"
         )
     return token_ids_N
-
-
-def _quoted(piece: str) -> str:
-    """A piece of text on one line, or what it is if nothing of it is seen; as on the page."""
-    if not piece or "\ufffd" in piece:
-        return "part of a character"
-    if not piece.strip():
-        return "line break" if "\n" in piece else "blank"
-    return f"“{' '.join(map(printable, piece.split()))}”"
-
-
-def _of_target(target: dict[str, Any]) -> str:
-    """The token, or tokens, of a target."""
-    return f"{'part of ' if target['is_part'] else ''}{_quoted(target['token'])}"

@@ -16,7 +16,6 @@ from sparsity_length.measuring import explanation
 from sparsity_length.measuring.contexts import Batching, measured_windows
 from sparsity_length.measuring.explanation import (
     LONG_CONTEXT_LENGTH,
-    Explanation,
     default_length,
     swap_tokens,
     token_columns,
@@ -40,6 +39,7 @@ from sparsity_length.measuring.settings import (
 )
 from sparsity_length.measuring.sparsity import measure_chunk
 from sparsity_length.measuring.stage import failures_in_words
+from sparsity_length.pages.explained import Explanation
 from sparsity_length.results.schemas import DIVERGENCE, OTHER_DOCUMENT, OWN
 from sparsity_length.results.write import tables_of
 from sparsity_length.text.chunks import Chunk
@@ -324,15 +324,17 @@ def influential_tokens(
 
 
 @wraps(explanation.explain)
-def explain(text: Any, *others: Any, **settings: Any) -> Explanation | list[Explanation]:
+def explain(text: Any, model: Any, *others: Any, **settings: Any) -> Explanation | list[Explanation]:
     """`explanation.explain` of one text, or a list of what it gives for each of many."""
     texts = _many(text)
     if is_one_text(text):
-        return explanation.explain(text, *others, **settings)
+        return explanation.explain(text, model, *others, **settings)
+    how = {name: settings.pop(name) for name in explanation.LOADING if name in settings}
+    given = GivenModel(model, **how)
     explanations = []
     for number, one in enumerate(texts):
         try:
-            explanations.append(explanation.explain(one, *others, **settings))
+            explanations.append(explanation.explain(one, given, *others, **settings))
         except InputError as error:
             raise InputError(f"text {number}: {error}") from error
     return explanations

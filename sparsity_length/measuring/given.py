@@ -15,7 +15,7 @@ A tokenizer may be larger than the model if no text uses the rest.
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,8 @@ class GivenModel:
                 f"the model is of type {type(model).__name__}; give a path, a name on the hub, or a causal LM"
                 " of transformers or ai2-olmo"
             )
+        # Several texts of one length are read by one model.
+        self._load = cache(self._load)
 
     def tokenizer(
         self, given: Any = None, *, bos: str = "auto", special_tokens: bool = False

@@ -164,14 +164,14 @@ def _attend_apart(
     from_own_BHSE, own_sum_BHS = attention_and_log_sum_exp(
         query_BHSE, key_BHSE, value_BHSE, visible, is_causal=visible is None, scale=scale
     )
-    # All sequences look at the prefix as if their rows were rows of one, and so do the X heads that share its
-    # keys, which are adjacent: N = X B S.
-    num_sharing = num_heads // past[0].shape[1]
-    seeing_all_1GNE = query_BHSE.transpose(0, 1).reshape(1, past[0].shape[1], -1, head_width)
     if visible_past is not None:
-        # In the order of the rows, once for each of the heads that share keys: [1, 1, N, P].
-        visible_BSP = visible_past.expand(batch_size, 1, num_rows, -1)[:, 0]
-        visible_past = visible_BSP.flatten(0, 1).repeat(num_sharing, 1)[None, None]
+        # One mask serves all heads only if each has keys of its own: to copy these is the cheaper.
+        past_key, past_value = past
+        past = _of_each_head(num_heads, past_key), _of_each_head(num_heads, past_value)
+        visible_past = visible_past.expand(batch_size, 1, num_rows, -1).reshape(1, 1, -1, num_past)
+    # All sequences look at the prefix as if their rows were rows of one, and so do the X heads that share its
+    # keys, which are adjacent: N = X B S, or B S behind a mask.
+    seeing_all_1GNE = query_BHSE.transpose(0, 1).reshape(1, past[0].shape[1], -1, head_width)
     from_past_1GNE, past_sum_1GN = attention_and_log_sum_exp(
         seeing_all_1GNE, *past, visible_past, is_causal=False, scale=scale
     )

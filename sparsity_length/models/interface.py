@@ -137,6 +137,8 @@ class CausalLM(ABC):
     """See `led_by`."""
     num_rows_run = 0
     """Forward tokens until now."""
+    before_pass: Callable[[int], None] | None = None
+    """Is told of the forward tokens of each pass before it runs; an exception ends the work."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model: nn.Module = model.eval().requires_grad_(False)  # it is measured, not trained
@@ -225,7 +227,10 @@ class CausalLM(ABC):
             watch=watch,
             read=[] if keeps_rows else None,
         )
-        self.num_rows_run += tokens.shape[0] * tokens.shape[1]
+        num_rows = tokens.shape[0] * tokens.shape[1]
+        if self.before_pass is not None:
+            self.before_pass(num_rows)
+        self.num_rows_run += num_rows
         hidden_BTD = self._states(tokens, position_ids_BS, query_rows_BT, running)
         return hidden_BTD, Prefix(tuple(running.read or ()), running.position_ids_BK, prefix.num_leading)
 
