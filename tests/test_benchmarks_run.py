@@ -79,7 +79,10 @@ def test_screens_are_compared_with_exact_leave_one_out(
     words = ["--model", tmp_path / "model", "--length", 112, "--short", 4, "--texts", 1]
     run(screen, *words, "--screens", 2, 200, "--out", tmp_path / "s.jsonl")
     few, every = capsys.readouterr().out.splitlines()
-    assert "--screen 200: recall 1.00, top 1 1.00, 1.000 of" in every and "--screen 2: recall" in few
+    assert (
+        "--screen 200: recall 1.00, top 1 1.00, +0.00 doublings, 1.000 of" in every
+        and "--screen 2: recall" in few
+    )
 
 
 def test_the_jackknife_covers_more_than_the_bootstrap_of_few_documents() -> None:

@@ -39,14 +39,15 @@ NUM_ANSWERS = 3
 SEED = (2, 7)
 TOLERANCE = 1e-3  # of the largest derivative
 TOLERANCE_AT_KINKS = 1e-2  # the ReLU of OPT has them, and the derivative of Nemotron's
-# Another gate may send a token to another expert, and there a finite difference is none.
+# Another gate may send a token to another expert, and there a finite difference is none. Stock BLOOM and MPT
+# let no attention of ours in, so no witness looks inside these.
 INSPECTED = [
     "olmo",
     "llama",
     "bos gemma3",
     *(
         pytest.param(name, marks=pytest.mark.slow)
-        for name in (*sorted(FAMILIES.keys() - {"llama", "mixtral"}), "bos olmo")
+        for name in (*sorted(FAMILIES.keys() - {"llama", "mixtral", "bloom", "mpt"}), "bos olmo")
     ),
 ]
 BOS = 7
