@@ -191,7 +191,7 @@ class HuggingFaceCausalLM(CausalLM):
             self._rotates.append(_differ(moved_key, key))
             with errors_in_words(f"{name} cannot have stair positions: its RoPE is of an unknown kind"):
                 if self._rotates[layer] and _differ(self._rotated(layer, key, moved_1S - rows_1S), moved_key):
-                    raise ValueError("rotations do not add up")
+                    raise ValueError("its rotations are not additive")
         if not any(self._rotates):
             raise InputError(f"{name} cannot have stair positions: it has no RoPE")
         self._stair = stair

@@ -114,7 +114,7 @@ def test_layers_without_rope_have_no_stairs(tmp_path: Path) -> None:
     [
         ("gpt2", "stair:4:3", "cannot have stair positions"),
         ("mpt", "stair:4:3", "cannot have stair positions"),
-        ("olmo3", "stair:4:3", "rotations do not add up"),  # YaRN's also stretch
+        ("olmo3", "stair:4:3", "its rotations are not additive"),  # YaRN's also stretch
         ("llama", "stair:16:3", "of 16 position IDs none are 16 or more apart.*choose a smaller W"),
     ],
 )
