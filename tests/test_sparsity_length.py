@@ -292,6 +292,7 @@ def test_many_texts_give_a_list_of_what_each_gives_alone(llama: Path) -> None:
         (TEXT, {"context_lengths": b"9"}, "context_lengths: b'9' is no whole number"),
         (TEXT, {"rule": ["recency", "random"]}, "unknown rule"),
         (TEXT, {"bos": 5}, "unknown bos '5'"),
+        (TEXT, {"special_tokens": "no"}, "special_tokens: .no. is neither True nor False"),
         (TEXT, {"dtype": 5}, "'5' is no dtype"),
         (TEXT, {"rope": 5}, "must be KIND:FACTOR"),
         (TEXT, {"device": True}, "--device True cannot be used"),

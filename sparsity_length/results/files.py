@@ -83,6 +83,8 @@ def stream_of(path: Path) -> Path | int | None:
         except OSError as error:  # now, and not after the work
             raise InputError(f"{path} is not open for writing") from error
         return int(path.name)
+    if path.is_socket():
+        raise InputError(f"{path} is a socket, which no output can be written into; name a file")
     return path if path.exists() and not (path.is_file() or path.is_dir()) else None
 
 

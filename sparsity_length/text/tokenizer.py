@@ -122,6 +122,8 @@ class DocumentTokenizer:
         """
         if bos not in BOS_CHOICES:
             raise unknown_name("bos", bos, BOS_CHOICES)
+        if not isinstance(special_tokens, bool):
+            raise InputError(f"special_tokens: {special_tokens!r} is neither True nor False")
         # A copy, through JSON: the caller's own tokenizer is not changed.
         tokenizer = Tokenizer.from_str(tokenizer.to_str())
         # Many tokenizer.json files cut or pad every text to the length their model was trained with.

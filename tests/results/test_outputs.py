@@ -1,6 +1,7 @@
 """Outputs that are no regular file: written into, and still what they were."""
 
 import os
+import socket
 import stat
 import threading
 from pathlib import Path
@@ -70,7 +71,11 @@ def test_two_outputs_are_not_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert stream_of(Path("circle")) is None and Path("circle").read_text() == "page"
 
 
-def test_a_descriptor_that_cannot_be_written_to_is_refused_before_the_work(tmp_path: Path) -> None:
+def test_what_cannot_be_written_to_is_refused_before_the_work(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(tmp_path / "socket"))
+    with pytest.raises(InputError, match="socket is a socket"):
+        refuse_same({"--out": tmp_path / "socket"})
     (tmp_path / "file").touch()
     with (tmp_path / "file").open() as file:
         name = Path(f"/dev/fd/{file.fileno()}")
