@@ -2,8 +2,9 @@
 
 Draws mutants of one token each (cosmic-ray's operators: another number, comparison or operator, a condition
 negated, a loop that never runs) from the packages that make numbers, at most one for each place in the
-source, and runs on each the tests that execute its line, nearest and quickest first, until one fails. What is
-executed at import (defaults, fields, constants) may concern any test, so all run. Results are lines of
+source, and runs on each the tests that execute its line, nearest and quickest first, until one fails, or a
+tenth of the suite's time is over: a test that is farther away may notice what is said to survive. What is
+executed at import (defaults, fields, constants) may concern any test. Results are lines of
 runs/mutants/results.jsonl, beside what each test executes, which is recorded once. Another run goes on there,
 and tries anew what was killed by a test that is gone; with --again also what survived.
 
@@ -49,6 +50,8 @@ EQUIVALENT = ROOT / "tests" / "equivalent_mutants.json"
 """Mutants that no test can notice, each with its reason."""
 FIRST_SECONDS = 10
 """Of tests that run before the files of all others are collected."""
+NEAREST = 0.1
+"""Of the time of all tests, what the nearest may take that run on a mutant."""
 MOST_SECONDS = 60
 """Of a core, beside thrice what the tests take: whoever needs more is taken to never end."""
 NO_TEST = "time, or import"
@@ -152,9 +155,11 @@ def tests_of(path: Path, line: int, contexts: dict[int, list[str]], seconds: dic
 
 def killer(names: list[str], seconds: dict[str, float], path: str, mutated: str) -> str:
     """The test that notices a mutant; empty if it survives."""
-    first = sum(total < FIRST_SECONDS for total in accumulate(seconds[name] for name in names)) + 1
+    totals = [*accumulate(seconds[name] for name in names)]
+    first = sum(total < FIRST_SECONDS for total in totals) + 1
+    last = sum(total < NEAREST * sum(seconds.values()) for total in totals) + 1
     failed = ""
-    for part in (names[:first], names[first:]):
+    for part in (names[:first], names[first:last]):
         if part and not failed:
             most = round(MOST_SECONDS + 3 * sum(seconds[name] for name in part))
             failed = in_a_fork(part, most, path, mutated, "-x")[0]

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from patsy import dmatrix
+from patsy import cr
 from scipy.linalg import orth
 from scipy.stats import t
 
@@ -54,7 +54,7 @@ def with_sparsity(targets: pd.DataFrame) -> pd.DataFrame:
 def spline(values: pd.Series | np.ndarray) -> np.ndarray:
     """A natural spline of a control: float64 [T, C]."""
     # Each column is 1 at its own knot and 0 at the others. They sum to 1, so each spline has an intercept.
-    return np.asarray(dmatrix(f"cr(x, df={SPLINE_DEGREES}) - 1", {"x": np.asarray(values)}))
+    return np.asarray(cr(np.asarray(values), df=SPLINE_DEGREES))
 
 
 def full_rank(columns_TC: np.ndarray) -> np.ndarray:
