@@ -22,7 +22,7 @@ from sparsity_length.figures.read import Row, interval_columns, interval_of, int
 from sparsity_length.measuring.settings import Placement
 from sparsity_length.results.read import Results
 from sparsity_length.results.schemas import OWN
-from sparsity_length.results.statistics import Interval, interval_of_statistic
+from sparsity_length.results.statistics import Interval, difference_of_ratios, interval_of_statistic
 from sparsity_length.text.folder import NEEDLES_FILE
 
 REACH_FILE = "reach.parquet"
@@ -181,20 +181,13 @@ def makes_readable(
     counted = items["template"].isin(answered_templates(items, model)) & (items["model"] == model)
     worth = with_worth(items[counted])
     at_gap = worth[worth["gap"] == gap]
-    # Of each scaling two columns, a value per text: worth at the gap, and at gap 0.
-    columns = [
-        at_gap[at_gap["rope"] == of_rope].groupby("document_id")[name].sum().to_numpy()
-        for of_rope in (rope, PLAIN)
-        for name in ("worth", "worth_at_0")
-    ]
-    lead = interval_of_statistic(columns, _lead)
+    scaled, plainly = (at_gap[at_gap["rope"] == of_rope] for of_rope in (rope, PLAIN))
+    both = scaled.merge(plainly, on=["template", "document_id"], suffixes=("", "_plain"))
+    sums = both.groupby("document_id")[["worth", "worth_at_0", "worth_plain", "worth_at_0_plain"]].sum()
+    columns = list(sums.to_numpy().T)
+    lead = interval_of_statistic(columns, difference_of_ratios)
     word = _beside_half(kept_at(of_curve(table, model, rope), gap), below="refuted", above="supported")
     return ("inconclusive" if word == "supported" and lead.low <= 0 else word), gap, lead
-
-
-def _lead(sums_X4: np.ndarray) -> np.ndarray:
-    """The difference of two ratios of sums."""
-    return sums_X4[:, 0] / sums_X4[:, 1] - sums_X4[:, 2] / sums_X4[:, 3]
 
 
 def _beside_half(share: Interval, *, below: str, above: str) -> str:
