@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Set
 
+import numpy as np
 import torch
 
 from sparsity_length.models.interface import causal_visibility, visibility_of_all
@@ -28,9 +29,11 @@ class EvidenceLM:
         position_ids_1S: torch.Tensor,
         visible_1SS: torch.Tensor | None,
         query_rows_1T: torch.Tensor,
+        prefix: "TokensRead | None" = None,
     ) -> tuple[torch.Tensor, "TokensRead"]:
-        hidden = self.hidden_states(token_ids_1S, position_ids_1S, visible_1SS, query_rows_1T)
-        return hidden, TokensRead(token_ids_1S)
+        hidden = self.hidden_states(token_ids_1S, position_ids_1S, visible_1SS, query_rows_1T, prefix)
+        own = TokensRead(token_ids_1S)
+        return hidden, own if prefix is None else prefix.beside(own)
 
     def hidden_states(
         self,
@@ -71,6 +74,9 @@ class TokensRead:
 
     def first(self, num_rows: int) -> "TokensRead":
         return TokensRead(self.tokens_1P[:, :num_rows])
+
+    def rows(self, places: np.ndarray) -> "TokensRead":
+        return TokensRead(self.tokens_1P[:, places])
 
     def beside(self, other: "TokensRead") -> "TokensRead":
         return TokensRead(torch.cat([self.tokens_1P, other.tokens_1P], dim=1))

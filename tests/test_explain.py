@@ -195,7 +195,7 @@ def test_numbers_are_those_of_the_library(model: Path) -> None:
 def test_sources_do_not_depend_on_what_else_is_explained(model: Path) -> None:
     few, many = (explain(TEXT, str(model), **FLAGS, targets=n, budget=3600).frame for n in (2, 9))
     of_few = many[many["position"].isin(few["position"])].reset_index(drop=True)
-    pd.testing.assert_frame_equal(few, of_few, atol=1e-5)
+    pd.testing.assert_frame_equal(few, of_few, atol=1e-5, rtol=1e-3)
 
 
 def test_a_prediction_behind_labels_alone_has_no_source_and_many_may_be_asked_for() -> None:
@@ -211,7 +211,7 @@ def test_a_prediction_behind_labels_alone_has_no_source_and_many_may_be_asked_fo
     assert total == pytest.approx(left) and total > 0.1
 
 
-def _search(length: int, near: int, planted: dict[int, int], logit_of: Any, k: int) -> Search:
+def _search(length: int, near: int, planted: dict[int, int], logit_of: Any, k: int, **options: Any) -> Search:
     """The search for what the last of so many tokens depends on, in a model that knows an answer."""
     lm = EvidenceLM(16, answer=3, logit_of=logit_of)
     ids = np.full(length, 1)
@@ -223,7 +223,7 @@ def _search(length: int, near: int, planted: dict[int, int], logit_of: Any, k: i
     swaps_of = np.full(length, 2), np.full((2, length), 2)
     full = full_pass(lm, sequence)  # type: ignore[arg-type]
     is_label = np.zeros(length, dtype=bool)
-    return Search(lm, Batching(256), sequence, full, *swaps_of, starts, starts[:1], k, is_label)  # type: ignore[arg-type]
+    return Search(lm, Batching(256), sequence, full, *swaps_of, starts, starts[:1], k, is_label, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -238,10 +238,13 @@ def _search(length: int, near: int, planted: dict[int, int], logit_of: Any, k: i
     ],
     ids=["one", "together", "sum", "redundant"],
 )
-def test_planted_sources_are_found(planted: dict[int, int], logit_of: Any, sources: list[int]) -> None:
-    found = _search(96, 80, planted, logit_of, k=len(sources)).run(0)
-    assert sorted(found.spans_K2[:, 0].tolist()) == sources
-    search = _search(96, 80, planted, logit_of, k=len(sources))
+@pytest.mark.parametrize("is_by_phrase", [True, False])
+def test_planted_sources_are_found(
+    planted: dict[int, int], logit_of: Any, sources: list[int], is_by_phrase: bool
+) -> None:
+    search = _search(96, 80, planted, logit_of, k=len(sources), is_by_phrase=is_by_phrase)
+    found = search.run(0)
+    assert sorted(found.spans_K2.tolist()) == [[place, place + 1] for place in sources]
     queries_Q = search.queries_of(0)
     left = [search.effect_of(predictions, queries_Q) for predictions in found.with_sources]
     total = [search.effect_of(predictions, queries_Q) for predictions in found.without]
@@ -262,6 +265,13 @@ def test_what_remains_is_a_mean_over_the_trials_alone() -> None:
     whole, half = (np.exp(logit) / (np.exp(logit) + 15) for logit in (6, 3))
     divergence_of_one = whole * np.log(whole / half) + (1 - whole) * np.log((1 - whole) / (1 - half))
     assert search.run(0).remaining_K == pytest.approx([divergence_of_one / 2, 0], abs=1e-5)
+
+
+def test_a_phrase_is_what_is_needed_together() -> None:
+    """Three tokens in a row that say something together, and one elsewhere."""
+    planted = {11: 5, 40: 6, 41: 7, 42: 8}
+    found = _search(96, 80, planted, lambda seen: 3.0 * (5 in seen) + 6.0 * ({6, 7, 8} <= seen), k=2).run(0)
+    assert found.spans_K2.tolist() == [[40, 43], [11, 12]]
 
 
 def test_instead_is_the_difference_of_the_stock_model(model: Path) -> None:
@@ -389,7 +399,7 @@ def test_an_answer_as_a_whole(model: Path) -> None:
         assert [target["position"], target["end"] - 1] == each.losses["position"].iloc[[0, -1]].tolist()
     long = explain(TEXT, str(model), short_context_length=S, position="30:47")
     assert (long.facts["unit"], long.targets[0]["end"]) == ("sentence", 47)
-    assert explain(TEXT, str(model), short_context_length=S, position="30:46").facts["unit"] == "word"
+    assert explain(TEXT, str(model), short_context_length=S, position="30:46").facts["unit"] == "phrase"
 
 
 def test_a_chat_is_read_by_its_template_and_its_answer_explained(model: Path) -> None:

@@ -25,11 +25,12 @@ from sparsity_length.measuring.contexts import (
 )
 from sparsity_length.measuring.given import GivenModel, num_positions_of
 from sparsity_length.measuring.rules import TRIAL_SWAPS
-from sparsity_length.measuring.search import Found, Search
+from sparsity_length.measuring.search import COARSE_TOKENS, Found, Search
 from sparsity_length.measuring.settings import (
     LONGEST_BY_WORDS,
     NUM_SOURCES,
     NUM_TARGETS,
+    PHRASE,
     SHORT_CONTEXT_LENGTH,
     Explaining,
 )
@@ -217,7 +218,9 @@ def explain(
         words = words_of(tokens, first, of_words, instead, reader)
         end = first + 1
     is_whole = (asked.whole_answer or asked.targets_are_named) and end - first > 1
-    unit = asked.unit or ("sentence" if is_whole and end - first > LONGEST_BY_WORDS else "word")
+    unit = asked.unit or ("sentence" if is_whole and end - first > LONGEST_BY_WORDS else PHRASE)
+    if unit == PHRASE and asked.seconds is None:  # each unit is swapped by itself
+        unit = "word"
     length = min(most, end)
     with failures_in_words(given.name, end - length):
         return _measured(
@@ -316,7 +319,8 @@ def _measured(
         )
     # Control tokens are units of their own.
     edges = np.array([edge for label in labels for edge in label[:2]], dtype=np.int64)
-    units = np.union1d(unit_starts(text, asked.unit or "word"), edges) - begin
+    is_by_phrase = asked.unit == PHRASE
+    units = np.union1d(unit_starts(text, "word" if is_by_phrase else str(asked.unit)), edges) - begin
     sentences = unit_starts(text, "sentence") - begin
     ids_L = text.token_ids_N[begin:end]
     # As the library cuts them, so that it tells the same numbers; no two share a token.
@@ -425,6 +429,7 @@ def _measured(
         asked.sources,
         np.pad(is_label_N[begin:], behind),
         weights_Q,
+        is_by_phrase,
         is_exact=budget is None,
     )
     search.prefixes  # noqa: B018, which are read now, as the time of one prediction is told from here on
@@ -457,8 +462,10 @@ def _measured(
 
 def likely_tokens(length: int, num_near: int, num_sources: int) -> float:
     """About how many forward tokens the search and the trial of one prediction take."""
-    # Two screens of some 80 spans and 50 choices among their best; a source stands in the middle.
-    return 210 * num_near + (num_sources + TRIAL_SWAPS) * length / 2
+    # Each of some groups without the others and the others without it, then about 100 ways to shorten the
+    # best; a source stands in the middle.
+    num_evaluated = 2 * length / COARSE_TOKENS + 130
+    return num_evaluated * num_near + (num_sources + TRIAL_SWAPS) * length / 2
 
 
 def token_columns(text: TokenizedText, places: np.ndarray) -> dict[str, Any]:

@@ -3,18 +3,21 @@
 Both contexts are read once, the text's own and a swapped one, whose distant tokens are another document's.
 What a span does is then estimated by running only the near rows once more, behind the own keys and values,
 those of the span replaced by the swapped context's (activation patching), or hidden, where nothing replaces
-it. A span costs as many rows as there are near ones, however far away it is. Nothing is copied: estimates
-look at one prefix, which holds the own rows and behind them the swapped ones, and a mask says which of the
-two each of them sees. What the span told the tokens between itself and the near ones is left out of an
-estimate. So the estimates make a short list, and its effects are exact.
+it. A span costs as many rows as there are near ones, however far away it is. The estimates of a batch look at
+one prefix, which holds the own rows and behind them the swapped ones, and a mask says which of the two each
+of them sees. What the span told the tokens between itself and the near ones is left out of an estimate. So
+the estimates make a short list, and its effects are exact.
 
 Call order:
-    leave_one_out          the effects of every distant token, for rules: of all exact, or of a short list
-    Search.run             the sources of one prediction, for a page
-        screened           groups of about 32 tokens; those that matter in parts, and so on down to units
-            NearRows       what patching a span does: near rows only
-        leave_out          exact: all rows behind the span are run again
-        Search.tried       the sources are put back into other swapped contexts, which did not choose them
+    leave_one_out            the effects of every distant token, for rules: of all exact, or of a short list
+        screened             groups of about 32 tokens; those that matter in parts, and so on down to units
+            NearRows         what patching a span does: near rows only
+    Search.run               the sources of one prediction, for a page
+        Search._chosen       groups are put back into a swapped context together; the best stay
+            _foremost        those that the others miss, or that alone restore most
+            _shortened       without what stands at their ends and is not missed
+        leave_out            exact: all rows behind the span are run again
+        Search._tried        the sources are put back into other swapped contexts, which did not choose them
 
 In models all of whose layers slide, near rows see nothing beyond a window. There every effect is exact.
 
@@ -41,15 +44,20 @@ from sparsity_length.measuring.contexts import (
     hidden_states,
     measured_passes,
     read_prefix,
+    text_rows,
 )
 from sparsity_length.models.interface import CausalLM, Predictions, Prefix
 
 COARSE_TOKENS = 32
 """Of the groups that are screened first."""
+NUM_GROUPS = 16
+"""In a short text, whose groups are smaller."""
 BRANCHES = 4
 """Parts that a group is split into."""
 NUM_CANDIDATES = 6
-"""Units that may be sources, by each of two screens; more if more sources are asked for."""
+"""Groups that may hold sources; more if more sources are asked for."""
+KEPT = 0.95
+"""Fraction of what groups restore that must be left when they are shortened, as estimated and exactly."""
 
 LONGEST_RUN = 64
 """Rows by which the targets may lie apart whose near rows are run together."""
@@ -161,6 +169,8 @@ class NearRows:
     full: FullPass
     queries_Q: np.ndarray
     """The predictions, int64."""
+    own: Prefix
+    """The own distant rows."""
     other: Prefix | None
     """Distant rows of a swapped context; None: distant rows are hidden, and nothing is in their place."""
 
@@ -173,12 +183,6 @@ class NearRows:
     def stop(self) -> int:
         """Behind the last row."""
         return int(self.sequence.query_rows_T[self.queries_Q].max()) + 1
-
-    @cached_property
-    def prefix(self) -> Prefix:
-        """The own distant rows, and behind them the other context's."""
-        own = self.full.prefix.first(self.start)
-        return own if self.other is None else own.beside(self.other.first(self.start))
 
     @cached_property
     def _visible_SK(self) -> np.ndarray:
@@ -201,10 +205,15 @@ class NearRows:
         def passes() -> Iterator[Pass]:
             for batch in self.batching.of_many(len(is_own_VF), self.stop - self.start):
                 is_own_B1F = is_own_VF[batch, None]
-                seen = [distant_SF & is_own_B1F]
-                if self.other is not None:
-                    seen.append(distant_SF & ~is_own_B1F)
                 num = len(is_own_B1F)
+                # Rows that no sequence of the batch sees would take the time of those that it does.
+                (places_O,) = np.nonzero(is_own_B1F.any(axis=(0, 1)))
+                prefix = self.own.rows(places_O)
+                seen = [(distant_SF & is_own_B1F)[..., places_O]]
+                if self.other is not None:
+                    (places_O,) = np.nonzero(~is_own_B1F.all(axis=(0, 1)))
+                    prefix = prefix.beside(self.other.rows(places_O))
+                    seen.append((distant_SF & ~is_own_B1F)[..., places_O])
                 seen.append(np.broadcast_to(near_SS, (num, *near_SS.shape)))
                 rows = Rows(
                     np.tile(sequence.token_ids_S[near_S], (num, 1)),
@@ -212,7 +221,7 @@ class NearRows:
                     np.concatenate(seen, axis=2),
                     sequence.query_rows_T[None, self.queries_Q] - self.start,
                 )
-                yield Pass(rows, targets_1Q, self.queries_Q[None], self.prefix)
+                yield Pass(rows, targets_1Q, self.queries_Q[None], prefix if prefix.num_rows else None)
 
         if not len(is_own_VF):
             return Measured(*np.empty((2, 0, len(self.queries_Q)), dtype=np.float32))
@@ -269,13 +278,21 @@ def by_size(sizes_V: np.ndarray, starts_V: np.ndarray) -> np.ndarray:
     return np.lexsort((-starts_V, -np.round(sizes_V, 5)))
 
 
-def _groups(edges_E: np.ndarray, ends: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Spans [V, 2] of some `COARSE_TOKENS` tokens, whole sentences if short; a longer unit is one."""
+def _groups(
+    edges_E: np.ndarray,
+    ends: Sequence[int] | np.ndarray,
+    breaks: Sequence[int] | np.ndarray = (),
+    size: int = COARSE_TOKENS,
+) -> np.ndarray:
+    """Spans [V, 2] of some `size` tokens, whole sentences if short; a longer unit is one.
+
+    None goes across `breaks`.
+    """
     starts = [int(edges_E[0])]
     # A group ends at `edge` if the next unit, up to `following`, would overfill it.
     for edge, following in pairwise(edges_E[1:].tolist()):
-        ends_well = edge in ends and edge - starts[-1] >= COARSE_TOKENS // 2
-        if ends_well or following - starts[-1] > COARSE_TOKENS:
+        ends_well = edge in ends and edge - starts[-1] >= size // 2
+        if ends_well or edge in breaks or following - starts[-1] > size:
             starts.append(edge)
     return np.array([*pairwise([*starts, int(edges_E[-1])])])
 
@@ -285,6 +302,63 @@ def _parts(edges_E: np.ndarray, start: int, end: int) -> np.ndarray:
     starts_U = edges_E[slice(*np.searchsorted(edges_E, (start, end)))]
     starts = [int(part[0]) for part in np.array_split(starts_U, min(BRANCHES, len(starts_U)))]
     return np.array([*pairwise([*starts, end])])
+
+
+Remaining = Callable[[Sequence[np.ndarray]], np.ndarray]
+"""Sets of V spans each, int64 [V, 2] -> the effect that remains where these alone are put back, nats."""
+
+
+def _without_each(spans_V2: np.ndarray) -> list[np.ndarray]:
+    return [np.delete(spans_V2, number, axis=0) for number in range(len(spans_V2))]
+
+
+def _least_needed(remaining: Remaining, spans_V2: np.ndarray) -> int:
+    """Which span the others can best do without, of equals the farther one."""
+    return int(np.argmin(remaining(_without_each(spans_V2))))
+
+
+def _in_runs(spans_V2: np.ndarray) -> np.ndarray:
+    """Ascending spans, those that follow on each other as one."""
+    is_next_V = spans_V2[1:, 0] == spans_V2[:-1, 1]
+    starts_V = spans_V2[np.append(True, ~is_next_V)[: len(spans_V2)], 0]
+    return np.column_stack([starts_V, spans_V2[np.append(~is_next_V, True)[: len(spans_V2)], 1]])
+
+
+def _foremost(remaining: Remaining, spans_V2: np.ndarray, num: int) -> np.ndarray:
+    """The spans that the others can do without the least, or that alone restore most; so many, ascending.
+
+    Of evidence that is given twice no copy is missed, and of two tokens needed together neither helps alone.
+    """
+    if len(spans_V2) <= num:
+        return spans_V2
+    nothing, everything = remaining([spans_V2[:0], spans_V2])
+    missed_V = remaining(_without_each(spans_V2)) - everything
+    restored_V = nothing - remaining([*spans_V2[:, None]])
+    return spans_V2[np.sort(by_size(np.maximum(missed_V, restored_V), spans_V2[:, 0])[:num])]
+
+
+def _shortened(remaining: Remaining, spans_K2: np.ndarray, edges_E: np.ndarray) -> np.ndarray:
+    """The spans without what the others can do without at their ends: halves, quarters, then single units.
+
+    `edges_E` are those of the units.
+    """
+    nothing, everything = remaining([spans_K2[:0], spans_K2])
+    for parts in (2, 4, len(edges_E)):
+        while True:
+            shorter = []
+            for number, (start, end) in enumerate(spans_K2.tolist()):
+                inner_U = edges_E[(edges_E > start) & (edges_E < end)]
+                cut = max(1, (len(inner_U) + 1) // parts)
+                bounds = [(inner_U[cut - 1], end), (start, inner_U[-cut])] if len(inner_U) else []
+                for one in bounds:
+                    shorter.append(spans_K2.copy())
+                    shorter[-1][number] = one
+            remaining_V = remaining(shorter) if shorter else np.array([np.inf])
+            best = int(np.argmin(remaining_V))
+            if remaining_V[best] > nothing - KEPT * (nothing - everything):
+                break
+            spans_K2 = shorter[best]
+    return spans_K2
 
 
 def leave_one_out(
@@ -331,7 +405,7 @@ def leave_one_out(
     estimates_2TF = effects_2TF.copy()
     is_exact_F = np.zeros(num_far, dtype=bool)
     for queries_Q in _runs(sequence):
-        near = [NearRows(model, batching, sequence, full, queries_Q, other) for other in others]
+        near = [NearRows(model, batching, sequence, full, queries_Q, full.prefix, other) for other in others]
 
         def patched(spans_V2: np.ndarray, near: Sequence[NearRows] = near) -> np.ndarray:
             effects_2VQ = np.mean([of_swap.without(spans_V2) for of_swap in near], axis=0)
@@ -424,6 +498,8 @@ class Search:
     weights_Q: np.ndarray | None = None
     """Weights of the predicted tokens' losses in the effect on one target; None: each token is a target, and
     effects are divergences."""
+    is_by_phrase: bool = True
+    """A source is as many units in a row as are needed together; else one."""
     is_exact: bool = False
     """Every unit is swapped for every target, which share the passes, and sources are those of the largest
     effects, as the rule leave_one_out_divergence ranks them."""
@@ -518,53 +594,93 @@ class Search:
 
     def _hidden(self, queries_Q: np.ndarray) -> Measured:
         """What the short context alone does."""
-        near = self._near(queries_Q, None)
+        near = self._near(queries_Q, self.full.prefix, None)
         return near.measured(np.zeros((1, near.start), dtype=bool))
 
-    def _near(self, queries_Q: np.ndarray, other: Prefix | None) -> NearRows:
-        return NearRows(self.model, self.batching, self.sequence, self.full, queries_Q, other)
+    def _near(self, queries_Q: np.ndarray, own: Prefix, other: Prefix | None) -> NearRows:
+        return NearRows(self.model, self.batching, self.sequence, self.full, queries_Q, own, other)
+
+    @cached_property
+    def _groups_V2(self) -> np.ndarray:
+        """Groups of units among the distant tokens."""
+        num_far = int(self.sequence.num_far_tokens_T.max())
+        # Of all rows, so that no group depends on which predictions are explained.
+        num_rows = len(self.sequence.token_ids_S)
+        # A phrase does not go on behind what a chat's template wrote.
+        breaks = np.flatnonzero(np.diff(self.is_label_S)) + 1
+        groups_V2 = _groups(
+            np.union1d(self.unit_starts, num_rows),
+            self.sentence_starts,
+            breaks,
+            min(COARSE_TOKENS, num_rows // NUM_GROUPS),
+        )
+        return groups_V2[groups_V2[:, 0] < num_far].clip(max=num_far)
+
+    @cached_property
+    def _groups_alone(self) -> Prefix:
+        """The distant rows, those of each group as if it alone were put into the search's swapped context.
+
+        What the text's other groups told these rows is not in them. A group is read behind the swapped rows
+        before it, all groups in one pass.
+        """
+        num_far = int(self._groups_V2[-1, 1])
+        places_F = np.arange(num_far)
+        starts_F1 = np.append(0, self._groups_V2[:, 0])[
+            np.searchsorted(self._groups_V2[:, 0], places_F, side="right"), None
+        ]
+        is_own_FF = (places_F >= starts_F1) & (places_F <= places_F[:, None])
+        visible_1FK = np.hstack([places_F < starts_F1, is_own_FF])[None]
+        rows = text_rows(self.sequence.token_ids_S[:num_far])._replace(visible_BSK=visible_1FK)
+        _, both = self.model.read(*rows.on_device(self.model.device), self.prefixes[0])
+        return both.rows(num_far + places_F)
 
     def _chosen(self, edges_E: np.ndarray, queries_Q: np.ndarray) -> np.ndarray:
-        """The k units that the others can do without, in the search's swapped context: spans [K, 2].
+        """The k sources that the others can do without the least, in the search's swapped context: [K, 2].
 
-        Candidates are the units whose removal does most, and those that alone restore most: of evidence that
-        is given twice no copy is missed, and of two tokens needed together neither helps alone. Then the
-        least needed one is given up, again and again, and the last to be given up comes first.
+        Groups of units are put back there: those stay without which most is missed, or which alone restore
+        most. Then the least needed one is given up, again and again, and the last to be given up comes first.
+        A phrase is what is left of a group, or of several in a row, without the words at its ends that are
+        not needed; other units are found by splitting groups before.
         """
-        removed = self._near(queries_Q, None)
-        swapped = self._near(queries_Q, self.prefixes[0])
-        (nothing,) = self.effects(*swapped.measured(np.zeros((1, swapped.start), dtype=bool)))
+        near = self._near(queries_Q, self._groups_alone, self.prefixes[0])
 
-        def by_removal(spans_V2: np.ndarray) -> np.ndarray:
-            effects_V = self.effects(*removed.without(spans_V2))
-            return (effects_V * self._may_be_sources(spans_V2))[None, :, None]
+        def remaining(sets: Sequence[np.ndarray]) -> np.ndarray:
+            """The effect that remains where these spans of the text are put back."""
+            is_own_VF = np.array([is_within(spans_N2, near.start).any(axis=0) for spans_N2 in sets])
+            return np.round(np.abs(self.effects(*near.measured(is_own_VF))), 5)
 
-        def by_restoring(spans_V2: np.ndarray) -> np.ndarray:
-            remaining_V = self.effects(*swapped.measured(is_within(spans_V2, swapped.start)))
-            return ((nothing - remaining_V) * self._may_be_sources(spans_V2))[None, :, None]
-
-        candidates = set()
+        groups_V2 = self._groups_V2[self._groups_V2[:, 0] < near.start].clip(max=near.start)
+        kept_N2 = groups_V2[self._may_be_sources(groups_V2)]
         num = max(NUM_CANDIDATES, self.k)
-        for effects in (by_removal, by_restoring):
-            spans_V2, effects_CVT = screened(effects, edges_E, num, self.sentence_starts)
-            largest_V2 = self._largest(spans_V2, effects_CVT[0, :, 0], num)
-            candidates |= {(int(start), int(end)) for start, end in largest_V2}
-        kept = sorted(candidates)
-        given_up: list[tuple[int, int]] = []
-        while len(kept) > 1:
-            is_own_NF = is_within(np.array(kept), swapped.start)
-            # Units do not overlap: all of them but one.
-            without_each_NF = is_own_NF.any(axis=0) & ~is_own_NF
-            remaining_N = np.abs(self.effects(*swapped.measured(without_each_NF)))
-            # Of equals the farther one goes.
-            given_up.append(kept.pop(int(np.argmin(np.round(remaining_N, 5)))))
-        ranked = [*kept, *given_up[::-1]]
-        return np.array(ranked[: self.k], dtype=np.int64).reshape(-1, 2)
+        kept_N2 = _foremost(remaining, kept_N2, num)
+        while (np.diff(np.searchsorted(edges_E, kept_N2)) > 1).any():
+            if self.is_by_phrase and len(kept_N2) >= self.k:
+                break
+            parts_V2 = np.concatenate([_parts(edges_E, *span) for span in kept_N2])
+            kept_N2 = _foremost(remaining, parts_V2[self._may_be_sources(parts_V2)], num)
+        if self.is_by_phrase:
+            while len(_in_runs(kept_N2)) > self.k:
+                kept_N2 = np.delete(kept_N2, _least_needed(remaining, kept_N2), axis=0)
+            shorter_N2 = _shortened(remaining, kept_N2, edges_E)
+            # An estimate has states that have seen what is cut off, so the exact effect decides.
+            nothing, left, left_of_shorter = (
+                abs(self.effect_of(self._with(spans_N2, 0, queries_Q), queries_Q))
+                for spans_N2 in (kept_N2[:0], kept_N2, shorter_N2)
+            )
+            if left_of_shorter <= nothing - KEPT * (nothing - left):
+                kept_N2 = shorter_N2
+            kept_N2 = _in_runs(kept_N2)
+        given_up: list[np.ndarray] = []
+        while len(kept_N2) > 1:
+            least = _least_needed(remaining, kept_N2)
+            given_up.append(kept_N2[least])
+            kept_N2 = np.delete(kept_N2, least, axis=0)
+        return np.array([*kept_N2, *given_up[::-1]][: self.k], dtype=np.int64).reshape(-1, 2)
 
     def _remaining(self, spans_K2: np.ndarray, queries_Q: np.ndarray) -> np.ndarray:
         remaining_BK = []
         for prefix in self.prefixes[1:]:
-            near = self._near(queries_Q, prefix)
+            near = self._near(queries_Q, self._groups_alone, prefix)
             is_own_KF = np.logical_or.accumulate(is_within(spans_K2, near.start), axis=0)
             remaining_BK.append(self.effects(*near.measured(is_own_KF)))
         return np.mean(remaining_BK, axis=0)
@@ -573,19 +689,20 @@ class Search:
         self, spans_K2: np.ndarray, queries_Q: np.ndarray
     ) -> tuple[list[Predictions], list[Predictions]]:
         """What is predicted in each swapped context of the trial, and with the sources put back."""
-        sequence = self.sequence
-        num_far = int(sequence.num_far_tokens_T[queries_Q].min())
+        swaps = range(1, len(self.prefixes))
+        without = [self._with(spans_K2[:0], swap, queries_Q) for swap in swaps]
+        return without, [self._with(spans_K2, swap, queries_Q) for swap in swaps]
+
+    def _with(self, spans_K2: np.ndarray, swap: int, queries_Q: np.ndarray) -> Predictions:
+        """What is predicted with spans put back into a swapped context: 0, the search's, or the trial's."""
+        num_far = int(self.sequence.num_far_tokens_T[queries_Q].min())
         is_own_F = is_within(spans_K2, num_far).any(axis=0)
+        swap_S = [self.search_swap_S, *self.trial_swaps_BS][swap]
+        restored_S = self.sequence.token_ids_S.copy()
+        restored_S[:num_far] = np.where(is_own_F, restored_S[:num_far], swap_S[:num_far])
+        # Before its first source it is the swapped text, which the prefix holds.
         first = min([num_far, *spans_K2[:, 0].tolist()])
-        without = []
-        with_sources = []
-        for swap_S, prefix in zip(self.trial_swaps_BS, self.prefixes[1:], strict=True):
-            without.append(self._read(sequence.token_ids_S, num_far, prefix, queries_Q))
-            restored_S = sequence.token_ids_S.copy()
-            restored_S[:num_far] = np.where(is_own_F, restored_S[:num_far], swap_S[:num_far])
-            # Before its first source it is the swapped text, which the prefix holds.
-            with_sources.append(self._read(restored_S, first, prefix, queries_Q))
-        return without, with_sources
+        return self._read(restored_S, first, self.prefixes[swap], queries_Q)
 
     def _read(
         self, token_ids_S: np.ndarray, start: int, prefix: Prefix, queries_Q: np.ndarray

@@ -375,7 +375,8 @@ class Placing(Chunked):
         return {}
 
 
-UNITS = ("token", "word", "sentence", "paragraph")
+PHRASE = "phrase"
+UNITS = ("token", "word", PHRASE, "sentence", "paragraph")
 
 
 def duration(given: str | float) -> float:
@@ -437,7 +438,8 @@ class Explaining(Settings):
     )
     unit: str | None = setting(
         str,
-        f"unit of a source (default: word; sentence for a whole of more than {LONGEST_BY_WORDS} tokens)",
+        "unit of a source; a phrase is as many words in a row as are needed together (default: phrase; word"
+        f" with --all; sentence for a whole of more than {LONGEST_BY_WORDS} tokens)",
         None,
         choices=UNITS,
     )

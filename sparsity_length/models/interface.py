@@ -86,6 +86,16 @@ class Prefix:
         layers = tuple((key[:, :, :stop], value[:, :, :stop]) for key, value in self.keys_and_values)
         return Prefix(layers, self.position_ids_BP[:, :stop], self.num_leading)
 
+    def rows(self, places: np.ndarray) -> "Prefix":
+        """The prefix of some rows only, ascending; a copy."""
+        stop = self.num_leading
+        index = to_device(np.append(np.arange(stop), stop + places), self.position_ids_BP.device)
+        layers = tuple(
+            (key[:, :, index.to(key.device)], value[:, :, index.to(key.device)])
+            for key, value in self.keys_and_values
+        )
+        return Prefix(layers, self.position_ids_BP[:, index], stop)
+
     def beside(self, other: "Prefix") -> "Prefix":
         """These rows, and behind them another prefix's but for its leading ones, which are the same."""
         skipped = other.num_leading
@@ -288,11 +298,12 @@ class CausalLM(ABC):
         self,
         token_ids_1S: torch.Tensor,
         position_ids_1S: torch.Tensor,
-        visible_1SS: torch.Tensor | None,
+        visible_1SK: torch.Tensor | None,
         query_rows_1T: torch.Tensor | None,
+        prefix: Prefix | None = None,
     ) -> tuple[torch.Tensor, Prefix]:
-        """`hidden_states` of one sequence, and what later rows need of it to read on."""
-        return self._run(token_ids_1S, position_ids_1S, visible_1SS, query_rows_1T, keeps_rows=True)
+        """`hidden_states` of one sequence, and what later rows need of it, and of its prefix, to read on."""
+        return self._run(token_ids_1S, position_ids_1S, visible_1SK, query_rows_1T, prefix, keeps_rows=True)
 
     @torch.inference_mode()
     def hidden_states(

@@ -7,7 +7,7 @@ from hugging_face_families import VOCABULARY_SIZE, make_model
 from transformers import DynamicCache, PreTrainedModel
 
 from sparsity_length.measuring.contexts import Batching, full_pass, own_context, read_prefix
-from sparsity_length.measuring.search import NearRows, _runs, screened
+from sparsity_length.measuring.search import NearRows, Search, _runs, screened
 from sparsity_length.measuring.settings import ContextLengths
 from sparsity_length.models.huggingface import HuggingFaceCausalLM
 
@@ -40,7 +40,8 @@ def test_patched_rows_are_those_of_the_stock_model(family: str) -> None:
     full = full_pass(model, sequence)
     # Both targets' near rows run together, from the first one's on.
     queries_Q = np.array([0, 1])
-    near = NearRows(model, Batching(24), sequence, full, queries_Q, read_prefix(model, other_L[:36]))
+    other = read_prefix(model, other_L[:36])
+    near = NearRows(model, Batching(24), sequence, full, queries_Q, full.prefix, other)
     found = near.without(SPANS)
     assert near.start == LENGTHS.num_far_tokens_T[0] and near.stop == LENGTHS.targets_T[1]
     with torch.inference_mode():
@@ -55,13 +56,34 @@ def test_patched_rows_are_those_of_the_stock_model(family: str) -> None:
                 assert found.divergences[row, query] == pytest.approx(divergence, abs=2e-5)
 
 
+def test_groups_alone_are_read_behind_the_swapped_rows_before_them() -> None:
+    model = HuggingFaceCausalLM(make_model("llama"))
+    own_L, other_L = np.random.default_rng(2).integers(1, VOCABULARY_SIZE, (2, LENGTHS.long_context_length))
+    sequence = own_context(own_L, LENGTHS)
+    full = full_pass(model, sequence)
+    starts = np.array([1, 7, 12, 30])
+    none = np.zeros(len(own_L), dtype=bool)
+    search = Search(model, Batching(2048), sequence, full, other_L, other_L[None], starts, starts, 1, none)
+    groups = [[1, 33], [33, int(LENGTHS.num_far_tokens_T[-1])]]
+    search.__dict__["_groups_V2"] = np.array(groups)
+    for start, stop in [[0, 1], *groups]:
+        expected = read_prefix(model, np.concatenate([other_L[:start], own_L[start:stop]]))
+        for of_layer, of_expected in zip(
+            search._groups_alone.keys_and_values, expected.keys_and_values, strict=True
+        ):
+            for found, wanted in zip(of_layer, of_expected, strict=True):
+                torch.testing.assert_close(
+                    found[:, :, start:stop], wanted[:, :, start:], atol=1e-5, rtol=1e-4
+                )
+
+
 def test_nothing_patched_is_the_full_context_and_all_hidden_is_the_short_one() -> None:
     stock = make_model("llama")
     model = HuggingFaceCausalLM(make_model("llama"))
     own_L = np.random.default_rng(1).integers(1, VOCABULARY_SIZE, LENGTHS.long_context_length)
     sequence = own_context(own_L, LENGTHS)
     full = full_pass(model, sequence)
-    near = NearRows(model, Batching(2048), sequence, full, np.array([1]), None)
+    near = NearRows(model, Batching(2048), sequence, full, np.array([1]), full.prefix, None)
     all_and_nothing = np.array([np.ones(near.start, bool), np.zeros(near.start, bool)])
     found = near.measured(all_and_nothing)
     target = LENGTHS.targets_T[1]
