@@ -14,9 +14,10 @@
    prediction, exactly those of --short-context-length, are never sources. Groups of about 32 tokens are put
    back into another document's text: candidates are those without which the prediction changes most, or which
    alone restore most of it. The program gives up the candidate that the others can best do without, until
-   --sources are left, and then the words at their ends that are not needed: a source is a phrase, or one
-   word. Other units (--unit) are found by splitting groups. All of this is estimated from the near tokens
-   alone. It never looks at the target token, unless several tokens are explained as a whole.
+   --sources are left and each is needed. Then it shortens them at both ends as long as 95% of the effect
+   that they restore is left. So a source is a few words in a row, or one (--unit: whole sentences). All of
+   this is estimated from the sources and the near tokens alone. It never looks at the target token, unless
+   several tokens are explained as a whole.
 3. Finally it puts the sources back into the text of two other documents, which the search has not seen, and
    measures the fraction of the total effect that they recover. A prediction whose sources recover less than
    10% has "no source". It also swaps each source alone: a source is "needed" if that causes at least 10% of

@@ -129,13 +129,16 @@ def test_every_number_is_that_of_the_stock_model(model: Path, exact: Explanation
         assert (of_row["effect"].diff().dropna() <= 1e-5).all()
         assert (of_row["near_position"] == exact.first_token + near).all()
         (target,) = (target for target in tried.targets if target["position"] == row.position)
-        kept = [source["source_position"] - exact.first_token for source in target["sources"]]
-        assert 0 < len(kept) <= 4 and kept == [*dict.fromkeys(kept)]
+        spans = np.array([[s["source_position"], s["source_end"]] for s in target["sources"]])
+        kept = [[*range(*span)] for span in (spans - exact.first_token).tolist()]
+        assert 0 < len(kept) <= 4 and len({*sum(kept, [])}) == len(sum(kept, []))
+        left_out = [log_probs(stock, swapped(ids, searched, span)[:t], np.arange(t)) for span in kept]
         effects = [source["effect"] for source in target["sources"]]
-        np.testing.assert_allclose(effects, moved[np.array(kept) - 1], atol=2e-5)
+        assert effects == sorted(effects, reverse=True)
+        np.testing.assert_allclose(effects, [divergence(full, one) for one in left_out], atol=2e-5)
         of_swaps = {"without": [], "with": []}
         for other in trials:
-            only = swapped(other, ids, [*kept, *range(near, t)])[:t]
+            only = swapped(other, ids, [*sum(kept, []), *range(near, t)])[:t]
             of_swaps["with"].append(log_probs(stock, only, np.arange(t)))
             without = swapped(ids, other, slice(near))[:t]
             of_swaps["without"].append(log_probs(stock, without, np.arange(t)))
@@ -201,17 +204,17 @@ def test_sources_do_not_depend_on_what_else_is_explained(model: Path) -> None:
 def test_a_prediction_behind_labels_alone_has_no_source_and_many_may_be_asked_for() -> None:
     """A short chat may have nothing distant but what the template wrote."""
     planted = {place: 4 + place // 8 for place in range(8, 80, 8)}  # nine tokens, each elsewhere
-    search = _search(96, 80, planted, lambda seen: 0.4 * len(seen & {*planted.values()}), k=9)
+    search = _search(96, 80, planted, lambda seen: 6.0 * ({*planted.values()} <= seen), k=9)
     assert sorted(search.run(0).spans_K2[:, 0].tolist()) == [*planted]
     search.is_label_S[:] = True
     found = search.run(0)
     assert found.spans_K2.shape == (0, 2) and len(found.effects_K) == 0
     queries_Q = search.queries_of(0)
-    total, left = (search.effect_of(of[0], queries_Q) for of in (found.without, found.with_sources))
+    total, left = (search.effect_of(of, queries_Q) for of in (found.without, found.with_sources))
     assert total == pytest.approx(left) and total > 0.1
 
 
-def _search(length: int, near: int, planted: dict[int, int], logit_of: Any, k: int, **options: Any) -> Search:
+def _search(length: int, near: int, planted: dict[int, int], logit_of: Any, k: int) -> Search:
     """The search for what the last of so many tokens depends on, in a model that knows an answer."""
     lm = EvidenceLM(16, answer=3, logit_of=logit_of)
     ids = np.full(length, 1)
@@ -223,7 +226,7 @@ def _search(length: int, near: int, planted: dict[int, int], logit_of: Any, k: i
     swaps_of = np.full(length, 2), np.full((2, length), 2)
     full = full_pass(lm, sequence)  # type: ignore[arg-type]
     is_label = np.zeros(length, dtype=bool)
-    return Search(lm, Batching(256), sequence, full, *swaps_of, starts, starts[:1], k, is_label, **options)  # type: ignore[arg-type]
+    return Search(lm, Batching(256), sequence, full, *swaps_of, starts, starts[:1], k, is_label)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -238,16 +241,13 @@ def _search(length: int, near: int, planted: dict[int, int], logit_of: Any, k: i
     ],
     ids=["one", "together", "sum", "redundant"],
 )
-@pytest.mark.parametrize("is_by_phrase", [True, False])
-def test_planted_sources_are_found(
-    planted: dict[int, int], logit_of: Any, sources: list[int], is_by_phrase: bool
-) -> None:
-    search = _search(96, 80, planted, logit_of, k=len(sources), is_by_phrase=is_by_phrase)
+def test_planted_sources_are_found(planted: dict[int, int], logit_of: Any, sources: list[int]) -> None:
+    search = _search(96, 80, planted, logit_of, k=4)
     found = search.run(0)
     assert sorted(found.spans_K2.tolist()) == [[place, place + 1] for place in sources]
     queries_Q = search.queries_of(0)
-    left = [search.effect_of(predictions, queries_Q) for predictions in found.with_sources]
-    total = [search.effect_of(predictions, queries_Q) for predictions in found.without]
+    left = [search.effect_of([predictions], queries_Q) for predictions in found.with_sources]
+    total = [search.effect_of([predictions], queries_Q) for predictions in found.without]
     assert max(map(abs, left)) < 1e-6 < min(total)
     assert found.remaining_K[-1] == pytest.approx(0, abs=1e-6)
     # What swapping one alone does: all, or a part; of the redundant one nothing.
@@ -267,11 +267,13 @@ def test_what_remains_is_a_mean_over_the_trials_alone() -> None:
     assert search.run(0).remaining_K == pytest.approx([divergence_of_one / 2, 0], abs=1e-5)
 
 
-def test_a_phrase_is_what_is_needed_together() -> None:
-    """Three tokens in a row that say something together, and one elsewhere."""
-    planted = {11: 5, 40: 6, 41: 7, 42: 8}
-    found = _search(96, 80, planted, lambda seen: 3.0 * (5 in seen) + 6.0 * ({6, 7, 8} <= seen), k=2).run(0)
-    assert found.spans_K2.tolist() == [[40, 43], [11, 12]]
+def test_a_source_is_what_is_needed_together() -> None:
+    """Three tokens in a row that say something together, across two groups, and one elsewhere."""
+    planted = {11: 5, 42: 6, 43: 7, 44: 8}
+    logit_of = lambda seen: 4.0 * (5 in seen) + 6.0 * ({6, 7, 8} <= seen)  # noqa: E731
+    search = _search(96, 80, planted, logit_of, k=3)
+    assert 43 in search._groups_V2[:, 0]
+    assert search.run(0).spans_K2.tolist() == [[42, 45], [11, 12]]
 
 
 def test_instead_is_the_difference_of_the_stock_model(model: Path) -> None:
@@ -340,7 +342,8 @@ def test_a_whole_is_the_sum_of_its_tokens(model: Path, which: str) -> None:
         assert effects[place] == pytest.approx(full - log_p(swapped(ids, foreign[3], [place])), abs=5e-5)
 
     (found,) = explain(text, str(model), **FLAGS, **named, sources=2).targets
-    kept = [source["source_position"] for source in found["sources"]]
+    spans = [range(source["source_position"], source["source_end"]) for source in found["sources"]]
+    kept = [place for span in spans for place in span]
     without = [log_p(swapped(ids, other, slice(near))) for other in foreign[1:3]]
     back = [log_p(swapped(other, ids, [*kept, *range(near, first)])) for other in foreign[1:3]]
     assert found["total_effect"] == pytest.approx(full - np.mean(without), abs=5e-5)
@@ -352,7 +355,7 @@ def test_a_whole_is_the_sum_of_its_tokens(model: Path, which: str) -> None:
     told = [found[name] for name in ("probability", "probability_without", "probability_with_sources")]
     means = [np.exp(full / number), *(np.mean(np.exp(np.array(sums) / number)) for sums in (without, back))]
     np.testing.assert_allclose(told, means, atol=1e-5)
-    alone = log_p(swapped(ids, foreign[3], [kept[0]]))
+    alone = log_p(swapped(ids, foreign[3], [*spans[0]]))
     assert found["sources"][0]["probability_swapped"] == pytest.approx(np.exp(alone / number), abs=1e-5)
 
 
@@ -399,7 +402,7 @@ def test_an_answer_as_a_whole(model: Path) -> None:
         assert [target["position"], target["end"] - 1] == each.losses["position"].iloc[[0, -1]].tolist()
     long = explain(TEXT, str(model), short_context_length=S, position="30:47")
     assert (long.facts["unit"], long.targets[0]["end"]) == ("sentence", 47)
-    assert explain(TEXT, str(model), short_context_length=S, position="30:46").facts["unit"] == "phrase"
+    assert explain(TEXT, str(model), short_context_length=S, position="30:46").facts["unit"] == "word"
 
 
 def test_a_chat_is_read_by_its_template_and_its_answer_explained(model: Path) -> None:

@@ -25,12 +25,11 @@ from sparsity_length.measuring.contexts import (
 )
 from sparsity_length.measuring.given import GivenModel, num_positions_of
 from sparsity_length.measuring.rules import TRIAL_SWAPS
-from sparsity_length.measuring.search import COARSE_TOKENS, Found, Search
+from sparsity_length.measuring.search import COARSE_TOKENS, NUM_GROUPS, Found, Search
 from sparsity_length.measuring.settings import (
     LONGEST_BY_WORDS,
     NUM_SOURCES,
     NUM_TARGETS,
-    PHRASE,
     SHORT_CONTEXT_LENGTH,
     Explaining,
 )
@@ -218,9 +217,7 @@ def explain(
         words = words_of(tokens, first, of_words, instead, reader)
         end = first + 1
     is_whole = (asked.whole_answer or asked.targets_are_named) and end - first > 1
-    unit = asked.unit or ("sentence" if is_whole and end - first > LONGEST_BY_WORDS else PHRASE)
-    if unit == PHRASE and asked.seconds is None:  # each unit is swapped by itself
-        unit = "word"
+    unit = asked.unit or ("sentence" if is_whole and end - first > LONGEST_BY_WORDS else "word")
     length = min(most, end)
     with failures_in_words(given.name, end - length):
         return _measured(
@@ -319,8 +316,7 @@ def _measured(
         )
     # Control tokens are units of their own.
     edges = np.array([edge for label in labels for edge in label[:2]], dtype=np.int64)
-    is_by_phrase = asked.unit == PHRASE
-    units = np.union1d(unit_starts(text, "word" if is_by_phrase else str(asked.unit)), edges) - begin
+    units = np.union1d(unit_starts(text, asked.unit or "word"), edges) - begin
     sentences = unit_starts(text, "sentence") - begin
     ids_L = text.token_ids_N[begin:end]
     # As the library cuts them, so that it tells the same numbers; no two share a token.
@@ -429,7 +425,6 @@ def _measured(
         asked.sources,
         np.pad(is_label_N[begin:], behind),
         weights_Q,
-        is_by_phrase,
         is_exact=budget is None,
     )
     search.prefixes  # noqa: B018, which are read now, as the time of one prediction is told from here on
@@ -462,10 +457,11 @@ def _measured(
 
 def likely_tokens(length: int, num_near: int, num_sources: int) -> float:
     """About how many forward tokens the search and the trial of one prediction take."""
-    # Each of some groups without the others and the others without it, then about 100 ways to shorten the
-    # best; a source stands in the middle.
-    num_evaluated = 2 * length / COARSE_TOKENS + 130
-    return num_evaluated * num_near + (num_sources + TRIAL_SWAPS) * length / 2
+    # Each of some groups alone and without it all others, then 25 choices among the best, and 20 ways to make
+    # two of them shorter. A source stands in the middle.
+    num_groups = max(NUM_GROUPS, length / COARSE_TOKENS)
+    num_by_near = (2 * num_groups + 45) * num_near + 40 * length / num_groups
+    return num_by_near + (num_sources / 2 + TRIAL_SWAPS) * length / 2
 
 
 def token_columns(text: TokenizedText, places: np.ndarray) -> dict[str, Any]:
@@ -508,12 +504,11 @@ def _target(
     # Tokens that hold bytes of one character stand at the same place.
     around = characters_L2[place - 1 : place] + characters_L2[last + 1 : last + 2]
     total, remaining = (
-        float(np.mean([search.effect_of(predictions, queries_Q) for predictions in of_swaps]))
-        for of_swaps in (found.without, found.with_sources)
+        search.effect_of(of_swaps, queries_Q) for of_swaps in (found.without, found.with_sources)
     )
     # A ratio of means over swaps: a mean of ratios would follow the smallest total.
     recovered = 1 - remaining / total if total else 0.0
-    # Estimates are of states that have seen the whole text and run high: only their proportions count.
+    # Estimates leave out what sources tell the swapped tokens behind them: only their proportions count.
     estimated_K = total - found.remaining_K
     of_all = float(estimated_K[-1]) if len(estimated_K) else 0.0
     shares_K = estimated_K / of_all if of_all > 0 else np.zeros_like(estimated_K)

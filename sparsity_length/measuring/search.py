@@ -3,23 +3,22 @@
 Both contexts are read once, the text's own and a swapped one, whose distant tokens are another document's.
 What a span does is then estimated by running only the near rows once more, behind the own keys and values,
 those of the span replaced by the swapped context's (activation patching), or hidden, where nothing replaces
-it. A span costs as many rows as there are near ones, however far away it is. The estimates of a batch look at
-one prefix, which holds the own rows and behind them the swapped ones, and a mask says which of the two each
-of them sees. What the span told the tokens between itself and the near ones is left out of an estimate. So
-the estimates make a short list, and its effects are exact.
+it. A span costs as many rows as there are near ones, however far away it is. Nothing is copied: estimates
+look at one prefix, which holds the own rows and behind them the swapped ones, and a mask says which of the
+two each of them sees. What the span told the tokens between itself and the near ones is left out of an
+estimate. So the estimates make a short list, and its effects are exact.
 
 Call order:
     leave_one_out            the effects of every distant token, for rules: of all exact, or of a short list
         screened             groups of about 32 tokens; those that matter in parts, and so on down to units
             NearRows         what patching a span does: near rows only
     Search.run               the sources of one prediction, for a page
-        Search._chosen       groups are put back into a swapped context together; the best stay
-            _foremost        those that the others miss, or that alone restore most
-            _shortened       without what stands at their ends and is not missed
-        leave_out            exact: all rows behind the span are run again
-        Search._tried        the sources are put back into other swapped contexts, which did not choose them
+        _foremost            groups that the others miss, or that alone restore most of a swapped context
+        _fewest              without those that the others can do without
+        _shortened           without what stands at their ends and is not needed
+        Search._with         the sources are put back into other swapped contexts, which did not choose them
 
-In models all of whose layers slide, near rows see nothing beyond a window. There every effect is exact.
+In models all of whose layers slide, near rows see nothing beyond a window. There every number is exact.
 
 Shapes: S rows of a sequence, T targets, Q predicted tokens, V spans or variants, F distant tokens, B batch or
 swaps, C criteria.
@@ -56,8 +55,10 @@ BRANCHES = 4
 """Parts that a group is split into."""
 NUM_CANDIDATES = 6
 """Groups that may hold sources; more if more sources are asked for."""
-KEPT = 0.95
-"""Fraction of what groups restore that must be left when they are shortened, as estimated and exactly."""
+KEPT_BY_FEWER = 0.99
+"""Fraction of what the candidates restore that must be left when some of them are given up."""
+KEPT_BY_SHORTER = 0.95
+"""The same when the rest is shortened."""
 
 LONGEST_RUN = 64
 """Rows by which the targets may lie apart whose near rows are run together."""
@@ -159,6 +160,14 @@ def _rows_without(
     )
 
 
+def _visible(sequence: PackedSequence) -> np.ndarray:
+    """Which row of a sequence sees which: bool [S, S]."""
+    visible_SS = np.tri(len(sequence.token_ids_S), dtype=bool)
+    if sequence.visible_WS is not None:
+        visible_SS[-len(sequence.visible_WS) :] = sequence.visible_WS
+    return visible_SS
+
+
 @dataclass(frozen=True, eq=False)
 class NearRows:
     """The near rows of some predictions, behind distant rows of which any may be another context's."""
@@ -185,12 +194,15 @@ class NearRows:
         return int(self.sequence.query_rows_T[self.queries_Q].max()) + 1
 
     @cached_property
+    def prefix(self) -> Prefix:
+        """The own distant rows, and behind them the other context's."""
+        own = self.own.first(self.start)
+        return own if self.other is None else own.beside(self.other.first(self.start))
+
+    @cached_property
     def _visible_SK(self) -> np.ndarray:
-        """Which row sees which, those of the own context."""
-        visible_SS = np.tri(len(self.sequence.token_ids_S), dtype=bool)
-        if self.sequence.visible_WS is not None:
-            visible_SS[-len(self.sequence.visible_WS) :] = self.sequence.visible_WS
-        return visible_SS[self.start : self.stop, : self.stop]
+        """Which near row sees which row of the own context."""
+        return _visible(self.sequence)[self.start : self.stop, : self.stop]
 
     def measured(self, is_own_VF: np.ndarray) -> Measured:
         """Losses, and divergences from the full pass, where these distant rows are the own ones: [V, Q] each.
@@ -205,15 +217,10 @@ class NearRows:
         def passes() -> Iterator[Pass]:
             for batch in self.batching.of_many(len(is_own_VF), self.stop - self.start):
                 is_own_B1F = is_own_VF[batch, None]
-                num = len(is_own_B1F)
-                # Rows that no sequence of the batch sees would take the time of those that it does.
-                (places_O,) = np.nonzero(is_own_B1F.any(axis=(0, 1)))
-                prefix = self.own.rows(places_O)
-                seen = [(distant_SF & is_own_B1F)[..., places_O]]
+                seen = [distant_SF & is_own_B1F]
                 if self.other is not None:
-                    (places_O,) = np.nonzero(~is_own_B1F.all(axis=(0, 1)))
-                    prefix = prefix.beside(self.other.rows(places_O))
-                    seen.append((distant_SF & ~is_own_B1F)[..., places_O])
+                    seen.append(distant_SF & ~is_own_B1F)
+                num = len(is_own_B1F)
                 seen.append(np.broadcast_to(near_SS, (num, *near_SS.shape)))
                 rows = Rows(
                     np.tile(sequence.token_ids_S[near_S], (num, 1)),
@@ -221,7 +228,7 @@ class NearRows:
                     np.concatenate(seen, axis=2),
                     sequence.query_rows_T[None, self.queries_Q] - self.start,
                 )
-                yield Pass(rows, targets_1Q, self.queries_Q[None], prefix if prefix.num_rows else None)
+                yield Pass(rows, targets_1Q, self.queries_Q[None], self.prefix)
 
         if not len(is_own_VF):
             return Measured(*np.empty((2, 0, len(self.queries_Q)), dtype=np.float32))
@@ -233,9 +240,7 @@ class NearRows:
         return self.measured(~is_within(spans_V2, self.start))
 
 
-def screened(
-    effects: Effects, edges_E: np.ndarray, num_units: int, ends: np.ndarray | None = None
-) -> tuple[np.ndarray, np.ndarray]:
+def screened(effects: Effects, edges_E: np.ndarray, num_units: int) -> tuple[np.ndarray, np.ndarray]:
     """Estimate what leaving out distant tokens does, in groups, and in units where it matters.
 
     Groups among the `num_units` spans that are the most urgent by the last criterion are split, again and
@@ -244,13 +249,12 @@ def screened(
     Args:
         effects: estimates them.
         edges_E: where units begin, and where the last one ends, ascending.
-        ends: preferred ends of the first groups.
 
     Returns:
         The spans, int64 [V, 2], ascending, which cover all from the first edge to the last; and what each
         does, [C, V, T].
     """
-    spans_V2 = _groups(edges_E, () if ends is None else ends)
+    spans_V2 = _groups(edges_E)
     effects_CVT = effects(spans_V2)
     while True:
         urgent_N = most_urgent(effects_CVT[-1], spans_V2[:, 0], num_units)
@@ -280,7 +284,7 @@ def by_size(sizes_V: np.ndarray, starts_V: np.ndarray) -> np.ndarray:
 
 def _groups(
     edges_E: np.ndarray,
-    ends: Sequence[int] | np.ndarray,
+    ends: Sequence[int] | np.ndarray = (),
     breaks: Sequence[int] | np.ndarray = (),
     size: int = COARSE_TOKENS,
 ) -> np.ndarray:
@@ -305,23 +309,11 @@ def _parts(edges_E: np.ndarray, start: int, end: int) -> np.ndarray:
 
 
 Remaining = Callable[[Sequence[np.ndarray]], np.ndarray]
-"""Sets of V spans each, int64 [V, 2] -> the effect that remains where these alone are put back, nats."""
+"""Sets of spans, int64 [N, 2] each -> the effect that remains where these alone are put back, nats: [V]."""
 
 
-def _without_each(spans_V2: np.ndarray) -> list[np.ndarray]:
-    return [np.delete(spans_V2, number, axis=0) for number in range(len(spans_V2))]
-
-
-def _least_needed(remaining: Remaining, spans_V2: np.ndarray) -> int:
-    """Which span the others can best do without, of equals the farther one."""
-    return int(np.argmin(remaining(_without_each(spans_V2))))
-
-
-def _in_runs(spans_V2: np.ndarray) -> np.ndarray:
-    """Ascending spans, those that follow on each other as one."""
-    is_next_V = spans_V2[1:, 0] == spans_V2[:-1, 1]
-    starts_V = spans_V2[np.append(True, ~is_next_V)[: len(spans_V2)], 0]
-    return np.column_stack([starts_V, spans_V2[np.append(~is_next_V, True)[: len(spans_V2)], 1]])
+def _without_each(spans_N2: np.ndarray) -> list[np.ndarray]:
+    return [np.delete(spans_N2, number, axis=0) for number in range(len(spans_N2))]
 
 
 def _foremost(remaining: Remaining, spans_V2: np.ndarray, num: int) -> np.ndarray:
@@ -329,35 +321,41 @@ def _foremost(remaining: Remaining, spans_V2: np.ndarray, num: int) -> np.ndarra
 
     Of evidence that is given twice no copy is missed, and of two tokens needed together neither helps alone.
     """
-    if len(spans_V2) <= num:
-        return spans_V2
     nothing, everything = remaining([spans_V2[:0], spans_V2])
     missed_V = remaining(_without_each(spans_V2)) - everything
     restored_V = nothing - remaining([*spans_V2[:, None]])
     return spans_V2[np.sort(by_size(np.maximum(missed_V, restored_V), spans_V2[:, 0])[:num])]
 
 
-def _shortened(remaining: Remaining, spans_K2: np.ndarray, edges_E: np.ndarray) -> np.ndarray:
-    """The spans without what the others can do without at their ends: halves, quarters, then single units.
+def _fewest(remaining: Remaining, spans_N2: np.ndarray, most: int) -> np.ndarray:
+    """The spans without those that are not needed for `KEPT_BY_FEWER` of what all restore; at most `most`."""
+    nothing, everything = remaining([spans_N2[:0], spans_N2])
+    enough = nothing - KEPT_BY_FEWER * (nothing - everything)
+    while len(spans_N2) > 1:
+        without_each = _without_each(spans_N2)
+        remaining_N = remaining(without_each)
+        # Of equals the farther one goes.
+        least = int(np.argmin(remaining_N))
+        if len(spans_N2) <= most and remaining_N[least] > enough:
+            break
+        spans_N2 = without_each[least]
+    return spans_N2
 
-    `edges_E` are those of the units.
-    """
+
+def _shortened(remaining: Remaining, spans_K2: np.ndarray, edges_E: np.ndarray) -> np.ndarray:
+    """The spans without the units at their ends that `KEPT_BY_SHORTER` of what they restore does not need."""
     nothing, everything = remaining([spans_K2[:0], spans_K2])
-    for parts in (2, 4, len(edges_E)):
-        while True:
-            shorter = []
-            for number, (start, end) in enumerate(spans_K2.tolist()):
-                inner_U = edges_E[(edges_E > start) & (edges_E < end)]
-                cut = max(1, (len(inner_U) + 1) // parts)
-                bounds = [(inner_U[cut - 1], end), (start, inner_U[-cut])] if len(inner_U) else []
-                for one in bounds:
-                    shorter.append(spans_K2.copy())
-                    shorter[-1][number] = one
-            remaining_V = remaining(shorter) if shorter else np.array([np.inf])
-            best = int(np.argmin(remaining_V))
-            if remaining_V[best] > nothing - KEPT * (nothing - everything):
-                break
-            spans_K2 = shorter[best]
+    for turn in range(2 * len(spans_K2)):
+        # Each end may take an equal part of what may be lost, and what those before it left over.
+        may_be_lost = (1 - KEPT_BY_SHORTER) * (turn + 1) / (2 * len(spans_K2)) * (nothing - everything)
+        for num_units in (16, 8, 4, 2, 1):
+            start, end = spans_K2[turn // 2]
+            inner_U = edges_E[(edges_E > start) & (edges_E < end)]
+            if len(inner_U) >= num_units:
+                shorter_K2 = spans_K2.copy()
+                shorter_K2[turn // 2, turn % 2] = inner_U[-num_units if turn % 2 else num_units - 1]
+                if remaining([shorter_K2])[0] <= everything + may_be_lost:
+                    spans_K2 = shorter_K2
     return spans_K2
 
 
@@ -455,7 +453,7 @@ def far_context_only(values_TF: np.ndarray, num_far_tokens_T: np.ndarray) -> np.
 
 
 class Found(NamedTuple):
-    """The sources of one target, the last to be given up first, and what they do; nats."""
+    """The sources of one target, the one whose swap does most first, and what they do; nats."""
 
     spans_K2: np.ndarray
     """Starts and ends: int64."""
@@ -498,8 +496,6 @@ class Search:
     weights_Q: np.ndarray | None = None
     """Weights of the predicted tokens' losses in the effect on one target; None: each token is a target, and
     effects are divergences."""
-    is_by_phrase: bool = True
-    """A source is as many units in a row as are needed together; else one."""
     is_exact: bool = False
     """Every unit is swapped for every target, which share the passes, and sources are those of the largest
     effects, as the rule leave_one_out_divergence ranks them."""
@@ -542,32 +538,30 @@ class Search:
         queries_Q = self.queries_of(target)
         num_far = int(self.sequence.num_far_tokens_T[target])
         edges_E = np.append(self.unit_starts[self.unit_starts < num_far], num_far)
-        if self.is_exact:
-            spans_K2 = self._largest(*self._of_all_units(target, edges_E), self.k)
-        elif self.model.sees_all:
-            spans_K2 = self._chosen(edges_E, queries_Q)
-        else:
-            # Near rows see nothing beyond a window, so that no estimate would tell of it.
-            def by_swap(spans_V2: np.ndarray) -> np.ndarray:
-                effects_V = self.effects(*self.exact(spans_V2, queries_Q))
-                return (effects_V * self._may_be_sources(spans_V2))[None, :, None]
-
-            spans_V2, effects_CVT = screened(by_swap, edges_E, self.k, self.sentence_starts)
-            spans_K2 = self._largest(spans_V2, effects_CVT[0, :, 0], self.k)
+        spans_K2 = self._largest(target, edges_E) if self.is_exact else self._chosen(edges_E, queries_Q)
+        hidden = self._near(queries_Q, self.full.prefix, None).measured(np.zeros((1, num_far), dtype=bool))
         alone = self.exact(spans_K2, queries_Q)
+        order_K = by_size(np.abs(self.effects(*alone)), spans_K2[:, 0])
+        spans_K2 = spans_K2[order_K]
+
+        def of_trials(num: int, *, is_exact: bool = True) -> list[Predictions]:
+            """What is predicted in the trial's contexts with so many sources put back."""
+            swaps = range(1, len(self.prefixes))
+            return [self._with(spans_K2[:num], swap, queries_Q, is_exact=is_exact) for swap in swaps]
+
+        remaining_K = [
+            self.effect_of(of_trials(number + 1, is_exact=False), queries_Q)
+            for number in range(len(spans_K2))
+        ]
         return Found(
             spans_K2,
-            self.effects(*alone),
-            alone.losses,
-            self._remaining(spans_K2, queries_Q),
-            float(self._hidden(queries_Q).losses[0].sum()),
-            *self._tried(spans_K2, queries_Q),
+            self.effects(*alone)[order_K],
+            alone.losses[order_K],
+            np.array(remaining_K),
+            float(hidden.losses.sum()),
+            of_trials(0),
+            of_trials(len(spans_K2)),
         )
-
-    def _largest(self, spans_V2: np.ndarray, effects_V: np.ndarray, num: int) -> np.ndarray:
-        """The spans of the largest effects that may be sources, so many of them."""
-        ordered_V2 = spans_V2[by_size(np.abs(effects_V), spans_V2[:, 0])]
-        return ordered_V2[self._may_be_sources(ordered_V2)][:num]
 
     def _may_be_sources(self, spans_V2: np.ndarray) -> np.ndarray:
         """Which spans hold more than control tokens: bool [V]."""
@@ -582,39 +576,28 @@ class Search:
         spans_V2 = np.column_stack([starts_U, np.append(starts_U[1:], num_far)])
         return spans_V2, self.exact(spans_V2, np.arange(len(self.sequence.query_rows_T)))
 
-    def _of_all_units(self, target: int, edges_E: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The units of a target, and what swapping each does; its near tokens may cut the last."""
+    def _largest(self, target: int, edges_E: np.ndarray) -> np.ndarray:
+        """The k units whose swap does most to a target; its near tokens may cut the last."""
         spans_V2, measured = self._every_unit
         queries_Q = self.queries_of(target)
         own_V2 = np.column_stack([edges_E[:-1], edges_E[1:]])
         of_units_V = self.effects(*(values_VQ[: len(own_V2), queries_Q] for values_VQ in measured))
         if spans_V2[len(own_V2) - 1, 1] != own_V2[-1, 1]:
             of_units_V[-1:] = self.effects(*self.exact(own_V2[-1:], queries_Q))
-        return own_V2, of_units_V
-
-    def _hidden(self, queries_Q: np.ndarray) -> Measured:
-        """What the short context alone does."""
-        near = self._near(queries_Q, self.full.prefix, None)
-        return near.measured(np.zeros((1, near.start), dtype=bool))
+        ordered_V2 = own_V2[by_size(np.abs(of_units_V), own_V2[:, 0])]
+        return ordered_V2[self._may_be_sources(ordered_V2)][: self.k]
 
     def _near(self, queries_Q: np.ndarray, own: Prefix, other: Prefix | None) -> NearRows:
         return NearRows(self.model, self.batching, self.sequence, self.full, queries_Q, own, other)
 
     @cached_property
     def _groups_V2(self) -> np.ndarray:
-        """Groups of units among the distant tokens."""
-        num_far = int(self.sequence.num_far_tokens_T.max())
-        # Of all rows, so that no group depends on which predictions are explained.
+        """Groups of units, of all rows, so that none depends on which predictions are explained."""
         num_rows = len(self.sequence.token_ids_S)
-        # A phrase does not go on behind what a chat's template wrote.
+        # A source does not go on behind what a chat's template wrote.
         breaks = np.flatnonzero(np.diff(self.is_label_S)) + 1
-        groups_V2 = _groups(
-            np.union1d(self.unit_starts, num_rows),
-            self.sentence_starts,
-            breaks,
-            min(COARSE_TOKENS, num_rows // NUM_GROUPS),
-        )
-        return groups_V2[groups_V2[:, 0] < num_far].clip(max=num_far)
+        size = min(COARSE_TOKENS, num_rows // NUM_GROUPS)
+        return _groups(np.union1d(self.unit_starts, num_rows), self.sentence_starts, breaks, size)
 
     @cached_property
     def _groups_alone(self) -> Prefix:
@@ -623,109 +606,75 @@ class Search:
         What the text's other groups told these rows is not in them. A group is read behind the swapped rows
         before it, all groups in one pass.
         """
-        num_far = int(self._groups_V2[-1, 1])
-        places_F = np.arange(num_far)
-        starts_F1 = np.append(0, self._groups_V2[:, 0])[
-            np.searchsorted(self._groups_V2[:, 0], places_F, side="right"), None
-        ]
+        places_F = np.arange(int(self.sequence.num_far_tokens_T.max()))
+        starts_G = np.append(0, self._groups_V2[:, 0])
+        starts_F1 = starts_G[np.searchsorted(starts_G, places_F, side="right") - 1, None]
         is_own_FF = (places_F >= starts_F1) & (places_F <= places_F[:, None])
         visible_1FK = np.hstack([places_F < starts_F1, is_own_FF])[None]
-        rows = text_rows(self.sequence.token_ids_S[:num_far])._replace(visible_BSK=visible_1FK)
+        rows = text_rows(self.sequence.token_ids_S[places_F])._replace(visible_BSK=visible_1FK)
         _, both = self.model.read(*rows.on_device(self.model.device), self.prefixes[0])
-        return both.rows(num_far + places_F)
+        return both.rows(len(places_F) + places_F)
 
     def _chosen(self, edges_E: np.ndarray, queries_Q: np.ndarray) -> np.ndarray:
-        """The k sources that the others can do without the least, in the search's swapped context: [K, 2].
+        """At most k sources, which together restore most in the search's swapped context: [K, 2], ascending.
 
-        Groups of units are put back there: those stay without which most is missed, or which alone restore
-        most. Then the least needed one is given up, again and again, and the last to be given up comes first.
-        A phrase is what is left of a group, or of several in a row, without the words at its ends that are
-        not needed; other units are found by splitting groups before.
+        They are what is needed of groups of units. Which groups are is estimated as if each was there alone.
         """
         near = self._near(queries_Q, self._groups_alone, self.prefixes[0])
 
         def remaining(sets: Sequence[np.ndarray]) -> np.ndarray:
-            """The effect that remains where these spans of the text are put back."""
+            """An estimate by near rows alone."""
             is_own_VF = np.array([is_within(spans_N2, near.start).any(axis=0) for spans_N2 in sets])
-            return np.round(np.abs(self.effects(*near.measured(is_own_VF))), 5)
+            effects_V = self.effects(*near.measured(is_own_VF.reshape(-1, near.start)))
+            return np.round(np.abs(effects_V), 5)
+
+        def remaining_anew(sets: Sequence[np.ndarray]) -> np.ndarray:
+            predicted = (self._with(spans_N2, 0, queries_Q, is_exact=False) for spans_N2 in sets)
+            return np.round(np.abs([self.effect_of([one], queries_Q) for one in predicted]), 5)
 
         groups_V2 = self._groups_V2[self._groups_V2[:, 0] < near.start].clip(max=near.start)
-        kept_N2 = groups_V2[self._may_be_sources(groups_V2)]
-        num = max(NUM_CANDIDATES, self.k)
-        kept_N2 = _foremost(remaining, kept_N2, num)
-        while (np.diff(np.searchsorted(edges_E, kept_N2)) > 1).any():
-            if self.is_by_phrase and len(kept_N2) >= self.k:
-                break
-            parts_V2 = np.concatenate([_parts(edges_E, *span) for span in kept_N2])
-            kept_N2 = _foremost(remaining, parts_V2[self._may_be_sources(parts_V2)], num)
-        if self.is_by_phrase:
-            while len(_in_runs(kept_N2)) > self.k:
-                kept_N2 = np.delete(kept_N2, _least_needed(remaining, kept_N2), axis=0)
-            shorter_N2 = _shortened(remaining, kept_N2, edges_E)
-            # An estimate has states that have seen what is cut off, so the exact effect decides.
-            nothing, left, left_of_shorter = (
-                abs(self.effect_of(self._with(spans_N2, 0, queries_Q), queries_Q))
-                for spans_N2 in (kept_N2[:0], kept_N2, shorter_N2)
-            )
-            if left_of_shorter <= nothing - KEPT * (nothing - left):
-                kept_N2 = shorter_N2
-            kept_N2 = _in_runs(kept_N2)
-        given_up: list[np.ndarray] = []
-        while len(kept_N2) > 1:
-            least = _least_needed(remaining, kept_N2)
-            given_up.append(kept_N2[least])
-            kept_N2 = np.delete(kept_N2, least, axis=0)
-        return np.array([*kept_N2, *given_up[::-1]][: self.k], dtype=np.int64).reshape(-1, 2)
+        groups_V2 = groups_V2[self._may_be_sources(groups_V2)]
+        of_groups = remaining if self.model.sees_all else remaining_anew
+        spans_N2 = _foremost(of_groups, groups_V2, max(NUM_CANDIDATES, self.k))
+        spans_K2 = _shortened(remaining_anew, _fewest(of_groups, spans_N2, self.k), edges_E)
+        # Those that follow on each other are one.
+        starts_K, ends_K = spans_K2.T
+        return np.column_stack([np.setdiff1d(starts_K, ends_K), np.setdiff1d(ends_K, starts_K)])
 
-    def _remaining(self, spans_K2: np.ndarray, queries_Q: np.ndarray) -> np.ndarray:
-        remaining_BK = []
-        for prefix in self.prefixes[1:]:
-            near = self._near(queries_Q, self._groups_alone, prefix)
-            is_own_KF = np.logical_or.accumulate(is_within(spans_K2, near.start), axis=0)
-            remaining_BK.append(self.effects(*near.measured(is_own_KF)))
-        return np.mean(remaining_BK, axis=0)
+    def _with(self, spans_K2: np.ndarray, swap: int, queries_Q: np.ndarray, *, is_exact: bool) -> Predictions:
+        """What is predicted with spans put back into a swapped context: 0, the search's, or the trial's.
 
-    def _tried(
-        self, spans_K2: np.ndarray, queries_Q: np.ndarray
-    ) -> tuple[list[Predictions], list[Predictions]]:
-        """What is predicted in each swapped context of the trial, and with the sources put back."""
-        swaps = range(1, len(self.prefixes))
-        without = [self._with(spans_K2[:0], swap, queries_Q) for swap in swaps]
-        return without, [self._with(spans_K2, swap, queries_Q) for swap in swaps]
-
-    def _with(self, spans_K2: np.ndarray, swap: int, queries_Q: np.ndarray) -> Predictions:
-        """What is predicted with spans put back into a swapped context: 0, the search's, or the trial's."""
+        Exactly, or without what spans tell the swapped tokens behind them: then they and near rows are read.
+        """
         num_far = int(self.sequence.num_far_tokens_T[queries_Q].min())
-        is_own_F = is_within(spans_K2, num_far).any(axis=0)
+        query_rows_Q = self.sequence.query_rows_T[queries_Q]
+        stop = int(query_rows_Q.max()) + 1
+        is_own_S = np.append(is_within(spans_K2, num_far).any(axis=0), np.ones(stop - num_far, dtype=bool))
+        # Near rows may see nothing beyond a window, so that without those between them nothing would be told.
+        is_all = is_exact or not self.model.sees_all
+        is_read_S = np.logical_or.accumulate(is_own_S) if is_all else is_own_S
+        (places_R,) = np.nonzero(is_read_S)
         swap_S = [self.search_swap_S, *self.trial_swaps_BS][swap]
-        restored_S = self.sequence.token_ids_S.copy()
-        restored_S[:num_far] = np.where(is_own_F, restored_S[:num_far], swap_S[:num_far])
-        # Before its first source it is the swapped text, which the prefix holds.
-        first = min([num_far, *spans_K2[:, 0].tolist()])
-        return self._read(restored_S, first, self.prefixes[swap], queries_Q)
-
-    def _read(
-        self, token_ids_S: np.ndarray, start: int, prefix: Prefix, queries_Q: np.ndarray
-    ) -> Predictions:
-        """What is predicted by rows from `start` on, behind a prefix."""
-        sequence = self.sequence
-        is_cut = sequence.visible_WS is None
-        stop = int(sequence.query_rows_T[queries_Q].max()) + 1 if is_cut else len(token_ids_S)
+        tokens_S = np.where(is_own_S, self.sequence.token_ids_S[:stop], swap_S[:stop])
+        visible_RS = _visible(self.sequence)[places_R, :stop]
+        visible_RK = np.hstack([visible_RS[:, :num_far] & ~is_read_S[:num_far], visible_RS[:, places_R]])
         rows = Rows(
-            token_ids_S[None, start:stop],
-            sequence.position_ids_S[None, start:stop],
-            None if sequence.visible_WS is None else sequence.visible_WS[None, :, start:],
-            sequence.query_rows_T[None, queries_Q] - start,
+            tokens_S[None, places_R],
+            self.sequence.position_ids_S[None, places_R],
+            visible_RK[None],
+            np.searchsorted(places_R, query_rows_Q)[None],
         )
-        hidden_1QD = hidden_states(self.model, rows, prefix.first(start) if start else None)
+        hidden_1QD = hidden_states(self.model, rows, self.prefixes[swap].first(num_far))
         return Predictions.of(self.model.logits(hidden_1QD[0]))
 
-    def effect_of(self, predictions: Predictions, queries_Q: np.ndarray) -> float:
-        """What a context does to a target, from what is predicted there."""
+    def effect_of(self, predictions: Sequence[Predictions], queries_Q: np.ndarray) -> float:
+        """What contexts do to a target, from what is predicted there: the mean over them."""
         index_Q = torch.as_tensor(queries_Q, device=self.model.device)
-        divergences_Q = self.full.predictions.divergences(predictions.log_probs_TV, index_Q)
-        losses_Q = predictions.losses(self.sequence.target_ids_T[queries_Q])
-        return float(self.effects(losses_Q[None], divergences_Q.cpu().numpy()[None])[0])
+        divergences_BQ = [
+            self.full.predictions.divergences(of.log_probs_TV, index_Q).cpu().numpy() for of in predictions
+        ]
+        losses_BQ = np.stack([of.losses(self.sequence.target_ids_T[queries_Q]) for of in predictions])
+        return float(self.effects(losses_BQ, np.stack(divergences_BQ)).mean())
 
 
 def is_within(spans_V2: np.ndarray, num_far: int) -> np.ndarray:

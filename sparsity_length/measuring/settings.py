@@ -375,8 +375,7 @@ class Placing(Chunked):
         return {}
 
 
-PHRASE = "phrase"
-UNITS = ("token", "word", PHRASE, "sentence", "paragraph")
+UNITS = ("token", "word", "sentence", "paragraph")
 
 
 def duration(given: str | float) -> float:
@@ -438,12 +437,12 @@ class Explaining(Settings):
     )
     unit: str | None = setting(
         str,
-        "unit of a source; a phrase is as many words in a row as are needed together (default: phrase; word"
-        f" with --all; sentence for a whole of more than {LONGEST_BY_WORDS} tokens)",
+        "what a source is made of: one of these or, but for --all, several in a row (default: word; sentence"
+        f" for a whole of more than {LONGEST_BY_WORDS} tokens)",
         None,
         choices=UNITS,
     )
-    sources: int = setting(positive_int, "number of sources per prediction", NUM_SOURCES, metavar="K")
+    sources: int = setting(positive_int, "sources per prediction, at most", NUM_SOURCES, metavar="K")
     budget: float | None = setting(
         duration, "time limit, for example 90s, 2m or 1h (default: 2m; none with --all)", None, metavar="TIME"
     )

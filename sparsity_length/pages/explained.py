@@ -138,7 +138,7 @@ class Explanation:
             )
         if num_none := sum(target["no_source"] for target in self.targets):
             sentences.append(
-                f"{num_none} of {len(self.targets)} without a source: the units found recover less than"
+                f"{num_none} of {len(self.targets)} without a source: what was found recovers less than"
                 f" {LEAST_RECOVERED:.0%} of the effect."
             )
         return sentences

@@ -77,6 +77,50 @@ def test_groups_alone_are_read_behind_the_swapped_rows_before_them() -> None:
                 )
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral_window"])
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_restored_spans_are_those_of_the_stock_model(family: str, is_exact: bool) -> None:
+    """Exactly, and where the swapped tokens behind a span know nothing of it."""
+    stock = make_model(family)
+    model = HuggingFaceCausalLM(make_model(family))
+    rng = np.random.default_rng(3)
+    own_L, *swaps = rng.integers(1, VOCABULARY_SIZE, (4, LENGTHS.long_context_length))
+    sequence = own_context(own_L, LENGTHS)
+    starts = np.arange(1, 36)
+    none = np.zeros(len(own_L), dtype=bool)
+    full = full_pass(model, sequence)
+    search = Search(
+        model, Batching(24), sequence, full, swaps[0], np.stack(swaps[1:]), starts, starts, 1, none
+    )
+    spans = np.array([[20, 26], [3, 4]])
+    target = int(LENGTHS.targets_T[1])
+    for swap, other_L in enumerate(swaps):
+        is_own_S = np.arange(target) >= target - LENGTHS.short_context_length
+        for span in spans:
+            is_own_S[slice(*span)] = True
+        found = search._with(spans, swap, np.array([1]), is_exact=is_exact).log_probs_TV[0]
+        # The swapped text, and behind it what is read in place of a part of it.
+        is_read_S = is_own_S if not is_exact and model.sees_all else np.arange(target) >= 3
+        (places_R,) = np.nonzero(is_read_S)
+        ids = np.append(other_L[:target], np.where(is_own_S, own_L[:target], other_L[:target])[places_R])
+        positions = np.append(np.arange(target), places_R)
+        sees_SS = positions <= positions[:, None]
+        sees_SS[:target, target:] = False
+        sees_SS[target:, :target] &= ~is_read_S
+        mask = torch.zeros(1, 1, *sees_SS.shape).masked_fill(~torch.tensor(sees_SS), torch.finfo().min)
+        width = getattr(stock.config, "sliding_window", None)
+        if width:
+            is_near = torch.tensor(positions[:, None] - positions < width)
+            near = mask.masked_fill(~is_near, torch.finfo().min)
+            types = getattr(stock.config, "layer_types", None)
+            mask = {"full_attention": mask, "sliding_attention": near} if types else near
+        with torch.inference_mode():
+            logits = stock(
+                torch.tensor(ids[None]), position_ids=torch.tensor(positions[None]), attention_mask=mask
+            ).logits[0, -1]
+        torch.testing.assert_close(found, logits.log_softmax(-1), atol=2e-5, rtol=1e-4)
+
+
 def test_nothing_patched_is_the_full_context_and_all_hidden_is_the_short_one() -> None:
     stock = make_model("llama")
     model = HuggingFaceCausalLM(make_model("llama"))

@@ -146,8 +146,10 @@ def assert_explained_as_by_stock(stock: StockModel, text: str, position: int) ->
         [*(-one_V[ids_N[target]] for one_V in (full_V, short_V, colored_V)), divergence(full_V, short_V)],
     )
     (explained,) = found.targets
-    sources = (found.frame["source_position"] + num_bos).tolist()
-    kept = [swapped(np.setdiff1d(range(num_bos, near), sources), other_N) for other_N in others]
+    spans = found.frame[["source_position", "source_end"]].to_numpy() + num_bos
+    sources = [np.arange(*span) for span in spans]
+    swapped_places = np.setdiff1d(range(num_bos, near), np.concatenate(sources))
+    kept = [swapped(swapped_places, other_N) for other_N in others]
     total, left = (np.mean([divergence(full_V, one_V) for one_V in some]) for some in (all_B, kept))
     assert_close([explained["total_effect"]], [total])
     assert_close([explained["recovered"] * total], [total - left])
@@ -156,7 +158,7 @@ def assert_explained_as_by_stock(stock: StockModel, text: str, position: int) ->
         np.mean([np.exp(one_V[ids_N[target]]) for one_V in some]) for some in ([full_V], all_B, kept)
     ]
     assert_close(told, in_context)
-    moved = [divergence(full_V, swapped([place], searched_N)) for place in sources]
+    moved = [divergence(full_V, swapped(places, searched_N)) for places in sources]
     assert_close(found.frame["effect"].tolist(), moved)
 
 
