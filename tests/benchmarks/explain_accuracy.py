@@ -6,8 +6,8 @@
 Of each text the 12 predictions with the largest effect of distant text are explained twice, by tokens: with
 the search, and with every distant token swapped (the four with the largest effects are then the sources).
 Told are
-  recovered        what the 4 sources recover of the total effect in 2 swapped contexts, of both
-  exact top 4      what the search has of it among its sources
+  recovered        what the sources, at most 4, recover of the total effect in 2 swapped contexts, of both
+  exact top 4      what the search has of it within its sources
   forward tokens   of the search and the trial, as a fraction of those of exact leave-one-out and trial
 A text is a line of --out; texts that are in it are not measured again. Two processes may share them: one
 does --texts 10, the other --first 10 --texts 20. Exact leave-one-out of a text of 512
@@ -17,6 +17,7 @@ tokens takes about 130,000 forward tokens: five minutes of one core with AVX-512
 import argparse
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +52,16 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def measured(text: np.ndarray, model: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """The numbers of one text."""
     asked = {"long_context_length": arguments.length, "unit": arguments.unit}
+    started = time.process_time()
     searched = explain(text, model, targets=NUM_TARGETS, budget=1e6, **asked)
     numbers = {
         "forward_tokens": searched.facts["num_forward_tokens"],
         "total": sum(target["total_effect"] for target in searched.targets),
         "recovered": sum(target["recovered"] * target["total_effect"] for target in searched.targets),
         "no_source": sum(target["no_source"] for target in searched.targets),
+        "sources": sum(len(target["sources"]) for target in searched.targets),
+        "source_tokens": sum(end - start for target in searched.targets for start, end in _spans(target)),
+        "core_seconds": time.process_time() - started,
     }
     if arguments.skip_exact:
         return numbers
@@ -66,12 +71,16 @@ def measured(text: np.ndarray, model: str, arguments: argparse.Namespace) -> dic
     return numbers | {
         "exact_forward_tokens": exact.facts["num_forward_tokens"],
         "exact_recovered": sum(one["recovered"] * one["total_effect"] for one, _ in both),
-        "found": float(np.mean([len(_spans(one) & _spans(of)) / len(_spans(one)) for one, of in both])),
+        "found": float(np.mean([_is_within(span, of) for one, of in both for span in _spans(one)])),
     }
 
 
-def _spans(target: dict[str, Any]) -> set[tuple[int, int]]:
-    return {(source["source_position"], source["source_end"]) for source in target["sources"]}
+def _spans(target: dict[str, Any]) -> list[tuple[int, int]]:
+    return [(source["source_position"], source["source_end"]) for source in target["sources"]]
+
+
+def _is_within(span: tuple[int, int], target: dict[str, Any]) -> bool:
+    return any(start <= span[0] and span[1] <= end for start, end in _spans(target))
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -96,8 +105,11 @@ def main(arguments: argparse.Namespace) -> None:
     total = {name: np.sum([row[name] for row in rows]) for name in rows[0]}
     sys.stdout.write(
         f"{len(rows)} texts of {length} tokens: {total['recovered'] / total['total']:.2f} of the total effect"
-        f" recovered, {total['no_source']:.0f} predictions without a source,"
-        f" {total['forward_tokens'] / len(rows):,.0f} forward tokens per text\n"
+        f" recovered, {total['no_source']:.0f} predictions without a source;"
+        f" {total['sources'] / len(rows) / NUM_TARGETS:.1f} sources per prediction of"
+        f" {total['source_tokens'] / total['sources']:.1f} tokens;"
+        f" {total['forward_tokens'] / len(rows):,.0f} forward tokens and"
+        f" {total['core_seconds'] / len(rows):,.0f} core seconds per text\n"
     )
     if not arguments.skip_exact:
         sys.stdout.write(
