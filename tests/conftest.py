@@ -12,8 +12,10 @@ A test runs a stage in this process (`stage.STAGE(words)`). If it is about proce
 """
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 # Tests multiply tiny matrices: threads only cost, and on a busy machine they cost minutes. Set before torch
@@ -36,15 +38,12 @@ LONGEST_FIRST = (
     "tests/slurm/test_jobs.py",
     "tests/analysis/test_notebooks.py",
     "tests/test_pages.py",
-    "tests/end_to_end/test_pipeline.py",
     "tests/test_pretrain.py",
-    "tests/analysis/test_explorer_page.py",
-    "tests/golden/test_studies_and_tables.py",
+    "tests/analysis/test_pages_in_chromium.py",
+    "tests/golden/test_golden.py",
     "tests/influence/test_brute_force.py",
-    "tests/analysis/test_drawing.py",
     "tests/test_tokenize_c4.py",
     "tests/studies/test_study_runs.py",
-    "tests/analysis/test_answers.py",
 )
 """The files that take longest: one that starts last would keep the other processes waiting."""
 TIME_IS_OVER = "the time is over"
@@ -102,11 +101,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     import torch
 
     if not torch.cuda.is_available():
-        hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
-        reason = "needs a GPU: make test-gpu" if hidden else "no GPU can be used here"
+        skip = pytest.mark.skip(reason="needs a GPU: make test-gpu, where one can be used")
         for item in items:
             if item.get_closest_marker("gpu") is not None:
-                item.add_marker(pytest.mark.skip(reason=reason))
+                item.add_marker(skip)
     place = {name: index for index, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(place)))
 
@@ -152,6 +150,40 @@ def make_olmo() -> "Callable[..., OLMo]":
         return OLMo(ModelConfig.new(**config)).eval()
 
     return make
+
+
+@pytest.fixture
+def typed(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> "Callable[..., tuple[object, str, str]]":
+    """A function calling a program's main function as its command does: exit code, output, errors."""
+
+    def run(main: "Callable[[], object]", *words: object) -> tuple[object, str, str]:
+        monkeypatch.setattr(sys, "argv", [str(word) for word in words])
+        code: object = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+        return code, *capfd.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def folder(tmp_path: Path, make_olmo: "Callable[..., OLMo]") -> Path:
+    """What the measuring stages are run on, in the test's own folder."""
+    from measured_documents import write_measurable
+
+    return write_measurable(tmp_path, make_olmo(seed=1))
+
+
+@pytest.fixture(scope="session")
+def measurable(tmp_path_factory: pytest.TempPathFactory, make_olmo: "Callable[..., OLMo]") -> Path:
+    """The same for all tests that write nothing there."""
+    from measured_documents import write_measurable
+
+    return write_measurable(tmp_path_factory.mktemp("measurable"), make_olmo(seed=1))
 
 
 @pytest.fixture(autouse=True)

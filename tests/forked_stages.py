@@ -4,7 +4,7 @@ A stage started by its command pays some five seconds for importing torch and OL
 process (to be killed, for signals and exit codes, for several ranks) and not the command as it is typed, it
 starts the stage here: the same file is run as `__main__`, with its own folder, environment, output and signal
 handlers. Only libraries are imported beforehand, nothing of the repository. That a stage brings along all it
-imports and runs wherever it is typed, tests/end_to_end shows.
+imports and runs wherever it is typed, tests/studies shows.
 
 Run as a program, this file is one of two: that first process, which forks for each request through its
 socket and ends with the process that started it; or what stands in for `python` and `torchrun` where others
@@ -17,6 +17,7 @@ import json
 import os
 import runpy
 import select
+import shlex
 import shutil
 import signal
 import socket
@@ -29,7 +30,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARIES = (
@@ -41,8 +42,7 @@ LIBRARIES = (
     "pandas",
     "rich.progress",
     "nbclient",
-)
-LIBRARIES_OF_TESTS = (
+    # Which processes of tests import beside.
     "accelerate",
     "matplotlib.pyplot",
     "pytest",
@@ -51,105 +51,55 @@ LIBRARIES_OF_TESTS = (
     "transformers.models.auto.modeling_auto",
     "transformers.models.gpt_neox.modeling_gpt_neox",
 )
-"""What processes of tests import beside."""
 _MOST_SECONDS_OF_IMPORTS = 240
-_LARGEST_REQUEST = 1 << 20  # bytes, and so are the next two
-_MOST_WRITTEN = 1 << 20
+_LARGEST_REQUEST = 1 << 20  # bytes, and so is the next
 _NUMBER = 32
 _SHARED = "FORKING_SERVER"
 """The variable that tells processes of tests the address of the one that forks for all of them."""
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
-class ForkedStage:
-    """A program that was started, in the words of `subprocess.Popen`."""
-
-    def __init__(self, channel: socket.socket, written: tuple[IO[bytes], IO[bytes]]) -> None:
-        self._channel = channel
-        self._written = written
-        self.pid = int(channel.recv(_NUMBER))
-        self.returncode: int | None = None
-
-    def wait(self, timeout: float = 240) -> int:
-        """The exit code, less than 0 for a signal, once it has ended."""
-        if self.returncode is None:
-            if not select.select([self._channel], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout, *self._said())
-            self.returncode = os.waitstatus_to_exitcode(int(self._channel.recv(_NUMBER)))
-            self._channel.close()
-        return self.returncode
-
-    def poll(self) -> int | None:
-        """The exit code; None while it runs."""
-        try:
-            return self.wait(0)
-        except subprocess.TimeoutExpired:
-            return None
-
-    def communicate(self, timeout: float = 240) -> tuple[str, str]:
-        """What it wrote on standard output and on standard error, once it has ended."""
-        self.wait(timeout)
-        return self._said()
-
-    def send_signal(self, number: int) -> None:
-        """Send a signal, unless it has ended."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def _said(self) -> tuple[str, str]:
-        # not by seeking: the place in the file is shared with the program
-        out, error = (os.pread(file.fileno(), _MOST_WRITTEN, 0).decode() for file in self._written)
-        return out, error
+def command(*words: str | Path, name: str = "python") -> list[str]:
+    """What starts this Python, or torchrun, on these words: forked. Of a signal it tells as a shell does."""
+    return [sys.executable, "-S", "-E", __file__, name, _server(), *map(str, words)]
 
 
-def start(program: str, *words: str | Path, cwd: Path, **environment: str) -> ForkedStage:
+def start(program: str, *words: str | Path, cwd: Path, **environment: str) -> "subprocess.Popen[str]":
     """Start a program by its path below the repository's root, with these variables beside this process's."""
-    written = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 -- read while it is written
-    words = (str(ROOT / program), *map(str, words))
-    with Path(os.devnull).open("rb") as nothing:
-        descriptors = [file.fileno() for file in (nothing, *written)]
-        connection = _request(_server(), words, str(cwd), {**os.environ, **environment}, descriptors)
-    return ForkedStage(connection, written)
-
-
-def run(program: str, *words: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Start a program as `start` does, and wait for its end."""
-    process = start(program, *words, cwd=cwd, **environment)
-    said = process.communicate(timeout=600)
-    return subprocess.CompletedProcess([program, *words], process.wait(), *said)
+    return subprocess.Popen(
+        command(ROOT / program, *words),
+        cwd=cwd,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 @contextmanager
-def ranks(
-    program: str, *words: str | Path, cwd: Path, count: int = 2, code: int = 0
-) -> Iterator[list[ForkedStage]]:
-    """The processes of one run on several ranks, as torchrun starts them.
-
-    On leaving, all of them have ended with the exit code `code`.
-    """
+def ranks(program: str, *words: str | Path, cwd: Path) -> Iterator[None]:
+    """One run on two ranks, as torchrun starts it; on leaving, both have ended well."""
     import torch  # not for those that stand in
 
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     of_all = {
-        "WORLD_SIZE": str(count),
-        "LOCAL_WORLD_SIZE": str(count),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-    started = [
-        start(program, *words, cwd=cwd, RANK=str(rank), LOCAL_RANK=str(rank), **of_all)
-        for rank in range(count)
-    ]
-    yield started
-    for rank in started:
-        assert rank.wait() == code, rank.communicate()
+    started = [start(program, *words, cwd=cwd, RANK=rank, LOCAL_RANK=rank, **of_all) for rank in "01"]
+    yield
+    for process in started:
+        _, said = process.communicate(timeout=600)
+        assert process.returncode == 0, said
 
 
 def stand_ins(folder: Path) -> Path:
     """Write `python` and `torchrun` into a folder for the PATH of others; both fork what they are to run."""
     for name in ("python", "torchrun"):
-        words = f'exec "{sys.executable}" -S -E "{__file__}" {name} "{_server()}"'
+        words = shlex.join(["exec", *command(name=name)])
         torchruns_own = f"export PYTHON_EXEC={folder}/python\n" if name == "torchrun" else ""
         (folder / name).write_text(f'#!/bin/sh\n{torchruns_own}{words} "$@"\n')
         (folder / name).chmod(0o755)
@@ -158,7 +108,7 @@ def stand_ins(folder: Path) -> Path:
 
 def share_one_server() -> None:
     """Start the process that forks, for all processes that this one will start; it ends with this one."""
-    os.environ[_SHARED] = _begun_server("serve_tests")[0]
+    os.environ[_SHARED] = _begun_server()[0]
 
 
 def python_that_forks() -> Path:
@@ -178,30 +128,20 @@ def _server() -> str:
 
 
 @cache
-def _begun_server(role: str = "serve") -> tuple[str, "subprocess.Popen[bytes]"]:
+def _begun_server() -> tuple[str, "subprocess.Popen[bytes]"]:
     """Its address, and it, which lives as long as its standard input is open: as this process does."""
     address = f"{tempfile.mkdtemp(prefix='forking-')}/socket"
-    return address, subprocess.Popen([sys.executable, __file__, role, address], stdin=subprocess.PIPE)
-
-
-def _request(
-    address: str, words: tuple[str, ...], cwd: str, environment: dict[str, str], standard: list[int]
-) -> socket.socket:
-    """A connection that tells the new process' ID, and then how it ended; closing it kills the process.
-
-    `standard` are the descriptors of its standard input, output and error.
-    """
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.connect(address)
-    request = json.dumps({"words": words, "cwd": cwd, "environment": environment})
-    socket.send_fds(connection, [request.encode()], standard)
-    return connection
+    return address, subprocess.Popen([sys.executable, __file__, "serve", address], stdin=subprocess.PIPE)
 
 
 def _stand_in(name: str, address: str, words: list[str]) -> NoReturn:
+    """Have a program run, pass signals on, and end as it does; to end this process kills it."""
     program = ("torchrun", *words) if name == "torchrun" else tuple(words[words[0] == "-u" :])
     signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)  # until it is known to whom
-    connection = _request(address, program, str(Path.cwd()), dict(os.environ), [0, 1, 2])
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(address)
+    request = json.dumps({"words": program, "cwd": str(Path.cwd()), "environment": dict(os.environ)})
+    socket.send_fds(connection, [request.encode()], [0, 1, 2])
     pid = int(connection.recv(_NUMBER))
 
     def pass_on(number: int, frame: object) -> None:
@@ -279,8 +219,8 @@ def _become(request: dict, standard: list[int]) -> NoReturn:
 
 if __name__ == "__main__":
     role, address, *words = sys.argv[1:]
-    if role.startswith("serve"):
-        for library in (*LIBRARIES, *(LIBRARIES_OF_TESTS if role == "serve_tests" else ())):
+    if role == "serve":
+        for library in LIBRARIES:
             importlib.import_module(library)
         gc.freeze()  # what is never looked at again stays one copy for all
         _serve(address)

@@ -1,9 +1,14 @@
 """Tiny random Hugging Face models, one of each kind that models/huggingface.py must get right."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from tokenizers import Tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+from sparsity_length.text.tokenizer import train_bpe
 
 VOCABULARY_SIZE = 48
 _SIZES = {
@@ -33,7 +38,7 @@ _GPT2 = {
 _ALIBI = {"vocab_size": VOCABULARY_SIZE, "initializer_range": 0.2}
 
 WINDOW = 7
-"""How many tokens a token sees, itself included, in layers that slide of `WINDOWED`."""
+"""How many tokens a token sees, itself included, in layers that slide."""
 _SLIDES = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
 
 
@@ -123,7 +128,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """name -> model type and configuration."""
 
-WINDOWED = {"mistral_window", "gemma2", "gemma3", "olmo3", "cohere2"}
 LEARNED_POSITIONS = {"gpt2", "opt"}
 
 
@@ -155,3 +159,34 @@ def make_model(family: str, seed: int = 0, attention: str | None = None, **field
             torch.ones_like(mask), *rest, **named
         )
     return model
+
+
+def save_model(folder: Path, tokenizer: str, family: str = "llama", seed: int = 0, **fields: Any) -> str:
+    """Write a random model and its tokenizer.json as the hub has them; the folder."""
+    rows = Tokenizer.from_str(tokenizer).get_vocab_size()
+    make_model(family, seed, **{"vocab_size": rows, **fields}).save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(tokenizer)
+    return str(folder)
+
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}: {{ message['content'] }}<|im_end|>"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant: {% endif %}"
+)
+CHAT = [
+    {"role": "user", "content": "where sat the cat, and what saw the cat there?"},
+    {"role": "assistant", "content": "the cat sat on a mat"},
+]
+
+
+def save_chat_model(folder: Path, texts: Sequence[str], vocabulary_size: int) -> Path:
+    """A random GPT-NeoX of 64 positions, a tokenizer trained on the texts, and a chat template."""
+    inner = Tokenizer.from_str(train_bpe(texts, vocabulary_size).to_json())
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token="<|im_end|>", chat_template=CHAT_TEMPLATE
+    )
+    fast.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
+    make_model("gpt_neox", vocab_size=len(fast)).save_pretrained(folder)
+    fast.save_pretrained(folder)
+    return folder

@@ -6,7 +6,7 @@ chunks (tokens 0-11 and 12-23; the last 6 belong to none), the next two have one
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -21,6 +21,8 @@ from sparsity_length.results.files import LOCK_FILE, describe_files
 from sparsity_length.text.folder import TRAIN_FOLDER, EvaluationDocument, write_data_folder
 from sparsity_length.text.tokenizer import DocumentTokenizer
 
+Typed = Callable[..., tuple[object, str, str]]
+"""The fixture `typed`."""
 VOCABULARY_SIZE = 48
 LONG = 12
 TARGETS = 3
@@ -83,11 +85,17 @@ def with_far(own_L: np.ndarray, far_L: np.ndarray, place: int, short: int = SHOR
     return np.concatenate([far_L[: place - short], own_L[place - short :]])
 
 
-def word_tokenizer(bos_token_ids: Sequence[int] = ()) -> Tokenizer:
-    """A token a word: the text "w7 w12" has the tokens 7 and 12."""
-    words = {f"w{index}": index for index in range(VOCABULARY_SIZE)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+def word_level(*words: str, unk_token: str = "<unk>") -> Tokenizer:
+    """A token a word, in the order of their IDs."""
+    vocabulary = {word: token_id for token_id, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=unk_token))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return tokenizer
+
+
+def word_tokenizer(bos_token_ids: Sequence[int] = ()) -> Tokenizer:
+    """The text "w7 w12" has the tokens 7 and 12."""
+    tokenizer = word_level(*(f"w{token_id}" for token_id in range(VOCABULARY_SIZE)), unk_token="w0")
     if bos_token_ids:
         names = [f"w{token_id}" for token_id in bos_token_ids]
         tokenizer.post_processor = processors.TemplateProcessing(
@@ -132,19 +140,31 @@ def write_checkpoint(run_folder: Path, model: OLMo) -> Path:
     return run_folder
 
 
+def write_measurable(folder: Path, model: OLMo) -> Path:
+    """`DOCUMENTS` in `folder`/data, a model in `folder`/run."""
+    write_data(folder / "data")
+    write_checkpoint(folder / "run", model)
+    return folder
+
+
+def run(stage: ModuleType, *words: object) -> None:
+    """Run a stage in this process on the words of a command line."""
+    stage.STAGE([str(word) for word in words])
+
+
 def stage_name(stage: ModuleType) -> str:
     return stage.__name__.rpartition(".")[2]
 
 
-def command_line(stage: ModuleType, folder: Path, *flags: str) -> list[str]:
+def command_line(stage: ModuleType, folder: Path, *flags: str | Path) -> list[str]:
     """The flags of a stage run on `folder`/data and `folder`/run; those in `flags` win."""
     here = {"--data": "data", "--checkpoints": "run", "--results": "results"}
     paths = [word for flag, name in here.items() for word in (flag, str(folder / name))]
     own = LENGTHS if "--context-lengths" in flags else FLAGS[stage_name(stage)]
-    return [*paths, "--device", "cpu", *own, *flags]
+    return [*paths, "--device", "cpu", *own, *map(str, flags)]
 
 
-def measure(stage: ModuleType, folder: Path, *flags: str) -> Path:
+def measure(stage: ModuleType, folder: Path, *flags: str | Path) -> Path:
     """Run a stage in this process; the results folder."""
     program: Stage = stage.STAGE
     arguments = program.parse(command_line(stage, folder, *flags))

@@ -178,7 +178,7 @@ def main() -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     os.environ["COVERAGE_FILE"] = str(OUT / ".coverage")
     forked_stages.share_one_server()
-    for library in (*forked_stages.LIBRARIES, *forked_stages.LIBRARIES_OF_TESTS):
+    for library in forked_stages.LIBRARIES:
         importlib.import_module(library)
     recorded = OUT / "tests.json"
     if not recorded.exists():

@@ -8,15 +8,18 @@ Shapes: N cases, S rows (the tokens before the target), V vocabulary.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from hugging_face_families import make_model
 from olmo.model import OLMo, alibi_attention_bias
+from transformers import PreTrainedModel
 
 from sparsity_length.models.huggingface import HuggingFaceCausalLM
 from sparsity_length.models.interface import CausalLM
 from sparsity_length.models.olmo import OLMoCausalLM
+from sparsity_length.pages.explained import Explanation
 
 IMPLEMENTATIONS = ("olmo", "olmo alibi", "llama", "gpt_neox", "gemma2", "olmo3", "gpt2", "bloom", "mpt")
 WITH_BOS = ("bos olmo", "bos gemma3", "2 bos gpt2")
@@ -39,9 +42,7 @@ def stock_olmo(model: OLMo) -> Stock:
     return logits
 
 
-def stock_hugging_face(family: str, seed: int) -> Stock:
-    model = make_model(family, seed, attention="eager")
-
+def stock_hugging_face(model: PreTrainedModel) -> Stock:
     def logits(token_ids: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
         # Every row may see the same tokens, as far as they stand before it: the library makes the mask.
         is_seen = allowed[:, -1].long()
@@ -78,7 +79,8 @@ def witness_and_model(name: str, seed: int, make_olmo: Callable[..., OLMo]) -> t
         fields = {"rope": False, "alibi": True} if name == "olmo alibi" else {}
         twins = [make_olmo(seed=seed, n_kv_heads=2, **fields) for _ in range(2)]
         return stock_olmo(twins[0]), OLMoCausalLM(twins[1])
-    return stock_hugging_face(name, seed), HuggingFaceCausalLM(make_model(name, seed))
+    stock = stock_hugging_face(make_model(name, seed, attention="eager"))
+    return stock, HuggingFaceCausalLM(make_model(name, seed))
 
 
 def log_probs(stock: Stock, target: int, cases: Sequence[Case]) -> np.ndarray:
@@ -107,3 +109,63 @@ def naive_divergences(stock: Stock, target: int, reference: Case, cases: Sequenc
     """KL(p(.|reference) || p(.|C))."""
     first_V, *others = log_probs(stock, target, [reference, *cases])
     return [divergence(first_V, other_V) for other_V in others]
+
+
+def swapped(ids_N: np.ndarray, other_N: np.ndarray, places: Any) -> np.ndarray:
+    """The tokens, those at some places another text's."""
+    changed_N = ids_N.copy()
+    changed_N[places] = other_N[places]
+    return changed_N
+
+
+def assert_explained(
+    found: Explanation,
+    position: int,
+    ids_N: np.ndarray,
+    swaps_4N: np.ndarray,
+    predict: Callable[[int, Sequence[Case]], np.ndarray],
+    atol: float,
+    num_leading: int = 0,
+) -> None:
+    """Every number that `explain` tells of one prediction: losses, the sources' effects, and the trial.
+
+    `ids_N` are the tokens that are measured, behind so many leading ones, and so are the swaps: the first
+    colors the page, the last serves the search. `predict` is `log_probs` of the stock model.
+    """
+    (losses,) = found.losses[found.losses["position"] == position].itertuples()
+    (told,) = (target for target in found.targets if target["position"] == position)
+    sources = found.frame[found.frame["position"] == position]
+    first = found.first_token - num_leading
+    t = position - first
+    near = sources["near_position"].iloc[0] - first
+    window = losses.near_position - first
+    spans = [range(*span) for span in sources[["source_position", "source_end"]].to_numpy() - first]
+    kept = [place for span in spans for place in span]
+    coloring_N, *trials, searched_N = swaps_4N
+
+    def of(*texts: np.ndarray) -> np.ndarray:
+        return predict(t, [(text, range(t)) for text in texts])
+
+    full_V, colored_V = of(ids_N, swapped(ids_N, coloring_N, slice(window)))
+    (short_V,) = predict(t, [(ids_N, range(window, t))])
+    without = of(*(swapped(ids_N, other_N, slice(near)) for other_N in trials))
+    back = of(*(swapped(other_N, ids_N, [*kept, *range(near, t)]) for other_N in trials))
+    moved = of(*(swapped(ids_N, searched_N, [*span]) for span in spans))
+    total, left = (np.mean([divergence(full_V, one_V) for one_V in of_swaps]) for of_swaps in (without, back))
+    pairs = [
+        (losses.long_context_loss, -full_V[ids_N[t]]),
+        (losses.window_short_loss, -short_V[ids_N[t]]),
+        (losses.window_swapped_loss, -colored_V[ids_N[t]]),
+        (losses.window_short_divergence, divergence(full_V, short_V)),
+        (losses.window_swapped_divergence, divergence(full_V, colored_V)),
+        (told["total_effect"], total),
+        (told["recovered"] * total, total - left),
+        (told["probability"], np.exp(full_V[ids_N[t]])),
+        (told["probability_without"], np.exp(without[:, ids_N[t]]).mean()),
+        (told["probability_with_sources"], np.exp(back[:, ids_N[t]]).mean()),
+    ]
+    np.testing.assert_allclose(*np.transpose(pairs), atol=atol, rtol=0)
+    effects = [divergence(full_V, one_V) for one_V in moved]
+    np.testing.assert_allclose(sources["effect"], effects, atol=atol, rtol=0)
+    likeliest = [probability for _, probability in told["likeliest"]]
+    np.testing.assert_allclose(likeliest, np.sort(np.exp(full_V))[:-4:-1], atol=atol, rtol=0)

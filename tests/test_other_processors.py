@@ -1,4 +1,4 @@
-"""The numbers do not depend on the processor: the tests of numbers, with vector instructions withheld.
+"""The numbers do not depend on the processor; a slim install measures pretrained models.
 
 The kernels choose their instructions when a process starts, so each choice is a pytest of its own. `default`
 is the lowest that torch has: SSE, no fused multiply-add. Here and on AVX-512 both others are truly others.
@@ -10,6 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from hugging_face_families import save_model
+
+from sparsity_length.text.sources import first_passages
+from sparsity_length.text.tokenizer import train_bpe
 
 ROOT = Path(__file__).resolve().parents[1]
 WITHOUT_NUMBERS = ("analysis", "slurm", "studies", "test_other_processors.py", "test_pages.py")
@@ -39,3 +43,42 @@ def test_the_numbers_are_right_with_other_vector_instructions(capability: str) -
         text=True,
     )
     assert done.returncode == 0, done.stdout[-5000:]
+
+
+WITHOUT = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("olmo", "olmo_data"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing())
+import importlib.util as util
+found = util.find_spec
+util.find_spec = lambda name, package=None: None if name == "olmo_data" else found(name, package)
+"""
+
+
+def python(code: str, *words: object) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-c", WITHOUT + code, *map(str, words)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    tokenizer = train_bpe(first_passages(20_000), 300).to_json()
+    return save_model(tmp_path_factory.mktemp("slim") / "model", tokenizer)
+
+
+@pytest.mark.slow
+def test_a_pretrained_model_is_measured(model: str) -> None:
+    code = """
+from sparsity_length import explain, influential_tokens, losses
+text = "The cat sat on a mat, and the cat that sat there saw another cat. " * 3
+folder = sys.argv[1]
+assert len(losses(text, folder, short_context_length=4)) > 20
+assert len(influential_tokens(text, folder, k=(1,), short_context_length=4, num_targets=2)) == 2
+assert explain(text, folder, short_context_length=4, targets=1).losses["long_context_loss"].notna().all()
+print("measured")
+"""
+    ended = python(code, model)
+    assert ended.stdout.splitlines()[-1:] == ["measured"], ended.stderr

@@ -4,13 +4,14 @@ import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
-from hugging_face_families import make_model
+from hugging_face_families import make_model, save_model
 from measured_documents import (
     DOCUMENTS,
     SHORT,
@@ -19,15 +20,15 @@ from measured_documents import (
     write_checkpoint,
     write_data,
 )
+from naive_predictions import Stock, behind, naive_losses, stock_hugging_face
 from olmo.model import OLMo
 from sparsity_length.programs import influential_tokens as influential_stage
 from sparsity_length.programs import loss_differences as loss_stage
 from tokenizers import Tokenizer, processors
-from tqdm.auto import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from sparsity_length import InputError, explain, influential_tokens, losses
-from sparsity_length.measuring import contexts, frames
+from sparsity_length.measuring import contexts, frames, given
 from sparsity_length.results.read import Results
 from sparsity_length.text.tokenizer import train_bpe
 
@@ -47,11 +48,8 @@ def bpe() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def llama(bpe: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as the hub has them: a Llama of 64 positions and its tokenizer."""
-    folder = tmp_path_factory.mktemp("hub") / "tiny-llama"
-    make_model("llama", vocab_size=bpe.get_vocab_size()).save_pretrained(folder)
-    bpe.save(str(folder / "tokenizer.json"))
-    return folder
+    """A Llama of 64 positions."""
+    return Path(save_model(tmp_path_factory.mktemp("hub") / "tiny-llama", bpe.to_str()))
 
 
 @pytest.mark.parametrize("bos_token_ids", [pytest.param((), marks=pytest.mark.slow), (7, 3)])
@@ -76,7 +74,11 @@ def test_the_numbers_are_those_of_the_stages(
     np.testing.assert_allclose(found[VALUES], expected[VALUES], atol=5e-6)
 
     measure(loss_stage, tmp_path, *words_of_length, "--context-lengths", "2", "8")
-    kept = Results(results).frame("length_losses").explode(["losses", "divergences"])
+    kept = Results(results).frame("length_losses")
+    for name, values in (("mean_loss", "losses"), ("mean_divergence", "divergences")):
+        np.testing.assert_allclose(kept[name], kept[values].map(np.mean), atol=1e-6)
+    assert set(kept["num_targets"]) == {3}
+    kept = kept.explode(["losses", "divergences"])
     found = losses(texts, model, words, context_lengths=(8, 2), long_context_length=length)
     found = found.sort_values(["text", "context_length", "position"])
     assert len(found) == 5 * 2 * 3 and found["context_length"].tolist() == kept["context_length"].tolist()
@@ -120,64 +122,56 @@ def test_the_numbers_are_those_of_the_stages(
         )
 
 
-@torch.inference_mode()
-def stock_loss(stock: PreTrainedModel, token_ids: list[int], positions: list[int], target: int) -> float:
-    inputs = torch.tensor([token_ids])  # with a mask: without one the library cuts a text apart at gaps
-    output = stock(
-        input_ids=inputs, position_ids=torch.tensor([positions]), attention_mask=torch.ones_like(inputs)
-    )
-    return float(-output.logits[0, -1].log_softmax(-1)[target])
+def naive_loss(stock: Stock, ids: np.ndarray, num: int, length: int) -> float:
+    """Loss of the last token, behind a chunk of the `num` tokens before it, `length` of which are seen."""
+    (loss,) = naive_losses(stock, num, [(ids[-num - 1 :], range(num - length, num))])
+    return loss
 
 
 @pytest.mark.parametrize("bos", [pytest.param([], marks=pytest.mark.slow), [3]])
 def test_a_text_of_several_chunks_has_a_row_a_token_and_the_stock_model_s_losses(
     bpe: Tokenizer, bos: list[int]
 ) -> None:
-    stock = make_model("llama", vocab_size=bpe.get_vocab_size())
+    model = make_model("llama", attention="eager", vocab_size=bpe.get_vocab_size())
+    stock = behind(stock_hugging_face(model), bos)
     text = TEXT * 5
-    ids = bpe.encode(text).ids
+    ids = np.array(bpe.encode(text).ids)
     if bos:  # before every chunk and every short context, at position ID 0
         bpe = Tokenizer.from_str(bpe.to_str())
         bpe.post_processor = processors.TemplateProcessing(single="B $A", special_tokens=[("B", bos[0])])
-    frame = losses(["", text, "The"], stock, bpe, short_context_length=S)
+    frame = losses(["", text, "The"], model, bpe, short_context_length=S)
     assert frame["text"].unique().tolist() == [1, 2]  # empty texts have no row
     frame = frame[frame["text"] == 1]
     assert len(ids) > 2 * 64 and frame["position"].tolist() == list(range(len(ids)))
-    assert "".join(frame["token"]) == text and frame["token_id"].tolist() == ids
+    assert "".join(frame["token"]) == text and frame["token_id"].tolist() == ids.tolist()
     # Half a chunk of 64, or all that there is.
-    behind = frame[frame["position"] > S]
-    assert (behind["num_long_context_tokens"] >= behind["position"].clip(upper=32 - len(bos))).all()
+    later = frame[frame["position"] > S]
+    assert (later["num_long_context_tokens"] >= later["position"].clip(upper=32 - len(bos))).all()
     assert frame[VALUES].isna().all(axis=1).tolist() == [place <= S for place in range(len(ids))]
     for row in frame.iloc[S + 1 :: 7].itertuples():
         num = row.num_long_context_tokens
-        t = row.position
-        # A chunk's position IDs begin at 0, and the short context keeps its own.
-        places = list(range(len(bos), len(bos) + num))
-        long = stock_loss(stock, bos + ids[t - num : t], [0] * len(bos) + places, ids[t])
-        short = stock_loss(stock, bos + ids[t - S : t], [0] * len(bos) + places[-S:], ids[t])
-        np.testing.assert_allclose([row.long_context_loss, row.short_context_loss], [long, short], atol=2e-5)
-    by_length = losses(["The", text], stock, bpe, context_lengths=(1, 9, 40))
+        found = [row.long_context_loss, row.short_context_loss]
+        expected = [naive_loss(stock, ids[: row.position + 1], num, seen) for seen in (num, S)]
+        np.testing.assert_allclose(found, expected, atol=2e-5)
+    by_length = losses(["The", text], model, bpe, context_lengths=(1, 9, 40))
     assert by_length["text"].unique().tolist() == [1]  # the other has no token with 40 before it
     assert by_length["context_length"].tolist() == [1, 9, 40] * (len(ids) - 40)
     assert by_length["position"].tolist() == np.repeat(range(40, len(ids)), 3).tolist()
     for row in by_length.iloc[::23].itertuples():
-        t = row.position
         num = row.num_long_context_tokens
-        c = row.context_length
-        places = list(range(len(bos) + num - c, len(bos) + num))
-        expected = stock_loss(stock, bos + ids[t - c : t], [0] * len(bos) + places, ids[t])
+        expected = naive_loss(stock, ids[: row.position + 1], num, row.context_length)
         assert row.loss == pytest.approx(expected, abs=2e-5)
-        assert (row.divergence < 1e-6) == (c == num)
-    last = losses(text, stock, bpe, context_lengths=9, long_context_length=64, num_targets=5)
+        assert (row.divergence < 1e-6) == (row.context_length == num)
+    last = losses(text, model, bpe, context_lengths=9, long_context_length=64, num_targets=5)
     pd.testing.assert_frame_equal(
         last[["position", "loss"]],
         by_length.query("context_length == 9")[["position", "loss"]].tail(5).reset_index(drop=True),
         atol=2e-5,
     )
-    chosen = influential_tokens(text, stock, bpe, k=(1, 3), short_context_length=S)
+    chosen = influential_tokens(text, model, bpe, k=(1, 3), short_context_length=S)
     asked = {"tokenizer": bpe, "short_context_length": S, "num_targets": 3}
-    every = influential_tokens(text, stock, k=(1, 30), **asked)
-    pd.testing.assert_frame_equal(influential_tokens(text, stock, k=(1, 30), **asked, screen=57), every)
+    every = influential_tokens(text, model, k=(1, 30), **asked)
+    pd.testing.assert_frame_equal(influential_tokens(text, model, k=(1, 30), **asked, screen=57), every)
     joined = chosen.merge(frame, on=["position", "token"], suffixes=("", "_of_losses"))
     same = joined[joined["num_long_context_tokens"] == joined["position"]]
     np.testing.assert_allclose(same["long_context_loss"], same["long_context_loss_of_losses"], atol=2e-5)
@@ -203,14 +197,14 @@ def test_models_tokenizers_and_texts_of_every_kind_tell_the_same(llama: Path, bp
 
 
 def test_a_context_beyond_a_default_chunk_has_a_longer_one(bpe: Tokenizer) -> None:
-    stock = make_model("llama", vocab_size=bpe.get_vocab_size(), max_position_embeddings=2048)
-    ids = bpe.encode(TEXT * 60).ids
+    fields = {"vocab_size": bpe.get_vocab_size(), "max_position_embeddings": 2048}
+    model = make_model("llama", attention="eager", **fields)
+    ids = np.array(bpe.encode(TEXT * 60).ids)
     assert len(ids) > 1200
-    (row,) = losses(TEXT * 60, stock, bpe, context_lengths=1100, num_targets=1).itertuples()
+    (row,) = losses(TEXT * 60, model, bpe, context_lengths=1100, num_targets=1).itertuples()
     num = row.num_long_context_tokens
-    places = list(range(num - 1100, num))
     assert 1100 <= num < 1100 + 512
-    assert row.loss == pytest.approx(stock_loss(stock, ids[-1101:-1], places, ids[-1]), abs=2e-5)
+    assert row.loss == pytest.approx(naive_loss(stock_hugging_face(model), ids, num, 1100), abs=2e-5)
 
 
 def test_the_bar_of_losses_moves_within_a_chunk_and_ends_at_its_total(
@@ -218,30 +212,25 @@ def test_the_bar_of_losses_moves_within_a_chunk_and_ends_at_its_total(
 ) -> None:
     asked = {"model": str(llama), "context_lengths": (2, 10)}
     expected = losses([TEXT, TEXT * 3], **asked)
-    bars = []
-
-    class Bar(tqdm):
-        def update(self, n: float | None = 1) -> None:
-            self.steps = [*getattr(self, "steps", []), n]
-
-    def progress(items: None, description: str, unit: str, total: int) -> Bar:
-        bars.append(Bar(total=total))
-        return bars[-1]
-
+    progress = mock.MagicMock()
     monkeypatch.setattr(frames, "progress", progress)
     monkeypatch.setattr(contexts, "_TOKENS_PER_BATCH", 100)
     found = losses([TEXT, TEXT * 3], **asked)
     pd.testing.assert_frame_equal(found, expected, atol=2e-5, rtol=0)
-    assert bars[0].total == sum(bars[0].steps) == found["context_length"].sum()
+    *_, total = progress.call_args.args
+    steps = [call.args[0] for call in progress.return_value.__enter__.return_value.update.call_args_list]
+    assert total == sum(steps) == found["context_length"].sum()
     num_targets = len(found) // 2
-    assert max(bars[0].steps) <= 100 and len(bars[0].steps) >= num_targets // 10
+    assert max(steps) <= 100 and len(steps) >= num_targets // 10
 
 
 def test_many_texts_give_a_list_of_what_each_gives_alone(llama: Path) -> None:
     texts = [TEXT, TEXT[10:60]]
     asked = {"short_context_length": S, "targets": 2, "budget": 3600}
     alone = [explain(text, str(llama), **asked) for text in texts]
-    many = explain(iter(texts), str(llama), **asked)
+    with mock.patch.object(given, "load_causal_lm", wraps=given.load_causal_lm) as load:
+        many = explain(iter(texts), str(llama), **asked)
+    assert load.call_count == 1
     assert isinstance(many, list) and [one.text.text for one in many] == texts
     for found, expected in zip(many, alone, strict=True):
         pd.testing.assert_frame_equal(found.losses, expected.losses, atol=2e-5)
@@ -312,7 +301,6 @@ def test_what_cannot_be_used_is_one_sentence(
         call(texts, **{"model": str(llama), "short_context_length": S} | arguments)
 
 
-@pytest.mark.parametrize("kind", [str, np.array, np.float32, torch.tensor, np.int8])
 @pytest.mark.parametrize(
     ("function", "asked"),
     [
@@ -323,14 +311,12 @@ def test_what_cannot_be_used_is_one_sentence(
     ],
 )
 def test_a_number_of_any_type_is_that_number(
-    function: Callable[..., Any], asked: dict[str, int], kind: Callable[[int], Any], llama: Path
+    function: Callable[..., Any], asked: dict[str, int], llama: Path
 ) -> None:
     numbers = {**asked, "short_context_length": S, "long_context_length": 24}
-    found, expected = (
-        function(TEXT, str(llama), **{name: of(number) for name, number in numbers.items()})
-        for of in (kind, int)
+    expected, *others = (
+        function(TEXT, str(llama), **{name: kind(number) for name, number in numbers.items()})
+        for kind in (int, str, np.array, np.float32, torch.tensor, np.int8)
     )
-    if function is explain:
-        found = found.losses
-        expected = expected.losses
-    pd.testing.assert_frame_equal(found, expected)
+    for found in others:
+        pd.testing.assert_frame_equal(getattr(found, "losses", found), getattr(expected, "losses", expected))

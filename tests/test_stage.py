@@ -1,31 +1,39 @@
-"""Manuals; and bad input to a stage: one sentence on standard error, exit code 2, nothing left behind."""
+"""Programs as they are typed: manuals, bad input, SQL over results, outputs, standard streams."""
 
+import importlib
+import io
+import json
+import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from measured_documents import command_line, contents, stage_name, write_checkpoint, write_data
-from olmo.model import OLMo
-from sparsity_length.programs import loss_differences
+from measured_documents import Typed, command_line, contents
+from sparsity_length.programs import explain, loss_differences, query
+from written_results import write_length_losses
 
-from sparsity_length.cli import ALIASES, PROGRAMS, main, stage_of
+from sparsity_length.cli import (
+    ALIASES,
+    PROGRAMS,
+    InputError,
+    main,
+    stage_of,
+    words,
+)
 
 NAMES = [module.rpartition(".")[2] for modules in PROGRAMS.values() for module in modules]
 
 
 @pytest.mark.parametrize("name", [*NAMES, *ALIASES])
-def test_a_manual_says_of_each_flag_one_default_or_that_it_is_required(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["sparsity", name.replace("_", "-"), "--help"])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    said = capsys.readouterr().out
-    assert stopped.value.code == 0 and said.startswith(f"usage: sparsity {name} ")
+def test_a_manual_says_of_each_flag_one_default_or_that_it_is_required(name: str, typed: Typed) -> None:
+    code, said, _ = typed(main, "sparsity", name.replace("_", "-"), "--help")
+    assert code == 0 and said.startswith(f"usage: sparsity {name} ")
     _, _, flags = said.rpartition("options:\n")
     usage, _, _ = said.partition("\n\n")
     for text in re.split(r"\n  (?=-)", flags):
@@ -36,46 +44,13 @@ def test_a_manual_says_of_each_flag_one_default_or_that_it_is_required(
     assert not re.search(r"\(default: *(\(|\[|None|\))", flags)
 
 
-def test_the_list_of_programs_has_each_with_what_it_does(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["sparsity", "--help"])
-    with pytest.raises(SystemExit):
-        main()
-    does = dict(re.findall(r"^  (?:\w+, )*(\w+)  +(\S.*)$", capsys.readouterr().out, re.MULTILINE))
+def test_the_list_of_programs_has_each_with_what_it_does(typed: Typed) -> None:
+    _, said, _ = typed(main, "sparsity", "--help")
+    does = dict(re.findall(r"^  (?:\w+, )*(\w+)  +(\S.*)$", said, re.MULTILINE))
     assert list(does) == NAMES
     assert all(stage_of(name).manual.startswith(line) for name, line in does.items())
-    monkeypatch.setattr(sys, "argv", ["sparsity", "explian"])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    assert stopped.value.code == 2 and "did you mean 'explain'?" in capsys.readouterr().err
-
-
-@pytest.fixture
-def folder(tmp_path: Path, make_olmo: Callable[..., OLMo]) -> Path:
-    write_data(tmp_path / "data")
-    write_checkpoint(tmp_path / "run", make_olmo(seed=1))
-    return tmp_path
-
-
-@pytest.fixture
-def run_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., str]:
-    """Run a stage as its command does, in `folder`; the last line that it says on exiting with code 2."""
-
-    def run(stage: ModuleType, *flags: str) -> str:
-        program = f"{stage_name(stage)}.py"
-        monkeypatch.setattr(sys, "argv", [program, *command_line(stage, folder, *flags)])
-        with pytest.raises(SystemExit) as stopped:
-            stage.STAGE.main()
-        said = capsys.readouterr()
-        assert stopped.value.code == 2
-        *_, sentence = said.err.splitlines()
-        assert sentence.startswith(f"{program}: error: ")
-        return sentence
-
-    return run
+    code, _, error = typed(main, "sparsity", "explian")
+    assert code == 2 and "did you mean 'explain'?" in error
 
 
 STEP = "run/step20-unsharded"
@@ -112,9 +87,188 @@ BAD_INPUTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
 
 
 @pytest.mark.parametrize("case", BAD_INPUTS)
-def test_bad_input_is_one_sentence(case: str, folder: Path, run_refused: Callable[..., str]) -> None:
+def test_bad_input_is_one_sentence(case: str, folder: Path, typed: Typed) -> None:
     spoil, flags, sentence = BAD_INPUTS[case]
     spoil(folder)
-    said = run_refused(loss_differences, *flags.format(folder=folder).split())
-    assert sentence.format(folder=folder) in said
+    words = command_line(loss_differences, folder, *flags.format(folder=folder).split())
+    code, _, said = typed(loss_differences.STAGE.main, "stage.py", *words)
+    *_, last = said.splitlines()
+    assert code == 2 and last.startswith("stage.py: error: ")
+    assert sentence.format(folder=folder) in last
     assert contents(folder / "results") == {}
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    # The folder's name holds what a glob and SQL would each take for their own.
+    results = tmp_path / "it's [a] folder"
+    write_length_losses(results, "a", [1.0, 3.0])
+    write_length_losses(results, "2", [5.0])
+    return results
+
+
+@pytest.mark.parametrize(
+    ("name", "of_a", "of_b", "is_told"),
+    [
+        ("targets_per_chunk", 16, 32, True),
+        ("dtype", "float32", "bfloat16", True),
+        ("ablation", "mask", "swap", True),
+        ("seed", 0, 1, True),
+        ("context_lengths", [8], [8, 16], False),
+        ("rules", ["random"], ["recency"], False),
+        ("k", [1], [1, 2], False),
+        ("documents_per_shard", 1, 2, False),
+    ],
+)
+def test_models_measured_in_two_ways_are_warned_of(
+    name: str, of_a: Any, of_b: Any, is_told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_length_losses(tmp_path, "a", [1.0], **{name: of_a})
+    write_length_losses(tmp_path, "b", [1.0], **{name: of_b})
+    sql = "SELECT count(*) FROM length_losses"
+    assert query.select(query.connect(tmp_path, sql), sql).fetchall() == [(2,)]
+    assert (f"measured in two ways: {name} was" in caplog.text) == is_told
+
+
+def test_rows_go_to_standard_output(results: Path, typed: Typed) -> None:
+    sql = "SELECT model, mean_loss FROM length_losses WHERE mean_loss > 2 ORDER BY model"
+    for out in ("-", "/dev/stdout"):
+        _, said, _ = typed(query.STAGE.main, "query.py", "--results", results, "--out", out, sql)
+        assert said.splitlines() == ["model,mean_loss", "2,5.0", "a,3.0"]
+
+
+def test_bad_input_is_one_sentence_and_exit_code_two(
+    results: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    typed: Typed,
+) -> None:
+    (tmp_path / "empty").mkdir()
+    shutil.copytree(results, tmp_path / "cut")
+    shutil.copytree(results / "length_losses", tmp_path / "unmarked" / "length_losses")
+    path = next((tmp_path / "cut").glob("length_losses/2/*.parquet"))
+    path.write_bytes(path.read_bytes()[:-9])
+    monkeypatch.chdir(tmp_path)
+    for asked, sentence in (
+        (["SELECT 1 FROM nothing"], "nothing does not exist"),
+        (["SELEC 1"], "syntax error"),
+        (["COPY length_losses TO 'a.csv'"], "not a single SELECT"),
+        (["EXPLAIN ANALYZE COPY length_losses TO 'a.csv'"], "not a single SELECT"),
+        (["SELECT 1", "--results", "empty"], "empty holds no results"),
+        (["SELECT 1", "--results", "unmarked"], "unmarked holds no results"),
+        (["FROM length_losses", "--results", "cut"], "parquet has"),
+        (["--out", "-"], "no folder to export to"),
+        (["SELECT 1", "--out", "a.json"], "neither .csv nor .parquet"),
+    ):
+        code, said, error = typed(query.STAGE.main, "query.py", "--results", results, *asked)
+        assert (code, said) == (2, ""), asked
+        assert error.count("\n") == 1 and error.startswith("query.py: error: "), asked
+        assert sentence in error, error
+    assert not (tmp_path / "a.csv").exists()
+
+
+SHARD = "length_losses/a/00000-of-00001.parquet"
+EVALUATION = "evaluation_documents/00000-of-00001.parquet"
+
+
+@pytest.fixture
+def outputs(tmp_path: Path) -> Path:
+    """Results, texts and tables, each under a name that some program writes."""
+    write_length_losses(tmp_path, "a", [1.0])
+    for name in ("texts.jsonl", "manifest.json"):
+        (tmp_path / name).write_text(json.dumps({"text": "a text", "url": "u"}))
+    for name in ("outcomes.parquet", EVALUATION):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((tmp_path / SHARD).read_bytes())
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("sparsity_length.programs.query", "--results {folder} --out {folder}"),
+        ("sparsity_length.programs.query", "SELECT --results {folder} --out {folder}/" + SHARD),
+        ("sparsity_length.programs.query", "SELECT --results {folder} --out {folder}/link/" + SHARD),
+        (
+            "sparsity_length.programs.tokenize_c4",
+            "--source {folder}/texts.jsonl {folder}/manifest.json --tokenizer bpe:300 --out {folder}",
+        ),
+        (
+            "sparsity_length.programs.tokenize_c4",
+            "--source {folder}/texts.jsonl {folder}/"
+            + EVALUATION
+            + " --tokenizer olmo --num-tasks 2 --task-index 0 --out {folder}",
+        ),
+        ("sparsity_length.analysis.explorer", "{folder} --out {folder}/" + SHARD),
+        (
+            "sparsity_length.analysis.reference.choose_texts",
+            "--source web={folder}/*.jsonl --out {folder}/texts.jsonl",
+        ),
+    ],
+)
+def test_an_output_onto_an_input_is_refused(name: str, words: str, outputs: Path) -> None:
+    (outputs / "link").symlink_to(outputs)
+    before = {path: path.read_bytes() for path in outputs.rglob("*") if path.is_file()}
+    program = importlib.import_module(name)
+    with pytest.raises(InputError, match="is an input, which the output would replace"):
+        program.STAGE(words.format(folder=outputs).split())
+    assert {path: path.read_bytes() for path in outputs.rglob("*") if path.is_file()} == before
+
+
+def test_another_system_is_named() -> None:
+    command = "import sys; sys.platform = 'win32'; import sparsity_length"
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].endswith("on Windows, under WSL")
+
+
+POSIX = {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    return write_length_losses(tmp_path, "a", [1.0])
+
+
+def as_a_shell_does(command: str, folder: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
+    program = f"{sys.executable} -c 'from sparsity_length.cli import main; main()'"
+    line = command.format(sparsity=program, folder=folder)
+    return subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, check=False, env={**os.environ, **environment}
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "output", "error"),
+    [
+        ("{sparsity} explain --model {folder} <&-", 2, "", "there is no text: standard input is closed"),
+        ("{sparsity} query --results {folder} 'SELECT 1' >&-", 2, "", "standard output is closed"),
+        ("{sparsity} query --results {folder} 'SELECT 7' 2>&-", 0, "7", ""),
+        (
+            "{sparsity} query --results {folder} 'SELECT range FROM range(200)' | true; exit $PIPESTATUS",
+            141,
+            "",
+            "",
+        ),
+        ("{sparsity} query --results {folder} \"SELECT length('中文') + 40\"", 0, "42", ""),
+        ("{sparsity} query --results {folder} \"SELECT '中文', 7\"", 0, "7", ""),
+    ],
+)
+def test_streams(command: str, code: int, output: str, error: str, written: Path) -> None:
+    ended = as_a_shell_does(command, written, **POSIX)
+    assert ended.returncode == code and output in ended.stdout and "Traceback" not in ended.stderr
+    assert error in ended.stderr and len(ended.stderr.splitlines()) == (1 if error else 0)
+
+
+def test_a_terminal_is_told_that_it_is_read(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True, buffer=io.BytesIO(b" ")))
+    with pytest.raises(InputError, match="the text is empty"):
+        explain.STAGE(["--model", "none"])
+    assert "reading standard input: end the text with Ctrl-D" in caplog.text
+
+
+def test_words_of_a_command_line_are_utf_8() -> None:
+    given = "中文 naïve"
+    assert words(given) == given and words(given.encode().decode("ascii", "surrogateescape")) == given

@@ -1,4 +1,4 @@
-"""The stage tokenize_c4: its files and refusals; interrupted and gone on with; its tasks and their merge."""
+"""Data folders: what tokenize_c4 writes, interrupted, in tasks, refused; needles planted in them."""
 
 import json
 import shutil
@@ -7,16 +7,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
-from measured_documents import contents
-from sparsity_length.programs import tokenize_c4
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from measured_documents import contents, run, word_level, write_folder
+from sparsity_length.programs import plant_needles, tokenize_c4
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from sparsity_length.cli import InputError
 from sparsity_length.text import tokenizing
-from sparsity_length.text.folder import TokenizedData
+from sparsity_length.text.folder import TOKENIZER_FILE, EvaluationDocument, TokenizedData
+from sparsity_length.text.needles import CITIES, DEPTHS, NEEDLES_FILE, PEOPLE
+from sparsity_length.text.needles import WORDS as NEEDLE_WORDS
 from sparsity_length.text.sources import Document
-from sparsity_length.text.tokenizer import DocumentTokenizer
+from sparsity_length.text.tokenizer import DocumentTokenizer, load_tokenizer, train_bpe
 from sparsity_length.text.tokenizing import Sorted, evaluates
 
 WORDS = ["<|endoftext|>", "<unk>", *"abcdefghij"]  # so a is 2, b is 3, …; of a number's digits 0 is a, 1 is b
@@ -25,10 +28,8 @@ TASKS = ("--evaluation-fraction", "0.2", "--seed", "1", "--tokens-per-part", "30
 PARTS = ("--evaluation-fraction", "0.3", "--tokens-per-part", "60")
 
 
-def write_tokenizer(folder: Path, vocabulary: dict[str, int] | None = None) -> None:
-    vocabulary = vocabulary or {word: i for i, word in enumerate(WORDS)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+def write_tokenizer(folder: Path, words: Sequence[str] = WORDS) -> None:
+    tokenizer = word_level(*words)
     tokenizer.normalizer = normalizers.Replace("~", "")
     tokenizer.save(str(folder / "words.json"))
 
@@ -77,15 +78,11 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(*words: str | Path) -> None:
-    tokenize_c4.STAGE(list(map(str, words)))
-
-
 def tokenize(folder: Path, *flags: str, out: str = "data", evaluation: bool = True) -> TokenizedData:
     """Run the stage in this process, on train.jsonl and evaluation.jsonl of `folder`."""
     words = ["--source", f"{folder}/train.jsonl", "--tokenizer", f"{folder}/words.json"]
     words += ["--evaluation-source", f"{folder}/evaluation.jsonl"] if evaluation else []
-    run("--out", folder / out, *words, *flags)  # the last of a flag counts
+    run(tokenize_c4, "--out", folder / out, *words, *flags)  # the last of a flag counts
     return TokenizedData.open(folder / out)
 
 
@@ -96,13 +93,13 @@ def tokenize_numbers(folder: Path, *flags: str, out: str = "data") -> TokenizedD
 
 def tokenize_task(corpus: Path, out: Path, *flags: str | int) -> None:
     here = ("--source", f"{corpus}/file-?.jsonl", "--tokenizer", f"{corpus}/words.json")
-    run("--out", out, *here, *TASKS, *map(str, flags))
+    run(tokenize_c4, "--out", out, *here, *TASKS, *flags)
 
 
 def tokenize_in_tasks(corpus: Path, out: Path, num_tasks: int, *flags: str) -> TokenizedData:
     for index in reversed(range(num_tasks)):  # the order in which tasks run does not matter
         tokenize_task(corpus, out, "--task-index", index, "--num-tasks", num_tasks, *flags)
-    run("--out", out, "--merge")
+    run(tokenize_c4, "--out", out, "--merge")
     return TokenizedData.open(out)
 
 
@@ -125,13 +122,13 @@ def test_every_integer_of_a_small_corpus(folder: Path) -> None:
     data = tokenize(folder)
     # "c" evaluates and so does not train; the empty document is skipped
     assert training_tokens(data) == [[2, 3, 0, 5, 6, 7, 0, 8, 0]]
-    evaluation = {document.document_id: document for document in data.evaluation_documents()}
-    assert list(evaluation) == sorted(evaluation)
-    expected = {"h h": [9, 9], "c": [4], "a a a": [2, 2, 2]}
-    for number, (text, token_ids) in enumerate(expected.items()):
-        document = evaluation.pop(Document.from_record({"text": text}).document_id)
-        assert (document.token_ids.tolist(), document.url) == (token_ids, f"https://{number}.org")
-    assert not evaluation
+    expected = [
+        (Document.from_record({"text": text}).document_id, f"https://{number}.org", token_ids)
+        for number, (text, token_ids) in enumerate({"h h": [9, 9], "c": [4], "a a a": [2, 2, 2]}.items())
+    ]
+    evaluation = data.evaluation_documents()
+    found = [(document.document_id, document.url, document.token_ids.tolist()) for document in evaluation]
+    assert found == sorted(expected)
     assert (data.vocabulary_size, data.eos_token_id) == (12, 0)
     written = json.loads((folder / "data/manifest.json").read_text())
     assert written["counts"] == {
@@ -175,13 +172,8 @@ def test_unknown_tokens_are_counted_and_told(
 @pytest.mark.parametrize(("largest_id", "dtype"), [(258, np.uint16), (65_536, np.uint32)])
 def test_olmo_reads_the_same_integers(tmp_path: Path, largest_id: int, dtype: type) -> None:
     memory_maps = pytest.importorskip("olmo.data")
-    vocabulary = {
-        "<|endoftext|>": 0,
-        "<unk>": 1,
-        "a": largest_id,
-        **{word: 5 + i for i, word in enumerate("bcdefg")},
-    }
-    write_tokenizer(tmp_path, vocabulary)
+    unused = (f"unused {token_id}" for token_id in range(11, largest_id))
+    write_tokenizer(tmp_path, ["<|endoftext|>", "<unk>", *"hijbcdefg", *unused, "a"])
     write_lines(tmp_path / "train.jsonl", ["b c", "d", "e f a", "g"])
     write_lines(tmp_path / "evaluation.jsonl", ["b"])
     data = tokenize(tmp_path, "--tokens-per-part", "5")
@@ -338,14 +330,14 @@ def test_a_finished_task_is_skipped_and_a_damaged_one_named_by_the_merge(
     assert times == {path: path.stat().st_mtime_ns for path in (tmp_path / "tasks").rglob("[!.]*")}
     (tmp_path / "tasks/00001-of-00002/train/part-00000.npy").unlink()
     with pytest.raises(InputError, match=r"00001-of-00002/train/part-00000\.npy is missing"):
-        run("--out", tmp_path, "--merge")
+        run(tokenize_c4, "--out", tmp_path, "--merge")
 
 
 def test_tasks_made_otherwise_are_refused(corpus: Path, tmp_path: Path) -> None:
     two = ("--num-tasks", 2, "--task-index")
     few = ("--source", f"{corpus}/file-0.jsonl", f"{corpus}/file-1.jsonl")
     with pytest.raises(InputError, match="holds tasks of --num-tasks no number"):
-        run("--out", tmp_path, "--merge")
+        run(tokenize_c4, "--out", tmp_path, "--merge")
     with pytest.raises(InputError, match="would train another tokenizer in every task"):
         tokenize_task(corpus, tmp_path, *two, 0, "--tokenizer", "bpe:300")
     tokenize_task(corpus, tmp_path, *two, 0)
@@ -358,8 +350,124 @@ def test_tasks_made_otherwise_are_refused(corpus: Path, tmp_path: Path) -> None:
             tokenize_task(corpus, tmp_path, *two, 0, *flags)
         tokenize_task(corpus, tmp_path, *two, 1, *flags)
         with pytest.raises(InputError, match=fault):
-            run("--out", tmp_path, "--merge")
+            run(tokenize_c4, "--out", tmp_path, "--merge")
         shutil.rmtree(tmp_path / "tasks/00001-of-00002")
     tokenize_task(corpus, tmp_path, "--num-tasks", 3)
     with pytest.raises(InputError, match="holds tasks of --num-tasks 2 and 3"):
-        run("--out", tmp_path, "--merge")
+        run(tokenize_c4, "--out", tmp_path, "--merge")
+
+
+TEXTS = [
+    " ".join(f"The {word} river runs past an old café😀 and the {word} hill." for word in words)
+    for words in (
+        ["long", "green", "cold"] * 5,
+        ["wide", "blue", "warm", "slow"] * 4,
+        ["short", "red"] * 8,
+        ["tiny"],
+    )
+]
+LENGTHS = [90, 150]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("haystacks")
+    template = " What is the magic number of Oslo? The magic number of Paris is 1."
+    tokenizer = train_bpe([*TEXTS, *[template] * 9], 360)
+    documents = [
+        EvaluationDocument(f"{index:016x}", token_ids, f"http://example.org/{index}")
+        for index, token_ids in enumerate(tokenizer.encode(TEXTS))
+    ]
+    assert [len(document.token_ids) >= LENGTHS[1] for document in documents] == [True, True, True, False]
+    return write_folder(folder, documents, tokenizer)
+
+
+def plant(data: Path, out: Path, *flags: object) -> None:
+    run(plant_needles, "--data", data, "--out", out, "--document-lengths", *LENGTHS, *flags)
+
+
+def documents_of(data: TokenizedData) -> dict[str, np.ndarray]:
+    return {document.document_id: document.token_ids for document in data.evaluation_documents()}
+
+
+@pytest.fixture(scope="module")
+def planted(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("needles") / "out"
+    plant(data, out)
+    return out
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_needle_question_and_answer_are_where_the_truth_says(data: Path, planted: Path, length: int) -> None:
+    opened = TokenizedData.open(planted / f"length-{length}" / "data")
+    tokenizer = load_tokenizer(opened.folder / TOKENIZER_FILE)
+    documents = documents_of(opened)
+    sources = documents_of(TokenizedData.open(data))
+    rows = pq.read_table(opened.folder / NEEDLES_FILE).to_pylist()
+    assert len(rows) == len(documents) == 3 * (1 + len(DEPTHS))
+    needles = [(row["source_document_id"], row["answer"]) for row in rows]
+    assert len(set(needles)) == 3  # a text keeps its needle at every depth, and at every length
+    other = pq.read_table(planted / f"length-{sum(LENGTHS) - length}" / "data" / NEEDLES_FILE).to_pylist()
+    assert set(needles) == {(row["source_document_id"], row["answer"]) for row in other}
+
+    def text(token_ids: np.ndarray) -> str:
+        return "".join(tokenizer.pieces(token_ids.tolist()))
+
+    for row in rows:
+        ids = documents[row["document_id"]]
+        source = sources[row["source_document_id"]]
+        assert len(ids) == length == row["context_length"]
+        assert row["answer_position"] + row["num_answer_tokens"] == length
+        assert text(ids[row["answer_position"] :]) == f" {row['answer']}"
+        key = text(ids).rpartition("number of ")[2].partition(" is")[0]
+        assert text(ids[: row["answer_position"]]).endswith(f"? The magic number of {key} is")
+        if row["depth"] is None:
+            assert row["needle_position"] is None and row["needle_answer_positions"] == []
+            assert text(ids).count(row["answer"]) == 1
+            hay = ids[: row["answer_position"]]
+            shared = next(i for i in range(len(hay) + 1) if i == len(hay) or hay[i] != source[i])
+            assert text(hay[shared:]).startswith(" What is the magic number of")
+            continue
+        start = row["needle_position"]
+        end = row["needle_position"] + row["num_needle_tokens"]
+        assert text(ids[start:end]) == f" The magic number of {key} is {row['answer']}."
+        answer_ids = ids[row["needle_answer_positions"]]
+        assert answer_ids.tolist() == ids[row["answer_position"] :].tolist()
+        assert text(ids).count(row["answer"]) == 2
+        # Without the needle, what is left before the question is the source's own beginning.
+        hay = np.concatenate([ids[:start], ids[end : row["answer_position"]]])
+        num_hay = length - row["num_needle_tokens"] - row["num_answer_tokens"]
+        assert len(hay) == num_hay and text(hay).startswith(text(source[:start]))
+        assert text(source).startswith(text(hay)[: text(hay).rindex(" What is")])
+        assert start <= row["depth"] * num_hay
+
+
+def test_the_same_again_changes_no_byte_and_other_settings_are_refused(data: Path, planted: Path) -> None:
+    before = contents(planted)
+    plant(data, planted)
+    with pytest.raises(InputError, match="seed was .*, now 1"):
+        plant(data, planted, "--seed", "1")
+    assert contents(planted) == before
+
+
+@pytest.mark.parametrize(("length", "sentence"), [("20", "no room for"), ("5000", "no evaluation document")])
+def test_what_cannot_be_planted_is_refused(data: Path, tmp_path: Path, length: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        plant(data, tmp_path / "out", "--document-lengths", length)
+    assert not list(tmp_path.rglob("manifest.json"))
+
+
+@pytest.mark.parametrize("unk_token", ["<unk>", None])  # without one, what cannot be spelled is dropped
+def test_a_needle_that_the_tokenizer_cannot_spell(unk_token: str | None, tmp_path: Path) -> None:
+    letters = Tokenizer(models.BPE(unk_token=unk_token))
+    letters.normalizer = normalizers.Lowercase()
+    trainer = trainers.BpeTrainer(special_tokens=["</s>", "<unk>"], initial_alphabet=list("jqxz?"))
+    letters.train_from_iterator([text.lower() for text in [*TEXTS, *CITIES, *NEEDLE_WORDS, *PEOPLE]], trainer)
+    tokenizer = load_tokenizer(letters)
+    documents = [EvaluationDocument("0" * 16, tokenizer.encode(["a river runs past " * 40])[0])]
+    write_folder(tmp_path / "data", documents, tokenizer)
+    unspelled = r"cannot spell “The magic number of \w+ is \d{5}.”, which becomes “the"
+    with pytest.raises(InputError, match=unspelled):
+        plant(tmp_path / "data", tmp_path / "out", "--document-lengths", 90)
+    assert not list(tmp_path.rglob("out/**/manifest.json"))
+    plant(tmp_path / "data", tmp_path / "words", "--templates", "word", "--document-lengths", 90)

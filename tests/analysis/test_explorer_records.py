@@ -1,29 +1,59 @@
 """What the explorer's page holds: the Parquet's numbers, within the limit; and what it refuses."""
 
+import hashlib
 import json
 import re
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
-from explorable_results import LONG, LOSSES_ONLY, MODELS, RULES, TARGETS, write_explorable
+from measured_documents import measure, write_checkpoint, write_folder
+from olmo.model import OLMo
 from sparsity_length.analysis import explorer
 from sparsity_length.analysis.explorer import _OF_TARGETS, NATS
+from sparsity_length.programs import influential_tokens, loss_differences
 
 from sparsity_length.cli import InputError
 from sparsity_length.results.read import Results
-from sparsity_length.text.tokenizer import load_tokenizer
+from sparsity_length.text.folder import EvaluationDocument
+from sparsity_length.text.tokenizer import load_tokenizer, train_bpe
 
 # The first is of several chunks, whose borders cut characters.
 TEXTS = ["naïve “quotes” — 你好 " * 12, "plain words of a shop " * 10, "one more text to be measured " * 9]
 
 
-@pytest.fixture(scope="module")
-def explorable(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("explorable")
-    write_explorable(folder, TEXTS)
+LONG = 32
+TARGETS = 5
+RULES = ["leave_one_out", "recency"]
+MODELS = ["long <b>", "other"]
+LOSSES_ONLY = "short"
+"""A model with loss differences and no influential tokens."""
+
+
+def write_explorable(folder: Path, texts: Sequence[str], make_olmo: Callable[..., OLMo], *flags: str) -> Path:
+    """Texts, tokenized and measured with random models: what explorer.py reads."""
+    tokenizer = train_bpe(texts, 600)
+    documents = [
+        EvaluationDocument(hashlib.sha256(text.encode()).hexdigest()[:16], token_ids)
+        for text, token_ids in zip(texts, tokenizer.encode(texts), strict=True)
+    ]
+    write_folder(folder / "data", documents, tokenizer)
+    models = [
+        write_checkpoint(folder / name, make_olmo(seed=seed, vocab_size=600, embedding_size=600))
+        for seed, name in enumerate([*MODELS, LOSSES_ONLY])
+    ]
+    words = ["--long-context-length", str(LONG), "--targets-per-chunk", str(TARGETS), *flags]
+    measure(loss_differences, folder, *words[:4], "--checkpoints", *models)
+    few = ["--rules", *RULES, "--k", "1", "2", "4", "8"]
+    measure(influential_tokens, folder, *few, *words, "--checkpoints", *models[:2])
     return folder
+
+
+@pytest.fixture(scope="module")
+def explorable(tmp_path_factory: pytest.TempPathFactory, make_olmo: Callable[..., OLMo]) -> Path:
+    return write_explorable(tmp_path_factory.mktemp("explorable"), TEXTS, make_olmo)
 
 
 def run_explorer(folder: Path, *flags: str | Path) -> Path:
@@ -43,12 +73,13 @@ def test_records_are_the_parquet_row_by_row(explorable: Path) -> None:
     shown = embedded(run_explorer(explorable))
     pieces = load_tokenizer(explorable / "data" / "tokenizer.json").pieces
     keys = ["model", "document_id", "target_position", "rule", "distant_context"]
-    losses, tokens, sparse = (
+    losses, tokens, sparse, k_star = (
         Results(explorable / "results").frame(artefact).set_index([*keys[:3], *further]).sort_index()
         for artefact, further in (
             ("loss_differences", []),
             ("influential_tokens", [*keys[3:], "rank"]),
             ("sparse_context_losses", [*keys[3:], "k"]),
+            ("dependency_sparsity", ["rule", "criterion"]),
         )
     )
     num_compared = 0
@@ -65,8 +96,10 @@ def test_records_are_the_parquet_row_by_row(explorable: Path) -> None:
                 assert measured[name][target] * NATS == pytest.approx(row[column], abs=NATS)
             for rule, distant_context in product(measured["rules"], ("own", "other_document")):
                 of_rule = measured["rules"][rule]
-                of_loss = [None, 2, "censored"][position % 3]
-                assert [of[target] for of in of_rule["k_star"].values()] == [of_loss, 4]
+                rows = k_star.loc[model, document["id"], position, rule]
+                numbers = rows["k_90"].astype(object).where(rows["k_90"].notna(), None)
+                needed = numbers.mask(rows["is_censored"], "censored").to_dict()
+                assert {name: column[target] for name, column in of_rule["k_star"].items()} == needed
                 key = (model, document["id"], position, rule, distant_context)
                 of = {name: column[target] for name, column in of_rule[distant_context].items()}
                 rows = tokens.loc[key]

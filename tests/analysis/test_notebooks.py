@@ -1,4 +1,4 @@
-"""The notebooks, executed end to end: what they leave, what is skipped, and what a failing cell says."""
+"""Notebooks, tutorial, the closing page and the example of a study, executed end to end: what they leave."""
 
 import os
 import signal
@@ -6,15 +6,24 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import forked_stages
+import nbformat
 import pytest
-from sparsity_length.analysis.run_notebooks import NOTEBOOKS, execute
+from hugging_face_families import save_model
+from measured_documents import json_lines
+from sparsity_length.analysis import summary
+from sparsity_length.analysis.examples import from_text_to_figure as example
+from sparsity_length.analysis.run_notebooks import NOTEBOOKS, ROOT, execute
 from synthetic_results import Truth
 
+from sparsity_length import influential_tokens
 from sparsity_length.cli import InputError
+from sparsity_length.figures.read import interval_of, read_sparse_losses
+from sparsity_length.figures.recovered_loss import token_effects
+from sparsity_length.text.tokenizer import train_bpe
 
-ROOT = Path(__file__).resolve().parents[2]
 CHOOSING = ("long-seed0", "long-seed1", "short-contiguous")
 FIGURES = {
     "loss_against_context_length",
@@ -29,7 +38,8 @@ FIGURES = {
 
 def run(results: Path, figures: Path, cwd: Path, *further: str | Path) -> subprocess.CompletedProcess[str]:
     words = ["--results", results, "--figures", figures, *further]
-    return forked_stages.run("analysis/run_notebooks.py", *words, cwd=cwd)
+    program = forked_stages.command(ROOT / "analysis" / "run_notebooks.py", *words)
+    return subprocess.run(program, cwd=cwd, capture_output=True, text=True)
 
 
 @pytest.mark.slow  # every notebook, in a process each
@@ -76,3 +86,64 @@ def test_a_failing_cell_is_one_sentence_and_its_traceback_is_kept(tmp_path: Path
     with pytest.raises(InputError, match="a cell of loss_differences.ipynb failed: InputError"):
         execute(NOTEBOOKS / "loss_differences.ipynb", tmp_path, {"results": str(tmp_path)})
     assert "Traceback" in (tmp_path / "loss_differences.ipynb").read_text()
+
+
+TUTORIAL = ROOT / "analysis" / "tutorial.ipynb"
+
+
+def shown(notebook: Any) -> list[list[str]]:
+    """Printed text and tables of each cell; pictures are left out."""
+    return [
+        [
+            output["text"] if "text" in output else output["data"]["text/plain"]
+            for output in cell.outputs
+            if "image/png" not in output.get("data", {})
+        ]
+        for cell in notebook.cells
+        if cell.cell_type == "code" and cell.id != "injected"
+    ]
+
+
+@pytest.mark.slow
+def test_the_tutorial_shows_what_is_kept(tmp_path: Path) -> None:
+    execute(TUTORIAL, tmp_path, {"keep": False})
+    committed = nbformat.read(TUTORIAL, as_version=4)
+    assert shown(nbformat.read(tmp_path / TUTORIAL.name, as_version=4)) == shown(committed)
+    assert any(
+        "image/png" in output.get("data", {})
+        for cell in committed.cells[1:]
+        for output in cell.get("outputs", [])
+    )
+    assert TUTORIAL.stat().st_size < 300_000
+
+
+@pytest.mark.slow
+def test_short_models_and_a_target_aware_rule(scales: tuple[Path, Truth, Truth], results: Path) -> None:
+    small = scales[0] / "small"
+    *said, gaps = summary.answers(small)
+    (recovered,) = (sentence for sentence in said if "selected by" in sentence)
+    losses = read_sparse_losses(small, only={"model": ["long-seed0"]}, every_evaluator=True)
+    evaluated = losses[(losses["evaluator"] == "another-model") & (losses["rule"] == "leave_one_out")]
+    (row,) = token_effects(evaluated[evaluated["k"] == 16]).to_dict("records")
+    own, null = (interval_of(row, name) for name in ("recovered", "null_recovered"))
+    assert f"16 distant tokens, selected by leave_one_out, recover {own} of" in recovered
+    assert "worth to another-model; " in recovered and f"null baseline: {null}." in recovered
+    assert "that of long-seed1: short-contiguous's by" in gaps and ", short-pose's by" in gaps
+    assert "add models trained" in list(summary.answers(results))[-1]
+    assert "long-seed0" in summary.page(scales[0] / "early", scales[0])
+
+
+def test_a_study_in_one_file(tmp_path: Path) -> None:
+    text = json_lines(0, 1)[20:300]
+    tokenizer = train_bpe([text], 300).to_json()
+    model = save_model(tmp_path / "model", tokenizer, "gpt_neox", max_position_embeddings=128)
+    (tmp_path / "letter.txt").write_text(text)
+    lengths = {"short_context_length": 4, "num_targets": 5}
+    table = example.main(str(tmp_path / "letter.txt"), model, str(tmp_path / "figure.png"), **lengths)
+    assert table.index.tolist() == list(example.KS) and [*table] == ["chosen", "recency", "random"]
+    rows = influential_tokens(text, model, rule="recency", k=(4,), ablation="mask", **lengths)
+    of_4 = rows[rows["rank"] == 4]
+    saved = (of_4["short_context_loss"] - of_4["sparse_context_loss"]).sum()
+    gain = (of_4["short_context_loss"] - of_4["long_context_loss"]).sum()
+    assert table.loc[4, "recency"] == pytest.approx(saved / gain, rel=1e-3)
+    assert (tmp_path / "figure.png").stat().st_size > 1000

@@ -1,18 +1,18 @@
 """How far a model reads: rows by hand, a planted reach is found, the rules."""
 
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pandas as pd
 import pytest
 from hugging_face_families import make_model
+from measured_documents import run, write_folder
 from sparsity_length.programs import length_interference, plant_needles
 
 from sparsity_length.cli import InputError
 from sparsity_length.figures import reach
 from sparsity_length.results.read import Results
-from sparsity_length.text.folder import NEEDLES_FILE, EvaluationDocument, TokenizedData, write_data_folder
+from sparsity_length.text.folder import NEEDLES_FILE, EvaluationDocument
 from sparsity_length.text.tokenizer import train_bpe
 
 MODEL = "SmolLM2-135M-Instruct"
@@ -89,10 +89,6 @@ def test_a_gap_beyond_one_that_is_not_read_does_not_count() -> None:
     assert reach.reach(curve[1:]) is None
 
 
-def run(program: ModuleType, *words: object) -> None:
-    program.STAGE(list(map(str, words)))
-
-
 def test_items_are_sums_over_answers_told_and_not_told(tmp_path: Path) -> None:
     texts = [
         " ".join(f"The {word} river runs past an old hill." for word in words * 5) for words in ("abc", "xyz")
@@ -104,9 +100,7 @@ def test_items_are_sums_over_answers_told_and_not_told(tmp_path: Path) -> None:
         EvaluationDocument(f"{index:016x}", token_ids, f"http://example.org/{index}")
         for index, token_ids in enumerate(tokenizer.encode(texts))
     ]
-    write_data_folder(
-        tmp_path / "data", documents, {}, tokenizer, {"settings": {}, "inputs": {}}, {}, "tokenize_c4"
-    )
+    write_folder(tmp_path / "data", documents, tokenizer)
     made = ["--data", tmp_path / "data", "--out", tmp_path / "needles", "--document-lengths", 100]
     run(plant_needles, *made, "--templates", "number", "color", "--depths", 0.25)
     data = tmp_path / "needles" / "length-100" / "data"
@@ -117,33 +111,22 @@ def test_items_are_sums_over_answers_told_and_not_told(tmp_path: Path) -> None:
     run(length_interference, *words, "--results", tmp_path / "plain")
     run(length_interference, *words, "--results", tmp_path / "scaled", "--rope", "yarn:2")
     items = reach.reach_items(data, [tmp_path / "plain", tmp_path / "scaled"])
-    short = [*words, "--results", tmp_path / "short"]
-    short[short.index(20)] = 2
-    run(length_interference, *short)
+    run(length_interference, *words, "--targets-per-chunk", 2, "--results", tmp_path / "short")
     with pytest.raises(InputError, match="tokens; measure --targets-per-chunk"):
         reach.reach_items(data, [tmp_path / "short"])
     assert len(items) == 2 * 2 * 2 * 2  # texts, templates, gaps, scalings
     assert set(items["gap"]) == {0, 500} and set(items["rope"]) == {"plain", "yarn:2"}
     planted = pd.read_parquet(data / NEEDLES_FILE)
-    lengths = {
-        document.document_id: len(document.token_ids)
-        for document in TokenizedData.open(data).evaluation_documents()
-    }
     rows = Results(tmp_path / "scaled").frame("length_interference")
     for told in (True, False):
         needle = planted[(planted["template"] == "color") & (planted["depth"].notna() == told)].iloc[0]
-        assert lengths[needle["document_id"]] == 100
         answer = rows[
             (rows["document_id"] == needle["document_id"])
             & (rows["placement"] == "own:54@554")
             & (rows["target_position"] >= 100 - needle["num_answer_tokens"])
         ]
-        (item,) = items[
-            (items["document_id"] == needle["source_document_id"])
-            & (items["template"] == "color")
-            & (items["rope"] == "yarn:2")
-            & (items["gap"] == 500)
-        ].to_dict("records")
+        of_item = "template == 'color' and rope == 'yarn:2' and gap == 500"
+        item = items.query(of_item).set_index("document_id").loc[needle["source_document_id"]]
         name = "told" if told else "not_told"
         assert len(answer) == needle["num_answer_tokens"]
         assert item[f"loss_{name}"] == pytest.approx(answer["loss"].sum(), rel=1e-6)

@@ -1,8 +1,11 @@
-"""Which rows are a model's own; models by their training."""
+"""Which rows are a model's own; exports, those kept of the studies among them, read as their results."""
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
+from measured_documents import flip
+from sparsity_length.programs.query import STAGE, connect, export, select
 from synthetic_results import (
     ABSURD_LOSS,
     EVALUATOR,
@@ -13,6 +16,7 @@ from synthetic_results import (
     Truth,
     write_results,
 )
+from written_results import write_length_losses
 
 from sparsity_length.cli import InputError
 from sparsity_length.figures.read import (
@@ -70,3 +74,66 @@ def test_a_wrong_folder_is_refused_whatever_rows_are_asked_for(tmp_path: Path) -
     for only in ({"rule": ["recency"]}, {"model": ["none"]}):
         with pytest.raises(InputError, match="holds no rows of 'dependency_sparsity'"):
             Results(tmp_path).frame("dependency_sparsity", only=only)
+
+
+@pytest.fixture(scope="module")
+def exported(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("export") / "model=x" / "results"  # no column
+    STAGE(["--results", str(results), "--out", str(out)])
+    return out
+
+
+def test_every_artefact_reads_as_from_its_parts(results: Path, exported: Path) -> None:
+    assert Results(exported).tables == Results(results).tables != []
+    assert sorted(path.name for path in exported.iterdir()) == sorted(
+        ["exported.json", *(f"{artefact}.parquet" for artefact in Results(results).tables)]
+    )
+    for artefact in Results(results).tables:
+        rows = Results(results).frame(artefact)
+        pd.testing.assert_frame_equal(Results(exported).frame(artefact), rows, check_exact=True)
+        only = {"model": [rows["model"].iloc[-1]], "document_id": [rows["document_id"].iloc[-1]]}
+        some = Results(results).frame(artefact, ["chunk_index"], only)
+        assert 0 < len(some) < len(rows)
+        pd.testing.assert_frame_equal(Results(exported).frame(artefact, ["chunk_index"], only), some)
+        assert Results(exported).facts(artefact) == Results(results).facts(artefact)
+        sql = f"SELECT * FROM {artefact} ORDER BY ALL"
+        assert select(connect(exported, sql), sql).fetchall() == select(connect(results, sql), sql).fetchall()
+    for stage in ("loss_differences", "influential_tokens", "length_losses"):
+        assert Results(exported).made_by(stage) == Results(results).made_by(stage)
+
+
+def test_an_export_that_was_changed_is_refused(tmp_path: Path) -> None:
+    results = write_length_losses(tmp_path / "results", "a", [1.0, 2.0])
+    out = tmp_path / "out"
+    export(results, out)
+    path = out / "length_losses.parquet"
+    whole = path.read_bytes()
+    for damage, sentence in (
+        (flip, "it is damaged, or another file; run export again"),
+        (Path.unlink, "length_losses.parquet is missing"),
+    ):
+        damage(path)
+        with pytest.raises(InputError, match=sentence):
+            Results(out).frame("length_losses")
+    path.write_bytes(whole)
+    assert Results(out).frame("length_losses")["mean_loss"].tolist() == [1.0, 2.0]
+    with pytest.raises(InputError, match=r"out is an export of results \(exported.json\); choose another"):
+        write_length_losses(out, "b", [3.0])
+    (out / "exported.json").write_text("{")
+    with pytest.raises(InputError, match="exported.json is damaged"):
+        Results(out).frame("length_losses")
+
+
+ROOT = Path(__file__).resolve().parents[2]
+REFERENCE = ROOT / "analysis" / "reference"
+
+
+@pytest.mark.parametrize("manifest", sorted(REFERENCE.rglob("exported.json")))
+def test_the_reference_results_are_whole(manifest: Path) -> None:
+    results = manifest.parent
+    assert {path.suffix for path in results.iterdir()} == {".json", ".parquet"}
+    for artefact in Results(results).tables:
+        models = Results(results).frame(artefact, [])["model"]
+        assert set(models) == Results(results).facts(artefact).keys()
+        sql = f"SELECT count(*) FROM {artefact}"
+        assert select(connect(results, sql), sql).fetchall() == [(len(models),)]

@@ -1,9 +1,23 @@
-"""Synthetic accuracy over seeds, and recall, by hand."""
+"""Figures of synthetic tasks by hand: means over seeds, recall, verdicts; sparse functional attention."""
 
+import math
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
 import pandas as pd
 import pytest
+import torch
+from scipy.stats import t
 
-from sparsity_length.figures import synthetic_tasks
+from sparsity_length.figures import marked_bits, schemes, synthetic_tasks
+from sparsity_length.figures.theory import (
+    CONDITIONS,
+    VOCABULARY_SIZE,
+    SparseFunctionalAttention,
+    draw_sequences,
+    errors,
+)
 
 SIZES = [10, 20, 40]
 
@@ -93,3 +107,168 @@ def test_found_is_recall_at_the_number_of_true_dependencies() -> None:
     ).to_dict("records")
     assert (row["found"], row["found_lowest"], row["found_highest"]) == (0.625, 0.5, 0.75)
     assert (row["chance"], row["num_seeds"]) == (0.4, 2)
+
+
+def seeds(function: str, by_k: list[list[float]]) -> pd.DataFrame:
+    """Accuracy at 180 tokens, a row per seed and k from 1, of seeds that learned the function; 1 at 18."""
+    rows = [
+        (f"sparse_{function}", seed, size, k, 1.0 if size == 18 else accuracy, True)
+        for seed, accuracies in enumerate(by_k)
+        for k, accuracy in enumerate(accuracies, start=1)
+        for size in (18, 180)
+    ]
+    return pd.DataFrame(rows, columns=["task", "seed", "size", "sparsity", "exact_match", "is_learnt"])
+
+
+def test_seeds_of_two_functions_are_no_pairs() -> None:
+    """Welch by hand: means 0.9 and 0.5, variances 0.02 and 0.01, of two and three seeds."""
+    accuracy = pd.concat([seeds("or", [[1.0], [0.8]]), seeds("parity", [[0.4], [0.5], [0.6]])])
+    lead = marked_bits.or_minus_parity(accuracy, [1])
+    error = (0.02 / 2 + 0.01 / 3) ** 0.5
+    freedom = error**4 / ((0.02 / 2) ** 2 / 1 + (0.01 / 3) ** 2 / 2)
+    assert lead.estimate == pytest.approx(0.4)
+    assert (lead.high - lead.low) / 2 == pytest.approx(error * t.ppf(0.975, freedom))
+
+
+@pytest.mark.parametrize(
+    ("one_bit", "of_or", "word"),
+    [
+        (0.95, 0.95, "refuted"),
+        (0.95, 0.55, "supported"),
+        (0.95, 0.7, "inconclusive"),
+        (0.6, 0.95, "inconclusive"),
+    ],
+)
+def test_the_number_is_blamed_or_cleared_only_if_one_bit_holds(
+    one_bit: float, of_or: float, word: str
+) -> None:
+    parity = [[one_bit, *[0.4 + 0.001 * seed] * 7] for seed in range(3)]
+    accuracy = pd.concat(
+        [seeds("parity", parity), seeds("or", [[of_or + 0.001 * seed] * 8 for seed in range(3)])]
+    )
+    assert marked_bits.verdict(accuracy) == word
+
+
+def test_newcombe_of_a_difference_by_hand() -> None:
+    """His example: 56 of 70 less 48 of 80 is 0.2, [0.0524, 0.3339], by Wilson's ends of both."""
+    columns = ["size", "sparsity", "exact_match", "exact_match_low", "exact_match_high"]
+    rows = pd.DataFrame([(9, 16, 0.8, 0.6916, 0.8768), (9, 4, 0.6, 0.4905, 0.7003)], columns=columns)
+    difference = synthetic_tasks.beyond(rows, 16, 4)
+    assert [difference.estimate, difference.low, difference.high] == pytest.approx(
+        [0.2, 0.0524, 0.3339], abs=1e-3
+    )
+
+
+def scheme_cells(by_cell: dict[tuple[str, str], float], num_learned: int = 4) -> pd.DataFrame:
+    """Four seeds of each (task, scheme), 1 point apart, right in so many cases at ten times the length."""
+    rows = [
+        (task, scheme, seed, seed < num_learned, 18 * times, 18, None if task == "copy" else 8, value)
+        for (task, scheme), accuracy in by_cell.items()
+        for seed in range(4)
+        for times, value in ((1, 1.0), (10, accuracy + 0.01 * seed))
+    ]
+    names = ["task", "positions", "seed", "is_learnt", "size", "largest_train_size", "sparsity"]
+    return schemes.of_cells(pd.DataFrame(rows, columns=[*names, "token_accuracy"]))
+
+
+CLAIMED = {
+    ("sparse_first", "pose"): 0.9,
+    ("sparse_first", "alibi"): 0.5,
+    ("copy", "coupled"): 0.9,
+    ("copy", "alibi"): 0.2,
+    ("sparse_last", "alibi"): 0.95,
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "word"),
+    [
+        ({}, "supported"),
+        ({("sparse_last", "alibi"): 0.75}, "inconclusive"),  # near it is better by 25 points, and no success
+        ({("sparse_last", "alibi"): 0.55}, "refuted"),
+        ({("sparse_first", "alibi"): 0.75}, "inconclusive"),  # N is now 20 points, F1 15
+        ({("sparse_first", "pose"): 0.55, ("copy", "coupled"): 0.25}, "refuted"),
+        ({("sparse_first", "pose"): 0.5, ("sparse_first", "alibi"): 0.5}, "inconclusive"),
+    ],
+)
+def test_the_claim_needs_all_contrasts(changed: dict[tuple[str, str], float], word: str) -> None:
+    assert schemes.verdict(scheme_cells(CLAIMED | changed)) == word
+
+
+def test_contrasts_and_cells_count_seeds_that_learned() -> None:
+    lead, word = schemes.contrast(scheme_cells(CLAIMED), "F1")
+    assert lead is not None and word == "supported"
+    assert lead.estimate == pytest.approx(0.4)
+    assert lead.low == pytest.approx(0.4 - 2.447 * (2 * 0.01**2 * 5 / 3 / 4) ** 0.5, abs=1e-4)
+    few = scheme_cells(CLAIMED, num_learned=2)
+    assert schemes.contrast(few, "F1") == (None, "inconclusive")
+    assert schemes.cell_words(few, "copy", "alibi") == "20% (2/4)"
+    assert schemes.cell_words(scheme_cells(CLAIMED, num_learned=0), "copy", "alibi") == "(0/4)"
+    assert not schemes.cell_words(few, "copy", "pose")
+
+
+NUM_TOKENS = 3
+CONTIGUOUS = tuple(range(8))
+COUPLED = CONDITIONS["halves_coupled"].position_ids(8)
+
+
+def attention_with(sparsity: int, key_reach: int) -> SparseFunctionalAttention:
+    """Random keys and values."""
+    generator = torch.Generator().manual_seed(0)
+    attention = SparseFunctionalAttention(sparsity, NUM_TOKENS, key_reach, generator)
+    with torch.no_grad():
+        attention.log_keys.copy_(torch.randn(attention.log_keys.shape, generator=generator))
+        attention.raw_values.copy_(torch.randn(attention.raw_values.shape, generator=generator))
+    return attention
+
+
+def brute_force(
+    attention: SparseFunctionalAttention, token_ids: Sequence[int], position_ids: Sequence[int]
+) -> float:
+    """Definition 3.3 term by term: every k-subset, its key and its value looked up one by one."""
+    k = attention.sparsity
+    reach = attention.key_reach
+    keys = attention.log_keys.detach().reshape((2 * reach - 1,) * (k - 1) + (NUM_TOKENS,) * k)
+    values = attention.raw_values.tanh().detach().reshape((NUM_TOKENS,) * k)
+    numerator = denominator = 0.0
+    for subset in combinations(range(len(token_ids)), k):
+        ids = [position_ids[place] for place in subset]
+        tokens = [token_ids[place] for place in subset]
+        if max(ids) - min(ids) >= reach:
+            continue  # the key is 0
+        relation = [later - ids[0] + reach - 1 for later in ids[1:]]
+        key = math.exp(keys[(*relation, *tokens)].item())
+        numerator += key * values[tuple(tokens)].item()
+        denominator += key
+    return numerator / denominator
+
+
+@pytest.mark.parametrize("sparsity", [1, 2, 3])
+@pytest.mark.parametrize("position_ids", [CONTIGUOUS, COUPLED, (5, 0, 2, 2, 7, 1)])
+def test_equals_the_sum_over_all_subsets(sparsity: int, position_ids: tuple[int, ...]) -> None:
+    token_ids_BS = torch.from_numpy(np.random.default_rng(1).integers(0, NUM_TOKENS, (4, len(position_ids))))
+    for key_reach in (3, 8):
+        attention = attention_with(sparsity, key_reach)
+        expected = [brute_force(attention, row, position_ids) for row in token_ids_BS.tolist()]
+        assert attention(token_ids_BS, position_ids).tolist() == pytest.approx(expected, abs=1e-6), key_reach
+        assert len(set(expected)) == 4
+
+
+@pytest.mark.parametrize("name", ["local", "halves_coupled"])
+def test_keys_on_the_planted_tokens_alone_have_no_error_at_any_length(name: str) -> None:
+    condition = CONDITIONS[name]
+    reach = condition.key_reach
+    # Keys of 0 wherever X_S has a noise token; the value is the label of the planted signals.
+    attention = SparseFunctionalAttention(2, VOCABULARY_SIZE, reach, torch.Generator())
+    contents = [divmod(number, VOCABULARY_SIZE) for number in range(VOCABULARY_SIZE**2)]
+    is_signal = torch.tensor([max(tokens) < 2 for tokens in contents])
+    with torch.no_grad():
+        attention.log_keys.copy_(torch.where(is_signal, 0.0, -torch.inf).repeat(2 * reach - 1))
+        parity = torch.tensor([(first + second) % 2 for first, second in contents])
+        attention.raw_values.copy_(50.0 - 100.0 * parity)  # tanh of it is 1 or -1 in float32
+    for size in (16, 32, 256):
+        drawn = draw_sequences(condition, 2, size, 50, np.random.default_rng(size))
+        assert errors(attention, drawn) == {"test_length": size, "squared_error": 0, "error_rate": 0}
+        # The same keys with the labels exchanged are always wrong: by 2, squared.
+        wrong = (*drawn[:2], -drawn[2])
+        assert errors(attention, wrong) == {"test_length": size, "squared_error": 4, "error_rate": 1}

@@ -9,51 +9,39 @@ Told are
   recovered        what the sources, at most 4, recover of the total effect in 2 swapped contexts, of both
   exact top 4      what the search has of it within its sources
   forward tokens   of the search and the trial, as a fraction of those of exact leave-one-out and trial
-A text is a line of --out; texts that are in it are not measured again. Two processes may share them: one
-does --texts 10, the other --first 10 --texts 20. Exact leave-one-out of a text of 512
-tokens takes about 130,000 forward tokens: five minutes of one core with AVX-512 for 135 M parameters.
+Exact leave-one-out of a text of 512 tokens takes about 130,000 forward tokens: five minutes of one core with
+AVX-512 for 135 M parameters.
 """
 
 import argparse
-import json
 import sys
 import time
-from pathlib import Path
+from functools import partial
 from typing import Any
 
+import by_text
 import numpy as np
-
-sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
-from real_model import model_folder
 
 from sparsity_length import explain
 from sparsity_length.cli import Stage
-from sparsity_length.measuring.given import GivenModel
-from sparsity_length.text.sources import open_sources, read_documents
+from sparsity_length.text.tokenizer import TokenizedText
 
 NUM_TARGETS = 12
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The command line."""
-    add = parser.add_argument
-    add(
-        "--model", help="a folder or a hub name (default: SmolLM2-135M-Instruct, made by tests/real_model.py)"
-    )
-    add("--source", default="embedded", help="where texts are read from, as of tokenize_c4")
-    add("--texts", type=int, default=20, help="texts 0 to this, exclusive")
-    add("--first", type=int, default=0, help="begin with this text")
-    add("--length", type=int, default=512, help="tokens of each text")
-    add("--unit", default="token", help="what a source is")
-    add("--skip-exact", action="store_true", help="run the search alone")
-    add("--out", type=Path, default=Path("explain_accuracy.jsonl"))
+    by_text.add_flags(parser)
+    parser.add_argument("--unit", default="token", help="what a source is")
+    parser.add_argument("--skip-exact", action="store_true", help="run the search alone")
 
 
-def measured(text: np.ndarray, model: str, arguments: argparse.Namespace) -> dict[str, Any]:
+def measured(arguments: argparse.Namespace, model: str, text: TokenizedText) -> dict[str, Any]:
     """The numbers of one text."""
+    ids_L = text.token_ids_N[: arguments.length]
     asked = {"long_context_length": arguments.length, "unit": arguments.unit}
     started = time.process_time()
-    searched = explain(text, model, targets=NUM_TARGETS, budget=1e6, **asked)
+    searched = explain(ids_L, model, targets=NUM_TARGETS, budget=1e6, **asked)
     numbers = {
         "forward_tokens": searched.facts["num_forward_tokens"],
         "total": sum(target["total_effect"] for target in searched.targets),
@@ -65,7 +53,7 @@ def measured(text: np.ndarray, model: str, arguments: argparse.Namespace) -> dic
     }
     if arguments.skip_exact:
         return numbers
-    exact = explain(text, model, targets="all", **asked)
+    exact = explain(ids_L, model, targets="all", **asked)
     of_exact = {target["position"]: target for target in exact.targets}
     both = [(of_exact[target["position"]], target) for target in searched.targets]
     return numbers | {
@@ -85,23 +73,8 @@ def _is_within(span: tuple[int, int], target: dict[str, Any]) -> bool:
 
 def main(arguments: argparse.Namespace) -> None:
     """Measure the texts that are missing, and print the means of all."""
-    model = arguments.model or str(model_folder("smollm2"))
-    tokenizer = GivenModel(model).tokenizer()
+    rows = by_text.measured_texts(arguments, partial(measured, arguments))
     length = arguments.length
-    rows = [json.loads(line) for line in arguments.out.open()] if arguments.out.exists() else []
-    texts = (
-        document.text for document in read_documents(open_sources([arguments.source], c4_split="validation"))
-    )
-    read = (tokenizer.read(text[: 12 * length]).token_ids_N for text in texts)
-    long_enough = (token_ids_N[:length] for token_ids_N in read if len(token_ids_N) >= length)
-    measured_before = {row["text"] for row in rows}
-    for number, text in zip(range(arguments.texts), long_enough, strict=False):
-        if number < arguments.first or number in measured_before:
-            continue
-        rows.append({"text": number, **measured(text, model, arguments)})
-        with arguments.out.open("a") as out:
-            out.write(json.dumps(rows[-1]) + "\n")
-        sys.stderr.write(f"{number + 1} of {arguments.texts}: {rows[-1]}\n")
     total = {name: np.sum([row[name] for row in rows]) for name in rows[0]}
     sys.stdout.write(
         f"{len(rows)} texts of {length} tokens: {total['recovered'] / total['total']:.2f} of the total effect"

@@ -8,20 +8,17 @@ Of each text 8 predictions, every eighth of the last 64, with 32 near tokens, by
   top 1            how often the exact first token is the screen's first
   doublings        `mean_log2_k` of the screen's ranking, k up to 128, minus that of the exact one
   forward tokens   of the screen, as a fraction of those of exact leave-one-out
-A text is a line of --out; texts that are in it are not measured again. Exact leave-one-out of a text of 512
+Exact leave-one-out of a text of 512
 tokens takes about 130,000 forward tokens: five minutes of one core with AVX-512 for 135 M parameters.
 """
 
 import argparse
-import json
 import sys
-from pathlib import Path
+from functools import partial
 from typing import Any
 
+import by_text
 import numpy as np
-
-sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
-from real_model import model_folder
 
 from sparsity_length.cli import Stage
 from sparsity_length.measuring.contexts import Batching, full_pass, own_context
@@ -31,8 +28,7 @@ from sparsity_length.measuring.rules import ranked
 from sparsity_length.measuring.search import leave_one_out
 from sparsity_length.measuring.settings import ContextLengths
 from sparsity_length.measuring.sparsity import mean_log2_k
-from sparsity_length.models.interface import CausalLM
-from sparsity_length.text.sources import open_sources, read_documents
+from sparsity_length.text.tokenizer import TokenizedText
 
 TOP = 16
 KS = [1, 2, 4, 8, 16, 32, 64, 128]
@@ -40,22 +36,17 @@ KS = [1, 2, 4, 8, 16, 32, 64, 128]
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The command line."""
-    add = parser.add_argument
-    add(
-        "--model", help="a folder or a hub name (default: SmolLM2-135M-Instruct, made by tests/real_model.py)"
-    )
-    add("--source", default="embedded", help="where texts are read from, as of tokenize_c4")
-    add("--texts", type=int, default=4, help="texts 0 to this, exclusive")
-    add("--first", type=int, default=0, help="begin with this text")
-    add("--length", type=int, default=512, help="tokens of each text")
-    add("--short", type=int, default=32, help="near tokens")
-    add("--screens", type=int, nargs="+", default=[16, 32], help="N: tokens that are left out exactly")
-    add("--out", type=Path, default=Path("screen.jsonl"))
+    by_text.add_flags(parser)
+    parser.add_argument("--short", type=int, default=32, help="near tokens")
+    parser.add_argument("--screens", type=int, nargs="+", default=[16, 32], help="N: tokens left out exactly")
 
 
-def measured(model: CausalLM, text_L: np.ndarray, short: int, screens: list[int]) -> dict[str, Any]:
+def measured(arguments: argparse.Namespace, name: str, text: TokenizedText) -> dict[str, Any]:
     """The numbers of one text, by N."""
-    lengths = ContextLengths(short, len(text_L), 64, 8)
+    text_L = text.token_ids_N[: arguments.length]
+    given = GivenModel(name)
+    model = given.ready(len(text_L), [text_L], given.tokenizer(), text.bos_token_ids)
+    lengths = ContextLengths(arguments.short, len(text_L), 64, 8)
     batching = Batching.for_model(model)
     far = FarContext(model, lengths, batching, text_L, text_L)
     sequence = own_context(text_L, lengths)
@@ -74,7 +65,7 @@ def measured(model: CausalLM, text_L: np.ndarray, short: int, screens: list[int]
 
     exact_TK, exact_tokens = searched(None)
     numbers: dict[str, Any] = {"exact_tokens": exact_tokens, "exact_doublings": doublings(exact_TK)}
-    for num_exact in screens:
+    for num_exact in arguments.screens:
         found_TK, tokens = searched(num_exact)
         pairs = zip(exact_TK[:, :TOP], found_TK[:, :TOP], strict=True)
         shared_T = [len({*one_K} & {*other_K}) for one_K, other_K in pairs]
@@ -89,23 +80,8 @@ def measured(model: CausalLM, text_L: np.ndarray, short: int, screens: list[int]
 
 def main(arguments: argparse.Namespace) -> None:
     """Measure the texts that are missing, and print the means of all."""
-    given = GivenModel(arguments.model or str(model_folder("smollm2")))
-    tokenizer = given.tokenizer()
+    rows = by_text.measured_texts(arguments, partial(measured, arguments))
     length = arguments.length
-    rows = [json.loads(line) for line in arguments.out.open()] if arguments.out.exists() else []
-    documents = read_documents(open_sources([arguments.source], c4_split="validation"))
-    read = (tokenizer.read(document.text[: 12 * length]) for document in documents)
-    long_enough = (text for text in read if len(text.token_ids_N) >= length)
-    measured_before = {row["text"] for row in rows}
-    for number, text in zip(range(arguments.texts), long_enough, strict=False):
-        if number < arguments.first or number in measured_before:
-            continue
-        text_L = text.token_ids_N[:length]
-        model = given.ready(length, [text_L], tokenizer, text.bos_token_ids)
-        rows.append({"text": number, **measured(model, text_L, arguments.short, arguments.screens)})
-        with arguments.out.open("a") as out:
-            out.write(json.dumps(rows[-1]) + "\n")
-        sys.stderr.write(f"{number + 1} of {arguments.texts}: {rows[-1]}\n")
     exact_tokens = sum(row["exact_tokens"] for row in rows)
     for screen in arguments.screens:
         of_screen = [row[str(screen)] for row in rows]

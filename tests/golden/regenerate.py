@@ -1,19 +1,17 @@
-"""Write golden.json and defaults.json anew, after a change that is meant to move numbers.
-
-Says which columns moved.
+"""Write the golden files anew, after a change that is meant to move numbers; say which columns moved.
 
 python tests/golden/regenerate.py
 """
 
 import json
+import os
 import sys
 import warnings
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from golden_run import DEFAULTS_PATH, GOLDEN_PATH, defaults, moved, run  # noqa: E402
+from golden_run import DEFAULTS_PATH, GOLDEN_PATH, defaults, moved, run
+from test_golden import COMMANDS, ROOT, STUDIES, TABLES, VARIABLES, commands, tables
 
 
 def main() -> None:
@@ -23,8 +21,16 @@ def main() -> None:
         found = run(Path(folder))
     golden = json.loads(GOLDEN_PATH.read_text(encoding="utf-8")) if GOLDEN_PATH.exists() else {}
     sys.stdout.write("".join(f"{phrase}\n" for phrase in moved(golden, found)) or "nothing moved\n")
-    GOLDEN_PATH.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    DEFAULTS_PATH.write_text(json.dumps(defaults(), indent=1) + "\n", encoding="utf-8")
+    os.chdir(ROOT)
+    os.environ.update(VARIABLES)
+    of_studies = {study.stem: commands(study) for study in STUDIES}
+    for path, content in (
+        (GOLDEN_PATH, found),
+        (DEFAULTS_PATH, defaults()),
+        (COMMANDS, of_studies),
+        (TABLES, tables()),
+    ):
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

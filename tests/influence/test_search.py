@@ -1,15 +1,38 @@
-"""What patching spans of keys and values does: the stock model with a cache that is put together by hand."""
+"""Forward passes: contexts are exact, batches move last bits only, patched spans are the stock model's.
+
+The stock model has a cache of keys and values that is put together by hand.
+"""
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hand_made_models import SeenTokens
 from hugging_face_families import VOCABULARY_SIZE, make_model
+from naive_predictions import naive_losses, stock_hugging_face
+from olmo.model import OLMo
 from transformers import DynamicCache, PreTrainedModel
 
-from sparsity_length.measuring.contexts import Batching, full_pass, own_context, read_prefix
+from sparsity_length.cli import InputError
+from sparsity_length.measuring.contexts import (
+    Batching,
+    Pass,
+    Rows,
+    full_pass,
+    hidden_states,
+    measured_contexts,
+    measured_windows,
+    null_contexts,
+    own_context,
+    read_prefix,
+)
 from sparsity_length.measuring.search import NearRows, Search, _runs, screened
 from sparsity_length.measuring.settings import ContextLengths
 from sparsity_length.models.huggingface import HuggingFaceCausalLM
+from sparsity_length.models.interface import CausalLM, Predictions
+from sparsity_length.models.olmo import OLMoCausalLM
 
 LENGTHS = ContextLengths(short_context_length=4, long_context_length=40, targets_per_chunk=6, target_stride=5)
 SPANS = np.array([[0, 5], [7, 8], [20, 30]])
@@ -122,7 +145,7 @@ def test_restored_spans_are_those_of_the_stock_model(family: str, is_exact: bool
 
 
 def test_nothing_patched_is_the_full_context_and_all_hidden_is_the_short_one() -> None:
-    stock = make_model("llama")
+    stock = stock_hugging_face(make_model("llama", attention="eager"))
     model = HuggingFaceCausalLM(make_model("llama"))
     own_L = np.random.default_rng(1).integers(1, VOCABULARY_SIZE, LENGTHS.long_context_length)
     sequence = own_context(own_L, LENGTHS)
@@ -131,13 +154,8 @@ def test_nothing_patched_is_the_full_context_and_all_hidden_is_the_short_one() -
     all_and_nothing = np.array([np.ones(near.start, bool), np.zeros(near.start, bool)])
     found = near.measured(all_and_nothing)
     target = LENGTHS.targets_T[1]
-    ids = torch.tensor(own_L[None, target - 4 : target])
-    with torch.inference_mode():
-        positions = torch.arange(target - 4, target)[None]
-        mask = torch.zeros(1, 1, 4, 4).masked_fill(~torch.ones(4, 4).tril().bool(), torch.finfo().min)
-        logits = stock(ids, position_ids=positions, attention_mask=mask).logits[0, -1]
-    short = -float(logits.log_softmax(-1)[own_L[target]])
-    np.testing.assert_allclose(found.losses[:, 0], [full.losses_T[1], short], atol=2e-5)
+    cases = [(own_L, range(target)), (own_L, range(target - 4, target))]
+    np.testing.assert_allclose(found.losses[:, 0], naive_losses(stock, target, cases), atol=2e-5)
     assert found.divergences[0, 0] == pytest.approx(0, abs=1e-6)
 
 
@@ -179,3 +197,102 @@ def test_groups_are_split_down_to_the_units_that_matter() -> None:
     assert largest == [[60, 62], [310, 312]] and effects_CVT[1].max(axis=0).tolist() == [3.0, 3.0]
     # 13 groups of 32 tokens, of which two are split in four, two of the parts again, and pairs of words.
     assert asked[:3] == [13, 8, 8] and sum(asked) < 40
+
+
+def test_targets_and_far_contexts_of_ten_tokens() -> None:
+    lengths = ContextLengths(short_context_length=2, long_context_length=10, targets_per_chunk=3)
+    assert lengths.targets_T.tolist() == [7, 8, 9]
+    assert lengths.num_far_tokens_T.tolist() == [5, 6, 7]  # distant contexts [0, 5), [0, 6), [0, 7)
+    with pytest.raises(InputError, match="leaves no distant context"):
+        ContextLengths(7, 10, 3)
+
+
+def test_sequences_that_start_together_share_a_batch() -> None:
+    """To row 300: those that begin within a quarter of the first one's rows, and as many as fit."""
+    starts_N = np.array([0, 80, 10, 76, 299, 74, 75, 75])
+    batches = Batching(1000).by_start(starts_N, 300)
+    assert [batch.tolist() for batch in batches] == [[0, 2, 5], [6, 7, 3, 1], [4]]
+    assert [batch.tolist() for batch in Batching(10_000).by_start(starts_N, 300)][0] == [0, 2, 5, 6, 7]
+    assert Batching(1000).of_many(5, 400) == [slice(0, 2), slice(2, 4), slice(4, 6)]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "sizes"),
+    [((64, 1024, 16), [16]), ((64, 192, 16), [2] * 8), ((16, 64, 32), [3] * 10 + [2]), ((8, 300, 4), [4])],
+)
+def test_windows_of_a_null_take_about_the_rows_of_the_other_document(
+    lengths: tuple[int, int, int], sizes: list[int]
+) -> None:
+    chunks = np.zeros((2, lengths[1]), dtype=np.int64)
+    packed = [*null_contexts(*chunks, ContextLengths(*lengths))]
+    assert [len(one.query_rows_T) for one in packed] == sizes
+
+
+def test_windows_hold_exactly_the_tokens_before_the_target() -> None:
+    seen = SeenTokens()
+    chunk = np.array([10, 11, 12, 13, 14, 15, 16, 17])
+    window_losses(seen, chunk, np.array([5, 7]), 3, Batching(6))
+    assert seen.batches == [([[12, 13, 14], [14, 15, 16]], [[2, 3, 4], [4, 5, 6]])]
+    window_losses(seen, chunk, np.array([5, 6, 7]), 3, Batching(8))
+    assert [len(tokens) for tokens, _ in seen.batches[1:]] == [2, 1]
+
+
+def test_the_row_before_the_target_predicts_it() -> None:
+    # The model says each token again, so the loss is 0 where the target repeats the token before it.
+    chunk = np.array([1, 1, 2, 2, 3, 4])
+    losses_T = long_context_losses(SeenTokens(), chunk, np.array([1, 2, 3, 4, 5]))
+    assert losses_T.tolist() == [0, 100, 0, 100, 100]
+    assert window_losses(SeenTokens(), chunk, np.array([3, 4]), 2, Batching(100)).tolist() == [0, 100]
+    rows = Rows(np.array([[1, 2], [2, 1]]), np.array([[0, 4], [0, 4]]), None, np.array([[1], [1]]))
+    contexts = Pass(rows, np.array([[2], [2]]), np.array([[0], [0]]))
+    measured = measured_contexts(SeenTokens(), Batching(100), any_reference(SeenTokens(), 1), contexts)
+    assert measured.losses.tolist() == [[0], [100]]
+
+
+class LittleMemory(OLMoCausalLM):
+    """Has room for so many sequences at once."""
+
+    room = 1200
+    ran: list[int]
+
+    def hidden_states(self, token_ids_BS: torch.Tensor, *rest: Any) -> torch.Tensor:
+        if len(token_ids_BS) > self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        self.ran.append(len(token_ids_BS))
+        return super().hidden_states(token_ids_BS, *rest)
+
+
+def test_a_batch_without_room_runs_in_halves_to_the_same_bits(make_olmo: Callable[..., OLMo]) -> None:
+    lm = LittleMemory(make_olmo())
+    tokens_BS = np.random.default_rng(0).integers(0, 48, (1200, 5))
+    rows = Rows(tokens_BS, np.arange(5)[None], None, np.array([[4]]))
+    lm.ran = []
+    whole = hidden_states(lm, rows)
+    lm.room = 300
+    assert torch.equal(hidden_states(lm, rows), whole)
+    assert lm.ran == [1200, 300, 300, 300, 300]
+    lm.room = 299  # fewer than 256 query rows would have other bits
+    with pytest.raises(torch.OutOfMemoryError):
+        hidden_states(lm, rows)
+
+
+def any_reference(model: CausalLM, num_targets: int) -> Predictions:
+    """Predictions that find all tokens equally likely: how far others are from them is not looked at."""
+    return Predictions.of(torch.zeros(num_targets, model.vocabulary_size))
+
+
+def window_losses(
+    model: CausalLM, chunk_L: np.ndarray, targets_T: np.ndarray, context_length: int, batching: Batching
+) -> np.ndarray:
+    """loss(t | exactly the `context_length` tokens before t): float32 [T], nats."""
+    reference = any_reference(model, len(targets_T))
+    return measured_windows(model, chunk_L, targets_T, context_length, batching, reference).losses
+
+
+def long_context_losses(model: CausalLM, chunk_L: np.ndarray, targets_T: np.ndarray) -> np.ndarray:
+    """loss(t | everything before t in the chunk), all targets in one pass: float32 [T], nats."""
+    tokens_L = torch.as_tensor(chunk_L)
+    rows_T = torch.as_tensor(targets_T - 1)
+    rows_S = torch.arange(len(chunk_L) - 1)
+    hidden_1TD = model.hidden_states(tokens_L[None, :-1], rows_S[None], None, rows_T[None])
+    return Predictions.of(model.logits(hidden_1TD[0])).losses(chunk_L[targets_T])

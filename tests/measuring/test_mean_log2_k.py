@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -67,18 +68,11 @@ def test_it_is_the_mean_over_thresholds() -> None:
     num_far = 37
     for _ in range(20):
         shares = generator.normal(0.5, 0.4, len(ks))
-        nodes = [0.0]
-        for share in shares:
-            nodes.append(max(nodes[-1], min(1.0, max(0.0, share))))
-        log2_ks = np.log2([*ks, num_far])
-        reached = [*nodes[1:], 1.0]
+        reached = [*np.maximum.accumulate(shares.clip(0, 1)), 1.0]
         thresholds = (np.arange(200_000) + 0.5) / 200_000
-        needed = []
-        for low, high, left, right in zip(reached[:-1], reached[1:], log2_ks[:-1], log2_ks[1:], strict=True):
-            inside = thresholds[(thresholds > low) & (thresholds <= high)]
-            needed.append(left + (inside - low) / (high - low) * (right - left) if high > low else inside)
-        total = np.concatenate([np.zeros((thresholds <= reached[0]).sum()), *needed]).mean()
-        assert value(list(shares), ks, num_far) == pytest.approx(total, abs=5e-5)
+        # Along straight lines in log2 k; what is reached at once takes one token.
+        needed = np.interp(thresholds, reached, np.log2([*ks, num_far]))
+        assert value(list(shares), ks, num_far) == pytest.approx(needed.mean(), abs=5e-5)
 
 
 @pytest.fixture(scope="module", params=[(7,), pytest.param((), marks=pytest.mark.slow)], ids=["bos", ""])
@@ -130,7 +124,7 @@ def naive_choice(stocks: dict[str, Stock], key: tuple[str, int, int]) -> np.ndar
 
 
 def naive_values(stock: Stock, key: tuple[str, int, int], chosen: np.ndarray) -> list[float]:
-    """mean_log2_k in each trial's swap, as the trapezoids between the studied k add up."""
+    """mean_log2_k in each trial's swap."""
     own_L = chunk_of(*key[:2])
     place = key[2] - key[1] * L
     values = []
@@ -142,18 +136,8 @@ def naive_values(stock: Stock, key: tuple[str, int, int], chosen: np.ndarray) ->
             restored[chosen[:k]] = own_L[chosen[:k]]
             cases.append((restored, range(place)))
         whole_V, *others = log_probs(stock, place, cases)
-        missing = [divergence(whole_V, other_V) for other_V in others]
-        best = 0.0
-        total = 0.0
-        num_far = place - SHORT
-        points = []
-        for k, left in zip(KS, missing[1:], strict=True):
-            best = max(best, min(1.0, 1 - left / missing[0]))
-            points.append((np.log2(k), 1 - (1.0 if k == num_far else best)))
-        points.append((np.log2(num_far), 0.0))
-        for (x, y), (next_x, next_y) in zip(points[:-1], points[1:], strict=True):
-            total += (next_x - x) * (y + next_y) / 2
-        values.append(total)
+        total, *left = (divergence(whole_V, other_V) for other_V in others)
+        values.append(value([1 - one / total for one in left], KS, place - SHORT))
     return values
 
 
@@ -178,15 +162,13 @@ def test_the_stage_is_the_brute_force(crossed: Path, stocks: dict[str, Stock]) -
 
 def test_texts_without_a_null_lack_what_needs_one_and_that_is_said(folder: Path, tmp_path: Path) -> None:
     rules = ["--rules", "leave_one_out_divergence", "leave_one_out", "recency"]
-    where = ["--results", str(tmp_path), "--null-fraction", "1e-18"]
+    where = ["--results", tmp_path, "--null-fraction", "1e-18"]
     results = measure(influential_tokens, folder, *WORDS, *rules, *IN_BACKGROUND, *where)
     few = Results(results).frame("sparse_context_losses")
     # IDs of these documents are 0 and a little, so that of such a fraction none has a null.
     assert set(few["rule"]) == {"leave_one_out_divergence", "recency"}
     assert set(few["distant_context"]) == {"own"}
-    every = measure(
-        influential_tokens, folder, *WORDS, *rules, *IN_BACKGROUND, "--results", str(tmp_path / "all")
-    )
+    every = measure(influential_tokens, folder, *WORDS, *rules, *IN_BACKGROUND, "--results", tmp_path / "all")
     every_rows = Results(every).frame("sparse_context_losses")
     assert set(every_rows["rule"]) == set(rules[1:])
     assert set(every_rows["distant_context"]) == {"own", "other_document"}
@@ -200,7 +182,7 @@ def test_where_there_is_nothing_to_bring_back(folder: Path, crossed: Path, tmp_p
     )
     middle = of_third.query("criterion == 'divergence'")["gain"].median()
     words = ["--checkpoints", str(folder / "third"), "--rules", "recency", "--minimum-gain", str(middle)]
-    results = measure(influential_tokens, folder, *WORDS, *words, *IN_BACKGROUND, "--results", str(tmp_path))
+    results = measure(influential_tokens, folder, *WORDS, *words, *IN_BACKGROUND, "--results", tmp_path)
     rows = Results(results).frame("dependency_sparsity").query("criterion == 'divergence'")
     is_small = rows["gain"] < middle
     assert 0 < is_small.sum() < len(rows)
@@ -211,7 +193,7 @@ def test_choices_are_tried_on_another_model(
     folder: Path, crossed: Path, stocks: dict[str, Stock], tmp_path: Path
 ) -> None:
     words = ["--choices", str(crossed), "--checkpoints", str(folder / "fourth"), "--ablation", "mask"]
-    results = measure(evaluate_tokens, folder, *words, "--results", str(tmp_path))
+    results = measure(evaluate_tokens, folder, *words, "--results", tmp_path)
     chosen = Results(crossed).frame("influential_tokens").sort_values("rank")
     rows = Results(results).frame("sparse_context_losses")
     assert set(rows["distant_context"]) == {"own", "other_document"} and set(rows["evaluator"]) == {"fourth"}
@@ -255,34 +237,36 @@ def test_a_lost_shard_is_tried_again_to_the_same_bytes(folder: Path, crossed: Pa
     assert contents(crossed) == before
 
 
-def test_what_is_refused(folder: Path, crossed: Path, tmp_path: Path) -> None:
-    for words, word in (
-        (["--k", "1", "64"], "--k 64 is more than the 4"),
-        ([*IN_BACKGROUND, "--rules", "greedy"], "greedy"),
-        (["--rules", "leave_one_out", "--null-fraction", "0.5"], "--null-fraction"),
-    ):
-        with pytest.raises(InputError, match=word):
-            measure(influential_tokens, folder, *WORDS, *words, "--results", str(tmp_path / "none"))
-    third = ["--checkpoints", str(folder / "third")]
-    for words, word in (
-        (["--choices", str(tmp_path / "nowhere")], "no model"),
-        (["--choices", str(crossed), "--choices-of", "nobody"], "choices of run; name one"),
-        (["--choices", str(crossed), "--checkpoints", str(folder / "run"), "--results", str(crossed)], "own"),
-        (["--choices", str(crossed), "--ablation", "mask", "--results", str(crossed)], "ablation"),
-    ):
-        with pytest.raises(InputError, match=word):
-            measure(evaluate_tokens, folder, *third, "--results", str(tmp_path / "none"), *words)
-    assert not (tmp_path / "none").exists()
+@pytest.mark.parametrize(
+    ("stage", "words", "sentence"),
+    [
+        (influential_tokens, "--k 1 64", "--k 64 is more than the 4"),
+        (influential_tokens, "--ablation swap --search-swaps 1 --rules greedy", "greedy"),
+        (influential_tokens, "--rules leave_one_out --null-fraction 0.5", "--null-fraction"),
+        (evaluate_tokens, "--choices {none}/nowhere", "no model"),
+        (evaluate_tokens, "--choices {crossed} --choices-of nobody", "choices of run; name one"),
+        (evaluate_tokens, "--choices {crossed} --checkpoints {crossed}/../run --results {crossed}", "own"),
+        (evaluate_tokens, "--choices {crossed} --ablation mask --results {crossed}", "ablation"),
+    ],
+)
+def test_what_is_refused(
+    stage: ModuleType, words: str, sentence: str, folder: Path, crossed: Path, tmp_path: Path
+) -> None:
+    none = tmp_path / "none"
+    given = {influential_tokens: WORDS, evaluate_tokens: ["--checkpoints", str(folder / "third")]}[stage]
+    with pytest.raises(InputError, match=sentence):
+        measure(stage, folder, *given, "--results", none, *words.format(none=none, crossed=crossed).split())
+    assert not none.exists()
 
 
 def test_choices_must_be_whole_and_of_this_text(
     folder: Path, crossed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["--checkpoints", str(folder / "third"), "--results", str(tmp_path / "results")]
+    words = ["--checkpoints", str(folder / "third"), "--results", tmp_path / "results"]
     shutil.copytree(crossed, tmp_path / "part")
     next((tmp_path / "part" / "_stages" / "influential_tokens").rglob("*.done")).unlink()
     with pytest.raises(InputError, match="run influential_tokens again"):
-        measure(evaluate_tokens, folder, *words, "--choices", str(tmp_path / "part"))
+        measure(evaluate_tokens, folder, *words, "--choices", tmp_path / "part")
     monkeypatch.setitem(DOCUMENTS, "00000000000000dd", DOCUMENTS["00000000000000dd"][::-1])
     data = write_data(tmp_path / "data")
     with pytest.raises(InputError, match="of another text"):

@@ -1,15 +1,23 @@
-"""What lies at a path that is named as a model, and which files decide the model."""
+"""What lies under a model's name, which files decide it, and whether tokens and model belong together."""
 
+import json
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
+import huggingface_hub
+import numpy as np
 import pytest
 import torch
-from hugging_face_families import make_model
+from hugging_face_families import make_model, save_model
+from huggingface_hub import constants
+from tokenizers import AddedToken, Tokenizer, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
 
+from sparsity_length import explain, influential_tokens, losses
 from sparsity_length.cli import InputError
-from sparsity_length.measuring.given import GivenModel
+from sparsity_length.measuring.given import GivenModel, refuse_foreign_tokens
 from sparsity_length.models.load import find_model, name_of
 from sparsity_length.text.tokenizer import load_tokenizer, parse_tokenizer_name, train_bpe
 
@@ -102,3 +110,136 @@ def test_a_model_is_the_files_that_are_loaded(folder: Path) -> None:
     assert changed.sha256(with_code=False) != before
     weights = GivenModel(changed, device="cpu")._load(16)._model.state_dict()
     assert torch.equal(weights["lm_head.weight"], make_model("llama", seed=1).lm_head.weight)
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cached files of me/tiny, two shards among them; the hub has others, which were not fetched."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    cache = tmp_path / "models--me--tiny"
+    folder = cache / "snapshots" / COMMIT
+    make_model("llama").save_pretrained(folder, max_shard_size="20KB")
+    (folder / "tokenizer.json").write_text(train_bpe(["a b"], 257).to_json())
+    for revision in ("main", "refs/pr/1", "feature/x"):
+        (cache / "refs" / revision).parent.mkdir(parents=True, exist_ok=True)
+        (cache / "refs" / revision).write_text(COMMIT)
+    names = [*(path.name for path in folder.iterdir()), "all_results.json", "generation_config.json"]
+    tree = pytest.importorskip("huggingface_hub._tree_cache")
+    files = {name: tree.TreeCacheEntry(1, "0" * 40) for name in names}
+    tree.write_tree_cache(str(cache), COMMIT, files)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    return folder
+
+
+@pytest.mark.parametrize("at", ["", "@main", "@refs/pr/1", "@feature/x", f"@{COMMIT}"])
+def test_what_nobody_needs_may_be_missing(at: str, snapshot: Path) -> None:
+    with pytest.raises(huggingface_hub.errors.IncompleteSnapshotError):
+        huggingface_hub.snapshot_download("me/tiny", local_files_only=True)
+    assert find_model(f"me/tiny{at}").folder == snapshot
+    assert find_model(f"me/tiny{at}").name == f"tiny{at}".replace("@", "-").replace("/", "-")
+    assert parse_tokenizer_name(f"me/tiny{at}") == snapshot
+
+
+@pytest.mark.parametrize(
+    "missing", ["config.json", "tokenizer.json", "model-00002-of-*", "model.safetensors.index.json"]
+)
+def test_what_is_needed_may_not(missing: str, snapshot: Path) -> None:
+    next(snapshot.glob(missing)).unlink()
+    with pytest.raises(
+        InputError, match="me/tiny at revision main is not in the cache and cannot be fetched"
+    ):
+        find_model("me/tiny")
+
+
+def test_names_of_models(tmp_path: Path) -> None:
+    assert name_of("gpt2") == "gpt2" and name_of("me/tiny@v1.0") == "tiny-v1.0"
+    assert name_of(str(tmp_path / "runs" / "long-seed0")) == "long-seed0"
+
+
+TEXT = "The cat sat on a mat, and the cat that sat there saw a naïve dog in the hall. " * 2
+OTHER_TEXT = "Words of quite another kind: 0123456789, zigzag, fuzzy, quiz, jinx, vortex. " * 4
+Change = Callable[[Tokenizer], Tokenizer]
+
+
+def _bpe(text: str = TEXT, size: int = 290) -> Tokenizer:
+    return Tokenizer.from_str(train_bpe([text * 9], size).to_json())
+
+
+def _without_merges(tokenizer: Tokenizer) -> Tokenizer:
+    """A tokenizer of the same vocabulary that reads single bytes."""
+    description = json.loads(tokenizer.to_str())
+    description["model"]["merges"] = description["model"]["merges"][:5]
+    return Tokenizer.from_str(json.dumps(description))
+
+
+def _with_a_blank_before_a_text(tokenizer: Tokenizer) -> Tokenizer:
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    return tokenizer
+
+
+def _with_added(token: str) -> Change:
+    def changed(tokenizer: Tokenizer) -> Tokenizer:
+        tokenizer.add_tokens([AddedToken(token, special=True)])
+        return tokenizer
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("change", "num_rows", "used", "outcome"),
+    [
+        (lambda own: own, 290, [5], "fits"),
+        (lambda own: own, 4000, [5], "fits"),  # its own, however far its embedding is padded
+        (_with_added("<chat>"), 320, [5], "fits"),  # an unused one of the data's
+        (_with_added("<chat>"), 290, [290], "largest ID used: 290"),  # which the model has no row for
+        (_with_added("<chat>"), 320, [290], "another tokenizer"),  # which the model's does not know
+        (lambda _: _bpe(OTHER_TEXT), 290, [5], "another tokenizer"),  # of the same size
+        (_without_merges, 290, [5], "another tokenizer"),  # of the same names and IDs
+        (_with_a_blank_before_a_text, 290, [5], "another tokenizer"),
+        (lambda _: _bpe(size=270), 290, [5], "another tokenizer"),  # whose names and IDs it all has
+    ],
+)
+def test_the_whole_tokenizer_is_compared_where_both_are_known(
+    change: Change, num_rows: int, used: list[int], outcome: str, tmp_path: Path
+) -> None:
+    _bpe().save(str(tmp_path / "own.json"))
+    change(_bpe()).save(str(tmp_path / "data.json"))
+    tokenizer, its_own = (load_tokenizer(tmp_path / name) for name in ("data.json", "own.json"))
+    is_refused = pytest.raises(InputError, match=outcome)
+    with is_refused if outcome != "fits" else nullcontext():
+        refuse_foreign_tokens(num_rows, "m", its_own, [np.array(used)], tokenizer)
+
+
+def test_a_model_without_bos_is_not_given_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = _with_added("<s>")(_bpe())
+    second = save_model(tmp_path / "without", tokenizer.to_str())
+    bos = [("<s>", tokenizer.token_to_id("<s>"))]
+    tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=bos)
+    first = save_model(tmp_path / "with", tokenizer.to_str())
+    with pytest.raises(
+        InputError, match="puts <s> before a text, is .* that of without, .*, which puts nothing"
+    ):
+        losses(TEXT, second, first, short_context_length=4)
+    assert "before a text" not in caplog.text
+    losses(TEXT, first, second, short_context_length=4)
+    assert "with was trained with <s> before a text, and reads this without it" in caplog.text
+
+
+def test_every_face_refuses_a_foreign_tokenizer_and_takes_a_padded_model(tmp_path: Path) -> None:
+    other = _bpe(OTHER_TEXT)
+    model = save_model(tmp_path / "own", _bpe().to_str())
+    padded = save_model(tmp_path / "padded", _bpe().to_str(), vocab_size=320)
+    stranger = save_model(tmp_path / "other", other.to_str())
+    for call in (
+        lambda: losses(TEXT, model, tokenizer=other, short_context_length=4),
+        lambda: losses(TEXT, model, tokenizer=stranger, short_context_length=4),
+        lambda: explain(TEXT, model, tokenizer=f"{stranger}/tokenizer.json", short_context_length=4),
+        lambda: influential_tokens(TEXT, model, tokenizer=stranger, short_context_length=4, k=(1,)),
+    ):
+        with pytest.raises(InputError, match="is another tokenizer than that of own"):
+            call()
+    losses(TEXT, padded, tokenizer=model, short_context_length=4)

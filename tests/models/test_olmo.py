@@ -1,5 +1,6 @@
-"""OLMo: chosen position IDs and nothing else changed; damaged checkpoints and marks."""
+"""OLMo: chosen position IDs and nothing else changed; damaged checkpoints; exports to Hugging Face."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -8,12 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from measured_documents import flip
+from measured_documents import flip, word_level, write_checkpoint
 from olmo.config import TrainConfig
 from olmo.model import OLMo
+from transformers import AutoTokenizer
 
 from sparsity_length.cli import InputError
 from sparsity_length.models.checkpoints import find_checkpoint, whole_model
+from sparsity_length.models.export import as_hugging_face, write_hugging_face_folder
+from sparsity_length.models.interface import CausalLM
+from sparsity_length.models.load import Loading, find_model, load_causal_lm
 from sparsity_length.models.olmo import OLMoCausalLM, load_stock_olmo
 
 MakeOLMo = Callable[..., OLMo]
@@ -76,15 +81,7 @@ def test_ids_and_not_rows_are_the_positions(make_olmo: MakeOLMo) -> None:
 @pytest.fixture
 def checkpoint(tmp_path: Path, make_olmo: MakeOLMo) -> Path:
     """A checkpoint of another program: without a mark."""
-    folder = tmp_path / "run" / "step20-unsharded"
-    folder.mkdir(parents=True)
-    _save(make_olmo(seed=4), folder)
-    return folder
-
-
-def _save(model: OLMo, folder: Path) -> None:
-    TrainConfig.new(model=model.config).save(folder / "config.yaml")
-    torch.save(model.state_dict(), folder / "model.pt")
+    return write_checkpoint(tmp_path / "run", make_olmo(seed=4)) / "step20-unsharded"
 
 
 def _refusal(checkpoint: Path) -> str:
@@ -117,7 +114,7 @@ def _weights_of(**fields: Any) -> Callable[[Path, MakeOLMo], object]:
         (lambda folder, _: os.truncate(folder / "model.pt", 1000), "is damaged, or was not written by"),
         (_hold(Hostile()), "is damaged, or was not written by"),
         (
-            lambda folder, make_olmo: _save(make_olmo(rope=False), folder),
+            lambda folder, make_olmo: write_checkpoint(folder.parent, make_olmo(rope=False)),
             "without which positions are learned",
         ),
         (lambda folder, _: (folder / "config.yaml").write_text("]["), "is not an OLMo configuration"),
@@ -154,3 +151,57 @@ def test_a_mark_tells_of_every_change(checkpoint: Path) -> None:
     (later / "model.pt").unlink()
     assert find_checkpoint(checkpoint.parent) == later
     assert f"the checkpoint {later} is damaged: {later}/model.pt is missing" in _refusal(later)
+
+
+def logits_of(lm: CausalLM, token_ids: torch.Tensor) -> torch.Tensor:
+    rows = torch.arange(token_ids.shape[1])[None]
+    return lm.logits(lm.hidden_states(token_ids, rows, None, None)[0])
+
+
+@pytest.fixture
+def tokenizer_file(tmp_path: Path) -> Path:
+    """48 words, the first of which ends a text."""
+    words = ["<|endoftext|>", *(f"word{token_id}" for token_id in range(1, 48))]
+    word_level(*words, unk_token="word1").save(str(tmp_path / "tokenizer.json"))
+    return tmp_path / "tokenizer.json"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"weight_tying": False, "rope_theta": 500}, {"n_kv_heads": 2}, {"clip_qkv": 0.5, "embedding_size": 128}],
+    ids=str,
+)
+def test_hugging_face_agrees_on_every_token_loss(
+    fields: dict[str, object], make_olmo: MakeOLMo, tokenizer_file: Path, tmp_path: Path
+) -> None:
+    model = make_olmo(**fields)
+    assert write_hugging_face_folder(model, tokenizer_file, 0, tmp_path / "out") < 1e-5
+    token_ids = _tokens(1, 64)
+    exported = load_causal_lm(find_model(str(tmp_path / "out")), Loading("cpu"), 64)
+    with torch.inference_mode():
+        stock = as_hugging_face(model)(token_ids).logits[0]
+    ours, *others = (
+        torch.nn.functional.cross_entropy(logits[:-1], token_ids[0, 1:], reduction="none")
+        for logits in (logits_of(OLMoCausalLM(model), token_ids), logits_of(exported, token_ids), stock)
+    )
+    assert ours.std() > 0.1  # the agreement is about losses that differ from token to token
+    for losses in others:
+        torch.testing.assert_close(losses, ours, rtol=0, atol=1e-5)
+
+
+def test_the_folder_is_what_other_tools_expect_and_a_flipped_bit_is_seen(
+    make_olmo: MakeOLMo, tokenizer_file: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    write_hugging_face_folder(make_olmo(), tokenizer_file, 0, out)
+    written = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert written <= {path.name for path in out.iterdir()}
+    assert json.loads((out / "config.json").read_text())["architectures"] == ["OlmoForCausalLM"]
+    assert (out / "tokenizer.json").read_bytes() == tokenizer_file.read_bytes()
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    assert (tokenizer.eos_token_id, tokenizer("word7")["input_ids"]) == (0, [7])
+    with pytest.raises(InputError, match="is there already"):
+        write_hugging_face_folder(make_olmo(), tokenizer_file, 0, out)
+    flip(out / "model.safetensors")
+    with pytest.raises(InputError, match="model.safetensors has not the SHA-256 of its manifest"):
+        load_causal_lm(find_model(str(out)), Loading("cpu"), 64)

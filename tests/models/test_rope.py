@@ -11,7 +11,7 @@ from hugging_face_families import VOCABULARY_SIZE, make_model
 from measured_documents import contents, measure, word_tokenizer, write_checkpoint, write_data
 from olmo.model import OLMo
 from sparsity_length.programs import loss_differences
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from sparsity_length import influential_tokens, losses
 from sparsity_length.cli import InputError
@@ -26,6 +26,14 @@ YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 
 TOKENS = torch.randint(0, VOCABULARY_SIZE, (1, 20), generator=torch.Generator().manual_seed(2))
 CONTIGUOUS = torch.arange(20)[None]
 GAPPED = torch.cat((CONTIGUOUS[:, :12], CONTIGUOUS[:, 12:] + 100), dim=1)
+
+
+def stock_logits(stock: PreTrainedModel, position_ids: torch.Tensor) -> torch.Tensor:
+    """With a mask of four dimensions, so that the library does not take a gap for a border of two texts."""
+    hidden = torch.ones(1, 1, 20, 20).triu(1) * torch.finfo(torch.float32).min
+    by_layer = {name: hidden for name in ("full_attention", "sliding_attention")}
+    mask = by_layer if hasattr(stock.config, "layer_types") else hidden
+    return stock(input_ids=TOKENS, position_ids=position_ids, attention_mask=mask, use_cache=False).logits
 
 
 @pytest.mark.parametrize(
@@ -52,16 +60,8 @@ def test_yarn_is_that_of_the_stock_model(family: str, parameters: dict[str, Any]
     )
     scaled = load_hugging_face(tmp_path, device=CPU, num_positions=200, rope=RopeScaling.parse("yarn:2"))
     plain = load_hugging_face(tmp_path, device=CPU, num_positions=200)
-    # A mask of four dimensions, so that the library does not take the gap for a border of two texts.
-    hidden = torch.ones(1, 1, 20, 20).triu(1) * torch.finfo(torch.float32).min
     for position_ids in (CONTIGUOUS, GAPPED):
-        mask = {name: hidden for name in ("full_attention", "sliding_attention")}
-        expected = stock(
-            input_ids=TOKENS,
-            position_ids=position_ids,
-            attention_mask=mask if family == "gemma3" else hidden,
-            use_cache=False,
-        ).logits
+        expected = stock_logits(stock, position_ids)
         of_scaled, of_plain = (
             model.logits(model.hidden_states(TOKENS, position_ids, None, None)) for model in (scaled, plain)
         )
@@ -85,16 +85,11 @@ def test_stair_positions_are_those_of_a_stock_model_that_is_given_them(family: s
     make_model(family, num_hidden_layers=1, **fields).save_pretrained(tmp_path)
     lm = load_hugging_face(tmp_path, device=CPU, num_positions=200, rope=RopeScaling.parse("stair:5:4"))
     stock = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
-    hidden = torch.ones(1, 1, 20, 20).triu(1) * torch.finfo(torch.float32).min
-    mask = {name: hidden for name in ("full_attention", "sliding_attention")} if fields else hidden
     for ids in (CONTIGUOUS, GAPPED):
         last = ids[:, -1:]
         distances = last - ids
         woven = torch.where(distances < 5, distances, 5 + (last - 5) // 4 - ids // 4)
-        expected = stock(
-            input_ids=TOKENS, position_ids=last - woven, attention_mask=mask, use_cache=False
-        ).logits[:, -1]
-        plain = stock(input_ids=TOKENS, position_ids=ids, attention_mask=mask, use_cache=False).logits[:, -1]
+        expected, plain = (stock_logits(stock, places)[:, -1] for places in (last - woven, ids))
         prefix = lm.read(TOKENS[:, :8], ids[:, :8], None, None)[1]
         whole = lm.hidden_states(TOKENS, ids, None, None)[:, -1]
         behind = lm.hidden_states(TOKENS[:, 8:], ids[:, 8:], None, None, prefix)[:, -1]
@@ -116,52 +111,33 @@ def test_layers_without_rope_have_no_stairs(tmp_path: Path) -> None:
         ("mpt", "stair:4:3", "cannot have stair positions"),
         ("olmo3", "stair:4:3", "its rotations are not additive"),  # YaRN's also stretch
         ("llama", "stair:16:3", "of 16 position IDs none are 16 or more apart.*choose a smaller W"),
+        ("gpt2", "yarn:2", "has no RoPE whose parameters can be set"),
+        ("llama3_rope_tied", "yarn:2", r"comes with scaled RoPE \(llama3\)"),
+        ("olmo3", "yarn:2", r"comes with scaled RoPE \(yarn\)"),
     ],
 )
-def test_stairs_that_cannot_be(family: str, word: str, sentence: str, tmp_path: Path) -> None:
+def test_models_that_cannot_be_scaled_are_refused(
+    family: str, word: str, sentence: str, tmp_path: Path
+) -> None:
     make_model(family).save_pretrained(tmp_path)
     with pytest.raises(InputError, match=sentence):
         load_hugging_face(tmp_path, device=CPU, num_positions=16, rope=RopeScaling.parse(word))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "stair:0:3",
-        "stair:4",
-        "stair:4:0",
-        "yarn",
-        "yarn:",
-        "yarn:1",
-        "yarn:-2",
-        "yarn:nan",
-        "yarn:2x",
-        "2",
-        "",
-    ],
-)
-def test_nonsense_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match="must be KIND:FACTOR with a factor above 1, such as yarn:2"):
-        RopeScaling.parse(text)
-
-
-def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(InputError, match="unknown kind of --rope 'yarm'; did you mean 'yarn'"):
-        RopeScaling.parse("yarm:2")
+NO_SCALING = "must be KIND:FACTOR with a factor above 1, such as yarn:2"
 
 
 @pytest.mark.parametrize(
-    ("family", "sentence"),
+    ("text", "sentence"),
     [
-        ("gpt2", "has no RoPE whose parameters can be set"),
-        ("llama3_rope_tied", r"comes with scaled RoPE \(llama3\)"),
-        ("olmo3", r"comes with scaled RoPE \(yarn\)"),
+        *((text, NO_SCALING) for text in ("stair:0:3", "stair:4", "stair:4:0", "yarn", "yarn:", "yarn:1")),
+        *((text, NO_SCALING) for text in ("yarn:-2", "yarn:nan", "yarn:2x", "2", "")),
+        ("yarm:2", "unknown kind of --rope 'yarm'; did you mean 'yarn'"),
     ],
 )
-def test_models_that_cannot_be_scaled_are_refused(family: str, sentence: str, tmp_path: Path) -> None:
-    make_model(family).save_pretrained(tmp_path)
+def test_nonsense_is_refused(text: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        load_hugging_face(tmp_path, device=CPU, num_positions=16, rope=RopeScaling.parse("yarn:2"))
+        RopeScaling.parse(text)
 
 
 def test_olmo_and_models_in_memory_are_refused(tmp_path: Path, make_olmo: Callable[..., OLMo]) -> None:
@@ -197,22 +173,14 @@ def test_the_library_scales_a_model_that_it_loads(tmp_path: Path) -> None:
 def test_results_record_it_and_are_not_mixed(tmp_path: Path) -> None:
     write_data(tmp_path / "data")
     make_model("llama").save_pretrained(tmp_path / "llama")
-    stair = [
-        "--checkpoints",
-        str(tmp_path / "llama"),
-        "--rope",
-        "stair:4:3",
-        "--results",
-        str(tmp_path / "s"),
-    ]
-    made_by = Results(measure(loss_differences, tmp_path, *stair)).made_by("loss_differences")
-    assert made_by["llama"]["settings"]["rope"] == "stair:4:3"
-    flags = ["--checkpoints", str(tmp_path / "llama")]
-    with_yarn = measure(loss_differences, tmp_path, *flags, "--rope", "yarn:2.0")
-    assert Results(with_yarn).made_by("loss_differences")["llama"]["settings"]["rope"] == "yarn:2"
-    before = contents(with_yarn)
+    flags = ["--checkpoints", tmp_path / "llama", "--results"]
+    recorded = {}
+    for name, rope in {"stair": "stair:4:3", "yarn": "yarn:2.0", "plain": None}.items():
+        words = [*flags, tmp_path / name, *(["--rope", rope] if rope else [])]
+        made_by = Results(measure(loss_differences, tmp_path, *words)).made_by("loss_differences")
+        recorded[name] = made_by["llama"]["settings"].get("rope")
+    assert recorded == {"stair": "stair:4:3", "yarn": "yarn:2", "plain": None}
+    before = contents(tmp_path / "yarn")
     with pytest.raises(InputError, match="settings.rope was 'yarn:2', now None"):
-        measure(loss_differences, tmp_path, *flags)
-    assert contents(with_yarn) == before
-    plain = measure(loss_differences, tmp_path, *flags, "--results", str(tmp_path / "plain"))
-    assert "rope" not in Results(plain).made_by("loss_differences")["llama"]["settings"]
+        measure(loss_differences, tmp_path, *flags, tmp_path / "yarn")
+    assert contents(tmp_path / "yarn") == before

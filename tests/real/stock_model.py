@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import real_model
 import torch
+from naive_predictions import Case, assert_explained, divergence
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sparsity_length.text.sources import open_sources, read_documents
@@ -63,15 +64,13 @@ class StockModel:
         return found
 
     @torch.inference_mode()
-    def log_probs(
-        self, token_ids_N: np.ndarray, target: int, context: Iterable[int], with_bos: bool = True
-    ) -> np.ndarray:
+    def log_probs(self, token_ids_N: np.ndarray, target: int, context: Iterable[int]) -> np.ndarray:
         """ln p(. at the target | the tokens at the positions of the context): float64 [V].
 
-        With what the tokenizer puts before a text, unless told otherwise.
+        With what the tokenizer puts before a text.
         """
         is_seen_S = torch.zeros(target, dtype=torch.long)
-        is_seen_S[[*context, *(range(self.num_bos) if with_bos else ())]] = 1
+        is_seen_S[[*context, *range(self.num_bos)]] = 1
         logits = self._model(
             input_ids=torch.tensor(token_ids_N[None, :target]),
             attention_mask=is_seen_S[None],
@@ -80,11 +79,6 @@ class StockModel:
             logits_to_keep=1,
         ).logits
         return torch.log_softmax(logits[0, -1].double(), -1).numpy()
-
-
-def divergence(reference_V: np.ndarray, prediction_V: np.ndarray) -> float:
-    """KL(reference || prediction), nats, both in logarithms."""
-    return float((np.exp(reference_V) * (reference_V - prediction_V)).sum())
 
 
 def assert_close(found: Sequence[float], expected: Sequence[float]) -> None:
@@ -102,64 +96,29 @@ def assert_explained_as_by_stock(stock: StockModel, text: str, position: int) ->
     """Every number that `explain` tells of one prediction."""
     from sparsity_length import explain
 
-    num_sources = 4
     foreign = " ".join(stock.documents(stock.num_tokens(text), 7)[1:])
     found = explain(
         text,
         stock.folder,
         position=position,
         unit="token",
-        sources=num_sources,
+        sources=4,
         short_context_length=S,
         swap_text=foreign,
         dtype="float32",
         budget=3600,
     )
-    num_bos = stock.num_bos
     ids_N = stock.token_ids(text)
-    target = position + num_bos
-    other_N = stock.token_ids(foreign)[stock.num_bos :]
-    seen = range(num_bos, target)
-    near = target - S
-    # The first colors the page, the last serves the search, and sources are tried in the others.
-    pieces_BN = other_N[: 4 * (position + 1)].reshape(4, position + 1)
-    coloring_N, *others, searched_N = (np.concatenate([ids_N[:num_bos], piece_N]) for piece_N in pieces_BN)
+    assert found.losses["token_id"].tolist() == [ids_N[position + stock.num_bos]]
+    pieces_4N = stock.token_ids(foreign)[stock.num_bos :][: 4 * (position + 1)].reshape(4, -1)
+    leading_4B = np.tile(ids_N[: stock.num_bos], (4, 1))
+    swaps_4N = np.concatenate([leading_4B, pieces_4N], axis=1)
 
-    def swapped(places: Iterable[int], other_N: np.ndarray) -> np.ndarray:
-        tokens_N = ids_N[: target + 1].copy()
-        tokens_N[[*places]] = other_N[[*places]]
-        return stock.log_probs(tokens_N, target, seen)
+    def predict(target: int, cases: Sequence[Case]) -> np.ndarray:
+        return np.stack([stock.log_probs(tokens_N, target, seen) for tokens_N, seen in cases])
 
-    full_V = stock.log_probs(ids_N, target, seen)
-    short_V = stock.log_probs(ids_N, target, range(near, target))
-    all_B = [swapped(range(num_bos, near), other_N) for other_N in others]
-    colored_V = swapped(range(num_bos, near), coloring_N)
-    (losses,) = found.losses.itertuples()
-    assert losses.token_id == ids_N[target]
-    assert_close(
-        [
-            losses.long_context_loss,
-            losses.window_short_loss,
-            losses.window_swapped_loss,
-            losses.window_short_divergence,
-        ],
-        [*(-one_V[ids_N[target]] for one_V in (full_V, short_V, colored_V)), divergence(full_V, short_V)],
-    )
-    (explained,) = found.targets
-    spans = found.frame[["source_position", "source_end"]].to_numpy() + num_bos
-    sources = [np.arange(*span) for span in spans]
-    swapped_places = np.setdiff1d(range(num_bos, near), np.concatenate(sources))
-    kept = [swapped(swapped_places, other_N) for other_N in others]
-    total, left = (np.mean([divergence(full_V, one_V) for one_V in some]) for some in (all_B, kept))
-    assert_close([explained["total_effect"]], [total])
-    assert_close([explained["recovered"] * total], [total - left])
-    told = [explained[f"probability{of}"] for of in ("", "_without", "_with_sources")]
-    in_context = [
-        np.mean([np.exp(one_V[ids_N[target]]) for one_V in some]) for some in ([full_V], all_B, kept)
-    ]
-    assert_close(told, in_context)
-    moved = [divergence(full_V, swapped(places, searched_N)) for places in sources]
-    assert_close(found.frame["effect"].tolist(), moved)
+    ids_N = ids_N[: swaps_4N.shape[1]]
+    assert_explained(found, position, ids_N, swaps_4N, predict, TOLERANCE, stock.num_bos)
 
 
 def assert_losses_as_by_stock(stock: StockModel, text: str, places: Iterable[int]) -> None:

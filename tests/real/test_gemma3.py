@@ -4,7 +4,6 @@ Three to five minutes. Gemma is under Google's Gemma Terms of Use (ai.google.dev
 is kept but in the user's cache.
 """
 
-import numpy as np
 import pytest
 from stock_model import (
     S,
@@ -39,22 +38,6 @@ def test_beyond_the_windows_of_its_layers_too(stock: StockModel) -> None:
 def test_losses_are_those_of_the_stock_model(stock: StockModel) -> None:
     (text,) = stock.documents(128, 1)
     assert_losses_as_by_stock(stock, text, places=(1, 2, 30, 60, 111))
-
-
-def test_without_bos_it_is_another_model(stock: StockModel) -> None:
-    """By the stock model alone: BOS is worth more than all the text that a long context adds."""
-    (text,) = stock.documents(260, 1)
-    ids_N = stock.token_ids(text)
-    targets = range(len(ids_N) - 24, len(ids_N), 2)
-
-    def mean_loss(length: int, with_bos: bool) -> float:
-        predictions = (stock.log_probs(ids_N, t, range(t - min(length, t), t), with_bos) for t in targets)
-        return float(np.mean([-one_V[ids_N[t]] for t, one_V in zip(targets, predictions, strict=True)]))
-
-    long = mean_loss(len(ids_N), True)
-    short = mean_loss(S, True)
-    short_without = mean_loss(S, False)
-    assert short - long < 2 < short_without - long  # 0.6 to 1.6 with BOS, by the text
 
 
 def test_bos_is_no_part_of_what_the_long_context_gains(stock: StockModel) -> None:

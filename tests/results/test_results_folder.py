@@ -1,21 +1,29 @@
-"""Shards are whole or absent, never mixed; a killed run goes on; what is damaged is not read."""
+"""Shards are whole or absent, never mixed; damage is not read; outputs stay; intervals cover the truth."""
 
 import os
 import shutil
 import signal
+import socket
+import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from measured_documents import contents, flip
+from scipy import stats
 from sparsity_length.programs.query import connect, select
 from written_results import length_losses as rows
 
 from sparsity_length.cli import InputError
 from sparsity_length.results import files, write
+from sparsity_length.results.files import refuse_same, stream_of, whole_or_absent, write_text
 from sparsity_length.results.read import Results
 from sparsity_length.results.schemas import SCHEMAS, results_page
+from sparsity_length.results.statistics import ratio_of_sums
+from sparsity_length.results.table import as_table
 from sparsity_length.results.write import StageOutput
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -143,20 +151,15 @@ def swap(path: Path) -> None:
     shutil.copy(path.with_name(f"{FIRST}.parquet"), path)
 
 
-def forget() -> None:
-    """What this process knows of files that did not change: a clock tick is longer than a flip takes."""
-    files._sha256.cache_clear()
-
-
 @pytest.mark.parametrize("damage", [cut, flip, Path.unlink, swap])
 def test_a_damaged_shard_counts_as_not_measured_and_is_measured_anew(
     results: Path, damage: Callable[[Path], None]
 ) -> None:
     whole = contents(results)
     damage(shards(results) / f"{SECOND}.parquet")
-    forget()
-    refused = refused_by_all(results)
-    assert f"{SECOND}.parquet " in refused
+    # What this process knows of files that did not change: a clock tick is longer than a flip takes.
+    files._sha256.cache_clear()
+    assert f"{SECOND}.parquet " in refused_by_all(results)
     output = open_output(results)
     assert output.pending_shards() == [1]
     output.write_shard(1, rows(2.0))
@@ -221,3 +224,137 @@ def test_results_of_version_three_are_refused(results: Path) -> None:
 def test_the_page_of_results_equals_the_schemas() -> None:
     page = (ROOT / "pipeline/RESULTS.md").read_text(encoding="utf-8")
     assert page == results_page(page), "run: python -m sparsity_length.results.schemas"
+
+
+def test_a_fifo_and_a_device_stay_what_they_are(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    link = tmp_path / "link"
+    link.symlink_to("fifo")
+    read: list[str] = []
+    for name in (fifo, link):
+        reader = threading.Thread(target=lambda: read.append(fifo.read_text()))
+        reader.start()
+        write_text(name, "naïve\n" * 9)
+        reader.join()
+    assert read == ["naïve\n" * 9] * 2 and stat.S_ISFIFO(fifo.stat().st_mode) and link.is_symlink()
+
+    terminal, its_end = os.openpty()
+    device = Path(os.ttyname(its_end))
+    write_text(device, "page")
+    assert os.read(terminal, 9) == b"page" and device.is_char_device()
+    write_text(Path("/dev/null"), "page")
+    assert Path("/dev/null").is_char_device()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fifo", "link"]
+
+
+def test_an_open_file_goes_on_where_it_was(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """`--json /dev/stdout > file`: neither replaced, nor written over from its start."""
+    path = tmp_path / "file"
+    with path.open("w") as file:
+        file.write("before ")
+        file.flush()
+        (tmp_path / "link").symlink_to(f"/dev/fd/{file.fileno()}")
+        write_text(Path(f"/proc/self/fd/{file.fileno()}"), "one ")
+        write_text(tmp_path / "link", "two ")
+        file.write("after")
+    assert path.read_text() == "before one two after"
+    for name in ("-", "/dev/stdout"):
+        write_text(Path(name), "page ")
+    assert capfd.readouterr().out == "page page "
+
+
+def test_a_failed_writer_leaves_a_stream_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ZeroDivisionError), whole_or_absent(Path("-")) as temporary:
+        temporary.write_text("half of a p")
+        raise ZeroDivisionError
+    assert capfd.readouterr().out == ""
+
+
+def test_two_outputs_are_not_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a").touch()
+    Path("link").symlink_to("a")
+    Path("circle").symlink_to("circle")
+    refuse_same({"--out": Path("a"), "--json": Path("b"), "--csv": None})
+    refuse_same({"--out": Path("/dev/null"), "--json": Path("/dev/null"), "--csv": Path("-")})
+    for one, other in (("a", "./a"), ("new", f"{tmp_path}/new"), ("a", "link"), ("-", "/dev/stdout")):
+        with pytest.raises(InputError, match="--out and --json are both"):
+            refuse_same({"--out": Path(one), "--json": Path(other)})
+    write_text(Path("circle"), "page")
+    assert stream_of(Path("circle")) is None and Path("circle").read_text() == "page"
+
+
+def test_what_cannot_be_written_to_is_refused_before_the_work(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(tmp_path / "socket"))
+    with pytest.raises(InputError, match="socket is a socket"):
+        refuse_same({"--out": tmp_path / "socket"})
+    (tmp_path / "file").touch()
+    with (tmp_path / "file").open() as file:
+        name = Path(f"/dev/fd/{file.fileno()}")
+        with pytest.raises(InputError, match=f"{name} is not open for writing"):
+            refuse_same({"--out": name})
+    with pytest.raises(InputError, match=f"{name} is not open for writing"):
+        refuse_same({"--out": name})
+
+
+@pytest.mark.parametrize(
+    ("word", "width"),
+    [
+        ("cat", 3),
+        ("伦敦", 4),
+        ("ﾛﾝﾄﾞﾝ", 5),
+        ("か\u3099", 2),
+        ("cafe\u0301", 4),
+        ("서울", 4),
+        ("ที่", 1),
+        ("كِتَاب", 4),
+        ("🚀", 2),
+    ],
+)
+def test_a_column_is_as_wide_as_a_terminal_shows_it(word: str, width: int) -> None:
+    lines = as_table(["word", "n"], [[word, 1], ["12345678", 22]], ["n"]).splitlines()
+    assert lines[1] == word + " " * (8 - width) + "   1" and lines[2] == "12345678  22"
+    of_numbers = as_table(["n"], [[word], ["12345678"]], ["n"]).splitlines()
+    assert of_numbers[1] == " " * (8 - width) + word
+
+
+MEAN_GAIN = 0.1
+NUM_TRIALS = 600
+
+
+def test_agrees_with_scipy_on_a_ratio() -> None:
+    generator = np.random.default_rng(5)
+    denominators = generator.gamma(3.0, 1.0, 60)
+    numerators = 0.4 * denominators + generator.normal(0, 0.5, 60)
+    ours = ratio_of_sums(numerators, denominators)
+    theirs = stats.bootstrap(
+        (numerators, denominators),
+        lambda n, d, axis: n.sum(axis) / d.sum(axis),
+        paired=True,
+        vectorized=True,
+        n_resamples=10_000,
+        method="percentile",
+        random_state=0,
+    ).confidence_interval
+    width = theirs.high - theirs.low
+    assert ours.low == pytest.approx(theirs.low, abs=0.03 * width)
+    assert ours.high == pytest.approx(theirs.high, abs=0.03 * width)
+
+
+def few_alike(generator: np.random.Generator, num_documents: int) -> tuple[np.ndarray, np.ndarray]:
+    """Chunks of 8 to 32 targets whose mean gain, nats, varies by document and by target."""
+    counts = generator.integers(8, 33, num_documents)
+    gains = counts * generator.normal(MEAN_GAIN, 0.1, num_documents)
+    return gains + np.sqrt(counts) * generator.normal(0, 0.5, num_documents), counts.astype(float)
+
+
+@pytest.mark.parametrize("num_documents", [3, 19, 24, 49])
+def test_intervals_of_few_documents_cover_the_truth(num_documents: int) -> None:
+    generator = np.random.default_rng(num_documents)
+    num_covered = 0
+    for _ in range(NUM_TRIALS):
+        interval = ratio_of_sums(*few_alike(generator, num_documents))
+        num_covered += interval.low <= MEAN_GAIN <= interval.high
+    assert 0.93 <= num_covered / NUM_TRIALS <= 0.97

@@ -1,4 +1,4 @@
-"""Every task: its docstring's example, its dependency sets, its probabilities."""
+"""Every task: its docstring's example, dependencies, position IDs; planted evidence is found."""
 
 import doctest
 from collections.abc import Iterable
@@ -6,9 +6,13 @@ from itertools import product
 
 import numpy as np
 import pytest
+import torch
+from hand_made_models import EvidenceLM
 
 from sparsity_length.cli import InputError
 from sparsity_length.synthetic import tasks
+from sparsity_length.synthetic.config import TaskConfig
+from sparsity_length.synthetic.evaluation import found_dependencies
 from sparsity_length.synthetic.tasks import (
     BEST_LOSS_OF_CUES,
     CUES_VOCABULARY,
@@ -96,8 +100,8 @@ def test_both_answers_of_marked_bits_are_as_likely(name: str, sparsity: int) -> 
     """Whatever k is."""
     task = TASKS[name]
     generator = np.random.default_rng(0)
-    answers = [targets_of(example)[-1] for example in task.draw(18, [sparsity] * 3000, generator)]
-    assert np.mean(answers) == pytest.approx(0.5, abs=0.04)
+    answers = [targets_of(example)[-1] for example in task.draw(18, [sparsity] * 1500, generator)]
+    assert np.mean(answers) == pytest.approx(0.5, abs=0.05)
 
 
 def test_the_last_partial_parity_is_that_of_all_marked_bits() -> None:
@@ -180,3 +184,86 @@ def test_streams_of_two_purposes_are_never_one(seeds: tuple[int, ...]) -> None:
 def test_a_size_that_a_task_lacks_is_refused(name: str, size: int) -> None:
     with pytest.raises(InputError, match=f"size {size}"):
         TASKS[name].draw(size, [1], np.random.default_rng(0))
+
+
+COUPLED = np.array([1, 2, 0, 1, 2])
+
+
+def ids_of(
+    scheme: str, num_examples: int, num_position_ids: int, seed: int = 0, spread: str = "contiguous"
+) -> np.ndarray:
+    examples = [Example(np.zeros(5, int), 1, (), COUPLED)] * num_examples
+    config = TaskConfig("copy", scheme, num_position_ids=num_position_ids, spread_of_coupled_ids=spread)
+    return config.ids_of(examples, np.random.default_rng(seed))[1]
+
+
+def test_every_start_that_fits_is_as_likely_and_no_other() -> None:
+    starts, counts = np.unique(ids_of("coupled", 3000, 5, seed=1), axis=0, return_counts=True)
+    assert starts.tolist() == [[1, 2, 0, 1, 2], [2, 3, 1, 2, 3], [3, 4, 2, 3, 4]]
+    assert (abs(counts - 1000) < 130).all()  # a standard deviation of 26
+    assert ids_of("coupled", 1, 3).tolist() == [COUPLED.tolist()]
+
+
+def test_a_spread_parts_coupled_ids_by_one_skip() -> None:
+    # With 5 position IDs: no skip and starts 0 to 2; a skip of 1 or 2 before coupled ID 1 or 2 and what fits.
+    drawn = ids_of("coupled", 1000, 5, spread="pose")
+    assert sorted(set(map(tuple, drawn.tolist()))) == [
+        (1, 2, 0, 1, 2),
+        (1, 3, 0, 1, 3),
+        (1, 4, 0, 1, 4),
+        (2, 3, 0, 2, 3),
+        (2, 3, 1, 2, 3),
+        (2, 4, 1, 2, 4),
+        (3, 4, 0, 3, 4),
+        (3, 4, 1, 3, 4),
+        (3, 4, 2, 3, 4),
+    ]
+    drawn = ids_of("coupled", 3000, 40, spread="pose")
+    assert set((drawn[:, 1] - drawn[:, 2]).tolist()) == set(range(2, 40))
+
+
+def test_coupled_schemes_keep_the_coupling_and_others_ignore_it() -> None:
+    for scheme in ("coupled", "predicted"):
+        ids = ids_of(scheme, 4, 40)
+        assert (ids - ids[:, 2:3] == COUPLED).all() and len(set(ids[:, 2].tolist())) > 1
+    assert ids_of("contiguous", 2, 9).tolist() == [[0, 1, 2, 3, 4]] * 2
+    pose = ids_of("pose", 400, 9)
+    # No skip, or one of 1 to 4 before any of the last four tokens.
+    assert pose.max() == 8 and (pose[:, 0] == 0).all() and len({tuple(row) for row in pose.tolist()}) == 17
+    randomized = ids_of("randomized", 200, 9)
+    assert randomized.max() == 8 and randomized[:, 0].max() > 0
+
+
+SURE = 4.0
+TOKENS = np.array([5, 1, 2, 6, 7, 8, 3])  # the answer, 3, is sure where 1 and 2 are both seen
+
+
+class Planted(EvidenceLM):
+    config = TaskConfig("copy", "contiguous")
+
+    def at(self, position_ids_L: torch.Tensor) -> "Planted":
+        return self
+
+
+def positions(rule: str, ablation: str, *others: np.ndarray) -> list[int]:
+    model = Planted(10, 3, lambda seen: SURE if {1, 2} <= seen else 0.0)
+    examples = [Example(tokens_S, 6, ((1, 2),), None) for tokens_S in (TOKENS, *others)]
+    tables = found_dependencies(model, examples, np.random.default_rng(0), [rule], 2)  # type: ignore[arg-type]
+    rows = tables["found_dependencies"].query("example_index == 0")
+    assert rows["ablation"].unique().tolist() == ["mask", "swap"]
+    return sorted(rows[rows["ablation"] == ablation]["context_position"])
+
+
+@pytest.mark.parametrize("rule", ["leave_one_out", "leave_one_out_divergence"])
+def test_what_must_be_there_is_found_by_removing_it(rule: str) -> None:
+    assert positions(rule, "mask") == [1, 2]
+
+
+@pytest.mark.parametrize("rule", ["leave_one_out", "leave_one_out_divergence"])
+def test_a_background_is_a_mean_over_other_examples(rule: str) -> None:
+    # The first example replaces the 1 by itself and says nothing of it; the second does.
+    says_nothing = TOKENS.copy()
+    tells = TOKENS.copy()
+    says_nothing[2] = tells[1] = tells[2] = 9
+    assert positions(rule, "swap", says_nothing) == [2, 3]  # of the others the nearest
+    assert positions(rule, "swap", says_nothing, tells) == [1, 2]

@@ -1,0 +1,344 @@
+"""The pages of `explorer` and `explain` in a real headless Chromium: what is shown, and hostile text.
+
+Skipped where there is no Chromium (Debian: `apt-get install chromium`).
+"""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from hugging_face_families import CHAT, save_chat_model
+from olmo.model import OLMo
+from sparsity_length.analysis import explorer
+from test_explorer_records import MODELS, write_explorable
+
+from sparsity_length import explain
+from sparsity_length.pages import explained
+from sparsity_length.pages.explained import Explanation
+from sparsity_length.results.read import Results
+from sparsity_length.text.folder import TokenizedData
+from sparsity_length.text.tokenizer import load_tokenizer
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium"),
+]
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-swap-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+BAIT = "window.executed = true"
+HOSTILE = [
+    f"<script>{BAIT}</script></script><script>{BAIT}</script><!-- {{{{data}}}} ",
+    f'<img src="x" onerror="{BAIT}"><svg onload="{BAIT}"><a href="javascript:{BAIT}">x</a>&lt;b&gt;&amp; ',
+    "مرحبا بالعالم وهذا نص من اليمين إلى اليسار \u202eoverridden\u202c \u2066isolated\u2069 ",
+    "👩‍👩‍👧‍👦 🏳️‍🌈 e\u0301 ﷽ \u0000\u0007\u2028 \ufffd\ufffd 𝔘𝔫𝔦 ",
+]
+"""Texts that would run, or break a page that took them for anything but text."""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator["sync_api.BrowserContext"]:
+    """A browser without a network."""
+    with sync_api.sync_playwright() as playwright:
+        context = playwright.chromium.launch_persistent_context(
+            tmp_path_factory.mktemp("profile"),
+            executable_path=CHROMIUM,
+            args=FLAGS,
+            headless=True,
+            offline=True,
+            viewport={"width": 1300, "height": 900},
+        )
+        yield context
+        context.close()
+
+
+@contextmanager
+def opened(browser: "sync_api.BrowserContext", path: Path) -> Iterator["sync_api.Page"]:
+    """A page, opened from disk; whatever it complains of, or asks for, fails the test."""
+    page = browser.new_page()
+    url = path.as_uri()
+    wrong: list[str] = []
+    page.on("console", lambda message: wrong.append(message.text))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("dialog", lambda dialog: wrong.append(dialog.message))
+    page.on(
+        "request", lambda asked: None if asked.url.startswith((url, "blob:")) else wrong.append(asked.url)
+    )
+    page.goto(url)
+    yield page
+    assert page.evaluate("window.executed") is None
+    assert wrong == []
+    page.close()
+
+
+TEXTS = ["plain words of a shop in the street ", "=naïve “quotes” — 你好, and so on ", *HOSTILE]
+
+
+@pytest.fixture(scope="module")
+def explorable(tmp_path_factory: pytest.TempPathFactory, make_olmo: Callable[..., OLMo]) -> Path:
+    """Results of the ablation `swap`, and their page."""
+    folder = tmp_path_factory.mktemp("explorable")
+    write_explorable(folder, [text * 40 for text in TEXTS], make_olmo, "--ablation", "swap")
+    explorer.STAGE([str(folder / "results"), "--out", str(folder / "page.html")])
+    return folder
+
+
+@pytest.fixture
+def page(browser: "sync_api.BrowserContext", explorable: Path) -> Iterator["sync_api.Page"]:
+    with opened(browser, explorable / "page.html") as page:
+        yield page
+
+
+def read(explorable: Path, artefact: str, **where: object) -> pd.DataFrame:
+    rows = Results(explorable / "results").frame(artefact)
+    for column, value in where.items():
+        rows = rows[rows[column] == value]
+    return rows
+
+
+def open_document(page: "sync_api.Page", start: str) -> str:
+    """Open the document of this beginning; its ID."""
+    page.get_by_role("searchbox", name="Search").fill(start)
+    page.locator("#documents button").first.click()
+    return page.locator("#documents button").first.get_attribute("data-id")
+
+
+def cells(page: "sync_api.Page") -> list[list[str]]:
+    """The texts of the table of tokens, row by row."""
+    return page.locator("#tokens tbody tr").evaluate_all(
+        "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
+    )
+
+
+def lit_tokens(page: "sync_api.Page") -> dict[int, str]:
+    """Rank -> text of the tokens that light up in the text."""
+    pairs = page.locator("#text .lit").evaluate_all(
+        "found => found.map(token => [token.dataset.rank, token.textContent])"
+    )
+    return {int(rank): text for rank, text in pairs}
+
+
+def shown_position(page: "sync_api.Page") -> int:
+    return int(page.locator("#target-heading").inner_text().rpartition("position ")[2])
+
+
+@pytest.mark.parametrize(
+    ("rule", "distant_context"), [("leave_one_out", "own"), ("recency", "other_document")]
+)
+def test_a_click_shows_the_tokens_that_the_parquet_says(
+    page: "sync_api.Page", explorable: Path, rule: str, distant_context: str
+) -> None:
+    document_id = open_document(page, "plain words")
+    page.get_by_role("combobox", name="Rule").select_option(rule)
+    page.get_by_role("radio", name="own" if distant_context == "own" else "null: another document's").check()
+    page.get_by_role("slider").press("End")
+    data = TokenizedData.open(explorable / "data")
+    tokenizer = load_tokenizer(data.folder / "tokenizer.json")
+    (document,) = (one for one in data.evaluation_documents() if one.document_id == document_id)
+    pieces = tokenizer.pieces(document.token_ids.tolist())
+    for target in page.locator("#text .target").all()[::2]:
+        target.click()
+        where = {"model": MODELS[0], "document_id": document_id, "target_position": shown_position(page)}
+        rows = read(explorable, "influential_tokens", **where, rule=rule, distant_context=distant_context)
+        rows = rows.sort_values("rank")
+        assert [[rank, distance, influence] for rank, _, distance, influence, _ in cells(page)] == [
+            [str(row.rank), str(row.distance), f"{row.influence:+.3f}".replace("-", "−").replace("+nan", "–")]
+            for row in rows.itertuples()
+        ]
+        is_ranked = rows["influence"].fillna(0).is_monotonic_decreasing
+        assert ("does not rank by the last column" in page.locator("caption").inner_text()) != is_ranked
+        assert lit_tokens(page) == {
+            int(rank): pieces[place].strip(" ") or pieces[place]
+            for rank, place in zip(rows["rank"], rows["context_position"], strict=True)
+        }
+
+
+def test_hostile_text_is_shown_as_text(page: "sync_api.Page") -> None:
+    for text in HOSTILE:
+        open_document(page, text[:9].lower())
+        shown = "".join(page.locator("#text .chunk").all_text_contents())
+        assert shown.startswith(text)
+        # the elements are ours alone: nothing in the text became one
+        assert page.locator("#text .chunk").first.evaluate(
+            "chunk => [...chunk.querySelectorAll('*')].every(e => e.matches('span.token'))"
+        )
+        for target in page.locator("#text .target").all()[::3]:
+            target.dispatch_event("click")  # some take no room that a mouse could click at
+    assert page.locator("script").count() == 2  # data, code
+    assert page.locator("img, svg:not(#chart, #histogram), a").count() == 0
+
+
+TEXT = "The cat sat on a mat, and the cat that sat there saw a dog in the hall. " * 5
+COMMAND = "sparsity explain --model tiny"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_chat_model(tmp_path_factory.mktemp("models") / "tiny", [TEXT, *HOSTILE], 300)
+
+
+def written(folder: Path, model: Path, text: Any, **flags: Any) -> tuple[Explanation, Path]:
+    """An explanation and its page."""
+    found = explain(text, str(model), short_context_length=4, **flags)
+    found.save(folder / "page.html", COMMAND)
+    return found, folder / "page.html"
+
+
+def ranked(page: "sync_api.Page") -> str:
+    """The tokens that light up as sources, in the text, a rank behind each last one."""
+    return page.locator("#text .source").evaluate_all(
+        "found => found.map(token => token.textContent.trim() + (token.dataset.rank ?? '')).join('')"
+    )
+
+
+def test_a_card_shows_what_was_measured(
+    browser: "sync_api.BrowserContext", model: Path, tmp_path: Path
+) -> None:
+    """In the order of sources; and all of the text, also what was not read."""
+    found, path = written(tmp_path, model, TEXT, targets=5, budget=3600)
+    with opened(browser, path) as page:
+        for target in found.targets:
+            page.locator(f'.target[data-position="{target["position"]}"]').click()
+            title = page.locator("#text .chosen").get_attribute("title")
+            rounded = found_of(found, target)
+            assert title == f"effect of distant text {rounded['total_effect']:.2f} nats (KL)"
+            names = ("probability", "probability_without", "probability_with_sources")
+            said = page.locator("#card .line b").all_inner_texts()
+            assert said == [explained._percent(rounded[name]) for name in names]
+            labels = page.locator("#card .tag").all_inner_texts()
+            assert labels == [explained._named(target, source) for source in target["sources"]]
+            assert page.locator("#card ol .source").count() == len(target["sources"])
+            sources = sorted(target["sources"], key=lambda source: source["source_position"])
+            assert ranked(page) == "".join(f"{one['source'].strip()}{one['rank']}" for one in sources)
+            assert page.locator("#text .chosen").inner_text().strip() == target["token"].strip()
+        unread = page.locator("#text .unread").text_content()
+        read = "".join(page.locator("#text .token").all_text_contents())
+        assert unread and unread + read == found.text.text
+        page.keyboard.press("ArrowLeft")
+        before_last = found.targets[-2]["position"]
+        assert page.locator("#text .chosen").get_attribute("data-position") == str(before_last)
+
+
+def found_of(found: Explanation, target: dict[str, Any]) -> dict[str, Any]:
+    """The target as the page has it, rounded."""
+    return next(one for one in found.record["targets"] if one["position"] == target["position"])
+
+
+def test_what_is_not_explained_comes_with_its_command(
+    browser: "sync_api.BrowserContext", model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparsity_length.measuring.settings.Explaining.seconds", 1e-9)
+    found, path = written(tmp_path, model, TEXT)
+    assert len(found.targets) == 1
+    position = found.facts["wanted"][3]
+    with opened(browser, path) as page:
+        assert "1 of 12" in page.locator("#missing").inner_text()
+        assert f"{COMMAND} --targets 12 --budget" in page.locator("#missing code").inner_text()
+        assert page.locator("#targets > li").count() == 12
+        page.locator(f'.token[data-position="{position}"]').click()
+        assert "Not explained" in page.locator("#card").inner_text()
+        command = page.locator("#card code").inner_text()
+        assert command.startswith(f"{COMMAND} --position {position} ")
+        page.locator("#card .copy").click()
+        assert page.evaluate("String(getSelection())").strip() == command
+
+
+def test_a_page_of_losses_alone(browser: "sync_api.BrowserContext", model: Path, tmp_path: Path) -> None:
+    """As it is on disk before the first prediction is explained."""
+    first: list[Explanation] = []
+    explain(TEXT, str(model), short_context_length=4, targets=2, show=first.append)
+    first[0].save(tmp_path / "page.html", COMMAND)
+    with opened(browser, tmp_path / "page.html") as page:
+        assert "0 of 2" in page.locator("#missing").inner_text()
+        page.locator("#targets button").first.click()
+        assert f"--position {first[0].facts['wanted'][0]} " in page.locator("#card code").inner_text()
+
+
+def test_on_a_phone_the_card_is_under_the_line(
+    browser: "sync_api.BrowserContext", model: Path, tmp_path: Path
+) -> None:
+    """And there is a way back from a source to the prediction."""
+    found, path = written(tmp_path, model, "\n\n".join([TEXT[:60]] * 40), targets=3, long_context_length=64)
+    with opened(browser, path) as page:
+        page.set_viewport_size({"width": 420, "height": 500})
+        page.reload()
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert page.locator("#card").count() == 0
+        token = page.locator(f'.target[data-position="{found.targets[-1]["position"]}"]')
+        token.click()
+        line = token.bounding_box()
+        card = page.locator("#text #card").bounding_box()
+        assert line is not None and card is not None
+        assert 0 <= card["y"] - (line["y"] + line["height"]) < 40
+        # Tokens before the card end above it, all others begin below.
+        assert page.evaluate(
+            """() => {
+              const { top, bottom } = document.getElementById("card").getBoundingClientRect();
+              const all = [...document.querySelectorAll("#text > *")];
+              const place = all.findIndex((one) => one.id === "card");
+              const box = (one) => one.getBoundingClientRect();
+              const ends = all.slice(place - 3, place).every((one) => box(one).top < top);
+              return ends && all.slice(place + 1).every((one) => box(one).bottom >= bottom);
+            }"""
+        )
+        page.locator("#card ol .source").first.click()
+        back = page.locator("#back")
+        assert back.is_visible()
+        page.evaluate("scrollTo(0, 0)")
+        back.click()
+        page.wait_for_function(
+            "() => { const box = document.querySelector('.chosen').getBoundingClientRect();"
+            " return box.top >= 0 && box.bottom <= innerHeight; }"
+        )
+        assert not back.is_visible()
+        page.locator("#card .close").click()
+        assert page.locator("#card").count() == 0
+
+
+def test_a_chat_and_its_whole_answer(browser: "sync_api.BrowserContext", model: Path, tmp_path: Path) -> None:
+    found, path = written(tmp_path, model, CHAT, long_context_length=60, whole_answer=True)
+    (target,) = found.targets
+    with opened(browser, path) as page:
+        roles = page.locator("#text .label").all_text_contents()
+        assert [*filter(None, roles)] == ["user", "assistant"]
+        text = page.locator("#text").text_content()
+        assert text is not None and "<|" not in text and CHAT[0]["content"] in text
+        assert page.locator("#text .target").count() == target["end"] - target["position"]
+        page.locator("#text .target").nth(2).click()
+        said = page.locator("#card .line b").all_inner_texts()
+        assert said[0] == explained._percent(found_of(found, target)["probability"])
+        assert page.locator("#text .chosen-part").count() == target["end"] - target["position"]
+
+
+def test_of_two_continuations_the_card_says_how_many_times_as_likely(
+    browser: "sync_api.BrowserContext", model: Path, tmp_path: Path
+) -> None:
+    found, path = written(tmp_path, model, TEXT, at="dog:3", instead="cow")
+    with opened(browser, path) as page:
+        said = page.locator("#card .line b").all_inner_texts()
+        assert said[0] == explained._times(found.record["contrast"][2])
+        assert found.facts["note"] in page.locator("#summary").inner_text()
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_text_is_explained_as_text(
+    text: str, browser: "sync_api.BrowserContext", model: Path, tmp_path: Path
+) -> None:
+    found, path = written(tmp_path, model, text * 3, targets=2, long_context_length=60, name=text)
+    with opened(browser, path) as page:
+        assert page.locator("#text").text_content() == found.text.text
+        page.locator("#targets button").first.click()
+        assert page.locator("script").count() == 2  # data, code
+        assert page.locator("img, svg, a").count() == 0
