@@ -35,15 +35,20 @@ if TYPE_CHECKING:
 
 LONGEST_FIRST = (
     "tests/real/test_smollm2.py",
+    "tests/test_explain.py",
+    "tests/analysis/test_interference.py",
     "tests/slurm/test_jobs.py",
     "tests/analysis/test_notebooks.py",
     "tests/test_pages.py",
     "tests/test_pretrain.py",
     "tests/analysis/test_pages_in_chromium.py",
+    "tests/studies/test_study_end_to_end.py",
     "tests/golden/test_golden.py",
     "tests/influence/test_brute_force.py",
     "tests/test_tokenize_c4.py",
-    "tests/studies/test_study_runs.py",
+    "tests/synthetic/test_tasks.py",
+    "tests/results/test_any_reader.py",
+    "tests/measuring/test_mean_log2_k.py",
 )
 """The files that take longest: one that starts last would keep the other processes waiting."""
 TIME_IS_OVER = "the time is over"

@@ -44,10 +44,11 @@ def write_explorable(folder: Path, texts: Sequence[str], make_olmo: Callable[...
         write_checkpoint(folder / name, make_olmo(seed=seed, vocab_size=600, embedding_size=600))
         for seed, name in enumerate([*MODELS, LOSSES_ONLY])
     ]
-    words = ["--long-context-length", str(LONG), "--targets-per-chunk", str(TARGETS), *flags]
-    measure(loss_differences, folder, *words[:4], "--checkpoints", *models)
-    few = ["--rules", *RULES, "--k", "1", "2", "4", "8"]
-    measure(influential_tokens, folder, *few, *words, "--checkpoints", *models[:2])
+    words = ["--long-context-length", str(LONG), "--targets-per-chunk", str(TARGETS)]
+    words += ["--max-chunks-per-document", "4", "--checkpoints"]
+    measure(loss_differences, folder, *words, *models)
+    few = ["--rules", *RULES, "--k", "1", "2", "4", "8", *flags]
+    measure(influential_tokens, folder, *words, *models[:2], *few)
     return folder
 
 

@@ -90,7 +90,7 @@ TEXTS = ["plain words of a shop in the street ", "=naïve “quotes” — 你�
 def explorable(tmp_path_factory: pytest.TempPathFactory, make_olmo: Callable[..., OLMo]) -> Path:
     """Results of the ablation `swap`, and their page."""
     folder = tmp_path_factory.mktemp("explorable")
-    write_explorable(folder, [text * 40 for text in TEXTS], make_olmo, "--ablation", "swap")
+    write_explorable(folder, [text * 12 for text in TEXTS], make_olmo, "--ablation", "swap")
     explorer.STAGE([str(folder / "results"), "--out", str(folder / "page.html")])
     return folder
 

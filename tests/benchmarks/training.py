@@ -18,7 +18,6 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -43,16 +42,9 @@ from sparsity_length.training.trainer import Trainer, mixed_precision_of
 VOCABULARY = 50_280
 """Tokens of OLMo's tokenizer."""
 CHECKED_STEPS = 3
+Case = tuple[str, int, str]
+"""Configuration, context length, precision: one row of the report."""
 LOSS_TOLERANCE = {"no": 1e-5, "bf16": 2e-3}  # relative; other kernels round differently
-
-
-@dataclass(frozen=True)
-class Case:
-    """One row of the report."""
-
-    config: str
-    context: int
-    precision: str
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -71,9 +63,10 @@ def config_of(
     case: Case, vocabulary_size: int, tokens: int, own_overrides: Sequence[str], folder: Path
 ) -> PretrainConfig:
     """The run: its own file with another batch, and no end in sight."""
+    name, context, precision = case
     overrides = [
-        f"train_context_length={case.context}",
-        f"precision={case.precision}",
+        f"train_context_length={context}",
+        f"precision={precision}",
         "max_duration=100000",
         f"global_train_batch_tokens={tokens}",
         f"device_train_microbatch_tokens={tokens}",
@@ -81,7 +74,7 @@ def config_of(
         *own_overrides,
     ]
     data = TokenizedData(folder, [], np.dtype(np.uint16), vocabulary_size, 0, "0", "1")
-    config = load_config(ROOT / "olmo_configs" / f"{case.config}.yaml", overrides, data)
+    config = load_config(ROOT / "olmo_configs" / f"{name}.yaml", overrides, data)
     config.save_folder = str(folder / "run")
     return config
 
@@ -166,7 +159,7 @@ def compare(
     rates = [config.global_train_batch_tokens / statistics.median(of_loop) for of_loop in seconds.values()]
     dtype = "bfloat16" if mixed_precision == "bf16" else "float32"
     return (
-        f"{case.config:>5} {case.context:>7} {dtype:>9} {rates[0]:>11,.0f} {rates[1]:>11,.0f}"
+        f"{case[0]:>5} {case[1]:>7} {dtype:>9} {rates[0]:>11,.0f} {rates[1]:>11,.0f}"
         f" {rates[0] / rates[1]:>6.3f}"
     )
 
@@ -183,10 +176,9 @@ def main(arguments: argparse.Namespace) -> None:
     for name in arguments.configs:
         for context in arguments.contexts:
             for precision in arguments.precisions:
-                case = Case(name, context, precision)
                 with tempfile.TemporaryDirectory() as folder:
                     line = compare(
-                        case,
+                        (name, context, precision),
                         arguments.vocabulary_size,
                         arguments.tokens_per_step,
                         arguments.steps,

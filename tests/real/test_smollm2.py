@@ -1,11 +1,6 @@
 """SmolLM2, a pretrained model of 135 M parameters: numbers are stock transformers'. Two to three minutes."""
 
-import json
-import re
-from pathlib import Path
-
 import pytest
-from sparsity_length.programs import explain as explain_program
 from stock_model import (
     S,
     StockModel,
@@ -38,24 +33,6 @@ def test_explained_as_by_the_stock_model(stock: StockModel, text: str) -> None:
 
 def test_losses_are_those_of_the_stock_model(stock: StockModel, text: str) -> None:
     assert_losses_as_by_stock(stock, text, places=(1, 2, 30, 60, 111))
-
-
-def test_the_page_is_written_and_its_losses_are_those_of_the_stock_model(
-    stock: StockModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (text,) = stock.documents(40, 1)
-    (tmp_path / "letter.txt").write_text(text, encoding="utf-8")
-    words = ["--model", stock.folder, "--text-file", str(tmp_path / "letter.txt"), "--dtype", "float32"]
-    words += ["--position", "39", "--out", str(tmp_path / "page.html"), "--budget", "1h"]
-    explain_program.STAGE(words)
-    page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    (data,) = re.findall('<script type="application/json" id="data">(.*?)</script>', page)
-    shown = json.loads(data)["losses"]
-    ids_N = stock.token_ids(text)
-    for name, start in (("long_context_loss", 0), ("window_short_loss", 39 - S)):
-        expected = -stock.log_probs(ids_N, 39, range(start, 39))[ids_N[39]]
-        assert shown[name] == pytest.approx([expected], rel=6e-4)  # four significant digits
-    assert text.split()[0] in capsys.readouterr().out.replace("[", "")
 
 
 def test_a_conversation_is_read_as_its_chat_template_says(stock: StockModel) -> None:
