@@ -26,6 +26,7 @@ TEXTS = ["naïve “quotes” — 你好 " * 12, "plain words of a shop " * 10, 
 
 LONG = 32
 TARGETS = 5
+KS = [1, 2, 4, 8]
 RULES = ["leave_one_out", "recency"]
 MODELS = ["long <b>", "other"]
 LOSSES_ONLY = "short"
@@ -47,7 +48,7 @@ def write_explorable(folder: Path, texts: Sequence[str], make_olmo: Callable[...
     words = ["--long-context-length", str(LONG), "--targets-per-chunk", str(TARGETS)]
     words += ["--max-chunks-per-document", "4", "--checkpoints"]
     measure(loss_differences, folder, *words, *models)
-    few = ["--rules", *RULES, "--k", "1", "2", "4", "8", *flags]
+    few = ["--rules", *RULES, "--k", *map(str, KS), *flags]
     measure(influential_tokens, folder, *words, *models[:2], *few)
     return folder
 
@@ -107,7 +108,7 @@ def test_records_are_the_parquet_row_by_row(explorable: Path) -> None:
                 assert of["distance"] == rows["distance"].tolist()
                 influence = np.array(of["influence"], dtype=float) * NATS
                 np.testing.assert_allclose(influence, rows["influence"], atol=NATS)
-                of_k = sparse.loc[key]["sparse_context_loss"]
+                of_k = sparse.loc[key]["sparse_context_loss"].loc[KS]
                 np.testing.assert_allclose(np.array(of["loss"]) * NATS, of_k, atol=NATS)
                 if distant_context == "other_document":
                     assert of["token"] == [pieces([id_])[0] for id_ in rows["context_token_id"]]

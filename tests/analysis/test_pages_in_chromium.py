@@ -130,6 +130,12 @@ def lit_tokens(page: "sync_api.Page") -> dict[int, str]:
     return {int(rank): text for rank, text in pairs}
 
 
+def signed(nats: float) -> str:
+    """As the page shows it."""
+    words = f"{nats:+.3f}".replace("-", "−")
+    return {"+nan": "–", "+0.000": "0.000", "−0.000": "0.000"}.get(words, words)
+
+
 def shown_position(page: "sync_api.Page") -> int:
     return int(page.locator("#target-heading").inner_text().rpartition("position ")[2])
 
@@ -154,8 +160,7 @@ def test_a_click_shows_the_tokens_that_the_parquet_says(
         rows = read(explorable, "influential_tokens", **where, rule=rule, distant_context=distant_context)
         rows = rows.sort_values("rank")
         assert [[rank, distance, influence] for rank, _, distance, influence, _ in cells(page)] == [
-            [str(row.rank), str(row.distance), f"{row.influence:+.3f}".replace("-", "−").replace("+nan", "–")]
-            for row in rows.itertuples()
+            [str(row.rank), str(row.distance), signed(row.influence)] for row in rows.itertuples()
         ]
         is_ranked = rows["influence"].fillna(0).is_monotonic_decreasing
         assert ("does not rank by the last column" in page.locator("caption").inner_text()) != is_ranked
