@@ -504,6 +504,12 @@ def test_an_answer_ends_at_any_of_the_end_tokens(model: Path, tmp_path: Path, pl
     assert found.text.token_ids_N.tolist() == whole.text.token_ids_N.tolist()[: expected - 4]
 
 
+def test_a_swap_text_must_last_for_the_answer_too(model: Path) -> None:
+    num_tokens = len(load_tokenizer(model).read("a mat").token_ids_N)
+    with pytest.raises(InputError, match=f"and {4 * (num_tokens + 6)} are needed"):
+        explain("a mat", str(model), short_context_length=1, generate=6, swap_text="a")
+
+
 def test_the_summary_adds_up_and_every_face_tells_the_same(model: Path, tmp_path: Path) -> None:
     found = explain(TEXT, str(model), short_context_length=S, targets=4)
     said = str(found)

@@ -376,7 +376,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = train_bpe([*TEXTS, *[template] * 9], 360)
     documents = [
         EvaluationDocument(f"{index:016x}", token_ids, f"http://example.org/{index}")
-        for index, token_ids in enumerate(tokenizer.encode(TEXTS))
+        for index, token_ids in enumerate(tokenizer.encode(TEXTS), start=16)
     ]
     assert [len(document.token_ids) >= LENGTHS[1] for document in documents] == [True, True, True, False]
     return write_folder(folder, documents, tokenizer)
@@ -406,7 +406,12 @@ def test_needle_question_and_answer_are_where_the_truth_says(data: Path, planted
     rows = pq.read_table(opened.folder / NEEDLES_FILE).to_pylist()
     assert len(rows) == len(documents) == 3 * (1 + len(DEPTHS))
     needles = [(row["source_document_id"], row["answer"]) for row in rows]
-    assert len(set(needles)) == 3  # a text keeps its needle at every depth, and at every length
+    # A text keeps its needle at every depth, and at every length.
+    assert sorted(set(needles)) == [
+        ("0000000000000010", "72557"),
+        ("0000000000000011", "35878"),
+        ("0000000000000012", "98124"),
+    ]
     other = pq.read_table(planted / f"length-{sum(LENGTHS) - length}" / "data" / NEEDLES_FILE).to_pylist()
     assert set(needles) == {(row["source_document_id"], row["answer"]) for row in other}
 
@@ -445,8 +450,12 @@ def test_needle_question_and_answer_are_where_the_truth_says(data: Path, planted
 def test_the_same_again_changes_no_byte_and_other_settings_are_refused(data: Path, planted: Path) -> None:
     before = contents(planted)
     plant(data, planted)
-    with pytest.raises(InputError, match="seed was .*, now 1"):
-        plant(data, planted, "--seed", "1")
+    for flags, sentence in (
+        (["--seed", 1], "seed was .*, now 1"),
+        (["--depths", 0.9], "depths was None, now"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            plant(data, planted, *flags)
     assert contents(planted) == before
 
 

@@ -24,6 +24,7 @@ from sparsity_length.figures import (
     interference,
     losses,
     marked_bits,
+    olmo_schemes,
     reach,
     recovered_loss,
     schemes,
@@ -450,7 +451,7 @@ def of_length() -> Numbers:
 
 
 def of_reach() -> Numbers:
-    """How far each pretrained model reads, plain and with YaRN, and the two verdicts."""
+    """How far each pretrained model reads, plain and with YaRN, and the verdicts."""
     items, table = told_facts()
     found: Numbers = {}
     columns: dict[str, list[str]] = {}
@@ -463,18 +464,19 @@ def of_reach() -> Numbers:
                 is_last = gap is not None and gap == curve.index.max()
                 cells.append("-" if gap is None else f"{'≥ ' if is_last else ''}{gap:,}")
             columns[f"{name}, {reach.LOOKS[rope][1]}"] = cells
-        plain, with_yarn = (reach.of_curve(table, model, rope) for rope in (reach.PLAIN, reach.YARN))
+        plain = reach.of_curve(table, model, reach.PLAIN)
         less, last = reach.reads_less_than_trained(table, model)
         kept = percent(reach.kept_at(plain, last))
         found |= {
             f"reach_less_{words}": f"{less}: {kept}",
             f"reach_right_{words}": f"{float(plain['right_told'][last]):.0%}",
         }
-        if readable := reach.makes_readable(items, table, model, reach.YARN):
-            word, gap, lead = readable
-            kept = percent(reach.kept_at(with_yarn, gap))
-            found[f"reach_readable_{words}"] = f"{word}: {kept}, {percent(lead, ' points')} more than plain"
-            found[f"reach_unread_{words}"] = f"{gap:,}"
+        for rope, by in ((reach.YARN, "yarn"), (reach.STAIR, "stair")):
+            if readable := reach.makes_readable(items, table, model, rope):
+                word, gap, lead = readable
+                kept = percent(reach.kept_at(reach.of_curve(table, model, rope), gap))
+                found[f"reach_{by}_{words}"] = f"{word}: {kept}, {percent(lead, ' points')} more than plain"
+                found[f"reach_unread_{words}"] = f"{gap:,}"
     rows = zip((*reach.TEMPLATES, reach.TOGETHER), *columns.values(), strict=True)
     found["reach"] = markdown(["reach, position IDs", *columns], rows)
     return found
@@ -629,6 +631,26 @@ def of_schemes() -> Numbers:
     }
 
 
+def of_olmo_schemes() -> Numbers:
+    """OLMo with other schemes of positions, beyond the trained length."""
+    texts = olmo_schemes.of_texts(pd.read_parquet(REFERENCE / "olmo_schemes.parquet"))
+    table = []
+    for scheme, words in olmo_schemes.SCHEME_WORDS.items():
+        losses_of = texts[texts["scheme"] == scheme][["loss_1", "loss_2", "loss_4"]].mean()
+        gains = (olmo_schemes.over_texts(texts, scheme, name) for name in ("rise", "specific_gain", "null"))
+        table.append([words, *(f"{loss:.2f}" for loss in losses_of), *gains])
+    rises = olmo_schemes.rises(texts, "alibi")
+    halves = olmo_schemes.beside_half(texts, "alibi")
+    does_not_fail = olmo_schemes.is_below(olmo_schemes.MOST_RISE, rises)
+    reads_less = olmo_schemes.is_below(0, halves)
+    header = ["trained at 32 tokens", "32", "64", "128", "rise", "specific gain", "null"]
+    return {
+        "olmo_schemes": markdown(header, table),
+        "alibi_rise": f"{does_not_fail}: {' and '.join(map(str, rises))}",
+        "alibi_reads": f"{reads_less}: {' and '.join(map(str, halves))}",
+    }
+
+
 def of_dependencies() -> Numbers:
     """What k beyond K_train costs with a scratchpad, and what predicted position IDs depend on."""
     accuracy = synthetic("synthetic/beyond_k")
@@ -748,7 +770,9 @@ def numbers() -> Numbers:
         | of_distance()
         | of_contexts()
     )
-    return of_models | of_synthetic_tasks() | of_schemes() | of_dependencies() | of_theory()
+    return (
+        of_models | of_synthetic_tasks() | of_schemes() | of_olmo_schemes() | of_dependencies() | of_theory()
+    )
 
 
 def fill(text: str) -> str:

@@ -6,6 +6,7 @@ of the trained length is the mean over the seeds that learned the task; of copy,
 
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from sparsity_length.figures import drawing
 from sparsity_length.figures.marked_bits import welch
@@ -22,6 +23,8 @@ TASK_WORDS = {
     "sparse_majority": "majority (many)",
     "parity_scratchpad": "parity with scratchpad (many)",
 }
+DRAWN = (FIRST, LAST, "sparse_majority", "copy")
+"""Tasks of the figure; at length, parity with scratchpad is at chance with every scheme."""
 MANY_BITS = 8
 """k that decides; at k = 1 the first and the last marked bit are one function."""
 LEAST_LEAD = 0.2
@@ -79,20 +82,25 @@ def cell_words(cells: pd.DataFrame, task: str, scheme: str) -> str:
 
 def figure_of(cells: pd.DataFrame) -> Figure:
     """Accuracy against the length in multiples of the trained one: a panel per task, a line per scheme."""
-    tasks = [task for task in TASK_WORDS if task in set(cells["task"])]
+    tasks = [task for task in DRAWN if task in set(cells["task"])]
     figure, axes = drawing.panels(len(tasks), 2.8)
-    last_task = cells.assign(place=cells["task"].map(tasks.index)).groupby("positions")["place"].max()
+    learned = cells[cells["is_learnt"]]
     for task, ax in zip(tasks, axes, strict=True):
-        for scheme in POSITION_WORDS:
-            of_scheme = cells[(cells["task"] == task) & (cells["positions"] == scheme) & cells["is_learnt"]]
-            means = of_scheme.groupby("times")[["value"]].mean()
+        for scheme, style in drawing.POSITION_STYLES.items():
+            is_line = (learned["task"] == task) & (learned["positions"] == scheme)
+            means = learned[is_line].groupby("times")[["value"]].mean()
             if len(means):
-                style = drawing.POSITION_STYLES[scheme]
-                words = POSITION_WORDS[scheme] if task == tasks[last_task[scheme]] else ""
-                drawing.draw_line(ax, means.index, means, "value", style, words, scale=100)
+                drawing.draw_line(ax, means.index, means, "value", style, scale=100)
         drawing.shade(ax, 0, 1)
-        ax.set(title=TASK_WORDS[task].replace(" (", "\n("), xlabel="× trained length", ylim=(0, 103))
+        ax.set(title=TASK_WORDS[task].replace(" (", "\n("), xlabel="× trained", ylim=(0, 103))
     axes[0].set_ylabel("accuracy (%)")
+    # Not every panel has every line, so that no panel's ends would name all.
+    lines = [
+        Line2D([], [], label=words, **drawing.POSITION_STYLES[scheme])
+        for scheme, words in POSITION_WORDS.items()
+        if scheme in set(learned["positions"])
+    ]
+    figure.legend(handles=lines, loc="outside right center")
     pairs = [
         [f"{seeds_of(cells, task, scheme).mean():.0%}" for scheme in ("pose", "alibi")]
         for task in (FIRST, LAST)

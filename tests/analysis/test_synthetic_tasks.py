@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.stats import t
 
-from sparsity_length.figures import marked_bits, schemes, synthetic_tasks
+from sparsity_length.figures import marked_bits, olmo_schemes, schemes, synthetic_tasks
 from sparsity_length.figures.theory import (
     CONDITIONS,
     VOCABULARY_SIZE,
@@ -272,3 +272,32 @@ def test_keys_on_the_planted_tokens_alone_have_no_error_at_any_length(name: str)
         # The same keys with the labels exchanged are always wrong: by 2, squared.
         wrong = (*drawn[:2], -drawn[2])
         assert errors(attention, wrong) == {"test_length": size, "squared_error": 4, "error_rate": 1}
+
+
+@pytest.mark.parametrize(
+    ("rise", "of_seed", "of_text", "word"),
+    [
+        (0.01, 0.0, 0.0, "supported"),
+        (0.03, 0.0, 0.0, "refuted"),
+        (0.01, 0.02, 0.0, "inconclusive"),  # Student's interval over four seeds is 0.01 ± 0.032
+        (0.01, 0.0, 0.02, "inconclusive"),
+    ],
+)
+def test_a_claim_about_alibi_holds_over_texts_and_over_seeds(
+    rise: float, of_seed: float, of_text: float, word: str
+) -> None:
+    signs = (-1, 1, -1, 1)
+    rows = [
+        (f"{scheme}-seed{seed}", text, 3.0, 3.0 + rise + of_seed * signs[seed] + of_text * signs[text], gain)
+        for scheme, gain in (("alibi", 0.1), ("long", 0.4))
+        for seed in range(4)
+        for text in range(4)
+    ]
+    losses = pd.DataFrame(rows, columns=["model", "document_id", "loss_1", "loss_4", "specific"])
+    texts = olmo_schemes.of_texts(losses.assign(swapped_loss=losses["loss_4"] + losses["specific"]))
+    rises = olmo_schemes.rises(texts, "alibi")
+    assert [interval.estimate for interval in rises] == pytest.approx([rise, rise])
+    assert olmo_schemes.is_below(olmo_schemes.MOST_RISE, rises) == word
+    halves = olmo_schemes.beside_half(texts, "alibi")
+    assert [interval.estimate for interval in halves] == pytest.approx([-0.1, -0.1])
+    assert olmo_schemes.is_below(0, halves) == "supported"

@@ -203,8 +203,9 @@ def test_targets_and_far_contexts_of_ten_tokens() -> None:
     lengths = ContextLengths(short_context_length=2, long_context_length=10, targets_per_chunk=3)
     assert lengths.targets_T.tolist() == [7, 8, 9]
     assert lengths.num_far_tokens_T.tolist() == [5, 6, 7]  # distant contexts [0, 5), [0, 6), [0, 7)
-    with pytest.raises(InputError, match="leaves no distant context"):
-        ContextLengths(7, 10, 3)
+    for short_context_length in (7, 9):
+        with pytest.raises(InputError, match="leaves no distant context"):
+            ContextLengths(short_context_length, 10, 3)
 
 
 def test_sequences_that_start_together_share_a_batch() -> None:
