@@ -28,7 +28,7 @@ from sparsity_length.measuring.contexts import (
     own_context,
     read_prefix,
 )
-from sparsity_length.measuring.search import NearRows, Search, _runs, screened
+from sparsity_length.measuring.search import NearRows, Search, _groups, _runs, screened
 from sparsity_length.measuring.settings import ContextLengths
 from sparsity_length.models.huggingface import HuggingFaceCausalLM
 from sparsity_length.models.interface import CausalLM, Predictions
@@ -77,6 +77,13 @@ def test_patched_rows_are_those_of_the_stock_model(family: str) -> None:
                 divergence = float((full_V.exp() * (full_V - of_V)).sum())
                 assert found.losses[row, query] == pytest.approx(-float(of_V[own_L[target]]), abs=2e-5)
                 assert found.divergences[row, query] == pytest.approx(divergence, abs=2e-5)
+
+
+def test_groups_are_whole_units_of_at_most_32_tokens_if_these_are_shorter() -> None:
+    edges = np.array([0, 30, 40, 64, 70])
+    assert _groups(edges).tolist() == [[0, 30], [30, 40], [40, 70]]
+    for ends_early in ({"breaks": [64]}, {"ends": [64]}):
+        assert _groups(edges, **ends_early).tolist() == [[0, 30], [30, 40], [40, 64], [64, 70]]
 
 
 def test_groups_alone_are_read_behind_the_swapped_rows_before_them() -> None:
