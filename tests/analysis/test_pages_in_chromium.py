@@ -204,7 +204,7 @@ def written(folder: Path, model: Path, text: Any, **flags: Any) -> tuple[Explana
 def ranked(page: "sync_api.Page") -> str:
     """The tokens that light up as sources, in the text, a rank behind each last one."""
     return page.locator("#text .source").evaluate_all(
-        "found => found.map(token => token.textContent.trim() + (token.dataset.rank ?? '')).join('')"
+        "found => found.map(token => token.textContent + (token.dataset.rank ?? '')).join('')"
     )
 
 
@@ -226,7 +226,7 @@ def test_a_card_shows_what_was_measured(
             assert labels == [explained._named(target, source) for source in target["sources"]]
             assert page.locator("#card ol .source").count() == len(target["sources"])
             sources = sorted(target["sources"], key=lambda source: source["source_position"])
-            assert ranked(page) == "".join(f"{one['source'].strip()}{one['rank']}" for one in sources)
+            assert ranked(page) == "".join(f"{one['source']}{one['rank']}" for one in sources)
             assert page.locator("#text .chosen").inner_text().strip() == target["token"].strip()
         unread = page.locator("#text .unread").text_content()
         read = "".join(page.locator("#text .token").all_text_contents())
