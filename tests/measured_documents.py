@@ -86,7 +86,7 @@ def with_far(own_L: np.ndarray, far_L: np.ndarray, place: int, short: int = SHOR
 
 
 def word_level(*words: str, unk_token: str = "<unk>") -> Tokenizer:
-    """A token a word, in the order of their IDs."""
+    """One token per word, in the order of their IDs."""
     vocabulary = {word: token_id for token_id, word in enumerate(words)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=unk_token))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

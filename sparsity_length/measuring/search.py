@@ -328,7 +328,7 @@ def _foremost(remaining: Remaining, spans_V2: np.ndarray, num: int) -> np.ndarra
 
 
 def _fewest(remaining: Remaining, spans_N2: np.ndarray, most: int) -> np.ndarray:
-    """The spans without those that are not needed for `KEPT_BY_FEWER` of what all restore; at most `most`."""
+    """Drop spans while the rest restore `KEPT_BY_FEWER` of what all do, and until at most `most` are left."""
     nothing, everything = remaining([spans_N2[:0], spans_N2])
     enough = nothing - KEPT_BY_FEWER * (nothing - everything)
     while len(spans_N2) > 1:
@@ -343,7 +343,7 @@ def _fewest(remaining: Remaining, spans_N2: np.ndarray, most: int) -> np.ndarray
 
 
 def _shortened(remaining: Remaining, spans_K2: np.ndarray, edges_E: np.ndarray) -> np.ndarray:
-    """The spans without the units at their ends that `KEPT_BY_SHORTER` of what they restore does not need."""
+    """Cut units off both ends of each span while `KEPT_BY_SHORTER` of what all restore is left."""
     nothing, everything = remaining([spans_K2[:0], spans_K2])
     for turn in range(2 * len(spans_K2)):
         # Each end may take an equal part of what may be lost, and what those before it left over.

@@ -333,7 +333,7 @@ def test_a_byte_level_tokenizer_has_every_byte(tmp_path: Path) -> None:
     text = f"{TEXT} <|endoftext|>"  # which is text, where it stands in a text
     read = load_tokenizer(path).read(text)
     assert "".join(read.pieces) == text and 0 not in read.token_ids_N
-    # A token a byte of most characters: each of its tokens has all bytes of the character.
+    # One token per byte of most characters; each has the place of the whole character.
     assert {piece for piece in of_bytes(read) if "👩" in piece} >= {"👩"}
     starts, ends = read.bytes_N2.T.tolist()
     assert starts == sorted(starts) and ends[-1] == len(text.encode())
