@@ -54,6 +54,7 @@ import json
 import os
 import shlex
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> None:
     """Explain the text: print it, and write the page."""
+    started = time.monotonic()
     file = arguments.chat or arguments.text_file
     swap_file = arguments.swap_text_file
     outputs = {"--out": arguments.out, "--json": arguments.json, "--csv": arguments.csv}
@@ -159,6 +161,7 @@ def main(arguments: argparse.Namespace) -> None:
         rope=arguments.rope and str(arguments.rope),
         # Into a stream a page is written once.
         show=show if stream_of(arguments.out) is None else None,
+        started=started,
     )
     show(explanation)
     if arguments.json is not None:

@@ -550,7 +550,7 @@ def explained_within(budget: float, model: Path, patch: pytest.MonkeyPatch) -> t
         patched.setattr(CausalLM, "_run", counted)
         patched.setattr(explanation, "time", SimpleNamespace(monotonic=lambda: num_tokens / PER_SECOND))
         found = explain(TEXT, str(model), short_context_length=S, unit="token", budget=budget)
-    return found, found.facts["num_forward_tokens"] / PER_SECOND
+    return found, num_tokens / PER_SECOND
 
 
 def test_a_budget_is_kept(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -561,7 +561,7 @@ def test_a_budget_is_kept(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         nums.append(len(found.targets))
         assert ("A longer --budget explains" in str(found)) == (nums[-1] < NUM_TARGETS)
     assert nums[0] == NUM_TARGETS > nums[1] > nums[2] >= 1
-    with pytest.raises(InputError, match="is too short: losses"):
+    with pytest.raises(InputError, match="is too short: loading"):
         explained_within(1, model, monkeypatch)
 
 
@@ -569,8 +569,8 @@ def test_a_budget_ends_a_prediction_that_takes_longer_than_thought(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(explanation, "likely_tokens", lambda *about: 0)
-    found, seconds = explained_within(1.5, model, monkeypatch)
-    assert seconds <= 1.5 and not found.targets and "Explained: 0 of the" in str(found)
+    found, seconds = explained_within(2.5, model, monkeypatch)
+    assert seconds <= 2.5 and not found.targets and "Explained: 0 of the" in str(found)
 
 
 def test_without_a_budget_there_is_a_page(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,6 +122,7 @@ AT_LENGTH = (
     "sparsity run_notebooks",
     "tests/benchmarks/training.py",
     "runs/reach/",
+    "runs/olmo_schemes/",
 )
 """What makes a command a matter of minutes even at small size, or need one that is. So does a whole study."""
 BENCHMARKS = ROOT / "tests" / "benchmarks"
@@ -241,6 +242,17 @@ STUDIES = {
         "evaluation.placements=[own:91,own:91@600]",
         "evaluation.dtype=float32",
     ],
+    "olmo_schemes": [
+        "data.source=[english.jsonl]",
+        "data.tokenizer=bpe:320",
+        *_overrides("demo"),
+        *(
+            f"models.{name}-seed{seed}=null"
+            for name in ("long", "rope", "pose", "alibi", "nope")
+            for seed in (1, 2, 3)
+        ),
+        "evaluation.max_documents=5",
+    ],
     "needed_context": ["data.source=[english.jsonl]", "evaluation.targets_per_chunk=4"],
     "synthetic_rotated": _of_tasks(
         [],
@@ -258,6 +270,25 @@ STUDIES = {
         [],
         ["sparse_parity"],
         parity=",num_position_ids=256,smallest_size=18,largest_size=18,stop_at_accuracy=0.995",
+    ),
+    "synthetic_schemes": _of_tasks(
+        [],
+        [
+            "sparse_first",
+            "sparse_last",
+            "sparse_majority",
+            "copy",
+            "parity_scratchpad",
+            "variable_assignment",
+        ],
+        **dict.fromkeys(
+            ("far_and_near", "others", "many"), ",smallest_size=18,largest_size=18,num_position_ids=512"
+        ),
+        sparse=",smallest_size=18,largest_size=18,num_position_ids=512,model.num_keys=8",
+        **dict.fromkeys(("copy", "scratchpad", "assignment"), ",largest_size=5,num_position_ids=256"),
+    ),
+    "synthetic_schemes_36": _of_tasks(
+        [], ["sparse_first", "sparse_last"], bits=",smallest_size=36,largest_size=36,num_position_ids=512"
     ),
     "synthetic_beyond_k": _of_tasks(
         [], ["sparse_parity_scratchpad", "variable_assignment_hops"], scratchpad="", hops=""

@@ -24,7 +24,7 @@ from naive_predictions import Stock, behind, naive_losses, stock_hugging_face
 from olmo.model import OLMo
 from sparsity_length.programs import influential_tokens as influential_stage
 from sparsity_length.programs import loss_differences as loss_stage
-from tokenizers import Tokenizer, processors
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from sparsity_length import InputError, explain, influential_tokens, losses
@@ -50,6 +50,20 @@ def bpe() -> Tokenizer:
 def llama(bpe: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama of 64 positions."""
     return Path(save_model(tmp_path_factory.mktemp("hub") / "tiny-llama", bpe.to_str()))
+
+
+@pytest.mark.parametrize("measure_text", [losses, explain])
+def test_unknown_tokens_are_told(
+    measure_text: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = dict.fromkeys(["?", *TEXT.split()])
+    words = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    model = save_model(tmp_path / "words", words.to_str())
+    measure_text(TEXT * 2, model, short_context_length=S)
+    assert "cannot spell" not in caplog.text
+    measure_text(TEXT * 2 + "Мы тут.", model, short_context_length=S)
+    assert "5.0% of the tokens" in caplog.text
 
 
 @pytest.mark.parametrize("bos_token_ids", [pytest.param((), marks=pytest.mark.slow), (7, 3)])

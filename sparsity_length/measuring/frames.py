@@ -368,6 +368,8 @@ class _Texts:
     def __init__(self, texts: Any, given: GivenModel, tokenizer: Any, bos: str, special_tokens: bool) -> None:
         self.tokenizer = given.tokenizer(tokenizer, bos=bos, special_tokens=special_tokens)
         self.texts = [self.tokenizer.read(text) for text in _many(texts)]
+        token_ids = np.concatenate([read.token_ids_N for read in self.texts])
+        self.tokenizer.warn_of_unknown(self.tokenizer.num_unknown(token_ids), len(token_ids))
         # An empty list of token IDs shows no BOS, and says nothing of the other texts.
         begun = {read.bos_token_ids for read in self.texts if len(read.token_ids_N)}
         if len(begun) > 1:

@@ -444,7 +444,10 @@ class Explaining(Settings):
     )
     sources: int = setting(positive_int, "sources per prediction, at most", NUM_SOURCES, metavar="K")
     budget: float | None = setting(
-        duration, "time limit, for example 90s, 2m or 1h (default: 2m; none with --all)", None, metavar="TIME"
+        duration,
+        "time limit, loading included, for example 90s, 2m or 1h (default: 2m; none with --all)",
+        None,
+        metavar="TIME",
     )
     short_context_length: int = setting(
         positive_int,

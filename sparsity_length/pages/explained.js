@@ -299,7 +299,7 @@ if (missing.length && isOneToken) {
 
 document.title = `${data.name}, explained`;
 at("name").textContent = data.name;
-at("about").textContent = `${data.model} in ${data.dtype}; sources: ${data.unit}s.${data.first_token ? ` Grey: the first ${data.first_token.toLocaleString("en")} tokens, which were not read.` : ""}`;
+at("about").textContent = `${data.model} in ${data.dtype}; sources: ${data.unit}s${data.budget === null ? "" : ", alone or several in a row"}.${data.first_token ? ` Grey: the first ${data.first_token.toLocaleString("en")} tokens, which were not read.` : ""}`;
 at("summary").append(...data.summary.map((sentence) => element("li", {}, sentence)));
 at("near-meaning").textContent = `the last ${data.near_tokens} tokens before the prediction, which stand in every context and are never sources.`;
 at("effect-meaning").textContent = data.contrast !== null

@@ -86,8 +86,8 @@ class Study:
     sizes_in_names: bool = True
     """Whether models are named <size>-<model>, or (only with a single size) <model>."""
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Name -> overrides of pretrain, for one model of each size. Without sizes: `checkpoint`, an existing
-    model as for --checkpoints, a folder or NAME[@REVISION] on the hub."""
+    """Name -> overrides of pretrain, for one model of each size; null: none. Without sizes: `checkpoint`, an
+    existing model as for --checkpoints, a folder or NAME[@REVISION] on the hub."""
     evaluation: dict[str, Any] = field(default_factory=dict)
     """What is measured of the models, with one results folder per size.
 
@@ -115,7 +115,7 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     try:
         given: Any = OmegaConf.merge(file, read_overrides(overrides))
         # Null takes one out, as an override such as further_evaluations.novels=null does.
-        for place in ("further_evaluations", "synthetic.grids", "synthetic.evaluate_synthetic"):
+        for place in ("models", "further_evaluations", "synthetic.grids", "synthetic.evaluate_synthetic"):
             named = OmegaConf.select(given, place) or {}
             for name in [name for name in named if named[name] is None]:
                 del named[name]

@@ -93,12 +93,11 @@ def write_data_folder(
     """
     write_evaluation_documents(folder / EVALUATION_FILE, documents)
     write_text(folder / TOKENIZER_FILE, tokenizer.to_json())
-    unknown_of = [int((document.token_ids == tokenizer.unknown_token_id).sum()) for document in documents]
     counts = {
         **tally,
         "evaluation_documents": len(documents),
         "evaluation_tokens": sum(len(document.token_ids) for document in documents),
-        "evaluation_unknown": sum(unknown_of),
+        "evaluation_unknown": sum(tokenizer.num_unknown(document.token_ids) for document in documents),
     }
     manifest = {
         "stage": stage,
@@ -115,12 +114,7 @@ def write_data_folder(
     logger.info("%s: %s", folder, manifest["counts"])
     unknown = counts.get("train_unknown", 0) + counts["evaluation_unknown"]
     tokens = counts.get("train_tokens", 0) + counts["evaluation_tokens"]
-    if unknown >= 0.01 * tokens > 0:
-        logger.warning(
-            "%s cannot spell all of the text: %.1f%% of the tokens stand for what is unknown to it",
-            tokenizer.name,
-            100 * unknown / tokens,
-        )
+    tokenizer.warn_of_unknown(unknown, tokens)
 
 
 def made_by(record: Mapping[str, Any], *, is_shared: bool = False) -> dict[str, Any]:

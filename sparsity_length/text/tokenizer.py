@@ -166,6 +166,19 @@ class DocumentTokenizer:
         model = json.loads(self._json)["model"]
         return model.get("unk_id", self._tokenizer.token_to_id(model.get("unk_token") or ""))
 
+    def num_unknown(self, token_ids: np.ndarray) -> int:
+        """How many of the tokens stand for what the tokenizer cannot spell."""
+        return int((token_ids == self.unknown_token_id).sum())
+
+    def warn_of_unknown(self, num_unknown: int, num_tokens: int) -> None:
+        """Tell if a hundredth or more of a text's tokens stand for what the tokenizer cannot spell."""
+        if num_unknown and num_unknown >= 0.01 * num_tokens:
+            logger.warning(
+                "%s cannot spell all of the text: %.1f%% of the tokens stand for what is unknown to it",
+                self.name,
+                100 * num_unknown / num_tokens,
+            )
+
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Token IDs of each text, int32, without those that are put before or behind it."""
         self._read_control_tokens(texts, self._special_tokens)

@@ -319,7 +319,7 @@ def write_tokens(
                 # Bytes, not a list of arrays: what is held is what is written, 2 bytes a token for uint16.
                 part += token_ids.astype(dtype).tobytes() + eos
                 counts["train_tokens"] += len(token_ids) + 1
-                counts["train_unknown"] += int((token_ids == tokenizer.unknown_token_id).sum())
+                counts["train_unknown"] += tokenizer.num_unknown(token_ids)
                 bar.update(len(token_ids) + 1)
                 if len(part) >= configuration["settings"]["tokens_per_part"] * dtype.itemsize:
                     _write_part(folder, part, files)
